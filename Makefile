@@ -1,0 +1,37 @@
+# Every target does its own set-up in .venv; the network is needed only for packages.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: all venv build demo test lint bench clean
+
+all: build
+
+venv: $(STAMP)
+
+$(STAMP): setup.cfg pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vgpu needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check "setuptools>=77" wheel "cffi>=2.0" nvidia-cuda-runtime nvidia-nvml-dev
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -e '.[dev,helm]'
+	@touch $@
+
+build: $(STAMP)
+	@$(BIN)/python libvgpu/build.py
+
+demo: build
+	@$(BIN)/vgpu demo
+
+test: build
+	@$(BIN)/pytest -n 2 --dist loadgroup -q
+
+lint: build
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info vgpu/native/lib vgpu/native/_region* .pytest_cache .mypy_cache .ruff_cache .hypothesis .tox
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,43 @@
+/* The simulator's truth: what its cards really hold and really ran, kept apart from every ledger so that tests can compare.
+ *
+ * State lives in a directory (VGPU_SIM_DIR) that all processes share; it survives kill -9 of any of them. Sizes in bytes, times in nanoseconds.
+ */
+#ifndef VGPU_SIMULATOR_H
+#define VGPU_SIMULATOR_H
+#include <stdint.h>
+
+/* cffi: begin */
+#define VGPU_SIM_MAX_CARDS 16
+
+struct vgpu_sim_card {
+    char uuid[48];
+    char model[96];
+    uint64_t memory;          /* physical size */
+    uint64_t used;            /* all live processes: contexts, modules, allocations */
+    uint64_t peak;            /* largest value of used since the state was made */
+    uint64_t busy_ns;         /* time in which at least one kernel ran */
+    uint32_t processes;
+};
+
+struct vgpu_sim_process {
+    int32_t pid;
+    uint32_t alive;
+    uint64_t start_time;      /* clock ticks since boot, /proc/PID/stat field 22 */
+    uint64_t used[16];        /* bytes now, per card */
+    uint64_t peak[16];
+    uint64_t busy_ns[16];     /* kernel time that has already run, per card */
+    uint64_t launches[16];
+};
+
+/* Makes the state directory for `spec` (PROFILE or PROFILExN, e.g. "T4x2"); nothing happens when it is there with the same spec. -EINVAL: unknown profile. */
+int vgpu_sim_create(const char *dir, const char *spec);
+/* Fills at most `capacity` cards; returns their number or a negative errno. */
+int vgpu_sim_cards(const char *dir, struct vgpu_sim_card *out, int capacity);
+/* Fills at most `capacity` processes, dead ones whose files remain included (alive 0); returns their number or a negative errno. */
+int vgpu_sim_processes(const char *dir, struct vgpu_sim_process *out, int capacity);
+/* Comma-separated names of the profiles; static storage. */
+const char *vgpu_sim_profiles(void);
+/* Marks a card (by index) unhealthy: the next NVML event wait reports this XID; 0 clears. */
+int vgpu_sim_inject_xid(const char *dir, int card, uint32_t xid);
+/* cffi: end */
+#endif

@@ -1,0 +1,52 @@
+/* This process's side of the region: map it, take a slot, charge and release. Used by every hook family; knows no CUDA. */
+#ifndef VGPU_LEDGER_H
+#define VGPU_LEDGER_H
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "vgpu/region.h"
+
+/* How this process is limited; decided once by vgpu_attach, again after fork. */
+enum vgpu_mode {
+    VGPU_UNLIMITED,   /* no region, no limits in the environment */
+    VGPU_REGION,      /* limits and usage are mapped, a slot is taken when first needed */
+    VGPU_PRIVATE,     /* limits from the environment, usage in private memory: they hold for this process alone */
+    VGPU_BROKEN,      /* managed, but usage is missing or unusable: every call that would need it fails with out-of-memory */
+};
+
+struct vgpu_mapping {
+    const struct vgpu_limits_file *limits;
+    struct vgpu_usage_file *usage;
+    int lock_fd;       /* open description whose byte locks mark live slots; close-on-exec, inherited by fork; -1 when private */
+    bool managed;      /* /run/vgpu/limits is present: environment variables decide nothing */
+};
+
+/* Finds the region: /run/vgpu (managed), else VGPU_DIR (made by the first process from CUDA_DEVICE_MEMORY_LIMIT[_<i>] and
+ * CUDA_DEVICE_SM_LIMIT), else the environment alone. Never blocks more than 100 ms behind a dead process; idempotent, thread-safe, fork-aware. */
+enum vgpu_mode vgpu_attach(void);
+const struct vgpu_mapping *vgpu_mapping(void);
+
+/* The limits in force now (a copy chosen by the selector); cheap enough for every call. NULL when unlimited or broken. */
+const struct vgpu_limits *vgpu_limits_now(void);
+
+/* A charge must name the lane that made it when it is released: keep it beside the pointer. */
+struct vgpu_ticket {
+    uint16_t lane;     /* lane number inside this process's slot */
+    uint8_t card;      /* index into the limits file */
+    uint8_t account;   /* enum vgpu_account_index */
+};
+
+/* Charges bytes against the account's limit, reaping dead processes before refusing. False: refused (counted), nothing changed. */
+bool vgpu_charge(unsigned card, enum vgpu_account_index account, uint64_t bytes, struct vgpu_ticket *ticket);
+/* Charges even above the limit (memory that the driver has taken already, such as a module). */
+void vgpu_charge_always(unsigned card, enum vgpu_account_index account, uint64_t bytes, struct vgpu_ticket *ticket);
+/* Gives bytes of a charge back (all or part of it). */
+void vgpu_release(struct vgpu_ticket ticket, uint64_t bytes);
+/* What the account says now. */
+uint64_t vgpu_used(unsigned card, enum vgpu_account_index account);
+/* Frees the charges of dead processes, at most every `min_interval_ms`; returns how many. */
+int vgpu_reap(unsigned min_interval_ms);
+/* Statistics of this process's slot. */
+void vgpu_count_kind(unsigned card, enum vgpu_kind kind, int64_t bytes);
+void vgpu_count_gpu_time(unsigned card, uint64_t gpu_ns, uint64_t launches);
+#endif

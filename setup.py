@@ -1,0 +1,24 @@
+"""Compiles the C parts: libvgpu.so, the simulator's two libraries and the cffi binding (see libvgpu/build.py)."""
+
+import sys
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_ext import build_ext
+
+sys.path.insert(0, str(Path(__file__).parent / "libvgpu"))
+import build  # libvgpu/build.py
+
+
+class BuildNative(build_ext):
+    """Builds the shared libraries into `vgpu/native/lib` before setuptools compiles the binding."""
+
+    def run(self) -> None:
+        lib = Path("vgpu/native/lib")
+        build.build_libraries(lib)
+        super().run()
+        if not self.inplace:
+            self.copy_tree(str(lib), str(Path(self.build_lib) / lib))
+
+
+setup(cffi_modules=["libvgpu/build.py:ffibuilder"], cmdclass={"build_ext": BuildNative})
