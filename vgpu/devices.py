@@ -1,0 +1,63 @@
+"""Cards and slices, and the codec of a node's inventory annotation (`vgpu.io/devices`)."""
+
+import msgspec
+
+from vgpu.names import DEVICES
+
+
+class Gpu(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One card as its node reports it."""
+
+    uuid: str  #: as NVML prints it, "GPU-…"
+    index: int  #: NVML index on the node
+    model: str  #: NVML name, e.g. "NVIDIA H100 80GB HBM3"
+    memory: int  #: MiB that slices may share: physical size × deviceMemoryScaling
+    physical: int = 0  #: MiB of the card itself; 0: the same as `memory`
+    cores: int = 100  #: % that slices may share: 100 × deviceCoreScaling
+    slots: int = 10  #: how many slices fit (deviceSplitCount)
+    numa: int = -1  #: NUMA node, -1: unknown
+    pci: str = ""  #: bus id, "00000000:3B:00.0"
+    healthy: bool = True
+    links: dict[str, str] = {}  #: uuid of another card → NVLINK, PIX, PXB, PHB, NODE or SYS
+
+    @property
+    def physical_memory(self) -> int:
+        """MiB of the card itself: what percentages and "whole card" refer to."""
+        return self.physical or self.memory
+
+
+class GpuSlice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one container holds on one card."""
+
+    uuid: str
+    mem: int  #: MiB that the container may allocate
+    cores: int = 0  #: guaranteed % of the card's time; 0: none
+    phys: int | None = None  #: MiB guaranteed to be physical, where that is less than `mem`
+
+    @property
+    def guarantee(self) -> int:
+        return self.mem if self.phys is None else self.phys
+
+
+class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All cards of a node: value of the annotation `vgpu.io/devices`."""
+
+    devices: tuple[Gpu, ...] = ()
+    driver: str = ""
+    cuda: str = ""
+    v: int = 1
+
+
+def encode_inventory(inventory: Inventory) -> str:
+    return msgspec.json.encode(inventory).decode()
+
+
+def decode_inventory(text: str) -> Inventory:
+    """Reads the annotation; raises ValueError naming it when it is not one that this version understands."""
+    try:
+        inventory = msgspec.json.decode(text, type=Inventory)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"annotation {DEVICES}: {error}") from None
+    if inventory.v != 1:
+        raise ValueError(f"annotation {DEVICES}: version {inventory.v} is not known, 1 is")
+    return inventory
