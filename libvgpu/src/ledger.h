@@ -25,28 +25,33 @@ struct vgpu_mapping {
  * CUDA_DEVICE_SM_LIMIT), else the environment alone. Never blocks more than 100 ms behind a dead process; idempotent, thread-safe, fork-aware. */
 enum vgpu_mode vgpu_attach(void);
 const struct vgpu_mapping *vgpu_mapping(void);
+/* One sentence for the log when vgpu_attach chose VGPU_BROKEN, or VGPU_PRIVATE although VGPU_DIR was set; "" otherwise. */
+const char *vgpu_attach_note(void);
 
-/* The limits in force now (a copy chosen by the selector); cheap enough for every call. NULL when unlimited or broken. */
+/* The limits in force now; cheap enough for every call. What it points to does not change for as long as a call takes; ask again in the next
+ * one. NULL when unlimited or broken. */
 const struct vgpu_limits *vgpu_limits_now(void);
 
-/* A charge must name the lane that made it when it is released: keep it beside the pointer. */
+/* Names the lane that made a charge, which must also release it: keep it beside the pointer. A ticket from before a fork releases nothing in
+ * the child: the charge is the parent's. */
 struct vgpu_ticket {
-    uint16_t lane;     /* lane number inside this process's slot */
+    uint16_t lane;     /* number of the slot's taking << 4 | lane inside the slot; 0 is never valid */
     uint8_t card;      /* index into the limits file */
     uint8_t account;   /* enum vgpu_account_index */
 };
 
-/* Charges bytes against the account's limit, reaping dead processes before refusing. False: refused (counted), nothing changed. */
+/* Charges bytes against the account's limit, reaping dead processes before refusing. False: refused (counted), nothing changed; also when
+ * broken, for a card that the limits do not list, and when all slots are taken. Unlimited: true, nothing is counted. */
 bool vgpu_charge(unsigned card, enum vgpu_account_index account, uint64_t bytes, struct vgpu_ticket *ticket);
 /* Charges even above the limit (memory that the driver has taken already, such as a module). */
 void vgpu_charge_always(unsigned card, enum vgpu_account_index account, uint64_t bytes, struct vgpu_ticket *ticket);
-/* Gives bytes of a charge back (all or part of it). */
+/* Gives bytes of a charge back (all or part of it); never more than the lane holds. */
 void vgpu_release(struct vgpu_ticket ticket, uint64_t bytes);
 /* What the account says now. */
 uint64_t vgpu_used(unsigned card, enum vgpu_account_index account);
 /* Frees the charges of dead processes, at most every `min_interval_ms`; returns how many. */
 int vgpu_reap(unsigned min_interval_ms);
-/* Statistics of this process's slot. */
+/* Statistics of this process's slot; nothing happens when unlimited or broken. */
 void vgpu_count_kind(unsigned card, enum vgpu_kind kind, int64_t bytes);
 void vgpu_count_gpu_time(unsigned card, uint64_t gpu_ns, uint64_t launches);
 #endif

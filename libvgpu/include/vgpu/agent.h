@@ -34,7 +34,7 @@ struct vgpu_limits {
     uint32_t flags;          /* enum vgpu_limit_flag */
     uint32_t core_policy;    /* enum vgpu_core_policy */
     uint32_t priority;       /* 0 high, 1 low */
-    uint64_t host_memory;    /* budget of host memory behind the cards */
+    uint64_t host_memory;    /* budget of host memory behind each card; 0: none, VGPU_NO_LIMIT: no limit */
     struct vgpu_card_limit cards[16];
 };
 
@@ -62,23 +62,27 @@ struct vgpu_process_usage {
 struct vgpu_usage {
     uint32_t process_count;
     uint32_t unhooked;       /* entry points that the driver answered and no hook covers */
+    uint32_t saturated;      /* releases of more than was charged: an error of the accounting, 0 in a sound region */
     struct vgpu_card_usage cards[16];
     struct vgpu_process_usage processes[1024];
 };
 
 typedef struct vgpu_region vgpu_region;
 
-/* Makes DIR/limits and DIR/usage (mode 0644 and 0666 less the mask that the caller chose; -EEXIST if there). */
+/* Makes DIR/limits (mode 0644) and DIR/usage (0666: a container's processes may run as any user; who can reach DIR decides), whatever the
+ * umask. `usage` appears first and `limits` last, so that whoever sees `limits` sees a whole region. Errors: -EEXIST if there, -EINVAL (limits
+ * that make no sense), or what the file system says. */
 int vgpu_region_create(const char *dir, const struct vgpu_limits *limits);
-/* Maps an existing region; writable: may change limits and reap. Errors: -ENOENT, -EPROTO (not a region of this ABI or boot), -EACCES. */
+/* Maps an existing region; writable: may change limits and reap. Errors: -ENOENT, -EPROTO (not a region of this ABI and boot), -EACCES. */
 int vgpu_region_open(const char *dir, int writable, vgpu_region **out);
 void vgpu_region_close(vgpu_region *region);
 int vgpu_limits_read(vgpu_region *region, struct vgpu_limits *out);
-/* Publishes new limits in place: readers see the old ones or the new ones, never a mixture, even if the writer is killed. */
+/* Publishes new limits in place: readers see the old ones or the new ones, never a mixture, even if the writer is killed. -EBADF: opened
+ * read-only. */
 int vgpu_limits_write(vgpu_region *region, const struct vgpu_limits *limits);
 /* A consistent enough picture for metrics; out must hold a whole struct vgpu_usage. */
 int vgpu_usage_read(vgpu_region *region, struct vgpu_usage *out);
-/* Frees the charges of dead processes; returns how many slots were freed. */
+/* Frees the charges of dead processes; returns how many slots were freed. -EBADF: opened read-only. */
 int vgpu_region_reap(vgpu_region *region);
 /* cffi: end */
 #endif

@@ -42,32 +42,42 @@ struct vgpu_limits_file {
     } arbiter[VGPU_MAX_CARDS] __attribute__((aligned(VGPU_CACHE_LINE)));
 };
 
-/* One account. The word moves by one 128-bit compare-and-swap that also names the operation (lane, seq) which moved it last. */
-struct vgpu_account {
-    unsigned __int128 word;    /* used: bits 0-63, lane: bits 64-79, seq: bits 80-127 */
-} __attribute__((aligned(VGPU_CACHE_LINE)));
-
-struct vgpu_charge {
-    uint64_t bytes;
-    uint64_t seq;
+/* One account. The word moves by one 128-bit compare-and-swap that also names the operation (lane, seq) which moved it last. The halves are
+ * read one by one: what a torn reading would do wrong, the compare-and-swap notices. */
+struct vgpu_word {
+    _Atomic uint64_t used;
+    _Atomic uint64_t tag;      /* seq << 16 | lane number in the region (slot * VGPU_LANES + lane); 0: nobody yet */
 } __attribute__((aligned(16)));
 
-/* What one lane does to one account: see ledger.c for the order in which these are written. */
+struct vgpu_account {
+    struct vgpu_word word;
+} __attribute__((aligned(VGPU_CACHE_LINE)));
+
+/* What one lane does to one account: see account.c for the order in which these are written. seq and done survive reuse of the slot. */
 struct vgpu_lane {
-    struct vgpu_charge charge;
+    _Atomic uint64_t bytes;    /* what the lane holds */
+    _Atomic uint64_t after;    /* what it will hold when the operation under way has been applied */
     _Atomic uint64_t intent;   /* seq << 1 | active */
-    _Atomic int64_t delta;
-    _Atomic uint64_t done;     /* largest seq that anybody saw applied; only ever raised; survives reuse of the slot, as seq does */
-    uint64_t reserved;
+    _Atomic uint64_t done;     /* largest seq that anybody saw applied; only ever raised */
+} __attribute__((aligned(VGPU_CACHE_LINE)));
+
+enum vgpu_slot_state { VGPU_SLOT_FREE, VGPU_SLOT_CLAIMED, VGPU_SLOT_LIVE };
+enum vgpu_slot_flag {
+    VGPU_SLOT_AGENT = 1,       /* not a process of the container; no pid to look at: the lock alone tells whether it lives */
+    VGPU_SLOT_REPLACED = 2,    /* the process went on with another program (exec): only children that hold the lock keep the charges */
+};
+
+/* Who holds a slot; dense and apart from the slots' large parts, so that a search touches little memory. */
+struct vgpu_slot_head {
+    _Atomic uint64_t owner;    /* generation << 2 | enum vgpu_slot_state; the generation grows with every taking */
+    _Atomic uint64_t reaper;   /* generation << 32 | slot of who reaps this one; 0: nobody */
+    _Atomic int32_t pid;       /* as its process sees it; 0: not yet known */
+    _Atomic uint32_t flags;    /* enum vgpu_slot_flag */
+    _Atomic uint64_t pid_namespace;
+    _Atomic uint64_t start_time;
 } __attribute__((aligned(VGPU_CACHE_LINE)));
 
 struct vgpu_slot {
-    _Atomic uint64_t owner;    /* generation << 2 | state (free, claimed, live, reaping) */
-    _Atomic uint64_t reaper;   /* slot << 32 | generation of who reaps it; 0: nobody */
-    _Atomic int32_t pid;
-    uint32_t reserved;
-    _Atomic uint64_t pid_namespace;
-    _Atomic uint64_t start_time;
     _Atomic uint64_t by_kind[VGPU_MAX_CARDS][VGPU_KINDS];
     _Atomic uint64_t gpu_ns[VGPU_MAX_CARDS];
     struct vgpu_lane lanes[VGPU_LANES][VGPU_MAX_CARDS][VGPU_ACCOUNTS];
@@ -81,15 +91,20 @@ struct vgpu_pacer_card {
     _Atomic uint64_t refused;
 } __attribute__((aligned(VGPU_CACHE_LINE)));
 
-/* Byte offsets for open-file-description locks on `usage`: one byte per slot, one for first initialisation. */
-#define VGPU_LOCK_INIT 0
-#define VGPU_LOCK_SLOT(i) (1 + (i))
+/* Open-file-description locks on `usage`: byte i belongs to slot i and is held as long as its process, or a child that inherited it, lives. */
+#define VGPU_LOCK_SLOT(i) (i)
 
 struct vgpu_usage_file {
     struct vgpu_file_header header;
-    _Atomic uint32_t unhooked;
+    _Atomic uint32_t slots_high;   /* slots at and above this number have never been taken */
+    _Atomic uint32_t unhooked;     /* entry points that the driver answered and no hook covers */
+    _Atomic uint32_t saturated;    /* releases of more than was charged, cut to what was there */
     struct vgpu_account accounts[VGPU_MAX_CARDS][VGPU_ACCOUNTS];
     struct vgpu_pacer_card pacer[VGPU_MAX_CARDS];
-    struct vgpu_slot slots[VGPU_SLOTS];
+    struct vgpu_slot_head heads[VGPU_SLOTS];
+    struct vgpu_slot slots[VGPU_SLOTS]; /* sparse: only pages of taken slots ever exist */
 };
+
+_Static_assert(sizeof(struct vgpu_lane) == VGPU_CACHE_LINE && sizeof(struct vgpu_slot_head) == VGPU_CACHE_LINE, "one cache line each");
+_Static_assert(VGPU_SLOTS * VGPU_LANES <= 1u << 16, "a lane number must fit into the tag of a word");
 #endif
