@@ -1,0 +1,186 @@
+"""The cards of this machine by NVML: what they are, what they do now. Knows NVML, neither gRPC nor Kubernetes.
+
+The driver below may be a real one or the simulator's library (`use_simulator`).
+"""
+
+import ctypes
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+import pynvml
+
+from vgpu import names
+from vgpu.devices import Gpu, Inventory
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MIB: Final = 1 << 20
+_LEVELS: Final = {
+    pynvml.NVML_TOPOLOGY_INTERNAL: "PIX",
+    pynvml.NVML_TOPOLOGY_SINGLE: "PIX",
+    pynvml.NVML_TOPOLOGY_MULTIPLE: "PXB",
+    pynvml.NVML_TOPOLOGY_HOSTBRIDGE: "PHB",
+    pynvml.NVML_TOPOLOGY_NODE: "NODE",
+    pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
+}
+
+
+class InventoryError(RuntimeError):
+    """The cards of this machine cannot be read; `str()` is a sentence that says why."""
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What a card does at this moment, all users of the card together."""
+
+    used: int  #: bytes
+    utilization: float  #: share of the last sampling period in which a kernel ran, 0 to 1
+    minor: int  #: the number in /dev/nvidia<N>; -1: unknown
+
+
+@contextmanager
+def session() -> Iterator[None]:
+    """NVML initialised (reference-counted, so that sessions nest and overlap); raises InventoryError."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+            reason = "no NVIDIA driver on this machine (libnvidia-ml.so.1 is not found)"
+        else:
+            reason = f"the NVIDIA driver does not answer: {error}"
+        raise InventoryError(reason) from None
+    try:
+        yield
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def read(*, split: int = 10, memory_scaling: float = 1.0, core_scaling: float = 1.0) -> Inventory:
+    """All cards that can be shared, by NVML index; raises InventoryError.
+
+    `split`: slices per card; the scalings multiply what slices may share (MiB of limits, % of time).
+    Cards in MIG mode run nothing by themselves and are left out with a log line.
+    """
+    with session():
+        try:
+            handles = {}
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                if _ask(pynvml.nvmlDeviceGetMigMode, handle, otherwise=(0, 0))[0]:
+                    log.warning("card %d is in MIG mode and is not shared", index)
+                    continue
+                handles[index] = handle
+            others = {str(pynvml.nvmlDeviceGetUUID(handle)): handle for handle in handles.values()}
+            return Inventory(
+                devices=tuple(
+                    _card(index, handle, others, split, memory_scaling, core_scaling)
+                    for index, handle in handles.items()
+                ),
+                driver=str(_ask(pynvml.nvmlSystemGetDriverVersion, otherwise="")),
+                cuda=_cuda(),
+            )
+        except pynvml.NVMLError as error:
+            raise InventoryError(f"the NVIDIA driver failed while its cards were listed: {error}") from None
+
+
+def readings() -> dict[str, Reading]:
+    """What every card does now, by UUID; a card that does not answer is missing. Raises InventoryError."""
+    found = {}
+    with session():
+        for index in range(_ask(pynvml.nvmlDeviceGetCount, otherwise=0)):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                rates = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle, otherwise=None)
+                found[str(pynvml.nvmlDeviceGetUUID(handle))] = Reading(
+                    used=int(pynvml.nvmlDeviceGetMemoryInfo(handle).used),
+                    utilization=rates.gpu / 100 if rates else 0.0,
+                    minor=_ask(pynvml.nvmlDeviceGetMinorNumber, handle, otherwise=-1),
+                )
+            except pynvml.NVMLError as error:
+                log.debug("card %d does not answer: %s", index, error)
+    return found
+
+
+def use_simulator(spec: str, state_dir: Path) -> None:
+    """Makes (or joins) the simulated cards `spec` (PROFILE or PROFILExN) in `state_dir`; NVML is the simulator's then.
+
+    Holds for this process from now on, without a new start: the simulator's library is loaded by its path, and the
+    loader takes it for every later `libnvidia-ml.so.1`, since that is its soname. Raises ValueError for an unknown
+    profile, FileNotFoundError when the native parts are not built, RuntimeError when a real driver is in use already.
+    """
+    from vgpu.native import paths, simulator  # compiled parts: only where a simulator is asked for
+
+    if pynvml.nvmlLib is not None and names.ENV_SIMULATOR_DIR not in os.environ:
+        raise RuntimeError("NVML of the real driver is already in use in this process: choose the simulator first")
+    library = paths.simulator() / "libnvidia-ml.so.1"
+    state_dir.mkdir(parents=True, exist_ok=True)
+    simulator.create(state_dir, spec)
+    os.environ[names.ENV_SIMULATOR_DIR] = str(state_dir)
+    os.environ.pop(names.ENV_SIMULATE, None)  # the state has been made and decides
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+def _ask(question: Callable[..., T], *arguments: Any, otherwise: T) -> T:
+    """The answer of an optional NVML query; `otherwise` where this card or driver has none."""
+    try:
+        return question(*arguments)
+    except pynvml.NVMLError:
+        return otherwise
+
+
+def _card(
+    index: int, handle: Any, others: dict[str, Any], split: int, memory_scaling: float, core_scaling: float
+) -> Gpu:
+    uuid = str(pynvml.nvmlDeviceGetUUID(handle))
+    physical = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // MIB
+    info = _ask(pynvml.nvmlDeviceGetPciInfo, handle, otherwise=None)
+    pci = _text(info.busId) if info else ""
+    links = {other: _link(handle, neighbour) for other, neighbour in others.items() if other != uuid}
+    return Gpu(
+        uuid=uuid,
+        index=index,
+        model=_text(pynvml.nvmlDeviceGetName(handle)),
+        memory=int(physical * memory_scaling),
+        physical=physical,
+        cores=int(100 * core_scaling),
+        slots=split,
+        numa=_numa(handle, pci),
+        pci=pci,
+        links={other: level for other, level in links.items() if level},
+    )
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _cuda() -> str:
+    version = _ask(pynvml.nvmlSystemGetCudaDriverVersion_v2, otherwise=0)
+    return f"{version // 1000}.{version % 1000 // 10}" if version else ""
+
+
+def _numa(handle: Any, pci: str) -> int:
+    """The NUMA node next to a card, -1: unknown. First by the kernel (PCI), else by NVML's memory affinity."""
+    try:
+        # NVML prints an eight-digit domain, sysfs has four (nvml.h, nvmlPciInfo_t)
+        node = int(Path(f"/sys/bus/pci/devices/{pci[-12:].lower()}/numa_node").read_text()) if pci else -1
+    except (OSError, ValueError):
+        node = -1
+    if node >= 0:
+        return node
+    affinity = _ask(pynvml.nvmlDeviceGetMemoryAffinity, handle, 1, pynvml.NVML_AFFINITY_SCOPE_NODE, otherwise=(0,))
+    mask = int(affinity[0])
+    return (mask & -mask).bit_length() - 1
+
+
+def _link(left: Any, right: Any) -> str:
+    """How two cards reach each other, in the words of `nvidia-smi topo -m`; empty: unknown."""
+    nvlink = _ask(pynvml.nvmlDeviceGetP2PStatus, left, right, pynvml.NVML_P2P_CAPS_INDEX_NVLINK, otherwise=None)
+    if nvlink == pynvml.NVML_P2P_STATUS_OK:
+        return "NVLINK"
+    return _LEVELS.get(_ask(pynvml.nvmlDeviceGetTopologyCommonAncestor, left, right, otherwise=-1), "")
