@@ -31,9 +31,16 @@ class Held(msgspec.Struct, frozen=True):
     mem: int = 0  #: MiB of limits
     phys: int = 0  #: MiB of guarantees
     cores: int = 0  #: %
+    alone: int = 0  #: slices with cores 100, which share the card with nobody, whatever the card's core scaling
 
     def __add__(self, other: "Held") -> "Held":
-        return Held(self.slots + other.slots, self.mem + other.mem, self.phys + other.phys, self.cores + other.cores)
+        return Held(
+            self.slots + other.slots,
+            self.mem + other.mem,
+            self.phys + other.phys,
+            self.cores + other.cores,
+            self.alone + other.alone,
+        )
 
     def peak(self, other: "Held") -> "Held":
         """The larger value of each figure: two parts of a pod that never run at the same time."""
@@ -42,6 +49,7 @@ class Held(msgspec.Struct, frozen=True):
             max(self.mem, other.mem),
             max(self.phys, other.phys),
             max(self.cores, other.cores),
+            max(self.alone, other.alone),
         )
 
 
@@ -65,7 +73,7 @@ def of_slices(slices: Iterable[GpuSlice]) -> dict[str, Held]:
     """What slices that run at the same time occupy, by card UUID."""
     held: dict[str, Held] = {}
     for piece in slices:
-        one = Held(1, piece.mem, piece.guarantee, piece.cores)
+        one = Held(1, piece.mem, piece.guarantee, piece.cores, int(piece.cores == 100))
         held[piece.uuid] = held.get(piece.uuid, Held()) + one
     return held
 
