@@ -1,0 +1,81 @@
+"""CDI specs: one file and one device name for every Allocate, so that a name is never used for two pods.
+
+Source: the Container Device Interface specification (github.com/cncf-tags/container-device-interface, SPEC.md).
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from device_plugin import library
+from device_plugin.edits import Edits, Mount
+from vgpu import names
+
+VERSION: Final = "0.5.0"  #: the lowest that allows device names starting with a digit and `hostPath` of device nodes
+_FILE: Final = re.compile(r"vgpu\.io-gpu_([0-9a-f]{16}-[0-9a-f]+)\.json")
+
+
+def new_name(key: str) -> str:
+    """A qualified device name that nobody had before; `key` names the ids."""
+    return f"{names.CDI_KIND}={key}-{secrets.token_hex(6)}"
+
+
+def is_ours(name: str) -> bool:
+    return name.startswith(f"{names.CDI_KIND}=")
+
+
+def path(folder: Path, name: str) -> Path:
+    """Where the spec of a qualified name lives."""
+    return folder / f"{names.CDI_KIND.replace('/', '-')}_{name.partition('=')[2]}.json"
+
+
+def spec(name: str, edits: Edits, driver: Mapping[str, Any] | None = None, version: str = VERSION) -> dict[str, Any]:
+    """The spec of one name; `driver`: container edits of the cards themselves, `version`: the lowest that they need."""
+    ours: dict[str, Any] = {
+        "env": [f"{key}={value}" for key, value in sorted(edits.env.items())],
+        "mounts": [_mount(mount) for mount in edits.mounts],
+    }
+    merged = dict(driver or {})
+    for key, values in ours.items():
+        merged[key] = [*merged.get(key, ()), *values]  # the last setting of a variable wins
+    return {
+        "cdiVersion": max(version, VERSION, key=_number),
+        "kind": names.CDI_KIND,
+        "devices": [{"name": name.partition("=")[2], "containerEdits": merged}],
+    }
+
+
+def write(folder: Path, name: str, body: Mapping[str, Any]) -> None:
+    """Puts a spec in place; a file moved in from another folder would never refresh the runtime's cache."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = path(folder, name)
+    content = json.dumps(body, indent=1).encode()
+    if not (target.is_file() and target.read_bytes() == content):
+        library.write(target, content, 0o644)
+
+
+def sources(folder: Path) -> Iterator[tuple[Path, Sequence[Path]]]:
+    """(spec file, host paths that it mounts) of all our specs; unreadable ones mount nothing."""
+    for file in sorted(folder.glob("*.json")):
+        if not _FILE.fullmatch(file.name):
+            continue
+        try:
+            body = json.loads(file.read_bytes())
+            mounts = [m for device in body["devices"] for m in device["containerEdits"].get("mounts", ())]
+            yield file, tuple(Path(m["hostPath"]) for m in mounts)
+        except FileNotFoundError:
+            continue
+        except (ValueError, KeyError, TypeError, AttributeError):
+            yield file, ()
+
+
+def _mount(mount: Mount) -> dict[str, Any]:
+    options = ["ro" if mount.read_only else "rw", "nosuid", "nodev", "bind"]
+    return {"hostPath": str(mount.host), "containerPath": mount.container, "options": options}
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))

@@ -1,0 +1,78 @@
+"""What a container of ours gets besides its image: environment, mounts, device nodes. Pure."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from device_plugin.library import Rollout
+from vgpu import names
+from vgpu.devices import Gpu, GpuSlice
+
+SIMULATOR_LIBRARIES: Final = "/usr/local/vgpu/simulator"  #: in a container
+SIMULATOR_STATE: Final = f"{names.REGION_DIR}/simulator"  #: in a container
+_VOLUME_MOUNTS: Final = "/var/run/nvidia-container-devices"  #: NVIDIA container toolkit, "volume mounts" device list
+
+
+class Mount(msgspec.Struct, frozen=True):
+    host: Path
+    container: str
+    read_only: bool = True
+
+
+class Edits(msgspec.Struct, frozen=True):
+    env: dict[str, str] = {}
+    mounts: tuple[Mount, ...] = ()
+
+
+def limits_environment(
+    slices: Sequence[GpuSlice], priority: int | None = None, *, enforce_cores: bool = True
+) -> dict[str, str]:
+    """The limits in the words of 4paradigm and HAMi; index `<i>` is the place of the card in `slices`."""
+    env = {f"{names.ENV_MEMORY_LIMIT}_{index}": f"{piece.mem}m" for index, piece in enumerate(slices)}
+    cores = max((piece.cores for piece in slices), default=0)
+    if cores:
+        env[names.ENV_CORE_LIMIT] = str(cores)
+    if not enforce_cores:
+        env[names.ENV_CORE_POLICY] = "disable"
+    if priority is not None:
+        env[names.ENV_PRIORITY] = str(priority)
+    if any(piece.guarantee < piece.mem for piece in slices):
+        env[names.ENV_OVERSUBSCRIBE] = "true"
+    return env
+
+
+def container_edits(
+    region: Path,
+    rollout: Rollout,
+    uuids: Sequence[str],
+    *,
+    limits: Mapping[str, str] | None = None,
+    simulator_state: Path | None = None,
+    volume_mounts: bool = False,
+) -> Edits:
+    """Everything for one container; `region` is the host folder with `limits` and `usage`.
+
+    `volume_mounts`: cards are told to NVIDIA's runtime by mounts, which an image's environment cannot fake.
+    """
+    env = {names.ENV_VISIBLE_DEVICES: ",".join(uuids), **(limits or {})}
+    mounts = [
+        Mount(rollout.library, names.LIBRARY_PATH),
+        Mount(rollout.preload, names.PRELOAD_PATH),
+        Mount(region / "limits", f"{names.REGION_DIR}/limits"),
+        Mount(region / "usage", f"{names.REGION_DIR}/usage", read_only=False),
+    ]
+    if rollout.simulator and simulator_state:
+        env |= {"LD_LIBRARY_PATH": SIMULATOR_LIBRARIES, names.ENV_SIMULATOR_DIR: SIMULATOR_STATE}
+        mounts.append(Mount(rollout.simulator, SIMULATOR_LIBRARIES))
+        mounts.append(Mount(simulator_state, SIMULATOR_STATE, read_only=False))
+    elif volume_mounts:
+        env[names.ENV_VISIBLE_DEVICES] = _VOLUME_MOUNTS
+        mounts += [Mount(Path("/dev/null"), f"{_VOLUME_MOUNTS}/{uuid}") for uuid in uuids]
+    return Edits(env, tuple(mounts))
+
+
+def in_order(slices: Sequence[GpuSlice], cards: Mapping[str, Gpu]) -> tuple[GpuSlice, ...]:
+    """Slices in the order in which the driver numbers their cards in the container: by NVML index."""
+    return tuple(sorted(slices, key=lambda piece: cards[piece.uuid].index))

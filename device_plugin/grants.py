@@ -1,0 +1,35 @@
+"""The guard: what this node has granted on a card never exceeds the card, whatever the scheduler said. Pure."""
+
+from collections.abc import Iterable, Mapping
+
+from vgpu.allocation import Held, merge
+from vgpu.devices import Gpu
+
+
+def total(pods: Iterable[Mapping[str, Held]]) -> dict[str, Held]:
+    """What several pods occupy together, by card UUID."""
+    together: dict[str, Held] = {}
+    for pod in pods:
+        together = merge(together, dict(pod))
+    return together
+
+
+def excess(cards: Mapping[str, Gpu], granted: Mapping[str, Held], wanted: Mapping[str, Held]) -> str | None:
+    """A sentence for the first card on which `wanted` does not fit beside `granted`; None when all fits.
+
+    Σ limits ≤ card × scaling, Σ guarantees ≤ card, Σ cores ≤ 100 % × scaling.
+    """
+    for uuid, asked in wanted.items():
+        gpu = cards.get(uuid)
+        if gpu is None:
+            return f"card {uuid} is not on this node"
+        before = granted.get(uuid, Held())
+        name = f"card {gpu.index} ({gpu.model}, {uuid})"
+        for what, unit, held, more, room in (
+            ("memory", "MiB", before.mem, asked.mem, gpu.memory),
+            ("physical memory", "MiB", before.phys, asked.phys, gpu.physical_memory),
+            ("cores", "%", before.cores, asked.cores, gpu.cores),
+        ):
+            if more and held + more > room:
+                return f"{name} has {room} {unit} of {what}, {held} held by other pods: {more} more do not fit"
+    return None

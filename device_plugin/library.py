@@ -1,0 +1,141 @@
+"""The intercept library on the host: files named by their content, never changed once a container may map them.
+
+A mount whose source is missing would be made an empty directory by the runtime, the preload would be ignored and the
+container would run without limits: so every source is checked before a container starts.
+"""
+
+import hashlib
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from device_plugin.refusal import Refusal
+from vgpu import names
+
+log = logging.getLogger(__name__)
+
+_LIBRARY: Final = re.compile(r"libvgpu-([0-9a-f]{16})\.so")
+_SIMULATOR: Final = re.compile(r"simulator-([0-9a-f]{16})")
+_PRELOAD: Final = "ld.so.preload"
+_PRELOAD_TEXT: Final = f"{names.LIBRARY_PATH}\n".encode()
+
+
+class Rollout(msgspec.Struct, frozen=True):
+    """What the containers of this agent get."""
+
+    library: Path
+    preload: Path
+    simulator: Path | None = None  #: folder of the simulator's libraries
+
+    def sources(self) -> tuple[Path, ...]:
+        return (self.library, self.preload) + ((self.simulator,) if self.simulator else ())
+
+
+def install(folder: Path, library: Path, simulator: Path | None = None) -> Rollout:
+    """Puts the files into `folder` where they are not there yet; raises OSError naming the path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _sweep(folder)
+    content = library.read_bytes()
+    target = folder / f"libvgpu-{_digest(content)}.so"
+    _place(target, content, 0o755)
+    preload = folder / _PRELOAD
+    _place(preload, _PRELOAD_TEXT, 0o644)
+    return Rollout(target, preload, _install_folder(folder, simulator) if simulator else None)
+
+
+def verify(source: Path) -> None:
+    """Raises Refusal unless a mount source of ours is there and unharmed; other names are not ours to judge."""
+    if source.name == _PRELOAD:
+        sound = _is_file(source) and source.read_bytes() == _PRELOAD_TEXT
+    elif match := _LIBRARY.fullmatch(source.name):
+        sound = _is_file(source) and _digest(source.read_bytes()) == match[1]
+    elif match := _SIMULATOR.fullmatch(source.name):
+        sound = source.is_dir() and _folder_digest(source) == match[1]
+    else:
+        return
+    if not sound:
+        raise Refusal(
+            f"{source} on the node is missing or changed: the container would run without limits", transient=True
+        )
+
+
+def prune(folder: Path, keep: Collection[Path]) -> list[Path]:
+    """Removes older versions that are not in `keep` (what cached answers and CDI specs still name)."""
+    removed = []
+    for entry in folder.iterdir():
+        if entry in keep or not (_LIBRARY.fullmatch(entry.name) or _SIMULATOR.fullmatch(entry.name)):
+            continue
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+        removed.append(entry)
+        log.info("removed %s: no container names it", entry)
+    return removed
+
+
+def write(target: Path, content: bytes, mode: int) -> None:
+    """Replaces `target` in one step: temporary file in the same folder, fsync, rename."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            os.fchmod(file.fileno(), mode)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).rename(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what an agent killed in the middle of a rollout has left; only one agent works on a folder."""
+    for entry in folder.iterdir():
+        if entry.name.startswith((".libvgpu-", ".simulator-", f".{_PRELOAD}.")):
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+
+
+def _place(target: Path, content: bytes, mode: int) -> None:
+    if target.is_dir() and not target.is_symlink():  # what a runtime makes of a missing mount source
+        target.rmdir()
+    if not (_is_file(target) and target.read_bytes() == content):
+        write(target, content, mode)
+
+
+def _install_folder(folder: Path, source: Path) -> Path:
+    target = folder / f"simulator-{_folder_digest(source)}"
+    if target.is_dir() and _folder_digest(target) == target.name.partition("-")[2]:
+        return target
+    shutil.rmtree(target, ignore_errors=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=folder))
+    for file in source.iterdir():
+        shutil.copy2(file, temporary / file.name)
+    temporary.chmod(0o755)
+    temporary.rename(target)
+    return target
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _folder_digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        digest.update(f"{file.name}\0{_digest(file.read_bytes())}\n".encode())
+    return digest.hexdigest()[:16]
