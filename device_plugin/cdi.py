@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from device_plugin import library
+from device_plugin import files
 from device_plugin.edits import Edits, Mount
 from vgpu import names
 
@@ -54,7 +54,7 @@ def write(folder: Path, name: str, body: Mapping[str, Any]) -> None:
     target = path(folder, name)
     content = json.dumps(body, indent=1).encode()
     if not (target.is_file() and target.read_bytes() == content):
-        library.write(target, content, 0o644)
+        files.replace(target, content, 0o644)
 
 
 def sources(folder: Path) -> Iterator[tuple[Path, Sequence[Path]]]:

@@ -27,7 +27,7 @@ class DriverEdits(msgspec.Struct, frozen=True):
 def edits_for(
     cards: Sequence[tuple[Gpu, int]], folders: Sequence[Path] = SPEC_DIRS, devices: Path = Path("/dev")
 ) -> DriverEdits:
-    """Edits for `cards` (each with its device minor number); raises FileNotFoundError when a card has no device node."""
+    """Edits for `cards` (each with its device minor number); FileNotFoundError when one has no device node."""
     for body in reversed(list(_specs(folders))):
         by_name = {str(d.get("name")): d.get("containerEdits", {}) for d in body.get("devices", ())}
         chosen = [by_name.get(gpu.uuid, by_name.get(str(gpu.index))) for gpu, _ in cards]

@@ -6,7 +6,6 @@ container would run without limits: so every source is checked before a containe
 
 import hashlib
 import logging
-import os
 import re
 import shutil
 import tempfile
@@ -16,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from device_plugin import files
 from device_plugin.refusal import Refusal
 from vgpu import names
 
@@ -81,21 +81,6 @@ def prune(folder: Path, keep: Collection[Path]) -> list[Path]:
     return removed
 
 
-def write(target: Path, content: bytes, mode: int) -> None:
-    """Replaces `target` in one step: temporary file in the same folder, fsync, rename."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            os.fchmod(file.fileno(), mode)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).rename(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
 def _sweep(folder: Path) -> None:
     """Removes what an agent killed in the middle of a rollout has left; only one agent works on a folder."""
     for entry in folder.iterdir():
@@ -110,7 +95,7 @@ def _place(target: Path, content: bytes, mode: int) -> None:
     if target.is_dir() and not target.is_symlink():  # what a runtime makes of a missing mount source
         target.rmdir()
     if not (_is_file(target) and target.read_bytes() == content):
-        write(target, content, mode)
+        files.replace(target, content, mode)
 
 
 def _install_folder(folder: Path, source: Path) -> Path:

@@ -1,0 +1,128 @@
+"""The folder of each container on the host: `containers/<podUID>_<container>/{limits,usage}`, and links to it by ids.
+
+The folders are the agent's memory: after a crash, what they hold is what this node has granted.
+"""
+
+import logging
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from device_plugin import files
+from vgpu.devices import GpuSlice
+from vgpu.native import CardLimit, Limits, Region
+from vgpu.resources import PodRequest
+
+log = logging.getLogger(__name__)
+MIB = 1 << 20
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One container's folder."""
+
+    pod_uid: str
+    container: str
+    path: Path
+
+
+class Sandboxes:
+    """All container folders of this node, below `run_dir`."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._containers = run_dir / "containers"
+        self.by_ids = run_dir / "by-ids"
+        for folder in (self._containers, self.by_ids):
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        # Containers see only files that root binds into them; other users of the host need no way in.
+        self._containers.chmod(0o700)
+
+    def directory(self, pod_uid: str, container: str) -> Path:
+        return self._containers / f"{pod_uid}_{container}"
+
+    def entries(self) -> list[Entry]:
+        found = []
+        for path in sorted(self._containers.iterdir()):
+            pod_uid, _, container = path.name.partition("_")  # a UID has no underscore, nor has a container's name
+            if container and path.is_dir():
+                found.append(Entry(pod_uid, container, path))
+        return found
+
+    def prepare(self, pod_uid: str, container: str, limits: Limits) -> Path:
+        """Makes the container's region, or puts new limits into the one that is there; raises OSError."""
+        path = self.directory(pod_uid, container)
+        path.mkdir(mode=0o755, exist_ok=True)
+        try:
+            Region.create(path, limits).close()
+        except FileExistsError:
+            try:
+                with Region.open(path, writable=True) as region:
+                    region.reap()
+                    if region.limits() != limits:
+                        region.set_limits(limits)
+            except OSError as error:
+                # Made under another boot or version, or half made by an agent that was killed. No process can use it.
+                log.warning("%s is made anew: %s", path, error)
+                shutil.rmtree(path)
+                path.mkdir(mode=0o755)
+                Region.create(path, limits).close()
+        (path / "limits").chmod(0o644)
+        (path / "usage").chmod(0o666)  # shared by the container's processes, whatever their user
+        return path
+
+    def point(self, key: str, directory: Path) -> Path:
+        """`by-ids/<key>` leads to `directory` from now on; the runtime resolves it when it creates the container."""
+        place = self.by_ids / key
+        files.link(Path("..") / "containers" / directory.name, place)
+        return place
+
+    def remove(self, entry: Entry) -> None:
+        """Removes a folder and the links to it."""
+        for link in self.by_ids.iterdir():
+            if link.is_symlink() and link.readlink().name == entry.path.name:
+                link.unlink(missing_ok=True)
+        shutil.rmtree(entry.path, ignore_errors=True)
+        log.info("removed %s: its pod is gone", entry.path)
+
+
+def limits_for(
+    slices: Sequence[GpuSlice],
+    request: PodRequest | None = None,
+    *,
+    priority: int | None = None,
+    enforce_cores: bool = True,
+    allow_disable_control: bool = False,
+) -> Limits:
+    """What the library enforces for one container; `slices` in the order in which it sees the cards."""
+    policy = request.core_policy if request else "fixed"
+    ceiling = (request.cores_limit if request else None) or 0
+    return Limits(
+        cards=tuple(
+            CardLimit(
+                uuid=piece.uuid,
+                memory=piece.mem * MIB,
+                guarantee=piece.guarantee * MIB,
+                cores=piece.cores,
+                cores_ceiling=ceiling,
+            )
+            for piece in slices
+        ),
+        core_policy=policy if enforce_cores else "none",
+        priority=priority or 0,
+        allow_disable_control=allow_disable_control,
+        oversubscribe=any(piece.guarantee < piece.mem for piece in slices),
+    )
+
+
+def slices_of(limits: Limits) -> tuple[GpuSlice, ...]:
+    """The slices that a region's limits grant: the inverse of `limits_for`."""
+    return tuple(
+        GpuSlice(
+            uuid=card.uuid,
+            mem=(card.memory or 0) // MIB,
+            cores=card.cores,
+            phys=None if card.guarantee in (None, card.memory) else (card.guarantee or 0) // MIB,
+        )
+        for card in limits.cards
+    )
