@@ -1,0 +1,212 @@
+#include "liveness.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Calls visit for every line of a file, without its newline and cut to 511 characters, until visit answers true. */
+static bool any_line(const char *path, bool (*visit)(const char *line, void *context), void *context)
+{
+    char chunk[4096], line[512];
+    size_t length = 0;
+    bool found = false;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    for (;;) {
+        ssize_t got = read(fd, chunk, sizeof chunk);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            break;
+        for (ssize_t i = 0; i < got && !found; i++) {
+            if (chunk[i] != '\n') {
+                if (length < sizeof line - 1)
+                    line[length++] = chunk[i];
+                continue;
+            }
+            line[length] = 0;
+            length = 0;
+            found = visit(line, context);
+        }
+        if (found)
+            break;
+    }
+    close(fd);
+    return found;
+}
+
+/* "start-end perms offset major:minor inode path", see proc(5) */
+struct map_line {
+    uint64_t start, end;
+    struct vgpu_mapped_file file;
+};
+
+static bool parse_map_line(const char *line, struct map_line *out)
+{
+    char *end;
+    out->start = strtoull(line, &end, 16);
+    if (*end++ != '-')
+        return false;
+    out->end = strtoull(end, &end, 16);
+    for (int field = 0; field < 2; field++) { /* permissions and offset */
+        end += strspn(end, " ");
+        end += strcspn(end, " ");
+    }
+    const uint64_t major = strtoull(end, &end, 16);
+    if (*end++ != ':')
+        return false;
+    out->file.device = major << 32 | strtoull(end, &end, 16);
+    out->file.inode = strtoull(end, &end, 10);
+    return true;
+}
+
+struct map_search {
+    uint64_t address;
+    struct vgpu_mapped_file file;
+};
+
+static bool holds_address(const char *line, void *context)
+{
+    struct map_search *search = context;
+    struct map_line map;
+    if (!parse_map_line(line, &map) || search->address < map.start || search->address >= map.end)
+        return false;
+    search->file = map.file;
+    return true;
+}
+
+static bool names_file(const char *line, void *context)
+{
+    const struct vgpu_mapped_file *file = context;
+    struct map_line map;
+    return parse_map_line(line, &map) && map.file.inode == file->inode && map.file.device == file->device;
+}
+
+struct vgpu_mapped_file vgpu_mapped_file_at(const void *address)
+{
+    struct map_search search = {.address = (uintptr_t)address};
+    any_line("/proc/self/maps", holds_address, &search);
+    return search.file;
+}
+
+struct process_stat {
+    char state;
+    uint64_t threads;
+    uint64_t start_time;
+};
+
+/* Fields 3, 20 and 22 of /proc/PID/stat; the command in field 2 may hold blanks and parentheses. */
+static bool read_stat_line(const char *line, void *context)
+{
+    struct process_stat *out = context;
+    const char *field = strrchr(line, ')');
+    if (!field || field[1] != ' ')
+        return false;
+    field += 2;
+    out->state = *field;
+    for (int number = 3; number < 22; number++) {
+        field = strchr(field, ' ');
+        if (!field++)
+            return false;
+        if (number + 1 == 20)
+            out->threads = strtoull(field, NULL, 10);
+        if (number + 1 == 22)
+            out->start_time = strtoull(field, NULL, 10);
+    }
+    return true;
+}
+
+static bool process_stat(const char *pid, struct process_stat *out)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%s/stat", pid);
+    return any_line(path, read_stat_line, out);
+}
+
+static uint64_t pid_namespace(const char *pid)
+{
+    char path[64];
+    struct stat status;
+    snprintf(path, sizeof path, "/proc/%s/ns/pid", pid);
+    return stat(path, &status) == 0 ? (uint64_t)status.st_ino : 0;
+}
+
+struct vgpu_identity vgpu_identity_self(void)
+{
+    struct process_stat stat = {0};
+    process_stat("self", &stat);
+    return (struct vgpu_identity){.pid = getpid(), .pid_namespace = pid_namespace("self"), .start_time = stat.start_time};
+}
+
+/* "NSpid:\t1234\t12": the innermost number is the one that the process itself sees */
+static bool innermost_pid(const char *line, void *context)
+{
+    if (strncmp(line, "NSpid:", 6) != 0)
+        return false;
+    const char *last = strrchr(line, '\t');
+    return last && atoi(last + 1) == *(const int32_t *)context;
+}
+
+/* Finds the /proc name of a process in another pid namespace; needs a /proc that shows it and the right to look at it. */
+static bool find_in_namespaces(const struct vgpu_identity *process, char name[static 16])
+{
+    DIR *proc = opendir("/proc");
+    bool found = false;
+    struct dirent *entry;
+    while (proc && !found && (entry = readdir(proc))) {
+        char path[64];
+        int32_t pid = process->pid;
+        if (strspn(entry->d_name, "0123456789") != strlen(entry->d_name) || strlen(entry->d_name) > 15)
+            continue;
+        if (pid_namespace(entry->d_name) != process->pid_namespace)
+            continue;
+        snprintf(path, sizeof path, "/proc/%.15s/status", entry->d_name);
+        found = any_line(path, innermost_pid, &pid);
+        memcpy(name, entry->d_name, strlen(entry->d_name) + 1);
+    }
+    if (proc)
+        closedir(proc);
+    return found;
+}
+
+enum presence { UNKNOWN, ENDED, PRESENT };
+
+/* Finds the process and its name below /proc. ENDED: its number is free or belongs to another one now. */
+static enum presence find(const struct vgpu_identity *process, char name[static 16], struct process_stat *stat)
+{
+    if (process->pid <= 0 || process->start_time == 0 || process->pid_namespace == 0)
+        return UNKNOWN;
+    if (process->pid_namespace == pid_namespace("self"))
+        snprintf(name, 16, "%d", process->pid);
+    else if (!find_in_namespaces(process, name))
+        return UNKNOWN;
+    if (!process_stat(name, stat))
+        return access("/proc/self/stat", R_OK) == 0 && access("/proc/1", F_OK) == 0 ? ENDED : UNKNOWN;
+    return stat->start_time == process->start_time ? PRESENT : ENDED;
+}
+
+bool vgpu_process_maps(const struct vgpu_identity *process, const struct vgpu_mapped_file *file)
+{
+    char name[16], path[64];
+    struct process_stat stat;
+    struct vgpu_mapped_file wanted = *file;
+    if (wanted.inode == 0 || find(process, name, &stat) != PRESENT)
+        return false;
+    snprintf(path, sizeof path, "/proc/%s/maps", name);
+    return any_line(path, names_file, &wanted);
+}
+
+bool vgpu_process_ended(const struct vgpu_identity *process)
+{
+    char name[16];
+    struct process_stat stat;
+    const enum presence presence = find(process, name, &stat);
+    /* a zombie whose other threads still run (the main thread left by pthread_exit) has not ended */
+    return presence == ENDED || (presence == PRESENT && (stat.state == 'Z' || stat.state == 'X') && stat.threads <= 1);
+}

@@ -1,0 +1,27 @@
+/* Is the process that took a slot still there? What /proc says, for callers in the same pid namespace and for an agent that sees them all. */
+#ifndef VGPU_LIVENESS_H
+#define VGPU_LIVENESS_H
+#include <stdbool.h>
+#include <stdint.h>
+
+struct vgpu_identity {
+    int32_t pid;             /* as the process itself sees it */
+    uint64_t pid_namespace;  /* inode of /proc/self/ns/pid; 0: unknown */
+    uint64_t start_time;     /* clock ticks since boot, /proc/PID/stat field 22; 0: unknown */
+};
+
+/* A mapped file as /proc/PID/maps names it (on some file systems other numbers than stat's). inode 0: unknown. */
+struct vgpu_mapped_file {
+    uint64_t device;
+    uint64_t inode;
+};
+
+/* The calling process. */
+struct vgpu_identity vgpu_identity_self(void);
+/* The file that the calling process has mapped at `address`. */
+struct vgpu_mapped_file vgpu_mapped_file_at(const void *address);
+/* The process is alive and has the file mapped. False also when that cannot be told (other namespace, hidden /proc). */
+bool vgpu_process_maps(const struct vgpu_identity *process, const struct vgpu_mapped_file *file);
+/* The process has certainly ended, although children may hold what it held. */
+bool vgpu_process_ended(const struct vgpu_identity *process);
+#endif

@@ -1,0 +1,275 @@
+#include "slots.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "account.h"
+#include "death.h"
+
+/* Values of the kernel interface (fcntl(2)); old headers lack them without _GNU_SOURCE. */
+#ifndef F_OFD_GETLK
+#define F_OFD_GETLK 36
+#define F_OFD_SETLK 37
+#endif
+
+#define OWNER(generation, state) ((uint64_t)(generation) << 2 | (state))
+#define GENERATION(owner) ((owner) >> 2)
+
+static struct flock slot_lock(uint32_t slot, short type)
+{
+    return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = VGPU_LOCK_SLOT(slot), .l_len = 1};
+}
+
+static bool is_usage_file(const struct vgpu_member *member, int fd)
+{
+    struct stat status;
+    return fd >= 0 && fstat(fd, &status) == 0 && status.st_dev == member->device && status.st_ino == member->inode;
+}
+
+/* The member's descriptor, opened again if somebody closed it; -1: there is none to be had. A lock that went with it is taken again. */
+static int lock_file(struct vgpu_member *member)
+{
+    if (is_usage_file(member, member->fd))
+        return member->fd;
+    int fd = open(member->path, O_RDWR | O_CLOEXEC);
+    if (!is_usage_file(member, fd)) {
+        if (fd >= 0)
+            close(fd);
+        return -1;
+    }
+    member->fd = fd;
+    if (member->slot != VGPU_NO_SLOT) {
+        struct flock lock = slot_lock(member->slot, F_WRLCK);
+        fcntl(fd, F_OFD_SETLK, &lock); /* refused only while a child holds the old one, which serves as well */
+    }
+    return fd;
+}
+
+static bool same_process(const struct vgpu_slot_head *head, const struct vgpu_identity *process)
+{
+    return process->start_time != 0 && atomic_load(&head->pid) == process->pid &&
+           atomic_load(&head->pid_namespace) == process->pid_namespace && atomic_load(&head->start_time) == process->start_time;
+}
+
+static uint32_t slots_high(const struct vgpu_usage_file *usage)
+{
+    const uint32_t high = atomic_load_explicit(&usage->slots_high, memory_order_acquire);
+    return high < VGPU_SLOTS ? high : VGPU_SLOTS;
+}
+
+int vgpu_member_join(struct vgpu_member *member, struct vgpu_usage_file *usage, const char *path, int fd)
+{
+    struct stat status = {0};
+    if (fd >= 0 && fstat(fd, &status) != 0)
+        return -errno;
+    *member = (struct vgpu_member){
+        .usage = usage, .path = path, .fd = fd, .device = status.st_dev, .inode = status.st_ino, .slot = VGPU_NO_SLOT};
+    if (fd < 0)
+        return 0;
+    /* After an exec the pid, the start time and soon the mapping are the same again, but the memory of the old program is gone. */
+    const struct vgpu_identity self = vgpu_identity_self();
+    for (uint32_t slot = 0; slot < slots_high(usage); slot++)
+        if (vgpu_slot_state(vgpu_slot_owner(usage, slot)) != VGPU_SLOT_FREE && same_process(&usage->heads[slot], &self))
+            atomic_fetch_or(&usage->heads[slot].flags, VGPU_SLOT_REPLACED);
+    return 0;
+}
+
+int vgpu_member_rejoin(struct vgpu_member *child, const struct vgpu_member *parent)
+{
+    char path[32];
+    int fd = -1;
+    if (is_usage_file(parent, parent->fd)) {
+        snprintf(path, sizeof path, "/proc/self/fd/%d", parent->fd);
+        fd = open(path, O_RDWR | O_CLOEXEC);
+    }
+    if (fd < 0)
+        fd = open(parent->path, O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    if (!is_usage_file(parent, fd)) {
+        close(fd);
+        return -ESTALE;
+    }
+    *child = *parent;
+    child->fd = fd;
+    child->slot = VGPU_NO_SLOT;
+    return 0;
+}
+
+static void raise_high(struct vgpu_usage_file *usage, uint32_t high)
+{
+    uint32_t seen = atomic_load(&usage->slots_high);
+    while (seen < high && !atomic_compare_exchange_weak(&usage->slots_high, &seen, high))
+        ;
+}
+
+static bool take(struct vgpu_member *member, int fd, uint32_t slot, uint32_t flags)
+{
+    struct vgpu_slot_head *head = &member->usage->heads[slot];
+    struct flock lock = slot_lock(slot, F_WRLCK);
+    uint64_t owner = vgpu_slot_owner(member->usage, slot);
+    if (vgpu_slot_state(owner) != VGPU_SLOT_FREE || (fd >= 0 && fcntl(fd, F_OFD_SETLK, &lock) != 0))
+        return false;
+    DEATH_POINT();
+    raise_high(member->usage, slot + 1); /* before the slot is anybody's: else a taker that dies here is never found */
+    const uint64_t generation = GENERATION(owner) + 1;
+    if (!atomic_compare_exchange_strong(&head->owner, &owner, OWNER(generation, VGPU_SLOT_CLAIMED))) {
+        lock = slot_lock(slot, F_UNLCK);
+        if (fd >= 0)
+            fcntl(fd, F_OFD_SETLK, &lock);
+        return false;
+    }
+    DEATH_POINT();
+    const struct vgpu_identity self = vgpu_identity_self();
+    atomic_store(&head->flags, flags);
+    atomic_store(&head->pid_namespace, self.pid_namespace);
+    atomic_store(&head->start_time, self.start_time);
+    atomic_store(&head->pid, self.pid);
+    DEATH_POINT();
+    atomic_store(&head->owner, OWNER(generation, VGPU_SLOT_LIVE));
+    DEATH_POINT();
+    member->slot = slot;
+    member->generation = (uint32_t)generation;
+    return true;
+}
+
+static bool take_one_of(struct vgpu_member *member, int fd, uint32_t first, uint32_t end, uint32_t flags)
+{
+    for (uint32_t slot = first; slot < end; slot++)
+        if (take(member, fd, slot, flags))
+            return true;
+    return false;
+}
+
+int vgpu_slot_take(struct vgpu_member *member, uint32_t flags)
+{
+    const uint32_t ordinary = VGPU_SLOTS - VGPU_RESERVED_SLOTS;
+    const int fd = member->path ? lock_file(member) : -1;
+    if (member->path && fd < 0)
+        return -EBADF;
+    if (!(flags & VGPU_SLOT_AGENT) && take_one_of(member, fd, 0, ordinary, flags))
+        return 0;
+    if (!take_one_of(member, fd, ordinary, VGPU_SLOTS, flags | VGPU_SLOT_AGENT))
+        return -ENOSPC;
+    if (flags & VGPU_SLOT_AGENT)
+        return 0;
+    unsigned busy;
+    vgpu_slots_reap(member, &busy);
+    vgpu_slot_give_back(member);
+    return take_one_of(member, fd, 0, ordinary, flags) ? 0 : -ENOSPC;
+}
+
+static void forget_identity(struct vgpu_usage_file *usage, uint32_t slot)
+{
+    struct vgpu_slot_head *head = &usage->heads[slot];
+    atomic_store(&head->pid, 0);
+    atomic_store(&head->start_time, 0);
+    atomic_store(&head->flags, 0);
+}
+
+void vgpu_slot_give_back(struct vgpu_member *member)
+{
+    if (member->slot == VGPU_NO_SLOT)
+        return;
+    struct flock lock = slot_lock(member->slot, F_UNLCK);
+    forget_identity(member->usage, member->slot);
+    atomic_store(&member->usage->heads[member->slot].owner, OWNER(GENERATION(vgpu_slot_owner(member->usage, member->slot)), VGPU_SLOT_FREE));
+    DEATH_POINT();
+    if (is_usage_file(member, member->fd))
+        fcntl(member->fd, F_OFD_SETLK, &lock);
+    member->slot = VGPU_NO_SLOT;
+}
+
+static struct vgpu_identity identity_of(const struct vgpu_slot_head *head)
+{
+    return (struct vgpu_identity){.pid = atomic_load(&head->pid),
+                                  .pid_namespace = atomic_load(&head->pid_namespace),
+                                  .start_time = atomic_load(&head->start_time)};
+}
+
+bool vgpu_slot_dead(struct vgpu_member *member, uint32_t slot)
+{
+    const struct vgpu_slot_head *head = &member->usage->heads[slot];
+    struct flock lock = slot_lock(slot, F_WRLCK);
+    const int fd = lock_file(member);
+    if (slot == member->slot || fd < 0 || fcntl(fd, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK)
+        return false;
+    if (atomic_load(&head->flags) & (VGPU_SLOT_AGENT | VGPU_SLOT_REPLACED))
+        return true;
+    if (member->file.inode == 0)
+        member->file = vgpu_mapped_file_at(member->usage);
+    const struct vgpu_identity holder = identity_of(head);
+    return !vgpu_process_maps(&holder, &member->file);
+}
+
+/* Nobody will go on with this claim. Stricter than a dead slot: children that hold a killed reaper's lock keep its memory, not its work. */
+static bool claim_abandoned(struct vgpu_member *member, uint64_t claim)
+{
+    const uint32_t slot = (uint32_t)claim;
+    if (slot >= VGPU_SLOTS || slot == member->slot)
+        return true;
+    const uint64_t owner = vgpu_slot_owner(member->usage, slot);
+    if (vgpu_slot_state(owner) == VGPU_SLOT_FREE || (uint32_t)GENERATION(owner) != (uint32_t)(claim >> 32))
+        return true;
+    const struct vgpu_slot_head *head = &member->usage->heads[slot];
+    const struct vgpu_identity holder = identity_of(head);
+    return vgpu_slot_dead(member, slot) || (atomic_load(&head->flags) & VGPU_SLOT_REPLACED) || vgpu_process_ended(&holder);
+}
+
+static void settle(struct vgpu_usage_file *usage, uint32_t slot)
+{
+    for (uint32_t lane = 0; lane < VGPU_LANES; lane++)
+        for (unsigned card = 0; card < VGPU_MAX_CARDS; card++)
+            for (unsigned account = 0; account < VGPU_ACCOUNTS; account++)
+                vgpu_account_settle(usage, card, account, VGPU_LANE_NUMBER(slot, lane));
+    struct vgpu_slot *body = &usage->slots[slot];
+    for (unsigned card = 0; card < VGPU_MAX_CARDS; card++) {
+        for (unsigned kind = 0; kind < VGPU_KINDS; kind++)
+            atomic_store_explicit(&body->by_kind[card][kind], 0, memory_order_relaxed);
+        atomic_store_explicit(&body->gpu_ns[card], 0, memory_order_relaxed);
+    }
+}
+
+static bool reap(struct vgpu_member *member, uint32_t slot, unsigned *busy)
+{
+    struct vgpu_slot_head *head = &member->usage->heads[slot];
+    const uint64_t mine = (uint64_t)member->generation << 32 | member->slot;
+    uint64_t owner = vgpu_slot_owner(member->usage, slot);
+    if (vgpu_slot_state(owner) == VGPU_SLOT_FREE || !vgpu_slot_dead(member, slot))
+        return false;
+    uint64_t claim = atomic_load(&head->reaper);
+    if ((claim != 0 && !claim_abandoned(member, claim)) || !atomic_compare_exchange_strong(&head->reaper, &claim, mine)) {
+        ++*busy;
+        return false;
+    }
+    DEATH_POINT();
+    /* From here on nobody else can free the slot; it may have been freed, even taken anew, before the claim. */
+    const bool unchanged = vgpu_slot_owner(member->usage, slot) == owner;
+    if (unchanged) {
+        settle(member->usage, slot);
+        forget_identity(member->usage, slot);
+        DEATH_POINT();
+        atomic_compare_exchange_strong(&head->owner, &owner, OWNER(GENERATION(owner), VGPU_SLOT_FREE));
+        DEATH_POINT();
+    }
+    /* Last: were the claim dropped first, a second reaper could settle the lanes of the slot's next holder. */
+    uint64_t own = mine;
+    atomic_compare_exchange_strong(&head->reaper, &own, 0);
+    return unchanged;
+}
+
+int vgpu_slots_reap(struct vgpu_member *member, unsigned *busy)
+{
+    int freed = 0;
+    *busy = 0;
+    if (!member->path)
+        return 0;
+    for (uint32_t slot = 0; slot < slots_high(member->usage); slot++)
+        if (slot != member->slot && reap(member, slot, busy))
+            freed++;
+    return freed;
+}
