@@ -48,7 +48,7 @@ class Informer(Generic[T]):
     """Keeps `store` equal to what the API server has at `path`, and tells about each change.
 
     `on_change("set" | "gone", object)` is called for each difference. After a list (the first one, and whenever the
-    history was lost) `on_replace(objects)` is called instead where given; otherwise the differences are told one by one.
+    history was lost) `on_replace(objects)` is called instead where given; otherwise the differences are told singly.
     Both are called in the informer's thread, after the store was changed; an exception of theirs is logged and does not
     end it. `type_` is a msgspec struct with `metadata: Meta`.
     """
