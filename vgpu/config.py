@@ -48,23 +48,23 @@ class DevicePlugin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     deviceSplitCount: Positive = 10  #: slices per card
     deviceMemoryScaling: Scaling = 1.0  #: limits may sum up to this multiple of the card's memory
-    deviceCoreScaling: Scaling = 1.0
-    migStrategy: Literal["none"] = "none"
+    deviceCoreScaling: Scaling = 1.0  #: guaranteed cores may sum up to this multiple of 100 % of a card
+    migStrategy: Literal["none"] = "none"  #: MIG: cards are shared by limits, never partitioned
     disablecorelimit: bool = False  #: true: gpucores are counted but not enforced
     deviceListStrategy: Literal["cdi", "envvar"] = "cdi"  #: how cards reach a container
-    kubeletRoot: str = names.KUBELET_ROOT
+    kubeletRoot: str = names.KUBELET_ROOT  #: the kubelet's --root-dir (other for k0s, microk8s …)
     allowDisableControl: bool = False  #: containers may switch their limits off by CUDA_DISABLE_CONTROL=true
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """What every part reads."""
 
-    resource_name: ResourceName = names.RESOURCE_GPU
-    resource_mem: ResourceName = names.RESOURCE_MEMORY
-    resource_mem_percentage: ResourceName = names.RESOURCE_MEMORY_PERCENTAGE
-    resource_cores: ResourceName = names.RESOURCE_CORES
-    resource_priority: ResourceName = names.RESOURCE_PRIORITY
-    scheduler_name: str = names.SCHEDULER_NAME
+    resource_name: ResourceName = names.RESOURCE_GPU  #: resource that counts cards
+    resource_mem: ResourceName = names.RESOURCE_MEMORY  #: resource that asks MiB on each card
+    resource_mem_percentage: ResourceName = names.RESOURCE_MEMORY_PERCENTAGE  #: resource that asks % of each card
+    resource_cores: ResourceName = names.RESOURCE_CORES  #: resource that asks % of each card's time
+    resource_priority: ResourceName = names.RESOURCE_PRIORITY  #: resource that says 0 (high) or 1 (low)
+    scheduler_name: str = names.SCHEDULER_NAME  #: schedulerName that admission writes into GPU pods
     core_policy: Literal["fixed", "elastic", "none"] = "fixed"  #: of pods that do not choose one
     simulate: str = ""  #: PROFILE or PROFILExN: simulated cards instead of a driver
     global_: Global = msgspec.field(name="global", default_factory=Global)

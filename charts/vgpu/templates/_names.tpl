@@ -1,0 +1,66 @@
+{{- define "vgpu.name" -}}
+{{- default .Chart.Name .Values.nameOverride -}}
+{{- end -}}
+
+{{- define "vgpu.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains (include "vgpu.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "vgpu.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "vgpu.scheduler" -}}{{ include "vgpu.fullname" . }}-scheduler{{- end -}}
+
+{{- define "vgpu.devicePlugin" -}}{{ include "vgpu.fullname" . }}-device-plugin{{- end -}}
+
+{{- define "vgpu.tlsSecret" -}}{{ include "vgpu.scheduler" . }}-tls{{- end -}}
+
+{{- /* Argument: list of the root context and the component. */ -}}
+{{- define "vgpu.selector" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ include "vgpu.name" $root }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{- define "vgpu.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "vgpu.selector" . }}
+app.kubernetes.io/part-of: vgpu
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- /* Arguments: root context, image, tag that stands where the image names none. */ -}}
+{{- define "vgpu.image" -}}
+{{- $root := index . 0 -}}
+{{- $image := index . 1 -}}
+{{- with default $image.registry $root.Values.global.imageRegistry }}{{ trimSuffix "/" . }}/{{ end -}}
+{{- $image.repository }}:{{ default (index . 2) $image.tag -}}
+{{- end -}}
+
+{{- /* The upstream version of the cluster: v1.32.3-eks-1 and v1.32.3+k3s1 are v1.32.3. */ -}}
+{{- define "vgpu.kubeVersion" -}}
+{{- regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+" .Capabilities.KubeVersion.Version -}}
+{{- end -}}
+
+{{- /* JSON list of the user names of one kind of service account, in this release and those beside it.
+       Arguments: root context, suffix of the account's name. */ -}}
+{{- define "vgpu.accounts" -}}
+{{- $root := index . 0 -}}
+{{- $suffix := index . 1 -}}
+{{- $accounts := list (printf "system:serviceaccount:%s:%s-%s" $root.Release.Namespace (include "vgpu.fullname" $root) $suffix) -}}
+{{- range $root.Values.otherReleases -}}
+{{- $accounts = append $accounts (printf "system:serviceaccount:%s:%s-%s" .namespace .fullname $suffix) -}}
+{{- end -}}
+{{- toJson $accounts -}}
+{{- end -}}
+
+{{- /* JSON list of the resources that make a pod ours, totals included. */ -}}
+{{- define "vgpu.resources" -}}
+{{- toJson (list .Values.resourceName .Values.resourceMem .Values.resourceMemPercentage .Values.resourceCores .Values.resourcePriority "vgpu.io/memory" "vgpu.io/cores") -}}
+{{- end -}}

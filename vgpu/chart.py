@@ -1,0 +1,212 @@
+"""The chart's values: the configuration of all parts plus what only Kubernetes needs to know.
+
+`python -m vgpu.chart` writes values.yaml and values.schema.json of charts/vgpu from these types.
+"""
+
+import inspect
+import json
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+import yaml
+
+from vgpu import comments, config, names
+
+CHART_DIR: Final = Path("charts/vgpu")
+NodePort = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+ObjectName = Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?)?$")]
+PullPolicy = Literal["Always", "IfNotPresent", "Never"]
+ServiceType = Literal["NodePort", "ClusterIP"]
+_HEAD: Final = "# Written by `python -m vgpu.chart` from vgpu/config.py and vgpu/chart.py: change it there.\n"
+
+
+def _requests(cpu: str, memory: str) -> Any:
+    """A field whose default asks this much of a node and sets no limit."""
+    return msgspec.field(default_factory=lambda: {"requests": {"cpu": cpu, "memory": memory}})
+
+
+class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The image of the node agent and of the scheduler extender."""
+
+    registry: str = ""  #: host of the registry; empty: the container runtime's default
+    repository: str = "vgpu/vgpu"  #: name below the registry
+    tag: str = ""  #: empty: the chart's appVersion
+    pullPolicy: PullPolicy = "IfNotPresent"  #: when the kubelet pulls
+
+
+class KubeSchedulerImage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The stock kube-scheduler."""
+
+    registry: str = "registry.k8s.io"  #: host of the registry
+    repository: str = "kube-scheduler"  #: name below the registry
+    tag: str = ""  #: empty: the version of the cluster without a vendor's suffix
+    pullPolicy: PullPolicy = "IfNotPresent"  #: when the kubelet pulls
+
+
+class KubeScheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The kube-scheduler container beside the extender."""
+
+    image: KubeSchedulerImage = KubeSchedulerImage()
+    resources: dict[str, Any] = _requests("50m", "64Mi")  #: container resources
+
+
+class NodeService(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Metrics of the nodes; `curl NODE:31992/metrics` answers for that node."""
+
+    type: ServiceType = "NodePort"  #: ClusterIP: reachable inside the cluster only
+    httpPort: NodePort | None = names.NODE_PORT_NODE_METRICS  #: node port; null: Kubernetes assigns one
+
+
+class SchedulerService(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Metrics of the scheduler; its webhook is always a ClusterIP service on 443."""
+
+    type: ServiceType = "NodePort"  #: ClusterIP: reachable inside the cluster only
+    monitorPort: NodePort | None = names.NODE_PORT_SCHEDULER_METRICS  #: node port; null: Kubernetes assigns one
+
+
+class GlobalValues(config.Global, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Settings of the whole installation."""
+
+    image_registry: str = ""  #: replaces the registry of every image (air-gapped clusters)
+
+
+class SchedulerValues(config.Scheduler, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """The scheduler: admission, placement, and the kube-scheduler beside it."""
+
+    replicas: config.Positive = 1  #: one leads the scheduling, all serve the webhook
+    kube_scheduler: KubeScheduler = KubeScheduler()
+    service: SchedulerService = SchedulerService()
+    resources: dict[str, Any] = _requests("100m", "128Mi")  #: of the extender container
+    node_selector: dict[str, str] = msgspec.field(default_factory=dict)  #: labels of nodes that may run the scheduler
+    affinity: dict[str, Any] = msgspec.field(default_factory=dict)  #: affinity of the scheduler's pods
+    tolerations: tuple[dict[str, Any], ...] = ()  #: taints that the scheduler's pods tolerate
+    priority_class_name: str = "system-cluster-critical"  #: empty: none
+    pod_annotations: dict[str, str] = msgspec.field(
+        default_factory=dict
+    )  #: further annotations of the scheduler's pods
+
+
+class DevicePluginValues(config.DevicePlugin, frozen=True, forbid_unknown_fields=True):
+    """The node agent: device plugin, enforcement and metrics of a node."""
+
+    runtimeClassName: str = ""  #: RuntimeClass that gives the agent the driver's libraries, e.g. nvidia
+    service: NodeService = NodeService()
+    resources: dict[str, Any] = _requests("50m", "96Mi")  #: of the agent's container
+    nodeSelector: dict[str, str] = msgspec.field(
+        default_factory=dict
+    )  #: labels of nodes that run the agent; it is idle where there is no card
+    affinity: dict[str, Any] = msgspec.field(default_factory=dict)  #: affinity of the agent's pods
+    tolerations: tuple[dict[str, Any], ...] = ({"operator": "Exists"},)  #: all taints: GPU nodes usually carry some
+    priorityClassName: str = "system-node-critical"  #: empty: none
+    podAnnotations: dict[str, str] = msgspec.field(default_factory=dict)  #: further annotations of the agent's pods
+
+
+class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Another release of this chart in the same cluster."""
+
+    namespace: str  #: where it is installed
+    fullname: str  #: its release name, or its fullnameOverride
+
+
+class Values(config.Config, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Every value of the chart."""
+
+    name_override: ObjectName = ""  #: replaces "vgpu" in the names of objects
+    fullname_override: ObjectName = ""  #: replaces the whole prefix of the names of objects
+    image: Image = Image()
+    image_pull_secrets: tuple[dict[str, str], ...] = ()  #: e.g. [{name: registry-credentials}]
+    other_releases: tuple[Release, ...] = ()  #: releases in this cluster that write records too: other names and nodes
+    global_: GlobalValues = msgspec.field(name="global", default_factory=GlobalValues)
+    scheduler: SchedulerValues = SchedulerValues()
+    device_plugin: DevicePluginValues = DevicePluginValues()
+
+
+def describe(struct: type[msgspec.Struct]) -> dict[str, str]:
+    """Field name (as in YAML) → its `#:` comment, those of the base classes included."""
+    texts: dict[str, str] = {}
+    for base in reversed(struct.__mro__):
+        if base.__module__ not in (config.__name__, __name__):
+            continue
+        module = sys.modules[base.__module__]
+        prefix = f"{base.__qualname__}."
+        for name, text in comments.of_module(module).items():
+            if name.startswith(prefix):
+                texts[name.removeprefix(prefix)] = text
+    return {
+        encoded: texts[name]
+        for name, encoded in zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True)
+        if name in texts
+    }
+
+
+def structs(root: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    """`root` and every struct that its fields name, each once."""
+    seen: dict[type[msgspec.Struct], None] = {}
+
+    def visit(kind: Any) -> None:
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            if kind not in seen:
+                seen[kind] = None
+                for hint in typing.get_type_hints(kind).values():
+                    visit(hint)
+            return
+        for argument in typing.get_args(kind):
+            visit(argument)
+
+    visit(root)
+    return iter(seen)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema (draft 7, which every Helm 3 and 4 reads) of the values."""
+    (root,), definitions = msgspec.json.schema_components([Values], ref_template="#/definitions/{name}")
+    for struct in structs(Values):
+        described = definitions[struct.__name__]
+        described["description"] = inspect.getdoc(struct)
+        for name, text in describe(struct).items():
+            described["properties"][name]["description"] = text
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **root, "definitions": definitions}
+
+
+def encode_schema() -> str:
+    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def encode_values() -> str:
+    """values.yaml: every value with its default and, above it, what it means."""
+    return _HEAD + "\n".join(_lines(Values(), ""))
+
+
+def _lines(value: msgspec.Struct, indent: str) -> Iterator[str]:
+    struct = type(value)
+    texts = describe(struct)
+    for name, encoded in zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True):
+        inner = getattr(value, name)
+        if isinstance(inner, msgspec.Struct):
+            yield ""
+            yield f"{indent}# {(inspect.getdoc(inner) or '').splitlines()[0]}"
+            yield f"{indent}{encoded}:"
+            yield from _lines(inner, indent + "  ")
+            continue
+        yield f"{indent}# {texts[encoded]}"
+        text = yaml.safe_dump({encoded: msgspec.to_builtins(inner)}, allow_unicode=True, width=10_000)
+        yield from (indent + line for line in text.splitlines())
+    if not indent:
+        yield ""
+
+
+def write(folder: Path) -> list[Path]:
+    """Writes both files into the chart's folder and returns their paths."""
+    files = {folder / "values.yaml": encode_values(), folder / "values.schema.json": encode_schema()}
+    for path, text in files.items():
+        path.write_text(text)
+    return list(files)
+
+
+if __name__ == "__main__":
+    for written in write(CHART_DIR):
+        print(written)
