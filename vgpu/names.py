@@ -64,6 +64,7 @@ KUBELET_ROOT: Final = "/var/lib/kubelet"
 # Environment
 ENV_CONFIG: Final = "VGPU_CONFIG"
 ENV_REGION_DIR: Final = "VGPU_DIR"
+ENV_STATE_DIR: Final = "VGPU_STATE_DIR"  #: where `vgpu run` keeps its state, instead of the user's default
 ENV_SIMULATE: Final = "VGPU_SIMULATE"
 ENV_SIMULATOR_DIR: Final = "VGPU_SIM_DIR"
 ENV_MEMORY_LIMIT: Final = "CUDA_DEVICE_MEMORY_LIMIT"  #: suffix _<index> for one card

@@ -1,0 +1,72 @@
+"""What the cards of this machine do now: the driver's, and the simulated ones that commands run on."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from vgpu.devices import Gpu
+
+MIB: Final = 1 << 20
+
+
+class CardReading(msgspec.Struct, frozen=True):
+    """One card at one moment."""
+
+    uuid: str
+    index: int
+    model: str
+    memory: int  #: bytes
+    used: int  #: bytes, of everybody
+    simulated: bool
+    utilization: float | None = None  #: 0 to 1, of the last sampling period
+    busy_ns: int | None = None  #: a counter, where there is one: its growth gives the utilisation
+
+
+def read_cards(simulators: Iterable[str]) -> list[CardReading]:
+    """The driver's cards, none where there is no driver, and those of the simulator's state directories given."""
+    readings = _driver()
+    for directory in sorted(set(simulators)):
+        readings += _simulated(Path(directory))
+    return readings
+
+
+def _driver() -> list[CardReading]:
+    from vgpu import inventory
+
+    try:
+        cards: tuple[Gpu, ...] = inventory.read().devices
+        now = inventory.readings()
+    except inventory.InventoryError:
+        return []
+    return [
+        CardReading(
+            uuid=card.uuid,
+            index=card.index,
+            model=card.model,
+            memory=card.memory * MIB,
+            used=now[card.uuid].used,
+            simulated=False,
+            utilization=now[card.uuid].utilization,
+        )
+        for card in cards
+        if card.uuid in now
+    ]
+
+
+def _simulated(directory: Path) -> list[CardReading]:
+    from vgpu.native import simulator
+
+    return [
+        CardReading(
+            uuid=card.uuid,
+            index=index,
+            model=card.model,
+            memory=card.memory,
+            used=card.used,
+            simulated=True,
+            busy_ns=card.busy_ns,
+        )
+        for index, card in enumerate(simulator.cards(directory))
+    ]

@@ -1,0 +1,54 @@
+"""What the command of `vgpu run` finds in its environment. Pure."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from vgpu import names
+from vgpu.devices import GpuSlice
+from vgpu.local.errors import UserError
+
+_SEPARATORS = frozenset(" :$")
+
+
+def environment(
+    base: Mapping[str, str],
+    slices: Sequence[GpuSlice],
+    *,
+    region: Path,
+    library: Path,
+    priority: int | None = None,
+    simulator: tuple[Path, Path] | None = None,
+) -> dict[str, str]:
+    """`base` with the library, its region and the cards; `simulator`: (folder of its libraries, its state directory).
+
+    Limits that `base` states itself are dropped: those are an outer scope's. Raises UserError for a library path that
+    the dynamic linker would not take as one path (ld.so(8): LD_PRELOAD splits at spaces and colons and expands `$`):
+    it would only warn, and the command would run without limits.
+    """
+    if set(str(library)) & _SEPARATORS:
+        raise UserError(
+            f"the library's path {str(library)!r} has a space, a colon or a dollar sign, "
+            "which LD_PRELOAD cannot carry: install vgpu in a folder without them"
+        )
+    ours = (names.ENV_MEMORY_LIMIT, names.ENV_CORE_LIMIT, names.ENV_PRIORITY)
+    result = {name: value for name, value in base.items() if not name.startswith(ours)}
+    result["LD_PRELOAD"] = _prepend(str(library), base.get("LD_PRELOAD"))
+    result[names.ENV_REGION_DIR] = str(region)
+    result["CUDA_VISIBLE_DEVICES"] = ",".join(piece.uuid for piece in slices)
+    for index, piece in enumerate(slices):
+        result[f"{names.ENV_MEMORY_LIMIT}_{index}"] = f"{piece.mem}m"
+    cores = {piece.cores for piece in slices} - {0}
+    if cores:
+        result[names.ENV_CORE_LIMIT] = str(min(cores))
+    if priority is not None:
+        result[names.ENV_PRIORITY] = str(priority)
+    if simulator is not None:
+        libraries, state = simulator
+        result["LD_LIBRARY_PATH"] = _prepend(str(libraries), base.get("LD_LIBRARY_PATH"))
+        result[names.ENV_SIMULATOR_DIR] = str(state)
+        result.pop(names.ENV_SIMULATE, None)  # the state decides
+    return result
+
+
+def _prepend(first: str, rest: str | None) -> str:
+    return f"{first}:{rest}" if rest else first

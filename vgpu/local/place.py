@@ -1,0 +1,116 @@
+"""Which cards a request gets on this machine, by the rules and policies of the cluster's scheduler. Pure."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from vgpu.allocation import Held, merge, of_slices
+from vgpu.devices import Gpu, GpuSlice
+from vgpu.local.queue import Ticket
+from vgpu.local.slices import Run
+from vgpu.placement import policies
+from vgpu.placement.fit import CardState, Reason, Rejection, fit_container
+from vgpu.resources import CardSelector, GpuRequest
+
+_AGAINST: Final = {
+    Reason.TYPE: "another model",
+    Reason.UUID: "another UUID",
+    Reason.HEALTH: "unhealthy",
+    Reason.SLOTS: "no slot free",
+    Reason.UNUSED: "in use, and 100 % of cores needs an unused card",
+    Reason.ALONE: "taken by a command with 100 % of cores",
+    Reason.MEMORY: "too little memory free",
+    Reason.GUARANTEE: "too little physical memory free",
+    Reason.CORES: "too few cores free",
+    Reason.COUNT: "no slice on it",
+}
+
+
+class Demand(msgspec.Struct, frozen=True):
+    """What `vgpu run` asks for its command."""
+
+    request: GpuRequest
+    selector: CardSelector = CardSelector()
+    policy: str = "spread"
+
+
+class NoRoom(msgspec.Struct, frozen=True):
+    """Why a demand gets no cards now."""
+
+    sentence: str
+    per_card: tuple[str, ...] = ()  #: one line each
+
+
+def place(
+    cards: Sequence[Gpu], runs: Iterable[Run], ahead: Sequence[Ticket], demand: Demand
+) -> list[GpuSlice] | NoRoom:
+    """Slices for `demand`, or why there are none.
+
+    A card that somebody who came earlier waits for is closed to everybody behind: large requests never starve, and
+    requests for different cards do not wait for each other.
+    """
+    held: dict[str, Held] = {}
+    for run in runs:
+        held = merge(held, of_slices(run.slices))
+    closed = {uuid for ticket in ahead for uuid in ticket.accepts}
+    states = [CardState(card, held.get(card.uuid, Held())) for card in sorted(cards, key=lambda card: card.index)]
+    found = _fit([state for state in states if state.gpu.uuid not in closed], demand)
+    if not isinstance(found, Rejection):
+        return found
+    return NoRoom(
+        sentence=_sentence(found, ahead, any(card.uuid in closed for card in cards)),
+        per_card=tuple(_line(state, demand, state.gpu.uuid in closed) for state in states),
+    )
+
+
+def _fit(states: Sequence[CardState], demand: Demand) -> list[GpuSlice] | Rejection:
+    return fit_container(states, demand.request, demand.selector, policies()[demand.policy])
+
+
+def _sentence(rejection: Rejection, ahead: Sequence[Ticket], waits: bool) -> str:
+    if waits:
+        return f"{len(ahead)} earlier {'requests wait' if len(ahead) > 1 else 'request waits'} for these cards"
+    return rejection.sentence
+
+
+def _against(state: CardState, demand: Demand) -> str:
+    """What speaks against this one card, were it asked for one; empty: nothing."""
+    found = _fit([state], Demand(msgspec.structs.replace(demand.request, count=1), demand.selector, demand.policy))
+    return _AGAINST[next(iter(found.reasons))] if isinstance(found, Rejection) else ""
+
+
+def _line(state: CardState, demand: Demand, closed: bool) -> str:
+    gpu, held = state.gpu, state.held
+    why = "kept for an earlier request" if closed else _against(state, demand) or "would do"
+    return (
+        f"card {gpu.index}, {gpu.model}, {gpu.uuid}: {gpu.memory - held.mem} of {gpu.memory} MiB, "
+        f"{gpu.cores - held.cores} of {gpu.cores} % and {gpu.slots - held.slots} of {gpu.slots} slices free: {why}"
+    )
+
+
+def acceptable(cards: Sequence[Gpu], demand: Demand) -> frozenset[str]:
+    """UUIDs of the cards that could serve `demand` were they idle; empty when all idle cards together could not."""
+    idle = [CardState(card) for card in sorted(cards, key=lambda card: card.index)]
+    if isinstance(_fit(idle, demand), Rejection):
+        return frozenset()
+    return frozenset(state.gpu.uuid for state in idle if not _against(state, demand))
+
+
+def visible(cards: Sequence[Gpu], setting: str) -> list[Gpu]:
+    """The cards that a CUDA_VISIBLE_DEVICES setting leaves: indices, UUIDs or unique beginnings of UUIDs.
+
+    As the driver does, the list ends at the first entry that names no card (CUDA programming guide, "CUDA environment
+    variables").
+    """
+    found: list[Gpu] = []
+    for entry in (part.strip() for part in setting.split(",")):
+        named = [card for card in cards if _names(entry, card)]
+        if len(named) != 1 or named[0] in found:
+            break
+        found.append(named[0])
+    return found
+
+
+def _names(entry: str, card: Gpu) -> bool:
+    return card.index == int(entry) if entry.isdecimal() else len(entry) > 4 and card.uuid.startswith(entry)

@@ -1,0 +1,204 @@
+"""`vgpu run`: a command under limits on this machine's cards, by the rules and the policies of the cluster.
+
+This process claims the slices, makes their region and then *becomes* the command (execve). Exit code, signals,
+terminal and process group are therefore the command's own, and there is no runner that could be killed beside it.
+"""
+
+import fcntl
+import os
+import re
+import resource
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+from vgpu import inventory, names
+from vgpu.config import Config
+from vgpu.devices import Gpu
+from vgpu.local.environment import environment
+from vgpu.local.errors import UserError
+from vgpu.local.place import Demand, NoRoom, acceptable, place, visible
+from vgpu.local.progress import progress
+from vgpu.local.queue import Queue, Ticket
+from vgpu.local.slices import Claim, SliceStore
+from vgpu.local.state import state_dir
+from vgpu.native import CardLimit, Limits, Region, paths
+
+MIB: Final = 1 << 20
+POLL: Final = 0.2  #: seconds between two looks of the first waiter; the n-th looks n times as rarely
+SLOWEST_POLL: Final = 2.0
+NOT_EXECUTABLE: Final = 126  #: exit codes as the POSIX shell has them
+NOT_FOUND: Final = 127
+LOCK_DESCRIPTOR: Final = (
+    600  #: lowest descriptor for the inherited lock: scripts use the small ones (`exec 3>file`) and would close it
+)
+
+
+def run(command: Sequence[str], demand: Demand, config: Config, *, simulate: str, wait: float | None) -> NoReturn:
+    """Replaces this process by `command` with slices for `demand`; raises UserError when that cannot be.
+
+    `simulate`: PROFILE or PROFILExN for simulated cards, else the driver's. `wait`: seconds to stay in the queue,
+    None: not at all.
+    """
+    program = find(command[0])
+    root = state_dir()
+    refuse_nesting(root)
+    simulator = simulator_dir(root, simulate) if simulate else None
+    library = paths.libvgpu()
+    cards = read_cards(config, simulate, simulator)
+    store = SliceStore(root)
+    claim = acquire(store, cards, demand, command, str(simulator or ""), wait)
+    try:
+        Region.create(claim.directory, limits(claim, demand, config)).close()
+        environ = environment(
+            os.environ,
+            claim.record.slices,
+            region=claim.directory,
+            library=library,
+            priority=demand.request.priority,
+            simulator=(paths.simulator(), simulator) if simulator else None,
+        )
+        become(program, command, environ, claim.descriptor)
+    except BaseException:
+        store.give_up(claim)
+        raise
+
+
+def find(name: str) -> str:
+    """The path of a program, as the shell would find it."""
+    program = shutil.which(name)
+    if program is not None:
+        return program
+    if os.sep in name and Path(name).exists():
+        raise UserError(f"{name}: not executable", NOT_EXECUTABLE)
+    raise UserError(f"{name}: no such program", NOT_FOUND)
+
+
+def refuse_nesting(root: Path) -> None:
+    inside = os.environ.get(names.ENV_REGION_DIR)
+    if inside and Path(inside).parent == root / "slices":
+        raise UserError(
+            f"this process runs in slice {Path(inside).name} already, and a slice cannot be divided: "
+            "start the command without vgpu run"
+        )
+
+
+def simulator_dir(root: Path, spec: str) -> Path:
+    """State of the simulated cards `spec`; each spec has cards of its own unless $VGPU_SIM_DIR names a state."""
+    if not re.fullmatch(r"[A-Za-z0-9-]+", spec):
+        raise UserError(f"--simulate is {spec!r}: must be PROFILE or PROFILExN, such as T4 or T4x2", 2)
+    chosen = os.environ.get(names.ENV_SIMULATOR_DIR)
+    return Path(chosen).resolve() if chosen else root / "simulator" / spec
+
+
+def read_cards(config: Config, simulate: str, simulator: Path | None) -> list[Gpu]:
+    """The cards that may be used: of the driver or simulated ones, less what CUDA_VISIBLE_DEVICES hides."""
+    try:
+        if simulator is not None:
+            inventory.use_simulator(simulate, simulator)
+        plugin = config.device_plugin
+        found = inventory.read(
+            split=plugin.deviceSplitCount,
+            memory_scaling=plugin.deviceMemoryScaling,
+            core_scaling=plugin.deviceCoreScaling,
+        ).devices
+    except ValueError as error:
+        raise UserError(f"--simulate is {simulate!r}: {error}", 2) from None
+    except inventory.InventoryError as error:
+        raise UserError(f"{error}; to try it on simulated cards, write: vgpu run --simulate T4 -- COMMAND") from None
+    if not found:
+        raise UserError(
+            "the driver shows no card; to try it on simulated cards, write: vgpu run --simulate T4 -- COMMAND"
+        )
+    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+    cards = list(found) if setting is None else visible(found, setting)
+    if not cards:
+        raise UserError(f"CUDA_VISIBLE_DEVICES is {setting!r}: it names no card of this machine")
+    return cards
+
+
+def acquire(
+    store: SliceStore, cards: Sequence[Gpu], demand: Demand, command: Sequence[str], simulator: str, wait: float | None
+) -> Claim:
+    """Slices for `demand`, at once or after waiting in order of arrival; raises UserError with the reason per card."""
+    queue = Queue(store.root)
+
+    def attempt(ticket: Ticket | None) -> Claim | NoRoom:
+        found = place(cards, store.sweep(), queue.ahead(ticket), demand)
+        if isinstance(found, NoRoom):
+            return found
+        by_uuid = {card.uuid: card for card in cards}
+        return store.claim(found, [by_uuid[piece.uuid] for piece in found], command, simulator, time.time())
+
+    deadline = time.monotonic() + (wait or 0)
+    with store.locked():
+        outcome = attempt(None)
+        if isinstance(outcome, Claim):
+            return outcome
+        accepts = acceptable(cards, demand)
+        if not accepts:
+            raise UserError(refusal("this can never fit here", outcome))
+        if wait is None:
+            raise UserError(refusal("no room now (--wait waits for it)", outcome), os.EX_TEMPFAIL)
+        ticket = queue.enter(accepts)
+    with progress() as shown:
+        while True:
+            with store.locked():
+                position = len(queue.ahead(ticket)) + 1
+                outcome = attempt(ticket)
+                if isinstance(outcome, Claim):
+                    queue.leave(ticket)
+                    return outcome
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    queue.leave(ticket)
+                    raise UserError(refusal(f"no room within {wait:g} s", outcome), os.EX_TEMPFAIL)
+            shown.update(position, outcome.sentence)
+            time.sleep(min(POLL * position, SLOWEST_POLL, left))
+
+
+def refusal(start: str, outcome: NoRoom) -> str:
+    return "\n  ".join((f"{start}: {outcome.sentence}", *outcome.per_card))
+
+
+def limits(claim: Claim, demand: Demand, config: Config) -> Limits:
+    """What the region of a claim says."""
+    return Limits(
+        cards=tuple(
+            CardLimit(
+                uuid=piece.uuid,
+                memory=piece.mem * MIB,
+                guarantee=piece.guarantee * MIB,
+                cores=piece.cores,
+                cores_ceiling=piece.cores,
+            )
+            for piece in claim.record.slices
+        ),
+        core_policy="none" if config.device_plugin.disablecorelimit else config.core_policy,
+        priority=demand.request.priority or 0,
+        allow_disable_control=config.device_plugin.allowDisableControl,
+    )
+
+
+def become(program: str, command: Sequence[str], environ: dict[str, str], lock: int) -> NoReturn:
+    """Execs the command with the lock inherited; raises UserError when the kernel refuses the program."""
+    inheritable(lock)
+    # The interpreter ignores these for itself (os.exec* keeps that); a pipeline's `| head` must end the command.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execve(program, list(command), environ)
+    except OSError as error:
+        raise UserError(f"{command[0]}: {error.strerror}", NOT_EXECUTABLE) from None
+
+
+def inheritable(lock: int) -> int:
+    """A copy of the lock's descriptor that survives execve, with a number that nobody chooses by hand."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return fcntl.fcntl(lock, fcntl.F_DUPFD, min(LOCK_DESCRIPTOR, max(soft - 8, 3)))

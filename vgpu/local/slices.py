@@ -1,0 +1,136 @@
+"""Which slices run on this machine, without a daemon: one directory each, alive as long as its command is.
+
+`<state>/slices/<id>/`: `slice.json` (this module's record), `limits` and `usage` (the region), `lock`. The lock is
+taken by `vgpu run` and inherited by the command and what it starts, so the kernel frees it with the last of them,
+however they end. Who changes anything here holds `<state>/lock` for that moment; whatever a killed one left half-made
+has a free lock, and the next caller sweeps it.
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from vgpu import names
+from vgpu.devices import Gpu, GpuSlice
+from vgpu.local import locks
+from vgpu.local.state import carriers, start_time
+
+_RECORD: Final = "slice.json"
+_LOCK: Final = "lock"
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One command and the slices it holds."""
+
+    id: str
+    pid: int  #: the command's first process
+    start_time: int  #: its start, clock ticks since boot
+    since: float  #: seconds since the epoch
+    command: tuple[str, ...]
+    slices: tuple[GpuSlice, ...]  #: in the order in which the command counts its cards
+    cards: tuple[Gpu, ...]  #: the cards of `slices`, in the same order
+    simulator: str = ""  #: state directory of the simulated cards; empty: cards of the driver
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """Slices that this process has been given and still has to hand to its command."""
+
+    record: Run
+    directory: Path
+    descriptor: int  #: holds the lock; close-on-exec
+
+
+def in_use(directory: Path) -> bool:
+    """Whether the slice's command, or anything that it left behind, still lives.
+
+    The lock alone would miss children that close what they inherit (daemons; Python's subprocess does): those are
+    known by their environment, and when a process has overwritten that, by their place in the region.
+    """
+    return (
+        locks.is_held(directory / _LOCK)
+        or bool(carriers(names.ENV_REGION_DIR, str(directory)))
+        or _has_gpu_processes(directory)
+    )
+
+
+def _has_gpu_processes(directory: Path) -> bool:
+    from vgpu.native import Region  # compiled; only where a lock was found free
+
+    try:
+        with Region.open(directory, writable=True) as region:
+            region.reap()
+            return bool(region.usage().processes)
+    except OSError:  # killed before the region was made: nobody can be in it
+        return False
+
+
+class SliceStore:
+    """The running slices below one state directory."""
+
+    def __init__(self, root: Path, in_use: Callable[[Path], bool] = in_use) -> None:
+        self.root = root
+        self._folder = root / "slices"
+        self._folder.mkdir(mode=0o755, exist_ok=True)
+        self._in_use = in_use
+
+    def locked(self) -> AbstractContextManager[None]:
+        """The right to change anything in the state directory; held for moments, never while waiting."""
+        return locks.exclusive(self.root / "lock")
+
+    def sweep(self) -> list[Run]:
+        """The slices of living commands, oldest first; removes the others. Needs `locked`."""
+        living = []
+        for directory in self._folder.iterdir():
+            record = self._read(directory) if self._in_use(directory) else None
+            if record is None:
+                shutil.rmtree(directory, ignore_errors=True)
+            else:
+                living.append(record)
+        return sorted(living, key=lambda record: (record.since, record.id))
+
+    def _read(self, directory: Path) -> Run | None:
+        """None: its maker was killed before the record was complete, so no command was started."""
+        try:
+            return msgspec.json.decode((directory / _RECORD).read_bytes(), type=Run)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def claim(
+        self, slices: Sequence[GpuSlice], cards: Sequence[Gpu], command: Sequence[str], simulator: str, now: float
+    ) -> Claim:
+        """Records that this process has `slices`, before anybody else can look. Needs `locked`."""
+        name = secrets.token_hex(3)
+        while (self._folder / name).exists():
+            name = secrets.token_hex(3)
+        directory = self._folder / name
+        directory.mkdir(mode=0o755)
+        descriptor = locks.hold(directory / _LOCK)
+        pid = os.getpid()
+        record = Run(
+            id=name,
+            pid=pid,
+            start_time=start_time(pid) or 0,
+            since=now,
+            command=tuple(command),
+            slices=tuple(slices),
+            cards=tuple(cards),
+            simulator=simulator,
+        )
+        (directory / _RECORD).write_bytes(msgspec.json.encode(record))
+        return Claim(record, directory, descriptor)
+
+    def give_up(self, claim: Claim) -> None:
+        """Returns slices whose command could not be started."""
+        with self.locked():
+            shutil.rmtree(claim.directory, ignore_errors=True)
+            os.close(claim.descriptor)
+
+    def directory(self, record: Run) -> Path:
+        """Where the region of a running slice is: VGPU_DIR of its command."""
+        return self._folder / record.id
