@@ -1,0 +1,142 @@
+"""`vgpu demo`: the whole chain on simulated cards, in one command."""
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from vgpu.local.cluster import LocalCluster, scratch
+from vgpu.local.demo import MIB, Demo, DemoResult, read_pods, truth_lines
+from vgpu.local.storm import Storm, StormResult
+
+METRIC_LINES = ("memory_limit_bytes", "memory_used_bytes", "core_limit_ratio", "gpu_seconds_total")
+
+
+def examples() -> Path:
+    """examples/ of a checkout, else the copy in the working directory."""
+    beside = Path(__file__).resolve().parents[2] / "examples"
+    return beside if beside.is_dir() else Path("examples")
+
+
+def table_of(result: DemoResult) -> Table:
+    table = Table(title="What each container sees of its cards (simulated)", title_justify="left")
+    for column in (
+        "pod",
+        "container",
+        "card",
+        "slice",
+        "cuMemGetInfo",
+        "NVML",
+        "exact fit",
+        "one more",
+        "core share",
+        "",
+    ):
+        table.add_column(
+            column, justify="right" if column in ("slice", "cuMemGetInfo", "NVML", "core share") else "left"
+        )
+    for finding in result.findings:
+        cores = finding.slice_.cores
+        table.add_row(
+            finding.pod,
+            finding.container,
+            finding.card,
+            f"{finding.slice_.mem} MiB, {f'{cores} %' if cores else 'any core'}",
+            "-" if finding.cuda_total is None else f"{finding.cuda_total // MIB} MiB",
+            "-" if finding.nvml_total is None else f"{finding.nvml_total // MIB} MiB",
+            finding.exact.removeprefix("CUDA_") or "-",
+            finding.over.removeprefix("CUDA_ERROR_") or "-",
+            "-" if finding.core_share is None else f"{finding.core_share:.1f} %",
+            "[red]✗" if finding.problems else "[green]✓",
+        )
+    return table
+
+
+def print_demo(console: Console, result: DemoResult) -> None:
+    console.print(table_of(result))
+    shown = [line for line in result.metrics if any(name in line for name in METRIC_LINES)]
+    console.print(
+        f"\n[bold]/metrics of the node[/] while they ran ({len(result.metrics)} container series, a few of them):"
+    )
+    for line in shown[:24]:
+        console.print(f"  {line}", style="dim", highlight=False, soft_wrap=True)
+    for finding in result.findings:
+        for problem in finding.problems:
+            console.print(f"[red]✗[/] pod {finding.pod}, {finding.container}: {problem}")
+    for problem in result.problems:
+        console.print(f"[red]✗[/] {problem}")
+
+
+def print_storm(console: Console, result: StormResult) -> None:
+    kills = ", ".join(f"{name} {count}" for name, count in result.kills.items())
+    console.print(f"{result.succeeded} of {result.pods} pods succeeded in {result.seconds:.0f} s; kill -9: {kills}")
+    for uuid, peak in result.peak_mib.items():
+        console.print(
+            f"  {uuid}: at most {peak} MiB allocated in {result.samples} samples; "
+            f"the simulator saw at most {result.peak_bytes.get(uuid, 0) // MIB} MiB in use"
+        )
+    for problem in (*result.violations, *(f"pod {name} failed" for name in result.failed)):
+        console.print(f"[red]✗[/] {problem}")
+    if result.unfinished:
+        console.print(f"[red]✗[/] not finished: {', '.join(result.unfinished)}")
+
+
+@click.command()
+@click.option("--simulate", default="T4x2", show_default=True, metavar="PROFILE[xN]", help="Simulated cards.")
+@click.option(
+    "--examples", "folder", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Folder of pods to run."
+)
+@click.option("--pods", type=click.IntRange(1, 2000), help="Run this many generated pods instead of the examples.")
+@click.option(
+    "--kills", type=click.IntRange(0, 1000), default=0, help="With --pods: kill -9 agent or scheduler so often."
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="With --pods: of the random choices.")
+@click.option("--keep", is_flag=True, help="Keep the folder with all logs.")
+def command(simulate: str, folder: Path | None, pods: int | None, kills: int, seed: int, keep: bool) -> None:
+    """Run pods through the whole product on this machine: no GPU, cluster, docker or root needed.
+
+    The agent, the scheduler, the intercept library and all protocols between them are real. The cards are simulated, and
+    the API server, kubelet and kube-scheduler are small stand-ins. Exit code 0 only if every expectation held.
+    """
+    if kills and pods is None:
+        raise click.UsageError("--kills goes with --pods")
+    console = Console()
+    directory = Path(tempfile.mkdtemp(prefix="vgpu-demo-", dir=scratch()))
+    good = False
+    try:
+        with (
+            console.status("starting agent, scheduler and stand-ins") as status,
+            LocalCluster(directory, simulate=simulate) as cluster,
+        ):
+            if pods is None:
+                demo = Demo(cluster, read_pods(folder or examples()))
+                outcome = demo.run(lambda text: status.update(text))
+                truth = truth_lines(cluster.simulator_dir)
+                good = outcome.good
+            else:
+                storm = Storm(cluster, pods=pods, kills=kills, seed=seed)
+                stormy = storm.run(
+                    lambda r: status.update(f"{r.succeeded} of {r.pods} pods done, {sum(r.kills.values())} kills")
+                )
+                truth = truth_lines(cluster.simulator_dir)
+                good = stormy.good
+        if pods is None:
+            print_demo(console, outcome)
+        else:
+            print_storm(console, stormy)
+        console.print("\n[bold]The simulator's own account[/] of its cards:")
+        for line in truth:
+            console.print(f"  {line}", highlight=False)
+    except (RuntimeError, ValueError) as error:
+        console.print(f"[red]✗[/] {error}", highlight=False)
+    finally:
+        if keep or not good:
+            console.print(f"logs: {directory}")
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+    console.print("[green]every expectation held[/]" if good else "[red]not every expectation held[/]")
+    sys.exit(0 if good else 1)

@@ -1,0 +1,177 @@
+"""The demo: the pods of examples/ from admission to limited processes, on simulated cards."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from vgpu import config as configuration
+from vgpu import names
+from vgpu.allocation import Kind, decode
+from vgpu.devices import GpuSlice, decode_inventory
+from vgpu.local.cluster import LocalCluster
+from vgpu.local.storm import FINISHED
+from vgpu.native import simulator
+from vgpu.resources import GpuRequest, containers_of, read_container
+
+MIB = 1024**2
+CORE_TOLERANCE = 2.0  #: points
+RUN_SECONDS = 45.0
+
+
+class Finding(msgspec.Struct):
+    """What one container saw of its card, beside what it was promised."""
+
+    pod: str
+    container: str
+    card: str  #: "0 NVIDIA T4"
+    slice_: GpuSlice
+    cuda_total: int | None = None  #: bytes, cuMemGetInfo
+    nvml_total: int | None = None  #: bytes, nvidia-ml-py
+    exact: str = ""  #: result of allocating exactly the rest of the slice
+    over: str = ""  #: result of one more allocation
+    core_share: float | None = None  #: % of the card's time by the simulator's truth
+    problems: list[str] = []
+
+
+class DemoResult(msgspec.Struct):
+    findings: list[Finding] = []
+    problems: list[str] = []
+    metrics: list[str] = []
+    seconds: float = 0.0
+
+    @property
+    def good(self) -> bool:
+        return bool(self.findings) and not self.problems and not any(f.problems for f in self.findings)
+
+
+def read_pods(folder: Path) -> list[dict[str, Any]]:
+    """The pods of a folder's YAML files in name order; raises ValueError naming a file that is none."""
+    found = []
+    for path in sorted(folder.glob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text()):
+            if document is None:
+                continue
+            if not isinstance(document, dict) or document.get("kind") != "Pod":
+                raise ValueError(f"{path}: the demo runs objects of kind Pod only")
+            found.append(document)
+    if not found:
+        raise ValueError(f"{folder}: no *.yaml with a pod")
+    return found
+
+
+def reports(log: str) -> list[dict[str, Any]]:
+    """The JSON objects that `vgpu probe` printed, one a line."""
+    found = []
+    for line in log.splitlines():
+        if line.startswith("{"):
+            try:
+                found.append(msgspec.json.decode(line, type=dict[str, Any]))
+            except msgspec.DecodeError:
+                continue
+    return found
+
+
+class Demo:
+    """Runs `pods` on a started cluster and compares what they see with what they asked for."""
+
+    def __init__(self, cluster: LocalCluster, pods: list[dict[str, Any]]) -> None:
+        self.cluster = cluster
+        self.pods = pods
+        self.result = DemoResult()
+        inventory = decode_inventory(cluster.node()["metadata"]["annotations"][names.DEVICES])
+        self._cards = {gpu.uuid: gpu for gpu in inventory.devices}
+        self._rules = configuration.rules(cluster.config)
+
+    def run(self, progress: Callable[[str], None]) -> DemoResult:
+        begin = time.monotonic()
+        for pod in self.pods:
+            self.cluster.create(pod)
+        progress(f"{len(self.pods)} pods admitted")
+        deadline = begin + RUN_SECONDS
+        while time.monotonic() < deadline:
+            pods = self.cluster.pods()
+            self._keep_metrics()
+            phases = [(pod.get("status") or {}).get("phase", "Pending") for pod in pods]
+            progress(", ".join(f"{phases.count(p)} {p.lower()}" for p in dict.fromkeys(sorted(phases))))
+            if all(phase in FINISHED for phase in phases):
+                break
+            time.sleep(0.2)
+        for pod in self.cluster.pods():
+            self._judge(pod)
+        self.result.seconds = time.monotonic() - begin
+        return self.result
+
+    def _keep_metrics(self) -> None:
+        """Keeps the scrape that shows most containers: they come and go."""
+        lines = [line for line in self.cluster.metrics().splitlines() if line.startswith("vgpu_container_")]
+        if len(lines) >= len(self.result.metrics):
+            self.result.metrics = lines
+
+    def _judge(self, pod: dict[str, Any]) -> None:
+        meta, status = pod["metadata"], pod.get("status") or {}
+        name = meta["name"]
+        if status.get("phase") != "Succeeded":
+            detail = status.get("message") or status.get("reason") or ""
+            self.result.problems.append(f"pod {name} is {status.get('phase', 'Pending')} {detail}".rstrip())
+        record = (meta.get("annotations") or {}).get(names.ALLOCATION)
+        if record is None:
+            self.result.problems.append(f"pod {name} has no allocation")
+            return
+        allocation = decode(record)
+        for path, kind, container in containers_of(pod["spec"]):
+            asked = read_container(path, container, self._rules)
+            slices = allocation.containers.get(container["name"], ())
+            if asked is None:
+                continue
+            if len(slices) != asked.count:
+                self.result.problems.append(f"pod {name}: {container['name']} has {len(slices)} of {asked.count} cards")
+            report = reports(self.cluster.log(pod, container["name"]))
+            seen = {card["uuid"]: card for card in report[-1]["cards"]} if report else {}
+            if report and set(seen) != {piece.uuid for piece in slices}:
+                self.result.problems.append(f"pod {name}: {container['name']} sees other cards than its slices")
+            for piece in slices:
+                self.result.findings.append(self._finding(name, container, kind, asked, piece, seen.get(piece.uuid)))
+
+    def _finding(
+        self,
+        pod: str,
+        container: dict[str, Any],
+        kind: Kind,
+        asked: GpuRequest,
+        piece: GpuSlice,
+        seen: dict[str, Any] | None,
+    ) -> Finding:
+        gpu = self._cards[piece.uuid]
+        label = container["name"] if kind is Kind.APP else f"{container['name']} ({kind})"
+        found = Finding(pod, label, f"{gpu.index} {gpu.model}", piece)
+        if piece.mem != asked.memory_on(gpu.physical_memory):
+            found.problems.append(f"slice of {piece.mem} MiB, asked {asked.memory_on(gpu.physical_memory)}")
+        if seen is None:
+            found.problems.append("printed no report")
+            return found
+        found.cuda_total, found.nvml_total = seen["cuda_total"], seen["nvml_total"]
+        found.exact, found.over = seen.get("fill") or "", seen.get("over") or ""
+        found.core_share = seen.get("core_share")
+        for what, total in (("cuMemGetInfo", found.cuda_total), ("NVML", found.nvml_total)):
+            if total != piece.mem * MIB:
+                found.problems.append(f"{what} says {total} bytes, the slice has {piece.mem * MIB}")
+        if found.exact and found.exact != "CUDA_SUCCESS":
+            found.problems.append(f"an allocation that fits exactly: {found.exact}")
+        if found.over and found.over != "CUDA_ERROR_OUT_OF_MEMORY":
+            found.problems.append(f"an allocation above the slice: {found.over}")
+        if found.core_share is not None and piece.cores and abs(found.core_share - piece.cores) > CORE_TOLERANCE:
+            found.problems.append(f"core share {found.core_share:.1f} %, promised {piece.cores} ± {CORE_TOLERANCE:g}")
+        return found
+
+
+def truth_lines(directory: Path) -> list[str]:
+    """What the simulator itself says about its cards, independent of every ledger."""
+    return [
+        f"{card.uuid}  {card.model}  in use {card.used // MIB} MiB, peak {card.peak // MIB} of "
+        f"{card.memory // MIB} MiB, busy {card.busy_ns / 1e9:.2f} s"
+        for card in simulator.cards(directory)
+    ]
