@@ -1,0 +1,154 @@
+"""What holds for any cards and any pods: nothing is given twice, and one node and the whole fleet judge alike."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from vgpu.allocation import Allocation, Held, Kind, held, merge
+from vgpu.devices import Gpu
+from vgpu.placement import fleet, policy, rules
+from vgpu.placement.cards import FIGURES, Cards, CardState, Ints, figures
+from vgpu.placement.fit import Rejection, fit_pod
+from vgpu.resources import PLACEMENT_POLICIES, CardSelector, ContainerRequest, GpuRequest, PodRequest
+
+KINDS = {Kind.INIT: 0, Kind.SIDECAR: 0, Kind.APP: 1}  # init containers and sidecars come first in a spec
+
+
+def requests() -> st.SearchStrategy[GpuRequest]:
+    return st.builds(
+        GpuRequest,
+        count=st.integers(1, 3),
+        memory=st.sampled_from((0, 1, 500, 2000, 4000)),
+        percent=st.sampled_from((1, 33, 50, 100)),
+        cores=st.sampled_from((0, 1, 30, 50, 100)),
+    )
+
+
+@st.composite
+def pods(draw: st.DrawFn) -> PodRequest:
+    kinds = sorted(draw(st.lists(st.sampled_from(Kind), min_size=1, max_size=3)), key=lambda kind: KINDS[kind])
+    return PodRequest(
+        tuple(ContainerRequest(f"c{n}", kind, draw(requests())) for n, kind in enumerate(kinds)),
+        selector=CardSelector(
+            use_types=draw(st.sampled_from(((), ("T4",)))),
+            nouse_uuids=draw(st.sampled_from(((), ("dev-0",)))),
+            numa_bind=draw(st.booleans()),
+        ),
+        oversubscribe=draw(st.sampled_from((None, False))),
+    )
+
+
+@st.composite
+def gpus(draw: st.DrawFn, index: int) -> Gpu:
+    return Gpu(
+        uuid=f"dev-{index}",
+        index=index,
+        model=draw(st.sampled_from(("Tesla T4", "NVIDIA A10"))),
+        memory=draw(st.sampled_from((4000, 8000))),
+        physical=4000,
+        cores=draw(st.sampled_from((100, 200))),
+        slots=draw(st.integers(1, 4)),
+        numa=draw(st.sampled_from((0, 1))),
+        healthy=draw(st.sampled_from((True, True, True, False))),
+    )
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> list[CardState]:
+    result = []
+    for index in range(draw(st.integers(0, 4))):
+        slots, memory, cores = draw(st.integers(0, 2)), draw(st.integers(0, 4000)), draw(st.integers(0, 99))
+        used = Held(slots, memory, memory, cores) if slots else Held()
+        result.append(CardState(draw(gpus(index)), used, draw(st.sampled_from((False, False, True)))))
+    return result
+
+
+def fleet_of(states: list[list[CardState]]) -> tuple[Cards, Ints]:
+    shape = len(states), max((len(node) for node in states), default=0)
+    cards, usage = Cards.empty(*shape), np.zeros((FIGURES, *shape), dtype=np.int64)
+    places: dict[str, list[tuple[int, ...]]] = {}
+    for row, node in enumerate(states):
+        for column, state in enumerate(node):
+            cards.put((row, column), state.gpu, cordoned=state.cordoned)
+            usage[:, row, column] = figures(state.held)
+            places.setdefault(state.gpu.uuid, []).append((row, column))
+    cards.places = places
+    return cards, usage
+
+
+@settings(max_examples=150, deadline=None)
+@given(states=st.lists(nodes(), min_size=1, max_size=4), pod=pods(), name=st.sampled_from(PLACEMENT_POLICIES))
+def test_the_fleet_is_judged_as_each_node_is(states: list[list[CardState]], pod: PodRequest, name: str) -> None:
+    cards, usage = fleet_of(states)
+    asks = rules.asks(cards, pod)
+    verdict = fleet.survey(cards, usage, asks, pod, policy(name))
+    for row, node in enumerate(states):
+        found = fit_pod(node, pod, policy(name))
+        if verdict.open[row]:
+            assert len(pod.containers) > 1
+            continue
+        assert bool(verdict.fits[row]) is isinstance(found, Allocation)
+        if isinstance(found, Rejection) and len(pod.containers) == 1:
+            selected = np.array([row])
+            part = cards.take(selected)
+            told = fleet.rejections(part, usage[:, selected], asks[0].take(selected), numa_bind=pod.selector.numa_bind)
+            assert told == [found]
+
+
+class Cluster(RuleBasedStateMachine):
+    """Pods come and go on one node; whatever comes, no card holds more than it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cards: list[Gpu] = []
+        self.pods: dict[int, dict[str, Held]] = {}
+        self.number = 0
+
+    @precondition(lambda self: len(self.cards) < 4)
+    @rule(data=st.data())
+    def add_card(self, data: st.DataObject) -> None:
+        self.cards.append(data.draw(gpus(len(self.cards))))
+
+    def usage(self) -> dict[str, Held]:
+        total: dict[str, Held] = {}
+        for each in self.pods.values():
+            total = merge(total, each)
+        return total
+
+    @rule(pod=pods(), name=st.sampled_from(PLACEMENT_POLICIES))
+    def allocate(self, pod: PodRequest, name: str) -> None:
+        usage = self.usage()
+        states = [CardState(gpu, usage.get(gpu.uuid, Held())) for gpu in self.cards]
+        found = fit_pod(states, pod, policy(name))
+        if isinstance(found, Rejection):
+            assert found.reasons
+            assert found.sentence
+            return
+        for container in pod.containers:
+            slices = found.containers[container.name]
+            assert len({piece.uuid for piece in slices}) == len(slices) == container.gpu.count
+            assert all(piece.cores == container.gpu.cores for piece in slices)
+        self.number += 1
+        self.pods[self.number] = held((each.kind, found.containers[each.name]) for each in pod.containers)
+
+    @precondition(lambda self: self.pods)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        del self.pods[data.draw(st.sampled_from(sorted(self.pods)))]
+
+    @invariant()
+    def never_too_much(self) -> None:
+        usage = self.usage()
+        for gpu in self.cards:
+            on = usage.get(gpu.uuid, Held())
+            assert on.slots <= gpu.slots
+            assert on.mem <= gpu.memory
+            assert on.phys <= gpu.physical_memory
+            assert on.cores <= gpu.cores
+            holders = [each[gpu.uuid] for each in self.pods.values() if gpu.uuid in each]
+            assert len(holders) == 1 or not any(one.alone for one in holders)
+
+
+TestCluster = Cluster.TestCase
+TestCluster.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)

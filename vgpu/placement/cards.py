@@ -1,0 +1,125 @@
+"""Cards and what is held on them as arrays: of one node (shape: cards) or of a cluster (shape: nodes × cards).
+
+Arrays of one node keep the cards in the order of their index; where nodes differ in their number of cards, `present`
+says which places are cards.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from vgpu.allocation import Held
+from vgpu.devices import Gpu
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+#: Rows of a usage array (shape: 5 × the shape of the cards), in the order of `Held`'s fields
+SLOTS, MEM, PHYS, CORES, ALONE = range(5)
+FIGURES: Final = 5
+
+
+class CardState(msgspec.Struct, frozen=True):
+    """One card and what pods hold on it."""
+
+    gpu: Gpu
+    held: Held = Held()
+    cordoned: bool = False
+
+
+def figures(held: Held) -> Ints:
+    """One column of a usage array."""
+    return np.array((held.slots, held.mem, held.phys, held.cores, held.alone), dtype=np.int64)
+
+
+@dataclass(slots=True)
+class Cards:
+    """What does not depend on pods. All arrays have the same shape; `models` and `places` are shared by all of them."""
+
+    present: Bools
+    healthy: Bools
+    cordoned: Bools
+    memory: Ints  #: MiB that slices may share
+    physical: Ints  #: MiB of the card itself
+    cores: Ints  #: % that slices may share
+    slots: Ints
+    numa: Ints
+    model: Ints  #: index in `models`
+    models: list[str]
+    places: Mapping[str, Sequence[tuple[int, ...]]]  #: UUID → indices of the cards with it
+
+    @classmethod
+    def empty(cls, *shape: int) -> "Cards":
+        def zeros() -> Ints:
+            return np.zeros(shape, dtype=np.int64)
+
+        def false() -> Bools:
+            return np.zeros(shape, dtype=np.bool_)
+
+        return cls(false(), false(), false(), zeros(), zeros(), zeros(), zeros(), zeros(), zeros(), [], {})
+
+    @classmethod
+    def of(cls, states: Sequence[CardState]) -> tuple["Cards", Ints]:
+        """Arrays of one node's cards in the order given, and their usage."""
+        cards = cls.empty(len(states))
+        usage = np.zeros((FIGURES, len(states)), dtype=np.int64)
+        places: dict[str, list[tuple[int, ...]]] = {}
+        for at, state in enumerate(states):
+            cards.put((at,), state.gpu, cordoned=state.cordoned)
+            usage[:, at] = figures(state.held)
+            places.setdefault(state.gpu.uuid, []).append((at,))
+        cards.places = places
+        return cards, usage
+
+    def put(self, place: tuple[int, ...], gpu: Gpu, *, cordoned: bool) -> None:
+        """Writes one card; `places` is the caller's to keep."""
+        if gpu.model not in self.models:
+            self.models.append(gpu.model)
+        self.present[place] = True
+        self.healthy[place] = gpu.healthy
+        self.cordoned[place] = cordoned
+        self.memory[place] = gpu.memory
+        self.physical[place] = gpu.physical_memory
+        self.cores[place] = gpu.cores
+        self.slots[place] = gpu.slots
+        self.numa[place] = gpu.numa
+        self.model[place] = self.models.index(gpu.model)
+
+    def take(self, rows: Any) -> "Cards":
+        """The cards of some nodes. UUID lists cannot be judged on the result: `places` is empty."""
+        return Cards(
+            self.present[rows],
+            self.healthy[rows],
+            self.cordoned[rows],
+            self.memory[rows],
+            self.physical[rows],
+            self.cores[rows],
+            self.slots[rows],
+            self.numa[rows],
+            self.model[rows],
+            self.models,
+            {},
+        )
+
+
+def load(cards: Cards, usage: Ints) -> Floats:
+    """How full each card is, 0 to 1: the larger of its memory share and its core share."""
+    memory = usage[MEM] / np.maximum(cards.memory, 1)
+    cores = usage[CORES] / np.maximum(cards.cores, 1)
+    return np.asarray(np.maximum(memory, cores), dtype=np.float64)
+
+
+def node_load(cards: Cards, usage: Ints) -> Floats:
+    """How full each node is, 0 to 1: the larger of its memory share and its core share over all cards."""
+
+    def share(row: int, total: Ints) -> Floats:
+        held = np.where(cards.present, usage[row], 0).sum(axis=-1)
+        of = np.where(cards.present, total, 0).sum(axis=-1)
+        return np.asarray(held / np.maximum(of, 1), dtype=np.float64)
+
+    return np.asarray(np.maximum(share(MEM, cards.memory), share(CORES, cards.cores)), dtype=np.float64)

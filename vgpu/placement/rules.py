@@ -1,0 +1,174 @@
+"""The hard rules: may this container get a slice of this card? One definition, for one node and for a whole cluster."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+import numpy as np
+
+from vgpu.placement.cards import ALONE, CORES, MEM, PHYS, SLOTS, Bools, Cards, Ints
+from vgpu.placement.selection import by_model, by_uuid
+from vgpu.resources import CardSelector, GpuRequest, PodRequest
+
+
+class Reason(StrEnum):
+    """Why a card does not fit, in the order in which the first one that applies is told."""
+
+    TYPE = "type"
+    UUID = "uuid"
+    HEALTH = "health"
+    CORDON = "cordon"
+    SLOTS = "slots"
+    UNUSED = "unused"  #: cores 100 need a card without slices
+    ALONE = "alone"  #: a slice with cores 100 has the card for itself
+    MEMORY = "memory"
+    GUARANTEE = "guarantee"  #: physical memory that is promised to slices
+    CORES = "cores"
+    NUMA = "numa"
+    COUNT = "count"  #: the node has fewer cards
+
+
+#: Codes of `judge`: 0 fits, 1 … the reasons in their order
+REASONS = tuple(Reason)
+
+
+class Rejection(msgspec.Struct, frozen=True):
+    """Why a node's cards cannot take a container or a pod."""
+
+    reasons: Mapping[Reason, int]  #: number of cards per reason
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What one container takes of every card, should it be given that card (arrays in the shape of the cards)."""
+
+    request: GpuRequest
+    memory: Ints
+    guarantee: Ints
+    models: Bools
+    uuids: Bools
+
+    def take(self, rows: Ints) -> "Ask":
+        return Ask(self.request, self.memory[rows], self.guarantee[rows], self.models[rows], self.uuids[rows])
+
+    @property
+    def column(self) -> Ints:
+        """A usage array: what a slice of each card adds to it."""
+        added = np.empty((5, *self.memory.shape), dtype=np.int64)
+        added[SLOTS] = 1
+        added[MEM] = self.memory
+        added[PHYS] = self.guarantee
+        added[CORES] = self.request.cores
+        added[ALONE] = self.request.cores == 100
+        return added
+
+
+def memory_asked(cards: Cards, request: GpuRequest) -> Ints:
+    """MiB on each card. A share is one of the physical memory, but never more than slices may have of the card."""
+    if request.memory:
+        return np.full(cards.memory.shape, request.memory, dtype=np.int64)
+    return np.minimum(cards.physical * request.percent // 100, cards.memory)
+
+
+def ask(cards: Cards, request: GpuRequest, selector: CardSelector, *, oversubscribe: bool) -> Ask:
+    """`oversubscribe`: on cards whose memory is scaled up, only limit / scaling is guaranteed to be physical."""
+    memory = memory_asked(cards, request)
+    guarantee = memory
+    if oversubscribe:
+        scaled = cards.memory > cards.physical
+        guarantee = np.where(scaled, memory * cards.physical // np.maximum(cards.memory, 1), memory)
+    return Ask(request, memory, guarantee, by_model(cards, selector), by_uuid(cards, selector))
+
+
+def asks(cards: Cards, pod: PodRequest) -> list[Ask]:
+    """What each container of a pod takes of each card."""
+    return [ask(cards, each.gpu, pod.selector, oversubscribe=pod.oversubscribe is not False) for each in pod.containers]
+
+
+def faults(cards: Cards, usage: Ints, asked: Ask) -> Iterator[tuple[Reason, Bools]]:
+    """Every rule with the cards that break it, in the order of the reasons."""
+    alone = asked.request.cores == 100
+    yield Reason.TYPE, ~asked.models
+    yield Reason.UUID, ~asked.uuids
+    yield Reason.HEALTH, ~cards.healthy
+    yield Reason.CORDON, cards.cordoned
+    yield Reason.SLOTS, usage[SLOTS] >= cards.slots
+    if alone:
+        yield Reason.UNUSED, usage[SLOTS] > 0
+    else:
+        yield Reason.ALONE, usage[ALONE] > 0
+    yield Reason.MEMORY, usage[MEM] + asked.memory > cards.memory
+    yield Reason.GUARANTEE, usage[PHYS] + asked.guarantee > cards.physical
+    if not alone:
+        # One without a guarantee still needs time that is not promised to others, else it would never run.
+        yield Reason.CORES, usage[CORES] + max(asked.request.cores, 1) > cards.cores
+
+
+def eligible(cards: Cards, usage: Ints, asked: Ask) -> Bools:
+    """Cards that break no rule."""
+    good = cards.present.copy()
+    for _, bad in faults(cards, usage, asked):
+        good &= ~bad
+    return good
+
+
+def judge(cards: Cards, usage: Ints, asked: Ask) -> Ints:
+    """The first reason against each card, as a code (0: none); places without a card are 0."""
+    codes = np.zeros(cards.present.shape, dtype=np.int64)
+    for reason, bad in faults(cards, usage, asked):
+        codes[bad & (codes == 0) & cards.present] = REASONS.index(reason) + 1
+    return codes
+
+
+def enough(cards: Cards, good: Bools, request: GpuRequest, *, numa_bind: bool) -> Bools:
+    """Nodes with as many good cards as asked (of one NUMA node where the pod wants that)."""
+    if not numa_bind:
+        return np.asarray(good.sum(axis=-1) >= request.count)
+    found = np.zeros(good.shape[:-1], dtype=np.bool_)
+    for numa in np.unique(cards.numa[cards.present]):
+        found |= (good & (cards.numa == numa)).sum(axis=-1) >= request.count
+    return found
+
+
+_NEEDS: Mapping[Reason, tuple[str, str]] = {
+    # reason: (what the fitting cards do, what the others are or lack)
+    Reason.TYPE: ("are of a model that the pod accepts", "of another model"),
+    Reason.UUID: ("have a UUID that the pod accepts", "with another UUID"),
+    Reason.HEALTH: ("are healthy", "unhealthy"),
+    Reason.CORDON: ("are not cordoned", "cordoned"),
+    Reason.SLOTS: ("have a free slot", "without a free slot"),
+    Reason.UNUSED: (
+        "are unused, as gpucores {cores} needs",
+        "already used, but {cores} % of cores needs an unused one",
+    ),
+    Reason.ALONE: ("are not taken by a container with 100 % of cores", "taken by a container with 100 % of cores"),
+    Reason.MEMORY: ("have {memory} free", "without {memory} free"),
+    Reason.GUARANTEE: (
+        "have the physical memory free that a slice of {memory} guarantees",
+        "without the physical memory free that a slice of {memory} guarantees",
+    ),
+    Reason.CORES: ("have {cores} % of cores free", "without {cores} % of cores free"),
+}
+
+
+def sentence(counts: Mapping[Reason, int], total: int, request: GpuRequest, *, numa_bind: bool = False) -> str:
+    """ "2 of 8 cards have 3000 MiB free, 4 needed"; `counts` are the cards that do not fit, by reason."""
+    if total == 0:
+        return "the node has no cards"
+    if total < request.count:
+        return f"the node has {total} {'card' if total == 1 else 'cards'}, {request.count} needed"
+    words = {
+        "memory": f"{request.memory} MiB" if request.memory else f"{request.percent} % of their memory",
+        "cores": str(request.cores or 1),
+    }
+    fitting = total - sum(counts.values())
+    needed = f"{request.count} needed"
+    if numa_bind:
+        needed += " on one NUMA node"
+    if len(counts) == 1:
+        (reason,) = counts
+        return f"{fitting} of {total} cards {_NEEDS[reason][0].format_map(words)}, {needed}"
+    why = ", ".join(f"{counts[reason]} {_NEEDS[reason][1].format_map(words)}" for reason in REASONS if reason in counts)
+    return f"{fitting} of {total} cards fit, {needed}" + (f": {why}" if why else "")
