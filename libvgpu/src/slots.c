@@ -68,14 +68,15 @@ int vgpu_member_join(struct vgpu_member *member, struct vgpu_usage_file *usage, 
         return -errno;
     *member = (struct vgpu_member){
         .usage = usage, .path = path, .fd = fd, .device = status.st_dev, .inode = status.st_ino, .slot = VGPU_NO_SLOT};
-    if (fd < 0)
-        return 0;
-    /* After an exec the pid, the start time and soon the mapping are the same again, but the memory of the old program is gone. */
-    const struct vgpu_identity self = vgpu_identity_self();
-    for (uint32_t slot = 0; slot < slots_high(usage); slot++)
-        if (vgpu_slot_state(vgpu_slot_owner(usage, slot)) != VGPU_SLOT_FREE && same_process(&usage->heads[slot], &self))
-            atomic_fetch_or(&usage->heads[slot].flags, VGPU_SLOT_REPLACED);
     return 0;
+}
+
+void vgpu_member_disown(struct vgpu_member *member)
+{
+    const struct vgpu_identity self = vgpu_identity_self();
+    for (uint32_t slot = 0; slot < slots_high(member->usage); slot++)
+        if (vgpu_slot_state(vgpu_slot_owner(member->usage, slot)) != VGPU_SLOT_FREE && same_process(&member->usage->heads[slot], &self))
+            atomic_fetch_or(&member->usage->heads[slot].flags, VGPU_SLOT_REPLACED);
 }
 
 int vgpu_member_rejoin(struct vgpu_member *child, const struct vgpu_member *parent)

@@ -106,5 +106,6 @@ struct vgpu_usage_file {
 };
 
 _Static_assert(sizeof(struct vgpu_lane) == VGPU_CACHE_LINE && sizeof(struct vgpu_slot_head) == VGPU_CACHE_LINE, "one cache line each");
+_Static_assert(sizeof(struct vgpu_limits) % sizeof(uint64_t) == 0, "limits are copied word by word");
 _Static_assert(VGPU_SLOTS * VGPU_LANES <= 1u << 16, "a lane number must fit into the tag of a word");
 #endif

@@ -1,0 +1,216 @@
+#define _GNU_SOURCE
+#include "attach.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "environment.h"
+#include "region_files.h"
+
+#ifndef MADV_WIPEONFORK
+#define MADV_WIPEONFORK 18
+#endif
+
+/* Survive a fork, unlike struct vgpu_local: the mappings do too. Written once, under the set-up lock, before `decided`. */
+static struct vgpu_mapping mapping = {.lock_fd = -1};
+static enum vgpu_mode decided_mode;
+static _Atomic bool decided;
+static struct vgpu_member first_member; /* as joined by whoever attached; a child's own description is made from it */
+static char usage_path[4096];
+static char note[512];
+
+__attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(note, sizeof note, format, arguments);
+    va_end(arguments);
+}
+
+static const char *reason(int error)
+{
+    switch (error) {
+    case -EPROTO: return "not a region of this version and this boot";
+    case -ENOENT: return "missing";
+    case -EACCES: return "permission denied";
+    default: return strerror(-error);
+    }
+}
+
+/* Maps both files of `dir`. *missing: there is no region at all. */
+static bool map_region(const char *dir, bool *missing)
+{
+    char limits_path[4096];
+    struct vgpu_limits_file *limits;
+    struct vgpu_usage_file *usage;
+    int limits_fd, usage_fd;
+    *missing = false;
+    int result = vgpu_path_join(limits_path, sizeof limits_path, dir, "limits");
+    if (result == 0)
+        result = vgpu_path_join(usage_path, sizeof usage_path, dir, "usage");
+    if (result == 0)
+        result = vgpu_limits_map(limits_path, false, &limits, &limits_fd);
+    if (result < 0) {
+        *missing = result == -ENOENT || result == -ENOTDIR;
+        say("%s/limits: %s", dir, reason(result));
+        return false;
+    }
+    close(limits_fd);
+    if (realpath(usage_path, limits_path)) /* it may have to be opened again after a chdir */
+        memcpy(usage_path, limits_path, sizeof usage_path);
+    result = vgpu_usage_map(usage_path, true, &usage, &usage_fd);
+    if (result == 0) {
+        result = vgpu_member_join(&first_member, usage, usage_path, usage_fd);
+        if (result < 0) {
+            munmap(usage, sizeof *usage);
+            close(usage_fd);
+        }
+    }
+    if (result < 0) {
+        munmap(limits, sizeof *limits);
+        say("%s/usage: %s", dir, reason(result));
+        return false;
+    }
+    vgpu_member_disown(&first_member);
+    mapping.limits = limits;
+    mapping.usage = usage;
+    mapping.lock_fd = usage_fd;
+    note[0] = 0;
+    return true;
+}
+
+/* The same structures in memory of this process alone; the kernel empties the accounts in a forked child, which starts with no memory. */
+static bool map_private(const struct vgpu_limits *from)
+{
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    struct vgpu_limits_file *limits = mmap(NULL, sizeof *limits, PROT_READ | PROT_WRITE, flags, -1, 0);
+    struct vgpu_usage_file *usage = mmap(NULL, sizeof *usage, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (limits == MAP_FAILED || usage == MAP_FAILED) {
+        say("no memory for the accounts");
+        return false;
+    }
+    madvise(usage, sizeof *usage, MADV_WIPEONFORK);
+    vgpu_limits_init(limits, from);
+    vgpu_member_join(&first_member, usage, NULL, -1);
+    mapping.limits = limits;
+    mapping.usage = usage;
+    return true;
+}
+
+static enum vgpu_mode decide(void)
+{
+    struct vgpu_limits limits;
+    char from_environment[256], from_region[512] = "";
+    bool missing;
+
+    mapping.managed = true;
+    if (map_region(VGPU_MANAGED_DIR, &missing))
+        return VGPU_REGION;
+    if (!missing)
+        return VGPU_BROKEN;
+    mapping.managed = false;
+    note[0] = 0;
+
+    const char *dir = secure_getenv("VGPU_DIR");
+    const bool has_dir = dir && *dir;
+    if (has_dir && map_region(dir, &missing))
+        return VGPU_REGION; /* where both exist the region wins */
+    const int limited = vgpu_environment_limits(&limits, from_environment, sizeof from_environment);
+    if (limited < 0) {
+        say("%s", from_environment);
+        return VGPU_BROKEN;
+    }
+    if (has_dir && missing && limited) {
+        const int result = vgpu_region_files_make(dir, &limits, false);
+        if (result < 0 && result != -EEXIST)
+            say("VGPU_DIR=%.200s: no region can be made there: %s", dir, reason(result));
+        else if (map_region(dir, &missing))
+            return VGPU_REGION;
+    }
+    if (limited) {
+        if (has_dir) {
+            snprintf(from_region, sizeof from_region, "%s", note);
+            say("%.400s; limits hold for this process alone", from_region);
+        }
+        return map_private(&limits) ? VGPU_PRIVATE : VGPU_BROKEN;
+    }
+    if (has_dir && !missing)
+        return VGPU_BROKEN; /* there is a region, and it cannot be read: that must not mean unlimited */
+    note[0] = 0;
+    return VGPU_UNLIMITED;
+}
+
+/* A forked child goes on with its parent's mappings, under an open description of its own. */
+static enum vgpu_mode join(struct vgpu_local *local)
+{
+    local->member.slot = VGPU_NO_SLOT;
+    switch (decided_mode) {
+    case VGPU_REGION: {
+        const int result = vgpu_member_rejoin(&local->member, &first_member);
+        if (result == 0)
+            return VGPU_REGION;
+        say("%s: %s", usage_path, reason(result));
+        return VGPU_BROKEN;
+    }
+    case VGPU_PRIVATE: local->member = first_member; return VGPU_PRIVATE;
+    default: return decided_mode;
+    }
+}
+
+static enum vgpu_mode attach_slowly(struct vgpu_local *local)
+{
+    const int saved = errno;
+    vgpu_lock(&local->setting_up);
+    uint32_t attached = atomic_load_explicit(&local->attached, memory_order_acquire);
+    if (attached == 0) {
+        enum vgpu_mode mode;
+        if (!atomic_load_explicit(&decided, memory_order_acquire)) {
+            mode = decided_mode = decide();
+            local->member = first_member;
+            atomic_store_explicit(&decided, true, memory_order_release);
+        } else {
+            mode = join(local);
+        }
+        attached = (uint32_t)mode + 1;
+        atomic_store_explicit(&local->attached, attached, memory_order_release);
+    }
+    vgpu_unlock(&local->setting_up);
+    errno = saved;
+    return (enum vgpu_mode)(attached - 1);
+}
+
+struct vgpu_local *vgpu_attached(enum vgpu_mode *mode)
+{
+    struct vgpu_local *local = vgpu_local();
+    const uint32_t attached = local ? atomic_load_explicit(&local->attached, memory_order_acquire) : 0;
+    if (__builtin_expect(attached != 0, 1))
+        *mode = (enum vgpu_mode)(attached - 1);
+    else
+        *mode = local ? attach_slowly(local) : VGPU_BROKEN;
+    return local;
+}
+
+enum vgpu_mode vgpu_attach(void)
+{
+    enum vgpu_mode mode;
+    vgpu_attached(&mode);
+    return mode;
+}
+
+const struct vgpu_mapping *vgpu_mapping(void)
+{
+    vgpu_attach();
+    return &mapping;
+}
+
+const char *vgpu_attach_note(void)
+{
+    vgpu_attach();
+    return note;
+}

@@ -1,0 +1,225 @@
+/* This process's charges. A charge runs on whichever of the slot's lanes is free; its release must run on the same one. */
+#include "ledger.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <time.h>
+
+#include "account.h"
+#include "attach.h"
+#include "region_files.h"
+
+#define LANE_BITS 4
+#define TAKING_MASK 0xfffu
+#define REFUSAL_PATIENCE_NS 100000000 /* how long a refusal waits for another process that is just reaping */
+
+_Static_assert(VGPU_LANES == 1u << LANE_BITS, "a ticket holds the lane in its low bits");
+
+/* Number of the slot's taking by this process or an ancestor: in static memory, so that a child's tickets differ from its parent's. */
+static _Atomic uint32_t takings;
+
+static uint64_t now_ns(clockid_t clock)
+{
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* Makes sure that this process has a slot. */
+static bool have_slot(struct vgpu_local *local)
+{
+    if (__builtin_expect(atomic_load_explicit(&local->has_slot, memory_order_acquire) != 0, 1))
+        return true;
+    const int saved = errno;
+    vgpu_lock(&local->setting_up);
+    bool taken = atomic_load_explicit(&local->has_slot, memory_order_acquire) != 0;
+    if (!taken && vgpu_slot_take(&local->member, 0) == 0) {
+        uint32_t number = atomic_fetch_add(&takings, 1) + 1;
+        if ((number & TAKING_MASK) == 0) /* 0 marks a ticket of nothing */
+            atomic_fetch_add(&takings, 1);
+        atomic_store_explicit(&local->has_slot, 1, memory_order_release);
+        taken = true;
+    }
+    vgpu_unlock(&local->setting_up);
+    errno = saved;
+    return taken;
+}
+
+/* Locks one of the slot's lanes: each thread begins with one of its own, so that threads rarely meet. */
+static unsigned lock_some_lane(struct vgpu_local *local)
+{
+    static _Atomic unsigned threads;
+    static _Thread_local unsigned mine __attribute__((tls_model("initial-exec")));
+    if (__builtin_expect(mine == 0, 0))
+        mine = atomic_fetch_add(&threads, 1) % VGPU_LANES + 1;
+    for (unsigned lane = mine - 1, tries = 1;; lane = (lane + 1) % VGPU_LANES, tries++) {
+        if (vgpu_try_lock(&local->lanes[lane].busy))
+            return lane;
+        if (tries % VGPU_LANES == 0)
+            sched_yield();
+    }
+}
+
+static bool charge(struct vgpu_local *local, unsigned card, enum vgpu_account_index account, uint64_t bytes, uint64_t limit,
+                   struct vgpu_ticket *ticket)
+{
+    const unsigned lane = lock_some_lane(local);
+    const bool granted = vgpu_account_charge(local->member.usage, card, account, VGPU_LANE_NUMBER(local->member.slot, lane), bytes, limit);
+    vgpu_unlock(&local->lanes[lane].busy);
+    if (granted)
+        *ticket = (struct vgpu_ticket){
+            .lane = (uint16_t)((atomic_load_explicit(&takings, memory_order_relaxed) & TAKING_MASK) << LANE_BITS | lane),
+            .card = (uint8_t)card,
+            .account = (uint8_t)account};
+    return granted;
+}
+
+static int reap(struct vgpu_local *local, unsigned *busy)
+{
+    const int saved = errno;
+    vgpu_lock(&local->reaping);
+    const int freed = vgpu_slots_reap(&local->member, busy);
+    atomic_store_explicit(&local->last_reap_ns, now_ns(CLOCK_MONOTONIC_COARSE), memory_order_relaxed);
+    vgpu_unlock(&local->reaping);
+    errno = saved;
+    return freed;
+}
+
+/* Before a refusal: what the dead have left may be enough. */
+static bool charge_after_reaping(struct vgpu_local *local, unsigned card, enum vgpu_account_index account, uint64_t bytes, uint64_t limit,
+                                 struct vgpu_ticket *ticket)
+{
+    const uint64_t deadline = now_ns(CLOCK_MONOTONIC) + REFUSAL_PATIENCE_NS;
+    for (;;) {
+        unsigned busy;
+        const int freed = reap(local, &busy);
+        if ((freed > 0 || busy > 0) && charge(local, card, account, bytes, limit, ticket))
+            return true;
+        if (busy == 0 || now_ns(CLOCK_MONOTONIC) > deadline)
+            return false;
+        sched_yield();
+    }
+}
+
+bool vgpu_charge(unsigned card, enum vgpu_account_index account, uint64_t bytes, struct vgpu_ticket *ticket)
+{
+    enum vgpu_mode mode;
+    struct vgpu_local *local = vgpu_attached(&mode);
+    *ticket = (struct vgpu_ticket){0};
+    if (mode == VGPU_UNLIMITED)
+        return true;
+    if (mode == VGPU_BROKEN || card >= VGPU_MAX_CARDS || !have_slot(local))
+        return false;
+    const struct vgpu_limits *limits = vgpu_limits_now();
+    const uint64_t limit = card >= limits->card_count     ? 0
+                           : account == VGPU_DEVICE_BYTES ? limits->cards[card].memory
+                                                          : limits->host_memory;
+    if (__builtin_expect(charge(local, card, account, bytes, limit, ticket), 1))
+        return true;
+    if (bytes <= limit && charge_after_reaping(local, card, account, bytes, limit, ticket))
+        return true;
+    atomic_fetch_add_explicit(&local->member.usage->pacer[card].refused, 1, memory_order_relaxed);
+    return false;
+}
+
+void vgpu_charge_always(unsigned card, enum vgpu_account_index account, uint64_t bytes, struct vgpu_ticket *ticket)
+{
+    enum vgpu_mode mode;
+    struct vgpu_local *local = vgpu_attached(&mode);
+    *ticket = (struct vgpu_ticket){0};
+    if ((mode == VGPU_REGION || mode == VGPU_PRIVATE) && card < VGPU_MAX_CARDS && have_slot(local))
+        charge(local, card, account, bytes, VGPU_NO_LIMIT, ticket);
+}
+
+void vgpu_release(struct vgpu_ticket ticket, uint64_t bytes)
+{
+    enum vgpu_mode mode;
+    struct vgpu_local *local = vgpu_attached(&mode);
+    const uint32_t taking = atomic_load_explicit(&takings, memory_order_relaxed) & TAKING_MASK;
+    if (ticket.lane == 0 || (mode != VGPU_REGION && mode != VGPU_PRIVATE) || ticket.card >= VGPU_MAX_CARDS || ticket.account >= VGPU_ACCOUNTS)
+        return;
+    if ((uint32_t)(ticket.lane >> LANE_BITS) != taking || !atomic_load_explicit(&local->has_slot, memory_order_acquire))
+        return; /* charged by the process that forked this one */
+    const unsigned lane = ticket.lane & (VGPU_LANES - 1);
+    vgpu_lock(&local->lanes[lane].busy);
+    vgpu_account_release(local->member.usage, ticket.card, ticket.account, VGPU_LANE_NUMBER(local->member.slot, lane), bytes);
+    vgpu_unlock(&local->lanes[lane].busy);
+}
+
+uint64_t vgpu_used(unsigned card, enum vgpu_account_index account)
+{
+    enum vgpu_mode mode;
+    const struct vgpu_local *local = vgpu_attached(&mode);
+    if ((mode != VGPU_REGION && mode != VGPU_PRIVATE) || card >= VGPU_MAX_CARDS)
+        return 0;
+    return vgpu_account_used(local->member.usage, card, account);
+}
+
+int vgpu_reap(unsigned min_interval_ms)
+{
+    enum vgpu_mode mode;
+    struct vgpu_local *local = vgpu_attached(&mode);
+    if (mode != VGPU_REGION)
+        return 0;
+    const uint64_t last = atomic_load_explicit(&local->last_reap_ns, memory_order_relaxed);
+    if (min_interval_ms && last && now_ns(CLOCK_MONOTONIC_COARSE) - last < (uint64_t)min_interval_ms * 1000000u)
+        return 0;
+    unsigned busy;
+    return have_slot(local) ? reap(local, &busy) : 0;
+}
+
+void vgpu_count_kind(unsigned card, enum vgpu_kind kind, int64_t bytes)
+{
+    enum vgpu_mode mode;
+    struct vgpu_local *local = vgpu_attached(&mode);
+    if ((mode != VGPU_REGION && mode != VGPU_PRIVATE) || card >= VGPU_MAX_CARDS || (unsigned)kind >= VGPU_KINDS || !have_slot(local))
+        return;
+    atomic_fetch_add_explicit(&local->member.usage->slots[local->member.slot].by_kind[card][kind], (uint64_t)bytes, memory_order_relaxed);
+}
+
+void vgpu_count_gpu_time(unsigned card, uint64_t gpu_ns, uint64_t launches)
+{
+    enum vgpu_mode mode;
+    struct vgpu_local *local = vgpu_attached(&mode);
+    if ((mode != VGPU_REGION && mode != VGPU_PRIVATE) || card >= VGPU_MAX_CARDS || !have_slot(local))
+        return;
+    struct vgpu_usage_file *usage = local->member.usage;
+    atomic_fetch_add_explicit(&usage->slots[local->member.slot].gpu_ns[card], gpu_ns, memory_order_relaxed);
+    atomic_fetch_add_explicit(&usage->pacer[card].gpu_ns, gpu_ns, memory_order_relaxed);
+    atomic_fetch_add_explicit(&usage->pacer[card].launches, launches, memory_order_relaxed);
+}
+
+/* Copies of the limits, one per change; a caller may go on reading one while the next few changes come. */
+struct snapshot {
+    uint64_t selector;
+    struct vgpu_limits limits;
+};
+
+static struct snapshot snapshots[8];
+static _Atomic(const struct snapshot *) newest;
+
+static const struct vgpu_limits *take_snapshot(struct vgpu_local *local, const struct vgpu_limits_file *file)
+{
+    vgpu_lock(&local->setting_up);
+    const struct snapshot *last = atomic_load_explicit(&newest, memory_order_relaxed);
+    struct snapshot *next = &snapshots[last ? (size_t)(last - snapshots + 1) % (sizeof snapshots / sizeof *snapshots) : 0];
+    next->selector = vgpu_limits_snapshot(file, &next->limits);
+    if (next->limits.card_count > VGPU_MAX_CARDS)
+        next->limits.card_count = 0;
+    atomic_store_explicit(&newest, next, memory_order_release);
+    vgpu_unlock(&local->setting_up);
+    return &next->limits;
+}
+
+const struct vgpu_limits *vgpu_limits_now(void)
+{
+    enum vgpu_mode mode;
+    struct vgpu_local *local = vgpu_attached(&mode);
+    if (mode != VGPU_REGION && mode != VGPU_PRIVATE)
+        return NULL;
+    const struct vgpu_limits_file *file = vgpu_mapping()->limits;
+    const struct snapshot *last = atomic_load_explicit(&newest, memory_order_acquire);
+    if (__builtin_expect(last && last->selector == atomic_load_explicit(&file->selector, memory_order_acquire), 1))
+        return &last->limits;
+    return take_snapshot(local, file);
+}
