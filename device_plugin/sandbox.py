@@ -3,8 +3,10 @@
 The folders are the agent's memory: after a crash, what they hold is what this node has granted.
 """
 
+import errno
 import logging
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,6 +39,31 @@ class Sandboxes:
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         # Containers see only files that root binds into them; other users of the host need no way in.
         self._containers.chmod(0o700)
+        self._lock = threading.Lock()
+        self._granted: dict[tuple[str, str], tuple[GpuSlice, ...]] = {}
+        for entry in self.entries():
+            try:
+                with Region.open(entry.path) as region:
+                    self._granted[entry.pod_uid, entry.container] = slices_of(region.limits())
+            except OSError as error:
+                log.warning("%s grants nothing: %s", entry.path, error)
+
+    def granted(self) -> dict[str, dict[str, tuple[GpuSlice, ...]]]:
+        """pod uid → container → its slices, of all folders."""
+        found: dict[str, dict[str, tuple[GpuSlice, ...]]] = {}
+        with self._lock:
+            for (pod_uid, container), slices in self._granted.items():
+                found.setdefault(pod_uid, {})[container] = slices
+        return found
+
+    def lives(self, pod_uid: str, container: str) -> bool:
+        """A process that uses a card still runs in this container."""
+        try:
+            with Region.open(self.directory(pod_uid, container), writable=True) as region:
+                region.reap()
+                return region.usage().process_count > 0
+        except OSError:
+            return False
 
     def directory(self, pod_uid: str, container: str) -> Path:
         return self._containers / f"{pod_uid}_{container}"
@@ -62,13 +89,17 @@ class Sandboxes:
                     if region.limits() != limits:
                         region.set_limits(limits)
             except OSError as error:
-                # Made under another boot or version, or half made by an agent that was killed. No process can use it.
+                if error.errno not in {errno.EPROTO, errno.ENOENT}:
+                    raise
+                # Made under another boot or version, or half made by an agent that was killed: no process can use it.
                 log.warning("%s is made anew: %s", path, error)
                 shutil.rmtree(path)
                 path.mkdir(mode=0o755)
                 Region.create(path, limits).close()
         (path / "limits").chmod(0o644)
         (path / "usage").chmod(0o666)  # shared by the container's processes, whatever their user
+        with self._lock:
+            self._granted[pod_uid, container] = slices_of(limits)
         return path
 
     def point(self, key: str, directory: Path) -> Path:
@@ -83,6 +114,8 @@ class Sandboxes:
             if link.is_symlink() and link.readlink().name == entry.path.name:
                 link.unlink(missing_ok=True)
         shutil.rmtree(entry.path, ignore_errors=True)
+        with self._lock:
+            self._granted.pop((entry.pod_uid, entry.container), None)
         log.info("removed %s: its pod is gone", entry.path)
 
 

@@ -1,0 +1,89 @@
+"""What the parts of the agent know about this node's cards: inventory, health, cordon. Thread-safe, no I/O."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from vgpu.devices import Gpu, Inventory
+
+log = logging.getLogger(__name__)
+
+
+class Cards:
+    """The cards of this node; listeners are called (from any thread) after every change."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._lock = threading.Lock()
+        self._inventory = inventory
+        self._sick: dict[str, str] = {}
+        self._cordoned: frozenset[str] = frozenset()
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def inventory(self) -> Inventory:
+        """The cards with their health as of now."""
+        with self._lock:
+            devices = tuple(
+                msgspec.structs.replace(gpu, healthy=gpu.uuid not in self._sick) for gpu in self._inventory.devices
+            )
+            return msgspec.structs.replace(self._inventory, devices=devices)
+
+    @property
+    def by_uuid(self) -> Mapping[str, Gpu]:
+        return {gpu.uuid: gpu for gpu in self.inventory.devices}
+
+    @property
+    def cordoned(self) -> frozenset[str]:
+        return self._cordoned
+
+    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Calls `listener` after every change until the returned function is called."""
+        with self._lock:
+            self._listeners.append(listener)
+
+        def stop() -> None:
+            with self._lock:
+                self._listeners.remove(listener)
+
+        return stop
+
+    def sicken(self, uuid: str, reason: str) -> bool:
+        """Marks a card unhealthy; tells whether that is news."""
+        with self._lock:
+            news = uuid not in self._sick
+            self._sick[uuid] = reason
+        if news:
+            log.warning("card %s is unhealthy: %s", uuid, reason)
+            self._tell()
+        return news
+
+    def heal(self, uuid: str) -> bool:
+        """Marks a card healthy; tells whether that is news."""
+        with self._lock:
+            news = self._sick.pop(uuid, None) is not None
+        if news:
+            log.info("card %s is healthy again", uuid)
+            self._tell()
+        return news
+
+    def sick(self) -> dict[str, str]:
+        """UUID → reason of every unhealthy card."""
+        with self._lock:
+            return dict(self._sick)
+
+    def cordon(self, uuids: frozenset[str]) -> None:
+        """These cards take no new pods (node annotation `vgpu.io/cordon`)."""
+        with self._lock:
+            news = uuids != self._cordoned
+            self._cordoned = uuids
+        if news:
+            log.info("cordoned cards: %s", ", ".join(sorted(uuids)) or "none")
+            self._tell()
+
+    def _tell(self) -> None:
+        with self._lock:
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener()

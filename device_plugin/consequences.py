@@ -1,0 +1,63 @@
+"""What the agent tells the API server about pods: events, evictions, and records that it corrects."""
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from device_plugin.pods import full_name
+from device_plugin.refusal import Refusal
+from vgpu import allocation, names
+from vgpu.allocation import Allocation
+from vgpu.kube import writes
+from vgpu.kube.client import ApiError, KubeClient
+from vgpu.kube.objects import Pod
+
+log = logging.getLogger(__name__)
+
+REPORTER: Final = "vgpu-device-plugin"
+
+
+class Consequences:
+    """Events and evictions go out in the background: an API server that is slow delays no container."""
+
+    def __init__(self, client: KubeClient, node: str) -> None:
+        self._client = client
+        self._node = node
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="events")
+
+    def stop(self) -> None:
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
+    def refused(self, pod: Pod, sentence: str) -> None:
+        """A pod that can never start here: an event, and where a controller owns it, it is evicted to be made anew."""
+        self._worker.submit(self._refused, pod, sentence)
+
+    def card(self, reason: str, sentence: str) -> None:
+        """Something about a card of this node."""
+        self._worker.submit(self._event, writes.node_reference(self._node), reason, sentence)
+
+    def record(self, pod: Pod, record: Allocation) -> None:
+        """Replaces the pod's allocation; raises Refusal when the API server does not take it."""
+        meta = pod.metadata
+        annotations = {names.ALLOCATION: allocation.encode(record)}
+        try:
+            writes.patch_pod(self._client, meta.namespace, meta.name, {"annotations": annotations}, uid=meta.uid)
+        except ApiError as error:
+            raise Refusal(f"the allocation of pod {full_name(pod)} was not recorded: {error}", transient=True) from None
+        log.info("%s: recorded where its ids are: %s", full_name(pod), annotations[names.ALLOCATION])
+
+    def _refused(self, pod: Pod, sentence: str) -> None:
+        meta = pod.metadata
+        reference = writes.pod_reference(meta.namespace, meta.name, meta.uid)
+        self._event(reference, names.EVENT_MISMATCH, sentence)
+        # A static pod is owned by its node, which would only show it again.
+        if not any(owner.controller and owner.kind != "Node" for owner in meta.ownerReferences):
+            return
+        try:
+            writes.evict(self._client, meta.namespace, meta.name, meta.uid)
+            log.info("evicted %s: %s", full_name(pod), sentence)
+        except ApiError as error:
+            log.warning("%s is not evicted: %s", full_name(pod), error)
+
+    def _event(self, reference: dict[str, str], reason: str, sentence: str) -> None:
+        writes.emit_event(self._client, reference, reason, sentence, reporting=REPORTER, host=self._node)

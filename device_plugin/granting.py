@@ -1,0 +1,212 @@
+"""Granting: the guard, and everything that a container needs put in place before it may start.
+
+One container at a time, so that the guard sees what was granted before.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from device_plugin import cdi, driver, edits, grants, ids, library
+from device_plugin.cards import Cards
+from device_plugin.consequences import Consequences
+from device_plugin.identity import Candidate
+from device_plugin.pods import Pods, allocation_of, full_name
+from device_plugin.refusal import Refusal
+from device_plugin.sandbox import Sandboxes, limits_for
+from vgpu import allocation
+from vgpu.allocation import Held, Kind
+from vgpu.config import Config
+from vgpu.devices import Gpu, GpuSlice
+from vgpu.inventory import readings
+from vgpu.kube.objects import Pod, kinds
+from vgpu.resources import PodRequest
+
+log = logging.getLogger(__name__)
+
+CACHE_SECONDS: Final = 0.005  #: the runtime follows a new CDI spec within a millisecond or so (measured)
+
+
+class Places(msgspec.Struct, frozen=True):
+    """Where things are on this host."""
+
+    cdi: Path
+    library: Path  #: folder of the rollout
+    built_library: Path  #: as installed with this program
+    built_simulator: Path | None = None  #: folder, where the cards are simulated
+    simulator_state: Path | None = None
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """One container that may start, and with what."""
+
+    candidate: Candidate
+    pod: Pod
+    request: PodRequest | None
+    slices: tuple[GpuSlice, ...]
+
+    @property
+    def priority(self) -> int | None:
+        for container in self.request.containers if self.request else ():
+            if container.name == self.candidate.container:
+                return container.gpu.priority
+        return None
+
+
+class Granting:
+    """Thread-safe."""
+
+    def __init__(
+        self,
+        config: Config,
+        cards: Cards,
+        pods: Pods,
+        sandboxes: Sandboxes,
+        places: Places,
+        consequences: Consequences,
+    ) -> None:
+        """Installs the library on the host; raises OSError naming the path."""
+        self._config = config
+        self._cards = cards
+        self._pods = pods
+        self._sandboxes = sandboxes
+        self._places = places
+        self._consequences = consequences
+        self._lock = threading.Lock()
+        self.rollout = self._install()
+
+    def _install(self) -> library.Rollout:
+        return library.install(self._places.library, self._places.built_library, self._places.built_simulator)
+
+    def mounts(self, key: str, uuids: Sequence[str]) -> edits.Edits:
+        """The edits for whichever container will hold the ids of this `key`, by a link that follows it."""
+        cards = self._cards.by_uuid
+        return edits.container_edits(
+            self._sandboxes.by_ids / key,
+            self.rollout,
+            sorted(uuids, key=lambda uuid: cards[uuid].index),
+            simulator_state=self._places.simulator_state,
+            volume_mounts=True,
+        )
+
+    def grant(self, device_ids: Sequence[str], plans: Sequence[Plan]) -> None:
+        """Puts everything in place; `plans` are all containers that hold these ids. Raises Refusal or OSError."""
+        with self._lock:
+            self._grant(device_ids, plans)
+        if any(plan.candidate.cdi_name for plan in plans):
+            time.sleep(CACHE_SECONDS)
+
+    def _grant(self, device_ids: Sequence[str], plans: Sequence[Plan]) -> None:
+        """Puts everything in place; `plans` are all containers that hold these ids."""
+        by_mounts = [plan for plan in plans if not plan.candidate.cdi_name]
+        chosen = [plan for plan in plans if plan.candidate.cdi_name]
+        if by_mounts:
+            # Its answer does not tell which of them starts. They never run at the same time and the allocation counts
+            # the peak of the two, so the larger slice is held for both.
+            largest = max(by_mounts, key=lambda plan: sum((piece.mem << 8) + piece.cores for piece in plan.slices))
+            if len(by_mounts) > 1:
+                names = ", ".join(plan.candidate.container for plan in by_mounts)
+                log.info("%s hold the same ids: %s decides", names, largest.candidate.container)
+            chosen.append(self._where_ids_are(largest, device_ids))
+        for plan in chosen:
+            self._guard(plan)
+        self._verify(chosen)
+        for plan in chosen:
+            self._put(device_ids, plan)
+
+    def _where_ids_are(self, plan: Plan, device_ids: Sequence[str]) -> Plan:
+        """With mounts the ids decide which cards the container sees: the record is made to say so."""
+        cards = self._cards.by_uuid
+        moved = grants.move(plan.slices, sorted({ids.card(device_id) for device_id in device_ids}))
+        if moved is None:
+            raise Refusal(f"pod {full_name(plan.pod)} holds several ids of one card", transient=False)
+        if set(moved) == set(plan.slices):
+            return plan
+        plan = msgspec.structs.replace(plan, slices=edits.in_order(moved, cards))
+        self._guard(plan)
+        record = allocation_of(plan.pod)
+        containers = {**(record.containers if record else {}), plan.candidate.container: plan.slices}
+        self._consequences.record(plan.pod, allocation.Allocation(containers))
+        return plan
+
+    def _guard(self, plan: Plan) -> None:
+        record = allocation_of(plan.pod)
+        slices = {**(record.containers if record else {}), plan.candidate.container: plan.slices}
+        wanted = allocation.held((kind, slices.get(name, ())) for name, kind in kinds(plan.pod))
+        granted = grants.total(self.granted(without=plan.pod.metadata.uid).values())
+        sentence = grants.excess(self._cards.by_uuid, granted, wanted)
+        if sentence:
+            raise Refusal(f"pod {full_name(plan.pod)}: {sentence}", transient=True)
+
+    def granted(self, without: str = "") -> Mapping[str, Mapping[str, Held]]:
+        """What every pod holds that has started here and may still run, by pod UID."""
+        found = {}
+        for uid, containers in self._sandboxes.granted().items():
+            if uid == without:
+                continue
+            pod = self._pods.get(uid)
+            if pod is None or pod.finished:
+                living = {name: slices for name, slices in containers.items() if self._sandboxes.lives(uid, name)}
+                found[uid] = allocation.held((Kind.APP, slices) for slices in living.values())
+                continue
+            try:
+                record = allocation_of(pod)
+            except Refusal:
+                record = None
+            slices = {**(record.containers if record else {}), **containers}
+            found[uid] = allocation.held((kind, slices.get(name, ())) for name, kind in kinds(pod))
+        return found
+
+    def _verify(self, plans: Sequence[Plan]) -> None:
+        try:
+            for source in self._sources_of(plans):
+                library.verify(source)
+        except Refusal:
+            self.rollout = self._install()  # puts back what is ours
+            for source in self._sources_of(plans):
+                library.verify(source)
+
+    def _sources_of(self, plans: Sequence[Plan]) -> set[Path]:
+        return {*self.rollout.sources(), *(source for plan in plans for source in plan.candidate.sources)}
+
+    def _put(self, device_ids: Sequence[str], plan: Plan) -> None:
+        settings = self._config.device_plugin
+        directory = self._sandboxes.prepare(
+            plan.pod.metadata.uid,
+            plan.candidate.container,
+            limits_for(
+                plan.slices,
+                plan.request,
+                priority=plan.priority,
+                enforce_cores=not settings.disablecorelimit,
+                allow_disable_control=settings.allowDisableControl,
+            ),
+        )
+        if plan.candidate.cdi_name:
+            given = edits.container_edits(
+                directory,
+                self.rollout,
+                [piece.uuid for piece in plan.slices],
+                limits=edits.limits_environment(
+                    plan.slices, plan.priority, enforce_cores=not settings.disablecorelimit
+                ),
+                simulator_state=self._places.simulator_state,
+            )
+            needed = self._driver_edits([self._cards.by_uuid[piece.uuid] for piece in plan.slices])
+            body = cdi.spec(plan.candidate.cdi_name, given, needed.edits, needed.version)
+            cdi.write(self._places.cdi, plan.candidate.cdi_name, body)
+        else:
+            self._sandboxes.point(ids.key(device_ids), directory)
+        shares = ", ".join(f"{piece.mem} MiB {piece.cores} % of {piece.uuid}" for piece in plan.slices)
+        log.info("%s/%s may start with %s", full_name(plan.pod), plan.candidate.container, shares)
+
+    def _driver_edits(self, cards: Sequence[Gpu]) -> driver.DriverEdits:
+        if self._places.simulator_state:
+            return driver.DriverEdits({})
+        seen = readings()
+        return driver.edits_for([(gpu, seen[gpu.uuid].minor) for gpu in cards if gpu.uuid in seen])

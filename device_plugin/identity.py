@@ -1,0 +1,108 @@
+"""Which container is about to start? PreStartContainer tells ids alone; the kubelet's record whose they are.
+
+Source: k8s.io/kubernetes pkg/kubelet/cm/devicemanager: the checkpoint is written within the admission of each
+container, so before its PreStartContainer. An app container that reuses the ids of an ordinary init container has an
+entry of its own, with an answer of its own.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import grpc
+import msgspec
+
+from device_plugin import cdi
+from device_plugin.refusal import Refusal
+from vgpu.kubelet import checkpoint
+from vgpu.kubelet.podresources_v1 import api_pb2 as podresources
+from vgpu.kubelet.podresources_v1.api_pb2_grpc import PodResourcesListerStub
+
+log = logging.getLogger(__name__)
+
+POD_RESOURCES: Final = "pod-resources/kubelet.sock"  #: below the kubelet's root
+_PATIENCE: Final = 3.0  #: seconds for pod-resources, which is limited to 100 calls a second
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A container that holds the ids, and what the plugin answered to its Allocate."""
+
+    pod_uid: str  #: empty: only namespace and name are known
+    container: str
+    namespace: str = ""
+    name: str = ""
+    cdi_name: str = ""  #: empty: mounts were given instead
+    sources: tuple[Path, ...] = ()  #: host paths of those mounts
+
+
+class Identity:
+    """Reads the checkpoint; where it tells nothing, asks pod-resources, which leaves ordinary init containers out."""
+
+    def __init__(self, kubelet_root: Path, resource: str) -> None:
+        self._file = kubelet_root / "device-plugins" / checkpoint.FILE_NAME
+        self._socket = kubelet_root / POD_RESOURCES
+        self._resource = resource
+        self._names: dict[frozenset[str], list[str]] = {}
+
+    def remember(self, device_ids: Sequence[str], cdi_name: str) -> None:
+        """Keeps what Allocate answered, for the case that the checkpoint cannot tell."""
+        self._names.setdefault(frozenset(device_ids), []).append(cdi_name)
+
+    def candidates(self, device_ids: Sequence[str]) -> list[Candidate]:
+        """All containers that hold exactly these ids, in the order of their admission; raises Refusal."""
+        wanted = frozenset(device_ids)
+        found = [self._candidate(entry) for entry in self._entries() if entry.ids == wanted]
+        return found or self._ask(wanted)
+
+    def allocated(self) -> set[tuple[str, str]]:
+        """(pod uid, container) of every container that has ids; empty when the checkpoint cannot be read."""
+        return {(entry.PodUID, entry.ContainerName) for entry in self._entries()}
+
+    def sources(self) -> set[Path]:
+        """Host paths that cached answers mount, or will."""
+        return {Path(mount.host_path) for entry in self._entries() for mount in entry.response.mounts}
+
+    def cdi_names(self) -> set[str]:
+        """Names that cached answers give."""
+        return {device.name for entry in self._entries() for device in entry.response.cdi_devices}
+
+    def _entries(self) -> list[checkpoint.Entry]:
+        try:
+            entries = checkpoint.read(self._file).entries
+        except (OSError, checkpoint.CheckpointError) as error:
+            log.warning("the kubelet's checkpoint tells nothing: %s", error)
+            return []
+        return [entry for entry in entries if entry.ResourceName == self._resource]
+
+    def _candidate(self, entry: checkpoint.Entry) -> Candidate:
+        response = entry.response
+        ours = [device.name for device in response.cdi_devices if cdi.is_ours(device.name)]
+        return Candidate(
+            pod_uid=entry.PodUID,
+            container=entry.ContainerName,
+            cdi_name=ours[0] if ours else "",
+            sources=tuple(Path(mount.host_path) for mount in response.mounts),
+        )
+
+    def _ask(self, wanted: frozenset[str]) -> list[Candidate]:
+        if not self._socket.is_socket():
+            return []
+        try:
+            with grpc.insecure_channel(f"unix://{self._socket}") as channel:
+                answer = PodResourcesListerStub(channel).List(podresources.ListPodResourcesRequest(), timeout=_PATIENCE)  # type: ignore[no-untyped-call]  # generated
+        except grpc.RpcError as error:
+            raise Refusal(f"the kubelet does not tell who holds the ids: {error}", transient=True) from None
+        names = self._names.get(wanted, [])
+        return [
+            Candidate("", container.name, pod.namespace, pod.name, cdi_name=names[-1] if names else "")
+            for pod in answer.pod_resources
+            for container in pod.containers
+            if wanted == _held(container, self._resource)
+        ]
+
+
+def _held(container: podresources.ContainerResources, resource: str) -> frozenset[str]:
+    return frozenset(
+        one for devices in container.devices if devices.resource_name == resource for one in devices.device_ids
+    )

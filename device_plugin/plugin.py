@@ -1,0 +1,159 @@
+"""The kubelet's device plugin service (v1beta1). Knows gRPC; what a card is and who may have it, others know.
+
+Source of the protocol: k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1/api.proto (vgpu/kubelet/deviceplugin_v1beta1).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Protocol
+
+import grpc
+
+from device_plugin import ids
+from device_plugin.cards import Cards
+from device_plugin.refusal import Refusal
+from vgpu.kubelet.deviceplugin_v1beta1 import api_pb2 as api
+from vgpu.kubelet.deviceplugin_v1beta1.api_pb2_grpc import DevicePluginServicer
+
+log = logging.getLogger(__name__)
+
+MAX_STARTS: Final = 32  #: containers prepared at once; the others wait
+
+
+class Node(Protocol):
+    """What the plugin asks of the rest of the agent; called in worker threads."""
+
+    def steer(self, size: int) -> Sequence[str]:
+        """UUIDs of the cards that the next container with `size` cards should get; empty: unknown."""
+
+    def answer(self, device_ids: Sequence[str]) -> "Answer":
+        """What a container with these ids is given."""
+
+    def start(self, device_ids: Sequence[str]) -> None:
+        """Prepares the container that is about to be created with these ids; raises Refusal or OSError."""
+
+
+class Answer(Protocol):
+    """What Allocate gives to one container."""
+
+    @property
+    def env(self) -> dict[str, str]: ...
+    @property
+    def mounts(self) -> Sequence[tuple[str, str, bool]]:
+        """(host path, container path, read-only)"""
+
+    @property
+    def cdi_names(self) -> Sequence[str]: ...
+
+
+class Plugin(DevicePluginServicer):
+    """All five calls; `observe(call, seconds)` is told how long Allocate and PreStartContainer took."""
+
+    def __init__(self, cards: Cards, node: Node, observe: Callable[[str, float], None]) -> None:
+        self._cards = cards
+        self._node = node
+        self._observe = observe
+        self._threads = ThreadPoolExecutor(MAX_STARTS, thread_name_prefix="start")
+        self._stopping = asyncio.Event()
+        self.streams = 0  #: open ListAndWatch streams
+
+    def stop(self) -> None:
+        """Ends the streams; calls in progress end by themselves."""
+        self._stopping.set()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def GetDevicePluginOptions(self, request: api.Empty, context: Any) -> api.DevicePluginOptions:  # noqa: ARG002 signature of gRPC
+        return options()
+
+    async def ListAndWatch(self, request: api.Empty, context: Any) -> AsyncIterator[api.ListAndWatchResponse]:  # noqa: ARG002 signature of gRPC
+        loop = asyncio.get_running_loop()
+        changed = asyncio.Event()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(changed.set)
+
+        unlisten = self._cards.listen(wake)
+        self.streams += 1
+        try:
+            while not self._stopping.is_set():
+                changed.clear()
+                devices = [device for gpu in self._cards.inventory.devices for device in _devices(gpu)]
+                healthy = sum(device.health == "Healthy" for device in devices)
+                log.info("telling the kubelet %d ids, %d healthy", len(devices), healthy)
+                yield api.ListAndWatchResponse(devices=devices)
+                waits = [asyncio.ensure_future(event.wait()) for event in (changed, self._stopping)]
+                try:
+                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for wait in waits:
+                        wait.cancel()
+        finally:
+            self.streams -= 1
+            unlisten()
+
+    async def GetPreferredAllocation(
+        self,
+        request: api.PreferredAllocationRequest,
+        context: Any,  # noqa: ARG002 signature of gRPC
+    ) -> api.PreferredAllocationResponse:
+        answers = []
+        for one in request.container_requests:
+            cards = await self._run(self._node.steer, one.allocation_size)
+            chosen = ids.prefer(
+                one.available_deviceIDs, list(one.must_include_deviceIDs), one.allocation_size, list(cards)
+            )
+            answers.append(api.ContainerPreferredAllocationResponse(deviceIDs=chosen))
+        return api.PreferredAllocationResponse(container_responses=answers)
+
+    async def Allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:
+        began = time.monotonic()
+        known = self._cards.by_uuid
+        answers = []
+        for one in request.container_requests:
+            strange = [device_id for device_id in one.devices_ids if ids.card(device_id) not in known]
+            if strange:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not ids of this node: {', '.join(strange)}")
+            answers.append(_response(await self._run(self._node.answer, list(one.devices_ids))))
+        self._observe("Allocate", time.monotonic() - began)
+        return api.AllocateResponse(container_responses=answers)
+
+    async def PreStartContainer(
+        self, request: api.PreStartContainerRequest, context: Any
+    ) -> api.PreStartContainerResponse:
+        began = time.monotonic()
+        try:
+            await self._run(self._node.start, list(request.devices_ids))
+        except Refusal as refusal:
+            log.warning("not started: %s", refusal)
+            code = grpc.StatusCode.UNAVAILABLE if refusal.transient else grpc.StatusCode.FAILED_PRECONDITION
+            await context.abort(code, f"vgpu: {refusal}")
+        except OSError as error:
+            log.exception("not started")
+            await context.abort(grpc.StatusCode.INTERNAL, f"vgpu: the node could not prepare the container: {error}")
+        finally:
+            self._observe("PreStartContainer", time.monotonic() - began)
+        return api.PreStartContainerResponse()
+
+    async def _run(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+
+
+def options() -> api.DevicePluginOptions:
+    return api.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
+
+
+def _devices(gpu: Any) -> list[api.Device]:
+    topology = api.TopologyInfo(nodes=[api.NUMANode(ID=gpu.numa)]) if gpu.numa >= 0 else None
+    health = "Healthy" if gpu.healthy else "Unhealthy"
+    return [api.Device(ID=device_id, health=health, topology=topology) for device_id in ids.of(gpu)]
+
+
+def _response(answer: Answer) -> api.ContainerAllocateResponse:
+    return api.ContainerAllocateResponse(
+        envs=answer.env,
+        mounts=[api.Mount(host_path=host, container_path=inside, read_only=ro) for host, inside, ro in answer.mounts],
+        cdi_devices=[api.CDIDevice(name=name) for name in answer.cdi_names],
+    )

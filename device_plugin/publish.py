@@ -1,0 +1,128 @@
+"""What a node tells the cluster about its cards: annotation, label and capacity, asserted again and again.
+
+The kubelet copies capacity to allocatable, zeroes extended resources when its checkpoint is gone, and re-admits running
+pods against the numbers when it restarts (measured on 1.36): so they are never lower than what live pods hold.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from device_plugin.cards import Cards
+from vgpu import names
+from vgpu.allocation import Held
+from vgpu.config import Config
+from vgpu.devices import Gpu, Inventory, encode_inventory
+from vgpu.kube import writes
+from vgpu.kube.client import ApiError, KubeClient
+from vgpu.kube.informer import Informer
+from vgpu.kube.objects import Node
+from vgpu.resources import parse_quantity
+
+log = logging.getLogger(__name__)
+
+PERIOD_SECONDS: Final = 10.0
+_RETRY_SECONDS: Final = 1.0
+
+
+class Publisher:
+    """One thread that keeps the node object as it should be; `held` tells what live pods hold, by card."""
+
+    def __init__(
+        self, client: KubeClient, node: str, config: Config, cards: Cards, held: Callable[[], Mapping[str, Held]]
+    ) -> None:
+        self._client = client
+        self._name = node
+        self._config = config
+        self._cards = cards
+        self._held = held
+        self._wake = threading.Event()
+        self._stopping = False
+        self._node: Node | None = None
+        self._complaint = ""
+        self._informer = Informer(
+            client,
+            "/api/v1/nodes",
+            Node,
+            params={"fieldSelector": f"metadata.name={node}"},
+            on_change=self._change,
+        )
+        self._thread = threading.Thread(target=self._run, name="publish", daemon=True)
+        cards.listen(self._wake.set)
+
+    def start(self) -> None:
+        self._informer.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._wake.set()
+        self._informer.stop()
+
+    def _change(self, change: str, node: Node) -> None:
+        self._node = node if change == "set" else None
+        if self._node is not None:
+            marks = node.metadata.annotations.get(names.CORDON, "")
+            self._cards.cordon(frozenset(mark.strip() for mark in marks.split(",") if mark.strip()))
+        self._wake.set()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._wake.clear()
+            try:
+                self._assert()
+                self._complaint = ""
+                pause = PERIOD_SECONDS
+            except ApiError as error:
+                if str(error) != self._complaint:
+                    log.warning("node %s is not up to date: %s; trying again", self._name, error)
+                    self._complaint = str(error)
+                pause = _RETRY_SECONDS
+            self._wake.wait(pause)
+
+    def _assert(self) -> None:
+        node = self._node
+        if node is None:
+            return
+        inventory = self._cards.inventory
+        annotations, labels = marks(inventory)
+        meta = node.metadata
+        if _differs(meta.annotations, annotations) or _differs(meta.labels, labels):
+            writes.patch_node(self._client, self._name, annotations=annotations, labels=labels)
+            log.info("node %s: %d cards published", self._name, len(inventory.devices))
+        wanted = capacity(inventory.devices, self._cards.cordoned, self._held(), self._config)
+        known = {resource: node.status.capacity.get(resource) for resource in wanted}
+        if any(value is None or parse_quantity(value) != wanted[name] for name, value in known.items()):
+            if inventory.devices or any(value is not None for value in known.values()):
+                writes.patch_node_capacity(self._client, self._name, {n: str(value) for n, value in wanted.items()})
+                log.info("node %s: capacity %s", self._name, ", ".join(f"{n}={v}" for n, v in wanted.items()))
+
+
+def marks(inventory: Inventory) -> tuple[dict[str, str | None], dict[str, str | None]]:
+    """(annotations, labels) of a node; None: to be removed."""
+    if not inventory.devices:
+        return {names.DEVICES: None}, {names.LABEL_PRESENT: None}
+    return {names.DEVICES: encode_inventory(inventory)}, {names.LABEL_PRESENT: "true"}
+
+
+def capacity(
+    cards: Iterable[Gpu], cordoned: frozenset[str], held: Mapping[str, Held], config: Config
+) -> dict[str, int]:
+    """Resource → MiB or %: all of healthy cards that are not cordoned, and what is still held on the others."""
+    memory = cores = 0
+    for gpu in cards:
+        usable = gpu.healthy and gpu.uuid not in cordoned
+        now = held.get(gpu.uuid, Held())
+        memory += max(now.mem, gpu.memory if usable else 0)
+        cores += max(now.cores, gpu.cores if usable else 0)
+    return {
+        names.RESOURCE_TOTAL_MEMORY: memory,
+        names.RESOURCE_TOTAL_CORES: cores,
+        config.resource_mem: memory,
+        config.resource_cores: cores,
+    }
+
+
+def _differs(known: Mapping[str, str], wanted: Mapping[str, str | None]) -> bool:
+    return any(known.get(key) != value for key, value in wanted.items())

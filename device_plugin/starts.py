@@ -1,0 +1,159 @@
+"""The node's answers to the kubelet: which ids, what they give, and whether the container that has them may start.
+
+Called in worker threads, several at once.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from device_plugin import cdi, edits, ids
+from device_plugin.cards import Cards
+from device_plugin.consequences import Consequences
+from device_plugin.granting import Granting, Plan
+from device_plugin.identity import Candidate, Identity
+from device_plugin.pods import Pods, allocation_of, full_name
+from device_plugin.refusal import Refusal
+from vgpu.config import Config, rules
+from vgpu.kube.objects import Pod, kinds
+from vgpu.resources import RequestError, read_pod
+
+log = logging.getLogger(__name__)
+
+ANSWER_SECONDS: Final = 8.0  #: the kubelet gives up after 30 and tries again; transient causes are retried so long
+LOOK_SECONDS: Final = 0.25  #: between two attempts, unless a pod changes earlier
+RECORD_SECONDS: Final = 2.0  #: a pod that has no allocation after so long was placed by somebody else
+
+
+class Answer(msgspec.Struct, frozen=True):
+    env: dict[str, str] = {}
+    mounts: tuple[tuple[str, str, bool], ...] = ()
+    cdi_names: tuple[str, ...] = ()
+
+
+class Starts:
+    """The node's answers to the kubelet (device_plugin.plugin.Node)."""
+
+    def __init__(
+        self,
+        config: Config,
+        cards: Cards,
+        pods: Pods,
+        identity: Identity,
+        granting: Granting,
+        consequences: Consequences,
+    ) -> None:
+        self._config = config
+        self._cards = cards
+        self._pods = pods
+        self._identity = identity
+        self._granting = granting
+        self._consequences = consequences
+
+    # GetPreferredAllocation
+
+    def steer(self, size: int) -> Sequence[str]:
+        wanted = self._awaited(size)
+        if not wanted:  # the kubelet may know a pod before our watch does
+            try:
+                self._pods.refresh()
+            except Refusal as refusal:
+                log.warning("ids are not steered: %s", refusal)
+                return ()
+            wanted = self._awaited(size)
+        return wanted
+
+    def _awaited(self, size: int) -> tuple[str, ...]:
+        """Cards of the oldest container here with `size` slices that the kubelet has given no ids."""
+        done = self._identity.allocated()
+        for pod in self._pods.all():
+            try:
+                record = None if pod.finished else allocation_of(pod)
+            except Refusal:
+                continue
+            for name, _ in kinds(pod) if record else ():
+                slices = record.containers.get(name, ()) if record else ()
+                if len(slices) == size and (pod.metadata.uid, name) not in done:
+                    return tuple(piece.uuid for piece in slices)
+        return ()
+
+    # Allocate
+
+    def answer(self, device_ids: Sequence[str]) -> Answer:
+        key = ids.key(device_ids)
+        if self._config.device_plugin.deviceListStrategy == "cdi":
+            name = cdi.new_name(key)
+            self._identity.remember(device_ids, name)
+            return Answer(cdi_names=(name,))
+        given = self._granting.mounts(key, sorted({ids.card(device_id) for device_id in device_ids}))
+        return Answer(given.env, tuple((str(m.host), m.container, m.read_only) for m in given.mounts))
+
+    # PreStartContainer
+
+    def start(self, device_ids: Sequence[str]) -> None:
+        began = time.monotonic()
+        while True:
+            elapsed = time.monotonic() - began
+            try:
+                plans = self._plans(device_ids, patient=elapsed < RECORD_SECONDS)
+                self._granting.grant(device_ids, plans)
+                return
+            except Refusal as refusal:
+                if not refusal.transient or elapsed > ANSWER_SECONDS:
+                    raise
+                log.debug("trying again: %s", refusal)
+            self._pods.wait(LOOK_SECONDS)
+
+    def _plans(self, device_ids: Sequence[str], *, patient: bool) -> list[Plan]:
+        candidates = self._identity.candidates(device_ids)
+        if not candidates:
+            raise Refusal(f"the kubelet names no container that holds {', '.join(device_ids)}", transient=True)
+        known = [(candidate, self._pod(candidate)) for candidate in candidates]
+        if any(pod is None or allocation_of(pod) is None for _, pod in known):
+            self._pods.refresh()
+            known = [(candidate, self._pod(candidate)) for candidate in candidates]
+        plans = [
+            self._plan(candidate, pod, device_ids, patient)
+            for candidate, pod in known
+            if pod is not None and not pod.finished
+        ]
+        if not plans:
+            who = ", ".join(candidate.pod_uid or candidate.name for candidate in candidates)
+            raise Refusal(f"the API server has no running pod on this node for {who}", transient=True)
+        return plans
+
+    def _pod(self, candidate: Candidate) -> Pod | None:
+        if candidate.pod_uid:
+            return self._pods.get(candidate.pod_uid)
+        return self._pods.find(candidate.namespace, candidate.name)
+
+    def _plan(self, candidate: Candidate, pod: Pod, device_ids: Sequence[str], patient: bool) -> Plan:
+        try:
+            record = allocation_of(pod)
+            if record is None:
+                raise Refusal(
+                    f"pod {full_name(pod)} has no allocation: it was not placed by {self._config.scheduler_name}; "
+                    f"set spec.schedulerName: {self._config.scheduler_name} and no spec.nodeName",
+                    transient=patient,
+                )
+            slices = record.containers.get(candidate.container, ())
+            if len(slices) != len(set(device_ids)):
+                raise Refusal(
+                    f"container {candidate.container} of pod {full_name(pod)} holds {len(set(device_ids))} cards of "
+                    f"the kubelet, but its allocation has {len(slices)}"
+                )
+            strange = [piece.uuid for piece in slices if piece.uuid not in self._cards.by_uuid]
+            if strange:
+                raise Refusal(f"pod {full_name(pod)} is allocated to {', '.join(strange)}, not a card of this node")
+            try:
+                request = read_pod(msgspec.to_builtins(pod), rules(self._config))
+            except RequestError as error:
+                raise Refusal(f"pod {full_name(pod)}: {error}") from None
+        except Refusal as refusal:
+            if not refusal.transient:
+                self._consequences.refused(pod, str(refusal))
+            raise
+        return Plan(candidate, pod, request, edits.in_order(slices, self._cards.by_uuid))
