@@ -43,13 +43,6 @@ def header_dirs() -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def architecture(compiler: list[str]) -> list[str]:
-    """Flags that only one processor family takes: the ledger's 128-bit compare-and-swap needs cx16 on x86-64."""
-    machine = subprocess.run([*compiler, "-dumpmachine"], capture_output=True, text=True, check=True).stdout
-    target = " ".join(compiler)
-    return ["-mcx16"] if "x86_64" in (target if "-target" in target else machine) else []
-
-
 def compile_library(output: Path, sources: list[Path], *, soname: str, version_script: Path | None = None) -> None:
     """Compiles `sources` into the shared library `output` (replaced by rename: a running program keeps the old file)."""
     compiler = shlex.split(os.environ.get("CC", "cc"))
@@ -57,7 +50,7 @@ def compile_library(output: Path, sources: list[Path], *, soname: str, version_s
     script = [f"-Wl,--version-script={version_script}"] if version_script else []
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
     command = [
-        *compiler, *COMMON, *architecture(compiler), *shlex.split(os.environ.get("VGPU_CFLAGS", "")), *includes,
+        *compiler, *COMMON, *shlex.split(os.environ.get("VGPU_CFLAGS", "")), *includes,
         *LINK, *script, f"-Wl,-soname,{soname}", "-o", str(temporary), *map(str, sorted(sources)), *LIBS,
     ]  # fmt: skip
     subprocess.run(command, check=True)
@@ -98,18 +91,23 @@ def declarations(header: str) -> str:
     return "\n".join(re.findall(r"/\* cffi: begin \*/(.*?)/\* cffi: end \*/", text, re.S))
 
 
+#: what an outside observer of regions needs: everything but the side of a process that is limited (ledger.c, attach.c, hooks)
+AGENT_SIDE = ("agent.c", "account.c", "guard.c", "liveness.c", "region_files.c", "slots.c")
+
 ffibuilder = FFI()
 ffibuilder.cdef(declarations("agent.h") + declarations("simulator.h"))
 ffibuilder.set_source(
     "vgpu.native._region",
     '#include "vgpu/agent.h"\n#include "vgpu/simulator.h"\n',
-    sources=[
-        os.path.relpath(HERE / "src" / name, ROOT)
-        for name in ("region.c", "ledger.c", "slots.c", "agent.c")
-    ]
-    + [os.path.relpath(HERE / "simulator/common/truth.c", ROOT)],
-    include_dirs=[str(HERE / "include"), str(HERE / "src"), str(HERE / "simulator")],
-    extra_compile_args=["-std=gnu11", "-O2", *architecture(shlex.split(os.environ.get("CC", "cc")))],
+    sources=[os.path.relpath(HERE / "src" / name, ROOT) for name in AGENT_SIDE]
+    + [os.path.relpath(file, ROOT) for file in sorted((HERE / "simulator/common").glob("*.c"))],
+    depends=[
+        os.path.relpath(file, ROOT)
+        for folder in ("include", "src", "simulator")
+        for file in (HERE / folder).rglob("*.h")
+    ],
+    include_dirs=[os.path.relpath(HERE / folder, ROOT) for folder in ("include", "src", "simulator")],
+    extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden"],
     libraries=["rt", "pthread"],
 )
 
