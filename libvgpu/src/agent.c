@@ -165,7 +165,7 @@ static int read_usage(int fd, struct vgpu_usage_file *file, struct vgpu_usage *o
 int vgpu_usage_read(vgpu_region *region, struct vgpu_usage *out)
 {
     memset(out, 0, sizeof *out);
-    struct vgpu_usage_file *file = malloc(sizeof *file); /* only the pages that are read into will exist */
+    struct vgpu_usage_file *file = aligned_alloc(_Alignof(struct vgpu_usage_file), sizeof *file); /* only the pages that are read into will exist */
     if (!file)
         return -ENOMEM;
     const int result = read_usage(region->usage_fd, file, out);
