@@ -1,0 +1,203 @@
+"""What runs on this machine's cards, for `vgpu ps` and `vgpu top`: figures of the running slices, and their tables."""
+
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from vgpu.local.cards import MIB, CardReading, read_cards
+from vgpu.local.slices import Run, SliceStore
+from vgpu.native import Region
+
+WIDE: Final = 240  #: columns of a table that goes into a file or pipe: nothing is cut
+
+
+class SliceFigures(msgspec.Struct, frozen=True):
+    """One slice of a running command at one moment; sizes in bytes."""
+
+    uuid: str
+    index: int
+    model: str
+    memory_limit_bytes: int
+    memory_used_bytes: int
+    cores: int  #: %, 0: no limit
+    gpu_ns: int  #: GPU time charged since the start
+
+
+class RunFigures(msgspec.Struct, frozen=True):
+    """One running command."""
+
+    id: str
+    pid: int
+    command: tuple[str, ...]
+    since: float  #: seconds since the epoch
+    simulated: bool
+    processes: int  #: that use a card now
+    slices: tuple[SliceFigures, ...]
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """All cards and commands at one time."""
+
+    at: float  #: seconds, monotonic
+    cards: tuple[CardReading, ...]
+    runs: tuple[RunFigures, ...]
+
+
+def figures(store: SliceStore) -> list[RunFigures]:
+    """All running commands, oldest first; dead ones are swept."""
+    with store.locked():
+        return [_figures(store, run) for run in store.sweep()]
+
+
+def _figures(store: SliceStore, run: Run) -> RunFigures:
+    used, spent, processes = [0] * len(run.slices), [0] * len(run.slices), 0
+    try:
+        with Region.open(store.directory(run)) as region:
+            usage = region.usage()
+        used = [card.used for card in usage.cards]
+        spent = [card.gpu_ns for card in usage.cards]
+        processes = len(usage.processes)
+    except FileNotFoundError:
+        pass  # claimed a moment ago: its region comes next
+    return RunFigures(
+        id=run.id,
+        pid=run.pid,
+        command=run.command,
+        since=run.since,
+        simulated=bool(run.simulator),
+        processes=processes,
+        slices=tuple(
+            SliceFigures(
+                uuid=piece.uuid,
+                index=card.index,
+                model=card.model,
+                memory_limit_bytes=piece.mem * MIB,
+                memory_used_bytes=used[at],
+                cores=piece.cores,
+                gpu_ns=spent[at],
+            )
+            for at, (piece, card) in enumerate(zip(run.slices, run.cards, strict=True))
+        ),
+    )
+
+
+def moment(store: SliceStore) -> Moment:
+    with store.locked():
+        runs = store.sweep()
+        found = tuple(_figures(store, run) for run in runs)
+    simulators = {run.simulator for run in runs if run.simulator}
+    return Moment(time.monotonic(), tuple(read_cards(simulators)), found)
+
+
+def console() -> Console:
+    """Stdout; without a terminal plain and wide, for grep and files."""
+    return Console() if sys.stdout.isatty() else Console(width=WIDE, color_system=None)
+
+
+def as_json(runs: Sequence[RunFigures]) -> str:
+    body: list[dict[str, Any]] = msgspec.to_builtins(runs)
+    return msgspec.json.format(msgspec.json.encode(body)).decode()
+
+
+def runs_table(runs: Sequence[RunFigures], now: float) -> Table:
+    """One line per slice; `now`: seconds since the epoch."""
+    table = _table("ID", "PID", "CARD", "MODEL", ">LIMIT", ">USED", ">CORES", ">SINCE", "COMMAND")
+    for run in runs:
+        for at, piece in enumerate(run.slices):
+            table.add_row(
+                run.id if at == 0 else "",
+                str(run.pid) if at == 0 else "",
+                _card(piece.index, run.simulated),
+                piece.model,
+                mib(piece.memory_limit_bytes),
+                mib(piece.memory_used_bytes),
+                f"{piece.cores} %" if piece.cores else "-",
+                age(now - run.since) if at == 0 else "",
+                Text(shlex.join(run.command)) if at == 0 else "",
+            )
+    return table
+
+
+def frame(before: Moment, after: Moment) -> Group:
+    """Cards and slices with what they did between two moments."""
+    seconds = max(after.at - before.at, 1e-9)
+    busy = {card.uuid: card.busy_ns for card in before.cards}
+    cards = _table("CARD", "MODEL", ">MEMORY USED", ">ALLOCATED", ">OF", ">BUSY", ">SLICES")
+    for card in after.cards:
+        held = [piece for run in after.runs for piece in run.slices if piece.uuid == card.uuid]
+        cards.add_row(
+            _card(card.index, card.simulated),
+            card.model,
+            mib(card.used),
+            mib(sum(piece.memory_limit_bytes for piece in held)),
+            mib(card.memory),
+            percent(_utilization(card, busy, seconds)),
+            str(len(held)),
+        )
+    spent = {(run.id, piece.uuid): piece.gpu_ns for run in before.runs for piece in run.slices}
+    slices = _table("ID", "PID", "CARD", ">USED", ">LIMIT", ">CORES", ">MEASURED", "COMMAND")
+    for run in after.runs:
+        for piece in run.slices:
+            earlier = spent.get((run.id, piece.uuid))
+            share = None if earlier is None else (piece.gpu_ns - earlier) / 1e9 / seconds
+            slices.add_row(
+                run.id,
+                str(run.pid),
+                _card(piece.index, run.simulated),
+                mib(piece.memory_used_bytes),
+                mib(piece.memory_limit_bytes),
+                f"{piece.cores} %" if piece.cores else "-",
+                percent(share),
+                Text(shlex.join(run.command)),
+            )
+    parts: list[Table | Text] = [
+        cards if after.cards else Text("no NVIDIA driver on this machine, no simulated cards in use")
+    ]
+    return Group(*parts, Text(), slices if after.runs else Text("no slices in use"))
+
+
+def _utilization(card: CardReading, before: Mapping[str, int | None], seconds: float) -> float | None:
+    earlier = before.get(card.uuid)
+    if card.busy_ns is not None and earlier is not None:
+        return min((card.busy_ns - earlier) / 1e9 / seconds, 1.0)
+    return card.utilization
+
+
+def _table(*columns: str) -> Table:
+    """Columns without lines; a leading ">" puts figures to the right."""
+    table = Table(box=box.SIMPLE_HEAD if sys.stdout.isatty() else None, pad_edge=False, header_style="bold")
+    for name in columns:
+        right = name.startswith(">")
+        table.add_column(name.removeprefix(">"), justify="right" if right else "left", no_wrap=True)
+    return table
+
+
+def _card(index: int, simulated: bool) -> str:
+    return f"{index} (simulated)" if simulated else str(index)
+
+
+def mib(size: int) -> str:
+    return f"{size / MIB:.0f} MiB"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def age(seconds: float) -> str:
+    """ "42s", "3m10s", "5h02m", "2d03h"."""
+    whole = max(int(seconds), 0)
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if days:
+        return f"{days}d{hours % 24:02d}h"
+    if hours:
+        return f"{hours}h{minutes % 60:02d}m"
+    return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
