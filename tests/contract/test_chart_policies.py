@@ -1,0 +1,208 @@
+"""The expressions that the API server evaluates, run by the CEL project's own runtime."""
+
+from typing import Any
+
+import pytest
+from tools import helm
+
+from vgpu import names
+
+cel = pytest.importorskip("cel_expr_python.cel")
+
+SCHEDULER = "system:serviceaccount:kube-system:vgpu-scheduler"
+AGENT = "system:serviceaccount:kube-system:vgpu-device-plugin"
+SECOND = "system:serviceaccount:second:gpu-b-scheduler"
+NODE = "authentication.kubernetes.io/node-name"
+RECORD = {names.ALLOCATION: '{"v":1,"containers":{}}'}
+MANAGED = {names.LABEL_MANAGED: "true"}
+
+
+@pytest.fixture(scope="module")
+def objects() -> list[dict[str, Any]]:
+    return helm.objects({"otherReleases": [{"namespace": "second", "fullname": "gpu-b"}]})
+
+
+def spec_of(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    return next(item["spec"] for item in objects if item["kind"] == kind and item["metadata"]["name"] == name)
+
+
+def evaluate(expression: str, data: dict[str, Any]) -> Any:
+    environment = cel.NewEnv(variables=dict.fromkeys(data, cel.Type.DYN))
+    found = environment.compile(expression).eval(data=data)
+    if found.type() == cel.Type.ERROR:
+        raise AssertionError(f"{expression}: {found}")
+    return found.plain_value()
+
+
+def verdict(policy: dict[str, Any], request: dict[str, Any], new: Any, old: Any = None) -> list[str]:
+    """Messages of the validations that fail, as the API server evaluates a policy; [] lets the request through."""
+    data = {"request": request, "object": new, "oldObject": old}
+    if not all(evaluate(condition["expression"], data) for condition in policy.get("matchConditions", ())):
+        return []
+    variables: dict[str, Any] = {}
+    for variable in policy.get("variables", ()):
+        variables[variable["name"]] = evaluate(variable["expression"], {**data, "variables": variables})
+    data["variables"] = variables
+    return [rule["message"] for rule in policy["validations"] if not evaluate(rule["expression"], data)]
+
+
+def request(operation: str, user: str = "alice", *, node: str = "", name: str = "p") -> dict[str, Any]:
+    info: dict[str, Any] = {"username": user}
+    if node:
+        info["extra"] = {NODE: [node]}
+    return {"operation": operation, "name": name, "userInfo": info}
+
+
+def pod(annotations: dict[str, str] | None = None, labels: dict[str, str] | None = None, node: str = "") -> Any:
+    metadata: dict[str, Any] = {"name": "p"}
+    if annotations:
+        metadata["annotations"] = annotations
+    if labels:
+        metadata["labels"] = labels
+    return {"metadata": metadata, "spec": {"nodeName": node} if node else {}}
+
+
+BOUND = pod(RECORD, MANAGED, "n1")
+MOVED = pod({names.ALLOCATION: "other"}, MANAGED, "n1")
+FORGED, CHANGED, LABEL, FOREIGN = (
+    "is written by the scheduler only",
+    "is changed by vgpu only: set vgpu.io/resize",
+    "marks a pod that holds slices",
+    "pods of its own node only",
+)
+
+
+@pytest.mark.parametrize(
+    ("who", "new", "old", "refusal"),
+    [
+        (request("CREATE"), pod(), None, ""),
+        (request("CREATE"), pod({"note": "x"}, {"app": "x"}), None, ""),
+        (request("CREATE"), pod(labels=MANAGED), None, ""),
+        (request("CREATE"), pod(RECORD), None, FORGED),
+        (request("CREATE", SCHEDULER), pod(RECORD), None, FORGED),
+        (request("UPDATE"), pod({"note": "y", **RECORD}, MANAGED, "n1"), BOUND, ""),
+        (request("UPDATE"), pod(RECORD, node="n1"), pod(node="n1"), CHANGED),
+        (request("UPDATE"), MOVED, BOUND, CHANGED),
+        (request("UPDATE"), pod({}, MANAGED, "n1"), BOUND, CHANGED),
+        (request("UPDATE"), pod(RECORD, {}, "n1"), BOUND, LABEL),
+        (request("UPDATE"), pod(RECORD, {names.LABEL_MANAGED: "no"}, "n1"), BOUND, LABEL),
+        (request("UPDATE", SCHEDULER), MOVED, BOUND, ""),
+        (request("UPDATE", SECOND), MOVED, BOUND, ""),
+        (request("UPDATE", SECOND + "x"), MOVED, BOUND, CHANGED),
+        (request("UPDATE", AGENT, node="n1"), MOVED, BOUND, ""),
+        (request("UPDATE", AGENT, node="n2"), MOVED, BOUND, FOREIGN),
+        (request("UPDATE", AGENT), MOVED, BOUND, FOREIGN),
+        (request("UPDATE", AGENT, node="n2"), pod({"note": "y"}, node="n1"), pod(node="n1"), FOREIGN),
+        (request("UPDATE", AGENT, node="n1"), pod({"note": "y"}), pod(), FOREIGN),
+        (request("UPDATE", "eve", node="n1"), MOVED, BOUND, CHANGED),
+    ],
+)
+def test_records_of_pods(objects: list[dict[str, Any]], who: Any, new: Any, old: Any, refusal: str) -> None:
+    messages = verdict(spec_of(objects, "ValidatingAdmissionPolicy", "vgpu-records"), who, new, old)
+    assert bool(messages) is bool(refusal), messages
+    assert any(refusal in message for message in messages) or not refusal
+
+
+def test_records_policy_covers_every_way_to_change_a_pod(objects: list[dict[str, Any]]) -> None:
+    def covered(name: str) -> dict[str, list[str]]:
+        rules = spec_of(objects, "ValidatingAdmissionPolicy", name)["matchConstraints"]["resourceRules"]
+        return {resource: rule["operations"] for rule in rules for resource in rule["resources"]}
+
+    assert covered("vgpu-records") == {"pods": ["CREATE", "UPDATE"], "pods/status": ["CREATE", "UPDATE"]}
+    assert covered("vgpu-bindings") == {"pods/binding": ["CREATE"], "bindings": ["CREATE"]}
+
+
+@pytest.mark.parametrize(
+    ("user", "annotations", "allowed"),
+    [
+        (SCHEDULER, RECORD, True),
+        (SECOND, RECORD, True),
+        ("system:kube-scheduler", {}, True),
+        ("system:kube-scheduler", {"note": "x"}, True),
+        ("system:kube-scheduler", RECORD, False),
+        (AGENT, RECORD, False),
+        ("alice", RECORD, False),
+    ],
+)
+def test_bindings(objects: list[dict[str, Any]], user: str, annotations: dict[str, str], allowed: bool) -> None:
+    policy = spec_of(objects, "ValidatingAdmissionPolicy", "vgpu-bindings")
+    binding = {"metadata": {"name": "p", **({"annotations": annotations} if annotations else {})}}
+    assert (verdict(policy, request("CREATE", user), binding) == []) is allowed
+
+
+@pytest.mark.parametrize(
+    ("user", "token", "node", "allowed"),
+    [
+        (AGENT, "n1", "n1", True),
+        (AGENT, "n2", "n1", False),
+        (AGENT, "", "n1", False),
+        ("system:node:n1", "", "n1", True),
+        ("alice", "", "n1", True),
+    ],
+)
+def test_agents_write_their_own_node(
+    objects: list[dict[str, Any]], user: str, token: str, node: str, allowed: bool
+) -> None:
+    policy = spec_of(objects, "ValidatingAdmissionPolicy", "vgpu-nodes")
+    changed = {"metadata": {"name": node}}
+    messages = verdict(policy, request("UPDATE", user, node=token, name=node), changed, changed)
+    assert (messages == []) is allowed
+
+
+def test_every_policy_is_bound_and_denies(objects: list[dict[str, Any]]) -> None:
+    policies = {item["metadata"]["name"] for item in objects if item["kind"] == "ValidatingAdmissionPolicy"}
+    bindings = [item["spec"] for item in objects if item["kind"] == "ValidatingAdmissionPolicyBinding"]
+    assert {binding["policyName"] for binding in bindings} == policies
+    assert all(binding["validationActions"] == ["Deny"] for binding in bindings)
+    for item in objects:
+        if item["kind"] == "ValidatingAdmissionPolicy":
+            assert item["spec"]["failurePolicy"] == "Fail"
+
+
+def gpu(resource: str, where: str = "limits") -> dict[str, Any]:
+    return {"name": "c", "resources": {where: {resource: "1"}}}
+
+
+PLAIN = {"name": "plain", "resources": {"limits": {"cpu": "1"}}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "sent"),
+    [
+        ({"containers": [{"name": "bare"}]}, False),
+        ({"containers": [PLAIN]}, False),
+        ({"containers": [{"name": "empty", "resources": {}}], "initContainers": [PLAIN]}, False),
+        ({"containers": [gpu("amd.com/gpu")]}, False),
+        *(({"containers": [PLAIN, gpu(resource)]}, True) for resource in (
+            names.RESOURCE_GPU,
+            names.RESOURCE_MEMORY,
+            names.RESOURCE_MEMORY_PERCENTAGE,
+            names.RESOURCE_CORES,
+            names.RESOURCE_PRIORITY,
+            names.RESOURCE_TOTAL_MEMORY,
+            names.RESOURCE_TOTAL_CORES,
+        )),
+        ({"containers": [gpu(names.RESOURCE_GPU, "requests")]}, True),
+        ({"containers": [PLAIN], "initContainers": [gpu(names.RESOURCE_GPU)]}, True),
+    ],
+)  # fmt: skip
+def test_only_gpu_pods_are_sent_to_the_webhook(objects: list[dict[str, Any]], spec: Any, sent: bool) -> None:
+    webhook = next(item for item in objects if item["kind"] == "MutatingWebhookConfiguration")["webhooks"][0]
+    (condition,) = webhook["matchConditions"]
+    assert evaluate(condition["expression"], {"object": {"spec": spec}}) is sent
+
+
+def test_renamed_resources_are_sent_instead() -> None:
+    objects = helm.objects({"resourceName": "example.com/gpu"})
+    webhook = next(item for item in objects if item["kind"] == "MutatingWebhookConfiguration")["webhooks"][0]
+    expression = webhook["matchConditions"][0]["expression"]
+    assert evaluate(expression, {"object": {"spec": {"containers": [gpu("example.com/gpu")]}}})
+    assert not evaluate(expression, {"object": {"spec": {"containers": [gpu("nvidia.com/gpu")]}}})
+
+
+def test_opting_out_by_label(objects: list[dict[str, Any]]) -> None:
+    webhook = next(item for item in objects if item["kind"] == "MutatingWebhookConfiguration")["webhooks"][0]
+    for selector in ("objectSelector", "namespaceSelector"):
+        terms = webhook[selector]["matchExpressions"]
+        assert [term["key"] for term in terms] == list(names.WEBHOOK_LABELS)
+        assert all((term["operator"], term["values"]) == ("NotIn", [names.WEBHOOK_IGNORE]) for term in terms)
