@@ -6,7 +6,7 @@ One container at a time, so that the guard sees what was granted before.
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,16 +15,16 @@ import msgspec
 from device_plugin import cdi, driver, edits, grants, ids, library
 from device_plugin.cards import Cards
 from device_plugin.consequences import Consequences
+from device_plugin.holdings import Holdings, pod_holds
 from device_plugin.identity import Candidate
-from device_plugin.pods import Pods, allocation_of, full_name
+from device_plugin.pods import allocation_of, full_name
 from device_plugin.refusal import Refusal
 from device_plugin.sandbox import Sandboxes, limits_for
 from vgpu import allocation
-from vgpu.allocation import Held, Kind
 from vgpu.config import Config
 from vgpu.devices import Gpu, GpuSlice
 from vgpu.inventory import readings
-from vgpu.kube.objects import Pod, kinds
+from vgpu.kube.objects import Pod
 from vgpu.resources import PodRequest
 
 log = logging.getLogger(__name__)
@@ -65,16 +65,16 @@ class Granting:
         self,
         config: Config,
         cards: Cards,
-        pods: Pods,
         sandboxes: Sandboxes,
+        holdings: Holdings,
         places: Places,
         consequences: Consequences,
     ) -> None:
         """Installs the library on the host; raises OSError naming the path."""
         self._config = config
         self._cards = cards
-        self._pods = pods
         self._sandboxes = sandboxes
+        self._holdings = holdings
         self._places = places
         self._consequences = consequences
         self._lock = threading.Lock()
@@ -135,32 +135,13 @@ class Granting:
         return plan
 
     def _guard(self, plan: Plan) -> None:
-        record = allocation_of(plan.pod)
-        slices = {**(record.containers if record else {}), plan.candidate.container: plan.slices}
-        wanted = allocation.held((kind, slices.get(name, ())) for name, kind in kinds(plan.pod))
-        granted = grants.total(self.granted(without=plan.pod.metadata.uid).values())
+        uid = plan.pod.metadata.uid
+        before = self._sandboxes.granted().get(uid, {})
+        wanted = pod_holds(plan.pod, {**before, plan.candidate.container: plan.slices})
+        granted = self._holdings.granted(without=uid)
         sentence = grants.excess(self._cards.by_uuid, granted, wanted)
         if sentence:
             raise Refusal(f"pod {full_name(plan.pod)}: {sentence}", transient=True)
-
-    def granted(self, without: str = "") -> Mapping[str, Mapping[str, Held]]:
-        """What every pod holds that has started here and may still run, by pod UID."""
-        found = {}
-        for uid, containers in self._sandboxes.granted().items():
-            if uid == without:
-                continue
-            pod = self._pods.get(uid)
-            if pod is None or pod.finished:
-                living = {name: slices for name, slices in containers.items() if self._sandboxes.lives(uid, name)}
-                found[uid] = allocation.held((Kind.APP, slices) for slices in living.values())
-                continue
-            try:
-                record = allocation_of(pod)
-            except Refusal:
-                record = None
-            slices = {**(record.containers if record else {}), **containers}
-            found[uid] = allocation.held((kind, slices.get(name, ())) for name, kind in kinds(pod))
-        return found
 
     def _verify(self, plans: Sequence[Plan]) -> None:
         try:

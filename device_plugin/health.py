@@ -49,6 +49,10 @@ class Health:
     def stop(self) -> None:
         self._stopping.set()
 
+    def suspect(self, uuid: str) -> None:
+        """A card that was unhealthy before this agent started."""
+        self._trouble(uuid, "it was unhealthy when the agent started")
+
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:

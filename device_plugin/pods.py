@@ -1,7 +1,6 @@
 """The pods of this node: a cache fed by list and watch, and one request where the cache may lag behind the kubelet."""
 
 import threading
-import time
 from collections import OrderedDict
 from typing import Final
 
@@ -68,20 +67,10 @@ class Pods:
             for pod in _decoder.decode(answer).items or []:
                 self._put(pod)
 
-    def is_gone(self, uid: str) -> bool:
-        """Asks the API server whether it still has a pod of this UID on this node; raises Refusal without an answer."""
-        self.refresh()
-        with self._changed:
-            return uid not in self._pods
-
     def wait(self, seconds: float) -> None:
         """Returns after the next change, at most `seconds` later."""
         with self._changed:
             self._changed.wait(seconds)
-
-    def wait_synced(self, deadline: float) -> bool:
-        """Waits for the first list until `time.monotonic()` reaches `deadline`."""
-        return self._informer.synced.wait(max(0.0, deadline - time.monotonic()))
 
     def _put(self, pod: Pod) -> None:
         uid = pod.metadata.uid

@@ -13,7 +13,7 @@ from device_plugin.cards import Cards
 from vgpu import names
 from vgpu.allocation import Held
 from vgpu.config import Config
-from vgpu.devices import Gpu, Inventory, encode_inventory
+from vgpu.devices import Gpu, Inventory, decode_inventory, encode_inventory
 from vgpu.kube import writes
 from vgpu.kube.client import ApiError, KubeClient
 from vgpu.kube.informer import Informer
@@ -27,16 +27,27 @@ _RETRY_SECONDS: Final = 1.0
 
 
 class Publisher:
-    """One thread that keeps the node object as it should be; `held` tells what live pods hold, by card."""
+    """One thread that keeps the node object as it should be; `held` tells what live pods hold, by card.
+
+    `suspect(uuid)` is told of cards that an earlier agent published as unhealthy.
+    """
 
     def __init__(
-        self, client: KubeClient, node: str, config: Config, cards: Cards, held: Callable[[], Mapping[str, Held]]
+        self,
+        client: KubeClient,
+        node: str,
+        config: Config,
+        cards: Cards,
+        held: Callable[[], Mapping[str, Held]],
+        suspect: Callable[[str], None],
     ) -> None:
         self._client = client
         self._name = node
         self._config = config
         self._cards = cards
         self._held = held
+        self._suspect = suspect
+        self._first = True
         self._wake = threading.Event()
         self._stopping = False
         self._node: Node | None = None
@@ -61,11 +72,26 @@ class Publisher:
         self._informer.stop()
 
     def _change(self, change: str, node: Node) -> None:
-        self._node = node if change == "set" else None
-        if self._node is not None:
+        if change == "set":
+            if self._first:
+                self._recall(node)
+                self._first = False
             marks = node.metadata.annotations.get(names.CORDON, "")
             self._cards.cordon(frozenset(mark.strip() for mark in marks.split(",") if mark.strip()))
+        self._node = node if change == "set" else None
         self._wake.set()
+
+    def _recall(self, node: Node) -> None:
+        """Cards that were unhealthy when an earlier agent published them stay so until they prove themselves."""
+        try:
+            before = decode_inventory(node.metadata.annotations.get(names.DEVICES, "{}"))
+        except ValueError as error:
+            log.warning("node %s: %s", self._name, error)
+            return
+        known = self._cards.by_uuid
+        for gpu in before.devices:
+            if not gpu.healthy and gpu.uuid in known:
+                self._suspect(gpu.uuid)
 
     def _run(self) -> None:
         while not self._stopping:
@@ -93,10 +119,11 @@ class Publisher:
             log.info("node %s: %d cards published", self._name, len(inventory.devices))
         wanted = capacity(inventory.devices, self._cards.cordoned, self._held(), self._config)
         known = {resource: node.status.capacity.get(resource) for resource in wanted}
+        if not inventory.devices and all(value is None for value in known.values()):
+            return  # a node without cards
         if any(value is None or parse_quantity(value) != wanted[name] for name, value in known.items()):
-            if inventory.devices or any(value is not None for value in known.values()):
-                writes.patch_node_capacity(self._client, self._name, {n: str(value) for n, value in wanted.items()})
-                log.info("node %s: capacity %s", self._name, ", ".join(f"{n}={v}" for n, v in wanted.items()))
+            writes.patch_node_capacity(self._client, self._name, {n: str(value) for n, value in wanted.items()})
+            log.info("node %s: capacity %s", self._name, ", ".join(f"{n}={v}" for n, v in wanted.items()))
 
 
 def marks(inventory: Inventory) -> tuple[dict[str, str | None], dict[str, str | None]]:

@@ -1,0 +1,76 @@
+"""The node agent: `python -m device_plugin`, `vgpu-device-plugin`."""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from device_plugin.agent import Agent, Options
+from vgpu import names
+from vgpu.config import ConfigError, load
+from vgpu.kube.client import KubeClient
+
+log = logging.getLogger("device_plugin")
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="vgpu-device-plugin", description="vgpu's agent on a node with GPUs")
+    parser.add_argument("--config", type=Path, help=f"configuration file (default: {names.CONFIG_PATH})")
+    parser.add_argument("--kubeconfig", type=Path, help="connection to the API server (default: the pod's own)")
+    parser.add_argument("--node-name", default=os.environ.get("NODE_NAME"), help="this node (default: $NODE_NAME)")
+    parser.add_argument("--run-dir", type=Path, default=Path(names.REGION_DIR), help="state of this node's containers")
+    parser.add_argument("--cdi-dir", type=Path, default=Path(names.CDI_DIR), help="where the runtime finds CDI specs")
+    parser.add_argument("--metrics-port", type=int, default=names.PORT_NODE_METRICS)
+    parser.add_argument("--verbose", action="store_true", help="log what is normally not worth a line")
+    found = parser.parse_args(argv)
+    if not found.node_name:
+        parser.error("--node-name: the name of this node is needed, or NODE_NAME in the environment")
+    return found
+
+
+async def serve(agent: Agent) -> None:
+    """Runs until SIGTERM or SIGINT; running containers are left as they are."""
+    running = asyncio.ensure_future(agent.run())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, running.cancel)
+    with suppress(asyncio.CancelledError):
+        await running
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = arguments(argv)
+    logging.basicConfig(
+        level=logging.DEBUG if options.verbose else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    try:
+        config = load(options.config)
+        client = KubeClient.connect(options.kubeconfig)
+        agent = Agent(
+            config,
+            Options(
+                node=options.node_name,
+                run_dir=options.run_dir,
+                cdi_dir=options.cdi_dir,
+                metrics_port=options.metrics_port,
+            ),
+            client,
+        )
+        asyncio.run(serve(agent))
+    except (ConfigError, ValueError, OSError) as error:
+        print(f"vgpu-device-plugin: {error}", file=sys.stderr)
+        return 1
+    log.info("stopped; containers keep running")
+    sys.stderr.flush()
+    # Threads that wait for the API server or for NVML hold nothing that needs an orderly end.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""The parts of the agent put together: threads that follow and publish, and the plugin in the event loop."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from device_plugin.cards import Cards
+from device_plugin.consequences import Consequences
+from device_plugin.exporter import Exporter
+from device_plugin.granting import Granting, Places
+from device_plugin.health import Health
+from device_plugin.holdings import Holdings
+from device_plugin.identity import Identity
+from device_plugin.plugin import Plugin
+from device_plugin.pods import Pods
+from device_plugin.publish import Publisher
+from device_plugin.registration import Registration
+from device_plugin.sandbox import Sandboxes
+from device_plugin.starts import Starts
+from device_plugin.sweep import Sweep
+from vgpu import inventory
+from vgpu.config import Config
+from vgpu.devices import Inventory
+from vgpu.kube.client import KubeClient
+from vgpu.native import paths
+
+log = logging.getLogger(__name__)
+
+LOOK_FOR_CARDS_SECONDS: Final = 30.0  #: a node without a driver: it may be installed later
+
+
+class Options(msgspec.Struct, frozen=True):
+    node: str
+    run_dir: Path
+    cdi_dir: Path
+    metrics_port: int
+
+
+class Agent:
+    """One node. Holds nothing that a restart would lose."""
+
+    def __init__(self, config: Config, options: Options, client: KubeClient) -> None:
+        self._config = config
+        self._options = options
+        self._client = client
+        self._exporter = Exporter(options.node)
+
+    async def run(self) -> None:
+        """Until cancelled. Without cards it waits for a driver, and tells the cluster that the node has none."""
+        self._exporter.serve(self._options.metrics_port)
+        found = await self._cards()
+        cards = Cards(found)
+        settings = self._config.device_plugin
+        kubelet = Path(settings.kubeletRoot)
+        places = Places(
+            cdi=self._options.cdi_dir,
+            library=Path(self._config.global_.gpu_hook_path) / "vgpu",
+            built_library=paths.libvgpu(),
+            built_simulator=paths.simulator() if self._config.simulate else None,
+            simulator_state=self._simulator_state if self._config.simulate else None,
+        )
+        pods = Pods(self._client, self._options.node)
+        identity = Identity(kubelet, self._config.resource_name)
+        sandboxes = Sandboxes(self._options.run_dir)
+        holdings = Holdings(pods, sandboxes)
+        consequences = Consequences(self._client, self._options.node)
+        granting = Granting(self._config, cards, sandboxes, holdings, places, consequences)
+        starts = Starts(self._config, cards, pods, identity, granting, consequences)
+        plugin = Plugin(cards, starts, self._exporter.observe)
+        health = Health(cards, consequences.card)
+        publisher = Publisher(self._client, self._options.node, self._config, cards, holdings.held, health.suspect)
+        sweep = Sweep(
+            cards,
+            pods,
+            sandboxes,
+            holdings,
+            identity,
+            self._exporter,
+            places=places,
+            current=lambda: granting.rollout.sources(),
+        )
+        registration = Registration(kubelet / "device-plugins", self._config.resource_name, plugin)
+        for part in (pods, publisher, health, sweep):
+            part.start()
+        try:
+            await registration.run()
+        finally:
+            plugin.stop()
+            consequences.stop()
+
+    @property
+    def _simulator_state(self) -> Path:
+        return self._options.run_dir / "simulator"
+
+    async def _cards(self) -> Inventory:
+        settings = self._config.device_plugin
+        if self._config.simulate:
+            inventory.use_simulator(self._config.simulate, self._simulator_state)
+        complaint = ""
+        while True:
+            try:
+                found = inventory.read(
+                    split=settings.deviceSplitCount,
+                    memory_scaling=settings.deviceMemoryScaling,
+                    core_scaling=settings.deviceCoreScaling,
+                )
+            except inventory.InventoryError as error:
+                reason = str(error)
+            else:
+                if found.devices:
+                    for gpu in found.devices:
+                        log.info("card %d: %s, %d MiB, %s", gpu.index, gpu.model, gpu.physical_memory, gpu.uuid)
+                    return found
+                reason = "the driver has no cards"
+            if reason != complaint:
+                log.info("idle: %s", reason)
+                complaint = reason
+            await asyncio.sleep(LOOK_FOR_CARDS_SECONDS)

@@ -1,0 +1,170 @@
+"""`/metrics` of a node, from a picture that the sweep makes once a second: a scrape asks nobody and waits for nothing.
+
+Names and labels are those of the metrics reference; no value that changes is ever a label.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+from prometheus_client import CollectorRegistry, Histogram, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from vgpu.allocation import Held
+from vgpu.devices import Gpu, GpuSlice
+from vgpu.inventory import Reading
+from vgpu.native import CardUsage
+
+MIB: Final = 1 << 20
+_CARD: Final = ("node", "uuid", "index", "model")
+_CONTAINER: Final = ("node", "uuid", "namespace", "pod", "container")
+
+
+class CardView(msgspec.Struct, frozen=True):
+    gpu: Gpu
+    held: Held = Held()
+    reading: Reading | None = None  #: None: the card does not answer
+
+
+class ContainerView(msgspec.Struct, frozen=True):
+    """One container on one card."""
+
+    namespace: str
+    pod: str
+    container: str
+    piece: GpuSlice
+    usage: CardUsage | None = None  #: None: not started yet
+
+
+class Picture(msgspec.Struct, frozen=True):
+    cards: tuple[CardView, ...] = ()
+    containers: tuple[ContainerView, ...] = ()
+
+
+class Exporter(Collector):
+    """Serves the latest picture; `observe` feeds the durations of the kubelet's calls."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._picture = Picture()
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        self._durations = Histogram(
+            "vgpu_allocate_duration_seconds",
+            "Time that the agent took to answer the kubelet's Allocate and PreStartContainer",
+            ("node", "call"),
+            registry=self.registry,
+            buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+        )
+
+    def serve(self, port: int) -> None:
+        """Answers HTTP on all addresses; raises OSError when the port is taken."""
+        start_http_server(port, registry=self.registry)
+
+    def show(self, picture: Picture) -> None:
+        self._picture = picture
+
+    def observe(self, call: str, seconds: float) -> None:
+        self._durations.labels(self._node, call).observe(seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        picture = self._picture
+        yield from self._cards(picture.cards)
+        yield from self._containers(picture.containers)
+
+    def _cards(self, cards: Sequence[CardView]) -> Iterator[Metric]:
+        rows = [((self._node, c.gpu.uuid, str(c.gpu.index), c.gpu.model), c) for c in cards]
+        read = [(labels, card, card.reading) for labels, card in rows if card.reading]
+        yield _gauge("vgpu_card_info", "A card of this node", _CARD, [(r, 1) for r, _ in rows])
+        yield _gauge(
+            "vgpu_card_memory_bytes", "Size of the card", _CARD, [(r, c.gpu.physical_memory * MIB) for r, c in rows]
+        )
+        yield _gauge(
+            "vgpu_card_memory_used_bytes", "Memory in use by anybody", _CARD, [(r, now.used) for r, _, now in read]
+        )
+        yield _gauge(
+            "vgpu_card_memory_allocated_bytes", "Limits of all slices", _CARD, [(r, c.held.mem * MIB) for r, c in rows]
+        )
+        yield _gauge(
+            "vgpu_card_cores_allocated_ratio",
+            "Guaranteed share of all slices",
+            _CARD,
+            [(r, c.held.cores / 100) for r, c in rows],
+        )
+        yield _gauge(
+            "vgpu_card_utilization_ratio",
+            "Share of the last sampling period in which a kernel ran",
+            _CARD,
+            [(r, now.utilization) for r, _, now in read],
+        )
+        yield _gauge("vgpu_card_healthy", "1: takes pods", _CARD, [(r, int(c.gpu.healthy)) for r, c in rows])
+        yield _gauge("vgpu_card_slices", "Slices that pods hold", _CARD, [(r, c.held.slots) for r, c in rows])
+
+    def _containers(self, containers: Sequence[ContainerView]) -> Iterator[Metric]:
+        rows = [((self._node, c.piece.uuid, c.namespace, c.pod, c.container), c) for c in containers]
+        used = [(labels, c.usage or _UNUSED) for labels, c in rows]
+        yield _gauge(
+            "vgpu_container_memory_limit_bytes",
+            "What it may allocate",
+            _CONTAINER,
+            [(r, c.piece.mem * MIB) for r, c in rows],
+        )
+        yield _gauge(
+            "vgpu_container_memory_guarantee_bytes",
+            "The physical part of the limit",
+            _CONTAINER,
+            [(r, c.piece.guarantee * MIB) for r, c in rows],
+        )
+        yield _gauge(
+            "vgpu_container_core_limit_ratio",
+            "Share of the card's time; 0: no limit",
+            _CONTAINER,
+            [(r, c.piece.cores / 100) for r, c in rows],
+        )
+        yield _gauge("vgpu_container_memory_used_bytes", "Memory in use", _CONTAINER, [(r, u.used) for r, u in used])
+        yield _gauge(
+            "vgpu_container_memory_kind_bytes",
+            "Memory in use, by what it is used for",
+            (*_CONTAINER, "kind"),
+            [((*r, kind), value) for r, u in used for kind, value in u.by_kind.items()],
+        )
+        yield _gauge(
+            "vgpu_container_host_memory_bytes",
+            "Host memory in use behind the card",
+            _CONTAINER,
+            [(r, u.host_used) for r, u in used],
+        )
+        yield _gauge(
+            "vgpu_container_processes", "Processes that use the card", _CONTAINER, [(r, u.processes) for r, u in used]
+        )
+        yield _counter("vgpu_container_gpu_seconds", "GPU time", _CONTAINER, [(r, u.gpu_ns / 1e9) for r, u in used])
+        yield _counter(
+            "vgpu_container_throttled_seconds",
+            "Time that launches waited for the core limit",
+            _CONTAINER,
+            [(r, u.throttled_ns / 1e9) for r, u in used],
+        )
+        yield _counter("vgpu_container_launches", "Kernel launches", _CONTAINER, [(r, u.launches) for r, u in used])
+        yield _counter(
+            "vgpu_container_oom", "Allocations refused by the limit", _CONTAINER, [(r, u.refused) for r, u in used]
+        )
+
+
+_UNUSED: Final = CardUsage()
+_Rows = Sequence[tuple[Sequence[str], float]]
+
+
+def _gauge(name: str, text: str, labels: Sequence[str], rows: _Rows) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for values, value in rows:
+        family.add_metric(values, value)
+    return family
+
+
+def _counter(name: str, text: str, labels: Sequence[str], rows: _Rows) -> CounterMetricFamily:
+    """The library appends `_total` to the name of a counter."""
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, value in rows:
+        family.add_metric(values, value)
+    return family

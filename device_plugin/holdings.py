@@ -1,0 +1,50 @@
+"""What this node's pods hold on its cards, from what was granted here and from what the scheduler recorded."""
+
+from collections.abc import Mapping, Sequence
+
+from device_plugin import grants
+from device_plugin.pods import Pods, allocation_of
+from device_plugin.refusal import Refusal
+from device_plugin.sandbox import Sandboxes
+from vgpu import allocation
+from vgpu.allocation import Held, Kind
+from vgpu.devices import GpuSlice
+from vgpu.kube.objects import Pod, kinds
+
+
+class Holdings:
+    """Thread-safe view; answers are by card UUID."""
+
+    def __init__(self, pods: Pods, sandboxes: Sandboxes) -> None:
+        self._pods = pods
+        self._sandboxes = sandboxes
+
+    def granted(self, without: str = "") -> dict[str, Held]:
+        """What pods hold that have started here and may still run; `without`: UID of a pod to leave out."""
+        started = self._sandboxes.granted()
+        return grants.total(self._started(uid, slices) for uid, slices in started.items() if uid != without)
+
+    def held(self) -> dict[str, Held]:
+        """What all live pods hold, those included that have an allocation and have not started yet."""
+        started = self._sandboxes.granted()
+        waiting = [pod for pod in self._pods.all() if not pod.finished and pod.metadata.uid not in started]
+        return grants.total(
+            [*(self._started(uid, slices) for uid, slices in started.items()), *(pod_holds(pod) for pod in waiting)]
+        )
+
+    def _started(self, uid: str, slices: Mapping[str, Sequence[GpuSlice]]) -> dict[str, Held]:
+        pod = self._pods.get(uid)
+        if pod is not None and not pod.finished:
+            return pod_holds(pod, slices)
+        living = [pieces for container, pieces in slices.items() if self._sandboxes.lives(uid, container)]
+        return allocation.held((Kind.APP, pieces) for pieces in living)
+
+
+def pod_holds(pod: Pod, granted: Mapping[str, Sequence[GpuSlice]] | None = None) -> dict[str, Held]:
+    """What a pod occupies at its peak: its record, and in place of that what was granted, by container."""
+    try:
+        record = allocation_of(pod)
+    except Refusal:
+        record = None
+    slices: dict[str, Sequence[GpuSlice]] = {**(record.containers if record else {}), **(granted or {})}
+    return allocation.held((kind, slices.get(name, ())) for name, kind in kinds(pod))

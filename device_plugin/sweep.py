@@ -1,0 +1,159 @@
+"""Once a second: charges of dead processes are freed, what is left of gone pods is removed, the metrics' picture is made.
+
+A folder goes when its pod is gone from the API server and no process lives in it, never before.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from device_plugin import cdi, library
+from device_plugin.cards import Cards
+from device_plugin.exporter import CardView, ContainerView, Exporter, Picture
+from device_plugin.granting import Places
+from device_plugin.holdings import Holdings
+from device_plugin.identity import Identity
+from device_plugin.pods import Pods, allocation_of
+from device_plugin.refusal import Refusal
+from device_plugin.sandbox import Entry, Sandboxes, slices_of
+from vgpu.allocation import Held
+from vgpu.devices import GpuSlice
+from vgpu.inventory import InventoryError, readings
+from vgpu.kube.objects import Pod
+from vgpu.native import CardUsage, Region, Usage
+
+log = logging.getLogger(__name__)
+
+PERIOD_SECONDS: Final = 1.0
+_CLEAN_EVERY: Final = 60  #: periods between two looks for old libraries and specs
+
+Share = tuple[GpuSlice, CardUsage | None]
+
+
+class Sweep:
+    """One thread."""
+
+    def __init__(
+        self,
+        cards: Cards,
+        pods: Pods,
+        sandboxes: Sandboxes,
+        holdings: Holdings,
+        identity: Identity,
+        exporter: Exporter,
+        *,
+        places: Places,
+        current: Callable[[], Iterable[Path]],
+    ) -> None:
+        """`current`: files of the rollout that new containers get."""
+        self._cards = cards
+        self._pods = pods
+        self._sandboxes = sandboxes
+        self._holdings = holdings
+        self._identity = identity
+        self._exporter = exporter
+        self._places = places
+        self._current = current
+        self._names: dict[str, tuple[str, str]] = {}  # pod uid → namespace and name, kept as long as its folders are
+        self._complaint = ""
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def _run(self) -> None:
+        turn = 0
+        while not self._stopping.is_set():
+            try:
+                self.once(clean=turn % _CLEAN_EVERY == 0)
+                self._complaint = ""
+            except (OSError, Refusal) as error:
+                if str(error) != self._complaint:
+                    log.warning("clean-up: %s; trying again", error)
+                    self._complaint = str(error)
+            turn += 1
+            self._stopping.wait(PERIOD_SECONDS)
+
+    def once(self, *, clean: bool) -> None:
+        """One turn; raises OSError or Refusal (the API server does not answer) with the rest left to the next one."""
+        usages = {}
+        for entry in self._sandboxes.entries():
+            found = _read(entry)
+            if found is not None:
+                usages[entry] = found
+        self._exporter.show(self._picture(usages))
+        if not self._pods.synced:
+            return
+        leftover = [entry for entry in self._sandboxes.entries() if self._pods.get(entry.pod_uid) is None]
+        dead = [entry for entry in leftover if entry not in usages or not usages[entry][1].processes]
+        if dead:
+            self._pods.refresh()  # a pod that has come meanwhile is known afterwards
+        for entry in dead:
+            if self._pods.get(entry.pod_uid) is None and not self._sandboxes.lives(entry.pod_uid, entry.container):
+                self._sandboxes.remove(entry)
+        if dead or clean:
+            self._remove_specs()
+        if clean:
+            self._remove_libraries()
+
+    def _picture(self, usages: dict[Entry, tuple[tuple[GpuSlice, ...], Usage]]) -> Picture:
+        views: dict[tuple[str, str], list[Share]] = {}
+        for pod in self._pods.all():
+            uid = pod.metadata.uid
+            self._names[uid] = (pod.metadata.namespace, pod.metadata.name)
+            for container, slices in _record(pod).items():
+                views[uid, container] = [(piece, None) for piece in slices]
+        for entry, (slices, usage) in usages.items():
+            views[entry.pod_uid, entry.container] = list(zip(slices, usage.cards, strict=False))
+        known = {uid for uid, _ in views}
+        self._names = {uid: name for uid, name in self._names.items() if uid in known}
+        try:
+            now = readings()
+        except InventoryError:
+            now = {}
+        held = self._holdings.held()
+        containers = []
+        for (uid, container), shares in views.items():
+            namespace, name = self._names.get(uid, ("", uid))
+            containers += [ContainerView(namespace, name, container, piece, usage) for piece, usage in shares]
+        return Picture(
+            cards=tuple(
+                CardView(gpu, held.get(gpu.uuid, Held()), now.get(gpu.uuid)) for gpu in self._cards.inventory.devices
+            ),
+            containers=tuple(containers),
+        )
+
+    def _remove_specs(self) -> None:
+        """A spec goes with the folder that it mounts."""
+        for file, mounted in cdi.sources(self._places.cdi):
+            if not any(source.name == "limits" and source.exists() for source in mounted):
+                file.unlink(missing_ok=True)
+
+    def _remove_libraries(self) -> None:
+        named = {source for _, mounted in cdi.sources(self._places.cdi) for source in mounted}
+        library.prune(self._places.library, {*named, *self._identity.sources(), *self._current()})
+
+
+def _record(pod: Pod) -> dict[str, tuple[GpuSlice, ...]]:
+    try:
+        record = allocation_of(pod)
+    except Refusal:
+        return {}
+    return record.containers if record else {}
+
+
+def _read(entry: Entry) -> tuple[tuple[GpuSlice, ...], Usage] | None:
+    """Slices and usage after dead processes were reaped; None while the region is not whole."""
+    try:
+        with Region.open(entry.path, writable=True) as region:
+            region.reap()
+            return slices_of(region.limits()), region.usage()
+    except OSError as error:
+        log.debug("%s: %s", entry.path, error)
+        return None
