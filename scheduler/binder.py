@@ -1,0 +1,132 @@
+"""The bind verb: chooses the cards under the lock, then tells the API server in one request."""
+
+import logging
+import threading
+import time
+from typing import Final
+
+import msgspec
+
+from scheduler.cluster import DOUBT_SECONDS, ClusterState, Holding
+from scheduler.feed import holding_of
+from scheduler.verbs import Recent
+from scheduler.wire import ExtenderBindingArgs, Pod
+from vgpu import allocation, names
+from vgpu.allocation import Allocation
+from vgpu.kube import objects, writes
+from vgpu.kube.client import ApiError, KubeClient, Unreachable
+from vgpu.placement import policy
+from vgpu.placement.fit import Rejection, fit_pod
+from vgpu.resources import PodRequest, RequestError, Rules, read_pod
+
+log = logging.getLogger(__name__)
+
+SETTLE_ATTEMPTS: Final = 5  #: reads of a pod whose bind had no answer
+SETTLE_PAUSE: Final = 0.2  #: seconds before the second read; doubled for each further one
+
+
+class Refused(Exception):
+    """The pod is not bound; the text says why and goes into the pod's events."""
+
+
+class Binder:
+    """Binds pods, several at once; only the choice of the cards is serial."""
+
+    def __init__(self, client: KubeClient, state: ClusterState, rules: Rules, recent: Recent) -> None:
+        self._client = client
+        self._state = state
+        self._rules = rules
+        self._recent = recent
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """Ends waiting for answers about binds whose outcome is unknown."""
+        self._stopping.set()
+
+    def bind(self, args: ExtenderBindingArgs) -> None:
+        """Puts the pod on the node, with its allocation in the same transaction; raises Refused when it is not there.
+
+        Does not assume to be the only one who binds: the API server decides, and a conflict is a refusal.
+        """
+        request = self._request(args)
+        record: str | None = None
+        if request is not None:
+            known = self._state.holding(args.PodUID)
+            if known is not None and known.confirmed:
+                if known.node == args.Node:
+                    return
+                raise Refused(f"the pod is already bound to node {known.node}")
+            record = allocation.encode(self._choose(args, request))
+        try:
+            annotations = {names.ALLOCATION: record} if record is not None else {}
+            writes.bind(self._client, args.PodNamespace, args.PodName, args.PodUID, args.Node, annotations)
+        except ApiError as error:
+            self._failed(args, record, error)
+        log.info("pod %s/%s bound to %s: %s", args.PodNamespace, args.PodName, args.Node, record or "no cards")
+
+    def _request(self, args: ExtenderBindingArgs) -> PodRequest | None:
+        found, request = self._recent.get(args.PodUID)
+        if found:
+            return request
+        try:
+            raw = self._client.get(writes.pod_path(args.PodNamespace, args.PodName))
+        except ApiError as error:
+            raise Refused(f"the pod cannot be read: {error}") from None
+        pod = msgspec.json.decode(raw, type=Pod)
+        if pod.metadata.uid != args.PodUID:
+            raise Refused("the pod has been replaced by another one of the same name")
+        try:
+            return read_pod(pod.mapping(), self._rules)
+        except RequestError as error:
+            raise Refused(f"the pod cannot be placed: {error}") from None
+
+    def _choose(self, args: ExtenderBindingArgs, request: PodRequest) -> Allocation:
+        """Chooses the cards and counts them at once, so that the next bind sees them taken."""
+        with self._state.lock:
+            cards = self._state.cards_of(args.Node, without=args.PodUID)
+            if cards is None:
+                raise Refused(f"node {args.Node} has no cards")
+            found = fit_pod(cards, request, policy(request.gpu_policy))
+            if isinstance(found, Rejection):
+                raise Refused(f"node {args.Node} has no room any more: {found.sentence}")
+            held = allocation.held((each.kind, found.containers[each.name]) for each in request.containers)
+            self._state.hold(args.PodUID, Holding(args.Node, held, time.monotonic() + DOUBT_SECONDS))
+        return found
+
+    def _failed(self, args: ExtenderBindingArgs, record: str | None, error: ApiError) -> None:
+        """Returns when the bind took effect nevertheless, else raises Refused."""
+        unknown = isinstance(error, Unreachable) or error.status >= 500
+        if not unknown and error.status != 409:
+            self._state.retract(args.PodUID)
+            raise Refused(str(error)) from None
+        pod = self._read(args, SETTLE_ATTEMPTS if unknown else 1)
+        if pod is None:  # the next comparison with the API server settles it; until then the slices stay counted
+            raise Refused(f"whether the pod is bound is not known: {error}") from None
+        if pod.metadata.uid == args.PodUID and pod.spec.nodeName:
+            holding = holding_of(pod)
+            if holding is not None:
+                self._state.hold(args.PodUID, holding)
+            else:
+                self._state.retract(args.PodUID)
+            if pod.spec.nodeName == args.Node and pod.metadata.annotations.get(names.ALLOCATION) == record:
+                return
+            raise Refused(f"the pod is already bound to node {pod.spec.nodeName}") from None
+        if not unknown or pod.metadata.uid != args.PodUID:
+            self._state.retract(args.PodUID)
+        # Else the request may still be on its way in the API server: the slices stay counted for a while.
+        raise Refused(str(error)) from None
+
+    def _read(self, args: ExtenderBindingArgs, attempts: int) -> objects.Pod | None:
+        pause = SETTLE_PAUSE
+        for attempt in range(attempts):
+            if attempt and self._stopping.wait(pause):
+                return None
+            pause *= 2
+            try:
+                raw = self._client.get(writes.pod_path(args.PodNamespace, args.PodName))
+                return msgspec.json.decode(raw, type=objects.Pod)
+            except ApiError as error:
+                if error.status == 404:
+                    return objects.Pod()
+                log.warning("pod %s/%s cannot be read: %s", args.PodNamespace, args.PodName, error)
+        return None

@@ -1,0 +1,331 @@
+"""What the scheduler knows: every node's cards and what pods hold on them, as arrays that events keep up to date.
+
+Thread-safe: one lock, held for moments only. Nothing here talks to the API server; nothing loops over pods but a change
+of a node's cards (over the pods of that node).
+"""
+
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from vgpu.allocation import Held
+from vgpu.devices import Gpu, Inventory
+from vgpu.placement import rules
+from vgpu.placement.cards import FIGURES, SLOTS, Cards, CardState, Ints, figures
+from vgpu.placement.selection import by_model, by_uuid
+from vgpu.resources import CardSelector, GpuRequest
+
+#: Seconds for which an allocation that the API server has not confirmed is kept whatever a list says: longer than a
+#: request may be on its way there (the API server's own limit is 60 s).
+DOUBT_SECONDS: Final = 90.0
+
+
+class Holding(msgspec.Struct, frozen=True):
+    """What one pod holds on the cards of its node."""
+
+    node: str
+    held: Mapping[str, Held]  #: by card UUID
+    doubtful_until: float = 0.0  #: monotonic seconds; 0: the API server has confirmed it
+
+    @property
+    def confirmed(self) -> bool:
+        return self.doubtful_until == 0.0
+
+    def same_as(self, other: "Holding | None") -> bool:
+        return other is not None and self.node == other.node and dict(self.held) == dict(other.held)
+
+
+class _Node(msgspec.Struct):
+    row: int
+    devices: tuple[Gpu, ...]  #: in the order of their index
+    cordoned: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The arrays at one moment, to be read under the lock. Rows are nodes; `row_of` is shared, not copied."""
+
+    cards: Cards
+    usage: Ints
+    row_of: Mapping[str, int]
+
+    def rows(self, nodes: Sequence[str]) -> Ints:
+        """The row of each node, -1 where it has no cards."""
+        return np.fromiter((self.row_of.get(name, -1) for name in nodes), dtype=np.int64, count=len(nodes))
+
+
+class ClusterState:
+    """All methods take the lock themselves; callers that need several steps at once hold `lock` around them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._cards = Cards.empty(0, 0)
+        self._usage: Ints = np.zeros((FIGURES, 0, 0), dtype=np.int64)
+        self._places: dict[str, list[tuple[int, ...]]] = {}
+        self._nodes: dict[str, _Node] = {}
+        self._rows: dict[str, int] = {}
+        self._names: list[str] = []  # by row
+        self._holdings: dict[str, Holding] = {}  # by pod uid
+        self._on_node: dict[str, set[str]] = {}  # pod uids
+        self._sequence = 0
+        self._changed: dict[str, int] = {}  # pod uid or node name → sequence of the last change, until reconciled
+
+    # Nodes
+
+    def set_node(self, name: str, inventory: Inventory, cordoned: frozenset[str] = frozenset()) -> None:
+        """Adds a node or takes over its new inventory; a node without cards is removed."""
+        devices = tuple(sorted(inventory.devices, key=lambda gpu: gpu.index))
+        if not devices:
+            self.remove_node(name)
+            return
+        with self.lock:
+            self._touch(name)
+            node = self._nodes.get(name)
+            if node is None:
+                row = len(self._names)
+                self._reserve(row + 1, len(devices))
+                node = self._nodes[name] = _Node(row, (), frozenset())
+                self._names.append(name)
+                self._rows[name] = row
+            elif node.devices == devices and node.cordoned == cordoned:
+                return
+            self._reserve(len(self._names), len(devices))
+            self._unplace(node)
+            node.devices, node.cordoned = devices, cordoned
+            self._place(node)
+            self._recount(name, node)
+
+    def remove_node(self, name: str) -> None:
+        """Forgets a node's cards. What its pods hold is kept: the node may come back before they are gone."""
+        with self.lock:
+            self._touch(name)
+            node = self._nodes.pop(name, None)
+            if node is None:
+                return
+            self._unplace(node)
+            del self._rows[name]
+            last = self._names.pop()
+            if last != name:  # rows stay dense: the last one moves into the gap
+                moved = self._nodes[last]
+                self._unplace(moved)
+                moved.row = node.row
+                self._rows[last] = node.row
+                self._names[node.row] = last
+                self._place(moved)
+                self._recount(last, moved)
+
+    def _reserve(self, rows: int, columns: int) -> None:
+        have_rows, have_columns = self._cards.present.shape
+        if rows <= have_rows and columns <= have_columns:
+            return
+        shape = (
+            have_rows if rows <= have_rows else max(rows, 2 * have_rows, 16),
+            max(columns, have_columns),
+        )
+        cards, usage = Cards.empty(*shape), np.zeros((FIGURES, *shape), dtype=np.int64)
+        inside = np.s_[:have_rows, :have_columns]
+        for field in ("present", "healthy", "cordoned", "memory", "physical", "cores", "slots", "numa", "model"):
+            getattr(cards, field)[inside] = getattr(self._cards, field)
+        usage[:, :have_rows, :have_columns] = self._usage
+        cards.models, cards.places = self._cards.models, self._places
+        self._cards, self._usage = cards, usage
+
+    def _place(self, node: _Node) -> None:
+        for column, gpu in enumerate(node.devices):
+            self._cards.put((node.row, column), gpu, cordoned=gpu.uuid in node.cordoned)
+            self._places.setdefault(gpu.uuid, []).append((node.row, column))
+
+    def _unplace(self, node: _Node) -> None:
+        self._cards.present[node.row] = False
+        self._usage[:, node.row] = 0
+        for column, gpu in enumerate(node.devices):
+            places = self._places[gpu.uuid]
+            places.remove((node.row, column))
+            if not places:
+                del self._places[gpu.uuid]
+
+    def _recount(self, name: str, node: _Node) -> None:
+        self._usage[:, node.row] = 0
+        for uid in self._on_node.get(name, ()):
+            self._count(self._holdings[uid], 1)
+
+    # Pods
+
+    def hold(self, uid: str, holding: Holding) -> None:
+        """Records what a pod holds, in place of what it held before."""
+        with self.lock:
+            self._touch(uid)
+            known = self._holdings.get(uid)
+            if known is not None:
+                if known.same_as(holding):
+                    self._holdings[uid] = holding
+                    return
+                self._drop(uid, known)
+            self._holdings[uid] = holding
+            self._on_node.setdefault(holding.node, set()).add(uid)
+            self._count(holding, 1)
+
+    def release(self, uid: str) -> None:
+        """The pod holds nothing any more."""
+        with self.lock:
+            self._touch(uid)
+            known = self._holdings.get(uid)
+            if known is not None:
+                self._drop(uid, known)
+
+    def retract(self, uid: str) -> None:
+        """Takes back what was recorded for a bind that did not happen, unless it turned out that it did."""
+        with self.lock:
+            known = self._holdings.get(uid)
+            if known is not None and not known.confirmed:
+                self.release(uid)
+
+    def holding(self, uid: str) -> Holding | None:
+        with self.lock:
+            return self._holdings.get(uid)
+
+    def _drop(self, uid: str, holding: Holding) -> None:
+        self._count(holding, -1)
+        del self._holdings[uid]
+        uids = self._on_node[holding.node]
+        uids.discard(uid)
+        if not uids:
+            del self._on_node[holding.node]
+
+    def _count(self, holding: Holding, sign: int) -> None:
+        node = self._nodes.get(holding.node)
+        if node is None:
+            return
+        for column, gpu in enumerate(node.devices):
+            held = holding.held.get(gpu.uuid)
+            if held is not None:
+                self._usage[:, node.row, column] += sign * figures(held)
+
+    # Reading
+
+    def view(self, without: str = "") -> View:
+        """The arrays, for reading under `lock`; `without`: a pod uid whose unconfirmed holding does not count."""
+        with self.lock:
+            rows = len(self._names)
+            usage = self._usage[:, :rows]
+            own = self._doubtful(without)
+            if own is not None and own.node in self._nodes:
+                usage = usage.copy()
+                node = self._nodes[own.node]
+                for column, gpu in enumerate(node.devices):
+                    usage[:, node.row, column] -= figures(own.held.get(gpu.uuid, Held()))
+            cards = self._cards.take(np.s_[:rows])
+            cards.places = self._places
+            return View(cards, usage, self._rows)
+
+    def cards_of(self, name: str, without: str = "") -> list[CardState] | None:
+        """One node's cards in index order, None when it has none; `without` as in `view`."""
+        with self.lock:
+            node = self._nodes.get(name)
+            if node is None:
+                return None
+            usage = self._usage[:, node.row]
+            own = self._doubtful(without)
+            if own is not None and own.node == name:
+                less = [figures(own.held.get(gpu.uuid, Held())) for gpu in node.devices]
+                usage = usage.copy()
+                usage[:, : len(less)] -= np.stack(less, axis=1)
+            return [
+                CardState(gpu, Held(*usage[:, column].tolist()), gpu.uuid in node.cordoned)
+                for column, gpu in enumerate(node.devices)
+            ]
+
+    def _doubtful(self, uid: str) -> Holding | None:
+        holding = self._holdings.get(uid)
+        return None if holding is None or holding.confirmed else holding
+
+    def smallest_ask(self, request: GpuRequest, selector: CardSelector) -> int | None:
+        """MiB that the request means on the smallest card that the pod accepts, None when the cluster has none."""
+        with self.lock:
+            cards = self.view().cards
+            accepted = cards.present & by_model(cards, selector) & by_uuid(cards, selector)
+            return int(rules.memory_asked(cards, request)[accepted].min()) if accepted.any() else None
+
+    def largest_card(self) -> int | None:
+        """MiB that slices may have of the largest card, None when the cluster has no cards."""
+        with self.lock:
+            cards = self.view().cards
+            return int(cards.memory[cards.present].max()) if cards.present.any() else None
+
+    # Comparison with the API server
+
+    def _touch(self, key: str) -> None:
+        self._sequence += 1
+        self._changed[key] = self._sequence
+
+    def mark(self) -> int:
+        """A moment; `differences` and `stale_nodes` leave alone whatever changed after it."""
+        with self.lock:
+            return self._sequence
+
+    def settled(self, mark: int) -> None:
+        """Forgets when things changed up to `mark`: the comparison of that moment is over."""
+        with self.lock:
+            self._changed = {key: at for key, at in self._changed.items() if at > mark}
+
+    def differences(self, expected: Mapping[str, Holding], mark: int) -> dict[str, Holding | None]:
+        """Pods whose holding is not the expected one (None: they hold nothing), of those unchanged since `mark`."""
+        now = time.monotonic()
+        found: dict[str, Holding | None] = {}
+        with self.lock:
+            for uid in self._holdings.keys() | expected.keys():
+                known, wanted = self._holdings.get(uid), expected.get(uid)
+                if self._changed.get(uid, 0) > mark or (wanted is not None and wanted.same_as(known)):
+                    continue
+                if known is not None and wanted is None and known.doubtful_until > now:
+                    continue
+                found[uid] = wanted
+        return found
+
+    def repair(self, differences: Mapping[str, Holding | None]) -> int:
+        """Takes over what the API server says; returns the number of slices that had been wrong."""
+        wrong = 0
+        with self.lock:
+            for uid, wanted in differences.items():
+                known = self._holdings.get(uid)
+                before = dict(known.held) if known is not None and known.confirmed else {}
+                after = dict(wanted.held) if wanted is not None else {}
+                if known is None or known.confirmed:
+                    wrong += _slices_between(before.items(), after.items())
+                if wanted is None:
+                    self.release(uid)
+                else:
+                    self.hold(uid, wanted)
+        return wrong
+
+    def stale_nodes(self, present: Iterable[str], mark: int) -> list[str]:
+        """Nodes that are known here, are not `present`, and have not changed since `mark`."""
+        names = set(present)
+        with self.lock:
+            return [name for name in self._nodes if name not in names and self._changed.get(name, 0) <= mark]
+
+    def unchanged(self, name: str, mark: int) -> bool:
+        """Has this node not changed since `mark`?"""
+        with self.lock:
+            return self._changed.get(name, 0) <= mark
+
+    def slices(self) -> int:
+        """Slices held on known cards."""
+        with self.lock:
+            return int(self._usage[SLOTS].sum())
+
+
+def _slices_between(before: Iterable[tuple[str, Held]], after: Iterable[tuple[str, Held]]) -> int:
+    """Slices that are in one of both and not in the other."""
+    one, two = dict(before), dict(after)
+    wrong = 0
+    for uuid in one.keys() | two.keys():
+        left, right = one.get(uuid, Held()), two.get(uuid, Held())
+        if left != right:
+            wrong += max(left.slots, right.slots)
+    return wrong

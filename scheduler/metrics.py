@@ -1,0 +1,23 @@
+"""What the scheduler tells about itself (names: docs/reference.md)."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+REGISTRY = CollectorRegistry()
+DURATION = Histogram(
+    "vgpu_scheduler_request_duration_seconds",
+    "Time to answer one request",
+    ["verb"],
+    registry=REGISTRY,
+    buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+)
+UNSCHEDULABLE = Counter(
+    "vgpu_scheduler_unschedulable",
+    "Attempts for which no node was found, by what stood against it on a node (one attempt may count for several)",
+    ["reason"],
+    registry=REGISTRY,
+)
+DRIFT = Gauge(
+    "vgpu_scheduler_drift_slices",
+    "Slices that the last comparison with the API server found wrong and repaired",
+    registry=REGISTRY,
+)

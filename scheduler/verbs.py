@@ -1,0 +1,123 @@
+"""The extender's pure verbs: which nodes can take a pod (filter), and which of them is the best (prioritize)."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from scheduler.cluster import ClusterState
+from scheduler.metrics import UNSCHEDULABLE
+from scheduler.survey import Survey
+from scheduler.wire import ExtenderArgs, ExtenderFilterResult, HostPriority, Pod, node_names
+from vgpu.placement import policy
+from vgpu.placement.cards import Bools, Floats
+from vgpu.placement.fit import Rejection
+from vgpu.resources import PodRequest, RequestError, Rules, read_pod
+
+RECENT: Final = 10_000  #: pods whose request is kept for their bind
+BEST: Final = 10  #: extender.MaxExtenderPriority of kube-scheduler
+
+
+class Recent:
+    """Requests of pods by uid, the latest `RECENT` of them: a bind does not say what its pod asks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: OrderedDict[str, PodRequest | None] = OrderedDict()
+
+    def put(self, uid: str | None, request: PodRequest | None) -> None:
+        if not uid:
+            return
+        with self._lock:
+            self._requests[uid] = request
+            self._requests.move_to_end(uid)
+            if len(self._requests) > RECENT:
+                self._requests.popitem(last=False)
+
+    def get(self, uid: str) -> tuple[bool, PodRequest | None]:
+        """(known, request); a known pod without a request asks for no GPU."""
+        with self._lock:
+            if uid not in self._requests:
+                return False, None
+            return True, self._requests[uid]
+
+
+class Verbs:
+    """Answers from the cluster state alone; nothing is reserved and nothing is asked."""
+
+    def __init__(self, state: ClusterState, rules_: Rules, recent: Recent) -> None:
+        self._state = state
+        self._rules = rules_
+        self._recent = recent
+
+    def filter(self, args: ExtenderArgs) -> ExtenderFilterResult:
+        """Every node that can take the pod, and for every other one a sentence.
+
+        A node where an eviction could help is in FailedNodes, the others in FailedAndUnresolvableNodes.
+        """
+        nodes, whole = node_names(args)
+        try:
+            request = self._request(args.Pod)
+        except RequestError as error:
+            return ExtenderFilterResult(
+                NodeNames=[], FailedAndUnresolvableNodes=dict.fromkeys(nodes, f"the pod cannot be placed: {error}")
+            )
+        if request is None:
+            return _result(nodes, whole, np.ones(len(nodes), dtype=np.bool_), {}, {})
+        with self._state.lock:
+            view = self._state.view(without=args.Pod.metadata.uid or "")
+            survey = Survey(self._state, view, args.Pod.metadata.uid or "", request, nodes)
+        fits, failed, unresolvable = survey.fits, survey.failed, survey.unresolvable
+        if not fits.any():
+            for reason in {reason for rejected in survey.rejections() for reason in rejected.reasons}:
+                UNSCHEDULABLE.labels(reason).inc()
+        return _result(nodes, whole, fits, _sentences(failed), _sentences(unresolvable))
+
+    def prioritize(self, args: ExtenderArgs) -> list[HostPriority]:
+        """10 for the policy's best node, 0 to 9 for the others; of equal nodes the first by name is the best."""
+        nodes, _ = node_names(args)
+        request = self._request(args.Pod)
+        if request is None or not nodes:
+            return [HostPriority(name, 0) for name in nodes]
+        with self._state.lock:
+            view = self._state.view()
+            rows = view.rows(nodes)
+            scores = np.full(len(nodes), -np.inf, dtype=np.float64)
+            known = rows >= 0
+            scores[known] = policy(request.node_policy).node_score(view.cards, view.usage)[rows[known]]
+        return [HostPriority(name, points) for name, points in zip(nodes, _points(nodes, scores), strict=True)]
+
+    def _request(self, pod: Pod) -> PodRequest | None:
+        request = read_pod(pod.mapping(), self._rules)
+        self._recent.put(pod.metadata.uid, request)
+        return request
+
+
+def _points(nodes: Sequence[str], scores: Floats) -> list[int]:
+    """Scores of kube-scheduler from a policy's figures. Only one node gets `BEST`: equal ones would be drawn by lot."""
+    known = np.isfinite(scores)
+    if not known.any():
+        return [0] * len(nodes)
+    top, low = float(scores[known].max()), float(scores[known].min())
+    points = np.zeros(len(nodes), dtype=np.int64)
+    points[known] = np.floor((scores[known] - low) / (top - low) * (BEST - 1)) if top > low else BEST - 1
+    best = min(np.flatnonzero(scores == top).tolist(), key=lambda at: nodes[at])
+    points[best] = BEST
+    return points.tolist()
+
+
+def _sentences(rejections: Mapping[str, Rejection]) -> dict[str, str]:
+    return {name: rejection.sentence for name, rejection in rejections.items()}
+
+
+def _result(
+    nodes: Sequence[str], whole: Sequence[msgspec.Raw] | None, fits: Bools, failed: dict[str, str], lost: dict[str, str]
+) -> ExtenderFilterResult:
+    """The answer in the form of the question: node names, or the nodes as they came."""
+    places = np.flatnonzero(fits).tolist()
+    if whole is not None:
+        return ExtenderFilterResult({"items": [whole[at] for at in places]}, None, failed, lost)
+    return ExtenderFilterResult(None, [nodes[at] for at in places], failed, lost)
