@@ -36,9 +36,11 @@ static void store(_Atomic uint64_t *field, uint64_t value)
     atomic_store_explicit(field, value, memory_order_release);
 }
 
-/* Raises `done` of the lane named in a word that is about to be replaced. */
-static void help(struct vgpu_usage_file *usage, unsigned card, enum vgpu_account_index account, uint64_t tag)
+/* Raises `done` of the lane named in a word that `helper` is about to replace. */
+static void help(struct vgpu_usage_file *usage, unsigned card, enum vgpu_account_index account, uint64_t tag, uint32_t helper)
 {
+    if (TAG_LANE(tag) == helper)
+        return; /* its own last operation is booked already, and `done` is asked for pending ones alone */
     if (TAG_LANE(tag) >= VGPU_SLOTS * VGPU_LANES)
         return; /* only a container that scribbles over its own file writes such a tag */
     _Atomic uint64_t *done = &lane_of(usage, card, account, TAG_LANE(tag))->done;
@@ -90,7 +92,7 @@ static bool operate(struct vgpu_usage_file *usage, unsigned card, enum vgpu_acco
             DEATH_POINT();
             return false;
         }
-        help(usage, card, account, now.tag);
+        help(usage, card, account, now.tag, number);
     } while (!vgpu_word_cas(word, now, next));
     DEATH_POINT();
     book(lane, after, seq);

@@ -18,7 +18,7 @@
 #endif
 
 /* Survive a fork, unlike struct vgpu_local: the mappings do too. Written once, under the set-up lock, before `decided`. */
-static struct vgpu_mapping mapping = {.lock_fd = -1};
+struct vgpu_mapping vgpu_mapped = {.lock_fd = -1};
 static enum vgpu_mode decided_mode;
 static _Atomic bool decided;
 static struct vgpu_member first_member; /* as joined by whoever attached; a child's own description is made from it */
@@ -78,9 +78,9 @@ static bool map_region(const char *dir, bool *missing)
         return false;
     }
     vgpu_member_disown(&first_member);
-    mapping.limits = limits;
-    mapping.usage = usage;
-    mapping.lock_fd = usage_fd;
+    vgpu_mapped.limits = limits;
+    vgpu_mapped.usage = usage;
+    vgpu_mapped.lock_fd = usage_fd;
     note[0] = 0;
     return true;
 }
@@ -98,8 +98,8 @@ static bool map_private(const struct vgpu_limits *from)
     madvise(usage, sizeof *usage, MADV_WIPEONFORK);
     vgpu_limits_init(limits, from);
     vgpu_member_join(&first_member, usage, NULL, -1);
-    mapping.limits = limits;
-    mapping.usage = usage;
+    vgpu_mapped.limits = limits;
+    vgpu_mapped.usage = usage;
     return true;
 }
 
@@ -109,12 +109,12 @@ static enum vgpu_mode decide(void)
     char from_environment[256], from_region[512] = "";
     bool missing;
 
-    mapping.managed = true;
+    vgpu_mapped.managed = true;
     if (map_region(VGPU_MANAGED_DIR, &missing))
         return VGPU_REGION;
     if (!missing)
         return VGPU_BROKEN;
-    mapping.managed = false;
+    vgpu_mapped.managed = false;
     note[0] = 0;
 
     const char *dir = secure_getenv("VGPU_DIR");
@@ -206,7 +206,7 @@ enum vgpu_mode vgpu_attach(void)
 const struct vgpu_mapping *vgpu_mapping(void)
 {
     vgpu_attach();
-    return &mapping;
+    return &vgpu_mapped;
 }
 
 const char *vgpu_attach_note(void)

@@ -9,6 +9,9 @@
 #define VGPU_MANAGED_DIR "/run/vgpu"
 #endif
 
+/* What vgpu_mapping() answers, for callers who have attached. */
+extern struct vgpu_mapping vgpu_mapped;
+
 /* The calling process, attached, in the mode it works in; NULL when it is broken for want of memory. */
 struct vgpu_local *vgpu_attached(enum vgpu_mode *mode);
 #endif

@@ -25,6 +25,44 @@ static uint64_t now_ns(clockid_t clock)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+/* Copies of the limits, one per change; a caller may go on reading one while the next few changes come. */
+struct snapshot {
+    uint64_t selector;
+    struct vgpu_limits limits;
+};
+
+static struct snapshot snapshots[8];
+static _Atomic(const struct snapshot *) newest;
+
+static const struct vgpu_limits *take_snapshot(struct vgpu_local *local, const struct vgpu_limits_file *file)
+{
+    vgpu_lock(&local->setting_up);
+    const struct snapshot *last = atomic_load_explicit(&newest, memory_order_relaxed);
+    struct snapshot *next = &snapshots[last ? (size_t)(last - snapshots + 1) % (sizeof snapshots / sizeof *snapshots) : 0];
+    next->selector = vgpu_limits_snapshot(file, &next->limits);
+    if (next->limits.card_count > VGPU_MAX_CARDS)
+        next->limits.card_count = 0;
+    atomic_store_explicit(&newest, next, memory_order_release);
+    vgpu_unlock(&local->setting_up);
+    return &next->limits;
+}
+
+static const struct vgpu_limits *limits_now(struct vgpu_local *local)
+{
+    const struct vgpu_limits_file *file = vgpu_mapped.limits;
+    const struct snapshot *last = atomic_load_explicit(&newest, memory_order_acquire);
+    if (__builtin_expect(last && last->selector == atomic_load_explicit(&file->selector, memory_order_acquire), 1))
+        return &last->limits;
+    return take_snapshot(local, file);
+}
+
+const struct vgpu_limits *vgpu_limits_now(void)
+{
+    enum vgpu_mode mode;
+    struct vgpu_local *local = vgpu_attached(&mode);
+    return mode == VGPU_REGION || mode == VGPU_PRIVATE ? limits_now(local) : NULL;
+}
+
 /* Makes sure that this process has a slot. */
 static bool have_slot(struct vgpu_local *local)
 {
@@ -110,7 +148,7 @@ bool vgpu_charge(unsigned card, enum vgpu_account_index account, uint64_t bytes,
         return true;
     if (mode == VGPU_BROKEN || card >= VGPU_MAX_CARDS || !have_slot(local))
         return false;
-    const struct vgpu_limits *limits = vgpu_limits_now();
+    const struct vgpu_limits *limits = limits_now(local);
     const uint64_t limit = card >= limits->card_count     ? 0
                            : account == VGPU_DEVICE_BYTES ? limits->cards[card].memory
                                                           : limits->host_memory;
@@ -187,39 +225,4 @@ void vgpu_count_gpu_time(unsigned card, uint64_t gpu_ns, uint64_t launches)
     atomic_fetch_add_explicit(&usage->slots[local->member.slot].gpu_ns[card], gpu_ns, memory_order_relaxed);
     atomic_fetch_add_explicit(&usage->pacer[card].gpu_ns, gpu_ns, memory_order_relaxed);
     atomic_fetch_add_explicit(&usage->pacer[card].launches, launches, memory_order_relaxed);
-}
-
-/* Copies of the limits, one per change; a caller may go on reading one while the next few changes come. */
-struct snapshot {
-    uint64_t selector;
-    struct vgpu_limits limits;
-};
-
-static struct snapshot snapshots[8];
-static _Atomic(const struct snapshot *) newest;
-
-static const struct vgpu_limits *take_snapshot(struct vgpu_local *local, const struct vgpu_limits_file *file)
-{
-    vgpu_lock(&local->setting_up);
-    const struct snapshot *last = atomic_load_explicit(&newest, memory_order_relaxed);
-    struct snapshot *next = &snapshots[last ? (size_t)(last - snapshots + 1) % (sizeof snapshots / sizeof *snapshots) : 0];
-    next->selector = vgpu_limits_snapshot(file, &next->limits);
-    if (next->limits.card_count > VGPU_MAX_CARDS)
-        next->limits.card_count = 0;
-    atomic_store_explicit(&newest, next, memory_order_release);
-    vgpu_unlock(&local->setting_up);
-    return &next->limits;
-}
-
-const struct vgpu_limits *vgpu_limits_now(void)
-{
-    enum vgpu_mode mode;
-    struct vgpu_local *local = vgpu_attached(&mode);
-    if (mode != VGPU_REGION && mode != VGPU_PRIVATE)
-        return NULL;
-    const struct vgpu_limits_file *file = vgpu_mapping()->limits;
-    const struct snapshot *last = atomic_load_explicit(&newest, memory_order_acquire);
-    if (__builtin_expect(last && last->selector == atomic_load_explicit(&file->selector, memory_order_acquire), 1))
-        return &last->limits;
-    return take_snapshot(local, file);
 }

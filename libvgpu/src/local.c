@@ -40,19 +40,9 @@ struct vgpu_local *vgpu_local(void)
     return mine;
 }
 
-bool vgpu_try_lock(_Atomic uint32_t *lock)
-{
-    return atomic_load_explicit(lock, memory_order_relaxed) == 0 && atomic_exchange_explicit(lock, 1, memory_order_acquire) == 0;
-}
-
 void vgpu_lock(_Atomic uint32_t *lock)
 {
     for (unsigned spins = 0; !vgpu_try_lock(lock); spins++)
         if (spins >= 64)
             sched_yield();
-}
-
-void vgpu_unlock(_Atomic uint32_t *lock)
-{
-    atomic_store_explicit(lock, 0, memory_order_release);
 }

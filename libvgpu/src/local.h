@@ -22,8 +22,16 @@ struct vgpu_local {
 /* The calling process's own; NULL only when the machine has no memory left. Cheap. */
 struct vgpu_local *vgpu_local(void);
 
-bool vgpu_try_lock(_Atomic uint32_t *lock);
+static inline bool vgpu_try_lock(_Atomic uint32_t *lock)
+{
+    return atomic_load_explicit(lock, memory_order_relaxed) == 0 && atomic_exchange_explicit(lock, 1, memory_order_acquire) == 0;
+}
+
 /* Spins a little, then gives the processor to others. Holders are running threads of this process and hold it for microseconds. */
 void vgpu_lock(_Atomic uint32_t *lock);
-void vgpu_unlock(_Atomic uint32_t *lock);
+
+static inline void vgpu_unlock(_Atomic uint32_t *lock)
+{
+    atomic_store_explicit(lock, 0, memory_order_release);
+}
 #endif
