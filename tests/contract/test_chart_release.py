@@ -152,3 +152,14 @@ def test_one_shared_name_is_enough_to_refuse(kubeconfig: Path, shared: str) -> N
 
 def test_a_second_release_with_other_names_is_rendered(kubeconfig: Path) -> None:
     assert "second-scheduler" in install(kubeconfig, "b", "b", SECOND)
+
+
+def test_notes_say_what_to_do(kubeconfig: Path) -> None:
+    where = ("--kubeconfig", str(kubeconfig), "-n", "gpu", "--dry-run=client", "-f", "-")
+    values = yaml.safe_dump({**SECOND, "simulate": "T4x2"})
+    output = helm.run("install", "vgpu", str(helm.CHART), *where, stdin=values)
+    notes = output[output.index("NOTES:") :]
+    assert "SIMULATED (T4x2)" in notes
+    assert "example.com/gpumem: 3000" in notes
+    assert "curl http://NODE:31992/metrics" in notes
+    assert "kubectl -n gpu rollout status" in notes
