@@ -155,7 +155,16 @@ def test_a_second_release_with_other_names_is_rendered(kubeconfig: Path) -> None
 
 
 def test_notes_say_what_to_do(kubeconfig: Path) -> None:
-    where = ("--kubeconfig", str(kubeconfig), "-n", "gpu", "--dry-run=client", "-f", "-")
+    where = (
+        "--kubeconfig",
+        str(kubeconfig),
+        "-n",
+        "gpu",
+        "--dry-run=client",
+        "--disable-openapi-validation",
+        "-f",
+        "-",
+    )
     values = yaml.safe_dump({**SECOND, "simulate": "T4x2"})
     output = helm.run("install", "vgpu", str(helm.CHART), *where, stdin=values)
     notes = output[output.index("NOTES:") :]
