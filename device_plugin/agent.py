@@ -49,7 +49,7 @@ class Agent:
         self._exporter = Exporter(options.node)
 
     async def run(self) -> None:
-        """Until cancelled. Without cards it waits for a driver, and tells the cluster that the node has none."""
+        """Until cancelled. Without cards it waits for a driver that has some."""
         self._exporter.serve(self._options.metrics_port)
         found = await self._cards()
         cards = Cards(found)

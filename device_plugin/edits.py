@@ -21,6 +21,14 @@ class Mount(msgspec.Struct, frozen=True):
     read_only: bool = True
 
 
+class Answer(msgspec.Struct, frozen=True):
+    """What Allocate gives to one container: edits, or the names of CDI specs that will hold them."""
+
+    env: dict[str, str] = {}
+    mounts: tuple[Mount, ...] = ()
+    cdi_names: tuple[str, ...] = ()
+
+
 class Edits(msgspec.Struct, frozen=True):
     env: dict[str, str] = {}
     mounts: tuple[Mount, ...] = ()

@@ -14,6 +14,7 @@ import grpc
 
 from device_plugin import ids
 from device_plugin.cards import Cards
+from device_plugin.edits import Answer
 from device_plugin.refusal import Refusal
 from vgpu.kubelet.deviceplugin_v1beta1 import api_pb2 as api
 from vgpu.kubelet.deviceplugin_v1beta1.api_pb2_grpc import DevicePluginServicer
@@ -29,24 +30,11 @@ class Node(Protocol):
     def steer(self, size: int) -> Sequence[str]:
         """UUIDs of the cards that the next container with `size` cards should get; empty: unknown."""
 
-    def answer(self, device_ids: Sequence[str]) -> "Answer":
+    def answer(self, device_ids: Sequence[str]) -> Answer:
         """What a container with these ids is given."""
 
     def start(self, device_ids: Sequence[str]) -> None:
         """Prepares the container that is about to be created with these ids; raises Refusal or OSError."""
-
-
-class Answer(Protocol):
-    """What Allocate gives to one container."""
-
-    @property
-    def env(self) -> dict[str, str]: ...
-    @property
-    def mounts(self) -> Sequence[tuple[str, str, bool]]:
-        """(host path, container path, read-only)"""
-
-    @property
-    def cdi_names(self) -> Sequence[str]: ...
 
 
 class Plugin(DevicePluginServicer):
@@ -154,6 +142,9 @@ def _devices(gpu: Any) -> list[api.Device]:
 def _response(answer: Answer) -> api.ContainerAllocateResponse:
     return api.ContainerAllocateResponse(
         envs=answer.env,
-        mounts=[api.Mount(host_path=host, container_path=inside, read_only=ro) for host, inside, ro in answer.mounts],
+        mounts=[
+            api.Mount(host_path=str(mount.host), container_path=mount.container, read_only=mount.read_only)
+            for mount in answer.mounts
+        ],
         cdi_devices=[api.CDIDevice(name=name) for name in answer.cdi_names],
     )

@@ -13,6 +13,7 @@ import msgspec
 from device_plugin import cdi, edits, ids
 from device_plugin.cards import Cards
 from device_plugin.consequences import Consequences
+from device_plugin.edits import Answer
 from device_plugin.granting import Granting, Plan
 from device_plugin.identity import Candidate, Identity
 from device_plugin.pods import Pods, allocation_of, full_name
@@ -26,12 +27,6 @@ log = logging.getLogger(__name__)
 ANSWER_SECONDS: Final = 8.0  #: the kubelet gives up after 30 and tries again; transient causes are retried so long
 LOOK_SECONDS: Final = 0.25  #: between two attempts, unless a pod changes earlier
 RECORD_SECONDS: Final = 2.0  #: a pod that has no allocation after so long was placed by somebody else
-
-
-class Answer(msgspec.Struct, frozen=True):
-    env: dict[str, str] = {}
-    mounts: tuple[tuple[str, str, bool], ...] = ()
-    cdi_names: tuple[str, ...] = ()
 
 
 class Starts:
@@ -89,7 +84,7 @@ class Starts:
             self._identity.remember(device_ids, name)
             return Answer(cdi_names=(name,))
         given = self._granting.mounts(key, sorted({ids.card(device_id) for device_id in device_ids}))
-        return Answer(given.env, tuple((str(m.host), m.container, m.read_only) for m in given.mounts))
+        return Answer(given.env, given.mounts)
 
     # PreStartContainer
 

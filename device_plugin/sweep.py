@@ -1,4 +1,4 @@
-"""Once a second: charges of dead processes are freed, what is left of gone pods is removed, the metrics' picture is made.
+"""Once a second: dead processes' charges are freed, what gone pods left is removed, the metrics' picture is made.
 
 A folder goes when its pod is gone from the API server and no process lives in it, never before.
 """

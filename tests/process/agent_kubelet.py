@@ -1,0 +1,72 @@
+"""The kubelet's side of the device plugin protocol, as small as it can be: Registration, dialling back, the stream."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from vgpu.kubelet.deviceplugin_v1beta1 import api_pb2 as api
+from vgpu.kubelet.deviceplugin_v1beta1.api_pb2_grpc import (
+    DevicePluginStub,
+    RegistrationServicer,
+    add_RegistrationServicer_to_server,
+)
+
+
+class SmallKubelet(RegistrationServicer):
+    """Answers Register only after it has dialled the plugin back, as the real one does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.registered: list[api.RegisterRequest] = []
+        self.devices: list[dict[str, str]] = []  # every list that came: id → health
+        self._server: grpc.aio.Server | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._channels: list[grpc.aio.Channel] = []
+
+    async def start(self) -> None:
+        """Like a kubelet that comes up: the folder is wiped, then the socket appears."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for entry in self.folder.iterdir():
+            entry.unlink()
+        self._server = grpc.aio.server()
+        add_RegistrationServicer_to_server(self, self._server)
+        self._server.add_insecure_port(f"unix://{self.folder}/kubelet.sock")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for channel in self._channels:
+            await channel.close()
+        if self._server:
+            await self._server.stop(None)
+        self._tasks, self._channels, self._server = [], [], None
+
+    async def Register(self, request: api.RegisterRequest, context: Any) -> api.Empty:  # noqa: ARG002 signature of gRPC
+        plugin = self.plugin(request.endpoint)
+        await plugin.GetDevicePluginOptions(api.Empty(), timeout=5)
+        self.registered.append(request)
+        self._tasks.append(asyncio.create_task(self._follow(plugin)))
+        return api.Empty()
+
+    def plugin(self, endpoint: str = "vgpu.sock") -> Any:
+        channel = grpc.aio.insecure_channel(f"unix://{self.folder}/{endpoint}")
+        self._channels.append(channel)
+        return DevicePluginStub(channel)
+
+    async def _follow(self, plugin: Any) -> None:
+        try:
+            async for update in plugin.ListAndWatch(api.Empty()):
+                self.devices.append({device.ID: device.health for device in update.devices})
+        except grpc.aio.AioRpcError:
+            self.devices.append({})
+
+
+async def until(condition: Any, seconds: float = 15) -> None:
+    """Polls until `condition()` holds; fails the test after `seconds`."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, "it did not come to be in time"
+        await asyncio.sleep(0.01)

@@ -1,0 +1,199 @@
+"""The plugin on a real socket: served, registered, and again after everything that a kubelet does to its folder."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from agent_kubelet import SmallKubelet, until
+
+from device_plugin.cards import Cards
+from device_plugin.edits import Answer, Mount
+from device_plugin.plugin import Plugin
+from device_plugin.refusal import Refusal
+from device_plugin.registration import Registration
+from vgpu.devices import Gpu, Inventory
+from vgpu.kubelet.deviceplugin_v1beta1 import api_pb2 as api
+
+A, B = "GPU-aaaa", "GPU-bbbb"
+IDS = [f"{uuid}::{n}" for uuid in (A, B) for n in range(2)]
+
+
+class FakeNode:
+    refusal: Exception | None = None
+
+    def __init__(self) -> None:
+        self.started: list[Sequence[str]] = []
+
+    def steer(self, size: int) -> Sequence[str]:
+        return [B, A][:size]
+
+    def answer(self, device_ids: Sequence[str]) -> Answer:
+        return Answer({"K": "V"}, (Mount(Path("/host"), "/inside"),), (f"vgpu.io/gpu={len(device_ids)}",))
+
+    def start(self, device_ids: Sequence[str]) -> None:
+        if self.refusal:
+            raise self.refusal
+        self.started.append(device_ids)
+
+
+class World:
+    def __init__(self, folder: Path) -> None:
+        gpus = tuple(Gpu(uuid=u, index=i, model="T4", memory=15360, slots=2, numa=i - 1) for i, u in enumerate((A, B)))
+        self.cards = Cards(Inventory(devices=gpus))
+        self.node = FakeNode()
+        self.durations: list[str] = []
+        self.plugin = Plugin(self.cards, self.node, self.observe)
+        self.registration = Registration(folder, "nvidia.com/gpu", self.plugin)
+        self.kubelet = SmallKubelet(folder)
+
+    def observe(self, call: str, seconds: float) -> None:
+        assert seconds >= 0
+        self.durations.append(call)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.registration.run())
+        try:
+            yield
+            assert not task.done(), task
+        finally:
+            self.plugin.stop()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await self.kubelet.stop()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with tempfile.TemporaryDirectory(prefix="vgpu", dir="/tmp") as folder:  # a socket's path is short
+        yield World(Path(folder) / "device-plugins")
+
+
+def play(world: World, story: Callable[[World], Awaitable[None]]) -> None:
+    async def all_of_it() -> None:
+        await story(world)
+
+    asyncio.run(all_of_it())
+
+
+def test_registers_and_tells_ids_at_once(world: World) -> None:
+    async def story(world: World) -> None:
+        await world.kubelet.start()
+        async with world.running():
+            await until(lambda: world.kubelet.devices)
+            request = world.kubelet.registered[0]
+            assert (request.version, request.endpoint, request.resource_name) == (
+                "v1beta1",
+                "vgpu.sock",
+                "nvidia.com/gpu",
+            )
+            assert request.options.pre_start_required
+            assert request.options.get_preferred_allocation_available
+            assert world.kubelet.devices[0] == dict.fromkeys(IDS, "Healthy")
+
+    play(world, story)
+
+
+def test_waits_for_a_kubelet_that_is_not_there_yet(world: World) -> None:
+    async def story(world: World) -> None:
+        async with world.running():
+            await asyncio.sleep(0)
+            await world.kubelet.start()
+            await until(lambda: world.kubelet.devices)
+
+    play(world, story)
+
+
+def test_a_kubelet_restart_that_wipes_the_folder_is_followed(world: World) -> None:
+    async def story(world: World) -> None:
+        await world.kubelet.start()
+        async with world.running():
+            for turn in range(1, 4):
+                await until(lambda turn=turn: len(world.kubelet.registered) >= turn and world.plugin.streams == 1)
+                await world.kubelet.stop()
+                await world.kubelet.start()
+            await until(lambda: len(world.kubelet.registered) >= 4 and world.kubelet.devices[-1])
+            assert world.kubelet.devices[-1] == dict.fromkeys(IDS, "Healthy")
+
+    play(world, story)
+
+
+def test_our_own_socket_removed_is_made_again(world: World) -> None:
+    async def story(world: World) -> None:
+        await world.kubelet.start()
+        async with world.running():
+            await until(lambda: world.kubelet.devices)
+            (world.kubelet.folder / "vgpu.sock").unlink()
+            await until(lambda: len(world.kubelet.registered) == 2 and world.kubelet.devices[-1])
+
+    play(world, story)
+
+
+def test_health_changes_are_told(world: World) -> None:
+    async def story(world: World) -> None:
+        await world.kubelet.start()
+        async with world.running():
+            await until(lambda: world.kubelet.devices)
+            world.cards.sicken(B, "XID 79")
+            await until(lambda: len(world.kubelet.devices) == 2)
+            assert [world.kubelet.devices[1][one] for one in IDS] == ["Healthy"] * 2 + ["Unhealthy"] * 2
+            world.cards.heal(B)
+            await until(lambda: len(world.kubelet.devices) == 3)
+            assert set(world.kubelet.devices[2].values()) == {"Healthy"}
+
+    play(world, story)
+
+
+def test_preferred_ids_answers_and_refusals_reach_the_kubelet(world: World) -> None:
+    async def story(world: World) -> None:
+        await world.kubelet.start()
+        async with world.running():
+            await until(lambda: world.kubelet.devices)
+            plugin = world.kubelet.plugin()
+            wish = api.ContainerPreferredAllocationRequest(available_deviceIDs=IDS, allocation_size=1)
+            preferred = await plugin.GetPreferredAllocation(
+                api.PreferredAllocationRequest(container_requests=[wish, wish])
+            )
+            assert [list(one.deviceIDs) for one in preferred.container_responses] == [[f"{B}::0"]] * 2
+            ask = api.ContainerAllocateRequest(devices_ids=[f"{A}::0"])
+            given = (await plugin.Allocate(api.AllocateRequest(container_requests=[ask]))).container_responses[0]
+            assert (dict(given.envs), given.cdi_devices[0].name) == ({"K": "V"}, "vgpu.io/gpu=1")
+            assert (given.mounts[0].host_path, given.mounts[0].container_path, given.mounts[0].read_only) == (
+                "/host",
+                "/inside",
+                True,
+            )
+            await plugin.PreStartContainer(api.PreStartContainerRequest(devices_ids=[f"{A}::0"]))
+            assert world.node.started == [[f"{A}::0"]]
+            assert world.durations == ["Allocate", "PreStartContainer"]
+            strange = api.ContainerAllocateRequest(devices_ids=["GPU-zzzz::0"])
+            with pytest.raises(grpc.aio.AioRpcError, match="GPU-zzzz::0"):
+                await plugin.Allocate(api.AllocateRequest(container_requests=[strange]))
+
+    play(world, story)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (Refusal("no allocation"), grpc.StatusCode.FAILED_PRECONDITION, "vgpu: no allocation"),
+        (Refusal("later", transient=True), grpc.StatusCode.UNAVAILABLE, "vgpu: later"),
+        (OSError(28, "No space left on device", "/run/vgpu"), grpc.StatusCode.INTERNAL, "No space left on device"),
+    ],
+)
+def test_a_start_that_fails_says_why(world: World, error: Exception, code: grpc.StatusCode, text: str) -> None:
+    async def story(world: World) -> None:
+        await world.kubelet.start()
+        async with world.running():
+            await until(lambda: world.kubelet.devices)
+            world.node.refusal = error
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await world.kubelet.plugin().PreStartContainer(api.PreStartContainerRequest(devices_ids=[IDS[0]]))
+            assert caught.value.code() == code
+            assert text in (caught.value.details() or "")
+
+    play(world, story)

@@ -1,0 +1,96 @@
+"""What a container is given: environment, mounts, and the driver's part."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from device_plugin import driver, edits
+from device_plugin.library import Rollout
+from vgpu.devices import Gpu, GpuSlice
+
+A, B = "GPU-aaaa", "GPU-bbbb"
+ROLLOUT = Rollout(Path("/host/libvgpu-1.so"), Path("/host/ld.so.preload"), Path("/host/simulator-1"))
+
+
+def test_environment_says_the_limits_by_place_of_the_card() -> None:
+    slices = (GpuSlice(A, mem=3000, cores=30), GpuSlice(B, mem=4000, cores=30))
+    assert edits.limits_environment(slices, priority=1) == {
+        "CUDA_DEVICE_MEMORY_LIMIT_0": "3000m",
+        "CUDA_DEVICE_MEMORY_LIMIT_1": "4000m",
+        "CUDA_DEVICE_SM_LIMIT": "30",
+        "CUDA_TASK_PRIORITY": "1",
+    }
+    assert edits.limits_environment((GpuSlice(A, mem=10, phys=5),)) == {
+        "CUDA_DEVICE_MEMORY_LIMIT_0": "10m",
+        "CUDA_OVERSUBSCRIBE": "true",
+    }
+    assert edits.limits_environment((GpuSlice(A, mem=10),), enforce_cores=False)["GPU_CORE_UTILIZATION_POLICY"] == (
+        "disable"
+    )
+
+
+def test_slices_stand_in_the_order_of_the_cards() -> None:
+    cards = {u: Gpu(uuid=u, index=i, model="T4", memory=1) for i, u in enumerate([B, A])}
+    assert edits.in_order((GpuSlice(A, 1), GpuSlice(B, 2)), cards) == (GpuSlice(B, 2), GpuSlice(A, 1))
+
+
+def test_only_usage_is_writable_in_the_container() -> None:
+    given = edits.container_edits(Path("/run/vgpu/containers/u_main"), ROLLOUT, [A, B])
+    assert {mount.container: mount.read_only for mount in given.mounts} == {
+        "/usr/local/vgpu/libvgpu.so": True,
+        "/etc/ld.so.preload": True,
+        "/run/vgpu/limits": True,
+        "/run/vgpu/usage": False,
+    }
+    assert given.env == {"NVIDIA_VISIBLE_DEVICES": f"{A},{B}"}
+
+
+def test_simulated_cards_bring_their_libraries_and_state() -> None:
+    given = edits.container_edits(Path("/r"), ROLLOUT, [A], simulator_state=Path("/run/vgpu/simulator"))
+    assert given.env["LD_LIBRARY_PATH"] == "/usr/local/vgpu/simulator"
+    assert given.env["VGPU_SIM_DIR"] == "/run/vgpu/simulator"
+    assert given.env["NVIDIA_VISIBLE_DEVICES"] == A
+    assert {m.container: m.read_only for m in given.mounts}["/run/vgpu/simulator"] is False
+
+
+def test_cards_are_told_by_mounts_where_the_environment_could_be_faked() -> None:
+    given = edits.container_edits(Path("/r"), ROLLOUT, [A], volume_mounts=True)
+    assert given.env["NVIDIA_VISIBLE_DEVICES"] == "/var/run/nvidia-container-devices"
+    assert edits.Mount(Path("/dev/null"), f"/var/run/nvidia-container-devices/{A}") in given.mounts
+
+
+@pytest.fixture
+def dev(tmp_path: Path) -> Path:
+    folder = tmp_path / "dev"
+    folder.mkdir()
+    for name in ("nvidia0", "nvidia3", "nvidiactl", "nvidia-uvm"):
+        (folder / name).touch()
+    return folder
+
+
+def test_device_nodes_of_the_cards_alone(dev: Path) -> None:
+    card = Gpu(uuid=A, index=1, model="T4", memory=1)
+    found = driver.edits_for([(card, 3)], folders=(), devices=dev).edits
+    assert [Path(node["path"]).name for node in found["deviceNodes"]] == ["nvidia3", "nvidiactl", "nvidia-uvm"]
+    with pytest.raises(FileNotFoundError, match="nvidia7"):
+        driver.edits_for([(card, 7)], folders=(), devices=dev)
+
+
+def test_nvidias_own_edits_are_taken_over(tmp_path: Path, dev: Path) -> None:
+    spec = {
+        "cdiVersion": "0.6.0",
+        "kind": "nvidia.com/gpu",
+        "devices": [
+            {"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}]}},
+            {"name": A, "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia3"}]}},
+        ],
+        "containerEdits": {"env": ["NVIDIA_VISIBLE_DEVICES=void"], "deviceNodes": [{"path": "/dev/nvidiactl"}]},
+    }
+    (tmp_path / "nvidia.json").write_text(json.dumps(spec))
+    (tmp_path / "broken.yaml").write_text("{")
+    cards = [(Gpu(uuid=A, index=5, model="T4", memory=1), 3), (Gpu(uuid=B, index=0, model="T4", memory=1), 0)]
+    found = driver.edits_for(cards, folders=(tmp_path,), devices=dev)
+    assert found.version == "0.6.0"
+    assert [node["path"] for node in found.edits["deviceNodes"]] == ["/dev/nvidia3", "/dev/nvidia0", "/dev/nvidiactl"]
+    assert found.edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
