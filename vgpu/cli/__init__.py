@@ -6,6 +6,7 @@ enough for a shell's `$( )`.
 """
 
 import pkgutil
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 import click
 
 from vgpu.local.errors import UserError
+
+INTERRUPTED = 128 + signal.SIGINT  #: exit code, as the shell gives it
 
 
 class Commands(click.Group):
@@ -38,6 +41,8 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(INTERRUPTED) from None
         except UserError as error:
             sentence, code = str(error), error.exit_code
         except BrokenPipeError:

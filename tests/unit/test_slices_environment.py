@@ -1,0 +1,65 @@
+"""What the command of `vgpu run` finds in its environment."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vgpu.devices import GpuSlice
+from vgpu.local.environment import environment
+from vgpu.local.errors import UserError
+
+LIBRARY = Path("/opt/vgpu/libvgpu.so")
+REGION = Path("/run/vgpu/local/slices/abc")
+SLICES = [GpuSlice("GPU-a", 3000, 30), GpuSlice("GPU-b", 3000, 30)]
+
+
+def build(base: dict[str, str] | None = None, **more: Any) -> dict[str, str]:
+    return environment(base or {}, SLICES, region=REGION, library=LIBRARY, **more)
+
+
+def test_the_cards_their_limits_and_the_region() -> None:
+    assert build() == {
+        "LD_PRELOAD": "/opt/vgpu/libvgpu.so",
+        "VGPU_DIR": "/run/vgpu/local/slices/abc",
+        "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b",
+        "CUDA_DEVICE_MEMORY_LIMIT_0": "3000m",
+        "CUDA_DEVICE_MEMORY_LIMIT_1": "3000m",
+        "CUDA_DEVICE_SM_LIMIT": "30",
+    }
+
+
+def test_a_slice_without_core_limit_states_none() -> None:
+    found = environment({}, [GpuSlice("GPU-a", 3000)], region=REGION, library=LIBRARY)
+    assert "CUDA_DEVICE_SM_LIMIT" not in found
+
+
+def test_priority() -> None:
+    assert build(priority=1)["CUDA_TASK_PRIORITY"] == "1"
+    assert build(priority=0)["CUDA_TASK_PRIORITY"] == "0"
+
+
+def test_what_is_there_stays_and_preloaded_libraries_come_after_ours() -> None:
+    found = build({"HOME": "/root", "LD_PRELOAD": "/lib/libjemalloc.so", "LD_LIBRARY_PATH": "/opt/x"})
+    assert found["HOME"] == "/root"
+    assert found["LD_PRELOAD"] == "/opt/vgpu/libvgpu.so:/lib/libjemalloc.so"
+    assert found["LD_LIBRARY_PATH"] == "/opt/x"
+
+
+def test_limits_of_an_outer_scope_are_dropped() -> None:
+    outer = {"CUDA_DEVICE_MEMORY_LIMIT": "1g", "CUDA_DEVICE_MEMORY_LIMIT_7": "1g", "CUDA_TASK_PRIORITY": "1"}
+    assert build(outer) == build()
+
+
+def test_simulated_cards_need_the_simulators_libraries_and_state() -> None:
+    base = {"LD_LIBRARY_PATH": "/opt/x", "VGPU_SIMULATE": "H100x8"}
+    found = build(base, simulator=(Path("/opt/vgpu/simulator"), Path("/tmp/state")))
+    assert found["LD_LIBRARY_PATH"] == "/opt/vgpu/simulator:/opt/x"
+    assert found["VGPU_SIM_DIR"] == "/tmp/state"
+    assert "VGPU_SIMULATE" not in found
+
+
+@pytest.mark.parametrize("bad", ["/opt/my programs/libvgpu.so", "/opt/a:b/libvgpu.so", "/opt/$x/libvgpu.so"])
+def test_a_path_that_ld_preload_cannot_carry_is_refused_instead_of_running_without_limits(bad: str) -> None:
+    with pytest.raises(UserError, match="a space, a colon or a dollar sign"):
+        environment({}, SLICES, region=REGION, library=Path(bad))

@@ -1,0 +1,91 @@
+"""Which cards a request of `vgpu run` gets, and the words when it gets none."""
+
+import pytest
+
+from vgpu.devices import Gpu, GpuSlice
+from vgpu.local.place import Demand, NoRoom, acceptable, place, visible
+from vgpu.local.queue import Ticket
+from vgpu.local.slices import Run
+from vgpu.resources import CardSelector, GpuRequest
+
+CARDS = [Gpu(f"GPU-{letter * 8}", index, "Tesla T4", 15360) for index, letter in enumerate("abc")]
+A, B, C = (card.uuid for card in CARDS)
+
+
+def run(*slices: GpuSlice) -> Run:
+    return Run("1", 1, 1, 0.0, ("x",), slices, tuple(card for card in CARDS if card.uuid in {s.uuid for s in slices}))
+
+
+def ask(
+    memory: int, *, count: int = 1, cores: int = 0, policy: str = "spread", selector: CardSelector | None = None
+) -> Demand:
+    return Demand(GpuRequest(count, memory, cores=cores), selector or CardSelector(), policy)
+
+
+def uuids(found: list[GpuSlice] | NoRoom) -> list[str]:
+    assert isinstance(found, list), found
+    return [piece.uuid for piece in found]
+
+
+def test_spread_takes_the_least_loaded_card_and_binpack_the_fullest() -> None:
+    runs = [run(GpuSlice(A, 3000)), run(GpuSlice(B, 6000))]
+    assert uuids(place(CARDS, runs, [], ask(3000))) == [C]
+    assert uuids(place(CARDS, runs, [], ask(3000, policy="binpack"))) == [B]
+
+
+def test_slices_of_one_request_are_on_different_cards() -> None:
+    assert sorted(uuids(place(CARDS, [], [], ask(3000, count=3)))) == [A, B, C]
+
+
+def test_a_full_card_is_not_given_again() -> None:
+    full = [run(*(GpuSlice(uuid, 15360) for uuid in (A, B)))]
+    assert uuids(place(CARDS, full, [], ask(1))) == [C]
+    assert isinstance(place(CARDS, [*full, run(GpuSlice(C, 15360))], [], ask(1)), NoRoom)
+
+
+def test_the_refusal_says_for_each_card_what_is_free_and_what_lacks() -> None:
+    runs = [run(GpuSlice(A, 15000, 30)), run(GpuSlice(B, 100, 100))]
+    found = place(CARDS, runs, [], ask(3000, count=2, cores=80))
+    assert isinstance(found, NoRoom)
+    assert found.sentence.startswith("1 of 3 cards fit, 2 needed")
+    assert found.per_card == (
+        f"card 0, Tesla T4, {A}: 360 of 15360 MiB, 70 of 100 % and 9 of 10 slices free: too little memory free",
+        f"card 1, Tesla T4, {B}: 15260 of 15360 MiB, 0 of 100 % and 9 of 10 slices free: "
+        "taken by a command with 100 % of cores",
+        f"card 2, Tesla T4, {C}: 15360 of 15360 MiB, 100 of 100 % and 10 of 10 slices free: would do",
+    )
+
+
+def test_cards_that_an_earlier_request_waits_for_are_closed_to_later_ones() -> None:
+    ahead = [Ticket(1, frozenset({A, B}))]
+    assert uuids(place(CARDS, [], ahead, ask(100))) == [C]
+    found = place(CARDS, [], ahead, ask(100, selector=CardSelector(use_uuids=(A,))))
+    assert isinstance(found, NoRoom)
+    assert found.sentence == "1 earlier request waits for these cards"
+    assert found.per_card[0].endswith("kept for an earlier request")
+
+
+def test_a_card_is_acceptable_when_it_would_do_idle() -> None:
+    assert acceptable(CARDS, ask(3000)) == {A, B, C}
+    assert acceptable(CARDS, ask(3000, selector=CardSelector(use_uuids=(A, B), nouse_uuids=(B,)))) == {A}
+    assert acceptable(CARDS, ask(20000)) == frozenset()
+    assert acceptable(CARDS, ask(3000, count=4)) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("1", [B]),
+        ("2,0", [C, A]),
+        (f"{B},{A}", [B, A]),
+        ("GPU-b", [B]),
+        ("GPU-", []),
+        ("0,7,1", [A]),
+        ("0,0,1", [A]),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+    ],
+)
+def test_cuda_visible_devices_restricts_the_choice_as_the_driver_reads_it(setting: str, expected: list[str]) -> None:
+    assert [card.uuid for card in visible(CARDS, setting)] == expected

@@ -1,0 +1,127 @@
+"""The directory of running slices: claims, what is swept, the queue."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vgpu import names
+from vgpu.devices import Gpu, GpuSlice
+from vgpu.local import locks, slices, state
+from vgpu.local.errors import UserError
+from vgpu.local.queue import Queue
+from vgpu.local.slices import Claim, SliceStore
+
+CARD = Gpu("GPU-a", 0, "Tesla T4", 15360)
+PIECE = GpuSlice("GPU-a", 3000, 30)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SliceStore:
+    """One whose slices live as long as their lock is held."""
+    return SliceStore(tmp_path, in_use=lambda directory: locks.is_held(directory / "lock"))
+
+
+@pytest.fixture
+def claim(store: SliceStore) -> Claim:
+    with store.locked():
+        return store.claim([PIECE], [CARD], ("train", "--fast"), "", 1000.0)
+
+
+def test_a_claimed_slice_is_listed(store: SliceStore, claim: Claim) -> None:
+    assert store.sweep() == [claim.record]
+    assert claim.record.slices == (PIECE,)
+    assert claim.record.pid == os.getpid()
+    assert claim.record.start_time == state.start_time(os.getpid())
+    assert store.directory(claim.record) == claim.directory
+
+
+def test_a_slice_whose_lock_is_free_is_swept(store: SliceStore, claim: Claim) -> None:
+    os.close(claim.descriptor)
+    assert store.sweep() == []
+    assert not claim.directory.exists()
+
+
+def test_a_slice_lives_while_any_process_holds_the_inherited_lock(store: SliceStore, claim: Claim) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[claim.descriptor])
+    os.close(claim.descriptor)
+    assert store.sweep() == [claim.record]
+    child.kill()
+    child.wait()
+    assert store.sweep() == []
+
+
+def test_what_a_killed_claimer_left_half_made_is_swept(store: SliceStore, claim: Claim) -> None:
+    (claim.directory / "slice.json").write_text('{"id": "abc", "pi')
+    empty = claim.directory.with_name("ffffff")
+    empty.mkdir()
+    assert store.sweep() == []
+    assert not claim.directory.exists()
+    assert not empty.exists()
+
+
+def test_a_slice_given_up_is_free_at_once(store: SliceStore, claim: Claim) -> None:
+    store.give_up(claim)
+    assert store.sweep() == []
+
+
+def test_a_child_that_closed_the_lock_is_known_by_its_environment(tmp_path: Path) -> None:
+    directory = tmp_path / "slices" / "abc"
+    directory.mkdir(parents=True)
+    environ = {**os.environ, names.ENV_REGION_DIR: str(directory)}
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environ)
+    try:
+        assert state.carriers(names.ENV_REGION_DIR, str(directory)) == [child.pid]
+        assert state.carriers(names.ENV_REGION_DIR, str(directory)[:-1]) == []
+        assert slices.in_use(directory)
+    finally:
+        child.kill()
+        child.wait()
+    assert state.carriers(names.ENV_REGION_DIR, str(directory)) == []
+
+
+def test_tickets_are_served_in_order_of_arrival(tmp_path: Path) -> None:
+    queue = Queue(tmp_path)
+    first, second = queue.enter(frozenset({"GPU-a"})), queue.enter(frozenset({"GPU-b"}))
+    assert queue.waiting() == [first, second]
+    assert queue.ahead(first) == []
+    assert queue.ahead(second) == [first]
+    assert queue.ahead(None) == [first, second]
+    queue.leave(first)
+    assert queue.ahead(second) == []
+    third = queue.enter(frozenset())
+    assert queue.ahead(third) == [second]
+
+
+def test_the_ticket_of_a_dead_waiter_vanishes(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys; from pathlib import Path; from vgpu.local.queue import Queue\n"
+        "Queue(Path(sys.argv[1])).enter(frozenset()); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=environ, check=False)
+    assert len(list((tmp_path / "queue").iterdir())) == 1
+    assert Queue(tmp_path).waiting() == []
+    assert list((tmp_path / "queue").iterdir()) == []
+
+
+def test_the_state_directory_may_be_written_by_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(names.ENV_STATE_DIR, str(tmp_path / "state"))
+    assert state.state_dir() == tmp_path / "state"
+    (tmp_path / "state").chmod(0o777)
+    with pytest.raises(UserError, match="only this user may write"):
+        state.state_dir()
+
+
+def test_a_state_directory_that_somebody_replaced_by_a_link_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(names.ENV_STATE_DIR, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "vgpu").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="must be a directory that belongs to user 12345"):
+        state.state_dir()
