@@ -1,0 +1,281 @@
+"""A container's region: its limits, which may change while it runs, and what its processes use.
+
+Types mirror libvgpu/include/vgpu/agent.h, where every field is explained. Memory in bytes, time in nanoseconds, core
+shares in percent of one card.
+"""
+
+import errno
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+
+import msgspec
+
+from vgpu.native.binding import c_string, load
+
+CorePolicy = Literal["fixed", "elastic", "none"]
+_POLICIES: Final[tuple[CorePolicy, ...]] = ("fixed", "elastic", "none")  # enum vgpu_core_policy
+KINDS: Final = ("context", "module", "buffer", "array", "pool", "overhead")  #: enum vgpu_kind
+_NO_LIMIT: Final = 2**64 - 1  # VGPU_NO_LIMIT
+_MAX_CARDS: Final = 16  # VGPU_MAX_CARDS
+_UUID_BYTES: Final = 47  # VGPU_UUID_SIZE less the NUL
+
+
+class CardLimit(msgspec.Struct, frozen=True):
+    """What the container may use of one card."""
+
+    uuid: str  #: as NVML prints it; empty: the card at this place in NVML's order
+    memory: int | None  #: None: no limit
+    guarantee: int | None = None  #: the physical part of `memory`; None: all of it
+    context_bytes: int = 0  #: learned cost of one context; 0: unknown
+    cores: int = 0  #: guaranteed share, 0: no core limit
+    cores_ceiling: int = 0  #: elastic: never above this share
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """All that the agent decides about a container."""
+
+    cards: tuple[CardLimit, ...]
+    core_policy: CorePolicy = "fixed"
+    priority: int = 0  #: 0 high, 1 low
+    host_memory: int | None = 0  #: budget of host memory behind each card; None: no limit
+    allow_disable_control: bool = False
+    oversubscribe: bool = False
+    kill_on_oom: bool = False
+
+
+def _no_kinds() -> dict[str, int]:
+    return dict.fromkeys(KINDS, 0)
+
+
+class CardUsage(msgspec.Struct, frozen=True):
+    """What all processes of the container use of one card."""
+
+    used: int = 0  #: what the memory limit is tested against
+    host_used: int = 0
+    by_kind: dict[str, int] = msgspec.field(default_factory=_no_kinds)  #: KINDS → bytes; a statistic
+    gpu_ns: int = 0  #: GPU time since the region was made
+    throttled_ns: int = 0  #: time that launches waited for the core limit
+    launches: int = 0
+    refused: int = 0  #: allocations that the limit refused
+    processes: int = 0  #: that hold memory on this card
+
+
+class ProcessUsage(msgspec.Struct, frozen=True):
+    """What one process uses; tuples have one entry per card of the limits."""
+
+    pid: int  #: as the process itself sees it
+    slot: int
+    pid_namespace: int  #: inode of its /proc/self/ns/pid
+    start_time: int  #: clock ticks since boot
+    used: tuple[int, ...]
+    by_kind: tuple[dict[str, int], ...]
+    gpu_ns: tuple[int, ...]
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """A consistent enough picture for metrics."""
+
+    cards: tuple[CardUsage, ...]  #: in the order of Limits.cards
+    processes: tuple[ProcessUsage, ...]
+    unhooked: int = 0  #: entry points that the driver answered and no hook covers
+    saturated: int = 0  #: releases of more than was charged; 0 in a sound region
+
+    @property
+    def process_count(self) -> int:
+        """Processes that hold a slot, dead ones that nobody has reaped included."""
+        return len(self.processes)
+
+
+_SENTENCES: Final = {
+    errno.EEXIST: "there is a region already",
+    errno.ENOENT: "there is no region",
+    errno.EPROTO: "not a region of this version and this boot, or cut short",
+    errno.EBADF: "the region was opened read-only",
+    errno.EFAULT: "the usage file was cut short while it was read",
+    errno.ENOSPC: "no space, or no slot, is left",
+}
+
+
+def _checked(result: int, path: Path) -> int:
+    """A C function's answer; raises the OSError that its negative errno names, with the path and a sentence."""
+    if result < 0:
+        raise OSError(-result, _SENTENCES.get(-result, os.strerror(-result)), str(path))
+    return result
+
+
+def _natural(value: int, what: str, largest: int = _NO_LIMIT) -> int:
+    if not 0 <= value <= largest:
+        raise ValueError(f"{what} is {value}; allowed: 0 to {largest}")
+    return value
+
+
+def _fill(out: Any, limits: Limits) -> None:
+    """Writes `limits` into a struct vgpu_limits; raises ValueError naming the field and what is allowed."""
+    if len(limits.cards) > _MAX_CARDS:
+        raise ValueError(f"limits name {len(limits.cards)} cards; allowed: at most {_MAX_CARDS}")
+    _, lib = load()
+    out.card_count = len(limits.cards)
+    out.flags = (
+        (lib.VGPU_ALLOW_DISABLE_CONTROL if limits.allow_disable_control else 0)
+        | (lib.VGPU_OVERSUBSCRIBE if limits.oversubscribe else 0)
+        | (lib.VGPU_KILL_ON_OOM if limits.kill_on_oom else 0)
+    )
+    if limits.core_policy not in _POLICIES:
+        raise ValueError(f"core_policy is {limits.core_policy!r}; allowed: {', '.join(_POLICIES)}")
+    out.core_policy = _POLICIES.index(limits.core_policy)
+    out.priority = _natural(limits.priority, "priority", 1)
+    out.host_memory = _NO_LIMIT if limits.host_memory is None else _natural(limits.host_memory, "host_memory")
+    for index, limit in enumerate(limits.cards):
+        card, where = out.cards[index], f"cards[{index}]"
+        uuid = limit.uuid.encode()
+        if len(uuid) > _UUID_BYTES:
+            raise ValueError(f"{where}.uuid has {len(uuid)} bytes; allowed: at most {_UUID_BYTES}")
+        card.uuid = uuid
+        card.memory = _NO_LIMIT if limit.memory is None else _natural(limit.memory, f"{where}.memory")
+        card.guarantee = (
+            card.memory if limit.guarantee is None else _natural(limit.guarantee, f"{where}.guarantee", card.memory)
+        )
+        card.context_bytes = _natural(limit.context_bytes, f"{where}.context_bytes")
+        card.cores = _natural(limit.cores, f"{where}.cores", 100)
+        card.cores_ceiling = _natural(limit.cores_ceiling, f"{where}.cores_ceiling", 100)
+
+
+def _limits(raw: Any) -> Limits:
+    _, lib = load()
+    return Limits(
+        cards=tuple(
+            CardLimit(
+                uuid=c_string(card.uuid),
+                memory=None if card.memory == _NO_LIMIT else card.memory,
+                guarantee=None if card.guarantee == card.memory else card.guarantee,
+                context_bytes=card.context_bytes,
+                cores=card.cores,
+                cores_ceiling=card.cores_ceiling,
+            )
+            for card in raw.cards[0 : raw.card_count]
+        ),
+        core_policy=_POLICIES[raw.core_policy],
+        priority=raw.priority,
+        host_memory=None if raw.host_memory == _NO_LIMIT else raw.host_memory,
+        allow_disable_control=bool(raw.flags & lib.VGPU_ALLOW_DISABLE_CONTROL),
+        oversubscribe=bool(raw.flags & lib.VGPU_OVERSUBSCRIBE),
+        kill_on_oom=bool(raw.flags & lib.VGPU_KILL_ON_OOM),
+    )
+
+
+def _kinds(raw: Any) -> dict[str, int]:
+    return dict(zip(KINDS, raw, strict=True))
+
+
+def _card_usage(raw: Any) -> CardUsage:
+    return CardUsage(
+        used=raw.used,
+        host_used=raw.host_used,
+        by_kind=_kinds(raw.by_kind),
+        gpu_ns=raw.gpu_ns,
+        throttled_ns=raw.throttled_ns,
+        launches=raw.launches,
+        refused=raw.refused,
+        processes=raw.processes,
+    )
+
+
+def _process_usage(raw: Any, cards: int) -> ProcessUsage:
+    return ProcessUsage(
+        pid=raw.pid,
+        slot=raw.slot,
+        pid_namespace=raw.pid_namespace,
+        start_time=raw.start_time,
+        used=tuple(raw.used[0:cards]),
+        by_kind=tuple(_kinds(kinds) for kinds in raw.by_kind[0:cards]),
+        gpu_ns=tuple(raw.gpu_ns[0:cards]),
+    )
+
+
+class Region:
+    """An open region. May be used by several threads; `close` when no other call is under way."""
+
+    def __init__(self, handle: Any, directory: Path) -> None:
+        self._handle = handle
+        self.directory = directory
+
+    @classmethod
+    def create(cls, directory: Path, limits: Limits) -> Self:
+        """Makes `limits` (mode 0644) and `usage` (0666) in an existing directory and opens them writable.
+
+        Raises FileExistsError when the directory has a region, OSError for what the file system says, ValueError for
+        limits that make no sense.
+        """
+        ffi, lib = load()
+        raw = ffi.new("struct vgpu_limits *")
+        _fill(raw, limits)
+        _checked(lib.vgpu_region_create(os.fsencode(directory), raw), directory)
+        return cls.open(directory, writable=True)
+
+    @classmethod
+    def open(cls, directory: Path, writable: bool = False) -> Self:
+        """Maps an existing region. Writable: for set_limits and reap.
+
+        Raises FileNotFoundError, PermissionError, or OSError (EPROTO) for files of another version or boot.
+        """
+        ffi, lib = load()
+        out = ffi.new("vgpu_region **")
+        _checked(lib.vgpu_region_open(os.fsencode(directory), writable, out), directory)
+        return cls(out[0], directory)
+
+    def _open_handle(self) -> Any:
+        if self._handle is None:
+            raise ValueError(f"the region of {self.directory} is closed")
+        return self._handle
+
+    def limits(self) -> Limits:
+        """The limits in force."""
+        ffi, lib = load()
+        raw = ffi.new("struct vgpu_limits *")
+        _checked(lib.vgpu_limits_read(self._open_handle(), raw), self.directory)
+        return _limits(raw)
+
+    def set_limits(self, limits: Limits) -> None:
+        """Puts new limits in force; running processes see the old ones or the new ones, never a mixture.
+
+        Raises ValueError for limits that make no sense, OSError (EBADF) when opened read-only.
+        """
+        ffi, lib = load()
+        raw = ffi.new("struct vgpu_limits *")
+        _fill(raw, limits)
+        _checked(lib.vgpu_limits_write(self._open_handle(), raw), self.directory)
+
+    def usage(self) -> Usage:
+        """What the container uses now; raises OSError (EPROTO) when it has cut its usage file short."""
+        ffi, lib = load()
+        raw = ffi.new("struct vgpu_usage *")
+        _checked(lib.vgpu_usage_read(self._open_handle(), raw), self.directory)
+        cards = len(self.limits().cards)
+        return Usage(
+            cards=tuple(_card_usage(card) for card in raw.cards[0:cards]),
+            processes=tuple(_process_usage(process, cards) for process in raw.processes[0 : raw.process_count]),
+            unhooked=raw.unhooked,
+            saturated=raw.saturated,
+        )
+
+    def reap(self) -> int:
+        """Frees what dead processes hold; returns how many they were. Raises OSError (EBADF) when read-only."""
+        _, lib = load()
+        return _checked(lib.vgpu_region_reap(self._open_handle()), self.directory)
+
+    def close(self) -> None:
+        """Unmaps the files; harmless when done twice."""
+        _, lib = load()
+        if self._handle is not None:
+            lib.vgpu_region_close(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
