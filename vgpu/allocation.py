@@ -62,7 +62,7 @@ def decode(text: str) -> Allocation:
     """Reads the annotation; raises ValueError naming it when it is malformed or of another version."""
     try:
         allocation = msgspec.json.decode(text, type=Allocation)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"annotation {ALLOCATION}: {error}") from None
     if allocation.v != 1:
         raise ValueError(f"annotation {ALLOCATION}: version {allocation.v} is not known, 1 is")

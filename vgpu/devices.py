@@ -1,20 +1,24 @@
 """Cards and slices, and the codec of a node's inventory annotation (`vgpu.io/devices`)."""
 
+from typing import Annotated
+
 import msgspec
 
 from vgpu.names import DEVICES
+
+Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Gpu(msgspec.Struct, frozen=True, omit_defaults=True):
     """One card as its node reports it."""
 
     uuid: str  #: as NVML prints it, "GPU-…"
-    index: int  #: NVML index on the node
+    index: Natural  #: NVML index on the node
     model: str  #: NVML name, e.g. "NVIDIA H100 80GB HBM3"
-    memory: int  #: MiB that slices may share: physical size × deviceMemoryScaling
-    physical: int = 0  #: MiB of the card itself; 0: the same as `memory`
-    cores: int = 100  #: % that slices may share: 100 × deviceCoreScaling
-    slots: int = 10  #: how many slices fit (deviceSplitCount)
+    memory: Natural  #: MiB that slices may share: physical size × deviceMemoryScaling
+    physical: Natural = 0  #: MiB of the card itself; 0: the same as `memory`
+    cores: Natural = 100  #: % that slices may share: 100 × deviceCoreScaling
+    slots: Natural = 10  #: how many slices fit (deviceSplitCount)
     numa: int = -1  #: NUMA node, -1: unknown
     pci: str = ""  #: bus id, "00000000:3B:00.0"
     healthy: bool = True
@@ -30,9 +34,9 @@ class GpuSlice(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one container holds on one card."""
 
     uuid: str
-    mem: int  #: MiB that the container may allocate
-    cores: int = 0  #: guaranteed % of the card's time; 0: none
-    phys: int | None = None  #: MiB guaranteed to be physical, where that is less than `mem`
+    mem: Natural  #: MiB that the container may allocate
+    cores: Natural = 0  #: guaranteed % of the card's time; 0: none
+    phys: Natural | None = None  #: MiB guaranteed to be physical, where that is less than `mem`
 
     @property
     def guarantee(self) -> int:
@@ -56,7 +60,7 @@ def decode_inventory(text: str) -> Inventory:
     """Reads the annotation; raises ValueError naming it when it is not one that this version understands."""
     try:
         inventory = msgspec.json.decode(text, type=Inventory)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"annotation {DEVICES}: {error}") from None
     if inventory.v != 1:
         raise ValueError(f"annotation {DEVICES}: version {inventory.v} is not known, 1 is")

@@ -1,0 +1,110 @@
+"""The configuration file: defaults, round trip, and errors that say where and what is allowed."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vgpu import config, names
+from vgpu.config import Config, ConfigError, DevicePlugin, Global, Scheduler
+
+CONFIGS = st.builds(
+    Config,
+    resource_name=st.sampled_from(["nvidia.com/gpu", "example.com/GPU_1"]),
+    core_policy=st.sampled_from(["fixed", "elastic", "none"]),
+    simulate=st.sampled_from(["", "T4", "A100-40x8"]),
+    global_=st.builds(Global, gpu_hook_path=st.sampled_from(["/usr/local", "/opt"])),
+    scheduler=st.builds(
+        Scheduler,
+        default_mem=st.integers(0, 2**40),
+        default_cores=st.integers(0, 100),
+        gpu_policy=st.sampled_from(["spread", "binpack"]),
+        privileged=st.sampled_from(["deny", "allow"]),
+        reconcile_seconds=st.integers(1, 10**6),
+    ),
+    device_plugin=st.builds(
+        DevicePlugin,
+        deviceSplitCount=st.integers(1, 1000),
+        deviceMemoryScaling=st.floats(0.01, 100),
+        disablecorelimit=st.booleans(),
+        deviceListStrategy=st.sampled_from(["cdi", "envvar"]),
+    ),
+)
+
+
+@given(CONFIGS)
+def test_round_trip(found: Config) -> None:
+    assert config.decode(config.encode(found)) == found
+
+
+@pytest.mark.parametrize("text", ["", "{}", "# only a comment", "scheduler: {}\nglobal: {}"])
+def test_an_empty_file_is_the_defaults(text: str) -> None:
+    assert config.decode(text) == Config()
+
+
+def test_names_are_those_of_the_chart() -> None:
+    found = config.decode(
+        "resourceMem: example.com/mem\nglobal: {gpuHookPath: /opt}\nscheduler: {defaultMem: 5000}\n"
+        "devicePlugin: {deviceSplitCount: 4, deviceMemoryScaling: 2}\n"
+    )
+    assert found.resource_mem == "example.com/mem"
+    assert found.global_.gpu_hook_path == "/opt"
+    assert found.scheduler.default_mem == 5000
+    assert (found.device_plugin.deviceSplitCount, found.device_plugin.deviceMemoryScaling) == (4, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("resourceNam: a/b", r"unknown field `resourceNam`"),
+        ("scheduler: {defaultMemory: 1}", r"unknown field `defaultMemory` - at `\$.scheduler`"),
+        ("scheduler: {defaultMem: -1}", r">= 0 - at `\$.scheduler.defaultMem`"),
+        ("scheduler: {defaultCores: 101}", r"<= 100 - at `\$.scheduler.defaultCores`"),
+        ("scheduler: {gpuPolicy: scatter}", r"'scatter' - at `\$.scheduler.gpuPolicy`"),
+        ("scheduler: {defaultMem: '1'}", r"Expected `int`, got `str` - at `\$.scheduler.defaultMem`"),
+        ("devicePlugin: {deviceSplitCount: 0}", r">= 1 - at `\$.devicePlugin.deviceSplitCount`"),
+        ("devicePlugin: {deviceMemoryScaling: 0}", r"> 0(.0)? - at `\$.devicePlugin.deviceMemoryScaling`"),
+        ("devicePlugin: {migStrategy: mixed}", r"'mixed' - at `\$.devicePlugin.migStrategy`"),
+        ("resourceName: gpu", r"at `\$.resourceName`"),
+        ("[]", "Expected `object`, got `array`"),
+        ("text", "Expected `object`, got `str`"),
+        ("a: [", "not YAML"),
+    ],
+)
+def test_errors_say_where_and_what_is_allowed(text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=rf"(?s)^the\.yaml: .*{why}"):
+        config.decode(text, "the.yaml")
+
+
+def test_load_prefers_the_argument_to_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named, ambient = tmp_path / "named.yaml", tmp_path / "ambient.yaml"
+    named.write_text("simulate: T4x2")
+    ambient.write_text("simulate: H100x8")
+    monkeypatch.setenv(names.ENV_CONFIG, str(ambient))
+    assert config.load(named).simulate == "T4x2"
+    assert config.load().simulate == "H100x8"
+
+
+def test_load_without_any_file_is_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(names.ENV_CONFIG, raising=False)
+    monkeypatch.setattr(names, "CONFIG_PATH", str(tmp_path / "absent.yaml"))
+    assert config.load() == Config()
+
+
+def test_a_named_file_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.yaml: No such file"):
+        config.load(tmp_path / "absent.yaml")
+
+
+def test_rules_of_requests() -> None:
+    found = config.rules(
+        config.decode(
+            "resourceName: example.com/gpu\nresourcePriority: example.com/priority\ncorePolicy: none\n"
+            "scheduler: {defaultMem: 7, defaultCores: 9, nodePolicy: binpack, gpuPolicy: binpack}"
+        )
+    )
+    assert (found.names.gpu, found.names.priority) == ("example.com/gpu", "example.com/priority")
+    assert found.names.memory == names.RESOURCE_MEMORY
+    assert (found.default_memory, found.default_cores) == (7, 9)
+    assert (found.node_policy, found.gpu_policy, found.core_policy) == ("binpack", "binpack", "none")
