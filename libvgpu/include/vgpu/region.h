@@ -89,6 +89,10 @@ struct vgpu_pacer_card {
     _Atomic uint64_t throttled_ns;
     _Atomic uint64_t launches;
     _Atomic uint64_t refused;
+    /* utilisation as NVML shows it: GPU time of the last whole window of about half a second */
+    _Atomic uint64_t window_start;  /* CLOCK_MONOTONIC ns of the window under way */
+    _Atomic uint64_t window_gpu_ns; /* gpu_ns at its start */
+    _Atomic uint64_t window_share;  /* of the window before it: GPU ns per 1000 ns */
 } __attribute__((aligned(VGPU_CACHE_LINE)));
 
 /* Open-file-description locks on `usage`: byte i belongs to slot i and is held as long as its process, or a child that inherited it, lives. */

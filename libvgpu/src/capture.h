@@ -1,0 +1,25 @@
+/* Stream capture: work that is recorded, not run. Nothing of it is charged, and no call of ours may disturb it. */
+#ifndef VGPU_CAPTURE_H
+#define VGPU_CAPTURE_H
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "driver.h"
+
+extern atomic_int vgpu_open_captures; /* of all threads; maintained by hooks/capture.c */
+
+/* True while any thread of this process captures: then our own events and queries stay away, since a capture in global mode forbids them to
+ * every thread. */
+static inline bool vgpu_any_capture(void) {
+    return atomic_load_explicit(&vgpu_open_captures, memory_order_relaxed) > 0;
+}
+
+/* True if work on this stream is being captured, or if the driver will not say. */
+static inline bool vgpu_capturing(CUstream stream) {
+    if (__builtin_expect(!vgpu_any_capture(), 1))
+        return false;
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    __typeof__(&cuStreamIsCapturing) ask = DRIVER(cuStreamIsCapturing);
+    return !ask || ask(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+#endif

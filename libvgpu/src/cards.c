@@ -1,0 +1,151 @@
+#define _GNU_SOURCE
+#include "cards.h"
+
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ledger.h"
+
+#define MAX_DEVICES 64
+#define UUID_TEXT 37 /* 36 characters and NUL, without the prefix GPU- or MIG- */
+
+/* Result of a search, valid for one state of the limits: selector << 8 | card. 0: not searched yet (selectors of a region start at 1 or the
+ * search is simply repeated). */
+typedef _Atomic uint64_t cached_card;
+
+static uint64_t limits_state(void) {
+    const struct vgpu_mapping *mapping = vgpu_mapping();
+    return mapping && mapping->limits ? atomic_load_explicit(&mapping->limits->selector, memory_order_acquire) + 1 : 1;
+}
+
+static const char *without_prefix(const char *uuid) {
+    return strncmp(uuid, "GPU-", 4) == 0 || strncmp(uuid, "MIG-", 4) == 0 ? uuid + 4 : uuid;
+}
+
+/* `position` is NVML's index of the card, asked for only when an entry has no UUID; -1: unknown. */
+static unsigned search(const char *uuid, int (*position)(const void *), const void *argument) {
+    const struct vgpu_limits *limits = vgpu_limits_now();
+    if (!limits)
+        return VGPU_CARD_UNLISTED;
+    bool anonymous = false;
+    for (unsigned i = 0; i < limits->card_count && i < VGPU_MAX_CARDS; i++) {
+        if (!limits->cards[i].uuid[0])
+            anonymous = true;
+        else if (uuid[0] && strcasecmp(without_prefix(limits->cards[i].uuid), uuid) == 0)
+            return i;
+    }
+    if (!anonymous)
+        return VGPU_CARD_UNLISTED;
+    int index = position(argument);
+    return index >= 0 && index < (int)limits->card_count && !limits->cards[index].uuid[0] ? (unsigned)index : VGPU_CARD_UNLISTED;
+}
+
+struct device_identity {
+    CUdevice device;
+    const char *uuid;
+};
+
+/* NVML's index of a CUDA device; the CUDA ordinal where NVML cannot tell. */
+static int position_of_device(const void *argument) {
+    const struct device_identity *identity = argument;
+    nvmlDevice_t handle;
+    unsigned index;
+    char text[4 + UUID_TEXT];
+    if (!DRIVER(nvmlInit_v2) || !DRIVER(nvmlDeviceGetHandleByUUID) || !DRIVER(nvmlDeviceGetIndex) || DRIVER(nvmlInit_v2)() != NVML_SUCCESS)
+        return identity->device;
+    for (int i = 0; i < 2; i++) {
+        snprintf(text, sizeof text, "%s%s", i ? "MIG-" : "GPU-", identity->uuid);
+        if (DRIVER(nvmlDeviceGetHandleByUUID)(text, &handle) == NVML_SUCCESS)
+            return DRIVER(nvmlDeviceGetIndex)(handle, &index) == NVML_SUCCESS ? (int)index : identity->device;
+    }
+    return identity->device;
+}
+
+static bool uuid_of_device(CUdevice device, char text[UUID_TEXT]) {
+    CUuuid uuid;
+    CUresult (*get)(CUuuid *, CUdevice) = DRIVER(cuDeviceGetUuid_v2) ? DRIVER(cuDeviceGetUuid_v2) : DRIVER(cuDeviceGetUuid);
+    if (!get || get(&uuid, device) != CUDA_SUCCESS)
+        return false;
+    const unsigned char *b = (const unsigned char *)uuid.bytes;
+    snprintf(text, UUID_TEXT, "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2], b[3], b[4], b[5], b[6],
+             b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+    return true;
+}
+
+unsigned vgpu_card_of_device(CUdevice device) {
+    static cached_card cache[MAX_DEVICES];
+    uint64_t state = limits_state();
+    if (device >= 0 && device < MAX_DEVICES) {
+        uint64_t cached = atomic_load_explicit(&cache[device], memory_order_relaxed);
+        if (cached >> 8 == state)
+            return (unsigned)(cached & 0xff);
+    }
+    char uuid[UUID_TEXT];
+    if (!uuid_of_device(device, uuid))
+        return VGPU_CARD_UNLISTED;
+    struct device_identity identity = {device, uuid};
+    unsigned card = search(uuid, position_of_device, &identity);
+    if (device >= 0 && device < MAX_DEVICES)
+        atomic_store_explicit(&cache[device], state << 8 | card, memory_order_relaxed);
+    return card;
+}
+
+static int position_of_nvml(const void *argument) {
+    unsigned index;
+    return DRIVER(nvmlDeviceGetIndex) && DRIVER(nvmlDeviceGetIndex)(*(const nvmlDevice_t *)argument, &index) == NVML_SUCCESS ? (int)index : -1;
+}
+
+unsigned vgpu_card_of_nvml(nvmlDevice_t device) {
+    char uuid[NVML_DEVICE_UUID_V2_BUFFER_SIZE];
+    if (!DRIVER(nvmlDeviceGetUUID) || DRIVER(nvmlDeviceGetUUID)(device, uuid, sizeof uuid) != NVML_SUCCESS)
+        return VGPU_CARD_UNLISTED;
+    return search(without_prefix(uuid), position_of_nvml, &device);
+}
+
+static _Atomic uint64_t places_epoch;
+
+void vgpu_places_forget(void) {
+    atomic_fetch_add(&places_epoch, 1);
+}
+
+bool vgpu_place_now(struct vgpu_place *place) {
+    static __thread __attribute__((tls_model("initial-exec"))) struct {
+        CUcontext context;
+        CUdevice device;
+        uint64_t epoch;
+    } last;
+    __typeof__(&cuCtxGetCurrent) get_current = DRIVER(cuCtxGetCurrent);
+    __typeof__(&cuCtxGetDevice) get_device = DRIVER(cuCtxGetDevice);
+    if (!get_current || !get_device || get_current(&place->context) != CUDA_SUCCESS || !place->context)
+        return false;
+    uint64_t epoch = atomic_load_explicit(&places_epoch, memory_order_acquire) + 1;
+    if (last.context != place->context || last.epoch != epoch) {
+        CUdevice device;
+        if (get_device(&device) != CUDA_SUCCESS)
+            return false;
+        last.context = place->context;
+        last.device = device;
+        last.epoch = epoch;
+    }
+    place->device = last.device;
+    place->card = vgpu_card_of_device(last.device);
+    return true;
+}
+
+bool vgpu_place_of_stream(CUstream stream, struct vgpu_place *place) {
+    if (!vgpu_place_now(place))
+        return false;
+    CUcontext context;
+    __typeof__(&cuStreamGetCtx) get_context = DRIVER(cuStreamGetCtx);
+    if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || !get_context || get_context(stream, &context) != CUDA_SUCCESS ||
+        context == place->context || !context)
+        return true;
+    CUcontext popped;
+    if (!DRIVER(cuCtxPushCurrent_v2) || !DRIVER(cuCtxPopCurrent_v2) || DRIVER(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+        return true;
+    bool found = vgpu_place_now(place);
+    DRIVER(cuCtxPopCurrent_v2)(&popped);
+    return found;
+}

@@ -1,0 +1,150 @@
+#define _GNU_SOURCE
+#include "charge.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "log.h"
+#include "pools.h"
+
+/* Whether CUDA_DISABLE_CONTROL=true asks for no limits at all; the agent's word decides whether it is heard. */
+static bool disabled_by_environment(void) {
+    static atomic_int cached; /* 1: no, 2: yes */
+    int answer = atomic_load_explicit(&cached, memory_order_relaxed);
+    if (!answer) {
+        const char *text = secure_getenv("CUDA_DISABLE_CONTROL");
+        answer = text && (strcmp(text, "true") == 0 || strcmp(text, "1") == 0) ? 2 : 1;
+        atomic_store_explicit(&cached, answer, memory_order_relaxed);
+    }
+    return answer == 2;
+}
+
+static void log_attach_once(enum vgpu_mode mode) {
+    static atomic_bool told;
+    if (atomic_load_explicit(&told, memory_order_relaxed) || atomic_exchange(&told, true))
+        return;
+    const char *note = vgpu_attach_note();
+    if (note && note[0])
+        vgpu_log(mode == VGPU_BROKEN ? VGPU_LOG_ERROR : VGPU_LOG_WARNING, "%s", note);
+}
+
+enum vgpu_mode vgpu_enforcement(void) {
+    int kept = errno;
+    enum vgpu_mode mode = vgpu_attach();
+    errno = kept;
+    log_attach_once(mode);
+    if (__builtin_expect(disabled_by_environment(), 0)) {
+        const struct vgpu_mapping *mapping = vgpu_mapping();
+        const struct vgpu_limits *limits = vgpu_limits_now();
+        bool managed = mapping && mapping->managed;
+        if (!managed || (limits && (limits->flags & VGPU_ALLOW_DISABLE_CONTROL)))
+            return VGPU_UNLIMITED;
+    }
+    return mode;
+}
+
+static void refused(unsigned card, uint64_t bytes) {
+    const struct vgpu_limits *limits = vgpu_limits_now();
+    if (card == VGPU_CARD_UNLISTED || !limits) {
+        vgpu_log(VGPU_LOG_ERROR, "refused %llu bytes: %s", (unsigned long long)bytes,
+                 limits ? "the limits do not list this card" : "the region of this container is unusable");
+        return;
+    }
+    vgpu_log(VGPU_LOG_ERROR, "refused %llu bytes on card %u: %llu used of %llu", (unsigned long long)bytes, card,
+             (unsigned long long)vgpu_used(card, VGPU_DEVICE_BYTES), (unsigned long long)limits->cards[card].memory);
+    if (limits->flags & VGPU_KILL_ON_OOM) {
+        vgpu_log(VGPU_LOG_ERROR, "ending process %d: ACTIVE_OOM_KILLER asked for it", (int)getpid());
+        kill(getpid(), SIGKILL);
+    }
+}
+
+enum vgpu_verdict vgpu_reserve(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket) {
+    if (vgpu_enforcement() == VGPU_UNLIMITED)
+        return VGPU_UNCHARGED;
+    int kept = errno;
+    bool granted = vgpu_charge(card, VGPU_DEVICE_BYTES, bytes, ticket);
+    if (!granted && card != VGPU_CARD_UNLISTED && vgpu_pools_give_back(card))
+        granted = vgpu_charge(card, VGPU_DEVICE_BYTES, bytes, ticket);
+    if (!granted)
+        refused(card, bytes);
+    errno = kept;
+    return granted ? VGPU_CHARGED : VGPU_REFUSED;
+}
+
+void vgpu_uncharge(struct vgpu_ticket ticket, uint64_t bytes) {
+    int kept = errno;
+    vgpu_release(ticket, bytes);
+    errno = kept;
+}
+
+bool vgpu_hold(enum vgpu_space space, uint64_t handle, const struct vgpu_holding *holding) {
+    if (!vgpu_sizes_put(space, handle, holding)) {
+        if (!holding->pooled)
+            vgpu_uncharge(holding->ticket, holding->bytes);
+        return false;
+    }
+    if (!holding->pooled)
+        vgpu_count_kind(holding->ticket.card, holding->kind, (int64_t)holding->bytes);
+    return true;
+}
+
+void vgpu_let_go(const struct vgpu_holding *holding) {
+    if (holding->pooled) {
+        vgpu_pool_forget((void *)holding->owner, holding->bytes);
+        return;
+    }
+    vgpu_uncharge(holding->ticket, holding->bytes);
+    vgpu_count_kind(holding->ticket.card, holding->kind, -(int64_t)holding->bytes);
+}
+
+struct vgpu_attempt vgpu_attempt_here(uint64_t bytes) {
+    struct vgpu_attempt attempt = {.verdict = VGPU_UNCHARGED, .bytes = bytes};
+    if (bytes && vgpu_enforcement() != VGPU_UNLIMITED && vgpu_place_now(&attempt.place))
+        attempt.verdict = vgpu_reserve(attempt.place.card, bytes, &attempt.ticket);
+    return attempt;
+}
+
+bool vgpu_attempt_booked(struct vgpu_attempt *attempt, CUresult result, enum vgpu_space space, uint64_t handle, uint64_t chosen,
+                         enum vgpu_kind kind) {
+    if (attempt->verdict != VGPU_CHARGED)
+        return true;
+    if (result != CUDA_SUCCESS) {
+        vgpu_uncharge(attempt->ticket, attempt->bytes);
+        return true;
+    }
+    if (chosen > attempt->bytes) {
+        struct vgpu_ticket larger;
+        enum vgpu_verdict verdict = vgpu_reserve(attempt->place.card, chosen, &larger);
+        vgpu_uncharge(attempt->ticket, attempt->bytes);
+        if (verdict != VGPU_CHARGED)
+            return false;
+        attempt->ticket = larger;
+    } else if (chosen < attempt->bytes) {
+        vgpu_uncharge(attempt->ticket, attempt->bytes - chosen);
+    }
+    struct vgpu_holding holding = {
+        .bytes = chosen, .owner = attempt->place.context, .ticket = attempt->ticket, .kind = (uint8_t)kind};
+    return vgpu_hold(space, handle, &holding);
+}
+
+CUresult vgpu_freed(CUresult result, enum vgpu_space space, uint64_t handle, bool known, const struct vgpu_holding *holding) {
+    if (known && result == CUDA_SUCCESS)
+        vgpu_let_go(holding);
+    else if (known)
+        vgpu_sizes_put(space, handle, holding);
+    return result;
+}
+
+static void let_go_each(const struct vgpu_holding *holding, void *argument) {
+    (void)argument;
+    vgpu_let_go(holding);
+}
+
+void vgpu_context_gone(CUcontext context) {
+    vgpu_places_forget();
+    vgpu_sizes_take_owned(context, let_go_each, NULL);
+}

@@ -1,0 +1,43 @@
+/* The questions that every hook of an allocation asks: is this process limited, may it have these bytes, what becomes of them. */
+#ifndef VGPU_CHARGE_H
+#define VGPU_CHARGE_H
+#include <stdbool.h>
+
+#include "cards.h"
+#include "ledger.h"
+#include "sizes.h"
+
+/* How the process is limited, with CUDA_DISABLE_CONTROL considered. */
+enum vgpu_mode vgpu_enforcement(void);
+
+enum vgpu_verdict {
+    VGPU_UNCHARGED, /* not limited: call the driver, nothing else */
+    VGPU_CHARGED,   /* call the driver, then vgpu_hold or vgpu_uncharge */
+    VGPU_REFUSED,   /* answer out of memory */
+};
+
+/* Charges device bytes on a card (or VGPU_CARD_UNLISTED). Memory that pools keep unused is given back before a refusal. */
+enum vgpu_verdict vgpu_reserve(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket);
+void vgpu_uncharge(struct vgpu_ticket ticket, uint64_t bytes);
+/* Books a successful allocation under its handle. False: no memory to remember it; the charge has been given back, the caller frees. */
+bool vgpu_hold(enum vgpu_space space, uint64_t handle, const struct vgpu_holding *holding);
+/* Gives back what a holding was charged. */
+void vgpu_let_go(const struct vgpu_holding *holding);
+/* An allocation on its way: charged before the driver is asked, booked or given back after its answer. */
+struct vgpu_attempt {
+    enum vgpu_verdict verdict;
+    struct vgpu_place place;
+    struct vgpu_ticket ticket;
+    uint64_t bytes;
+};
+/* Charges `bytes` where this thread would allocate; 0 bytes (odd arguments) and no context are left to the driver. */
+struct vgpu_attempt vgpu_attempt_here(uint64_t bytes);
+/* After the driver's answer: books `chosen` bytes under the handle, or gives the charge back. False: the driver granted, but `chosen` is beyond
+ * the limit or cannot be remembered; the caller frees and answers out of memory. */
+bool vgpu_attempt_booked(struct vgpu_attempt *attempt, CUresult result, enum vgpu_space space, uint64_t handle, uint64_t chosen,
+                         enum vgpu_kind kind);
+/* The end of a free: lets go of a holding that was taken out before the driver was asked, or puts it back. Returns `result`. */
+CUresult vgpu_freed(CUresult result, enum vgpu_space space, uint64_t handle, bool known, const struct vgpu_holding *holding);
+/* The context is gone and all memory of its own with it. */
+void vgpu_context_gone(CUcontext context);
+#endif

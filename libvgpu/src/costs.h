@@ -1,0 +1,31 @@
+/* What launches cost: an estimate of the mean GPU time per key (function, rounded grid, block; or a graph). */
+#ifndef VGPU_COSTS_H
+#define VGPU_COSTS_H
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define VGPU_COST_SETTLED 16u     /* samples after which an estimate counts as converged */
+#define VGPU_LONG_LAUNCH_NS 500000u /* launches from here on are measured one by one and pay what they took */
+
+struct vgpu_cost {
+    _Atomic uint64_t key;         /* 0: free */
+    _Atomic uint64_t mean_ns;
+    _Atomic uint32_t samples;
+    _Atomic uint32_t flying;      /* launches under measurement */
+    _Atomic uint64_t first_ns;    /* CLOCK_MONOTONIC of the first launch */
+    _Atomic uint32_t waited;      /* somebody has waited for the first sample */
+};
+
+/* The record of a key, made on first use; keys that find no room share one record. Never fails. */
+struct vgpu_cost *vgpu_cost_of(uint64_t key);
+static inline bool vgpu_cost_known(const struct vgpu_cost *cost) {
+    return atomic_load_explicit(&cost->samples, memory_order_acquire) > 0;
+}
+/* Takes a sample in. The mean over the first 32, afterwards over about the last 32: it follows a program that changes. */
+void vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns);
+/* One of `launches` on average shall be sampled. True at random: a fixed stride would resonate with periodic programs. */
+bool vgpu_cost_chosen(uint64_t *random_state, uint32_t launches);
+/* Key of a launch of `function`. */
+uint64_t vgpu_cost_key(const void *function, uint64_t blocks, uint64_t threads);
+#endif

@@ -1,0 +1,176 @@
+/* Contexts: they cost device memory that only a table knows (limits: context_bytes), and what is allocated in them goes with them. */
+#define _GNU_SOURCE
+#include <stdatomic.h>
+
+#include "charge.h"
+#include "pacer.h"
+
+#define MAX_DEVICES 64
+
+struct context_charge {
+    enum vgpu_verdict verdict;
+    struct vgpu_ticket ticket;
+    uint64_t bytes;
+};
+
+/* Charges what a context on this device is known to cost; an unknown cost (0) is left to the agent's overhead charge. */
+static struct context_charge charge_context(CUdevice device) {
+    struct context_charge charge = {.verdict = VGPU_UNCHARGED};
+    enum vgpu_mode mode = vgpu_enforcement();
+    if (mode == VGPU_UNLIMITED)
+        return charge;
+    const struct vgpu_limits *limits = vgpu_limits_now();
+    unsigned card = vgpu_card_of_device(device);
+    if (mode == VGPU_BROKEN) {
+        charge.verdict = VGPU_REFUSED;
+        return charge;
+    }
+    charge.bytes = limits && card < limits->card_count ? limits->cards[card].context_bytes : 0;
+    if (charge.bytes)
+        charge.verdict = vgpu_reserve(card, charge.bytes, &charge.ticket);
+    return charge;
+}
+
+static CUresult created(const struct context_charge *charge, CUresult result, const CUcontext *context) {
+    if (charge->verdict != VGPU_CHARGED)
+        return result;
+    if (result != CUDA_SUCCESS) {
+        vgpu_uncharge(charge->ticket, charge->bytes);
+        return result;
+    }
+    struct vgpu_holding holding = {.bytes = charge->bytes, .owner = *context, .ticket = charge->ticket, .kind = VGPU_KIND_CONTEXT};
+    vgpu_hold(VGPU_CONTEXT, (uint64_t)(uintptr_t)*context, &holding);
+    return result;
+}
+
+#define CREATE(device, ...)                                                                                                                        \
+    struct context_charge charge = charge_context(device);                                                                                         \
+    if (charge.verdict == VGPU_REFUSED)                                                                                                            \
+        return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                           \
+    return created(&charge, real(__VA_ARGS__), context)
+
+CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device) {
+    CUDA_REAL(cuCtxCreate);
+    CREATE(device, context, flags, device);
+}
+
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device) {
+    CUDA_REAL(cuCtxCreate_v2);
+    CREATE(device, context, flags, device);
+}
+
+CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *affinity, int count, unsigned int flags, CUdevice device) {
+    CUDA_REAL(cuCtxCreate_v3);
+    CREATE(device, context, affinity, count, flags, device);
+}
+
+CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsigned int flags, CUdevice device) {
+    CUDA_REAL(cuCtxCreate_v4);
+    CREATE(device, context, parameters, flags, device);
+}
+
+static CUresult destroyed(CUresult result, CUcontext context) {
+    if (result == CUDA_SUCCESS && context)
+        vgpu_context_gone(context);
+    return result;
+}
+
+CUresult cuCtxDestroy_v2(CUcontext context) {
+    CUDA_REAL(cuCtxDestroy_v2);
+    vgpu_pacer_context_going(context);
+    return destroyed(real(context), context);
+}
+
+CUresult cuCtxDestroy(CUcontext context) {
+    CUDA_REAL(cuCtxDestroy);
+    vgpu_pacer_context_going(context);
+    return destroyed(real(context), context);
+}
+
+/* Destroys the context when it was attached only once; then asking it for its version fails. */
+CUresult cuCtxDetach(CUcontext context) {
+    CUDA_REAL(cuCtxDetach);
+    vgpu_pacer_context_going(context);
+    CUresult result = real(context);
+    unsigned version;
+    if (result == CUDA_SUCCESS && DRIVER(cuCtxGetApiVersion) && DRIVER(cuCtxGetApiVersion)(context, &version) != CUDA_SUCCESS)
+        vgpu_context_gone(context);
+    return result;
+}
+
+/* The primary context of each device: retained many times, there once. */
+static struct primary {
+    atomic_int held; /* 1: `context` and the charge are set */
+    CUcontext context;
+} primaries[MAX_DEVICES];
+
+static bool is_active(CUdevice device) {
+    unsigned flags;
+    int active = 0;
+    __typeof__(&cuDevicePrimaryCtxGetState) state = DRIVER(cuDevicePrimaryCtxGetState);
+    return state && state(device, &flags, &active) == CUDA_SUCCESS && active;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
+    CUDA_REAL(cuDevicePrimaryCtxRetain);
+    if (device < 0 || device >= MAX_DEVICES || vgpu_enforcement() == VGPU_UNLIMITED)
+        return real(context, device);
+    struct primary *primary = &primaries[device];
+    int none = 0;
+    bool first = atomic_compare_exchange_strong(&primary->held, &none, 1);
+    struct context_charge charge = {.verdict = VGPU_UNCHARGED};
+    if (first)
+        charge = charge_context(device);
+    if (charge.verdict == VGPU_REFUSED) {
+        atomic_store(&primary->held, 0);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    CUresult result = real(context, device);
+    if (first && result == CUDA_SUCCESS)
+        primary->context = *context;
+    result = created(&charge, result, context);
+    if (first && result != CUDA_SUCCESS)
+        atomic_store(&primary->held, 0);
+    return result;
+}
+
+/* After a release or reset: when the context is no longer active, its memory is back on the card. */
+static CUresult primary_released(CUresult result, CUdevice device) {
+    if (result != CUDA_SUCCESS || device < 0 || device >= MAX_DEVICES || is_active(device))
+        return result;
+    struct primary *primary = &primaries[device];
+    CUcontext context = primary->context;
+    int held = 1;
+    if (atomic_compare_exchange_strong(&primary->held, &held, 0) && context)
+        vgpu_context_gone(context);
+    return result;
+}
+
+static void primary_going(CUdevice device) {
+    if (device >= 0 && device < MAX_DEVICES && atomic_load(&primaries[device].held) && primaries[device].context)
+        vgpu_pacer_context_going(primaries[device].context);
+}
+
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+    CUDA_REAL(cuDevicePrimaryCtxRelease_v2);
+    primary_going(device);
+    return primary_released(real(device), device);
+}
+
+CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
+    CUDA_REAL(cuDevicePrimaryCtxRelease);
+    primary_going(device);
+    return primary_released(real(device), device);
+}
+
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
+    CUDA_REAL(cuDevicePrimaryCtxReset_v2);
+    primary_going(device);
+    return primary_released(real(device), device);
+}
+
+CUresult cuDevicePrimaryCtxReset(CUdevice device) {
+    CUDA_REAL(cuDevicePrimaryCtxReset);
+    primary_going(device);
+    return primary_released(real(device), device);
+}

@@ -1,0 +1,57 @@
+/* How much memory a card seems to have: the slice's limit, and what the container has left of it. */
+#define _GNU_SOURCE
+#include "view.h"
+
+#include "charge.h"
+
+#define REAP_INTERVAL_MS 100 /* a killed process's memory shows as free soon, at no cost for programs that poll */
+
+static unsigned clamp32(uint64_t bytes) {
+    return bytes > 0xffffffffu ? 0xffffffffu : (unsigned)bytes;
+}
+
+CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
+    CUDA_REAL(cuMemGetInfo_v2);
+    CUresult result = real(free, total);
+    struct vgpu_place place;
+    if (result != CUDA_SUCCESS || vgpu_enforcement() == VGPU_UNLIMITED || !vgpu_place_now(&place))
+        return result;
+    vgpu_reap(REAP_INTERVAL_MS);
+    struct vgpu_view view = vgpu_view_of(place.card, total ? *total : UINT64_MAX, free ? *free : UINT64_MAX);
+    if (free)
+        *free = view.free;
+    if (total)
+        *total = view.total;
+    return result;
+}
+
+CUresult cuMemGetInfo(unsigned int *free, unsigned int *total) {
+    CUDA_REAL(cuMemGetInfo);
+    CUresult result = real(free, total);
+    struct vgpu_place place;
+    if (result != CUDA_SUCCESS || vgpu_enforcement() == VGPU_UNLIMITED || !vgpu_place_now(&place))
+        return result;
+    vgpu_reap(REAP_INTERVAL_MS);
+    struct vgpu_view view = vgpu_view_of(place.card, total ? *total : UINT64_MAX, free ? *free : UINT64_MAX);
+    if (free)
+        *free = clamp32(view.free);
+    if (total)
+        *total = clamp32(view.total);
+    return result;
+}
+
+CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
+    CUDA_REAL(cuDeviceTotalMem_v2);
+    CUresult result = real(bytes, device);
+    if (result == CUDA_SUCCESS && bytes && vgpu_enforcement() != VGPU_UNLIMITED)
+        *bytes = vgpu_view_of(vgpu_card_of_device(device), *bytes, UINT64_MAX).total;
+    return result;
+}
+
+CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice device) {
+    CUDA_REAL(cuDeviceTotalMem);
+    CUresult result = real(bytes, device);
+    if (result == CUDA_SUCCESS && bytes && vgpu_enforcement() != VGPU_UNLIMITED)
+        *bytes = clamp32(vgpu_view_of(vgpu_card_of_device(device), *bytes, UINT64_MAX).total);
+    return result;
+}

@@ -1,0 +1,56 @@
+/* Start of the driver interface and look-up of its entry points. */
+#define _GNU_SOURCE
+#include <errno.h>
+
+#include "charge.h"
+#include "log.h"
+
+CUresult cuInit(unsigned int flags) {
+    CUDA_REAL(cuInit);
+    if (vgpu_enforcement() == VGPU_BROKEN)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return real(flags);
+}
+
+/* The pointer that the driver answers decides, not the name: so every version and stream meaning keeps its own interface. */
+static void *hooked(const char *name, void *address) {
+    void *hook = vgpu_driver_hook_of(address);
+    if (hook || !vgpu_hook_base(name))
+        return hook ? hook : address;
+    int kept = errno;
+    vgpu_driver_learn_versions();
+    hook = vgpu_driver_hook_of(address);
+    if (!hook) {
+        /* A hole: newer than what is hooked here. It must be seen, not filled by guessing its interface. */
+        if (vgpu_enforcement() == VGPU_REGION || vgpu_enforcement() == VGPU_PRIVATE)
+            atomic_fetch_add(&vgpu_mapping()->usage->unhooked, 1);
+        vgpu_log(VGPU_LOG_WARNING, "no hook for what the driver answers to cuGetProcAddress(\"%s\")", name);
+    }
+    errno = kept;
+    return hook ? hook : address;
+}
+
+/* Learned addresses come from dlsym on the driver library, which a program that got all its entry points by cuGetProcAddress never called. */
+static void learn_symbols(void) {
+    DRIVER(cuInit);
+}
+
+CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status) {
+    CUDA_REAL(cuGetProcAddress_v2);
+    CUresult result = real(symbol, pfn, version, flags, status);
+    if (result == CUDA_SUCCESS && symbol && pfn && *pfn) {
+        learn_symbols();
+        *pfn = hooked(symbol, *pfn);
+    }
+    return result;
+}
+
+CUresult cuGetProcAddress(const char *symbol, void **pfn, int version, cuuint64_t flags) {
+    CUDA_REAL(cuGetProcAddress);
+    CUresult result = real(symbol, pfn, version, flags);
+    if (result == CUDA_SUCCESS && symbol && pfn && *pfn) {
+        learn_symbols();
+        *pfn = hooked(symbol, *pfn);
+    }
+    return result;
+}

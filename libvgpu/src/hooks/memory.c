@@ -1,0 +1,89 @@
+/* Device memory that is allocated at once: linear, pitched, managed; and the free of any pointer. */
+#define _GNU_SOURCE
+#include "charge.h"
+
+#define PITCH_STEP 512u /* no driver seen pads rows further (texture pitch alignment); what it really chose is settled afterwards */
+
+static CUresult booked(struct vgpu_attempt *attempt, CUresult result, CUdeviceptr pointer, uint64_t chosen) {
+    if (vgpu_attempt_booked(attempt, result, VGPU_POINTER, pointer, chosen, VGPU_KIND_BUFFER))
+        return result;
+    __typeof__(&cuMemFree_v2) release = DRIVER(cuMemFree_v2);
+    if (release)
+        release(pointer);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
+    CUDA_REAL(cuMemAlloc_v2);
+    struct vgpu_attempt attempt = vgpu_attempt_here(pointer ? bytes : 0);
+    if (attempt.verdict == VGPU_REFUSED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = real(pointer, bytes);
+    return booked(&attempt, result, result == CUDA_SUCCESS && pointer ? *pointer : 0, bytes);
+}
+
+CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes) {
+    CUDA_REAL(cuMemAlloc);
+    struct vgpu_attempt attempt = vgpu_attempt_here(pointer ? bytes : 0);
+    if (attempt.verdict == VGPU_REFUSED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = real(pointer, bytes);
+    return booked(&attempt, result, result == CUDA_SUCCESS && pointer ? *pointer : 0, bytes);
+}
+
+CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags) {
+    CUDA_REAL(cuMemAllocManaged);
+    struct vgpu_attempt attempt = vgpu_attempt_here(pointer ? bytes : 0);
+    if (attempt.verdict == VGPU_REFUSED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = real(pointer, bytes, flags);
+    return booked(&attempt, result, result == CUDA_SUCCESS && pointer ? *pointer : 0, bytes);
+}
+
+/* Upper bound of a pitched allocation: rows padded to PITCH_STEP; 0: more than 64 bits, which no driver will grant. */
+static uint64_t pitch_bound(uint64_t width, uint64_t height) {
+    uint64_t padded, bytes;
+    bool fits = !__builtin_add_overflow(width, PITCH_STEP - 1, &padded) &&
+                !__builtin_mul_overflow(padded & ~(uint64_t)(PITCH_STEP - 1), height, &bytes);
+    return fits ? bytes : 0;
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned int element) {
+    CUDA_REAL(cuMemAllocPitch_v2);
+    struct vgpu_attempt attempt = vgpu_attempt_here(pointer && pitch ? pitch_bound(width, height) : 0);
+    if (attempt.verdict == VGPU_REFUSED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = real(pointer, pitch, width, height, element);
+    bool granted = result == CUDA_SUCCESS && pointer && pitch;
+    return booked(&attempt, result, granted ? *pointer : 0, granted ? (uint64_t)*pitch * height : 0);
+}
+
+CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned int width, unsigned int height, unsigned int element) {
+    CUDA_REAL(cuMemAllocPitch);
+    struct vgpu_attempt attempt = vgpu_attempt_here(pointer && pitch ? pitch_bound(width, height) : 0);
+    if (attempt.verdict == VGPU_REFUSED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = real(pointer, pitch, width, height, element);
+    bool granted = result == CUDA_SUCCESS && pointer && pitch;
+    return booked(&attempt, result, granted ? *pointer : 0, granted ? (uint64_t)*pitch * height : 0);
+}
+
+/* The entry leaves the table before the driver may hand the same address to another thread. A pointer that is not known here (imported,
+ * mapped, from before) is the driver's alone. */
+static bool take(CUdeviceptr pointer, struct vgpu_holding *holding) {
+    return pointer && vgpu_sizes_take(VGPU_POINTER, pointer, holding);
+}
+
+CUresult cuMemFree_v2(CUdeviceptr pointer) {
+    CUDA_REAL(cuMemFree_v2);
+    struct vgpu_holding holding;
+    bool known = take(pointer, &holding);
+    return vgpu_freed(real(pointer), VGPU_POINTER, pointer, known, &holding);
+}
+
+CUresult cuMemFree(CUdeviceptr_v1 pointer) {
+    CUDA_REAL(cuMemFree);
+    struct vgpu_holding holding;
+    bool known = take(pointer, &holding);
+    return vgpu_freed(real(pointer), VGPU_POINTER, pointer, known, &holding);
+}

@@ -1,0 +1,172 @@
+/* What nvidia-smi and its kin see: the slice's memory, this container's processes and its utilisation. Which cards there are is not changed. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "charge.h"
+#include "pacer.h"
+#include "view.h"
+
+#define REAP_INTERVAL_MS 100
+
+/* True if the answers for this handle are the slice's, not the card's; `card` then says whose. */
+static bool sliced(nvmlDevice_t device, unsigned *card) {
+    if (vgpu_enforcement() == VGPU_UNLIMITED)
+        return false;
+    *card = vgpu_card_of_nvml(device);
+    return true;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
+    NVML_REAL(nvmlDeviceGetMemoryInfo);
+    nvmlReturn_t result = real(device, memory);
+    unsigned card;
+    if (result != NVML_SUCCESS || !memory || !sliced(device, &card))
+        return result;
+    vgpu_reap(REAP_INTERVAL_MS);
+    struct vgpu_view view = vgpu_view_of(card, memory->total, memory->free);
+    memory->total = view.total;
+    memory->free = view.free;
+    memory->used = view.total > view.free ? view.total - view.free : 0;
+    return result;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory) {
+    NVML_REAL(nvmlDeviceGetMemoryInfo_v2);
+    nvmlReturn_t result = real(device, memory);
+    unsigned card;
+    if (result != NVML_SUCCESS || !memory || !sliced(device, &card))
+        return result;
+    vgpu_reap(REAP_INTERVAL_MS);
+    struct vgpu_view view = vgpu_view_of(card, memory->total, memory->free);
+    memory->total = view.total;
+    memory->free = view.free;
+    memory->reserved = 0; /* the driver's own share is not part of a slice */
+    memory->used = view.total > view.free ? view.total - view.free : 0;
+    return result;
+}
+
+/* The live processes of this container that hold memory on a card, at most `room`; returns how many there are. */
+static unsigned processes(unsigned card, nvmlProcessInfo_v2_t *out, unsigned room) {
+    enum vgpu_mode mode = vgpu_enforcement();
+    if ((mode != VGPU_REGION && mode != VGPU_PRIVATE) || card >= VGPU_MAX_CARDS)
+        return 0;
+    vgpu_reap(REAP_INTERVAL_MS);
+    const struct vgpu_usage_file *usage = vgpu_mapping()->usage;
+    unsigned count = 0, high = atomic_load(&usage->slots_high);
+    for (unsigned i = 0; i < high && i < VGPU_SLOTS; i++) {
+        int pid = atomic_load(&usage->heads[i].pid);
+        if ((atomic_load(&usage->heads[i].owner) & 3) != VGPU_SLOT_LIVE || pid <= 0)
+            continue;
+        uint64_t bytes = 0;
+        for (unsigned lane = 0; lane < VGPU_LANES; lane++)
+            bytes += atomic_load(&usage->slots[i].lanes[lane][card][VGPU_DEVICE_BYTES].bytes);
+        if (!bytes)
+            continue;
+        if (count < room)
+            out[count] = (nvmlProcessInfo_v2_t){
+                .pid = (unsigned)pid, .usedGpuMemory = bytes, .gpuInstanceId = 0xffffffffu, .computeInstanceId = 0xffffffffu};
+        count++;
+    }
+    return count;
+}
+
+/* The rules of NVML's process queries: `count` says how much room there is, then how much was, or would have been, filled. */
+static nvmlReturn_t list(unsigned card, unsigned int *count, nvmlProcessInfo_v2_t *v2, nvmlProcessInfo_v1_t *v1) {
+    nvmlProcessInfo_v2_t found[VGPU_SLOTS];
+    unsigned room = v1 || v2 ? *count : 0;
+    unsigned total = processes(card, found, VGPU_SLOTS);
+    *count = total;
+    if (total > room)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < total; i++) {
+        if (v2)
+            v2[i] = found[i];
+        else
+            v1[i] = (nvmlProcessInfo_v1_t){.pid = found[i].pid, .usedGpuMemory = found[i].usedGpuMemory};
+    }
+    return NVML_SUCCESS;
+}
+
+/* The driver is asked first, with no room: bad handles and states get its own answer, and nothing of other containers comes here. */
+#define LIST_V2(symbol, is_compute)                                                                                                                \
+    nvmlReturn_t symbol(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *infos) {                                                   \
+        NVML_REAL(symbol);                                                                                                                         \
+        unsigned card, none = 0;                                                                                                                   \
+        if (!count || !sliced(device, &card))                                                                                                      \
+            return real(device, count, infos);                                                                                                     \
+        nvmlReturn_t result = real(device, &none, NULL);                                                                                           \
+        if (result != NVML_SUCCESS && result != NVML_ERROR_INSUFFICIENT_SIZE)                                                                      \
+            return result;                                                                                                                         \
+        return list(is_compute ? card : VGPU_CARD_UNLISTED, count, infos, NULL);                                                                   \
+    }
+#define LIST_V1(symbol, is_compute)                                                                                                                \
+    nvmlReturn_t symbol(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *infos) {                                                   \
+        NVML_REAL(symbol);                                                                                                                         \
+        unsigned card, none = 0;                                                                                                                   \
+        if (!count || !sliced(device, &card))                                                                                                      \
+            return real(device, count, infos);                                                                                                     \
+        nvmlReturn_t result = real(device, &none, NULL);                                                                                           \
+        if (result != NVML_SUCCESS && result != NVML_ERROR_INSUFFICIENT_SIZE)                                                                      \
+            return result;                                                                                                                         \
+        return list(is_compute ? card : VGPU_CARD_UNLISTED, count, NULL, infos);                                                                   \
+    }
+
+LIST_V1(nvmlDeviceGetComputeRunningProcesses, true)
+LIST_V2(nvmlDeviceGetComputeRunningProcesses_v2, true)
+LIST_V2(nvmlDeviceGetComputeRunningProcesses_v3, true)
+LIST_V1(nvmlDeviceGetGraphicsRunningProcesses, false)
+LIST_V2(nvmlDeviceGetGraphicsRunningProcesses_v2, false)
+LIST_V2(nvmlDeviceGetGraphicsRunningProcesses_v3, false)
+LIST_V1(nvmlDeviceGetMPSComputeRunningProcesses, false)
+LIST_V2(nvmlDeviceGetMPSComputeRunningProcesses_v2, false)
+LIST_V2(nvmlDeviceGetMPSComputeRunningProcesses_v3, false)
+
+static unsigned utilization_of(unsigned card) {
+    enum vgpu_mode mode = vgpu_enforcement();
+    return (mode == VGPU_REGION || mode == VGPU_PRIVATE) && card < VGPU_MAX_CARDS ? vgpu_pacer_utilization(card) : 0;
+}
+
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization) {
+    NVML_REAL(nvmlDeviceGetUtilizationRates);
+    nvmlReturn_t result = real(device, utilization);
+    unsigned card;
+    if (result != NVML_SUCCESS || !utilization || !sliced(device, &card))
+        return result;
+    utilization->gpu = utilization_of(card);
+    if (utilization->memory > utilization->gpu)
+        utilization->memory = utilization->gpu; /* traffic of the whole card: ours is at most while we run */
+    return result;
+}
+
+/* One sample per process of this container; the driver would name the processes of others. */
+nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned int *count,
+                                             unsigned long long last_seen) {
+    NVML_REAL(nvmlDeviceGetProcessUtilization);
+    unsigned card, none = 0;
+    if (!count || !sliced(device, &card))
+        return real(device, samples, count, last_seen);
+    nvmlReturn_t result = real(device, NULL, &none, last_seen);
+    if (result != NVML_SUCCESS && result != NVML_ERROR_INSUFFICIENT_SIZE && result != NVML_ERROR_NOT_FOUND)
+        return result;
+    nvmlProcessInfo_v2_t found[VGPU_SLOTS];
+    unsigned total = processes(card, found, VGPU_SLOTS), room = samples ? *count : 0, share = utilization_of(card);
+    if (!total)
+        return NVML_ERROR_NOT_FOUND;
+    *count = total;
+    if (total > room)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    uint64_t all = 0;
+    for (unsigned i = 0; i < total; i++)
+        all += found[i].usedGpuMemory;
+    for (unsigned i = 0; i < total; i++) /* the region keeps one window per card: processes share it by what they hold */
+        samples[i] = (nvmlProcessUtilizationSample_t){
+            .pid = found[i].pid,
+            .timeStamp = (unsigned long long)now.tv_sec * 1000000u + (unsigned long long)now.tv_nsec / 1000u,
+            .smUtil = (unsigned)((double)share * (double)found[i].usedGpuMemory / (double)all + 0.5)};
+    return NVML_SUCCESS;
+}

@@ -1,0 +1,175 @@
+/* dlsym and dlvsym: transparent, except that a hooked function of the driver is answered with its hook.
+ *
+ * The exported entry points are a few instructions of assembler that ask `vgpu_dlsym_answer` and otherwise jump (not call) to the real function, so
+ * that it sees the caller's return address: RTLD_DEFAULT and RTLD_NEXT depend on who asks. */
+#define _GNU_SOURCE
+#include "loader.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <stddef.h>
+
+#include "driver.h"
+#include "loaded.h"
+
+typedef void *(*dlsym_function)(void *, const char *);
+typedef void *(*dlvsym_function)(void *, const char *, const char *);
+typedef void *(*dlopen_function)(const char *, int);
+typedef char *(*dlerror_function)(void);
+
+/* Cached address of a function of the dynamic linker: libc.so.6 has it since glibc 2.34, libdl.so.2 before. */
+static void *linker_function(_Atomic(void *) *cache, const char *name) {
+    void *function = atomic_load_explicit(cache, memory_order_acquire);
+    if (!function) {
+        function = vgpu_loaded_symbol("libc.so.6", name);
+        if (!function)
+            function = vgpu_loaded_symbol("libdl.so.2", name);
+        atomic_store_explicit(cache, function, memory_order_release);
+    }
+    return function;
+}
+
+static _Atomic(void *) cached_dlsym, cached_dlvsym, cached_dlopen, cached_dlerror;
+
+void *vgpu_real_dlsym(void *handle, const char *symbol) {
+    dlsym_function function = (dlsym_function)linker_function(&cached_dlsym, "dlsym");
+    return function ? function(handle, symbol) : NULL;
+}
+
+void *vgpu_real_dlopen(const char *file, int mode) {
+    dlopen_function function = (dlopen_function)linker_function(&cached_dlopen, "dlopen");
+    dlerror_function forget = (dlerror_function)linker_function(&cached_dlerror, "dlerror");
+    void *handle = function ? function(file, mode) : NULL;
+    if (!handle && forget)
+        forget(); /* our failure must not be the text that the program's next dlerror prints */
+    return handle;
+}
+
+/* What the assembler below does: jump to `jump` if it is set, else return `answer`. */
+struct vgpu_dlsym_result {
+    void *answer;
+    void *jump;
+};
+
+/* RTLD_NEXT of a hooked name: the first definition behind the caller's object, in load order. Where the caller's own scope is another one (a
+ * library opened with RTLD_LOCAL) the driver may stand before it: then any driver that is loaded counts, because a hook never must be passed by. */
+static void *next_hook(int hook, const char *symbol, const void *caller) {
+    void *found = vgpu_loaded_next(caller, symbol);
+    if (!found) {
+        found = vgpu_loaded_symbol("libcuda.so.1", symbol);
+        if (!found)
+            found = vgpu_loaded_symbol("libnvidia-ml.so.1", symbol);
+    }
+    if (!vgpu_loaded_in_driver(found))
+        return NULL;
+    vgpu_driver_learn(hook, found);
+    return vgpu_hook_function(hook);
+}
+
+__attribute__((used)) struct vgpu_dlsym_result vgpu_dlsym_answer(void *handle, const char *symbol, const char *version, const void *caller) {
+    int kept = errno;
+    void *jump = version ? linker_function(&cached_dlvsym, "dlvsym") : linker_function(&cached_dlsym, "dlsym");
+    struct vgpu_dlsym_result result = {.jump = jump};
+    int hook = symbol && jump ? vgpu_hook_number(symbol) : -1;
+    /* RTLD_DEFAULT finds the hook by itself: this library comes first in the global scope. */
+    if (hook >= 0 && handle == RTLD_NEXT) {
+        result.answer = next_hook(hook, symbol, caller);
+        if (result.answer)
+            result.jump = NULL;
+    } else if (hook >= 0 && handle != RTLD_DEFAULT) {
+        void *found = version ? ((dlvsym_function)jump)(handle, symbol, version) : ((dlsym_function)jump)(handle, symbol);
+        result.jump = NULL;
+        result.answer = found;
+        if (vgpu_loaded_in_driver(found)) {
+            vgpu_driver_learn(hook, found);
+            result.answer = vgpu_hook_function(hook);
+        }
+    }
+    errno = kept;
+    return result;
+}
+
+#if defined(__x86_64__)
+__asm__(
+    ".text\n"
+    ".macro vgpu_entry name, versioned\n"
+    ".globl \\name\n"
+    ".type \\name, @function\n"
+    ".p2align 4\n"
+    "\\name:\n"
+    ".cfi_startproc\n"
+    "    endbr64\n"
+    "    pushq %rdi\n"
+    ".cfi_adjust_cfa_offset 8\n"
+    "    pushq %rsi\n"
+    ".cfi_adjust_cfa_offset 8\n"
+    "    pushq %rdx\n"
+    ".cfi_adjust_cfa_offset 8\n"
+    "    movq 24(%rsp), %rcx\n" /* who called */
+    ".if \\versioned == 0\n"
+    "    xorl %edx, %edx\n"
+    ".endif\n"
+    "    call vgpu_dlsym_answer\n"
+    "    movq %rdx, %r11\n"
+    "    popq %rdx\n"
+    ".cfi_adjust_cfa_offset -8\n"
+    "    popq %rsi\n"
+    ".cfi_adjust_cfa_offset -8\n"
+    "    popq %rdi\n"
+    ".cfi_adjust_cfa_offset -8\n"
+    "    testq %r11, %r11\n"
+    "    jz 1f\n"
+    "    jmpq *%r11\n"
+    "1:  ret\n"
+    ".cfi_endproc\n"
+    ".size \\name, .-\\name\n"
+    ".endm\n"
+    "vgpu_entry dlsym, 0\n"
+    "vgpu_entry dlvsym, 1\n");
+#elif defined(__aarch64__)
+__asm__(
+    ".text\n"
+    ".macro vgpu_entry name, versioned\n"
+    ".globl \\name\n"
+    ".type \\name, %function\n"
+    ".p2align 4\n"
+    "\\name:\n"
+    ".cfi_startproc\n"
+    "    hint #34\n" /* bti c */
+    "    stp x29, x30, [sp, #-48]!\n"
+    ".cfi_adjust_cfa_offset 48\n"
+    ".cfi_rel_offset x29, 0\n"
+    ".cfi_rel_offset x30, 8\n"
+    "    mov x29, sp\n"
+    "    stp x0, x1, [sp, #16]\n"
+    "    str x2, [sp, #32]\n"
+    "    mov x3, x30\n" /* who called */
+    ".if \\versioned == 0\n"
+    "    mov x2, #0\n"
+    ".endif\n"
+    "    bl vgpu_dlsym_answer\n"
+    "    mov x16, x1\n"
+    "    cbz x16, 1f\n"
+    "    ldp x0, x1, [sp, #16]\n"
+    "    ldr x2, [sp, #32]\n"
+    "    ldp x29, x30, [sp], #48\n"
+    ".cfi_remember_state\n"
+    ".cfi_adjust_cfa_offset -48\n"
+    ".cfi_restore x29\n"
+    ".cfi_restore x30\n"
+    "    br x16\n"
+    ".cfi_restore_state\n"
+    "1:  ldp x29, x30, [sp], #48\n"
+    ".cfi_adjust_cfa_offset -48\n"
+    ".cfi_restore x29\n"
+    ".cfi_restore x30\n"
+    "    ret\n"
+    ".cfi_endproc\n"
+    ".size \\name, .-\\name\n"
+    ".endm\n"
+    "vgpu_entry dlsym, 0\n"
+    "vgpu_entry dlvsym, 1\n");
+#else
+#error "libvgpu: only x86-64 and aarch64"
+#endif

@@ -1,0 +1,41 @@
+#define _GNU_SOURCE
+#include "log.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define LINE_SIZE 512
+
+static int wanted_level(void) {
+    static atomic_int cached; /* level + 1; 0: not read yet */
+    int level = atomic_load_explicit(&cached, memory_order_relaxed);
+    if (level == 0) {
+        const char *text = secure_getenv("LIBCUDA_LOG_LEVEL");
+        level = text && text[0] >= '0' && text[0] <= '4' && !text[1] ? text[0] - '0' + 1 : 1;
+        atomic_store_explicit(&cached, level, memory_order_relaxed);
+    }
+    return level - 1;
+}
+
+void vgpu_log(enum vgpu_log_level level, const char *format, ...) {
+    if ((int)level > wanted_level())
+        return;
+    int kept = errno;
+    char line[LINE_SIZE];
+    int head = snprintf(line, sizeof line, "[vgpu %c %d] ", " EWID"[level], (int)getpid());
+    va_list arguments;
+    va_start(arguments, format);
+    int body = vsnprintf(line + head, sizeof line - (size_t)head - 1, format, arguments);
+    va_end(arguments);
+    size_t length = (size_t)head + (body > 0 ? (size_t)body : 0);
+    if (length > sizeof line - 2)
+        length = sizeof line - 2;
+    line[length++] = '\n';
+    if (write(STDERR_FILENO, line, length) < 0)
+        errno = 0; /* a closed stderr is no concern of the program that runs */
+    errno = kept;
+}

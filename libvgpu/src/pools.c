@@ -1,0 +1,204 @@
+#define _GNU_SOURCE
+#include "pools.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "capture.h"
+#include "spin.h"
+
+#define DEVICES_ASKED 64 /* whose default pools are compared with an unknown handle */
+
+struct vgpu_pool {
+    struct vgpu_pool *next;
+    CUmemoryPool handle;
+    bool gone;            /* destroyed by the program */
+    unsigned card;        /* VGPU_CARD_UNLISTED too; in host memory: `on_card` false */
+    bool on_card;
+    vgpu_spin lock;       /* of everything below */
+    uint64_t charged;     /* sum of the parts */
+    uint64_t pending;     /* thereof for allocations under way */
+    uint64_t outstanding; /* allocated from the pool */
+    struct {
+        struct vgpu_ticket ticket; /* every lane gives back what it charged */
+        uint64_t bytes;
+    } parts[VGPU_LANES];
+};
+
+static _Atomic(struct vgpu_pool *) pools; /* records are never freed: allocations point to them */
+static vgpu_spin list_lock;
+
+static void forget_in_child(void) {
+    atomic_store(&pools, NULL);
+    atomic_store(&list_lock, 0);
+}
+
+static struct vgpu_pool *find(CUmemoryPool handle) {
+    struct vgpu_pool *pool = atomic_load_explicit(&pools, memory_order_acquire);
+    while (pool && (pool->handle != handle || pool->gone))
+        pool = pool->next;
+    return pool;
+}
+
+static struct vgpu_pool *add(CUmemoryPool handle, CUdevice device) {
+    static atomic_bool watching;
+    if (!atomic_exchange(&watching, true))
+        pthread_atfork(NULL, NULL, forget_in_child);
+    struct vgpu_pool *pool = calloc(1, sizeof *pool);
+    if (!pool)
+        return NULL;
+    pool->handle = handle;
+    pool->on_card = device >= 0;
+    pool->card = device >= 0 ? vgpu_card_of_device(device) : VGPU_CARD_UNLISTED;
+    vgpu_spin_lock(&list_lock);
+    struct vgpu_pool *known = find(handle);
+    if (known) {
+        free(pool);
+        pool = known;
+    } else {
+        pool->next = atomic_load(&pools);
+        atomic_store_explicit(&pools, pool, memory_order_release);
+    }
+    vgpu_spin_unlock(&list_lock);
+    return pool;
+}
+
+/* A pool that the program did not make is the default pool of some device. */
+static CUdevice device_of_default(CUmemoryPool handle, CUdevice otherwise) {
+    CUmemoryPool candidate;
+    for (CUdevice device = 0; DRIVER(cuDeviceGetDefaultMemPool) && device < DEVICES_ASKED; device++) {
+        if (DRIVER(cuDeviceGetDefaultMemPool)(&candidate, device) != CUDA_SUCCESS)
+            break;
+        if (candidate == handle)
+            return device;
+    }
+    return otherwise;
+}
+
+struct vgpu_pool *vgpu_pool_of(CUmemoryPool handle, const struct vgpu_place *place) {
+    struct vgpu_pool *pool = find(handle);
+    if (!pool)
+        pool = add(handle, device_of_default(handle, place->device));
+    return pool && pool->on_card ? pool : NULL;
+}
+
+void vgpu_pool_made(CUmemoryPool handle, CUdevice device) {
+    add(handle, device);
+}
+
+unsigned vgpu_pool_card(const struct vgpu_pool *pool) {
+    return pool->card;
+}
+
+static bool attribute(const struct vgpu_pool *pool, CUmemPool_attribute which, uint64_t *value) {
+    cuuint64_t answer = 0;
+    if (pool->gone || !DRIVER(cuMemPoolGetAttribute) || DRIVER(cuMemPoolGetAttribute)(pool->handle, which, &answer) != CUDA_SUCCESS)
+        return false;
+    *value = answer;
+    return true;
+}
+
+bool vgpu_pool_has_room(struct vgpu_pool *pool, uint64_t bytes) {
+    uint64_t reserved, used;
+    return attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) && attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) &&
+           reserved >= used && reserved - used >= bytes;
+}
+
+/* The two below: with the pool's lock held. */
+static void add_part(struct vgpu_pool *pool, struct vgpu_ticket ticket, uint64_t bytes) {
+    for (unsigned i = 0; i < VGPU_LANES; i++) {
+        if (pool->parts[i].bytes == 0 || memcmp(&pool->parts[i].ticket, &ticket, sizeof ticket) == 0) {
+            pool->parts[i].ticket = ticket;
+            pool->parts[i].bytes += bytes;
+            break;
+        }
+    }
+    pool->charged += bytes;
+    vgpu_count_kind(ticket.card, VGPU_KIND_POOL, (int64_t)bytes);
+}
+
+static void release_parts(struct vgpu_pool *pool, uint64_t bytes) {
+    for (unsigned i = 0; i < VGPU_LANES && bytes; i++) {
+        uint64_t part = pool->parts[i].bytes < bytes ? pool->parts[i].bytes : bytes;
+        if (!part)
+            continue;
+        vgpu_release(pool->parts[i].ticket, part);
+        vgpu_count_kind(pool->parts[i].ticket.card, VGPU_KIND_POOL, -(int64_t)part);
+        pool->parts[i].bytes -= part;
+        pool->charged -= part;
+        bytes -= part;
+    }
+}
+
+/* Makes the charge equal to the reserve plus what is expected; false: it would have to grow beyond the limit. */
+static bool balance(struct vgpu_pool *pool) {
+    uint64_t reserved;
+    if (pool->gone)
+        reserved = pool->outstanding;
+    else if (!attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved))
+        return true;
+    if (pool->charged > reserved + pool->pending) {
+        release_parts(pool, pool->charged - reserved - pool->pending);
+    } else if (pool->charged < reserved) {
+        struct vgpu_ticket ticket;
+        uint64_t growth = reserved - pool->charged;
+        if (!vgpu_charge(pool->card, VGPU_DEVICE_BYTES, growth, &ticket))
+            return false;
+        add_part(pool, ticket, growth);
+    }
+    return true;
+}
+
+void vgpu_pool_expect(struct vgpu_pool *pool, struct vgpu_ticket ticket, uint64_t bytes) {
+    vgpu_spin_lock(&pool->lock);
+    add_part(pool, ticket, bytes);
+    pool->pending += bytes;
+    vgpu_spin_unlock(&pool->lock);
+}
+
+bool vgpu_pool_settle(struct vgpu_pool *pool, uint64_t expected, uint64_t allocated) {
+    vgpu_spin_lock(&pool->lock);
+    pool->pending -= expected;
+    pool->outstanding += allocated;
+    bool fits = balance(pool);
+    vgpu_spin_unlock(&pool->lock);
+    return fits;
+}
+
+void vgpu_pool_forget(struct vgpu_pool *pool, uint64_t bytes) {
+    vgpu_spin_lock(&pool->lock);
+    pool->outstanding -= bytes < pool->outstanding ? bytes : pool->outstanding;
+    balance(pool);
+    vgpu_spin_unlock(&pool->lock);
+}
+
+void vgpu_pool_destroyed(CUmemoryPool handle) {
+    struct vgpu_pool *pool = find(handle);
+    if (!pool)
+        return;
+    vgpu_spin_lock(&pool->lock);
+    pool->gone = true;
+    balance(pool);
+    vgpu_spin_unlock(&pool->lock);
+}
+
+void vgpu_pools_settle(unsigned card) {
+    for (struct vgpu_pool *pool = atomic_load_explicit(&pools, memory_order_acquire); pool; pool = pool->next) {
+        if (pool->card != card || !pool->on_card || !vgpu_spin_try(&pool->lock))
+            continue;
+        balance(pool);
+        vgpu_spin_unlock(&pool->lock);
+    }
+}
+
+bool vgpu_pools_give_back(unsigned card) {
+    uint64_t before = vgpu_used(card, VGPU_DEVICE_BYTES);
+    if (!atomic_load_explicit(&pools, memory_order_acquire))
+        return false;
+    for (struct vgpu_pool *pool = atomic_load_explicit(&pools, memory_order_acquire); pool; pool = pool->next)
+        if (pool->card == card && pool->on_card && !pool->gone && DRIVER(cuMemPoolTrimTo) && !vgpu_any_capture())
+            DRIVER(cuMemPoolTrimTo)(pool->handle, 0);
+    vgpu_pools_settle(card);
+    return vgpu_used(card, VGPU_DEVICE_BYTES) < before;
+}

@@ -1,0 +1,37 @@
+/* Memory pools of stream-ordered allocations.
+ *
+ * What is charged is what a pool has RESERVED from the card, not what is allocated from it: a pool keeps freed memory, nobody else can use that,
+ * and NVML and cuMemGetInfo count it as used. Reading the reserve follows every allocation and free, and precedes every refusal. */
+#ifndef VGPU_POOLS_H
+#define VGPU_POOLS_H
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cards.h"
+#include "ledger.h"
+
+struct vgpu_pool;
+
+/* The record of a pool; `place` tells the card of a pool that was not made here. NULL: no memory, or not on a card (host memory). */
+struct vgpu_pool *vgpu_pool_of(CUmemoryPool handle, const struct vgpu_place *place);
+/* A pool was made on a device, or in host memory (device -1). */
+void vgpu_pool_made(CUmemoryPool handle, CUdevice device);
+/* The pool's handle is gone; what is still allocated from it stays charged until it is freed. */
+void vgpu_pool_destroyed(CUmemoryPool handle);
+
+unsigned vgpu_pool_card(const struct vgpu_pool *pool);
+/* True if the pool holds this much unused, so that an allocation probably takes nothing more from the card. */
+bool vgpu_pool_has_room(struct vgpu_pool *pool, uint64_t bytes);
+/* Before an allocation: adds a charge already made for it. */
+void vgpu_pool_expect(struct vgpu_pool *pool, struct vgpu_ticket ticket, uint64_t bytes);
+/* After it: `expected` as charged before (0: nothing), `allocated` bytes (0: the driver refused). Makes the charge equal to the reserve.
+ * False: the reserve has grown beyond the limit, the caller frees what it got. */
+bool vgpu_pool_settle(struct vgpu_pool *pool, uint64_t expected, uint64_t allocated);
+/* An allocation of this size has been freed. */
+void vgpu_pool_forget(struct vgpu_pool *pool, uint64_t bytes);
+
+/* Makes the charges of all pools on a card equal to their reserves. */
+void vgpu_pools_settle(unsigned card);
+/* Lets all pools on a card give unused memory back to it; true if the account has sunk. */
+bool vgpu_pools_give_back(unsigned card);
+#endif

@@ -1,0 +1,144 @@
+#define _GNU_SOURCE
+#include "sizes.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "spin.h"
+
+#define SHARDS 16u
+#define FIRST_CAPACITY 128u /* entries; powers of two */
+
+struct entry {
+    uint64_t key; /* 0: free */
+    struct vgpu_holding holding;
+};
+
+static struct shard {
+    vgpu_spin lock;
+    uint32_t count;
+    uint32_t capacity;
+    struct entry *entries;
+} __attribute__((aligned(VGPU_CACHE_LINE))) shards[SHARDS];
+
+/* Addresses and handles fit into 60 bits on both architectures; the space stands above. */
+static uint64_t key_of(enum vgpu_space space, uint64_t handle) {
+    return (handle & 0x0fffffffffffffffull) | ((uint64_t)space + 1) << 60;
+}
+
+static uint64_t mixed(uint64_t key) {
+    key ^= key >> 32;
+    key *= 0x9e3779b97f4a7c15ull;
+    return key ^ key >> 29;
+}
+
+static struct shard *shard_of(uint64_t key) {
+    return &shards[mixed(key) >> 60];
+}
+
+static uint32_t home_of(const struct shard *shard, uint64_t key) {
+    return (uint32_t)mixed(key) & (shard->capacity - 1);
+}
+
+/* A child has none of its parent's memory on the cards (the driver does not survive a fork); another thread may have held a lock. */
+static void forget_in_child(void) {
+    for (unsigned i = 0; i < SHARDS; i++)
+        memset(&shards[i], 0, sizeof shards[i]);
+}
+
+static void watch_forks(void) {
+    static atomic_bool watching;
+    if (!atomic_load_explicit(&watching, memory_order_relaxed) && !atomic_exchange(&watching, true))
+        pthread_atfork(NULL, NULL, forget_in_child);
+}
+
+static struct entry *slot_for(struct shard *shard, uint64_t key) {
+    uint32_t i = home_of(shard, key);
+    while (shard->entries[i].key != 0 && shard->entries[i].key != key)
+        i = (i + 1) & (shard->capacity - 1);
+    return &shard->entries[i];
+}
+
+static bool grow(struct shard *shard) {
+    struct shard larger = {.capacity = shard->capacity ? shard->capacity * 2 : FIRST_CAPACITY};
+    int kept = errno;
+    void *memory = mmap(NULL, larger.capacity * sizeof(struct entry), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    errno = kept;
+    if (memory == MAP_FAILED)
+        return false;
+    larger.entries = memory;
+    for (uint32_t i = 0; i < shard->capacity; i++)
+        if (shard->entries[i].key)
+            *slot_for(&larger, shard->entries[i].key) = shard->entries[i];
+    if (shard->entries)
+        munmap(shard->entries, shard->capacity * sizeof(struct entry));
+    shard->entries = larger.entries;
+    shard->capacity = larger.capacity;
+    return true;
+}
+
+bool vgpu_sizes_put(enum vgpu_space space, uint64_t handle, const struct vgpu_holding *holding) {
+    watch_forks();
+    uint64_t key = key_of(space, handle);
+    struct shard *shard = shard_of(key);
+    vgpu_spin_lock(&shard->lock);
+    bool room = shard->count * 2 < shard->capacity || grow(shard);
+    if (room) {
+        struct entry *entry = slot_for(shard, key);
+        shard->count += entry->key == 0;
+        entry->key = key;
+        entry->holding = *holding;
+    }
+    vgpu_spin_unlock(&shard->lock);
+    return room;
+}
+
+/* Closes the gap at `i`, so that a search never has to step over removed entries. */
+static void remove_at(struct shard *shard, uint32_t i) {
+    uint32_t mask = shard->capacity - 1;
+    for (uint32_t j = (i + 1) & mask; shard->entries[j].key; j = (j + 1) & mask) {
+        uint32_t home = home_of(shard, shard->entries[j].key);
+        if (((j - home) & mask) >= ((j - i) & mask)) {
+            shard->entries[i] = shard->entries[j];
+            i = j;
+        }
+    }
+    shard->entries[i].key = 0;
+    shard->count--;
+}
+
+bool vgpu_sizes_take(enum vgpu_space space, uint64_t handle, struct vgpu_holding *holding) {
+    uint64_t key = key_of(space, handle);
+    struct shard *shard = shard_of(key);
+    bool found = false;
+    vgpu_spin_lock(&shard->lock);
+    if (shard->capacity) {
+        struct entry *entry = slot_for(shard, key);
+        found = entry->key == key;
+        if (found) {
+            *holding = entry->holding;
+            remove_at(shard, (uint32_t)(entry - shard->entries));
+        }
+    }
+    vgpu_spin_unlock(&shard->lock);
+    return found;
+}
+
+void vgpu_sizes_take_owned(const void *owner, void (*each)(const struct vgpu_holding *, void *), void *argument) {
+    for (unsigned s = 0; s < SHARDS; s++) {
+        struct shard *shard = &shards[s];
+        vgpu_spin_lock(&shard->lock);
+        for (uint32_t i = 0; i < shard->capacity;) {
+            struct entry entry = shard->entries[i];
+            if (entry.key && entry.holding.owner == owner) {
+                remove_at(shard, i); /* another entry may have moved here: look again */
+                each(&entry.holding, argument);
+            } else {
+                i++;
+            }
+        }
+        vgpu_spin_unlock(&shard->lock);
+    }
+}

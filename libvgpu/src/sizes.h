@@ -1,0 +1,28 @@
+/* What this process holds, by handle: how many bytes, charged by which lane, owned by which context or pool. Needed because a free names only
+ * the handle. Sharded, so that threads do not meet; cost does not grow with the number of blocks. */
+#ifndef VGPU_SIZES_H
+#define VGPU_SIZES_H
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ledger.h"
+
+/* Kinds of handles; their values may coincide. */
+enum vgpu_space { VGPU_POINTER, VGPU_ARRAY, VGPU_MIPMAP, VGPU_CONTEXT };
+
+struct vgpu_holding {
+    uint64_t bytes;
+    const void *owner; /* the CUcontext with which it goes, or the pool it came from; NULL: nobody */
+    struct vgpu_ticket ticket;
+    uint8_t kind;      /* enum vgpu_kind */
+    uint8_t pooled;    /* the pool pays; the ticket is not used */
+    uint16_t reserved;
+};
+
+/* False: no memory for the table; nothing was added. */
+bool vgpu_sizes_put(enum vgpu_space space, uint64_t handle, const struct vgpu_holding *holding);
+/* Takes the entry out; false: not known. */
+bool vgpu_sizes_take(enum vgpu_space space, uint64_t handle, struct vgpu_holding *holding);
+/* Takes out every entry of this owner, of whatever space, and gives it to `each`. */
+void vgpu_sizes_take_owned(const void *owner, void (*each)(const struct vgpu_holding *, void *), void *argument);
+#endif
