@@ -142,7 +142,7 @@ def test_a_time_to_wait_is_a_number_of_seconds(text: str) -> None:
         (["--gpumem", "8Gi", "--", "true"], "'--gpumem': '8Gi': write MiB"),
         (["--gpumem-percentage", "101", "--", "true"], "'--gpumem-percentage': 101 is not in the range 1<=x<=100"),
         (["--gpucores", "101", "--", "true"], "'--gpucores': 101 is not in the range 0<=x<=100"),
-        (["--gpus", "0", "--", "true"], "'--gpus': 0 is not in the range x>=1"),
+        (["--gpus", "0", "--", "true"], "'--gpus': 0 is not in the range 1<=x<=16"),
         (["--priority", "2", "--", "true"], "'--priority': 2 is not in the range 0<=x<=1"),
         (["--policy", "best", "--", "true"], "'best' is not one of 'spread', 'binpack'"),
         (

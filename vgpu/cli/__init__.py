@@ -50,6 +50,8 @@ class Commands(click.Group):
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             sentence, code = f"{where}{error.strerror or error}", 1
+        except ImportError as error:  # not built, or a package is missing
+            sentence, code = str(error), 1
         click.echo(f"{ctx.command_path} {ctx.invoked_subcommand}: {sentence}", err=True)
         raise click.exceptions.Exit(code)
 

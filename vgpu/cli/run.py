@@ -67,7 +67,7 @@ def _list(texts: tuple[str, ...]) -> tuple[str, ...]:
     metavar="PERCENT",
     help="Share of each card's time; 0: no limit, 100: alone on the card.",
 )
-@click.option("--gpus", type=click.IntRange(min=1), default=1, metavar="N", help="Different cards. Default: 1.")
+@click.option("--gpus", type=click.IntRange(1, 16), default=1, metavar="N", help="Different cards. Default: 1.")
 @click.option("--priority", type=click.IntRange(0, 1), metavar="0|1", help="0 high, 1 low.")
 @click.option(
     "--policy", type=click.Choice(["spread", "binpack"]), help="Least or most loaded card first. Default: spread."

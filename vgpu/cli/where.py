@@ -2,8 +2,6 @@
 
 import click
 
-from vgpu.local.errors import UserError
-
 
 @click.command()
 @click.argument("part", type=click.Choice(["libvgpu", "simulator", "include"]))
@@ -11,7 +9,4 @@ def command(part: str) -> None:
     """Print where PART is installed: the intercept library, the simulator's folder or the headers' folder."""
     from vgpu.native import paths
 
-    try:
-        click.echo({"libvgpu": paths.libvgpu, "simulator": paths.simulator, "include": paths.include}[part]())
-    except FileNotFoundError as error:
-        raise UserError(str(error)) from None
+    click.echo({"libvgpu": paths.libvgpu, "simulator": paths.simulator, "include": paths.include}[part]())
