@@ -1,0 +1,31 @@
+"""Families of resource names, one module each, found by its name: each translates a pod into one `PodRequest`."""
+
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Protocol, cast
+
+from scheduler.wire import Pod
+from vgpu.resources import PodRequest, Rules
+
+
+class Dialect(Protocol):
+    """What the module of a family offers."""
+
+    def resource_names(self, rules: Rules) -> tuple[str, ...]:
+        """Resources of the family in a container's limits and requests."""
+
+    def uses(self, pod: Pod, rules: Rules) -> bool:
+        """Does a container of the pod ask for a GPU in this family's names?"""
+
+    def translate(self, pod: Pod, rules: Rules) -> PodRequest | None:
+        """What the pod asks; None when it asks for no GPU after all. Raises RequestError."""
+
+
+@cache
+def dialects() -> dict[str, Dialect]:
+    """All families by the name of their module."""
+    return {
+        module.name: cast(Dialect, import_module(f"{__name__}.{module.name}"))
+        for module in sorted(iter_modules(__path__), key=lambda module: module.name)
+    }

@@ -1,0 +1,136 @@
+"""The scheduler: runs beside a stock kube-scheduler, whose extender it is, and serves the admission webhook."""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from prometheus_client import make_wsgi_app
+
+from scheduler.admission.webhook import Admission
+from scheduler.app import extender_app, service_app
+from scheduler.binder import Binder
+from scheduler.certificates import Certificates
+from scheduler.cluster import ClusterState
+from scheduler.feed import Feed
+from scheduler.metrics import REGISTRY
+from scheduler.server import Listener, any_address
+from scheduler.verbs import Recent, Verbs
+from vgpu import config, names
+from vgpu.kube.client import KubeClient
+
+log = logging.getLogger("scheduler")
+
+BIND_THREADS: Final = 64  #: each bind waits for the API server; kube-scheduler binds many pods at once
+REVIEW_THREADS: Final = 16
+NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+def own_namespace() -> str:
+    """Where this pod runs; kube-system outside a pod."""
+    try:
+        return NAMESPACE_FILE.read_text().strip() or "kube-system"
+    except OSError:
+        return "kube-system"
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: 1 to 65535")
+    return int(text)
+
+
+def _secret(text: str) -> tuple[str, str]:
+    namespace, slash, name = text.partition("/")
+    if not slash or not namespace or not name or "/" in name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAMESPACE/NAME")
+    return namespace, name
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="vgpu-scheduler", description=__doc__)
+    parser.add_argument("--config", type=Path, help=f"configuration file (default: ${names.ENV_CONFIG})")
+    parser.add_argument("--kubeconfig", type=Path, help="how to reach the API server (default: as the pod it runs in)")
+    parser.add_argument("--extender-port", type=_port, default=names.PORT_EXTENDER, help="on 127.0.0.1 only")
+    parser.add_argument("--webhook-port", type=_port, default=names.PORT_WEBHOOK, help="webhook and health, TLS")
+    parser.add_argument("--metrics-port", type=_port, default=names.PORT_SCHEDULER_METRICS)
+    parser.add_argument(
+        "--webhook-address", default=any_address(), help="where webhook and metrics listen (default: everywhere)"
+    )
+    parser.add_argument(
+        "--tls-secret",
+        type=_secret,
+        default=(own_namespace(), "vgpu-webhook-tls"),
+        metavar="NAMESPACE/NAME",
+        help="Secret for the webhook's certificate, made when it is missing (default: vgpu-webhook-tls in this pod's"
+        " namespace)",
+    )
+    parser.add_argument(
+        "--webhook-config",
+        default="vgpu-webhook",
+        metavar="NAME",
+        help="MutatingWebhookConfiguration whose caBundle is kept up to date (default: vgpu-webhook)",
+    )
+    return parser.parse_args(argv)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Serves until SIGTERM or SIGINT. Raises ConfigError, ValueError or OSError when it cannot start."""
+    settings = config.load(args.config)
+    rules = config.rules(settings)
+    wake, stopping = threading.Event(), threading.Event()
+
+    def stop(signal_number: int, _: object) -> None:
+        log.info("%s: ending", signal.Signals(signal_number).name)
+        stopping.set()
+        wake.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    client = KubeClient.connect(args.kubeconfig)
+    state, recent = ClusterState(), Recent()
+    feed = Feed(client, state, settings.scheduler_name, settings.scheduler.reconcile_seconds)
+    binder = Binder(client, state, rules, recent)
+    admission = Admission(settings, rules, state, trusted_namespace=args.tls_secret[0])
+    certificates = Certificates(client, args.tls_secret, args.webhook_config, on_ready=wake.set)
+    verbs = extender_app(Verbs(state, rules, recent), binder, lambda: feed.ready)
+    address = args.webhook_address
+    listeners = [
+        Listener("extender", verbs, "127.0.0.1", args.extender_port, threads=BIND_THREADS),
+        Listener("metrics", make_wsgi_app(REGISTRY), address, args.metrics_port, threads=2),
+    ]
+    feed.start()
+    certificates.start()
+    wake.wait()  # for the first certificate
+    if not stopping.is_set():
+        service = service_app(admission, lambda: feed.ready)
+        tls = certificates.context
+        listeners.append(Listener("webhook", service, address, args.webhook_port, threads=REVIEW_THREADS, tls=tls))
+    stopping.wait()
+    # Allocations are records in the API server: there is nothing to save, and a request that is cut off is retried.
+    for listener in listeners:
+        listener.stop()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = arguments(argv)
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s"
+    )
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+    try:
+        run(args)
+    except (ValueError, OSError) as error:  # ConfigError is a ValueError
+        sys.exit(f"vgpu-scheduler: {error}")
+    # Threads that wait for the API server end with the process.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

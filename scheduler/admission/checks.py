@@ -1,0 +1,126 @@
+"""What a GPU pod must not be or carry. Every function raises RequestError: field, value, what is allowed."""
+
+from collections.abc import Collection, Iterator
+
+from scheduler.wire import Container, Pod
+from vgpu import names
+from vgpu.config import Scheduler
+from vgpu.resources import PodRequest, RequestError
+
+#: What an unset schedulerName becomes before admission sees it
+UNSET_SCHEDULERS = ("", "default-scheduler")
+TOTALS = (names.RESOURCE_TOTAL_MEMORY, names.RESOURCE_TOTAL_CORES)
+GROUPS = ("initContainers", "containers", "ephemeralContainers")
+VOID = "void"  #: NVIDIA_VISIBLE_DEVICES of a container that sees no card
+
+
+def containers(pod: Pod) -> Iterator[tuple[str, int, Container]]:
+    """(field of the spec, index, container) of every container, ephemeral ones included."""
+    for group in GROUPS:
+        for index, container in enumerate(getattr(pod.spec, group) or ()):
+            yield group, index, container
+
+
+def where(group: str, container: Container) -> str:
+    return f"spec.{group}[{container.name}]"
+
+
+def created_without_records(pod: Pod) -> None:
+    """Nobody creates a pod with records: they would be believed."""
+    notes = pod.metadata.annotations or {}
+    for record in names.RECORDS:
+        if record in notes:
+            raise RequestError(
+                f"metadata.annotations[{record}]", notes[record], "only the scheduler writes it, leave it out"
+            )
+
+
+def records_unchanged(old: Pod, new: Pod) -> None:
+    """Records and the label that marks a pod as managed stay as they are."""
+    for field, keys, before, after in (
+        ("annotations", names.RECORDS, old.metadata.annotations, new.metadata.annotations),
+        ("labels", (names.LABEL_MANAGED,), old.metadata.labels, new.metadata.labels),
+    ):
+        for key in keys:
+            was, is_ = (before or {}).get(key), (after or {}).get(key)
+            if was != is_:
+                allowed = (
+                    f"must stay {'unset' if was is None else was}, only the scheduler and the node agents change it"
+                )
+                raise RequestError(f"metadata.{field}[{key}]", is_, allowed)
+
+
+def totals_are_ours(pod: Pod, asking: Collection[str]) -> None:
+    """A container that asks for no GPU cannot take from the totals that others share."""
+    for group, _, container in containers(pod):
+        if container.name in asking or container.resources is None:
+            continue
+        for part in ("limits", "requests"):
+            values = getattr(container.resources, part) or {}
+            for total in TOTALS:
+                if total in values:
+                    raise RequestError(
+                        f"{where(group, container)}.resources.{part}[{total}]",
+                        values[total],
+                        "is set by admission only, from what a container asks of each card; leave it out",
+                    )
+
+
+def scheduled_by_us(pod: Pod, scheduler_name: str) -> None:
+    """Only our scheduler knows the cards."""
+    given = pod.spec.schedulerName or ""
+    if given not in (*UNSET_SCHEDULERS, scheduler_name):
+        raise RequestError(
+            "spec.schedulerName",
+            given,
+            f"a pod that asks for a GPU is placed by {scheduler_name}: write that or leave it out",
+        )
+
+
+def not_placed_yet(pod: Pod) -> None:
+    """Who names the node bypasses placement."""
+    if pod.spec.nodeName:
+        raise RequestError(
+            "spec.nodeName",
+            pod.spec.nodeName,
+            "a pod that asks for a GPU is placed by the scheduler: use a nodeSelector or affinity instead",
+        )
+
+
+def not_privileged(pod: Pod, settings: Scheduler) -> None:
+    """A privileged container sees every card of its node."""
+    if settings.privileged == "allow":
+        return
+    for group, _, container in containers(pod):
+        if container.securityContext is not None and container.securityContext.privileged:
+            raise RequestError(
+                f"{where(group, container)}.securityContext.privileged",
+                True,
+                "must be false in a pod that asks for a GPU: a privileged container sees every card of its node",
+            )
+
+
+def visible_devices_unset(pod: Pod, request: PodRequest | None, settings: Scheduler) -> None:
+    """Which cards a container sees is the scheduler's choice; `void` where a container asks for none is ours."""
+    if settings.visible_devices == "override":
+        return
+    asking = {each.name for each in request.containers} if request is not None else set()
+    for group, _, container in containers(pod):
+        for variable in container.env or ():
+            if variable.name != names.ENV_VISIBLE_DEVICES:
+                continue
+            if container.name not in asking and variable.value == VOID:
+                continue
+            raise RequestError(
+                f"{where(group, container)}.env[{variable.name}]",
+                variable.value if variable.valueFrom is None else "(from another source)",
+                "is set by the product in a pod that asks for a GPU: leave it out",
+            )
+
+
+def create(pod: Pod, request: PodRequest, settings: Scheduler) -> None:
+    """Everything that a new GPU pod has to pass."""
+    not_placed_yet(pod)
+    not_privileged(pod, settings)
+    totals_are_ours(pod, {each.name for each in request.containers})
+    visible_devices_unset(pod, request, settings)

@@ -1,0 +1,104 @@
+"""The admission webhook: denies what cannot be, and writes out what a GPU pod asks."""
+
+import logging
+from typing import Any, Final
+
+import msgspec
+
+from scheduler.admission import checks
+from scheduler.admission.dialects import dialects
+from scheduler.admission.mutation import Cards, Mutation, hide_cards
+from scheduler.admission.patches import Patch
+from scheduler.admission.review import Answer, Request, decode, encode
+from scheduler.wire import BadBody, Pod, parse
+from vgpu import names
+from vgpu.config import Config
+from vgpu.resources import PodRequest, RequestError, Rules
+
+log = logging.getLogger(__name__)
+
+EPHEMERAL: Final = "ephemeralcontainers"
+
+
+class Admission:
+    """Same answer for the same question: dry runs and repetitions need no special care."""
+
+    def __init__(self, settings: Config, rules: Rules, cards: Cards, trusted_namespace: str) -> None:
+        """`trusted_namespace`: its service accounts (the scheduler's, the agents') may change records."""
+        self._settings = settings
+        self._rules = rules
+        self._cards = cards
+        self._trusted = f"system:serviceaccounts:{trusted_namespace}"
+
+    def review(self, body: bytes) -> dict[str, Any]:
+        """The answer to an AdmissionReview; raises BadBody when the body is none."""
+        request = decode(body)
+        try:
+            answer = self._judge(request)
+        except RequestError as error:
+            log.info("%s denied in namespace %s: %s", request.operation, request.namespace, error)
+            answer = Answer(denied=str(error))
+        return encode(request.uid, answer)
+
+    def _judge(self, request: Request) -> Answer:
+        if not request.of_pods:
+            return Answer()
+        if request.operation == "CREATE" and not request.subResource:
+            return self._create(_pod(request.object, "object"))
+        if request.operation == "UPDATE" and request.subResource in (None, "", EPHEMERAL):
+            old, new = _pod(request.oldObject, "oldObject"), _pod(request.object, "object")
+            if self._trusted not in (request.userInfo.groups or ()):
+                checks.records_unchanged(old, new)
+            if request.subResource == EPHEMERAL:
+                return self._debug(new)
+        return Answer()
+
+    def _create(self, pod: Pod) -> Answer:
+        checks.created_without_records(pod)  # opting out does not change that
+        labels = pod.metadata.labels or {}
+        if any(labels.get(label) == names.WEBHOOK_IGNORE for label in names.WEBHOOK_LABELS):
+            return Answer()
+        request = self._translate(pod)
+        if request is None:
+            checks.totals_are_ours(pod, ())
+            return Answer()
+        ours, settings = self._settings.scheduler_name, self._settings.scheduler
+        try:
+            checks.scheduled_by_us(pod, ours)
+        except RequestError:
+            if settings.foreign_scheduler == "deny":
+                raise
+            foreign = f"spec.schedulerName is {pod.spec.schedulerName}: cards that {ours} did not choose are not given"
+            return Answer(warnings=(foreign,))
+        checks.create(pod, request, settings)
+        mutation = Mutation(pod, request, self._rules, ours, self._cards)
+        return Answer(warnings=tuple(mutation.warnings), patch=tuple(mutation.patch.operations))
+
+    def _translate(self, pod: Pod) -> PodRequest | None:
+        speaking = {name: dialect for name, dialect in dialects().items() if dialect.uses(pod, self._rules)}
+        if not speaking:
+            return None
+        if len(speaking) > 1:
+            families = ", ".join(speaking)
+            raise RequestError("spec.containers", families, "a pod asks for GPUs in the names of one family only")
+        (dialect,) = speaking.values()
+        return dialect.translate(pod, self._rules)
+
+    def _debug(self, pod: Pod) -> Answer:
+        """An ephemeral container joins a managed pod: it sees no card, and it is not privileged."""
+        if (pod.metadata.labels or {}).get(names.LABEL_MANAGED) != "true":
+            return Answer()
+        # The other containers passed when the pod was created; they cannot be changed any more.
+        added = Pod(pod.metadata, msgspec.structs.replace(pod.spec, initContainers=None, containers=None))
+        checks.not_privileged(added, self._settings.scheduler)
+        checks.visible_devices_unset(added, None, self._settings.scheduler)
+        patch = Patch()
+        for group, index, container in checks.containers(added):
+            hide_cards(patch, ("spec", group, index), container)
+        return Answer(patch=tuple(patch.operations))
+
+
+def _pod(raw: msgspec.Raw | None, field: str) -> Pod:
+    if raw is None or bytes(raw) == b"null":
+        raise BadBody(f"the body is not AdmissionReview: request.{field} is missing")
+    return parse(bytes(raw), Pod)

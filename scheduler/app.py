@@ -1,0 +1,107 @@
+"""The two Flask apps: verbs for the kube-scheduler of the same pod, and what the Service shows to the cluster."""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from flask import Flask, Response, request
+from werkzeug.exceptions import HTTPException
+
+from scheduler.admission.webhook import Admission
+from scheduler.binder import Binder, Refused
+from scheduler.metrics import DURATION
+from scheduler.verbs import Verbs
+from scheduler.wire import (
+    BadBody,
+    ExtenderArgs,
+    ExtenderBindingArgs,
+    ExtenderBindingResult,
+    ExtenderFilterResult,
+    parse,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_VERB_BODY: Final = 16 * 2**20  #: bytes; 5,000 node names are 100 kB, 5,000 whole nodes can be 15 MiB
+MAX_REVIEW_BODY: Final = 3 * 2**20  #: bytes; the API server takes objects of up to 1.5 MiB, a review may carry two
+NOT_READY: Final = "the scheduler has not read the cluster yet"
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), mimetype="application/json")
+
+
+def _text(status: int, sentence: str) -> Response:
+    return Response(sentence + "\n", status=status, mimetype="text/plain")
+
+
+def _app(name: str, max_body: int) -> Flask:
+    app = Flask(name, static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = max_body
+
+    @app.errorhandler(BadBody)
+    def bad_body(error: BadBody) -> Response:
+        log.warning("%s from %s: %s", request.path, request.remote_addr, error)
+        return _text(400, str(error))
+
+    @app.errorhandler(HTTPException)
+    def http_error(error: HTTPException) -> Response:
+        sentence = error.description or error.name
+        if error.code == 413:
+            sentence = f"the body is larger than {max_body} bytes"
+        return _text(error.code or 500, sentence)
+
+    return app
+
+
+def extender_app(verbs: Verbs, binder: Binder, ready: Callable[[], bool]) -> Flask:
+    """kube-scheduler's extender v1: /filter, /prioritize, /bind. To be served on a loopback address only."""
+    app = _app("extender", MAX_VERB_BODY)
+
+    @app.post("/filter")
+    def filter_() -> Response:
+        with DURATION.labels("filter").time():
+            args = parse(request.get_data(cache=False), ExtenderArgs)
+            return _json(verbs.filter(args) if ready() else ExtenderFilterResult(Error=NOT_READY))
+
+    @app.post("/prioritize")
+    def prioritize() -> Response:
+        with DURATION.labels("prioritize").time():
+            args = parse(request.get_data(cache=False), ExtenderArgs)
+            return _json(verbs.prioritize(args)) if ready() else _text(503, NOT_READY)
+
+    @app.post("/bind")
+    def bind() -> Response:
+        with DURATION.labels("bind").time():
+            args = parse(request.get_data(cache=False), ExtenderBindingArgs)
+            try:
+                if not ready():
+                    raise Refused(NOT_READY)
+                binder.bind(args)
+            except Refused as refused:
+                log.warning("pod %s/%s not bound to %s: %s", args.PodNamespace, args.PodName, args.Node, refused)
+                return _json(ExtenderBindingResult(str(refused)))
+            return _json(ExtenderBindingResult())
+
+    return app
+
+
+def service_app(admission: Admission, ready: Callable[[], bool]) -> Flask:
+    """/webhook for the API server, /healthz and /readyz for the kubelet. To be served over TLS only."""
+    app = _app("service", MAX_REVIEW_BODY)
+
+    @app.post("/webhook")
+    def webhook() -> Response:
+        with DURATION.labels("webhook").time():
+            return _json(admission.review(request.get_data(cache=False)))
+
+    @app.get("/healthz")
+    def healthz() -> Response:
+        return _text(200, "ok")
+
+    @app.get("/readyz")
+    def readyz() -> Response:
+        return _text(200, "ok") if ready() else _text(503, NOT_READY)
+
+    return app

@@ -1,0 +1,70 @@
+"""HTTP and HTTPS listeners on cheroot."""
+
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from cheroot import wsgi
+from cheroot.ssl.builtin import BuiltinSSLAdapter
+
+log = logging.getLogger(__name__)
+
+WsgiApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
+STOP_SECONDS: Final = 1  #: for requests that are still being answered when the listener ends
+KEPT_CONNECTIONS: Final = 256  #: idle connections kept open for their next request
+
+
+def any_address() -> str:
+    """The address that means all of this machine's, of both families where there are two."""
+    return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+
+
+class _LazyHandshake(BuiltinSSLAdapter):
+    """TLS whose handshake happens in the thread that reads the request.
+
+    cheroot's own does it in the thread that accepts connections, where one silent client would hold up all others.
+    """
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        # The base class's constructor reads certificate files, which this context has read already.
+        self.context = context
+
+    def wrap(self, sock: socket.socket) -> tuple[ssl.SSLSocket, dict[str, str]]:
+        wrapped = self.context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        return wrapped, {"wsgi.url_scheme": "https", "HTTPS": "on"}
+
+
+class _Server(wsgi.Server):
+    def error_log(self, msg: str = "", level: int = logging.INFO, traceback: bool = False) -> None:
+        # Port scanners and clients that leave in the middle of a handshake are everyday life, not errors.
+        log.log(logging.ERROR if level >= logging.ERROR else logging.DEBUG, "%s", msg, exc_info=traceback)
+
+
+class Listener:
+    """One address on which an app is served; with `tls` only over TLS. Raises OSError when the address is not free."""
+
+    def __init__(
+        self, name: str, app: WsgiApp, address: str, port: int, *, threads: int, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._server = _Server((address, port), app, numthreads=threads, shutdown_timeout=STOP_SECONDS)
+        self._server.keep_alive_conn_limit = KEPT_CONNECTIONS
+        self._server.request_queue_size = 128
+        self._server.expiration_interval = 0.2  # also how long stopping may take
+        if tls is not None:
+            self._server.ssl_adapter = _LazyHandshake(tls)
+        self._thread = threading.Thread(target=self._server.serve, name=name, daemon=True)
+        self._server.prepare()
+        self._thread.start()
+        log.info("%s listens on %s", name, self.port)
+
+    @property
+    def port(self) -> int:
+        port: int = self._server.bind_addr[1]
+        return port
+
+    def stop(self) -> None:
+        self._server.stop()
+        self._thread.join()
