@@ -157,17 +157,17 @@ class Granting:
 
     def _put(self, device_ids: Sequence[str], plan: Plan) -> None:
         settings = self._config.device_plugin
-        directory = self._sandboxes.prepare(
-            plan.pod.metadata.uid,
-            plan.candidate.container,
-            limits_for(
-                plan.slices,
-                plan.request,
-                priority=plan.priority,
-                enforce_cores=not settings.disablecorelimit,
-                allow_disable_control=settings.allowDisableControl,
-            ),
+        limits = limits_for(
+            plan.slices,
+            plan.request,
+            priority=plan.priority,
+            enforce_cores=not settings.disablecorelimit,
+            allow_disable_control=settings.allowDisableControl,
         )
+        try:
+            directory = self._sandboxes.prepare(plan.pod.metadata.uid, plan.candidate.container, limits)
+        except ValueError as error:
+            raise Refusal(f"the allocation of pod {full_name(plan.pod)} cannot be put in force: {error}") from None
         if plan.candidate.cdi_name:
             given = edits.container_edits(
                 directory,

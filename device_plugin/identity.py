@@ -90,7 +90,7 @@ class Identity:
             return []
         try:
             with grpc.insecure_channel(f"unix://{self._socket}") as channel:
-                answer = PodResourcesListerStub(channel).List(podresources.ListPodResourcesRequest(), timeout=_PATIENCE)  # type: ignore[no-untyped-call]  # generated
+                answer = PodResourcesListerStub(channel).List(podresources.ListPodResourcesRequest(), timeout=_PATIENCE)
         except grpc.RpcError as error:
             raise Refusal(f"the kubelet does not tell who holds the ids: {error}", transient=True) from None
         names = self._names.get(wanted, [])

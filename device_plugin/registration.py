@@ -96,7 +96,7 @@ class Registration:
         await self._stop_server()
         socket.unlink(missing_ok=True)
         server = grpc.aio.server()
-        add_DevicePluginServicer_to_server(self._plugin, server)  # type: ignore[no-untyped-call]  # generated
+        add_DevicePluginServicer_to_server(self._plugin, server)
         server.add_insecure_port(f"unix://{socket}")
         await server.start()
         self._server, self._served, self._registered = server, identity(socket), None
@@ -111,7 +111,7 @@ class Registration:
         request = api.RegisterRequest(version=VERSION, endpoint=SOCKET, resource_name=self._resource, options=options())
         try:
             async with grpc.aio.insecure_channel(f"unix://{self._folder / KUBELET_SOCKET}") as channel:
-                stub = RegistrationStub(channel)  # type: ignore[no-untyped-call]  # generated
+                stub = RegistrationStub(channel)
                 await stub.Register(request, timeout=10)
         except grpc.aio.AioRpcError as error:
             self._complain(f"the kubelet does not register us yet: {error.details()}")

@@ -15,6 +15,7 @@ import msgspec
 from device_plugin import files
 from vgpu.devices import GpuSlice
 from vgpu.native import CardLimit, Limits, Region
+from vgpu.native.region import CorePolicy
 from vgpu.resources import PodRequest
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class Sandboxes:
         return found
 
     def prepare(self, pod_uid: str, container: str, limits: Limits) -> Path:
-        """Makes the container's region, or puts new limits into the one that is there; raises OSError."""
+        """Makes the container's region, or puts new limits into the one that is there; raises OSError, ValueError."""
         path = self.directory(pod_uid, container)
         path.mkdir(mode=0o755, exist_ok=True)
         try:
@@ -128,14 +129,14 @@ def limits_for(
     allow_disable_control: bool = False,
 ) -> Limits:
     """What the library enforces for one container; `slices` in the order in which it sees the cards."""
-    policy = request.core_policy if request else "fixed"
+    policy: CorePolicy = msgspec.convert(request.core_policy, CorePolicy) if request else "fixed"
     ceiling = (request.cores_limit if request else None) or 0
     return Limits(
         cards=tuple(
             CardLimit(
                 uuid=piece.uuid,
                 memory=piece.mem * MIB,
-                guarantee=piece.guarantee * MIB,
+                guarantee=piece.guarantee * MIB if piece.guarantee < piece.mem else None,
                 cores=piece.cores,
                 cores_ceiling=ceiling,
             )
@@ -155,7 +156,7 @@ def slices_of(limits: Limits) -> tuple[GpuSlice, ...]:
             uuid=card.uuid,
             mem=(card.memory or 0) // MIB,
             cores=card.cores,
-            phys=None if card.guarantee in (None, card.memory) else (card.guarantee or 0) // MIB,
+            phys=None if card.guarantee is None else card.guarantee // MIB,
         )
         for card in limits.cards
     )

@@ -18,6 +18,7 @@ from device_plugin.granting import Granting, Plan
 from device_plugin.identity import Candidate, Identity
 from device_plugin.pods import Pods, allocation_of, full_name
 from device_plugin.refusal import Refusal
+from vgpu import names
 from vgpu.config import Config, rules
 from vgpu.kube.objects import Pod, kinds
 from vgpu.resources import RequestError, read_pod
@@ -107,7 +108,7 @@ class Starts:
         if not candidates:
             raise Refusal(f"the kubelet names no container that holds {', '.join(device_ids)}", transient=True)
         known = [(candidate, self._pod(candidate)) for candidate in candidates]
-        if any(pod is None or allocation_of(pod) is None for _, pod in known):
+        if any(pod is None or names.ALLOCATION not in pod.metadata.annotations for _, pod in known):
             self._pods.refresh()
             known = [(candidate, self._pod(candidate)) for candidate in candidates]
         plans = [

@@ -1,0 +1,186 @@
+"""One node without its processes: the agent's parts over a real API server, a checkpoint file and folders."""
+
+import base64
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from device_plugin.cards import Cards
+from device_plugin.consequences import Consequences
+from device_plugin.exporter import Exporter
+from device_plugin.granting import Granting, Places
+from device_plugin.holdings import Holdings
+from device_plugin.identity import Identity
+from device_plugin.pods import Pods
+from device_plugin.sandbox import Sandboxes
+from device_plugin.starts import Starts
+from device_plugin.sweep import Sweep
+from vgpu import allocation, names
+from vgpu.allocation import Allocation
+from vgpu.config import Config, decode
+from vgpu.devices import Gpu, GpuSlice, Inventory
+from vgpu.kube.client import ApiError, KubeClient
+from vgpu.kubelet import checkpoint
+from vgpu.kubelet.deviceplugin_v1beta1 import api_pb2 as api
+from vgpu.local.apiserver import ApiServer
+from vgpu.native import Limits, Region
+
+NODE = "node-1"
+A, B = "GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-bbbbbbbb-0000-0000-0000-000000000000"
+MIB = 1 << 20
+
+
+class World:
+    """`agent()` makes the agent's parts anew, as a restart does; everything else stays."""
+
+    def __init__(self, root: Path, strategy: str = "cdi") -> None:
+        self.root = root
+        self.config: Config = decode(
+            f"devicePlugin: {{deviceListStrategy: {strategy}, kubeletRoot: {root}/kubelet}}\n"
+            f"global: {{gpuHookPath: {root}/usr}}"
+        )
+        (root / "kubelet" / "device-plugins").mkdir(parents=True)
+        (root / "built" / "simulator").mkdir(parents=True)
+        (root / "built" / "libvgpu.so").write_bytes(b"the library")
+        (root / "built" / "simulator" / "libcuda.so.1").write_bytes(b"a driver")
+        self.api = ApiServer()
+        self.api.start()
+        self.api.write_kubeconfig(root / "kubeconfig")
+        self.client = KubeClient.connect(root / "kubeconfig")
+        self.client.request("POST", "/api/v1/nodes", body={"metadata": {"name": NODE}})
+        gpus = tuple(
+            Gpu(uuid=uuid, index=index, model="Tesla T4", memory=15360, physical=15360)
+            for index, uuid in enumerate((A, B))
+        )
+        self.cards = Cards(Inventory(devices=gpus))
+        self.places = Places(
+            cdi=root / "cdi",
+            library=root / "usr" / "vgpu",
+            built_library=root / "built" / "libvgpu.so",
+            built_simulator=root / "built" / "simulator",
+            simulator_state=root / "run" / "simulator",
+        )
+        self._entries: list[checkpoint.Entry] = []
+        self._pods: list[Pods] = []
+        self.agent()
+
+    def agent(self) -> None:
+        self.pods = Pods(self.client, NODE)
+        self._pods.append(self.pods)
+        self.pods.start()
+        self.identity = Identity(self.root / "kubelet", self.config.resource_name)
+        self.sandboxes = Sandboxes(self.root / "run")
+        self.holdings = Holdings(self.pods, self.sandboxes)
+        self.consequences = Consequences(self.client, NODE)
+        self.granting = Granting(self.config, self.cards, self.sandboxes, self.holdings, self.places, self.consequences)
+        self.starts = Starts(self.config, self.cards, self.pods, self.identity, self.granting, self.consequences)
+        self.exporter = Exporter(NODE)
+        self.sweep = Sweep(
+            self.cards,
+            self.pods,
+            self.sandboxes,
+            self.holdings,
+            self.identity,
+            self.exporter,
+            places=self.places,
+            current=lambda: self.granting.rollout.sources(),
+        )
+
+    def close(self) -> None:
+        self.consequences.stop()
+        self.api.stop()
+        for pods in self._pods:
+            pods.stop()
+
+    def pod(
+        self,
+        name: str,
+        slices: Mapping[str, Sequence[GpuSlice]] | None,
+        *,
+        init: Sequence[str] = (),
+        owner: str = "",
+        namespace: str = "default",
+    ) -> str:
+        """A bound pod with one container for each entry of `slices` (None: one container, no allocation); its UID."""
+        containers = [
+            {"name": each, "resources": {"limits": {names.RESOURCE_GPU: str(len(given) or 1)}}}
+            for each, given in (slices or {"main": ()}).items()
+        ]
+        meta: dict[str, Any] = {"name": name, "annotations": {}}
+        if slices is not None:
+            record = Allocation({each: tuple(given) for each, given in slices.items()})
+            meta["annotations"] = {names.ALLOCATION: allocation.encode(record)}
+        if owner:
+            meta["ownerReferences"] = [{"kind": owner, "name": "o", "uid": "u", "apiVersion": "v1", "controller": True}]
+        body = {
+            "metadata": meta,
+            "spec": {
+                "nodeName": NODE,
+                "containers": [c for c in containers if c["name"] not in init],
+                "initContainers": [c for c in containers if c["name"] in init],
+            },
+        }
+        made = msgspec.json.decode(self.client.request("POST", f"/api/v1/namespaces/{namespace}/pods", body=body))
+        return str(made["metadata"]["uid"])
+
+    def read_pod(self, name: str, namespace: str = "default") -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = msgspec.json.decode(self.client.get(f"/api/v1/namespaces/{namespace}/pods/{name}"))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return None
+        return found
+
+    def delete_pod(self, name: str, namespace: str = "default") -> None:
+        self.client.request("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", body={"gracePeriodSeconds": 0})
+
+    def finish_pod(self, name: str) -> None:
+        self.client.request(
+            "PATCH",
+            f"/api/v1/namespaces/default/pods/{name}/status",
+            body={"status": {"phase": "Succeeded"}},
+            content_type="application/merge-patch+json",
+        )
+
+    def allocate(self, uid: str, container: str, device_ids: Sequence[str]) -> str:
+        """What the kubelet does at admission: Allocate, then its checkpoint; the CDI name, if one was given."""
+        answer = self.starts.answer(device_ids)
+        response = api.ContainerAllocateResponse(
+            envs=answer.env,
+            mounts=[
+                api.Mount(host_path=str(m.host), container_path=m.container, read_only=m.read_only)
+                for m in answer.mounts
+            ],
+            cdi_devices=[api.CDIDevice(name=name) for name in answer.cdi_names],
+        )
+        encoded = base64.b64encode(response.SerializeToString()).decode()
+        self._entries.append(
+            checkpoint.Entry(uid, container, names.RESOURCE_GPU, {checkpoint.NO_NUMA: list(device_ids)}, encoded)
+        )
+        self.write_checkpoint()
+        return answer.cdi_names[0] if answer.cdi_names else ""
+
+    def write_checkpoint(self) -> None:
+        path = self.root / "kubelet" / "device-plugins" / checkpoint.FILE_NAME
+        checkpoint.write(path, checkpoint.Checkpoint(self._entries))
+
+    def limits(self, uid: str, container: str = "main") -> Limits:
+        with Region.open(self.sandboxes.directory(uid, container)) as region:
+            return region.limits()
+
+    def events(self, namespace: str = "default") -> list[dict[str, Any]]:
+        found = msgspec.json.decode(self.client.get(f"/api/v1/namespaces/{namespace}/events"))
+        return list(found["items"])
+
+
+def until(condition: Callable[[], Any], seconds: float = 15) -> Any:
+    """Polls until `condition()` is true and returns it; fails the test after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not come to be in time"
+        time.sleep(0.02)
+    return found

@@ -1,0 +1,342 @@
+"""From ids to a container that may start: identity, allocation, guard, what is put in place, and what is refused."""
+
+import json
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from agent_world import MIB, NODE, A, B, World, until
+
+from device_plugin import cdi, ids, starts
+from device_plugin.refusal import Refusal
+from vgpu import allocation, names
+from vgpu.allocation import Allocation
+from vgpu.devices import GpuSlice
+from vgpu.kube import writes
+from vgpu.native import Region
+
+ID_A, ID_B = f"{A}::0", f"{B}::0"
+MakeWorld = Callable[..., World]
+
+
+@pytest.fixture
+def make() -> Iterator[MakeWorld]:
+    worlds: list[World] = []
+    folders: list[str] = []
+
+    def one(strategy: str = "cdi") -> World:
+        folders.append(tempfile.mkdtemp(prefix="vgpu", dir="/tmp"))
+        worlds.append(World(Path(folders[-1]), strategy))
+        return worlds[-1]
+
+    yield one
+    for world in worlds:
+        world.close()
+    for folder in folders:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starts, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(starts, "RECORD_SECONDS", 0.2)
+
+
+def spec_env(world: World, name: str) -> dict[str, str]:
+    body = json.loads(cdi.path(world.places.cdi, name).read_text())
+    return dict(entry.split("=", 1) for entry in body["devices"][0]["containerEdits"]["env"])
+
+
+def spec_mounts(world: World, name: str) -> dict[str, Path]:
+    body = json.loads(cdi.path(world.places.cdi, name).read_text())
+    return {m["containerPath"]: Path(m["hostPath"]) for m in body["devices"][0]["containerEdits"]["mounts"]}
+
+
+def test_a_container_gets_its_slice_by_a_spec_of_its_own(make: MakeWorld) -> None:
+    world = make()
+    uid = world.pod("p", {"main": [GpuSlice(B, mem=3000, cores=30), GpuSlice(A, mem=3000, cores=30)]})
+    name = world.allocate(uid, "main", [ID_A, ID_B])
+    assert not cdi.path(world.places.cdi, name).exists()
+    world.starts.start([ID_B, ID_A])
+    limits = world.limits(uid)
+    assert [(card.uuid, card.memory, card.cores) for card in limits.cards] == [
+        (A, 3000 * MIB, 30),
+        (B, 3000 * MIB, 30),
+    ]
+    assert limits.core_policy == "fixed"
+    mounts = spec_mounts(world, name)
+    assert mounts["/run/vgpu/limits"] == world.root / "run" / "containers" / f"{uid}_main" / "limits"
+    assert all(source.exists() for target, source in mounts.items() if target != "/run/vgpu/simulator")
+    env = spec_env(world, name)
+    assert env["NVIDIA_VISIBLE_DEVICES"] == f"{A},{B}"
+    assert env["CUDA_DEVICE_MEMORY_LIMIT_1"] == "3000m"
+
+
+def test_files_have_the_modes_that_a_container_of_any_user_needs(make: MakeWorld) -> None:
+    world = make()
+    uid = world.pod("p", {"main": [GpuSlice(A, mem=100)]})
+    world.allocate(uid, "main", [ID_A])
+    world.starts.start([ID_A])
+    folder = world.sandboxes.directory(uid, "main")
+    modes = {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()}
+    assert modes == {"limits": 0o644, "usage": 0o666}
+    assert folder.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_starting_again_keeps_the_region_and_follows_the_record(make: MakeWorld) -> None:
+    world = make()
+    uid = world.pod("p", {"main": [GpuSlice(A, mem=100)]})
+    name = world.allocate(uid, "main", [ID_A])
+    world.starts.start([ID_A])
+    inode = (world.sandboxes.directory(uid, "main") / "usage").stat().st_ino
+    record = Allocation({"main": (GpuSlice(A, mem=200, cores=5),)})
+    writes.patch_pod(world.client, "default", "p", {"annotations": {names.ALLOCATION: allocation.encode(record)}})
+    until(lambda: (pod := world.pods.get(uid)) and "200" in pod.metadata.annotations[names.ALLOCATION])
+    world.starts.start([ID_A])
+    assert world.limits(uid).cards[0].memory == 200 * MIB
+    assert (world.sandboxes.directory(uid, "main") / "usage").stat().st_ino == inode
+    assert spec_env(world, name)["CUDA_DEVICE_SM_LIMIT"] == "5"
+
+
+def test_an_allocation_that_comes_late_is_waited_for(make: MakeWorld) -> None:
+    world = make()
+    uid = world.pod("p", None)
+    world.allocate(uid, "main", [ID_A])
+    text = allocation.encode(Allocation({"main": (GpuSlice(A, mem=100),)}))
+    timer = threading.Timer(
+        0.3, writes.patch_pod, (world.client, "default", "p", {"annotations": {names.ALLOCATION: text}})
+    )
+    timer.start()
+    world.starts.start([ID_A])
+    assert world.limits(uid).cards[0].memory == 100 * MIB
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_pod_that_nobody_placed_is_refused_told_and_evicted(make: MakeWorld) -> None:
+    world = make()
+    bare, owned = world.pod("bare", None), world.pod("owned", None, owner="ReplicaSet")
+    for uid, device in ((bare, ID_A), (owned, ID_B)):
+        name = world.allocate(uid, "main", [device])
+        with pytest.raises(Refusal, match="was not placed by vgpu-scheduler") as caught:
+            world.starts.start([device])
+        assert not caught.value.transient
+        assert not cdi.path(world.places.cdi, name).exists()
+        assert not world.sandboxes.directory(uid, "main").exists()
+    until(lambda: len(world.events()) == 2)
+    assert {event["reason"] for event in world.events()} == {"VgpuMismatch"}
+    assert "schedulerName" in world.events()[0]["message"]
+    until(
+        lambda: (world.read_pod("owned") or {"metadata": {"deletionTimestamp": 1}})["metadata"].get("deletionTimestamp")
+    )
+    assert "deletionTimestamp" not in (world.read_pod("bare") or {})["metadata"]
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("slices", "text"),
+    [
+        ({"main": [GpuSlice(A, 100), GpuSlice(B, 100)]}, "holds 1 cards of the kubelet, but its allocation has 2"),
+        ({"main": [GpuSlice("GPU-cccc", 100)]}, "not a card of this node"),
+        ({"other": [GpuSlice(A, 100)], "main": []}, "its allocation has 0"),
+        ({"main": [GpuSlice(A, 100, cores=101)]}, "cores"),
+    ],
+)
+def test_a_record_that_does_not_fit_is_never_a_limit(
+    make: MakeWorld, slices: dict[str, list[GpuSlice]], text: str
+) -> None:
+    world = make()
+    uid = world.pod("p", slices)
+    name = world.allocate(uid, "main", [ID_A])
+    with pytest.raises(Refusal, match=text):
+        world.starts.start([ID_A])
+    assert not cdi.path(world.places.cdi, name).exists()
+    assert not (world.sandboxes.directory(uid, "main") / "limits").exists()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_malformed_record_is_refused_with_its_name(make: MakeWorld) -> None:
+    world = make()
+    uid = world.pod("p", {"main": [GpuSlice(A, 100)]})
+    world.allocate(uid, "main", [ID_A])
+    writes.patch_pod(world.client, "default", "p", {"annotations": {names.ALLOCATION: "{"}})
+    until(lambda: (found := world.pods.get(uid)) and found.metadata.annotations[names.ALLOCATION] == "{")
+    with pytest.raises(Refusal, match=r"annotation vgpu\.io/allocation"):
+        world.starts.start([ID_A])
+
+
+@pytest.mark.usefixtures("impatient")
+def test_ids_that_nobody_holds_are_refused(make: MakeWorld) -> None:
+    world = make()
+    with pytest.raises(Refusal, match="names no container"):
+        world.starts.start([ID_A])
+    world.allocate("no-such-uid", "main", [ID_A])
+    with pytest.raises(Refusal, match="no running pod"):
+        world.starts.start([ID_A])
+
+
+def test_init_and_app_container_with_the_same_ids_get_their_own_slices(make: MakeWorld) -> None:
+    world = make()
+    uid = world.pod("p", {"first": [GpuSlice(A, 8000)], "main": [GpuSlice(A, 9000, cores=20)]}, init=["first"])
+    first = world.allocate(uid, "first", [ID_A])
+    main = world.allocate(uid, "main", [ID_A])
+    world.starts.start([ID_A])
+    assert spec_env(world, first)["CUDA_DEVICE_MEMORY_LIMIT_0"] == "8000m"
+    assert spec_env(world, main)["CUDA_DEVICE_MEMORY_LIMIT_0"] == "9000m"
+    assert world.limits(uid, "first").cards[0].memory == 8000 * MIB
+    assert world.limits(uid, "main").cards[0].memory == 9000 * MIB
+    assert world.holdings.granted()[A].mem == 9000  # the peak: they never run at the same time
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_node_never_grants_more_than_the_card(make: MakeWorld) -> None:
+    world = make()
+    first = world.pod("first", {"main": [GpuSlice(A, mem=10000, cores=60)]})
+    second = world.pod("second", {"main": [GpuSlice(A, mem=6000, cores=10)]})
+    third = world.pod("third", {"main": [GpuSlice(A, mem=5000, cores=40)]})
+    for number, uid in enumerate((first, second, third)):
+        world.allocate(uid, "main", [f"{A}::{number}"])
+    world.starts.start([f"{A}::0"])
+    with pytest.raises(Refusal, match="15360 MiB of memory, 10000 held by other pods: 6000 more do not fit"):
+        world.starts.start([f"{A}::1"])
+    world.agent()  # a restart forgets nothing
+    with pytest.raises(Refusal, match="6000 more do not fit"):
+        world.starts.start([f"{A}::1"])
+    world.starts.start([f"{A}::2"])
+    world.finish_pod("first")
+    until(lambda: (pod := world.pods.get(first)) and pod.finished)
+    world.starts.start([f"{A}::1"])
+
+
+def test_a_start_waits_for_the_predecessor_to_end(make: MakeWorld) -> None:
+    world = make()
+    world.allocate(world.pod("old", {"main": [GpuSlice(A, mem=10000)]}), "main", [ID_A])
+    world.starts.start([ID_A])
+    world.allocate(world.pod("new", {"main": [GpuSlice(A, mem=10000)]}), "main", [f"{A}::1"])
+    timer = threading.Timer(0.4, world.delete_pod, ("old",))
+    timer.start()
+    world.starts.start([f"{A}::1"])
+
+
+def test_a_harmed_library_is_put_back_before_the_start(make: MakeWorld) -> None:
+    world = make()
+    world.allocate(world.pod("p", {"main": [GpuSlice(A, mem=100)]}), "main", [ID_A])
+    library = world.granting.rollout.library
+    library.unlink()
+    library.mkdir()
+    world.granting.rollout.preload.write_text("")
+    world.starts.start([ID_A])
+    assert library.read_bytes() == b"the library"
+    assert world.granting.rollout.preload.read_text() == "/usr/local/vgpu/libvgpu.so\n"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_old_library_that_a_cached_answer_names_must_be_there(make: MakeWorld) -> None:
+    world = make("envvar")
+    world.allocate(world.pod("p", {"main": [GpuSlice(A, mem=100)]}), "main", [ID_A])
+    old = world.granting.rollout.library
+    (world.root / "built" / "libvgpu.so").write_bytes(b"a newer library")
+    world.agent()
+    assert world.granting.rollout.library != old
+    world.starts.start([ID_A])
+    old.unlink()
+    with pytest.raises(Refusal, match="would run without limits"):
+        world.starts.start([ID_A])
+
+
+def test_with_mounts_a_link_by_ids_leads_to_the_container_that_starts(make: MakeWorld) -> None:
+    world = make("envvar")
+    answer = world.starts.answer([ID_A])
+    assert answer.cdi_names == ()
+    place = world.sandboxes.by_ids / ids.key([ID_A])
+    assert {m.container: m.host for m in answer.mounts}["/run/vgpu/limits"] == place / "limits"
+    for name in ("one", "two"):
+        uid = world.pod(name, {"main": [GpuSlice(A, mem=100)]})
+        world._entries.clear()
+        world.allocate(uid, "main", [ID_A])
+        world.starts.start([ID_A])
+        assert (place / "limits").resolve() == world.sandboxes.directory(uid, "main").resolve() / "limits"
+        world.delete_pod(name)
+
+
+def test_with_mounts_and_shared_ids_the_larger_slice_is_held(make: MakeWorld) -> None:
+    world = make("envvar")
+    uid = world.pod("p", {"first": [GpuSlice(A, 900)], "main": [GpuSlice(A, 800, cores=20)]}, init=["first"])
+    world.allocate(uid, "first", [ID_A])
+    world.allocate(uid, "main", [ID_A])
+    world.starts.start([ID_A])
+    place = world.sandboxes.by_ids / ids.key([ID_A])
+    with Region.open(place.resolve()) as region:
+        assert region.limits().cards[0].memory == 900 * MIB
+
+
+def test_two_pods_that_swapped_cards_are_recorded_where_they_are(make: MakeWorld) -> None:
+    world = make("envvar")
+    one = world.pod("one", {"main": [GpuSlice(A, mem=10000, cores=60)]})
+    two = world.pod("two", {"main": [GpuSlice(B, mem=9000, cores=50)]})
+    world.allocate(one, "main", [ID_B])
+    world.allocate(two, "main", [ID_A])
+    world.starts.start([ID_B])
+    world.starts.start([ID_A])
+    for name, uid, card, mem in (("one", one, B, 10000), ("two", two, A, 9000)):
+        pod = world.read_pod(name)
+        assert pod is not None
+        record = allocation.decode(pod["metadata"]["annotations"][names.ALLOCATION])
+        assert [(piece.uuid, piece.mem) for piece in record.containers["main"]] == [(card, mem)]
+        assert world.limits(uid).cards[0].uuid == card
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_move_that_does_not_fit_is_refused_and_not_recorded(make: MakeWorld) -> None:
+    world = make("envvar")
+    world.allocate(world.pod("there", {"main": [GpuSlice(B, mem=10000)]}), "main", [ID_B])
+    world.starts.start([ID_B])
+    world.allocate(world.pod("moved", {"main": [GpuSlice(A, mem=6000)]}), "main", [f"{B}::1"])
+    with pytest.raises(Refusal, match="do not fit"):
+        world.starts.start([f"{B}::1"])
+    assert A in (world.read_pod("moved") or {})["metadata"]["annotations"][names.ALLOCATION]
+
+
+def test_ids_are_steered_to_the_cards_of_the_oldest_pod_that_waits(make: MakeWorld) -> None:
+    world = make()
+    assert list(world.starts.steer(1)) == []
+    both = world.pod("both", {"first": [GpuSlice(A, 1)], "main": [GpuSlice(A, 1), GpuSlice(B, 1)]}, init=["first"])
+    world.pod("young", {"main": [GpuSlice(B, 1)]})
+    until(lambda: len(world.pods.all()) == 2)
+    assert list(world.starts.steer(1)) == [A]
+    assert list(world.starts.steer(2)) == [A, B]
+    world.allocate(both, "first", [ID_A])
+    assert list(world.starts.steer(1)) == [B]
+
+
+def test_what_is_left_of_a_pod_goes_with_it(make: MakeWorld) -> None:
+    world = make()
+    gone, stays = world.pod("gone", {"main": [GpuSlice(A, 1)]}), world.pod("stays", {"main": [GpuSlice(A, 1)]})
+    names_given = [world.allocate(uid, "main", [f"{A}::{n}"]) for n, uid in enumerate((gone, stays))]
+    for n in range(2):
+        world.starts.start([f"{A}::{n}"])
+    until(lambda: world.pods.synced)
+    world.sweep.once(clean=True)
+    assert world.sandboxes.directory(gone, "main").exists()
+    world.delete_pod("gone")
+    until(lambda: world.pods.get(gone) is None)
+    world.sweep.once(clean=False)
+    assert not world.sandboxes.directory(gone, "main").exists()
+    assert world.sandboxes.directory(stays, "main").exists()
+    assert [cdi.path(world.places.cdi, name).exists() for name in names_given] == [False, True]
+    assert set(world.sandboxes.granted()) == {stays}
+
+
+def test_metrics_know_a_container_before_it_starts(make: MakeWorld) -> None:
+    world = make()
+    uid = world.pod("p", {"first": [GpuSlice(A, 50)], "main": [GpuSlice(B, 100, cores=30)]}, init=["first"])
+    until(lambda: world.pods.get(uid))
+    world.sweep.once(clean=False)
+
+    def limit(container: str, card: str) -> float | None:
+        labels = {"node": NODE, "uuid": card, "namespace": "default", "pod": "p", "container": container}
+        return world.exporter.registry.get_sample_value("vgpu_container_memory_limit_bytes", labels)
+
+    assert (limit("first", A), limit("main", B)) == (50 * MIB, 100 * MIB)
