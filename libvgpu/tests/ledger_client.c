@@ -12,6 +12,7 @@
  *   close-fds                        closes every descriptor above standard error, as a daemon does
  *   leave-main                       the main thread ends, another goes on with the commands
  *   publish DIR MEMORY               writes new limits as the agent would
+ *   occupy                           makes every slot that a process can take look like one whose holder has died
  *   points                           how many death points have been passed (-DVGPU_DEATH_POINTS)
  *   arm K                            the K-th death point from now on kills the process
  */
@@ -30,6 +31,7 @@
 
 #include "environment.h"
 #include "ledger.h"
+#include "slots.h"
 
 #ifdef VGPU_DEATH_POINTS
 static _Atomic long points, armed;
@@ -122,6 +124,16 @@ static void publish(const char *dir, const char *size)
     printf("%d\n", result);
 }
 
+static void occupy(void)
+{
+    struct vgpu_usage_file *usage = vgpu_mapping()->usage;
+    for (uint32_t slot = 0; slot < VGPU_SLOTS - VGPU_RESERVED_SLOTS; slot++)
+        if (vgpu_slot_state(vgpu_slot_owner(usage, slot)) == VGPU_SLOT_FREE)
+            atomic_store(&usage->heads[slot].owner, UINT64_C(1) << 2 | VGPU_SLOT_LIVE);
+    atomic_store(&usage->slots_high, VGPU_SLOTS);
+    puts("ok");
+}
+
 static void *serve(void *context);
 
 static void leave_main(void)
@@ -179,6 +191,8 @@ static void obey(const char *command, const char *first, const char *second, con
         leave_main();
     } else if (strcmp(command, "publish") == 0)
         publish(first, second);
+    else if (strcmp(command, "occupy") == 0)
+        occupy();
 #ifdef VGPU_DEATH_POINTS
     else if (strcmp(command, "points") == 0)
         printf("%ld\n", atomic_load(&points));

@@ -205,10 +205,13 @@ class Region:
     def create(cls, directory: Path, limits: Limits) -> Self:
         """Makes `limits` (mode 0644) and `usage` (0666) in an existing directory and opens them writable.
 
-        Raises FileExistsError when the directory has a region, OSError for what the file system says, ValueError for
-        limits that make no sense.
+        Raises FileExistsError when the directory has a region, FileNotFoundError or NotADirectoryError when there is
+        no directory, OSError for what else the file system says, ValueError for limits that make no sense.
         """
         ffi, lib = load()
+        if not directory.is_dir():
+            code = errno.ENOTDIR if directory.exists() else errno.ENOENT
+            raise OSError(code, "a region needs an existing directory", str(directory))
         raw = ffi.new("struct vgpu_limits *")
         _fill(raw, limits)
         _checked(lib.vgpu_region_create(os.fsencode(directory), raw), directory)
