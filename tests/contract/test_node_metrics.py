@@ -1,0 +1,126 @@
+"""The node's metrics: names, labels and values, read back by strict parsers of both formats."""
+
+import re
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.openmetrics import exposition
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+from prometheus_client.samples import Sample
+
+from device_plugin.exporter import CardView, ContainerView, Exporter, Picture
+from vgpu.allocation import Held
+from vgpu.devices import Gpu, GpuSlice
+from vgpu.inventory import Reading
+from vgpu.local.services import free_port
+from vgpu.native import CardUsage
+
+CARD = {"node", "uuid", "index", "model"}
+CONTAINER = {"node", "uuid", "namespace", "pod", "container"}
+MIB = 1 << 20
+
+#: name of a series → its labels and its value for the picture below
+EXPECTED: dict[str, tuple[set[str], float]] = {
+    "vgpu_card_info": (CARD, 1),
+    "vgpu_card_memory_bytes": (CARD, 15360 * MIB),
+    "vgpu_card_memory_used_bytes": (CARD, 123456),
+    "vgpu_card_memory_allocated_bytes": (CARD, 3000 * MIB),
+    "vgpu_card_cores_allocated_ratio": (CARD, 0.3),
+    "vgpu_card_utilization_ratio": (CARD, 0.25),
+    "vgpu_card_healthy": (CARD, 1),
+    "vgpu_card_slices": (CARD, 2),
+    "vgpu_container_memory_limit_bytes": (CONTAINER, 3000 * MIB),
+    "vgpu_container_memory_guarantee_bytes": (CONTAINER, 2000 * MIB),
+    "vgpu_container_memory_used_bytes": (CONTAINER, 1000),
+    "vgpu_container_memory_kind_bytes": (CONTAINER | {"kind"}, 1000),
+    "vgpu_container_host_memory_bytes": (CONTAINER, 7),
+    "vgpu_container_core_limit_ratio": (CONTAINER, 0.3),
+    "vgpu_container_gpu_seconds_total": (CONTAINER, 1.5),
+    "vgpu_container_throttled_seconds_total": (CONTAINER, 0.5),
+    "vgpu_container_launches_total": (CONTAINER, 11),
+    "vgpu_container_oom_total": (CONTAINER, 3),
+    "vgpu_container_processes": (CONTAINER, 2),
+}
+
+
+@pytest.fixture
+def exporter() -> Exporter:
+    gpu = Gpu(uuid="GPU-a", index=0, model='Tesla "T4"', memory=15360, physical=15360)
+    kinds = {"context": 0, "module": 0, "buffer": 1000, "array": 0, "pool": 0, "overhead": 0}
+    usage = CardUsage(
+        used=1000,
+        host_used=7,
+        by_kind=kinds,
+        gpu_ns=1_500_000_000,
+        throttled_ns=500_000_000,
+        launches=11,
+        refused=3,
+        processes=2,
+    )
+    piece = GpuSlice("GPU-a", mem=3000, cores=30, phys=2000)
+    made = Exporter("node-1")
+    made.show(
+        Picture(
+            cards=(CardView(gpu, Held(2, 3000, 2000, 30), Reading(used=123456, utilization=0.25, minor=0)),),
+            containers=(
+                ContainerView("ns", "pod", "main", piece, usage),
+                ContainerView("ns", "pod", "waiting", piece),
+            ),
+        )
+    )
+    made.observe("Allocate", 0.003)
+    return made
+
+
+def samples(exporter: Exporter) -> Iterator[Sample]:
+    for family in parse_text(generate_latest(exporter.registry).decode()):
+        yield from family.samples
+
+
+def test_every_series_of_the_reference_is_there_with_its_labels_and_value(exporter: Exporter) -> None:
+    found = {
+        sample.name: sample
+        for sample in samples(exporter)
+        if sample.labels.get("container") != "waiting" and sample.labels.get("kind", "buffer") == "buffer"
+    }
+    for name, (labels, value) in EXPECTED.items():
+        assert set(found[name].labels) == labels, name
+        assert found[name].value == pytest.approx(value), name
+    assert {"vgpu_allocate_duration_seconds_bucket"} <= set(found)
+
+
+def test_a_container_that_has_not_started_has_every_series_at_zero(exporter: Exporter) -> None:
+    waiting = {s.name: s.value for s in samples(exporter) if s.labels.get("container") == "waiting"}
+    assert waiting["vgpu_container_memory_limit_bytes"] == 3000 * MIB
+    assert waiting["vgpu_container_memory_used_bytes"] == 0
+    assert {name for name in EXPECTED if name.startswith("vgpu_container")} == set(waiting)
+
+
+def test_a_card_that_does_not_answer_has_no_reading_and_keeps_the_rest() -> None:
+    exporter = Exporter("n")
+    exporter.show(Picture(cards=(CardView(Gpu(uuid="GPU-a", index=0, model="T4", memory=1, healthy=False)),)))
+    found = {sample.name: sample.value for sample in samples(exporter)}
+    assert found["vgpu_card_healthy"] == 0
+    assert "vgpu_card_memory_used_bytes" not in found
+
+
+def test_strict_openmetrics_and_the_naming_rules(exporter: Exporter) -> None:
+    families = list(parse_openmetrics(exposition.generate_latest(exporter.registry).decode()))
+    assert len(families) > 15
+    for family in families:
+        assert re.fullmatch(r"vgpu_[a-z_]+", family.name)
+        assert family.documentation
+        assert not family.name.endswith("_total")  # promtool: only counters, where the library appends it
+        for sample in family.samples:
+            if family.type == "counter":
+                assert sample.name.endswith("_total")
+
+
+def test_served_by_http(exporter: Exporter) -> None:
+    port = free_port()
+    exporter.serve(port)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        assert b'vgpu_container_memory_limit_bytes{container="main"' in answer.read()
