@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "fork.h"
 #include "log.h"
 #include "pools.h"
 
@@ -23,10 +24,12 @@ static bool disabled_by_environment(void) {
     return answer == 2;
 }
 
-static void log_attach_once(enum vgpu_mode mode) {
+/* On the first call that finds the process limited, or the region unusable. */
+static void begin_once(enum vgpu_mode mode) {
     static atomic_bool told;
     if (atomic_load_explicit(&told, memory_order_relaxed) || atomic_exchange(&told, true))
         return;
+    vgpu_watch_forks();
     const char *note = vgpu_attach_note();
     if (note && note[0])
         vgpu_log(mode == VGPU_BROKEN ? VGPU_LOG_ERROR : VGPU_LOG_WARNING, "%s", note);
@@ -36,7 +39,7 @@ enum vgpu_mode vgpu_enforcement(void) {
     int kept = errno;
     enum vgpu_mode mode = vgpu_attach();
     errno = kept;
-    log_attach_once(mode);
+    begin_once(mode);
     if (__builtin_expect(disabled_by_environment(), 0)) {
         const struct vgpu_mapping *mapping = vgpu_mapping();
         const struct vgpu_limits *limits = vgpu_limits_now();

@@ -1,11 +1,11 @@
 #define _GNU_SOURCE
 #include "pools.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "capture.h"
+#include "fork.h"
 #include "spin.h"
 
 #define DEVICES_ASKED 64 /* whose default pools are compared with an unknown handle */
@@ -29,7 +29,7 @@ struct vgpu_pool {
 static _Atomic(struct vgpu_pool *) pools; /* records are never freed: allocations point to them */
 static vgpu_spin list_lock;
 
-static void forget_in_child(void) {
+void vgpu_pools_forget(void) {
     atomic_store(&pools, NULL);
     atomic_store(&list_lock, 0);
 }
@@ -42,9 +42,6 @@ static struct vgpu_pool *find(CUmemoryPool handle) {
 }
 
 static struct vgpu_pool *add(CUmemoryPool handle, CUdevice device) {
-    static atomic_bool watching;
-    if (!atomic_exchange(&watching, true))
-        pthread_atfork(NULL, NULL, forget_in_child);
     struct vgpu_pool *pool = calloc(1, sizeof *pool);
     if (!pool)
         return NULL;

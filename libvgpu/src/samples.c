@@ -1,11 +1,11 @@
 #define _GNU_SOURCE
 #include "samples.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
 
 #include "capture.h"
+#include "fork.h"
 #include "spin.h"
 
 #define CONTEXTS 16u
@@ -25,7 +25,7 @@ struct sampler {
 static struct sampler samplers[CONTEXTS];
 static vgpu_spin lock; /* of all samplers; held across event calls, so others try and otherwise do without */
 
-static void forget_in_child(void) {
+void vgpu_samples_forget(void) {
     for (unsigned i = 0; i < CONTEXTS; i++)
         samplers[i].context = NULL;
     atomic_store(&lock, 0);
@@ -41,9 +41,6 @@ static struct sampler *sampler_of(CUcontext context, bool make) {
     }
     if (!make || !vacant)
         return NULL;
-    static bool watching;
-    if (!watching)
-        watching = pthread_atfork(NULL, NULL, forget_in_child) == 0;
     *vacant = (struct sampler){.context = context, .last = &vacant->first};
     return vacant;
 }

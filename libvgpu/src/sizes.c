@@ -2,10 +2,10 @@
 #include "sizes.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
 
+#include "fork.h"
 #include "spin.h"
 
 #define SHARDS 16u
@@ -42,16 +42,9 @@ static uint32_t home_of(const struct shard *shard, uint64_t key) {
     return (uint32_t)mixed(key) & (shard->capacity - 1);
 }
 
-/* A child has none of its parent's memory on the cards (the driver does not survive a fork); another thread may have held a lock. */
-static void forget_in_child(void) {
+void vgpu_sizes_forget(void) {
     for (unsigned i = 0; i < SHARDS; i++)
         memset(&shards[i], 0, sizeof shards[i]);
-}
-
-static void watch_forks(void) {
-    static atomic_bool watching;
-    if (!atomic_load_explicit(&watching, memory_order_relaxed) && !atomic_exchange(&watching, true))
-        pthread_atfork(NULL, NULL, forget_in_child);
 }
 
 static struct entry *slot_for(struct shard *shard, uint64_t key) {
@@ -80,7 +73,6 @@ static bool grow(struct shard *shard) {
 }
 
 bool vgpu_sizes_put(enum vgpu_space space, uint64_t handle, const struct vgpu_holding *holding) {
-    watch_forks();
     uint64_t key = key_of(space, handle);
     struct shard *shard = shard_of(key);
     vgpu_spin_lock(&shard->lock);

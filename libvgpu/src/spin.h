@@ -1,4 +1,4 @@
-/* Short locks of this process. A forked child starts with all of them free: see fork.c. */
+/* Short locks of this process. A forked child starts with all of them free: see fork.h. */
 #ifndef VGPU_SPIN_H
 #define VGPU_SPIN_H
 #include <sched.h>

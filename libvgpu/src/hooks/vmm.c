@@ -1,10 +1,10 @@
 /* Virtual memory management: blocks that are made apart from addresses. A block's memory is on the card until its handles are released *and*
  * it is mapped nowhere. */
 #define _GNU_SOURCE
-#include <pthread.h>
 #include <stdlib.h>
 
 #include "charge.h"
+#include "fork.h"
 #include "spin.h"
 
 #define BUCKETS 1024u
@@ -27,7 +27,7 @@ struct link {
 static struct link *handles[BUCKETS], *mappings[BUCKETS];
 static vgpu_spin lock; /* of all of the above; never held across a driver call */
 
-static void forget_in_child(void) {
+void vgpu_blocks_forget(void) {
     for (unsigned i = 0; i < BUCKETS; i++)
         handles[i] = mappings[i] = NULL;
     atomic_store(&lock, 0);
@@ -89,9 +89,6 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
         vgpu_uncharge(ticket, bytes);
         return result;
     }
-    static atomic_bool watching;
-    if (!atomic_exchange(&watching, true))
-        pthread_atfork(NULL, NULL, forget_in_child);
     struct block *block = calloc(1, sizeof *block);
     struct link *link = calloc(1, sizeof *link);
     if (!block || !link) {

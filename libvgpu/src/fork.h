@@ -1,0 +1,14 @@
+/* What a forked child must not inherit: the driver does not survive a fork, so the parent's blocks, pools and measurements are not the child's,
+ * and a lock that another thread held at that moment would never be released. */
+#ifndef VGPU_FORK_H
+#define VGPU_FORK_H
+
+/* From now on every child of this process starts without them. Idempotent. */
+void vgpu_watch_forks(void);
+
+/* One per module that keeps such things. */
+void vgpu_sizes_forget(void);
+void vgpu_pools_forget(void);
+void vgpu_blocks_forget(void);
+void vgpu_samples_forget(void);
+#endif
