@@ -14,9 +14,11 @@ from types import TracebackType
 from typing import Self
 
 LIBVGPU = Path(__file__).resolve().parents[2] / "libvgpu"
-SOURCES = (
-    "account agent attach environment guard ledger liveness local region_files slots"  # what a limited process runs
-).split()
+#: what a limited process runs
+SOURCES = [
+    *("account", "agent", "attach", "environment", "guard"),
+    *("ledger", "liveness", "local", "region_files", "slots"),
+]
 PATIENCE_S = 30.0
 MIB = 1 << 20
 
