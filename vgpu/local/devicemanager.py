@@ -75,7 +75,8 @@ class DeviceManager:
 
     def stop(self) -> None:
         self._stopped = True
-        self._server.stop(grace=None).wait()
+        if self._server is not None:
+            self._server.stop(grace=None).wait()
         with self._lock:
             endpoints = [one for one in self._endpoints.values() if one is not None]
         for endpoint in endpoints:
@@ -147,14 +148,20 @@ class DeviceManager:
     def _held(self, uid: str, container: str, resource: str) -> frozenset[str]:
         return Checkpoint(self._entries).held_by(uid, container, resource)
 
-    def held_by_pod(self, uid: str) -> dict[str, int]:
-        """How many ids a pod holds, by resource."""
+    def offered(self, uid: str) -> dict[str, int]:
+        """Allocatable as the admission of a pod sees it: for one that holds devices, never less than is held.
+
+        That keeps running pods while their plugin is away. Source: sanitizeNodeAllocatable.
+        """
         with self._lock:
-            held: dict[str, set[str]] = {}
-            for entry in self._entries:
-                if entry.PodUID == uid:
-                    held.setdefault(entry.ResourceName, set()).update(entry.ids)
-            return {resource: len(ids) for resource, ids in held.items()}
+            offered = {resource: len(ids) for resource, ids in self._healthy.items()}
+            if any(entry.PodUID == uid for entry in self._entries):
+                for resource, count in offered.items():
+                    offered[resource] = max(count, len(self._in_use(resource)))
+            return offered
+
+    def _in_use(self, resource: str) -> set[str]:
+        return {one for entry in self._entries if entry.ResourceName == resource for one in entry.ids}
 
     def allocate(self, uid: str, container: Mapping[str, Any], reusable: Reusable, *, is_init: bool) -> None:
         """Devices for one container, at admission. Raises AllocationError.
@@ -175,8 +182,8 @@ class DeviceManager:
                     ids -= held
 
     def _allocate(self, uid: str, container: str, resource: str, needed: int, reusable: set[str]) -> None:
+        active = self._active()
         with self._lock:
-            active = self._active()
             self._entries = [entry for entry in self._entries if entry.PodUID in active]
             held = self._held(uid, container, resource)
             if held and len(held) != needed:
@@ -194,7 +201,7 @@ class DeviceManager:
                 raise AllocationError(f"{text} {resource}")
             if held or not needed:
                 return
-            in_use = {one for entry in self._entries if entry.ResourceName == resource for one in entry.ids}
+            in_use = self._in_use(resource)
         chosen = set(_some(reusable, needed))
         try:
             if len(chosen) < needed:

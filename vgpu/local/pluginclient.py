@@ -67,6 +67,14 @@ class Endpoint:
             pass  # the stream ended: on_end tells
         self._on_end(self)
 
+    def _call(self, method: str, request: object, timeout: float | None = None) -> Any:
+        try:
+            return getattr(self._stub, method)(request, timeout=timeout)
+        except grpc.RpcError as error:
+            raise _error(error) from None
+        except ValueError as error:  # grpc's word for a channel that `stop` has closed
+            raise PluginError(f"rpc error: code = Canceled desc = {error}") from None
+
     def preferred(self, available: Collection[str], must_include: Collection[str], size: int) -> set[str]:
         """Ids that the plugin would like to give; empty when it has no preference to tell."""
         if not self.options.get_preferred_allocation_available:
@@ -74,18 +82,16 @@ class Endpoint:
         one = api_pb2.ContainerPreferredAllocationRequest(
             available_deviceIDs=available, must_include_deviceIDs=must_include, allocation_size=size
         )
+        request = api_pb2.PreferredAllocationRequest(container_requests=[one])
         try:
-            answer = self._stub.GetPreferredAllocation(api_pb2.PreferredAllocationRequest(container_requests=[one]))
-        except grpc.RpcError as error:
-            raise PluginError(f"device plugin GetPreferredAllocation rpc failed with err: {_error(error)}") from None
+            answer = self._call("GetPreferredAllocation", request)
+        except PluginError as error:
+            raise PluginError(f"device plugin GetPreferredAllocation rpc failed with err: {error}") from None
         return set(answer.container_responses[0].deviceIDs) if answer.container_responses else set()
 
     def allocate(self, ids: Collection[str]) -> api_pb2.ContainerAllocateResponse:
         one = api_pb2.ContainerAllocateRequest(devices_ids=ids)
-        try:
-            answer = self._stub.Allocate(api_pb2.AllocateRequest(container_requests=[one]))
-        except grpc.RpcError as error:
-            raise _error(error) from None
+        answer = self._call("Allocate", api_pb2.AllocateRequest(container_requests=[one]))
         if not answer.container_responses:
             raise PluginError("no containers return in allocation response")
         response: api_pb2.ContainerAllocateResponse = answer.container_responses[0]
@@ -95,11 +101,10 @@ class Endpoint:
         """Nothing to do when the plugin does not ask for the call."""
         if not self.options.pre_start_required:
             return
-        request = api_pb2.PreStartContainerRequest(devices_ids=ids)
         try:
-            self._stub.PreStartContainer(request, timeout=PRE_START_SECONDS)
-        except grpc.RpcError as error:
-            raise PluginError(f"device plugin PreStartContainer rpc failed with err: {_error(error)}") from None
+            self._call("PreStartContainer", api_pb2.PreStartContainerRequest(devices_ids=ids), PRE_START_SECONDS)
+        except PluginError as error:
+            raise PluginError(f"device plugin PreStartContainer rpc failed with err: {error}") from None
 
     def stop(self) -> None:
         """Ends the stream and all calls; `on_end` is called if the stream was being followed."""

@@ -41,7 +41,8 @@ class PodResources(api_pb2_grpc.PodResourcesListerServicer):
         self._server.start()
 
     def stop(self) -> None:
-        self._server.stop(grace=None).wait()
+        if self._server is not None:
+            self._server.stop(grace=None).wait()
 
     def _pod(self, pod: Mapping[str, Any]) -> api_pb2.PodResources:
         meta, spec = pod["metadata"], pod["spec"]
