@@ -79,7 +79,10 @@ class Verbs:
     def prioritize(self, args: ExtenderArgs) -> list[HostPriority]:
         """10 for the policy's best node, 0 to 9 for the others; of equal nodes the first by name is the best."""
         nodes, _ = node_names(args)
-        request = self._request(args.Pod)
+        try:
+            request = self._request(args.Pod)
+        except RequestError:  # filter has told it
+            request = None
         if request is None or not nodes:
             return [HostPriority(name, 0) for name in nodes]
         with self._state.lock:

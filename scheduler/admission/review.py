@@ -30,8 +30,8 @@ class Request(msgspec.Struct, frozen=True):
     subResource: str | None = None
     namespace: str | None = None
     userInfo: UserInfo = UserInfo()
-    object: msgspec.Raw | None = None
-    oldObject: msgspec.Raw | None = None
+    object: msgspec.Raw = msgspec.Raw(b"null")
+    oldObject: msgspec.Raw = msgspec.Raw(b"null")
 
     @property
     def of_pods(self) -> bool:

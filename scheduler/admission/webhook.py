@@ -98,7 +98,7 @@ class Admission:
         return Answer(patch=tuple(patch.operations))
 
 
-def _pod(raw: msgspec.Raw | None, field: str) -> Pod:
-    if raw is None or bytes(raw) == b"null":
+def _pod(raw: msgspec.Raw, field: str) -> Pod:
+    if bytes(raw) == b"null":
         raise BadBody(f"the body is not AdmissionReview: request.{field} is missing")
     return parse(bytes(raw), Pod)
