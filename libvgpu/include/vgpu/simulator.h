@@ -12,7 +12,10 @@
 struct vgpu_sim_card {
     char uuid[48];
     char model[96];
-    uint64_t memory;          /* physical size */
+    uint64_t memory;          /* what CUDA can use (cuDeviceTotalMem); NVML's total is this + reserved */
+    uint64_t reserved;        /* NVML's v2 `reserved` */
+    uint64_t context_bytes;   /* what one context costs */
+    uint64_t module_bytes;    /* what loading one module costs */
     uint64_t used;            /* all live processes: contexts, modules, allocations */
     uint64_t peak;            /* largest value of used since the state was made */
     uint64_t busy_ns;         /* time in which at least one kernel ran */
@@ -29,7 +32,8 @@ struct vgpu_sim_process {
     uint64_t launches[16];
 };
 
-/* Makes the state directory for `spec` (PROFILE or PROFILExN, e.g. "T4x2"); nothing happens when it is there with the same spec. -EINVAL: unknown profile. */
+/* Makes the state directory for `spec` (PROFILE or PROFILExN, e.g. "T4x2"); nothing happens when it is there with the same spec.
+ * -EINVAL: unknown profile or more than VGPU_SIM_MAX_CARDS cards, -EEXIST: made for another spec. */
 int vgpu_sim_create(const char *dir, const char *spec);
 /* Fills at most `capacity` cards; returns their number or a negative errno. */
 int vgpu_sim_cards(const char *dir, struct vgpu_sim_card *out, int capacity);

@@ -1,0 +1,52 @@
+/* Which cards the container runtime would have given to this process, and where they sit on the bus. */
+#define _GNU_SOURCE
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "common/state.h"
+
+#define BUSES_PER_DOMAIN 8
+
+void sim_pci_address(const struct sim *sim, int card, unsigned *domain, unsigned *bus)
+{
+    *domain = (unsigned)card / BUSES_PER_DOMAIN;
+    *bus = sim->profile->first_bus + sim->profile->bus_step * ((unsigned)card % BUSES_PER_DOMAIN);
+}
+
+static int named_card(const struct sim *sim, const char *name, size_t length)
+{
+    bool digits = length > 0 && length < 4;
+    for (size_t i = 0; i < length; i++)
+        digits = digits && isdigit((unsigned char)name[i]);
+    if (digits) {
+        int index = atoi(name);
+        return index < (int)sim->state->card_count ? index : -1;
+    }
+    for (int i = 0; i < (int)sim->state->card_count; i++)
+        if (strlen(sim->state->cards[i].uuid) == length && strncasecmp(sim->state->cards[i].uuid, name, length) == 0)
+            return i;
+    return -1;
+}
+
+int sim_container_cards(const struct sim *sim, int cards[SIM_CARDS])
+{
+    const char *list = secure_getenv("NVIDIA_VISIBLE_DEVICES");
+    bool wanted[SIM_CARDS] = {false};
+    int count = 0;
+    if (list && (!*list || strcmp(list, "void") == 0))
+        return -1;
+    bool all = !list || strcmp(list, "all") == 0;
+    while (!all && list) {
+        int card = named_card(sim, list, strcspn(list, ","));
+        if (card >= 0)
+            wanted[card] = true;
+        list = strchr(list, ',');
+        list = list ? list + 1 : NULL;
+    }
+    for (int i = 0; i < (int)sim->state->card_count; i++)
+        if (all || wanted[i])
+            cards[count++] = i;
+    return count;
+}

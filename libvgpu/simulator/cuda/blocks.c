@@ -1,0 +1,203 @@
+/* Device memory by address. An address tells its size class and its slot, so that looking one up costs the same with any number of blocks. */
+#define _GNU_SOURCE
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "cuda/driver.h"
+
+#define SMALLEST 9u /* blocks start on 512 bytes, as the driver's do */
+#define CLASSES 32u
+#define CLASS_BITS 42u
+#define CHUNK 1024u
+#define CHUNKS 16384u
+
+static struct class {
+    struct block *chunks[CHUNKS];
+    uint32_t used, free_list; /* slots ever used; free_list: slot + 1, 0: none */
+} classes[CLASSES];
+static _Atomic int locked;
+
+static void lock_blocks(void)
+{
+    while (atomic_exchange_explicit(&locked, 1, memory_order_acquire))
+        for (int spins = 0; atomic_load_explicit(&locked, memory_order_relaxed); spins++)
+            if (spins > 100)
+                sched_yield();
+}
+
+static void unlock_blocks(void)
+{
+    atomic_store_explicit(&locked, 0, memory_order_release);
+}
+
+static uint32_t class_of(uint64_t size)
+{
+    uint32_t bits = size <= 1 ? 0 : 64 - (uint32_t)__builtin_clzll(size - 1);
+    return bits <= SMALLEST ? 0 : bits - SMALLEST;
+}
+
+static struct block *slot_of(struct class *class, uint32_t slot)
+{
+    struct block *chunk = slot / CHUNK < CHUNKS ? class->chunks[slot / CHUNK] : NULL;
+    return chunk ? &chunk[slot % CHUNK] : NULL;
+}
+
+static struct block *decode(CUdeviceptr address, CUdeviceptr *base)
+{
+    if (address < DEVICE_WINDOW || address >= RESERVATION_WINDOW)
+        return NULL;
+    uint64_t offset = address - DEVICE_WINDOW;
+    uint32_t index = (uint32_t)(offset >> CLASS_BITS), bits = index + SMALLEST;
+    uint64_t slot = (offset & ((1ull << CLASS_BITS) - 1)) >> bits;
+    *base = address & ~((1ull << bits) - 1);
+    return slot < (uint64_t)CHUNK * CHUNKS ? slot_of(&classes[index], (uint32_t)slot) : NULL;
+}
+
+CUdeviceptr block_new(uint64_t size, CUcontext context, enum block_kind kind, CUmemoryPool pool)
+{
+    uint32_t index = class_of(size);
+    if (index >= CLASSES)
+        return 0;
+    struct class *class = &classes[index];
+    uint64_t slots = 1ull << (CLASS_BITS - SMALLEST - index);
+    lock_blocks();
+    uint32_t slot = class->free_list - 1;
+    if (class->free_list) {
+        class->free_list = slot_of(class, slot)->next_free;
+    } else {
+        slot = class->used;
+        bool room = slot < slots && slot < CHUNK * CHUNKS;
+        if (room && !class->chunks[slot / CHUNK]) {
+            class->chunks[slot / CHUNK] = calloc(CHUNK, sizeof(struct block));
+            room = class->chunks[slot / CHUNK] != NULL;
+        }
+        if (!room) {
+            unlock_blocks();
+            return 0;
+        }
+        class->used++;
+    }
+    struct block *block = slot_of(class, slot);
+    *block = (struct block){.size = size, .context = context, .kind = (uint8_t)kind, .pool = pool, .live = 1, .absent = kind == BLOCK_GRAPH};
+    block->id = ++driver.next_id;
+    unlock_blocks();
+    return DEVICE_WINDOW + ((uint64_t)index << CLASS_BITS) + ((uint64_t)slot << (index + SMALLEST));
+}
+
+struct block *block_find(CUdeviceptr address, CUdeviceptr *base)
+{
+    struct block *block = decode(address, base);
+    return block && block->live && !block->absent && address - *base < block->size ? block : NULL;
+}
+
+/* Under the lock. */
+static void drop(struct class *class, uint32_t slot, struct block *block)
+{
+    block->live = 0;
+    block->contents = NULL;
+    block->next_free = class->free_list;
+    class->free_list = slot + 1;
+}
+
+bool block_take(CUdeviceptr address, struct block *out)
+{
+    CUdeviceptr base;
+    lock_blocks();
+    struct block *block = decode(address, &base);
+    bool found = block && block->live && !block->absent && base == address;
+    if (found && block->kind == BLOCK_GRAPH) { /* the address stays the graph's */
+        *out = *block;
+        block->absent = true;
+        block->contents = NULL;
+    } else if (found) {
+        uint64_t offset = address - DEVICE_WINDOW;
+        uint32_t index = (uint32_t)(offset >> CLASS_BITS);
+        *out = *block;
+        drop(&classes[index], (uint32_t)((offset & ((1ull << CLASS_BITS) - 1)) >> (index + SMALLEST)), block);
+    }
+    unlock_blocks();
+    if (found && out->contents)
+        munmap(out->contents, out->size);
+    return found;
+}
+
+CUresult graph_memory_back(CUdeviceptr address)
+{
+    CUdeviceptr base;
+    struct block *block = decode(address, &base);
+    if (!block || !block->live || block->kind != BLOCK_GRAPH || base != address)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = block->absent ? charge(block->context->card, block->size) : CUDA_SUCCESS;
+    if (!result)
+        block->absent = false;
+    return result;
+}
+
+void block_each(bool (*match)(const struct block *, void *), void (*visit)(const struct block *, void *), void *argument)
+{
+    for (uint32_t index = 0; index < CLASSES; index++)
+        for (uint32_t slot = 0; slot < classes[index].used; slot++) {
+            struct block *block = slot_of(&classes[index], slot), copy;
+            lock_blocks();
+            bool taken = block->live && match(block, argument);
+            if (taken) {
+                copy = *block;
+                drop(&classes[index], slot, block);
+            }
+            unlock_blocks();
+            if (!taken)
+                continue;
+            if (copy.contents)
+                munmap(copy.contents, copy.size);
+            visit(&copy, argument);
+        }
+}
+
+char *zero_pages(uint64_t size)
+{
+    void *map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return map == MAP_FAILED ? NULL : map;
+}
+
+CUresult view(CUdeviceptr address, size_t size, char **host, size_t *length)
+{
+    CUdeviceptr base;
+    if (address < DEVICE_WINDOW) {
+        *host = (char *)address;
+        *length = size;
+        return CUDA_SUCCESS;
+    }
+    if (address < RESERVATION_WINDOW) {
+        struct block *block = block_find(address, &base);
+        if (!block)
+            return CUDA_ERROR_INVALID_VALUE;
+        char *contents = __atomic_load_n(&block->contents, __ATOMIC_ACQUIRE), *fresh = contents ? NULL : zero_pages(block->size);
+        if (!contents && !fresh)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        if (fresh && !__atomic_compare_exchange_n(&block->contents, &contents, fresh, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+            munmap(fresh, block->size);
+        else if (fresh)
+            contents = fresh;
+        *host = contents + (address - base);
+        *length = block->size - (address - base) < size ? block->size - (address - base) : size;
+        return *length < size ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    }
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&driver.lock);
+    struct range *range = range_find(address, false);
+    if (range) {
+        struct physical *physical = range->physical;
+        uint64_t offset = address - range->base;
+        if (!physical->contents)
+            physical->contents = zero_pages(physical->size);
+        *host = physical->contents + range->offset + offset;
+        *length = range->size - offset < size ? range->size - offset : size;
+        result = range->access == CU_MEM_ACCESS_FLAGS_PROT_NONE ? CUDA_ERROR_INVALID_VALUE
+                 : physical->contents                            ? CUDA_SUCCESS
+                                                                 : CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    pthread_mutex_unlock(&driver.lock);
+    return result;
+}

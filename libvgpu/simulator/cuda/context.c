@@ -1,0 +1,450 @@
+/* Contexts: primary ones, created ones, and each thread's stack of them. */
+#include <string.h>
+
+#include "cuda/driver.h"
+
+#define STACK (int)(sizeof((struct thread_state *)0)->stack / sizeof(CUcontext))
+
+static pthread_mutex_t contexts = PTHREAD_MUTEX_INITIALIZER; /* creation and destruction, which take other locks */
+
+CUresult context_make(int device, unsigned flags, bool primary, unsigned api_version, CUcontext *out)
+{
+    int card = driver.visible[device];
+    if (!driver.sim.self && sim_register(&driver.sim) != 0)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    CUresult result = charge(card, driver.sim.profile->context_bytes);
+    if (result)
+        return result;
+    CUcontext context = object_new(OBJECT_CONTEXT);
+    if (!context) {
+        uncharge(card, driver.sim.profile->context_bytes);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    context->device = device;
+    context->card = card;
+    context->flags = flags;
+    context->primary = primary;
+    context->api_version = api_version;
+    context->id = driver_id();
+    context->limits[CU_LIMIT_STACK_SIZE] = 1024;
+    context->limits[CU_LIMIT_PRINTF_FIFO_SIZE] = 7 * MIB;
+    context->limits[CU_LIMIT_MALLOC_HEAP_SIZE] = 8 * MIB;
+    context->limits[CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH] = 2;
+    context->limits[CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT] = 2048;
+    context->limits[CU_LIMIT_MAX_L2_FETCH_GRANULARITY] = 64;
+    context->legacy = stream_new(context, CU_STREAM_DEFAULT, 0);
+    atomic_fetch_add(&driver.sim.self->cards[card].contexts, 1);
+    *out = context;
+    return CUDA_SUCCESS;
+}
+
+static bool block_of(const struct block *block, void *context)
+{
+    return block->context == context && block->kind != BLOCK_POOL;
+}
+
+static void block_gone(const struct block *block, void *context)
+{
+    if (!block->absent)
+        uncharge(((CUcontext)context)->card, block->size);
+}
+
+static void object_of(void *handle, void *context)
+{
+    struct object *object = handle;
+    switch (object->type) {
+    case OBJECT_STREAM:
+        if (((CUstream)handle)->context == context)
+            object_free(handle);
+        break;
+    case OBJECT_EVENT:
+        if (((CUevent)handle)->context == context)
+            ((CUevent)handle)->context = NULL; /* cuEventDestroy stays legal */
+        break;
+    case OBJECT_MODULE:
+        if (((CUmodule)handle)->context == context)
+            module_unload(handle);
+        break;
+    case OBJECT_ARRAY:
+        if (((CUarray)handle)->context == context && !((CUarray)handle)->level)
+            cuArrayDestroy(handle);
+        break;
+    default:
+        break;
+    }
+}
+
+void ranges_of_context_drop(CUcontext context);
+
+void context_destroy(CUcontext context)
+{
+    sim_wait(&driver.sim, context->card, context->last);
+    events_settle();
+    static const enum object_type owned[] = {OBJECT_STREAM, OBJECT_MODULE, OBJECT_ARRAY, OBJECT_EVENT};
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
+        object_each(owned[i], object_of, context);
+    block_each(block_of, block_gone, context);
+    ranges_of_context_drop(context);
+    atomic_fetch_sub(&driver.sim.self->cards[context->card].contexts, 1);
+    uncharge(context->card, driver.sim.profile->context_bytes);
+    context->dead = true;
+    object_free(context);
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device)
+{
+    ENTER_DEVICE(device);
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&contexts);
+    if (!driver.primary[device])
+        result = context_make(device, driver.primary_flags[device], true, 3020, &driver.primary[device]);
+    if (!result) {
+        driver.primary[device]->references++;
+        *out = driver.primary[device];
+    }
+    pthread_mutex_unlock(&contexts);
+    return result;
+}
+
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+{
+    ENTER_DEVICE(device);
+    CUresult result = CUDA_ERROR_INVALID_CONTEXT;
+    pthread_mutex_lock(&contexts);
+    CUcontext context = driver.primary[device];
+    if (context && context->references) {
+        if (!--context->references) {
+            context_destroy(context);
+            driver.primary[device] = NULL;
+        }
+        result = CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&contexts);
+    return result;
+}
+
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
+{
+    ENTER_DEVICE(device);
+    pthread_mutex_lock(&contexts);
+    if (driver.primary[device])
+        context_destroy(driver.primary[device]);
+    driver.primary[device] = NULL;
+    pthread_mutex_unlock(&contexts);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned int flags)
+{
+    ENTER_DEVICE(device);
+    if (flags & ~(unsigned)CU_CTX_FLAGS_MASK)
+        return CUDA_ERROR_INVALID_VALUE;
+    driver.primary_flags[device] = flags;
+    if (driver.primary[device])
+        driver.primary[device]->flags = flags;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active)
+{
+    ENTER_DEVICE(device);
+    if (!flags || !active)
+        return CUDA_ERROR_INVALID_VALUE;
+    *flags = driver.primary_flags[device];
+    *active = driver.primary[device] != NULL;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRelease(CUdevice device) { return cuDevicePrimaryCtxRelease_v2(device); }
+CUresult cuDevicePrimaryCtxReset(CUdevice device) { return cuDevicePrimaryCtxReset_v2(device); }
+CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned int flags) { return cuDevicePrimaryCtxSetFlags_v2(device, flags); }
+
+static CUresult push(CUcontext context)
+{
+    struct thread_state *thread = thread_state();
+    if (thread->depth == STACK)
+        return CUDA_ERROR_INVALID_VALUE;
+    thread->stack[thread->depth++] = context;
+    return CUDA_SUCCESS;
+}
+
+static CUresult create(CUcontext *out, unsigned flags, CUdevice device, unsigned api_version)
+{
+    ENTER_DEVICE(device);
+    if (!out || flags & ~(unsigned)CU_CTX_FLAGS_MASK)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&contexts);
+    CUresult result = context_make(device, flags, false, api_version, out);
+    pthread_mutex_unlock(&contexts);
+    return result ? result : push(*out);
+}
+
+CUresult cuCtxCreate(CUcontext *out, unsigned int flags, CUdevice device) { return create(out, flags, device, 3010); }
+CUresult cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice device) { return create(out, flags, device, 3020); }
+
+CUresult cuCtxCreate_v3(CUcontext *out, CUexecAffinityParam *affinity, int count, unsigned int flags, CUdevice device)
+{
+    ENTER();
+    if (count < 0 || (count && !affinity))
+        return CUDA_ERROR_INVALID_VALUE;
+    return count ? CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY : create(out, flags, device, 3020);
+}
+
+CUresult cuCtxCreate_v4(CUcontext *out, CUctxCreateParams *params, unsigned int flags, CUdevice device)
+{
+    ENTER();
+    if (params && params->numExecAffinityParams)
+        return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
+    return params && params->cigParams ? CUDA_ERROR_NOT_SUPPORTED : create(out, flags, device, 3020);
+}
+
+CUresult cuCtxDestroy_v2(CUcontext context)
+{
+    ENTER();
+    struct thread_state *thread = thread_state();
+    if (!context)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&contexts);
+    bool known = object_is(context, OBJECT_CONTEXT) && !context->primary;
+    if (known)
+        context_destroy(context);
+    pthread_mutex_unlock(&contexts);
+    if (known && thread->depth && thread->stack[thread->depth - 1] == context)
+        thread->depth--;
+    return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+CUresult cuCtxDestroy(CUcontext context) { return cuCtxDestroy_v2(context); }
+
+CUresult cuCtxAttach(CUcontext *out, unsigned int flags)
+{
+    ENTER_CONTEXT(context);
+    if (!out || flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = context;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxDetach(CUcontext context) { return cuCtxDestroy_v2(context); }
+
+CUresult cuCtxPushCurrent_v2(CUcontext context)
+{
+    ENTER();
+    if (!context)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    return object_is(context, OBJECT_CONTEXT) ? push(context) : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+CUresult cuCtxPopCurrent_v2(CUcontext *out)
+{
+    ENTER();
+    struct thread_state *thread = thread_state();
+    if (!thread->depth)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    thread->depth--;
+    if (out)
+        *out = thread->stack[thread->depth];
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPushCurrent(CUcontext context) { return cuCtxPushCurrent_v2(context); }
+CUresult cuCtxPopCurrent(CUcontext *out) { return cuCtxPopCurrent_v2(out); }
+
+CUresult cuCtxSetCurrent(CUcontext context)
+{
+    ENTER();
+    struct thread_state *thread = thread_state();
+    if (context && !object_is(context, OBJECT_CONTEXT))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (!context)
+        thread->depth -= thread->depth > 0;
+    else if (thread->depth)
+        thread->stack[thread->depth - 1] = context;
+    else
+        return push(context);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetCurrent(CUcontext *out)
+{
+    ENTER();
+    struct thread_state *thread = thread_state();
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = thread->depth ? thread->stack[thread->depth - 1] : NULL;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetDevice(CUdevice *device)
+{
+    ENTER_CONTEXT(context);
+    if (!device)
+        return CUDA_ERROR_INVALID_VALUE;
+    *device = context->device;
+    return CUDA_SUCCESS;
+}
+
+/* The context a call names, or the current one for NULL. */
+static CUresult named(CUcontext handle, CUcontext *out)
+{
+    if (!handle)
+        return current_context(out);
+    ENTER();
+    *out = handle;
+    return object_is(handle, OBJECT_CONTEXT) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext handle)
+{
+    CUcontext context;
+    CUresult result = named(handle, &context);
+    if (result || !device)
+        return result ? result : CUDA_ERROR_INVALID_VALUE;
+    *device = context->device;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetFlags(unsigned int *flags)
+{
+    ENTER_CONTEXT(context);
+    if (!flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    *flags = context->flags;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSetFlags(unsigned int flags)
+{
+    ENTER_CONTEXT(context);
+    if (flags & ~(unsigned)CU_CTX_FLAGS_MASK)
+        return CUDA_ERROR_INVALID_VALUE;
+    context->flags = flags;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetId(CUcontext handle, unsigned long long *id)
+{
+    CUcontext context;
+    CUresult result = named(handle, &context);
+    if (result || !id)
+        return result ? result : CUDA_ERROR_INVALID_VALUE;
+    *id = context->id;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetApiVersion(CUcontext handle, unsigned int *version)
+{
+    CUcontext context;
+    CUresult result = named(handle, &context);
+    if (result || !version)
+        return result ? result : CUDA_ERROR_INVALID_VALUE;
+    *version = context->api_version;
+    return CUDA_SUCCESS;
+}
+
+static CUresult synchronize(CUcontext context)
+{
+    CUresult result = capture_forbids(NULL);
+    if (result)
+        return result;
+    sim_wait(&driver.sim, context->card, context->last);
+    events_settle();
+    pools_trim(context->card);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSynchronize(void)
+{
+    ENTER_CONTEXT(context);
+    return synchronize(context);
+}
+
+CUresult cuCtxSynchronize_v2(CUcontext handle)
+{
+    CUcontext context;
+    CUresult result = named(handle, &context);
+    return result ? result : synchronize(context);
+}
+
+CUresult cuCtxSetLimit(CUlimit limit, size_t value)
+{
+    ENTER_CONTEXT(context);
+    if ((unsigned)limit >= sizeof context->limits / sizeof *context->limits)
+        return CUDA_ERROR_UNSUPPORTED_LIMIT;
+    context->limits[limit] = value;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetLimit(size_t *value, CUlimit limit)
+{
+    ENTER_CONTEXT(context);
+    if (!value)
+        return CUDA_ERROR_INVALID_VALUE;
+    if ((unsigned)limit >= sizeof context->limits / sizeof *context->limits)
+        return CUDA_ERROR_UNSUPPORTED_LIMIT;
+    *value = context->limits[limit];
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetCacheConfig(CUfunc_cache *config)
+{
+    ENTER_CONTEXT(context);
+    if (!config)
+        return CUDA_ERROR_INVALID_VALUE;
+    *config = context->cache;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSetCacheConfig(CUfunc_cache config)
+{
+    ENTER_CONTEXT(context);
+    context->cache = config;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetSharedMemConfig(CUsharedconfig *config)
+{
+    CUresult result = cuCtxGetDevice(&(CUdevice){0});
+    if (result || !config)
+        return result ? result : CUDA_ERROR_INVALID_VALUE;
+    *config = CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSetSharedMemConfig(CUsharedconfig config)
+{
+    (void)config;
+    return cuCtxGetDevice(&(CUdevice){0});
+}
+
+CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+    CUresult result = cuCtxGetDevice(&(CUdevice){0});
+    if (result)
+        return result;
+    if (least)
+        *least = 0;
+    if (greatest)
+        *greatest = -5;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxResetPersistingL2Cache(void) { return cuCtxGetDevice(&(CUdevice){0}); }
+
+CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
+{
+    ENTER_CONTEXT(context);
+    if (flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!object_is(peer, OBJECT_CONTEXT) || peer == context)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    return driver.sim.profile->nvlinks ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+}
+
+CUresult cuCtxDisablePeerAccess(CUcontext peer)
+{
+    ENTER();
+    return object_is(peer, OBJECT_CONTEXT) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}

@@ -1,0 +1,285 @@
+/* What the sources of the simulated libcuda share. */
+#ifndef VGPU_SIMULATOR_DRIVER_H
+#define VGPU_SIMULATOR_DRIVER_H
+#define __CUDA_API_VERSION_INTERNAL /* declares every version of every entry point under its own symbol */
+#pragma GCC visibility push(default)
+#include <cuda.h>
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device); /* of CUDA 9.2; cuda.h declares its successor alone */
+#pragma GCC visibility pop
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/state.h"
+
+#define DRIVER_VERSION 13000
+#define MIB (1ull << 20)
+#define DEVICE_WINDOW (1ull << 48) /* device addresses lie above everything that a host program can map */
+#define RESERVATION_WINDOW (DEVICE_WINDOW + (1ull << 47))
+#define WINDOW_END (1ull << 49)
+
+enum object_type {
+    OBJECT_FREE, OBJECT_CONTEXT, OBJECT_STREAM, OBJECT_EVENT, OBJECT_MODULE, OBJECT_FUNCTION, OBJECT_LIBRARY, OBJECT_KERNEL, OBJECT_ARRAY,
+    OBJECT_MIPMAP, OBJECT_POOL, OBJECT_PHYSICAL, OBJECT_GRAPH, OBJECT_NODE, OBJECT_GRAPH_EXEC
+};
+struct object {
+    uint32_t type, reserved;
+    struct object *next_free;
+};
+/* Handles live in an arena of their own, so that any value a program passes can be checked, also one that was destroyed. */
+void *object_new(enum object_type type);
+void object_free(void *object);
+bool object_is(const void *handle, enum object_type type);
+/* Calls visit for every live object of a type. */
+void object_each(enum object_type type, void (*visit)(void *object, void *argument), void *argument);
+
+struct capture;
+struct CUstream_st {
+    struct object object;
+    CUcontext context;
+    unsigned flags;
+    int priority;
+    uint64_t last;       /* sequence of the last launch; 0: none */
+    uint64_t not_before; /* set by waits for work of another card */
+    uint64_t id;
+    struct capture *capture;
+};
+
+struct CUctx_st {
+    struct object object;
+    int device, card;
+    unsigned flags, api_version;
+    bool primary, dead;
+    unsigned references; /* of a primary context */
+    uint64_t id;
+    uint64_t last, last_blocking; /* sequences over all streams, and over those that wait for the legacy stream */
+    struct CUstream_st *legacy;
+    size_t limits[8];
+    CUfunc_cache cache;
+};
+
+struct CUevent_st {
+    struct object object;
+    CUcontext context; /* NULL: destroyed; the event may still be */
+    int card;
+    unsigned flags;
+    enum { EVENT_FRESH, EVENT_PENDING, EVENT_DONE } state;
+    uint64_t sequence, recorded, time;
+    struct CUevent_st *next_pending;
+    struct capture *capture;
+    CUgraphNode node;
+};
+
+struct CUmod_st {
+    struct object object;
+    CUcontext context;
+    uint64_t bytes;
+    struct CUlib_st *library;
+    CUfunction *functions;
+    unsigned count;
+    bool opaque; /* an image whose names cannot be read: every name is a function */
+};
+
+#define MAX_PARAMETERS 64
+struct CUfunc_st {
+    struct object object;
+    CUmodule module;
+    char *name;
+    uint64_t duration; /* of a launch, or of one block */
+    bool per_block;
+    int dynamic_shared, carveout, parameters;
+    uint16_t *parameter_sizes;
+};
+
+struct CUlib_st {
+    struct object object;
+    char *image;
+    struct CUkern_st **kernels;
+    unsigned count;
+    CUmodule modules[SIM_CARDS];
+};
+
+struct CUkern_st {
+    struct object object;
+    CUlibrary library;
+    char *name;
+};
+
+struct CUarray_st {
+    struct object object;
+    CUcontext context;
+    CUDA_ARRAY3D_DESCRIPTOR descriptor;
+    uint64_t bytes;
+    size_t pitch, rows;
+    char *contents;
+    bool level; /* of a mipmapped array, which owns the memory */
+};
+
+struct CUmipmappedArray_st {
+    struct object object;
+    CUcontext context;
+    uint64_t bytes;
+    unsigned count;
+    CUarray levels[16];
+};
+
+struct CUmemPoolHandle_st {
+    struct object object;
+    int device, card;
+    bool is_default;
+    uint64_t used, used_high, reserved, reserved_high, threshold, maximum;
+    CUmemAllocationHandleType handle_types;
+    int reuse[3];
+    pthread_mutex_t lock;
+};
+
+/* Physical memory of cuMemCreate. */
+struct physical {
+    struct object object;
+    CUmemAllocationProp properties;
+    int card; /* -1: host */
+    uint64_t size;
+    unsigned references; /* handles + mappings */
+    unsigned handles;
+    char *contents;
+};
+
+enum block_kind { BLOCK_DEVICE, BLOCK_POOL, BLOCK_GRAPH };
+struct block {
+    uint64_t size, id;
+    CUcontext context;
+    CUmemoryPool pool;
+    char *contents; /* made when first touched: memory that nobody wrote costs no host memory */
+    uint32_t next_free;
+    uint8_t live, kind;
+    bool absent; /* of a graph's memory while no launch has made it */
+};
+
+enum range_kind { RANGE_HOST, RANGE_REGISTERED, RANGE_MANAGED, RANGE_RESERVED, RANGE_MAPPED };
+struct range {
+    uint64_t base, size, id;
+    enum range_kind kind;
+    unsigned flags;
+    CUcontext context;
+    struct physical *physical; /* of a mapping, from `offset` */
+    uint64_t offset;
+    CUmemAccess_flags access;
+};
+
+extern struct driver {
+    struct sim sim;
+    int visible[SIM_CARDS], count; /* cards of the ordinals */
+    CUcontext primary[SIM_CARDS];
+    unsigned primary_flags[SIM_CARDS];
+    CUmemoryPool default_pool[SIM_CARDS], current_pool[SIM_CARDS];
+    pthread_mutex_t lock; /* contexts, modules, ranges: everything that is not hot */
+    _Atomic uint64_t next_id;
+} driver;
+
+struct thread_state {
+    CUcontext stack[64];
+    int depth;
+    CUstreamCaptureMode capture_mode;
+    bool own_default_stream; /* inside a call of the per-thread variant */
+    int captures; /* begun by this thread and not relaxed */
+    CUstream per_thread[SIM_CARDS];
+    CUcontext per_thread_context[SIM_CARDS];
+};
+struct thread_state *thread_state(void);
+
+bool driver_ready(void);
+uint64_t driver_id(void);
+
+/* The current context of this thread or the error that a call without one answers. */
+CUresult current_context(CUcontext *out);
+static inline CUresult device_check(CUdevice device)
+{
+    return !driver_ready() ? CUDA_ERROR_NOT_INITIALIZED : device < 0 || device >= driver.count ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+}
+#define ENTER()                                  \
+    do {                                         \
+        if (!driver_ready())                     \
+            return CUDA_ERROR_NOT_INITIALIZED;   \
+    } while (0)
+#define ENTER_DEVICE(device)                     \
+    do {                                         \
+        CUresult entered = device_check(device); \
+        if (entered)                             \
+            return entered;                      \
+    } while (0)
+#define ENTER_CONTEXT(context)                          \
+    CUcontext context;                                  \
+    do {                                                \
+        CUresult entered = current_context(&context);   \
+        if (entered)                                    \
+            return entered;                             \
+    } while (0)
+
+/* -ENOMEM and the like as CUDA says it. */
+CUresult charge(int card, uint64_t bytes);
+void uncharge(int card, uint64_t bytes);
+
+/* blocks.c: device memory by address */
+CUdeviceptr block_new(uint64_t size, CUcontext context, enum block_kind kind, CUmemoryPool pool);
+/* The live block that holds an address, with its base; NULL: none. */
+struct block *block_find(CUdeviceptr address, CUdeviceptr *base);
+/* Gives memory to the address of a captured allocation, if it has none now. */
+CUresult graph_memory_back(CUdeviceptr address);
+/* Takes a block out if `address` is the base of a live one; its fields are copied to `out`. */
+bool block_take(CUdeviceptr address, struct block *out);
+/* Frees every block for which match says so, telling visit about each. */
+void block_each(bool (*match)(const struct block *, void *), void (*visit)(const struct block *, void *), void *argument);
+
+/* ranges.c: host, managed and mapped memory, ordered by address; under driver.lock */
+struct range *range_find(uint64_t address, bool reserved);
+struct range *range_add(const struct range *range);
+void range_remove(struct range *range);
+struct range *range_overlap(uint64_t base, uint64_t size, bool reserved);
+void range_each(bool (*match)(const struct range *, void *), void (*drop)(const struct range *, void *), void *argument);
+
+/* Host address of up to `size` bytes of any memory a program may name; *length says how many lie in one piece. */
+CUresult view(CUdeviceptr address, size_t size, char **host, size_t *length);
+char *zero_pages(uint64_t size);
+
+/* pools.c */
+CUresult pool_release(struct block *block);
+void pools_trim(int card);
+CUresult pool_default(int device, CUmemoryPool *out);
+
+/* context.c */
+CUresult context_make(int device, unsigned flags, bool primary, unsigned api_version, CUcontext *out);
+void context_destroy(CUcontext context);
+
+/* streams.c */
+CUresult stream_resolve(CUstream handle, CUstream *out);
+CUstream stream_new(CUcontext context, unsigned flags, int priority);
+/* The sequence that a wait for everything issued to a stream waits for. */
+uint64_t stream_last(CUstream stream);
+CUresult stream_wait(CUstream stream);
+CUresult stream_launch(CUstream stream, uint64_t duration);
+void events_settle(void);
+
+/* modules.c */
+CUresult function_resolve(CUfunction handle, CUcontext context, CUfunction *out);
+uint64_t function_duration(CUfunction function, uint64_t blocks);
+void module_unload(CUmodule module);
+
+/* graphs.c: what a stream under capture does instead. CUDA_ERROR_NOT_READY: the stream is not capturing. */
+struct launch_shape {
+    CUfunction function;
+    unsigned grid[3], block[3], shared;
+};
+CUresult capture_kernel(CUstream stream, const struct launch_shape *shape);
+CUresult capture_copy(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes);
+CUresult capture_set(CUstream stream, CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width, size_t height);
+CUresult capture_record(CUstream stream, CUevent event);
+CUresult capture_wait(CUstream stream, CUevent event);
+CUresult capture_host(CUstream stream, CUhostFn function, void *data);
+CUresult capture_alloc(CUstream stream, CUdeviceptr *out, size_t bytes);
+CUresult capture_free(CUstream stream, CUdeviceptr address);
+/* Whether a call that waits for the device must fail because of an open capture. */
+CUresult capture_forbids(CUstream stream);
+CUresult copy_bytes(CUdeviceptr to, CUdeviceptr from, size_t bytes);
+CUresult set_elements(CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width, size_t height);
+#endif

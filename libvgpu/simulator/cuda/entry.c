@@ -1,0 +1,95 @@
+/* cuGetProcAddress: entry points by name, CUDA version and default stream, from entries.def. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/driver.h"
+
+#define ENTRY(base, symbol, version)
+#define PER_THREAD_ENTRY(base, symbol, version, per_thread, per_thread_version)
+#define UNSUPPORTED(base, symbol, version) __attribute__((visibility("default"))) CUresult simulated_##symbol(void) __asm__(#symbol);
+#include "cuda/entries.def"
+#undef ENTRY
+#undef PER_THREAD_ENTRY
+#undef UNSUPPORTED
+
+static struct entry {
+    const char *base;
+    void *address, *per_thread;
+    int version, per_thread_version;
+} entries[] = {
+#define ENTRY(base, symbol, version) {#base, (void *)symbol, NULL, version, 0},
+#define PER_THREAD_ENTRY(base, symbol, version, variant, variant_version) {#base, (void *)symbol, (void *)variant, version, variant_version},
+#define UNSUPPORTED(base, symbol, version) {#base, (void *)simulated_##symbol, NULL, version, 0},
+#include "cuda/entries.def"
+};
+#undef ENTRY
+#undef PER_THREAD_ENTRY
+#undef UNSUPPORTED
+#define COUNT (sizeof entries / sizeof *entries)
+
+/* The driver knows these calls; the simulator does not play them. */
+#define ENTRY(base, symbol, version)
+#define PER_THREAD_ENTRY(base, symbol, version, per_thread, per_thread_version)
+#define UNSUPPORTED(base, symbol, version)                                                     \
+    CUresult simulated_##symbol(void)                                                          \
+    {                                                                                          \
+        return driver_ready() ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_NOT_INITIALIZED;         \
+    }
+#include "cuda/entries.def"
+
+static int by_base_and_version(const void *left, const void *right)
+{
+    const struct entry *a = left, *b = right;
+    int order = strcmp(a->base, b->base);
+    return order ? order : a->version - b->version;
+}
+
+static void sort_entries(void)
+{
+    qsort(entries, COUNT, sizeof *entries, by_base_and_version);
+}
+
+/* The newest variant that is not newer than the version; *known: the base name exists. */
+static void *find(const char *base, int version, bool per_thread, bool *known)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, sort_entries);
+    size_t low = 0, high = COUNT;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (strcmp(entries[middle].base, base) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    void *found = NULL;
+    for (*known = false; low < COUNT && strcmp(entries[low].base, base) == 0; low++) {
+        *known = true;
+        if (per_thread && entries[low].per_thread && entries[low].per_thread_version <= version)
+            found = entries[low].per_thread;
+        else if (entries[low].version <= version)
+            found = entries[low].address;
+    }
+    return found;
+}
+
+/* cuda.h on cuGetProcAddress: what is not found is no error, but NULL and a status. */
+CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status)
+{
+    bool known;
+    if (!symbol || !out || flags & ~(cuuint64_t)3 || flags == 3 || version > DRIVER_VERSION)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = find(symbol, version, flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &known);
+    if (status)
+        *status = *out    ? CU_GET_PROC_ADDRESS_SUCCESS
+                  : known ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
+                          : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    return CUDA_SUCCESS;
+}
+
+/* Of CUDA 11.3: without a status, an error. */
+CUresult cuGetProcAddress(const char *symbol, void **out, int version, cuuint64_t flags)
+{
+    CUresult result = cuGetProcAddress_v2(symbol, out, version, flags, NULL);
+    return result ? result : *out ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}

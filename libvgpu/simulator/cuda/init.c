@@ -1,0 +1,174 @@
+/* cuInit, the visible cards, and what every call checks first. */
+#define _GNU_SOURCE
+#include <ctype.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "cuda/driver.h"
+
+struct driver driver = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* A page that a forked child finds empty, however it was forked: there the driver says that it is not initialised, as the real one does. */
+static _Atomic int *ready;
+static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
+static bool initialised;
+
+bool driver_ready(void)
+{
+    return ready && atomic_load_explicit(ready, memory_order_relaxed);
+}
+
+uint64_t driver_id(void)
+{
+    return ++driver.next_id;
+}
+
+struct thread_state *thread_state(void)
+{
+    static __thread struct thread_state state __attribute__((tls_model("initial-exec")));
+    return &state;
+}
+
+CUresult current_context(CUcontext *out)
+{
+    if (!driver_ready())
+        return CUDA_ERROR_NOT_INITIALIZED;
+    struct thread_state *thread = thread_state();
+    CUcontext context = thread->depth ? thread->stack[thread->depth - 1] : NULL;
+    if (!context)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    *out = context;
+    return context->dead || !object_is(context, OBJECT_CONTEXT) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS;
+}
+
+CUresult charge(int card, uint64_t bytes)
+{
+    int error = sim_charge(&driver.sim, card, bytes);
+    if (error == -ENOMEM) {
+        pools_trim(card);
+        error = sim_charge(&driver.sim, card, bytes);
+    }
+    return error == 0 ? CUDA_SUCCESS : error == -ENOMEM ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_DEVICE_UNAVAILABLE;
+}
+
+void uncharge(int card, uint64_t bytes)
+{
+    sim_uncharge(&driver.sim, card, bytes);
+}
+
+/* One entry of CUDA_VISIBLE_DEVICES: an index into the container's cards or the beginning of one UUID only. */
+static int visible_card(const char *name, size_t length, const int *cards, int count)
+{
+    int found = -1;
+    bool digits = length > 0 && length < 4;
+    for (size_t i = 0; i < length; i++)
+        digits = digits && isdigit((unsigned char)name[i]);
+    if (digits) {
+        int index = atoi(name);
+        return index < count ? cards[index] : -1;
+    }
+    if (length < 5 || strncasecmp(name, "GPU-", 4) != 0)
+        return -1;
+    for (int i = 0; i < count; i++)
+        if (strncasecmp(driver.sim.state->cards[cards[i]].uuid, name, length) == 0) {
+            if (found >= 0)
+                return -1;
+            found = cards[i];
+        }
+    return found;
+}
+
+/* CUDA C++ Programming Guide, "CUDA Environment Variables": devices behind the first invalid entry are not visible; none when one is named twice. */
+static void find_visible(void)
+{
+    int cards[SIM_CARDS], count = sim_container_cards(&driver.sim, cards);
+    const char *list = secure_getenv("CUDA_VISIBLE_DEVICES");
+    driver.count = 0;
+    if (!list) {
+        for (int i = 0; i < count; i++)
+            driver.visible[driver.count++] = cards[i];
+        return;
+    }
+    while (list) {
+        size_t length = strcspn(list, ",");
+        const char *name = list;
+        while (length && isspace((unsigned char)*name))
+            name++, length--;
+        while (length && isspace((unsigned char)name[length - 1]))
+            length--;
+        int card = visible_card(name, length, cards, count);
+        if (card < 0)
+            return;
+        for (int i = 0; i < driver.count; i++)
+            if (driver.visible[i] == card) {
+                driver.count = 0;
+                return;
+            }
+        driver.visible[driver.count++] = card;
+        list = strchr(list, ',');
+        list = list ? list + 1 : NULL;
+    }
+}
+
+CUresult cuInit(unsigned int flags)
+{
+    if (flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (driver_ready())
+        return CUDA_SUCCESS;
+    pthread_mutex_lock(&init_lock);
+    CUresult result = CUDA_SUCCESS;
+    if (initialised) {
+        result = driver_ready() ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+    } else {
+        int error = sim_open_environment(&driver.sim);
+        if (!error)
+            find_visible();
+        if (error || !driver.count) {
+            result = error == -EEXIST ? CUDA_ERROR_SYSTEM_DRIVER_MISMATCH : CUDA_ERROR_NO_DEVICE;
+            if (!error)
+                sim_close(&driver.sim);
+        } else {
+            void *page = mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            if (page == MAP_FAILED) {
+                result = CUDA_ERROR_OPERATING_SYSTEM;
+            } else {
+                madvise(page, (size_t)sysconf(_SC_PAGESIZE), MADV_WIPEONFORK);
+                *(_Atomic int *)page = 1;
+                ready = page;
+                initialised = true;
+            }
+        }
+    }
+    pthread_mutex_unlock(&init_lock);
+    return result;
+}
+
+CUresult cuDriverGetVersion(int *version)
+{
+    if (!version)
+        return CUDA_ERROR_INVALID_VALUE;
+    *version = DRIVER_VERSION;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGetExportTable(const void **table, const CUuuid *id)
+{
+    if (!table || !id)
+        return CUDA_ERROR_INVALID_VALUE;
+    *table = NULL;
+    return CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
+{
+    ENTER();
+    if (!mode)
+        return CUDA_ERROR_INVALID_VALUE;
+    *mode = CU_MODULE_EAGER_LOADING;
+    return CUDA_SUCCESS;
+}

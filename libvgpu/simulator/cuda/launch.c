@@ -1,0 +1,289 @@
+/* Launches, and what can be asked of a function. */
+#include "cuda/driver.h"
+
+#define MAX_THREADS 1024u
+
+static CUresult launch(const struct launch_shape *given, CUstream handle)
+{
+    ENTER_CONTEXT(context);
+    struct launch_shape shape = *given;
+    CUstream stream;
+    if (!shape.function)
+        return CUDA_ERROR_INVALID_HANDLE;
+    CUresult result = function_resolve(shape.function, context, &shape.function);
+    if (!result)
+        result = stream_resolve(handle, &stream);
+    if (result)
+        return result;
+    if (stream->context != context || shape.function->module->context != context)
+        return CUDA_ERROR_INVALID_HANDLE;
+    for (int i = 0; i < 3; i++)
+        if (!shape.grid[i] || !shape.block[i] || shape.block[i] > (i == 2 ? 64u : 1024u) || shape.grid[i] > (i ? 65535u : 0x7fffffffu))
+            return CUDA_ERROR_INVALID_VALUE;
+    if ((uint64_t)shape.block[0] * shape.block[1] * shape.block[2] > MAX_THREADS)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (shape.shared > 49152u && (int)shape.shared > shape.function->dynamic_shared)
+        return CUDA_ERROR_INVALID_VALUE;
+    result = capture_kernel(stream, &shape);
+    if (result != CUDA_ERROR_NOT_READY)
+        return result;
+    return stream_launch(stream, function_duration(shape.function, (uint64_t)shape.grid[0] * shape.grid[1] * shape.grid[2]));
+}
+
+CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
+                        unsigned int block_y, unsigned int block_z, unsigned int shared, CUstream stream, void **params, void **extra)
+{
+    ENTER();
+    if (params && extra)
+        return CUDA_ERROR_INVALID_VALUE;
+    return launch(&(struct launch_shape){function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared}, stream);
+}
+
+CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
+                                   unsigned int block_y, unsigned int block_z, unsigned int shared, CUstream stream, void **params)
+{
+    ENTER();
+    (void)params;
+    const struct sim_profile *profile = driver.sim.profile;
+    uint64_t threads = (uint64_t)block_x * block_y * block_z, blocks = (uint64_t)grid_x * grid_y * grid_z;
+    uint64_t resident = threads ? (uint64_t)profile->threads_per_multiprocessor / threads : 0;
+    if (resident > (uint64_t)profile->blocks_per_multiprocessor)
+        resident = (uint64_t)profile->blocks_per_multiprocessor;
+    if (threads && threads <= MAX_THREADS && blocks > resident * (uint64_t)profile->multiprocessors)
+        return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+    return launch(&(struct launch_shape){function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared}, stream);
+}
+
+CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags)
+{
+    ENTER();
+    if (!list || !count || flags & ~3u)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < count; i++) {
+        if (!object_is(list[i].hStream, OBJECT_STREAM))
+            return CUDA_ERROR_INVALID_HANDLE;
+        cuCtxPushCurrent_v2(list[i].hStream->context);
+        CUresult result = cuLaunchCooperativeKernel(list[i].function, list[i].gridDimX, list[i].gridDimY, list[i].gridDimZ, list[i].blockDimX,
+                                                    list[i].blockDimY, list[i].blockDimZ, list[i].sharedMemBytes, list[i].hStream, NULL);
+        cuCtxPopCurrent_v2(NULL);
+        if (result)
+            return result;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **params, void **extra)
+{
+    ENTER();
+    if (!config || (params && extra) || (config->numAttrs && !config->attrs))
+        return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < config->numAttrs; i++)
+        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && config->attrs[i].value.cooperative)
+            return cuLaunchCooperativeKernel(function, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX, config->blockDimY,
+                                             config->blockDimZ, config->sharedMemBytes, config->hStream, params);
+    return launch(&(struct launch_shape){function,
+                                         {config->gridDimX, config->gridDimY, config->gridDimZ},
+                                         {config->blockDimX, config->blockDimY, config->blockDimZ},
+                                         config->sharedMemBytes},
+                  config->hStream);
+}
+
+/* The way of CUDA 3: the block shape is set on the function. */
+CUresult cuFuncSetBlockShape(CUfunction function, int x, int y, int z)
+{
+    ENTER();
+    if (!object_is(function, OBJECT_FUNCTION))
+        return CUDA_ERROR_INVALID_HANDLE;
+    return x > 0 && y > 0 && z > 0 && (int64_t)x * y * z <= (int64_t)MAX_THREADS ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream)
+{
+    ENTER();
+    if (width <= 0 || height <= 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    return launch(&(struct launch_shape){function, {(unsigned)width, (unsigned)height, 1}, {1, 1, 1}, 0}, stream);
+}
+
+CUresult cuLaunchGrid(CUfunction function, int width, int height) { return cuLaunchGridAsync(function, width, height, NULL); }
+CUresult cuLaunch(CUfunction function) { return cuLaunchGrid(function, 1, 1); }
+
+static CUresult parameter_call(CUfunction function)
+{
+    ENTER();
+    return object_is(function, OBJECT_FUNCTION) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult cuFuncSetSharedSize(CUfunction function, unsigned int bytes) { return (void)bytes, parameter_call(function); }
+CUresult cuParamSetSize(CUfunction function, unsigned int bytes) { return (void)bytes, parameter_call(function); }
+CUresult cuParamSeti(CUfunction function, int offset, unsigned int value) { return (void)offset, (void)value, parameter_call(function); }
+CUresult cuParamSetf(CUfunction function, int offset, float value) { return (void)offset, (void)value, parameter_call(function); }
+CUresult cuParamSetv(CUfunction function, int offset, void *data, unsigned int bytes)
+{
+    return (void)offset, (void)bytes, data ? parameter_call(function) : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult attribute_of(CUfunction_attribute attribute, CUfunction function, int *value)
+{
+    switch (attribute) {
+    case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = (int)MAX_THREADS; break;
+    case CU_FUNC_ATTRIBUTE_NUM_REGS: *value = 32; break;
+    case CU_FUNC_ATTRIBUTE_PTX_VERSION: case CU_FUNC_ATTRIBUTE_BINARY_VERSION:
+        *value = driver.sim.profile->major * 10 + driver.sim.profile->minor;
+        break;
+    case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: *value = function && function->dynamic_shared ? function->dynamic_shared : 49152; break;
+    case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: *value = function ? function->carveout : -1; break;
+    default: *value = 0;
+    }
+    return (int)attribute < 0 || attribute >= CU_FUNC_ATTRIBUTE_MAX ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction handle)
+{
+    ENTER_CONTEXT(context);
+    CUfunction function;
+    CUresult result = value ? function_resolve(handle, context, &function) : CUDA_ERROR_INVALID_VALUE;
+    return result ? result : attribute_of(attribute, function, value);
+}
+
+CUresult cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute, int value)
+{
+    ENTER_CONTEXT(context);
+    CUfunction function;
+    CUresult result = function_resolve(handle, context, &function);
+    if (result)
+        return result;
+    if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
+        if (value < 0 || value > driver.sim.profile->shared_per_block_optin)
+            return CUDA_ERROR_INVALID_VALUE;
+        function->dynamic_shared = value;
+    } else if (attribute == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) {
+        function->carveout = value;
+    } else {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult cuKernelGetAttribute(int *value, CUfunction_attribute attribute, CUkernel kernel, CUdevice device)
+{
+    ENTER_DEVICE(device);
+    if (!value || !object_is(kernel, OBJECT_KERNEL))
+        return !value ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    return attribute_of(attribute, NULL, value);
+}
+
+CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device)
+{
+    ENTER_DEVICE(device);
+    (void)attribute, (void)value;
+    return object_is(kernel, OBJECT_KERNEL) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult cuFuncSetCacheConfig(CUfunction function, CUfunc_cache config) { return (void)config, parameter_call(function); }
+CUresult cuFuncSetSharedMemConfig(CUfunction function, CUsharedconfig config) { return (void)config, parameter_call(function); }
+
+CUresult cuFuncGetModule(CUmodule *module, CUfunction function)
+{
+    CUresult result = parameter_call(function);
+    if (result || !module)
+        return result ? result : CUDA_ERROR_INVALID_VALUE;
+    *module = function->module;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuFuncGetName(const char **name, CUfunction function)
+{
+    CUresult result = parameter_call(function);
+    if (result || !name)
+        return result ? result : CUDA_ERROR_INVALID_VALUE;
+    *name = function->name;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuFuncIsLoaded(CUfunctionLoadingState *state, CUfunction function)
+{
+    CUresult result = parameter_call(function);
+    if (result || !state)
+        return result ? result : CUDA_ERROR_INVALID_VALUE;
+    *state = CU_FUNCTION_LOADING_STATE_LOADED;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuFuncLoad(CUfunction function) { return parameter_call(function); }
+
+/* Known for entries of PTX; the parameters of a binary are not read. */
+static CUresult parameter_of(CUfunction function, size_t index, size_t *offset, size_t *size)
+{
+    size_t at = 0;
+    if (!offset || function->parameters < 0 || index >= (size_t)function->parameters)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0;; i++) {
+        size_t bytes = function->parameter_sizes[i], alignment = bytes < 8 && bytes ? bytes : 8;
+        at = (at + alignment - 1) / alignment * alignment;
+        if (i == index) {
+            *offset = at;
+            if (size)
+                *size = bytes;
+            return CUDA_SUCCESS;
+        }
+        at += bytes;
+    }
+}
+
+CUresult cuFuncGetParamInfo(CUfunction function, size_t index, size_t *offset, size_t *size)
+{
+    CUresult result = parameter_call(function);
+    return result ? result : parameter_of(function, index, offset, size);
+}
+
+CUresult cuKernelGetParamInfo(CUkernel kernel, size_t index, size_t *offset, size_t *size)
+{
+    ENTER_CONTEXT(context);
+    CUfunction function;
+    if (!object_is(kernel, OBJECT_KERNEL))
+        return CUDA_ERROR_INVALID_HANDLE;
+    CUresult result = function_resolve((CUfunction)kernel, context, &function);
+    return result ? result : parameter_of(function, index, offset, size);
+}
+
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction handle, int threads, size_t shared, unsigned int flags)
+{
+    ENTER_CONTEXT(context);
+    CUfunction function;
+    const struct sim_profile *profile = driver.sim.profile;
+    if (!blocks || threads <= 0 || threads > (int)MAX_THREADS || flags & ~1u)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = function_resolve(handle, context, &function);
+    if (result)
+        return result;
+    int count = profile->threads_per_multiprocessor / threads;
+    if (shared && (size_t)profile->shared_per_multiprocessor / shared < (size_t)count)
+        count = profile->shared_per_multiprocessor / (int)shared;
+    *blocks = count < profile->blocks_per_multiprocessor ? count : profile->blocks_per_multiprocessor;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads, size_t shared)
+{
+    return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, threads, shared, 0);
+}
+
+CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction function, CUoccupancyB2DSize shared_of, size_t shared,
+                                                   int limit, unsigned int flags)
+{
+    int blocks, threads = limit > 0 && limit < (int)MAX_THREADS ? limit : (int)MAX_THREADS;
+    if (!grid || !block)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(&blocks, function, threads, shared_of ? shared_of(threads) : shared, flags);
+    if (!result) {
+        *block = threads;
+        *grid = blocks * driver.sim.profile->multiprocessors;
+    }
+    return result;
+}
+
+CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction function, CUoccupancyB2DSize shared_of, size_t shared, int limit)
+{
+    return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, function, shared_of, shared, limit, 0);
+}

@@ -1,0 +1,465 @@
+/* Modules, libraries and their functions. A kernel does nothing but occupy the card; its name says for how long:
+ *   ..._2ms  ..._100us  ..._500ns   one launch takes that long
+ *   ..._perblock_200ns              times the number of blocks
+ *   anything else                   10 us
+ * Names come from `.entry NAME` of PTX and `.text.NAME` of a cubin. An image that shows none (compressed) has every name that is asked for. */
+#define _GNU_SOURCE
+#include <ctype.h>
+#include <elf.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/driver.h"
+
+#define DEFAULT_NS 10000u
+#define FATBIN_WRAPPER 0x466243b1u
+#define FATBIN_MAGIC 0xba55ed50u
+
+static uint64_t unit_of(const char *text, bool mangled)
+{
+    static const struct {
+        const char *name;
+        uint64_t ns;
+    } units[] = {{"ns", 1}, {"us", 1000}, {"ms", 1000000}};
+    for (int i = 0; i < 3; i++)
+        if (strncmp(text, units[i].name, 2) == 0 && (mangled || !isalnum((unsigned char)text[2])))
+            return units[i].ns;
+    return 0;
+}
+
+static void read_duration(CUfunction function)
+{
+    bool mangled = strncmp(function->name, "_Z", 2) == 0; /* there the argument types follow at once */
+    function->duration = DEFAULT_NS;
+    for (const char *at = strchr(function->name, '_'); at; at = strchr(at + 1, '_')) {
+        char *end;
+        if (!isdigit((unsigned char)at[1]))
+            continue;
+        uint64_t number = strtoull(at + 1, &end, 10), unit = unit_of(end, mangled);
+        if (unit && number) {
+            function->duration = number * unit;
+            function->per_block = at - function->name >= 8 && strncmp(at - 8, "perblock", 8) == 0;
+            return;
+        }
+    }
+}
+
+uint64_t function_duration(CUfunction function, uint64_t blocks)
+{
+    return function->per_block ? function->duration * blocks : function->duration;
+}
+
+/* Reads the sizes of an entry's parameters: `.param .u64 name`, `.param .align 8 .b8 name[24]`. */
+static void read_parameters(CUfunction function, const char *text, const char *end)
+{
+    const char *close = text < end ? memchr(text, ')', (size_t)(end - text)) : NULL;
+    if (!close || *text != '(')
+        return;
+    uint16_t sizes[MAX_PARAMETERS];
+    int count = 0;
+    for (const char *at = text; at < close && count < MAX_PARAMETERS;) {
+        const char *comma = memchr(at, ',', (size_t)(close - at)), *stop = comma ? comma : close;
+        const char *parameter = memmem(at, (size_t)(stop - at), ".param", 6);
+        if (!parameter)
+            break;
+        unsigned bits = 64, elements = 1;
+        for (const char *type = parameter + 6; type < stop - 1; type++)
+            if (*type == '.' && strchr("bufs", type[1]) && isdigit((unsigned char)type[2]))
+                bits = (unsigned)atoi(type + 2);
+        const char *bracket = memchr(parameter, '[', (size_t)(stop - parameter));
+        if (bracket)
+            elements = (unsigned)atoi(bracket + 1);
+        sizes[count++] = (uint16_t)(bits / 8 * elements);
+        at = stop + 1;
+    }
+    function->parameter_sizes = malloc((size_t)count * sizeof *sizes + 1);
+    if (function->parameter_sizes) {
+        memcpy(function->parameter_sizes, sizes, (size_t)count * sizeof *sizes);
+        function->parameters = count;
+    }
+}
+
+static CUfunction add_function(CUmodule module, const char *name, size_t length)
+{
+    for (unsigned i = 0; i < module->count; i++)
+        if (strlen(module->functions[i]->name) == length && strncmp(module->functions[i]->name, name, length) == 0)
+            return module->functions[i];
+    CUfunction *functions = realloc(module->functions, (module->count + 1) * sizeof *functions);
+    if (!functions)
+        return NULL;
+    module->functions = functions;
+    CUfunction function = object_new(OBJECT_FUNCTION);
+    if (!function)
+        return NULL;
+    function->module = module;
+    function->name = strndup(name, length);
+    function->parameters = -1;
+    read_duration(function);
+    functions[module->count++] = function;
+    return function;
+}
+
+static size_t name_length(const char *name, const char *end)
+{
+    size_t length = 0;
+    while (name + length < end && (isalnum((unsigned char)name[length]) || strchr("_$.%", name[length])) && name[length])
+        length++;
+    return length;
+}
+
+static void scan(CUmodule module, const char *image, size_t size, const char *marker)
+{
+    const char *end = image + size, *at = image;
+    size_t skip = strlen(marker);
+    while ((at = memmem(at, (size_t)(end - at), marker, skip))) {
+        at += skip;
+        while (at < end && isspace((unsigned char)*at))
+            at++;
+        size_t length = name_length(at, end);
+        CUfunction function = length ? add_function(module, at, length) : NULL;
+        at += length;
+        while (function && at < end && isspace((unsigned char)*at))
+            at++;
+        if (function && function->parameters < 0 && at < end && *at == '(')
+            read_parameters(function, at, end);
+    }
+}
+
+/* How many bytes an image has and whether it is binary; 0: no image that a driver would load. */
+static size_t image_size(const void **image, bool *binary)
+{
+    const unsigned char *bytes = *image;
+    uint32_t magic;
+    memcpy(&magic, bytes, sizeof magic);
+    if (magic == FATBIN_WRAPPER) { /* {magic, version, data, ...} as nvcc embeds it */
+        memcpy(image, bytes + 8, sizeof *image);
+        bytes = *image;
+        memcpy(&magic, bytes, sizeof magic);
+    }
+    *binary = true;
+    if (magic == FATBIN_MAGIC) { /* {u32 magic, u16 version, u16 header bytes, u64 bytes behind the header} */
+        uint16_t header;
+        uint64_t size;
+        memcpy(&header, bytes + 6, sizeof header);
+        memcpy(&size, bytes + 8, sizeof size);
+        return header + size;
+    }
+    if (memcmp(bytes, ELFMAG, SELFMAG) == 0) {
+        Elf64_Ehdr header;
+        memcpy(&header, bytes, sizeof header);
+        return header.e_shoff + (size_t)header.e_shnum * header.e_shentsize;
+    }
+    *binary = false;
+    const char *text = *image;
+    return strstr(text, ".version") || strstr(text, ".entry") ? strlen(text) : 0;
+}
+
+static CUresult load(CUcontext context, const void *image, CUmodule *out)
+{
+    bool binary;
+    size_t size = image_size(&image, &binary);
+    if (!size)
+        return CUDA_ERROR_INVALID_IMAGE;
+    CUresult result = charge(context->card, driver.sim.profile->module_bytes);
+    if (result)
+        return result;
+    CUmodule module = object_new(OBJECT_MODULE);
+    if (!module) {
+        uncharge(context->card, driver.sim.profile->module_bytes);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    module->context = context;
+    module->bytes = driver.sim.profile->module_bytes;
+    scan(module, image, size, ".entry ");
+    scan(module, image, size, ".text.");
+    module->opaque = binary && !module->count;
+    *out = module;
+    return CUDA_SUCCESS;
+}
+
+void module_unload(CUmodule module)
+{
+    for (unsigned i = 0; i < module->count; i++) {
+        free(module->functions[i]->name);
+        free(module->functions[i]->parameter_sizes);
+        object_free(module->functions[i]);
+    }
+    free(module->functions);
+    uncharge(module->context->card, module->bytes);
+    if (module->library)
+        module->library->modules[module->context->device] = NULL;
+    object_free(module);
+}
+
+CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned int count, CUjit_option *options, void **values)
+{
+    ENTER_CONTEXT(context);
+    if (!out || !image || (count && (!options || !values)))
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&driver.lock);
+    CUresult result = load(context, image, out);
+    pthread_mutex_unlock(&driver.lock);
+    return result;
+}
+
+CUresult cuModuleLoadData(CUmodule *out, const void *image) { return cuModuleLoadDataEx(out, image, 0, NULL, NULL); }
+CUresult cuModuleLoadFatBinary(CUmodule *out, const void *image) { return cuModuleLoadDataEx(out, image, 0, NULL, NULL); }
+
+static char *read_file(const char *path)
+{
+    FILE *file = fopen(path, "rbe");
+    char *bytes = NULL;
+    if (!file)
+        return NULL;
+    if (fseek(file, 0, SEEK_END) == 0) {
+        long size = ftell(file);
+        bytes = size >= 0 ? calloc(1, (size_t)size + 64) : NULL; /* headers are read without a size to compare with */
+        rewind(file);
+        if (bytes && fread(bytes, 1, (size_t)size, file) != (size_t)size) {
+            free(bytes);
+            bytes = NULL;
+        }
+    }
+    fclose(file);
+    return bytes;
+}
+
+CUresult cuModuleLoad(CUmodule *out, const char *path)
+{
+    ENTER();
+    if (!out || !path)
+        return CUDA_ERROR_INVALID_VALUE;
+    char *image = read_file(path);
+    if (!image)
+        return CUDA_ERROR_FILE_NOT_FOUND;
+    CUresult result = cuModuleLoadData(out, image);
+    free(image);
+    return result;
+}
+
+CUresult cuModuleUnload(CUmodule module)
+{
+    ENTER();
+    if (!object_is(module, OBJECT_MODULE) || module->library)
+        return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&driver.lock);
+    module_unload(module);
+    pthread_mutex_unlock(&driver.lock);
+    return CUDA_SUCCESS;
+}
+
+static CUfunction find_function(CUmodule module, const char *name)
+{
+    for (unsigned i = 0; i < module->count; i++)
+        if (strcmp(module->functions[i]->name, name) == 0)
+            return module->functions[i];
+    return module->opaque ? add_function(module, name, strlen(name)) : NULL;
+}
+
+CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
+{
+    ENTER();
+    if (!out || !name)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!object_is(module, OBJECT_MODULE))
+        return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&driver.lock);
+    CUfunction function = find_function(module, name);
+    pthread_mutex_unlock(&driver.lock);
+    if (!function)
+        return CUDA_ERROR_NOT_FOUND;
+    *out = function;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuModuleGetFunctionCount(unsigned int *count, CUmodule module)
+{
+    ENTER();
+    if (!count || !object_is(module, OBJECT_MODULE))
+        return !count ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    *count = module->count;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuModuleEnumerateFunctions(CUfunction *out, unsigned int count, CUmodule module)
+{
+    ENTER();
+    if (!out || !object_is(module, OBJECT_MODULE))
+        return !out ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    for (unsigned i = 0; i < count && i < module->count; i++)
+        out[i] = module->functions[i];
+    return CUDA_SUCCESS;
+}
+
+CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *bytes, CUmodule module, const char *name)
+{
+    ENTER();
+    (void)address, (void)bytes;
+    if (!name)
+        return CUDA_ERROR_INVALID_VALUE;
+    return object_is(module, OBJECT_MODULE) ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_HANDLE;
+}
+
+/* A launch may name a kernel of a library instead of a function. */
+CUresult function_resolve(CUfunction handle, CUcontext context, CUfunction *out)
+{
+    if (object_is(handle, OBJECT_KERNEL)) {
+        CUkernel kernel = (CUkernel)handle;
+        CUmodule *module = &kernel->library->modules[context->device];
+        pthread_mutex_lock(&driver.lock);
+        CUresult result = *module ? CUDA_SUCCESS : load(context, kernel->library->image, module);
+        if (!result) {
+            (*module)->library = kernel->library;
+            *out = find_function(*module, kernel->name);
+            result = *out ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+        }
+        pthread_mutex_unlock(&driver.lock);
+        return result;
+    }
+    *out = handle;
+    return object_is(handle, OBJECT_FUNCTION) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult cuLibraryLoadData(CUlibrary *out, const void *code, CUjit_option *jit, void **jit_values, unsigned int jit_count,
+                           CUlibraryOption *options, void **values, unsigned int count)
+{
+    ENTER();
+    bool binary;
+    (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
+    if (!out || !code)
+        return CUDA_ERROR_INVALID_VALUE;
+    size_t size = image_size(&code, &binary);
+    CUlibrary library = size ? object_new(OBJECT_LIBRARY) : NULL;
+    if (!library)
+        return size ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_IMAGE;
+    library->image = calloc(1, size + 64);
+    if (!library->image) {
+        object_free(library);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    memcpy(library->image, code, size);
+    *out = library;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, CUjit_option *jit, void **jit_values, unsigned int jit_count,
+                               CUlibraryOption *options, void **values, unsigned int count)
+{
+    ENTER();
+    if (!out || !path)
+        return CUDA_ERROR_INVALID_VALUE;
+    char *image = read_file(path);
+    if (!image)
+        return CUDA_ERROR_FILE_NOT_FOUND;
+    CUresult result = cuLibraryLoadData(out, image, jit, jit_values, jit_count, options, values, count);
+    free(image);
+    return result;
+}
+
+CUresult cuLibraryUnload(CUlibrary library)
+{
+    ENTER();
+    if (!object_is(library, OBJECT_LIBRARY))
+        return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&driver.lock);
+    for (int i = 0; i < SIM_CARDS; i++)
+        if (library->modules[i])
+            module_unload(library->modules[i]);
+    for (unsigned i = 0; i < library->count; i++) {
+        free(library->kernels[i]->name);
+        object_free(library->kernels[i]);
+    }
+    free(library->kernels);
+    free(library->image);
+    object_free(library);
+    pthread_mutex_unlock(&driver.lock);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryGetModule(CUmodule *out, CUlibrary library)
+{
+    ENTER_CONTEXT(context);
+    if (!out || !object_is(library, OBJECT_LIBRARY))
+        return !out ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&driver.lock);
+    if (!library->modules[context->device])
+        result = load(context, library->image, &library->modules[context->device]);
+    if (!result) {
+        library->modules[context->device]->library = library;
+        *out = library->modules[context->device];
+    }
+    pthread_mutex_unlock(&driver.lock);
+    return result;
+}
+
+CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name)
+{
+    ENTER();
+    if (!out || !name)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!object_is(library, OBJECT_LIBRARY))
+        return CUDA_ERROR_INVALID_HANDLE;
+    struct CUmod_st names = {.opaque = false};
+    const void *image = library->image;
+    bool binary;
+    size_t size = image_size(&image, &binary);
+    pthread_mutex_lock(&driver.lock);
+    CUkernel kernel = NULL;
+    for (unsigned i = 0; i < library->count && !kernel; i++)
+        if (strcmp(library->kernels[i]->name, name) == 0)
+            kernel = library->kernels[i];
+    if (!kernel) {
+        scan(&names, image, size, ".entry ");
+        scan(&names, image, size, ".text.");
+        names.opaque = binary && !names.count;
+        bool known = names.opaque || find_function(&names, name);
+        struct CUkern_st **kernels = known ? realloc(library->kernels, (library->count + 1) * sizeof *kernels) : NULL;
+        if (kernels)
+            library->kernels = kernels;
+        kernel = kernels ? object_new(OBJECT_KERNEL) : NULL;
+        if (kernel) {
+            kernel->library = library;
+            kernel->name = strdup(name);
+            kernels[library->count++] = kernel;
+        }
+        for (unsigned i = 0; i < names.count; i++) {
+            free(names.functions[i]->name);
+            free(names.functions[i]->parameter_sizes);
+            object_free(names.functions[i]);
+        }
+        free(names.functions);
+    }
+    pthread_mutex_unlock(&driver.lock);
+    if (!kernel)
+        return CUDA_ERROR_NOT_FOUND;
+    *out = kernel;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel)
+{
+    ENTER_CONTEXT(context);
+    if (!out || !object_is(kernel, OBJECT_KERNEL))
+        return !out ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    return function_resolve((CUfunction)kernel, context, out);
+}
+
+CUresult cuKernelGetLibrary(CUlibrary *out, CUkernel kernel)
+{
+    ENTER();
+    if (!out || !object_is(kernel, OBJECT_KERNEL))
+        return !out ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    *out = kernel->library;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuKernelGetName(const char **name, CUkernel kernel)
+{
+    ENTER();
+    if (!name || !object_is(kernel, OBJECT_KERNEL))
+        return !name ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    *name = kernel->name;
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,61 @@
+/* Handles. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "cuda/driver.h"
+
+#define SLOT 512
+#define ARENA (1ull << 30)
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static char *arena;
+static size_t end;
+static struct object *free_list;
+
+_Static_assert(sizeof(struct CUctx_st) <= SLOT && sizeof(struct CUlib_st) <= SLOT && sizeof(struct CUmipmappedArray_st) <= SLOT, "slot too small");
+
+void *object_new(enum object_type type)
+{
+    pthread_mutex_lock(&lock);
+    if (!arena) {
+        void *map = mmap(NULL, ARENA, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        arena = map == MAP_FAILED ? NULL : map;
+    }
+    struct object *object = free_list;
+    if (object)
+        free_list = object->next_free;
+    else if (arena && end + SLOT <= ARENA)
+        object = (struct object *)(arena + __atomic_fetch_add(&end, SLOT, __ATOMIC_RELEASE));
+    if (object) {
+        memset(object, 0, SLOT);
+        object->type = type;
+    }
+    pthread_mutex_unlock(&lock);
+    return object;
+}
+
+void object_free(void *handle)
+{
+    struct object *object = handle;
+    pthread_mutex_lock(&lock);
+    object->type = OBJECT_FREE;
+    object->next_free = free_list;
+    free_list = object;
+    pthread_mutex_unlock(&lock);
+}
+
+bool object_is(const void *handle, enum object_type type)
+{
+    uintptr_t offset = (uintptr_t)handle - (uintptr_t)arena;
+    return arena && offset < __atomic_load_n(&end, __ATOMIC_ACQUIRE) && offset % SLOT == 0 && ((const struct object *)handle)->type == type;
+}
+
+void object_each(enum object_type type, void (*visit)(void *object, void *argument), void *argument)
+{
+    size_t last = __atomic_load_n(&end, __ATOMIC_ACQUIRE);
+    for (size_t offset = 0; offset < last; offset += SLOT)
+        if (((struct object *)(arena + offset))->type == type)
+            visit(arena + offset, argument);
+}

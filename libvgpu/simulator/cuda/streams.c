@@ -1,0 +1,391 @@
+/* Streams and events. A stream is the sequence of its last launch: the card runs launches in order, so that is all there is to know. */
+#include <string.h>
+
+#include "cuda/driver.h"
+
+static pthread_mutex_t pending_lock = PTHREAD_MUTEX_INITIALIZER;
+/* Events that wait for a card, in the order of their recording. */
+static struct {
+    CUevent first, last;
+} pending[SIM_CARDS];
+
+CUstream stream_new(CUcontext context, unsigned flags, int priority)
+{
+    CUstream stream = object_new(OBJECT_STREAM);
+    if (stream) {
+        stream->context = context;
+        stream->flags = flags;
+        stream->priority = priority;
+        stream->id = driver_id();
+    }
+    return stream;
+}
+
+CUresult stream_resolve(CUstream handle, CUstream *out)
+{
+    ENTER_CONTEXT(context);
+    if (!handle && thread_state()->own_default_stream)
+        handle = CU_STREAM_PER_THREAD;
+    if (!handle || handle == CU_STREAM_LEGACY) {
+        *out = context->legacy;
+        return CUDA_SUCCESS;
+    }
+    if (handle == CU_STREAM_PER_THREAD) {
+        struct thread_state *thread = thread_state();
+        CUstream own = thread->per_thread[context->device];
+        if (!own || !object_is(own, OBJECT_STREAM) || own->context != context)
+            own = thread->per_thread[context->device] = stream_new(context, CU_STREAM_DEFAULT, 0);
+        *out = own;
+        return own ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *out = handle;
+    return object_is(handle, OBJECT_STREAM) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+/* The legacy stream waits for all blocking streams. */
+uint64_t stream_last(CUstream stream)
+{
+    CUcontext context = stream->context;
+    return stream == context->legacy ? context->last_blocking : stream->last;
+}
+
+CUresult stream_launch(CUstream stream, uint64_t duration)
+{
+    CUcontext context = stream->context;
+    if (pending[context->card].first)
+        events_settle();
+    uint64_t sequence = sim_launch(&driver.sim, context->card, duration, stream->not_before);
+    if (!sequence)
+        return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    stream->last = context->last = sequence;
+    if (!(stream->flags & CU_STREAM_NON_BLOCKING))
+        context->last_blocking = sequence;
+    return CUDA_SUCCESS;
+}
+
+CUresult stream_wait(CUstream stream)
+{
+    CUresult result = capture_forbids(stream);
+    if (result)
+        return result;
+    sim_wait(&driver.sim, stream->context->card, stream_last(stream));
+    for (uint64_t now = sim_now(); stream->not_before > now; now = sim_now())
+        sim_sleep_until(stream->not_before);
+    return CUDA_SUCCESS;
+}
+
+static CUresult create(CUstream *out, unsigned flags, int priority)
+{
+    ENTER_CONTEXT(context);
+    if (!out || flags & ~(unsigned)CU_STREAM_NON_BLOCKING)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUstream stream = stream_new(context, flags, priority > 0 ? 0 : priority < -5 ? -5 : priority);
+    if (!stream)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *out = stream;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamCreate(CUstream *out, unsigned int flags) { return create(out, flags, 0); }
+CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority) { return create(out, flags, priority); }
+
+/* Pending work goes on; the driver, too, only releases the handle. */
+CUresult cuStreamDestroy_v2(CUstream stream)
+{
+    ENTER();
+    if (!object_is(stream, OBJECT_STREAM) || stream == stream->context->legacy)
+        return CUDA_ERROR_INVALID_HANDLE;
+    object_free(stream);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamDestroy(CUstream stream) { return cuStreamDestroy_v2(stream); }
+
+CUresult cuStreamQuery(CUstream handle)
+{
+    CUstream stream;
+    CUresult result = stream_resolve(handle, &stream);
+    if (!result)
+        result = capture_forbids(stream);
+    if (result)
+        return result;
+    bool done = sim_finished(&driver.sim, stream->context->card, stream_last(stream)) && stream->not_before <= sim_now();
+    if (done)
+        events_settle();
+    return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuStreamSynchronize(CUstream handle)
+{
+    CUstream stream;
+    CUresult result = stream_resolve(handle, &stream);
+    if (!result)
+        result = stream_wait(stream);
+    if (!result) {
+        events_settle();
+        pools_trim(stream->context->card);
+    }
+    return result;
+}
+
+CUresult cuStreamGetPriority(CUstream handle, int *priority)
+{
+    CUstream stream;
+    CUresult result = stream_resolve(handle, &stream);
+    if (result || !priority)
+        return result ? result : CUDA_ERROR_INVALID_VALUE;
+    *priority = stream->priority;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags)
+{
+    CUstream stream;
+    CUresult result = stream_resolve(handle, &stream);
+    if (result || !flags)
+        return result ? result : CUDA_ERROR_INVALID_VALUE;
+    *flags = stream->flags;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetId(CUstream handle, unsigned long long *id)
+{
+    CUstream stream;
+    CUresult result = stream_resolve(handle, &stream);
+    if (result || !id)
+        return result ? result : CUDA_ERROR_INVALID_VALUE;
+    *id = stream->id;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetCtx(CUstream handle, CUcontext *context)
+{
+    CUstream stream;
+    CUresult result = stream_resolve(handle, &stream);
+    if (result || !context)
+        return result ? result : CUDA_ERROR_INVALID_VALUE;
+    *context = stream->context;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCtx *green)
+{
+    if (green)
+        *green = NULL;
+    return cuStreamGetCtx(handle, context);
+}
+
+CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
+{
+    CUstream stream;
+    CUresult result = stream_resolve(handle, &stream);
+    if (result || !device)
+        return result ? result : CUDA_ERROR_INVALID_VALUE;
+    *device = stream->context->device;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t length, unsigned int flags)
+{
+    CUstream stream;
+    (void)length, (void)flags;
+    CUresult result = stream_resolve(handle, &stream);
+    return result ? result : address ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuEventCreate(CUevent *out, unsigned int flags)
+{
+    ENTER_CONTEXT(context);
+    if (!out || flags & ~7u || (flags & CU_EVENT_INTERPROCESS && !(flags & CU_EVENT_DISABLE_TIMING)))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUevent event = object_new(OBJECT_EVENT);
+    if (!event)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    event->context = context;
+    event->flags = flags;
+    *out = event;
+    return CUDA_SUCCESS;
+}
+
+/* Under pending_lock. */
+static void forget(CUevent event)
+{
+    if (event->state != EVENT_PENDING)
+        return;
+    CUevent before = NULL, at = pending[event->card].first;
+    while (at && at != event) {
+        before = at;
+        at = at->next_pending;
+    }
+    if (!at)
+        return;
+    if (before)
+        before->next_pending = event->next_pending;
+    else
+        pending[event->card].first = event->next_pending;
+    if (pending[event->card].last == event)
+        pending[event->card].last = before;
+}
+
+/* Under pending_lock: an event whose work has ended gets its time while the card still knows it. */
+static bool settle(CUevent event)
+{
+    if (event->state != EVENT_PENDING)
+        return true;
+    if (!sim_finished(&driver.sim, event->card, event->sequence))
+        return false;
+    forget(event);
+    uint64_t end = atomic_load(&driver.sim.self->ends[event->card][event->sequence % SIM_ENDS]);
+    event->time = end > event->recorded ? end : event->recorded;
+    event->state = EVENT_DONE;
+    return true;
+}
+
+/* Called before every launch: a card keeps the end of a launch only until SIM_ENDS later ones have ended, and no more than SIM_IN_FLIGHT are open,
+ * so that an event behind an unfinished one is still settled in time. */
+void events_settle(void)
+{
+    pthread_mutex_lock(&pending_lock);
+    for (int card = 0; card < SIM_CARDS; card++)
+        while (pending[card].first && settle(pending[card].first))
+            ;
+    pthread_mutex_unlock(&pending_lock);
+}
+
+static CUresult event_check(CUevent event)
+{
+    ENTER();
+    return object_is(event, OBJECT_EVENT) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult cuEventDestroy_v2(CUevent event)
+{
+    CUresult result = event_check(event);
+    if (result)
+        return result;
+    pthread_mutex_lock(&pending_lock);
+    forget(event);
+    pthread_mutex_unlock(&pending_lock);
+    object_free(event);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventDestroy(CUevent event) { return cuEventDestroy_v2(event); }
+
+CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int flags)
+{
+    CUstream stream;
+    CUresult result = event_check(event);
+    if (!result)
+        result = stream_resolve(handle, &stream);
+    if (result)
+        return result;
+    if (flags & ~(unsigned)CU_EVENT_RECORD_EXTERNAL)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (event->context != stream->context)
+        return CUDA_ERROR_INVALID_HANDLE;
+    result = capture_record(stream, event);
+    if (result != CUDA_ERROR_NOT_READY)
+        return result;
+    uint64_t sequence = stream_last(stream), now = sim_now();
+    bool done = sim_finished(&driver.sim, stream->context->card, sequence) && stream->not_before <= now;
+    pthread_mutex_lock(&pending_lock);
+    forget(event);
+    event->capture = NULL;
+    event->sequence = sequence;
+    event->recorded = event->time = stream->not_before > now ? stream->not_before : now;
+    event->state = done ? EVENT_DONE : EVENT_PENDING;
+    event->card = stream->context->card;
+    if (!done) {
+        event->next_pending = NULL;
+        if (pending[event->card].last)
+            pending[event->card].last->next_pending = event;
+        else
+            pending[event->card].first = event;
+        pending[event->card].last = event;
+    }
+    pthread_mutex_unlock(&pending_lock);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream) { return cuEventRecordWithFlags(event, stream, 0); }
+
+static bool event_done(CUevent event)
+{
+    pthread_mutex_lock(&pending_lock);
+    bool done = settle(event);
+    pthread_mutex_unlock(&pending_lock);
+    return done && (event->state == EVENT_FRESH || event->time <= sim_now());
+}
+
+CUresult cuEventQuery(CUevent event)
+{
+    CUresult result = event_check(event);
+    if (!result && event->capture)
+        result = CUDA_ERROR_CAPTURED_EVENT;
+    if (!result)
+        result = capture_forbids(NULL);
+    return result ? result : event_done(event) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuEventSynchronize(CUevent event)
+{
+    CUresult result = event_check(event);
+    if (!result && event->capture)
+        result = CUDA_ERROR_CAPTURED_EVENT;
+    if (!result)
+        result = capture_forbids(NULL);
+    if (result)
+        return result;
+    if (event->state == EVENT_PENDING)
+        sim_wait(&driver.sim, event->card, event->sequence);
+    while (!event_done(event) && sim_self_valid(&driver.sim))
+        sim_sleep_until(event->time);
+    events_settle();
+    if (event->context)
+        pools_trim(event->context->card);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
+{
+    CUresult result = event_check(start);
+    if (!result)
+        result = event_check(end);
+    if (result || !milliseconds)
+        return result ? result : CUDA_ERROR_INVALID_VALUE;
+    if ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING || start->state == EVENT_FRESH || end->state == EVENT_FRESH)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!event_done(start) || !event_done(end))
+        return CUDA_ERROR_NOT_READY;
+    *milliseconds = (float)((double)(int64_t)(end->time - start->time) / 1e6);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) { return cuEventElapsedTime_v2(milliseconds, start, end); }
+
+CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
+{
+    CUstream stream;
+    CUresult result = stream_resolve(handle, &stream);
+    if (!result)
+        result = event_check(event);
+    if (result)
+        return result;
+    if (flags & ~1u)
+        return CUDA_ERROR_INVALID_VALUE;
+    result = capture_wait(stream, event);
+    if (result != CUDA_ERROR_NOT_READY)
+        return result;
+    if (event_done(event) || !event->context)
+        return CUDA_SUCCESS;
+    if (event->context->card == stream->context->card) {
+        if (event->sequence > stream->last)
+            stream->last = event->sequence;
+    } else {
+        uint64_t end = sim_expected_end(&driver.sim, event->context->card, event->sequence);
+        if (end > stream->not_before)
+            stream->not_before = end;
+    }
+    return CUDA_SUCCESS;
+}

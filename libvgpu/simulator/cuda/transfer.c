@@ -1,0 +1,284 @@
+/* Copies and fills, with real contents. They happen at once: no simulated kernel changes memory, so nobody can tell the difference; the synchronous
+ * ones also wait for the work before them, as the driver's do. */
+#include <string.h>
+
+#include "cuda/driver.h"
+
+CUresult copy_bytes(CUdeviceptr to, CUdeviceptr from, size_t bytes)
+{
+    while (bytes) {
+        char *target, *source;
+        size_t target_length, source_length;
+        CUresult result = view(to, bytes, &target, &target_length);
+        if (!result)
+            result = view(from, bytes, &source, &source_length);
+        if (result)
+            return result;
+        size_t length = target_length < source_length ? target_length : source_length;
+        memmove(target, source, length);
+        to += length;
+        from += length;
+        bytes -= length;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult set_elements(CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width, size_t height)
+{
+    if (to % element || (height > 1 && pitch < width * element))
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t row = 0; row < height; row++) {
+        size_t left = width * element;
+        for (CUdeviceptr at = to + row * pitch; left;) {
+            char *target;
+            size_t length;
+            CUresult result = view(at, left, &target, &length);
+            if (result)
+                return result;
+            length -= length % element;
+            if (element == 1)
+                memset(target, (int)value, length);
+            else
+                for (size_t i = 0; i < length; i += element)
+                    memcpy(target + i, &value, element); /* little-endian, as every machine with a driver is */
+            at += length;
+            left -= length;
+        }
+    }
+    return CUDA_SUCCESS;
+}
+
+static bool on_device(CUdeviceptr address)
+{
+    if (address >= DEVICE_WINDOW)
+        return true;
+    pthread_mutex_lock(&driver.lock);
+    struct range *range = range_find(address, false);
+    pthread_mutex_unlock(&driver.lock);
+    return range != NULL; /* managed, or host memory that is mapped for the device */
+}
+
+static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream handle, bool wait)
+{
+    CUstream stream;
+    CUresult result = stream_resolve(handle, &stream);
+    if (result || !bytes)
+        return result;
+    if (!to || !from)
+        return CUDA_ERROR_INVALID_VALUE;
+    result = wait ? stream_wait(stream) : capture_copy(stream, to, from, bytes);
+    if (wait ? result : result != CUDA_ERROR_NOT_READY)
+        return result;
+    return copy_bytes(to, from, bytes);
+}
+
+static CUresult set(CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width, size_t height, CUstream handle, bool wait)
+{
+    CUstream stream;
+    CUresult result = stream_resolve(handle, &stream);
+    if (result || !width || !height)
+        return result;
+    if (!to || !on_device(to))
+        return CUDA_ERROR_INVALID_VALUE;
+    result = wait ? capture_forbids(stream) : capture_set(stream, to, pitch, value, element, width, height);
+    if (wait ? result : result != CUDA_ERROR_NOT_READY)
+        return result;
+    return set_elements(to, pitch, value, element, width, height);
+}
+
+#define HOST(p) ((CUdeviceptr)(uintptr_t)(p))
+/* A named direction has a device side; plain host memory there is a mistake of the caller. */
+#define DEVICE_SIDE(p)                       \
+    do {                                     \
+        ENTER();                             \
+        if (!on_device(p))                   \
+            return CUDA_ERROR_INVALID_VALUE; \
+    } while (0)
+
+CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) { return copy(to, from, bytes, NULL, true); }
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) { return copy(to, from, bytes, stream, false); }
+
+CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes)
+{
+    DEVICE_SIDE(to);
+    return copy(to, HOST(from), bytes, NULL, true);
+}
+
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
+{
+    DEVICE_SIDE(from);
+    return copy(HOST(to), from, bytes, NULL, true);
+}
+
+CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes)
+{
+    DEVICE_SIDE(to);
+    DEVICE_SIDE(from);
+    return copy(to, from, bytes, NULL, false);
+}
+
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
+{
+    DEVICE_SIDE(to);
+    return copy(to, HOST(from), bytes, stream, false);
+}
+
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    DEVICE_SIDE(from);
+    return copy(HOST(to), from, bytes, stream, false);
+}
+
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    DEVICE_SIDE(to);
+    DEVICE_SIDE(from);
+    return copy(to, from, bytes, stream, false);
+}
+
+CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes)
+{
+    ENTER();
+    if (!object_is(to_context, OBJECT_CONTEXT) || !object_is(from_context, OBJECT_CONTEXT))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    return copy(to, from, bytes, NULL, true);
+}
+
+CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes, CUstream stream)
+{
+    ENTER();
+    if (!object_is(to_context, OBJECT_CONTEXT) || !object_is(from_context, OBJECT_CONTEXT))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    return copy(to, from, bytes, stream, false);
+}
+
+CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count) { return set(to, 0, value, 1, count, 1, NULL, true); }
+CUresult cuMemsetD16_v2(CUdeviceptr to, unsigned short value, size_t count) { return set(to, 0, value, 2, count, 1, NULL, true); }
+CUresult cuMemsetD32_v2(CUdeviceptr to, unsigned int value, size_t count) { return set(to, 0, value, 4, count, 1, NULL, true); }
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream s) { return set(to, 0, value, 1, count, 1, s, false); }
+CUresult cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t count, CUstream s) { return set(to, 0, value, 2, count, 1, s, false); }
+CUresult cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t count, CUstream s) { return set(to, 0, value, 4, count, 1, s, false); }
+
+#define SET_2D(name, type, element)                                                                                    \
+    CUresult name##_v2(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height)                          \
+    {                                                                                                                  \
+        return set(to, pitch, value, element, width, height, NULL, true);                                              \
+    }                                                                                                                  \
+    CUresult name##Async(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height, CUstream stream)       \
+    {                                                                                                                  \
+        return set(to, pitch, value, element, width, height, stream, false);                                           \
+    }
+SET_2D(cuMemsetD2D8, unsigned char, 1)
+SET_2D(cuMemsetD2D16, unsigned short, 2)
+SET_2D(cuMemsetD2D32, unsigned int, 4)
+
+/* One side of a pitched copy: where a row starts. */
+static CUresult row_of(CUmemorytype type, const void *host, CUdeviceptr device, CUarray array, size_t pitch, size_t height, size_t x, size_t y,
+                       size_t z, size_t bytes, CUdeviceptr *out)
+{
+    if (type == CU_MEMORYTYPE_ARRAY) {
+        if (!object_is(array, OBJECT_ARRAY))
+            return CUDA_ERROR_INVALID_HANDLE;
+        size_t depth = array->bytes / (array->pitch * array->rows);
+        if (x + bytes > array->pitch || y >= array->rows || z >= depth)
+            return CUDA_ERROR_INVALID_VALUE;
+        if (!array->contents && !(array->contents = zero_pages(array->bytes)))
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        *out = HOST(array->contents) + (z * array->rows + y) * array->pitch + x;
+        return CUDA_SUCCESS;
+    }
+    CUdeviceptr base = type == CU_MEMORYTYPE_HOST ? HOST(host) : device;
+    if (!base || (type != CU_MEMORYTYPE_HOST && type != CU_MEMORYTYPE_DEVICE && type != CU_MEMORYTYPE_UNIFIED))
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = base + (z * height + y) * pitch + x;
+    return CUDA_SUCCESS;
+}
+
+static CUresult copy_3d(const CUDA_MEMCPY3D *c, CUstream handle, bool wait)
+{
+    CUstream stream;
+    CUresult result = stream_resolve(handle, &stream);
+    if (result)
+        return result;
+    if (!c)
+        return CUDA_ERROR_INVALID_VALUE;
+    result = wait ? stream_wait(stream) : CUDA_SUCCESS;
+    for (size_t z = 0; z < c->Depth && !result; z++)
+        for (size_t y = 0; y < c->Height && !result; y++) {
+            CUdeviceptr to, from;
+            result = row_of(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstArray, c->dstPitch, c->dstHeight, c->dstXInBytes, c->dstY + y,
+                            c->dstZ + z, c->WidthInBytes, &to);
+            if (!result)
+                result = row_of(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcArray, c->srcPitch, c->srcHeight, c->srcXInBytes, c->srcY + y,
+                                c->srcZ + z, c->WidthInBytes, &from);
+            if (!result)
+                result = wait ? copy_bytes(to, from, c->WidthInBytes) : capture_copy(stream, to, from, c->WidthInBytes);
+            if (!wait && result == CUDA_ERROR_NOT_READY)
+                result = copy_bytes(to, from, c->WidthInBytes);
+        }
+    return result;
+}
+
+CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D *c) { return copy_3d(c, NULL, true); }
+CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *c, CUstream stream) { return copy_3d(c, stream, false); }
+
+static CUresult copy_2d(const CUDA_MEMCPY2D *c, CUstream stream, bool wait)
+{
+    ENTER();
+    if (!c)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUDA_MEMCPY3D wide = {
+        .srcXInBytes = c->srcXInBytes, .srcY = c->srcY, .srcMemoryType = c->srcMemoryType, .srcHost = c->srcHost, .srcDevice = c->srcDevice,
+        .srcArray = c->srcArray, .srcPitch = c->srcPitch ? c->srcPitch : c->WidthInBytes, .dstXInBytes = c->dstXInBytes, .dstY = c->dstY,
+        .dstMemoryType = c->dstMemoryType, .dstHost = c->dstHost, .dstDevice = c->dstDevice, .dstArray = c->dstArray,
+        .dstPitch = c->dstPitch ? c->dstPitch : c->WidthInBytes, .WidthInBytes = c->WidthInBytes, .Height = c->Height, .Depth = 1};
+    return copy_3d(&wide, stream, wait);
+}
+
+CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *c) { return copy_2d(c, NULL, true); }
+CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *c) { return copy_2d(c, NULL, true); }
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream stream) { return copy_2d(c, stream, false); }
+
+static CUresult array_row(CUarray array, size_t offset, size_t bytes, CUdeviceptr *out)
+{
+    ENTER();
+    return row_of(CU_MEMORYTYPE_ARRAY, NULL, 0, array, 0, 0, offset, 0, 0, bytes, out);
+}
+
+CUresult cuMemcpyDtoA_v2(CUarray to, size_t offset, CUdeviceptr from, size_t bytes)
+{
+    CUdeviceptr row;
+    CUresult result = array_row(to, offset, bytes, &row);
+    return result ? result : copy(row, from, bytes, NULL, true);
+}
+
+CUresult cuMemcpyAtoD_v2(CUdeviceptr to, CUarray from, size_t offset, size_t bytes)
+{
+    CUdeviceptr row;
+    CUresult result = array_row(from, offset, bytes, &row);
+    return result ? result : copy(to, row, bytes, NULL, true);
+}
+
+CUresult cuMemcpyHtoA_v2(CUarray to, size_t offset, const void *from, size_t bytes) { return cuMemcpyDtoA_v2(to, offset, HOST(from), bytes); }
+CUresult cuMemcpyAtoH_v2(void *to, CUarray from, size_t offset, size_t bytes) { return cuMemcpyAtoD_v2(HOST(to), from, offset, bytes); }
+
+CUresult cuMemcpyAtoA_v2(CUarray to, size_t to_offset, CUarray from, size_t from_offset, size_t bytes)
+{
+    CUdeviceptr row;
+    CUresult result = array_row(from, from_offset, bytes, &row);
+    return result ? result : cuMemcpyDtoA_v2(to, to_offset, row, bytes);
+}
+
+CUresult cuMemcpyHtoAAsync_v2(CUarray to, size_t offset, const void *from, size_t bytes, CUstream stream)
+{
+    CUdeviceptr row;
+    CUresult result = array_row(to, offset, bytes, &row);
+    return result ? result : copy(row, HOST(from), bytes, stream, false);
+}
+
+CUresult cuMemcpyAtoHAsync_v2(void *to, CUarray from, size_t offset, size_t bytes, CUstream stream)
+{
+    CUdeviceptr row;
+    CUresult result = array_row(from, offset, bytes, &row);
+    return result ? result : copy(HOST(to), row, bytes, stream, false);
+}

@@ -1,0 +1,240 @@
+/* Virtual memory management: physical memory, address ranges, and mappings of one into the other. */
+#include <string.h>
+#include <sys/mman.h>
+
+#include "cuda/driver.h"
+
+#define GRANULARITY (2 * MIB)
+
+static CUdeviceptr next_range = RESERVATION_WINDOW; /* addresses are plenty: never used twice */
+
+/* The card of a location; -1: host. */
+static CUresult card_of(const CUmemLocation *location, int *card)
+{
+    switch (location->type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+        if (location->id < 0 || location->id >= driver.count)
+            return CUDA_ERROR_INVALID_DEVICE;
+        *card = driver.visible[location->id];
+        return CUDA_SUCCESS;
+    case CU_MEM_LOCATION_TYPE_HOST: case CU_MEM_LOCATION_TYPE_HOST_NUMA: case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+        *card = -1;
+        return CUDA_SUCCESS;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *properties, CUmemAllocationGranularity_flags option)
+{
+    ENTER();
+    int card;
+    if (!granularity || !properties || (option != CU_MEM_ALLOC_GRANULARITY_MINIMUM && option != CU_MEM_ALLOC_GRANULARITY_RECOMMENDED))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = card_of(&properties->location, &card);
+    if (!result)
+        *granularity = GRANULARITY;
+    return result;
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, const CUmemAllocationProp *properties, unsigned long long flags)
+{
+    ENTER();
+    int card;
+    if (!out || !size || size % GRANULARITY || !properties || flags || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = card_of(&properties->location, &card);
+    if (result)
+        return result;
+    if (!driver.sim.self && sim_register(&driver.sim) != 0)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    result = card >= 0 ? charge(card, size) : CUDA_SUCCESS;
+    if (result)
+        return result;
+    struct physical *physical = object_new(OBJECT_PHYSICAL);
+    if (!physical) {
+        if (card >= 0)
+            uncharge(card, size);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    physical->properties = *properties;
+    physical->card = card;
+    physical->size = size;
+    physical->references = physical->handles = 1;
+    *out = (CUmemGenericAllocationHandle)(uintptr_t)physical;
+    return CUDA_SUCCESS;
+}
+
+/* Under driver.lock. Memory stays while a handle or a mapping names it. */
+static void drop(struct physical *physical)
+{
+    if (--physical->references)
+        return;
+    if (physical->contents)
+        munmap(physical->contents, physical->size);
+    if (physical->card >= 0)
+        uncharge(physical->card, physical->size);
+    object_free(physical);
+}
+
+static struct physical *physical_of(CUmemGenericAllocationHandle handle)
+{
+    struct physical *physical = (struct physical *)(uintptr_t)handle;
+    return object_is(physical, OBJECT_PHYSICAL) && physical->handles ? physical : NULL;
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+    ENTER();
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&driver.lock);
+    struct physical *physical = physical_of(handle);
+    if (physical) {
+        physical->handles--;
+        drop(physical);
+        result = CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&driver.lock);
+    return result;
+}
+
+CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CUdeviceptr hint, unsigned long long flags)
+{
+    ENTER();
+    (void)hint; /* only a wish */
+    if (!out || !size || size % GRANULARITY || flags || (alignment & (alignment - 1)))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (alignment < GRANULARITY)
+        alignment = GRANULARITY;
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    pthread_mutex_lock(&driver.lock);
+    CUdeviceptr base = (next_range + alignment - 1) & ~(CUdeviceptr)(alignment - 1);
+    if (base >= next_range && size <= WINDOW_END - base && range_add(&(struct range){.base = base, .size = size, .kind = RANGE_RESERVED})) {
+        next_range = base + size;
+        *out = base;
+        result = CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&driver.lock);
+    return result;
+}
+
+CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
+{
+    ENTER();
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&driver.lock);
+    struct range *range = range_find(address, true);
+    if (range && range->base == address && range->size == size && !range_overlap(address, size, false)) {
+        range_remove(range);
+        result = CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&driver.lock);
+    return result;
+}
+
+CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
+{
+    ENTER();
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&driver.lock);
+    struct physical *physical = physical_of(handle);
+    struct range *reserved = range_find(address, true);
+    if (physical && reserved && size && !flags && !offset && address % GRANULARITY == 0 && size % GRANULARITY == 0 && size <= physical->size &&
+        address + size <= reserved->base + reserved->size && !range_overlap(address, size, false) &&
+        range_add(&(struct range){.base = address, .size = size, .kind = RANGE_MAPPED, .physical = physical})) {
+        physical->references++;
+        result = CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&driver.lock);
+    return result;
+}
+
+CUresult cuMemUnmap(CUdeviceptr address, size_t size)
+{
+    ENTER();
+    pthread_mutex_lock(&driver.lock);
+    /* whole mappings only, all of them inside the range */
+    CUdeviceptr at = address;
+    bool any = false, whole = size && size % GRANULARITY == 0;
+    for (struct range *range; whole && (range = range_overlap(at, address + size - at, false)); at = range->base + range->size) {
+        any = true;
+        whole = range->kind == RANGE_MAPPED && range->base >= address && range->base + range->size <= address + size;
+        if (range->base + range->size >= address + size)
+            break;
+    }
+    for (struct range *range; any && whole && (range = range_overlap(address, size, false));) {
+        struct physical *physical = range->physical;
+        range_remove(range);
+        drop(physical);
+    }
+    pthread_mutex_unlock(&driver.lock);
+    return any && whole ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *descriptors, size_t count)
+{
+    ENTER();
+    if (!size || !descriptors || !count)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < count; i++) {
+        int card;
+        CUresult result = card_of(&descriptors[i].location, &card);
+        if (result)
+            return result;
+    }
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&driver.lock);
+    for (CUdeviceptr at = address; at < address + size && !result;) {
+        struct range *range = range_find(at, false);
+        if (!range || range->kind != RANGE_MAPPED) {
+            result = CUDA_ERROR_INVALID_VALUE;
+            break;
+        }
+        for (size_t i = 0; i < count; i++)
+            range->access = descriptors[i].flags;
+        at = range->base + range->size;
+    }
+    pthread_mutex_unlock(&driver.lock);
+    return result;
+}
+
+CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address)
+{
+    ENTER();
+    if (!flags || !location)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&driver.lock);
+    struct range *range = range_find(address, false);
+    CUresult result = range && range->kind == RANGE_MAPPED ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (!result)
+        *flags = range->access;
+    pthread_mutex_unlock(&driver.lock);
+    return result;
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties, CUmemGenericAllocationHandle handle)
+{
+    ENTER();
+    pthread_mutex_lock(&driver.lock);
+    struct physical *physical = physical_of(handle);
+    CUresult result = properties && physical ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (!result)
+        *properties = physical->properties;
+    pthread_mutex_unlock(&driver.lock);
+    return result;
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *address)
+{
+    ENTER();
+    pthread_mutex_lock(&driver.lock);
+    struct range *range = range_find((CUdeviceptr)(uintptr_t)address, false);
+    CUresult result = out && range && range->kind == RANGE_MAPPED ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (!result) {
+        range->physical->handles++;
+        range->physical->references++;
+        *out = (CUmemGenericAllocationHandle)(uintptr_t)range->physical;
+    }
+    pthread_mutex_unlock(&driver.lock);
+    return result;
+}
