@@ -32,6 +32,10 @@ lint: build
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Figures for people: each program prints its own table, nothing is asserted.
+bench: build
+	@for program in $(sort $(wildcard benchmarks/*/*.py)); do echo "== $$program"; $(BIN)/python $$program || exit 1; done
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info vgpu/native/lib vgpu/native/_region* .pytest_cache .mypy_cache .ruff_cache .hypothesis .tox
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -18,7 +18,13 @@ from vgpu import comments, config, names
 
 CHART_DIR: Final = Path("charts/vgpu")
 NodePort = Annotated[int, msgspec.Meta(ge=1, le=65535)]
-ObjectName = Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?)?$")]
+ObjectName = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^([a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?)?$",
+        description="up to 40 lower case letters, digits and `-`",
+    ),
+]
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 ServiceType = Literal["NodePort", "ClusterIP"]
 _HEAD: Final = "# Written by `python -m vgpu.chart` from vgpu/config.py and vgpu/chart.py: change it there.\n"

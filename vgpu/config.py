@@ -19,7 +19,11 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 Scaling = Annotated[float, msgspec.Meta(gt=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 ResourceName = Annotated[
-    str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$")
+    str,
+    msgspec.Meta(
+        pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$",
+        description="a qualified name: domain/name",
+    ),
 ]
 PlacementPolicy = Literal["spread", "binpack"]
 
@@ -37,7 +41,7 @@ class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     default_cores: Percent = 0  #: % per card when a container asks for no cores
     node_policy: PlacementPolicy = "spread"  #: which node, unless the pod says so itself
     gpu_policy: PlacementPolicy = "spread"  #: which card, unless the pod says so itself
-    privileged: Literal["deny", "allow"] = "deny"  #: privileged containers in GPU pods see every card
+    privileged: Literal["deny", "allow"] = "deny"  #: privileged containers in GPU pods, which see every card
     visible_devices: Literal["deny", "override"] = "deny"  #: NVIDIA_VISIBLE_DEVICES set by a user in a managed pod
     foreign_scheduler: Literal["deny", "allow"] = "deny"  #: a GPU pod with another schedulerName
     reconcile_seconds: Positive = 60  #: period of the full comparison with the API server
@@ -65,7 +69,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
     resource_cores: ResourceName = names.RESOURCE_CORES  #: resource that asks % of each card's time
     resource_priority: ResourceName = names.RESOURCE_PRIORITY  #: resource that says 0 (high) or 1 (low)
     scheduler_name: str = names.SCHEDULER_NAME  #: schedulerName that admission writes into GPU pods
-    core_policy: Literal["fixed", "elastic", "none"] = "fixed"  #: of pods that do not choose one
+    core_policy: Literal["fixed", "elastic", "none"] = "fixed"  #: how core limits are kept for pods that do not choose
     simulate: str = ""  #: PROFILE or PROFILExN: simulated cards instead of a driver
     global_: Global = msgspec.field(name="global", default_factory=Global)
     scheduler: Scheduler = Scheduler()

@@ -24,12 +24,14 @@ NOUSE_GPU_TYPE: Final = "nvidia.com/nouse-gputype"  #: comma list of models: non
 USE_GPU_UUID: Final = "nvidia.com/use-gpuuuid"  #: comma list of UUIDs: only these
 NOUSE_GPU_UUID: Final = "nvidia.com/nouse-gpuuuid"  #: comma list of UUIDs: none of these
 NUMA_BIND: Final = "nvidia.com/numa-bind"  #: "true": all cards of a container from one NUMA node
-VGPU_MODE: Final = "nvidia.com/vgpu-mode"  #: share, mig or mps
+VGPU_MODE: Final = "nvidia.com/vgpu-mode"  #: share, the only mode
 NODE_POLICY: Final = "vgpu.io/node-policy"  #: which node: spread, binpack
 GPU_POLICY: Final = "vgpu.io/gpu-policy"  #: which card: spread, binpack
 CORES_LIMIT: Final = "vgpu.io/cores-limit"  #: ceiling in % for elastic sharing
 CORE_POLICY: Final = "vgpu.io/core-policy"  #: fixed, elastic or none
 OVERSUBSCRIBE: Final = "vgpu.io/oversubscribe"  #: "false": all of the slice is physical memory
+
+# Annotations that are reserved and have no effect
 RESIZE: Final = "vgpu.io/resize"  #: JSON {"container": {"mem": MiB, "cores": %}}
 POD_GROUP: Final = "vgpu.io/pod-group"  #: name of the group that starts together
 POD_GROUP_MIN: Final = "vgpu.io/pod-group-min"  #: members that must start together
@@ -43,51 +45,53 @@ LABEL_PRESENT: Final = "vgpu.io/present"  #: label "true" on a node with cards
 RECORDS: Final = (ALLOCATION,)  #: annotations that nobody but the product may set
 
 # Opting out of admission: label value "ignore" on the pod or its namespace
-WEBHOOK_LABELS: Final = ("vgpu.io/webhook", "4pd.io/webhook", "hami.io/webhook")
-WEBHOOK_IGNORE: Final = "ignore"
+WEBHOOK_LABELS: Final = ("vgpu.io/webhook", "4pd.io/webhook", "hami.io/webhook")  #: on a pod or namespace
+WEBHOOK_IGNORE: Final = "ignore"  #: value of these labels that opts out
 
-SCHEDULER_NAME: Final = "vgpu-scheduler"
-PRIORITY_HIGH: Final = 0
-PRIORITY_LOW: Final = 1
+# Values
+SCHEDULER_NAME: Final = "vgpu-scheduler"  #: schedulerName of pods that the product places
+PRIORITY_HIGH: Final = 0  #: high: value of the priority resource
+PRIORITY_LOW: Final = 1  #: low: value of the priority resource
 
 # Places on a host and in a container
 REGION_DIR: Final = "/run/vgpu"  #: in a container: limits and usage; their presence means managed
 CONTAINERS_DIR: Final = "/run/vgpu/containers"  #: on the host: <podUID>_<container>/{limits,usage}
 BY_IDS_DIR: Final = "/run/vgpu/by-ids"  #: on the host: symlinks named by the ids of one Allocate
-CDI_DIR: Final = "/var/run/cdi"
-CDI_KIND: Final = "vgpu.io/gpu"
+CDI_DIR: Final = "/var/run/cdi"  #: on the host: specs by which the runtime gives cards to a container
+CDI_KIND: Final = "vgpu.io/gpu"  #: kind of these specs
 LIBRARY_PATH: Final = "/usr/local/vgpu/libvgpu.so"  #: in a container
 PRELOAD_PATH: Final = "/etc/ld.so.preload"  #: in a container
-CONFIG_PATH: Final = "/etc/vgpu/config.yaml"
-KUBELET_ROOT: Final = "/var/lib/kubelet"
+CONFIG_PATH: Final = "/etc/vgpu/config.yaml"  #: configuration of the agent and the scheduler
+KUBELET_ROOT: Final = "/var/lib/kubelet"  #: on the host: folder of the kubelet
 
 # Environment
-ENV_CONFIG: Final = "VGPU_CONFIG"
-ENV_REGION_DIR: Final = "VGPU_DIR"
+ENV_CONFIG: Final = "VGPU_CONFIG"  #: configuration file of the agent and the scheduler, in place of the default
+ENV_REGION_DIR: Final = "VGPU_DIR"  #: folder of limits and usage where there is no agent: who shares it shares a slice
 ENV_STATE_DIR: Final = "VGPU_STATE_DIR"  #: where `vgpu run` keeps its state, instead of the user's default
-ENV_SIMULATE: Final = "VGPU_SIMULATE"
-ENV_SIMULATOR_DIR: Final = "VGPU_SIM_DIR"
-ENV_MEMORY_LIMIT: Final = "CUDA_DEVICE_MEMORY_LIMIT"  #: suffix _<index> for one card
-ENV_CORE_LIMIT: Final = "CUDA_DEVICE_SM_LIMIT"
-ENV_PRIORITY: Final = "CUDA_TASK_PRIORITY"
-ENV_OVERSUBSCRIBE: Final = "CUDA_OVERSUBSCRIBE"
+ENV_SIMULATE: Final = "VGPU_SIMULATE"  #: PROFILE or PROFILExN: simulated cards
+ENV_SIMULATOR_DIR: Final = "VGPU_SIM_DIR"  #: state of the simulated cards
+ENV_MEMORY_LIMIT: Final = "CUDA_DEVICE_MEMORY_LIMIT"  #: memory of each card; suffix _<index> for one card
+ENV_CORE_LIMIT: Final = "CUDA_DEVICE_SM_LIMIT"  #: % of each card's time
+ENV_PRIORITY: Final = "CUDA_TASK_PRIORITY"  #: 0 high, 1 low
+ENV_OVERSUBSCRIBE: Final = "CUDA_OVERSUBSCRIBE"  #: "true": more memory than is physical may be asked
 ENV_CORE_POLICY: Final = "GPU_CORE_UTILIZATION_POLICY"  #: default, force or disable
-ENV_OOM_KILLER: Final = "ACTIVE_OOM_KILLER"
-ENV_LOG_LEVEL: Final = "LIBCUDA_LOG_LEVEL"
-ENV_DISABLE_CONTROL: Final = "CUDA_DISABLE_CONTROL"
-ENV_VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+ENV_OOM_KILLER: Final = "ACTIVE_OOM_KILLER"  #: "true": a process whose allocation is refused is ended
+ENV_LOG_LEVEL: Final = "LIBCUDA_LOG_LEVEL"  #: what the library writes to stderr: 0 nothing to 4 everything
+ENV_DISABLE_CONTROL: Final = "CUDA_DISABLE_CONTROL"  #: "true": no limits, where the administrator allows it
+ENV_VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"  #: cards that the container runtime shows: set by the product
 
 # Ports
-PORT_EXTENDER: Final = 9390  #: 127.0.0.1 only
-PORT_WEBHOOK: Final = 9443  #: behind port 443 of the scheduler's Service
-PORT_SCHEDULER_METRICS: Final = 9395
-PORT_NODE_METRICS: Final = 9394
-NODE_PORT_SCHEDULER_METRICS: Final = 31993
-NODE_PORT_NODE_METRICS: Final = 31992
+PORT_EXTENDER: Final = 9390  #: extender, on 127.0.0.1 only
+PORT_WEBHOOK: Final = 9443  #: webhook and health, behind port 443 of the scheduler's Service
+PORT_SCHEDULER_METRICS: Final = 9395  #: metrics of the scheduler
+PORT_NODE_METRICS: Final = 9394  #: metrics of the node agent
+NODE_PORT_SCHEDULER_METRICS: Final = 31993  #: node port of the scheduler's metrics
+NODE_PORT_NODE_METRICS: Final = 31992  #: node port of a node's own metrics
 
 # Reasons of events
-EVENT_ALLOCATED: Final = "VgpuAllocated"
-EVENT_UNHEALTHY: Final = "VgpuUnhealthy"
-EVENT_MISMATCH: Final = "VgpuMismatch"
+EVENT_ALLOCATED: Final = "VgpuAllocated"  #: a pod has got its slices
+EVENT_UNHEALTHY: Final = "VgpuUnhealthy"  #: a card of a node does not work
+EVENT_MISMATCH: Final = "VgpuMismatch"  #: a container was not started: what it would get is not what was allocated
 
+# Bounds
 MAX_MEMORY_MIB: Final = 16_777_216  #: largest gpumem that is taken for MiB and not for a mistaken unit

@@ -3,11 +3,10 @@
 from typing import Any
 
 import pytest
+from cel_expr_python import cel
 from tools import helm
 
 from vgpu import names
-
-cel = pytest.importorskip("cel_expr_python.cel")
 
 SCHEDULER = "system:serviceaccount:kube-system:vgpu-scheduler"
 AGENT = "system:serviceaccount:kube-system:vgpu-device-plugin"

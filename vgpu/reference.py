@@ -1,0 +1,108 @@
+"""The reference of every name and value: `python -m vgpu.reference` writes docs/reference.md.
+
+The texts are the `#:` comments of vgpu/names.py, vgpu/config.py and vgpu/chart.py.
+"""
+
+import inspect
+import re
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from vgpu import chart, comments, names
+
+PATH: Final = Path("docs/reference.md")
+_HEAD: Final = """\
+# Reference
+
+Written by `python -m vgpu.reference` from vgpu/names.py, vgpu/config.py and vgpu/chart.py: change it there.
+
+Resource names, the scheduler's name and node ports are defaults; a cluster may choose others (chart values).
+"""
+_TITLE: Final = re.compile(r"# (.+)")
+_CONSTANT: Final = re.compile(r"([A-Z_]+): Final\b")
+
+
+def sections() -> dict[str, list[str]]:
+    """Title → constants of vgpu/names.py below it, in the order of the file."""
+    found: dict[str, list[str]] = {}
+    title = ""
+    for line in inspect.getsource(names).splitlines():
+        if match := _TITLE.fullmatch(line):
+            title = match[1]
+        elif match := _CONSTANT.match(line):
+            found.setdefault(title, []).append(match[1])
+    return found
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _code(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(_code(one) for one in value)
+    return f"`{value}`"
+
+
+def _names() -> Iterator[str]:
+    texts = comments.of_module(names)
+    for title, constants in sections().items():
+        yield from ("", f"## {title}", "", "| name | meaning |", "|---|---|")
+        for constant in constants:
+            if constant != "RECORDS":  # a list of names that stand here already
+                yield _row(_code(getattr(names, constant)), texts.get(constant, ""))
+
+
+def allowed(hint: Any) -> str:
+    """What a value may be, in words: "`deny` or `allow`", "1 to 65535", …; empty where the type says it all."""
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        return " or ".join(_code(one) for one in typing.get_args(hint))
+    if origin is typing.Annotated:
+        meta = next(one for one in typing.get_args(hint) if isinstance(one, msgspec.Meta))
+        if meta.pattern:
+            return meta.description or f"`{meta.pattern}`"
+        low, high = meta.ge, meta.le
+        if low is not None and high is not None:
+            return f"{low} to {high}"
+        return f"above {meta.gt}" if meta.gt is not None else f"{low} or more"
+    if any(one is type(None) for one in typing.get_args(hint)):
+        inner = next(one for one in typing.get_args(hint) if one is not type(None))
+        return f"{allowed(inner)} or `null`"
+    return ""
+
+
+def _values(value: msgspec.Struct, prefix: str = "") -> Iterator[str]:
+    struct = type(value)
+    hints = typing.get_type_hints(struct, include_extras=True)
+    texts = chart.describe(struct)
+    for name, encoded in zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True):
+        inner, path = getattr(value, name), prefix + encoded
+        if isinstance(inner, msgspec.Struct):
+            yield from _values(inner, path + ".")
+            continue
+        default = msgspec.json.encode(inner).decode()
+        yield _row(_code(path), _code(default), texts[encoded], allowed(hints[name]))
+
+
+def render() -> str:
+    """The Markdown text."""
+    lines = [_HEAD.rstrip(), *_names(), "", "## Chart values", ""]
+    lines += [
+        "`helm install vgpu charts/vgpu -n kube-system --set NAME=VALUE`. The chart writes what the agent and the",
+        f"scheduler read of them into their configuration file `{names.CONFIG_PATH}`.",
+        "",
+        "| value | default | meaning | allowed |",
+        "|---|---|---|---|",
+        *_values(chart.Values()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PATH.write_text(render())
+    print(PATH)
