@@ -114,6 +114,18 @@ def test_an_allocation_that_comes_late_is_waited_for(make: MakeWorld) -> None:
     assert world.limits(uid).cards[0].memory == 100 * MIB
 
 
+def test_a_pod_that_the_watch_has_not_told_yet_is_asked_for(make: MakeWorld) -> None:
+    world = make()
+    world.pods.stop()
+    uid = world.pod("p", {"main": [GpuSlice(A, mem=100)]})
+    assert list(world.starts.steer(1)) == [A]
+    world.agent()
+    world.pods.stop()
+    world.allocate(uid, "main", [ID_A])
+    world.starts.start([ID_A])
+    assert world.limits(uid).cards[0].memory == 100 * MIB
+
+
 @pytest.mark.usefixtures("impatient")
 def test_a_pod_that_nobody_placed_is_refused_told_and_evicted(make: MakeWorld) -> None:
     world = make()

@@ -1,0 +1,304 @@
+"""The agent as a real process beside a kubelet and an API server: until containers run, and through kills."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from agent_world import MIB, until
+from prometheus_client.parser import text_string_to_metric_families
+
+from vgpu import allocation, names
+from vgpu.allocation import Allocation
+from vgpu.devices import GpuSlice, Inventory, decode_inventory
+from vgpu.kube import writes
+from vgpu.kube.client import ApiError, KubeClient
+from vgpu.local.apiserver import ApiServer
+from vgpu.local.kubelet import Kubelet
+from vgpu.local.services import free_port
+from vgpu.native import simulator
+
+NODE = "node-1"
+REPORT = (
+    "import os, signal; keys = sorted(os.environ)\n"
+    "print(*(f'{k}={os.environ[k]}' for k in keys), sep='\\n', flush=True)\n"
+)
+
+
+class Machine:
+    def __init__(self, root: Path, strategy: str) -> None:
+        self.root = root
+        self.api = ApiServer()
+        self.api.start()
+        self.api.write_kubeconfig(root / "kubeconfig")
+        self.client = KubeClient.connect(root / "kubeconfig")
+        (root / "config.yaml").write_text(
+            f"simulate: T4x2\nglobal: {{gpuHookPath: {root}/usr}}\n"
+            f"devicePlugin: {{kubeletRoot: {root}/kubelet, deviceListStrategy: {strategy}}}\n"
+        )
+        (root / "cdi").mkdir()
+        self.port = free_port()
+        self.kubelet = Kubelet(self.client, NODE, root / "kubelet", root / "cdi")
+        self.kubelet.start()
+        self.agent: subprocess.Popen[bytes] | None = None
+
+    def start_agent(self) -> None:
+        with (self.root / "agent.log").open("ab") as log:
+            self.agent = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "device_plugin", "--node-name", NODE, "--verbose"),
+                    *("--config", str(self.root / "config.yaml"), "--kubeconfig", str(self.root / "kubeconfig")),
+                    *("--run-dir", str(self.root / "run"), "--cdi-dir", str(self.root / "cdi")),
+                    *("--metrics-port", str(self.port)),
+                ],
+                stdout=log,
+                stderr=log,
+            )
+
+    def stop_agent(self, number: int) -> int:
+        assert self.agent is not None
+        self.agent.send_signal(number)
+        return self.agent.wait(10)
+
+    def close(self) -> None:
+        if self.agent is not None and self.agent.poll() is None:
+            self.agent.kill()
+            self.agent.wait()
+        self.kubelet.stop()
+        self.api.stop()
+
+    def node(self) -> dict[str, Any]:
+        found: dict[str, Any] = msgspec.json.decode(self.client.get(f"/api/v1/nodes/{NODE}"))
+        return found
+
+    def allocatable(self, resource: str) -> str | None:
+        value = self.node().get("status", {}).get("allocatable", {}).get(resource)
+        return None if value is None else str(value)
+
+    def inventory(self) -> Inventory:
+        return decode_inventory(self.node()["metadata"].get("annotations", {}).get(names.DEVICES, "{}"))
+
+    def ready(self) -> list[str]:
+        """Waits until pods can be placed; the cards' UUIDs."""
+        until(lambda: self.allocatable("nvidia.com/gpu") == "20" and self.allocatable(names.RESOURCE_TOTAL_MEMORY))
+        return [gpu.uuid for gpu in self.inventory().devices]
+
+    def run(
+        self, name: str, slices: dict[str, list[GpuSlice]], script: str = "", *, init: str = "", record: bool = True
+    ) -> str:
+        containers = [
+            {
+                "name": each,
+                "command": ["python3", "-c", REPORT + script],
+                "resources": {"limits": {"nvidia.com/gpu": str(len(given)), "nvidia.com/gpumem": str(given[0].mem)}},
+            }
+            for each, given in slices.items()
+        ]
+        body = {
+            "metadata": {"name": name},
+            "spec": {
+                "schedulerName": "vgpu-scheduler",
+                "restartPolicy": "Never",
+                "initContainers": [c for c in containers if c["name"] == init],
+                "containers": [c for c in containers if c["name"] != init],
+            },
+        }
+        made = msgspec.json.decode(self.client.request("POST", "/api/v1/namespaces/default/pods", body=body))
+        uid = str(made["metadata"]["uid"])
+        annotations = {}
+        if record:
+            annotations[names.ALLOCATION] = allocation.encode(Allocation({k: tuple(v) for k, v in slices.items()}))
+        writes.bind(self.client, "default", name, uid, NODE, annotations)
+        return uid
+
+    def phase(self, name: str) -> str | None:
+        try:
+            pod = msgspec.json.decode(self.client.get(f"/api/v1/namespaces/default/pods/{name}"))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return None
+        return str(pod.get("status", {}).get("phase"))
+
+    def environment(self, name: str, container: str = "main") -> dict[str, str]:
+        log = self.root / "kubelet" / "logs" / f"default_{name}_{container}.log"
+        lines = log.read_text().splitlines() if log.exists() else []
+        return dict(line.partition("=")[::2] for line in lines)
+
+    def metrics(self) -> dict[str, dict[tuple[str, ...], float]]:
+        found: dict[str, dict[tuple[str, ...], float]] = {}
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
+            for family in text_string_to_metric_families(answer.read().decode()):
+                for sample in family.samples:
+                    key = tuple(sample.labels.get(k, "") for k in ("pod", "container", "uuid"))
+                    found.setdefault(sample.name, {})[key] = sample.value
+        return found
+
+    def events(self) -> list[dict[str, Any]]:
+        return list(msgspec.json.decode(self.client.get("/api/v1/events"))["items"])
+
+
+@pytest.fixture(params=["cdi", "envvar"])
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    root = Path(tempfile.mkdtemp(prefix="vgpu", dir="/tmp"))
+    made = Machine(root, request.param)
+    try:
+        yield made
+    finally:
+        made.close()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+cdi_only = pytest.mark.parametrize("machine", ["cdi"], indirect=True)
+
+
+@cdi_only
+def test_a_node_tells_what_it_has(machine: Machine) -> None:
+    machine.start_agent()
+    cards = machine.ready()
+    node = machine.node()
+    assert node["metadata"]["labels"][names.LABEL_PRESENT] == "true"
+    inventory = machine.inventory()
+    assert [gpu.index for gpu in inventory.devices] == [0, 1]
+    assert len(set(cards)) == 2
+    memory = sum(gpu.memory for gpu in inventory.devices)
+    for resource in (names.RESOURCE_TOTAL_MEMORY, names.RESOURCE_MEMORY):
+        assert int(node["status"]["capacity"][resource]) == memory
+    assert node["status"]["capacity"][names.RESOURCE_TOTAL_CORES] == "200"
+    patch = {"status": {"capacity": {names.RESOURCE_TOTAL_MEMORY: "0"}}}  # as a kubelet without its checkpoint does
+    machine.client.request(
+        "PATCH", f"/api/v1/nodes/{NODE}/status", body=patch, content_type="application/merge-patch+json"
+    )
+    until(lambda: machine.node()["status"]["capacity"][names.RESOURCE_TOTAL_MEMORY] == str(memory))
+
+
+def test_containers_run_with_their_slices_and_show_in_the_metrics(machine: Machine) -> None:
+    machine.start_agent()
+    cards = machine.ready()
+    uid = machine.run(
+        "p",
+        {"first": [GpuSlice(cards[1], 500)], "main": [GpuSlice(cards[1], 3000, cores=30)]},
+        init="first",
+    )
+    until(lambda: machine.phase("p") == "Succeeded")
+    first, main = machine.environment("p", "first"), machine.environment("p")
+    assert first["LD_PRELOAD"] == main["LD_PRELOAD"]
+    assert Path(main["LD_PRELOAD"]).name.startswith("libvgpu-")
+    assert main["NVIDIA_VISIBLE_DEVICES"] == cards[1]
+    assert Path(main["LD_LIBRARY_PATH"]).joinpath("libcuda.so.1").exists()
+    by_name = "CUDA_DEVICE_MEMORY_LIMIT_0" in main
+    if by_name:
+        assert first["VGPU_DIR"].endswith(f"{uid}_first")
+        assert (first["CUDA_DEVICE_MEMORY_LIMIT_0"], main["CUDA_DEVICE_MEMORY_LIMIT_0"]) == ("500m", "3000m")
+    assert main["VGPU_DIR"].endswith(f"{uid}_main")
+    series = until(lambda: machine.metrics().get("vgpu_container_memory_limit_bytes"))
+    assert series[("p", "main", cards[1])] == 3000 * MIB
+    assert ("p", "first", cards[1]) in series
+    writes.delete_pod(machine.client, "default", "p", uid, grace_seconds=0)
+    until(lambda: not list((machine.root / "run" / "containers").iterdir()))
+    assert not list((machine.root / "cdi").iterdir())
+    assert not list((machine.root / "run" / "by-ids").iterdir())
+
+
+def test_kills_of_the_agent_lose_nothing_and_touch_no_pod(machine: Machine) -> None:
+    machine.start_agent()
+    cards = machine.ready()
+    machine.run("long", {"main": [GpuSlice(cards[0], 9000)]}, "signal.pause()")
+    until(lambda: machine.environment("long").get("VGPU_DIR"))
+    for turn in range(3):
+        machine.stop_agent(signal.SIGKILL)
+        machine.start_agent()
+        machine.run(f"short{turn}", {"main": [GpuSlice(cards[turn % 2], 1000)]})
+        until(lambda turn=turn: machine.phase(f"short{turn}") == "Succeeded", 40)
+    assert machine.phase("long") == "Running"
+    assert machine.stop_agent(signal.SIGTERM) == 0
+    assert machine.phase("long") == "Running"
+    assert list((machine.root / "run" / "containers").glob("*_main/usage"))
+    machine.start_agent()
+    machine.ready()
+    greedy = machine.run("greedy", {"main": [GpuSlice(cards[0], 9000)]})  # what was granted before the kills holds
+    until(lambda: [e for e in machine.events() if "do not fit" in e.get("message", "")], 40)
+    assert machine.phase("greedy") == "Pending"
+    writes.delete_pod(machine.client, "default", "greedy", greedy, grace_seconds=0)
+
+
+@cdi_only
+def test_a_kubelet_restart_leaves_pods_running_and_the_node_whole(machine: Machine) -> None:
+    machine.start_agent()
+    cards = machine.ready()
+    machine.run("long", {"main": [GpuSlice(cards[0], 9000)]}, "signal.pause()")
+    until(lambda: machine.environment("long").get("VGPU_DIR"))
+    machine.kubelet.restart()
+    machine.ready()
+    machine.run("next", {"main": [GpuSlice(cards[0], 1000)]})
+    until(lambda: machine.phase("next") == "Succeeded")
+    assert machine.phase("long") == "Running"
+
+
+@cdi_only
+def test_a_sick_card_takes_no_pods(machine: Machine) -> None:
+    machine.start_agent()
+    cards = machine.ready()
+    simulator.inject_xid(machine.root / "run" / "simulator", 1, 13)  # a program's own error
+    simulator.inject_xid(machine.root / "run" / "simulator", 0, 79)
+    until(lambda: machine.allocatable("nvidia.com/gpu") == "10")
+    until(lambda: [gpu.healthy for gpu in machine.inventory().devices] == [False, True])
+    until(lambda: [e for e in machine.events() if e["reason"] == "VgpuUnhealthy" and cards[0] in e["message"]])
+    until(lambda: machine.metrics()["vgpu_card_healthy"] == {("", "", cards[0]): 0.0, ("", "", cards[1]): 1.0})
+    machine.stop_agent(signal.SIGKILL)
+    machine.start_agent()
+    until(lambda: machine.metrics())
+    until(lambda: machine.allocatable("nvidia.com/gpu") == "10")
+    assert [gpu.healthy for gpu in machine.inventory().devices] == [False, True]
+
+
+@cdi_only
+def test_a_pod_that_went_past_the_scheduler_does_not_start_and_says_why(machine: Machine) -> None:
+    machine.start_agent()
+    cards = machine.ready()
+    machine.run("bypass", {"main": [GpuSlice(cards[0], 100)]}, record=False)
+    told = until(lambda: [event for event in machine.events() if event["reason"] == "VgpuMismatch"])
+    assert "has no allocation" in told[0]["message"]
+    assert machine.phase("bypass") == "Pending"
+    assert not machine.environment("bypass")
+
+
+@cdi_only
+def test_an_agent_without_api_server_or_kubelet_waits(machine: Machine) -> None:
+    machine.api.stop()
+    machine.start_agent()
+    until(lambda: "registered nvidia.com/gpu" in (machine.root / "agent.log").read_text())
+    again = ApiServer(machine.api.port, store=machine.api.store)
+    again.start()
+    machine.api = again
+    machine.ready()
+
+
+def test_wrong_flags_and_files_are_one_sentence(tmp_path: Path) -> None:
+    def run(*flags: str) -> subprocess.CompletedProcess[str]:
+        env = {k: v for k, v in os.environ.items() if k != "NODE_NAME"}
+        command = [sys.executable, "-m", "device_plugin", *flags]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=60)
+
+    assert "--node-name" in run().stderr
+    (tmp_path / "config.yaml").write_text("devicePlugin: {deviceSplitCount: none}")
+    wrong = run("--node-name", "n", "--config", str(tmp_path / "config.yaml"))
+    assert wrong.returncode == 1
+    assert "deviceSplitCount" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
+    (tmp_path / "good.yaml").write_text("simulate: T4")
+    missing = run(
+        "--node-name", "n", "--config", str(tmp_path / "good.yaml"), "--kubeconfig", str(tmp_path / "nothing")
+    )
+    assert missing.returncode == 1
+    assert "nothing" in missing.stderr
+    assert "Traceback" not in missing.stderr
