@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 import msgspec
 import urllib3
+import yaml
 
 #: A watch is silent for long; keep-alive probes find a dead connection within half a minute.
 _KEEP_ALIVE = [
@@ -115,7 +116,7 @@ class KubeClient:
                     config.load_incluster_config(client_configuration=configuration)
                 except config.ConfigException:
                     config.load_kube_config(client_configuration=configuration)
-        except (config.ConfigException, OSError) as error:
+        except (config.ConfigException, OSError, yaml.YAMLError) as error:
             where = kubeconfig or "neither in a pod nor with a kubeconfig"
             raise ValueError(f"no connection to a cluster: {where}: {error}") from None
         configuration.socket_options = _KEEP_ALIVE

@@ -118,6 +118,7 @@ class ApiServer:
         self.port = self.port or free_port()  # cheroot binds port 0 so that the same port cannot be bound again
         self._server = wsgi.Server(("127.0.0.1", self.port), self._application(), numthreads=THREADS, timeout=30)
         self._server.shutdown_timeout = 2
+        self._server.expiration_interval = 0.1  # how long `stop` waits for the accepting thread
         self._server.prepare()
         self._thread = threading.Thread(target=self._server.serve, name="apiserver", daemon=True)
         self._thread.start()
@@ -242,7 +243,7 @@ class ApiServer:
         """Lines of a watch; the arguments of the request are read at once, the lines are made when they are sent."""
         bookmarks = request.args.get("allowWatchBookmarks") in ("true", "1")
         seconds = request.args.get("timeoutSeconds", 1800, type=int)
-        start = request.args.get("resourceVersion", "0")
+        start = request.args.get("resourceVersion") or "0"
         if not start.isdecimal():
             raise ApiError(400, "BadRequest", f'resourceVersion: Invalid value: "{start}"')
         return self._lines(where, match, int(start), bookmarks, time.monotonic() + seconds)

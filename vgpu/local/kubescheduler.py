@@ -107,7 +107,7 @@ class KubeScheduler:
             elif item.metadata.deletionTimestamp is not None:
                 self._waiting.pop(uid, None)
             elif item.spec.get("schedulerName") == self._name:
-                pod = {"kind": "Pod", "apiVersion": "v1", **msgspec.to_builtins(item)}
+                pod = msgspec.to_builtins(item)
                 known = self._waiting.setdefault(uid, _Waiting(pod))
                 known.pod = pod
                 self._wake.set()
@@ -147,6 +147,8 @@ class KubeScheduler:
             self._failed(one, failure)
             return
         with self._lock:
+            if self._waiting.get(pod["metadata"]["uid"]) is not one:
+                return  # gone, or bound by somebody else
             one.binding = True
             self._placed[pod["metadata"]["uid"]] = (node, pod)
         self._binders.submit(self._bind, one, node)
@@ -172,7 +174,7 @@ class KubeScheduler:
             raise _Failure("SchedulerError", f"extender: {answer['error']}")
         for part in ("failednodes", "failedandunresolvablenodes"):
             reasons |= answer.get(part) or {}
-        kept = [name for name in answer.get("nodenames") or () if name in fitting]
+        kept: list[str] = [name for name in answer.get("nodenames") or () if name in fitting]
         if not kept:
             raise _Failure("Unschedulable", _summary(len(nodes), reasons.values()))
         if len(kept) == 1:
