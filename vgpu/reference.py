@@ -1,8 +1,9 @@
-"""The reference of every name and value: `python -m vgpu.reference` writes docs/reference.md.
+"""The reference of every name and value: `python -m vgpu.reference` in a checkout writes docs/reference.md.
 
-The texts are the `#:` comments of vgpu/names.py, vgpu/config.py and vgpu/chart.py.
+The texts are the `#:` comments of vgpu/names.py, vgpu/config.py and vgpu/chart.py, and the help texts of the metrics.
 """
 
+import ast
 import inspect
 import re
 import typing
@@ -15,10 +16,15 @@ import msgspec
 from vgpu import chart, comments, names
 
 PATH: Final = Path("docs/reference.md")
+METRICS: Final = {
+    "Metrics of a node": Path("device_plugin/exporter.py"),
+    "Metrics of the scheduler": Path("scheduler/metrics.py"),
+}
 _HEAD: Final = """\
 # Reference
 
-Written by `python -m vgpu.reference` from vgpu/names.py, vgpu/config.py and vgpu/chart.py: change it there.
+Written by `python -m vgpu.reference` from `vgpu/names.py`, `vgpu/config.py`, `vgpu/chart.py` and the parts that serve
+metrics: change it there.
 
 Resource names, the scheduler's name and node ports are defaults; a cluster may choose others (chart values).
 """
@@ -89,9 +95,54 @@ def _values(value: msgspec.Struct, prefix: str = "") -> Iterator[str]:
         yield _row(_code(path), _code(default), texts[encoded], allowed(hints[name]))
 
 
-def render() -> str:
-    """The Markdown text."""
-    lines = [_HEAD.rstrip(), *_names(), "", "## Chart values", ""]
+def _strings(node: ast.expr, constants: dict[str, ast.expr]) -> list[str]:
+    """The strings of a literal list or tuple, names of module constants and starred ones resolved."""
+    if isinstance(node, ast.Constant):
+        return [str(node.value)]
+    if isinstance(node, ast.Starred):
+        return _strings(node.value, constants)
+    if isinstance(node, ast.Name):
+        return _strings(constants[node.id], constants)
+    if isinstance(node, ast.Tuple | ast.List):
+        return [text for element in node.elts for text in _strings(element, constants)]
+    return []
+
+
+def metrics(source: str) -> Iterator[tuple[str, str, str, list[str]]]:
+    """(name, type, meaning, labels) of every metric that Python text makes.
+
+    Read from the text: this package imports neither the agent nor the scheduler. A metric is a call named gauge,
+    counter or histogram, in whatever spelling, with a `vgpu_` name, a help text and labels.
+    """
+    tree = ast.parse(source)
+    constants = {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) >= 2):
+            continue
+        kind = node.func.id.strip("_").lower()
+        name, text = (arg.value if isinstance(arg, ast.Constant) else None for arg in node.args[:2])
+        if kind in ("gauge", "counter", "histogram") and isinstance(name, str) and name.startswith("vgpu_"):
+            labels = _strings(node.args[2], constants) if len(node.args) > 2 else []
+            full = f"{name}_total" if kind == "counter" and not name.endswith("_total") else name
+            yield full, kind, str(text), labels
+
+
+def _metrics(root: Path) -> Iterator[str]:
+    for title, path in METRICS.items():
+        yield from ("", f"## {title}", "", "| metric | type | meaning | labels |", "|---|---|---|---|")
+        for name, kind, text, labels in sorted(metrics((root / path).read_text())):
+            yield _row(_code(name), kind, text, ", ".join(map(_code, labels)))
+
+
+def render(root: Path = Path()) -> str:
+    """The Markdown text; `root`: the checkout."""
+    lines = [_HEAD.rstrip(), *_names(), *_metrics(root), "", "## Chart values", ""]
     lines += [
         "`helm install vgpu charts/vgpu -n kube-system --set NAME=VALUE`. The chart writes what the agent and the",
         f"scheduler read of them into their configuration file `{names.CONFIG_PATH}`.",

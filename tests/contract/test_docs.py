@@ -36,7 +36,26 @@ def pods(text: str) -> list[dict[str, Any]]:
 
 
 def test_reference_is_fresh() -> None:
-    assert (ROOT / reference.PATH).read_text() == reference.render(), "run `python -m vgpu.reference`"
+    assert (ROOT / reference.PATH).read_text() == reference.render(ROOT), "run `python -m vgpu.reference`"
+
+
+def test_metrics_are_those_that_the_scheduler_serves() -> None:
+    from scheduler.metrics import REGISTRY
+
+    served = {f"{family.name}_total" if family.type == "counter" else family.name for family in REGISTRY.collect()}
+    source = (ROOT / "scheduler/metrics.py").read_text()
+    assert {name for name, *_ in reference.metrics(source)} == served
+
+
+def test_metrics_are_those_that_a_node_serves() -> None:
+    from device_plugin.exporter import Exporter
+
+    served = {
+        f"{family.name}_total" if family.type == "counter" else family.name
+        for family in Exporter("n").registry.collect()
+    }
+    source = (ROOT / "device_plugin/exporter.py").read_text()
+    assert {name for name, *_ in reference.metrics(source)} == served
 
 
 def test_every_name_is_in_the_reference_and_described() -> None:
