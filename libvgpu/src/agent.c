@@ -75,6 +75,7 @@ void vgpu_region_close(vgpu_region *region)
         close(region->limits_fd);
     if (region->usage_fd >= 0)
         close(region->usage_fd);
+    vgpu_process_list_free(&region->member.list);
     pthread_mutex_destroy(&region->reaping);
     free(region);
 }
@@ -177,6 +178,7 @@ static int reap(void *context)
 {
     vgpu_region *region = context;
     unsigned busy;
+    vgpu_process_list_free(&region->member.list); /* of a pass that was broken off */
     int result = vgpu_member_join(&region->member, region->usage, region->usage_path, region->usage_fd);
     if (result == 0)
         result = vgpu_slot_take(&region->member, VGPU_SLOT_AGENT);

@@ -153,60 +153,93 @@ static bool innermost_pid(const char *line, void *context)
     return last && atoi(last + 1) == *(const int32_t *)context;
 }
 
-/* Finds the /proc name of a process in another pid namespace; needs a /proc that shows it and the right to look at it. */
-static bool find_in_namespaces(const struct vgpu_identity *process, char name[static 16])
+static bool is_number(const char *name)
 {
-    DIR *proc = opendir("/proc");
-    bool found = false;
+    return *name && name[strspn(name, "0123456789")] == 0 && strlen(name) < 10;
+}
+
+/* Needs a /proc that shows other namespaces and the right to look into them: the agent has both, a container neither. */
+static void list_processes(struct vgpu_process_list *list)
+{
+    const uint64_t own = pid_namespace("self");
+    uint32_t room = 0;
     struct dirent *entry;
-    while (proc && !found && (entry = readdir(proc))) {
-        char path[64];
-        int32_t pid = process->pid;
-        if (strspn(entry->d_name, "0123456789") != strlen(entry->d_name) || strlen(entry->d_name) > 15)
+    list->listed = true;
+    DIR *proc = opendir("/proc");
+    while (proc && (entry = readdir(proc))) {
+        const uint64_t found = is_number(entry->d_name) ? pid_namespace(entry->d_name) : 0;
+        if (found == 0 || found == own)
             continue;
-        if (pid_namespace(entry->d_name) != process->pid_namespace)
-            continue;
-        snprintf(path, sizeof path, "/proc/%.15s/status", entry->d_name);
-        found = any_line(path, innermost_pid, &pid);
-        memcpy(name, entry->d_name, strlen(entry->d_name) + 1);
+        if (list->count == room) {
+            room = room ? 2 * room : 256;
+            struct vgpu_listed_process *grown = realloc(list->processes, room * sizeof *grown);
+            if (!grown)
+                break;
+            list->processes = grown;
+        }
+        list->processes[list->count++] = (struct vgpu_listed_process){.pid_namespace = found, .pid = atoi(entry->d_name)};
     }
     if (proc)
         closedir(proc);
-    return found;
+}
+
+void vgpu_process_list_free(struct vgpu_process_list *list)
+{
+    free(list->processes);
+    *list = (struct vgpu_process_list){0};
+}
+
+/* Finds the /proc name of a process in another pid namespace. */
+static bool find_in_namespaces(const struct vgpu_identity *process, struct vgpu_process_list *list, char name[static 16])
+{
+    if (!list->listed)
+        list_processes(list);
+    for (uint32_t i = 0; i < list->count; i++) {
+        char path[64];
+        int32_t pid = process->pid;
+        if (list->processes[i].pid_namespace != process->pid_namespace)
+            continue;
+        snprintf(name, 16, "%d", list->processes[i].pid);
+        snprintf(path, sizeof path, "/proc/%s/status", name);
+        if (any_line(path, innermost_pid, &pid))
+            return true;
+    }
+    return false;
 }
 
 enum presence { UNKNOWN, ENDED, PRESENT };
 
 /* Finds the process and its name below /proc. ENDED: its number is free or belongs to another one now. */
-static enum presence find(const struct vgpu_identity *process, char name[static 16], struct process_stat *stat)
+static enum presence find(const struct vgpu_identity *process, struct vgpu_process_list *list, char name[static 16],
+                          struct process_stat *stat)
 {
     if (process->pid <= 0 || process->start_time == 0 || process->pid_namespace == 0)
         return UNKNOWN;
     if (process->pid_namespace == pid_namespace("self"))
         snprintf(name, 16, "%d", process->pid);
-    else if (!find_in_namespaces(process, name))
+    else if (!find_in_namespaces(process, list, name))
         return UNKNOWN;
     if (!process_stat(name, stat))
         return access("/proc/self/stat", R_OK) == 0 && access("/proc/1", F_OK) == 0 ? ENDED : UNKNOWN;
     return stat->start_time == process->start_time ? PRESENT : ENDED;
 }
 
-bool vgpu_process_maps(const struct vgpu_identity *process, const struct vgpu_mapped_file *file)
+bool vgpu_process_maps(const struct vgpu_identity *process, const struct vgpu_mapped_file *file, struct vgpu_process_list *list)
 {
     char name[16], path[64];
     struct process_stat stat;
     struct vgpu_mapped_file wanted = *file;
-    if (wanted.inode == 0 || find(process, name, &stat) != PRESENT)
+    if (wanted.inode == 0 || find(process, list, name, &stat) != PRESENT)
         return false;
     snprintf(path, sizeof path, "/proc/%s/maps", name);
     return any_line(path, names_file, &wanted);
 }
 
-bool vgpu_process_ended(const struct vgpu_identity *process)
+bool vgpu_process_ended(const struct vgpu_identity *process, struct vgpu_process_list *list)
 {
     char name[16];
     struct process_stat stat;
-    const enum presence presence = find(process, name, &stat);
+    const enum presence presence = find(process, list, name, &stat);
     /* a zombie whose other threads still run (the main thread left by pthread_exit) has not ended */
     return presence == ENDED || (presence == PRESENT && (stat.state == 'Z' || stat.state == 'X') && stat.threads <= 1);
 }

@@ -16,12 +16,25 @@ struct vgpu_mapped_file {
     uint64_t inode;
 };
 
+/* Processes of other pid namespaces that this one can see, listed once per pass over the slots: a container may fill its slots with anything,
+ * and must not make an agent read all of /proc for each. Empty ({0}) before the pass. */
+struct vgpu_process_list {
+    struct vgpu_listed_process {
+        uint64_t pid_namespace;
+        int32_t pid;         /* as seen from here */
+    } *processes;
+    uint32_t count;
+    bool listed;
+};
+
+void vgpu_process_list_free(struct vgpu_process_list *list);
+
 /* The calling process. */
 struct vgpu_identity vgpu_identity_self(void);
 /* The file that the calling process has mapped at `address`. */
 struct vgpu_mapped_file vgpu_mapped_file_at(const void *address);
 /* The process is alive and has the file mapped. False also when that cannot be told (other namespace, hidden /proc). */
-bool vgpu_process_maps(const struct vgpu_identity *process, const struct vgpu_mapped_file *file);
+bool vgpu_process_maps(const struct vgpu_identity *process, const struct vgpu_mapped_file *file, struct vgpu_process_list *list);
 /* The process has certainly ended, although children may hold what it held. */
-bool vgpu_process_ended(const struct vgpu_identity *process);
+bool vgpu_process_ended(const struct vgpu_identity *process, struct vgpu_process_list *list);
 #endif

@@ -87,6 +87,7 @@ static int publish_file(const char *temporary, const char *dir, const char *name
 {
     char path[4096];
     int result = vgpu_path_join(path, sizeof path, dir, name);
+    DEATH_POINT();
     if (result == 0 && link(temporary, path) != 0)
         result = -errno;
     unlink(temporary);
@@ -113,7 +114,6 @@ int vgpu_region_files_make(const char *dir, const struct vgpu_limits *limits, bo
         result = publish_file(path, dir, "usage");
     if (result < 0 && result != -EEXIST) /* there already: made by somebody who is just as far, or who died before making limits */
         return result;
-    DEATH_POINT();
     result = make_temporary(path, sizeof path, dir, "limits", &limits_file, sizeof limits_file, sizeof limits_file, 0644, fixed_modes);
     return result < 0 ? result : publish_file(path, dir, "limits");
 }

@@ -204,7 +204,7 @@ bool vgpu_slot_dead(struct vgpu_member *member, uint32_t slot)
     if (member->file.inode == 0)
         member->file = vgpu_mapped_file_at(member->usage);
     const struct vgpu_identity holder = identity_of(head);
-    return !vgpu_process_maps(&holder, &member->file);
+    return !vgpu_process_maps(&holder, &member->file, &member->list);
 }
 
 /* Nobody will go on with this claim. Stricter than a dead slot: children that hold a killed reaper's lock keep its memory, not its work. */
@@ -218,7 +218,7 @@ static bool claim_abandoned(struct vgpu_member *member, uint64_t claim)
         return true;
     const struct vgpu_slot_head *head = &member->usage->heads[slot];
     const struct vgpu_identity holder = identity_of(head);
-    return vgpu_slot_dead(member, slot) || (atomic_load(&head->flags) & VGPU_SLOT_REPLACED) || vgpu_process_ended(&holder);
+    return vgpu_slot_dead(member, slot) || (atomic_load(&head->flags) & VGPU_SLOT_REPLACED) || vgpu_process_ended(&holder, &member->list);
 }
 
 static void settle(struct vgpu_usage_file *usage, uint32_t slot)
@@ -272,5 +272,6 @@ int vgpu_slots_reap(struct vgpu_member *member, unsigned *busy)
     for (uint32_t slot = 0; slot < slots_high(member->usage); slot++)
         if (slot != member->slot && reap(member, slot, busy))
             freed++;
+    vgpu_process_list_free(&member->list);
     return freed;
 }

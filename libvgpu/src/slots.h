@@ -19,6 +19,7 @@ struct vgpu_member {
     int fd;                        /* open description of its own on the usage file, close-on-exec; -1: private memory, nobody else */
     dev_t device;                  /* of `fd`: a program that closes all descriptors may get the number for another file */
     ino_t inode;
+    struct vgpu_process_list list; /* of the pass over the slots that is under way */
     struct vgpu_mapped_file file;  /* how /proc names the mapping; found when first needed */
     uint32_t slot;                 /* VGPU_NO_SLOT: none */
     uint32_t generation;

@@ -6,7 +6,7 @@
  *   host-charge CARD BYTES           the same on the account of host bytes
  *   release TICKET BYTES | used CARD | reap MS | kind CARD KIND BYTES | time CARD NS LAUNCHES
  *   size TEXT                        what a size means, or "no"
- *   fork                             goes on in the child (raw clone: no atfork handlers); "child PID", the parent waits for it unseen
+ *   fork                             goes on in the child (raw clone: no atfork handlers), when that is killed in the parent; "child PID"
  *   spawn                            a child that does nothing but live until killed: "child PID"
  *   exec                             runs this program again in the same process
  *   close-fds                        closes every descriptor above standard error, as a daemon does
@@ -14,7 +14,7 @@
  *   publish DIR MEMORY               writes new limits as the agent would
  *   occupy                           makes every slot that a process can take look like one whose holder has died
  *   points                           how many death points have been passed (-DVGPU_DEATH_POINTS)
- *   arm K                            the K-th death point from now on kills the process
+ *   arm K | halt K                   the K-th death point from now on kills or stops the process
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -35,12 +35,13 @@
 
 #ifdef VGPU_DEATH_POINTS
 static _Atomic long points, armed;
+static _Atomic int signal_there = SIGKILL;
 
 void vgpu_death_point(void)
 {
     atomic_fetch_add(&points, 1);
     if (atomic_load(&armed) > 0 && atomic_fetch_sub(&armed, 1) == 1)
-        kill(getpid(), SIGKILL);
+        kill(getpid(), atomic_load(&signal_there));
 }
 #endif
 
@@ -105,7 +106,8 @@ static void fork_child(bool follows_commands)
     int status;
     while (waitpid(child, &status, 0) < 0 && errno == EINTR)
         ;
-    _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+    if (WIFEXITED(status))
+        _exit(WEXITSTATUS(status));
 }
 
 static void publish(const char *dir, const char *size)
@@ -196,7 +198,8 @@ static void obey(const char *command, const char *first, const char *second, con
 #ifdef VGPU_DEATH_POINTS
     else if (strcmp(command, "points") == 0)
         printf("%ld\n", atomic_load(&points));
-    else if (strcmp(command, "arm") == 0) {
+    else if (strcmp(command, "arm") == 0 || strcmp(command, "halt") == 0) {
+        atomic_store(&signal_there, strcmp(command, "arm") == 0 ? SIGKILL : SIGSTOP);
         atomic_store(&armed, (long)number);
         puts("ok");
     }

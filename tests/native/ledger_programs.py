@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import time
 from atexit import register
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -61,9 +61,10 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 class Client:
     """A running ledger_client; see libvgpu/tests/ledger_client.c for its commands."""
 
-    def __init__(self, variables: Mapping[str, str], *flags: str) -> None:
+    def __init__(self, variables: Mapping[str, str], *flags: str, through: Sequence[str] = ()) -> None:
+        """`flags` for the compiler; `through`: a command that runs the client."""
         self._process = subprocess.Popen(
-            [program("ledger_client", *flags)],
+            [*through, program("ledger_client", *flags)],
             env=environment(variables),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

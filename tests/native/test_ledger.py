@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -189,6 +190,17 @@ def test_a_forked_child_has_a_slot_of_its_own(region: Region) -> None:
         assert {p.pid: p.used for p in region.usage().processes} == {client.pid: (MIB,), child: (2 * MIB,)}
 
 
+def test_a_killed_child_s_memory_is_freed_while_its_parent_lives(region: Region) -> None:
+    with in_region(region) as client:
+        client.charge("1m")
+        child = int(client.ask("fork").removeprefix("child "))
+        assert client.charge("2m") is not None
+        os.kill(child, signal.SIGKILL)
+        until(lambda: region.reap() == 1)
+        assert client.used() == MIB  # the parent answers
+        assert [p.pid for p in region.usage().processes] == [client.pid]
+
+
 def test_children_keep_a_killed_parent_s_memory(region: Region) -> None:
     with in_region(region) as parent:
         parent.charge("1m")
@@ -203,8 +215,11 @@ def test_children_keep_a_killed_parent_s_memory(region: Region) -> None:
     assert region.usage().cards[0].used == 0
 
 
-def test_exec_frees_what_the_old_program_held(region: Region) -> None:
+@pytest.mark.parametrize("before", [(), ("fork",), ("close-fds", "charge 0 2g")], ids=["first", "child", "reopened"])
+def test_exec_frees_what_the_old_program_held(region: Region, before: tuple[str, ...]) -> None:
     with in_region(region) as client, in_region(region) as other:
+        for command in ("mode", *before):
+            client.ask(command)
         assert client.charge("600m") is not None
         client.ask("exec")
         assert client.ask("mode") == "region"  # mapped again: same pid, same start time
@@ -231,6 +246,27 @@ def test_a_daemon_that_closes_its_descriptors_keeps_its_memory(region: Region) -
         assert daemon.used() == 500 * MIB
         daemon.kill()
         assert other.charge(GIB) is not None
+
+
+CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+def may_make_namespaces() -> bool:
+    return subprocess.run([*CONTAINER, "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not may_make_namespaces(), reason="needs the right to make pid and mount namespaces (root)")
+def test_the_agent_finds_processes_of_another_pid_namespace(region: Region) -> None:
+    with Client({"VGPU_DIR": str(region.directory)}, through=CONTAINER) as daemon:
+        daemon.charge("600m")
+        (process,) = region.usage().processes
+        assert process.pid == 1
+        assert process.pid_namespace != os.stat("/proc/self/ns/pid").st_ino
+        daemon.ask("close-fds")  # its lock is gone: only /proc tells that it lives
+        assert region.reap() == 0
+        daemon.kill()
+        until(lambda: region.reap() == 1)
+    assert region.usage().cards[0].used == 0
 
 
 def test_a_process_whose_main_thread_has_left_keeps_its_memory(region: Region) -> None:

@@ -1,8 +1,9 @@
-"""The two files of a region: making, opening and changing them, also when a process is killed or a container misbehaves."""
+"""The two files of a region: making, opening and changing them; killed processes and containers that misbehave."""
 
 import errno
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -253,14 +254,21 @@ def test_processes_that_race_to_make_a_region_share_one(tmp_path: Path) -> None:
         assert sorted(path.name for path in directory.iterdir()) == ["limits", "usage"]
 
 
-def test_a_maker_may_die_at_any_store(tmp_path: Path) -> None:
-    for point in range(1, 4):
-        directory = tmp_path / str(point)
-        directory.mkdir()
-        variables = {"VGPU_DIR": str(directory), "CUDA_DEVICE_MEMORY_LIMIT": "1g"}
-        with Client(variables, "-DVGPU_DEATH_POINTS") as first, Client(variables) as second:
-            first.ask(f"arm {point}")
-            first.try_ask("mode")
-            first.try_ask("charge 0 1")
-            assert second.ask("mode") == "region"
-            assert second.charge("1g") is not None
+@pytest.mark.parametrize("point", [1, 2], ids=["before usage is there", "before limits are there"])
+@pytest.mark.parametrize("fate", ["arm", "halt"])
+def test_a_maker_may_die_or_be_late(tmp_path: Path, fate: str, point: int) -> None:
+    variables = {"VGPU_DIR": str(tmp_path), "CUDA_DEVICE_MEMORY_LIMIT": "1g"}
+    with Client(variables, "-DVGPU_DEATH_POINTS") as first, Client(variables) as second:
+        first.ask(f"{fate} {point}")
+        first.send("mode")
+        os.waitid(os.P_PID, first.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+        assert not (tmp_path / "limits").exists()
+        assert second.ask("mode") == "region"
+        assert second.charge("600m") is not None
+        if fate == "halt":
+            os.kill(first.pid, signal.SIGCONT)
+            assert first.line() == "region"
+            assert first.charge("600m") is None
+            assert sorted(path.name for path in tmp_path.iterdir()) == ["limits", "usage"]
+        else:
+            assert second.charge("424m") is not None
