@@ -188,15 +188,30 @@ PLAIN = {"name": "plain", "resources": {"limits": {"cpu": "1"}}}
 def test_only_gpu_pods_are_sent_to_the_webhook(objects: list[dict[str, Any]], spec: Any, sent: bool) -> None:
     webhook = next(item for item in objects if item["kind"] == "MutatingWebhookConfiguration")["webhooks"][0]
     (condition,) = webhook["matchConditions"]
-    assert evaluate(condition["expression"], {"object": {"spec": spec}}) is sent
+    data = {"request": request("CREATE"), "object": {"metadata": {}, "spec": spec}}
+    assert evaluate(condition["expression"], data) is sent
+
+
+@pytest.mark.parametrize(("labels", "sent"), [(MANAGED, True), ({"app": "x"}, False), (None, False)])
+def test_debug_containers_of_managed_pods_are_sent_to_the_webhook(
+    objects: list[dict[str, Any]], labels: dict[str, str] | None, sent: bool
+) -> None:
+    webhook = next(item for item in objects if item["kind"] == "MutatingWebhookConfiguration")["webhooks"][0]
+    sent_for = {resource: rule["operations"] for rule in webhook["rules"] for resource in rule["resources"]}
+    assert sent_for == {"pods": ["CREATE"], "pods/ephemeralcontainers": ["UPDATE"]}
+    debugged = pod(labels=labels)
+    debugged["spec"]["containers"] = [gpu(names.RESOURCE_GPU)]
+    expression = webhook["matchConditions"][0]["expression"]
+    assert evaluate(expression, {"request": request("UPDATE"), "object": debugged}) is sent
 
 
 def test_renamed_resources_are_sent_instead() -> None:
     objects = helm.objects({"resourceName": "example.com/gpu"})
     webhook = next(item for item in objects if item["kind"] == "MutatingWebhookConfiguration")["webhooks"][0]
     expression = webhook["matchConditions"][0]["expression"]
-    assert evaluate(expression, {"object": {"spec": {"containers": [gpu("example.com/gpu")]}}})
-    assert not evaluate(expression, {"object": {"spec": {"containers": [gpu("nvidia.com/gpu")]}}})
+    for resource, sent in (("example.com/gpu", True), ("nvidia.com/gpu", False)):
+        created = {"metadata": {}, "spec": {"containers": [gpu(resource)]}}
+        assert evaluate(expression, {"request": request("CREATE"), "object": created}) is sent
 
 
 def test_opting_out_by_label(objects: list[dict[str, Any]]) -> None:
