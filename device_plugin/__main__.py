@@ -64,6 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         asyncio.run(serve(agent))
     except (ConfigError, ValueError, OSError) as error:
+        log.debug("ended by", exc_info=True)
         print(f"vgpu-device-plugin: {error}", file=sys.stderr)
         return 1
     log.info("stopped; containers keep running")

@@ -23,7 +23,7 @@ from device_plugin.sandbox import Sandboxes, limits_for
 from vgpu import allocation
 from vgpu.config import Config
 from vgpu.devices import Gpu, GpuSlice
-from vgpu.inventory import readings
+from vgpu.inventory import InventoryError, readings
 from vgpu.kube.objects import Pod
 from vgpu.resources import PodRequest
 
@@ -78,6 +78,7 @@ class Granting:
         self._places = places
         self._consequences = consequences
         self._lock = threading.Lock()
+        self._minors: dict[str, int] = {}
         self.rollout = self._install()
 
     def _install(self) -> library.Rollout:
@@ -189,5 +190,12 @@ class Granting:
     def _driver_edits(self, cards: Sequence[Gpu]) -> driver.DriverEdits:
         if self._places.simulator_state:
             return driver.DriverEdits({})
-        seen = readings()
-        return driver.edits_for([(gpu, seen[gpu.uuid].minor) for gpu in cards if gpu.uuid in seen])
+        if any(gpu.uuid not in self._minors for gpu in cards):
+            try:
+                self._minors = {uuid: reading.minor for uuid, reading in readings().items()}
+            except InventoryError as error:
+                raise Refusal(str(error), transient=True) from None
+        try:
+            return driver.edits_for([(gpu, self._minors[gpu.uuid]) for gpu in cards])
+        except KeyError as error:
+            raise Refusal(f"card {error.args[0]} does not answer the driver", transient=True) from None

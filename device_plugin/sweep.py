@@ -107,7 +107,7 @@ class Sweep:
         for pod in self._pods.all():
             uid = pod.metadata.uid
             self._names[uid] = (pod.metadata.namespace, pod.metadata.name)
-            for container, slices in _record(pod).items():
+            for container, slices in _record(pod).items() if not pod.finished else ():
                 views[uid, container] = [(piece, None) for piece in slices]
         for entry, (slices, usage) in usages.items():
             views[entry.pod_uid, entry.container] = list(zip(slices, usage.cards, strict=False))

@@ -5,8 +5,10 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 from agent_world import MIB, NODE, A, B, World, until
 
@@ -16,6 +18,11 @@ from vgpu import allocation, names
 from vgpu.allocation import Allocation
 from vgpu.devices import GpuSlice
 from vgpu.kube import writes
+from vgpu.kubelet.podresources_v1 import api_pb2 as podresources
+from vgpu.kubelet.podresources_v1.api_pb2_grpc import (
+    PodResourcesListerServicer,
+    add_PodResourcesListerServicer_to_server,
+)
 from vgpu.native import Region
 
 ID_A, ID_B = f"{A}::0", f"{B}::0"
@@ -187,6 +194,37 @@ def test_ids_that_nobody_holds_are_refused(make: MakeWorld) -> None:
     world.allocate("no-such-uid", "main", [ID_A])
     with pytest.raises(Refusal, match="no running pod"):
         world.starts.start([ID_A])
+
+
+class SmallPodResources(PodResourcesListerServicer):
+    """The kubelet's pod-resources, telling one container."""
+
+    def __init__(self, pod: str, container: str, device_ids: list[str]) -> None:
+        devices = podresources.ContainerDevices(resource_name=names.RESOURCE_GPU, device_ids=device_ids)
+        holder = podresources.ContainerResources(name=container, devices=[devices])
+        told = podresources.PodResources(name=pod, namespace="default", containers=[holder])
+        self._answer = podresources.ListPodResourcesResponse(pod_resources=[told])
+
+    def List(self, request: object, context: object) -> podresources.ListPodResourcesResponse:  # noqa: ARG002 signature of gRPC
+        return self._answer
+
+
+def test_without_a_checkpoint_pod_resources_tell_who_it_is(make: MakeWorld) -> None:
+    world = make()
+    uid = world.pod("p", {"main": [GpuSlice(A, mem=100)]})
+    name = world.allocate(uid, "main", [ID_A])
+    (world.root / "kubelet" / "device-plugins" / "kubelet_internal_checkpoint").write_text("{")
+    (world.root / "kubelet" / "pod-resources").mkdir()
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_PodResourcesListerServicer_to_server(SmallPodResources("p", "main", [ID_A]), server)
+    server.add_insecure_port(f"unix://{world.root}/kubelet/pod-resources/kubelet.sock")
+    server.start()
+    try:
+        world.starts.start([ID_A])
+    finally:
+        server.stop(None)
+    assert spec_env(world, name)["CUDA_DEVICE_MEMORY_LIMIT_0"] == "100m"
+    assert world.limits(uid).cards[0].memory == 100 * MIB
 
 
 def test_init_and_app_container_with_the_same_ids_get_their_own_slices(make: MakeWorld) -> None:
