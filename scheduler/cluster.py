@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final
 
 import msgspec
@@ -16,7 +17,7 @@ import numpy as np
 from vgpu.allocation import Held
 from vgpu.devices import Gpu, Inventory
 from vgpu.placement import rules
-from vgpu.placement.cards import FIGURES, SLOTS, Cards, CardState, Ints, figures
+from vgpu.placement.cards import SLOTS, Cards, CardState, Ints, figures, nothing_held
 from vgpu.placement.selection import by_model, by_uuid
 from vgpu.resources import CardSelector, GpuRequest
 
@@ -56,7 +57,7 @@ class View:
 
     def rows(self, nodes: Sequence[str]) -> Ints:
         """The row of each node, -1 where it has no cards."""
-        return np.fromiter((self.row_of.get(name, -1) for name in nodes), dtype=np.int64, count=len(nodes))
+        return np.fromiter(map(self.row_of.get, nodes, repeat(-1)), dtype=np.int64, count=len(nodes))
 
 
 class ClusterState:
@@ -65,7 +66,7 @@ class ClusterState:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._cards = Cards.empty(0, 0)
-        self._usage: Ints = np.zeros((FIGURES, 0, 0), dtype=np.int64)
+        self._usage: Ints = nothing_held(0, 0)
         self._places: dict[str, list[tuple[int, ...]]] = {}
         self._nodes: dict[str, _Node] = {}
         self._rows: dict[str, int] = {}
@@ -127,7 +128,7 @@ class ClusterState:
             have_rows if rows <= have_rows else max(rows, 2 * have_rows, 16),
             max(columns, have_columns),
         )
-        cards, usage = Cards.empty(*shape), np.zeros((FIGURES, *shape), dtype=np.int64)
+        cards, usage = Cards.empty(*shape), nothing_held(*shape)
         inside = np.s_[:have_rows, :have_columns]
         for field in ("present", "healthy", "cordoned", "memory", "physical", "cores", "slots", "numa", "model"):
             getattr(cards, field)[inside] = getattr(self._cards, field)
@@ -248,7 +249,9 @@ class ClusterState:
         """MiB that the request means on the smallest card that the pod accepts, None when the cluster has none."""
         with self.lock:
             cards = self.view().cards
-            accepted = cards.present & by_model(cards, selector) & by_uuid(cards, selector)
+            accepted = cards.present
+            for mask in (by_model(cards, selector), by_uuid(cards, selector)):
+                accepted = accepted if mask is None else accepted & mask
             return int(rules.memory_asked(cards, request)[accepted].min()) if accepted.any() else None
 
     def largest_card(self) -> int | None:

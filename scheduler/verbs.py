@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -14,7 +14,6 @@ from scheduler.survey import Survey
 from scheduler.wire import ExtenderArgs, ExtenderFilterResult, HostPriority, Pod, node_names
 from vgpu.placement import policy
 from vgpu.placement.cards import Bools, Floats
-from vgpu.placement.fit import Rejection
 from vgpu.resources import PodRequest, RequestError, Rules, read_pod
 
 RECENT: Final = 10_000  #: pods whose request is kept for their bind
@@ -70,11 +69,10 @@ class Verbs:
         with self._state.lock:
             view = self._state.view(without=args.Pod.metadata.uid or "")
             survey = Survey(self._state, view, args.Pod.metadata.uid or "", request, nodes)
-        fits, failed, unresolvable = survey.fits, survey.failed, survey.unresolvable
-        if not fits.any():
-            for reason in {reason for rejected in survey.rejections() for reason in rejected.reasons}:
+        if not survey.fits.any():
+            for reason in survey.reasons:
                 UNSCHEDULABLE.labels(reason).inc()
-        return _result(nodes, whole, fits, _sentences(failed), _sentences(unresolvable))
+        return _result(nodes, whole, survey.fits, survey.failed, survey.unresolvable)
 
     def prioritize(self, args: ExtenderArgs) -> list[HostPriority]:
         """10 for the policy's best node, 0 to 9 for the others; of equal nodes the first by name is the best."""
@@ -110,10 +108,6 @@ def _points(nodes: Sequence[str], scores: Floats) -> list[int]:
     best = min(np.flatnonzero(scores == top).tolist(), key=lambda at: nodes[at])
     points[best] = BEST
     return points.tolist()
-
-
-def _sentences(rejections: Mapping[str, Rejection]) -> dict[str, str]:
-    return {name: rejection.sentence for name, rejection in rejections.items()}
 
 
 def _result(

@@ -82,7 +82,7 @@ def fleet_of(states: list[list[CardState]]) -> tuple[Cards, Ints]:
 def test_the_fleet_is_judged_as_each_node_is(states: list[list[CardState]], pod: PodRequest, name: str) -> None:
     cards, usage = fleet_of(states)
     asks = rules.asks(cards, pod)
-    verdict = fleet.survey(cards, usage, asks, pod, policy(name))
+    verdict = fleet.survey(cards, usage, asks, pod)
     for row, node in enumerate(states):
         found = fit_pod(node, pod, policy(name))
         if verdict.open[row]:
@@ -92,8 +92,10 @@ def test_the_fleet_is_judged_as_each_node_is(states: list[list[CardState]], pod:
         if isinstance(found, Rejection) and len(pod.containers) == 1:
             selected = np.array([row])
             part = cards.take(selected)
-            told = fleet.rejections(part, usage[:, selected], asks[0].take(selected), numa_bind=pod.selector.numa_bind)
-            assert told == [found]
+            told, kind = fleet.rejections(
+                part, usage[:, selected], asks[0].take(selected), numa_bind=pod.selector.numa_bind
+            )
+            assert [told[at] for at in kind] == [found]
 
 
 class Cluster(RuleBasedStateMachine):

@@ -6,7 +6,7 @@ says which places are cards.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from vgpu.devices import Gpu
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+S = TypeVar("S", bound=np.generic)
 
 #: Rows of a usage array (shape: 5 × the shape of the cards), in the order of `Held`'s fields
 SLOTS, MEM, PHYS, CORES, ALONE = range(5)
@@ -30,6 +31,26 @@ class CardState(msgspec.Struct, frozen=True):
     gpu: Gpu
     held: Held = Held()
     cordoned: bool = False
+
+
+def nothing_held(*shape: int) -> Ints:
+    """A usage array of zeros for cards of this shape, each figure column-major as the cards are."""
+    return _swapped(np.zeros((FIGURES, *reversed(shape)), dtype=np.int64))
+
+
+def _swapped(usage: Ints) -> Ints:
+    """Nodes × cards as cards × nodes and the other way round, for every figure."""
+    return np.swapaxes(usage, -1, -2) if usage.ndim > 2 else usage
+
+
+def pick(usage: Ints, rows: Ints) -> Ints:
+    """The usage of some nodes."""
+    return _swapped(_swapped(usage)[..., rows])
+
+
+def count(mask: Bools) -> Ints:
+    """How many cards of each node are in the mask."""
+    return np.asarray(mask.view(np.uint8).sum(axis=-1, dtype=np.uint16), dtype=np.int64)
 
 
 def figures(held: Held) -> Ints:
@@ -55,11 +76,12 @@ class Cards:
 
     @classmethod
     def empty(cls, *shape: int) -> "Cards":
+        # Column-major: most questions are sums over the few cards of each of many nodes.
         def zeros() -> Ints:
-            return np.zeros(shape, dtype=np.int64)
+            return np.zeros(shape, dtype=np.int64, order="F")
 
         def false() -> Bools:
-            return np.zeros(shape, dtype=np.bool_)
+            return np.zeros(shape, dtype=np.bool_, order="F")
 
         return cls(false(), false(), false(), zeros(), zeros(), zeros(), zeros(), zeros(), zeros(), [], {})
 
@@ -67,7 +89,7 @@ class Cards:
     def of(cls, states: Sequence[CardState]) -> tuple["Cards", Ints]:
         """Arrays of one node's cards in the order given, and their usage."""
         cards = cls.empty(len(states))
-        usage = np.zeros((FIGURES, len(states)), dtype=np.int64)
+        usage = nothing_held(len(states))
         places: dict[str, list[tuple[int, ...]]] = {}
         for at, state in enumerate(states):
             cards.put((at,), state.gpu, cordoned=state.cordoned)
@@ -92,16 +114,20 @@ class Cards:
 
     def take(self, rows: Any) -> "Cards":
         """The cards of some nodes. UUID lists cannot be judged on the result: `places` is empty."""
+
+        def some(array: NDArray[S]) -> NDArray[S]:
+            return array.T[..., rows].T
+
         return Cards(
-            self.present[rows],
-            self.healthy[rows],
-            self.cordoned[rows],
-            self.memory[rows],
-            self.physical[rows],
-            self.cores[rows],
-            self.slots[rows],
-            self.numa[rows],
-            self.model[rows],
+            some(self.present),
+            some(self.healthy),
+            some(self.cordoned),
+            some(self.memory),
+            some(self.physical),
+            some(self.cores),
+            some(self.slots),
+            some(self.numa),
+            some(self.model),
             self.models,
             {},
         )

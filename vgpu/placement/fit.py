@@ -1,6 +1,5 @@
 """Chooses the cards of one node for a container or for a whole pod; pure."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -10,8 +9,8 @@ import numpy as np
 from vgpu.allocation import Allocation, Kind
 from vgpu.devices import GpuSlice
 from vgpu.placement import Policy, rules
-from vgpu.placement.cards import SLOTS, Bools, Cards, CardState, Ints
-from vgpu.placement.rules import REASONS, Ask, Reason, Rejection
+from vgpu.placement.cards import SLOTS, Bools, Cards, CardState, Ints, count
+from vgpu.placement.rules import Ask, Reason, Rejection
 from vgpu.resources import CardSelector, ContainerRequest, GpuRequest, PodRequest
 
 __all__ = ["CardState", "Reason", "Rejection", "fit_container", "fit_pod"]
@@ -121,19 +120,19 @@ class _Search:
         return None
 
     def _choices(self, good: Bools, usage: Ints, own: Ints, peak: Ints, asked: Ask) -> Iterator[tuple[int, ...]]:
-        """Sets of good cards, the best first; those that the pod holds for an init container anyway come before all others."""
+        """Sets of good cards, the best first; above all others, what the pod holds for an init container anyway."""
         paid = (peak[SLOTS] > 0) & (own + asked.column <= peak).all(axis=0)
         order = self.policy.card_order(self.cards, usage)
         ordered = [int(place) for place in order[np.argsort(~paid[order], kind="stable")] if good[place]]
-        count = asked.request.count
+        size = asked.request.count
         if not self.pod.selector.numa_bind:
-            yield from combinations(ordered, count)
+            yield from combinations(ordered, size)
             return
         groups: dict[int, list[int]] = {}
         for place in ordered:
             groups.setdefault(int(self.cards.numa[place]), []).append(place)
         for group in groups.values():
-            yield from combinations(group, count)
+            yield from combinations(group, size)
 
     def rejection(self) -> Rejection:
         if self.failed_at is None:  # the tries were used up on choices that never reached the end
@@ -147,8 +146,7 @@ class _Search:
 
 def explain(cards: Cards, usage: Ints, asked: Ask, *, numa_bind: bool) -> Rejection:
     """Why one node's cards (one dimension) do not take one container."""
-    codes = rules.judge(cards, usage, asked)
-    counted = Counter(REASONS[code - 1] for code in codes[cards.present].tolist() if code)
+    counted = {reason: int(count(bad)) for reason, bad in rules.judge(cards, usage, asked) if bad.any()}
     return rejection(counted, int(cards.present.sum()), asked.request, numa_bind=numa_bind)
 
 

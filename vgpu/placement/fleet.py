@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from vgpu.allocation import Kind
-from vgpu.placement import Policy, rules
-from vgpu.placement.cards import FIGURES, Bools, Cards, Ints
+from vgpu.placement import rules
+from vgpu.placement.cards import Bools, Cards, Ints, count, nothing_held
 from vgpu.placement.fit import rejection
-from vgpu.placement.rules import REASONS, Ask, Rejection
+from vgpu.placement.rules import Ask, Rejection
 from vgpu.resources import PodRequest
 
 
@@ -18,11 +18,11 @@ class Verdict:
     """Nodes by what is known without looking at them one by one (masks over nodes)."""
 
     fits: Bools
-    open: Bools  #: each container alone finds cards, the policy's choice for all together does not: look closer
+    open: Bools  #: each container alone finds cards, a first try for all together does not: look closer
     failed: Ints  #: index of the first container that finds no cards even alone; meaningless where `fits` or `open`
 
 
-def survey(cards: Cards, usage: Ints, wanted: Sequence[Ask], pod: PodRequest, policy: Policy) -> Verdict:
+def survey(cards: Cards, usage: Ints, wanted: Sequence[Ask], pod: PodRequest) -> Verdict:
     """Judges every node; exact for pods with one GPU container."""
     numa = pod.selector.numa_bind
     nodes = cards.present.shape[:-1]
@@ -34,70 +34,67 @@ def survey(cards: Cards, usage: Ints, wanted: Sequence[Ask], pod: PodRequest, po
         alone &= enough
     if len(wanted) == 1:
         return Verdict(alone, np.zeros(nodes, dtype=np.bool_), failed)
-    together = _greedy(cards, usage, wanted, pod, policy) & alone
+    together = _first_fit(cards, usage, wanted, pod) & alone
     return Verdict(together, alone & ~together, failed)
 
 
-def _greedy(cards: Cards, usage: Ints, wanted: Sequence[Ask], pod: PodRequest, policy: Policy) -> Bools:
-    """Nodes on which the first choice for each container, one after the other, works."""
+def _first_fit(cards: Cards, usage: Ints, wanted: Sequence[Ask], pod: PodRequest) -> Bools:
+    """Nodes on which each container, one after the other, finds room on the first cards that have it."""
     works = np.ones(cards.present.shape[:-1], dtype=np.bool_)
-    sidecars, apps = np.zeros_like(usage), np.zeros_like(usage)
+    beside_init, beside_apps = usage, usage
     for container, asked in zip(pod.containers, wanted, strict=True):
-        now = usage + sidecars + apps if container.kind is Kind.APP else usage + sidecars
+        now = beside_apps if container.kind is Kind.APP else beside_init
         good = rules.eligible(cards, now, asked)
-        order = policy.card_order(cards, now)
         if pod.selector.numa_bind:
-            good = _one_numa(cards, good, asked.request.count, order)
-        ranked = np.take_along_axis(good, order, axis=-1)
-        first = ranked & (np.cumsum(ranked, axis=-1) <= asked.request.count)
-        works &= first.sum(axis=-1) == asked.request.count
-        chosen = np.zeros_like(good)
-        np.put_along_axis(chosen, order, first, axis=-1)
-        added = asked.column * chosen
+            good = _first_numa(cards, good, asked.request.count)
+        chosen = good & (np.cumsum(good, axis=-1, dtype=np.uint16) <= asked.request.count)
+        works &= count(chosen) == asked.request.count
         if container.kind is Kind.SIDECAR:
-            sidecars = sidecars + added
+            beside_init = beside_apps = beside_init + asked.column * chosen
         elif container.kind is Kind.APP:
-            apps = apps + added
+            beside_apps = beside_apps + asked.column * chosen
     return works
 
 
-def _one_numa(cards: Cards, good: Bools, count: int, order: Ints) -> Bools:
-    """Only the good cards of the NUMA node whose first card comes first in the order and which has enough of them."""
+def _first_numa(cards: Cards, good: Bools, size: int) -> Bools:
+    """Of the good cards only those of the first NUMA node that has enough of them."""
     kept = np.zeros_like(good)
-    rank = np.argsort(order, axis=-1)
-    best = np.full(good.shape[:-1], good.shape[-1], dtype=np.int64)
     for numa in np.unique(cards.numa[cards.present]):
         group = good & (cards.numa == numa)
-        first = np.where(group, rank, good.shape[-1]).min(axis=-1)
-        better = (group.sum(axis=-1) >= count) & (first < best)
-        best = np.where(better, first, best)
-        kept = np.where(better[..., np.newaxis], group, kept)
+        kept |= group & ((count(group) >= size) & ~kept.any(axis=-1))[..., np.newaxis]
     return kept
 
 
-def rejections(cards: Cards, usage: Ints, asked: Ask, *, numa_bind: bool) -> list[Rejection]:
-    """One for each node given (shape: nodes × cards); nodes that fail alike share one object."""
-    codes = rules.judge(cards, usage, asked)
-    width = len(REASONS) + 1
-    table = np.empty((len(codes), width), dtype=np.uint8)
-    for code in range(1, width):
-        table[:, code] = (codes == code).sum(axis=-1)
-    table[:, 0] = cards.present.sum(axis=-1)
-    raw = table.tobytes()
-    known: dict[bytes, Rejection] = {}
-    result = []
-    for start in range(0, len(raw), width):
-        row = raw[start : start + width]
-        found = known.get(row)
-        if found is None:
-            counted = {REASONS[at - 1]: row[at] for at in range(1, width) if row[at]}
-            found = known[row] = rejection(counted, row[0], asked.request, numa_bind=numa_bind)
-        result.append(found)
-    return result
+def rejections(cards: Cards, usage: Ints, asked: Ask, *, numa_bind: bool) -> tuple[list[Rejection], Ints]:
+    """The different rejections of the nodes given (shape: nodes × cards), and for each node the index of its one."""
+    totals = count(cards.present)
+    reasons, columns = [], [totals]
+    for reason, bad in rules.judge(cards, usage, asked):
+        if bad.any():
+            reasons.append(reason)
+            columns.append(count(bad))
+    first, inverse = _distinct(columns, cards.present.shape[-1])
+    found = []
+    for node in first.tolist():
+        counted = {reason: int(column[node]) for reason, column in zip(reasons, columns[1:], strict=True)}
+        present = {reason: number for reason, number in counted.items() if number}
+        found.append(rejection(present, int(totals[node]), asked.request, numa_bind=numa_bind))
+    return found, inverse
 
 
-def hopeless(cards: Cards, wanted: Sequence[Ask], pod: PodRequest, policy: Policy) -> Bools:
+def _distinct(columns: Sequence[Ints], largest: int) -> tuple[Ints, Ints]:
+    """Kinds of equal rows of a table, given by its columns (0 to `largest`): a row of each kind, the kind of each."""
+    key, bound = columns[0], largest + 1
+    for column in columns[1:]:
+        if bound * (largest + 1) >= 2**62:
+            key = np.unique(key, return_inverse=True)[1]
+            bound = int(key.max(initial=0)) + 1
+        key, bound = key * (largest + 1) + column, bound * (largest + 1)
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    return first, inverse
+
+
+def hopeless(cards: Cards, wanted: Sequence[Ask], pod: PodRequest) -> Bools:
     """Nodes whose cards could not take the pod even if no pod were there: evicting one cannot help."""
-    empty = np.zeros((FIGURES, *cards.present.shape), dtype=np.int64)
-    verdict = survey(cards, empty, wanted, pod, policy)
+    verdict = survey(cards, nothing_held(*cards.present.shape), wanted, pod)
     return ~(verdict.fits | verdict.open)

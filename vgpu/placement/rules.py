@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 import numpy as np
 
-from vgpu.placement.cards import ALONE, CORES, MEM, PHYS, SLOTS, Bools, Cards, Ints
+from vgpu.placement.cards import ALONE, CORES, MEM, PHYS, SLOTS, Bools, Cards, Ints, count, nothing_held
 from vgpu.placement.selection import by_model, by_uuid
 from vgpu.resources import CardSelector, GpuRequest, PodRequest
 
@@ -29,10 +29,6 @@ class Reason(StrEnum):
     COUNT = "count"  #: the node has fewer cards
 
 
-#: Codes of `judge`: 0 fits, 1 … the reasons in their order
-REASONS = tuple(Reason)
-
-
 class Rejection(msgspec.Struct, frozen=True):
     """Why a node's cards cannot take a container or a pod."""
 
@@ -47,16 +43,18 @@ class Ask:
     request: GpuRequest
     memory: Ints
     guarantee: Ints
-    models: Bools
-    uuids: Bools
+    models: Bools | None  #: cards of an accepted model; None: all
+    uuids: Bools | None
 
     def take(self, rows: Ints) -> "Ask":
-        return Ask(self.request, self.memory[rows], self.guarantee[rows], self.models[rows], self.uuids[rows])
+        models = None if self.models is None else self.models[rows]
+        uuids = None if self.uuids is None else self.uuids[rows]
+        return Ask(self.request, self.memory.T[:, rows].T, self.guarantee.T[:, rows].T, models, uuids)
 
     @property
     def column(self) -> Ints:
         """A usage array: what a slice of each card adds to it."""
-        added = np.empty((5, *self.memory.shape), dtype=np.int64)
+        added = nothing_held(*self.memory.shape)
         added[SLOTS] = 1
         added[MEM] = self.memory
         added[PHYS] = self.guarantee
@@ -68,7 +66,7 @@ class Ask:
 def memory_asked(cards: Cards, request: GpuRequest) -> Ints:
     """MiB on each card. A share is one of the physical memory, but never more than slices may have of the card."""
     if request.memory:
-        return np.full(cards.memory.shape, request.memory, dtype=np.int64)
+        return np.broadcast_to(np.int64(request.memory), cards.memory.shape)
     return np.minimum(cards.physical * request.percent // 100, cards.memory)
 
 
@@ -78,7 +76,8 @@ def ask(cards: Cards, request: GpuRequest, selector: CardSelector, *, oversubscr
     guarantee = memory
     if oversubscribe:
         scaled = cards.memory > cards.physical
-        guarantee = np.where(scaled, memory * cards.physical // np.maximum(cards.memory, 1), memory)
+        if scaled.any():
+            guarantee = np.where(scaled, memory * cards.physical // np.maximum(cards.memory, 1), memory)
     return Ask(request, memory, guarantee, by_model(cards, selector), by_uuid(cards, selector))
 
 
@@ -90,8 +89,10 @@ def asks(cards: Cards, pod: PodRequest) -> list[Ask]:
 def faults(cards: Cards, usage: Ints, asked: Ask) -> Iterator[tuple[Reason, Bools]]:
     """Every rule with the cards that break it, in the order of the reasons."""
     alone = asked.request.cores == 100
-    yield Reason.TYPE, ~asked.models
-    yield Reason.UUID, ~asked.uuids
+    if asked.models is not None:
+        yield Reason.TYPE, ~asked.models
+    if asked.uuids is not None:
+        yield Reason.UUID, ~asked.uuids
     yield Reason.HEALTH, ~cards.healthy
     yield Reason.CORDON, cards.cordoned
     yield Reason.SLOTS, usage[SLOTS] >= cards.slots
@@ -114,21 +115,21 @@ def eligible(cards: Cards, usage: Ints, asked: Ask) -> Bools:
     return good
 
 
-def judge(cards: Cards, usage: Ints, asked: Ask) -> Ints:
-    """The first reason against each card, as a code (0: none); places without a card are 0."""
-    codes = np.zeros(cards.present.shape, dtype=np.int64)
+def judge(cards: Cards, usage: Ints, asked: Ask) -> Iterator[tuple[Reason, Bools]]:
+    """The cards that break a rule, each under its first reason only."""
+    left = cards.present.copy()
     for reason, bad in faults(cards, usage, asked):
-        codes[bad & (codes == 0) & cards.present] = REASONS.index(reason) + 1
-    return codes
+        yield reason, bad & left
+        left &= ~bad
 
 
 def enough(cards: Cards, good: Bools, request: GpuRequest, *, numa_bind: bool) -> Bools:
     """Nodes with as many good cards as asked (of one NUMA node where the pod wants that)."""
     if not numa_bind:
-        return np.asarray(good.sum(axis=-1) >= request.count)
+        return count(good) >= request.count
     found = np.zeros(good.shape[:-1], dtype=np.bool_)
     for numa in np.unique(cards.numa[cards.present]):
-        found |= (good & (cards.numa == numa)).sum(axis=-1) >= request.count
+        found |= count(good & (cards.numa == numa)) >= request.count
     return found
 
 
@@ -170,5 +171,5 @@ def sentence(counts: Mapping[Reason, int], total: int, request: GpuRequest, *, n
     if len(counts) == 1:
         (reason,) = counts
         return f"{fitting} of {total} cards {_NEEDS[reason][0].format_map(words)}, {needed}"
-    why = ", ".join(f"{counts[reason]} {_NEEDS[reason][1].format_map(words)}" for reason in REASONS if reason in counts)
+    why = ", ".join(f"{counts[reason]} {_NEEDS[reason][1].format_map(words)}" for reason in Reason if reason in counts)
     return f"{fitting} of {total} cards fit, {needed}" + (f": {why}" if why else "")

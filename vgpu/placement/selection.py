@@ -33,17 +33,19 @@ def accepts_model(selector: CardSelector, model: str) -> bool:
     return wanted and not _any(model, selector.nouse_types)
 
 
-def by_model(cards: Cards, selector: CardSelector) -> Bools:
-    """Cards of an accepted model."""
+def by_model(cards: Cards, selector: CardSelector) -> Bools | None:
+    """Cards of an accepted model; None where all are accepted."""
     if not (selector.use_types or selector.nouse_types) or not cards.models:
-        return np.ones(cards.model.shape, dtype=np.bool_)
+        return None
     accepted = np.array([accepts_model(selector, model) for model in cards.models], dtype=np.bool_)
     return np.asarray(accepted[cards.model], dtype=np.bool_)
 
 
-def by_uuid(cards: Cards, selector: CardSelector) -> Bools:
-    """Cards with an accepted UUID."""
-    mask = np.full(cards.model.shape, not selector.use_uuids, dtype=np.bool_)
+def by_uuid(cards: Cards, selector: CardSelector) -> Bools | None:
+    """Cards with an accepted UUID; None where all are accepted."""
+    if not (selector.use_uuids or selector.nouse_uuids):
+        return None
+    mask = np.full(cards.model.shape, not selector.use_uuids, dtype=np.bool_, order="F")
     for uuids, value in ((selector.use_uuids, True), (selector.nouse_uuids, False)):
         for uuid in uuids:
             for place in cards.places.get(uuid, ()):

@@ -1,0 +1,124 @@
+"""How long do filter and prioritize take in a large cluster?
+
+    python benchmarks/scheduler/filter.py [--nodes 5000] [--cards 8] [--pods 40000] [--rounds 300]
+
+Prints p50 and p99 in milliseconds, of the verb alone (body in, body out) and of the whole HTTP request on the loopback
+address, and the memory of the process. Bodies name all nodes, as a kube-scheduler with nodeCacheCapable sends them.
+"""
+
+import argparse
+import http.client
+import json
+import random
+import resource
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from scheduler.app import extender_app
+from scheduler.binder import Binder
+from scheduler.cluster import ClusterState, Holding
+from scheduler.server import Listener
+from scheduler.verbs import Recent, Verbs
+from scheduler.wire import ExtenderArgs, parse
+from vgpu.allocation import Held
+from vgpu.devices import Gpu, Inventory
+from vgpu.local.services import free_port
+from vgpu.resources import Rules
+
+MEMORY = 81920
+
+
+def fill(state: ClusterState, nodes: int, cards: int, pods: int) -> None:
+    draw = random.Random(1)
+    for number in range(nodes):
+        state.set_node(
+            f"node-{number:05d}",
+            Inventory(
+                tuple(
+                    Gpu(f"GPU-{number:05d}-{card}", card, "NVIDIA H100 80GB HBM3", MEMORY, numa=card // 4)
+                    for card in range(cards)
+                )
+            ),
+        )
+    for number in range(pods):
+        node = number % nodes
+        memory = draw.choice((2000, 4000, 8000, 16000))
+        card = draw.randrange(cards)
+        held = Held(1, memory, memory, draw.choice((0, 5, 10)))
+        state.hold(f"uid-{number}", Holding(f"node-{node:05d}", {f"GPU-{node:05d}-{card}": held}))
+
+
+def body(nodes: int, containers: list[dict[str, object]], annotations: dict[str, str] | None = None) -> bytes:
+    listed = [
+        {
+            "name": f"c{number}",
+            "resources": {"limits": {f"nvidia.com/{key}": str(value) for key, value in each.items()}},
+        }
+        for number, each in enumerate(containers)
+    ]
+    pod = {
+        "metadata": {"name": "p", "namespace": "default", "uid": "bench", "annotations": annotations or {}},
+        "spec": {"containers": listed},
+    }
+    return json.dumps({"Pod": pod, "Nodes": None, "NodeNames": [f"node-{n:05d}" for n in range(nodes)]}).encode()
+
+
+def measure(call: Callable[[], object], rounds: int) -> tuple[float, float]:
+    """p50 and p99 in milliseconds."""
+    for _ in range(5):
+        call()
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    times.sort()
+    return times[len(times) // 2] * 1e3, times[int(len(times) * 0.99)] * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("nodes", 5000), ("cards", 8), ("pods", 40_000), ("rounds", 300)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    args = parser.parse_args()
+    state, recent = ClusterState(), Recent()
+    start = time.perf_counter()
+    fill(state, args.nodes, args.cards, args.pods)
+    print(f"{args.nodes} nodes x {args.cards} cards, {args.pods} pods: filled in {time.perf_counter() - start:.1f} s")
+    verbs = Verbs(state, Rules(), recent)
+    client = None  # no bind here
+    app = extender_app(verbs, Binder(client, state, Rules(), recent), lambda: True)  # type: ignore[arg-type]
+    port = free_port()
+    listener = Listener("extender", app, "127.0.0.1", port, threads=4)
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+
+    def post(path: str, data: bytes) -> bytes:
+        connection.request("POST", path, data)
+        return connection.getresponse().read()
+
+    cases = {
+        "1 container, most nodes fit": body(args.nodes, [{"gpumem": 3000, "gpucores": 30}]),
+        "1 container, some nodes fit": body(args.nodes, [{"gpu": 7, "gpumem": 74000}]),
+        "1 container, no node fits": body(args.nodes, [{"gpu": 8, "gpumem": 90000}]),
+        "4 cards of one NUMA node": body(args.nodes, [{"gpu": 4, "gpumem": 60000}], {"nvidia.com/numa-bind": "true"}),
+        "3 containers": body(args.nodes, [{"gpumem": 3000}, {"gpumem": 8000}, {"gpumem": 16000, "gpucores": 50}]),
+    }
+    print(f"{'case':30} {'verb':11} {'p50 ms':>8} {'p99 ms':>8} {'HTTP p50':>9} {'HTTP p99':>9}")
+    for case, data in cases.items():
+        verb_calls: dict[str, Callable[[], object]] = {
+            "filter": lambda data=data: msgspec.json.encode(verbs.filter(parse(data, ExtenderArgs))),
+            "prioritize": lambda data=data: msgspec.json.encode(verbs.prioritize(parse(data, ExtenderArgs))),
+        }
+        for verb, call in verb_calls.items():
+            p50, p99 = measure(call, args.rounds)
+            http50, http99 = measure(lambda verb=verb, data=data: post(f"/{verb}", data), args.rounds)
+            print(f"{case:30} {verb:11} {p50:8.2f} {p99:8.2f} {http50:9.2f} {http99:9.2f}")
+    print(f"largest memory of the process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
+    connection.close()
+    listener.stop()
+
+
+if __name__ == "__main__":
+    main()
