@@ -30,6 +30,13 @@ uint64_t sim_now(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+uint64_t sim_wall_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
+}
+
 /* word: count (31 bits) | thread (22 bits: the kernel's largest pid_max) | slot + 1 (11 bits) */
 static uint64_t my_word(const struct sim *sim)
 {

@@ -114,6 +114,7 @@ int sim_spec_parse(const char *spec, uint32_t *cards);
 uint64_t sim_usable(const struct sim_profile *profile);
 
 uint64_t sim_now(void);
+uint64_t sim_wall_us(void);
 /* Default directory rules of vgpu/simulator.h; returns 0 or -ENAMETOOLONG. */
 int sim_directory(char *out, unsigned long size);
 int sim_open(struct sim *sim, const char *dir);

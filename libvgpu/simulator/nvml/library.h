@@ -1,0 +1,55 @@
+/* What the sources of the simulated libnvidia-ml share. */
+#ifndef VGPU_SIMULATOR_LIBRARY_H
+#define VGPU_SIMULATOR_LIBRARY_H
+#define NVML_NO_UNVERSIONED_FUNC_DEFS /* declares every version of every function under its own symbol */
+#pragma GCC visibility push(default)
+#include <nvml.h>
+#pragma GCC visibility pop
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "common/state.h"
+
+#define DRIVER_VERSION_TEXT "580.105.08"
+#define CUDA_VERSION_NUMBER 13000
+
+struct nvmlDevice_st {
+    int card;
+};
+
+extern struct library {
+    struct sim sim;
+    int count, users; /* of nvmlInit */
+    struct nvmlDevice_st devices[SIM_CARDS];
+} library;
+
+/* Errors that every call shares: not initialised, no such device. */
+nvmlReturn_t library_ready(void);
+nvmlReturn_t device_check(nvmlDevice_t device);
+#define ENTER()                               \
+    do {                                      \
+        nvmlReturn_t entered = library_ready(); \
+        if (entered)                          \
+            return entered;                   \
+    } while (0)
+#define ENTER_DEVICE(device, argument)        \
+    do {                                      \
+        nvmlReturn_t entered = device_check(device); \
+        if (entered)                          \
+            return entered;                   \
+        if (!(argument))                      \
+            return NVML_ERROR_INVALID_ARGUMENT; \
+    } while (0)
+
+nvmlReturn_t put_text(char *out, unsigned length, const char *text);
+/* Copies a list into a caller's array the way NVML does: the count says how many there are, too small an array is an error. */
+nvmlReturn_t put_list(void *out, unsigned *count, const void *items, unsigned have, size_t size);
+/* Share of the last second in which the card was busy, in parts per million. */
+uint32_t device_share(nvmlDevice_t device);
+/* Whether the argument's version word, which names the size too, is the expected one. */
+#define CHECK_VERSION(argument, expected)                    \
+    do {                                                     \
+        if ((argument)->version != (expected))               \
+            return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;     \
+    } while (0)
+#endif

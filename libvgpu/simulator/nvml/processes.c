@@ -1,0 +1,135 @@
+/* The processes on a card: those that hold a context or memory there. */
+#include "nvml/library.h"
+
+#define LISTED SIM_SLOTS
+
+struct user {
+    uint32_t slot;
+    unsigned pid;
+    uint64_t bytes;
+};
+
+static unsigned users_of(int card, struct user *out)
+{
+    unsigned count = 0;
+    uint32_t slots = atomic_load(&library.sim.state->slots_used);
+    for (uint32_t slot = 0; slot < slots; slot++) {
+        struct sim_process *process = sim_alive(&library.sim, slot) ? sim_peer(&library.sim, slot) : NULL;
+        uint64_t bytes = process ? atomic_load(&process->cards[card].used) : 0;
+        if (bytes || (process && atomic_load(&process->cards[card].contexts)))
+            out[count++] = (struct user){.slot = slot, .pid = (unsigned)process->pid, .bytes = bytes};
+    }
+    return count;
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)
+{
+    struct user users[LISTED];
+    nvmlProcessInfo_t list[LISTED];
+    ENTER_DEVICE(device, count);
+    unsigned have = users_of(device->card, users);
+    for (unsigned i = 0; i < have; i++)
+        list[i] = (nvmlProcessInfo_t){.pid = users[i].pid, .usedGpuMemory = users[i].bytes, .gpuInstanceId = 0xffffffff,
+                                      .computeInstanceId = 0xffffffff};
+    return put_list(infos, count, list, have, sizeof *list);
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *infos)
+{
+    return nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos);
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *infos)
+{
+    struct user users[LISTED];
+    nvmlProcessInfo_v1_t list[LISTED];
+    ENTER_DEVICE(device, count);
+    unsigned have = users_of(device->card, users);
+    for (unsigned i = 0; i < have; i++)
+        list[i] = (nvmlProcessInfo_v1_t){.pid = users[i].pid, .usedGpuMemory = users[i].bytes};
+    return put_list(infos, count, list, have, sizeof *list);
+}
+
+nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *out)
+{
+    struct user users[LISTED];
+    ENTER_DEVICE(device, out);
+    CHECK_VERSION(out, nvmlProcessDetailList_v1);
+    if (out->mode > 2)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    unsigned have = out->mode == 0 ? users_of(device->card, users) : 0, room = out->numProcArrayEntries;
+    out->numProcArrayEntries = have;
+    if (have > room)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < have; i++)
+        out->procArray[i] = (nvmlProcessDetail_v1_t){.pid = users[i].pid, .usedGpuMemory = users[i].bytes, .gpuInstanceId = 0xffffffff,
+                                                     .computeInstanceId = 0xffffffff};
+    return NVML_SUCCESS;
+}
+
+/* Nothing draws here, and nobody runs a server for shared contexts. */
+static nvmlReturn_t none(nvmlDevice_t device, unsigned int *count)
+{
+    ENTER_DEVICE(device, count);
+    *count = 0;
+    return NVML_SUCCESS;
+}
+
+#define NO_PROCESSES(function, type)                                                          \
+    nvmlReturn_t function(nvmlDevice_t device, unsigned int *count, type *infos)              \
+    {                                                                                         \
+        (void)infos;                                                                          \
+        return none(device, count);                                                           \
+    }
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_v2_t)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
+
+/* One sample per process that ran something in the last second; an idle card has none. */
+static unsigned samples_of(nvmlDevice_t device, unsigned long long last, nvmlProcessUtilizationSample_t *out)
+{
+    struct user users[LISTED];
+    unsigned have = users_of(device->card, users), count = 0;
+    unsigned long long now = sim_wall_us();
+    for (unsigned i = 0; i < have && now > last; i++) {
+        bool recent;
+        uint32_t share = sim_share(&library.sim, device->card, (int)users[i].slot, &recent);
+        if (recent)
+            out[count++] = (nvmlProcessUtilizationSample_t){.pid = users[i].pid, .timeStamp = now, .smUtil = (share + 5000) / 10000};
+    }
+    return count;
+}
+
+nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *out, unsigned int *count, unsigned long long last)
+{
+    nvmlProcessUtilizationSample_t samples[LISTED];
+    ENTER_DEVICE(device, count);
+    unsigned have = samples_of(device, last, samples);
+    if (!have)
+        return NVML_ERROR_NOT_FOUND;
+    if (!out) {
+        *count = have;
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    }
+    return put_list(out, count, samples, have, sizeof *samples);
+}
+
+nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *out)
+{
+    nvmlProcessUtilizationSample_t samples[LISTED];
+    ENTER_DEVICE(device, out);
+    CHECK_VERSION(out, nvmlProcessesUtilizationInfo_v1);
+    unsigned have = samples_of(device, out->lastSeenTimeStamp, samples), room = out->processSamplesCount;
+    if (!have)
+        return NVML_ERROR_NOT_FOUND;
+    out->processSamplesCount = have;
+    if (!out->procUtilArray || have > room)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < have; i++)
+        out->procUtilArray[i] = (nvmlProcessUtilizationInfo_v1_t){.timeStamp = samples[i].timeStamp, .pid = samples[i].pid,
+                                                                  .smUtil = samples[i].smUtil};
+    return NVML_SUCCESS;
+}
