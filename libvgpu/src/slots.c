@@ -242,6 +242,7 @@ static bool reap(struct vgpu_member *member, uint32_t slot, unsigned *busy)
     uint64_t owner = vgpu_slot_owner(member->usage, slot);
     if (vgpu_slot_state(owner) == VGPU_SLOT_FREE || !vgpu_slot_dead(member, slot))
         return false;
+    DEATH_POINT();
     uint64_t claim = atomic_load(&head->reaper);
     if ((claim != 0 && !claim_abandoned(member, claim)) || !atomic_compare_exchange_strong(&head->reaper, &claim, mine)) {
         ++*busy;

@@ -1,6 +1,8 @@
 """The ledger under pressure: many threads and processes, kill -9 at random moments, death between any two stores."""
 
+import os
 import random
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -200,3 +202,22 @@ def test_a_reaper_may_die_at_any_store(tmp_path: Path) -> None:
                 break
             tried += 1
     assert tried > 100
+
+
+def test_a_late_reaper_leaves_the_slot_s_next_holder_alone(tmp_path: Path) -> None:
+    with region_in(tmp_path, 1024 * MIB) as region:
+        variables = {"VGPU_DIR": str(region.directory)}
+        with Client(variables) as victim, Client(variables, DEATH) as late, Client(variables) as heir:
+            victim.charge("100m")
+            late.charge("1m")
+            victim.kill()
+            late.ask("halt 1")  # it has seen that the victim is dead
+            late.send("reap 0")
+            os.waitid(os.P_PID, late.pid, os.WSTOPPED)
+            assert region.reap() == 1
+            assert heir.charge("200m") is not None
+            assert [(p.slot, p.pid) for p in region.usage().processes] == [(0, heir.pid), (1, late.pid)]
+            os.kill(late.pid, signal.SIGCONT)
+            assert late.line() == "0"
+            assert heir.used() == 201 * MIB
+            assert heir.charge("823m") is not None
