@@ -1,0 +1,233 @@
+"""The library is invisible where there is no driver, and stands exactly in front of its functions where there is one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from preloaded import MIB, compiled, environment, python, run
+
+from vgpu.native import paths
+
+PRELUDE = "from driver_client import *\n"
+PROGRAMS = [
+    ["/bin/true"],
+    ["/bin/false"],
+    ["bash", "-c", "echo $((6 * 7)); exit 3"],
+    [sys.executable, "-c", "import ctypes, threading; print(ctypes.CDLL(None).getpid() > 0)"],
+]
+
+
+@pytest.mark.parametrize("command", PROGRAMS, ids=lambda command: Path(command[0]).name)
+def test_programs_without_a_driver_run_as_before(command: list[str], tmp_path: Path) -> None:
+    bare = environment(tmp_path, preload=False)
+    bare.pop("LD_LIBRARY_PATH")
+    plain = run(command, bare, code=None)
+    preloaded = run(command, bare | {"LD_PRELOAD": str(paths.libvgpu())}, code=None)
+    assert (preloaded.returncode, preloaded.stdout, preloaded.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+
+
+def test_a_hook_without_a_driver_says_that_there_is_none(tmp_path: Path) -> None:
+    env = environment(tmp_path)
+    env.pop("LD_LIBRARY_PATH")
+    script = "import ctypes\nlib = ctypes.CDLL(None)\nprint(lib.cuInit(0), lib.cuMemFree_v2(None), lib.nvmlDeviceGetMemoryInfo(None, None))"
+    assert python(script, env) == ["100 100 12"]
+
+
+def answers(tmp_path: Path, *names: str, **options: bool) -> dict[str, list[str]]:
+    """How each look-up of lookups.c was answered: name -> objects for handle, default, next, program, version."""
+    done = run([compiled("lookups.c"), *names], environment(tmp_path, **options))
+    found: dict[str, list[str]] = {}
+    for line in done.stdout.splitlines():
+        _, name, answer = line.split(" ", 2)
+        found.setdefault(name, []).append(answer)
+    return found
+
+
+def test_only_exact_names_of_the_driver_are_answered_with_hooks(tmp_path: Path) -> None:
+    names = ("cuMemAlloc_v2", "cuCtxGetCurrent", "cudnnCreate", "cuMemAlloc_v", "cuMemAlloc_v22", "cu", "malloc", "cublasCreate_v2")
+    found = answers(tmp_path, *names)
+    bare = answers(tmp_path, *names, preload=False)
+    assert found.pop("cuMemAlloc_v2")[0] == "libvgpu.so"
+    assert bare.pop("cuMemAlloc_v2")[0] == "libcuda.so.1"
+    assert found == bare
+
+
+def test_a_look_up_through_nvml_is_answered_with_hooks(tmp_path: Path) -> None:
+    found = answers(tmp_path, "--nvml", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetName")
+    assert [found["nvmlDeviceGetMemoryInfo"][0], found["nvmlDeviceGetName"][0]] == ["libvgpu.so", "libnvidia-ml.so.1"]
+
+
+def test_a_linked_program_is_limited(tmp_path: Path) -> None:
+    program = compiled("linked.c", driver=True)
+    done = run([program, str(500 * MIB)], environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT_0="500m"))
+    assert done.stdout == f"0 2 0 {500 * MIB}\n"
+    assert not done.stderr
+
+
+def test_a_wrapper_between_program_and_driver_keeps_its_place(tmp_path: Path) -> None:
+    wrapper = compiled("wrapper.c", "-shared", "-fPIC", output="libwrapper.so")
+    env = environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT_0="500m")
+    script = PRELUDE + (
+        "import ctypes\nstart()\nmine = ctypes.CDLL(None)\np = c_uint64()\n"
+        "print(mine.cuMemAlloc_v2(byref(p), c_size_t(500 * MIB)), mine.cuMemAlloc_v2(byref(p), c_size_t(1)))\n"
+        "print(c_uint.in_dll(mine, 'wrapped_calls').value, mine.cudnnCreate(byref(c_void_p())))"
+    )
+    first = env | {"LD_PRELOAD": f"{wrapper}:{env['LD_PRELOAD']}"}
+    behind = env | {"LD_PRELOAD": f"{env['LD_PRELOAD']}:{wrapper}"}
+    assert python(script, first) == ["0 2", "2 77"]
+    # Behind ours, the program never meets the wrapper; and the wrapper's own search goes on to the driver, hence to the hook.
+    assert python(script, behind) == ["0 2", "0 77"]
+    direct = script.replace("ctypes.CDLL(None)", f"ctypes.CDLL({str(wrapper)!r})")
+    assert python(direct, behind) == ["0 2", "2 77"]
+
+
+def test_a_library_opened_locally_is_limited_by_every_route(tmp_path: Path) -> None:
+    opener = compiled("opener.c", "-shared", "-fPIC", output="libopener.so", driver=True)
+    script = PRELUDE + (
+        f"import ctypes\nstart()\nlib = ctypes.CDLL({str(opener)!r}, mode=ctypes.RTLD_LOCAL)\np = c_uint64()\n"
+        "for route in (lib.through_handle, lib.through_next, lib.through_link):\n"
+        "    print(route(byref(p), c_size_t(501 * MIB)), route(byref(p), c_size_t(500 * MIB)), free(p.value))"
+    )
+    assert python(script, environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT_0="500m")) == ["2 0 0"] * 3
+
+
+def test_manners_of_a_guest(tmp_path: Path) -> None:
+    program = compiled("manners.c", driver=True)
+    limits = {"CUDA_DEVICE_MEMORY_LIMIT_0": "500m", "CUDA_DEVICE_SM_LIMIT": "50", "VGPU_DIR": str(tmp_path)}
+    bare = run([program], environment(tmp_path, preload=False))
+    assert run([program], environment(tmp_path, **limits)).stdout == bare.stdout
+
+
+def test_the_program_may_log_when_asked(tmp_path: Path) -> None:
+    env = environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT_0="500m", LIBCUDA_LOG_LEVEL="1")
+    done = run([compiled("linked.c", driver=True), str(500 * MIB)], env)
+    assert "refused 1 bytes" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_forked_and_executed_children_are_limited_with_their_parent(tmp_path: Path) -> None:
+    (tmp_path / "region").mkdir()
+    env = environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT="500m", VGPU_DIR=str(tmp_path / "region"))
+    script = PRELUDE + f"""
+import os, subprocess, sys
+children = []
+for _ in range(2):
+    read, write = os.pipe()
+    if os.fork() == 0:
+        start()
+        os.write(write, b"%d %d" % (alloc(300 * MIB)[0], used() // MIB))
+        os.read(0, 1)
+        os._exit(0)
+    children.append(os.read(read, 100).decode())
+print(*children)
+other = subprocess.run([sys.executable, "-c", "from driver_client import *; start(); print(used() // MIB, alloc(201 * MIB)[0], alloc(200 * MIB)[0])"],
+    capture_output=True, text=True)
+print(other.stdout.strip(), other.stderr)
+"""
+    done = subprocess.Popen([sys.executable, "-c", script], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    lines = [done.stdout.readline().strip() for _ in range(2)] if done.stdout else []
+    done.communicate("xx", timeout=30)
+    assert lines == ["0 300 2 300", "300 2 0"]
+
+
+def test_a_child_may_free_what_only_its_parent_had(tmp_path: Path) -> None:
+    script = PRELUDE + """
+import os, threading
+start()
+pointer = alloc(100 * MIB)[1]
+stop = threading.Event()
+def churn():
+    while not stop.is_set():
+        free(alloc(4096)[1])
+threads = [threading.Thread(target=churn) for _ in range(4)]
+for t in threads: t.start()
+codes = set()
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        free(pointer)
+        free_async(pointer)
+        os._exit(0)
+    codes.add(os.waitpid(child, 0)[1])
+stop.set()
+for t in threads: t.join()
+print(codes, used() // MIB)
+"""
+    assert python(script, environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT="500m")) == ["{0} 100"]
+
+
+def test_threads_never_pass_the_limit_together(tmp_path: Path) -> None:
+    script = PRELUDE + """
+import threading
+mine = start()
+results = []
+def work():
+    ok(cu.cuCtxSetCurrent(mine))
+    held = []
+    for _ in range(200):
+        status, pointer = alloc(10 * MIB)
+        if status == 0:
+            held.append(pointer)
+        elif held:
+            assert free(held.pop()) == 0
+    for pointer in held:
+        assert free(pointer) == 0
+    results.append(True)
+threads = [threading.Thread(target=work) for _ in range(8)]
+for t in threads: t.start()
+for t in threads: t.join()
+print(len(results), used())
+"""
+    assert python(script, environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT="500m")) == ["8 0"]
+
+
+def can_mount() -> bool:
+    probe = ["unshare", "-rm", "sh", "-c", "mount -t tmpfs none /mnt"]
+    return subprocess.run(probe, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs a mount namespace of its own (unshare -rm) for /run/vgpu")
+class TestManaged:
+    """A region at /run/vgpu, as the agent mounts it: found without any environment."""
+
+    def inside(self, tmp_path: Path, script: str, prepare: str = "", **variables: str) -> list[str]:
+        from vgpu.native import CardLimit, Limits, Region
+
+        region = tmp_path / "region"
+        if not region.exists():
+            region.mkdir()
+            # the simulated card's own UUID: asked from the driver itself
+            uuid = python(
+                PRELUDE + "start()\nu = (c_char * 16)()\nok(cu.cuDeviceGetUuid_v2(u, 0))\nprint(bytes(u).hex())",
+                environment(tmp_path, preload=False),
+            )[0]
+            name = "GPU-" + "-".join((uuid[:8], uuid[8:12], uuid[12:16], uuid[16:20], uuid[20:]))
+            Region.create(region, Limits((CardLimit(name, 500 * MIB),))).close()
+        (tmp_path / "client.py").write_text(PRELUDE + script)
+        env = {k: v for k, v in environment(tmp_path).items() if k.startswith(("LD_", "VGPU_SIM", "PYTHONPATH"))}
+        mounts = (
+            "mount -t tmpfs none /run && mkdir /run/vgpu && touch /run/vgpu/limits /run/vgpu/usage && "
+            f"mount --bind {region}/limits /run/vgpu/limits && mount -o remount,bind,ro /run/vgpu/limits && "
+            f"mount --bind {region}/usage /run/vgpu/usage && {prepare or 'true'}"
+        )
+        settings = " ".join(f"{k}={v}" for k, v in (env | variables).items())
+        shell = f"{mounts} && exec env -i {settings} {sys.executable} {tmp_path / 'client.py'}"
+        return run(["unshare", "-rm", "sh", "-c", shell], os.environ).stdout.splitlines()
+
+    def test_an_empty_environment_is_limited(self, tmp_path: Path) -> None:
+        assert self.inside(tmp_path, "start()\nprint(alloc(501 * MIB)[0], alloc(500 * MIB)[0], info()[1] // MIB)") == ["2 0 500"]
+
+    def test_environment_decides_nothing(self, tmp_path: Path) -> None:
+        variables = {"VGPU_DIR": str(tmp_path), "CUDA_DEVICE_MEMORY_LIMIT": "9g", "CUDA_DISABLE_CONTROL": "true"}
+        script = "start()\nprint(alloc(501 * MIB)[0], info()[1] // MIB)"
+        assert self.inside(tmp_path, script, **variables) == ["2 500"]
+
+    def test_a_missing_usage_file_never_means_unlimited(self, tmp_path: Path) -> None:
+        script = "print(cu.cuInit(0), cu.cuMemAlloc_v2(byref(c_uint64()), c_size_t(1)) != 0)"
+        assert self.inside(tmp_path, script, "umount /run/vgpu/usage") == ["2 True"]
+
+    def test_a_card_that_the_limits_do_not_list_has_nothing(self, tmp_path: Path) -> None:
+        script = "start(1)\nprint(alloc(1)[0], *info())"
+        assert self.inside(tmp_path, script, VGPU_SIMULATE="T4x2", VGPU_SIM_DIR=str(tmp_path / "two")) == ["2 0 0"]
