@@ -104,10 +104,13 @@ class Sweep:
 
     def _picture(self, usages: dict[Entry, tuple[tuple[GpuSlice, ...], Usage]]) -> Picture:
         views: dict[tuple[str, str], list[Share]] = {}
+        started = {entry.pod_uid for entry in usages}
         for pod in self._pods.all():
             uid = pod.metadata.uid
             self._names[uid] = (pod.metadata.namespace, pod.metadata.name)
-            for container, slices in _record(pod).items() if not pod.finished else ():
+            if pod.finished and uid not in started:
+                continue
+            for container, slices in _record(pod).items():
                 views[uid, container] = [(piece, None) for piece in slices]
         for entry, (slices, usage) in usages.items():
             views[entry.pod_uid, entry.container] = list(zip(slices, usage.cards, strict=False))

@@ -76,12 +76,21 @@ class Machine:
         self.kubelet.stop()
         self.api.stop()
 
+    def get(self, path: str) -> dict[str, Any]:
+        """An object; one without anything in it while there is none."""
+        try:
+            found: dict[str, Any] = msgspec.json.decode(self.client.get(path))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            found = {}
+        return {"metadata": {}, "status": {}, **found}
+
     def node(self) -> dict[str, Any]:
-        found: dict[str, Any] = msgspec.json.decode(self.client.get(f"/api/v1/nodes/{NODE}"))
-        return found
+        return self.get(f"/api/v1/nodes/{NODE}")
 
     def allocatable(self, resource: str) -> str | None:
-        value = self.node().get("status", {}).get("allocatable", {}).get(resource)
+        value = self.node()["status"].get("allocatable", {}).get(resource)
         return None if value is None else str(value)
 
     def inventory(self) -> Inventory:
@@ -91,6 +100,10 @@ class Machine:
         """Waits until pods can be placed; the cards' UUIDs."""
         until(lambda: self.allocatable("nvidia.com/gpu") == "20" and self.allocatable(names.RESOURCE_TOTAL_MEMORY))
         return [gpu.uuid for gpu in self.inventory().devices]
+
+    def registered(self, times: int) -> None:
+        """Waits until agents have registered so often; before, the kubelet refuses pods with GPUs for good."""
+        until(lambda: (self.root / "agent.log").read_text().count("registered nvidia.com/gpu") >= times)
 
     def run(
         self, name: str, slices: dict[str, list[GpuSlice]], script: str = "", *, init: str = "", record: bool = True
@@ -121,13 +134,8 @@ class Machine:
         return uid
 
     def phase(self, name: str) -> str | None:
-        try:
-            pod = msgspec.json.decode(self.client.get(f"/api/v1/namespaces/default/pods/{name}"))
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            return None
-        return str(pod.get("status", {}).get("phase"))
+        phase: str | None = self.get(f"/api/v1/namespaces/default/pods/{name}")["status"].get("phase")
+        return phase
 
     def environment(self, name: str, container: str = "main") -> dict[str, str]:
         log = self.root / "kubelet" / "logs" / f"default_{name}_{container}.log"
@@ -214,16 +222,20 @@ def test_kills_of_the_agent_lose_nothing_and_touch_no_pod(machine: Machine) -> N
     cards = machine.ready()
     machine.run("long", {"main": [GpuSlice(cards[0], 9000)]}, "signal.pause()")
     until(lambda: machine.environment("long").get("VGPU_DIR"))
+    checkpoint = machine.root / "kubelet" / "device-plugins" / "kubelet_internal_checkpoint"
     for turn in range(3):
+        uid = machine.run(f"short{turn}", {"main": [GpuSlice(cards[turn % 2], 1000)]})
+        until(lambda uid=uid: uid in checkpoint.read_text())  # admitted, and about to start
         machine.stop_agent(signal.SIGKILL)
         machine.start_agent()
-        machine.run(f"short{turn}", {"main": [GpuSlice(cards[turn % 2], 1000)]})
         until(lambda turn=turn: machine.phase(f"short{turn}") == "Succeeded", 40)
+        machine.registered(turn + 2)
     assert machine.phase("long") == "Running"
     assert machine.stop_agent(signal.SIGTERM) == 0
     assert machine.phase("long") == "Running"
     assert list((machine.root / "run" / "containers").glob("*_main/usage"))
     machine.start_agent()
+    machine.registered(5)
     machine.ready()
     greedy = machine.run("greedy", {"main": [GpuSlice(cards[0], 9000)]})  # what was granted before the kills holds
     until(lambda: [e for e in machine.events() if "do not fit" in e.get("message", "")], 40)
@@ -238,6 +250,7 @@ def test_a_kubelet_restart_leaves_pods_running_and_the_node_whole(machine: Machi
     machine.run("long", {"main": [GpuSlice(cards[0], 9000)]}, "signal.pause()")
     until(lambda: machine.environment("long").get("VGPU_DIR"))
     machine.kubelet.restart()
+    machine.registered(2)
     machine.ready()
     machine.run("next", {"main": [GpuSlice(cards[0], 1000)]})
     until(lambda: machine.phase("next") == "Succeeded")
@@ -276,7 +289,7 @@ def test_a_pod_that_went_past_the_scheduler_does_not_start_and_says_why(machine:
 def test_an_agent_without_api_server_or_kubelet_waits(machine: Machine) -> None:
     machine.api.stop()
     machine.start_agent()
-    until(lambda: "registered nvidia.com/gpu" in (machine.root / "agent.log").read_text())
+    machine.registered(1)
     again = ApiServer(machine.api.port, store=machine.api.store)
     again.start()
     machine.api = again
