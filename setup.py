@@ -15,8 +15,9 @@ class BuildNative(build_ext):
 
     def run(self) -> None:
         lib = Path("vgpu/native/lib")
-        build.build_libraries(lib)
-        super().run()
+        with build.alone():
+            build.build_libraries(lib)
+            super().run()
         if not self.inplace:
             self.copy_tree(str(lib), str(Path(self.build_lib) / lib))
 

@@ -1,15 +1,23 @@
 """The one build step of the C sources: libvgpu.so, the simulator's libraries and the cffi binding of regions and truth.
 
-`python libvgpu/build.py` builds everything in place (that is what `make build` runs); setup.py calls the same functions for wheels.
-Environment: `CC` (default `cc`; a release uses `python -m ziglang cc -target x86_64-linux-gnu.2.17`), `VGPU_CFLAGS` (added, e.g. sanitizers).
+`python libvgpu/build.py` builds everything in place (that is what `make build` runs); setup.py calls the same functions
+for wheels. Only what has changed is compiled again.
+Environment: `CC` (default `cc`; a release uses `python -m ziglang cc -target x86_64-linux-gnu.2.17`), `VGPU_CFLAGS`
+(added, e.g. sanitizers).
 """
 
+import fcntl
+import hashlib
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
@@ -17,12 +25,14 @@ from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
+OBJECTS = ROOT / "build/native"
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 COMMON = ["-std=gnu11", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-pthread", *WARNINGS]
 LINK = ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,--build-id=sha1"]
 LIBS = ["-ldl", "-lpthread", "-lrt", "-lm"]
 
 
+@cache
 def header_dirs() -> list[Path]:
     """Folders that hold cuda.h and nvml.h, from NVIDIA's header wheels; raises SystemExit with what to install."""
     found: list[Path] = []
@@ -43,70 +53,105 @@ def header_dirs() -> list[Path]:
     return list(dict.fromkeys(found))
 
 
+def compiler() -> list[str]:
+    """The compiler's command, with what every translation unit is compiled with."""
+    extra = shlex.split(os.environ.get("VGPU_CFLAGS", ""))
+    return [*shlex.split(os.environ.get("CC", "cc")), *COMMON, *extra]
+
+
+def dependencies(rules: Path) -> list[Path]:
+    """The files that a make rule written by -MMD names."""
+    text = rules.read_text().replace("\\\n", " ").partition(":")[2]
+    return [Path(name.replace("\\ ", " ")) for name in re.split(r"(?<!\\)\s+", text.strip())]
+
+
+def compile_object(source: Path, command: list[str]) -> Path:
+    """The object of `source`, compiled again where it, a header or the command has changed."""
+    folder = OBJECTS / hashlib.sha256("\0".join(command).encode()).hexdigest()[:12]
+    target = folder / source.relative_to(HERE).with_suffix(".o")
+    rules = target.with_suffix(".d")
+    try:
+        made = target.stat().st_mtime
+        if all(file.stat().st_mtime < made for file in dependencies(rules)):
+            return target
+    except FileNotFoundError:  # never compiled, or a header has gone
+        target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_suffix(f".{os.getpid()}.o")
+    subprocess.run([*command, "-MMD", "-MF", str(rules), "-c", "-o", str(temporary), str(source)], check=True)
+    temporary.replace(target)
+    return target
+
+
 def compile_library(output: Path, sources: list[Path], *, soname: str, version_script: Path | None = None) -> None:
-    """Compiles `sources` into the shared library `output` (replaced by rename: a running program keeps the old file)."""
-    compiler = shlex.split(os.environ.get("CC", "cc"))
-    includes = [f"-I{d}" for d in (HERE / "include", HERE / "src", HERE / "simulator", *header_dirs())]
+    """Makes the shared library `output` of `sources` (replaced by rename: a running program keeps the old file)."""
+    includes = [f"-I{folder}" for folder in (HERE / "include", HERE / "src", HERE / "simulator", *header_dirs())]
+    command = [*compiler(), *includes]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(lambda source: compile_object(source, command), sorted(sources)))
     script = [f"-Wl,--version-script={version_script}"] if version_script else []
+    link = [*compiler(), *LINK, *script, f"-Wl,-soname,{soname}", *map(str, objects), *LIBS]
+    stamp = OBJECTS / f"{hashlib.sha256(str(output.resolve()).encode()).hexdigest()[:12]}.link"
+    newest = max(path.stat().st_mtime for path in [*objects, *([version_script] if version_script else [])])
+    if output.exists() and output.stat().st_mtime > newest and stamp.exists() and stamp.read_text() == shlex.join(link):
+        return
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
-    command = [
-        *compiler, *COMMON, *shlex.split(os.environ.get("VGPU_CFLAGS", "")), *includes,
-        *LINK, *script, f"-Wl,-soname,{soname}", "-o", str(temporary), *map(str, sorted(sources)), *LIBS,
-    ]  # fmt: skip
-    subprocess.run(command, check=True)
+    subprocess.run([*link, "-o", str(temporary)], check=True)
     temporary.replace(output)
+    stamp.write_text(shlex.join(link))
 
 
 def sources_of(*folders: str) -> list[Path]:
+    """All C files of these folders."""
     return [f for folder in folders for f in (HERE / folder).glob("*.c")]
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """One build at a time: two that share objects would read each other's half-written files."""
+    OBJECTS.mkdir(parents=True, exist_ok=True)
+    with (OBJECTS / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def build_libraries(lib: Path) -> None:
-    """Builds every shared library below `lib` and copies the public headers there; skips what is newer than its sources."""
-    inputs = [f for f in HERE.rglob("*") if f.suffix in {".c", ".h", ".def", ".map", ".py"} and "tests" not in f.parts]
-    newest = max(f.stat().st_mtime for f in inputs)
-    flavour = " ".join(os.environ.get(name, "") for name in ("CC", "VGPU_CFLAGS"))
-    stamp = lib / ".stamp"
-    if stamp.exists() and stamp.stat().st_mtime > newest and stamp.read_text() == flavour:
-        return
+    """Builds every shared library below `lib` and copies the public headers there."""
     (lib / "simulator").mkdir(parents=True, exist_ok=True)
     compile_library(
-        lib / "libvgpu.so", sources_of("src", "src/hooks"), soname="libvgpu.so", version_script=HERE / "src/exports.map"
+        lib / "libvgpu.so",
+        sources_of("src", "src/hooks"),
+        soname="libvgpu.so",
+        version_script=HERE / "src/exports.map",
     )
-    compile_library(
-        lib / "simulator/libcuda.so.1", sources_of("simulator/common", "simulator/cuda"), soname="libcuda.so.1"
-    )
-    compile_library(
-        lib / "simulator/libnvidia-ml.so.1",
-        sources_of("simulator/common", "simulator/nvml"),
-        soname="libnvidia-ml.so.1",
-    )
+    for name, folder in (("libcuda.so.1", "simulator/cuda"), ("libnvidia-ml.so.1", "simulator/nvml")):
+        compile_library(lib / "simulator" / name, sources_of("simulator/common", folder), soname=name)
     shutil.copytree(HERE / "include/vgpu", lib / "include/vgpu", dirs_exist_ok=True)
-    stamp.write_text(flavour)
 
 
 def declarations(header: str) -> str:
-    """The part of a public header between the cffi marks: plain C that cffi parses, so that a layout is written once."""
+    """The part of a public header between the cffi marks: plain C that cffi parses; a layout is written once."""
     text = (HERE / "include/vgpu" / header).read_text()
     return "\n".join(re.findall(r"/\* cffi: begin \*/(.*?)/\* cffi: end \*/", text, re.S))
 
 
-#: what an outside observer of regions needs: everything but the side of a process that is limited (ledger.c, attach.c, hooks)
+#: what an outside observer of regions needs: all but the side of a limited process (ledger.c, attach.c, hooks)
 AGENT_SIDE = ("agent.c", "account.c", "guard.c", "liveness.c", "region_files.c", "slots.c")
+HEADER_FOLDERS = ("include", "src", "simulator")
+
+
+def from_root(paths: list[Path]) -> list[str]:
+    """setuptools wants paths relative to setup.py."""
+    return [os.path.relpath(path, ROOT) for path in sorted(paths)]
+
 
 ffibuilder = FFI()
 ffibuilder.cdef(declarations("agent.h") + declarations("simulator.h"))
 ffibuilder.set_source(
     "vgpu.native._region",
     '#include "vgpu/agent.h"\n#include "vgpu/simulator.h"\n',
-    sources=[os.path.relpath(HERE / "src" / name, ROOT) for name in AGENT_SIDE]
-    + [os.path.relpath(file, ROOT) for file in sorted((HERE / "simulator/common").glob("*.c"))],
-    depends=[
-        os.path.relpath(file, ROOT)
-        for folder in ("include", "src", "simulator")
-        for file in (HERE / folder).rglob("*.h")
-    ],
-    include_dirs=[os.path.relpath(HERE / folder, ROOT) for folder in ("include", "src", "simulator")],
+    sources=from_root([HERE / "src" / name for name in AGENT_SIDE] + sources_of("simulator/common")),
+    depends=from_root([file for folder in HEADER_FOLDERS for file in (HERE / folder).rglob("*.h")]),
+    include_dirs=from_root([HERE / folder for folder in HEADER_FOLDERS]),
     extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden"],
     libraries=["rt", "pthread"],
 )
