@@ -85,7 +85,7 @@ def test_a_share_of_the_card_and_the_whole_card(machine: Machine) -> None:
     (half,) = machine.probe("--gpumem-percentage", "50")["cards"]
     assert half["cuda_total"] == T4 // 2 * MIB
     (whole,) = machine.probe()["cards"]
-    assert whole["cuda_total"] == T4 * MIB
+    assert whole["nvml_total"] == T4 * MIB
 
 
 def test_processes_that_the_command_starts_share_its_slice(machine: Machine) -> None:
