@@ -126,6 +126,18 @@ def test_status_and_spec_are_written_apart(world: World) -> None:
         world.send("PATCH", f"{PODS}/a", {"spec": {"nodeName": "n"}}, content_type=MERGE_PATCH)
 
 
+def test_quantities_of_nodes_are_canonical(world: World) -> None:
+    world.send("POST", "/api/v1/nodes", {"metadata": {"name": "n"}, "status": {"capacity": {"memory": "1024Ki"}}})
+    writes.patch_node_capacity(world.client, "n", {"vgpu.io/memory": "60000"})
+    assert world.node("n")["status"]["capacity"] == {"memory": "1Mi", "vgpu.io/memory": "60k"}
+    with pytest.raises(ApiError, match=r"status\.capacity"):
+        writes.patch_node_capacity(world.client, "n", {"vgpu.io/memory": "much"})
+    writes.patch_node(world.client, "n", annotations={"a": "1"}, labels={"l": "1"})
+    writes.patch_node(world.client, "n", annotations={"a": None})
+    meta = world.node("n")["metadata"]
+    assert (meta["annotations"], meta["labels"]) == ({}, {"l": "1"})
+
+
 def test_concurrent_patches_all_arrive(world: World) -> None:
     world.create(pod("a"))
     failures = []

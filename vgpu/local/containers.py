@@ -177,14 +177,20 @@ class Process:
 
     def _wait(self) -> None:
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)  # not reaped yet, so that its pid names this group
-        self.signal(signal.SIGKILL)
+        self.kill()
         with self._lock:
             code = self._process.wait()
             self.exit_code = 128 - code if code < 0 else code
         self._on_exit()
 
-    def signal(self, number: int) -> None:
-        """To the whole group; nothing when it has ended."""
+    def terminate(self) -> None:
+        """SIGTERM to the first process alone, as runtimes do; nothing when it has ended."""
         with self._lock:
             if self.exit_code is None:
-                os.killpg(self.pid, number)
+                os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group."""
+        with self._lock:
+            if self.exit_code is None:
+                os.killpg(self.pid, signal.SIGKILL)

@@ -12,7 +12,7 @@ import msgspec
 from vgpu.kube.client import MERGE_PATCH, ApiError, KubeClient
 from vgpu.kube.informer import Informer
 from vgpu.kube.objects import RawObject
-from vgpu.local.podrules import is_extended
+from vgpu.local.podrules import canonical, is_extended
 from vgpu.local.podstatus import stamp
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,8 @@ class NodeStatus:
         patch: dict[str, Any] = {}
         for part, wanted in (("capacity", capacity), ("allocatable", allocatable)):
             before = known.get(part) or {}
-            changes = {name: value for name, value in wanted.items() if before.get(name) != value}
+            exact = {name: canonical(value) for name, value in wanted.items()}
+            changes = {name: value for name, value in exact.items() if before.get(name) != value}
             changes |= dict.fromkeys(before.keys() - wanted.keys())
             if changes:
                 patch[part] = changes

@@ -97,6 +97,18 @@ def set_defaults(pod: Pod) -> None:
     pod["status"] = {"phase": "Pending", "qosClass": qos_class(pod)}
 
 
+def canonical_node(node: dict[str, Any]) -> dict[str, Any]:
+    """The node with its quantities as the API server writes them. Raises ApiError 400 for what is none."""
+    status = dict(node.get("status") or {})
+    for part in ("capacity", "allocatable"):
+        try:
+            if status.get(part):
+                status[part] = {name: canonical(value) for name, value in status[part].items()}
+        except ValueError:
+            raise ApiError(400, "BadRequest", f"status.{part} holds a value that is no quantity") from None
+    return {**node, "status": status} if "status" in node else node
+
+
 def qos_class(pod: Pod) -> str:
     """Guaranteed, Burstable or BestEffort, by cpu and memory of the containers."""
     asked, guaranteed = False, True

@@ -1,7 +1,6 @@
 """Runs one pod: init containers in order, sidecars, apps, restarts, termination. One thread per pod."""
 
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -215,10 +214,10 @@ class PodWorker:
         for run in alive if late else others or alive:
             assert run.process is not None
             if late:
-                run.process.signal(signal.SIGKILL)
+                run.process.kill()
             elif not run.terminating:
                 run.terminating = True
-                run.process.signal(signal.SIGTERM)
+                run.process.terminate()
         return False
 
     def _until_kill(self) -> float:

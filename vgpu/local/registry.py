@@ -104,6 +104,8 @@ class Registry:
             meta["generation"] = 1
             self._set_priority(item)
             podrules.set_defaults(item)
+        elif where.collection == "/nodes":
+            item = podrules.canonical_node(item)
         subject = self._subject("CREATE", where, meta["name"], caller)
         item, warnings = self._webhooks.mutate(subject, item, None)
         if where.collection == "/pods":
@@ -164,6 +166,8 @@ class Registry:
         for _ in range(ATTEMPTS):
             old = self.get(where)
             new = self._carry(where, old, make(old))
+            if where.collection == "/nodes":
+                new = podrules.canonical_node(new)
             warnings: list[str] = []
             if not where.subresource:
                 subject = self._subject("UPDATE", where, where.name or "", caller)
