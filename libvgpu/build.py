@@ -27,8 +27,18 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 OBJECTS = ROOT / "build/native"
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
-COMMON = ["-std=gnu11", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-pthread", *WARNINGS]
-LINK = ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,--build-id=sha1"]
+COMMON = [
+    "-std=gnu11",
+    "-O2",
+    "-g",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffunction-sections",
+    "-fdata-sections",
+    "-pthread",
+    *WARNINGS,
+]
+LINK = ["-shared", "-Wl,--gc-sections", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,--build-id=sha1"]
 LIBS = ["-ldl", "-lpthread", "-lrt", "-lm"]
 
 
