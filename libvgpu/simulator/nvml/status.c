@@ -61,24 +61,28 @@ static nvmlReturn_t idle_engine(nvmlDevice_t device, unsigned int *utilization, 
 nvmlReturn_t nvmlDeviceGetEncoderUtilization(nvmlDevice_t device, unsigned int *u, unsigned int *period) { return idle_engine(device, u, period); }
 nvmlReturn_t nvmlDeviceGetDecoderUtilization(nvmlDevice_t device, unsigned int *u, unsigned int *period) { return idle_engine(device, u, period); }
 
+static unsigned temperature_of(nvmlDevice_t device)
+{
+    return (unsigned)library.sim.profile->temperature + percent(device_share(device)) * 35 / 100;
+}
+
 nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensor, unsigned int *temperature)
 {
     ENTER_DEVICE(device, temperature);
     if (sensor != NVML_TEMPERATURE_GPU)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *temperature = (unsigned)library.sim.profile->temperature + percent(device_share(device)) * 35 / 100;
+    *temperature = temperature_of(device);
     return NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_t *temperature)
 {
-    unsigned int value;
     ENTER_DEVICE(device, temperature);
     CHECK_VERSION(temperature, nvmlTemperature_v1);
-    nvmlReturn_t result = nvmlDeviceGetTemperature(device, temperature->sensorType, &value);
-    if (!result)
-        temperature->temperature = (int)value;
-    return result;
+    if (temperature->sensorType != NVML_TEMPERATURE_GPU)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    temperature->temperature = (int)temperature_of(device);
+    return NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, nvmlTemperatureThresholds_t threshold, unsigned int *temperature)
