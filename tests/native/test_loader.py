@@ -46,7 +46,16 @@ def answers(tmp_path: Path, *names: str, **options: bool) -> dict[str, list[str]
 
 
 def test_only_exact_names_of_the_driver_are_answered_with_hooks(tmp_path: Path) -> None:
-    names = ("cuMemAlloc_v2", "cuCtxGetCurrent", "cudnnCreate", "cuMemAlloc_v", "cuMemAlloc_v22", "cu", "malloc", "cublasCreate_v2")
+    names = (
+        "cuMemAlloc_v2",
+        "cuCtxGetCurrent",
+        "cudnnCreate",
+        "cuMemAlloc_v",
+        "cuMemAlloc_v22",
+        "cu",
+        "malloc",
+        "cublasCreate_v2",
+    )
     found = answers(tmp_path, *names)
     bare = answers(tmp_path, *names, preload=False)
     assert found.pop("cuMemAlloc_v2")[0] == "libvgpu.so"
@@ -67,7 +76,7 @@ def test_a_linked_program_is_limited(tmp_path: Path) -> None:
 
 
 def test_a_wrapper_between_program_and_driver_keeps_its_place(tmp_path: Path) -> None:
-    wrapper = compiled("wrapper.c", "-shared", "-fPIC", output="libwrapper.so")
+    wrapper = compiled("wrapper.c", "-shared", "-fPIC", "-Wl,-Bsymbolic", output="libwrapper.so")
     env = environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT_0="500m")
     script = PRELUDE + (
         "import ctypes\nstart()\nmine = ctypes.CDLL(None)\np = c_uint64()\n"
@@ -110,7 +119,9 @@ def test_the_program_may_log_when_asked(tmp_path: Path) -> None:
 def test_forked_and_executed_children_are_limited_with_their_parent(tmp_path: Path) -> None:
     (tmp_path / "region").mkdir()
     env = environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT="500m", VGPU_DIR=str(tmp_path / "region"))
-    script = PRELUDE + f"""
+    script = (
+        PRELUDE
+        + f"""
 import os, subprocess, sys
 children = []
 for _ in range(2):
@@ -126,14 +137,19 @@ other = subprocess.run([sys.executable, "-c", "from driver_client import *; star
     capture_output=True, text=True)
 print(other.stdout.strip(), other.stderr)
 """
-    done = subprocess.Popen([sys.executable, "-c", script], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    )
+    done = subprocess.Popen(
+        [sys.executable, "-c", script], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     lines = [done.stdout.readline().strip() for _ in range(2)] if done.stdout else []
     done.communicate("xx", timeout=30)
     assert lines == ["0 300 2 300", "300 2 0"]
 
 
 def test_a_child_may_free_what_only_its_parent_had(tmp_path: Path) -> None:
-    script = PRELUDE + """
+    script = (
+        PRELUDE
+        + """
 import os, threading
 start()
 pointer = alloc(100 * MIB)[1]
@@ -155,11 +171,14 @@ stop.set()
 for t in threads: t.join()
 print(codes, used() // MIB)
 """
+    )
     assert python(script, environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT="500m")) == ["{0} 100"]
 
 
 def test_threads_never_pass_the_limit_together(tmp_path: Path) -> None:
-    script = PRELUDE + """
+    script = (
+        PRELUDE
+        + """
 import threading
 mine = start()
 results = []
@@ -180,6 +199,7 @@ for t in threads: t.start()
 for t in threads: t.join()
 print(len(results), used())
 """
+    )
     assert python(script, environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT="500m")) == ["8 0"]
 
 
@@ -217,7 +237,9 @@ class TestManaged:
         return run(["unshare", "-rm", "sh", "-c", shell], os.environ).stdout.splitlines()
 
     def test_an_empty_environment_is_limited(self, tmp_path: Path) -> None:
-        assert self.inside(tmp_path, "start()\nprint(alloc(501 * MIB)[0], alloc(500 * MIB)[0], info()[1] // MIB)") == ["2 0 500"]
+        assert self.inside(tmp_path, "start()\nprint(alloc(501 * MIB)[0], alloc(500 * MIB)[0], info()[1] // MIB)") == [
+            "2 0 500"
+        ]
 
     def test_environment_decides_nothing(self, tmp_path: Path) -> None:
         variables = {"VGPU_DIR": str(tmp_path), "CUDA_DEVICE_MEMORY_LIMIT": "9g", "CUDA_DISABLE_CONTROL": "true"}
