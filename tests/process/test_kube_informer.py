@@ -1,0 +1,191 @@
+"""Informers against a real socket: first list, changes, restarts of the API server, lost history, stop."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kube_world import SECONDS, World, pod
+
+from vgpu.kube import writes
+from vgpu.kube.informer import Informer
+from vgpu.kube.objects import Pod
+from vgpu.local.apiserver import ApiServer
+from vgpu.local.services import wait_for
+
+
+class Follower:
+    """An informer and what it told."""
+
+    def __init__(self, world: World, *, replace: bool = False, **params: str) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.lists: list[list[str]] = []
+        self.informer = Informer(
+            world.client, "/api/v1/pods", Pod, params=params, on_change=self._changed,
+            on_replace=self._replaced if replace else None,
+        )  # fmt: skip
+
+    def _changed(self, change: str, item: Pod) -> None:
+        self.told.append((change, item.metadata.name))
+
+    def _replaced(self, items: list[Pod]) -> None:
+        self.lists.append([item.metadata.name for item in items])
+
+    def start(self) -> "Follower":
+        self.informer.start()
+        assert self.informer.synced.wait(SECONDS)
+        return self
+
+    def wait(self, *told: tuple[str, str]) -> None:
+        wait_for(f"{told}", lambda: self.told == list(told), SECONDS)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def follow(world: World) -> Iterator[Follower]:
+    follower = Follower(world)
+    yield follower
+    follower.informer.stop()
+
+
+def test_list_then_changes(world: World, follow: Follower) -> None:
+    uid = world.create(pod("a"))["metadata"]["uid"]
+    follow.start()
+    assert follow.told == [("set", "a")]
+    world.create(pod("b"))
+    writes.bind(world.client, "default", "a", uid, "n1", {"note": "x"})
+    writes.delete_pod(world.client, "default", "a", uid, grace_seconds=0)
+    follow.wait(("set", "a"), ("set", "b"), ("set", "a"), ("gone", "a"))
+    assert set(follow.informer.store) == {("default", "b")}
+    assert follow.informer.version == str(world.server.store.version)
+
+
+def test_selection(world: World) -> None:
+    made = [world.create(pod(name, schedulerName=name))["metadata"] for name in ("s", "t")]
+    follower = Follower(world, fieldSelector="spec.schedulerName=s").start()
+    try:
+        assert follower.told == [("set", "s")]
+        writes.delete_pod(world.client, "default", "t", made[1]["uid"])
+        writes.delete_pod(world.client, "default", "s", made[0]["uid"])
+        follower.wait(("set", "s"), ("gone", "s"))
+    finally:
+        follower.informer.stop()
+
+
+def test_resumes_after_a_restart_without_a_new_list(world: World) -> None:
+    world.create(pod("a"))
+    follower = Follower(world, replace=True).start()
+    try:
+        world.server.stop()
+        server = ApiServer(world.server.port, store=world.server.store)
+        world.server = server
+        server.start()
+        world.create(pod("b"))
+        follower.wait(("set", "b"))
+        assert follower.lists == [["a"]]
+    finally:
+        follower.informer.stop()
+
+
+def test_what_happened_while_the_server_was_away_is_told(world: World, follow: Follower) -> None:
+    world.create(pod("a"))
+    follow.start()
+    world.restart()
+    world.create(pod("b"))
+    world.restart()
+    world.create(pod("c"))
+    follow.wait(("set", "a"), ("set", "b"), ("set", "c"))
+
+
+def lose_history(world: World) -> None:
+    """A restart after which the changes made in between are forgotten."""
+    world.server.stop()
+    store = world.server.store
+    with store.lock:
+        gone = store.get("/pods", "default", "a")
+        assert gone is not None
+        store.remove("/pods", gone)
+        store.put("/pods", {**gone, "metadata": {**gone["metadata"], "name": "b"}})
+        store.compact()
+    world.server = ApiServer(world.server.port, store=store)
+    world.server.start()
+
+
+def test_lost_history_is_listed_again_and_told_as_differences(world: World, follow: Follower) -> None:
+    world.create(pod("a"))
+    world.create(pod("same"))
+    follow.start()
+    lose_history(world)
+    follow.wait(("set", "a"), ("set", "same"), ("set", "b"), ("gone", "a"))
+    assert set(follow.informer.store) == {("default", "b"), ("default", "same")}
+    world.create(pod("c"))
+    follow.wait(("set", "a"), ("set", "same"), ("set", "b"), ("gone", "a"), ("set", "c"))
+
+
+def test_lost_history_is_told_as_a_whole_where_that_is_wanted(world: World) -> None:
+    world.create(pod("a"))
+    follower = Follower(world, replace=True).start()
+    try:
+        assert follower.lists == [["a"]]
+        lose_history(world)
+        wait_for("the second list", lambda: follower.lists == [["a"], ["b"]], SECONDS)
+        world.create(pod("c"))
+        follower.wait(("set", "c"))
+    finally:
+        follower.informer.stop()
+
+
+def test_large_lists_come_in_pages(world: World, monkeypatch: pytest.MonkeyPatch, follow: Follower) -> None:
+    monkeypatch.setattr("vgpu.kube.informer.PAGE", "3")
+    for number in range(8):
+        world.create(pod(f"p{number}"))
+    follow.start()
+    assert follow.told == [("set", f"p{number}") for number in range(8)]
+
+
+def test_waits_for_a_server_that_is_not_there_yet(world: World, follow: Follower) -> None:
+    world.server.stop()
+    follow.informer.start()
+    world.restart()
+    assert follow.informer.synced.wait(SECONDS)
+
+
+def test_an_exception_of_the_listener_does_not_end_it(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    told = []
+
+    def fail(_: str, item: Pod) -> None:
+        told.append(item.metadata.name)
+        raise RuntimeError("a bug")
+
+    informer = Informer(world.client, "/api/v1/pods", Pod, on_change=fail)
+    informer.start()
+    try:
+        world.create(pod("a"))
+        world.create(pod("b"))
+        wait_for("both", lambda: told == ["a", "b"], SECONDS)
+    finally:
+        informer.stop()
+    assert "handling of default/a failed" in caplog.text
+
+
+def test_stop_ends_a_silent_watch_at_once(world: World, follow: Follower) -> None:
+    follow.start()
+    stopper = threading.Thread(target=follow.informer.stop)
+    stopper.start()
+    stopper.join(SECONDS)
+    assert not stopper.is_alive()
+    world.create(pod("a"))
+    assert follow.told == []
+
+
+def test_stop_while_the_server_is_away(world: World, follow: Follower) -> None:
+    follow.start()
+    world.server.stop()
+    follow.informer.stop()
+    world.restart()
