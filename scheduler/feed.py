@@ -80,7 +80,8 @@ class Feed:
         self._stopping.set()
         self._nodes.stop()
         self._pods.stop()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     @property
     def ready(self) -> bool:
