@@ -1,0 +1,126 @@
+"""The truth of the simulator: what its cards really hold and really ran, for tests, `vgpu demo` and `vgpu top`.
+
+Mirrors libvgpu/include/vgpu/simulator.h. Memory in bytes, time in nanoseconds, cards by their index in the state directory.
+"""
+
+import errno
+import os
+from pathlib import Path
+
+import msgspec
+
+from vgpu.native.binding import c_string, load
+
+_MAX_PROCESSES = 1024  # SIM_SLOTS of libvgpu/simulator/common/state.h
+
+
+class SimCard(msgspec.Struct, frozen=True):
+    """One simulated card."""
+
+    uuid: str
+    model: str
+    memory: int  #: what CUDA can use; NVML's total is this + reserved
+    reserved: int
+    context_bytes: int  #: what one context costs
+    module_bytes: int  #: what one loaded module costs
+    used: int  #: of all live processes
+    peak: int  #: largest `used` since the state was made
+    busy_ns: int  #: time in which a kernel ran
+    processes: int  #: that hold a context or memory
+
+
+class SimProcess(msgspec.Struct, frozen=True):
+    """One process that used simulated cards; tuples have one entry per card."""
+
+    pid: int  #: as the process itself sees it
+    alive: bool  #: its memory is still held: by itself or by a child that inherited it
+    start_time: int  #: clock ticks since boot
+    used: tuple[int, ...]  #: 0 for a dead process
+    peak: tuple[int, ...]
+    busy_ns: tuple[int, ...]  #: kernel time that has already run
+    launches: tuple[int, ...]
+
+
+def profiles() -> list[str]:
+    """Names of the boards that can be simulated, as VGPU_SIMULATE takes them."""
+    ffi, lib = load()
+    text: bytes = ffi.string(lib.vgpu_sim_profiles())
+    return text.decode().split(",")
+
+
+def _check(result: int, directory: Path) -> int:
+    if result >= 0:
+        return result
+    if result == -errno.ENOENT:
+        raise FileNotFoundError(errno.ENOENT, "no simulator state", str(directory))
+    if result == -errno.EPROTO:
+        raise ValueError(f"{directory}/state is not the state of this version's simulator: remove the directory")
+    raise OSError(-result, os.strerror(-result), str(directory))
+
+
+def create(directory: Path, spec: str) -> None:
+    """Makes the state directory of `spec` (PROFILE or PROFILExN); nothing happens when it is there for the same spec.
+
+    Raises ValueError for a spec that names no board or too many cards, FileExistsError when the directory simulates something
+    else, OSError when it cannot be made.
+    """
+    ffi, lib = load()
+    result: int = lib.vgpu_sim_create(os.fsencode(directory), spec.encode())
+    if result == -errno.EINVAL:
+        allowed = f"{', '.join(profiles())}, each with xN for N cards up to {lib.VGPU_SIM_MAX_CARDS}"
+        raise ValueError(f"simulator profile {spec!r} is unknown: one of {allowed}")
+    if result == -errno.EEXIST:
+        raise FileExistsError(errno.EEXIST, f"simulates something else than {spec}", str(directory))
+    _check(result, directory)
+
+
+def cards(directory: Path) -> list[SimCard]:
+    """The cards of a state directory; raises FileNotFoundError when there is none."""
+    ffi, lib = load()
+    views = ffi.new("struct vgpu_sim_card[]", lib.VGPU_SIM_MAX_CARDS)
+    count = _check(lib.vgpu_sim_cards(os.fsencode(directory), views, len(views)), directory)
+    return [
+        SimCard(
+            uuid=c_string(view.uuid),
+            model=c_string(view.model),
+            memory=view.memory,
+            reserved=view.reserved,
+            context_bytes=view.context_bytes,
+            module_bytes=view.module_bytes,
+            used=view.used,
+            peak=view.peak,
+            busy_ns=view.busy_ns,
+            processes=view.processes,
+        )
+        for view in views[0:count]
+    ]
+
+
+def processes(directory: Path) -> list[SimProcess]:
+    """The processes that a state directory remembers, dead ones included; raises FileNotFoundError when there is none."""
+    ffi, lib = load()
+    wide = ffi.new("struct vgpu_sim_card[]", lib.VGPU_SIM_MAX_CARDS)
+    present = _check(lib.vgpu_sim_cards(os.fsencode(directory), wide, len(wide)), directory)
+    views = ffi.new("struct vgpu_sim_process[]", _MAX_PROCESSES)
+    count = _check(lib.vgpu_sim_processes(os.fsencode(directory), views, len(views)), directory)
+    return [
+        SimProcess(
+            pid=view.pid,
+            alive=bool(view.alive),
+            start_time=view.start_time,
+            used=tuple(view.used[0:present]),
+            peak=tuple(view.peak[0:present]),
+            busy_ns=tuple(view.busy_ns[0:present]),
+            launches=tuple(view.launches[0:present]),
+        )
+        for view in views[0:count]
+    ]
+
+
+def inject_xid(directory: Path, card: int, xid: int) -> None:
+    """Makes a card report an XID to everybody who waits for NVML events; 0 takes it back. Raises IndexError for an unknown card."""
+    _, lib = load()
+    result: int = lib.vgpu_sim_inject_xid(os.fsencode(directory), card, xid)
+    if result == -errno.ENODEV:
+        raise IndexError(f"{directory} has no card {card}")
+    _check(result, directory)
