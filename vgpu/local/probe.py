@@ -112,8 +112,9 @@ class Kernel:
     def run(self, seconds: float) -> dict[str, Any]:
         """Launches in a loop; `core_share` is the share of the time (%) in which the card ran these launches.
 
-        Each launch counts with its known duration, since an event pair also spans the time for which a core limit holds the
-        launch back. The shortest pair is `kernel_ms`: without a limit it shows whether the duration is true.
+        Each launch counts with its known duration, since an event pair also spans the time for which a core limit
+        holds the launch back. The shortest pair is `kernel_ms`: without a limit it shows whether the duration is
+        true.
         """
         self._loop(WARM_UP)
         launches, took, shortest = self._loop(seconds)
