@@ -1,6 +1,7 @@
 """The truth of the simulator: what its cards really hold and really ran, for tests, `vgpu demo` and `vgpu top`.
 
-Mirrors libvgpu/include/vgpu/simulator.h. Memory in bytes, time in nanoseconds, cards by their index in the state directory.
+Mirrors libvgpu/include/vgpu/simulator.h. Memory in bytes, time in nanoseconds, cards by their index in the state
+directory.
 """
 
 import errno
@@ -61,10 +62,10 @@ def _check(result: int, directory: Path) -> int:
 def create(directory: Path, spec: str) -> None:
     """Makes the state directory of `spec` (PROFILE or PROFILExN); nothing happens when it is there for the same spec.
 
-    Raises ValueError for a spec that names no board or too many cards, FileExistsError when the directory simulates something
-    else, OSError when it cannot be made.
+    Raises ValueError for a spec that names no board or too many cards, FileExistsError when the directory simulates
+    something else, OSError when it cannot be made.
     """
-    ffi, lib = load()
+    _, lib = load()
     result: int = lib.vgpu_sim_create(os.fsencode(directory), spec.encode())
     if result == -errno.EINVAL:
         allowed = f"{', '.join(profiles())}, each with xN for N cards up to {lib.VGPU_SIM_MAX_CARDS}"
@@ -97,7 +98,7 @@ def cards(directory: Path) -> list[SimCard]:
 
 
 def processes(directory: Path) -> list[SimProcess]:
-    """The processes that a state directory remembers, dead ones included; raises FileNotFoundError when there is none."""
+    """The processes that a state directory remembers, dead ones included; FileNotFoundError when there is none."""
     ffi, lib = load()
     wide = ffi.new("struct vgpu_sim_card[]", lib.VGPU_SIM_MAX_CARDS)
     present = _check(lib.vgpu_sim_cards(os.fsencode(directory), wide, len(wide)), directory)
@@ -118,7 +119,10 @@ def processes(directory: Path) -> list[SimProcess]:
 
 
 def inject_xid(directory: Path, card: int, xid: int) -> None:
-    """Makes a card report an XID to everybody who waits for NVML events; 0 takes it back. Raises IndexError for an unknown card."""
+    """Makes a card report an XID to everybody who waits for NVML events; 0 takes it back.
+
+    Raises IndexError for an unknown card.
+    """
     _, lib = load()
     result: int = lib.vgpu_sim_inject_xid(os.fsencode(directory), card, xid)
     if result == -errno.ENODEV:
