@@ -305,7 +305,7 @@ def test_watch_from_forgotten_history_is_gone(world: World) -> None:
 
 
 def test_watch_ends_in_time_and_sends_bookmarks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vgpu.local.apiserver.BOOKMARK_SECONDS", 0.0)
+    monkeypatch.setattr("vgpu.local.apiserver.server.BOOKMARK_SECONDS", 0.0)
     stream = world.client.stream(
         "/api/v1/pods",
         {"watch": "true", "resourceVersion": "1", "allowWatchBookmarks": "true", "timeoutSeconds": "1"},

@@ -127,7 +127,7 @@ def test_registration_dials_back_before_it_answers(plugged: Machine) -> None:
 def test_refused_registrations(
     machine: Machine, version: str, resource: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vgpu.local.pluginclient.DIAL_SECONDS", 0.2)
+    monkeypatch.setattr("vgpu.local.kubelet.pluginclient.DIAL_SECONDS", 0.2)
     with grpc.insecure_channel(f"unix:{machine.root}/device-plugins/kubelet.sock") as channel:
         request = api_pb2.RegisterRequest(version=version, endpoint="none.sock", resource_name=resource)
         with pytest.raises(grpc.RpcError) as error:

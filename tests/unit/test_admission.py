@@ -13,7 +13,7 @@ from scheduler.admission.webhook import Admission
 from scheduler.wire import BadBody, Pod
 from vgpu import names
 from vgpu.config import Config, Scheduler, rules
-from vgpu.local.patches import json_patch
+from vgpu.local.apiserver.patches import json_patch
 from vgpu.resources import CardSelector, GpuRequest, PodRequest, Rules
 
 Json = dict[str, Any]

@@ -20,7 +20,7 @@ from vgpu.kube import writes
 from vgpu.kube.client import STRATEGIC_PATCH, ApiError, KubeClient
 from vgpu.kube.informer import Informer
 from vgpu.kube.objects import Node, RawObject
-from vgpu.local.podrules import requested
+from vgpu.local.apiserver.podrules import requested
 from vgpu.resources import parse_quantity
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ import grpc
 from vgpu.kubelet import checkpoint
 from vgpu.kubelet.checkpoint import Checkpoint, Entry
 from vgpu.kubelet.deviceplugin_v1beta1 import api_pb2, api_pb2_grpc
-from vgpu.local.pluginclient import Devices, Endpoint, PluginError
-from vgpu.local.podrules import is_extended
+from vgpu.local.apiserver.podrules import is_extended
+from vgpu.local.kubelet.pluginclient import Devices, Endpoint, PluginError
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ import msgspec
 import urllib3
 
 from vgpu.kube.client import ApiError
-from vgpu.local import patches
-from vgpu.local.selectors import selector_object
-from vgpu.local.store import Object, Store
+from vgpu.local.apiserver import patches
+from vgpu.local.apiserver.selectors import selector_object
+from vgpu.local.apiserver.store import Object, Store
 
 MUTATING = "admissionregistration.k8s.io/mutatingwebhookconfigurations"
 VALIDATING = "admissionregistration.k8s.io/validatingwebhookconfigurations"

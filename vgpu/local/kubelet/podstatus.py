@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from vgpu.allocation import Kind
-from vgpu.local.containers import Process
+from vgpu.local.kubelet.containers import Process
 
 Json = dict[str, Any]
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from vgpu.kube.client import ApiError
 from vgpu.kube.writes import now
-from vgpu.local import patches, podrules
-from vgpu.local.admission import Subject, Webhooks
-from vgpu.local.store import Object, Store
+from vgpu.local.apiserver import patches, podrules
+from vgpu.local.apiserver.store import Object, Store
+from vgpu.local.apiserver.webhooks import Subject, Webhooks
 
 _KINDS = {
     "nodes": "Node", "pods": "Pod", "namespaces": "Namespace", "events": "Event", "secrets": "Secret",

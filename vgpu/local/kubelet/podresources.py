@@ -12,7 +12,7 @@ import grpc
 
 from vgpu.kubelet import checkpoint
 from vgpu.kubelet.podresources_v1 import api_pb2, api_pb2_grpc
-from vgpu.local.devicemanager import DeviceManager
+from vgpu.local.kubelet.devicemanager import DeviceManager
 
 Pods = Callable[[], Iterable[Mapping[str, Any]]]
 

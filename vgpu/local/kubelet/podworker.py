@@ -10,11 +10,11 @@ from typing import Any, Final, Protocol
 from vgpu.allocation import Kind
 from vgpu.kube import writes
 from vgpu.kube.client import MERGE_PATCH, ApiError, KubeClient
-from vgpu.local import containers, podstatus
-from vgpu.local.containers import CreateError
-from vgpu.local.devicemanager import DeviceManager
-from vgpu.local.pluginclient import PluginError
-from vgpu.local.podstatus import Run
+from vgpu.local.kubelet import containers, podstatus
+from vgpu.local.kubelet.containers import CreateError
+from vgpu.local.kubelet.devicemanager import DeviceManager
+from vgpu.local.kubelet.pluginclient import PluginError
+from vgpu.local.kubelet.podstatus import Run
 
 log = logging.getLogger(__name__)
 

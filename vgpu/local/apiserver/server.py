@@ -19,11 +19,11 @@ from flask import Flask, Request, Response, request
 from werkzeug.exceptions import HTTPException
 
 from vgpu.kube.client import ApiError
-from vgpu.local.admission import AddressBook, Webhooks, user_info
-from vgpu.local.registry import Caller, Registry, Where
-from vgpu.local.selectors import Match, SelectorError, field_selector, label_selector
+from vgpu.local.apiserver.registry import Caller, Registry, Where
+from vgpu.local.apiserver.selectors import Match, SelectorError, field_selector, label_selector
+from vgpu.local.apiserver.store import Change, Expired, Object, Store, key_of
+from vgpu.local.apiserver.webhooks import AddressBook, Webhooks, user_info
 from vgpu.local.services import free_port
-from vgpu.local.store import Change, Expired, Object, Store, key_of
 
 THREADS = 96  #: each watch holds one
 BOOKMARK_SECONDS = 5.0

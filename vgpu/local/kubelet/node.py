@@ -16,11 +16,11 @@ from vgpu.kube import writes
 from vgpu.kube.client import KubeClient
 from vgpu.kube.informer import Informer
 from vgpu.kube.objects import RawObject
-from vgpu.local.devicemanager import AllocationError, DeviceManager, Reusable
-from vgpu.local.nodestatus import NodeStatus
-from vgpu.local.podresources import PodResources
-from vgpu.local.podrules import canonical, is_extended, requested
-from vgpu.local.podworker import Pod, PodWorker
+from vgpu.local.apiserver.podrules import canonical, is_extended, requested
+from vgpu.local.kubelet.devicemanager import AllocationError, DeviceManager, Reusable
+from vgpu.local.kubelet.nodestatus import NodeStatus
+from vgpu.local.kubelet.podresources import PodResources
+from vgpu.local.kubelet.podworker import Pod, PodWorker
 from vgpu.resources import parse_quantity
 
 log = logging.getLogger(__name__)

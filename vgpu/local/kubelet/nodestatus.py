@@ -12,8 +12,8 @@ import msgspec
 from vgpu.kube.client import MERGE_PATCH, ApiError, KubeClient
 from vgpu.kube.informer import Informer
 from vgpu.kube.objects import RawObject
-from vgpu.local.podrules import canonical, is_extended
-from vgpu.local.podstatus import stamp
+from vgpu.local.apiserver.podrules import canonical, is_extended
+from vgpu.local.kubelet.podstatus import stamp
 
 log = logging.getLogger(__name__)
 

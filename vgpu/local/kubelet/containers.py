@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from vgpu import names
 from vgpu.kubelet.deviceplugin_v1beta1.api_pb2 import ContainerAllocateResponse
-from vgpu.local import cdi
+from vgpu.local.kubelet import cdi
 
 _REFERENCE: Final = re.compile(r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
 
