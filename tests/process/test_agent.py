@@ -33,6 +33,22 @@ REPORT = (
     "print(*(f'{k}={os.environ[k]}' for k in keys), sep='\\n', flush=True)\n"
 )
 
+#: A program that takes 1000 MiB of its card, tries for more than its slice, and waits
+CLIENT = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+context, memory = ctypes.c_void_p(), ctypes.c_uint64()
+free, total = ctypes.c_size_t(), ctypes.c_size_t()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+print(f"total={total.value}\\npid={os.getpid()}")
+print("fits", cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(1000 << 20)), sep="=")
+print("over", cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(2500 << 20)), sep="=", flush=True)
+signal.pause()
+"""
+
 
 class Machine:
     def __init__(self, root: Path, strategy: str) -> None:
@@ -151,6 +167,9 @@ class Machine:
                     found.setdefault(sample.name, {})[key] = sample.value
         return found
 
+    def sample(self, name: str, pod: str, container: str, card: str) -> float | None:
+        return self.metrics().get(name, {}).get((pod, container, card))
+
     def events(self) -> list[dict[str, Any]]:
         return list(msgspec.json.decode(self.client.get("/api/v1/events"))["items"])
 
@@ -208,13 +227,28 @@ def test_containers_run_with_their_slices_and_show_in_the_metrics(machine: Machi
         assert first["VGPU_DIR"].endswith(f"{uid}_first")
         assert (first["CUDA_DEVICE_MEMORY_LIMIT_0"], main["CUDA_DEVICE_MEMORY_LIMIT_0"]) == ("500m", "3000m")
     assert main["VGPU_DIR"].endswith(f"{uid}_main")
-    series = until(lambda: machine.metrics().get("vgpu_container_memory_limit_bytes"))
-    assert series[("p", "main", cards[1])] == 3000 * MIB
-    assert ("p", "first", cards[1]) in series
+    until(lambda: machine.sample("vgpu_container_memory_limit_bytes", "p", "main", cards[1]) == 3000 * MIB)
+    until(lambda: machine.sample("vgpu_container_memory_limit_bytes", "p", "first", cards[1]) == 500 * MIB)
     writes.delete_pod(machine.client, "default", "p", uid, grace_seconds=0)
     until(lambda: not list((machine.root / "run" / "containers").iterdir()))
-    assert not list((machine.root / "cdi").iterdir())
-    assert not list((machine.root / "run" / "by-ids").iterdir())
+    until(lambda: not list((machine.root / "cdi").iterdir()))
+    until(lambda: not list((machine.root / "run" / "by-ids").iterdir()))
+
+
+@cdi_only
+def test_what_a_container_uses_is_seen_and_freed_when_it_dies(machine: Machine) -> None:
+    machine.start_agent()
+    card = machine.ready()[1]
+    machine.run("p", {"main": [GpuSlice(card, 3000)]}, CLIENT)
+    told = until(lambda: (found := machine.environment("p")).get("over") and found)
+    assert (told["total"], told["fits"], told["over"]) == (str(3000 * MIB), "0", "2")
+    until(lambda: (machine.sample("vgpu_container_memory_used_bytes", "p", "main", card) or 0) >= 1000 * MIB)
+    until(lambda: machine.sample("vgpu_container_oom_total", "p", "main", card) == 1)
+    assert machine.sample("vgpu_container_processes", "p", "main", card) == 1
+    assert (machine.sample("vgpu_card_memory_used_bytes", "", "", card) or 0) >= 1000 * MIB
+    os.kill(int(told["pid"]), signal.SIGKILL)
+    until(lambda: machine.sample("vgpu_container_memory_used_bytes", "p", "main", card) == 0)
+    assert machine.sample("vgpu_container_processes", "p", "main", card) == 0
 
 
 def test_kills_of_the_agent_lose_nothing_and_touch_no_pod(machine: Machine) -> None:
