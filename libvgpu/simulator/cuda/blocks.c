@@ -18,6 +18,7 @@ static struct class {
     uint32_t used, free_list; /* slots ever used; free_list: slot + 1, 0: none */
 } classes[CLASSES];
 static _Atomic int locked;
+static uint64_t last_id; /* even, where other memory has odd ones */
 
 static void lock_blocks(void)
 {
@@ -81,7 +82,7 @@ CUdeviceptr block_new(uint64_t size, CUcontext context, enum block_kind kind, CU
     }
     struct block *block = slot_of(class, slot);
     *block = (struct block){.size = size, .context = context, .kind = (uint8_t)kind, .pool = pool, .live = 1, .absent = kind == BLOCK_GRAPH};
-    block->id = ++driver.next_id;
+    block->id = last_id += 2;
     unlock_blocks();
     return DEVICE_WINDOW + ((uint64_t)index << CLASS_BITS) + ((uint64_t)slot << (index + SMALLEST));
 }

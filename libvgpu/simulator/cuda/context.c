@@ -74,11 +74,10 @@ static void object_of(void *handle, void *context)
     }
 }
 
-void ranges_of_context_drop(CUcontext context);
-
 void context_destroy(CUcontext context)
 {
     sim_wait(&driver.sim, context->card, context->last);
+    host_wait(context->host);
     events_settle();
     static const enum object_type owned[] = {OBJECT_STREAM, OBJECT_MODULE, OBJECT_ARRAY, OBJECT_EVENT};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
@@ -350,6 +349,7 @@ static CUresult synchronize(CUcontext context)
     if (result)
         return result;
     sim_wait(&driver.sim, context->card, context->last);
+    host_wait(context->host);
     events_settle();
     pools_trim(context->card);
     return CUDA_SUCCESS;

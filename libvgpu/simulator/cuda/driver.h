@@ -42,6 +42,7 @@ struct CUstream_st {
     int priority;
     uint64_t last;       /* sequence of the last launch; 0: none */
     uint64_t not_before; /* set by waits for work of another card */
+    uint64_t host;       /* ticket of its last host function */
     uint64_t id;
     struct capture *capture;
 };
@@ -53,6 +54,7 @@ struct CUctx_st {
     bool primary, dead;
     unsigned references; /* of a primary context */
     uint64_t id;
+    uint64_t host; /* ticket of the last host function of any stream */
     uint64_t last, last_blocking; /* sequences over all streams, and over those that wait for the legacy stream */
     struct CUstream_st *legacy;
     size_t limits[8];
@@ -65,7 +67,7 @@ struct CUevent_st {
     int card;
     unsigned flags;
     enum { EVENT_FRESH, EVENT_PENDING, EVENT_DONE } state;
-    uint64_t sequence, recorded, time;
+    uint64_t sequence, recorded, time, host;
     struct CUevent_st *next_pending;
     struct capture *capture;
     CUgraphNode node;
@@ -250,6 +252,8 @@ CUresult pool_default(int device, CUmemoryPool *out);
 /* context.c */
 CUresult context_make(int device, unsigned flags, bool primary, unsigned api_version, CUcontext *out);
 void context_destroy(CUcontext context);
+/* memory.c: frees the host and managed memory of a context */
+void ranges_of_context_drop(CUcontext context);
 
 /* streams.c */
 CUresult stream_resolve(CUstream handle, CUstream *out);
@@ -259,6 +263,11 @@ uint64_t stream_last(CUstream stream);
 CUresult stream_wait(CUstream stream);
 CUresult stream_launch(CUstream stream, uint64_t duration);
 void events_settle(void);
+
+/* host.c: what runs on the host in stream order; tickets count host functions */
+CUresult host_launch(CUstream stream, CUhostFn function, void *data);
+bool host_done(uint64_t ticket);
+void host_wait(uint64_t ticket);
 
 /* modules.c */
 CUresult function_resolve(CUfunction handle, CUcontext context, CUfunction *out);

@@ -501,12 +501,7 @@ static CUresult run(CUstream stream, const struct CUgraphNode_st *node)
     }
     case NODE_COPY: return copy_bytes(node->copy.to, node->copy.from, node->copy.bytes);
     case NODE_SET: return set_elements(node->set.to, node->set.pitch, node->set.value, node->set.element, node->set.width, node->set.height);
-    case NODE_HOST: {
-        CUresult result = stream_wait(stream);
-        if (!result)
-            node->host.function(node->host.data);
-        return result;
-    }
+    case NODE_HOST: return host_launch(stream, node->host.function, node->host.data);
     case NODE_ALLOC: return graph_memory_back(node->address);
     case NODE_FREE: return cuMemFree_v2(node->address);
     default: return CUDA_SUCCESS;
@@ -550,14 +545,4 @@ CUresult cuGraphExecDestroy(CUgraphExec exec)
     free(exec->nodes);
     object_free(exec);
     return CUDA_SUCCESS;
-}
-
-CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data)
-{
-    CUstream stream;
-    CUresult result = stream_resolve(handle, &stream);
-    if (result || !function)
-        return result ? result : CUDA_ERROR_INVALID_VALUE;
-    result = capture_host(stream, function, data);
-    return result == CUDA_ERROR_NOT_READY ? CUDA_ERROR_NOT_SUPPORTED : result;
 }

@@ -24,7 +24,7 @@ bool driver_ready(void)
 
 uint64_t driver_id(void)
 {
-    return ++driver.next_id;
+    return atomic_fetch_add(&driver.next_id, 2) + 1;
 }
 
 struct thread_state *thread_state(void)

@@ -95,7 +95,6 @@ static void range_gone(const struct range *range, void *context)
     range_unmap(range);
 }
 
-void ranges_of_context_drop(CUcontext context);
 void ranges_of_context_drop(CUcontext context)
 {
     pthread_mutex_lock(&driver.lock);

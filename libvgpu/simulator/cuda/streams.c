@@ -54,6 +54,7 @@ CUresult stream_launch(CUstream stream, uint64_t duration)
     CUcontext context = stream->context;
     if (pending[context->card].first)
         events_settle();
+    host_wait(stream->host); /* the card cannot wait for a host function; the caller does */
     uint64_t sequence = sim_launch(&driver.sim, context->card, duration, stream->not_before);
     if (!sequence)
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
@@ -63,12 +64,18 @@ CUresult stream_launch(CUstream stream, uint64_t duration)
     return CUDA_SUCCESS;
 }
 
+static bool ended(CUstream stream)
+{
+    return sim_finished(&driver.sim, stream->context->card, stream_last(stream)) && host_done(stream->host) && stream->not_before <= sim_now();
+}
+
 CUresult stream_wait(CUstream stream)
 {
     CUresult result = capture_forbids(stream);
     if (result)
         return result;
     sim_wait(&driver.sim, stream->context->card, stream_last(stream));
+    host_wait(stream->host);
     for (uint64_t now = sim_now(); stream->not_before > now; now = sim_now())
         sim_sleep_until(stream->not_before);
     return CUDA_SUCCESS;
@@ -109,7 +116,7 @@ CUresult cuStreamQuery(CUstream handle)
         result = capture_forbids(stream);
     if (result)
         return result;
-    bool done = sim_finished(&driver.sim, stream->context->card, stream_last(stream)) && stream->not_before <= sim_now();
+    bool done = ended(stream);
     if (done)
         events_settle();
     return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
@@ -232,10 +239,10 @@ static bool settle(CUevent event)
 {
     if (event->state != EVENT_PENDING)
         return true;
-    if (!sim_finished(&driver.sim, event->card, event->sequence))
+    if (!sim_finished(&driver.sim, event->card, event->sequence) || !host_done(event->host))
         return false;
     forget(event);
-    uint64_t end = atomic_load(&driver.sim.self->ends[event->card][event->sequence % SIM_ENDS]);
+    uint64_t end = event->sequence ? atomic_load(&driver.sim.self->ends[event->card][event->sequence % SIM_ENDS]) : 0;
     event->time = end > event->recorded ? end : event->recorded;
     event->state = EVENT_DONE;
     return true;
@@ -288,11 +295,12 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int fla
     if (result != CUDA_ERROR_NOT_READY)
         return result;
     uint64_t sequence = stream_last(stream), now = sim_now();
-    bool done = sim_finished(&driver.sim, stream->context->card, sequence) && stream->not_before <= now;
+    bool done = ended(stream);
     pthread_mutex_lock(&pending_lock);
     forget(event);
     event->capture = NULL;
     event->sequence = sequence;
+    event->host = stream->host;
     event->recorded = event->time = stream->not_before > now ? stream->not_before : now;
     event->state = done ? EVENT_DONE : EVENT_PENDING;
     event->card = stream->context->card;
@@ -337,8 +345,10 @@ CUresult cuEventSynchronize(CUevent event)
         result = capture_forbids(NULL);
     if (result)
         return result;
-    if (event->state == EVENT_PENDING)
+    if (event->state == EVENT_PENDING) {
         sim_wait(&driver.sim, event->card, event->sequence);
+        host_wait(event->host);
+    }
     while (!event_done(event) && sim_self_valid(&driver.sim))
         sim_sleep_until(event->time);
     events_settle();
@@ -382,6 +392,8 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
     if (event->context->card == stream->context->card) {
         if (event->sequence > stream->last)
             stream->last = event->sequence;
+        if (event->host > stream->host)
+            stream->host = event->host;
     } else {
         uint64_t end = sim_expected_end(&driver.sim, event->context->card, event->sequence);
         if (end > stream->not_before)
