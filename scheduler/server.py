@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from cheroot import wsgi
+from cheroot.server import HTTPConnection
 from cheroot.ssl.builtin import BuiltinSSLAdapter
 
 log = logging.getLogger(__name__)
@@ -22,11 +23,29 @@ def any_address() -> str:
     return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
 
 
-class _LazyHandshake(BuiltinSSLAdapter):
-    """TLS whose handshake happens in the thread that reads the request.
+class _Connection(HTTPConnection):
+    """Waits without a thread until its client has said something, and shakes hands in the thread that answers.
 
-    cheroot's own does it in the thread that accepts connections, where one silent client would hold up all others.
+    cheroot's own gives every new connection a thread, after the handshake in the one thread that accepts: clients that
+    connect and stay silent would hold up all others.
     """
+
+    waited = False
+    shaken = False
+
+    def communicate(self) -> bool:
+        if not self.shaken and isinstance(self.socket, ssl.SSLSocket):
+            try:
+                self.socket.do_handshake()
+            except OSError as error:  # port scanners, clients that trust somebody else: everyday life
+                log.debug("TLS with %s: %s", self.remote_addr, error)
+                return False
+        self.shaken = True
+        return bool(super().communicate())  # type: ignore[no-untyped-call]  # cheroot is typed in part
+
+
+class _Tls(BuiltinSSLAdapter):
+    """Leaves the handshake to the connection."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         # The base class's constructor reads certificate files, which this context has read already.
@@ -38,8 +57,16 @@ class _LazyHandshake(BuiltinSSLAdapter):
 
 
 class _Server(wsgi.Server):
+    ConnectionClass = _Connection
+
+    def process_conn(self, conn: _Connection) -> None:
+        if conn.waited:
+            super().process_conn(conn)
+        else:
+            conn.waited = True
+            self.put_conn(conn)  # among the idle ones; it comes back here when there is something to read
+
     def error_log(self, msg: str = "", level: int = logging.INFO, traceback: bool = False) -> None:
-        # Port scanners and clients that leave in the middle of a handshake are everyday life, not errors.
         log.log(logging.ERROR if level >= logging.ERROR else logging.DEBUG, "%s", msg, exc_info=traceback)
 
 
@@ -54,7 +81,7 @@ class Listener:
         self._server.request_queue_size = 128
         self._server.expiration_interval = 0.2  # also how long stopping may take
         if tls is not None:
-            self._server.ssl_adapter = _LazyHandshake(tls)
+            self._server.ssl_adapter = _Tls(tls)
         self._thread = threading.Thread(target=self._server.serve, name=name, daemon=True)
         self._server.prepare()
         self._thread.start()
