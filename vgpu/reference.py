@@ -23,11 +23,14 @@ METRICS: Final = {
 _HEAD: Final = """\
 # Reference
 
-Written by `python -m vgpu.reference` from `vgpu/names.py`, `vgpu/config.py`, `vgpu/chart.py` and the parts that serve
-metrics: change it there.
+Written by `python -m vgpu.reference` from `vgpu/names.py`, `vgpu/config.py`, `vgpu/chart.py`,
+`libvgpu/src/hooks.def` and the parts that serve metrics: change it there.
 
 Resource names, the scheduler's name and node ports are defaults; a cluster may choose others (chart values).
 """
+HOOKS: Final = Path("libvgpu/src/hooks.def")
+_FAMILY: Final = re.compile(r"/\* ([^:]+): hooks/\w+\.c \*/")
+_HOOK: Final = re.compile(r"(?:CUDA|NVML)_HOOK\((\w+?)(?:_v\d+)?[,)]")
 _TITLE: Final = re.compile(r"# (.+)")
 _CONSTANT: Final = re.compile(r"([A-Z_]+): Final\b")
 
@@ -140,9 +143,29 @@ def _metrics(root: Path) -> Iterator[str]:
             yield _row(_code(name), kind, text, ", ".join(map(_code, labels)))
 
 
+def hooks(text: str) -> dict[str, list[str]]:
+    """Family → functions that the intercept library stands in front of, versions and stream variants left out."""
+    families: dict[str, list[str]] = {}
+    title = ""
+    for line in text.splitlines():
+        if match := _FAMILY.match(line):
+            title = match[1]
+        elif (match := _HOOK.match(line)) and match[1] not in families.setdefault(title, []):
+            families[title].append(match[1])
+    return families
+
+
+def _hooks(root: Path) -> Iterator[str]:
+    yield from ("", "## Functions that the library stands in front of", "")
+    yield "All versions of them and their per-thread-stream variants. Every other function is the driver's own."
+    yield from ("", "| what | functions |", "|---|---|")
+    for title, functions in hooks((root / HOOKS).read_text()).items():
+        yield _row(title, _code(tuple(functions)))
+
+
 def render(root: Path = Path()) -> str:
     """The Markdown text; `root`: the checkout."""
-    lines = [_HEAD.rstrip(), *_names(), *_metrics(root), "", "## Chart values", ""]
+    lines = [_HEAD.rstrip(), *_names(), *_metrics(root), *_hooks(root), "", "## Chart values", ""]
     lines += [
         "`helm install vgpu charts/vgpu -n kube-system --set NAME=VALUE`. The chart writes what the agent and the",
         f"scheduler read of them into their configuration file `{names.CONFIG_PATH}`.",

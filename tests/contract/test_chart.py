@@ -1,5 +1,6 @@
 """The chart as Helm renders it: valid for every supported Kubernetes, and every value reaches its place."""
 
+from configparser import ConfigParser
 from typing import Any
 
 import kubernetes_validate
@@ -8,6 +9,8 @@ import pytest
 import yaml
 from tools import helm
 
+from device_plugin import __main__ as agent_main
+from scheduler import __main__ as scheduler_main
 from vgpu import chart, config, names
 
 VERSIONS = [f"1.{minor}" for minor in range(30, 38)]
@@ -344,6 +347,27 @@ def test_ports_are_those_of_the_vocabulary(default: list[dict[str, Any]]) -> Non
 def test_no_node_port_is_asked(service: dict[str, Any]) -> None:
     objects = helm.objects({"devicePlugin": {"service": service}})
     assert "nodePort" not in one(objects, "Service", "vgpu-device-plugin-metrics")["spec"]["ports"][0]
+
+
+def test_parts_understand_their_command_lines(default: list[dict[str, Any]]) -> None:
+    scheduler = container(default, "Deployment", "vgpu-scheduler", "vgpu-scheduler")
+    found = scheduler_main.arguments(scheduler["args"])
+    assert (found.extender_port, found.webhook_port) == (names.PORT_EXTENDER, names.PORT_WEBHOOK)
+    assert found.tls_secret == ("kube-system", "vgpu-scheduler-tls")
+    agent = container(default, "DaemonSet", "vgpu-device-plugin", "device-plugin")
+    node = agent_main.arguments(agent["args"])
+    assert (str(node.run_dir), str(node.cdi_dir)) == (names.REGION_DIR, names.CDI_DIR)
+    assert node.metrics_port == names.PORT_NODE_METRICS
+    assert str(found.config) == str(node.config) == names.CONFIG_PATH
+
+
+def test_commands_are_installed_with_the_package(default: list[dict[str, Any]]) -> None:
+    setup = ConfigParser()
+    setup.read(helm.CHART.parents[1] / "setup.cfg")
+    programs = [line.partition(" =")[0] for line in setup["options.entry_points"]["console_scripts"].split("\n")]
+    scheduler = container(default, "Deployment", "vgpu-scheduler", "vgpu-scheduler")
+    agent = container(default, "DaemonSet", "vgpu-device-plugin", "device-plugin")
+    assert {scheduler["command"][0], agent["command"][0]} <= set(programs)
 
 
 def test_places_on_the_host(default: list[dict[str, Any]]) -> None:

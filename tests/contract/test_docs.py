@@ -58,6 +58,15 @@ def test_metrics_are_those_that_a_node_serves() -> None:
     assert {name for name, *_ in reference.metrics(source)} == served
 
 
+def test_every_intercepted_function_is_listed() -> None:
+    text = (ROOT / reference.HOOKS).read_text()
+    listed = {function for functions in reference.hooks(text).values() for function in functions}
+    found = set(re.findall(r"^(?:CUDA_HOOK|NVML_HOOK)\((\w+)", text, re.MULTILINE))
+    assert listed == {re.sub(r"_v\d+$", "", name) for name in found}
+    assert {"cuMemAlloc", "cuLaunchKernel", "nvmlDeviceGetMemoryInfo"} <= listed
+    assert all(reference.hooks(text)), "every family has a title"
+
+
 def test_every_name_is_in_the_reference_and_described() -> None:
     listed = [name for section in reference.sections().values() for name in section]
     assert sorted(listed) == sorted(name for name in vars(names) if name.isupper())
