@@ -1,5 +1,6 @@
 """`vgpu demo`: the whole chain on simulated cards, in one command."""
 
+import logging
 import shutil
 import sys
 import tempfile
@@ -73,7 +74,10 @@ def print_demo(console: Console, result: DemoResult) -> None:
 
 def print_storm(console: Console, result: StormResult) -> None:
     kills = ", ".join(f"{name} {count}" for name, count in result.kills.items())
-    console.print(f"{result.succeeded} of {result.pods} pods succeeded in {result.seconds:.0f} s; kill -9: {kills}")
+    console.print(
+        f"{result.succeeded} of {result.pods} pods succeeded in {result.seconds:.0f} s; kill -9: {kills}; "
+        f"{result.replaced} made anew after the kubelet refused them while the agent was away"
+    )
     for uuid, peak in result.peak_mib.items():
         console.print(
             f"  {uuid}: at most {peak} MiB allocated in {result.samples} samples; "
@@ -99,13 +103,15 @@ def print_storm(console: Console, result: StormResult) -> None:
 def command(simulate: str, folder: Path | None, pods: int | None, kills: int, seed: int, keep: bool) -> None:
     """Run pods through the whole product on this machine: no GPU, cluster, docker or root needed.
 
-    The agent, the scheduler, the intercept library and all protocols between them are real. The cards are simulated, and
-    the API server, kubelet and kube-scheduler are small stand-ins. Exit code 0 only if every expectation held.
+    The agent, the scheduler, the intercept library and all protocols between them are real. The cards are simulated,
+    and the API server, kubelet and kube-scheduler are small stand-ins. Exit code 0 only if every expectation held.
     """
     if kills and pods is None:
         raise click.UsageError("--kills goes with --pods")
-    console = Console()
+    console = Console(soft_wrap=True)
     directory = Path(tempfile.mkdtemp(prefix="vgpu-demo-", dir=scratch()))
+    (directory / "logs").mkdir()
+    logging.basicConfig(filename=directory / "logs" / "stand-ins.log", format="%(asctime)s %(name)s: %(message)s")
     good = False
     try:
         with (

@@ -1,7 +1,7 @@
 """A whole small cluster on this machine: the real agent and scheduler as processes between stand-ins.
 
 Real: admission over TLS, extender, bind, device-plugin gRPC, regions, the preloaded library. Simulated: the cards.
-Stand-ins that speak the real protocols: API server, kubelet, kube-scheduler (apiserver.py, kubelet.py, kubescheduler.py).
+Stand-ins that speak the real protocols: API server, kubelet, kube-scheduler.
 """
 
 import os

@@ -1,7 +1,7 @@
 """The demo: the pods of examples/ from admission to limited processes, on simulated cards."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,13 @@ from vgpu import names
 from vgpu.allocation import Kind, decode
 from vgpu.devices import GpuSlice, decode_inventory
 from vgpu.local.cluster import LocalCluster
-from vgpu.local.storm import FINISHED
 from vgpu.native import simulator
 from vgpu.resources import GpuRequest, containers_of, read_container
 
 MIB = 1024**2
 CORE_TOLERANCE = 2.0  #: points
 RUN_SECONDS = 45.0
+FINISHED = ("Succeeded", "Failed")  #: phases of a pod that has ended
 
 
 class Finding(msgspec.Struct):
@@ -139,7 +139,7 @@ class Demo:
     def _finding(
         self,
         pod: str,
-        container: dict[str, Any],
+        container: Mapping[str, Any],
         kind: Kind,
         asked: GpuRequest,
         piece: GpuSlice,

@@ -1,8 +1,10 @@
 """The storm: many pods while agent and scheduler are killed at random.
 
-Nothing may be given twice, and every pod must finish.
+Nothing may be given twice, and every pod must finish. A pod that the kubelet refuses because the agent is away at that
+moment is made anew, as a Job does.
 """
 
+import copy
 import random
 import threading
 import time
@@ -15,16 +17,19 @@ from vgpu import names
 from vgpu.allocation import Held, Kind, decode, held, merge
 from vgpu.devices import decode_inventory
 from vgpu.kube.client import ApiError
+from vgpu.kube.writes import delete_pod
 from vgpu.local.cluster import LocalCluster
+from vgpu.local.demo import FINISHED, reports
 from vgpu.native import simulator
 from vgpu.resources import containers_of
 
-FINISHED = ("Succeeded", "Failed")
+JOB_LABEL = "batch.kubernetes.io/job-name"
 
 
 class StormResult(msgspec.Struct):
     pods: int = 0
     succeeded: int = 0
+    replaced: int = 0  #: pods that the kubelet refused while the agent was away, made anew
     failed: list[str] = []
     unfinished: list[str] = []
     kills: dict[str, int] = {}
@@ -49,14 +54,20 @@ def occupied(pod: dict[str, Any]) -> dict[str, Held]:
     return held((kind, slices.get(name, ())) for name, kind in kinds)
 
 
-def storm_pod(number: int, chance: random.Random) -> dict[str, Any]:
+def refused(pod: dict[str, Any]) -> bool:
+    """The kubelet did not admit the pod: it never ran, and only its controller makes another one."""
+    status = pod.get("status") or {}
+    reason = status.get("reason") or ""
+    return status.get("phase") == "Failed" and (reason == "UnexpectedAdmissionError" or reason.startswith("OutOf"))
+
+
+def storm_pod(chance: random.Random) -> dict[str, Any]:
     """A pod that fills its slice, holds it for a moment and ends."""
     memory = chance.choice((2000, 3000, 5000, 7000))
     hold = chance.uniform(0.2, 1.0)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": f"storm-{number:03d}"},
         "spec": {
             "restartPolicy": "OnFailure",
             "containers": [
@@ -88,13 +99,17 @@ class Storm:
         self.chance = random.Random(seed)
         self.result = StormResult(pods=pods, kills={"agent": 0, "scheduler": 0})
         self._stop = threading.Event()
+        self._manifests: dict[str, dict[str, Any]] = {}
         inventory = cluster.node()["metadata"]["annotations"][names.DEVICES]
         self._cards = {gpu.uuid: gpu for gpu in decode_inventory(inventory).devices}
 
     def run(self, progress: Callable[[StormResult], None]) -> StormResult:
         """Returns when every pod has finished and every kill was done, or after the deadline."""
         begin = time.monotonic()
-        threads = [threading.Thread(target=work, daemon=True) for work in (self._submit, self._watch, self._kill)]
+        threads = [
+            threading.Thread(target=work, daemon=True)
+            for work in (self._submit, self._replace_refused, self._watch, self._kill)
+        ]
         for thread in threads:
             thread.start()
         try:
@@ -110,6 +125,7 @@ class Storm:
             for thread in threads:
                 thread.join(15)
         self._count()
+        self._read_reports()
         for card in simulator.cards(self.cluster.simulator_dir):
             self.result.peak_bytes[card.uuid] = card.peak
             if card.peak > card.memory:
@@ -120,15 +136,33 @@ class Storm:
     def _submit(self) -> None:
         """Creates the pods; while the webhook is down they are refused (failurePolicy Fail) and tried again."""
         for number in range(self.pods):
-            pod = storm_pod(number, self.chance)
-            while not self._stop.is_set():
-                try:
-                    self.cluster.create(pod)
-                    break
-                except ApiError as error:
-                    if error.status == 409:
-                        break
-                    self._stop.wait(0.2)
+            manifest = storm_pod(self.chance)
+            job = f"storm-{number:03d}"
+            self._manifests[job] = manifest
+            self._create(manifest, job)
+
+    def _create(self, manifest: dict[str, Any], name: str) -> None:
+        pod = copy.deepcopy(manifest)
+        pod["metadata"] = {"name": name, "labels": {JOB_LABEL: name[: len("storm-000")]}}
+        while not self._stop.is_set():
+            try:
+                self.cluster.create(pod)
+                return
+            except ApiError as error:
+                if error.status == 409:
+                    return
+                self._stop.wait(0.2)
+
+    def _replace_refused(self) -> None:
+        """What a Job does with a pod that failed before it ran."""
+        while not self._stop.wait(0.3):
+            for pod in self.cluster.pods():
+                meta = pod["metadata"]
+                if refused(pod):
+                    self.result.replaced += 1
+                    delete_pod(self.cluster.client, meta["namespace"], meta["name"], meta["uid"])
+                    job = meta["labels"][JOB_LABEL]
+                    self._create(self._manifests[job], f"{job}-{self.result.replaced}")
 
     def _kill(self) -> None:
         chance = random.Random(self.chance.random())
@@ -150,8 +184,22 @@ class Storm:
                 if sum_.mem > card.memory or sum_.cores > card.cores or sum_.slots > card.slots:
                     self.result.violations.append(f"card {uuid} was given twice: {sum_}")
 
+    def _read_reports(self) -> None:
+        """Every pod got its slice to the last byte, and not one more."""
+        for pod in self.cluster.pods():
+            name = pod["metadata"]["name"]
+            if refused(pod) or (pod.get("status") or {}).get("phase") != "Succeeded":
+                continue
+            cards = [card for report in reports(self.cluster.log(pod, "main")) for card in report["cards"]]
+            if not cards:
+                self.result.violations.append(f"pod {name} printed no report")
+            for card in cards:
+                got = (card.get("fill"), card.get("over"))
+                if got != ("CUDA_SUCCESS", "CUDA_ERROR_OUT_OF_MEMORY"):
+                    self.result.violations.append(f"pod {name}: rest of the slice {got[0]}, one byte more {got[1]}")
+
     def _count(self) -> None:
-        pods = self.cluster.pods()
+        pods = [pod for pod in self.cluster.pods() if not refused(pod)]
         phases = {pod["metadata"]["name"]: (pod.get("status") or {}).get("phase", "Pending") for pod in pods}
         self.result.succeeded = sum(phase == "Succeeded" for phase in phases.values())
         self.result.failed = sorted(name for name, phase in phases.items() if phase == "Failed")
