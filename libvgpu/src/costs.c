@@ -2,7 +2,6 @@
 
 #define RECORDS 4096u /* power of two */
 #define PROBES 32u
-#define MEMORY 32u    /* samples that an estimate remembers */
 
 static struct vgpu_cost records[RECORDS];
 static struct vgpu_cost overflow;
@@ -17,14 +16,42 @@ struct vgpu_cost *vgpu_cost_of(uint64_t key) {
     return &overflow;
 }
 
-void vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns) {
+/* Mean of the recent samples that no neighbour has lengthened, and the bound up to which a sample counts as such. Waiting for others only ever
+ * adds, so the lower quarter of the samples is clean as long as that share was: its spread tells how far clean ones can lie above it. */
+static uint64_t undisturbed_mean(const struct vgpu_cost *cost, uint64_t *bound) {
+    uint32_t sorted[VGPU_COST_RECENT], count = 0;
+    for (uint32_t i = 0; i < VGPU_COST_RECENT; i++) {
+        uint32_t value = atomic_load_explicit(&cost->recent[i], memory_order_relaxed), at = count;
+        if (!value)
+            continue;
+        for (; at > 0 && sorted[at - 1] > value; at--)
+            sorted[at] = sorted[at - 1];
+        sorted[at] = value;
+        count++;
+    }
+    uint64_t low = sorted[count / 20], quarter = sorted[count / 4], sum = 0, clean = 0;
+    *bound = quarter + 3 * (quarter - low) + quarter / 50;
+    for (; clean < count && sorted[clean] <= *bound; clean++)
+        sum += sorted[clean];
+    return sum / clean;
+}
+
+bool vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns, bool contended) {
     /* Two threads that learn at once may lose one of the samples: no harm to a mean. */
-    uint32_t samples = atomic_load_explicit(&cost->samples, memory_order_relaxed) + 1;
-    uint64_t mean = atomic_load_explicit(&cost->mean_ns, memory_order_relaxed);
-    int64_t weight = samples < MEMORY ? samples : MEMORY;
-    int64_t difference = (int64_t)gpu_ns - (int64_t)mean;
-    atomic_store_explicit(&cost->mean_ns, (uint64_t)((int64_t)mean + difference / weight), memory_order_relaxed);
-    atomic_store_explicit(&cost->samples, samples ? samples : MEMORY, memory_order_release);
+    uint32_t samples = atomic_load_explicit(&cost->samples, memory_order_relaxed);
+    uint32_t value = gpu_ns == 0 ? 1 : gpu_ns < UINT32_MAX ? (uint32_t)gpu_ns : UINT32_MAX;
+    atomic_store_explicit(&cost->recent[samples % VGPU_COST_RECENT], value, memory_order_relaxed);
+    samples++;
+    uint64_t mean = atomic_load_explicit(&cost->mean_ns, memory_order_relaxed), bound = UINT64_MAX;
+    if (contended) {
+        mean = undisturbed_mean(cost, &bound);
+    } else {
+        int64_t weight = samples < VGPU_COST_RECENT ? samples : VGPU_COST_RECENT;
+        mean = (uint64_t)((int64_t)mean + ((int64_t)gpu_ns - (int64_t)mean) / weight);
+    }
+    atomic_store_explicit(&cost->mean_ns, mean, memory_order_relaxed);
+    atomic_store_explicit(&cost->samples, samples ? samples : VGPU_COST_RECENT, memory_order_release);
+    return gpu_ns <= bound;
 }
 
 bool vgpu_cost_chosen(uint64_t *random_state, uint32_t launches) {

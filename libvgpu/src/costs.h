@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #define VGPU_COST_SETTLED 16u     /* samples after which an estimate counts as converged */
+#define VGPU_COST_RECENT 32u  /* samples that an estimate remembers */
 #define VGPU_LONG_LAUNCH_NS 500000u /* launches from here on are measured one by one and pay what they took */
 
 struct vgpu_cost {
@@ -15,6 +16,7 @@ struct vgpu_cost {
     _Atomic uint32_t flying;      /* launches under measurement */
     _Atomic uint64_t first_ns;    /* CLOCK_MONOTONIC of the first launch */
     _Atomic uint32_t waited;      /* somebody has waited for the first sample */
+    _Atomic uint32_t recent[VGPU_COST_RECENT]; /* ns, newest at samples - 1; 0: none */
 };
 
 /* The record of a key, made on first use; keys that find no room share one record. Never fails. */
@@ -22,8 +24,9 @@ struct vgpu_cost *vgpu_cost_of(uint64_t key);
 static inline bool vgpu_cost_known(const struct vgpu_cost *cost) {
     return atomic_load_explicit(&cost->samples, memory_order_acquire) > 0;
 }
-/* Takes a sample in. The mean over the first 32, afterwards over about the last 32: it follows a program that changes. */
-void vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns);
+/* Takes a sample in. Alone on the card: the mean over the first 32, afterwards over about the last 32, so that it follows a program that changes.
+ * Contended: the mean of those recent samples that look undisturbed; false if this one does not. */
+bool vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns, bool contended);
 /* One of `launches` on average shall be sampled. True at random: a fixed stride would resonate with periodic programs. */
 bool vgpu_cost_chosen(uint64_t *random_state, uint32_t launches);
 /* Key of a launch of `function`. */

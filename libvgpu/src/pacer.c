@@ -6,10 +6,11 @@
 
 #include "capture.h"
 #include "charge.h"
+#include "contention.h"
 #include "gcra.h"
 #include "samples.h"
 
-#define BURST_NS 20000000u         /* credit that idle time earns; also covers late wake-ups */
+#define BURST_NS 50000000u         /* credit that idle time earns; also covers late wake-ups and waiting behind a long kernel of others */
 #define CARRY_NS 60000u            /* shorter waits are carried over to the next launch: a sleep overshoots by about that much */
 #define POLL_NS 1000000u           /* while results are outstanding, a sleeping launch looks for credit this often */
 #define FIRST_GUESS_NS 50000u      /* price of a launch of which nothing is known */
@@ -21,7 +22,6 @@
 #define HEARTBEAT_NS 1000000000u   /* an arbiter that is silent for longer is gone */
 #define WINDOW_NS 500000000u
 #define SPOILT_SHARE 8u            /* a short sample is void if the host was away for more than 1/8 of it */
-#define CLEAN_FACTOR_PERCENT 125u  /* with neighbours on the card: samples above this much of the estimate contain their time */
 
 static __thread __attribute__((tls_model("initial-exec"))) struct {
     uint64_t random;
@@ -58,6 +58,7 @@ static void turn_window(struct vgpu_pacer_card *pacer, uint64_t now) {
 static void flush_counts(void) {
     if (thread.launches) {
         vgpu_count_gpu_time(thread.card, thread.gpu_ns, thread.launches);
+        vgpu_contention_own(thread.card, (int64_t)thread.gpu_ns);
         turn_window(shared(thread.card), now_ns());
     }
     thread.gpu_ns = 0;
@@ -91,12 +92,6 @@ static uint32_t share_of(const struct vgpu_limits *limits, unsigned card) {
     return cores >= 100 ? 0 : cores;
 }
 
-static bool neighbours_active(unsigned card) {
-    const struct vgpu_limits_file *file = vgpu_mapping()->limits;
-    uint64_t beat = atomic_load_explicit(&file->arbiter[card].heartbeat_ns, memory_order_relaxed);
-    return beat && now_ns() - beat < HEARTBEAT_NS && atomic_load_explicit(&file->arbiter[card].neighbours, memory_order_relaxed);
-}
-
 /* A finished measurement: the estimate learns, and a long launch pays what it took. */
 static void collected(const struct vgpu_sample *sample, uint64_t gpu_ns) {
     bool known = vgpu_cost_known(sample->cost);
@@ -105,13 +100,12 @@ static void collected(const struct vgpu_sample *sample, uint64_t gpu_ns) {
     if (away * SPOILT_SHARE > gpu_ns && known)
         return;
     gpu_ns -= away;
-    if (known && neighbours_active(sample->card) && gpu_ns * 100 > mean * CLEAN_FACTOR_PERCENT)
-        return;
-    vgpu_cost_learn(sample->cost, gpu_ns);
-    if (known && mean < VGPU_LONG_LAUNCH_NS && gpu_ns < VGPU_LONG_LAUNCH_NS)
+    bool undisturbed = vgpu_cost_learn(sample->cost, gpu_ns, vgpu_contended(sample->card));
+    if (known && (!undisturbed || (mean < VGPU_LONG_LAUNCH_NS && gpu_ns < VGPU_LONG_LAUNCH_NS)))
         return;
     int64_t difference = (int64_t)gpu_ns - (int64_t)sample->reserved_ns;
     vgpu_count_gpu_time(sample->card, (uint64_t)difference, 0);
+    vgpu_contention_own(sample->card, difference);
     if (!sample->limit)
         return;
     int64_t price = difference * 100 / (int64_t)sample->limit;
@@ -201,6 +195,7 @@ bool vgpu_pacer_before(struct vgpu_launch *launch, uint64_t key, CUstream stream
     if (launch->limit) {
         uint64_t now = now_ns();
         note_interval(now);
+        vgpu_contention_update(place.card, now);
         if (!vgpu_cost_known(launch->cost)) {
             await_first_sample(launch->cost, place.context);
             now = now_ns();
@@ -214,8 +209,11 @@ bool vgpu_pacer_before(struct vgpu_launch *launch, uint64_t key, CUstream stream
     } else {
         launch->reserved_ns = vgpu_cost_known(launch->cost) ? atomic_load(&launch->cost->mean_ns) : 0;
     }
-    if (wants_sample(launch->cost, launch->limit))
+    if (wants_sample(launch->cost, launch->limit)) {
+        if (!launch->limit)
+            vgpu_contention_update(place.card, now_ns());
         launch->sample = vgpu_sample_begin(place.context, stream);
+    }
     if (launch->sample) {
         atomic_fetch_add(&launch->cost->flying, 1);
         launch->sample->cost = launch->cost;

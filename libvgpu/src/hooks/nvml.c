@@ -10,6 +10,7 @@
 #include "view.h"
 
 #define REAP_INTERVAL_MS 100
+#define NO_INSTANCE 0xffffffffu /* nvml.h: no MIG instance */
 
 /* True if the answers for this handle are the slice's, not the card's; `card` then says whose. */
 static bool sliced(nvmlDevice_t device, unsigned *card) {
@@ -48,8 +49,13 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
     return result;
 }
 
-/* The live processes of this container that hold memory on a card, at most `room`; returns how many there are. */
-static unsigned processes(unsigned card, nvmlProcessInfo_v2_t *out, unsigned room) {
+struct process {
+    unsigned pid;
+    uint64_t bytes, gpu_ns;
+};
+
+/* The live processes of this container that hold memory on a card or have used it; returns how many, all in `out`. */
+static unsigned processes(unsigned card, struct process out[VGPU_SLOTS]) {
     enum vgpu_mode mode = vgpu_enforcement();
     if ((mode != VGPU_REGION && mode != VGPU_PRIVATE) || card >= VGPU_MAX_CARDS)
         return 0;
@@ -63,29 +69,27 @@ static unsigned processes(unsigned card, nvmlProcessInfo_v2_t *out, unsigned roo
         uint64_t bytes = 0;
         for (unsigned lane = 0; lane < VGPU_LANES; lane++)
             bytes += atomic_load(&usage->slots[i].lanes[lane][card][VGPU_DEVICE_BYTES].bytes);
-        if (!bytes)
-            continue;
-        if (count < room)
-            out[count] = (nvmlProcessInfo_v2_t){
-                .pid = (unsigned)pid, .usedGpuMemory = bytes, .gpuInstanceId = 0xffffffffu, .computeInstanceId = 0xffffffffu};
-        count++;
+        uint64_t gpu_ns = atomic_load(&usage->slots[i].gpu_ns[card]);
+        if (bytes || gpu_ns)
+            out[count++] = (struct process){(unsigned)pid, bytes, gpu_ns};
     }
     return count;
 }
 
 /* The rules of NVML's process queries: `count` says how much room there is, then how much was, or would have been, filled. */
 static nvmlReturn_t list(unsigned card, unsigned int *count, nvmlProcessInfo_v2_t *v2, nvmlProcessInfo_v1_t *v1) {
-    nvmlProcessInfo_v2_t found[VGPU_SLOTS];
+    struct process found[VGPU_SLOTS];
     unsigned room = v1 || v2 ? *count : 0;
-    unsigned total = processes(card, found, VGPU_SLOTS);
+    unsigned total = processes(card, found);
     *count = total;
     if (total > room)
         return NVML_ERROR_INSUFFICIENT_SIZE;
     for (unsigned i = 0; i < total; i++) {
         if (v2)
-            v2[i] = found[i];
+            v2[i] = (nvmlProcessInfo_v2_t){
+                .pid = found[i].pid, .usedGpuMemory = found[i].bytes, .gpuInstanceId = NO_INSTANCE, .computeInstanceId = NO_INSTANCE};
         else
-            v1[i] = (nvmlProcessInfo_v1_t){.pid = found[i].pid, .usedGpuMemory = found[i].usedGpuMemory};
+            v1[i] = (nvmlProcessInfo_v1_t){.pid = found[i].pid, .usedGpuMemory = found[i].bytes};
     }
     return NVML_SUCCESS;
 }
@@ -151,8 +155,8 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
     nvmlReturn_t result = real(device, NULL, &none, last_seen);
     if (result != NVML_SUCCESS && result != NVML_ERROR_INSUFFICIENT_SIZE && result != NVML_ERROR_NOT_FOUND)
         return result;
-    nvmlProcessInfo_v2_t found[VGPU_SLOTS];
-    unsigned total = processes(card, found, VGPU_SLOTS), room = samples ? *count : 0, share = utilization_of(card);
+    struct process found[VGPU_SLOTS];
+    unsigned total = processes(card, found), room = samples ? *count : 0, share = utilization_of(card);
     if (!total)
         return NVML_ERROR_NOT_FOUND;
     *count = total;
@@ -162,11 +166,11 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
     clock_gettime(CLOCK_REALTIME, &now);
     uint64_t all = 0;
     for (unsigned i = 0; i < total; i++)
-        all += found[i].usedGpuMemory;
-    for (unsigned i = 0; i < total; i++) /* the region keeps one window per card: processes share it by what they hold */
+        all += found[i].gpu_ns;
+    for (unsigned i = 0; i < total; i++) /* the region keeps one window per card: processes share it by what they have used */
         samples[i] = (nvmlProcessUtilizationSample_t){
             .pid = found[i].pid,
             .timeStamp = (unsigned long long)now.tv_sec * 1000000u + (unsigned long long)now.tv_nsec / 1000u,
-            .smUtil = (unsigned)((double)share * (double)found[i].usedGpuMemory / (double)all + 0.5)};
+            .smUtil = all ? (unsigned)((double)share * (double)found[i].gpu_ns / (double)all + 0.5) : 0};
     return NVML_SUCCESS;
 }

@@ -1,0 +1,15 @@
+/* Whether somebody else's work gets into our measurements. An event pair contains the time slices of others; knowing when that may happen, the
+ * estimates can do without those samples. */
+#ifndef VGPU_CONTENTION_H
+#define VGPU_CONTENTION_H
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Looks at the card again if the last look is old enough: at what the arbiter publishes, else at NVML's utilisation of the whole card, and at
+ * the container's other processes. May take as long as an NVML query, four times a second. now: CLOCK_MONOTONIC ns. */
+void vgpu_contention_update(unsigned card, uint64_t now);
+/* True if the card was shared lately. */
+bool vgpu_contended(unsigned card);
+/* GPU time that this process has charged; it must not take itself for a neighbour. */
+void vgpu_contention_own(unsigned card, int64_t gpu_ns);
+#endif
