@@ -166,7 +166,7 @@ static enum vgpu_mode join(struct vgpu_local *local)
 static enum vgpu_mode attach_slowly(struct vgpu_local *local)
 {
     const int saved = errno;
-    vgpu_lock(&local->setting_up);
+    vgpu_spin_lock(&local->setting_up);
     uint32_t attached = atomic_load_explicit(&local->attached, memory_order_acquire);
     if (attached == 0) {
         enum vgpu_mode mode;
@@ -180,7 +180,7 @@ static enum vgpu_mode attach_slowly(struct vgpu_local *local)
         attached = (uint32_t)mode + 1;
         atomic_store_explicit(&local->attached, attached, memory_order_release);
     }
-    vgpu_unlock(&local->setting_up);
+    vgpu_spin_unlock(&local->setting_up);
     errno = saved;
     return (enum vgpu_mode)(attached - 1);
 }

@@ -3,10 +3,12 @@
 
 #include <errno.h>
 #include <sched.h>
+#include <string.h>
 #include <time.h>
 
 #include "account.h"
 #include "attach.h"
+#include "log.h"
 #include "region_files.h"
 
 #define LANE_BITS 4
@@ -36,14 +38,14 @@ static _Atomic(const struct snapshot *) newest;
 
 static const struct vgpu_limits *take_snapshot(struct vgpu_local *local, const struct vgpu_limits_file *file)
 {
-    vgpu_lock(&local->setting_up);
+    vgpu_spin_lock(&local->setting_up);
     const struct snapshot *last = atomic_load_explicit(&newest, memory_order_relaxed);
     struct snapshot *next = &snapshots[last ? (size_t)(last - snapshots + 1) % (sizeof snapshots / sizeof *snapshots) : 0];
     next->selector = vgpu_limits_snapshot(file, &next->limits);
     if (next->limits.card_count > VGPU_MAX_CARDS)
         next->limits.card_count = 0;
     atomic_store_explicit(&newest, next, memory_order_release);
-    vgpu_unlock(&local->setting_up);
+    vgpu_spin_unlock(&local->setting_up);
     return &next->limits;
 }
 
@@ -69,16 +71,23 @@ static bool have_slot(struct vgpu_local *local)
     if (__builtin_expect(atomic_load_explicit(&local->has_slot, memory_order_acquire) != 0, 1))
         return true;
     const int saved = errno;
-    vgpu_lock(&local->setting_up);
+    vgpu_spin_lock(&local->setting_up);
     bool taken = atomic_load_explicit(&local->has_slot, memory_order_acquire) != 0;
-    if (!taken && vgpu_slot_take(&local->member, 0) == 0) {
+    const int result = taken ? 0 : vgpu_slot_take(&local->member, 0);
+    if (result < 0) {
+        static atomic_bool told;
+        if (!atomic_exchange(&told, true))
+            vgpu_log(VGPU_LOG_ERROR, "no slot in the region: %s; nothing can be allocated",
+                     result == -ENOSPC ? "all are taken by living processes" : strerror(-result));
+    }
+    if (!taken && result == 0) {
         uint32_t number = atomic_fetch_add(&takings, 1) + 1;
         if ((number & TAKING_MASK) == 0) /* 0 marks a ticket of nothing */
             atomic_fetch_add(&takings, 1);
         atomic_store_explicit(&local->has_slot, 1, memory_order_release);
         taken = true;
     }
-    vgpu_unlock(&local->setting_up);
+    vgpu_spin_unlock(&local->setting_up);
     errno = saved;
     return taken;
 }
@@ -91,7 +100,7 @@ static unsigned lock_some_lane(struct vgpu_local *local)
     if (__builtin_expect(mine == 0, 0))
         mine = atomic_fetch_add(&threads, 1) % VGPU_LANES + 1;
     for (unsigned lane = mine - 1, tries = 1;; lane = (lane + 1) % VGPU_LANES, tries++) {
-        if (vgpu_try_lock(&local->lanes[lane].busy))
+        if (vgpu_spin_try(&local->lanes[lane].busy))
             return lane;
         if (tries % VGPU_LANES == 0)
             sched_yield();
@@ -103,7 +112,7 @@ static bool charge(struct vgpu_local *local, unsigned card, enum vgpu_account_in
 {
     const unsigned lane = lock_some_lane(local);
     const bool granted = vgpu_account_charge(local->member.usage, card, account, VGPU_LANE_NUMBER(local->member.slot, lane), bytes, limit);
-    vgpu_unlock(&local->lanes[lane].busy);
+    vgpu_spin_unlock(&local->lanes[lane].busy);
     if (granted)
         *ticket = (struct vgpu_ticket){
             .lane = (uint16_t)((atomic_load_explicit(&takings, memory_order_relaxed) & TAKING_MASK) << LANE_BITS | lane),
@@ -115,10 +124,10 @@ static bool charge(struct vgpu_local *local, unsigned card, enum vgpu_account_in
 static int reap(struct vgpu_local *local, unsigned *busy)
 {
     const int saved = errno;
-    vgpu_lock(&local->reaping);
+    vgpu_spin_lock(&local->reaping);
     const int freed = vgpu_slots_reap(&local->member, busy);
     atomic_store_explicit(&local->last_reap_ns, now_ns(CLOCK_MONOTONIC_COARSE), memory_order_relaxed);
-    vgpu_unlock(&local->reaping);
+    vgpu_spin_unlock(&local->reaping);
     errno = saved;
     return freed;
 }
@@ -179,9 +188,9 @@ void vgpu_release(struct vgpu_ticket ticket, uint64_t bytes)
     if ((uint32_t)(ticket.lane >> LANE_BITS) != taking || !atomic_load_explicit(&local->has_slot, memory_order_acquire))
         return; /* charged by the process that forked this one */
     const unsigned lane = ticket.lane & (VGPU_LANES - 1);
-    vgpu_lock(&local->lanes[lane].busy);
+    vgpu_spin_lock(&local->lanes[lane].busy);
     vgpu_account_release(local->member.usage, ticket.card, ticket.account, VGPU_LANE_NUMBER(local->member.slot, lane), bytes);
-    vgpu_unlock(&local->lanes[lane].busy);
+    vgpu_spin_unlock(&local->lanes[lane].busy);
 }
 
 uint64_t vgpu_used(unsigned card, enum vgpu_account_index account)

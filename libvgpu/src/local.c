@@ -1,7 +1,6 @@
 #define _GNU_SOURCE
 #include "local.h"
 
-#include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -38,11 +37,4 @@ struct vgpu_local *vgpu_local(void)
         atomic_store(&owner_pid, getpid());
     }
     return mine;
-}
-
-void vgpu_lock(_Atomic uint32_t *lock)
-{
-    for (unsigned spins = 0; !vgpu_try_lock(lock); spins++)
-        if (spins >= 64)
-            sched_yield();
 }

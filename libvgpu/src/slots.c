@@ -17,6 +17,7 @@
 #endif
 
 #define OWNER(generation, state) ((uint64_t)(generation) << 2 | (state))
+#define ORDINARY_SLOTS (VGPU_SLOTS - VGPU_RESERVED_SLOTS)
 #define GENERATION(owner) ((owner) >> 2)
 
 static struct flock slot_lock(uint32_t slot, short type)
@@ -113,7 +114,9 @@ static bool take(struct vgpu_member *member, int fd, uint32_t slot, uint32_t fla
     struct vgpu_slot_head *head = &member->usage->heads[slot];
     struct flock lock = slot_lock(slot, F_WRLCK);
     uint64_t owner = vgpu_slot_owner(member->usage, slot);
-    if (vgpu_slot_state(owner) != VGPU_SLOT_FREE || (fd >= 0 && fcntl(fd, F_OFD_SETLK, &lock) != 0))
+    /* A reserved slot never holds charges, so whoever gets its lock may have it, whatever its dead holder left there. */
+    const bool takeable = vgpu_slot_state(owner) == VGPU_SLOT_FREE || (slot >= ORDINARY_SLOTS && fd >= 0);
+    if (!takeable || (fd >= 0 && fcntl(fd, F_OFD_SETLK, &lock) != 0))
         return false;
     DEATH_POINT();
     raise_high(member->usage, slot + 1); /* before the slot is anybody's: else a taker that dies here is never found */
@@ -148,20 +151,19 @@ static bool take_one_of(struct vgpu_member *member, int fd, uint32_t first, uint
 
 int vgpu_slot_take(struct vgpu_member *member, uint32_t flags)
 {
-    const uint32_t ordinary = VGPU_SLOTS - VGPU_RESERVED_SLOTS;
     const int fd = member->path ? lock_file(member) : -1;
     if (member->path && fd < 0)
         return -EBADF;
-    if (!(flags & VGPU_SLOT_AGENT) && take_one_of(member, fd, 0, ordinary, flags))
+    if (!(flags & VGPU_SLOT_AGENT) && take_one_of(member, fd, 0, ORDINARY_SLOTS, flags))
         return 0;
-    if (!take_one_of(member, fd, ordinary, VGPU_SLOTS, flags | VGPU_SLOT_AGENT))
+    if (!take_one_of(member, fd, ORDINARY_SLOTS, VGPU_SLOTS, flags | VGPU_SLOT_AGENT))
         return -ENOSPC;
     if (flags & VGPU_SLOT_AGENT)
         return 0;
     unsigned busy;
     vgpu_slots_reap(member, &busy);
     vgpu_slot_give_back(member);
-    return take_one_of(member, fd, 0, ordinary, flags) ? 0 : -ENOSPC;
+    return take_one_of(member, fd, 0, ORDINARY_SLOTS, flags) ? 0 : -ENOSPC;
 }
 
 static void forget_identity(struct vgpu_usage_file *usage, uint32_t slot)

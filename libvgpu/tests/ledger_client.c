@@ -12,7 +12,7 @@
  *   close-fds                        closes every descriptor above standard error, as a daemon does
  *   leave-main                       the main thread ends, another goes on with the commands
  *   publish DIR MEMORY               writes new limits as the agent would
- *   occupy                           makes every slot that a process can take look like one whose holder has died
+ *   occupy dead | occupy living      makes every free slot look like one whose holder has died, or lives as long as this process does
  *   points                           how many death points have been passed (-DVGPU_DEATH_POINTS)
  *   arm K | halt K                   the K-th death point from now on kills or stops the process
  */
@@ -126,10 +126,13 @@ static void publish(const char *dir, const char *size)
     printf("%d\n", result);
 }
 
-static void occupy(void)
+static void occupy(bool living)
 {
+    struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = VGPU_SLOTS};
     struct vgpu_usage_file *usage = vgpu_mapping()->usage;
-    for (uint32_t slot = 0; slot < VGPU_SLOTS - VGPU_RESERVED_SLOTS; slot++)
+    if (living && fcntl(vgpu_mapping()->lock_fd, F_OFD_SETLK, &all) != 0)
+        puts("error: locked already");
+    for (uint32_t slot = 0; slot < (living ? VGPU_SLOTS : VGPU_SLOTS - VGPU_RESERVED_SLOTS); slot++)
         if (vgpu_slot_state(vgpu_slot_owner(usage, slot)) == VGPU_SLOT_FREE)
             atomic_store(&usage->heads[slot].owner, UINT64_C(1) << 2 | VGPU_SLOT_LIVE);
     atomic_store(&usage->slots_high, VGPU_SLOTS);
@@ -194,7 +197,7 @@ static void obey(const char *command, const char *first, const char *second, con
     } else if (strcmp(command, "publish") == 0)
         publish(first, second);
     else if (strcmp(command, "occupy") == 0)
-        occupy();
+        occupy(strcmp(first, "living") == 0);
 #ifdef VGPU_DEATH_POINTS
     else if (strcmp(command, "points") == 0)
         printf("%ld\n", atomic_load(&points));

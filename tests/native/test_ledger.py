@@ -152,11 +152,21 @@ def test_a_slot_is_used_again(region: Region) -> None:
 
 def test_a_slot_is_found_when_the_dead_hold_all_of_them(region: Region) -> None:
     with in_region(region) as client:
-        assert client.ask("occupy") == "ok"
+        assert client.ask("occupy dead") == "ok"
         assert region.usage().process_count == 1016
         assert client.charge("1m") is not None
         assert client.used() == MIB
     assert region.usage().process_count == 1
+
+
+def test_without_a_free_slot_nothing_is_granted(region: Region, capfd: pytest.CaptureFixture[str]) -> None:
+    variables = {"VGPU_DIR": str(region.directory), "LIBCUDA_LOG_LEVEL": "1"}
+    with in_region(region) as crowd, Client(variables) as late:
+        assert crowd.ask("occupy living") == "ok"
+        assert late.charge(1) is None
+        assert "no slot in the region: all are taken by living processes" in capfd.readouterr().err
+        crowd.kill()
+        assert late.charge("1g") is not None
 
 
 def test_statistics_are_the_process_s_own_and_go_with_it(region: Region) -> None:

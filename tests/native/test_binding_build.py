@@ -1,0 +1,73 @@
+"""libvgpu/build.py compiles again what has changed and nothing else."""
+
+import importlib.util
+import os
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BUILD = Path(__file__).resolve().parents[2] / "libvgpu" / "build.py"
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The build step over a tree of one library."""
+    spec = importlib.util.spec_from_file_location("libvgpu_build", BUILD)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "HERE", tmp_path)
+    monkeypatch.setattr(module, "OBJECTS", tmp_path / "objects")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/one.c").write_text('#include "one.h"\nint one(void) { return ONE; }\n')
+    (tmp_path / "src/two.c").write_text("int two(void) { return 2; }\n")
+    (tmp_path / "src/one.h").write_text("#define ONE 1\n")
+    monkeypatch.delenv("VGPU_CFLAGS", raising=False)
+    return module
+
+
+def compiled_by(build: ModuleType, tmp_path: Path) -> list[str]:
+    """Builds, and names what a compiler was called for."""
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    build.compile_library(tmp_path / "lib.so", list((tmp_path / "src").glob("*.c")), soname="lib.so")
+    return sorted(
+        path.name
+        for path in tmp_path.rglob("*")
+        if path.suffix in (".o", ".so") and path.stat().st_mtime_ns != before.get(path)
+    )
+
+
+def later(path: Path) -> None:
+    """Marks a file as changed after all that has been built."""
+    future = path.stat().st_mtime + 5
+    os.utime(path, (future, future))
+
+
+def test_only_what_has_changed_is_compiled(build: ModuleType, tmp_path: Path) -> None:
+    assert compiled_by(build, tmp_path) == ["lib.so", "one.o", "two.o"]
+    assert compiled_by(build, tmp_path) == []
+    later(tmp_path / "src/two.c")
+    assert compiled_by(build, tmp_path) == ["lib.so", "two.o"]
+
+
+def test_a_header_counts_as_changed_source(build: ModuleType, tmp_path: Path) -> None:
+    compiled_by(build, tmp_path)
+    later(tmp_path / "src/one.h")
+    assert compiled_by(build, tmp_path) == ["lib.so", "one.o"]
+
+
+def test_other_flags_make_other_objects(build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled_by(build, tmp_path)
+    monkeypatch.setenv("VGPU_CFLAGS", "-DOTHER")
+    assert compiled_by(build, tmp_path) == ["lib.so", "one.o", "two.o"]
+    monkeypatch.delenv("VGPU_CFLAGS")
+    assert compiled_by(build, tmp_path) == ["lib.so"]
+
+
+def test_a_warning_is_an_error(build: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "src/two.c").write_text("int two(void) { int unused; return 2; }\n")
+    with pytest.raises(Exception, match="non-zero exit status"):
+        compiled_by(build, tmp_path)
+    assert not (tmp_path / "lib.so").exists()
