@@ -25,7 +25,8 @@ from vgpu.config import Config
 from vgpu.devices import Gpu, GpuSlice
 from vgpu.inventory import InventoryError, readings
 from vgpu.kube.objects import Pod
-from vgpu.resources import PodRequest
+from vgpu.placement.selection import accepts_model
+from vgpu.resources import CardSelector, PodRequest
 
 log = logging.getLogger(__name__)
 
@@ -125,9 +126,13 @@ class Granting:
         cards = self._cards.by_uuid
         moved = grants.move(plan.slices, sorted({ids.card(device_id) for device_id in device_ids}))
         if moved is None:
-            raise Refusal(f"pod {full_name(plan.pod)} holds several ids of one card", transient=False)
+            raise Refusal(f"pod {full_name(plan.pod)} holds several ids of one card", pod=plan.pod)
         if set(moved) == set(plan.slices):
             return plan
+        for gpu in (cards[piece.uuid] for piece in moved):
+            if plan.request and not _accepts(plan.request.selector, gpu):
+                sentence = f"pod {full_name(plan.pod)} holds ids of {gpu.model} {gpu.uuid}, which it does not accept"
+                raise Refusal(sentence, pod=plan.pod)
         plan = msgspec.structs.replace(plan, slices=edits.in_order(moved, cards))
         self._guard(plan)
         record = allocation_of(plan.pod)
@@ -168,7 +173,8 @@ class Granting:
         try:
             directory = self._sandboxes.prepare(plan.pod.metadata.uid, plan.candidate.container, limits)
         except ValueError as error:
-            raise Refusal(f"the allocation of pod {full_name(plan.pod)} cannot be put in force: {error}") from None
+            sentence = f"the allocation of pod {full_name(plan.pod)} cannot be put in force: {error}"
+            raise Refusal(sentence, pod=plan.pod) from None
         if plan.candidate.cdi_name:
             given = edits.container_edits(
                 directory,
@@ -199,3 +205,9 @@ class Granting:
             return driver.edits_for([(gpu, self._minors[gpu.uuid]) for gpu in cards])
         except KeyError as error:
             raise Refusal(f"card {error.args[0]} does not answer the driver", transient=True) from None
+
+
+def _accepts(selector: CardSelector, gpu: Gpu) -> bool:
+    """Model and UUID are as the pod's annotations want them."""
+    wanted = not selector.use_uuids or gpu.uuid in selector.use_uuids
+    return wanted and gpu.uuid not in selector.nouse_uuids and accepts_model(selector, gpu.model)

@@ -116,7 +116,7 @@ def allocation_of(pod: Pod) -> Allocation | None:
     try:
         return allocation.decode(text)
     except ValueError as error:
-        raise Refusal(str(error)) from None
+        raise Refusal(f"pod {full_name(pod)}: {error}", pod=pod) from None
 
 
 def full_name(pod: Pod) -> str:

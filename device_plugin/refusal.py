@@ -1,13 +1,16 @@
 """Why a container is not started: the sentence that the user reads in the pod's events."""
 
+from vgpu.kube.objects import Pod
+
 
 class Refusal(Exception):
     """A start that must not happen now; `str()` is one sentence.
 
     `transient`: trying again may help (a predecessor still dying, the API server away); otherwise nothing but a new
-    pod will, so that the pod gets an event and, where a controller owns it, is evicted.
+    pod will, so that `pod` (None: unknown) gets an event and, where a controller owns it, is evicted.
     """
 
-    def __init__(self, sentence: str, *, transient: bool = False) -> None:
+    def __init__(self, sentence: str, *, transient: bool = False, pod: Pod | None = None) -> None:
         super().__init__(sentence)
         self.transient = transient
+        self.pod = pod

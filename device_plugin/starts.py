@@ -98,6 +98,8 @@ class Starts:
                 self._granting.grant(device_ids, plans)
                 return
             except Refusal as refusal:
+                if not refusal.transient and refusal.pod is not None:
+                    self._consequences.refused(refusal.pod, str(refusal))
                 if not refusal.transient or elapsed > ANSWER_SECONDS:
                     raise
                 log.debug("trying again: %s", refusal)
@@ -127,29 +129,27 @@ class Starts:
         return self._pods.find(candidate.namespace, candidate.name)
 
     def _plan(self, candidate: Candidate, pod: Pod, device_ids: Sequence[str], patient: bool) -> Plan:
+        record = allocation_of(pod)
+        if record is None:
+            raise Refusal(
+                f"pod {full_name(pod)} has no allocation: it was not placed by {self._config.scheduler_name}; "
+                f"set spec.schedulerName: {self._config.scheduler_name} and no spec.nodeName",
+                transient=patient,
+                pod=pod,
+            )
+        slices, count = record.containers.get(candidate.container, ()), len(set(device_ids))
+        if len(slices) != count:
+            raise Refusal(
+                f"container {candidate.container} of pod {full_name(pod)} holds {count} cards of the kubelet, but its "
+                f"allocation has {len(slices)}",
+                pod=pod,
+            )
+        strange = [piece.uuid for piece in slices if piece.uuid not in self._cards.by_uuid]
+        if strange:
+            sentence = f"pod {full_name(pod)} is allocated to {', '.join(strange)}, not a card of this node"
+            raise Refusal(sentence, pod=pod)
         try:
-            record = allocation_of(pod)
-            if record is None:
-                raise Refusal(
-                    f"pod {full_name(pod)} has no allocation: it was not placed by {self._config.scheduler_name}; "
-                    f"set spec.schedulerName: {self._config.scheduler_name} and no spec.nodeName",
-                    transient=patient,
-                )
-            slices = record.containers.get(candidate.container, ())
-            if len(slices) != len(set(device_ids)):
-                raise Refusal(
-                    f"container {candidate.container} of pod {full_name(pod)} holds {len(set(device_ids))} cards of "
-                    f"the kubelet, but its allocation has {len(slices)}"
-                )
-            strange = [piece.uuid for piece in slices if piece.uuid not in self._cards.by_uuid]
-            if strange:
-                raise Refusal(f"pod {full_name(pod)} is allocated to {', '.join(strange)}, not a card of this node")
-            try:
-                request = read_pod(msgspec.to_builtins(pod), rules(self._config))
-            except RequestError as error:
-                raise Refusal(f"pod {full_name(pod)}: {error}") from None
-        except Refusal as refusal:
-            if not refusal.transient:
-                self._consequences.refused(pod, str(refusal))
-            raise
+            request = read_pod(msgspec.to_builtins(pod), rules(self._config))
+        except RequestError as error:
+            raise Refusal(f"pod {full_name(pod)}: {error}", pod=pod) from None
         return Plan(candidate, pod, request, edits.in_order(slices, self._cards.by_uuid))

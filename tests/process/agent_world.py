@@ -102,17 +102,17 @@ class World:
         *,
         init: Sequence[str] = (),
         owner: str = "",
-        namespace: str = "default",
+        annotations: Mapping[str, str] | None = None,
     ) -> str:
         """A bound pod with one container for each entry of `slices` (None: one container, no allocation); its UID."""
         containers = [
             {"name": each, "resources": {"limits": {names.RESOURCE_GPU: str(len(given) or 1)}}}
             for each, given in (slices or {"main": ()}).items()
         ]
-        meta: dict[str, Any] = {"name": name, "annotations": {}}
+        meta: dict[str, Any] = {"name": name, "annotations": dict(annotations or {})}
         if slices is not None:
             record = Allocation({each: tuple(given) for each, given in slices.items()})
-            meta["annotations"] = {names.ALLOCATION: allocation.encode(record)}
+            meta["annotations"][names.ALLOCATION] = allocation.encode(record)
         if owner:
             meta["ownerReferences"] = [{"kind": owner, "name": "o", "uid": "u", "apiVersion": "v1", "controller": True}]
         body = {
@@ -123,7 +123,7 @@ class World:
                 "initContainers": [c for c in containers if c["name"] in init],
             },
         }
-        made = msgspec.json.decode(self.client.request("POST", f"/api/v1/namespaces/{namespace}/pods", body=body))
+        made = msgspec.json.decode(self.client.request("POST", "/api/v1/namespaces/default/pods", body=body))
         return str(made["metadata"]["uid"])
 
     def read_pod(self, name: str, namespace: str = "default") -> dict[str, Any] | None:

@@ -349,6 +349,25 @@ def test_a_move_that_does_not_fit_is_refused_and_not_recorded(make: MakeWorld) -
     assert A in (world.read_pod("moved") or {})["metadata"]["annotations"][names.ALLOCATION]
 
 
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("slices", "device_ids", "annotations", "text"),
+    [
+        ([GpuSlice(A, 1)], [ID_B], {names.NOUSE_GPU_UUID: B}, "does not accept"),
+        ([GpuSlice(A, 1)], [ID_B], {names.USE_GPU_TYPE: "A100"}, "does not accept"),
+        ([GpuSlice(A, 1), GpuSlice(B, 1)], [ID_A, f"{A}::1"], {}, "several ids of one card"),
+    ],
+)
+def test_ids_that_no_record_could_follow_are_refused_and_told(
+    make: MakeWorld, slices: list[GpuSlice], device_ids: list[str], annotations: dict[str, str], text: str
+) -> None:
+    world = make("envvar")
+    world.allocate(world.pod("p", {"main": slices}, annotations=annotations), "main", device_ids)
+    with pytest.raises(Refusal, match=text):
+        world.starts.start(device_ids)
+    assert text in until(world.events)[0]["message"]
+
+
 def test_ids_are_steered_to_the_cards_of_the_oldest_pod_that_waits(make: MakeWorld) -> None:
     world = make()
     assert list(world.starts.steer(1)) == []
