@@ -38,9 +38,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end; `code`: the exit status it must have (None: any)."""
     done = subprocess.run(command, env=dict(env), capture_output=True, text=True, timeout=60, check=False)
-    assert code is None or done.returncode == code, (
-        f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-    )
+    assert code is None or done.returncode == code, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
     return done
 
 

@@ -1,4 +1,4 @@
-"""cuGetProcAddress: every version and stream meaning leads to the hook with the same interface; everything else is untouched."""
+"""cuGetProcAddress: every version and stream meaning leads to the hook of the same interface; the rest is untouched."""
 
 from pathlib import Path
 
@@ -58,11 +58,12 @@ def test_what_is_not_hooked_is_passed_through_with_its_status(tmp_path: Path) ->
     script = (
         PRELUDE
         + """
-for name, version, flags in (("cuDeviceGet", 12000, 0), ("cuMemAdvise", 11000, 0), ("cuNoSuchThing", 12000, 0), ("cuMemAlloc", 1000, 0),
-                             ("cuMemAllocAsync", 9000, 0), ("", 12000, 0), ("cudnnCreate", 12000, 0)):
-    result, status, found = lookup(name, version, flags)
+for name, version in (("cuDeviceGet", 12000), ("cuMemAdvise", 11000), ("cuNoSuchThing", 12000), ("cuMemAlloc", 1000),
+                      ("cuMemAllocAsync", 9000), ("", 12000), ("cudnnCreate", 12000)):
+    result, status, found = lookup(name, version)
     print(name, result, status, where(found))
-print(cu.cuGetProcAddress_v2(None, None, 12000, c_uint64(0), None), cu.cuGetProcAddress_v2(b"cuInit", None, 12000, c_uint64(0), None))
+print(cu.cuGetProcAddress_v2(None, None, 12000, c_uint64(0), None))
+print(cu.cuGetProcAddress_v2(b"cuInit", None, 12000, c_uint64(0), None))
 print(cu.cuGetProcAddress(b"cuInit", None, 12000, c_uint64(0)), cu.cuGetExportTable(byref(c_void_p()), bytes(16)))
 """
     )
@@ -76,7 +77,8 @@ def test_no_answer_of_the_driver_is_a_hole(tmp_path: Path) -> None:
         + """
 cu.cuInit(0)
 for version in (11000, 12000, 12050, 13000, 13050):
-    for name in ("cuMemAlloc", "cuCtxCreate", "cuLaunchKernelEx", "cuGraphLaunch", "cuStreamBeginCapture", "cuMemAllocFromPoolAsync"):
+    for name in ("cuMemAlloc", "cuCtxCreate", "cuLaunchKernelEx", "cuGraphLaunch", "cuStreamBeginCapture",
+                 "cuMemAllocFromPoolAsync"):
         for flags in (0, 1, 2):
             lookup(name, version, flags)
 start()

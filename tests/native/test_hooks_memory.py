@@ -1,4 +1,4 @@
-"""Every way to allocate and free device memory, through the preloaded library: what is granted, refused, told and given back."""
+"""Every way to allocate and free device memory: what is granted, refused, told and given back."""
 
 import subprocess
 import sys
@@ -50,12 +50,12 @@ def test_without_limits_nothing_changes(tmp_path: Path) -> None:
 ALLOCATORS = {
     "cuMemAlloc": "alloc(640 * MIB)",
     "cuMemAllocManaged": "(cu.cuMemAllocManaged(byref(p), c_size_t(640 * MIB), 1), p.value)",
-    "cuMemAllocPitch": "(cu.cuMemAllocPitch_v2(byref(p), byref(c_size_t()), c_size_t(MIB), c_size_t(640), 16), p.value)",
+    "cuMemAllocPitch": "(cu.cuMemAllocPitch_v2(byref(p), byref(n), c_size_t(MIB), c_size_t(640), 16), p.value)",
     "cuMemAllocAsync": "alloc_async(640 * MIB)",
     "cuMemAllocFromPoolAsync": "(cu.cuMemAllocFromPoolAsync(byref(p), c_size_t(640 * MIB), the_pool, None), p.value)",
     "cuMemCreate": "create(640 * MIB)",
     "cuArrayCreate": "(cu.cuArrayCreate_v2(byref(p), byref(ArrayDescriptor(32768, 20480, UINT8, 1))), p.value)",
-    "cuArray3DCreate": "(cu.cuArray3DCreate_v2(byref(p), byref(Array3DDescriptor(8192, 8192, 10, UINT8, 1, 0))), p.value)",
+    "cuArray3DCreate": "(cu.cuArray3DCreate_v2(byref(p), byref(Array3DDescriptor(8192, 8192, 10, 1, 1, 0))), p.value)",
 }
 FREES = {
     "cuMemCreate": "release(pointer)",
@@ -72,8 +72,7 @@ def test_every_family_is_charged_refused_and_given_back(env: dict[str, str], fam
         PRELUDE
         + f"""
 start()
-the_pool = pool()
-p = c_uint64()
+the_pool, p, n = pool(), c_uint64(), c_size_t()
 status, pointer = {ALLOCATORS[family]}
 print(status, used() // MIB, {ALLOCATORS[family]}[0])
 print({FREES.get(family, "free(pointer)")}, used())
@@ -282,7 +281,8 @@ def test_two_containers_on_one_card_see_only_their_own(tmp_path: Path) -> None:
                 [sys.executable, "-uc", script], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
         )
-        assert clients[-1].stdout and clients[-1].stdout.readline() == "0 0 700 2\n"
+        assert clients[-1].stdout
+        assert clients[-1].stdout.readline() == "0 0 700 2\n"
     for client in clients:
         client.communicate("\n", timeout=30)
         assert client.returncode == 0

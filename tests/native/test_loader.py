@@ -1,4 +1,4 @@
-"""The library is invisible where there is no driver, and stands exactly in front of its functions where there is one."""
+"""The library is invisible where there is no driver, and stands exactly in front of its functions otherwise."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from preloaded import MIB, compiled, environment, python, run
 
-from vgpu.native import paths
+from vgpu.native import CardLimit, Limits, Region, paths, simulator
 
 PRELUDE = "from driver_client import *\n"
 PROGRAMS = [
@@ -31,7 +31,10 @@ def test_programs_without_a_driver_run_as_before(command: list[str], tmp_path: P
 def test_a_hook_without_a_driver_says_that_there_is_none(tmp_path: Path) -> None:
     env = environment(tmp_path)
     env.pop("LD_LIBRARY_PATH")
-    script = "import ctypes\nlib = ctypes.CDLL(None)\nprint(lib.cuInit(0), lib.cuMemFree_v2(None), lib.nvmlDeviceGetMemoryInfo(None, None))"
+    script = (
+        "import ctypes\nlib = ctypes.CDLL(None)\n"
+        "print(lib.cuInit(0), lib.cuMemFree_v2(None), lib.nvmlDeviceGetMemoryInfo(None, None))"
+    )
     assert python(script, env) == ["100 100 12"]
 
 
@@ -86,7 +89,7 @@ def test_a_wrapper_between_program_and_driver_keeps_its_place(tmp_path: Path) ->
     first = env | {"LD_PRELOAD": f"{wrapper}:{env['LD_PRELOAD']}"}
     behind = env | {"LD_PRELOAD": f"{env['LD_PRELOAD']}:{wrapper}"}
     assert python(script, first) == ["0 2", "2 77"]
-    # Behind ours, the program never meets the wrapper; and the wrapper's own search goes on to the driver, hence to the hook.
+    # Behind ours, the program never meets the wrapper; and the wrapper's own search goes on to the hook.
     assert python(script, behind) == ["0 2", "0 77"]
     direct = script.replace("ctypes.CDLL(None)", f"ctypes.CDLL({str(wrapper)!r})")
     assert python(direct, behind) == ["0 2", "2 77"]
@@ -121,7 +124,7 @@ def test_forked_and_executed_children_are_limited_with_their_parent(tmp_path: Pa
     env = environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT="500m", VGPU_DIR=str(tmp_path / "region"))
     script = (
         PRELUDE
-        + f"""
+        + """
 import os, subprocess, sys
 children = []
 for _ in range(2):
@@ -133,8 +136,8 @@ for _ in range(2):
         os._exit(0)
     children.append(os.read(read, 100).decode())
 print(*children)
-other = subprocess.run([sys.executable, "-c", "from driver_client import *; start(); print(used() // MIB, alloc(201 * MIB)[0], alloc(200 * MIB)[0])"],
-    capture_output=True, text=True)
+again = "from driver_client import *; start(); print(used() // MIB, alloc(201 * MIB)[0], alloc(200 * MIB)[0])"
+other = subprocess.run([sys.executable, "-c", again], capture_output=True, text=True)
 print(other.stdout.strip(), other.stderr)
 """
     )
@@ -213,18 +216,12 @@ class TestManaged:
     """A region at /run/vgpu, as the agent mounts it: found without any environment."""
 
     def inside(self, tmp_path: Path, script: str, prepare: str = "", **variables: str) -> list[str]:
-        from vgpu.native import CardLimit, Limits, Region
-
         region = tmp_path / "region"
         if not region.exists():
             region.mkdir()
-            # the simulated card's own UUID: asked from the driver itself
-            uuid = python(
-                PRELUDE + "start()\nu = (c_char * 16)()\nok(cu.cuDeviceGetUuid_v2(u, 0))\nprint(bytes(u).hex())",
-                environment(tmp_path, preload=False),
-            )[0]
-            name = "GPU-" + "-".join((uuid[:8], uuid[8:12], uuid[12:16], uuid[16:20], uuid[20:]))
-            Region.create(region, Limits((CardLimit(name, 500 * MIB),))).close()
+            simulator.create(tmp_path / "cards", "T4")
+            uuid = simulator.cards(tmp_path / "cards")[0].uuid
+            Region.create(region, Limits((CardLimit(uuid, 500 * MIB),))).close()
         (tmp_path / "client.py").write_text(PRELUDE + script)
         env = {k: v for k, v in environment(tmp_path).items() if k.startswith(("LD_", "VGPU_SIM", "PYTHONPATH"))}
         mounts = (

@@ -28,7 +28,11 @@ print(two.total, two.free, two.used, two.reserved)
 print(*info(), total_mem())
 """
     lines = python(PRELUDE + script, env)
-    assert lines == [f"{LIMIT} {700 * MIB} {300 * MIB}", f"{LIMIT} {700 * MIB} {300 * MIB} 0", f"{700 * MIB} {LIMIT} {LIMIT}"]
+    assert lines == [
+        f"{LIMIT} {700 * MIB} {300 * MIB}",
+        f"{LIMIT} {700 * MIB} {300 * MIB} 0",
+        f"{700 * MIB} {LIMIT} {LIMIT}",
+    ]
 
 
 def test_processes_are_the_containers_own(tmp_path: Path, env: dict[str, str]) -> None:
@@ -69,7 +73,8 @@ lib = ctypes.CDLL("libnvidia-ml.so.1")
 room, list_v1 = c_uint(0), (V1 * 4)()
 print(lib.nvmlDeviceGetComputeRunningProcesses(card, byref(room), None), room.value)
 room.value = 4
-print(lib.nvmlDeviceGetComputeRunningProcesses(card, byref(room), list_v1), room.value, list_v1[0].pid == os.getpid(), list_v1[0].used // MIB)
+result, first = lib.nvmlDeviceGetComputeRunningProcesses(card, byref(room), list_v1), list_v1[0]
+print(result, room.value, first.pid == os.getpid(), first.used // MIB)
 """
     assert python(PRELUDE + script, env) == ["7 1", "0 1 True 300"]
 
@@ -84,12 +89,19 @@ deadline = time.monotonic() + 30
 while n.nvmlDeviceGetUtilizationRates(card).gpu < 20 and time.monotonic() < deadline:
     ok(launch(kernel))
     ok(cu.cuCtxSynchronize())
-print(n.nvmlDeviceGetUtilizationRates(card).gpu >= 20, [s.pid == os.getpid() for s in n.nvmlDeviceGetProcessUtilization(card, 0)])
+mine = [s.pid == os.getpid() for s in n.nvmlDeviceGetProcessUtilization(card, 0)]
+print(n.nvmlDeviceGetUtilizationRates(card).gpu >= 20, mine)
 """
-    busy = "from driver_client import *\nstart()\nk = function('spin_5ms')\nprint('ready')\nwhile True:\n    launch(k)\n    cu.cuCtxSynchronize()"
+    busy = (
+        "from driver_client import *\nstart()\nk = function('spin_5ms')\nprint('ready')\n"
+        "while True:\n    launch(k)\n    cu.cuCtxSynchronize()"
+    )
     Path(env["VGPU_DIR"], "..", "other").mkdir()
     neighbour = subprocess.Popen(
-        [sys.executable, "-uc", busy], env=env | {"VGPU_DIR": env["VGPU_DIR"] + "/../other"}, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-uc", busy],
+        env=env | {"VGPU_DIR": env["VGPU_DIR"] + "/../other"},
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert neighbour.stdout
@@ -101,21 +113,29 @@ print(n.nvmlDeviceGetUtilizationRates(card).gpu >= 20, [s.pid == os.getpid() for
 
 
 def test_cards_and_names_are_untouched(tmp_path: Path, env: dict[str, str]) -> None:
-    script = "print(n.nvmlDeviceGetCount(), n.nvmlDeviceGetName(card), n.nvmlDeviceGetUUID(card), n.nvmlSystemGetDriverVersion())"
+    script = (
+        "print(n.nvmlDeviceGetCount(), n.nvmlDeviceGetName(card), n.nvmlDeviceGetUUID(card))\n"
+        "print(n.nvmlSystemGetDriverVersion())"
+    )
     assert python(PRELUDE + script, env) == python(PRELUDE + script, environment(tmp_path, preload=False))
 
 
 def test_arguments_that_make_no_sense_get_the_drivers_own_answer(tmp_path: Path, env: dict[str, str]) -> None:
-    script = PRELUDE + """
+    script = (
+        PRELUDE
+        + """
 import ctypes
 lib = ctypes.CDLL("libnvidia-ml.so.1")
 print(lib.nvmlDeviceGetMemoryInfo(card, None), lib.nvmlDeviceGetMemoryInfo(None, byref((c_ulonglong * 3)())))
 print(lib.nvmlDeviceGetMemoryInfo_v2(card, None), lib.nvmlDeviceGetMemoryInfo_v2(card, byref((c_ulonglong * 5)())))
-print(lib.nvmlDeviceGetComputeRunningProcesses_v3(card, None, None), lib.nvmlDeviceGetComputeRunningProcesses_v3(None, byref(c_uint(0)), None))
+print(lib.nvmlDeviceGetComputeRunningProcesses_v3(card, None, None))
+print(lib.nvmlDeviceGetComputeRunningProcesses_v3(None, byref(c_uint(0)), None))
 print(lib.nvmlDeviceGetUtilizationRates(card, None), lib.nvmlDeviceGetUtilizationRates(None, None))
 n.nvmlShutdown()
-print(lib.nvmlDeviceGetMemoryInfo(card, byref((c_ulonglong * 3)())), lib.nvmlDeviceGetComputeRunningProcesses(card, byref(c_uint(0)), None))
+print(lib.nvmlDeviceGetMemoryInfo(card, byref((c_ulonglong * 3)())))
+print(lib.nvmlDeviceGetComputeRunningProcesses(card, byref(c_uint(0)), None))
 """
+    )
     assert python(script, env) == python(script, environment(tmp_path, preload=False))
 
 
@@ -124,12 +144,15 @@ def test_cards_keep_their_accounts_however_they_are_numbered(tmp_path: Path, vis
     (tmp_path / "region").mkdir()
     env = environment(tmp_path, cards="T4x2", VGPU_DIR=str(tmp_path / "region"), CUDA_VISIBLE_DEVICES=visible)
     env |= {"CUDA_DEVICE_MEMORY_LIMIT_0": "1000m", "CUDA_DEVICE_MEMORY_LIMIT_1": "500m"}
-    script = PRELUDE + """
+    script = (
+        PRELUDE
+        + """
 start()
 first = alloc(100 * MIB)[0]
 cards = [n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(i)) for i in range(2)]
 print(first, info()[1] // MIB, used() // MIB, [(c.total // MIB, c.used // MIB) for c in cards])
 """
+    )
     first = int(visible[0])
     expected = [(1000, 100 if first == 0 else 0), (500, 100 if first == 1 else 0)]
     assert python(script, env) == [f"0 {1000 if first == 0 else 500} 100 {expected}"]
