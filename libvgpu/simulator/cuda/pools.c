@@ -42,7 +42,7 @@ CUresult pool_default(int device, CUmemoryPool *out)
 /* Under the pool's lock. */
 static void trim(CUmemoryPool pool, uint64_t keep)
 {
-    uint64_t floor = round_up(pool->used, FINE);
+    uint64_t floor = round_up(pool->used, CHUNK);
     if (keep > floor)
         floor = keep;
     if (pool->reserved > floor) {

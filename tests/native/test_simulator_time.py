@@ -1,0 +1,274 @@
+"""Time on simulated cards: what kernels take, in which order, by events and by the simulator's truth."""
+
+from pathlib import Path
+
+import pytest
+from simulated import Machine, eventually, heard, tell
+
+CLIENT = "from simulator_client import *\n"
+MS = 1_000_000
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "cards", "T4x2")
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "nanoseconds"),
+    [
+        ("spin_2ms", 1, 2 * MS),
+        ("spin_2ms", 100, 2 * MS),
+        ("k_100us", 1, 100_000),
+        ("busy_50ms_and_more", 1, 50 * MS),
+        ("wide_perblock_200ns", 1000, 200_000),
+        ("_Z9step_30usPfi", 1, 30_000),
+        ("short_900ns", 1, 900),
+        ("plain", 1, 10_000),
+        ("volume_3million", 1, 10_000),
+        ("tile_128x64", 1, 10_000),
+    ],
+)
+def test_a_kernel_takes_what_its_name_says(machine: Machine, name: str, blocks: int, nanoseconds: int) -> None:
+    milliseconds = machine.run(
+        f"{CLIENT}context()\nf = kernel('{name}')\n"
+        f"report(elapsed(lambda: [launch(f, blocks={blocks}) for _ in range(10)]))"
+    )
+    truth = machine.card().busy_ns
+    assert truth == 10 * nanoseconds
+    assert milliseconds * 1e6 >= 0.999 * truth
+
+
+def test_truth_counts_what_has_run_by_process(machine: Machine) -> None:
+    process = machine.start(
+        f"{CLIENT}context()\nf = kernel('spin_200ms')\n[launch(f) for _ in range(10)]\nreport(1)\nwait()"
+    )
+    heard(process)
+    first = machine.process(process.pid)
+    assert first.launches == (10, 0)
+    assert first.busy_ns[0] < 2000 * MS
+    eventually("the third kernel", lambda: machine.process(process.pid).busy_ns[0] >= 600 * MS)
+    assert machine.process(process.pid).busy_ns[0] == machine.card().busy_ns < 2000 * MS
+    process.kill()
+    process.wait()
+
+
+def test_streams_run_in_the_order_of_launches_and_waits_mean_completion(machine: Machine) -> None:
+    found = machine.run(
+        CLIENT
+        + """
+context()
+f, g = kernel("long_40ms"), kernel("short_1ms")
+a, b = ok(cu.cuStreamCreate(1)), ok(cu.cuStreamCreate(1))
+marks = [ok(cu.cuEventCreate(0)) for _ in range(4)]
+ok(cu.cuEventRecord(marks[0], a))
+launch(f, a)
+ok(cu.cuEventRecord(marks[1], a))
+launch(g, b)
+ok(cu.cuEventRecord(marks[2], b))
+codes = [cu.cuStreamQuery(a)[0].value, cu.cuEventQuery(marks[1])[0].value, cu.cuEventElapsedTime(marks[0], marks[1])[0].value]
+ok(cu.cuStreamSynchronize(b))
+codes += [cu.cuStreamQuery(a)[0].value, cu.cuEventQuery(marks[2])[0].value, cu.cuEventElapsedTime(marks[0], marks[3])[0].value]
+report([codes, ok(cu.cuEventElapsedTime(marks[0], marks[1])), ok(cu.cuEventElapsedTime(marks[1], marks[2]))])
+"""
+    )
+    codes, first, second = found
+    assert codes == [600, 600, 600, 0, 0, 400]
+    assert first >= 39.99
+    assert second == pytest.approx(1, rel=0.01)
+
+
+def test_the_legacy_stream_waits_for_blocking_streams_only(machine: Machine) -> None:
+    codes = machine.run(
+        CLIENT
+        + """
+context()
+f = kernel("long_100ms")
+blocking, other = ok(cu.cuStreamCreate(0)), ok(cu.cuStreamCreate(1))
+launch(f, other)
+codes = [cu.cuStreamQuery(0)[0].value]
+launch(f, blocking)
+codes.append(cu.cuStreamQuery(0)[0].value)
+ok(cu.cuStreamSynchronize(0))
+codes.append(cu.cuStreamQuery(blocking)[0].value)
+report(codes)
+"""
+    )
+    assert codes == [0, 600, 0]
+
+
+def test_a_wait_for_an_event_orders_two_cards(machine: Machine) -> None:
+    found = machine.run(
+        CLIENT
+        + """
+context(0)
+f = kernel("long_60ms")
+done = ok(cu.cuEventCreate(0))
+launch(f)
+ok(cu.cuEventRecord(done, 0))
+context(1)
+g = kernel("short_1ms")
+stream = ok(cu.cuStreamCreate(1))
+ok(cu.cuStreamWaitEvent(stream, done, 0))
+launch(g, stream)
+ok(cu.cuStreamSynchronize(stream))
+report(cu.cuEventQuery(done)[0].value)
+"""
+    )
+    assert found == 0
+
+
+def test_host_functions_run_in_stream_order(machine: Machine) -> None:
+    found = machine.run(
+        CLIENT
+        + """
+import ctypes
+context()
+lib = ctypes.CDLL("libcuda.so.1")
+order = []
+call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda data: order.append([data, cu.cuStreamQuery is not None, ok(cu.cuEventQuery(mark)) is None]))
+f = kernel("k_20ms")
+stream, mark = ok(cu.cuStreamCreate(1)), ok(cu.cuEventCreate(0))
+launch(f, stream)
+ok(cu.cuEventRecord(mark, stream))
+assert lib.cuLaunchHostFunc(ctypes.c_void_p(int(stream)), call, ctypes.c_void_p(1)) == 0
+before = [len(order), cu.cuStreamQuery(stream)[0].value]
+assert lib.cuLaunchHostFunc(ctypes.c_void_p(int(stream)), call, ctypes.c_void_p(2)) == 0
+ok(cu.cuStreamSynchronize(stream))
+report([before, [entry[0] for entry in order]])
+"""
+    )
+    assert found == [[0, 600], [1, 2]]
+
+
+def test_launches_wait_when_the_queue_is_full(machine: Machine) -> None:
+    process = machine.start(
+        f"{CLIENT}context()\nf = kernel('k_50ms')\n[launch(f) for _ in range(1024)]\nreport(1)\nlaunch(f)\nreport(2)\nwait()"
+    )
+    assert heard(process) == 1
+    assert machine.process(process.pid).launches[0] == 1024
+    assert heard(process) == 2  # when the first has ended
+    assert machine.process(process.pid).busy_ns[0] >= 50 * MS
+    process.kill()
+    process.wait()
+
+
+def test_processes_share_the_time_of_a_card(machine: Machine) -> None:
+    script = f"{CLIENT}context()\nf = kernel('k_5ms')\nreport(0)\nwait()\nfor _ in range(20):\n    launch(f)\n    ok(cu.cuCtxSynchronize())\nreport(1)"
+    both = [machine.start(script) for _ in range(2)]
+    for process in both:
+        heard(process)
+    for process in both:
+        tell(process)
+    for process in both:
+        heard(process)
+        process.wait()
+    assert [machine.process(p.pid).busy_ns[0] for p in both] == [100 * MS, 100 * MS]
+    assert machine.card().busy_ns == 200 * MS
+
+
+def test_queued_work_of_a_killed_process_vanishes(machine: Machine) -> None:
+    hog = machine.start(
+        f"{CLIENT}context()\nf = kernel('k_100ms')\n[launch(f) for _ in range(1000)]\nreport(1)\nwait()"
+    )
+    heard(hog)
+    other = machine.start(
+        f"{CLIENT}context()\nf = kernel('k_1ms')\nreport(0)\nlaunch(f)\nok(cu.cuCtxSynchronize())\nreport(1)"
+    )
+    heard(other)  # its kernel is behind 100 seconds of work
+    hog.kill()
+    hog.wait()
+    assert heard(other) == 1
+    other.wait()
+    assert machine.process(hog.pid).busy_ns[0] < 50_000 * MS
+    assert machine.process(other.pid).busy_ns[0] == 1 * MS
+
+
+def test_deaths_at_any_moment_stop_nobody(machine: Machine) -> None:
+    loop = f"{CLIENT}context()\nf = kernel('k_20us')\nreport(0)\nwhile True:\n    for _ in range(20):\n        launch(f)\n        ok(cu.cuMemFree(ok(cu.cuMemAlloc(4096))))\n    ok(cu.cuCtxSynchronize())\n"
+    steady = machine.start(
+        f"{CLIENT}context()\nf = kernel('k_20us')\nwhile wait():\n    report(elapsed(lambda: launch(f)))"
+    )
+    for _ in range(8):
+        victims = [machine.start(loop) for _ in range(2)]
+        for victim in victims:
+            heard(victim)
+        tell(steady)
+        heard(steady)
+        for victim in victims:
+            victim.kill()
+        tell(steady)
+        assert heard(steady) >= 0.0199
+        for victim in victims:
+            victim.wait()
+    steady.kill()
+    steady.wait()
+    assert machine.card().used == 0
+    assert (
+        sum(p.busy_ns[0] for p in __import__("vgpu.native.simulator").native.simulator.processes(machine.folder))
+        == machine.card().busy_ns
+    )
+
+
+def test_captured_launches_run_when_the_graph_is_launched(machine: Machine) -> None:
+    found = machine.run(
+        CLIENT
+        + """
+context()
+f = kernel("k_2ms")
+a, b = ok(cu.cuStreamCreate(1)), ok(cu.cuStreamCreate(1))
+fork, join = ok(cu.cuEventCreate(2)), ok(cu.cuEventCreate(2))
+p = ok(cu.cuMemAlloc(100))
+ok(cu.cuStreamBeginCapture(a, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
+launch(f, a)
+ok(cu.cuEventRecord(fork, a))
+ok(cu.cuStreamWaitEvent(b, fork, 0))
+launch(f, b)
+ok(cu.cuMemsetD8Async(p, 7, 100, b))
+q = ok(cu.cuMemAllocAsync(3 * MIB, b))
+ok(cu.cuMemFreeAsync(q, b))
+ok(cu.cuEventRecord(join, b))
+ok(cu.cuStreamWaitEvent(a, join, 0))
+status = [int(ok(cu.cuStreamIsCapturing(s))) for s in (a, b)]
+graph = ok(cu.cuStreamEndCapture(a))
+launched = ok(cu.cuStreamQuery(a))
+execution = ok(cu.cuGraphInstantiate(graph, 0))
+rest = free()
+time_of = [elapsed(lambda: ok(cu.cuGraphLaunch(execution, a)), a) for _ in range(3)]
+back = bytearray(100)
+ok(cu.cuMemcpyDtoH(back, p, 100))
+ok(cu.cuGraphExecDestroy(execution)), ok(cu.cuGraphDestroy(graph))
+report([status, time_of, set(back) == {7}, rest == free(), cu.cuGraphLaunch(execution, a)[0].value])
+"""
+    )
+    status, times, filled, same, destroyed = found
+    assert status == [1, 1]
+    assert min(times) >= 3.99
+    assert (filled, same, destroyed) == (True, True, 1)
+    assert machine.card().busy_ns == 3 * 2 * 2 * MS
+
+
+@pytest.mark.parametrize(
+    "call", ["cu.cuMemAlloc(1)", "cu.cuCtxSynchronize()", "cu.cuEventQuery(e)", "cu.cuMemcpyHtoD(p, b'x', 1)"]
+)
+def test_an_unsafe_call_breaks_a_capture_unless_the_thread_allows_it(machine: Machine, call: str) -> None:
+    found = machine.run(
+        CLIENT
+        + f"""
+context()
+M = cu.CUstreamCaptureMode
+p, e, s = ok(cu.cuMemAlloc(1)), ok(cu.cuEventCreate(0)), ok(cu.cuStreamCreate(1))
+out = []
+for mode in (M.CU_STREAM_CAPTURE_MODE_GLOBAL, M.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, M.CU_STREAM_CAPTURE_MODE_RELAXED):
+    ok(cu.cuStreamBeginCapture(s, mode))
+    code = {call}[0].value
+    out.append([code, cu.cuStreamEndCapture(s)[0].value])
+ok(cu.cuStreamBeginCapture(s, M.CU_STREAM_CAPTURE_MODE_GLOBAL))
+before = ok(cu.cuThreadExchangeStreamCaptureMode(M.CU_STREAM_CAPTURE_MODE_RELAXED))
+code = {call}[0].value
+ok(cu.cuThreadExchangeStreamCaptureMode(before))
+out.append([code, cu.cuStreamEndCapture(s)[0].value])
+report(out)
+"""
+    )
+    assert found == [[900, 901], [900, 901], [0, 0], [0, 0]]
