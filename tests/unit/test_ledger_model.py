@@ -1,9 +1,9 @@
-"""Explores every interleaving of the ledger's algorithm (libvgpu/src/account.c, slots.c) for a few processes, reapers and deaths.
+"""Every interleaving of the ledger's algorithm (libvgpu/src/account.c, slots.c) for a few processes, reapers, deaths.
 
-One account. Shared memory is the account's word (used, tag), and per lane bytes, after, intent, done and the claim. Plain
-stores go through a first-in-first-out buffer of their actor (x86-64's order; release stores on aarch64 allow no more) and
-reach memory at any later moment; compare-and-swaps wait until the buffer is empty. An actor that dies has its issued
-stores carried out and does nothing more. A word is read half by half.
+One account. Shared memory is the account's word (used, tag), and per lane bytes, after, intent, done and the claim.
+Plain stores go through a first-in-first-out buffer of their actor (x86-64's order; release stores on aarch64 allow no
+more) and reach memory at any later moment; compare-and-swaps wait until the buffer is empty. An actor that dies has its
+issued stores carried out and does nothing more. A word is read half by half.
 
 At every end: used equals the sum of the lanes in use, no free lane keeps a byte. In every state: 0 <= used <= limit.
 """
