@@ -80,7 +80,10 @@ class Machine:
     def stop(self) -> None:
         for process in self.started:
             process.kill()
-            process.communicate()
+            process.wait()  # not communicate: children may have inherited the pipes
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
 
 
 def end(process: subprocess.Popen[str]) -> tuple[str, str]:

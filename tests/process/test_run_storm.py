@@ -85,7 +85,7 @@ def test_a_child_that_outlives_runner_and_command_keeps_the_slice(machine: Machi
     assert process.stdout is not None
     child = int(process.stdout.readline().split()[0])
     process.kill()
-    process.communicate()
+    process.wait()
     (run,) = machine.ps()
     assert run["slices"][0]["memory_used_bytes"] > 9000 << 20
     assert machine.run("--gpumem", "10000", command=("true",)).returncode == os.EX_TEMPFAIL

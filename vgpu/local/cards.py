@@ -63,8 +63,8 @@ def _simulated(directory: Path) -> list[CardReading]:
             uuid=card.uuid,
             index=index,
             model=card.model,
-            memory=card.memory,
-            used=card.used,
+            memory=card.memory + card.reserved,  # both as NVML counts them
+            used=card.used + card.reserved,
             simulated=True,
             busy_ns=card.busy_ns,
         )
