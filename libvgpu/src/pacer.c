@@ -16,7 +16,7 @@
 #define FIRST_GUESS_NS 50000u      /* price of a launch of which nothing is known */
 #define FIRST_WAIT_NS 100000000u   /* longest wait for the first measurement of a key; once per key */
 #define SAMPLE_EVERY_NS 1000000u   /* one measurement per thread and this time, on average */
-#define FREE_SAMPLING 32u          /* without a limit: one launch of so many is measured */
+#define FREE_SAMPLING 128u         /* without a limit: one launch of so many is measured */
 #define BATCH_NS 50000u            /* GPU time that a thread keeps to itself before it is counted for all to see */
 #define BATCH_LAUNCHES 64u
 #define HEARTBEAT_NS 1000000000u   /* an arbiter that is silent for longer is gone */
@@ -191,7 +191,8 @@ bool vgpu_pacer_before(struct vgpu_launch *launch, uint64_t key, CUstream stream
     int kept = errno;
     *launch = (struct vgpu_launch){
         .counted = true, .card = place.card, .limit = share_of(limits, place.card), .stream = stream, .cost = vgpu_cost_of(key)};
-    vgpu_samples_collect(place.context, collected);
+    if (atomic_load_explicit(&vgpu_samples_outstanding, memory_order_relaxed))
+        vgpu_samples_collect(place.context, collected);
     if (launch->limit) {
         uint64_t now = now_ns();
         note_interval(now);

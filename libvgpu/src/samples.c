@@ -22,12 +22,14 @@ struct sampler {
     unsigned count;
 };
 
+atomic_int vgpu_samples_outstanding;
 static struct sampler samplers[CONTEXTS];
 static vgpu_spin lock; /* of all samplers; held across event calls, so others try and otherwise do without */
 
 void vgpu_samples_forget(void) {
     for (unsigned i = 0; i < CONTEXTS; i++)
         samplers[i].context = NULL;
+    atomic_store(&vgpu_samples_outstanding, 0);
     atomic_store(&lock, 0);
 }
 
@@ -116,6 +118,7 @@ void vgpu_sample_end(struct vgpu_sample *sample, CUstream stream, bool launched)
         sample->next = NULL;
         *sampler->last = sample;
         sampler->last = &sample->next;
+        atomic_fetch_add(&vgpu_samples_outstanding, 1);
     } else if (sampler) {
         set_aside(sampler, sample);
     }
@@ -178,6 +181,7 @@ bool vgpu_samples_collect(CUcontext context, void (*each)(const struct vgpu_samp
         *at = sample->next;
         if (sampler->last == &sample->next)
             sampler->last = at;
+        atomic_fetch_sub(&vgpu_samples_outstanding, 1);
         uint64_t gpu_ns = state == CUDA_SUCCESS ? measure(sampler, sample) : 0;
         if (gpu_ns)
             each(sample, gpu_ns);
@@ -199,8 +203,10 @@ void vgpu_samples_drop(CUcontext context) {
         for (unsigned i = 0; i < 2; i++) {
             while (lists[i]) {
                 struct vgpu_sample *next = lists[i]->next;
-                if (i == 0)
+                if (i == 0) {
                     atomic_fetch_sub(&lists[i]->cost->flying, 1);
+                    atomic_fetch_sub(&vgpu_samples_outstanding, 1);
+                }
                 free(lists[i]);
                 lists[i] = next;
             }

@@ -1,6 +1,7 @@
 /* Measuring launches by pairs of events around them. Asynchronous: results are collected later, nothing ever waits for the card. */
 #ifndef VGPU_SAMPLES_H
 #define VGPU_SAMPLES_H
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -17,6 +18,9 @@ struct vgpu_sample {
     uint32_t limit;       /* percent it was paid at; 0: not paced */
     uint32_t card;
 };
+
+/* Samples whose result nobody has collected yet, of all contexts: nothing to do while it is 0. */
+extern atomic_int vgpu_samples_outstanding;
 
 /* Records the first event; NULL: not now (no events to be had, or somebody else is collecting). The context is current. */
 struct vgpu_sample *vgpu_sample_begin(CUcontext context, CUstream stream);

@@ -114,6 +114,45 @@ ok(launch(kernel))
         assert card.throttled_ns > 0
 
 
+ROUTES = {
+    "cuLaunchKernel": "cu.cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, None, None, None)",
+    "cuLaunchKernel_ptsz": "cu.cuLaunchKernel_ptsz(kernel, 1, 1, 1, 32, 1, 1, 0, None, None, None)",
+    "cuLaunchKernelEx": "cu.cuLaunchKernelEx(byref(config), kernel, None, None)",
+    "cuLaunchKernelEx_ptsz": "cu.cuLaunchKernelEx_ptsz(byref(config), kernel, None, None)",
+    "cuLaunchCooperativeKernel": "cu.cuLaunchCooperativeKernel(kernel, 1, 1, 1, 32, 1, 1, 0, None, None)",
+    "cuGraphLaunch": "cu.cuGraphLaunch(executable, None)",
+    "cuGraphLaunch_ptsz": "cu.cuGraphLaunch_ptsz(executable, None)",
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_way_to_run_work_is_paid(tmp_path: Path, route: str) -> None:
+    script = f"""
+from driver_client import *
+
+class Config(Structure):
+    _fields_ = [("shape", c_uint * 7), ("stream", c_void_p), ("attributes", c_void_p), ("count", c_uint)]
+
+start()
+kernel, stream, graph, executable = function("spin_4ms"), c_void_p(), c_void_p(), c_void_p()
+config = Config(shape=(1, 1, 1, 32, 1, 1, 0))
+ok(cu.cuStreamCreate(byref(stream), 1))
+ok(cu.cuStreamBeginCapture_v2(stream, 0))
+ok(launch(kernel, stream.value))
+ok(cu.cuStreamEndCapture(stream, byref(graph)))
+ok(cu.cuGraphInstantiateWithFlags(byref(executable), graph, c_ulonglong(0)))
+for _ in range(10):
+    ok({ROUTES[route]})
+    ok(cu.cuCtxSynchronize())
+ok({ROUTES[route]})
+"""
+    with region(tmp_path) as limited:
+        python(script, environment(tmp_path, VGPU_DIR=str(tmp_path / "region")))
+        card = limited.usage().cards[0]
+        assert card.launches == 11
+        assert 36e6 < card.gpu_ns < 60e6
+
+
 CAPTURE = """
 from driver_client import *
 start()

@@ -1,0 +1,95 @@
+"""What the preloaded library costs: start of programs without a driver, and driver calls on the simulator.
+
+`python benchmarks/hooks/bench.py` prints two tables; figures are means, the smallest of several runs. They compare
+variants on one machine at one time and say nothing about another.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from vgpu.native import paths
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+STARTS = 200
+ROUNDS = 5
+OURS = ("CUDA_", "VGPU_", "LD_", "GPU_CORE", "ACTIVE_OOM", "LIBCUDA", "NVIDIA_")
+VARIANTS: dict[str, dict[str, str]] = {
+    "no limits": {},
+    "memory limit": {"CUDA_DEVICE_MEMORY_LIMIT": "8g"},
+    "memory and core limit": {"CUDA_DEVICE_MEMORY_LIMIT": "8g", "CUDA_DEVICE_SM_LIMIT": "90"},
+}
+
+
+def clean() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith(OURS)}
+
+
+def start_us(command: list[str], env: dict[str, str]) -> float:
+    """Mean time to run a command, microseconds."""
+    begun = time.perf_counter()
+    for _ in range(STARTS):
+        subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL)
+    return (time.perf_counter() - begun) / STARTS * 1e6
+
+
+def starts(console: Console) -> None:
+    table = Table("program", "bare µs", "preloaded µs", "added µs", title="Start without a driver (bar: < 1000 added)")
+    for command in (["/bin/true"], ["bash", "-c", ":"], [sys.executable, "-S", "-c", "pass"]):
+        bare, loaded = clean(), clean() | {"LD_PRELOAD": str(paths.libvgpu())}
+        pairs = [(start_us(command, bare), start_us(command, loaded)) for _ in range(ROUNDS)]
+        without, with_it = min(p[0] for p in pairs), min(p[1] for p in pairs)
+        table.add_row(Path(command[0]).name, f"{without:.0f}", f"{with_it:.0f}", f"{with_it - without:+.0f}")
+    console.print(table)
+
+
+def compiled(folder: Path) -> Path:
+    sys.path.insert(0, str(ROOT / "libvgpu"))
+    import build
+
+    program = folder / "calls"
+    includes = [f"-I{directory}" for directory in build.header_dirs()]
+    compiler = os.environ.get("CC", "cc").split()
+    link = [f"-L{paths.simulator()}", "-l:libcuda.so.1"]
+    subprocess.run([*compiler, "-O2", *includes, "-o", program, HERE / "calls.c", *link], check=True)
+    return program
+
+
+def calls(program: Path, folder: Path, **variables: str) -> dict[str, float]:
+    env = clean() | {
+        "LD_LIBRARY_PATH": str(paths.simulator()),
+        "VGPU_SIMULATE": "T4",
+        "VGPU_SIM_DIR": str(folder / "cards"),
+    }
+    text = subprocess.run([program], env=env | variables, check=True, capture_output=True, text=True).stdout
+    return {name: float(value) for name, value in (line.split() for line in text.splitlines())}
+
+
+def driver_calls(console: Console) -> None:
+    table = Table("call", "bare ns", *VARIANTS, title="Driver calls, ns added")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        program = compiled(folder)
+        bare = calls(program, folder)
+        columns = []
+        for number, limits in enumerate(VARIANTS.values()):
+            region = folder / f"region{number}"
+            region.mkdir()
+            variables = limits | {"LD_PRELOAD": str(paths.libvgpu())} | ({"VGPU_DIR": str(region)} if limits else {})
+            columns.append(calls(program, folder, **variables))
+    for call, cost in bare.items():
+        table.add_row(call, f"{cost:.1f}", *(f"{column[call] - cost:+.1f}" for column in columns))
+    console.print(table)
+
+
+if __name__ == "__main__":
+    console = Console()
+    starts(console)
+    driver_calls(console)
