@@ -1,12 +1,14 @@
 """Reads the `#:` comments that describe constants and fields, for schema, values and reference."""
 
 import ast
+import functools
 import inspect
 import io
 import tokenize
 from types import ModuleType
 
 
+@functools.cache
 def of_module(module: ModuleType) -> dict[str, str]:
     """`NAME` or `Class.field` → its `#:` comment, in the order of the source; names without one are left out."""
     return of_source(inspect.getsource(module))

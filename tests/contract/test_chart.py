@@ -167,8 +167,10 @@ def test_lint_finds_nothing() -> None:
 def test_objects_are_valid_in_every_supported_kubernetes(case: str) -> None:
     objects = helm.objects(MATRIX[case])
     assert len(objects) > 15
+    # Values change what objects say, not which fields there are: one set goes through every version.
+    versions = VERSIONS if case == "placed" else (VERSIONS[0], VERSIONS[-1])
     for item in objects:
-        for version in VERSIONS:
+        for version in versions:
             kubernetes_validate.validate(item, version, strict=True)
 
 

@@ -66,7 +66,7 @@ def render(values: Mapping[str, Any] | None = None, *arguments: str) -> str:
 
 def objects(values: Mapping[str, Any] | None = None, *arguments: str) -> list[dict[str, Any]]:
     """The Kubernetes objects of the chart under `values`."""
-    return [found for found in yaml.safe_load_all(render(values, *arguments)) if found]
+    return [found for found in yaml.load_all(render(values, *arguments), yaml.CSafeLoader) if found]
 
 
 if __name__ == "__main__":
