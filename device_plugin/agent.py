@@ -21,7 +21,7 @@ from device_plugin.registration import Registration
 from device_plugin.sandbox import Sandboxes
 from device_plugin.starts import Starts
 from device_plugin.sweep import Sweep
-from vgpu import inventory
+from vgpu import contexts, inventory
 from vgpu.config import Config
 from vgpu.devices import Inventory
 from vgpu.kube.client import KubeClient
@@ -113,7 +113,7 @@ class Agent:
                 if found.devices:
                     for gpu in found.devices:
                         log.info("card %d: %s, %d MiB, %s", gpu.index, gpu.model, gpu.physical_memory, gpu.uuid)
-                    return found
+                    return await asyncio.to_thread(contexts.learn, found, self._options.run_dir / "contexts.json")
                 reason = "the driver has no cards"
             if reason != complaint:
                 log.info("idle: %s", reason)

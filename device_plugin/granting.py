@@ -166,6 +166,7 @@ class Granting:
         limits = limits_for(
             plan.slices,
             plan.request,
+            contexts={uuid: gpu.context for uuid, gpu in self._cards.by_uuid.items()},
             priority=plan.priority,
             enforce_cores=not settings.disablecorelimit,
             allow_disable_control=settings.allowDisableControl,

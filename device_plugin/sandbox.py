@@ -7,7 +7,7 @@ import errno
 import logging
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -124,11 +124,15 @@ def limits_for(
     slices: Sequence[GpuSlice],
     request: PodRequest | None = None,
     *,
+    contexts: Mapping[str, int] | None = None,
     priority: int | None = None,
     enforce_cores: bool = True,
     allow_disable_control: bool = False,
 ) -> Limits:
-    """What the library enforces for one container; `slices` in the order in which it sees the cards."""
+    """What the library enforces for one container; `slices` in the order in which it sees the cards.
+
+    `contexts`: card UUID → bytes that one CUDA context takes there.
+    """
     policy: CorePolicy = msgspec.convert(request.core_policy, CorePolicy) if request else "fixed"
     ceiling = (request.cores_limit if request else None) or 0
     return Limits(
@@ -137,6 +141,7 @@ def limits_for(
                 uuid=piece.uuid,
                 memory=piece.mem * MIB,
                 guarantee=piece.guarantee * MIB if piece.guarantee < piece.mem else None,
+                context_bytes=(contexts or {}).get(piece.uuid, 0),
                 cores=piece.cores,
                 cores_ceiling=ceiling,
             )

@@ -18,6 +18,7 @@ class Gpu(msgspec.Struct, frozen=True, omit_defaults=True):
     memory: Natural  #: MiB that slices may share: physical size × deviceMemoryScaling
     physical: Natural = 0  #: MiB of the card itself; 0: the same as `memory`
     cores: Natural = 100  #: % that slices may share: 100 × deviceCoreScaling
+    context: Natural = 0  #: bytes that one CUDA context takes, charged to the container that makes it; 0: not known
     slots: Natural = 10  #: how many slices fit (deviceSplitCount)
     numa: int = -1  #: NUMA node, -1: unknown
     pci: str = ""  #: bus id, "00000000:3B:00.0"

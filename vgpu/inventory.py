@@ -137,7 +137,7 @@ def _card(
     index: int, handle: Any, others: dict[str, Any], split: int, memory_scaling: float, core_scaling: float
 ) -> Gpu:
     uuid = str(pynvml.nvmlDeviceGetUUID(handle))
-    physical = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // MIB
+    physical = _usable(handle) // MIB
     info = _ask(pynvml.nvmlDeviceGetPciInfo, handle, otherwise=None)
     pci = _text(info.busId) if info else ""
     links = {other: _link(handle, neighbour) for other, neighbour in others.items() if other != uuid}
@@ -153,6 +153,14 @@ def _card(
         pci=pci,
         links={other: level for other, level in links.items() if level},
     )
+
+
+def _usable(handle: Any) -> int:
+    """Bytes that programs can have of a card: all of it less what the driver keeps for itself (NVML memory info v2)."""
+    split = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2, otherwise=None)
+    if split is not None:
+        return int(split.total) - int(split.reserved)
+    return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
 
 
 def _text(value: Any) -> str:

@@ -1,6 +1,7 @@
 """`vgpu demo`: the whole chain on simulated cards, in one command."""
 
 import logging
+import re
 import shutil
 import sys
 import tempfile
@@ -14,7 +15,9 @@ from vgpu.local.cluster import LocalCluster, scratch
 from vgpu.local.demo import MIB, Demo, DemoResult, read_pods, truth_lines
 from vgpu.local.storm import Storm, StormResult
 
-METRIC_LINES = ("memory_limit_bytes", "memory_used_bytes", "core_limit_ratio", "gpu_seconds_total")
+METRICS_SHOWN = ("memory_limit_bytes", "memory_used_bytes", "core_limit_ratio", "gpu_seconds_total")
+WIDTH = 120  #: columns where the output is no terminal
+WORDS = {"CUDA_SUCCESS": "granted", "CUDA_ERROR_OUT_OF_MEMORY": "refused"}
 
 
 def examples() -> Path:
@@ -24,47 +27,51 @@ def examples() -> Path:
 
 
 def table_of(result: DemoResult) -> Table:
-    table = Table(title="What each container sees of its cards (simulated)", title_justify="left")
+    table = Table(title="What each container sees of its cards (the cards are simulated)", title_justify="left")
     for column in (
         "pod",
         "container",
         "card",
         "slice",
-        "cuMemGetInfo",
-        "NVML",
-        "exact fit",
-        "one more",
-        "core share",
+        "CUDA total",
+        "NVML total",
+        "the rest",
+        "1 byte more",
+        "cores",
         "",
     ):
-        table.add_column(
-            column, justify="right" if column in ("slice", "cuMemGetInfo", "NVML", "core share") else "left"
-        )
+        number = column in ("slice", "CUDA total", "NVML total", "cores")
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
     for finding in result.findings:
-        cores = finding.slice_.cores
+        cores = f" {finding.slice_.cores} %" if finding.slice_.cores else ""
         table.add_row(
             finding.pod,
             finding.container,
             finding.card,
-            f"{finding.slice_.mem} MiB, {f'{cores} %' if cores else 'any core'}",
+            f"{finding.slice_.mem} MiB{cores}",
             "-" if finding.cuda_total is None else f"{finding.cuda_total // MIB} MiB",
             "-" if finding.nvml_total is None else f"{finding.nvml_total // MIB} MiB",
-            finding.exact.removeprefix("CUDA_") or "-",
-            finding.over.removeprefix("CUDA_ERROR_") or "-",
+            WORDS.get(finding.exact, finding.exact or "-"),
+            WORDS.get(finding.over, finding.over or "-"),
             "-" if finding.core_share is None else f"{finding.core_share:.1f} %",
             "[red]✗" if finding.problems else "[green]✓",
         )
     return table
 
 
+def metric_lines(metrics: list[str]) -> list[str]:
+    """The lines that matter here, pod by pod, without the label that is the same everywhere."""
+    shown = [line for line in metrics if any(f"vgpu_container_{name}{{" in line for name in METRICS_SHOWN)]
+    plain = [re.sub(r'node="[^"]*",|namespace="[^"]*",', "", line) for line in shown]
+    pods = [re.search(r'pod="([^"]*)"', line) for line in plain]
+    return [line for _, line in sorted(zip([pod[1] if pod else "" for pod in pods], plain, strict=True))]
+
+
 def print_demo(console: Console, result: DemoResult) -> None:
     console.print(table_of(result))
-    shown = [line for line in result.metrics if any(name in line for name in METRIC_LINES)]
-    console.print(
-        f"\n[bold]/metrics of the node[/] while they ran ({len(result.metrics)} container series, a few of them):"
-    )
-    for line in shown[:24]:
-        console.print(f"  {line}", style="dim", highlight=False, soft_wrap=True)
+    console.print(f"\n[bold]/metrics of the node[/] while they ran (some of {len(result.metrics)} container series):")
+    for line in metric_lines(result.metrics):
+        console.print(f"  {line}", style="dim", highlight=False)
     for finding in result.findings:
         for problem in finding.problems:
             console.print(f"[red]✗[/] pod {finding.pod}, {finding.container}: {problem}")
@@ -108,7 +115,7 @@ def command(simulate: str, folder: Path | None, pods: int | None, kills: int, se
     """
     if kills and pods is None:
         raise click.UsageError("--kills goes with --pods")
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else WIDTH)
     directory = Path(tempfile.mkdtemp(prefix="vgpu-demo-", dir=scratch()))
     (directory / "logs").mkdir()
     logging.basicConfig(filename=directory / "logs" / "stand-ins.log", format="%(asctime)s %(name)s: %(message)s")

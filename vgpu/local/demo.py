@@ -159,6 +159,9 @@ class Demo:
         for what, total in (("cuMemGetInfo", found.cuda_total), ("NVML", found.nvml_total)):
             if total != piece.mem * MIB:
                 found.problems.append(f"{what} says {total} bytes, the slice has {piece.mem * MIB}")
+        if seen["cuda_total"] - seen["cuda_free"] != gpu.context:
+            free = seen["cuda_free"]
+            found.problems.append(f"{free} bytes free beside its context of {gpu.context}, the slice has more")
         if found.exact and found.exact != "CUDA_SUCCESS":
             found.problems.append(f"an allocation that fits exactly: {found.exact}")
         if found.over and found.over != "CUDA_ERROR_OUT_OF_MEMORY":

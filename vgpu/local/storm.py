@@ -195,6 +195,9 @@ class Storm:
                 self.result.violations.append(f"pod {name} printed no report")
             for card in cards:
                 got = (card.get("fill"), card.get("over"))
+                taken = card["cuda_total"] - card["cuda_free"]
+                if taken != self._cards[card["uuid"]].context:
+                    self.result.violations.append(f"pod {name}: {taken} bytes of its slice were not there")
                 if got != ("CUDA_SUCCESS", "CUDA_ERROR_OUT_OF_MEMORY"):
                     self.result.violations.append(f"pod {name}: rest of the slice {got[0]}, one byte more {got[1]}")
 
