@@ -103,3 +103,36 @@ def test_a_runner_that_is_killed_before_its_command_starts_leaves_nothing(machin
         process.kill()
         process.communicate()
     assert machine.run("--gpumem", "10000", command=("true",)).returncode == 0
+
+
+def test_a_child_that_overwrote_its_environment_is_known_by_its_place_in_the_region(machine: Machine) -> None:
+    """Workers of common servers do that (setproctitle)."""
+    child = (
+        "import ctypes, sys\n"
+        "cuda, context, pointer = ctypes.CDLL('libcuda.so.1'), ctypes.c_void_p(), ctypes.c_uint64()\n"
+        "assert cuda.cuInit(0) == cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0\n"
+        "assert cuda.cuCtxSetCurrent(context) == cuda.cuMemAlloc_v2(ctypes.byref(pointer), 1 << 30) == 0\n"
+        "strings, at = ctypes.POINTER(ctypes.c_void_p).in_dll(ctypes.CDLL(None), 'environ'), 0\n"
+        "while strings[at]:\n"
+        "    ctypes.memset(strings[at], 120, len(ctypes.string_at(strings[at])))\n"
+        "    at += 1\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.read()"
+    )
+    # The child inherits the runner's stdin, whose end tells it to end.
+    script = (
+        "import os, subprocess, sys\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)\n"
+        "print(child.pid, child.stdout.readline().decode(), flush=True)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    process = machine.start("--gpumem", "10000", command=(sys.executable, "-c", script))
+    assert process.stdout is not None
+    pid, word = process.stdout.readline().split()
+    assert word == "ready"
+    process.wait()
+    assert not carriers(machine)
+    (run,) = machine.ps()
+    assert (run["pid"], run["slices"][0]["memory_used_bytes"]) == (int(pid), 1 << 30)
+    os.kill(int(pid), signal.SIGKILL)
+    eventually("the child's end", lambda: machine.ps() == [])

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from vgpu.local.cards import MIB, CardReading, read_cards
 from vgpu.local.slices import Run, SliceStore
+from vgpu.local.state import start_time
 from vgpu.native import Region
 
 WIDE: Final = 240  #: columns of a table that goes into a file or pipe: nothing is cut
@@ -35,7 +36,7 @@ class RunFigures(msgspec.Struct, frozen=True):
     """One running command."""
 
     id: str
-    pid: int
+    pid: int  #: the command's first process; when that has gone, one of those that still use a card
     command: tuple[str, ...]
     since: float  #: seconds since the epoch
     simulated: bool
@@ -58,22 +59,22 @@ def figures(store: SliceStore) -> list[RunFigures]:
 
 
 def _figures(store: SliceStore, run: Run) -> RunFigures:
-    used, spent, processes = [0] * len(run.slices), [0] * len(run.slices), 0
+    used, spent, users = [0] * len(run.slices), [0] * len(run.slices), []
     try:
         with Region.open(store.directory(run)) as region:
             usage = region.usage()
         used = [card.used for card in usage.cards]
         spent = [card.gpu_ns for card in usage.cards]
-        processes = len(usage.processes)
+        users = [process.pid for process in usage.processes]
     except FileNotFoundError:
         pass  # claimed a moment ago: its region comes next
     return RunFigures(
         id=run.id,
-        pid=run.pid,
+        pid=run.pid if start_time(run.pid) == run.start_time or not users else users[0],
         command=run.command,
         since=run.since,
         simulated=bool(run.simulator),
-        processes=processes,
+        processes=len(users),
         slices=tuple(
             SliceFigures(
                 uuid=piece.uuid,
