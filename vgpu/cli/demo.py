@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import click
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -27,10 +28,14 @@ def examples() -> Path:
 
 
 def table_of(result: DemoResult) -> Table:
-    table = Table(title="What each container sees of its cards (the cards are simulated)", title_justify="left")
+    table = Table(
+        title="What each container sees of its cards (the cards are simulated)",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
     for column in (
-        "pod",
-        "container",
+        "pod/container",
         "card",
         "slice",
         "CUDA total",
@@ -45,8 +50,7 @@ def table_of(result: DemoResult) -> Table:
     for finding in result.findings:
         cores = f" {finding.slice_.cores} %" if finding.slice_.cores else ""
         table.add_row(
-            finding.pod,
-            finding.container,
+            f"{finding.pod}/{finding.container}",
             finding.card,
             f"{finding.slice_.mem} MiB{cores}",
             "-" if finding.cuda_total is None else f"{finding.cuda_total // MIB} MiB",
@@ -64,7 +68,7 @@ def metric_lines(metrics: list[str]) -> list[str]:
     shown = [line for line in metrics if any(f"vgpu_container_{name}{{" in line for name in METRICS_SHOWN)]
     plain = [re.sub(r'node="[^"]*",|namespace="[^"]*",', "", line) for line in shown]
     pods = [re.search(r'pod="([^"]*)"', line) for line in plain]
-    return [line for _, line in sorted(zip([pod[1] if pod else "" for pod in pods], plain, strict=True))]
+    return [line for _, line in sorted(zip((pod[1] if pod else "" for pod in pods), plain, strict=True))]
 
 
 def print_demo(console: Console, result: DemoResult) -> None:

@@ -1,0 +1,57 @@
+"""The demo and the storm as a user starts them: every expectation in them holds, and is able to fail."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def demo(*arguments: str, timeout: float = 110) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("vgpu")), "demo", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def test_every_example_gets_what_it_asks_for() -> None:
+    done = demo()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every expectation held" in done.stdout
+    for path in EXAMPLES.glob("*.yaml"):
+        assert f"{yaml.safe_load(path.read_text())['metadata']['name']}/" in done.stdout
+    assert 'vgpu_container_memory_limit_bytes{container="main",pod="share"' in done.stdout
+
+
+def test_a_broken_expectation_is_told_and_ends_with_1(tmp_path: Path) -> None:
+    pod = yaml.safe_load((EXAMPLES / "share.yaml").read_text())
+    pod["spec"]["containers"][0]["command"] = ["true"]
+    (tmp_path / "pod.yaml").write_text(yaml.safe_dump(pod))
+    done = demo("--examples", str(tmp_path))
+    assert done.returncode == 1
+    assert "pod share, main: printed no report" in done.stdout
+    assert "not every expectation held" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("kind: Deployment\n", "objects of kind Pod only"),
+        ("[1, 2]\n", "objects of kind Pod only"),
+    ],
+)
+def test_other_objects_are_refused_with_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "other.yaml").write_text(text)
+    done = demo("--examples", str(tmp_path))
+    assert done.returncode == 1
+    assert sentence in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_nothing_is_given_twice_while_agent_and_scheduler_are_killed() -> None:
+    done = demo("--pods", "50", "--kills", "20", "--seed", "7", timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "50 of 50 pods succeeded" in done.stdout
