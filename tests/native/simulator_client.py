@@ -10,15 +10,35 @@ from cuda.bindings import driver as cu
 MIB = 1 << 20
 PTX = ".version 8.0\n.target sm_75\n.address_size 64\n"
 
-__all__ = ["MIB", "PTX", "context", "cu", "elapsed", "free", "kernel", "launch", "ok", "os", "report", "time", "wait"]
+__all__ = [
+    "MIB",
+    "PTX",
+    "code",
+    "context",
+    "cu",
+    "elapsed",
+    "free",
+    "kernel",
+    "launch",
+    "ok",
+    "os",
+    "report",
+    "time",
+    "wait",
+]
 
 
 def ok(result):
     """The values of a call that must succeed."""
-    code, *values = result
-    if code != cu.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(code.name)
+    error, *values = result
+    if error:
+        raise RuntimeError(error.name)
     return values[0] if len(values) == 1 else tuple(values)
+
+
+def code(result):
+    """The number of the error of a call."""
+    return result[0].value
 
 
 def report(value):

@@ -8,7 +8,7 @@ from simulated import Machine
 from vgpu.native import simulator
 
 CLIENT = "from simulator_client import *\n"
-COUNT = CLIENT + "report([cu.cuInit(0)[0].value, cu.cuDeviceGetCount()[1]])"
+COUNT = CLIENT + "report([code(cu.cuInit(0)), cu.cuDeviceGetCount()[1]])"
 
 
 @pytest.fixture
@@ -97,7 +97,8 @@ def test_cuda_visible_devices(machine: Machine, visible: str | None, cards: list
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(entries)
     script = (
         CLIENT
-        + "report([ok(cu.cuDeviceGetUuid(i)).bytes.hex() for i in range(cu.cuInit(0)[0] == 0 and ok(cu.cuDeviceGetCount()))])"
+        + "count = 0 if code(cu.cuInit(0)) else ok(cu.cuDeviceGetCount())\n"
+        + "report([ok(cu.cuDeviceGetUuid(i)).bytes.hex() for i in range(count)])"
     )
     assert machine.run(script, **variables) == [uuids[i].removeprefix("GPU-").replace("-", "") for i in cards]
 
@@ -167,31 +168,36 @@ def test_error_codes_are_those_of_the_driver(machine: Machine) -> None:
         + """
 import ctypes
 lib = ctypes.CDLL("libcuda.so.1")
-p, n = ctypes.c_uint64(), ctypes.c_size_t()
-def code(name, *args):
+p, n, one = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_size_t(1)
+here = ctypes.byref(p)
+def raw(name, *args):
     return getattr(lib, name)(*args)
 out = {}
-out["before init"] = [code("cuMemAlloc_v2", ctypes.byref(p), n), code("cuDeviceGetCount", ctypes.byref(p)), code("cuCtxSynchronize")]
-out["flags of init"] = code("cuInit", 1)
+out["before init"] = [raw("cuMemAlloc_v2", here, n), raw("cuDeviceGetCount", here), raw("cuCtxSynchronize")]
+out["flags of init"] = raw("cuInit", 1)
 ok(cu.cuInit(0))
-out["no context"] = [code("cuMemAlloc_v2", ctypes.byref(p), ctypes.c_size_t(1)), code("cuCtxSynchronize"), code("cuMemGetInfo_v2", ctypes.byref(p), ctypes.byref(n))]
-out["bad device"] = [code("cuDeviceGet", ctypes.byref(p), 3), code("cuDevicePrimaryCtxRetain", ctypes.byref(p), -1)]
+out["no context"] = [raw("cuMemAlloc_v2", here, one), raw("cuCtxSynchronize"), raw("cuMemGetInfo_v2", here,
+    ctypes.byref(n))]
+out["bad device"] = [raw("cuDeviceGet", here, 3), raw("cuDevicePrimaryCtxRetain", here, -1)]
 context()
-out["null"] = [code("cuMemAlloc_v2", None, ctypes.c_size_t(1)), code("cuDeviceGetCount", None), code("cuLaunchKernelEx", None, None, None, None), code("cuArrayCreate_v2", ctypes.byref(p), None)]
-out["zero"] = code("cuMemAlloc_v2", ctypes.byref(p), ctypes.c_size_t(0))
+out["null"] = [raw("cuMemAlloc_v2", None, one), raw("cuDeviceGetCount", None), raw("cuLaunchKernelEx", None, None,
+    None, None), raw("cuArrayCreate_v2", here, None)]
+out["zero"] = raw("cuMemAlloc_v2", here, ctypes.c_size_t(0))
 wild = [0x1000, 0xdeadbeef000, 0x7fffffffffff0000]
-out["wild stream"] = [code("cuStreamSynchronize", ctypes.c_void_p(w)) for w in wild]
-out["wild event"] = [code("cuEventQuery", ctypes.c_void_p(w)) for w in wild]
-out["wild function"] = [code("cuLaunchKernel", ctypes.c_void_p(w), 1, 1, 1, 1, 1, 1, 0, None, None, None) for w in wild]
-out["wild context"] = [code("cuCtxSetCurrent", ctypes.c_void_p(w)) for w in wild]
-out["wild pointer"] = [code("cuMemFree_v2", ctypes.c_uint64(w)) for w in wild]
+out["wild stream"] = [raw("cuStreamSynchronize", ctypes.c_void_p(w)) for w in wild]
+out["wild event"] = [raw("cuEventQuery", ctypes.c_void_p(w)) for w in wild]
+out["wild function"] = [raw("cuLaunchKernel", ctypes.c_void_p(w), 1, 1, 1, 1, 1, 1, 0, None, None,
+    None) for w in wild]
+out["wild context"] = [raw("cuCtxSetCurrent", ctypes.c_void_p(w)) for w in wild]
+out["wild pointer"] = [raw("cuMemFree_v2", ctypes.c_uint64(w)) for w in wild]
 event = ok(cu.cuEventCreate(0))
 ok(cu.cuEventDestroy(event))
-out["destroyed event"] = cu.cuEventQuery(event)[0].value
+out["destroyed event"] = code(cu.cuEventQuery(event))
 f = kernel("k")
-out["launch shape"] = [cu.cuLaunchKernel(f, *shape, 0, 0, 0, 0)[0].value for shape in ((0, 1, 1, 1, 1, 1), (1, 1, 1, 1025, 1, 1), (1, 1, 1, 32, 32, 2), (1, 65536, 1, 1, 1, 1))]
-out["image"] = cu.cuModuleLoadData(b"no image")[0].value
-out["no function"] = cu.cuModuleGetFunction(ok(cu.cuFuncGetModule(f)), b"other")[0].value
+shapes = (0, 1, 1, 1, 1, 1), (1, 1, 1, 1025, 1, 1), (1, 1, 1, 32, 32, 2), (1, 65536, 1, 1, 1, 1)
+out["launch shape"] = [code(cu.cuLaunchKernel(f, *shape, 0, 0, 0, 0)) for shape in shapes]
+out["image"] = code(cu.cuModuleLoadData(b"no image"))
+out["no function"] = code(cu.cuModuleGetFunction(ok(cu.cuFuncGetModule(f)), b"other"))
 report(out)
 """
     )
@@ -221,10 +227,10 @@ def test_a_forked_child_finds_the_driver_not_initialised(machine: Machine) -> No
 context()
 read, write = os.pipe()
 if not os.fork():
-    os.write(write, bytes([cu.cuInit(0)[0].value, cu.cuMemGetInfo()[0].value, cu.cuMemAlloc(1)[0].value]))
+    os.write(write, bytes([code(cu.cuInit(0)), code(cu.cuMemGetInfo()), code(cu.cuMemAlloc(1))]))
     os._exit(0)
 os.wait()
-report([list(os.read(read, 9)), cu.cuMemAlloc(1)[0].value])
+report([list(os.read(read, 9)), code(cu.cuMemAlloc(1))])
 """
     )
     assert codes == [[3, 3, 3], 0]
@@ -248,8 +254,9 @@ ok(cu.cuCtxDestroy(b))
 ok(cu.cuCtxDestroy(a))
 primary = ok(cu.cuDevicePrimaryCtxRetain(0))
 again = ok(cu.cuDevicePrimaryCtxRetain(0))
-report([seen, other, cu.cuCtxGetDevice()[0].value, int(primary) == int(again), list(ok(cu.cuDevicePrimaryCtxGetState(0)))[1],
-        [cu.cuDevicePrimaryCtxRelease(0)[0].value for _ in range(3)], list(ok(cu.cuDevicePrimaryCtxGetState(0)))[1]])
+report([seen, other, code(cu.cuCtxGetDevice()), int(primary) == int(again),
+    list(ok(cu.cuDevicePrimaryCtxGetState(0)))[1],
+        [code(cu.cuDevicePrimaryCtxRelease(0)) for _ in range(3)], list(ok(cu.cuDevicePrimaryCtxGetState(0)))[1]])
 """
     )
     assert found == [[1, 0], [0], 201, True, 1, [0, 0, 201], 0]

@@ -12,8 +12,8 @@ lib = ctypes.CDLL("libcuda.so.1")
 
 def ask(symbol, version, flags):
     address, status = ctypes.c_void_p(), ctypes.c_int(-1)
-    code = lib.cuGetProcAddress_v2(symbol, ctypes.byref(address), version, ctypes.c_uint64(flags), ctypes.byref(status))
-    return code, status.value, address.value
+    found = ctypes.byref(address), version, ctypes.c_uint64(flags), ctypes.byref(status)
+    return lib.cuGetProcAddress_v2(symbol, *found), status.value, address.value
 
 def address_of(export):
     return ctypes.cast(getattr(lib, export), ctypes.c_void_p).value
@@ -67,7 +67,8 @@ def test_answers(machine: Machine, symbol: str, version: int, flags: int, status
 
 def test_wrong_questions(machine: Machine) -> None:
     found = machine.run(
-        f"{CLIENT}questions = (None, 12000, 0), (b'cuMemAlloc', 12000, 4), (b'cuMemAlloc', 12000, 3), (b'cuMemAlloc', 99000, 0)\n"
+        f"{CLIENT}name = b'cuMemAlloc'\n"
+        "questions = (None, 12000, 0), (name, 12000, 4), (name, 12000, 3), (name, 99000, 0)\n"
         "print(json.dumps([ask(*question)[0] for question in questions]))"
     )
     assert found == [1, 1, 1, 1]
@@ -85,12 +86,14 @@ print(json.dumps([ask(b"cuMemAlloc", 12000), ask(b"cuNoSuchCall", 12000), ask(b"
     assert found == [0, 500, 500]
 
 
-def test_every_entry_point_is_exported_and_named_once() -> None:
-    root = Path(__file__).resolve().parents[2] / "libvgpu" / "simulator" / "cuda" / "entries.def"
-    lines = re.findall(r"^(?:ENTRY|PER_THREAD_ENTRY|UNSUPPORTED)\((\w+), (\w+), (\d+)", root.read_text(), re.M)
-    symbols = [symbol for _, symbol, _ in lines]
+def test_every_entry_point_is_exported_and_named_once(machine: Machine) -> None:
+    table = Path(__file__).resolve().parents[2] / "libvgpu" / "simulator" / "cuda" / "entries.def"
+    lines = re.findall(r"^[A-Z_]+\((\w+), (\w+), (\d+)(?:, (\w+), \d+)?\)$", table.read_text(), re.M)
+    symbols = [symbol for _, first, _, second in lines for symbol in (first, second) if symbol]
     assert len(set(symbols)) == len(symbols) > 500
-    assert len({(base, version) for base, _, version in lines}) == len(lines)
+    assert len({(base, version) for base, _, version, _ in lines}) == len(lines)
+    missing = machine.run(f"{CLIENT}print(json.dumps([s for s in {symbols} if not hasattr(lib, s)]))")
+    assert missing == []
 
 
 def test_unplayed_calls_say_that_they_are_not_supported(machine: Machine) -> None:
@@ -99,7 +102,9 @@ def test_unplayed_calls_say_that_they_are_not_supported(machine: Machine) -> Non
         + """
 before = lib.cuGraphicsMapResources(0, None, None)
 lib.cuInit(0)
-print(json.dumps([before, lib.cuGraphicsMapResources(0, None, None), lib.cuGetExportTable(ctypes.byref(ctypes.c_void_p()), bytes(16))]))
+table = ctypes.c_void_p()
+after = lib.cuGraphicsMapResources(0, None, None)
+print(json.dumps([before, after, lib.cuGetExportTable(ctypes.byref(table), bytes(16))]))
 """
     )
     assert found == [3, 801, 500]

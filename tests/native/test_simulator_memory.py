@@ -1,4 +1,4 @@
-"""Memory of simulated cards: what each family costs, contents, limits between processes, and what happens when one dies."""
+"""Memory of simulated cards: what each family costs, contents, limits between processes, and death."""
 
 import os
 import signal
@@ -106,7 +106,7 @@ def access(device=0):
 def test_a_family_costs_its_bytes_and_gives_them_back(machine: Machine, family: str) -> None:
     make, drop, cost = FAMILIES[family]
     before, held, after = machine.run(
-        f"{CLIENT}{BUILDERS}\ncontext()\nsteps = [free()]\n{make}\nsteps.append(free())\n{drop}\nsteps.append(free())\nreport(steps)"
+        f"{CLIENT}{BUILDERS}\ncontext()\nbefore = free()\n{make}\nheld = free()\n{drop}\nreport([before, held, free()])"
     )
     assert (before - held, after) == (cost, before)
 
@@ -117,11 +117,12 @@ def test_the_last_byte_is_given_and_not_one_more(machine: Machine) -> None:
         + """
 context()
 rest = free()
-codes = [cu.cuMemAlloc(rest + 1)[0].value]
+codes = [code(cu.cuMemAlloc(rest + 1))]
 p = ok(cu.cuMemAlloc(rest))
-codes += [cu.cuMemAlloc(1)[0].value, free()]
+codes += [code(cu.cuMemAlloc(1)), free()]
 ok(cu.cuMemFree(p))
-codes += [cu.cuMemAlloc(2**63)[0].value, cu.cuMemAllocPitch(2**40, 2**40, 4)[0].value, cu.cuMemAllocAsync(2**62, 0)[0].value, free() == rest]
+codes += [code(cu.cuMemAlloc(2**63)), code(cu.cuMemAllocPitch(2**40, 2**40, 4)),
+    code(cu.cuMemAllocAsync(2**62, 0)), free() == rest]
 report(codes)
 """
     )
@@ -145,7 +146,7 @@ ok(cu.cuCtxSynchronize())
 steps.append([ask(A.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), ask(A.CU_MEMPOOL_ATTR_USED_MEM_CURRENT)])
 ok(cu.cuMemPoolSetAttribute(pool, A.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, cu.cuuint64_t(0)))
 ok(cu.cuMemAllocAsync(1, 0))
-report([steps, cu.cuMemAlloc(rest - 32 * MIB)[0].value, cu.cuMemAlloc(1)[0].value])
+report([steps, code(cu.cuMemAlloc(rest - 32 * MIB)), code(cu.cuMemAlloc(1))])
 """
     )
     kept = [256 * MIB, 0]
@@ -171,7 +172,8 @@ ok(cu.cuMemcpyDtoHAsync(back.ctypes.data, a, 48, 0))
 same.append(back[:48].tolist() == data[:4].tolist() + [4, 3, 2, 1] * 10 + data[44:48].tolist())
 ok(cu.cuMemsetD2D8(a, 100, 9, 10, 3))
 ok(cu.cuMemcpyDtoH(back.ctypes.data, a, 300))
-same.append([int(x) for x in np.flatnonzero(back[:300] == 9)][:10] == list(range(10)) and bool((back[200:210] == 9).all()))
+nines = [x for row in (0, 100, 200) for x in range(row, row + 10)]
+same.append(set(nines) <= set(np.flatnonzero(back[:300] == 9).tolist()))
 m = ok(cu.cuMemAllocManaged(64, 1))
 import ctypes
 ctypes.memset(int(m), 5, 64)
@@ -187,8 +189,9 @@ copy.WidthInBytes, copy.Height = 32, 4
 ok(cu.cuMemcpy2D(copy))
 ok(cu.cuMemcpyAtoH(back.ctypes.data, array, 0, 32))
 same.append(bool((back[:32] == data[:32]).all()))
-report([same, cu.cuMemcpyHtoD(int(a) + data.nbytes - 4, data.ctypes.data, 5)[0].value, cu.cuMemcpyHtoD(data.ctypes.data, data.ctypes.data, 1)[0].value,
-        cu.cuMemcpyDtoH(data.ctypes.data, 0, 4)[0].value])
+report([same, code(cu.cuMemcpyHtoD(int(a) + data.nbytes - 4, data.ctypes.data, 5)),
+    code(cu.cuMemcpyHtoD(data.ctypes.data, data.ctypes.data, 1)),
+        code(cu.cuMemcpyDtoH(data.ctypes.data, 0, 4))])
 """
     )
     assert found == [[True] * 5, 1, 1, 1]
@@ -201,16 +204,18 @@ def test_physical_memory_keeps_its_bytes_wherever_it_is_mapped(machine: Machine)
 import numpy as np
 context()
 rest = free()
-granularity = ok(cu.cuMemGetAllocationGranularity(place(), cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM))
+minimum = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+granularity = ok(cu.cuMemGetAllocationGranularity(place(), minimum))
 size = 2 * granularity
 handle = ok(cu.cuMemCreate(size, place(), 0))
 other = ok(cu.cuMemCreate(granularity, place(host=True), 0))
 va = ok(cu.cuMemAddressReserve(4 * granularity, 0, 0, 0))
-codes = [cu.cuMemMap(va, size, 0, handle, 0)[0].value, cu.cuMemMap(int(va) + granularity, granularity, 0, other, 0)[0].value,
-         cu.cuMemMap(int(va) + size, granularity, 0, other, 0)[0].value]
+codes = [code(cu.cuMemMap(va, size, 0, handle, 0)),
+    code(cu.cuMemMap(int(va) + granularity, granularity, 0, other, 0)),
+         code(cu.cuMemMap(int(va) + size, granularity, 0, other, 0))]
 data = np.arange(size + granularity, dtype=np.uint32).view(np.uint8)[: size + granularity].copy()
 back = np.zeros_like(data)
-codes.append(cu.cuMemcpyHtoD(va, data.ctypes.data, data.nbytes)[0].value)
+codes.append(code(cu.cuMemcpyHtoD(va, data.ctypes.data, data.nbytes)))
 ok(cu.cuMemSetAccess(va, size + granularity, [access()], 1))
 ok(cu.cuMemcpyHtoD(va, data.ctypes.data, data.nbytes))
 ok(cu.cuMemRelease(handle))
@@ -221,14 +226,15 @@ moved = ok(cu.cuMemAddressReserve(size, 0, 0, 0))
 ok(cu.cuMemMap(moved, size, 0, second, 0))
 ok(cu.cuMemSetAccess(moved, size, [access()], 1))
 ok(cu.cuMemcpyDtoH(back.ctypes.data, moved, size))
-codes += [cu.cuMemAddressFree(va, 4 * granularity)[0].value, cu.cuMemUnmap(int(va) + size, 1)[0].value]
+codes += [code(cu.cuMemAddressFree(va, 4 * granularity)), code(cu.cuMemUnmap(int(va) + size, 1))]
 ok(cu.cuMemUnmap(int(va) + size, granularity))
-codes.append(cu.cuMemAddressFree(va, 4 * granularity)[0].value)
+codes.append(code(cu.cuMemAddressFree(va, 4 * granularity)))
 ok(cu.cuMemUnmap(moved, size))
 still = rest - free()
 ok(cu.cuMemRelease(second))
-report([granularity, codes, held == size, bool((back[:size] == data[:size]).all()), still == size, rest == free(), cu.cuMemRelease(second)[0].value,
-        cu.cuMemCreate(granularity - 1, place(), 0)[0].value])
+report([granularity, codes, held == size, bool((back[:size] == data[:size]).all()), still == size, rest == free(),
+    code(cu.cuMemRelease(second)),
+        code(cu.cuMemCreate(granularity - 1, place(), 0))])
 """
     )
     assert found == [2 * MIB, [0, 1, 0, 1, 1, 1, 0], True, True, True, True, 1, 1]
@@ -258,13 +264,15 @@ ctx = ok(cu.cuCtxCreate(None, 0, 1))
 A = cu.CUpointer_attribute
 p, m, h = ok(cu.cuMemAlloc(1000)), ok(cu.cuMemAllocManaged(1000, 1)), ok(cu.cuMemHostAlloc(1000, 0))
 def ask(attribute, address):
-    code, value = cu.cuPointerGetAttribute(attribute, address)
-    return int(value) if not code else code.name
-both = [[ask(A.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, x), ask(A.CU_POINTER_ATTRIBUTE_IS_MANAGED, x), ask(A.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, x)]
+    error, value = cu.cuPointerGetAttribute(attribute, address)
+    return int(value) if not error else error.name
+both = [[ask(A.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, x), ask(A.CU_POINTER_ATTRIBUTE_IS_MANAGED, x),
+    ask(A.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, x)]
         for x in (int(p) + 999, int(m), int(h))]
 base, size = ok(cu.cuMemGetAddressRange(int(p) + 10))
-report([both, int(base) == int(p), size, ask(A.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, int(p) + 1000), cu.cuMemGetAddressRange(4096)[0].value,
-        cu.cuMemFree(int(p) + 1)[0].value, cu.cuMemFree(p)[0].value, cu.cuMemFree(p)[0].value])
+report([both, int(base) == int(p), size, ask(A.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, int(p) + 1000),
+    code(cu.cuMemGetAddressRange(4096)),
+        code(cu.cuMemFree(int(p) + 1)), code(cu.cuMemFree(p)), code(cu.cuMemFree(p))])
 """
     )
     kinds = [[2, 0, 1], [2, 1, 1], [1, 0, 1]]
@@ -320,8 +328,7 @@ def test_killed_memory_is_free_at_once_for_those_who_need_it(machine: Machine) -
     holder = machine.start(HOLD, SIZE=str(14000 * MIB))
     heard(holder)
     other = machine.start(
-        CLIENT
-        + "context(); report(cu.cuMemAlloc(10000 * MIB)[0].value); wait(); report(cu.cuMemAlloc(10000 * MIB)[0].value)"
+        CLIENT + "context(); report(code(cu.cuMemAlloc(10000 * MIB))); wait(); report(code(cu.cuMemAlloc(10000 * MIB)))"
     )
     assert heard(other) == 2
     holder.kill()
@@ -378,9 +385,9 @@ for _ in range(4000):
     if live and chance.random() < 0.4:
         ok(cu.cuMemFree(live.pop(chance.randrange(len(live)))))
         continue
-    code, p = cu.cuMemAlloc(chance.randrange(1, 1500 * MIB))
-    refused += code.value == 2
-    if not code:
+    error, p = cu.cuMemAlloc(chance.randrange(1, 1500 * MIB))
+    refused += error.value == 2
+    if not error:
         live.append(p)
 report(refused)
 """
