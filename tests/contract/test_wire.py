@@ -131,15 +131,19 @@ def test_several_containers_are_fitted_together() -> None:
         two=[gpu("b", 8000, index=0), gpu("c", 4000, index=1)],
         small=[gpu("d", 4000)],
         used=[gpu("e", 8000), gpu("f", 4000, index=1)],
+        busy=[gpu("g", 8000), gpu("h", 4000, index=1)],
     )
+    state.hold("y", Holding("busy", {"h": Held(1, 2000, 2000, 0)}))
     state.hold("x", Holding("used", {"e": Held(1, 1, 1, 0)}))
     # On "two" the policy's first choice (the empty larger card for the small container) has to be revised.
     args = request(
-        {"containers": [limits("small", gpumem=3000), limits("large", gpumem=8000)]}, ["one", "two", "small", "used"]
+        {"containers": [limits("small", gpumem=3000), limits("large", gpumem=8000)]},
+        ["one", "two", "small", "used", "busy"],
     )
     reply = Verbs(state, Rules(), Recent()).filter(args)
     assert reply.NodeNames == ["two"]
-    assert reply.FailedNodes == {"used": "container large: 0 of 2 cards have 8000 MiB free, 1 needed"}
+    told = "container large: 0 of 2 cards have 8000 MiB free, 1 needed"
+    assert reply.FailedNodes == {"used": told, "busy": told}
     assert reply.FailedAndUnresolvableNodes == {
         "one": "container large: 0 of 1 cards have 8000 MiB free, 1 needed",
         "small": "container large: 0 of 1 cards have 8000 MiB free, 1 needed",

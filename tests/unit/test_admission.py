@@ -204,6 +204,9 @@ def test_what_the_admin_allows_is_let_through() -> None:
         container(limits={"nvidia.com/gpu": 1}, env=[*everything, {"name": "A", "value": "1"}, *everything]),
         container("log", env=[{"name": "B", "value": "2"}, *everything, *everything]),
     )
+    priority = {"name": "CUDA_TASK_PRIORITY", "value": "5"}
+    both = pod(container(limits={"nvidia.com/gpu": 1, "nvidia.com/priority": 1}, env=[*everything, priority]))
+    assert admitted(both, config)["spec"]["containers"][0]["env"] == [{**priority, "value": "1"}]
     main, log = admitted(item, config)["spec"]["containers"]
     assert main["env"] == [{"name": "A", "value": "1"}]
     assert log["env"] == [{"name": "B", "value": "2"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
