@@ -1,5 +1,8 @@
 """Time on simulated cards: what kernels take, in which order, by events and by the simulator's truth."""
 
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from vgpu.native import simulator
 
 CLIENT = "from simulator_client import *\n"
 MS = 1_000_000
+LIBVGPU = Path(__file__).resolve().parents[2] / "libvgpu"
 
 
 @pytest.fixture
@@ -198,6 +202,58 @@ def test_queued_work_of_a_killed_process_vanishes(machine: Machine) -> None:
     assert machine.process(other.pid).busy_ns[0] == 1 * MS
 
 
+def test_a_running_kernel_ends_with_its_process(machine: Machine) -> None:
+    hog = machine.start(f"{CLIENT}context()\nlaunch(kernel('k_1000000ms'))\nreport(1)\nwait()")
+    heard(hog)
+    hog.kill()
+    hog.wait()
+    assert machine.run(f"{CLIENT}context()\nlaunch(kernel('k_1ms'))\nreport(code(cu.cuCtxSynchronize()))") == 0
+    assert 0 < machine.process(hog.pid).busy_ns[0] < 60_000 * MS
+
+
+def test_what_a_killed_process_queued_is_not_counted_when_somebody_looks_late(machine: Machine) -> None:
+    hog = machine.start(f"{CLIENT}context()\nf = kernel('k_1ms')\n[launch(f) for _ in range(1000)]\nreport(1)\nwait()")
+    heard(hog)
+    hog.kill()
+    hog.wait()
+    time.sleep(1.2)  # the whole queue would have run by now, if nobody had died
+    machine.run(f"{CLIENT}context()\nlaunch(kernel('k_1ms'))\nok(cu.cuCtxSynchronize())")
+    assert machine.process(hog.pid).busy_ns[0] < 500 * MS
+
+
+HOLDER = """
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include "common/state.h"
+int main(int count, char **arguments)
+{
+    struct sim sim;
+    if (count < 4 || sim_open(&sim, arguments[1]) || (atoi(arguments[3]) && sim_register(&sim)))
+        return 1;
+    struct sim_card *card = &sim.state->cards[0];
+    sim_acquire(&sim, atoi(arguments[2]) ? &card->memory_lock : &card->time_lock);
+    return kill(getpid(), SIGKILL);
+}
+"""
+
+
+@pytest.mark.parametrize("registered", [0, 1])
+@pytest.mark.parametrize("memory", [0, 1])
+def test_a_lock_of_the_dead_is_taken_over(machine: Machine, tmp_path: Path, memory: int, registered: int) -> None:
+    source = tmp_path / "holder.c"
+    source.write_text(HOLDER)
+    include = ["-I", str(LIBVGPU / "include"), "-I", str(LIBVGPU / "simulator")]
+    common = map(str, sorted((LIBVGPU / "simulator" / "common").glob("*.c")))
+    subprocess.run(["cc", "-std=gnu11", *include, "-o", str(tmp_path / "holder"), str(source), *common], check=True)
+    work = f"{CLIENT}context()\nlaunch(kernel('k_1ms'))\nok(cu.cuCtxSynchronize())\nreport(code(cu.cuMemAlloc(MIB)))"
+    simulator.create(machine.folder, machine.spec)
+    holder = subprocess.run([tmp_path / "holder", machine.folder, str(memory), str(registered)], check=False)
+    assert holder.returncode == -signal.SIGKILL
+    assert machine.run(work) == 0
+    assert machine.card().used == 0
+
+
 def test_deaths_at_any_moment_stop_nobody(machine: Machine) -> None:
     loop = (
         CLIENT
@@ -296,3 +352,27 @@ report(out)
 """
     )
     assert found == [[900, 901], [900, 901], [0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize(("mode", "answers"), [("GLOBAL", [900, 901]), ("THREAD_LOCAL", [0, 0]), ("RELAXED", [0, 0])])
+def test_only_a_global_capture_forbids_unsafe_calls_of_other_threads(
+    machine: Machine, mode: str, answers: list[int]
+) -> None:
+    found = machine.run(
+        CLIENT
+        + f"""
+import threading
+made = context()
+s = ok(cu.cuStreamCreate(1))
+answer = []
+def other():
+    ok(cu.cuCtxSetCurrent(made))
+    answer.append(code(cu.cuMemAlloc(1)))
+ok(cu.cuStreamBeginCapture(s, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_{mode}))
+thread = threading.Thread(target=other)
+thread.start()
+thread.join()
+report([*answer, code(cu.cuStreamEndCapture(s))])
+"""
+    )
+    assert found == answers
