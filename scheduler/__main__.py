@@ -100,21 +100,22 @@ def run(args: argparse.Namespace) -> None:
     certificates = Certificates(client, args.tls_secret, args.webhook_config, on_ready=wake.set)
     verbs = extender_app(Verbs(state, rules, recent), binder, lambda: feed.ready)
     address = args.webhook_address
-    listeners = [
-        Listener("extender", verbs, "127.0.0.1", args.extender_port, threads=BIND_THREADS),
-        Listener("metrics", make_wsgi_app(REGISTRY), address, args.metrics_port, threads=2),
-    ]
-    feed.start()
-    certificates.start()
-    wake.wait()  # for the first certificate
-    if not stopping.is_set():
-        service = service_app(admission, lambda: feed.ready)
-        tls = certificates.context
-        listeners.append(Listener("webhook", service, address, args.webhook_port, threads=REVIEW_THREADS, tls=tls))
-    stopping.wait()
-    # Allocations are records in the API server: there is nothing to save, and a request that is cut off is retried.
-    for listener in listeners:
-        listener.stop()
+    listeners: list[Listener] = []
+    try:
+        listeners.append(Listener("extender", verbs, "127.0.0.1", args.extender_port, threads=BIND_THREADS))
+        listeners.append(Listener("metrics", make_wsgi_app(REGISTRY), address, args.metrics_port, threads=2))
+        feed.start()
+        certificates.start()
+        wake.wait()  # for the first certificate
+        if not stopping.is_set():
+            service = service_app(admission, lambda: feed.ready)
+            tls = certificates.context
+            listeners.append(Listener("webhook", service, address, args.webhook_port, threads=REVIEW_THREADS, tls=tls))
+        stopping.wait()
+    finally:
+        # Allocations are records in the API server: there is nothing to save, and a request cut off is retried.
+        for listener in listeners:
+            listener.stop()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -83,7 +83,10 @@ class Listener:
         if tls is not None:
             self._server.ssl_adapter = _Tls(tls)
         self._thread = threading.Thread(target=self._server.serve, name=name, daemon=True)
-        self._server.prepare()
+        try:
+            self._server.prepare()
+        except OSError as error:
+            raise OSError(f"{name}: port {port} on {address}: {error}") from None
         self._thread.start()
         log.info("%s listens on %s", name, self.port)
 

@@ -137,14 +137,26 @@ def test_what_is_wrong_is_said_in_one_line(
     assert "Traceback" not in done.stderr
 
 
-def test_a_port_that_is_taken_is_named(program: Program, tmp_path: Path) -> None:
-    ApiServer(free_port()).write_kubeconfig(tmp_path / "kubeconfig")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", program.extender))
-        taken.listen()
-        done = subprocess.run(
-            program.command(), capture_output=True, text=True, timeout=SECONDS, env=environment(tmp_path), check=False
-        )
+@pytest.mark.parametrize("which", ["extender", "metrics", "webhook"])
+def test_a_port_that_is_taken_is_named(program: Program, tmp_path: Path, which: str) -> None:
+    server = ApiServer(free_port())  # the webhook listens once it has its certificate
+    server.start()
+    server.write_kubeconfig(tmp_path / "kubeconfig")
+    port: int = getattr(program, which)
+    try:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", port))
+            taken.listen()
+            done = subprocess.run(
+                program.command(),
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+                env=environment(tmp_path),
+                check=False,
+            )
+    finally:
+        server.stop()
     assert done.returncode == 1
-    assert str(program.extender) in done.stderr
+    assert f"{which}: port {port} on 127.0.0.1: " in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr

@@ -228,8 +228,8 @@ def test_replicas_that_start_at_once_agree(world: World, port: int, monkeypatch:
         real(self, *args)
 
     monkeypatch.setattr(Certificates, "_store", slow)
-    first.start()
     try:
+        first.start()
         assert first.serial() == second.serial()
     finally:
         first.close()
