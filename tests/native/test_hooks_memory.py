@@ -286,3 +286,19 @@ def test_two_containers_on_one_card_see_only_their_own(tmp_path: Path) -> None:
     for client in clients:
         client.communicate("\n", timeout=30)
         assert client.returncode == 0
+
+
+def test_a_refused_free_keeps_the_charge(env: dict[str, str]) -> None:
+    lines = python(
+        PRELUDE
+        + """
+mine = start()
+pointer, handle = alloc(100 * MIB)[1], create(50 * MIB)[1]
+ok(cu.cuCtxSetCurrent(None))
+print(free_async(pointer) != 0)
+ok(cu.cuCtxSetCurrent(mine))
+print(used() // MIB, free(pointer), used() // MIB, release(handle), release(handle) != 0, used())
+""",
+        env,
+    )
+    assert lines == ["True", "150 0 50 0 True 0"]
