@@ -87,8 +87,9 @@ print(json.dumps([ask(b"cuMemAlloc", 12000), ask(b"cuNoSuchCall", 12000), ask(b"
 
 
 def test_every_entry_point_is_exported_and_named_once(machine: Machine) -> None:
-    table = Path(__file__).resolve().parents[2] / "libvgpu" / "simulator" / "cuda" / "entries.def"
-    lines = re.findall(r"^[A-Z_]+\((\w+), (\w+), (\d+)(?:, (\w+), \d+)?\)$", table.read_text(), re.M)
+    folder = Path(__file__).resolve().parents[2] / "libvgpu" / "simulator" / "cuda"
+    text = "".join((folder / name).read_text() for name in ("entries.def", "unsupported.def"))
+    lines = re.findall(r"^[A-Z_]+\((\w+), (\w+), (\d+)(?:, (\w+), \d+)?\)$", text, re.M)
     symbols = [symbol for _, first, _, second in lines for symbol in (first, second) if symbol]
     assert len(set(symbols)) == len(symbols) > 500
     assert len({(base, version) for base, _, version, _ in lines}) == len(lines)

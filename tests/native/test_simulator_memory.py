@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from simulated import MIB, Machine, eventually, heard, tell
 
-from vgpu.native import simulator
-
 CLIENT = "from simulator_client import *\n"
 
 
@@ -380,6 +378,8 @@ def test_many_processes_never_hold_more_than_the_card(machine: Machine) -> None:
         + """
 import random
 context()
+report(0)
+wait()
 chance, live, refused = random.Random(int(os.environ["SEED"])), [], 0
 for _ in range(4000):
     if live and chance.random() < 0.4:
@@ -392,10 +392,13 @@ for _ in range(4000):
 report(refused)
 """
     )
-    simulator.create(machine.folder, machine.spec)
     workers = [machine.start(greedy, SEED=str(i)) for i in range(4)]
     victim = machine.start(greedy.replace("range(4000)", "range(10**9)"), SEED="9")
-    eventually("the victim's context", lambda: any(p.pid == victim.pid for p in simulator.processes(machine.folder)))
+    for process in (*workers, victim):
+        heard(process)
+    for process in (*workers, victim):
+        tell(process)
+    eventually("memory of the victim", lambda: machine.process(victim.pid).used[0] > 1000 * MIB)
     victim.kill()
     refusals = [heard(worker) for worker in workers]
     for worker in workers:

@@ -41,7 +41,7 @@ static uint32_t class_of(uint64_t size)
 
 static struct block *slot_of(struct class *class, uint32_t slot)
 {
-    struct block *chunk = slot / CHUNK < CHUNKS ? class->chunks[slot / CHUNK] : NULL;
+    struct block *chunk = slot / CHUNK < CHUNKS ? __atomic_load_n(&class->chunks[slot / CHUNK], __ATOMIC_ACQUIRE) : NULL;
     return chunk ? &chunk[slot % CHUNK] : NULL;
 }
 
@@ -71,8 +71,9 @@ CUdeviceptr block_new(uint64_t size, CUcontext context, enum block_kind kind, CU
         slot = class->used;
         bool room = slot < slots && slot < CHUNK * CHUNKS;
         if (room && !class->chunks[slot / CHUNK]) {
-            class->chunks[slot / CHUNK] = calloc(CHUNK, sizeof(struct block));
-            room = class->chunks[slot / CHUNK] != NULL;
+            struct block *chunk = calloc(CHUNK, sizeof *chunk);
+            __atomic_store_n(&class->chunks[slot / CHUNK], chunk, __ATOMIC_RELEASE);
+            room = chunk != NULL;
         }
         if (!room) {
             unlock_blocks();

@@ -10,7 +10,7 @@ static pthread_mutex_t contexts = PTHREAD_MUTEX_INITIALIZER; /* creation and des
 CUresult context_make(int device, unsigned flags, bool primary, unsigned api_version, CUcontext *out)
 {
     int card = driver.visible[device];
-    if (!driver.sim.self && sim_register(&driver.sim) != 0)
+    if (!driver_register())
         return CUDA_ERROR_OPERATING_SYSTEM;
     CUresult result = charge(card, driver.sim.profile->context_bytes);
     if (result)

@@ -40,7 +40,7 @@ struct CUstream_st {
     CUcontext context;
     unsigned flags;
     int priority;
-    uint64_t last;       /* sequence of the last launch; 0: none */
+    _Atomic uint64_t last; /* sequence of the last launch; 0: none */
     uint64_t not_before; /* set by waits for work of another card */
     uint64_t host;       /* ticket of its last host function */
     uint64_t id;
@@ -55,7 +55,7 @@ struct CUctx_st {
     unsigned references; /* of a primary context */
     uint64_t id;
     uint64_t host; /* ticket of the last host function of any stream */
-    uint64_t last, last_blocking; /* sequences over all streams, and over those that wait for the legacy stream */
+    _Atomic uint64_t last, last_blocking; /* sequences over all streams, and over those that wait for the legacy stream */
     struct CUstream_st *legacy;
     size_t limits[8];
     CUfunc_cache cache;
@@ -191,6 +191,8 @@ struct thread_state {
 struct thread_state *thread_state(void);
 
 bool driver_ready(void);
+/* Makes this process one that can hold memory; contexts and physical memory need it. */
+bool driver_register(void);
 uint64_t driver_id(void);
 
 /* The current context of this thread or the error that a call without one answers. */
@@ -274,7 +276,7 @@ CUresult function_resolve(CUfunction handle, CUcontext context, CUfunction *out)
 uint64_t function_duration(CUfunction function, uint64_t blocks);
 void module_unload(CUmodule module);
 
-/* graphs.c: what a stream under capture does instead. CUDA_ERROR_NOT_READY: the stream is not capturing. */
+/* capture.c: what a stream under capture does instead. CUDA_ERROR_NOT_READY: the stream is not capturing. */
 struct launch_shape {
     CUfunction function;
     unsigned grid[3], block[3], shared;

@@ -27,10 +27,38 @@ uint64_t driver_id(void)
     return atomic_fetch_add(&driver.next_id, 2) + 1;
 }
 
+static pthread_key_t thread_key;
+static pthread_once_t thread_once = PTHREAD_ONCE_INIT;
+/* only a pointer: the room for thread-local data of libraries that are opened late is small */
+static __thread struct thread_state *mine __attribute__((tls_model("initial-exec")));
+
+static void make_thread_key(void)
+{
+    if (pthread_key_create(&thread_key, free) != 0)
+        abort();
+}
+
+static struct thread_state *new_thread_state(void)
+{
+    pthread_once(&thread_once, make_thread_key);
+    mine = calloc(1, sizeof *mine);
+    if (!mine)
+        abort(); /* of a few hundred bytes; no entry point could say so */
+    pthread_setspecific(thread_key, mine);
+    return mine;
+}
+
 struct thread_state *thread_state(void)
 {
-    static __thread struct thread_state state __attribute__((tls_model("initial-exec")));
-    return &state;
+    return mine ? mine : new_thread_state();
+}
+
+bool driver_register(void)
+{
+    pthread_mutex_lock(&init_lock);
+    bool registered = driver.sim.self || sim_register(&driver.sim) == 0;
+    pthread_mutex_unlock(&init_lock);
+    return registered;
 }
 
 CUresult current_context(CUcontext *out)

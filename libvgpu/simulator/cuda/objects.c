@@ -29,8 +29,8 @@ void *object_new(enum object_type type)
     else if (arena && end + SLOT <= ARENA)
         object = (struct object *)(arena + __atomic_fetch_add(&end, SLOT, __ATOMIC_RELEASE));
     if (object) {
-        memset(object, 0, SLOT);
-        object->type = type;
+        memset(&object->next_free, 0, SLOT - offsetof(struct object, next_free));
+        __atomic_store_n(&object->type, type, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&lock);
     return object;
@@ -40,22 +40,27 @@ void object_free(void *handle)
 {
     struct object *object = handle;
     pthread_mutex_lock(&lock);
-    object->type = OBJECT_FREE;
+    __atomic_store_n(&object->type, OBJECT_FREE, __ATOMIC_RELEASE);
     object->next_free = free_list;
     free_list = object;
     pthread_mutex_unlock(&lock);
 }
 
+static uint32_t type_of(const void *object)
+{
+    return __atomic_load_n(&((const struct object *)object)->type, __ATOMIC_ACQUIRE);
+}
+
 bool object_is(const void *handle, enum object_type type)
 {
     uintptr_t offset = (uintptr_t)handle - (uintptr_t)arena;
-    return arena && offset < __atomic_load_n(&end, __ATOMIC_ACQUIRE) && offset % SLOT == 0 && ((const struct object *)handle)->type == type;
+    return arena && offset < __atomic_load_n(&end, __ATOMIC_ACQUIRE) && offset % SLOT == 0 && type_of(handle) == type;
 }
 
 void object_each(enum object_type type, void (*visit)(void *object, void *argument), void *argument)
 {
     size_t last = __atomic_load_n(&end, __ATOMIC_ACQUIRE);
     for (size_t offset = 0; offset < last; offset += SLOT)
-        if (((struct object *)(arena + offset))->type == type)
+        if (type_of(arena + offset) == type)
             visit(arena + offset, argument);
 }

@@ -49,6 +49,14 @@ uint64_t stream_last(CUstream stream)
     return stream == context->legacy ? context->last_blocking : stream->last;
 }
 
+/* Threads may launch on one stream at once. */
+static void raise_to(_Atomic uint64_t *last, uint64_t sequence)
+{
+    uint64_t now = atomic_load_explicit(last, memory_order_relaxed);
+    while (now < sequence && !atomic_compare_exchange_weak_explicit(last, &now, sequence, memory_order_relaxed, memory_order_relaxed))
+        ;
+}
+
 CUresult stream_launch(CUstream stream, uint64_t duration)
 {
     CUcontext context = stream->context;
@@ -58,9 +66,10 @@ CUresult stream_launch(CUstream stream, uint64_t duration)
     uint64_t sequence = sim_launch(&driver.sim, context->card, duration, stream->not_before);
     if (!sequence)
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
-    stream->last = context->last = sequence;
+    raise_to(&stream->last, sequence);
+    raise_to(&context->last, sequence);
     if (!(stream->flags & CU_STREAM_NON_BLOCKING))
-        context->last_blocking = sequence;
+        raise_to(&context->last_blocking, sequence);
     return CUDA_SUCCESS;
 }
 
@@ -345,9 +354,13 @@ CUresult cuEventSynchronize(CUevent event)
         result = capture_forbids(NULL);
     if (result)
         return result;
-    if (event->state == EVENT_PENDING) {
-        sim_wait(&driver.sim, event->card, event->sequence);
-        host_wait(event->host);
+    pthread_mutex_lock(&pending_lock);
+    bool wait = event->state == EVENT_PENDING;
+    uint64_t sequence = event->sequence, host = event->host;
+    pthread_mutex_unlock(&pending_lock);
+    if (wait) {
+        sim_wait(&driver.sim, event->card, sequence);
+        host_wait(host);
     }
     while (!event_done(event) && sim_self_valid(&driver.sim))
         sim_sleep_until(event->time);
@@ -390,8 +403,7 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
     if (event_done(event) || !event->context)
         return CUDA_SUCCESS;
     if (event->context->card == stream->context->card) {
-        if (event->sequence > stream->last)
-            stream->last = event->sequence;
+        raise_to(&stream->last, event->sequence);
         if (event->host > stream->host)
             stream->host = event->host;
     } else {

@@ -46,7 +46,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, const CUmem
     CUresult result = card_of(&properties->location, &card);
     if (result)
         return result;
-    if (!driver.sim.self && sim_register(&driver.sim) != 0)
+    if (!driver_register())
         return CUDA_ERROR_OPERATING_SYSTEM;
     result = card >= 0 ? charge(card, size) : CUDA_SUCCESS;
     if (result)
