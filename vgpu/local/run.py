@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
-from vgpu import inventory, names
+from vgpu import contexts, inventory, names
 from vgpu.config import Config
 from vgpu.devices import Gpu
 from vgpu.local.environment import environment
@@ -49,7 +49,7 @@ def run(command: Sequence[str], demand: Demand, config: Config, *, simulate: str
     refuse_nesting(root)
     simulator = simulator_dir(root, simulate) if simulate else None
     library = paths.libvgpu()
-    cards = read_cards(config, simulate, simulator)
+    cards = read_cards(root, config, simulate, simulator)
     store = SliceStore(root)
     claim = acquire(store, cards, demand, command, str(simulator or ""), wait)
     try:
@@ -95,30 +95,31 @@ def simulator_dir(root: Path, spec: str) -> Path:
     return Path(chosen).resolve() if chosen else root / "simulator" / spec
 
 
-def read_cards(config: Config, simulate: str, simulator: Path | None) -> list[Gpu]:
+def read_cards(root: Path, config: Config, simulate: str, simulator: Path | None) -> list[Gpu]:
     """The cards that may be used: of the driver or simulated ones, less what CUDA_VISIBLE_DEVICES hides."""
     try:
         if simulator is not None:
             inventory.use_simulator(simulate, simulator)
         plugin = config.device_plugin
-        found = inventory.read(
+        cards = inventory.read(
             split=plugin.deviceSplitCount,
             memory_scaling=plugin.deviceMemoryScaling,
             core_scaling=plugin.deviceCoreScaling,
-        ).devices
+        )
     except ValueError as error:
         raise UserError(f"--simulate is {simulate!r}: {error}", 2) from None
     except inventory.InventoryError as error:
         raise UserError(f"{error}; to try it on simulated cards, write: vgpu run --simulate T4 -- COMMAND") from None
-    if not found:
+    if not cards.devices:
         raise UserError(
             "the driver shows no card; to try it on simulated cards, write: vgpu run --simulate T4 -- COMMAND"
         )
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
-    cards = list(found) if setting is None else visible(found, setting)
-    if not cards:
+    found = contexts.learn(cards, root / "contexts.json").devices
+    chosen = list(found) if setting is None else visible(found, setting)
+    if not chosen:
         raise UserError(f"CUDA_VISIBLE_DEVICES is {setting!r}: it names no card of this machine")
-    return cards
+    return chosen
 
 
 def acquire(
@@ -173,10 +174,11 @@ def limits(claim: Claim, demand: Demand, config: Config) -> Limits:
                 uuid=piece.uuid,
                 memory=piece.mem * MIB,
                 guarantee=piece.guarantee * MIB,
+                context_bytes=card.context,
                 cores=piece.cores,
                 cores_ceiling=piece.cores,
             )
-            for piece in claim.record.slices
+            for piece, card in zip(claim.record.slices, claim.record.cards, strict=True)
         ),
         core_policy="none" if config.device_plugin.disablecorelimit else config.core_policy,
         priority=demand.request.priority or 0,
