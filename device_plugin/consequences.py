@@ -32,6 +32,12 @@ class Consequences:
         """A pod that can never start here: an event, and where a controller owns it, it is evicted to be made anew."""
         self._worker.submit(self._refused, pod, sentence)
 
+    def allocated(self, pod: Pod, sentence: str) -> None:
+        """A container of the pod may start, and with what."""
+        meta = pod.metadata
+        reference = writes.pod_reference(meta.namespace, meta.name, meta.uid)
+        self._worker.submit(self._event, reference, names.EVENT_ALLOCATED, sentence, "Normal")
+
     def card(self, reason: str, sentence: str) -> None:
         """Something about a card of this node."""
         self._worker.submit(self._event, writes.node_reference(self._node), reason, sentence)
@@ -59,5 +65,5 @@ class Consequences:
         except ApiError as error:
             log.warning("%s is not evicted: %s", full_name(pod), error)
 
-    def _event(self, reference: dict[str, str], reason: str, sentence: str) -> None:
-        writes.emit_event(self._client, reference, reason, sentence, reporting=REPORTER, host=self._node)
+    def _event(self, reference: dict[str, str], reason: str, sentence: str, type_: str = "Warning") -> None:
+        writes.emit_event(self._client, reference, reason, sentence, type_, reporting=REPORTER, host=self._node)

@@ -191,8 +191,14 @@ class Granting:
             cdi.write(self._places.cdi, plan.candidate.cdi_name, body)
         else:
             self._sandboxes.point(ids.key(device_ids), directory)
-        shares = ", ".join(f"{piece.mem} MiB {piece.cores} % of {piece.uuid}" for piece in plan.slices)
+        shares = "; ".join(self._share(piece) for piece in plan.slices)
         log.info("%s/%s may start with %s", full_name(plan.pod), plan.candidate.container, shares)
+        self._consequences.allocated(plan.pod, f"Container {plan.candidate.container} gets {shares}")
+
+    def _share(self, piece: GpuSlice) -> str:
+        gpu = self._cards.by_uuid[piece.uuid]
+        time_share = f" and {piece.cores} % of the time" if piece.cores else ""
+        return f"{piece.mem} MiB{time_share} of card {gpu.index} ({gpu.model}, {gpu.uuid})"
 
     def _driver_edits(self, cards: Sequence[Gpu]) -> driver.DriverEdits:
         if self._places.simulator_state:

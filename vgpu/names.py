@@ -89,7 +89,7 @@ NODE_PORT_SCHEDULER_METRICS: Final = 31993  #: node port of the scheduler's metr
 NODE_PORT_NODE_METRICS: Final = 31992  #: node port of a node's own metrics
 
 # Reasons of events
-EVENT_ALLOCATED: Final = "VgpuAllocated"  #: reserved: a pod has got its slices
+EVENT_ALLOCATED: Final = "VgpuAllocated"  #: on a pod: a container may start, and with which slices
 EVENT_UNHEALTHY: Final = "VgpuUnhealthy"  #: a card of a node does not work
 EVENT_MISMATCH: Final = "VgpuMismatch"  #: a container was not started: what it would get is not what was allocated
 
