@@ -144,13 +144,16 @@ uint64_t sim_expected_end(struct sim *sim, int index, uint64_t sequence)
     return end;
 }
 
+static void doze_until(uint64_t deadline)
+{
+    struct timespec until = {.tv_sec = (time_t)(deadline / 1000000000u), .tv_nsec = (long)(deadline % 1000000000u)};
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL); /* a signal only makes us look again */
+}
+
 void sim_sleep_until(uint64_t deadline)
 {
-    uint64_t now = sim_now();
-    if (deadline > now + SPIN_NS) {
-        struct timespec until = {.tv_sec = (time_t)((deadline - SPIN_NS) / 1000000000u), .tv_nsec = (long)((deadline - SPIN_NS) % 1000000000u)};
-        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL); /* a signal only makes us look again */
-    }
+    if (deadline > sim_now() + SPIN_NS)
+        doze_until(deadline - SPIN_NS);
     while (sim_now() < deadline && deadline - sim_now() <= SPIN_NS)
         __asm__ volatile("" ::: "memory");
 }
@@ -166,7 +169,10 @@ uint64_t sim_wait(struct sim *sim, int index, uint64_t sequence)
         uint64_t end = expected_end(sim, index, sequence, &others);
         sim_release(&card->time_lock);
         uint64_t limit = sim_now() + SLICE_NS;
-        sim_sleep_until(others && end > limit ? limit : end);
+        if (others && end > limit)
+            doze_until(limit);
+        else
+            sim_sleep_until(end);
     }
     return atomic_load(&sim->self->ends[index][sequence % SIM_ENDS]);
 }
