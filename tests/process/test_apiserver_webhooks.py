@@ -185,6 +185,25 @@ def test_updates_show_both_versions(world: World, hook: Hook) -> None:
     assert asked["object"]["metadata"]["annotations"] == {"x": "1"}
 
 
+def test_a_change_during_admission_is_not_lost(world: World, hook: Hook) -> None:
+    configuration = hook.configuration()
+    configuration["webhooks"][0]["rules"][0]["operations"] = ["UPDATE"]
+    world.send("POST", VALIDATING, configuration)
+    world.create(pod("a"))
+    path = "/api/v1/namespaces/default/pods/a"
+
+    def change(_: dict[str, Any]) -> dict[str, Any]:
+        if len(hook.requests) == 1:
+            world.send("PATCH", f"{path}/status", {"status": {"phase": "Running"}}, content_type=MERGE_PATCH)
+        return {"allowed": True}
+
+    hook.answer = change
+    world.send("PATCH", path, {"metadata": {"annotations": {"x": "1"}}}, content_type=MERGE_PATCH)
+    assert len(hook.requests) == 2
+    stored = world.pod("a")
+    assert (stored["metadata"]["annotations"], stored["status"]["phase"]) == ({"x": "1"}, "Running")
+
+
 @pytest.mark.parametrize(
     ("selector", "reached"),
     [

@@ -290,7 +290,10 @@ def test_kubelet_restart_wipes_sockets_and_keeps_containers(plugged: Machine) ->
     plugged.wait_phase("a", "Running")
     before = plugged.pod("a")["status"]["containerStatuses"][0]["containerID"]
     registered = len([call for call in plugged.calls() if call[0] == "ListAndWatch"])
+    left_over = plugged.root / "device-plugins" / "other.sock"
+    left_over.touch()
     plugged.kubelet.restart()
+    assert not left_over.exists()
     wait_for(
         "the plugin to register again",
         lambda: len([call for call in plugged.calls() if call[0] == "ListAndWatch"]) > registered,
