@@ -220,9 +220,7 @@ class ClusterState:
                 node = self._nodes[own.node]
                 for column, gpu in enumerate(node.devices):
                     usage[:, node.row, column] -= figures(own.held.get(gpu.uuid, Held()))
-            cards = self._cards.take(np.s_[:rows])
-            cards.places = self._places
-            return View(cards, usage, self._rows)
+            return View(self._cards.first(rows), usage, self._rows)
 
     def cards_of(self, name: str, without: str = "") -> list[CardState] | None:
         """One node's cards in index order, None when it has none; `without` as in `view`."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from scheduler.cluster import ClusterState, View
 from vgpu.placement import fleet, policy, rules
-from vgpu.placement.cards import CardState, Ints, pick
+from vgpu.placement.cards import CardState, Ints
 from vgpu.placement.fit import Reason, Rejection, fit_pod
 from vgpu.placement.rules import Ask
 from vgpu.resources import PodRequest
@@ -62,13 +62,12 @@ class Survey:
         if not len(places):
             return
         part = rows[places]
-        cards = self._view.cards.take(part)
-        numa = self._pod.selector.numa_bind
-        found, kind = fleet.rejections(cards, pick(self._view.usage, part), asked.take(part), numa_bind=numa)
+        cards, usage, numa = self._view.cards, self._view.usage, self._pod.selector.numa_bind
+        found, kind = fleet.rejections(cards, usage, asked, part, numa_bind=numa)
         if len(self._pod.containers) > 1:
             prefix = f"container {self._pod.containers[index].name}: "
             found = [Rejection(each.reasons, prefix + each.sentence) for each in found]
-        lost = fleet.hopeless(cards, [each.take(part) for each in asks], self._pod)
+        lost = fleet.hopeless(cards, asks, self._pod)[part]
         for where, mask in ((self.failed, ~lost), (self.unresolvable, lost)):
             self._tell(where, places[mask], found, kind[mask])
 

@@ -90,11 +90,7 @@ def test_the_fleet_is_judged_as_each_node_is(states: list[list[CardState]], pod:
             continue
         assert bool(verdict.fits[row]) is isinstance(found, Allocation)
         if isinstance(found, Rejection) and len(pod.containers) == 1:
-            selected = np.array([row])
-            part = cards.take(selected)
-            told, kind = fleet.rejections(
-                part, usage[:, selected], asks[0].take(selected), numa_bind=pod.selector.numa_bind
-            )
+            told, kind = fleet.rejections(cards, usage, asks[0], np.array([row]), numa_bind=pod.selector.numa_bind)
             assert [told[at] for at in kind] == [found]
 
 

@@ -4,9 +4,9 @@ Arrays of one node keep the cards in the order of their index; where nodes diffe
 says which places are cards.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -18,7 +18,6 @@ from vgpu.devices import Gpu
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-S = TypeVar("S", bound=np.generic)
 
 #: Rows of a usage array (shape: 5 × the shape of the cards), in the order of `Held`'s fields
 SLOTS, MEM, PHYS, CORES, ALONE = range(5)
@@ -35,17 +34,8 @@ class CardState(msgspec.Struct, frozen=True):
 
 def nothing_held(*shape: int) -> Ints:
     """A usage array of zeros for cards of this shape, each figure column-major as the cards are."""
-    return _swapped(np.zeros((FIGURES, *reversed(shape)), dtype=np.int64))
-
-
-def _swapped(usage: Ints) -> Ints:
-    """Nodes × cards as cards × nodes and the other way round, for every figure."""
-    return np.swapaxes(usage, -1, -2) if usage.ndim > 2 else usage
-
-
-def pick(usage: Ints, rows: Ints) -> Ints:
-    """The usage of some nodes."""
-    return _swapped(_swapped(usage)[..., rows])
+    *nodes, cards = shape
+    return np.moveaxis(np.zeros((FIGURES, cards, *nodes), dtype=np.int64), 1, -1)
 
 
 def count(mask: Bools) -> Ints:
@@ -112,25 +102,28 @@ class Cards:
         self.numa[place] = gpu.numa
         self.model[place] = self.models.index(gpu.model)
 
-    def take(self, rows: Any) -> "Cards":
-        """The cards of some nodes. UUID lists cannot be judged on the result: `places` is empty."""
-
-        def some(array: NDArray[S]) -> NDArray[S]:
-            return array.T[..., rows].T
-
+    def first(self, rows: int) -> "Cards":
+        """The cards of the first nodes: views, not copies."""
         return Cards(
-            some(self.present),
-            some(self.healthy),
-            some(self.cordoned),
-            some(self.memory),
-            some(self.physical),
-            some(self.cores),
-            some(self.slots),
-            some(self.numa),
-            some(self.model),
+            self.present[:rows],
+            self.healthy[:rows],
+            self.cordoned[:rows],
+            self.memory[:rows],
+            self.physical[:rows],
+            self.cores[:rows],
+            self.slots[:rows],
+            self.numa[:rows],
+            self.model[:rows],
             self.models,
-            {},
+            self.places,
         )
+
+    def numa_nodes(self) -> Iterable[int]:
+        """Every NUMA node that a card is on, and possibly some more."""
+        if not self.numa.size:
+            return ()
+        low, high = int(self.numa.min()), int(self.numa.max())
+        return range(low, high + 1) if high - low < 64 else np.unique(self.numa).tolist()
 
 
 def load(cards: Cards, usage: Ints) -> Floats:

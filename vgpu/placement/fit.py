@@ -72,13 +72,13 @@ class _Beside:
         """What runs beside a container of this kind."""
         return self.sidecars + self.apps if kind is Kind.APP else self.sidecars
 
-    def plus(self, kind: Kind, added: Ints) -> "_Beside":
-        now = self.now(kind) + added
-        peak = np.maximum(self.peak, now)
+    def plus(self, kind: Kind, asked: Ask, chosen: Bools) -> "_Beside":
+        """With one container more, on the chosen cards."""
+        peak = np.maximum(self.peak, asked.added(self.now(kind), chosen))
         if kind is Kind.SIDECAR:
-            return _Beside(self.sidecars + added, self.apps, peak)
+            return _Beside(asked.added(self.sidecars, chosen), self.apps, peak)
         if kind is Kind.APP:
-            return _Beside(self.sidecars, self.apps + added, peak)
+            return _Beside(self.sidecars, asked.added(self.apps, chosen), peak)
         return _Beside(self.sidecars, self.apps, peak)
 
 
@@ -109,10 +109,9 @@ class _Search:
             if self.tries == 0:
                 return None
             self.tries -= 1
-            added = np.zeros_like(usage)
-            chosen = list(places)
-            added[:, chosen] = asked.column[:, chosen]
-            rest = self._place(at + 1, beside.plus(kind, added))
+            chosen = np.zeros_like(good)
+            chosen[list(places)] = True
+            rest = self._place(at + 1, beside.plus(kind, asked, chosen))
             if rest is not None:
                 return [places, *rest]
         if not found and self.failed_at is None:
@@ -121,7 +120,7 @@ class _Search:
 
     def _choices(self, good: Bools, usage: Ints, own: Ints, peak: Ints, asked: Ask) -> Iterator[tuple[int, ...]]:
         """Sets of good cards, the best first; above all others, what the pod holds for an init container anyway."""
-        paid = (peak[SLOTS] > 0) & (own + asked.column <= peak).all(axis=0)
+        paid = (peak[SLOTS] > 0) & (asked.added(own, self.cards.present) <= peak).all(axis=0)
         order = self.policy.card_order(self.cards, usage)
         ordered = [int(place) for place in order[np.argsort(~paid[order], kind="stable")] if good[place]]
         size = asked.request.count

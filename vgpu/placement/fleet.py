@@ -50,29 +50,29 @@ def _first_fit(cards: Cards, usage: Ints, wanted: Sequence[Ask], pod: PodRequest
         chosen = good & (np.cumsum(good, axis=-1, dtype=np.uint16) <= asked.request.count)
         works &= count(chosen) == asked.request.count
         if container.kind is Kind.SIDECAR:
-            beside_init = beside_apps = beside_init + asked.column * chosen
+            beside_init = beside_apps = asked.added(beside_init, chosen)
         elif container.kind is Kind.APP:
-            beside_apps = beside_apps + asked.column * chosen
+            beside_apps = asked.added(beside_apps, chosen)
     return works
 
 
 def _first_numa(cards: Cards, good: Bools, size: int) -> Bools:
     """Of the good cards only those of the first NUMA node that has enough of them."""
     kept = np.zeros_like(good)
-    for numa in np.unique(cards.numa[cards.present]):
+    for numa in cards.numa_nodes():
         group = good & (cards.numa == numa)
         kept |= group & ((count(group) >= size) & ~kept.any(axis=-1))[..., np.newaxis]
     return kept
 
 
-def rejections(cards: Cards, usage: Ints, asked: Ask, *, numa_bind: bool) -> tuple[list[Rejection], Ints]:
-    """The different rejections of the nodes given (shape: nodes × cards), and for each node the index of its one."""
-    totals = count(cards.present)
+def rejections(cards: Cards, usage: Ints, asked: Ask, rows: Ints, *, numa_bind: bool) -> tuple[list[Rejection], Ints]:
+    """The different rejections of the nodes in `rows`, and for each of these nodes the index of its one."""
+    totals = count(cards.present)[rows]
     reasons, columns = [], [totals]
     for reason, bad in rules.judge(cards, usage, asked):
         if bad.any():
             reasons.append(reason)
-            columns.append(count(bad))
+            columns.append(count(bad)[rows])
     first, inverse = _distinct(columns, cards.present.shape[-1])
     found = []
     for node in first.tolist():

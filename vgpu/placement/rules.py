@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 import numpy as np
 
-from vgpu.placement.cards import ALONE, CORES, MEM, PHYS, SLOTS, Bools, Cards, Ints, count, nothing_held
+from vgpu.placement.cards import ALONE, CORES, MEM, PHYS, SLOTS, Bools, Cards, Ints, count
 from vgpu.placement.selection import by_model, by_uuid
 from vgpu.resources import CardSelector, GpuRequest, PodRequest
 
@@ -46,21 +46,17 @@ class Ask:
     models: Bools | None  #: cards of an accepted model; None: all
     uuids: Bools | None
 
-    def take(self, rows: Ints) -> "Ask":
-        models = None if self.models is None else self.models[rows]
-        uuids = None if self.uuids is None else self.uuids[rows]
-        return Ask(self.request, self.memory.T[:, rows].T, self.guarantee.T[:, rows].T, models, uuids)
-
-    @property
-    def column(self) -> Ints:
-        """A usage array: what a slice of each card adds to it."""
-        added = nothing_held(*self.memory.shape)
-        added[SLOTS] = 1
-        added[MEM] = self.memory
-        added[PHYS] = self.guarantee
-        added[CORES] = self.request.cores
-        added[ALONE] = self.request.cores == 100
-        return added
+    def added(self, usage: Ints, chosen: Bools) -> Ints:
+        """The usage with one slice more on each chosen card."""
+        result = usage.copy(order="K")
+        result[SLOTS] += chosen
+        result[MEM] += self.memory * chosen
+        result[PHYS] += self.guarantee * chosen
+        if self.request.cores:
+            result[CORES] += self.request.cores * chosen
+        if self.request.cores == 100:
+            result[ALONE] += chosen
+        return result
 
 
 def memory_asked(cards: Cards, request: GpuRequest) -> Ints:
@@ -128,7 +124,7 @@ def enough(cards: Cards, good: Bools, request: GpuRequest, *, numa_bind: bool) -
     if not numa_bind:
         return count(good) >= request.count
     found = np.zeros(good.shape[:-1], dtype=np.bool_)
-    for numa in np.unique(cards.numa[cards.present]):
+    for numa in cards.numa_nodes():
         found |= count(good & (cards.numa == numa)) >= request.count
     return found
 
