@@ -403,9 +403,6 @@ def test_a_review_without_a_pod_is_a_bad_body() -> None:
 
 def test_one_family_of_names_per_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     class Foreign:
-        def resource_names(self, _: Rules) -> tuple[str, ...]:
-            return ()
-
         def uses(self, _: Pod, __: Rules) -> bool:
             return True
 

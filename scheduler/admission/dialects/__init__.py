@@ -12,9 +12,6 @@ from vgpu.resources import PodRequest, Rules
 class Dialect(Protocol):
     """What the module of a family offers."""
 
-    def resource_names(self, rules: Rules) -> tuple[str, ...]:
-        """Resources of the family in a container's limits and requests."""
-
     def uses(self, pod: Pod, rules: Rules) -> bool:
         """Does a container of the pod ask for a GPU in this family's names?"""
 

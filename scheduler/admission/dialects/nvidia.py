@@ -4,11 +4,6 @@ from scheduler.wire import Pod
 from vgpu.resources import PodRequest, Rules, containers_of, read_pod
 
 
-def resource_names(rules: Rules) -> tuple[str, ...]:
-    known = rules.names
-    return known.gpu, known.memory, known.percentage, known.cores, known.priority
-
-
 def uses(pod: Pod, rules: Rules) -> bool:
     known = rules.names
     asking = {known.gpu, known.memory, known.percentage, known.cores}
