@@ -40,8 +40,8 @@ def test_cards_of_the_simulator_without_any_environment(tmp_path: Path) -> None:
     for gpu in found.devices:
         assert gpu.uuid.startswith("GPU-")
         assert "T4" in gpu.model
-        assert gpu.physical == 15360
-        assert (gpu.memory, gpu.slots, gpu.cores) == (23040, 7, 50)
+        assert gpu.physical == 14912  # of 15360 MiB: the driver keeps the rest
+        assert (gpu.memory, gpu.slots, gpu.cores) == (22368, 7, 50)
         assert gpu.pci
     assert found.devices[0].links == {found.devices[1].uuid: "SYS"}
     assert found.driver.count(".") == 2
