@@ -376,7 +376,7 @@ def test_places_on_the_host(default: list[dict[str, Any]]) -> None:
     volumes = one(default, "DaemonSet", "vgpu-device-plugin")["spec"]["template"]["spec"]["volumes"]
     hosts = {volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume}
     kubelet = {f"{names.KUBELET_ROOT}/device-plugins", f"{names.KUBELET_ROOT}/pod-resources"}
-    assert hosts == kubelet | {names.REGION_DIR, names.CDI_DIR, "/usr/local/vgpu"}
+    assert hosts == kubelet | {names.REGION_DIR, names.CDI_DIR, "/etc/cdi", "/usr/local/vgpu"}
     mounts = container(default, "DaemonSet", "vgpu-device-plugin", "device-plugin")["volumeMounts"]
     assert {mount["mountPath"] for mount in mounts} == hosts | {"/etc/vgpu"}, "same path on both sides"
 
