@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: all venv build demo test lint bench clean
+.PHONY: all venv build demo demo-storm test lint bench clean
 
 all: build
 
@@ -22,6 +22,10 @@ build: $(STAMP)
 
 demo: build
 	@$(BIN)/vgpu demo
+
+# 50 pods while the agent and the scheduler are killed 20 times, at random.
+demo-storm: build
+	@$(BIN)/vgpu demo --pods 50 --kills 20
 
 test: build
 	@$(BIN)/pytest -n 2 --dist loadgroup -q
