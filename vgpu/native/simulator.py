@@ -49,6 +49,13 @@ def profiles() -> list[str]:
     return text.decode().split(",")
 
 
+def drivers() -> list[str]:
+    """CUDA versions of the drivers that can be played, newest first: the DRIVER of PROFILExN@DRIVER."""
+    ffi, lib = load()
+    text: bytes = ffi.string(lib.vgpu_sim_drivers())
+    return text.decode().split(",")
+
+
 def _check(result: int, directory: Path) -> int:
     if result >= 0:
         return result
@@ -60,15 +67,18 @@ def _check(result: int, directory: Path) -> int:
 
 
 def create(directory: Path, spec: str) -> None:
-    """Makes the state directory of `spec` (PROFILE or PROFILExN); nothing happens when it is there for the same spec.
+    """Makes the state directory of `spec` (PROFILE[xN][@DRIVER]); nothing happens when it is there for the same spec.
 
-    Raises ValueError for a spec that names no board or too many cards, FileExistsError when the directory simulates
+    Raises ValueError for a spec that names no board, no driver or too many cards, FileExistsError when the directory simulates
     something else, OSError when it cannot be made.
     """
     _, lib = load()
     result: int = lib.vgpu_sim_create(os.fsencode(directory), spec.encode())
     if result == -errno.EINVAL:
-        allowed = f"{', '.join(profiles())}, each with xN for N cards up to {lib.VGPU_SIM_MAX_CARDS}"
+        allowed = (
+            f"{', '.join(profiles())}, each with xN for N cards up to {lib.VGPU_SIM_MAX_CARDS} "
+            f"and @ with a driver of {', '.join(drivers())}"
+        )
         raise ValueError(f"simulator profile {spec!r} is unknown: one of {allowed}")
     if result == -errno.EEXIST:
         raise FileExistsError(errno.EEXIST, f"simulates something else than {spec}", str(directory))

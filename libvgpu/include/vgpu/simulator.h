@@ -32,8 +32,8 @@ struct vgpu_sim_process {
     uint64_t launches[16];
 };
 
-/* Makes the state directory for `spec` (PROFILE or PROFILExN, e.g. "T4x2"); nothing happens when it is there with the same spec.
- * -EINVAL: unknown profile or more than VGPU_SIM_MAX_CARDS cards, -EEXIST: made for another spec. */
+/* Makes the state directory for `spec` (PROFILE[xN][@DRIVER], e.g. "T4", "T4x2", "H100x8@12.4"); nothing happens when it is there with the same spec.
+ * -EINVAL: unknown profile or driver, or more than VGPU_SIM_MAX_CARDS cards, -EEXIST: made for another spec. */
 int vgpu_sim_create(const char *dir, const char *spec);
 /* Fills at most `capacity` cards; returns their number or a negative errno. */
 int vgpu_sim_cards(const char *dir, struct vgpu_sim_card *out, int capacity);
@@ -41,6 +41,8 @@ int vgpu_sim_cards(const char *dir, struct vgpu_sim_card *out, int capacity);
 int vgpu_sim_processes(const char *dir, struct vgpu_sim_process *out, int capacity);
 /* Comma-separated names of the profiles; static storage. */
 const char *vgpu_sim_profiles(void);
+/* Comma-separated CUDA versions of the drivers that can be played, the newest (the default) first; static storage. */
+const char *vgpu_sim_drivers(void);
 /* Marks a card (by index) unhealthy: the next NVML event wait reports this XID; 0 clears. */
 int vgpu_sim_inject_xid(const char *dir, int card, uint32_t xid);
 /* cffi: end */

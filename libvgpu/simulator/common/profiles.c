@@ -55,12 +55,15 @@ uint64_t sim_usable(const struct sim_profile *profile)
 
 int sim_spec_parse(const char *spec, uint32_t *cards)
 {
+    size_t end_of_spec = strcspn(spec, "@");
+    if (!sim_driver_of_spec(spec))
+        return -1;
     for (uint32_t i = 0; i < PROFILES; i++) {
         size_t length = strlen(profiles[i].id);
         if (strncmp(spec, profiles[i].id, length) != 0)
             continue;
         const char *rest = spec + length;
-        if (!*rest) {
+        if (rest == spec + end_of_spec) {
             *cards = 1;
             return (int)i;
         }
@@ -68,7 +71,7 @@ int sim_spec_parse(const char *spec, uint32_t *cards)
             continue;
         char *end;
         unsigned long count = strtoul(rest + 1, &end, 10);
-        if (*end || count > SIM_CARDS)
+        if (end != spec + end_of_spec || count > SIM_CARDS)
             continue;
         *cards = (uint32_t)count;
         return (int)i;

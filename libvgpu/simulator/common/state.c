@@ -209,12 +209,17 @@ int sim_open_environment(struct sim *sim)
 {
     char dir[200];
     const char *spec = secure_getenv("VGPU_SIMULATE");
+    const char *driver = secure_getenv("VGPU_SIM_DRIVER");
     int error = sim_directory(dir, sizeof dir);
+    if (driver && *driver && !sim_driver_named(driver)) {
+        fprintf(stderr, "vgpu simulator: VGPU_SIM_DRIVER=%s: not one of %s\n", driver, vgpu_sim_drivers());
+        return -EINVAL;
+    }
     if (!error && spec && *spec) {
         error = vgpu_sim_create(dir, spec);
         if (error == -EINVAL)
-            fprintf(stderr, "vgpu simulator: VGPU_SIMULATE=%s: not PROFILE or PROFILExN with a profile of %s and N from 1 to %d\n", spec,
-                    vgpu_sim_profiles(), SIM_CARDS);
+            fprintf(stderr, "vgpu simulator: VGPU_SIMULATE=%s: not PROFILE[xN][@DRIVER] with a profile of %s, N from 1 to %d and a driver of %s\n",
+                    spec, vgpu_sim_profiles(), SIM_CARDS, vgpu_sim_drivers());
         else if (error == -EEXIST)
             fprintf(stderr, "vgpu simulator: VGPU_SIMULATE=%s: %s simulates something else; remove it or set another VGPU_SIM_DIR\n", spec, dir);
         else if (error)

@@ -15,7 +15,7 @@
 #include "vgpu/simulator.h"
 
 #define SIM_MAGIC 0x6d69737570677631ull
-#define SIM_ABI 1u
+#define SIM_ABI 2u
 #define SIM_CARDS VGPU_SIM_MAX_CARDS
 #define SIM_SLOTS 1024u
 #define SIM_HISTORY 128u    /* dead processes that stay readable before their slots are used again */
@@ -26,6 +26,11 @@
 #define SIM_TEARDOWN_NS 1000000ull /* a death is noticed at the latest this long after it matters */
 
 typedef _Atomic uint64_t sim_lock; /* 0: free, else slot + 1, thread and a count that differs for every acquisition */
+
+struct sim_driver {
+    const char *id, *version; /* "12.4" and the driver's own number */
+    int cuda;                 /* 1000 * major + 10 * minor */
+};
 
 struct sim_profile {
     const char *id, *name, *vbios, *part_number;
@@ -109,7 +114,12 @@ struct sim {
 };
 
 const struct sim_profile *sim_profile_at(uint32_t index);
-/* Parses PROFILE[xN]; returns the profile's index or -1. */
+const struct sim_driver *sim_driver_named(const char *id);
+/* Of PROFILE[xN][@DRIVER]; NULL: unknown. */
+const struct sim_driver *sim_driver_of_spec(const char *spec);
+/* The driver that this process sees: VGPU_SIM_DRIVER, else that of the spec, else the newest. */
+const struct sim_driver *sim_driver(void);
+/* Parses PROFILE[xN][@DRIVER]; returns the profile's index or -1. */
 int sim_spec_parse(const char *spec, uint32_t *cards);
 uint64_t sim_usable(const struct sim_profile *profile);
 

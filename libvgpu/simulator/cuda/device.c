@@ -67,15 +67,6 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice device)
-{
-    size_t total;
-    CUresult result = bytes ? cuDeviceTotalMem_v2(&total, device) : CUDA_ERROR_INVALID_VALUE;
-    if (!result)
-        *bytes = total > 0xffffffffu ? 0xffffffffu : (unsigned)total;
-    return result;
-}
-
 CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
 {
     ENTER_DEVICE(device);

@@ -13,7 +13,6 @@ CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device); /* of CUDA 9.2; cuda.h 
 
 #include "common/state.h"
 
-#define DRIVER_VERSION 13000
 #define MIB (1ull << 20)
 #define DEVICE_WINDOW (1ull << 48) /* device addresses lie above everything that a host program can map */
 #define RESERVATION_WINDOW (DEVICE_WINDOW + (1ull << 47))

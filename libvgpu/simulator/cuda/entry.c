@@ -7,10 +7,12 @@
 #define ENTRY(base, symbol, version)
 #define PER_THREAD_ENTRY(base, symbol, version, per_thread, per_thread_version)
 #define UNSUPPORTED(base, symbol, version) __attribute__((visibility("default"))) CUresult simulated_##symbol(void) __asm__(#symbol);
+#define PER_THREAD_UNSUPPORTED(base, symbol, version, variant, variant_version) UNSUPPORTED(base, symbol, version) UNSUPPORTED(base, variant, version)
 #include "cuda/entries.def"
 #undef ENTRY
 #undef PER_THREAD_ENTRY
 #undef UNSUPPORTED
+#undef PER_THREAD_UNSUPPORTED
 
 static struct entry {
     const char *base;
@@ -20,16 +22,20 @@ static struct entry {
 #define ENTRY(base, symbol, version) {#base, (void *)symbol, NULL, version, 0},
 #define PER_THREAD_ENTRY(base, symbol, version, variant, variant_version) {#base, (void *)symbol, (void *)variant, version, variant_version},
 #define UNSUPPORTED(base, symbol, version) {#base, (void *)simulated_##symbol, NULL, version, 0},
+#define PER_THREAD_UNSUPPORTED(base, symbol, version, variant, variant_version) \
+    {#base, (void *)simulated_##symbol, (void *)simulated_##variant, version, variant_version},
 #include "cuda/entries.def"
 };
 #undef ENTRY
 #undef PER_THREAD_ENTRY
 #undef UNSUPPORTED
+#undef PER_THREAD_UNSUPPORTED
 #define COUNT (sizeof entries / sizeof *entries)
 
 /* The driver knows these calls; the simulator does not play them. */
 #define ENTRY(base, symbol, version)
 #define PER_THREAD_ENTRY(base, symbol, version, per_thread, per_thread_version)
+#define PER_THREAD_UNSUPPORTED(base, symbol, version, variant, variant_version) UNSUPPORTED(base, symbol, version) UNSUPPORTED(base, variant, version)
 #define UNSUPPORTED(base, symbol, version)                                                     \
     CUresult simulated_##symbol(void)                                                          \
     {                                                                                          \
@@ -49,7 +55,7 @@ static void sort_entries(void)
     qsort(entries, COUNT, sizeof *entries, by_base_and_version);
 }
 
-/* The newest variant that is not newer than the version; *known: the base name exists. */
+/* The newest variant that is not newer than the version; *known: the played driver has the base name. */
 static void *find(const char *base, int version, bool per_thread, bool *known)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -63,7 +69,8 @@ static void *find(const char *base, int version, bool per_thread, bool *known)
             high = middle;
     }
     void *found = NULL;
-    for (*known = false; low < COUNT && strcmp(entries[low].base, base) == 0; low++) {
+    int newest = sim_driver()->cuda;
+    for (*known = false; low < COUNT && strcmp(entries[low].base, base) == 0 && entries[low].version <= newest; low++) {
         *known = true;
         if (per_thread && entries[low].per_thread && entries[low].per_thread_version <= version)
             found = entries[low].per_thread;
@@ -77,7 +84,7 @@ static void *find(const char *base, int version, bool per_thread, bool *known)
 CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status)
 {
     bool known;
-    if (!symbol || !out || flags & ~(cuuint64_t)3 || flags == 3 || version > DRIVER_VERSION)
+    if (!symbol || !out || flags & ~(cuuint64_t)3 || flags == 3 || version > sim_driver()->cuda)
         return CUDA_ERROR_INVALID_VALUE;
     *out = find(symbol, version, flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &known);
     if (status)

@@ -180,7 +180,7 @@ CUresult cuDriverGetVersion(int *version)
 {
     if (!version)
         return CUDA_ERROR_INVALID_VALUE;
-    *version = DRIVER_VERSION;
+    *version = sim_driver()->cuda;
     return CUDA_SUCCESS;
 }
 

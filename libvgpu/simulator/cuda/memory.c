@@ -383,29 +383,3 @@ CUresult cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, CUmemLocation 
     bool device = location.type == CU_MEM_LOCATION_TYPE_DEVICE;
     return flags || (device && (location.id < 0 || location.id >= driver.count)) ? CUDA_ERROR_INVALID_VALUE : prefetch(address, bytes, stream);
 }
-
-/* The 32-bit entry points of CUDA 2: no device address of this driver fits. */
-CUresult cuMemGetInfo(unsigned int *free_bytes, unsigned int *total)
-{
-    size_t wide_free, wide_total;
-    CUresult result = free_bytes && total ? cuMemGetInfo_v2(&wide_free, &wide_total) : CUDA_ERROR_INVALID_VALUE;
-    if (!result) {
-        *free_bytes = wide_free > 0xffffffffu ? 0xffffffffu : (unsigned)wide_free;
-        *total = wide_total > 0xffffffffu ? 0xffffffffu : (unsigned)wide_total;
-    }
-    return result;
-}
-
-CUresult cuMemAlloc(CUdeviceptr_v1 *out, unsigned int bytes)
-{
-    ENTER();
-    return out && bytes ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuMemFree(CUdeviceptr_v1 address)
-{
-    ENTER();
-    return address ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-}
-
-CUresult cuMemAllocHost(void **out, unsigned int bytes) { return cuMemAllocHost_v2(out, bytes); }

@@ -111,12 +111,14 @@ nvmlReturn_t put_list(void *out, unsigned *count, const void *items, unsigned ha
 nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length)
 {
     ENTER();
-    return put_text(version, length, DRIVER_VERSION_TEXT);
+    return put_text(version, length, sim_driver()->version);
 }
 
 nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
 {
-    return put_text(version, length, "13." DRIVER_VERSION_TEXT);
+    char text[32];
+    snprintf(text, sizeof text, "%d.%s", sim_driver()->cuda / 1000, sim_driver()->version);
+    return put_text(version, length, text);
 }
 
 nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
@@ -124,7 +126,7 @@ nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
     ENTER();
     if (!version)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *version = CUDA_VERSION_NUMBER;
+    *version = sim_driver()->cuda;
     return NVML_SUCCESS;
 }
 

@@ -10,9 +10,6 @@
 
 #include "common/state.h"
 
-#define DRIVER_VERSION_TEXT "580.105.08"
-#define CUDA_VERSION_NUMBER 13000
-
 struct nvmlDevice_st {
     int card;
 };
