@@ -56,7 +56,7 @@ static struct block *decode(CUdeviceptr address, CUdeviceptr *base)
     return slot < (uint64_t)CHUNK * CHUNKS ? slot_of(&classes[index], (uint32_t)slot) : NULL;
 }
 
-CUdeviceptr block_new(uint64_t size, CUcontext context, enum block_kind kind, CUmemoryPool pool)
+CUdeviceptr block_new(uint64_t size, CUcontext context, enum block_kind kind, void *owner)
 {
     uint32_t index = class_of(size);
     if (index >= CLASSES)
@@ -82,7 +82,7 @@ CUdeviceptr block_new(uint64_t size, CUcontext context, enum block_kind kind, CU
         class->used++;
     }
     struct block *block = slot_of(class, slot);
-    *block = (struct block){.size = size, .context = context, .kind = (uint8_t)kind, .pool = pool, .live = 1, .absent = kind == BLOCK_GRAPH};
+    *block = (struct block){.size = size, .context = context, .kind = (uint8_t)kind, .owner = owner, .live = 1, .absent = kind == BLOCK_GRAPH};
     block->id = last_id += 2;
     unlock_blocks();
     return DEVICE_WINDOW + ((uint64_t)index << CLASS_BITS) + ((uint64_t)slot << (index + SMALLEST));
@@ -103,12 +103,24 @@ static void drop(struct class *class, uint32_t slot, struct block *block)
     class->free_list = slot + 1;
 }
 
-bool block_take(CUdeviceptr address, struct block *out)
+void block_contents(CUdeviceptr base, char *contents)
+{
+    struct block *block = decode(base, &base);
+    __atomic_store_n(&block->contents, contents, __ATOMIC_RELEASE);
+}
+
+static void unmap(const struct block *block)
+{
+    if (block->contents && block->kind != BLOCK_EXTERNAL)
+        munmap(block->contents, block->size);
+}
+
+bool block_take(CUdeviceptr address, enum block_kind last, struct block *out)
 {
     CUdeviceptr base;
     lock_blocks();
     struct block *block = decode(address, &base);
-    bool found = block && block->live && !block->absent && base == address;
+    bool found = block && block->live && !block->absent && base == address && block->kind <= last;
     if (found && block->kind == BLOCK_GRAPH) { /* the address stays the graph's */
         *out = *block;
         block->absent = true;
@@ -120,8 +132,8 @@ bool block_take(CUdeviceptr address, struct block *out)
         drop(&classes[index], (uint32_t)((offset & ((1ull << CLASS_BITS) - 1)) >> (index + SMALLEST)), block);
     }
     unlock_blocks();
-    if (found && out->contents)
-        munmap(out->contents, out->size);
+    if (found)
+        unmap(out);
     return found;
 }
 
@@ -151,8 +163,7 @@ void block_each(bool (*match)(const struct block *, void *), void (*visit)(const
             unlock_blocks();
             if (!taken)
                 continue;
-            if (copy.contents)
-                munmap(copy.contents, copy.size);
+            unmap(&copy);
             visit(&copy, argument);
         }
 }

@@ -45,7 +45,11 @@ static bool block_of(const struct block *block, void *context)
 
 static void block_gone(const struct block *block, void *context)
 {
-    if (!block->absent)
+    if (block->kind == BLOCK_EXTERNAL)
+        external_release(block);
+    if (block->shared)
+        ipc_forget(block);
+    if (!block->absent && block->kind < BLOCK_EXTERNAL)
         uncharge(((CUcontext)context)->card, block->size);
 }
 
@@ -82,6 +86,7 @@ void context_destroy(CUcontext context)
     static const enum object_type owned[] = {OBJECT_STREAM, OBJECT_MODULE, OBJECT_ARRAY, OBJECT_EVENT};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         object_each(owned[i], object_of, context);
+    imports_of_context_drop(context);
     block_each(block_of, block_gone, context);
     ranges_of_context_drop(context);
     atomic_fetch_sub(&driver.sim.self->cards[context->card].contexts, 1);

@@ -20,7 +20,7 @@ CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device); /* of CUDA 9.2; cuda.h 
 
 enum object_type {
     OBJECT_FREE, OBJECT_CONTEXT, OBJECT_STREAM, OBJECT_EVENT, OBJECT_MODULE, OBJECT_FUNCTION, OBJECT_LIBRARY, OBJECT_KERNEL, OBJECT_ARRAY,
-    OBJECT_MIPMAP, OBJECT_POOL, OBJECT_PHYSICAL, OBJECT_GRAPH, OBJECT_NODE, OBJECT_GRAPH_EXEC
+    OBJECT_MIPMAP, OBJECT_POOL, OBJECT_PHYSICAL, OBJECT_GRAPH, OBJECT_NODE, OBJECT_GRAPH_EXEC, OBJECT_EXTERNAL, OBJECT_MULTICAST
 };
 struct object {
     uint32_t type, reserved;
@@ -146,14 +146,15 @@ struct physical {
     char *contents;
 };
 
-enum block_kind { BLOCK_DEVICE, BLOCK_POOL, BLOCK_GRAPH };
+enum block_kind { BLOCK_DEVICE, BLOCK_POOL, BLOCK_GRAPH, BLOCK_EXTERNAL, BLOCK_IMPORTED };
 struct block {
     uint64_t size, id;
     CUcontext context;
-    CUmemoryPool pool;
+    void *owner; /* the pool of BLOCK_POOL, the external memory of BLOCK_EXTERNAL, which has the contents */
     char *contents; /* made when first touched: memory that nobody wrote costs no host memory */
     uint32_t next_free;
     uint8_t live, kind;
+    bool shared; /* exported by cuIpcGetMemHandle */
     bool absent; /* of a graph's memory while no launch has made it */
 };
 
@@ -224,13 +225,15 @@ CUresult charge(int card, uint64_t bytes);
 void uncharge(int card, uint64_t bytes);
 
 /* blocks.c: device memory by address */
-CUdeviceptr block_new(uint64_t size, CUcontext context, enum block_kind kind, CUmemoryPool pool);
+CUdeviceptr block_new(uint64_t size, CUcontext context, enum block_kind kind, void *owner);
+/* Gives a new block contents that are mapped already. */
+void block_contents(CUdeviceptr base, char *contents);
 /* The live block that holds an address, with its base; NULL: none. */
 struct block *block_find(CUdeviceptr address, CUdeviceptr *base);
 /* Gives memory to the address of a captured allocation, if it has none now. */
 CUresult graph_memory_back(CUdeviceptr address);
-/* Takes a block out if `address` is the base of a live one; its fields are copied to `out`. */
-bool block_take(CUdeviceptr address, struct block *out);
+/* Takes a block out if `address` is the base of a live one of at most the kind `last`; its fields are copied to `out`. */
+bool block_take(CUdeviceptr address, enum block_kind last, struct block *out);
 /* Frees every block for which match says so, telling visit about each. */
 void block_each(bool (*match)(const struct block *, void *), void (*visit)(const struct block *, void *), void *argument);
 
@@ -244,6 +247,21 @@ void range_each(bool (*match)(const struct range *, void *), void (*drop)(const 
 /* Host address of up to `size` bytes of any memory a program may name; *length says how many lie in one piece. */
 CUresult view(CUdeviceptr address, size_t size, char **host, size_t *length);
 char *zero_pages(uint64_t size);
+
+/* shared.c: contents that other processes see */
+int shared_memory_file(const char *name);
+char *shared_map(int fd, uint64_t offset, uint64_t size);
+/* Makes *contents (NULL: none yet) part of a file, from `offset`, without moving them in this address space. */
+bool shared_move(int fd, uint64_t offset, char **contents, uint64_t size);
+
+/* ipc.c */
+void ipc_forget(const struct block *block);
+/* The card of imported memory. */
+int ipc_card(CUdeviceptr base);
+void imports_of_context_drop(CUcontext context);
+
+/* external.c */
+void external_release(const struct block *block);
 
 /* pools.c */
 CUresult pool_release(struct block *block);

@@ -66,9 +66,15 @@ CUresult cuMemFree_v2(CUdeviceptr address)
     ENTER();
     if (!address)
         return CUDA_SUCCESS;
-    if (block_take(address, &block)) {
+    if (block_take(address, BLOCK_EXTERNAL, &block)) {
         if (block.kind == BLOCK_POOL)
             return pool_release(&block);
+        if (block.kind == BLOCK_EXTERNAL) {
+            external_release(&block);
+            return CUDA_SUCCESS;
+        }
+        if (block.shared)
+            ipc_forget(&block);
         uncharge(block.context->card, block.size);
         return CUDA_SUCCESS;
     }
@@ -198,7 +204,7 @@ struct place {
     CUmemoryPool pool;
     unsigned flags;
     int card;
-    bool known, host, managed, virtual;
+    bool known, host, managed, virtual, imported;
 };
 
 static struct place place_of(CUdeviceptr address)
@@ -210,8 +216,9 @@ static struct place place_of(CUdeviceptr address)
         place.size = block->size;
         place.id = block->id;
         place.context = block->context;
-        place.pool = block->pool;
-        place.card = block->pool ? block->pool->card : block->context->card;
+        place.pool = block->kind == BLOCK_POOL ? block->owner : NULL;
+        place.imported = block->kind == BLOCK_IMPORTED || block->kind == BLOCK_EXTERNAL;
+        place.card = place.pool ? place.pool->card : block->kind == BLOCK_IMPORTED ? ipc_card(place.base) : block->context->card;
         return place;
     }
     pthread_mutex_lock(&driver.lock);
@@ -288,7 +295,7 @@ static CUresult attribute_of(const struct place *place, CUdeviceptr address, CUp
     case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(unsigned long long *)out = place->id; break;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(int *)out = place->managed; break;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)out = ordinal_of(place->card); break;
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *(int *)out = !place->host && !place->managed && !place->virtual && !place->pool; break;
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *(int *)out = !place->host && !place->managed && !place->virtual && !place->pool && !place->imported; break;
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)out = place->base; break;
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)out = place->size; break;
     case CU_POINTER_ATTRIBUTE_MAPPED: *(int *)out = 1; break;

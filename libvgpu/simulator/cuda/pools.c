@@ -115,7 +115,7 @@ static CUresult allocate(CUcontext context, CUdeviceptr *out, uint64_t bytes, CU
 
 CUresult pool_release(struct block *block)
 {
-    CUmemoryPool pool = block->pool;
+    CUmemoryPool pool = block->owner;
     pthread_mutex_lock(&pool->lock);
     pool->used -= round_up(block->size, ROUND);
     pthread_mutex_unlock(&pool->lock);
@@ -203,7 +203,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props)
     return CUDA_SUCCESS;
 }
 
-static bool block_of_pool(const struct block *block, void *pool) { return block->pool == pool; }
+static bool block_of_pool(const struct block *block, void *pool) { return block->owner == pool; }
 static void block_ignored(const struct block *block, void *pool) { (void)block, (void)pool; }
 
 CUresult cuMemPoolDestroy(CUmemoryPool pool)

@@ -1,0 +1,198 @@
+"""Memory that several processes map: IPC handles, shareable handles, memory of other interfaces."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from simulated import MIB, Machine, eventually, heard, tell
+
+CLIENT = "from simulator_client import *\nimport ctypes\n"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "cards", "H100x2")
+
+
+EXPORT = (
+    CLIENT
+    + """
+context()
+p = ok(cu.cuMemAlloc(10 * MIB + 3))
+ok(cu.cuMemsetD8(int(p) + 9 * MIB, 7, 100))
+first, again = (ctypes.string_at(ok(cu.cuIpcGetMemHandle(x)).getPtr(), 64) for x in (p, int(p) + 5))
+report([first.hex(), first == again])
+def byte(at):
+    value = ctypes.c_ubyte()
+    ok(cu.cuMemcpyDtoH(ctypes.addressof(value), int(p) + at, 1))
+    return value.value
+while (line := wait()) != "end":
+    if line == "free":
+        ok(cu.cuMemFree(p))
+    report([byte(9 * MIB + 5), byte(3)] if line == "read" else line)
+"""
+)
+IMPORT = (
+    CLIENT
+    + """
+primary = context(int(os.environ.get("DEVICE", "0")))
+def handle(text):
+    h = cu.CUipcMemHandle()
+    ctypes.memmove(h.getPtr(), bytes.fromhex(text), 64)
+    return h
+def opened(text, flags=1):
+    return cu.cuIpcOpenMemHandle(handle(text), flags)
+def byte(p, at):
+    value = ctypes.c_ubyte()
+    ok(cu.cuMemcpyDtoH(ctypes.addressof(value), int(p) + at, 1))
+    return value.value
+text = os.environ["HANDLE"]
+p = ok(opened(text))
+"""
+)
+
+
+def exporter(machine: Machine) -> tuple[subprocess.Popen[str], str]:
+    process = machine.start(EXPORT)
+    text, same = heard(process)
+    assert same
+    return process, text
+
+
+def test_an_importer_sees_the_same_bytes_and_pays_nothing(machine: Machine) -> None:
+    source, text = exporter(machine)
+    card = machine.card()
+    held = card.used
+    found = machine.run(
+        IMPORT
+        + """
+before = [byte(p, 9 * MIB + 5), byte(p, 0)]
+ok(cu.cuMemsetD8(int(p) + 3, 99, 1))
+A = cu.CUpointer_attribute
+ask = lambda a: int(ok(cu.cuPointerGetAttribute(a, int(p) + 1)))
+told = [ask(A.CU_POINTER_ATTRIBUTE_RANGE_SIZE), ask(A.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE),
+    ask(A.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)]
+report([before, told, int(ok(opened(text))) == int(p), code(opened(text, 0)), code(opened("00" * 64)),
+    code(cu.cuMemFree(p)), code(cu.cuIpcGetMemHandle(p)),
+    [code(cu.cuIpcCloseMemHandle(p)) for _ in range(3)], code(cu.cuMemsetD8(p, 1, 1))])
+""",
+        HANDLE=text,
+    )
+    assert found == [[7, 0], [10 * MIB + 3, 0, 0], True, 1, 400, 1, 1, [0, 0, 1], 1]
+    tell(source, "read")
+    assert heard(source) == [7, 99]
+    assert machine.card().used == held == card.context_bytes + 10 * MIB + 3
+    assert machine.card().peak == held + card.context_bytes
+    tell(source, "end")
+    assert source.wait(10) == 0
+    assert list(machine.folder.glob("shared.*")) == []
+
+
+def test_an_importer_on_the_other_card_needs_a_link_between_them(tmp_path: Path) -> None:
+    for spec, answer in (("H100x2", 0), ("T4x2", 205)):
+        machine = Machine(tmp_path / spec, spec)
+        source, text = exporter(machine)
+        script = IMPORT.replace("p = ok(opened(text))", "report(code(opened(text)))")
+        assert machine.run(script, HANDLE=text, DEVICE="1") == answer
+        assert machine.run(script, HANDLE=text, CUDA_VISIBLE_DEVICES="1") == 101
+        tell(source, "end")
+        source.wait(10)
+
+
+def test_a_handle_ends_with_its_memory_and_its_process(machine: Machine) -> None:
+    script = IMPORT.replace("p = ok(opened(text))", "report(code(opened(text)))")
+    source, text = exporter(machine)
+    tell(source, "free")
+    heard(source)
+    assert machine.run(script, HANDLE=text) == 400
+    source.kill()
+    source.wait()
+    source, text = exporter(machine)
+    source.kill()
+    source.wait()
+    assert machine.run(script, HANDLE=text) == 400
+    third, _ = exporter(machine)
+    assert len(list(machine.folder.glob("shared.*"))) == 1  # what the killed one left is swept
+    tell(third, "end")
+    third.wait(10)
+
+
+def test_an_importer_outlives_its_exporter_and_the_reverse(machine: Machine) -> None:
+    source, text = exporter(machine)
+    user = machine.start(IMPORT + "report(1)\nwait()\nreport(byte(p, 9 * MIB + 5))\nwait()", HANDLE=text)
+    heard(user)
+    source.kill()
+    source.wait()
+    tell(user)
+    assert heard(user) == 7
+    assert machine.card().used == machine.card().context_bytes
+    user.kill()
+    user.wait()
+    source, text = exporter(machine)
+    user = machine.start(IMPORT + "report(1)\nwait()", HANDLE=text)
+    heard(user)
+    user.kill()
+    user.wait()
+    tell(source, "read")
+    assert heard(source) == [7, 0]
+    eventually("only the exporter's memory", lambda: machine.card().used == machine.card().context_bytes + 10 * MIB + 3)
+    tell(source, "end")
+    source.wait(10)
+
+
+def test_what_has_no_handle(machine: Machine) -> None:
+    found = machine.run(
+        CLIENT
+        + """
+context()
+p = ok(cu.cuMemAlloc(100))
+h = ok(cu.cuIpcGetMemHandle(p))
+kinds = ok(cu.cuMemAllocAsync(100, 0)), ok(cu.cuMemAllocManaged(100, 1)), ok(cu.cuMemHostAlloc(100, 0)), 4096
+report([code(cu.cuIpcOpenMemHandle(h, 1)), [code(cu.cuIpcGetMemHandle(int(x))) for x in kinds],
+    code(cu.cuMemFree(p)), code(cu.cuIpcCloseMemHandle(p))])
+"""
+    )
+    assert found == [201, [1, 1, 1, 1], 0, 1]
+
+
+def test_memory_of_another_interface_is_paid_by_whoever_imports_it(machine: Machine) -> None:
+    found = machine.run(
+        CLIENT
+        + """
+context()
+rest = free()
+def description(size, fd=None, kind=cu.CUexternalMemoryHandleType.CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD):
+    d = cu.CUDA_EXTERNAL_MEMORY_HANDLE_DESC()
+    d.type, d.size, d.handle.fd = kind, size, fd
+    return d
+def buffer(offset, size):
+    b = cu.CUDA_EXTERNAL_MEMORY_BUFFER_DESC()
+    b.offset, b.size = offset, size
+    return b
+fd = os.memfd_create("frame")
+os.truncate(fd, 8 * MIB)
+os.pwrite(fd, b"frame", MIB + 100)
+mine = os.dup(fd)
+memory = ok(cu.cuImportExternalMemory(description(8 * MIB, fd)))
+costs = [rest - free()]
+p = ok(cu.cuExternalMemoryGetMappedBuffer(memory, buffer(MIB + 100, 2 * MIB)))
+back = ctypes.create_string_buffer(5)
+ok(cu.cuMemcpyDtoH(ctypes.addressof(back), p, 5))
+ok(cu.cuMemcpyHtoD(int(p) + 5, b"!", 1))
+costs.append(rest - free())
+wrong = [code(cu.cuExternalMemoryGetMappedBuffer(memory, buffer(7 * MIB, MIB + 1))),
+    code(cu.cuImportExternalMemory(description(9 * MIB, mine))), code(cu.cuImportExternalMemory(description(1, 12345)))]
+ok(cu.cuDestroyExternalMemory(memory))
+costs.append(rest - free())
+wrong += [code(cu.cuDestroyExternalMemory(memory)), code(cu.cuExternalMemoryGetMappedBuffer(memory, buffer(0, 1)))]
+ok(cu.cuMemFree(p))
+costs.append(rest - free())
+try:
+    os.fstat(fd)
+    closed = False
+except OSError:
+    closed = True
+report([back.raw.decode(), os.pread(mine, 6, MIB + 100).decode(), costs, wrong, closed, code(cu.cuMemFree(p))])
+"""
+    )
+    assert found == ["frame", "frame!", [8 * MIB, 8 * MIB, 8 * MIB, 0], [1, 1, 1, 400, 400], True, 1]
