@@ -22,6 +22,8 @@ bool vgpu_place_now(struct vgpu_place *place);
 bool vgpu_place_of_stream(CUstream stream, struct vgpu_place *place);
 unsigned vgpu_card_of_device(CUdevice device);
 unsigned vgpu_card_of_nvml(nvmlDevice_t device);
+/* False: the driver does not know this device either, and will say so. */
+bool vgpu_device_exists(CUdevice device);
 /* Contexts have gone: what threads remember about them is void. */
 void vgpu_places_forget(void);
 #endif

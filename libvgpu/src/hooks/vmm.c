@@ -69,7 +69,6 @@ static void give_back(struct block *block) {
     if (!block)
         return;
     vgpu_uncharge(block->ticket, block->bytes);
-    vgpu_count_kind(block->ticket.card, VGPU_KIND_BUFFER, -(int64_t)block->bytes);
     free(block);
 }
 
@@ -78,7 +77,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
     struct vgpu_ticket ticket;
     enum vgpu_verdict verdict = VGPU_UNCHARGED;
     /* Memory of the host (HOST, HOST_NUMA …) is not the card's; the location says which card it is, not the current context. */
-    if (handle && bytes && properties && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE && vgpu_enforcement() != VGPU_UNLIMITED)
+    if (handle && bytes && properties && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE && vgpu_enforcement() != VGPU_UNLIMITED &&
+        (vgpu_enforcement() == VGPU_BROKEN || vgpu_device_exists(properties->location.id)))
         verdict = vgpu_reserve(vgpu_card_of_device(properties->location.id), bytes, &ticket);
     if (verdict == VGPU_REFUSED)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -104,7 +104,6 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
     vgpu_spin_lock(&lock);
     add(handles, link);
     vgpu_spin_unlock(&lock);
-    vgpu_count_kind(ticket.card, VGPU_KIND_BUFFER, (int64_t)bytes);
     return result;
 }
 
