@@ -1,0 +1,73 @@
+"""Several small clients from one start: processes forked before any call of the driver, each asked one expression at a time."""
+
+import json
+import os
+import signal
+import sys
+
+from driver_client import *  # noqa: F403  (what the members are asked is written in its words)
+
+__all__ = ["Member", "crew"]
+
+
+class Member:
+    """A process of its own; its names are those of `driver_client`, and what it was told to remember."""
+
+    def __init__(self, **environment):
+        ours, theirs = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(ours[1])
+            os.close(theirs[0])
+            self._serve(os.fdopen(ours[0]), os.fdopen(theirs[1], "w"), environment)
+        os.close(ours[0])
+        os.close(theirs[1])
+        self._to, self._from = os.fdopen(ours[1], "w"), os.fdopen(theirs[0])
+
+    @staticmethod
+    def _serve(questions, answers, environment):
+        os.environ.update(environment)
+        names = dict(globals())
+        for line in questions:
+            kind, text = json.loads(line)
+            try:
+                answer = exec(text, names) if kind == "do" else eval(text, names)
+            except BaseException as error:
+                answer = f"{type(error).__name__}: {error}"
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+        os._exit(0)
+
+    def send(self, kind, text):
+        self._to.write(json.dumps([kind, text]) + "\n")
+        self._to.flush()
+
+    def answer(self):
+        line = self._from.readline()
+        return json.loads(line) if line else "gone"
+
+    def ask(self, expression):
+        """The value of an expression there (what JSON can carry); "gone" when the process has ended."""
+        self.send("ask", expression)
+        return self.answer()
+
+    def do(self, statements):
+        """None when they ran, else the error."""
+        self.send("do", statements)
+        return self.answer()
+
+    def kill(self, number=signal.SIGKILL):
+        os.kill(self.pid, number)
+        if number == signal.SIGKILL:
+            os.waitpid(self.pid, 0)
+
+    def leave(self):
+        self._to.close()
+        return os.waitpid(self.pid, 0)[1]
+
+
+def crew(count, **environment):
+    return [Member(**environment) for _ in range(count)]
+
+
+sys.stdout.reconfigure(line_buffering=True)
