@@ -196,3 +196,150 @@ report([back.raw.decode(), os.pread(mine, 6, MIB + 100).decode(), costs, wrong, 
 """
     )
     assert found == ["frame", "frame!", [8 * MIB, 8 * MIB, 8 * MIB, 0], [1, 1, 1, 400, 400], True, 1]
+
+
+PHYSICAL = (
+    CLIENT
+    + """
+context()
+fd_type = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+def properties(handles=fd_type, device=0):
+    p = cu.CUmemAllocationProp()
+    p.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    p.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    p.location.id = device
+    p.requestedHandleTypes = handles
+    return p
+def mapped(handle, size=4 * MIB):
+    va = ok(cu.cuMemAddressReserve(size, 0, 0, 0))
+    ok(cu.cuMemMap(va, size, 0, handle, 0))
+    a = cu.CUmemAccessDesc()
+    a.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    a.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    ok(cu.cuMemSetAccess(va, size, [a], 1))
+    return va
+def byte(p, at):
+    value = ctypes.c_ubyte()
+    ok(cu.cuMemcpyDtoH(ctypes.addressof(value), int(p) + at, 1))
+    return value.value
+"""
+)
+CREATOR = (
+    PHYSICAL
+    + """
+handle = ok(cu.cuMemCreate(4 * MIB, properties(), 0))
+va = mapped(handle)
+ok(cu.cuMemsetD8(int(va) + MIB, 5, 10))
+fd = ok(cu.cuMemExportToShareableHandle(handle, fd_type, 0))
+report([os.getpid(), fd])
+while (line := wait()) != "end":
+    if line == "drop":
+        ok(cu.cuMemUnmap(va, 4 * MIB))
+        ok(cu.cuMemRelease(handle))
+    report([byte(va, MIB), byte(va, 0)] if line == "read" else line)
+"""
+)
+HOLDER = (
+    PHYSICAL
+    + """
+fd = os.open("/proc/{}/fd/{}".format(*os.environ["FILE"].split()), os.O_RDWR)
+handle = ok(cu.cuMemImportFromShareableHandle(fd, fd_type))
+os.close(fd)
+va = mapped(handle)
+report(byte(va, MIB))
+while (line := wait()) != "end":
+    if line == "write":
+        ok(cu.cuMemsetD8(va, 9, 1))
+    if line == "drop":
+        ok(cu.cuMemRelease(handle))
+        ok(cu.cuMemUnmap(va, 4 * MIB))
+    report(free() if line == "free" else byte(va, MIB) if line == "read" else line)
+"""
+)
+
+
+def shared_between_two(machine: Machine) -> tuple[subprocess.Popen[str], subprocess.Popen[str]]:
+    creator = machine.start(CREATOR)
+    pid, fd = heard(creator)
+    holder = machine.start(HOLDER, FILE=f"{pid} {fd}")
+    assert heard(holder) == 5
+    return creator, holder
+
+
+def ask(process: subprocess.Popen[str], line: str) -> object:
+    tell(process, line)
+    return heard(process)
+
+
+def paid(machine: Machine, process: subprocess.Popen[str]) -> int:
+    return machine.process(process.pid).used[0] - machine.card().context_bytes
+
+
+def test_physical_memory_is_paid_once_by_one_of_its_holders(machine: Machine) -> None:
+    creator, holder = shared_between_two(machine)
+    ask(holder, "write")
+    assert ask(creator, "read") == [5, 9]
+    assert [paid(machine, creator), paid(machine, holder)] == [4 * MIB, 0]
+    ask(creator, "drop")
+    assert [paid(machine, creator), paid(machine, holder)] == [0, 4 * MIB]
+    assert ask(holder, "read") == 5
+    ask(holder, "drop")
+    assert [paid(machine, creator), paid(machine, holder)] == [0, 0]
+    for process in (creator, holder):
+        tell(process, "end")
+        assert process.wait(10) == 0
+    assert machine.card().used == 0
+
+
+def test_a_killed_payer_is_replaced_by_the_next_holder(machine: Machine) -> None:
+    creator, holder = shared_between_two(machine)
+    creator.kill()
+    creator.wait()
+    left = ask(holder, "free")
+    card = machine.card()
+    assert left == card.memory - card.context_bytes - 4 * MIB
+    assert paid(machine, holder) == 4 * MIB
+    assert ask(holder, "read") == 5
+    holder.kill()
+    holder.wait()
+    eventually("the end of the memory", lambda: machine.card().used == 0)
+
+
+def test_a_killed_holder_costs_its_creator_nothing(machine: Machine) -> None:
+    creator, holder = shared_between_two(machine)
+    holder.kill()
+    holder.wait()
+    assert ask(creator, "read") == [5, 0]
+    ask(creator, "drop")
+    assert paid(machine, creator) == 0
+    tell(creator, "end")
+    creator.wait(10)
+
+
+def test_handles_are_counted_by_create_import_and_map(machine: Machine) -> None:
+    found = machine.run(
+        PHYSICAL
+        + """
+rest = free()
+cost = lambda: (rest - free()) // MIB
+handle = ok(cu.cuMemCreate(4 * MIB, properties(), 0))
+fd = ok(cu.cuMemExportToShareableHandle(handle, fd_type, 0))
+second = ok(cu.cuMemImportFromShareableHandle(fd, fd_type))
+steps = [cost()]
+ok(cu.cuMemRelease(handle))
+steps.append(cost())
+va = mapped(second)
+ok(cu.cuMemRelease(second))
+steps.append(cost())
+plain = ok(cu.cuMemCreate(2 * MIB, properties(cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE), 0))
+wrong = [code(cu.cuMemExportToShareableHandle(plain, fd_type, 0)), code(cu.cuMemRelease(second)),
+    code(cu.cuMemImportFromShareableHandle(987, fd_type)),
+    code(cu.cuMemImportFromShareableHandle(os.open("/proc/self/exe", os.O_RDONLY), fd_type)),
+    code(cu.cuMemExportToShareableHandle(plain, cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC, 0))]
+ok(cu.cuMemRelease(plain))
+ok(cu.cuMemUnmap(va, 4 * MIB))
+steps.append(cost())
+report([steps, wrong])
+"""
+    )
+    assert found == [[4, 4, 4, 0], [1, 1, 1, 1, 801]]

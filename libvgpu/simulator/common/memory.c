@@ -68,6 +68,24 @@ void sim_uncharge(struct sim *sim, int index, uint64_t bytes)
     sim_release(&card->memory_lock);
 }
 
+bool sim_transfer(struct sim *sim, int index, uint32_t slot, uint32_t generation, uint64_t bytes)
+{
+    struct sim_card *card = &sim->state->cards[index];
+    if (sim_acquire(sim, &card->memory_lock))
+        recount(sim, index);
+    struct sim_process *peer = sim_peer(sim, slot);
+    bool there = peer && sim_self_valid(sim) && atomic_load(&sim->state->slots[slot].owner) == ((uint64_t)generation << 2 | SIM_LIVE);
+    if (there) {
+        uint64_t theirs = atomic_load_explicit(&peer->cards[index].used, memory_order_relaxed) + bytes;
+        uint64_t own = atomic_load_explicit(&sim->self->cards[index].used, memory_order_relaxed) - bytes;
+        atomic_store_explicit(&sim->self->cards[index].used, own, memory_order_relaxed);
+        atomic_store_explicit(&peer->cards[index].used, theirs, memory_order_relaxed);
+        raise(&peer->cards[index].peak, theirs);
+    }
+    sim_release(&card->memory_lock);
+    return there;
+}
+
 uint64_t sim_used(struct sim *sim, int index)
 {
     struct sim_card *card = &sim->state->cards[index];

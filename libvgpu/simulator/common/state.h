@@ -152,6 +152,8 @@ void sim_release(sim_lock *lock);
 /* 0, -ENOMEM: the card is full, -EIO: this process lost its place. */
 int sim_charge(struct sim *sim, int card, uint64_t bytes);
 void sim_uncharge(struct sim *sim, int card, uint64_t bytes);
+/* Moves bytes that this process pays for to another one; false: that one is gone. */
+bool sim_transfer(struct sim *sim, int card, uint32_t slot, uint32_t generation, uint64_t bytes);
 /* Bytes in use by live processes, counted anew. */
 uint64_t sim_used(struct sim *sim, int card);
 

@@ -3,6 +3,8 @@
 
 #include "cuda/driver.h"
 
+#define NO_MEMORY_YET (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) /* mapped later, from cuMemCreate memory */
+
 static unsigned element_bytes(CUarray_format format)
 {
     switch (format) {
@@ -23,6 +25,8 @@ static CUresult describe(const CUDA_ARRAY3D_DESCRIPTOR *descriptor, CUarray arra
     if (__builtin_mul_overflow(descriptor->Width, (size_t)element * descriptor->NumChannels, &array->pitch) ||
         __builtin_mul_overflow(array->pitch, rows, &array->bytes) || __builtin_mul_overflow(array->bytes, depth, &array->bytes))
         return CUDA_ERROR_INVALID_VALUE;
+    if (descriptor->Flags & NO_MEMORY_YET)
+        array->bytes = 0;
     array->descriptor = *descriptor;
     array->rows = rows;
     return CUDA_SUCCESS;

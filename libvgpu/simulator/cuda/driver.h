@@ -144,6 +144,8 @@ struct physical {
     unsigned references; /* handles + mappings */
     unsigned handles;
     char *contents;
+    struct shareable *shareable; /* NULL: no other process can have it */
+    int fd;                      /* of its file then */
 };
 
 enum block_kind { BLOCK_DEVICE, BLOCK_POOL, BLOCK_GRAPH, BLOCK_EXTERNAL, BLOCK_IMPORTED };
@@ -262,6 +264,13 @@ void imports_of_context_drop(CUcontext context);
 
 /* external.c */
 void external_release(const struct block *block);
+
+/* virtual.c: under driver.lock; NULL: no handle of physical memory */
+struct physical *physical_of(CUmemGenericAllocationHandle handle);
+
+/* shareable.c */
+bool shareable_leave(struct physical *physical);
+void shareable_adopt(void);
 
 /* pools.c */
 CUresult pool_release(struct block *block);

@@ -12,6 +12,7 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
     ENTER_CONTEXT(context);
     if (!free_bytes || !total)
         return CUDA_ERROR_INVALID_VALUE;
+    shareable_adopt();
     *total = sim_usable(driver.sim.profile);
     *free_bytes = *total - sim_used(&driver.sim, context->card);
     return CUDA_SUCCESS;

@@ -43,6 +43,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, const CUmem
     int card;
     if (!out || !size || size % GRANULARITY || !properties || flags || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED)
         return CUDA_ERROR_INVALID_VALUE;
+    if (properties->requestedHandleTypes & ~(unsigned)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return CUDA_ERROR_NOT_SUPPORTED;
     CUresult result = card_of(&properties->location, &card);
     if (result)
         return result;
@@ -70,14 +72,15 @@ static void drop(struct physical *physical)
 {
     if (--physical->references)
         return;
+    bool pays = !physical->shareable || shareable_leave(physical);
     if (physical->contents)
         munmap(physical->contents, physical->size);
-    if (physical->card >= 0)
+    if (pays && physical->card >= 0)
         uncharge(physical->card, physical->size);
     object_free(physical);
 }
 
-static struct physical *physical_of(CUmemGenericAllocationHandle handle)
+struct physical *physical_of(CUmemGenericAllocationHandle handle)
 {
     struct physical *physical = (struct physical *)(uintptr_t)handle;
     return object_is(physical, OBJECT_PHYSICAL) && physical->handles ? physical : NULL;
