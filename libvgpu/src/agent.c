@@ -126,10 +126,15 @@ static void add_process(struct vgpu_usage *out, const struct vgpu_slot_head *hea
     for (unsigned card = 0; card < VGPU_MAX_CARDS; card++) {
         for (unsigned lane = 0; lane < VGPU_LANES; lane++)
             process->used[card] += slot->lanes[lane][card][VGPU_DEVICE_BYTES].bytes;
+        uint64_t others = 0;
         for (unsigned kind = 0; kind < VGPU_KINDS; kind++) {
-            process->by_kind[card][kind] = slot->by_kind[card][kind];
-            out->cards[card].by_kind[kind] += slot->by_kind[card][kind];
+            process->by_kind[card][kind] = kind == VGPU_KIND_BUFFER ? 0 : slot->by_kind[card][kind];
+            others += process->by_kind[card][kind];
         }
+        if (process->used[card] > others)
+            process->by_kind[card][VGPU_KIND_BUFFER] = process->used[card] - others;
+        for (unsigned kind = 0; kind < VGPU_KINDS; kind++)
+            out->cards[card].by_kind[kind] += process->by_kind[card][kind];
         process->gpu_ns[card] = slot->gpu_ns[card];
         out->cards[card].processes += process->used[card] > 0;
     }

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "ledger.h"
+#include "attach.h"
 
 #define MAX_DEVICES 64
 #define UUID_TEXT 37 /* 36 characters and NUL, without the prefix GPU- or MIG- */
@@ -16,8 +16,8 @@
 typedef _Atomic uint64_t cached_card;
 
 static uint64_t limits_state(void) {
-    const struct vgpu_mapping *mapping = vgpu_mapping();
-    return mapping && mapping->limits ? atomic_load_explicit(&mapping->limits->selector, memory_order_acquire) + 1 : 1;
+    const struct vgpu_limits_file *limits = vgpu_mapped.limits; /* who asks has attached */
+    return limits ? atomic_load_explicit(&limits->selector, memory_order_acquire) + 1 : 1;
 }
 
 static const char *without_prefix(const char *uuid) {
@@ -115,27 +115,32 @@ void vgpu_places_forget(void) {
     atomic_fetch_add(&places_epoch, 1);
 }
 
-bool vgpu_place_now(struct vgpu_place *place) {
-    static __thread __attribute__((tls_model("initial-exec"))) struct {
-        CUcontext context;
-        CUdevice device;
-        uint64_t epoch;
-    } last;
-    __typeof__(&cuCtxGetCurrent) get_current = DRIVER(cuCtxGetCurrent);
+/* What this thread last found; what it knew of contexts and of limits then. */
+static __thread __attribute__((tls_model("initial-exec"))) struct {
+    struct vgpu_place place;
+    uint64_t epoch;
+    uint64_t limits;
+} last;
+
+static bool find_place(struct vgpu_place *place, uint64_t epoch, uint64_t limits) {
     __typeof__(&cuCtxGetDevice) get_device = DRIVER(cuCtxGetDevice);
-    if (!get_current || !get_device || get_current(&place->context) != CUDA_SUCCESS || !place->context)
+    if (!get_device || get_device(&place->device) != CUDA_SUCCESS)
         return false;
-    uint64_t epoch = atomic_load_explicit(&places_epoch, memory_order_acquire) + 1;
-    if (last.context != place->context || last.epoch != epoch) {
-        CUdevice device;
-        if (get_device(&device) != CUDA_SUCCESS)
-            return false;
-        last.context = place->context;
-        last.device = device;
-        last.epoch = epoch;
-    }
-    place->device = last.device;
-    place->card = vgpu_card_of_device(last.device);
+    place->card = vgpu_card_of_device(place->device);
+    last.place = *place;
+    last.epoch = epoch;
+    last.limits = limits;
+    return true;
+}
+
+bool vgpu_place_now(struct vgpu_place *place) {
+    __typeof__(&cuCtxGetCurrent) get_current = DRIVER(cuCtxGetCurrent);
+    if (__builtin_expect(!get_current || get_current(&place->context) != CUDA_SUCCESS || !place->context, 0))
+        return false;
+    uint64_t epoch = atomic_load_explicit(&places_epoch, memory_order_acquire) + 1, limits = limits_state();
+    if (__builtin_expect(last.place.context != place->context || last.epoch != epoch || last.limits != limits, 0))
+        return find_place(place, epoch, limits);
+    *place = last.place;
     return true;
 }
 

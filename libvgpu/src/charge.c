@@ -14,17 +14,11 @@
 
 /* Whether CUDA_DISABLE_CONTROL=true asks for no limits at all; the agent's word decides whether it is heard. */
 static bool disabled_by_environment(void) {
-    static atomic_int cached; /* 1: no, 2: yes */
-    int answer = atomic_load_explicit(&cached, memory_order_relaxed);
-    if (!answer) {
-        const char *text = secure_getenv("CUDA_DISABLE_CONTROL");
-        answer = text && (strcmp(text, "true") == 0 || strcmp(text, "1") == 0) ? 2 : 1;
-        atomic_store_explicit(&cached, answer, memory_order_relaxed);
-    }
-    return answer == 2;
+    const char *text = secure_getenv("CUDA_DISABLE_CONTROL");
+    return text && (strcmp(text, "true") == 0 || strcmp(text, "1") == 0);
 }
 
-/* On the first call that finds the process limited, or the region unusable. */
+/* Once per process, when it is first found limited or its region unusable. */
 static void begin_once(enum vgpu_mode mode) {
     static atomic_bool told;
     if (atomic_load_explicit(&told, memory_order_relaxed) || atomic_exchange(&told, true))
@@ -35,18 +29,22 @@ static void begin_once(enum vgpu_mode mode) {
         vgpu_log(mode == VGPU_BROKEN ? VGPU_LOG_ERROR : VGPU_LOG_WARNING, "%s", note);
 }
 
-enum vgpu_mode vgpu_enforcement(void) {
+enum vgpu_mode vgpu_enforcement_slowly(void) {
     int kept = errno;
     enum vgpu_mode mode = vgpu_attach();
     errno = kept;
     begin_once(mode);
-    if (__builtin_expect(disabled_by_environment(), 0)) {
+    bool lasting = true;
+    if (disabled_by_environment()) {
         const struct vgpu_mapping *mapping = vgpu_mapping();
         const struct vgpu_limits *limits = vgpu_limits_now();
-        bool managed = mapping && mapping->managed;
-        if (!managed || (limits && (limits->flags & VGPU_ALLOW_DISABLE_CONTROL)))
-            return VGPU_UNLIMITED;
+        lasting = !mapping->managed; /* else the agent may allow it, or not any more, at any time */
+        if (!mapping->managed || (limits && (limits->flags & VGPU_ALLOW_DISABLE_CONTROL)))
+            mode = VGPU_UNLIMITED;
     }
+    struct vgpu_local *local = vgpu_local();
+    if (local && lasting)
+        atomic_store_explicit(&local->enforced, (uint32_t)mode + 1, memory_order_release);
     return mode;
 }
 
@@ -68,10 +66,10 @@ static void refused(unsigned card, uint64_t bytes) {
 enum vgpu_verdict vgpu_reserve(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket) {
     if (vgpu_enforcement() == VGPU_UNLIMITED)
         return VGPU_UNCHARGED;
+    if (__builtin_expect(vgpu_charge(card, VGPU_DEVICE_BYTES, bytes, ticket), 1))
+        return VGPU_CHARGED;
     int kept = errno;
-    bool granted = vgpu_charge(card, VGPU_DEVICE_BYTES, bytes, ticket);
-    if (!granted && card != VGPU_CARD_UNLISTED && vgpu_pools_give_back(card))
-        granted = vgpu_charge(card, VGPU_DEVICE_BYTES, bytes, ticket);
+    bool granted = card != VGPU_CARD_UNLISTED && vgpu_pools_give_back(card) && vgpu_charge(card, VGPU_DEVICE_BYTES, bytes, ticket);
     if (!granted)
         refused(card, bytes);
     errno = kept;
@@ -79,9 +77,7 @@ enum vgpu_verdict vgpu_reserve(unsigned card, uint64_t bytes, struct vgpu_ticket
 }
 
 void vgpu_uncharge(struct vgpu_ticket ticket, uint64_t bytes) {
-    int kept = errno;
     vgpu_release(ticket, bytes);
-    errno = kept;
 }
 
 bool vgpu_hold(enum vgpu_space space, uint64_t handle, const struct vgpu_holding *holding) {
@@ -90,7 +86,7 @@ bool vgpu_hold(enum vgpu_space space, uint64_t handle, const struct vgpu_holding
             vgpu_uncharge(holding->ticket, holding->bytes);
         return false;
     }
-    if (!holding->pooled)
+    if (!holding->pooled && holding->kind != VGPU_KIND_BUFFER)
         vgpu_count_kind(holding->ticket.card, holding->kind, (int64_t)holding->bytes);
     return true;
 }
@@ -101,7 +97,8 @@ void vgpu_let_go(const struct vgpu_holding *holding) {
         return;
     }
     vgpu_uncharge(holding->ticket, holding->bytes);
-    vgpu_count_kind(holding->ticket.card, holding->kind, -(int64_t)holding->bytes);
+    if (holding->kind != VGPU_KIND_BUFFER)
+        vgpu_count_kind(holding->ticket.card, holding->kind, -(int64_t)holding->bytes);
 }
 
 struct vgpu_attempt vgpu_attempt_here(uint64_t bytes) {

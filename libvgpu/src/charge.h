@@ -5,10 +5,17 @@
 
 #include "cards.h"
 #include "ledger.h"
+#include "local.h"
 #include "sizes.h"
 
+enum vgpu_mode vgpu_enforcement_slowly(void);
+
 /* How the process is limited, with CUDA_DISABLE_CONTROL considered. */
-enum vgpu_mode vgpu_enforcement(void);
+static inline enum vgpu_mode vgpu_enforcement(void) {
+    struct vgpu_local *local = vgpu_local();
+    uint32_t known = local ? atomic_load_explicit(&local->enforced, memory_order_acquire) : 0;
+    return __builtin_expect(known != 0, 1) ? (enum vgpu_mode)(known - 1) : vgpu_enforcement_slowly();
+}
 
 enum vgpu_verdict {
     VGPU_UNCHARGED, /* not limited: call the driver, nothing else */

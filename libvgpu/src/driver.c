@@ -46,7 +46,7 @@ static const struct hook hooks[VGPU_HOOK_COUNT] = {
 
 _Static_assert(VGPU_HOOK_COUNT * 2 <= NAME_SLOTS, "the table of names must stay half empty");
 
-static _Atomic(void *) entries[VGPU_ENTRY_COUNT];
+_Atomic(void *) vgpu_driver_entries[VGPU_ENTRY_COUNT];
 
 static uint32_t hash_of(const char *text) {
     uint32_t hash = 2166136261u;
@@ -141,7 +141,7 @@ void *vgpu_driver_hook_of(const void *address) {
 
 void vgpu_driver_learn(int hook, void *address) {
     void *none = NULL;
-    atomic_compare_exchange_strong(&entries[hook], &none, address);
+    atomic_compare_exchange_strong(&vgpu_driver_entries[hook], &none, address);
     remember_address(hook, (uintptr_t)address);
 }
 
@@ -178,15 +178,12 @@ static void resolve(enum library library) {
             vgpu_driver_learn(i, address);
         } else {
             void *none = NULL;
-            atomic_compare_exchange_strong(&entries[i], &none, address);
+            atomic_compare_exchange_strong(&vgpu_driver_entries[i], &none, address);
         }
     }
 }
 
-void *vgpu_driver_entry(enum vgpu_entry entry) {
-    void *function = atomic_load_explicit(&entries[entry], memory_order_acquire);
-    if (__builtin_expect(function != NULL, 1))
-        return function;
+void *vgpu_driver_entry_slowly(enum vgpu_entry entry) {
     static atomic_bool resolved[LIBRARIES];
     enum library library = library_of((int)entry);
     if (atomic_load(&resolved[library]))
@@ -196,7 +193,7 @@ void *vgpu_driver_entry(enum vgpu_entry entry) {
     if (library_handle(library))
         atomic_store(&resolved[library], true);
     errno = kept;
-    return atomic_load_explicit(&entries[entry], memory_order_acquire);
+    return atomic_load_explicit(&vgpu_driver_entries[entry], memory_order_acquire);
 }
 
 CUresult vgpu_no_cuda(void) {

@@ -1,6 +1,7 @@
 /* The driver below: its functions by number, and which of its entry points a hook covers. */
 #ifndef VGPU_DRIVER_H
 #define VGPU_DRIVER_H
+#include <stdatomic.h>
 #include <stdbool.h>
 
 /* All versions of the driver interface, with the names that the libraries export (no renaming to the newest version). */
@@ -27,8 +28,14 @@ enum vgpu_entry {
     VGPU_ENTRY_COUNT
 };
 
+extern _Atomic(void *) vgpu_driver_entries[VGPU_ENTRY_COUNT];
+void *vgpu_driver_entry_slowly(enum vgpu_entry entry);
+
 /* The driver's own function; NULL when no driver library is there or it lacks the function. Opens the library when no one has yet. */
-void *vgpu_driver_entry(enum vgpu_entry entry);
+static inline void *vgpu_driver_entry(enum vgpu_entry entry) {
+    void *function = atomic_load_explicit(&vgpu_driver_entries[entry], memory_order_acquire);
+    return __builtin_expect(function != NULL, 1) ? function : vgpu_driver_entry_slowly(entry);
+}
 #define DRIVER(symbol) ((__typeof__(&symbol))vgpu_driver_entry(ENTRY_##symbol))
 
 /* What a hook answers when DRIVER is NULL. */

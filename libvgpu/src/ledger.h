@@ -51,7 +51,8 @@ void vgpu_release(struct vgpu_ticket ticket, uint64_t bytes);
 uint64_t vgpu_used(unsigned card, enum vgpu_account_index account);
 /* Frees the charges of dead processes, at most every `min_interval_ms`; returns how many. */
 int vgpu_reap(unsigned min_interval_ms);
-/* Statistics of this process's slot; nothing happens when unlimited or broken. */
+/* Statistics of this process's slot; nothing happens when unlimited or broken. Buffers, the most frequent kind, are not counted: they are what
+ * is charged and of no other kind. */
 void vgpu_count_kind(unsigned card, enum vgpu_kind kind, int64_t bytes);
 void vgpu_count_gpu_time(unsigned card, uint64_t gpu_ns, uint64_t launches);
 #endif

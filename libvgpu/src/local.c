@@ -9,8 +9,7 @@
 #define MADV_WIPEONFORK 18 /* Linux 4.14, madvise(2) */
 #endif
 
-static _Atomic(struct vgpu_local *) local;
-static _Atomic int owner_pid; /* only for kernels without MADV_WIPEONFORK; 0: the kernel does it */
+_Atomic(struct vgpu_local *) vgpu_local_memory;
 
 static struct vgpu_local *make(void)
 {
@@ -19,22 +18,22 @@ static struct vgpu_local *make(void)
     if (mine == MAP_FAILED)
         return NULL;
     if (madvise(mine, sizeof *mine, MADV_WIPEONFORK) != 0)
-        atomic_store(&owner_pid, getpid());
-    if (atomic_compare_exchange_strong(&local, &other, mine))
+        atomic_store(&mine->owner_pid, getpid());
+    if (atomic_compare_exchange_strong(&vgpu_local_memory, &other, mine))
         return mine;
     munmap(mine, sizeof *mine);
     return other;
 }
 
-struct vgpu_local *vgpu_local(void)
+struct vgpu_local *vgpu_local_slowly(void)
 {
-    struct vgpu_local *mine = atomic_load_explicit(&local, memory_order_acquire);
-    if (__builtin_expect(!mine, 0))
+    struct vgpu_local *mine = atomic_load_explicit(&vgpu_local_memory, memory_order_acquire);
+    if (!mine)
         return make();
-    const int owner = atomic_load_explicit(&owner_pid, memory_order_relaxed);
-    if (__builtin_expect(owner != 0, 0) && owner != getpid()) {
+    const int self = getpid();
+    if (atomic_load_explicit(&mine->owner_pid, memory_order_relaxed) != self) {
         memset(mine, 0, sizeof *mine); /* a fresh child has one thread */
-        atomic_store(&owner_pid, getpid());
+        atomic_store(&mine->owner_pid, self);
     }
     return mine;
 }

@@ -10,6 +10,8 @@
 
 struct vgpu_local {
     _Atomic uint32_t attached;        /* enum vgpu_mode + 1; 0: not yet */
+    _Atomic uint32_t enforced;        /* the same, as vgpu_enforcement answers it; 0: to be found out */
+    _Atomic int owner_pid;            /* only on kernels without MADV_WIPEONFORK; 0: the kernel empties this memory */
     _Atomic uint32_t has_slot;        /* lanes may be used */
     vgpu_spin setting_up;             /* attaching, taking a slot, copying limits */
     vgpu_spin reaping;
@@ -20,6 +22,14 @@ struct vgpu_local {
     } __attribute__((aligned(VGPU_CACHE_LINE))) lanes[VGPU_LANES];
 };
 
+extern _Atomic(struct vgpu_local *) vgpu_local_memory;
+struct vgpu_local *vgpu_local_slowly(void);
+
 /* The calling process's own; NULL only when the machine has no memory left. Cheap. */
-struct vgpu_local *vgpu_local(void);
+static inline struct vgpu_local *vgpu_local(void) {
+    struct vgpu_local *mine = atomic_load_explicit(&vgpu_local_memory, memory_order_acquire);
+    if (__builtin_expect(!mine || atomic_load_explicit(&mine->owner_pid, memory_order_relaxed) != 0, 0))
+        return vgpu_local_slowly();
+    return mine;
+}
 #endif

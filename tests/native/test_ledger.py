@@ -171,9 +171,9 @@ def test_without_a_free_slot_nothing_is_granted(region: Region, capfd: pytest.Ca
 
 def test_statistics_are_the_process_s_own_and_go_with_it(region: Region) -> None:
     with in_region(region) as client:
-        client.ask("kind 0 2 1000")
-        client.ask("kind 0 2 -400")
-        client.ask("kind 0 0 7")
+        assert client.charge(607) is not None
+        client.ask("kind 0 0 10")
+        client.ask("kind 0 0 -3")
         client.ask("time 0 5000 3")
         usage = region.usage()
         assert usage.cards[0].by_kind == usage.processes[0].by_kind[0]

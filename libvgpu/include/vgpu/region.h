@@ -78,7 +78,7 @@ struct vgpu_slot_head {
 } __attribute__((aligned(VGPU_CACHE_LINE)));
 
 struct vgpu_slot {
-    _Atomic uint64_t by_kind[VGPU_MAX_CARDS][VGPU_KINDS];
+    _Atomic uint64_t by_kind[VGPU_MAX_CARDS][VGPU_KINDS]; /* but VGPU_KIND_BUFFER: the rest of what the lanes hold */
     _Atomic uint64_t gpu_ns[VGPU_MAX_CARDS];
     struct vgpu_lane lanes[VGPU_LANES][VGPU_MAX_CARDS][VGPU_ACCOUNTS];
 } __attribute__((aligned(4096)));

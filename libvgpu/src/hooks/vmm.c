@@ -69,7 +69,6 @@ static void give_back(struct block *block) {
     if (!block)
         return;
     vgpu_uncharge(block->ticket, block->bytes);
-    vgpu_count_kind(block->ticket.card, VGPU_KIND_BUFFER, -(int64_t)block->bytes);
     free(block);
 }
 
@@ -105,7 +104,6 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
     vgpu_spin_lock(&lock);
     add(handles, link);
     vgpu_spin_unlock(&lock);
-    vgpu_count_kind(ticket.card, VGPU_KIND_BUFFER, (int64_t)bytes);
     return result;
 }
 
