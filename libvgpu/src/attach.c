@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "environment.h"
+#include "managed.h"
 #include "region_files.h"
 
 #ifndef MADV_WIPEONFORK
@@ -114,6 +115,10 @@ static enum vgpu_mode decide(void)
         return VGPU_REGION;
     if (!missing)
         return VGPU_BROKEN;
+    if (vgpu_managed_elsewhere()) {
+        say("%s: this container's region is hidden or has been moved", VGPU_MANAGED_DIR);
+        return VGPU_BROKEN;
+    }
     vgpu_mapped.managed = false;
     note[0] = 0;
 
@@ -163,10 +168,8 @@ static enum vgpu_mode join(struct vgpu_local *local)
     }
 }
 
-enum vgpu_mode vgpu_attach_slowly(struct vgpu_local *local)
+static enum vgpu_mode attach_slowly(struct vgpu_local *local)
 {
-    if (!local)
-        return VGPU_BROKEN;
     const int saved = errno;
     vgpu_spin_lock(&local->setting_up);
     uint32_t attached = atomic_load_explicit(&local->attached, memory_order_acquire);
@@ -185,6 +188,17 @@ enum vgpu_mode vgpu_attach_slowly(struct vgpu_local *local)
     vgpu_spin_unlock(&local->setting_up);
     errno = saved;
     return (enum vgpu_mode)(attached - 1);
+}
+
+struct vgpu_local *vgpu_attached(enum vgpu_mode *mode)
+{
+    struct vgpu_local *local = vgpu_local();
+    const uint32_t attached = local ? atomic_load_explicit(&local->attached, memory_order_acquire) : 0;
+    if (__builtin_expect(attached != 0, 1))
+        *mode = (enum vgpu_mode)(attached - 1);
+    else
+        *mode = local ? attach_slowly(local) : VGPU_BROKEN;
+    return local;
 }
 
 enum vgpu_mode vgpu_attach(void)

@@ -78,7 +78,7 @@ static bool have_slot(struct vgpu_local *local)
         static atomic_bool told;
         if (!atomic_exchange(&told, true))
             vgpu_log(VGPU_LOG_ERROR, "no slot in the region: %s; nothing can be allocated",
-                     result == -ENOSPC ? "all are taken by living processes" : strerror(-result));
+                     result == -ENOSPC ? "all are taken by living processes, or the file system is full" : strerror(-result));
     }
     if (!taken && result == 0) {
         uint32_t number = atomic_fetch_add(&takings, 1) + 1;
@@ -111,8 +111,10 @@ static bool charge(struct vgpu_local *local, unsigned card, enum vgpu_account_in
                    struct vgpu_ticket *ticket)
 {
     const unsigned lane = lock_some_lane(local);
-    const bool granted = vgpu_account_charge(local->member.usage, card, account, VGPU_LANE_NUMBER(local->member.slot, lane), bytes, limit);
+    bool granted = vgpu_account_charge(local->member.usage, card, account, VGPU_LANE_NUMBER(local->member.slot, lane), bytes, limit);
     vgpu_spin_unlock(&local->lanes[lane].busy);
+    if (__builtin_expect(granted && local->member.path && !vgpu_usage_intact(local->member.usage), 0))
+        granted = false; /* looked at afterwards: what was granted on emptied accounts must not count, whenever they were emptied */
     if (granted)
         *ticket = (struct vgpu_ticket){
             .lane = (uint16_t)((atomic_load_explicit(&takings, memory_order_relaxed) & TAKING_MASK) << LANE_BITS | lane),
@@ -219,8 +221,7 @@ void vgpu_count_kind(unsigned card, enum vgpu_kind kind, int64_t bytes)
 {
     enum vgpu_mode mode;
     struct vgpu_local *local = vgpu_attached(&mode);
-    if (kind == VGPU_KIND_BUFFER || (mode != VGPU_REGION && mode != VGPU_PRIVATE) || card >= VGPU_MAX_CARDS || (unsigned)kind >= VGPU_KINDS ||
-        !have_slot(local))
+    if ((mode != VGPU_REGION && mode != VGPU_PRIVATE) || card >= VGPU_MAX_CARDS || (unsigned)kind >= VGPU_KINDS || !have_slot(local))
         return;
     atomic_fetch_add_explicit(&local->member.usage->slots[local->member.slot].by_kind[card][kind], (uint64_t)bytes, memory_order_relaxed);
 }

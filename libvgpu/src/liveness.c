@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,14 +11,11 @@
 #include <unistd.h>
 
 /* Calls visit for every line of a file, without its newline and cut to 511 characters, until visit answers true. */
-static bool any_line(const char *path, bool (*visit)(const char *line, void *context), void *context)
+static bool any_line_of(int fd, bool (*visit)(const char *line, void *context), void *context)
 {
     char chunk[4096], line[512];
     size_t length = 0;
     bool found = false;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return false;
     for (;;) {
         ssize_t got = read(fd, chunk, sizeof chunk);
         if (got < 0 && errno == EINTR)
@@ -37,6 +35,15 @@ static bool any_line(const char *path, bool (*visit)(const char *line, void *con
         if (found)
             break;
     }
+    return found;
+}
+
+static bool any_line(const char *path, bool (*visit)(const char *line, void *context), void *context)
+{
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    const bool found = any_line_of(fd, visit, context);
     close(fd);
     return found;
 }
@@ -207,9 +214,10 @@ static bool find_in_namespaces(const struct vgpu_identity *process, struct vgpu_
     return false;
 }
 
-enum presence { UNKNOWN, ENDED, PRESENT };
+enum presence { UNKNOWN, ENDED, HIDDEN, PRESENT };
 
-/* Finds the process and its name below /proc. ENDED: its number is free or belongs to another one now. */
+/* Finds the process and its name below /proc. ENDED: its number is free or belongs to another one now. HIDDEN: a process of this number
+ * runs, and /proc does not show it to this one (mounted with hidepid). */
 static enum presence find(const struct vgpu_identity *process, struct vgpu_process_list *list, char name[static 16],
                           struct process_stat *stat)
 {
@@ -220,7 +228,7 @@ static enum presence find(const struct vgpu_identity *process, struct vgpu_proce
     else if (!find_in_namespaces(process, list, name))
         return UNKNOWN;
     if (!process_stat(name, stat))
-        return access("/proc/self/stat", R_OK) == 0 && access("/proc/1", F_OK) == 0 ? ENDED : UNKNOWN;
+        return kill(atoi(name), 0) == 0 || errno == EPERM ? HIDDEN : ENDED;
     return stat->start_time == process->start_time ? PRESENT : ENDED;
 }
 
@@ -229,10 +237,16 @@ bool vgpu_process_maps(const struct vgpu_identity *process, const struct vgpu_ma
     char name[16], path[64];
     struct process_stat stat;
     struct vgpu_mapped_file wanted = *file;
-    if (wanted.inode == 0 || find(process, list, name, &stat) != PRESENT)
-        return false;
+    const enum presence presence = wanted.inode ? find(process, list, name, &stat) : UNKNOWN;
+    if (presence != PRESENT)
+        return presence == HIDDEN;
     snprintf(path, sizeof path, "/proc/%s/maps", name);
-    return any_line(path, names_file, &wanted);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) /* another user's, or one that may not be looked into; a process that has ended has no maps to open */
+        return errno == EACCES || errno == EPERM;
+    const bool found = any_line_of(fd, names_file, &wanted);
+    close(fd);
+    return found;
 }
 
 bool vgpu_process_ended(const struct vgpu_identity *process, struct vgpu_process_list *list)

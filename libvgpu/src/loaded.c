@@ -190,6 +190,18 @@ static int visit_driver(struct dl_phdr_info *info, size_t size, void *data) {
     return 1;
 }
 
+static int visit_libc(struct dl_phdr_info *info, size_t size, void *data) {
+    (void)size;
+    if (!contains(info, *(const void **)data))
+        return 0;
+    struct object o = object_of_phdr(info);
+    return o.soname && (strcmp(o.soname, "libc.so.6") == 0 || strcmp(o.soname, "libdl.so.2") == 0) ? 1 : -1;
+}
+
+bool vgpu_loaded_in_libc(const void *address) {
+    return address && dl_iterate_phdr(visit_libc, &address) == 1;
+}
+
 bool vgpu_loaded_in_driver(const void *address) {
     uintptr_t a = (uintptr_t)address;
     if (a == 0)

@@ -11,4 +11,7 @@ void *vgpu_loaded_next(const void *caller, const char *name);
 
 /* True if `address` lies inside a loaded driver library: an object whose DT_SONAME or file name is libcuda.so* or libnvidia-ml.so*. */
 bool vgpu_loaded_in_driver(const void *address);
+
+/* True if `address` lies inside the library that holds the real dlsym: libc.so.6, or libdl.so.2 before glibc 2.34. */
+bool vgpu_loaded_in_libc(const void *address);
 #endif

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <string.h>
 
 #include "driver.h"
 #include "loaded.h"
@@ -67,13 +68,30 @@ static void *next_hook(int hook, const char *symbol, const void *caller) {
     return vgpu_hook_function(hook);
 }
 
+/* Our own entry point for a look-up of dlsym or dlvsym themselves; NULL for any other name. */
+static void *own_lookup(const char *symbol) {
+    if (symbol[0] != 'd' || symbol[1] != 'l')
+        return NULL;
+    return strcmp(symbol, "dlsym") == 0 ? (void *)dlsym : strcmp(symbol, "dlvsym") == 0 ? (void *)dlvsym : NULL;
+}
+
 __attribute__((used)) struct vgpu_dlsym_result vgpu_dlsym_answer(void *handle, const char *symbol, const char *version, const void *caller) {
     int kept = errno;
     void *jump = version ? linker_function(&cached_dlvsym, "dlvsym") : linker_function(&cached_dlsym, "dlsym");
     struct vgpu_dlsym_result result = {.jump = jump};
     int hook = symbol && jump ? vgpu_hook_number(symbol) : -1;
+    void *own = symbol && jump ? own_lookup(symbol) : NULL;
     /* RTLD_DEFAULT finds the hook by itself: this library comes first in the global scope. */
-    if (hook >= 0 && handle == RTLD_NEXT) {
+    if (own && handle != RTLD_DEFAULT) {
+        /* Who stands in front of dlsym, as tracers do, asks the C library for the real one: that would lead past every hook. */
+        void *found = handle == RTLD_NEXT ? vgpu_loaded_next(caller, symbol)
+                      : version           ? ((dlvsym_function)jump)(handle, symbol, version)
+                                          : ((dlsym_function)jump)(handle, symbol);
+        if (vgpu_loaded_in_libc(found) || (found && handle != RTLD_NEXT)) {
+            result.answer = vgpu_loaded_in_libc(found) ? own : found;
+            result.jump = NULL;
+        }
+    } else if (hook >= 0 && handle == RTLD_NEXT) {
         result.answer = next_hook(hook, symbol, caller);
         if (result.answer)
             result.jump = NULL;

@@ -52,9 +52,19 @@ static int write_all(int fd, const void *data, size_t size)
     return 0;
 }
 
-/* A new file `size` long that begins with `data`, under a name of its own; the rest is a hole. */
+int vgpu_file_back(int fd, size_t offset, size_t size)
+{
+    while (fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)size) != 0)
+        if (errno == ENOSPC || errno == EDQUOT)
+            return -errno;
+        else if (errno != EINTR)
+            return 0; /* a file system that cannot tell */
+    return 0;
+}
+
+/* A new file `size` long that begins with `data`, under a name of its own; behind the first `backed` bytes it is a hole. */
 static int make_temporary(char *path, size_t path_size, const char *dir, const char *name, const void *data, size_t data_size, size_t size,
-                          mode_t mode, bool fixed_mode)
+                          size_t backed, mode_t mode, bool fixed_mode)
 {
     int fd = -1;
     for (int attempt = 0; fd < 0; attempt++) {
@@ -76,6 +86,8 @@ static int make_temporary(char *path, size_t path_size, const char *dir, const c
         result = write_all(fd, data, data_size);
     if (result == 0 && ftruncate(fd, (off_t)size) != 0)
         result = -errno;
+    if (result == 0)
+        result = vgpu_file_back(fd, 0, backed);
     close(fd);
     if (result < 0)
         unlink(path);
@@ -108,13 +120,14 @@ int vgpu_region_files_make(const char *dir, const struct vgpu_limits *limits, bo
         return result;
     vgpu_limits_init(&limits_file, limits);
 
-    result = make_temporary(path, sizeof path, dir, "usage", &usage_header, sizeof usage_header, sizeof(struct vgpu_usage_file), 0666,
-                            fixed_modes);
+    result = make_temporary(path, sizeof path, dir, "usage", &usage_header, sizeof usage_header, sizeof(struct vgpu_usage_file),
+                            offsetof(struct vgpu_usage_file, slots), 0666, fixed_modes);
     if (result == 0)
         result = publish_file(path, dir, "usage");
     if (result < 0 && result != -EEXIST) /* there already: made by somebody who is just as far, or who died before making limits */
         return result;
-    result = make_temporary(path, sizeof path, dir, "limits", &limits_file, sizeof limits_file, sizeof limits_file, 0644, fixed_modes);
+    result = make_temporary(path, sizeof path, dir, "limits", &limits_file, sizeof limits_file, sizeof limits_file,
+                            sizeof limits_file, 0644, fixed_modes);
     return result < 0 ? result : publish_file(path, dir, "limits");
 }
 

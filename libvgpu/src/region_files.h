@@ -23,6 +23,15 @@ void vgpu_limits_publish(struct vgpu_limits_file *file, const struct vgpu_limits
 /* One whole set of limits; returns the selector that it belongs to. */
 uint64_t vgpu_limits_snapshot(const struct vgpu_limits_file *file, struct vgpu_limits *out);
 
+/* Gives a part of a file room on its file system, so that touching it in a mapping cannot fail: 0, -ENOSPC or -EDQUOT. */
+int vgpu_file_back(int fd, size_t offset, size_t size);
+/* The header says what it said when the file was mapped. Whoever empties the file or fills it with something else writes over this, too. */
+static inline bool vgpu_usage_intact(const struct vgpu_usage_file *usage)
+{
+    const volatile struct vgpu_file_header *header = &usage->header;
+    return header->magic == VGPU_USAGE_MAGIC && header->abi == VGPU_REGION_ABI && header->size == sizeof *usage;
+}
+
 /* DIR/NAME, or -ENAMETOOLONG. */
 int vgpu_path_join(char *out, size_t size, const char *dir, const char *name);
 #endif

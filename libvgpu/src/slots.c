@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -9,6 +10,7 @@
 
 #include "account.h"
 #include "death.h"
+#include "region_files.h"
 
 /* Values of the kernel interface (fcntl(2)); old headers lack them without _GNU_SOURCE. */
 #ifndef F_OFD_GETLK
@@ -109,6 +111,12 @@ static void raise_high(struct vgpu_usage_file *usage, uint32_t high)
         ;
 }
 
+/* A slot is a hole of the file until it is first taken; on a full file system, touching it would end the process. */
+static int back(int fd, uint32_t slot)
+{
+    return vgpu_file_back(fd, offsetof(struct vgpu_usage_file, slots) + slot * sizeof(struct vgpu_slot), sizeof(struct vgpu_slot));
+}
+
 static bool take(struct vgpu_member *member, int fd, uint32_t slot, uint32_t flags)
 {
     struct vgpu_slot_head *head = &member->usage->heads[slot];
@@ -116,7 +124,7 @@ static bool take(struct vgpu_member *member, int fd, uint32_t slot, uint32_t fla
     uint64_t owner = vgpu_slot_owner(member->usage, slot);
     /* A reserved slot never holds charges, so whoever gets its lock may have it, whatever its dead holder left there. */
     const bool takeable = vgpu_slot_state(owner) == VGPU_SLOT_FREE || (slot >= ORDINARY_SLOTS && fd >= 0);
-    if (!takeable || (fd >= 0 && fcntl(fd, F_OFD_SETLK, &lock) != 0))
+    if (!takeable || (fd >= 0 && (back(fd, slot) != 0 || fcntl(fd, F_OFD_SETLK, &lock) != 0)))
         return false;
     DEATH_POINT();
     raise_high(member->usage, slot + 1); /* before the slot is anybody's: else a taker that dies here is never found */

@@ -17,7 +17,7 @@ LIBVGPU = Path(__file__).resolve().parents[2] / "libvgpu"
 #: what a limited process runs
 SOURCES = [
     *("account", "agent", "attach", "environment", "guard"),
-    *("ledger", "liveness", "local", "log", "region_files", "slots"),
+    *("ledger", "liveness", "local", "log", "managed", "region_files", "slots"),
 ]
 PATIENCE_S = 30.0
 MIB = 1 << 20

@@ -1,0 +1,14 @@
+/* Whether the agent has given this process's container a region, also where it cannot be found any more. */
+#ifndef VGPU_MANAGED_H
+#define VGPU_MANAGED_H
+#include <stdbool.h>
+
+/* A container's region, as the agent mounts it. */
+#ifndef VGPU_MANAGED_DIR
+#define VGPU_MANAGED_DIR "/run/vgpu"
+#endif
+
+/* To be asked when there is nothing at VGPU_MANAGED_DIR: true if there was when this library was loaded (the root directory has changed
+ * since), or if the files are still mounted (somebody has moved the folder, or hidden it under another mount). */
+bool vgpu_managed_elsewhere(void);
+#endif
