@@ -168,8 +168,10 @@ static enum vgpu_mode join(struct vgpu_local *local)
     }
 }
 
-static enum vgpu_mode attach_slowly(struct vgpu_local *local)
+enum vgpu_mode vgpu_attach_slowly(struct vgpu_local *local)
 {
+    if (!local)
+        return VGPU_BROKEN;
     const int saved = errno;
     vgpu_spin_lock(&local->setting_up);
     uint32_t attached = atomic_load_explicit(&local->attached, memory_order_acquire);
@@ -188,17 +190,6 @@ static enum vgpu_mode attach_slowly(struct vgpu_local *local)
     vgpu_spin_unlock(&local->setting_up);
     errno = saved;
     return (enum vgpu_mode)(attached - 1);
-}
-
-struct vgpu_local *vgpu_attached(enum vgpu_mode *mode)
-{
-    struct vgpu_local *local = vgpu_local();
-    const uint32_t attached = local ? atomic_load_explicit(&local->attached, memory_order_acquire) : 0;
-    if (__builtin_expect(attached != 0, 1))
-        *mode = (enum vgpu_mode)(attached - 1);
-    else
-        *mode = local ? attach_slowly(local) : VGPU_BROKEN;
-    return local;
 }
 
 enum vgpu_mode vgpu_attach(void)

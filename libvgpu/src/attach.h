@@ -4,11 +4,6 @@
 #include "ledger.h"
 #include "local.h"
 
-/* A container's region, as the agent mounts it. */
-#ifndef VGPU_MANAGED_DIR
-#define VGPU_MANAGED_DIR "/run/vgpu"
-#endif
-
 /* What vgpu_mapping() answers, for callers who have attached. */
 extern struct vgpu_mapping vgpu_mapped;
 

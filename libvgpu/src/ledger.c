@@ -221,7 +221,8 @@ void vgpu_count_kind(unsigned card, enum vgpu_kind kind, int64_t bytes)
 {
     enum vgpu_mode mode;
     struct vgpu_local *local = vgpu_attached(&mode);
-    if ((mode != VGPU_REGION && mode != VGPU_PRIVATE) || card >= VGPU_MAX_CARDS || (unsigned)kind >= VGPU_KINDS || !have_slot(local))
+    if (kind == VGPU_KIND_BUFFER || (mode != VGPU_REGION && mode != VGPU_PRIVATE) || card >= VGPU_MAX_CARDS || (unsigned)kind >= VGPU_KINDS ||
+        !have_slot(local))
         return;
     atomic_fetch_add_explicit(&local->member.usage->slots[local->member.slot].by_kind[card][kind], (uint64_t)bytes, memory_order_relaxed);
 }
