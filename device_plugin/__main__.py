@@ -16,6 +16,8 @@ from vgpu.kube.client import KubeClient
 
 log = logging.getLogger("device_plugin")
 
+END_SECONDS = 0.8  #: between a signal and the end, at the latest
+
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="vgpu-device-plugin", description="vgpu's agent on a node with GPUs")
@@ -36,8 +38,14 @@ async def serve(agent: Agent) -> None:
     """Runs until SIGTERM or SIGINT; running containers are left as they are."""
     running = asyncio.ensure_future(agent.run())
     loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        running.cancel()
+        # What still waits then (for the API server, NVML or the kubelet) holds nothing that needs an orderly end.
+        loop.call_later(END_SECONDS, os._exit, 0)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, running.cancel)
+        loop.add_signal_handler(number, end)
     with suppress(asyncio.CancelledError):
         await running
 

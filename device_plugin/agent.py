@@ -102,7 +102,8 @@ class Agent:
         complaint = ""
         while True:
             try:
-                found = inventory.read(
+                found = await asyncio.to_thread(
+                    inventory.read,
                     split=settings.deviceSplitCount,
                     memory_scaling=settings.deviceMemoryScaling,
                     core_scaling=settings.deviceCoreScaling,
