@@ -61,6 +61,14 @@ static struct vgpu_pool *add(CUmemoryPool handle, CUdevice device) {
     return pool;
 }
 
+static bool attribute(CUmemoryPool handle, CUmemPool_attribute which, uint64_t *value) {
+    cuuint64_t answer = 0;
+    if (!DRIVER(cuMemPoolGetAttribute) || DRIVER(cuMemPoolGetAttribute)(handle, which, &answer) != CUDA_SUCCESS)
+        return false;
+    *value = answer;
+    return true;
+}
+
 /* A pool that the program did not make is the default pool of some device. */
 static CUdevice device_of_default(CUmemoryPool handle, CUdevice otherwise) {
     CUmemoryPool candidate;
@@ -75,7 +83,8 @@ static CUdevice device_of_default(CUmemoryPool handle, CUdevice otherwise) {
 
 struct vgpu_pool *vgpu_pool_of(CUmemoryPool handle, const struct vgpu_place *place) {
     struct vgpu_pool *pool = find(handle);
-    if (!pool)
+    uint64_t reserved;
+    if (!pool && attribute(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved)) /* no pool at all: the driver's answer says so */
         pool = add(handle, device_of_default(handle, place->device));
     return pool && pool->on_card ? pool : NULL;
 }
@@ -88,18 +97,10 @@ unsigned vgpu_pool_card(const struct vgpu_pool *pool) {
     return pool->card;
 }
 
-static bool attribute(const struct vgpu_pool *pool, CUmemPool_attribute which, uint64_t *value) {
-    cuuint64_t answer = 0;
-    if (pool->gone || !DRIVER(cuMemPoolGetAttribute) || DRIVER(cuMemPoolGetAttribute)(pool->handle, which, &answer) != CUDA_SUCCESS)
-        return false;
-    *value = answer;
-    return true;
-}
-
 bool vgpu_pool_has_room(struct vgpu_pool *pool, uint64_t bytes) {
     uint64_t reserved, used;
-    return attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) && attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) &&
-           reserved >= used && reserved - used >= bytes;
+    return !pool->gone && attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) &&
+           attribute(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) && reserved >= used && reserved - used >= bytes;
 }
 
 /* The two below: with the pool's lock held. */
@@ -131,10 +132,8 @@ static void release_parts(struct vgpu_pool *pool, uint64_t bytes) {
 /* Makes the charge equal to the reserve plus what is expected; false: it would have to grow beyond the limit. */
 static bool balance(struct vgpu_pool *pool) {
     uint64_t reserved;
-    if (pool->gone)
+    if (pool->gone || !attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved))
         reserved = pool->outstanding;
-    else if (!attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved))
-        return true;
     if (pool->charged > reserved + pool->pending) {
         release_parts(pool, pool->charged - reserved - pool->pending);
     } else if (pool->charged < reserved) {

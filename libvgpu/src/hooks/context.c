@@ -21,7 +21,7 @@ static struct context_charge charge_context(CUdevice device) {
         return charge;
     const struct vgpu_limits *limits = vgpu_limits_now();
     unsigned card = vgpu_card_of_device(device);
-    if (mode == VGPU_BROKEN) {
+    if (mode == VGPU_BROKEN || card == VGPU_CARD_UNLISTED) {
         charge.verdict = VGPU_REFUSED;
         return charge;
     }
