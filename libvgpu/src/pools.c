@@ -179,6 +179,12 @@ void vgpu_pool_destroyed(CUmemoryPool handle) {
     vgpu_spin_unlock(&pool->lock);
 }
 
+void vgpu_pool_trimmed(CUmemoryPool handle) {
+    struct vgpu_pool *pool = find(handle);
+    if (pool && pool->on_card)
+        vgpu_pool_settle(pool, 0, 0);
+}
+
 void vgpu_pools_settle(unsigned card) {
     for (struct vgpu_pool *pool = atomic_load_explicit(&pools, memory_order_acquire); pool; pool = pool->next) {
         if (pool->card != card || !pool->on_card || !vgpu_spin_try(&pool->lock))

@@ -30,6 +30,8 @@ bool vgpu_pool_settle(struct vgpu_pool *pool, uint64_t expected, uint64_t alloca
 /* An allocation of this size has been freed. */
 void vgpu_pool_forget(struct vgpu_pool *pool, uint64_t bytes);
 
+/* The driver has given unused memory of a pool back to the card; one that was never seen here holds no charge. */
+void vgpu_pool_trimmed(CUmemoryPool handle);
 /* Makes the charges of all pools on a card equal to their reserves. */
 void vgpu_pools_settle(unsigned card);
 /* Lets all pools on a card give unused memory back to it; true if the account has sunk. */

@@ -112,11 +112,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool) {
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
     CUDA_REAL(cuMemPoolTrimTo);
     CUresult result = real(pool, keep);
-    struct vgpu_place place;
-    if (result == CUDA_SUCCESS && pool && vgpu_enforcement() != VGPU_UNLIMITED && vgpu_place_now(&place)) {
-        struct vgpu_pool *record = vgpu_pool_of(pool, &place);
-        if (record)
-            vgpu_pool_settle(record, 0, 0);
-    }
+    if (result == CUDA_SUCCESS)
+        vgpu_pool_trimmed(pool);
     return result;
 }
