@@ -18,22 +18,34 @@ static bool disabled_by_environment(void) {
     return text && (strcmp(text, "true") == 0 || strcmp(text, "1") == 0);
 }
 
-/* Once per process, when it is first found limited or its region unusable. */
-static void begin_once(enum vgpu_mode mode) {
+/* Once per process and its children: why the region was not taken. */
+static void tell_once(enum vgpu_mode mode) {
     static atomic_bool told;
     if (atomic_load_explicit(&told, memory_order_relaxed) || atomic_exchange(&told, true))
         return;
-    vgpu_watch_forks();
     const char *note = vgpu_attach_note();
     if (note && note[0])
         vgpu_log(mode == VGPU_BROKEN ? VGPU_LOG_ERROR : VGPU_LOG_WARNING, "%s", note);
 }
 
+/* A forked child, also by _Fork or a raw clone, finds its struct vgpu_local empty, but not its parent's tables. */
+static void begin(struct vgpu_local *local) {
+    static bool inherited;
+    vgpu_spin_lock(&local->setting_up);
+    if (!local->begun && inherited)
+        vgpu_forget_parent();
+    local->begun = inherited = true;
+    vgpu_spin_unlock(&local->setting_up);
+}
+
 enum vgpu_mode vgpu_enforcement_slowly(void) {
     int kept = errno;
     enum vgpu_mode mode = vgpu_attach();
+    struct vgpu_local *local = vgpu_local();
     errno = kept;
-    begin_once(mode);
+    if (local)
+        begin(local);
+    tell_once(mode);
     bool lasting = true;
     if (disabled_by_environment()) {
         const struct vgpu_mapping *mapping = vgpu_mapping();
@@ -42,7 +54,6 @@ enum vgpu_mode vgpu_enforcement_slowly(void) {
         if (!mapping->managed || (limits && (limits->flags & VGPU_ALLOW_DISABLE_CONTROL)))
             mode = VGPU_UNLIMITED;
     }
-    struct vgpu_local *local = vgpu_local();
     if (local && lasting)
         atomic_store_explicit(&local->enforced, (uint32_t)mode + 1, memory_order_release);
     return mode;
@@ -101,13 +112,6 @@ void vgpu_let_go(const struct vgpu_holding *holding) {
         vgpu_count_kind(holding->ticket.card, holding->kind, -(int64_t)holding->bytes);
 }
 
-struct vgpu_attempt vgpu_attempt_here(uint64_t bytes) {
-    struct vgpu_attempt attempt = {.verdict = VGPU_UNCHARGED, .bytes = bytes};
-    if (bytes && vgpu_enforcement() != VGPU_UNLIMITED && vgpu_place_now(&attempt.place))
-        attempt.verdict = vgpu_reserve(attempt.place.card, bytes, &attempt.ticket);
-    return attempt;
-}
-
 bool vgpu_attempt_booked(struct vgpu_attempt *attempt, CUresult result, enum vgpu_space space, uint64_t handle, uint64_t chosen,
                          enum vgpu_kind kind) {
     if (attempt->verdict != VGPU_CHARGED)
@@ -146,5 +150,6 @@ static void let_go_each(const struct vgpu_holding *holding, void *argument) {
 
 void vgpu_context_gone(CUcontext context) {
     vgpu_places_forget();
+    vgpu_own_tables();
     vgpu_sizes_take_owned(context, let_go_each, NULL);
 }

@@ -17,6 +17,17 @@ static inline enum vgpu_mode vgpu_enforcement(void) {
     return __builtin_expect(known != 0, 1) ? (enum vgpu_mode)(known - 1) : vgpu_enforcement_slowly();
 }
 
+/* Before anything that this process keeps about blocks, pools or samples is looked at: a forked child first drops its parent's. */
+static inline void vgpu_own_tables(void) {
+    (void)vgpu_enforcement();
+}
+
+/* vgpu_sizes_take for a free; a NULL handle is nobody's. */
+static inline bool vgpu_taken(enum vgpu_space space, uint64_t handle, struct vgpu_holding *holding) {
+    vgpu_own_tables();
+    return handle && vgpu_sizes_any() && vgpu_sizes_take(space, handle, holding);
+}
+
 enum vgpu_verdict {
     VGPU_UNCHARGED, /* not limited: call the driver, nothing else */
     VGPU_CHARGED,   /* call the driver, then vgpu_hold or vgpu_uncharge */
@@ -38,7 +49,14 @@ struct vgpu_attempt {
     uint64_t bytes;
 };
 /* Charges `bytes` where this thread would allocate; 0 bytes (odd arguments) and no context are left to the driver. */
-struct vgpu_attempt vgpu_attempt_here(uint64_t bytes);
+static inline struct vgpu_attempt vgpu_attempt_here(uint64_t bytes) {
+    struct vgpu_attempt attempt;
+    attempt.verdict = VGPU_UNCHARGED;
+    attempt.bytes = bytes;
+    if (bytes && vgpu_enforcement() != VGPU_UNLIMITED && vgpu_place_now(&attempt.place))
+        attempt.verdict = vgpu_reserve(attempt.place.card, bytes, &attempt.ticket);
+    return attempt;
+}
 /* After the driver's answer: books `chosen` bytes under the handle, or gives the charge back. False: the driver granted, but `chosen` is beyond
  * the limit or cannot be remembered; the caller frees and answers out of memory. */
 bool vgpu_attempt_booked(struct vgpu_attempt *attempt, CUresult result, enum vgpu_space space, uint64_t handle, uint64_t chosen,

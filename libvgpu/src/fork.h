@@ -3,8 +3,8 @@
 #ifndef VGPU_FORK_H
 #define VGPU_FORK_H
 
-/* From now on every child of this process starts without them. Idempotent. */
-void vgpu_watch_forks(void);
+/* Empties all of them. Called by a child when it first asks how it is limited, which it notices by its emptied struct vgpu_local. */
+void vgpu_forget_parent(void);
 
 /* One per module that keeps such things. */
 void vgpu_sizes_forget(void);

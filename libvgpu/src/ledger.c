@@ -107,7 +107,7 @@ static unsigned lock_some_lane(struct vgpu_local *local)
     }
 }
 
-static bool charge(struct vgpu_local *local, unsigned card, enum vgpu_account_index account, uint64_t bytes, uint64_t limit,
+static inline __attribute__((always_inline)) bool charge(struct vgpu_local *local, unsigned card, enum vgpu_account_index account, uint64_t bytes, uint64_t limit,
                    struct vgpu_ticket *ticket)
 {
     const unsigned lane = lock_some_lane(local);
@@ -135,7 +135,7 @@ static int reap(struct vgpu_local *local, unsigned *busy)
 }
 
 /* Before a refusal: what the dead have left may be enough. */
-static bool charge_after_reaping(struct vgpu_local *local, unsigned card, enum vgpu_account_index account, uint64_t bytes, uint64_t limit,
+__attribute__((noinline)) static bool charge_after_reaping(struct vgpu_local *local, unsigned card, enum vgpu_account_index account, uint64_t bytes, uint64_t limit,
                                  struct vgpu_ticket *ticket)
 {
     const uint64_t deadline = now_ns(CLOCK_MONOTONIC) + REFUSAL_PATIENCE_NS;

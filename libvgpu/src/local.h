@@ -3,6 +3,7 @@
 #ifndef VGPU_LOCAL_H
 #define VGPU_LOCAL_H
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "slots.h"
@@ -11,6 +12,7 @@
 struct vgpu_local {
     _Atomic uint32_t attached;        /* enum vgpu_mode + 1; 0: not yet */
     _Atomic uint32_t enforced;        /* the same, as vgpu_enforcement answers it; 0: to be found out */
+    bool begun;                       /* what a parent left in static memory has been forgotten; under `setting_up` */
     _Atomic int owner_pid;            /* only on kernels without MADV_WIPEONFORK; 0: the kernel empties this memory */
     _Atomic uint32_t has_slot;        /* lanes may be used */
     vgpu_spin setting_up;             /* attaching, taking a slot, copying limits */

@@ -241,6 +241,7 @@ CUresult vgpu_pacer_after(struct vgpu_launch *launch, CUresult result) {
 }
 
 void vgpu_pacer_context_going(CUcontext context) {
+    vgpu_own_tables();
     if (context)
         vgpu_samples_drop(context);
 }

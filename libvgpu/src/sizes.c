@@ -23,6 +23,8 @@ static struct shard {
     struct entry *entries;
 } __attribute__((aligned(VGPU_CACHE_LINE))) shards[SHARDS];
 
+atomic_bool vgpu_sizes_used;
+
 /* Addresses and handles fit into 60 bits on both architectures; the space stands above. */
 static uint64_t key_of(enum vgpu_space space, uint64_t handle) {
     return (handle & 0x0fffffffffffffffull) | ((uint64_t)space + 1) << 60;
@@ -34,8 +36,8 @@ static uint64_t mixed(uint64_t key) {
     return key ^ key >> 29;
 }
 
-static struct shard *shard_of(uint64_t key) {
-    return &shards[mixed(key) >> 60];
+static struct shard *shard_of(uint64_t hash) {
+    return &shards[hash >> 60];
 }
 
 static uint32_t home_of(const struct shard *shard, uint64_t key) {
@@ -47,14 +49,14 @@ void vgpu_sizes_forget(void) {
         memset(&shards[i], 0, sizeof shards[i]);
 }
 
-static struct entry *slot_for(struct shard *shard, uint64_t key) {
-    uint32_t i = home_of(shard, key);
+static struct entry *slot_for(struct shard *shard, uint64_t key, uint64_t hash) {
+    uint32_t i = (uint32_t)hash & (shard->capacity - 1);
     while (shard->entries[i].key != 0 && shard->entries[i].key != key)
         i = (i + 1) & (shard->capacity - 1);
     return &shard->entries[i];
 }
 
-static bool grow(struct shard *shard) {
+__attribute__((noinline)) static bool grow(struct shard *shard) {
     struct shard larger = {.capacity = shard->capacity ? shard->capacity * 2 : FIRST_CAPACITY};
     int kept = errno;
     void *memory = mmap(NULL, larger.capacity * sizeof(struct entry), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -64,21 +66,22 @@ static bool grow(struct shard *shard) {
     larger.entries = memory;
     for (uint32_t i = 0; i < shard->capacity; i++)
         if (shard->entries[i].key)
-            *slot_for(&larger, shard->entries[i].key) = shard->entries[i];
+            *slot_for(&larger, shard->entries[i].key, mixed(shard->entries[i].key)) = shard->entries[i];
     if (shard->entries)
         munmap(shard->entries, shard->capacity * sizeof(struct entry));
     shard->entries = larger.entries;
     shard->capacity = larger.capacity;
+    atomic_store_explicit(&vgpu_sizes_used, true, memory_order_relaxed);
     return true;
 }
 
 bool vgpu_sizes_put(enum vgpu_space space, uint64_t handle, const struct vgpu_holding *holding) {
-    uint64_t key = key_of(space, handle);
-    struct shard *shard = shard_of(key);
+    uint64_t key = key_of(space, handle), hash = mixed(key);
+    struct shard *shard = shard_of(hash);
     vgpu_spin_lock(&shard->lock);
     bool room = shard->count * 2 < shard->capacity || grow(shard);
     if (room) {
-        struct entry *entry = slot_for(shard, key);
+        struct entry *entry = slot_for(shard, key, hash);
         shard->count += entry->key == 0;
         entry->key = key;
         entry->holding = *holding;
@@ -102,12 +105,12 @@ static void remove_at(struct shard *shard, uint32_t i) {
 }
 
 bool vgpu_sizes_take(enum vgpu_space space, uint64_t handle, struct vgpu_holding *holding) {
-    uint64_t key = key_of(space, handle);
-    struct shard *shard = shard_of(key);
+    uint64_t key = key_of(space, handle), hash = mixed(key);
+    struct shard *shard = shard_of(hash);
     bool found = false;
     vgpu_spin_lock(&shard->lock);
     if (shard->capacity) {
-        struct entry *entry = slot_for(shard, key);
+        struct entry *entry = slot_for(shard, key, hash);
         found = entry->key == key;
         if (found) {
             *holding = entry->holding;

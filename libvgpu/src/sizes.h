@@ -2,6 +2,7 @@
  * the handle. Sharded, so that threads do not meet; cost does not grow with the number of blocks. */
 #ifndef VGPU_SIZES_H
 #define VGPU_SIZES_H
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -9,6 +10,8 @@
 
 /* Kinds of handles; their values may coincide. */
 enum vgpu_space { VGPU_POINTER, VGPU_ARRAY, VGPU_MIPMAP, VGPU_CONTEXT };
+
+extern atomic_bool vgpu_sizes_used;
 
 struct vgpu_holding {
     uint64_t bytes;
@@ -21,6 +24,10 @@ struct vgpu_holding {
 
 /* False: no memory for the table; nothing was added. */
 bool vgpu_sizes_put(enum vgpu_space space, uint64_t handle, const struct vgpu_holding *holding);
+/* False: nothing was ever put in. */
+static inline bool vgpu_sizes_any(void) {
+    return atomic_load_explicit(&vgpu_sizes_used, memory_order_relaxed);
+}
 /* Takes the entry out; false: not known. */
 bool vgpu_sizes_take(enum vgpu_space space, uint64_t handle, struct vgpu_holding *holding);
 /* Takes out every entry of this owner, of whatever space, and gives it to `each`. */

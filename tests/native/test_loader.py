@@ -149,8 +149,9 @@ print(other.stdout.strip(), other.stderr)
     assert lines == ["0 300 2 300", "300 2 0"]
 
 
-def test_a_child_may_free_what_only_its_parent_had(tmp_path: Path) -> None:
-    done = run([compiled("fork_storm.c", driver=True)], environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT="500m"))
+@pytest.mark.parametrize("how", [[], ["raw"]], ids=["fork", "raw clone"])
+def test_a_child_may_free_what_only_its_parent_had(tmp_path: Path, how: list[str]) -> None:
+    done = run([compiled("fork_storm.c", driver=True), *how], environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT="500m"))
     assert done.stdout == "done\n"
 
 

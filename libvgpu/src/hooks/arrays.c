@@ -123,13 +123,13 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESC
 CUresult cuArrayDestroy(CUarray array) {
     CUDA_REAL(cuArrayDestroy);
     struct vgpu_holding holding;
-    bool known = array && vgpu_sizes_take(VGPU_ARRAY, number(array), &holding);
+    bool known = vgpu_taken(VGPU_ARRAY, number(array), &holding);
     return vgpu_freed(real(array), VGPU_ARRAY, number(array), known, &holding);
 }
 
 CUresult cuMipmappedArrayDestroy(CUmipmappedArray array) {
     CUDA_REAL(cuMipmappedArrayDestroy);
     struct vgpu_holding holding;
-    bool known = array && vgpu_sizes_take(VGPU_MIPMAP, number(array), &holding);
+    bool known = vgpu_taken(VGPU_MIPMAP, number(array), &holding);
     return vgpu_freed(real(array), VGPU_MIPMAP, number(array), known, &holding);
 }

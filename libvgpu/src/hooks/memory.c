@@ -71,7 +71,7 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned 
 /* The entry leaves the table before the driver may hand the same address to another thread. A pointer that is not known here (imported,
  * mapped, from before) is the driver's alone. */
 static bool take(CUdeviceptr pointer, struct vgpu_holding *holding) {
-    return pointer && vgpu_sizes_take(VGPU_POINTER, pointer, holding);
+    return vgpu_taken(VGPU_POINTER, pointer, holding);
 }
 
 CUresult cuMemFree_v2(CUdeviceptr pointer) {

@@ -79,7 +79,7 @@ CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUmemo
 
 static CUresult release(free_function real, CUdeviceptr pointer, CUstream given, CUstream stream) {
     struct vgpu_holding holding;
-    bool known = pointer && !vgpu_capturing(stream) && vgpu_sizes_take(VGPU_POINTER, pointer, &holding);
+    bool known = !vgpu_capturing(stream) && vgpu_taken(VGPU_POINTER, pointer, &holding);
     return vgpu_freed(real(pointer, given), VGPU_POINTER, pointer, known, &holding);
 }
 
@@ -104,6 +104,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
 CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     CUDA_REAL(cuMemPoolDestroy);
     CUresult result = real(pool);
+    vgpu_own_tables();
     if (result == CUDA_SUCCESS)
         vgpu_pool_destroyed(pool);
     return result;

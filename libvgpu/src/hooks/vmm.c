@@ -33,6 +33,11 @@ void vgpu_blocks_forget(void) {
     atomic_store(&lock, 0);
 }
 
+static void lock_tables(void) {
+    vgpu_own_tables();
+    vgpu_spin_lock(&lock);
+}
+
 static struct link **slot_of(struct link **table, uint64_t key) {
     return &table[(key * 0x9e3779b97f4a7c15ull) >> 54];
 }
@@ -101,7 +106,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
     }
     *block = (struct block){.bytes = bytes, .ticket = ticket, .references = 1};
     *link = (struct link){.key = *handle, .count = 1, .block = block};
-    vgpu_spin_lock(&lock);
+    lock_tables();
     add(handles, link);
     vgpu_spin_unlock(&lock);
     return result;
@@ -110,7 +115,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
 /* The hold is taken off before the driver may give the same handle to another thread, and put back if the driver refuses. */
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     CUDA_REAL(cuMemRelease);
-    vgpu_spin_lock(&lock);
+    lock_tables();
     struct link *link = find(handles, handle);
     struct block *block = link ? link->block : NULL;
     struct link *gone = link && --link->count == 0 ? take(handles, handle) : NULL;
@@ -119,7 +124,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     if (!block)
         return result;
     struct block *last = NULL;
-    vgpu_spin_lock(&lock);
+    lock_tables();
     if (result == CUDA_SUCCESS) {
         last = drop(block);
     } else {
@@ -139,13 +144,13 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
     CUresult result = real(address, size, offset, handle, flags);
     if (result != CUDA_SUCCESS)
         return result;
-    vgpu_spin_lock(&lock);
+    lock_tables();
     bool known = find(handles, handle) != NULL;
     vgpu_spin_unlock(&lock);
     struct link *mapping = known ? calloc(1, sizeof *mapping) : NULL;
     if (!mapping)
         return result; /* not ours to count; or no memory: then the block is given back when its handle is released */
-    vgpu_spin_lock(&lock);
+    lock_tables();
     struct link *link = find(handles, handle);
     if (link) {
         *mapping = (struct link){.key = address, .size = size, .block = link->block};
@@ -163,7 +168,7 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
     CUDA_REAL(cuMemUnmap);
     CUresult result = real(address, size);
     for (uint64_t at = address, end = address + size; result == CUDA_SUCCESS && at < end;) {
-        vgpu_spin_lock(&lock);
+        lock_tables();
         struct link *mapping = take(mappings, at);
         struct block *last = mapping ? drop(mapping->block) : NULL;
         vgpu_spin_unlock(&lock);
@@ -184,7 +189,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
     if (!fresh)
         return result;
     uint64_t target = (uint64_t)(uintptr_t)address;
-    vgpu_spin_lock(&lock);
+    lock_tables();
     struct link *mapping = NULL;
     for (unsigned i = 0; i < BUCKETS && !mapping; i++)
         for (struct link *m = mappings[i]; m && !mapping; m = m->next)
