@@ -108,6 +108,10 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRI
     ENTER_CONTEXT(context);
     if (!out || !descriptor || !levels)
         return CUDA_ERROR_INVALID_VALUE;
+    size_t longest = descriptor->Width > descriptor->Height ? descriptor->Width : descriptor->Height;
+    longest = descriptor->Depth > longest && !(descriptor->Flags & CUDA_ARRAY3D_LAYERED) ? descriptor->Depth : longest;
+    if (levels > (longest ? 64 - (unsigned)__builtin_clzll(longest) : 1))
+        levels = longest ? 64 - (unsigned)__builtin_clzll(longest) : 1; /* cuda.h: clamped to 1 + floor(log2(longest side)) */
     CUmipmappedArray mipmap = object_new(OBJECT_MIPMAP);
     if (!mipmap)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -123,11 +127,9 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRI
             mipmap->bytes += array->bytes;
             mipmap->levels[mipmap->count++] = array;
         }
-        if (level.Width <= 1 && level.Height <= 1 && level.Depth <= 1)
-            break;
         level.Width = level.Width > 1 ? level.Width / 2 : level.Width;
         level.Height = level.Height > 1 ? level.Height / 2 : level.Height;
-        level.Depth = level.Depth > 1 ? level.Depth / 2 : level.Depth;
+        level.Depth = level.Depth > 1 && !(level.Flags & CUDA_ARRAY3D_LAYERED) ? level.Depth / 2 : level.Depth; /* layers stay */
     }
     if (!result)
         result = charge(context->card, mipmap->bytes);
@@ -139,6 +141,15 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRI
         object_free(mipmap->levels[i]);
     object_free(mipmap);
     return result;
+}
+
+CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *requirements, CUmipmappedArray mipmap, CUdevice device)
+{
+    ENTER_DEVICE(device);
+    if (!requirements || !object_is(mipmap, OBJECT_MIPMAP))
+        return !requirements ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    *requirements = (CUDA_ARRAY_MEMORY_REQUIREMENTS){.size = mipmap->bytes, .alignment = 512};
+    return CUDA_SUCCESS;
 }
 
 CUresult cuMipmappedArrayGetLevel(CUarray *out, CUmipmappedArray mipmap, unsigned int level)

@@ -203,11 +203,11 @@ CUresult view(CUdeviceptr address, size_t size, char **host, size_t *length)
     if (range) {
         struct physical *physical = range->physical;
         uint64_t offset = address - range->base;
-        if (!physical->contents)
+        if (!physical->contents && !physical->multicast)
             physical->contents = zero_pages(physical->size);
         *host = physical->contents + range->offset + offset;
         *length = range->size - offset < size ? range->size - offset : size;
-        result = range->access == CU_MEM_ACCESS_FLAGS_PROT_NONE ? CUDA_ERROR_INVALID_VALUE
+        result = range->access == CU_MEM_ACCESS_FLAGS_PROT_NONE || physical->multicast ? CUDA_ERROR_INVALID_VALUE
                  : physical->contents                            ? CUDA_SUCCESS
                                                                  : CUDA_ERROR_OUT_OF_MEMORY;
     }

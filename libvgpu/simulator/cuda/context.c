@@ -73,6 +73,10 @@ static void object_of(void *handle, void *context)
         if (((CUarray)handle)->context == context && !((CUarray)handle)->level)
             cuArrayDestroy(handle);
         break;
+    case OBJECT_MIPMAP:
+        if (((CUmipmappedArray)handle)->context == context)
+            cuMipmappedArrayDestroy(handle);
+        break;
     default:
         break;
     }
@@ -83,7 +87,7 @@ void context_destroy(CUcontext context)
     sim_wait(&driver.sim, context->card, context->last);
     host_wait(context->host);
     events_settle();
-    static const enum object_type owned[] = {OBJECT_STREAM, OBJECT_MODULE, OBJECT_ARRAY, OBJECT_EVENT};
+    static const enum object_type owned[] = {OBJECT_STREAM, OBJECT_MODULE, OBJECT_ARRAY, OBJECT_MIPMAP, OBJECT_EVENT};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         object_each(owned[i], object_of, context);
     imports_of_context_drop(context);
@@ -445,11 +449,21 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
         return CUDA_ERROR_INVALID_VALUE;
     if (!object_is(peer, OBJECT_CONTEXT) || peer == context)
         return CUDA_ERROR_INVALID_CONTEXT;
-    return driver.sim.profile->nvlinks ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+    if (!driver.sim.profile->nvlinks || peer->card == context->card)
+        return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+    if (context->peers >> peer->device & 1)
+        return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+    context->peers |= 1u << peer->device;
+    return CUDA_SUCCESS;
 }
 
 CUresult cuCtxDisablePeerAccess(CUcontext peer)
 {
-    ENTER();
-    return object_is(peer, OBJECT_CONTEXT) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+    ENTER_CONTEXT(context);
+    if (!object_is(peer, OBJECT_CONTEXT))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (!(context->peers >> peer->device & 1))
+        return CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+    context->peers &= ~(1u << peer->device);
+    return CUDA_SUCCESS;
 }

@@ -181,6 +181,7 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
     case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH: *value = profile->major >= 9; break;
     case CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID: *value = (int)domain; break;
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: *value = (int)bus; break;
+    case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED: *value = multicast_supported(profile, driver.sim.state->card_count); break;
     case CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES: *value = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; break;
     default:
         for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
@@ -206,7 +207,12 @@ CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CU
     ENTER_DEVICE(peer);
     if (!value || device == peer)
         return !value ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_DEVICE;
-    *value = attribute == CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK ? 0 : driver.sim.profile->nvlinks > 0;
+    switch (attribute) {
+    case CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK: *value = 0; break;
+    case CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED: case CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED:
+    case CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED: *value = driver.sim.profile->nvlinks > 0; break;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
     return CUDA_SUCCESS;
 }
 

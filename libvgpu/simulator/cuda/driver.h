@@ -20,7 +20,7 @@ CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device); /* of CUDA 9.2; cuda.h 
 
 enum object_type {
     OBJECT_FREE, OBJECT_CONTEXT, OBJECT_STREAM, OBJECT_EVENT, OBJECT_MODULE, OBJECT_FUNCTION, OBJECT_LIBRARY, OBJECT_KERNEL, OBJECT_ARRAY,
-    OBJECT_MIPMAP, OBJECT_POOL, OBJECT_PHYSICAL, OBJECT_GRAPH, OBJECT_NODE, OBJECT_GRAPH_EXEC, OBJECT_EXTERNAL, OBJECT_MULTICAST
+    OBJECT_MIPMAP, OBJECT_POOL, OBJECT_PHYSICAL, OBJECT_GRAPH, OBJECT_NODE, OBJECT_GRAPH_EXEC, OBJECT_EXTERNAL
 };
 struct object {
     uint32_t type, reserved;
@@ -58,6 +58,7 @@ struct CUctx_st {
     struct CUstream_st *legacy;
     size_t limits[8];
     CUfunc_cache cache;
+    uint32_t peers; /* a bit for each ordinal whose memory it may use */
 };
 
 struct CUevent_st {
@@ -146,6 +147,7 @@ struct physical {
     char *contents;
     struct shareable *shareable; /* NULL: no other process can have it */
     int fd;                      /* of its file then */
+    struct multicast *multicast; /* of a multicast object, which has no contents */
 };
 
 enum block_kind { BLOCK_DEVICE, BLOCK_POOL, BLOCK_GRAPH, BLOCK_EXTERNAL, BLOCK_IMPORTED };
@@ -156,8 +158,9 @@ struct block {
     char *contents; /* made when first touched: memory that nobody wrote costs no host memory */
     uint32_t next_free;
     uint8_t live, kind;
-    bool shared; /* exported by cuIpcGetMemHandle */
-    bool absent; /* of a graph's memory while no launch has made it */
+    bool shared : 1;         /* exported by cuIpcGetMemHandle */
+    bool synchronous : 1;    /* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS */
+    bool absent;             /* of a graph's memory while no launch has made it */
 };
 
 enum range_kind { RANGE_HOST, RANGE_REGISTERED, RANGE_MANAGED, RANGE_RESERVED, RANGE_MAPPED };
@@ -169,6 +172,7 @@ struct range {
     struct physical *physical; /* of a mapping, from `offset` */
     uint64_t offset;
     CUmemAccess_flags access;
+    bool synchronous; /* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS */
 };
 
 extern struct driver {
@@ -267,6 +271,11 @@ void external_release(const struct block *block);
 
 /* virtual.c: under driver.lock; NULL: no handle of physical memory */
 struct physical *physical_of(CUmemGenericAllocationHandle handle);
+void physical_drop(struct physical *physical);
+
+/* multicast.c */
+bool multicast_supported(const struct sim_profile *profile, uint32_t cards);
+void multicast_free(struct multicast *multicast);
 
 /* shareable.c */
 bool shareable_leave(struct physical *physical);
@@ -276,6 +285,21 @@ void shareable_adopt(void);
 CUresult pool_release(struct block *block);
 void pools_trim(int card);
 CUresult pool_default(int device, CUmemoryPool *out);
+
+/* pointers.c: what is known about an address */
+struct place {
+    CUdeviceptr base;            /* of the allocation, or of the reserved range around a mapping */
+    uint64_t size, id;
+    CUdeviceptr mapping;         /* of VMM memory; no size: reserved, nothing mapped */
+    uint64_t mapping_size;
+    CUcontext context;
+    CUmemoryPool pool;
+    unsigned flags, handle_types;
+    int card;
+    CUmemAccess_flags access;
+    bool known, host, managed, virtual, imported, synchronous;
+};
+struct place place_of(CUdeviceptr address);
 
 /* context.c */
 CUresult context_make(int device, unsigned flags, bool primary, unsigned api_version, CUcontext *out);

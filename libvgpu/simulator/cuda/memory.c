@@ -1,4 +1,4 @@
-/* Device, managed and host allocations, and what can be asked about a pointer. */
+/* Device, managed and host allocations. */
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -197,163 +197,6 @@ CUresult cuMemHostUnregister(void *address)
     return result;
 }
 
-/* What is known about an address; false: nothing. */
-struct place {
-    CUdeviceptr base;
-    uint64_t size, id;
-    CUcontext context;
-    CUmemoryPool pool;
-    unsigned flags;
-    int card;
-    bool known, host, managed, virtual, imported;
-};
-
-static struct place place_of(CUdeviceptr address)
-{
-    struct place place = {.card = -1};
-    struct block *block = block_find(address, &place.base);
-    if (block) {
-        place.known = true;
-        place.size = block->size;
-        place.id = block->id;
-        place.context = block->context;
-        place.pool = block->kind == BLOCK_POOL ? block->owner : NULL;
-        place.imported = block->kind == BLOCK_IMPORTED || block->kind == BLOCK_EXTERNAL;
-        place.card = place.pool ? place.pool->card : block->kind == BLOCK_IMPORTED ? ipc_card(place.base) : block->context->card;
-        return place;
-    }
-    pthread_mutex_lock(&driver.lock);
-    struct range *range = range_find(address, false);
-    if (range) {
-        place.known = true;
-        place.base = range->base;
-        place.size = range->size;
-        place.id = range->id;
-        place.context = range->context;
-        place.flags = range->flags;
-        place.managed = range->kind == RANGE_MANAGED;
-        place.virtual = range->kind == RANGE_MAPPED;
-        place.host = range->kind == RANGE_HOST || range->kind == RANGE_REGISTERED || (place.virtual && range->physical->card < 0);
-        place.card = place.virtual ? range->physical->card : range->context ? range->context->card : -1;
-    }
-    pthread_mutex_unlock(&driver.lock);
-    return place;
-}
-
-CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address)
-{
-    ENTER();
-    struct place place = place_of(address);
-    if (!place.known)
-        return CUDA_ERROR_NOT_FOUND;
-    if (base)
-        *base = place.base;
-    if (size)
-        *size = place.size;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *address, unsigned int flags)
-{
-    ENTER();
-    struct place place = place_of((CUdeviceptr)(uintptr_t)address);
-    if (!out || flags || !place.known || !place.host)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = (CUdeviceptr)(uintptr_t)address;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuMemHostGetFlags(unsigned int *flags, void *address)
-{
-    ENTER();
-    struct place place = place_of((CUdeviceptr)(uintptr_t)address);
-    if (!flags || !place.known || !place.host)
-        return CUDA_ERROR_INVALID_VALUE;
-    *flags = place.flags;
-    return CUDA_SUCCESS;
-}
-
-static int ordinal_of(int card)
-{
-    for (int i = 0; i < driver.count; i++)
-        if (driver.visible[i] == card)
-            return i;
-    return CU_DEVICE_CPU;
-}
-
-static CUresult attribute_of(const struct place *place, CUdeviceptr address, CUpointer_attribute attribute, void *out)
-{
-    switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)out = place->virtual ? NULL : place->context; break;
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)out = place->host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE; break;
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)out = address; break;
-    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-        if (!place->host && !place->managed)
-            return CUDA_ERROR_INVALID_VALUE;
-        *(CUdeviceptr *)out = address;
-        break;
-    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: *(int *)out = 0; break;
-    case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(unsigned long long *)out = place->id; break;
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(int *)out = place->managed; break;
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)out = ordinal_of(place->card); break;
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *(int *)out = !place->host && !place->managed && !place->virtual && !place->pool && !place->imported; break;
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)out = place->base; break;
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)out = place->size; break;
-    case CU_POINTER_ATTRIBUTE_MAPPED: *(int *)out = 1; break;
-    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: *(unsigned long long *)out = place->pool ? (unsigned long long)place->pool->handle_types : 0; break;
-    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: *(int *)out = !place->host && !place->managed; break;
-    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: *(int *)out = CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE; break;
-    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: *(CUmemoryPool *)out = place->pool; break;
-    default: return CUDA_ERROR_NOT_SUPPORTED;
-    }
-    return CUDA_SUCCESS;
-}
-
-CUresult cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdeviceptr address)
-{
-    ENTER();
-    struct place place = place_of(address);
-    return out && place.known ? attribute_of(&place, address, attribute, out) : CUDA_ERROR_INVALID_VALUE;
-}
-
-static size_t attribute_size(CUpointer_attribute attribute)
-{
-    switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: case CU_POINTER_ATTRIBUTE_MAPPED:
-    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
-        return sizeof(int);
-    default:
-        return sizeof(void *);
-    }
-}
-
-/* Unlike the single query: nothing is wrong with an unknown pointer, its attributes are 0. */
-CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data, CUdeviceptr address)
-{
-    ENTER();
-    if (!count || !attributes || !data)
-        return CUDA_ERROR_INVALID_VALUE;
-    struct place place = place_of(address);
-    for (unsigned i = 0; i < count; i++) {
-        if (!data[i])
-            return CUDA_ERROR_INVALID_VALUE;
-        if (place.known && attribute_of(&place, address, attributes[i], data[i]) == CUDA_SUCCESS)
-            continue;
-        memset(data[i], 0, attribute_size(attributes[i]));
-        if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
-            *(int *)data[i] = CU_DEVICE_INVALID;
-    }
-    return CUDA_SUCCESS;
-}
-
-CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr address)
-{
-    ENTER();
-    struct place place = place_of(address);
-    return value && place.known && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
 /* Advice moves nothing here: managed memory has one place. */
 static CUresult advise(CUdeviceptr address, size_t bytes)
 {
@@ -362,15 +205,28 @@ static CUresult advise(CUdeviceptr address, size_t bytes)
     return place.managed && bytes && address + bytes <= place.base + place.size ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+/* Reading much is advice about no place in particular. */
+static bool names_place(CUmem_advise advice)
+{
+    return advice != CU_MEM_ADVISE_SET_READ_MOSTLY && advice != CU_MEM_ADVISE_UNSET_READ_MOSTLY && advice != CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION;
+}
+
 CUresult cuMemAdvise(CUdeviceptr address, size_t bytes, CUmem_advise advice, CUdevice device)
 {
-    (void)advice, (void)device;
+    if ((unsigned)advice - 1 >= CU_MEM_ADVISE_UNSET_ACCESSED_BY)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (names_place(advice) && (device < CU_DEVICE_CPU || device >= driver.count))
+        return CUDA_ERROR_INVALID_DEVICE;
     return advise(address, bytes);
 }
 
 CUresult cuMemAdvise_v2(CUdeviceptr address, size_t bytes, CUmem_advise advice, CUmemLocation location)
 {
-    (void)advice, (void)location;
+    bool device = location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    if ((unsigned)advice - 1 >= CU_MEM_ADVISE_UNSET_ACCESSED_BY || (names_place(advice) && location.type == CU_MEM_LOCATION_TYPE_INVALID))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (names_place(advice) && device && (location.id < 0 || location.id >= driver.count))
+        return CUDA_ERROR_INVALID_DEVICE;
     return advise(address, bytes);
 }
 

@@ -183,6 +183,34 @@ CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
     return CUDA_SUCCESS;
 }
 
+static CUresult location_check(const CUmemLocation *location, CUmemAllocationType type)
+{
+    if (!location || type != CU_MEM_ALLOCATION_TYPE_PINNED)
+        return CUDA_ERROR_INVALID_VALUE;
+    return location->type == CU_MEM_LOCATION_TYPE_DEVICE ? device_check(location->id) : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult cuMemGetDefaultMemPool(CUmemoryPool *out, CUmemLocation *location, CUmemAllocationType type)
+{
+    ENTER();
+    CUresult result = location_check(location, type);
+    return result ? result : cuDeviceGetDefaultMemPool(out, location->id);
+}
+
+CUresult cuMemGetMemPool(CUmemoryPool *out, CUmemLocation *location, CUmemAllocationType type)
+{
+    ENTER();
+    CUresult result = location_check(location, type);
+    return result ? result : cuDeviceGetMemPool(out, location->id);
+}
+
+CUresult cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool)
+{
+    ENTER();
+    CUresult result = location_check(location, type);
+    return result ? result : cuDeviceSetMemPool(location->id, pool);
+}
+
 CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props)
 {
     ENTER();
@@ -245,6 +273,12 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: *(cuuint64_t *)value = pool->reserved_high; break;
     case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: *(cuuint64_t *)value = pool->used; break;
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH: *(cuuint64_t *)value = pool->used_high; break;
+    case CU_MEMPOOL_ATTR_ALLOCATION_TYPE: *(CUmemAllocationType *)value = CU_MEM_ALLOCATION_TYPE_PINNED; break;
+    case CU_MEMPOOL_ATTR_EXPORT_HANDLE_TYPES: *(CUmemAllocationHandleType *)value = pool->handle_types; break;
+    case CU_MEMPOOL_ATTR_LOCATION_ID: *(int *)value = pool->device; break;
+    case CU_MEMPOOL_ATTR_LOCATION_TYPE: *(CUmemLocationType *)value = CU_MEM_LOCATION_TYPE_DEVICE; break;
+    case CU_MEMPOOL_ATTR_MAX_POOL_SIZE: *(cuuint64_t *)value = pool->maximum; break;
+    case CU_MEMPOOL_ATTR_HW_DECOMPRESS_ENABLED: *(int *)value = 0; break;
     default: return CUDA_ERROR_INVALID_VALUE;
     }
     return CUDA_SUCCESS;

@@ -222,6 +222,25 @@ static CUresult copy_3d(const CUDA_MEMCPY3D *c, CUstream handle, bool wait)
 CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D *c) { return copy_3d(c, NULL, true); }
 CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *c, CUstream stream) { return copy_3d(c, stream, false); }
 
+static CUresult copy_3d_peer(const CUDA_MEMCPY3D_PEER *c, CUstream stream, bool wait)
+{
+    ENTER();
+    if (!c)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!object_is(c->srcContext, OBJECT_CONTEXT) || !object_is(c->dstContext, OBJECT_CONTEXT))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    CUDA_MEMCPY3D plain = {
+        .srcXInBytes = c->srcXInBytes, .srcY = c->srcY, .srcZ = c->srcZ, .srcMemoryType = c->srcMemoryType, .srcHost = c->srcHost,
+        .srcDevice = c->srcDevice, .srcArray = c->srcArray, .srcPitch = c->srcPitch, .srcHeight = c->srcHeight, .dstXInBytes = c->dstXInBytes,
+        .dstY = c->dstY, .dstZ = c->dstZ, .dstMemoryType = c->dstMemoryType, .dstHost = c->dstHost, .dstDevice = c->dstDevice,
+        .dstArray = c->dstArray, .dstPitch = c->dstPitch, .dstHeight = c->dstHeight, .WidthInBytes = c->WidthInBytes, .Height = c->Height,
+        .Depth = c->Depth};
+    return copy_3d(&plain, stream, wait);
+}
+
+CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER *c) { return copy_3d_peer(c, NULL, true); }
+CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *c, CUstream stream) { return copy_3d_peer(c, stream, false); }
+
 static CUresult copy_2d(const CUDA_MEMCPY2D *c, CUstream stream, bool wait)
 {
     ENTER();

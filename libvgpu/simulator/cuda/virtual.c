@@ -68,10 +68,12 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, const CUmem
 }
 
 /* Under driver.lock. Memory stays while a handle or a mapping names it. */
-static void drop(struct physical *physical)
+void physical_drop(struct physical *physical)
 {
     if (--physical->references)
         return;
+    if (physical->multicast)
+        multicast_free(physical->multicast);
     bool pays = !physical->shareable || shareable_leave(physical);
     if (physical->contents)
         munmap(physical->contents, physical->size);
@@ -94,7 +96,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
     struct physical *physical = physical_of(handle);
     if (physical) {
         physical->handles--;
-        drop(physical);
+        physical_drop(physical);
         result = CUDA_SUCCESS;
     }
     pthread_mutex_unlock(&driver.lock);
@@ -168,7 +170,7 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size)
     for (struct range *range; any && whole && (range = range_overlap(address, size, false));) {
         struct physical *physical = range->physical;
         range_remove(range);
-        drop(physical);
+        physical_drop(physical);
     }
     pthread_mutex_unlock(&driver.lock);
     return any && whole ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
