@@ -8,6 +8,7 @@
 #include "fork.h"
 #include "spin.h"
 
+#define CHUNK (32ull << 20) /* what drivers round the growth of a pool up to; a smaller step only means that less was charged than allowed for */
 #define DEVICES_ASKED 64 /* whose default pools are compared with an unknown handle */
 
 struct vgpu_pool {
@@ -19,6 +20,7 @@ struct vgpu_pool {
     vgpu_spin lock;       /* of everything below */
     uint64_t charged;     /* sum of the parts */
     uint64_t pending;     /* thereof for allocations under way */
+    uint64_t promised;    /* of the unused reserve, to allocations under way */
     uint64_t outstanding; /* allocated from the pool */
     struct {
         struct vgpu_ticket ticket; /* every lane gives back what it charged */
@@ -97,10 +99,28 @@ unsigned vgpu_pool_card(const struct vgpu_pool *pool) {
     return pool->card;
 }
 
-bool vgpu_pool_has_room(struct vgpu_pool *pool, uint64_t bytes) {
-    uint64_t reserved, used;
-    return !pool->gone && attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) &&
-           attribute(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) && reserved >= used && reserved - used >= bytes;
+/* Requests that no pool can hold are promised nothing, so that sums stay in 64 bits. */
+static uint64_t promise(uint64_t bytes) {
+    return bytes < UINT64_C(1) << 48 ? bytes : 0;
+}
+
+uint64_t vgpu_pool_growth(struct vgpu_pool *pool, uint64_t bytes) {
+    uint64_t reserved = 0, used = 0, growth;
+    vgpu_spin_lock(&pool->lock);
+    bool known = !pool->gone && attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) &&
+                 attribute(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used);
+    uint64_t room = known && reserved > used && reserved - used > pool->promised ? reserved - used - pool->promised : 0;
+    pool->promised += promise(bytes);
+    vgpu_spin_unlock(&pool->lock);
+    if (bytes <= room)
+        return 0;
+    return __builtin_add_overflow(bytes - room, CHUNK - 1, &growth) ? UINT64_MAX : growth & ~(CHUNK - 1);
+}
+
+void vgpu_pool_refused(struct vgpu_pool *pool, uint64_t bytes) {
+    vgpu_spin_lock(&pool->lock);
+    pool->promised -= promise(bytes);
+    vgpu_spin_unlock(&pool->lock);
 }
 
 /* The two below: with the pool's lock held. */
@@ -146,17 +166,18 @@ static bool balance(struct vgpu_pool *pool) {
     return true;
 }
 
-void vgpu_pool_expect(struct vgpu_pool *pool, struct vgpu_ticket ticket, uint64_t bytes) {
+void vgpu_pool_expect(struct vgpu_pool *pool, struct vgpu_ticket ticket, uint64_t growth) {
     vgpu_spin_lock(&pool->lock);
-    add_part(pool, ticket, bytes);
-    pool->pending += bytes;
+    add_part(pool, ticket, growth);
+    pool->pending += growth;
     vgpu_spin_unlock(&pool->lock);
 }
 
-bool vgpu_pool_settle(struct vgpu_pool *pool, uint64_t expected, uint64_t allocated) {
+bool vgpu_pool_settle(struct vgpu_pool *pool, uint64_t expected, uint64_t bytes, bool granted) {
     vgpu_spin_lock(&pool->lock);
     pool->pending -= expected;
-    pool->outstanding += allocated;
+    pool->promised -= promise(bytes);
+    pool->outstanding += granted ? bytes : 0;
     bool fits = balance(pool);
     vgpu_spin_unlock(&pool->lock);
     return fits;
@@ -182,7 +203,7 @@ void vgpu_pool_destroyed(CUmemoryPool handle) {
 void vgpu_pool_trimmed(CUmemoryPool handle) {
     struct vgpu_pool *pool = find(handle);
     if (pool && pool->on_card)
-        vgpu_pool_settle(pool, 0, 0);
+        vgpu_pool_settle(pool, 0, 0, false);
 }
 
 void vgpu_pools_settle(unsigned card) {
@@ -194,13 +215,23 @@ void vgpu_pools_settle(unsigned card) {
     }
 }
 
+/* What a pool must keep for allocations under way. */
+static uint64_t needed(struct vgpu_pool *pool) {
+    uint64_t used = 0;
+    vgpu_spin_lock(&pool->lock);
+    bool any = pool->promised && attribute(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used);
+    uint64_t keep = any ? used + pool->promised : 0;
+    vgpu_spin_unlock(&pool->lock);
+    return keep;
+}
+
 bool vgpu_pools_give_back(unsigned card) {
     uint64_t before = vgpu_used(card, VGPU_DEVICE_BYTES);
     if (!atomic_load_explicit(&pools, memory_order_acquire))
         return false;
     for (struct vgpu_pool *pool = atomic_load_explicit(&pools, memory_order_acquire); pool; pool = pool->next)
         if (pool->card == card && pool->on_card && !pool->gone && DRIVER(cuMemPoolTrimTo) && !vgpu_any_capture())
-            DRIVER(cuMemPoolTrimTo)(pool->handle, 0);
+            DRIVER(cuMemPoolTrimTo)(pool->handle, needed(pool));
     vgpu_pools_settle(card);
     return vgpu_used(card, VGPU_DEVICE_BYTES) < before;
 }

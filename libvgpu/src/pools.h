@@ -20,16 +20,18 @@ void vgpu_pool_made(CUmemoryPool handle, CUdevice device);
 void vgpu_pool_destroyed(CUmemoryPool handle);
 
 unsigned vgpu_pool_card(const struct vgpu_pool *pool);
-/* True if the pool holds this much unused, so that an allocation probably takes nothing more from the card. */
-bool vgpu_pool_has_room(struct vgpu_pool *pool, uint64_t bytes);
-/* Before an allocation: adds a charge already made for it. */
-void vgpu_pool_expect(struct vgpu_pool *pool, struct vgpu_ticket ticket, uint64_t bytes);
-/* After it: `expected` as charged before (0: nothing), `allocated` bytes (0: the driver refused). Makes the charge equal to the reserve.
+/* Before an allocation: how much the pool may take from the card for it beyond what it holds unused, at most; 0: nothing. What is unused is
+ * promised to this allocation until vgpu_pool_settle. */
+uint64_t vgpu_pool_growth(struct vgpu_pool *pool, uint64_t bytes);
+/* The promise alone is taken back: the allocation is not tried. */
+void vgpu_pool_refused(struct vgpu_pool *pool, uint64_t bytes);
+/* Adds a charge already made for the growth. */
+void vgpu_pool_expect(struct vgpu_pool *pool, struct vgpu_ticket ticket, uint64_t growth);
+/* After an allocation of `bytes`: `expected` as charged before (0: nothing), whether the driver granted it. Makes the charge equal to the reserve.
  * False: the reserve has grown beyond the limit, the caller frees what it got. */
-bool vgpu_pool_settle(struct vgpu_pool *pool, uint64_t expected, uint64_t allocated);
+bool vgpu_pool_settle(struct vgpu_pool *pool, uint64_t expected, uint64_t bytes, bool granted);
 /* An allocation of this size has been freed. */
 void vgpu_pool_forget(struct vgpu_pool *pool, uint64_t bytes);
-
 /* The driver has given unused memory of a pool back to the card; one that was never seen here holds no charge. */
 void vgpu_pool_trimmed(CUmemoryPool handle);
 /* Makes the charges of all pools on a card equal to their reserves. */

@@ -31,20 +31,22 @@ static CUresult allocate(allocate_function plain, allocate_from_function from, C
     if (pointer && bytes && (plain || handle) && vgpu_enforcement() != VGPU_UNLIMITED && !vgpu_capturing(stream))
         pool = pool_for(stream, handle);
     struct vgpu_ticket ticket;
-    uint64_t expected = 0;
-    if (pool && (vgpu_enforcement() == VGPU_BROKEN || !vgpu_pool_has_room(pool, bytes))) {
-        enum vgpu_verdict verdict = vgpu_reserve(vgpu_pool_card(pool), bytes, &ticket);
-        if (verdict == VGPU_REFUSED)
+    uint64_t growth = pool ? vgpu_pool_growth(pool, bytes) : 0, expected = 0;
+    if (pool && (growth || vgpu_enforcement() == VGPU_BROKEN)) {
+        enum vgpu_verdict verdict = vgpu_reserve(vgpu_pool_card(pool), growth, &ticket);
+        if (verdict == VGPU_REFUSED) {
+            vgpu_pool_refused(pool, bytes);
             return CUDA_ERROR_OUT_OF_MEMORY;
+        }
         if (verdict == VGPU_CHARGED) {
-            expected = bytes;
-            vgpu_pool_expect(pool, ticket, bytes);
+            expected = growth;
+            vgpu_pool_expect(pool, ticket, growth);
         }
     }
     CUresult result = from ? from(pointer, bytes, handle, given) : plain(pointer, bytes, given);
     if (!pool)
         return result;
-    bool fits = vgpu_pool_settle(pool, expected, result == CUDA_SUCCESS ? bytes : 0);
+    bool fits = vgpu_pool_settle(pool, expected, bytes, result == CUDA_SUCCESS);
     if (result != CUDA_SUCCESS)
         return result;
     struct vgpu_holding holding = {.bytes = bytes, .owner = pool, .kind = VGPU_KIND_POOL, .pooled = 1};
