@@ -1,13 +1,11 @@
-"""Several small clients from one start: processes forked before any call of the driver, each asked one expression at a time."""
+"""Several small clients from one start: processes forked before any call of the driver, asked one expression at a time."""
 
 import json
 import os
 import signal
 import sys
 
-from driver_client import *  # noqa: F403  (what the members are asked is written in its words)
-
-__all__ = ["Member", "crew"]
+from driver_client import *  # noqa: F403  (members are asked in its words, and so are those who talk to them)
 
 
 class Member:
@@ -30,9 +28,11 @@ class Member:
         names = dict(globals())
         for line in questions:
             kind, text = json.loads(line)
+            if kind == "leave":
+                os._exit(0)
             try:
                 answer = exec(text, names) if kind == "do" else eval(text, names)
-            except BaseException as error:
+            except Exception as error:  # noqa: BLE001  (the asker sees it as the answer)
                 answer = f"{type(error).__name__}: {error}"
             answers.write(json.dumps(answer) + "\n")
             answers.flush()
@@ -62,7 +62,8 @@ class Member:
             os.waitpid(self.pid, 0)
 
     def leave(self):
-        self._to.close()
+        """Its exit status; asked for, because younger members hold the other end of its pipe, too."""
+        self.send("leave", "")
         return os.waitpid(self.pid, 0)[1]
 
 

@@ -3,15 +3,17 @@
 from pathlib import Path
 
 import pytest
+from cases_slice import slice_of
 from preloaded import environment, python
+
+from vgpu.native import simulator
 
 PRELUDE = "from driver_client import *\n"
 
 
 @pytest.fixture
 def two_cards(tmp_path: Path) -> dict[str, str]:
-    (tmp_path / "region").mkdir()
-    return environment(tmp_path, cards="T4x2", CUDA_DEVICE_MEMORY_LIMIT="1000m", VGPU_DIR=str(tmp_path / "region"))
+    return slice_of(tmp_path, cards="T4x2")
 
 
 def test_a_pointer_freed_twice_is_given_back_once(env: dict[str, str]) -> None:
@@ -200,8 +202,6 @@ print(cu.cuMipmappedArrayDestroy(mipmap), cu.cuArrayDestroy(layered), used() // 
 @pytest.mark.parametrize("form", ["whole", "beginning"])
 def test_a_card_chosen_by_uuid_has_its_own_account(two_cards: dict[str, str], tmp_path: Path, form: str) -> None:
     """Case 27, and cards chosen by the beginning of a UUID as another of its kind: free memory does not move there."""
-    from vgpu.native import simulator
-
     simulator.create(tmp_path / "cards", "T4x2")
     uuid = simulator.cards(tmp_path / "cards")[1].uuid
     visible = uuid if form == "whole" else uuid[:16]
@@ -222,8 +222,6 @@ def test_processes_that_see_different_cards_are_charged_apart(
     two_cards: dict[str, str], tmp_path: Path, form: str
 ) -> None:
     """Case 29, and processes that see the cards in different orders as another of its kind: all pay on card 0 elsewhere."""
-    from vgpu.native import simulator
-
     simulator.create(tmp_path / "cards", "T4x2")
     a, b = (card.uuid for card in simulator.cards(tmp_path / "cards"))
     visible = (a, b) if form == "uuids" else ("0,1", "1,0")
