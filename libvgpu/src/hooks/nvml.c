@@ -20,6 +20,13 @@ static bool sliced(nvmlDevice_t device, unsigned *card) {
     return true;
 }
 
+/* What of NVML's total CUDA can use: the two interfaces must tell the same total, also where the limit is no smaller than the card. */
+static uint64_t usable(nvmlDevice_t device, uint64_t total) {
+    nvmlMemory_v2_t memory = {.version = nvmlMemory_v2};
+    __typeof__(&nvmlDeviceGetMemoryInfo_v2) get = DRIVER(nvmlDeviceGetMemoryInfo_v2);
+    return get && get(device, &memory) == NVML_SUCCESS && memory.reserved < total ? total - memory.reserved : total;
+}
+
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
     NVML_REAL(nvmlDeviceGetMemoryInfo);
     nvmlReturn_t result = real(device, memory);
@@ -27,7 +34,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) 
     if (result != NVML_SUCCESS || !memory || !sliced(device, &card))
         return result;
     vgpu_reap(REAP_INTERVAL_MS);
-    struct vgpu_view view = vgpu_view_of(card, memory->total, memory->free);
+    struct vgpu_view view = vgpu_view_of(card, usable(device, memory->total), memory->free);
     memory->total = view.total;
     memory->free = view.free;
     memory->used = view.total > view.free ? view.total - view.free : 0;
@@ -41,7 +48,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
     if (result != NVML_SUCCESS || !memory || !sliced(device, &card))
         return result;
     vgpu_reap(REAP_INTERVAL_MS);
-    struct vgpu_view view = vgpu_view_of(card, memory->total, memory->free);
+    struct vgpu_view view = vgpu_view_of(card, memory->total - memory->reserved, memory->free);
     memory->total = view.total;
     memory->free = view.free;
     memory->reserved = 0; /* the driver's own share is not part of a slice */
