@@ -178,7 +178,7 @@ def said(call, *arguments):
 for link in (0, 1, 17, 99):
     print(said(n.nvmlDeviceGetNvLinkState, cards[0], link), said(n.nvmlDeviceGetNvLinkVersion, cards[0], link))
 print(said(n.nvmlDeviceGetTopologyCommonAncestor, *cards), said(n.nvmlDeviceGetP2PStatus, *cards, 0))
-print(said(n.nvmlDeviceGetMemoryAffinity, cards[0], 1, 0), said(n.nvmlDeviceGetCudaComputeCapability, cards[1]))
+print(list(n.nvmlDeviceGetMemoryAffinity(cards[0], 1, 0)), said(n.nvmlDeviceGetCudaComputeCapability, cards[1]))
 print([n.nvmlDeviceGetPciInfo(card).busId for card in cards])
 """
     both(tmp_path, script, "H100x2")
