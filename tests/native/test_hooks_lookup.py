@@ -47,6 +47,7 @@ VERSIONS = [
 
 @pytest.mark.parametrize(("name", "version", "flags", "symbol"), VERSIONS)
 def test_the_hook_of_the_drivers_answer(name: str, version: int, flags: int, symbol: str, tmp_path: Path) -> None:
+    """Case 68: cuGetProcAddress_v2 and stream-ordered allocation are not covered."""
     script = (
         PRELUDE + f"result, status, found = lookup({name!r}, {version}, {flags})\nprint(result, status, where(found))"
     )
@@ -90,6 +91,7 @@ start()
 
 
 def test_a_program_that_has_only_cuGetProcAddress_is_limited(tmp_path: Path) -> None:
+    """Case 63: a runtime that looks everything up through the driver passes the limit."""
     script = (
         PRELUDE
         + """
@@ -103,6 +105,7 @@ print(allocate(ctypes.addressof(p), 501 * MIB), allocate(ctypes.addressof(p), 50
 
 
 def test_cuda_bindings_are_limited(tmp_path: Path) -> None:
+    """Case 69: a runtime that never calls dlsym for the functions it uses crashes."""
     script = """
 from cuda.bindings import driver as d
 MIB = 1 << 20

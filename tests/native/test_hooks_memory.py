@@ -68,6 +68,7 @@ FREES = {
 
 @pytest.mark.parametrize("family", ALLOCATORS)
 def test_every_family_is_charged_refused_and_given_back(env: dict[str, str], family: str) -> None:
+    """Cases 12, 70: memory of own pools and of cuMemCreate is missed, or its free goes below zero."""
     lines = python(
         PRELUDE
         + f"""
@@ -84,6 +85,7 @@ print({ALLOCATORS[family]}[0])
 
 
 def test_any_legal_free_of_a_pointer_works(env: dict[str, str]) -> None:
+    """Case 15: cuMemFree of a stream-ordered pointer goes below zero, or leaks."""
     lines = python(
         PRELUDE
         + """
@@ -99,6 +101,7 @@ print(status, used() // MIB, free(pointer), used())
 
 
 def test_many_stream_ordered_allocations_never_leak_charge(env: dict[str, str]) -> None:
+    """Case 13: false out-of-memory after many stream-ordered allocations and frees."""
     lines = python(
         PRELUDE
         + """
@@ -137,6 +140,7 @@ print(alloc(600 * MIB)[0], used() // MIB)
 
 
 def test_a_free_debits_the_card_of_the_block(tmp_path: Path) -> None:
+    """Cases 10, 11: memory freed while the other card is current is taken off that one, below zero."""
     env = environment(tmp_path, cards="T4x2", CUDA_DEVICE_MEMORY_LIMIT="1000m", VGPU_DIR=str(tmp_path / "region"))
     (tmp_path / "region").mkdir()
     lines = python(
@@ -158,6 +162,7 @@ print(used())
 
 
 def test_only_device_memory_of_cuMemCreate_is_charged(env: dict[str, str]) -> None:
+    """Case 19: host locations are charged to whatever device number lies in memory."""
     lines = python(
         PRELUDE
         + """
@@ -247,6 +252,7 @@ for _ in range(2):
 
 
 def test_arguments_that_make_no_sense_get_the_drivers_own_answer(tmp_path: Path) -> None:
+    """Cases 18, 75: NULL results and descriptors crash the library."""
     script = (
         PRELUDE
         + """

@@ -154,6 +154,7 @@ def test_a_folder_without_a_region_and_without_limits_stays_empty(tmp_path: Path
 
 
 def test_an_unusable_folder_leaves_the_limits_to_each_process(tmp_path: Path) -> None:
+    """Case 50: a folder that cannot be used ends the program; limits from the environment hold all the same."""
     nowhere = tmp_path / "nowhere"
     with Client({"VGPU_DIR": str(nowhere), "CUDA_DEVICE_MEMORY_LIMIT": "1g"}) as client:
         assert client.ask("mode") == "private"

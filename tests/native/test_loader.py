@@ -21,6 +21,7 @@ PROGRAMS = [
 
 @pytest.mark.parametrize("command", PROGRAMS, ids=lambda command: Path(command[0]).name)
 def test_programs_without_a_driver_run_as_before(command: list[str], tmp_path: Path) -> None:
+    """Case 51: a library that needs libcuda breaks every program of an image without one."""
     bare = environment(tmp_path, preload=False)
     bare.pop("LD_LIBRARY_PATH")
     plain = run(command, bare, code=None)
@@ -49,6 +50,7 @@ def answers(tmp_path: Path, *names: str, **options: bool) -> dict[str, list[str]
 
 
 def test_only_exact_names_of_the_driver_are_answered_with_hooks(tmp_path: Path) -> None:
+    """Case 48: every name that begins with cu is taken for the driver's, and cudnnCreate calls itself."""
     names = (
         "cuMemAlloc_v2",
         "cuCtxGetCurrent",
@@ -79,6 +81,7 @@ def test_a_linked_program_is_limited(tmp_path: Path) -> None:
 
 
 def test_a_wrapper_between_program_and_driver_keeps_its_place(tmp_path: Path) -> None:
+    """Cases 47, 71: RTLD_NEXT answers change from call to call, or lead past the hook."""
     wrapper = compiled("wrapper.c", "-shared", "-fPIC", "-Wl,-Bsymbolic", output="libwrapper.so")
     env = environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT_0="500m")
     script = PRELUDE + (
@@ -106,6 +109,7 @@ def test_a_library_opened_locally_is_limited_by_every_route(tmp_path: Path) -> N
 
 
 def test_manners_of_a_guest(tmp_path: Path) -> None:
+    """Case 49: handlers of the program are overwritten, and its umask becomes 0."""
     program = compiled("manners.c", driver=True)
     limits = {"CUDA_DEVICE_MEMORY_LIMIT_0": "500m", "CUDA_DEVICE_SM_LIMIT": "50", "VGPU_DIR": str(tmp_path)}
     bare = run([program], environment(tmp_path, preload=False))
@@ -211,6 +215,7 @@ class TestManaged:
         return run(["unshare", "-rm", "sh", "-c", shell], os.environ).stdout.splitlines()
 
     def test_an_empty_environment_is_limited(self, tmp_path: Path) -> None:
+        """Case 52: a login that loses the environment runs without limits."""
         assert self.inside(tmp_path, "start()\nprint(alloc(501 * MIB)[0], alloc(500 * MIB)[0], info()[1] // MIB)") == [
             "2 0 500"
         ]

@@ -19,6 +19,7 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 
 def test_memory_agrees_with_the_driver_interface(env: dict[str, str]) -> None:
+    """Case 26: totals of CUDA and NVML differ, and programs that compare them run out of memory."""
     script = """
 start()
 alloc(300 * MIB)
@@ -36,6 +37,7 @@ print(*info(), total_mem())
 
 
 def test_processes_are_the_containers_own(tmp_path: Path, env: dict[str, str]) -> None:
+    """Case 54: nvidia-smi shows no processes, or those of other containers."""
     (tmp_path / "other").mkdir()
     holder = "from driver_client import *\nstart()\nalloc({} * MIB)\nprint('ready')\ninput()"
     others = []

@@ -19,6 +19,7 @@ def built(tmp_path: Path) -> Path:
 
 
 def test_a_new_version_stands_beside_the_old_one(tmp_path: Path, built: Path) -> None:
+    """Case 53: a new library written over the old one crashes every program that has it mapped."""
     folder = tmp_path / "host"
     old = library.install(folder, built)
     built.write_bytes(b"two")
@@ -29,6 +30,7 @@ def test_a_new_version_stands_beside_the_old_one(tmp_path: Path, built: Path) ->
 
 
 def test_installing_again_leaves_the_file_that_containers_map(tmp_path: Path, built: Path) -> None:
+    """Case 53, another of its kind: a restart of the agent installs what is there already."""
     folder = tmp_path / "host"
     first = library.install(folder, built)
     before = first.library.stat()
