@@ -69,8 +69,8 @@ def _check(result: int, directory: Path) -> int:
 def create(directory: Path, spec: str) -> None:
     """Makes the state directory of `spec` (PROFILE[xN][@DRIVER]); nothing happens when it is there for the same spec.
 
-    Raises ValueError for a spec that names no board, no driver or too many cards, FileExistsError when the directory simulates
-    something else, OSError when it cannot be made.
+    Raises ValueError for a spec that names no board, no driver or too many cards, FileExistsError when the directory
+    simulates something else, OSError when it cannot be made.
     """
     _, lib = load()
     result: int = lib.vgpu_sim_create(os.fsencode(directory), spec.encode())
@@ -137,4 +137,30 @@ def inject_xid(directory: Path, card: int, xid: int) -> None:
     result: int = lib.vgpu_sim_inject_xid(os.fsencode(directory), card, xid)
     if result == -errno.ENODEV:
         raise IndexError(f"{directory} has no card {card}")
+    _check(result, directory)
+
+
+def inject_error(directory: Path, entry: str, code: int, nth: int = 1) -> None:
+    """Makes the `nth` call of an entry point from now on answer `code`, once, whichever process makes it.
+
+    `entry` is an exported name of either library, such as cuMemAlloc_v2 or nvmlDeviceGetCount_v2; nvmlInitWithFlags
+    stands for every form of nvmlInit. A call counts for every entry point that it passes through. An entry has one
+    error at a time: the last one given. Raises ValueError for a code or a number below 1 or a name that is too long,
+    OSError when 32 entries have one.
+    """
+    if code < 1 or nth < 1:
+        raise ValueError(f"{entry}: code {code} of call {nth}: both are 1 or more")
+    _inject_error(directory, entry, nth, code)
+
+
+def clear_errors(directory: Path, entry: str = "") -> None:
+    """Takes the error of an entry point back, or those of all."""
+    _inject_error(directory, entry, 0, 0)
+
+
+def _inject_error(directory: Path, entry: str, nth: int, code: int) -> None:
+    _, lib = load()
+    result: int = lib.vgpu_sim_inject_error(os.fsencode(directory), entry.encode(), nth, code)
+    if result == -errno.EINVAL:
+        raise ValueError(f"{entry!r} is no name of an entry point")
     _check(result, directory)

@@ -45,5 +45,10 @@ const char *vgpu_sim_profiles(void);
 const char *vgpu_sim_drivers(void);
 /* Marks a card (by index) unhealthy: the next NVML event wait reports this XID; 0 clears. */
 int vgpu_sim_inject_xid(const char *dir, int card, uint32_t xid);
+/* From now on the nth call (1: the next one) of an entry point, of any process, answers `code` once, before it does anything else. `entry` is an
+ * exported name of either library ("cuMemAlloc_v2", "nvmlDeviceGetCount_v2"); a call counts for every entry point that it passes through, so a
+ * per-thread variant counts for its plain form too. nth 0 takes the entry's error back, "" with nth 0 all of them. Arming an entry again replaces
+ * its error. -EINVAL: code not positive or a name too long, -ENOSPC: 32 entries are armed. */
+int vgpu_sim_inject_error(const char *dir, const char *entry, uint64_t nth, int code);
 /* cffi: end */
 #endif

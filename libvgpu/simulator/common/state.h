@@ -78,6 +78,13 @@ struct sim_slot {
     uint64_t order; /* of registration: the oldest dead one is used again first */
 } __attribute__((aligned(SIM_LINE)));
 
+#define SIM_FAULTS 32
+struct sim_fault {
+    char entry[56];
+    int32_t code;
+    _Atomic int64_t remaining; /* calls up to and including the one that fails; 0: nothing armed */
+};
+
 struct sim_state {
     uint64_t magic;
     uint32_t abi, size;
@@ -86,6 +93,8 @@ struct sim_state {
     sim_lock registry_lock;
     uint64_t registrations;
     _Atomic uint32_t slots_used;
+    _Atomic int32_t faults_armed;
+    struct sim_fault faults[SIM_FAULTS];
     struct sim_slot slots[SIM_SLOTS];
     struct sim_card cards[SIM_CARDS] __attribute__((aligned(4096)));
 };
@@ -156,6 +165,13 @@ void sim_uncharge(struct sim *sim, int card, uint64_t bytes);
 bool sim_transfer(struct sim *sim, int card, uint32_t slot, uint32_t generation, uint64_t bytes);
 /* Bytes in use by live processes, counted anew. */
 uint64_t sim_used(struct sim *sim, int card);
+
+/* The code that this call of an entry point must answer; 0: none. Only worth a call while faults are armed. */
+int sim_fault(struct sim *sim, const char *entry);
+static inline bool sim_faults_armed(const struct sim *sim)
+{
+    return __builtin_expect(sim->state && atomic_load_explicit(&sim->state->faults_armed, memory_order_relaxed) > 0, 0);
+}
 
 /* Puts a launch on the card's time line; waits while this process has SIM_IN_FLIGHT there. Returns its sequence. */
 uint64_t sim_launch(struct sim *sim, int card, uint64_t duration, uint64_t not_before);

@@ -3,6 +3,7 @@
 
 #include "cuda/driver.h"
 
+#define LAYERS (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP) /* depth counts layers or faces, which do not shrink from level to level */
 #define NO_MEMORY_YET (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) /* mapped later, from cuMemCreate memory */
 
 static unsigned element_bytes(CUarray_format format)
@@ -109,7 +110,7 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRI
     if (!out || !descriptor || !levels)
         return CUDA_ERROR_INVALID_VALUE;
     size_t longest = descriptor->Width > descriptor->Height ? descriptor->Width : descriptor->Height;
-    longest = descriptor->Depth > longest && !(descriptor->Flags & CUDA_ARRAY3D_LAYERED) ? descriptor->Depth : longest;
+    longest = descriptor->Depth > longest && !(descriptor->Flags & LAYERS) ? descriptor->Depth : longest;
     if (levels > (longest ? 64 - (unsigned)__builtin_clzll(longest) : 1))
         levels = longest ? 64 - (unsigned)__builtin_clzll(longest) : 1; /* cuda.h: clamped to 1 + floor(log2(longest side)) */
     CUmipmappedArray mipmap = object_new(OBJECT_MIPMAP);
@@ -129,7 +130,7 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRI
         }
         level.Width = level.Width > 1 ? level.Width / 2 : level.Width;
         level.Height = level.Height > 1 ? level.Height / 2 : level.Height;
-        level.Depth = level.Depth > 1 && !(level.Flags & CUDA_ARRAY3D_LAYERED) ? level.Depth / 2 : level.Depth; /* layers stay */
+        level.Depth = level.Depth > 1 && !(level.Flags & LAYERS) ? level.Depth / 2 : level.Depth; /* layers stay */
     }
     if (!result)
         result = charge(context->card, mipmap->bytes);

@@ -168,6 +168,7 @@ static void count_capture(CUstreamCaptureMode mode, int by)
 
 CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode)
 {
+    INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
     if (result)
@@ -190,7 +191,7 @@ CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode)
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamBeginCapture(CUstream stream) { return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL); }
+CUresult cuStreamBeginCapture(CUstream stream) { INJECT(); return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL); }
 
 static void leave(void *handle, void *capture)
 {
@@ -203,6 +204,7 @@ static void leave(void *handle, void *capture)
 
 CUresult cuStreamEndCapture(CUstream handle, CUgraph *out)
 {
+    INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
     if (result)
@@ -237,6 +239,7 @@ static CUstreamCaptureStatus status_of(CUstream stream)
 
 CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status)
 {
+    INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
     if (result || !status)
@@ -248,6 +251,7 @@ CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status)
 CUresult cuStreamGetCaptureInfo_v3(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
                                    const CUgraphNode **dependencies, const CUgraphEdgeData **edges, size_t *count)
 {
+    INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
     if (result || !status)
@@ -272,11 +276,13 @@ CUresult cuStreamGetCaptureInfo_v3(CUstream handle, CUstreamCaptureStatus *statu
 CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
                                    const CUgraphNode **dependencies, size_t *count)
 {
+    INJECT();
     return cuStreamGetCaptureInfo_v3(stream, status, id, graph, dependencies, NULL, count);
 }
 
 CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id)
 {
+    INJECT();
     return cuStreamGetCaptureInfo_v3(stream, status, id, NULL, NULL, NULL, NULL);
 }
 

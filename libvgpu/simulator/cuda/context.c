@@ -165,9 +165,9 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *a
     return CUDA_SUCCESS;
 }
 
-CUresult cuDevicePrimaryCtxRelease(CUdevice device) { return cuDevicePrimaryCtxRelease_v2(device); }
-CUresult cuDevicePrimaryCtxReset(CUdevice device) { return cuDevicePrimaryCtxReset_v2(device); }
-CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned int flags) { return cuDevicePrimaryCtxSetFlags_v2(device, flags); }
+CUresult cuDevicePrimaryCtxRelease(CUdevice device) { INJECT(); return cuDevicePrimaryCtxRelease_v2(device); }
+CUresult cuDevicePrimaryCtxReset(CUdevice device) { INJECT(); return cuDevicePrimaryCtxReset_v2(device); }
+CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned int flags) { INJECT(); return cuDevicePrimaryCtxSetFlags_v2(device, flags); }
 
 static CUresult push(CUcontext context)
 {
@@ -189,8 +189,8 @@ static CUresult create(CUcontext *out, unsigned flags, CUdevice device, unsigned
     return result ? result : push(*out);
 }
 
-CUresult cuCtxCreate(CUcontext *out, unsigned int flags, CUdevice device) { return create(out, flags, device, 3010); }
-CUresult cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice device) { return create(out, flags, device, 3020); }
+CUresult cuCtxCreate(CUcontext *out, unsigned int flags, CUdevice device) { INJECT(); return create(out, flags, device, 3010); }
+CUresult cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice device) { INJECT(); return create(out, flags, device, 3020); }
 
 CUresult cuCtxCreate_v3(CUcontext *out, CUexecAffinityParam *affinity, int count, unsigned int flags, CUdevice device)
 {
@@ -224,7 +224,7 @@ CUresult cuCtxDestroy_v2(CUcontext context)
     return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-CUresult cuCtxDestroy(CUcontext context) { return cuCtxDestroy_v2(context); }
+CUresult cuCtxDestroy(CUcontext context) { INJECT(); return cuCtxDestroy_v2(context); }
 
 CUresult cuCtxAttach(CUcontext *out, unsigned int flags)
 {
@@ -235,7 +235,7 @@ CUresult cuCtxAttach(CUcontext *out, unsigned int flags)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxDetach(CUcontext context) { return cuCtxDestroy_v2(context); }
+CUresult cuCtxDetach(CUcontext context) { INJECT(); return cuCtxDestroy_v2(context); }
 
 CUresult cuCtxPushCurrent_v2(CUcontext context)
 {
@@ -257,8 +257,8 @@ CUresult cuCtxPopCurrent_v2(CUcontext *out)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxPushCurrent(CUcontext context) { return cuCtxPushCurrent_v2(context); }
-CUresult cuCtxPopCurrent(CUcontext *out) { return cuCtxPopCurrent_v2(out); }
+CUresult cuCtxPushCurrent(CUcontext context) { INJECT(); return cuCtxPushCurrent_v2(context); }
+CUresult cuCtxPopCurrent(CUcontext *out) { INJECT(); return cuCtxPopCurrent_v2(out); }
 
 CUresult cuCtxSetCurrent(CUcontext context)
 {
@@ -306,6 +306,7 @@ static CUresult named(CUcontext handle, CUcontext *out)
 
 CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext handle)
 {
+    INJECT();
     CUcontext context;
     CUresult result = named(handle, &context);
     if (result || !device)
@@ -334,6 +335,7 @@ CUresult cuCtxSetFlags(unsigned int flags)
 
 CUresult cuCtxGetId(CUcontext handle, unsigned long long *id)
 {
+    INJECT();
     CUcontext context;
     CUresult result = named(handle, &context);
     if (result || !id)
@@ -344,6 +346,7 @@ CUresult cuCtxGetId(CUcontext handle, unsigned long long *id)
 
 CUresult cuCtxGetApiVersion(CUcontext handle, unsigned int *version)
 {
+    INJECT();
     CUcontext context;
     CUresult result = named(handle, &context);
     if (result || !version)
@@ -372,6 +375,7 @@ CUresult cuCtxSynchronize(void)
 
 CUresult cuCtxSynchronize_v2(CUcontext handle)
 {
+    INJECT();
     CUcontext context;
     CUresult result = named(handle, &context);
     return result ? result : synchronize(context);
@@ -415,6 +419,7 @@ CUresult cuCtxSetCacheConfig(CUfunc_cache config)
 
 CUresult cuCtxGetSharedMemConfig(CUsharedconfig *config)
 {
+    INJECT();
     CUresult result = cuCtxGetDevice(&(CUdevice){0});
     if (result || !config)
         return result ? result : CUDA_ERROR_INVALID_VALUE;
@@ -424,12 +429,14 @@ CUresult cuCtxGetSharedMemConfig(CUsharedconfig *config)
 
 CUresult cuCtxSetSharedMemConfig(CUsharedconfig config)
 {
+    INJECT();
     (void)config;
     return cuCtxGetDevice(&(CUdevice){0});
 }
 
 CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
 {
+    INJECT();
     CUresult result = cuCtxGetDevice(&(CUdevice){0});
     if (result)
         return result;
@@ -440,7 +447,7 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxResetPersistingL2Cache(void) { return cuCtxGetDevice(&(CUdevice){0}); }
+CUresult cuCtxResetPersistingL2Cache(void) { INJECT(); return cuCtxGetDevice(&(CUdevice){0}); }
 
 CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
 {

@@ -55,6 +55,7 @@ CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
 
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
 {
+    INJECT();
     return cuDeviceGetUuid_v2(uuid, device);
 }
 
@@ -194,7 +195,8 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
 CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
 {
     ENTER_DEVICE(device);
-    ENTER_DEVICE(peer);
+    if (device_check(peer))
+        return CUDA_ERROR_INVALID_DEVICE;
     if (!can)
         return CUDA_ERROR_INVALID_VALUE;
     *can = device != peer && driver.sim.profile->nvlinks > 0;
@@ -204,7 +206,8 @@ CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
 CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CUdevice device, CUdevice peer)
 {
     ENTER_DEVICE(device);
-    ENTER_DEVICE(peer);
+    if (device_check(peer))
+        return CUDA_ERROR_INVALID_DEVICE;
     if (!value || device == peer)
         return !value ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_DEVICE;
     switch (attribute) {

@@ -20,7 +20,7 @@ CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device); /* of CUDA 9.2; cuda.h 
 
 enum object_type {
     OBJECT_FREE, OBJECT_CONTEXT, OBJECT_STREAM, OBJECT_EVENT, OBJECT_MODULE, OBJECT_FUNCTION, OBJECT_LIBRARY, OBJECT_KERNEL, OBJECT_ARRAY,
-    OBJECT_MIPMAP, OBJECT_POOL, OBJECT_PHYSICAL, OBJECT_GRAPH, OBJECT_NODE, OBJECT_GRAPH_EXEC, OBJECT_EXTERNAL
+    OBJECT_MIPMAP, OBJECT_POOL, OBJECT_POOL_LEAVING, OBJECT_PHYSICAL, OBJECT_GRAPH, OBJECT_NODE, OBJECT_GRAPH_EXEC, OBJECT_EXTERNAL
 };
 struct object {
     uint32_t type, reserved;
@@ -207,19 +207,31 @@ static inline CUresult device_check(CUdevice device)
 {
     return !driver_ready() ? CUDA_ERROR_NOT_INITIALIZED : device < 0 || device >= driver.count ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
 }
+/* Where every entry point begins, by itself or in one of the forms below: the place of errors on demand. */
+#define INJECT()                                                     \
+    do {                                                             \
+        if (sim_faults_armed(&driver.sim)) {                         \
+            int injected = sim_fault(&driver.sim, __func__);         \
+            if (injected)                                            \
+                return (CUresult)injected;                           \
+        }                                                            \
+    } while (0)
 #define ENTER()                                  \
     do {                                         \
         if (!driver_ready())                     \
             return CUDA_ERROR_NOT_INITIALIZED;   \
+        INJECT();                                \
     } while (0)
 #define ENTER_DEVICE(device)                     \
     do {                                         \
+        INJECT();                                \
         CUresult entered = device_check(device); \
         if (entered)                             \
             return entered;                      \
     } while (0)
 #define ENTER_CONTEXT(context)                          \
     CUcontext context;                                  \
+    INJECT();                                           \
     do {                                                \
         CUresult entered = current_context(&context);   \
         if (entered)                                    \

@@ -39,6 +39,9 @@ static struct entry {
 #define UNSUPPORTED(base, symbol, version)                                                     \
     CUresult simulated_##symbol(void)                                                          \
     {                                                                                          \
+        int injected = sim_faults_armed(&driver.sim) ? sim_fault(&driver.sim, #symbol) : 0;    \
+        if (injected)                                                                          \
+            return (CUresult)injected;                                                         \
         return driver_ready() ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_NOT_INITIALIZED;         \
     }
 #include "cuda/entries.def"
@@ -83,6 +86,7 @@ static void *find(const char *base, int version, bool per_thread, bool *known)
 /* cuda.h on cuGetProcAddress: what is not found is no error, but NULL and a status. */
 CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status)
 {
+    INJECT();
     bool known;
     if (!symbol || !out || flags & ~(cuuint64_t)3 || flags == 3 || version > sim_driver()->cuda)
         return CUDA_ERROR_INVALID_VALUE;
@@ -97,6 +101,7 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, cuuint
 /* Of CUDA 11.3: without a status, an error. */
 CUresult cuGetProcAddress(const char *symbol, void **out, int version, cuuint64_t flags)
 {
+    INJECT();
     CUresult result = cuGetProcAddress_v2(symbol, out, version, flags, NULL);
     return result ? result : *out ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }

@@ -91,6 +91,7 @@ CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphN
 CUresult cuGraphAddKernelNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,
                               const CUDA_KERNEL_NODE_PARAMS_v1 *params)
 {
+    INJECT();
     CUDA_KERNEL_NODE_PARAMS wide = {0};
     if (params)
         memcpy(&wide, params, sizeof *params);
@@ -99,6 +100,7 @@ CUresult cuGraphAddKernelNode(CUgraphNode *out, CUgraph graph, const CUgraphNode
 
 CUresult cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count)
 {
+    INJECT();
     return explicit_node(out, graph, dependencies, count, NODE_EMPTY);
 }
 
@@ -150,6 +152,7 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned l
 
 CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)
 {
+    INJECT();
     if (!params)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = cuGraphInstantiateWithFlags(out, graph, params->flags);
@@ -159,6 +162,7 @@ CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph, CUDA_GRAP
 
 CUresult cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *error_node, char *log, size_t size)
 {
+    INJECT();
     if (error_node)
         *error_node = NULL;
     if (log && size)
@@ -168,6 +172,7 @@ CUresult cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *err
 
 CUresult cuGraphInstantiate(CUgraphExec *out, CUgraph graph, CUgraphNode *error_node, char *log, size_t size)
 {
+    INJECT();
     return cuGraphInstantiate_v2(out, graph, error_node, log, size);
 }
 
@@ -189,6 +194,7 @@ static CUresult run(CUstream stream, const struct CUgraphNode_st *node)
 
 CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle)
 {
+    INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
     if (result)
@@ -202,6 +208,7 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle)
 
 CUresult cuGraphUpload(CUgraphExec exec, CUstream handle)
 {
+    INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
     return result ? result : object_is(exec, OBJECT_GRAPH_EXEC) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

@@ -96,6 +96,7 @@ CUresult host_launch(CUstream stream, CUhostFn function, void *data)
 
 CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data)
 {
+    INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
     if (result || !function)
@@ -106,6 +107,7 @@ CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data)
 
 CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *data, unsigned int flags)
 {
+    INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
     if (result || !callback || flags)

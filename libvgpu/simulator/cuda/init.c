@@ -154,9 +154,13 @@ CUresult cuInit(unsigned int flags)
         result = driver_ready() ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
     } else {
         int error = sim_open_environment(&driver.sim);
+        int injected = !error && sim_faults_armed(&driver.sim) ? sim_fault(&driver.sim, "cuInit") : 0;
         if (!error)
             find_visible();
-        if (error || !driver.count) {
+        if (injected) {
+            result = (CUresult)injected;
+            sim_close(&driver.sim);
+        } else if (error || !driver.count) {
             result = error == -EEXIST ? CUDA_ERROR_SYSTEM_DRIVER_MISMATCH : CUDA_ERROR_NO_DEVICE;
             if (!error)
                 sim_close(&driver.sim);
@@ -178,6 +182,7 @@ CUresult cuInit(unsigned int flags)
 
 CUresult cuDriverGetVersion(int *version)
 {
+    INJECT();
     if (!version)
         return CUDA_ERROR_INVALID_VALUE;
     *version = sim_driver()->cuda;
@@ -186,6 +191,7 @@ CUresult cuDriverGetVersion(int *version)
 
 CUresult cuGetExportTable(const void **table, const CUuuid *id)
 {
+    INJECT();
     if (!table || !id)
         return CUDA_ERROR_INVALID_VALUE;
     *table = NULL;

@@ -193,7 +193,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle opaque, unsigned
     return result;
 }
 
-CUresult cuIpcOpenMemHandle(CUdeviceptr *out, CUipcMemHandle handle, unsigned int flags) { return cuIpcOpenMemHandle_v2(out, handle, flags); }
+CUresult cuIpcOpenMemHandle(CUdeviceptr *out, CUipcMemHandle handle, unsigned int flags) { INJECT(); return cuIpcOpenMemHandle_v2(out, handle, flags); }
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr address)
 {

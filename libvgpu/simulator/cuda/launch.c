@@ -105,8 +105,8 @@ CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream 
     return launch(&(struct launch_shape){function, {(unsigned)width, (unsigned)height, 1}, {1, 1, 1}, 0}, stream);
 }
 
-CUresult cuLaunchGrid(CUfunction function, int width, int height) { return cuLaunchGridAsync(function, width, height, NULL); }
-CUresult cuLaunch(CUfunction function) { return cuLaunchGrid(function, 1, 1); }
+CUresult cuLaunchGrid(CUfunction function, int width, int height) { INJECT(); return cuLaunchGridAsync(function, width, height, NULL); }
+CUresult cuLaunch(CUfunction function) { INJECT(); return cuLaunchGrid(function, 1, 1); }
 
 static CUresult parameter_call(CUfunction function)
 {
@@ -114,12 +114,13 @@ static CUresult parameter_call(CUfunction function)
     return object_is(function, OBJECT_FUNCTION) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-CUresult cuFuncSetSharedSize(CUfunction function, unsigned int bytes) { return (void)bytes, parameter_call(function); }
-CUresult cuParamSetSize(CUfunction function, unsigned int bytes) { return (void)bytes, parameter_call(function); }
-CUresult cuParamSeti(CUfunction function, int offset, unsigned int value) { return (void)offset, (void)value, parameter_call(function); }
-CUresult cuParamSetf(CUfunction function, int offset, float value) { return (void)offset, (void)value, parameter_call(function); }
+CUresult cuFuncSetSharedSize(CUfunction function, unsigned int bytes) { INJECT(); return (void)bytes, parameter_call(function); }
+CUresult cuParamSetSize(CUfunction function, unsigned int bytes) { INJECT(); return (void)bytes, parameter_call(function); }
+CUresult cuParamSeti(CUfunction function, int offset, unsigned int value) { INJECT(); return (void)offset, (void)value, parameter_call(function); }
+CUresult cuParamSetf(CUfunction function, int offset, float value) { INJECT(); return (void)offset, (void)value, parameter_call(function); }
 CUresult cuParamSetv(CUfunction function, int offset, void *data, unsigned int bytes)
 {
+    INJECT();
     return (void)offset, (void)bytes, data ? parameter_call(function) : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -180,11 +181,12 @@ CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkerne
     return object_is(kernel, OBJECT_KERNEL) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-CUresult cuFuncSetCacheConfig(CUfunction function, CUfunc_cache config) { return (void)config, parameter_call(function); }
-CUresult cuFuncSetSharedMemConfig(CUfunction function, CUsharedconfig config) { return (void)config, parameter_call(function); }
+CUresult cuFuncSetCacheConfig(CUfunction function, CUfunc_cache config) { INJECT(); return (void)config, parameter_call(function); }
+CUresult cuFuncSetSharedMemConfig(CUfunction function, CUsharedconfig config) { INJECT(); return (void)config, parameter_call(function); }
 
 CUresult cuFuncGetModule(CUmodule *module, CUfunction function)
 {
+    INJECT();
     CUresult result = parameter_call(function);
     if (result || !module)
         return result ? result : CUDA_ERROR_INVALID_VALUE;
@@ -194,6 +196,7 @@ CUresult cuFuncGetModule(CUmodule *module, CUfunction function)
 
 CUresult cuFuncGetName(const char **name, CUfunction function)
 {
+    INJECT();
     CUresult result = parameter_call(function);
     if (result || !name)
         return result ? result : CUDA_ERROR_INVALID_VALUE;
@@ -203,6 +206,7 @@ CUresult cuFuncGetName(const char **name, CUfunction function)
 
 CUresult cuFuncIsLoaded(CUfunctionLoadingState *state, CUfunction function)
 {
+    INJECT();
     CUresult result = parameter_call(function);
     if (result || !state)
         return result ? result : CUDA_ERROR_INVALID_VALUE;
@@ -210,7 +214,7 @@ CUresult cuFuncIsLoaded(CUfunctionLoadingState *state, CUfunction function)
     return CUDA_SUCCESS;
 }
 
-CUresult cuFuncLoad(CUfunction function) { return parameter_call(function); }
+CUresult cuFuncLoad(CUfunction function) { INJECT(); return parameter_call(function); }
 
 /* Known for entries of PTX; the parameters of a binary are not read. */
 static CUresult parameter_of(CUfunction function, size_t index, size_t *offset, size_t *size)
@@ -233,6 +237,7 @@ static CUresult parameter_of(CUfunction function, size_t index, size_t *offset, 
 
 CUresult cuFuncGetParamInfo(CUfunction function, size_t index, size_t *offset, size_t *size)
 {
+    INJECT();
     CUresult result = parameter_call(function);
     return result ? result : parameter_of(function, index, offset, size);
 }
@@ -266,12 +271,14 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfun
 
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads, size_t shared)
 {
+    INJECT();
     return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, threads, shared, 0);
 }
 
 CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction function, CUoccupancyB2DSize shared_of, size_t shared,
                                                    int limit, unsigned int flags)
 {
+    INJECT();
     int blocks, threads = limit > 0 && limit < (int)MAX_THREADS ? limit : (int)MAX_THREADS;
     if (!grid || !block)
         return CUDA_ERROR_INVALID_VALUE;
@@ -285,5 +292,6 @@ CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunc
 
 CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction function, CUoccupancyB2DSize shared_of, size_t shared, int limit)
 {
+    INJECT();
     return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, function, shared_of, shared, limit, 0);
 }

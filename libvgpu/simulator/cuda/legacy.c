@@ -9,6 +9,7 @@ static unsigned narrow(size_t value)
 
 CUresult cuMemGetInfo(unsigned int *free_bytes, unsigned int *total)
 {
+    INJECT();
     size_t wide_free, wide_total;
     CUresult result = free_bytes && total ? cuMemGetInfo_v2(&wide_free, &wide_total) : CUDA_ERROR_INVALID_VALUE;
     if (!result) {
@@ -20,6 +21,7 @@ CUresult cuMemGetInfo(unsigned int *free_bytes, unsigned int *total)
 
 CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice device)
 {
+    INJECT();
     size_t total;
     CUresult result = bytes ? cuDeviceTotalMem_v2(&total, device) : CUDA_ERROR_INVALID_VALUE;
     if (!result)
@@ -46,16 +48,18 @@ CUresult cuMemFree(CUdeviceptr_v1 address)
     return address ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-CUresult cuMemAllocHost(void **out, unsigned int bytes) { return cuMemAllocHost_v2(out, bytes); }
+CUresult cuMemAllocHost(void **out, unsigned int bytes) { INJECT(); return cuMemAllocHost_v2(out, bytes); }
 
 CUresult cuMemGetAddressRange(CUdeviceptr_v1 *base, unsigned int *size, CUdeviceptr_v1 address)
 {
+    INJECT();
     (void)base, (void)size;
     return cuMemGetAddressRange_v2(NULL, NULL, address);
 }
 
 CUresult cuMemHostGetDevicePointer(CUdeviceptr_v1 *out, void *address, unsigned int flags)
 {
+    INJECT();
     CUdeviceptr wide;
     CUresult result = out ? cuMemHostGetDevicePointer_v2(&wide, address, flags) : CUDA_ERROR_INVALID_VALUE;
     if (!result && wide > 0xffffffffu)
@@ -67,6 +71,7 @@ CUresult cuMemHostGetDevicePointer(CUdeviceptr_v1 *out, void *address, unsigned 
 
 CUresult cuModuleGetGlobal(CUdeviceptr_v1 *out, unsigned int *bytes, CUmodule module, const char *name)
 {
+    INJECT();
     (void)out, (void)bytes;
     CUresult result = cuModuleGetGlobal_v2(NULL, NULL, module, name);
     return result ? result : CUDA_ERROR_INVALID_VALUE;
@@ -74,6 +79,7 @@ CUresult cuModuleGetGlobal(CUdeviceptr_v1 *out, unsigned int *bytes, CUmodule mo
 
 CUresult cuArrayCreate(CUarray *out, const CUDA_ARRAY_DESCRIPTOR_v1 *narrow_one)
 {
+    INJECT();
     if (!narrow_one)
         return cuArrayCreate_v2(out, NULL);
     return cuArrayCreate_v2(out, &(CUDA_ARRAY_DESCRIPTOR){.Width = narrow_one->Width, .Height = narrow_one->Height,
@@ -82,6 +88,7 @@ CUresult cuArrayCreate(CUarray *out, const CUDA_ARRAY_DESCRIPTOR_v1 *narrow_one)
 
 CUresult cuArray3DCreate(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR_v1 *narrow_one)
 {
+    INJECT();
     if (!narrow_one)
         return cuArray3DCreate_v2(out, NULL);
     return cuArray3DCreate_v2(out, &(CUDA_ARRAY3D_DESCRIPTOR){.Width = narrow_one->Width, .Height = narrow_one->Height,
@@ -91,6 +98,7 @@ CUresult cuArray3DCreate(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR_v1 *narrow_
 
 CUresult cuArrayGetDescriptor(CUDA_ARRAY_DESCRIPTOR_v1 *out, CUarray array)
 {
+    INJECT();
     CUDA_ARRAY_DESCRIPTOR wide;
     CUresult result = cuArrayGetDescriptor_v2(out ? &wide : NULL, array);
     if (!result)
@@ -101,6 +109,7 @@ CUresult cuArrayGetDescriptor(CUDA_ARRAY_DESCRIPTOR_v1 *out, CUarray array)
 
 CUresult cuArray3DGetDescriptor(CUDA_ARRAY3D_DESCRIPTOR_v1 *out, CUarray array)
 {
+    INJECT();
     CUDA_ARRAY3D_DESCRIPTOR wide;
     CUresult result = cuArray3DGetDescriptor_v2(out ? &wide : NULL, array);
     if (!result)
@@ -109,22 +118,25 @@ CUresult cuArray3DGetDescriptor(CUDA_ARRAY3D_DESCRIPTOR_v1 *out, CUarray array)
     return result;
 }
 
-CUresult cuMemcpyHtoD(CUdeviceptr_v1 to, const void *from, unsigned int bytes) { return cuMemcpyHtoD_v2(to, from, bytes); }
-CUresult cuMemcpyDtoH(void *to, CUdeviceptr_v1 from, unsigned int bytes) { return cuMemcpyDtoH_v2(to, from, bytes); }
-CUresult cuMemcpyDtoD(CUdeviceptr_v1 to, CUdeviceptr_v1 from, unsigned int bytes) { return cuMemcpyDtoD_v2(to, from, bytes); }
+CUresult cuMemcpyHtoD(CUdeviceptr_v1 to, const void *from, unsigned int bytes) { INJECT(); return cuMemcpyHtoD_v2(to, from, bytes); }
+CUresult cuMemcpyDtoH(void *to, CUdeviceptr_v1 from, unsigned int bytes) { INJECT(); return cuMemcpyDtoH_v2(to, from, bytes); }
+CUresult cuMemcpyDtoD(CUdeviceptr_v1 to, CUdeviceptr_v1 from, unsigned int bytes) { INJECT(); return cuMemcpyDtoD_v2(to, from, bytes); }
 
 CUresult cuMemcpyHtoDAsync(CUdeviceptr_v1 to, const void *from, unsigned int bytes, CUstream stream)
 {
+    INJECT();
     return cuMemcpyHtoDAsync_v2(to, from, bytes, stream);
 }
 
 CUresult cuMemcpyDtoHAsync(void *to, CUdeviceptr_v1 from, unsigned int bytes, CUstream stream)
 {
+    INJECT();
     return cuMemcpyDtoHAsync_v2(to, from, bytes, stream);
 }
 
 CUresult cuMemcpyDtoDAsync(CUdeviceptr_v1 to, CUdeviceptr_v1 from, unsigned int bytes, CUstream stream)
 {
+    INJECT();
     return cuMemcpyDtoDAsync_v2(to, from, bytes, stream);
 }
 
@@ -138,24 +150,28 @@ CUresult cuMemcpyDtoA(CUarray to, unsigned int offset, CUdeviceptr_v1 from, unsi
 
 CUresult cuMemcpyAtoD(CUdeviceptr_v1 to, CUarray from, unsigned int offset, unsigned int bytes)
 {
+    INJECT();
     return cuMemcpyDtoA(from, offset, to, bytes);
 }
 
-CUresult cuMemcpyHtoA(CUarray to, unsigned int offset, const void *from, unsigned int bytes) { return cuMemcpyHtoA_v2(to, offset, from, bytes); }
-CUresult cuMemcpyAtoH(void *to, CUarray from, unsigned int offset, unsigned int bytes) { return cuMemcpyAtoH_v2(to, from, offset, bytes); }
+CUresult cuMemcpyHtoA(CUarray to, unsigned int offset, const void *from, unsigned int bytes) { INJECT(); return cuMemcpyHtoA_v2(to, offset, from, bytes); }
+CUresult cuMemcpyAtoH(void *to, CUarray from, unsigned int offset, unsigned int bytes) { INJECT(); return cuMemcpyAtoH_v2(to, from, offset, bytes); }
 
 CUresult cuMemcpyAtoA(CUarray to, unsigned int to_offset, CUarray from, unsigned int from_offset, unsigned int bytes)
 {
+    INJECT();
     return cuMemcpyAtoA_v2(to, to_offset, from, from_offset, bytes);
 }
 
 CUresult cuMemcpyHtoAAsync(CUarray to, unsigned int offset, const void *from, unsigned int bytes, CUstream stream)
 {
+    INJECT();
     return cuMemcpyHtoAAsync_v2(to, offset, from, bytes, stream);
 }
 
 CUresult cuMemcpyAtoHAsync(void *to, CUarray from, unsigned int offset, unsigned int bytes, CUstream stream)
 {
+    INJECT();
     return cuMemcpyAtoHAsync_v2(to, from, offset, bytes, stream);
 }
 
@@ -181,6 +197,7 @@ static CUDA_MEMCPY3D wide_3d(const CUDA_MEMCPY3D_v1 *c)
 #define COPY(name, type, widen, parameters, arguments)              \
     CUresult name parameters                                        \
     {                                                               \
+        INJECT();                                                   \
         type wide;                                                  \
         if (c)                                                      \
             wide = widen(c);                                        \
@@ -192,13 +209,14 @@ COPY(cuMemcpy2DAsync, CUDA_MEMCPY2D, wide_2d, (const CUDA_MEMCPY2D_v1 *c, CUstre
 COPY(cuMemcpy3D, CUDA_MEMCPY3D, wide_3d, (const CUDA_MEMCPY3D_v1 *c), (c ? &wide : NULL))
 COPY(cuMemcpy3DAsync, CUDA_MEMCPY3D, wide_3d, (const CUDA_MEMCPY3D_v1 *c, CUstream stream), (c ? &wide : NULL, stream))
 
-CUresult cuMemsetD8(CUdeviceptr_v1 to, unsigned char value, unsigned int count) { return cuMemsetD8_v2(to, value, count); }
-CUresult cuMemsetD16(CUdeviceptr_v1 to, unsigned short value, unsigned int count) { return cuMemsetD16_v2(to, value, count); }
-CUresult cuMemsetD32(CUdeviceptr_v1 to, unsigned int value, unsigned int count) { return cuMemsetD32_v2(to, value, count); }
+CUresult cuMemsetD8(CUdeviceptr_v1 to, unsigned char value, unsigned int count) { INJECT(); return cuMemsetD8_v2(to, value, count); }
+CUresult cuMemsetD16(CUdeviceptr_v1 to, unsigned short value, unsigned int count) { INJECT(); return cuMemsetD16_v2(to, value, count); }
+CUresult cuMemsetD32(CUdeviceptr_v1 to, unsigned int value, unsigned int count) { INJECT(); return cuMemsetD32_v2(to, value, count); }
 
 #define SET_2D(name, type)                                                                                                     \
     CUresult name(CUdeviceptr_v1 to, unsigned int pitch, type value, unsigned int width, unsigned int height)                  \
     {                                                                                                                          \
+        INJECT();                                                                                                              \
         return name##_v2(to, pitch, value, width, height);                                                                     \
     }
 SET_2D(cuMemsetD2D8, unsigned char)

@@ -149,7 +149,7 @@ CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned int flags)
     return map_host(context, out, bytes, RANGE_HOST, flags | CU_MEMHOSTALLOC_DEVICEMAP);
 }
 
-CUresult cuMemAllocHost_v2(void **out, size_t bytes) { return cuMemHostAlloc(out, bytes, 0); }
+CUresult cuMemAllocHost_v2(void **out, size_t bytes) { INJECT(); return cuMemHostAlloc(out, bytes, 0); }
 
 CUresult cuMemFreeHost(void *address)
 {
@@ -181,7 +181,7 @@ CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned int flags)
     return result;
 }
 
-CUresult cuMemHostRegister(void *address, size_t bytes, unsigned int flags) { return cuMemHostRegister_v2(address, bytes, flags); }
+CUresult cuMemHostRegister(void *address, size_t bytes, unsigned int flags) { INJECT(); return cuMemHostRegister_v2(address, bytes, flags); }
 
 CUresult cuMemHostUnregister(void *address)
 {
@@ -213,6 +213,7 @@ static bool names_place(CUmem_advise advice)
 
 CUresult cuMemAdvise(CUdeviceptr address, size_t bytes, CUmem_advise advice, CUdevice device)
 {
+    INJECT();
     if ((unsigned)advice - 1 >= CU_MEM_ADVISE_UNSET_ACCESSED_BY)
         return CUDA_ERROR_INVALID_VALUE;
     if (names_place(advice) && (device < CU_DEVICE_CPU || device >= driver.count))
@@ -222,6 +223,7 @@ CUresult cuMemAdvise(CUdeviceptr address, size_t bytes, CUmem_advise advice, CUd
 
 CUresult cuMemAdvise_v2(CUdeviceptr address, size_t bytes, CUmem_advise advice, CUmemLocation location)
 {
+    INJECT();
     bool device = location.type == CU_MEM_LOCATION_TYPE_DEVICE;
     if ((unsigned)advice - 1 >= CU_MEM_ADVISE_UNSET_ACCESSED_BY || (names_place(advice) && location.type == CU_MEM_LOCATION_TYPE_INVALID))
         return CUDA_ERROR_INVALID_VALUE;
@@ -239,11 +241,13 @@ static CUresult prefetch(CUdeviceptr address, size_t bytes, CUstream handle)
 
 CUresult cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUdevice device, CUstream stream)
 {
+    INJECT();
     return device < CU_DEVICE_CPU || device >= driver.count ? CUDA_ERROR_INVALID_DEVICE : prefetch(address, bytes, stream);
 }
 
 CUresult cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, CUmemLocation location, unsigned int flags, CUstream stream)
 {
+    INJECT();
     bool device = location.type == CU_MEM_LOCATION_TYPE_DEVICE;
     return flags || (device && (location.id < 0 || location.id >= driver.count)) ? CUDA_ERROR_INVALID_VALUE : prefetch(address, bytes, stream);
 }

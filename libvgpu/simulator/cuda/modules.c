@@ -203,8 +203,8 @@ CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned int count
     return result;
 }
 
-CUresult cuModuleLoadData(CUmodule *out, const void *image) { return cuModuleLoadDataEx(out, image, 0, NULL, NULL); }
-CUresult cuModuleLoadFatBinary(CUmodule *out, const void *image) { return cuModuleLoadDataEx(out, image, 0, NULL, NULL); }
+CUresult cuModuleLoadData(CUmodule *out, const void *image) { INJECT(); return cuModuleLoadDataEx(out, image, 0, NULL, NULL); }
+CUresult cuModuleLoadFatBinary(CUmodule *out, const void *image) { INJECT(); return cuModuleLoadDataEx(out, image, 0, NULL, NULL); }
 
 static char *read_file(const char *path)
 {

@@ -4,6 +4,7 @@
 #define PER_THREAD(name, suffix, parameters, arguments)   \
     CUresult name##suffix parameters                      \
     {                                                     \
+        INJECT();                                         \
         struct thread_state *thread = thread_state();     \
         bool before = thread->own_default_stream;         \
         thread->own_default_stream = true;                \

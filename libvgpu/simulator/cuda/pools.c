@@ -113,17 +113,30 @@ static CUresult allocate(CUcontext context, CUdeviceptr *out, uint64_t bytes, CU
     return result;
 }
 
+/* Under the pool's lock, which goes with it. */
+static void end(CUmemoryPool pool)
+{
+    uncharge(pool->card, pool->reserved);
+    pthread_mutex_unlock(&pool->lock);
+    pthread_mutex_destroy(&pool->lock);
+    object_free(pool);
+}
+
 CUresult pool_release(struct block *block)
 {
-    CUmemoryPool pool = block->owner;
+    CUmemoryPool pool = block->pool;
     pthread_mutex_lock(&pool->lock);
     pool->used -= round_up(block->size, ROUND);
-    pthread_mutex_unlock(&pool->lock);
+    if (pool->object.type == OBJECT_POOL_LEAVING && !pool->used)
+        end(pool);
+    else
+        pthread_mutex_unlock(&pool->lock);
     return CUDA_SUCCESS;
 }
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream handle)
 {
+    INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
     if (result)
@@ -136,6 +149,7 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPool po
 
 CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream handle)
 {
+    INJECT();
     CUstream stream;
     CUmemoryPool pool;
     CUresult result = stream_resolve(handle, &stream);
@@ -149,6 +163,7 @@ CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream handle)
 
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
 {
+    INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
     if (result)
@@ -231,9 +246,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props)
     return CUDA_SUCCESS;
 }
 
-static bool block_of_pool(const struct block *block, void *pool) { return block->owner == pool; }
-static void block_ignored(const struct block *block, void *pool) { (void)block, (void)pool; }
-
+/* cuda.h: a pool with outstanding allocations keeps its resources until the last of them has been freed. */
 CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
     ENTER();
@@ -241,10 +254,12 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
         return CUDA_ERROR_INVALID_VALUE;
     if (driver.current_pool[pool->device] == pool)
         driver.current_pool[pool->device] = NULL;
-    block_each(block_of_pool, block_ignored, pool);
-    uncharge(pool->card, pool->reserved);
-    pthread_mutex_destroy(&pool->lock);
-    object_free(pool);
+    pthread_mutex_lock(&pool->lock);
+    pool->object.type = OBJECT_POOL_LEAVING;
+    if (pool->used)
+        pthread_mutex_unlock(&pool->lock);
+    else
+        end(pool);
     return CUDA_SUCCESS;
 }
 

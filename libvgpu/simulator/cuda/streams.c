@@ -102,8 +102,8 @@ static CUresult create(CUstream *out, unsigned flags, int priority)
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamCreate(CUstream *out, unsigned int flags) { return create(out, flags, 0); }
-CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority) { return create(out, flags, priority); }
+CUresult cuStreamCreate(CUstream *out, unsigned int flags) { INJECT(); return create(out, flags, 0); }
+CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority) { INJECT(); return create(out, flags, priority); }
 
 /* Pending work goes on; the driver, too, only releases the handle. */
 CUresult cuStreamDestroy_v2(CUstream stream)
@@ -115,10 +115,11 @@ CUresult cuStreamDestroy_v2(CUstream stream)
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamDestroy(CUstream stream) { return cuStreamDestroy_v2(stream); }
+CUresult cuStreamDestroy(CUstream stream) { INJECT(); return cuStreamDestroy_v2(stream); }
 
 CUresult cuStreamQuery(CUstream handle)
 {
+    INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
     if (!result)
@@ -133,6 +134,7 @@ CUresult cuStreamQuery(CUstream handle)
 
 CUresult cuStreamSynchronize(CUstream handle)
 {
+    INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
     if (!result)
@@ -146,6 +148,7 @@ CUresult cuStreamSynchronize(CUstream handle)
 
 CUresult cuStreamGetPriority(CUstream handle, int *priority)
 {
+    INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
     if (result || !priority)
@@ -156,6 +159,7 @@ CUresult cuStreamGetPriority(CUstream handle, int *priority)
 
 CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags)
 {
+    INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
     if (result || !flags)
@@ -166,6 +170,7 @@ CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags)
 
 CUresult cuStreamGetId(CUstream handle, unsigned long long *id)
 {
+    INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
     if (result || !id)
@@ -176,6 +181,7 @@ CUresult cuStreamGetId(CUstream handle, unsigned long long *id)
 
 CUresult cuStreamGetCtx(CUstream handle, CUcontext *context)
 {
+    INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
     if (result || !context)
@@ -186,6 +192,7 @@ CUresult cuStreamGetCtx(CUstream handle, CUcontext *context)
 
 CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCtx *green)
 {
+    INJECT();
     if (green)
         *green = NULL;
     return cuStreamGetCtx(handle, context);
@@ -193,6 +200,7 @@ CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCtx *gree
 
 CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
 {
+    INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
     if (result || !device)
@@ -203,6 +211,7 @@ CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
 
 CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t length, unsigned int flags)
 {
+    INJECT();
     CUstream stream;
     (void)length, (void)flags;
     CUresult result = stream_resolve(handle, &stream);
@@ -276,6 +285,7 @@ static CUresult event_check(CUevent event)
 
 CUresult cuEventDestroy_v2(CUevent event)
 {
+    INJECT();
     CUresult result = event_check(event);
     if (result)
         return result;
@@ -286,10 +296,11 @@ CUresult cuEventDestroy_v2(CUevent event)
     return CUDA_SUCCESS;
 }
 
-CUresult cuEventDestroy(CUevent event) { return cuEventDestroy_v2(event); }
+CUresult cuEventDestroy(CUevent event) { INJECT(); return cuEventDestroy_v2(event); }
 
 CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int flags)
 {
+    INJECT();
     CUstream stream;
     CUresult result = event_check(event);
     if (!result)
@@ -325,7 +336,7 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int fla
     return CUDA_SUCCESS;
 }
 
-CUresult cuEventRecord(CUevent event, CUstream stream) { return cuEventRecordWithFlags(event, stream, 0); }
+CUresult cuEventRecord(CUevent event, CUstream stream) { INJECT(); return cuEventRecordWithFlags(event, stream, 0); }
 
 static bool event_done(CUevent event)
 {
@@ -337,6 +348,7 @@ static bool event_done(CUevent event)
 
 CUresult cuEventQuery(CUevent event)
 {
+    INJECT();
     CUresult result = event_check(event);
     if (!result && event->capture)
         result = CUDA_ERROR_CAPTURED_EVENT;
@@ -347,6 +359,7 @@ CUresult cuEventQuery(CUevent event)
 
 CUresult cuEventSynchronize(CUevent event)
 {
+    INJECT();
     CUresult result = event_check(event);
     if (!result && event->capture)
         result = CUDA_ERROR_CAPTURED_EVENT;
@@ -372,6 +385,7 @@ CUresult cuEventSynchronize(CUevent event)
 
 CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
 {
+    INJECT();
     CUresult result = event_check(start);
     if (!result)
         result = event_check(end);
@@ -385,10 +399,11 @@ CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
     return CUDA_SUCCESS;
 }
 
-CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) { return cuEventElapsedTime_v2(milliseconds, start, end); }
+CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) { INJECT(); return cuEventElapsedTime_v2(milliseconds, start, end); }
 
 CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
 {
+    INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
     if (!result)

@@ -90,28 +90,32 @@ static CUresult set(CUdeviceptr to, size_t pitch, unsigned value, unsigned eleme
 /* A named direction has a device side; plain host memory there is a mistake of the caller. */
 #define DEVICE_SIDE(p)                       \
     do {                                     \
-        ENTER();                             \
+        if (!driver_ready())                 \
+            return CUDA_ERROR_NOT_INITIALIZED; \
         if (!on_device(p))                   \
             return CUDA_ERROR_INVALID_VALUE; \
     } while (0)
 
-CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) { return copy(to, from, bytes, NULL, true); }
-CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) { return copy(to, from, bytes, stream, false); }
+CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) { INJECT(); return copy(to, from, bytes, NULL, true); }
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) { INJECT(); return copy(to, from, bytes, stream, false); }
 
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes)
 {
+    INJECT();
     DEVICE_SIDE(to);
     return copy(to, HOST(from), bytes, NULL, true);
 }
 
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
 {
+    INJECT();
     DEVICE_SIDE(from);
     return copy(HOST(to), from, bytes, NULL, true);
 }
 
 CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes)
 {
+    INJECT();
     DEVICE_SIDE(to);
     DEVICE_SIDE(from);
     return copy(to, from, bytes, NULL, false);
@@ -119,18 +123,21 @@ CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes)
 
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
 {
+    INJECT();
     DEVICE_SIDE(to);
     return copy(to, HOST(from), bytes, stream, false);
 }
 
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
+    INJECT();
     DEVICE_SIDE(from);
     return copy(HOST(to), from, bytes, stream, false);
 }
 
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
+    INJECT();
     DEVICE_SIDE(to);
     DEVICE_SIDE(from);
     return copy(to, from, bytes, stream, false);
@@ -152,20 +159,22 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr fro
     return copy(to, from, bytes, stream, false);
 }
 
-CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count) { return set(to, 0, value, 1, count, 1, NULL, true); }
-CUresult cuMemsetD16_v2(CUdeviceptr to, unsigned short value, size_t count) { return set(to, 0, value, 2, count, 1, NULL, true); }
-CUresult cuMemsetD32_v2(CUdeviceptr to, unsigned int value, size_t count) { return set(to, 0, value, 4, count, 1, NULL, true); }
-CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream s) { return set(to, 0, value, 1, count, 1, s, false); }
-CUresult cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t count, CUstream s) { return set(to, 0, value, 2, count, 1, s, false); }
-CUresult cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t count, CUstream s) { return set(to, 0, value, 4, count, 1, s, false); }
+CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count) { INJECT(); return set(to, 0, value, 1, count, 1, NULL, true); }
+CUresult cuMemsetD16_v2(CUdeviceptr to, unsigned short value, size_t count) { INJECT(); return set(to, 0, value, 2, count, 1, NULL, true); }
+CUresult cuMemsetD32_v2(CUdeviceptr to, unsigned int value, size_t count) { INJECT(); return set(to, 0, value, 4, count, 1, NULL, true); }
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream s) { INJECT(); return set(to, 0, value, 1, count, 1, s, false); }
+CUresult cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t count, CUstream s) { INJECT(); return set(to, 0, value, 2, count, 1, s, false); }
+CUresult cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t count, CUstream s) { INJECT(); return set(to, 0, value, 4, count, 1, s, false); }
 
 #define SET_2D(name, type, element)                                                                                    \
     CUresult name##_v2(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height)                          \
     {                                                                                                                  \
+        INJECT();                                                                                                      \
         return set(to, pitch, value, element, width, height, NULL, true);                                              \
     }                                                                                                                  \
     CUresult name##Async(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height, CUstream stream)       \
     {                                                                                                                  \
+        INJECT();                                                                                                      \
         return set(to, pitch, value, element, width, height, stream, false);                                           \
     }
 SET_2D(cuMemsetD2D8, unsigned char, 1)
@@ -219,8 +228,8 @@ static CUresult copy_3d(const CUDA_MEMCPY3D *c, CUstream handle, bool wait)
     return result;
 }
 
-CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D *c) { return copy_3d(c, NULL, true); }
-CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *c, CUstream stream) { return copy_3d(c, stream, false); }
+CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D *c) { INJECT(); return copy_3d(c, NULL, true); }
+CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *c, CUstream stream) { INJECT(); return copy_3d(c, stream, false); }
 
 static CUresult copy_3d_peer(const CUDA_MEMCPY3D_PEER *c, CUstream stream, bool wait)
 {
@@ -238,8 +247,8 @@ static CUresult copy_3d_peer(const CUDA_MEMCPY3D_PEER *c, CUstream stream, bool 
     return copy_3d(&plain, stream, wait);
 }
 
-CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER *c) { return copy_3d_peer(c, NULL, true); }
-CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *c, CUstream stream) { return copy_3d_peer(c, stream, false); }
+CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER *c) { INJECT(); return copy_3d_peer(c, NULL, true); }
+CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *c, CUstream stream) { INJECT(); return copy_3d_peer(c, stream, false); }
 
 static CUresult copy_2d(const CUDA_MEMCPY2D *c, CUstream stream, bool wait)
 {
@@ -254,9 +263,9 @@ static CUresult copy_2d(const CUDA_MEMCPY2D *c, CUstream stream, bool wait)
     return copy_3d(&wide, stream, wait);
 }
 
-CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *c) { return copy_2d(c, NULL, true); }
-CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *c) { return copy_2d(c, NULL, true); }
-CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream stream) { return copy_2d(c, stream, false); }
+CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *c) { INJECT(); return copy_2d(c, NULL, true); }
+CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *c) { INJECT(); return copy_2d(c, NULL, true); }
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *c, CUstream stream) { INJECT(); return copy_2d(c, stream, false); }
 
 static CUresult array_row(CUarray array, size_t offset, size_t bytes, CUdeviceptr *out)
 {
@@ -266,6 +275,7 @@ static CUresult array_row(CUarray array, size_t offset, size_t bytes, CUdevicept
 
 CUresult cuMemcpyDtoA_v2(CUarray to, size_t offset, CUdeviceptr from, size_t bytes)
 {
+    INJECT();
     CUdeviceptr row;
     CUresult result = array_row(to, offset, bytes, &row);
     return result ? result : copy(row, from, bytes, NULL, true);
@@ -273,16 +283,18 @@ CUresult cuMemcpyDtoA_v2(CUarray to, size_t offset, CUdeviceptr from, size_t byt
 
 CUresult cuMemcpyAtoD_v2(CUdeviceptr to, CUarray from, size_t offset, size_t bytes)
 {
+    INJECT();
     CUdeviceptr row;
     CUresult result = array_row(from, offset, bytes, &row);
     return result ? result : copy(to, row, bytes, NULL, true);
 }
 
-CUresult cuMemcpyHtoA_v2(CUarray to, size_t offset, const void *from, size_t bytes) { return cuMemcpyDtoA_v2(to, offset, HOST(from), bytes); }
-CUresult cuMemcpyAtoH_v2(void *to, CUarray from, size_t offset, size_t bytes) { return cuMemcpyAtoD_v2(HOST(to), from, offset, bytes); }
+CUresult cuMemcpyHtoA_v2(CUarray to, size_t offset, const void *from, size_t bytes) { INJECT(); return cuMemcpyDtoA_v2(to, offset, HOST(from), bytes); }
+CUresult cuMemcpyAtoH_v2(void *to, CUarray from, size_t offset, size_t bytes) { INJECT(); return cuMemcpyAtoD_v2(HOST(to), from, offset, bytes); }
 
 CUresult cuMemcpyAtoA_v2(CUarray to, size_t to_offset, CUarray from, size_t from_offset, size_t bytes)
 {
+    INJECT();
     CUdeviceptr row;
     CUresult result = array_row(from, from_offset, bytes, &row);
     return result ? result : cuMemcpyDtoA_v2(to, to_offset, row, bytes);
@@ -290,6 +302,7 @@ CUresult cuMemcpyAtoA_v2(CUarray to, size_t to_offset, CUarray from, size_t from
 
 CUresult cuMemcpyHtoAAsync_v2(CUarray to, size_t offset, const void *from, size_t bytes, CUstream stream)
 {
+    INJECT();
     CUdeviceptr row;
     CUresult result = array_row(to, offset, bytes, &row);
     return result ? result : copy(row, HOST(from), bytes, stream, false);
@@ -297,6 +310,7 @@ CUresult cuMemcpyHtoAAsync_v2(CUarray to, size_t offset, const void *from, size_
 
 CUresult cuMemcpyAtoHAsync_v2(void *to, CUarray from, size_t offset, size_t bytes, CUstream stream)
 {
+    INJECT();
     CUdeviceptr row;
     CUresult result = array_row(from, offset, bytes, &row);
     return result ? result : copy(HOST(to), row, bytes, stream, false);

@@ -30,6 +30,11 @@ static nvmlReturn_t start(void)
     int cards[SIM_CARDS], error = sim_open_environment(&library.sim);
     if (error)
         return error == -EEXIST ? NVML_ERROR_LIB_RM_VERSION_MISMATCH : NVML_ERROR_DRIVER_NOT_LOADED;
+    int injected = sim_faults_armed(&library.sim) ? sim_fault(&library.sim, "nvmlInitWithFlags") : 0;
+    if (injected) {
+        sim_close(&library.sim);
+        return (nvmlReturn_t)injected;
+    }
     int count = sim_container_cards(&library.sim, cards);
     if (count < 0) {
         sim_close(&library.sim);

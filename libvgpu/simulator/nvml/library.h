@@ -23,14 +23,25 @@ extern struct library {
 /* Errors that every call shares: not initialised, no such device. */
 nvmlReturn_t library_ready(void);
 nvmlReturn_t device_check(nvmlDevice_t device);
+/* The place of errors on demand. */
+#define INJECT()                                                     \
+    do {                                                             \
+        if (sim_faults_armed(&library.sim)) {                        \
+            int injected = sim_fault(&library.sim, __func__);        \
+            if (injected)                                            \
+                return (nvmlReturn_t)injected;                       \
+        }                                                            \
+    } while (0)
 #define ENTER()                               \
     do {                                      \
         nvmlReturn_t entered = library_ready(); \
         if (entered)                          \
             return entered;                   \
+        INJECT();                             \
     } while (0)
 #define ENTER_DEVICE(device, argument)        \
     do {                                      \
+        INJECT();                             \
         nvmlReturn_t entered = device_check(device); \
         if (entered)                          \
             return entered;                   \
