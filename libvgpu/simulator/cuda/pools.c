@@ -124,7 +124,7 @@ static void end(CUmemoryPool pool)
 
 CUresult pool_release(struct block *block)
 {
-    CUmemoryPool pool = block->pool;
+    CUmemoryPool pool = block->owner;
     pthread_mutex_lock(&pool->lock);
     pool->used -= round_up(block->size, ROUND);
     if (pool->object.type == OBJECT_POOL_LEAVING && !pool->used)
