@@ -152,7 +152,9 @@ static void release_parts(struct vgpu_pool *pool, uint64_t bytes) {
 /* Makes the charge equal to the reserve plus what is expected; false: it would have to grow beyond the limit. */
 static bool balance(struct vgpu_pool *pool) {
     uint64_t reserved;
-    if (pool->gone || !attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved))
+    if (pool->gone) /* its memory goes all at once, with the last allocation */
+        reserved = pool->outstanding ? pool->charged - pool->pending : 0;
+    else if (!attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved))
         reserved = pool->outstanding;
     if (pool->charged > reserved + pool->pending) {
         release_parts(pool, pool->charged - reserved - pool->pending);

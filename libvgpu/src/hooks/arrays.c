@@ -62,6 +62,8 @@ static uint64_t mipmap_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels) 
         uint64_t bytes = level_bytes(width, height, depth, d->NumChannels, d->Format);
         if (__builtin_add_overflow(total, bytes, &total))
             return UINT64_MAX;
+        if (width <= 1 && height <= 1 && (depth <= 1 || layered))
+            break; /* cuda.h: the number of levels is clamped to what the longest side allows */
         width = width > 1 ? width / 2 : width;
         height = height > 1 ? height / 2 : height;
         depth = depth > 1 && !layered ? depth / 2 : depth;

@@ -8,6 +8,7 @@
 #include "spin.h"
 
 #define BUCKETS 1024u
+#define GRANULARITY (2u << 20) /* mappings begin at multiples of this on every card */
 
 struct block {
     uint64_t bytes;
@@ -172,9 +173,9 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
         struct link *mapping = take(mappings, at);
         struct block *last = mapping ? drop(mapping->block) : NULL;
         vgpu_spin_unlock(&lock);
+        at += mapping ? mapping->size : GRANULARITY; /* what is not ours, or a gap that the driver allows */
         if (!mapping)
-            break;
-        at += mapping->size;
+            continue;
         free(mapping);
         give_back(last);
     }
