@@ -1,4 +1,4 @@
-"""Several small clients from one start: processes forked before any call of the driver, asked one expression at a time."""
+"""Several small clients from one start: processes forked before any call of the driver, asked bit by bit."""
 
 import json
 import os

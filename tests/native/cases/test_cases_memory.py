@@ -1,5 +1,7 @@
 """Reported bugs of intercept libraries about memory: what is charged, where, and that it comes back."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,7 +87,7 @@ print(cu.cuMemPoolDestroy(the_pool), used(), alloc(1000 * MIB)[0])
 
 
 def test_a_loop_over_streams_and_pools_never_runs_out(env: dict[str, str]) -> None:
-    """Case 13, another of its kind: allocations and frees that change streams and pools; false out-of-memory elsewhere."""
+    """Case 13, another of its kind: allocations and frees that change streams and pools."""
     script = """
 start()
 streams = [c_void_p() for _ in range(3)]
@@ -110,7 +112,7 @@ print(failed, used(), alloc(1000 * MIB)[0])
 
 
 def test_an_ordered_free_of_a_plain_pointer(tmp_path: Path, env: dict[str, str]) -> None:
-    """Case 15, another of its kind: the reverse, cuMemFreeAsync of cuMemAlloc and managed memory, leaks or underflows."""
+    """Case 15, another of its kind: the reverse, cuMemFreeAsync of plain and pitched memory."""
     script = """
 start()
 pitch, p = c_size_t(), c_uint64()
@@ -139,7 +141,7 @@ print(status, free(seen.value) != 0, cu.cuMemFreeHost(host))
 
 
 def test_the_free_of_a_mapped_range_leaves_its_charge(env: dict[str, str]) -> None:
-    """Case 17, another of its kind: cuMemFree of an address that cuMemMap made is refused, and nothing is given back."""
+    """Case 17, another of its kind: cuMemFree of a mapped range is refused, and nothing is given back."""
     script = """
 start()
 address, handle = reserve(64 * MIB), create(64 * MIB)[1]
@@ -151,11 +153,12 @@ print(unmap(address, 64 * MIB), release(handle), used())
 
 
 def test_host_locations_that_the_driver_refuses(tmp_path: Path, env: dict[str, str]) -> None:
-    """Cases 19, 21, another of their kind: host memory on a node that is not there, on the current node, of no location."""
+    """Cases 19, 21, another of their kind: locations that are not there, the current node, none at all."""
     script = """
 start()
 before = used()
-answers = [create(64 * MIB, kind, where)[0] for kind, where in ((3, 99), (3, -1), (4, 0), (0, 0), (9, 0), (2, 0), (1, 7), (1, -1))]
+places = (3, 99), (3, -1), (4, 0), (0, 0), (9, 0), (2, 0), (1, 7), (1, -1)
+answers = [create(64 * MIB, kind, where)[0] for kind, where in places]
 print(answers, used() - before)
 print(alloc(100 * MIB)[0], (used() - before) // MIB)
 """
@@ -201,7 +204,7 @@ print(cu.cuMipmappedArrayDestroy(mipmap), cu.cuArrayDestroy(layered), used() // 
 
 @pytest.mark.parametrize("form", ["whole", "beginning"])
 def test_a_card_chosen_by_uuid_has_its_own_account(two_cards: dict[str, str], tmp_path: Path, form: str) -> None:
-    """Case 27, and cards chosen by the beginning of a UUID as another of its kind: free memory does not move there."""
+    """Case 27, and a UUID's beginning as another of its kind: free memory of a chosen card does not move."""
     simulator.create(tmp_path / "cards", "T4x2")
     uuid = simulator.cards(tmp_path / "cards")[1].uuid
     visible = uuid if form == "whole" else uuid[:16]
@@ -221,7 +224,7 @@ print([n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(i)).used // MIB fo
 def test_processes_that_see_different_cards_are_charged_apart(
     two_cards: dict[str, str], tmp_path: Path, form: str
 ) -> None:
-    """Case 29, and processes that see the cards in different orders as another of its kind: all pay on card 0 elsewhere."""
+    """Case 29, and different orders as another of its kind: processes on different cards are all charged to card 0."""
     simulator.create(tmp_path / "cards", "T4x2")
     a, b = (card.uuid for card in simulator.cards(tmp_path / "cards"))
     visible = (a, b) if form == "uuids" else ("0,1", "1,0")
@@ -230,9 +233,28 @@ from crew import *
 one, two = Member(CUDA_VISIBLE_DEVICES={visible[0]!r}), Member(CUDA_VISIBLE_DEVICES={visible[1]!r})
 for member, size in ((one, 700), (two, 900)):
     print(member.do("start()"), member.ask(f"alloc({{size}} * MIB)[0]"))
-print(one.ask("used() // MIB"), two.ask("used() // MIB"), one.ask("alloc(301 * MIB)[0]"), two.ask("alloc(101 * MIB)[0]"))
+print(one.ask("used() // MIB"), two.ask("used() // MIB"))
+print(one.ask("alloc(301 * MIB)[0]"), two.ask("alloc(101 * MIB)[0]"))
 """
-    assert python(script, two_cards) == ["None 0", "None 0", "700 900 2 2"]
+    assert python(script, two_cards) == ["None 0", "None 0", "700 900", "2 2"]
+
+
+def test_memory_that_others_take_past_the_library_shows_as_not_free(env: dict[str, str]) -> None:
+    """Case 60, another of its kind: what is allocated past the library lowers what is free, and the driver refuses."""
+    bare = {k: v for k, v in env.items() if k != "LD_PRELOAD"}
+    script = "start()\nprint(alloc(info()[0] - 300 * MIB)[0], flush=True)\ninput()"
+    with subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + script], env=bare, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as neighbour:
+        assert neighbour.stdout
+        assert neighbour.stdout.readline() == "0\n"
+        script = """
+start()
+free_now = info()[0]
+print(0 < free_now <= 300 * MIB, alloc(free_now + 1)[0], alloc(free_now)[0], info()[0])
+"""
+        assert python(PRELUDE + script, env) == ["True 2 0 0"]
+        neighbour.communicate("\n", timeout=30)
 
 
 def test_unknown_handles_take_nothing_off(env: dict[str, str]) -> None:
@@ -256,7 +278,8 @@ p = c_uint64()
 print(cu.cuArray3DCreate_v2(byref(p), None), cu.cuArray3DCreate_v2(None, byref(Array3DDescriptor(1, 1, 1, 1, 1, 0))))
 print(cu.cuMipmappedArrayCreate(byref(p), None, 1), cu.cuMipmappedArrayCreate(None, None, 1))
 print(cu.cuMemPoolCreate(byref(p), None), cu.cuMemPoolCreate(None, None), cu.cuCtxCreate_v4(None, None, 0, 0))
-print(cu.cuMemCreate(byref(p), c_size_t(2 * MIB), None, c_ulonglong(0)), cu.cuArrayCreate_v2(None, byref(ArrayDescriptor())))
+print(cu.cuMemCreate(byref(p), c_size_t(2 * MIB), None, c_ulonglong(0)))
+print(cu.cuArrayCreate_v2(None, byref(ArrayDescriptor())), cu.cuArrayCreate_v2(byref(p), byref(ArrayDescriptor())))
 print(cu.cuMemMap(c_uint64(0), c_size_t(0), c_size_t(0), c_ulonglong(0), c_ulonglong(0)))
 print(cu.cuMemRetainAllocationHandle(None, None), cu.cuMemAllocPitch_v2(byref(p), None, c_size_t(8), c_size_t(8), 4))
 """

@@ -9,7 +9,11 @@ from preloaded import MIB, environment, python
 
 from vgpu.native import CardLimit, Limits, Region, paths, simulator
 
-NVML = "import pynvml as n\nn.nvmlInit()\ncards = [n.nvmlDeviceGetHandleByIndex(i) for i in range(n.nvmlDeviceGetCount())]\n"
+NVML = """
+import pynvml as n
+n.nvmlInit()
+cards = [n.nvmlDeviceGetHandleByIndex(i) for i in range(n.nvmlDeviceGetCount())]
+"""
 PRELUDE = "from driver_client import *\n" + NVML
 CREW = "from crew import *\n"
 
@@ -56,7 +60,8 @@ input()
 for i in (0, 1):
     one, two = n.nvmlDeviceGetMemoryInfo(cards[i]), n.nvmlDeviceGetMemoryInfo(cards[i], version=n.nvmlMemory_v2)
     print({one.total, two.total, total_mem(i), info()[1] if i == 0 else one.total} == {one.total}, one.total // MIB)
-    print(one.used + one.free == one.total, two.used + two.free + two.reserved == two.total, one.used // MIB, one.free // MIB)
+    adds_up = one.used + one.free == one.total, two.used + two.free + two.reserved == two.total
+    print(*adds_up, one.used // MIB, one.free // MIB)
 print(info()[0] == n.nvmlDeviceGetMemoryInfo(cards[0]).free, alloc(1)[0] == (0 if info()[0] else 2))
 """
     limits = Limits(tuple(CardLimit(card.uuid, 1000 * MIB) for card in cards))
@@ -84,7 +89,9 @@ with Region.open(Path({str(folder)!r}), writable=True) as region:
 
 def test_processes_come_and_go_in_the_list(env: dict[str, str]) -> None:
     """Case 54, another of its kind: a killed process leaves the list, and a forked one has an entry of its own."""
-    script = NVML + """
+    script = (
+        NVML
+        + """
 def listed():
     return sorted((p.pid, p.usedGpuMemory // MIB) for p in n.nvmlDeviceGetComputeRunningProcesses(cards[0]))
 
@@ -108,6 +115,7 @@ while len(listed()) > 1 and time.monotonic() < deadline:
     pass
 print(listed() == [(late.pid, 600)])
 """
+    )
     assert python(CREW + script, env) == ["True [True, True, True]", "None 2 0", "True", "True"]
 
 
@@ -202,8 +210,10 @@ print(members[0].ask("alloc(401 * MIB)[0]"), members[0].ask("alloc(400 * MIB)[0]
 
 
 def test_processes_under_one_server_are_counted_apart(env: dict[str, str]) -> None:
-    """Case 58, another of its kind: a server that holds memory itself, and clients forked from it that start their own."""
-    script = NVML + """
+    """Case 58, another of its kind: a server that holds memory, and clients forked from it."""
+    script = (
+        NVML
+        + """
 members = crew(2)
 start()
 alloc(200 * MIB)
@@ -215,6 +225,7 @@ print(sorted(p.usedGpuMemory // MIB for p in n.nvmlDeviceGetComputeRunningProces
 members[0].kill()
 print(alloc(501 * MIB)[0], alloc(500 * MIB)[0], members[1].ask("used() // MIB"))
 """
+    )
     assert python(CREW + script, env) == ["[0, 0] 800 2", "[200, 300, 300] []", "2 0 1000"]
 
 
@@ -225,7 +236,8 @@ def test_what_a_card_is_does_not_change(tmp_path: Path, cards: str) -> None:
 ok(cu.cuInit(0))
 value, name, uuid = c_int(), (c_char * 64)(), (c_char * 16)()
 print([(cu.cuDeviceGetAttribute(byref(value), i, 0), value.value) for i in range(1, 150)])
-print(cu.cuDeviceGetName(name, 64, 0), name.value, cu.cuDeviceGetUuid_v2(uuid, 0), uuid.raw, cu.cuDeviceGetUuid(uuid, 0))
+print(cu.cuDeviceGetName(name, 64, 0), name.value)
+print(cu.cuDeviceGetUuid_v2(uuid, 0), uuid.raw, cu.cuDeviceGetUuid(uuid, 0), uuid.raw)
 print(cu.cuDeviceGetPCIBusId(name, 64, 0), name.value)
 """
     both(tmp_path, script, cards)

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from cases_slice import slice_of
 from ledger_programs import Client
 from preloaded import MIB, environment, python, run
 
@@ -74,7 +73,7 @@ for victim in (0, 2, 1):
 
 
 def deaths_at_start(tmp_path: Path, command: str) -> int:
-    """Kills starters at each store of `command` in turn until one survives it; after each, a new one gets all memory."""
+    """Kills starters at each store of `command` in turn until one survives; after each, a new one gets all memory."""
     variables = {"VGPU_DIR": str(tmp_path), "CUDA_DEVICE_MEMORY_LIMIT": "1g"}
     for point in range(1, 200):
         with Client(variables, "-DVGPU_DEATH_POINTS") as starter:
@@ -99,7 +98,7 @@ def test_a_first_allocation_may_die_at_any_store(tmp_path: Path) -> None:
     assert deaths_at_start(tmp_path, "charge 0 600m") > 3
 
 
-def test_locks_and_owners_of_the_dead_are_void(env: dict[str, str], tmp_path: Path) -> None:
+def test_locks_and_owners_of_the_dead_are_void(env: dict[str, str]) -> None:
     """Case 4, another of its kind: a process that held file locks on the whole region, and was killed with them."""
     script = """
 import fcntl, os, signal
@@ -183,7 +182,7 @@ print({m.answer() for m in young}, {m.ask("alloc(80 * MIB)[0]") for m in young},
 
 
 def test_containers_start_without_waiting_for_each_other(tmp_path: Path) -> None:
-    """Case 7: one lock for all containers of a node; here one is stopped in the middle of its start, many others start."""
+    """Case 7: one lock for a whole node; here one container is stopped in the middle of its start, and others start."""
     stopped = tmp_path / "stopped"
     stopped.mkdir()
     folders = [tmp_path / str(i) for i in range(8)]
@@ -193,7 +192,7 @@ def test_containers_start_without_waiting_for_each_other(tmp_path: Path) -> None
 members = [Member(VGPU_DIR=folder) for folder in {[str(f) for f in folders]!r} for _ in range(5)]
 for member in members:
     member.send("do", "start()")
-print(len(members), {{m.answer() for m in members}}, {{m.ask("(alloc(200 * MIB)[0], alloc(1001 * MIB)[0])[0]") for m in members}})
+print(len(members), {{m.answer() for m in members}}, {{m.ask("alloc(200 * MIB)[0]") for m in members}})
 print({{m.ask("used() // MIB") for m in members}})
 """
     variables = {"VGPU_DIR": str(stopped), "CUDA_DEVICE_MEMORY_LIMIT": "1000m"}
@@ -205,6 +204,25 @@ print({{m.ask("used() // MIB") for m in members}})
         os.kill(halted.pid, signal.SIGCONT)
         assert halted.line() == "region"
     assert lines == ["40 {None} {0}", "{1000}"]
+
+
+def test_a_container_that_holds_its_locks_stops_no_other(tmp_path: Path) -> None:
+    """Case 7, another of its kind: one container keeps every lock of its own region while others start."""
+    for name in ("held", "free"):
+        (tmp_path / name).mkdir()
+    script = f"""
+holder = Member(VGPU_DIR={str(tmp_path / "held")!r})
+holder.do("start()")
+holder.do('''import fcntl, os
+fd = os.open(os.environ["VGPU_DIR"] + "/usage", os.O_RDWR)
+fcntl.lockf(fd, fcntl.LOCK_EX)''')
+holder.kill(signal.SIGSTOP)
+others = [Member(VGPU_DIR={str(tmp_path / "free")!r}) for _ in range(8)]
+print({{m.do("start()") for m in others}}, {{m.ask("alloc(125 * MIB)[0]") for m in others}})
+print(others[0].ask("used() // MIB"))
+holder.kill()
+"""
+    assert python(CREW + script, environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT="1000m")) == ["{None} {0}", "1000"]
 
 
 def test_children_forked_after_the_driver_was_loaded_start(env: dict[str, str]) -> None:
@@ -228,7 +246,7 @@ NOWHERE = {"a folder that is not there": "missing/folder", "a file": "file", "be
 
 @pytest.mark.parametrize("what", NOWHERE)
 def test_a_region_that_cannot_be_made(tmp_path: Path, what: str) -> None:
-    """Case 50, another of its kind: without a place for the region, limits from the environment hold for each process."""
+    """Case 50, another of its kind: without a place for the region, limits hold for each process alone."""
     (tmp_path / "file").write_text("no folder")
     env = environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT="1000m", VGPU_DIR=str(tmp_path / NOWHERE[what]))
     script = "start()\nprint(alloc(1001 * MIB)[0], alloc(1000 * MIB)[0], used() // MIB)"
@@ -261,10 +279,12 @@ class TestManaged:
         command = f"{mounts} {shell} {settings} {sys.executable} {tmp_path / 'client.py'}"
         return run(["unshare", "-rm", "sh", "-c", command], os.environ).stdout.splitlines()
 
-    REFUSED = "print(cu.cuInit(0), cu.cuInit(0), cu.cuMemAlloc_v2(byref(c_uint64()), c_size_t(1)) != 0)\nprint('goes on')"
+    REFUSED = (
+        "print(cu.cuInit(0), cu.cuInit(0), cu.cuMemAlloc_v2(byref(c_uint64()), c_size_t(1)) != 0)\nprint('goes on')"
+    )
 
     def test_an_unwritable_file_means_errors_and_no_exit(self, tmp_path: Path) -> None:
-        """Case 50: a region that cannot be written crashes or ends the program; here CUDA says 2 and the program goes on."""
+        """Case 50: a region that cannot be written ends the program; here CUDA says 2 and it goes on."""
         prepare = "mount -o remount,bind,ro /run/vgpu/usage"
         assert self.inside(tmp_path, self.REFUSED, prepare) == ["2 2 True", "goes on"]
 
@@ -276,7 +296,7 @@ class TestManaged:
 
     @pytest.mark.parametrize("cgroup", ["/dev/null", "/etc/passwd"])
     def test_the_cgroup_of_a_process_says_nothing(self, tmp_path: Path, cgroup: str) -> None:
-        """Case 66, and a file of another form as another of its kind: who is in the container is not read from cgroups."""
+        """Case 66, and another file as another of its kind: without the expected cgroups, no process is found."""
         script = (
             "import os, pynvml as n\nn.nvmlInit()\ncard = n.nvmlDeviceGetHandleByIndex(0)\nstart()\n"
             "print(alloc(1001 * MIB)[0], alloc(300 * MIB)[0], "
