@@ -1,4 +1,5 @@
-/* dlsym and dlvsym: transparent, except that a hooked function of the driver is answered with its hook.
+/* dlsym and dlvsym: transparent, except that a hooked function of the driver is answered with its hook. dlopen: transparent, except that what
+ * is opened with RTLD_DEEPBIND does not pass the hooks by.
  *
  * The exported entry points are a few instructions of assembler that ask `vgpu_dlsym_answer` and otherwise jump (not call) to the real function, so
  * that it sees the caller's return address: RTLD_DEFAULT and RTLD_NEXT depend on who asks. */
@@ -13,6 +14,7 @@
 
 #include "driver.h"
 #include "loaded.h"
+#include "rebind.h"
 
 typedef void *(*dlsym_function)(void *, const char *);
 typedef void *(*dlvsym_function)(void *, const char *, const char *);
@@ -68,11 +70,12 @@ static void *next_hook(int hook, const char *symbol, const void *caller) {
     return vgpu_hook_function(hook);
 }
 
-/* Our own entry point for a look-up of dlsym or dlvsym themselves; NULL for any other name. */
+/* Our own entry point for a look-up of dlsym, dlvsym or dlopen themselves; NULL for any other name. */
 static void *own_lookup(const char *symbol) {
     if (symbol[0] != 'd' || symbol[1] != 'l')
         return NULL;
-    return strcmp(symbol, "dlsym") == 0 ? (void *)dlsym : strcmp(symbol, "dlvsym") == 0 ? (void *)dlvsym : NULL;
+    return strcmp(symbol, "dlsym") == 0 ? (void *)dlsym : strcmp(symbol, "dlvsym") == 0 ? (void *)dlvsym
+         : strcmp(symbol, "dlopen") == 0 ? (void *)dlopen : NULL;
 }
 
 __attribute__((used)) struct vgpu_dlsym_result vgpu_dlsym_answer(void *handle, const char *symbol, const char *version, const void *caller) {
@@ -108,9 +111,51 @@ __attribute__((used)) struct vgpu_dlsym_result vgpu_dlsym_answer(void *handle, c
     return result;
 }
 
+/* For an open with RTLD_DEEPBIND. A file that is looked for with the help of its caller's RUNPATH or place is left to the real dlopen, which then
+ * must bind it in the usual way; any other is opened here, and bound anew where it has passed our entry points by. */
+__attribute__((used)) struct vgpu_dlsym_result vgpu_dlopen_answer(const char *file, int mode) {
+    struct vgpu_dlsym_result result = {.jump = linker_function(&cached_dlopen, "dlopen")};
+    if (result.jump && file && (mode & RTLD_DEEPBIND) && strchr(file, '/') && !strchr(file, '$')) {
+        result.answer = ((dlopen_function)result.jump)(file, mode);
+        result.jump = NULL;
+        const int kept = errno;
+        if (result.answer)
+            vgpu_rebind();
+        errno = kept;
+    }
+    return result;
+}
+
 #if defined(__x86_64__)
 __asm__(
     ".text\n"
+    ".globl dlopen\n"
+    ".type dlopen, @function\n"
+    ".p2align 4\n"
+    "dlopen:\n"
+    ".cfi_startproc\n"
+    "    endbr64\n"
+    "    pushq %rdi\n"
+    ".cfi_adjust_cfa_offset 8\n"
+    "    pushq %rsi\n"
+    ".cfi_adjust_cfa_offset 8\n"
+    "    pushq %rdx\n" /* keeps the stack aligned */
+    ".cfi_adjust_cfa_offset 8\n"
+    "    call vgpu_dlopen_answer\n"
+    "    movq %rdx, %r11\n"
+    "    popq %rdx\n"
+    ".cfi_adjust_cfa_offset -8\n"
+    "    popq %rsi\n"
+    ".cfi_adjust_cfa_offset -8\n"
+    "    popq %rdi\n"
+    ".cfi_adjust_cfa_offset -8\n"
+    "    testq %r11, %r11\n"
+    "    jz 1f\n"
+    "    andl $~8, %esi\n" /* RTLD_DEEPBIND */
+    "    jmpq *%r11\n"
+    "1:  ret\n"
+    ".cfi_endproc\n"
+    ".size dlopen, .-dlopen\n"
     ".macro vgpu_entry name, versioned\n"
     ".globl \\name\n"
     ".type \\name, @function\n"
@@ -148,6 +193,37 @@ __asm__(
 #elif defined(__aarch64__)
 __asm__(
     ".text\n"
+    ".globl dlopen\n"
+    ".type dlopen, %function\n"
+    ".p2align 4\n"
+    "dlopen:\n"
+    ".cfi_startproc\n"
+    "    hint #34\n" /* bti c */
+    "    stp x29, x30, [sp, #-32]!\n"
+    ".cfi_adjust_cfa_offset 32\n"
+    ".cfi_rel_offset x29, 0\n"
+    ".cfi_rel_offset x30, 8\n"
+    "    mov x29, sp\n"
+    "    stp x0, x1, [sp, #16]\n"
+    "    bl vgpu_dlopen_answer\n"
+    "    mov x16, x1\n"
+    "    cbz x16, 1f\n"
+    "    ldp x0, x1, [sp, #16]\n"
+    "    and w1, w1, #0xfffffff7\n" /* RTLD_DEEPBIND */
+    "    ldp x29, x30, [sp], #32\n"
+    ".cfi_remember_state\n"
+    ".cfi_adjust_cfa_offset -32\n"
+    ".cfi_restore x29\n"
+    ".cfi_restore x30\n"
+    "    br x16\n"
+    ".cfi_restore_state\n"
+    "1:  ldp x29, x30, [sp], #32\n"
+    ".cfi_adjust_cfa_offset -32\n"
+    ".cfi_restore x29\n"
+    ".cfi_restore x30\n"
+    "    ret\n"
+    ".cfi_endproc\n"
+    ".size dlopen, .-dlopen\n"
     ".macro vgpu_entry name, versioned\n"
     ".globl \\name\n"
     ".type \\name, %function\n"

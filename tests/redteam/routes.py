@@ -358,6 +358,20 @@ LOADING = [
         "driver opened by RTLD_DEEPBIND", "one = driver(mode=os.RTLD_NOW | os.RTLD_DEEPBIND)\none.start()\none.fill()"
     ),
     Route(
+        "library linked with the driver and opened by RTLD_DEEPBIND",
+        "ctypes.CDLL('/run/bin/libbound.so', mode=os.RTLD_NOW | os.RTLD_DEEPBIND).grab()",
+    ),
+    Route(
+        "library that looks the driver up, opened by RTLD_DEEPBIND",
+        "ctypes.CDLL('/run/bin/libbound.so', mode=os.RTLD_LAZY | os.RTLD_DEEPBIND).look_up_and_grab()",
+    ),
+    Route(
+        "library opened by its name and RTLD_DEEPBIND",
+        "for name in ('grab', 'look_up_and_grab'):\n"
+        "    getattr(ctypes.CDLL('libbound.so', mode=os.RTLD_NOW | os.RTLD_DEEPBIND), name)()",
+        variables={"LD_LIBRARY_PATH": "/run/lib:/run/bin"},
+    ),
+    Route(
         "a copy of the driver under another name",
         """
 import shutil
@@ -445,8 +459,8 @@ one.fill()
     ),
     Route("addresses read from the driver's file", "one = Driver(ByAddress(DRIVER))\none.start()\none.fill()"),
     Route(
-        "a library bound to the driver by RTLD_DEEPBIND",
-        "ctypes.CDLL('/run/bin/libbound.so', mode=os.RTLD_NOW | os.RTLD_DEEPBIND).grab()",
+        "constructor of a library opened by RTLD_DEEPBIND",
+        "os.environ['GRAB_AT_LOAD'] = 'yes'\nctypes.CDLL('/run/bin/libbound.so', mode=os.RTLD_NOW | os.RTLD_DEEPBIND)",
     ),
     Route("static program", "subprocess.run(['/run/bin/static'], stdin=subprocess.DEVNULL)"),
     Route(
