@@ -230,5 +230,5 @@ class TestManaged:
         assert self.inside(tmp_path, script, "umount /run/vgpu/usage") == ["2 True"]
 
     def test_a_card_that_the_limits_do_not_list_has_nothing(self, tmp_path: Path) -> None:
-        script = "start(1)\nprint(alloc(1)[0], *info())"
-        assert self.inside(tmp_path, script, VGPU_SIMULATE="T4x2", VGPU_SIM_DIR=str(tmp_path / "two")) == ["2 0 0"]
+        script = "ok(cu.cuInit(0))\nprint(cu.cuCtxCreate_v2(byref(c_void_p()), 0, device(1)), total_mem(1))"
+        assert self.inside(tmp_path, script, VGPU_SIMULATE="T4x2", VGPU_SIM_DIR=str(tmp_path / "two")) == ["2 0"]
