@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: all venv build demo demo-storm test red-team lint bench clean
+.PHONY: all venv build demo demo-storm test red-team programs lint bench bench-hooks clean
 
 all: build
 
@@ -34,6 +34,10 @@ test: build
 red-team: build
 	@PYTHONPATH=tests $(BIN)/python tests/redteam/attack.py
 
+# Programs that others made, under the library on a simulated card; their packages go into the user's cache folder.
+programs: build
+	@$(BIN)/python tests/programs/run.py
+
 lint: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -43,6 +47,10 @@ lint: build
 # Figures for people: each program prints its own table, nothing is asserted.
 bench: build
 	@for program in $(sort $(wildcard benchmarks/*/*.py)); do echo "== $$program"; $(BIN)/python $$program || exit 1; done
+
+# ns per driver call, native and preloaded.
+bench-hooks: build
+	@$(BIN)/python benchmarks/hooks/bench.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info vgpu/native/lib vgpu/native/_region* .pytest_cache .mypy_cache .ruff_cache .hypothesis .tox
