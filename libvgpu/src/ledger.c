@@ -107,8 +107,8 @@ static unsigned lock_some_lane(struct vgpu_local *local)
     }
 }
 
-static inline __attribute__((always_inline)) bool charge(struct vgpu_local *local, unsigned card, enum vgpu_account_index account, uint64_t bytes, uint64_t limit,
-                   struct vgpu_ticket *ticket)
+static inline __attribute__((always_inline)) bool charge(struct vgpu_local *local, unsigned card, enum vgpu_account_index account,
+                                                         uint64_t bytes, uint64_t limit, struct vgpu_ticket *ticket)
 {
     const unsigned lane = lock_some_lane(local);
     bool granted = vgpu_account_charge(local->member.usage, card, account, VGPU_LANE_NUMBER(local->member.slot, lane), bytes, limit);
@@ -135,8 +135,8 @@ static int reap(struct vgpu_local *local, unsigned *busy)
 }
 
 /* Before a refusal: what the dead have left may be enough. */
-__attribute__((noinline)) static bool charge_after_reaping(struct vgpu_local *local, unsigned card, enum vgpu_account_index account, uint64_t bytes, uint64_t limit,
-                                 struct vgpu_ticket *ticket)
+__attribute__((noinline)) static bool charge_after_reaping(struct vgpu_local *local, unsigned card, enum vgpu_account_index account,
+                                                           uint64_t bytes, uint64_t limit, struct vgpu_ticket *ticket)
 {
     const uint64_t deadline = now_ns(CLOCK_MONOTONIC) + REFUSAL_PATIENCE_NS;
     for (;;) {
@@ -210,6 +210,9 @@ int vgpu_reap(unsigned min_interval_ms)
     struct vgpu_local *local = vgpu_attached(&mode);
     if (mode != VGPU_REGION)
         return 0;
+    const uint32_t ever_taken = atomic_load_explicit(&local->member.usage->slots_high, memory_order_acquire);
+    if (ever_taken <= 1 && atomic_load_explicit(&local->has_slot, memory_order_acquire))
+        return 0; /* this process has been alone since the region was made */
     const uint64_t last = atomic_load_explicit(&local->last_reap_ns, memory_order_relaxed);
     if (min_interval_ms && last && now_ns(CLOCK_MONOTONIC_COARSE) - last < (uint64_t)min_interval_ms * 1000000u)
         return 0;
