@@ -65,7 +65,7 @@ FAMILIES = {
     ),
     "pool": (
         "pool = ok(cu.cuMemPoolCreate(pool_properties())); p = ok(cu.cuMemAllocFromPoolAsync(100, pool, 0))",
-        "ok(cu.cuMemPoolDestroy(pool))",
+        "ok(cu.cuMemPoolDestroy(pool)); ok(cu.cuMemFreeAsync(p, 0)); ok(cu.cuStreamSynchronize(0))",
         32 * MIB,
     ),
     "host": ("p = ok(cu.cuMemHostAlloc(MIB, 0))", "ok(cu.cuMemFreeHost(p))", 0),

@@ -41,6 +41,8 @@ CUresult cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *descrip
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = describe(descriptor, &wanted);
     if (!result)
+        result = capture_forbids(NULL);
+    if (!result)
         result = charge(context->card, wanted.bytes);
     if (result)
         return result;
@@ -113,11 +115,13 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRI
     longest = descriptor->Depth > longest && !(descriptor->Flags & LAYERS) ? descriptor->Depth : longest;
     if (levels > (longest ? 64 - (unsigned)__builtin_clzll(longest) : 1))
         levels = longest ? 64 - (unsigned)__builtin_clzll(longest) : 1; /* cuda.h: clamped to 1 + floor(log2(longest side)) */
+    CUresult result = capture_forbids(NULL);
+    if (result)
+        return result;
     CUmipmappedArray mipmap = object_new(OBJECT_MIPMAP);
     if (!mipmap)
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUDA_ARRAY3D_DESCRIPTOR level = *descriptor;
-    CUresult result = CUDA_SUCCESS;
     mipmap->context = context;
     while (!result && mipmap->count < levels && mipmap->count < 16) {
         CUarray array = object_new(OBJECT_ARRAY);

@@ -1,10 +1,13 @@
 /* Stream capture: a graph under construction and the streams that belong to it, the one it began on and those that waited for an event of it. */
 #define _GNU_SOURCE
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "cuda/graph.h"
+
+#define MEMBERS 32 /* streams of one capture */
 
 struct capture {
     CUgraph graph;
@@ -13,20 +16,73 @@ struct capture {
     uint64_t id;
     long thread;
     bool invalid;
-    unsigned streams;
+    /* its streams, the origin first: how many nodes each made, and how many of each other stream's every next node of it comes after */
+    unsigned members;
+    uint32_t made[MEMBERS], reached[MEMBERS][MEMBERS];
+    uint32_t (*recorded)[MEMBERS]; /* the same at each recorded event */
+    size_t records, room;
 };
 
 static _Atomic int open_captures, global_captures; /* not relaxed ones of all threads; those in global mode */
+static _Atomic int blocking_captures;              /* streams under capture that the legacy stream would wait for */
+
+static void join(CUstream stream, struct capture *capture)
+{
+    stream->member = capture->members++;
+    stream->capture = capture;
+    if (!(stream->flags & CU_STREAM_NON_BLOCKING))
+        blocking_captures++;
+}
+
+struct search {
+    CUcontext context;
+    bool found;
+};
+
+static void find_blocking(void *handle, void *argument)
+{
+    CUstream stream = handle;
+    struct search *search = argument;
+    search->found |= stream->capture && stream->context == search->context && !(stream->flags & CU_STREAM_NON_BLOCKING);
+}
+
+static void break_blocking(void *handle, void *context)
+{
+    CUstream stream = handle;
+    if (stream->capture && stream->context == context && !(stream->flags & CU_STREAM_NON_BLOCKING))
+        stream->capture->invalid = true;
+}
+
+/* Work of the legacy stream waits for all blocking streams, and one that captures has nothing to wait for. */
+CUresult capture_implicit(CUstream stream)
+{
+    if (!atomic_load_explicit(&blocking_captures, memory_order_relaxed) || stream != stream->context->legacy)
+        return CUDA_SUCCESS;
+    struct search search = {.context = stream->context};
+    object_each(OBJECT_STREAM, find_blocking, &search);
+    if (!search.found)
+        return CUDA_SUCCESS;
+    object_each(OBJECT_STREAM, break_blocking, stream->context);
+    return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+}
+
+/* Not under capture: CUDA_ERROR_NOT_READY, or what is wrong about that. */
+static CUresult elsewhere(CUstream stream)
+{
+    CUresult result = capture_implicit(stream);
+    return result ? result : CUDA_ERROR_NOT_READY;
+}
 
 /* The node that a call on a capturing stream becomes; CUDA_ERROR_NOT_READY when the stream does not capture. */
 static CUresult captured(CUstream stream, enum node_kind kind, CUgraphNode *node)
 {
     struct capture *capture = stream->capture;
     if (!capture)
-        return CUDA_ERROR_NOT_READY;
+        return elsewhere(stream);
     if (capture->invalid)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     *node = graph_add(capture->graph, kind);
+    capture->reached[stream->member][stream->member] = ++capture->made[stream->member];
     return *node ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -102,25 +158,81 @@ CUresult capture_free(CUstream stream, CUdeviceptr address)
     return result;
 }
 
-CUresult capture_record(CUstream stream, CUevent event)
+/* A graph that is launched into a capture becomes part of it. */
+CUresult capture_nodes(CUstream stream, const struct CUgraphNode_st *nodes, size_t count)
 {
     if (!stream->capture)
-        return CUDA_ERROR_NOT_READY;
-    event->capture = stream->capture;
+        return elsewhere(stream);
+    for (size_t i = 0; i < count; i++) {
+        CUgraphNode node;
+        CUresult result = captured(stream, nodes[i].kind, &node);
+        if (result)
+            return result;
+        struct CUgraphNode_st copy = nodes[i];
+        copy.object = node->object;
+        copy.graph = node->graph;
+        *node = copy;
+    }
     return stream->capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+}
+
+CUresult capture_record(CUstream stream, CUevent event)
+{
+    struct capture *capture = stream->capture;
+    if (!capture)
+        return elsewhere(stream);
+    if (capture->invalid)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (capture->records == capture->room) {
+        size_t room = capture->room ? capture->room * 2 : 16;
+        void *records = realloc(capture->recorded, room * sizeof *capture->recorded);
+        if (!records)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        capture->recorded = records;
+        capture->room = room;
+    }
+    memcpy(capture->recorded[capture->records], capture->reached[stream->member], sizeof *capture->recorded);
+    event->record = capture->records++;
+    event->capture = capture;
+    return CUDA_SUCCESS;
 }
 
 CUresult capture_wait(CUstream stream, CUevent event)
 {
-    if (!event->capture)
-        return stream->capture ? CUDA_ERROR_STREAM_CAPTURE_ISOLATION : CUDA_ERROR_NOT_READY;
-    if (stream->capture && stream->capture != event->capture)
-        return CUDA_ERROR_STREAM_CAPTURE_MERGE;
-    if (!stream->capture) {
-        stream->capture = event->capture;
-        stream->capture->streams++;
+    struct capture *capture = event->capture;
+    if (!capture && stream->capture) {
+        stream->capture->invalid = true;
+        return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     }
+    if (!capture)
+        return elsewhere(stream);
+    if (stream == stream->context->legacy) {
+        capture->invalid = true;
+        return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    }
+    if (stream->capture && stream->capture != capture) {
+        stream->capture->invalid = capture->invalid = true;
+        return CUDA_ERROR_STREAM_CAPTURE_MERGE;
+    }
+    if (capture->invalid)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (!stream->capture) {
+        if (capture->members == MEMBERS)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        join(stream, capture);
+    }
+    for (unsigned i = 0; i < MEMBERS; i++)
+        if (capture->recorded[event->record][i] > capture->reached[stream->member][i])
+            capture->reached[stream->member][i] = capture->recorded[event->record][i];
     return CUDA_SUCCESS;
+}
+
+static bool unjoined(const struct capture *capture)
+{
+    for (unsigned i = 0; i < capture->members; i++)
+        if (capture->made[i] > capture->reached[0][i])
+            return true;
+    return false;
 }
 
 struct offender {
@@ -185,8 +297,8 @@ CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode)
         free(capture);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    *capture = (struct capture){.graph = graph, .origin = stream, .mode = mode, .id = driver_id(), .streams = 1, .thread = syscall(SYS_gettid)};
-    stream->capture = capture;
+    *capture = (struct capture){.graph = graph, .origin = stream, .mode = mode, .id = driver_id(), .thread = syscall(SYS_gettid)};
+    join(stream, capture);
     count_capture(mode, 1);
     return CUDA_SUCCESS;
 }
@@ -196,8 +308,11 @@ CUresult cuStreamBeginCapture(CUstream stream) { INJECT(); return cuStreamBeginC
 static void leave(void *handle, void *capture)
 {
     struct object *object = handle;
-    if (object->type == OBJECT_STREAM && ((CUstream)handle)->capture == capture)
+    if (object->type == OBJECT_STREAM && ((CUstream)handle)->capture == capture) {
         ((CUstream)handle)->capture = NULL;
+        if (!(((CUstream)handle)->flags & CU_STREAM_NON_BLOCKING))
+            blocking_captures--;
+    }
     if (object->type == OBJECT_EVENT && ((CUevent)handle)->capture == capture)
         ((CUevent)handle)->capture = NULL;
 }
@@ -212,20 +327,23 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph *out)
     struct capture *capture = stream->capture;
     if (!capture || !out)
         return !out ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_ILLEGAL_STATE;
-    if (capture->origin != stream)
+    if (capture->origin != stream) {
+        capture->invalid = true;
         return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+    }
     if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != syscall(SYS_gettid))
         return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
     object_each(OBJECT_STREAM, leave, capture);
     object_each(OBJECT_EVENT, leave, capture);
     count_capture(capture->mode, -1);
-    if (capture->invalid) {
+    if (capture->invalid || unjoined(capture)) {
         graph_free(capture->graph);
         *out = NULL;
-        result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        result = capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
     } else {
         *out = capture->graph;
     }
+    free(capture->recorded);
     free(capture);
     return result;
 }

@@ -44,6 +44,7 @@ struct CUstream_st {
     uint64_t host;       /* ticket of its last host function */
     uint64_t id;
     struct capture *capture;
+    unsigned member; /* of the capture's streams */
 };
 
 struct CUctx_st {
@@ -70,7 +71,7 @@ struct CUevent_st {
     uint64_t sequence, recorded, time, host;
     struct CUevent_st *next_pending;
     struct capture *capture;
-    CUgraphNode node;
+    size_t record; /* of the capture's events */
 };
 
 struct CUmod_st {
@@ -316,7 +317,8 @@ struct place place_of(CUdeviceptr address);
 /* context.c */
 CUresult context_make(int device, unsigned flags, bool primary, unsigned api_version, CUcontext *out);
 void context_destroy(CUcontext context);
-/* memory.c: frees the host and managed memory of a context */
+/* memory.c: cuMemFree wherever it is called from; frees the host and managed memory of a context */
+CUresult memory_free(CUdeviceptr address);
 void ranges_of_context_drop(CUcontext context);
 
 /* streams.c */
@@ -351,6 +353,8 @@ CUresult capture_wait(CUstream stream, CUevent event);
 CUresult capture_host(CUstream stream, CUhostFn function, void *data);
 CUresult capture_alloc(CUstream stream, CUdeviceptr *out, size_t bytes);
 CUresult capture_free(CUstream stream, CUdeviceptr address);
+/* CUDA_ERROR_STREAM_CAPTURE_IMPLICIT where work of the legacy stream would wait for a stream under capture. */
+CUresult capture_implicit(CUstream stream);
 /* Whether a call that waits for the device must fail because of an open capture. */
 CUresult capture_forbids(CUstream stream);
 CUresult copy_bytes(CUdeviceptr to, CUdeviceptr from, size_t bytes);

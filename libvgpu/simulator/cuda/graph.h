@@ -36,4 +36,6 @@ struct CUgraph_st {
 
 CUgraphNode graph_add(CUgraph graph, enum node_kind kind);
 void graph_free(CUgraph graph);
+/* capture.c */
+CUresult capture_nodes(CUstream stream, const struct CUgraphNode_st *nodes, size_t count);
 #endif

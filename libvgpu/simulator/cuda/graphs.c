@@ -187,7 +187,7 @@ static CUresult run(CUstream stream, const struct CUgraphNode_st *node)
     case NODE_SET: return set_elements(node->set.to, node->set.pitch, node->set.value, node->set.element, node->set.width, node->set.height);
     case NODE_HOST: return host_launch(stream, node->host.function, node->host.data);
     case NODE_ALLOC: return graph_memory_back(node->address);
-    case NODE_FREE: return cuMemFree_v2(node->address);
+    case NODE_FREE: return memory_free(node->address);
     default: return CUDA_SUCCESS;
     }
 }
@@ -201,6 +201,10 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle)
         return result;
     if (!object_is(exec, OBJECT_GRAPH_EXEC))
         return CUDA_ERROR_INVALID_VALUE;
+    result = capture_nodes(stream, exec->nodes, exec->count);
+    if (result != CUDA_ERROR_NOT_READY)
+        return result;
+    result = CUDA_SUCCESS;
     for (size_t i = 0; i < exec->count && !result; i++)
         result = run(stream, &exec->nodes[i]);
     return result;

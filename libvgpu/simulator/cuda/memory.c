@@ -47,7 +47,9 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_
         return CUDA_ERROR_INVALID_VALUE;
     if (height > SIZE_MAX / row)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = allocate(context, out, row * height);
+    CUresult result = capture_forbids(NULL);
+    if (!result)
+        result = allocate(context, out, row * height);
     if (!result)
         *pitch = row;
     return result;
@@ -61,12 +63,9 @@ static void range_unmap(const struct range *range)
         munmap((void *)range->base, range->size);
 }
 
-CUresult cuMemFree_v2(CUdeviceptr address)
+CUresult memory_free(CUdeviceptr address)
 {
     struct block block;
-    ENTER();
-    if (!address)
-        return CUDA_SUCCESS;
     if (block_take(address, BLOCK_EXTERNAL, &block)) {
         if (block.kind == BLOCK_POOL)
             return pool_release(&block);
@@ -89,6 +88,16 @@ CUresult cuMemFree_v2(CUdeviceptr address)
     }
     pthread_mutex_unlock(&driver.lock);
     return result;
+}
+
+/* Waits for the device in effect, so that a capture forbids it, and may change what a graph under construction names. */
+CUresult cuMemFree_v2(CUdeviceptr address)
+{
+    ENTER();
+    if (!address)
+        return CUDA_SUCCESS;
+    CUresult result = capture_forbids(NULL);
+    return result ? result : memory_free(address);
 }
 
 static bool range_of(const struct range *range, void *context)
@@ -130,7 +139,9 @@ CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned int flags)
     void *pages;
     if (!out || !bytes || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = charge(context->card, bytes);
+    CUresult result = capture_forbids(NULL);
+    if (!result)
+        result = charge(context->card, bytes);
     if (result)
         return result;
     result = map_host(context, &pages, bytes, RANGE_MANAGED, flags);
@@ -146,15 +157,19 @@ CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned int flags)
     ENTER_CONTEXT(context);
     if (!out || !bytes || flags & ~7u)
         return CUDA_ERROR_INVALID_VALUE;
-    return map_host(context, out, bytes, RANGE_HOST, flags | CU_MEMHOSTALLOC_DEVICEMAP);
+    CUresult result = capture_forbids(NULL);
+    return result ? result : map_host(context, out, bytes, RANGE_HOST, flags | CU_MEMHOSTALLOC_DEVICEMAP);
 }
 
 CUresult cuMemAllocHost_v2(void **out, size_t bytes) { INJECT(); return cuMemHostAlloc(out, bytes, 0); }
 
 CUresult cuMemFreeHost(void *address)
 {
-    CUresult result = CUDA_ERROR_INVALID_VALUE;
     ENTER();
+    CUresult result = capture_forbids(NULL);
+    if (result)
+        return result;
+    result = CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&driver.lock);
     struct range *range = range_find((uintptr_t)address, false);
     if (range && range->kind == RANGE_HOST && range->base == (uintptr_t)address) {
@@ -171,7 +186,9 @@ CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned int flags)
     ENTER_CONTEXT(context);
     if (!address || !bytes)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = CUDA_SUCCESS;
+    CUresult result = capture_forbids(NULL);
+    if (result)
+        return result;
     pthread_mutex_lock(&driver.lock);
     if (range_overlap((uintptr_t)address, bytes, false))
         result = CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
@@ -185,8 +202,11 @@ CUresult cuMemHostRegister(void *address, size_t bytes, unsigned int flags) { IN
 
 CUresult cuMemHostUnregister(void *address)
 {
-    CUresult result = CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
     ENTER();
+    CUresult result = capture_forbids(NULL);
+    if (result)
+        return result;
+    result = CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
     pthread_mutex_lock(&driver.lock);
     struct range *range = range_find((uintptr_t)address, false);
     if (range && range->kind == RANGE_REGISTERED && range->base == (uintptr_t)address) {

@@ -171,7 +171,7 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
     result = capture_free(stream, address);
     if (result != CUDA_ERROR_NOT_READY)
         return result;
-    return address ? cuMemFree_v2(address) : CUDA_ERROR_INVALID_VALUE;
+    return address ? memory_free(address) : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice device)

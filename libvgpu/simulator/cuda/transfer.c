@@ -58,6 +58,19 @@ static bool on_device(CUdeviceptr address)
     return range != NULL; /* managed, or host memory that is mapped for the device */
 }
 
+/* Synchronous calls are work of the legacy stream that somebody waits for. */
+static CUresult legacy_wait(CUstream stream)
+{
+    CUresult result = capture_implicit(stream);
+    return result ? result : stream_wait(stream);
+}
+
+static CUresult legacy_set(CUstream stream)
+{
+    CUresult result = capture_implicit(stream);
+    return result ? result : capture_forbids(stream);
+}
+
 static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream handle, bool wait)
 {
     CUstream stream;
@@ -66,7 +79,7 @@ static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream ha
         return result;
     if (!to || !from)
         return CUDA_ERROR_INVALID_VALUE;
-    result = wait ? stream_wait(stream) : capture_copy(stream, to, from, bytes);
+    result = wait ? legacy_wait(stream) : capture_copy(stream, to, from, bytes);
     if (wait ? result : result != CUDA_ERROR_NOT_READY)
         return result;
     return copy_bytes(to, from, bytes);
@@ -80,7 +93,7 @@ static CUresult set(CUdeviceptr to, size_t pitch, unsigned value, unsigned eleme
         return result;
     if (!to || !on_device(to))
         return CUDA_ERROR_INVALID_VALUE;
-    result = wait ? capture_forbids(stream) : capture_set(stream, to, pitch, value, element, width, height);
+    result = wait ? legacy_set(stream) : capture_set(stream, to, pitch, value, element, width, height);
     if (wait ? result : result != CUDA_ERROR_NOT_READY)
         return result;
     return set_elements(to, pitch, value, element, width, height);
@@ -211,7 +224,7 @@ static CUresult copy_3d(const CUDA_MEMCPY3D *c, CUstream handle, bool wait)
         return result;
     if (!c)
         return CUDA_ERROR_INVALID_VALUE;
-    result = wait ? stream_wait(stream) : CUDA_SUCCESS;
+    result = wait ? legacy_wait(stream) : CUDA_SUCCESS;
     for (size_t z = 0; z < c->Depth && !result; z++)
         for (size_t y = 0; y < c->Height && !result; y++) {
             CUdeviceptr to, from;
