@@ -1,0 +1,171 @@
+"""Real programs, made by others, under the library on a simulated card (`make programs`).
+
+Each tells what it was told about memory; that must be the slice's limit and use, and the card's own books must agree.
+Their packages go into a virtual environment of their own: VGPU_PROGRAMS, by default in the user's cache folder.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vgpu.native import CardLimit, Limits, Region, paths, simulator
+
+HERE = Path(__file__).resolve().parent
+MIB = 1 << 20
+LIMIT = 1000 * MIB
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+HOME = Path(os.environ.get("VGPU_PROGRAMS") or CACHE / "vgpu-programs")
+PYTHON = HOME / "bin/python"
+#: what would limit, simulate or preload in the caller's environment
+OURS = ("CUDA_", "VGPU_", "LD_", "GPU_CORE", "ACTIVE_OOM", "LIBCUDA", "NVIDIA_", "PYTHON")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One slice of LIMIT bytes on a card of its own."""
+
+    folder: Path
+
+    @property
+    def cards(self) -> Path:
+        return self.folder / "cards"
+
+    def make(self) -> None:
+        simulator.create(self.cards, "T4")
+        card = simulator.cards(self.cards)[0]
+        (self.folder / "region").mkdir()
+        limits = Limits((CardLimit(card.uuid, LIMIT, context_bytes=card.context_bytes),))
+        Region.create(self.folder / "region", limits).close()
+        # some programs open the driver by the name that only development packages have
+        (self.folder / "lib").mkdir()
+        (self.folder / "lib/libcuda.so").symlink_to(paths.simulator() / "libcuda.so.1")
+
+    def environment(self) -> dict[str, str]:
+        return {k: v for k, v in os.environ.items() if not k.startswith(OURS)} | {
+            "LD_LIBRARY_PATH": f"{paths.simulator()}:{self.folder / 'lib'}",
+            "LD_PRELOAD": str(paths.libvgpu()),
+            "VGPU_DIR": str(self.folder / "region"),
+            "VGPU_SIM_DIR": str(self.cards),
+            "PYTHONPATH": str(HERE),
+        }
+
+    def start(self, *command: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command, env=self.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True,
+        )  # fmt: skip
+
+    def used(self) -> tuple[int, int]:
+        """By the ledger and by the card's own books."""
+        with Region.open(self.folder / "region") as region:
+            return region.usage().cards[0].used, simulator.cards(self.cards)[0].used
+
+
+def check(held: bool, sentence: str) -> None:
+    if not held:
+        raise AssertionError(sentence)
+
+
+def followed(script: str, slice_: Slice, modules: int = 0) -> str:
+    """Follows a script step by step; `modules`: the most it loads, as their memory is the driver's and not charged."""
+    process = slice_.start(str(PYTHON), str(HERE / script))
+    assert process.stdin
+    assert process.stdout
+    seen, other = [], []
+    for line in process.stdout:
+        if not line.startswith('{"step"'):
+            other.append(line)
+            continue
+        step = json.loads(line)
+        ledger, truth = slice_.used()
+        own = step["total"] - step["free"]
+        place = f"{script} at {step['step']}"
+        check(step["total"] == LIMIT, f"{place}: {step['total']} bytes in all instead of {LIMIT}")
+        check(own == ledger, f"{place}: told {own} bytes used, the ledger has {ledger}")
+        spare = modules * simulator.cards(slice_.cards)[0].module_bytes
+        check(ledger <= truth <= ledger + spare, f"{place}: ledger {ledger}, card {truth}")
+        check(ledger <= LIMIT, f"{place}: {ledger} of {LIMIT}")
+        seen.append(f"{step['step']} {own // MIB}")
+        process.stdin.write("\n")
+        process.stdin.flush()
+    check(process.wait() == 0, f"{script}: exit {process.returncode}\n{''.join(other)}")
+    return ", ".join(seen) + " MiB"
+
+
+def look_on(slice_: Slice, look: Callable[[Slice, int, int], str]) -> str:
+    """Lets a tool look at a slice of which a process uses some; it gets that process's pid and the bytes used."""
+    holder = slice_.start(str(PYTHON), str(HERE / "holder.py"))
+    assert holder.stdout
+    step = json.loads(holder.stdout.readline())
+    try:
+        return look(slice_, holder.pid, step["total"] - step["free"])
+    finally:
+        holder.communicate("\n")
+
+
+def tool(slice_: Slice, *words: str) -> str:
+    done = subprocess.run(
+        [HOME / "bin" / words[0], *words[1:]], env=slice_.environment(), capture_output=True, text=True, check=False
+    )
+    check(done.returncode == 0, f"{words[0]}: exit {done.returncode}\n{done.stderr}")
+    return done.stdout
+
+
+def gpustat(slice_: Slice, pid: int, used: int) -> str:
+    (card,) = json.loads(tool(slice_, "gpustat", "--json"))["gpus"]
+    told = card["memory.used"], card["memory.total"], [process["pid"] for process in card["processes"]]
+    check(told == (used // MIB, LIMIT // MIB, [pid]), f"gpustat tells {told}")
+    return f"{told[0]} of {told[1]} MiB, its own process"
+
+
+def nvitop(slice_: Slice, pid: int, used: int) -> str:
+    told = f"{used / MIB:.1f}MiB / {LIMIT // MIB}MiB"
+    text = tool(slice_, "nvitop", "-1")
+    check(told in text, f"nvitop does not tell {told}:\n{text}")
+    check(str(pid) in text, f"nvitop does not show process {pid}:\n{text}")
+    return f"{told}, its own process"
+
+
+PROGRAMS: dict[str, Callable[[Slice], str]] = {
+    "cuda-core": lambda slice_: followed("with_cuda_core.py", slice_),
+    "numba-cuda": lambda slice_: followed("with_numba.py", slice_),
+    "taichi": lambda slice_: followed("with_taichi.py", slice_, modules=16),
+    "gpustat": lambda slice_: look_on(slice_, gpustat),
+    "nvitop": lambda slice_: look_on(slice_, nvitop),
+}
+
+
+def install() -> None:
+    """Brings the packages to what requirements.txt names."""
+    stamp, wanted = HOME / "requirements.txt", (HERE / "requirements.txt").read_text()
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
+    venv.create(HOME, with_pip=True, symlinks=True)
+    pip = [PYTHON, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", HERE / "requirements.txt"]
+    subprocess.run(pip, check=True)
+    stamp.write_text(wanted)
+
+
+def main() -> int:
+    install()
+    failed = 0
+    for name, program in PROGRAMS.items():
+        with tempfile.TemporaryDirectory(prefix="vgpu-programs-") as folder:
+            slice_ = Slice(Path(folder))
+            slice_.make()
+            try:
+                print(f"{name:12} {program(slice_)}", flush=True)
+            except AssertionError as e:
+                failed += 1
+                print(f"{name:12} FAILED: {e}", flush=True)
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
