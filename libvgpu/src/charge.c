@@ -12,7 +12,7 @@
 #include "log.h"
 #include "pools.h"
 
-/* Whether CUDA_DISABLE_CONTROL=true asks for no limits at all; the agent's word decides whether it is heard. */
+/* Whether CUDA_DISABLE_CONTROL=true asks for no limits at all; the limits decide whether it is heard. */
 static bool disabled_by_environment(void) {
     const char *text = secure_getenv("CUDA_DISABLE_CONTROL");
     return text && (strcmp(text, "true") == 0 || strcmp(text, "1") == 0);
@@ -48,10 +48,9 @@ enum vgpu_mode vgpu_enforcement_slowly(void) {
     tell_once(mode);
     bool lasting = true;
     if (disabled_by_environment()) {
-        const struct vgpu_mapping *mapping = vgpu_mapping();
         const struct vgpu_limits *limits = vgpu_limits_now();
-        lasting = !mapping->managed; /* else the agent may allow it, or not any more, at any time */
-        if (!mapping->managed || (limits && (limits->flags & VGPU_ALLOW_DISABLE_CONTROL)))
+        lasting = mode != VGPU_REGION; /* whose limits may allow it, or not any more, at any time */
+        if (limits && (limits->flags & VGPU_ALLOW_DISABLE_CONTROL))
             mode = VGPU_UNLIMITED;
     }
     if (local && lasting)

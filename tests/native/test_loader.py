@@ -192,6 +192,39 @@ def can_mount() -> bool:
     return subprocess.run(probe, capture_output=True, check=False).returncode == 0
 
 
+FIRST_OVER_ITS_LIMIT = "start()\nprint(alloc(501 * MIB)[0], info()[1] // MIB)"
+
+
+@pytest.mark.parametrize("text", ["true", "1"])
+@pytest.mark.parametrize(("allowed", "seen"), [(False, "2 500"), (True, "0 14912")])
+def test_switching_limits_off_is_heard_only_where_the_region_allows_it(
+    tmp_path: Path, text: str, allowed: bool, seen: str
+) -> None:
+    """Also a region that no agent has mounted."""
+    region = tmp_path / "region"
+    region.mkdir()
+    simulator.create(tmp_path / "cards", "T4")
+    uuid = simulator.cards(tmp_path / "cards")[0].uuid
+    Region.create(region, Limits((CardLimit(uuid, 500 * MIB),), allow_disable_control=allowed)).close()
+    env = environment(tmp_path, VGPU_DIR=str(region), CUDA_DISABLE_CONTROL=text)
+    assert python(PRELUDE + FIRST_OVER_ITS_LIMIT, env) == [seen]
+
+
+def test_limits_that_the_user_has_set_can_be_switched_off_by_the_user(tmp_path: Path) -> None:
+    limited = environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT="500m")
+    assert python(PRELUDE + FIRST_OVER_ITS_LIMIT, limited) == ["2 500"]
+    off = limited | {"CUDA_DISABLE_CONTROL": "true"}
+    assert python(PRELUDE + FIRST_OVER_ITS_LIMIT, off) == ["0 14912"]
+    (tmp_path / "shared").mkdir()
+    assert python(PRELUDE + FIRST_OVER_ITS_LIMIT, off | {"VGPU_DIR": str(tmp_path / "shared")}) == ["0 14912"]
+
+
+def test_limits_that_cannot_be_read_cannot_be_switched_off(tmp_path: Path) -> None:
+    (tmp_path / "limits").write_bytes(b"")
+    env = environment(tmp_path, VGPU_DIR=str(tmp_path), CUDA_DISABLE_CONTROL="true")
+    assert python(PRELUDE + "print(cu.cuInit(0))", env) == ["2"]
+
+
 @pytest.mark.skipif(not can_mount(), reason="needs a mount namespace of its own (unshare -rm) for /run/vgpu")
 class TestManaged:
     """A region at /run/vgpu, as the agent mounts it: found without any environment."""

@@ -63,6 +63,23 @@ def test_the_command_sees_its_slice_and_nothing_above_it(machine: Machine) -> No
     assert card["over"] == "CUDA_ERROR_OUT_OF_MEMORY"
 
 
+def test_the_command_cannot_switch_its_limits_off(machine: Machine) -> None:
+    command = (*PROBE, "--fill", "--over")
+    done = machine.run("--gpumem", "500", command=command, CUDA_DISABLE_CONTROL="true")
+    (card,) = json.loads(done.stdout)["cards"]
+    assert (card["cuda_total"], card["over"]) == (500 * MIB, "CUDA_ERROR_OUT_OF_MEMORY")
+
+
+def test_the_command_can_switch_its_limits_off_where_the_configuration_allows_it(
+    machine: Machine, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("devicePlugin: {allowDisableControl: true}\n")
+    environ = {"CUDA_DISABLE_CONTROL": "true", "VGPU_CONFIG": str(config)}
+    done = machine.run("--gpumem", "500", command=PROBE, **environ)
+    assert json.loads(done.stdout)["cards"][0]["cuda_total"] == T4 * MIB
+
+
 def test_two_commands_on_one_card_see_only_their_own(machine: Machine) -> None:
     options = ("--policy", "binpack")
     machine.hold(*options, "--gpumem", "7000")
