@@ -1,5 +1,6 @@
 """Getting out of a managed container: no route gives one byte more than the slice, by the card's own books."""
 
+import time
 from pathlib import Path
 from subprocess import Popen
 
@@ -7,6 +8,8 @@ import pytest
 from redteam.clients import compile_into
 from redteam.container import MIB, ROOT, Container, available
 from redteam.routes import ROUTES, Route, shortfall
+
+from vgpu.native import Region
 
 pytestmark = pytest.mark.skipif(available() != "", reason=available())
 
@@ -23,6 +26,31 @@ def test_no_byte_more(route: Route, tmp_path: Path, clients: Path) -> None:
     container = Container(tmp_path, clients)
     container.run(route.script, before=route.before, **route.variables)
     assert shortfall(route, container.peak, container.limit) == ""
+
+
+def test_an_agent_outside_tells_the_living_from_the_dead(tmp_path: Path, clients: Path) -> None:
+    """From another pid namespace, a daemon that holds neither descriptors nor locks, and then has ended."""
+    container = Container(tmp_path, clients)
+    script = """
+daemon = Other("-n")
+print(daemon.got > 0)
+input()
+open("/run/scratch/end", "w").close()
+input()
+"""
+    with container.start(script) as process, Region.open(container.region, writable=True) as region:
+        assert process.stdout
+        assert process.stdout.readline() == "True\n"
+        assert region.reap() == 0
+        assert region.usage().cards[0].used == container.limit
+        assert process.stdin
+        process.stdin.write("\n")
+        process.stdin.flush()
+        end = time.monotonic() + 30
+        while region.reap() == 0:
+            assert time.monotonic() < end, "an ended daemon keeps its memory"
+        assert region.usage().cards[0].used == 0
+        process.communicate("\n", timeout=30)
 
 
 def tell(process: Popen[str], line: str = "") -> str:

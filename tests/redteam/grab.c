@@ -3,6 +3,7 @@
  *   grab [LIBCUDA]         prints "INIT CONTEXT BYTES": what cuInit and cuCtxCreate answered, and the bytes got; ends at end of input
  *   grab -d [LIBCUDA]      the same as a daemon: forks twice, closes every descriptor and stays, until the file /run/scratch/end exists
  *   grab -n [LIBCUDA]      such a daemon that has asked NVML before
+ *   grab -c [LIBCUDA]      forks a child afterwards that stays until the same file exists
  *   grab -t [LIBCUDA]      the main thread leaves by pthread_exit; another one takes the memory
  */
 #define _GNU_SOURCE
@@ -15,7 +16,15 @@
 #include <time.h>
 #include <unistd.h>
 
-static const char *library = "libcuda.so.1";
+static const char *library = "libcuda.so.1", *how;
+
+static void stay(void) {
+    struct stat status;
+    const struct timespec moment = {.tv_nsec = 2000000};
+    while (stat("/run/scratch/end", &status) != 0)
+        nanosleep(&moment, NULL);
+    _exit(0);
+}
 
 static void grab(void) {
     void *driver = dlopen(library, RTLD_NOW);
@@ -36,6 +45,8 @@ static void grab(void) {
         else
             size /= 2;
     }
+    if (*how && how[1] == 'c' && fork() == 0)
+        stay();
     printf("%d %d %zu\n", initialised, created, total);
     fflush(stdout);
 }
@@ -62,8 +73,6 @@ static void ask_nvml(void) {
 }
 
 static void become_daemon(void) {
-    struct stat status;
-    const struct timespec moment = {.tv_nsec = 2000000};
     if (fork())
         exit(0);
     setsid();
@@ -72,13 +81,11 @@ static void become_daemon(void) {
     grab();
     for (int fd = 0; fd < 1024; fd++)
         close(fd);
-    while (stat("/run/scratch/end", &status) != 0)
-        nanosleep(&moment, NULL);
-    _exit(0);
+    stay();
 }
 
 int main(int count, char **words) {
-    const char *how = count > 1 && words[1][0] == '-' ? words[1] : "";
+    how = count > 1 && words[1][0] == '-' ? words[1] : "";
     if (count > 1 + (how[0] != 0))
         library = words[count - 1];
     if (strcmp(how, "-n") == 0)

@@ -305,6 +305,30 @@ open("/run/scratch/end", "w").close()
         root=True,
     ),
     Route(
+        "daemon of another user behind hidepid",
+        """
+daemon = Other("-n")
+assert daemon.got > 0
+assert other(through=NOBODY) == 0
+open("/run/scratch/end", "w").close()
+""",
+        before="mount -o remount,hidepid=2 /proc",
+        root=True,
+    ),
+    Route(
+        "killed process whose child lives",
+        """
+parent = Other("-c")
+assert parent.got > 0
+parent.process.kill()
+parent.process.wait()
+assert other() == 0
+open("/run/scratch/end", "w").close()
+while other() == 0:
+    pass
+""",
+    ),
+    Route(
         "main thread left by pthread_exit",
         "first = Other('-t')\nassert first.got > 0\nassert other() == 0\nassert other('-t') == 0",
     ),
