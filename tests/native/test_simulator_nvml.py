@@ -294,3 +294,23 @@ report([code(nvmlDeviceGetFanSpeed, h), code(nvmlDeviceGetTemperature, h, 0),
 """
     )
     assert values == ["NotSupported", 33, 70000, [1, 1], 1, 0, 0, [7, 5], 0, 1590, 14, 13000]
+
+
+def test_a_board_without_memory_of_its_own(tmp_path: Path) -> None:
+    """Its memory is the machine's: CUDA has a total and counts, NVML does not support the question."""
+    machine = Machine(tmp_path / "cards", "GB10")
+    found = machine.run(
+        START
+        + """
+from cuda.bindings import driver as cu
+cu.cuInit(0)
+cu.cuCtxSetCurrent(cu.cuDevicePrimaryCtxRetain(0)[1])
+before = cu.cuMemGetInfo()[1]
+cu.cuMemAlloc(1 << 30)
+report([code(nvmlDeviceGetMemoryInfo, h), code(nvmlDeviceGetMemoryInfo, h, nvmlMemory_v2),
+    code(nvmlDeviceGetBAR1MemoryInfo, h), nvmlDeviceGetName(h), before - cu.cuMemGetInfo()[1],
+    cu.cuDeviceGetAttribute(cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_INTEGRATED, 0)[1],
+    len(nvmlDeviceGetComputeRunningProcesses(h)), cu.cuMemGetInfo()[2]])
+"""
+    )
+    assert found == [*["NotSupported"] * 3, "NVIDIA GB10", 1 << 30, 1, 1, machine.card().memory]

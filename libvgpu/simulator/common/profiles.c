@@ -40,6 +40,15 @@ static const struct sim_profile profiles[] = {
      .first_bus = 0x53, .bus_step = 0x11, .power_mw = 700000, .idle_power_mw = 68000, .min_power_mw = 200000, .temperature = 29,
      .slowdown_temperature = 87, .shutdown_temperature = 92, .pcie_generation = 5, .pcie_width = 16, .nvlinks = 18, .nvlink_generation = 4,
      .bar1 = 131072 * MIB, .mig_capable = true},
+    /* memory is the machine's own: CUDA counts it, NVML does not support the question. SMs, cores and memory of the data sheet; identifiers,
+     * clocks and temperatures are only plausible */
+    {.id = "GB10", .name = "NVIDIA GB10", .vbios = "9A.0B.18.00.00", .part_number = "900-2G1E8-0000-000",
+     .total = 122572 * MIB, .reserved = 0, .context_bytes = 320 * MIB, .module_bytes = 2 * MIB, .brand = 14, .architecture = 10,
+     .major = 12, .minor = 1, .multiprocessors = 48, .cores = 6144, .clock_mhz = 2418, .idle_clock_mhz = 208, .memory_clock_mhz = 4266,
+     .video_clock_mhz = 2418, .bus_width = 256, .l2_bytes = 24 << 20, .shared_per_block_optin = 101376, .shared_per_multiprocessor = 102400,
+     .threads_per_multiprocessor = 1536, .blocks_per_multiprocessor = 24, .pci_device = 0x2E1210DE, .pci_subsystem = 0x000010DE,
+     .first_bus = 0x0F, .bus_step = 0x01, .power_mw = 140000, .idle_power_mw = 5000, .min_power_mw = 40000, .temperature = 38,
+     .slowdown_temperature = 95, .shutdown_temperature = 100, .pcie_generation = 5, .pcie_width = 1, .unified = true},
 };
 #define PROFILES (sizeof profiles / sizeof *profiles)
 
@@ -81,5 +90,5 @@ int sim_spec_parse(const char *spec, uint32_t *cards)
 
 const char *vgpu_sim_profiles(void)
 {
-    return "T4,A100-40,A100-80,H100";
+    return "T4,A100-40,A100-80,H100,GB10";
 }

@@ -46,6 +46,7 @@ struct sim_profile {
     int pcie_generation, pcie_width, nvlinks, nvlink_generation;
     uint64_t bar1;
     bool mig_capable;
+    bool unified; /* no memory of its own */
 };
 
 enum sim_phase { SIM_QUEUED, SIM_RUNNING, SIM_FINISHED };

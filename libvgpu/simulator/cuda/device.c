@@ -182,6 +182,7 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
     case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH: *value = profile->major >= 9; break;
     case CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID: *value = (int)domain; break;
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: *value = (int)bus; break;
+    case CU_DEVICE_ATTRIBUTE_INTEGRATED: case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS: *value = profile->unified; break;
     case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED: *value = multicast_supported(profile, driver.sim.state->card_count); break;
     case CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES: *value = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; break;
     default:

@@ -13,6 +13,8 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
 {
     ENTER_DEVICE(device, memory);
     CHECK_VERSION(memory, nvmlMemory_v2);
+    if (library.sim.profile->unified)
+        return NVML_ERROR_NOT_SUPPORTED;
     memory->total = library.sim.profile->total;
     memory->reserved = library.sim.profile->reserved;
     memory->used = sim_used(&library.sim, device->card);
@@ -34,6 +36,8 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory)
 {
     ENTER_DEVICE(device, memory);
+    if (library.sim.profile->unified)
+        return NVML_ERROR_NOT_SUPPORTED;
     *memory = (nvmlBAR1Memory_t){.bar1Total = library.sim.profile->bar1, .bar1Used = 1 << 20, .bar1Free = library.sim.profile->bar1 - (1 << 20)};
     return NVML_SUCCESS;
 }
