@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import vgpu.cli
-from vgpu import cli
+from vgpu import cli, names
 from vgpu.cli.run import Memory, Seconds
 from vgpu.local import probe
 from vgpu.local.errors import UserError
@@ -78,6 +78,49 @@ def test_kubectl_finds_the_same_commands_under_its_own_name(
     with pytest.raises(SystemExit):
         cli.main()
     assert "Usage: kubectl vgpu " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2", "0 1 2"])
+def test_a_closed_standard_stream_is_no_reason_to_fail(closed: str, tmp_path: Path) -> None:
+    """The command gets /dev/null there, never a file that happened to be opened first."""
+    redirections = " ".join(f"{number}>&-" for number in closed.split())
+    script = (
+        "import os, sys; open(sys.argv[1], 'w').write(' '.join(os.readlink(f'/proc/self/fd/{n}') for n in (0, 1, 2)))"
+    )
+    arguments = [
+        "run",
+        "--simulate",
+        "T4",
+        "--gpumem",
+        "100",
+        "--",
+        sys.executable,
+        "-c",
+        script,
+        str(tmp_path / "out"),
+    ]
+    done = subprocess.run(
+        ["bash", "-c", f'"$@" {redirections}', "-", sys.executable, "-m", "vgpu", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), names.ENV_STATE_DIR: str(tmp_path / "state")},
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    found = (tmp_path / "out").read_text().split()
+    assert [found[int(number)] for number in closed.split()] == [os.devnull] * len(closed.split())
+
+
+def test_text_outside_the_encoding_of_stdout_is_printed_with_question_marks() -> None:
+    script = (
+        "import sys; sys.argv = ['vgpu', 'where', 'libvgpu']\n"
+        "from vgpu import cli; import click\n"
+        "cli.Commands.get_command = lambda *_: click.Command('where', callback=lambda: print('Größe'))\n"
+        "sys.argv[2:] = []; cli.main()"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environ, check=False)
+    assert (done.stdout, done.returncode) == ("Gr??e\n", 0), done.stderr
 
 
 def test_where_imports_nothing_heavy() -> None:

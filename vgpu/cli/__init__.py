@@ -5,6 +5,8 @@ only when its command runs (or help is asked), and imports what it needs inside:
 enough for a shell's `$( )`.
 """
 
+import io
+import os
 import pkgutil
 import signal
 import sys
@@ -62,7 +64,24 @@ def _group() -> None:
     """Share NVIDIA GPUs by memory and compute, with limits that hold."""
 
 
+def open_standard_streams() -> None:
+    """Puts /dev/null where descriptor 0, 1 or 2 is closed, and makes every text printable.
+
+    Without the first, the next file that is opened gets that number and is handed to the command as its output.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a name outside the terminal's encoding is no reason to fail
+
+
 def main() -> None:
     """Entry point of the `vgpu` and `kubectl-vgpu` programs."""
+    open_standard_streams()
     called_by_kubectl = Path(sys.argv[0]).name.startswith("kubectl-")
     _group(prog_name="kubectl vgpu" if called_by_kubectl else "vgpu")
