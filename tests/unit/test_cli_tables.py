@@ -3,6 +3,7 @@
 import io
 import json
 
+import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
@@ -51,6 +52,13 @@ def test_ps_has_one_line_per_slice() -> None:
         ],
         ["1 (simulated)", "Tesla T4", "3000 MiB", "2048 MiB", "-"],
     ]
+
+
+def test_a_command_of_several_lines_takes_one() -> None:
+    several = msgspec.structs.replace(run(piece()), command=("sh", "-c", "echo a\n\techo ü"))
+    lines = text(table.runs_table([several], 1190.0))
+    assert len(lines) == 2
+    assert lines[1][-1] == "sh -c 'echo a\\n\\techo ü'"
 
 
 def test_ps_as_json() -> None:

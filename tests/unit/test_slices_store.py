@@ -62,6 +62,20 @@ def test_what_a_killed_claimer_left_half_made_is_swept(store: SliceStore, claim:
     assert not empty.exists()
 
 
+def test_an_argument_that_is_not_utf_8_is_stored_as_text(store: SliceStore) -> None:
+    with store.locked():
+        claim = store.claim([PIECE], [CARD], ("train", os.fsdecode(b"gr\xfcn"), "grün"), "", 1000.0)
+    assert store.sweep() == [claim.record]
+    assert claim.record.command == ("train", "gr\\xfcn", "grün")
+
+
+def test_a_plain_file_beside_the_slices_is_left_alone(store: SliceStore, claim: Claim) -> None:
+    stray = claim.directory.with_name("notes.txt")
+    stray.write_text("mine")
+    assert store.sweep() == [claim.record]
+    assert stray.read_text() == "mine"
+
+
 def test_a_slice_given_up_is_free_at_once(store: SliceStore, claim: Claim) -> None:
     store.give_up(claim)
     assert store.sweep() == []

@@ -32,7 +32,7 @@ class Run(msgspec.Struct, frozen=True):
     pid: int  #: the command's first process
     start_time: int  #: its start, clock ticks since boot
     since: float  #: seconds since the epoch
-    command: tuple[str, ...]
+    command: tuple[str, ...]  #: for people: bytes that are not UTF-8 are written as \xNN
     slices: tuple[GpuSlice, ...]  #: in the order in which the command counts its cards
     cards: tuple[Gpu, ...]  #: the cards of `slices`, in the same order
     simulator: str = ""  #: state directory of the simulated cards; empty: cards of the driver
@@ -44,6 +44,11 @@ class Claim(msgspec.Struct, frozen=True):
     record: Run
     directory: Path
     descriptor: int  #: holds the lock; close-on-exec
+
+
+def displayed(argument: str) -> str:
+    """An argument of a command as text that can be stored; the kernel takes any bytes, JSON does not."""
+    return os.fsencode(argument).decode("utf-8", "backslashreplace")
 
 
 def in_use(directory: Path) -> bool:
@@ -87,6 +92,8 @@ class SliceStore:
         """The slices of living commands, oldest first; removes the others. Needs `locked`."""
         living = []
         for directory in self._folder.iterdir():
+            if not directory.is_dir():  # nothing of ours
+                continue
             record = self._read(directory) if self._in_use(directory) else None
             if record is None:
                 shutil.rmtree(directory, ignore_errors=True)
@@ -117,7 +124,7 @@ class SliceStore:
             pid=pid,
             start_time=start_time(pid) or 0,
             since=now,
-            command=tuple(command),
+            command=tuple(map(displayed, command)),
             slices=tuple(slices),
             cards=tuple(cards),
             simulator=simulator,

@@ -122,7 +122,7 @@ def runs_table(runs: Sequence[RunFigures], now: float) -> Table:
                 mib(piece.memory_used_bytes),
                 f"{piece.cores} %" if piece.cores else "-",
                 age(now - run.since) if at == 0 else "",
-                Text(shlex.join(run.command)) if at == 0 else "",
+                Text(one_line(run.command)) if at == 0 else "",
             )
     return table
 
@@ -157,7 +157,7 @@ def frame(before: Moment, after: Moment) -> Group:
                 mib(piece.memory_limit_bytes),
                 f"{piece.cores} %" if piece.cores else "-",
                 percent(share),
-                Text(shlex.join(run.command)),
+                Text(one_line(run.command)),
             )
     parts: list[Table | Text] = [
         cards if after.cards else Text("no NVIDIA driver on this machine, no simulated cards in use")
@@ -183,6 +183,11 @@ def _table(*columns: str) -> Table:
 
 def _card(index: int, simulated: bool) -> str:
     return f"{index} (simulated)" if simulated else str(index)
+
+
+def one_line(command: Sequence[str]) -> str:
+    """A command as a shell takes it, but for control characters, which would break the table: `\\n` for a newline."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shlex.join(command))
 
 
 def mib(size: int) -> str:
