@@ -9,6 +9,7 @@ void vgpu_forget_parent(void);
 /* One per module that keeps such things. */
 void vgpu_sizes_forget(void);
 void vgpu_pools_forget(void);
+void vgpu_primaries_forget(void);
 void vgpu_blocks_forget(void);
 void vgpu_samples_forget(void);
 #endif

@@ -1,8 +1,10 @@
 /* Contexts: they cost device memory that only a table knows (limits: context_bytes), and what is allocated in them goes with them. */
 #define _GNU_SOURCE
+#include <sched.h>
 #include <stdatomic.h>
 
 #include "charge.h"
+#include "fork.h"
 #include "pacer.h"
 
 #define MAX_DEVICES 64
@@ -99,10 +101,28 @@ CUresult cuCtxDetach(CUcontext context) {
 }
 
 /* The primary context of each device: retained many times, there once. */
+enum primary_state { PRIMARY_NONE, PRIMARY_HELD, PRIMARY_COMING }; /* coming: one thread charges and asks the driver, the others wait for it */
 static struct primary {
-    atomic_int held; /* 1: `context` and the charge are set */
+    atomic_int state; /* PRIMARY_HELD: `context` and the charge are set */
     CUcontext context;
 } primaries[MAX_DEVICES];
+
+void vgpu_primaries_forget(void) {
+    for (unsigned i = 0; i < MAX_DEVICES; i++)
+        atomic_store(&primaries[i].state, PRIMARY_NONE);
+}
+
+/* True: this thread is the one that charges; it says how that ended in `state`. A context that others made meanwhile is charged. */
+static bool is_first(struct primary *primary) {
+    for (;;) {
+        int state = PRIMARY_NONE;
+        if (atomic_compare_exchange_strong(&primary->state, &state, PRIMARY_COMING))
+            return true;
+        if (state == PRIMARY_HELD)
+            return false;
+        sched_yield();
+    }
+}
 
 static bool is_active(CUdevice device) {
     unsigned flags;
@@ -115,22 +135,15 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     CUDA_REAL(cuDevicePrimaryCtxRetain);
     if (device < 0 || device >= MAX_DEVICES || vgpu_enforcement() == VGPU_UNLIMITED)
         return real(context, device);
+    vgpu_own_tables();
     struct primary *primary = &primaries[device];
-    int none = 0;
-    bool first = atomic_compare_exchange_strong(&primary->held, &none, 1);
-    struct context_charge charge = {.verdict = VGPU_UNCHARGED};
-    if (first)
-        charge = charge_context(device);
-    if (charge.verdict == VGPU_REFUSED) {
-        atomic_store(&primary->held, 0);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    CUresult result = real(context, device);
-    if (first && result == CUDA_SUCCESS)
+    if (!is_first(primary))
+        return real(context, device);
+    struct context_charge charge = charge_context(device);
+    CUresult result = charge.verdict == VGPU_REFUSED ? CUDA_ERROR_OUT_OF_MEMORY : created(&charge, real(context, device), context);
+    if (result == CUDA_SUCCESS)
         primary->context = *context;
-    result = created(&charge, result, context);
-    if (first && result != CUDA_SUCCESS)
-        atomic_store(&primary->held, 0);
+    atomic_store(&primary->state, result == CUDA_SUCCESS ? PRIMARY_HELD : PRIMARY_NONE);
     return result;
 }
 
@@ -140,14 +153,14 @@ static CUresult primary_released(CUresult result, CUdevice device) {
         return result;
     struct primary *primary = &primaries[device];
     CUcontext context = primary->context;
-    int held = 1;
-    if (atomic_compare_exchange_strong(&primary->held, &held, 0) && context)
+    int held = PRIMARY_HELD;
+    if (atomic_compare_exchange_strong(&primary->state, &held, PRIMARY_NONE) && context)
         vgpu_context_gone(context);
     return result;
 }
 
 static void primary_going(CUdevice device) {
-    if (device >= 0 && device < MAX_DEVICES && atomic_load(&primaries[device].held) && primaries[device].context)
+    if (device >= 0 && device < MAX_DEVICES && atomic_load(&primaries[device].state) == PRIMARY_HELD && primaries[device].context)
         vgpu_pacer_context_going(primaries[device].context);
 }
 
