@@ -28,8 +28,17 @@ struct object {
     const char *strings;
 };
 
-static bool ours(const char *name) {
-    return strcmp(name, "dlsym") == 0 || strcmp(name, "dlvsym") == 0 || strcmp(name, "dlopen") == 0 || vgpu_hook_number(name) >= 0;
+/* What the global scope has for the look-ups: ours, or that of another preloaded library in front of it. */
+static const char *const lookups[] = {"dlsym", "dlvsym", "dlopen"};
+#define LOOKUPS (sizeof lookups / sizeof *lookups)
+
+/* What a reference to `name` should lead to; NULL: that is none of our business. */
+static void *right_for(const char *name, void *const found[LOOKUPS]) {
+    for (unsigned i = 0; i < LOOKUPS; i++)
+        if (strcmp(name, lookups[i]) == 0)
+            return found[i];
+    const int hook = vgpu_hook_number(name);
+    return hook >= 0 ? vgpu_hook_function(hook) : NULL;
 }
 
 static void set(const struct object *object, _Atomic(void *) *slot, void *value) {
@@ -42,22 +51,25 @@ static void set(const struct object *object, _Atomic(void *) *slot, void *value)
         mprotect((void *)start, page, PROT_READ);
 }
 
-static void rebind_table(const struct object *object, const ElfW(Rela) *table, size_t size) {
+static void rebind_table(const struct object *object, const ElfW(Rela) *table, size_t size, void *const found[LOOKUPS]) {
     for (const ElfW(Rela) *entry = table; (const char *)entry < (const char *)table + size; entry++) {
         const ElfW(Sym) *symbol = &object->symbols[ELF64_R_SYM(entry->r_info)];
-        if (!IS_REFERENCE(ELF64_R_TYPE(entry->r_info)) || symbol->st_shndx != SHN_UNDEF || !ours(object->strings + symbol->st_name))
+        if (!IS_REFERENCE(ELF64_R_TYPE(entry->r_info)) || symbol->st_shndx != SHN_UNDEF)
+            continue;
+        void *right = right_for(object->strings + symbol->st_name, found);
+        if (!right)
             continue;
         _Atomic(void *) *slot = (_Atomic(void *) *)(object->base + entry->r_offset);
-        void *now = atomic_load(slot), *right = vgpu_real_dlsym(RTLD_DEFAULT, object->strings + symbol->st_name);
+        void *now = atomic_load(slot);
         const bool unbound = (uintptr_t)now >= object->start && (uintptr_t)now < object->end; /* its own stub, which would look up later */
-        if (right && now != right && (unbound || vgpu_loaded_in_libc(now) || vgpu_loaded_in_driver(now)))
+        if (now != right && (unbound || vgpu_loaded_in_libc(now) || vgpu_loaded_in_driver(now)))
             set(object, slot, right);
     }
 }
 
 static int visit(struct dl_phdr_info *info, size_t size, void *data) {
     (void)size;
-    (void)data;
+    void *const *found = data;
     struct object object = {.base = info->dlpi_addr, .start = UINTPTR_MAX};
     const ElfW(Dyn) *dynamic = NULL;
     for (int i = 0; i < info->dlpi_phnum; i++) {
@@ -93,12 +105,16 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data) {
     if (!object.symbols || !object.strings || !addends || (ElfW(Addr))object.symbols < object.base)
         return 0; /* nothing to look up by, or pointers that glibc has not relocated (vDSO) */
     if (calls)
-        rebind_table(&object, (const ElfW(Rela) *)calls, calls_size);
+        rebind_table(&object, (const ElfW(Rela) *)calls, calls_size, found);
     if (others)
-        rebind_table(&object, (const ElfW(Rela) *)others, others_size);
+        rebind_table(&object, (const ElfW(Rela) *)others, others_size, found);
     return 0;
 }
 
 void vgpu_rebind(void) {
-    dl_iterate_phdr(visit, NULL);
+    void *found[LOOKUPS];
+    /* Before the walk: it holds a lock of the dynamic linker's under which dlsym, which takes another one first, might wait for ever. */
+    for (unsigned i = 0; i < LOOKUPS; i++)
+        found[i] = vgpu_real_dlsym(RTLD_DEFAULT, lookups[i]);
+    dl_iterate_phdr(visit, found);
 }
