@@ -48,6 +48,18 @@ print(count.value, [run() for _ in range(3)], cu.cuGraphExecDestroy(execution), 
     assert python(PRELUDE + script + "print(used())", env)[-1] == "0"
 
 
+def test_a_captured_allocation_takes_nothing_yet(env: dict[str, str]) -> None:
+    """Cases 23, 74, another of their kind: a capture is charged at once, and fails where its graph would never run."""
+    script = """
+prepared()
+print(alloc(600 * MIB)[0])
+begin(GLOBAL)
+status, pointer = alloc_async(640 * MIB, stream.value)
+print(status, free_async(pointer, stream.value), end(), used() // MIB, alloc(400 * MIB)[0], cu.cuGraphDestroy(graph))
+"""
+    assert python(PRELUDE + script, env) == ["0", "0 0 0 600 0 0"]
+
+
 def test_allocations_around_a_capture_keep_their_charge(env: dict[str, str]) -> None:
     """Case 23, another of its kind: memory from before a relaxed capture, and from inside it on another stream."""
     script = """
