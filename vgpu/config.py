@@ -4,8 +4,10 @@ The JSON schema of the chart (charts/vgpu/values.schema.json) and docs/reference
 """
 
 import os
+import re
+import typing
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import yaml
@@ -23,6 +25,14 @@ ResourceName = Annotated[
     msgspec.Meta(
         pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$",
         description="a qualified name: domain/name",
+    ),
+]
+SIMULATOR_PROFILES: Final = ("T4", "A100-40", "A100-80", "H100", "GB10")  #: of libvgpu/simulator/common/profiles.c
+SimulatedCards = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=rf"^(({'|'.join(SIMULATOR_PROFILES)})(x([1-9]|1[0-6]))?(@[0-9]+\.[0-9]+)?)?$",
+        description=f"a profile of {', '.join(SIMULATOR_PROFILES)}; xN for N cards up to 16; @ and a CUDA version",
     ),
 ]
 PlacementPolicy = Literal["spread", "binpack"]
@@ -70,7 +80,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
     resource_priority: ResourceName = names.RESOURCE_PRIORITY  #: resource that says 0 (high) or 1 (low)
     scheduler_name: str = names.SCHEDULER_NAME  #: schedulerName that admission writes into GPU pods
     core_policy: Literal["fixed", "elastic", "none"] = "fixed"  #: how core limits are kept for pods that do not choose
-    simulate: str = ""  #: PROFILE or PROFILExN: simulated cards instead of a driver
+    simulate: SimulatedCards = ""  #: PROFILE or PROFILExN: simulated cards instead of a driver
     global_: Global = msgspec.field(name="global", default_factory=Global)
     scheduler: Scheduler = Scheduler()
     device_plugin: DevicePlugin = DevicePlugin()
@@ -84,7 +94,24 @@ def decode(text: str, source: str = "configuration") -> Config:
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: not YAML: {error}") from None
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{source}: {error}") from None
+        raise ConfigError(f"{source}: {error}{_allowed(str(error))}") from None
+
+
+def _allowed(message: str) -> str:
+    """What the field that msgspec complains about may be, where its message leaves that out: enums and patterns."""
+    where = re.search(r" - at `\$\.([\w.]+)`$", message)
+    if where is None:
+        return ""
+    hint: Any = Config
+    for encoded in where[1].split("."):
+        fields = {field.encode_name: field.name for field in msgspec.structs.fields(hint)}
+        hint = typing.get_type_hints(hint, include_extras=True)[fields[encoded]]
+        if typing.get_origin(hint) not in (None, Annotated, Literal):
+            return ""
+    if typing.get_origin(hint) is Literal:
+        return f": must be one of {', '.join(typing.get_args(hint))}"
+    meta = next((one for one in typing.get_args(hint) if isinstance(one, msgspec.Meta)), None)
+    return f": must be {meta.description}" if meta is not None and meta.description else ""
 
 
 def load(path: Path | None = None) -> Config:
@@ -95,9 +122,11 @@ def load(path: Path | None = None) -> Config:
         if not chosen.exists():
             return Config()
     try:
-        return decode(chosen.read_text(), str(chosen))
+        return decode(chosen.read_text("utf-8"), str(chosen))
     except OSError as error:
         raise ConfigError(f"{chosen}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{chosen}: byte {error.start} is not UTF-8: save the file as UTF-8") from None
 
 
 def encode(config: Config) -> str:

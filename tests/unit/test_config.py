@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from vgpu import config, names
 from vgpu.config import Config, ConfigError, DevicePlugin, Global, Scheduler
+from vgpu.native import simulator
 
 CONFIGS = st.builds(
     Config,
@@ -61,12 +62,22 @@ def test_names_are_those_of_the_chart() -> None:
         ("scheduler: {defaultMemory: 1}", r"unknown field `defaultMemory` - at `\$.scheduler`"),
         ("scheduler: {defaultMem: -1}", r">= 0 - at `\$.scheduler.defaultMem`"),
         ("scheduler: {defaultCores: 101}", r"<= 100 - at `\$.scheduler.defaultCores`"),
-        ("scheduler: {gpuPolicy: scatter}", r"'scatter' - at `\$.scheduler.gpuPolicy`"),
+        (
+            "scheduler: {gpuPolicy: scatter}",
+            r"'scatter' - at `\$.scheduler.gpuPolicy`: must be one of spread, binpack$",
+        ),
+        ("corePolicy: strict", r"'strict' - at `\$.corePolicy`: must be one of fixed, elastic, none$"),
+        (
+            "simulate: T5",
+            r"at `\$.simulate`: must be a profile of T4, A100-40, A100-80, H100, GB10; xN for N cards up to 16",
+        ),
+        ("simulate: T4x17", r"at `\$.simulate`: must be a profile of T4"),
+        ("simulate: 't4'", r"at `\$.simulate`: must be a profile of T4"),
         ("scheduler: {defaultMem: '1'}", r"Expected `int`, got `str` - at `\$.scheduler.defaultMem`"),
         ("devicePlugin: {deviceSplitCount: 0}", r">= 1 - at `\$.devicePlugin.deviceSplitCount`"),
         ("devicePlugin: {deviceMemoryScaling: 0}", r"> 0(.0)? - at `\$.devicePlugin.deviceMemoryScaling`"),
         ("devicePlugin: {migStrategy: mixed}", r"'mixed' - at `\$.devicePlugin.migStrategy`"),
-        ("resourceName: gpu", r"at `\$.resourceName`"),
+        ("resourceName: gpu", r"at `\$.resourceName`: must be a qualified name: domain/name$"),
         ("[]", "Expected `object`, got `array`"),
         ("text", "Expected `object`, got `str`"),
         ("a: [", "not YAML"),
@@ -95,6 +106,21 @@ def test_load_without_any_file_is_the_defaults(tmp_path: Path, monkeypatch: pyte
 def test_a_named_file_must_exist(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.yaml: No such file"):
         config.load(tmp_path / "absent.yaml")
+
+
+def test_a_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "the.yaml").write_bytes("# Größe\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"the\.yaml: byte 4 is not UTF-8: save the file as UTF-8"):
+        config.load(tmp_path / "the.yaml")
+
+
+@pytest.mark.parametrize("spec", ["T4", "T4x16", "A100-40x8@12.4", "H100@13.0"])
+def test_simulated_cards_that_are_allowed(spec: str) -> None:
+    assert config.decode(f"simulate: {spec}").simulate == spec
+
+
+def test_the_profiles_are_those_of_the_simulator() -> None:
+    assert list(config.SIMULATOR_PROFILES) == simulator.profiles()
 
 
 def test_rules_of_requests() -> None:
