@@ -76,7 +76,7 @@ ENV_PRIORITY: Final = "CUDA_TASK_PRIORITY"  #: 0 high, 1 low
 ENV_OVERSUBSCRIBE: Final = "CUDA_OVERSUBSCRIBE"  #: "true": more memory than is physical may be asked
 ENV_CORE_POLICY: Final = "GPU_CORE_UTILIZATION_POLICY"  #: default, force or disable
 ENV_OOM_KILLER: Final = "ACTIVE_OOM_KILLER"  #: "true": a process whose allocation is refused is ended
-ENV_LOG_LEVEL: Final = "LIBCUDA_LOG_LEVEL"  #: what the library writes to stderr: 0 nothing to 4 everything
+ENV_LOG_LEVEL: Final = "LIBCUDA_LOG_LEVEL"  #: log on stderr: 0 nothing to 4 all; unset: limits that cannot be read
 ENV_DISABLE_CONTROL: Final = "CUDA_DISABLE_CONTROL"  #: "true": no limits, where the administrator allows it
 ENV_VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"  #: cards that the container runtime shows: set by the product
 

@@ -24,8 +24,12 @@ static void tell_once(enum vgpu_mode mode) {
     if (atomic_load_explicit(&told, memory_order_relaxed) || atomic_exchange(&told, true))
         return;
     const char *note = vgpu_attach_note();
-    if (note && note[0])
-        vgpu_log(mode == VGPU_BROKEN ? VGPU_LOG_ERROR : VGPU_LOG_WARNING, "%s", note);
+    if (!note || !note[0])
+        return;
+    if (mode == VGPU_BROKEN)
+        vgpu_log(VGPU_LOG_ALERT, "no GPU memory can be had: %s", note);
+    else
+        vgpu_log(VGPU_LOG_WARNING, "%s", note);
 }
 
 /* A forked child, also by _Fork or a raw clone, finds its struct vgpu_local empty, but not its parent's tables. */

@@ -4,21 +4,24 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #define LINE_SIZE 512
+#define NOTHING (-1)
 
 static int wanted_level(void) {
-    static atomic_int cached; /* level + 1; 0: not read yet */
+    static atomic_int cached; /* level + 2; 0: not read yet */
     int level = atomic_load_explicit(&cached, memory_order_relaxed);
     if (level == 0) {
         const char *text = secure_getenv("LIBCUDA_LOG_LEVEL");
-        level = text && text[0] >= '0' && text[0] <= '4' && !text[1] ? text[0] - '0' + 1 : 1;
+        const bool said = text && text[0] >= '0' && text[0] <= '4' && !text[1];
+        level = (!said ? VGPU_LOG_ALERT : text[0] == '0' ? NOTHING : text[0] - '0') + 2;
         atomic_store_explicit(&cached, level, memory_order_relaxed);
     }
-    return level - 1;
+    return level - 2;
 }
 
 void vgpu_log(enum vgpu_log_level level, const char *format, ...) {
@@ -26,7 +29,7 @@ void vgpu_log(enum vgpu_log_level level, const char *format, ...) {
         return;
     int kept = errno;
     char line[LINE_SIZE];
-    int head = snprintf(line, sizeof line, "[vgpu %c %d] ", " EWID"[level], (int)getpid());
+    int head = snprintf(line, sizeof line, "[vgpu %c %d] ", "EEWID"[level], (int)getpid());
     va_list arguments;
     va_start(arguments, format);
     int body = vsnprintf(line + head, sizeof line - (size_t)head - 1, format, arguments);

@@ -222,7 +222,24 @@ def test_limits_that_the_user_has_set_can_be_switched_off_by_the_user(tmp_path: 
 def test_limits_that_cannot_be_read_cannot_be_switched_off(tmp_path: Path) -> None:
     (tmp_path / "limits").write_bytes(b"")
     env = environment(tmp_path, VGPU_DIR=str(tmp_path), CUDA_DISABLE_CONTROL="true")
-    assert python(PRELUDE + "print(cu.cuInit(0))", env) == ["2"]
+    assert run([sys.executable, "-c", PRELUDE + "print(cu.cuInit(0))"], env).stdout == "2\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("CUDA_DEVICE_MEMORY_LIMIT_0", "abc"), ("CUDA_DEVICE_MEMORY_LIMIT_0", "-1"), ("CUDA_DEVICE_SM_LIMIT", "400")],
+)
+def test_limits_that_cannot_be_read_are_said_once_when_cuda_is_used(tmp_path: Path, name: str, text: str) -> None:
+    """Else nobody could tell a mistyped limit from a full card."""
+    env = environment(tmp_path, **{name: text})
+    script = PRELUDE + "print(cu.cuInit(0), cu.cuInit(0))"
+    done = run([sys.executable, "-c", script], env)
+    assert done.stdout == "2 2\n"
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("[vgpu E ")
+    assert f"no GPU memory can be had: {name}={text}: not a limit; allowed: " in line
+    assert not run([sys.executable, "-c", script], env | {"LIBCUDA_LOG_LEVEL": "0"}).stderr
+    assert not run([sys.executable, "-c", "import driver_client"], env).stderr
 
 
 @pytest.mark.skipif(not can_mount(), reason="needs a mount namespace of its own (unshare -rm) for /run/vgpu")
