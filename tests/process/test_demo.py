@@ -39,14 +39,34 @@ def test_a_broken_expectation_is_told_and_ends_with_1(tmp_path: Path) -> None:
     [
         ("kind: Deployment\n", "objects of kind Pod only"),
         ("[1, 2]\n", "objects of kind Pod only"),
+        ("a: [\n", "not YAML"),
+        ("kind: Pod\nmetadata: null\nspec: {}\n", "metadata must be a mapping"),
     ],
 )
 def test_other_objects_are_refused_with_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "other.yaml").write_text(text)
     done = demo("--examples", str(tmp_path))
     assert done.returncode == 1
-    assert sentence in done.stdout
+    assert sentence in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_denied_and_pending_pods_are_told_with_their_reasons(tmp_path: Path) -> None:
+    def pod(name: str, limits: dict[str, object]) -> dict[str, object]:
+        container = {"name": "main", "command": ["true"], "resources": {"limits": limits}}
+        return {
+            "kind": "Pod",
+            "metadata": {"name": name},
+            "spec": {"containers": [container], "restartPolicy": "Never"},
+        }
+
+    pods = [pod("plain", {}), pod("half", {"nvidia.com/gpumem": 1.5}), pod("four", {"nvidia.com/gpu": 4})]
+    (tmp_path / "pods.yaml").write_text(yaml.safe_dump_all(pods))
+    done = demo("--examples", str(tmp_path))
+    assert done.returncode == 1
+    assert 'spec.containers[main].resources.limits[nvidia.com/gpumem] is "1500m": must be a whole number' in done.stdout
+    assert "pod four is Pending: 0/1 nodes are available" in done.stdout
+    assert "plain" not in done.stdout
 
 
 @pytest.mark.slow

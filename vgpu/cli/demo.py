@@ -1,15 +1,16 @@
 """`vgpu demo`: the whole chain on simulated cards, in one command."""
 
 import sys
+import tempfile
 from pathlib import Path
 
 import click
 
 
 def examples() -> Path:
-    """examples/ of a checkout, else the copy in the working directory."""
+    """examples/ of a checkout, else the installed copy."""
     beside = Path(__file__).resolve().parents[2] / "examples"
-    return beside if beside.is_dir() else Path("examples")
+    return beside if beside.is_dir() else Path(sys.prefix) / "share" / "vgpu" / "examples"
 
 
 @click.command()
@@ -31,6 +32,14 @@ def command(simulate: str, folder: Path | None, pods: int | None, kills: int, se
     """
     if kills and pods is None:
         raise click.UsageError("--kills goes with --pods")
-    from vgpu.local import report  # takes half a second, which `vgpu --help` need not wait for
+    # Both take a while to import, which `vgpu --help` need not wait for.
+    from vgpu.local import report
+    from vgpu.native import simulator
 
-    sys.exit(0 if report.run(simulate, folder or examples(), pods, kills, seed, keep) else 1)
+    try:
+        with tempfile.TemporaryDirectory() as trial:
+            simulator.create(Path(trial) / "simulator", simulate)
+        good = report.run(simulate, folder or examples(), pods, kills, seed, keep)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+    sys.exit(0 if good else 1)

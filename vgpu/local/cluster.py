@@ -9,6 +9,7 @@ import ssl
 import sys
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +26,7 @@ from vgpu.local.services import Service, free_port, wait_for
 
 NODE = "demo-node"
 NAMESPACE = "default"
+DEFAULT_SCHEDULER = "default-scheduler"  #: of pods without a GPU
 WEBHOOK = "vgpu-webhook"
 READY_SECONDS = 40.0
 
@@ -52,8 +54,7 @@ class LocalCluster:
         self.api = ApiServer()
         self.kubeconfig = directory / "kubeconfig"
         self.client: KubeClient
-        self.kubelet: Kubelet
-        self.kube_scheduler: KubeScheduler
+        self._running = ExitStack()
         self.agent = self._service(
             "agent", "device_plugin", "--node-name", NODE, "--run-dir", str(self.run_dir),
             "--cdi-dir", str(directory / "cdi"), "--metrics-port", str(self.metrics_port),
@@ -67,29 +68,44 @@ class LocalCluster:
 
     def _service(self, name: str, module: str, *flags: str) -> Service:
         config = self.directory / "config.yaml"
-        command = [sys.executable, "-m", module, "--config", str(config), "--kubeconfig", str(self.kubeconfig), *flags]
+        # -P: the folder from which the demo was started is not searched for modules
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            module,
+            "--config",
+            str(config),
+            "--kubeconfig",
+            str(self.kubeconfig),
+            *flags,
+        ]
         return Service(name, command, self.directory / "logs" / f"{name}.log", {"PYTHONUNBUFFERED": "1"})
 
     def __enter__(self) -> Self:
         (self.directory / "config.yaml").write_text(configuration.encode(self.config))
-        self.api.start()
-        self.api.write_kubeconfig(self.kubeconfig)
-        self.client = KubeClient.connect(self.kubeconfig)
-        self._register_webhook()
-        self.kubelet = Kubelet(self.client, NODE, self.directory / "kubelet", self.directory / "cdi")
-        self.kube_scheduler = KubeScheduler(
-            self.client, f"http://127.0.0.1:{self.extender_port}", self.config.scheduler_name
-        )
         try:
-            self.agent.start()
-            self.scheduler.start()
-            self.kubelet.start()
-            self.kube_scheduler.start()
-            self._wait_ready()
+            self._start()
         except BaseException:
             self.stop()
             raise
         return self
+
+    def _start(self) -> None:
+        """Whatever is started is known to `stop` before: an interrupt may come at any moment."""
+        self._running.callback(self.api.stop)
+        self.api.start()
+        self.api.write_kubeconfig(self.kubeconfig)
+        self.client = KubeClient.connect(self.kubeconfig)
+        self._running.callback(self.client.close)
+        self._register_webhook()
+        kubelet = Kubelet(self.client, NODE, self.directory / "kubelet", self.directory / "cdi")
+        scheduler = KubeScheduler(self.client, f"http://127.0.0.1:{self.extender_port}", self.config.scheduler_name)
+        default = KubeScheduler(self.client, "", DEFAULT_SCHEDULER)
+        for part in (self.scheduler, self.agent, kubelet, scheduler, default):
+            self._running.callback(part.stop)
+            part.start()
+        self._wait_ready()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -97,16 +113,11 @@ class LocalCluster:
         self.stop()
 
     def stop(self) -> None:
-        """Ends every process, containers first."""
-        self.kube_scheduler.stop()
-        self.kubelet.stop()
-        self.agent.stop()
-        self.scheduler.stop()
-        self.client.close()
-        self.api.stop()
+        """Ends everything, in the opposite order of its start."""
+        self._running.close()
 
     def _register_webhook(self) -> None:
-        """What the chart's MutatingWebhookConfiguration says; the scheduler itself fills in caBundle."""
+        """As the chart's, for new pods; the scheduler itself fills in caBundle. The chart's policies are not played."""
         self.client.request(
             "POST",
             "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",

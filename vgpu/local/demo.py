@@ -12,6 +12,7 @@ from vgpu import config as configuration
 from vgpu import names
 from vgpu.allocation import Kind, decode
 from vgpu.devices import GpuSlice, decode_inventory
+from vgpu.kube.client import ApiError
 from vgpu.local.cluster import LocalCluster
 from vgpu.native import simulator
 from vgpu.resources import GpuRequest, containers_of, read_container
@@ -52,15 +53,28 @@ def read_pods(folder: Path) -> list[dict[str, Any]]:
     """The pods of a folder's YAML files in name order; raises ValueError naming a file that is none."""
     found = []
     for path in sorted(folder.glob("*.yaml")):
-        for document in yaml.safe_load_all(path.read_text()):
-            if document is None:
-                continue
+        try:
+            documents = [document for document in yaml.safe_load_all(path.read_text()) if document is not None]
+        except yaml.YAMLError as error:
+            raise ValueError(f"{path}: not YAML: {error}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path}: {error}") from None
+        for document in documents:
             if not isinstance(document, dict) or document.get("kind") != "Pod":
                 raise ValueError(f"{path}: the demo runs objects of kind Pod only")
+            for part in ("metadata", "spec"):
+                if not isinstance(document.get(part), dict):
+                    raise ValueError(f"{path}: {part} must be a mapping")
             found.append(document)
     if not found:
         raise ValueError(f"{folder}: no *.yaml with a pod")
     return found
+
+
+def unschedulable(pod: Mapping[str, Any]) -> str:
+    """Why no node takes the pod; empty when that is not so."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return next((str(one.get("message", "")) for one in conditions if one.get("reason") == "Unschedulable"), "")
 
 
 def reports(log: str) -> list[dict[str, Any]]:
@@ -89,15 +103,18 @@ class Demo:
     def run(self, progress: Callable[[str], None]) -> DemoResult:
         begin = time.monotonic()
         for pod in self.pods:
-            self.cluster.create(pod)
-        progress(f"{len(self.pods)} pods admitted")
+            try:
+                self.cluster.create(pod)
+            except ApiError as error:
+                name = pod["metadata"].get("name", "without a name")
+                self.result.problems.append(f"pod {name} was denied: {error.message}")
         deadline = begin + RUN_SECONDS
         while time.monotonic() < deadline:
             pods = self.cluster.pods()
             self._keep_metrics()
             phases = [(pod.get("status") or {}).get("phase", "Pending") for pod in pods]
             progress(", ".join(f"{phases.count(p)} {p.lower()}" for p in dict.fromkeys(sorted(phases))))
-            if all(phase in FINISHED for phase in phases):
+            if all(phase in FINISHED or unschedulable(pod) for pod, phase in zip(pods, phases, strict=True)):
                 break
             time.sleep(0.2)
         for pod in self.cluster.pods():
@@ -115,8 +132,10 @@ class Demo:
         meta, status = pod["metadata"], pod.get("status") or {}
         name = meta["name"]
         if status.get("phase") != "Succeeded":
-            detail = status.get("message") or status.get("reason") or ""
-            self.result.problems.append(f"pod {name} is {status.get('phase', 'Pending')} {detail}".rstrip())
+            detail = unschedulable(pod) or status.get("message") or status.get("reason") or "no reason is known"
+            self.result.problems.append(f"pod {name} is {status.get('phase', 'Pending')}: {detail}")
+        if (meta.get("labels") or {}).get(names.LABEL_MANAGED) != "true" or not pod["spec"].get("nodeName"):
+            return
         record = (meta.get("annotations") or {}).get(names.ALLOCATION)
         if record is None:
             self.result.problems.append(f"pod {name} has no allocation")

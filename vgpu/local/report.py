@@ -3,12 +3,14 @@
 import logging
 import re
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from vgpu.local.cluster import LocalCluster, scratch
@@ -71,9 +73,9 @@ def print_demo(console: Console, result: DemoResult) -> None:
         console.print(f"  {line}", style="dim", highlight=False)
     for finding in result.findings:
         for problem in finding.problems:
-            console.print(f"[red]✗[/] pod {finding.pod}, {finding.container}: {problem}")
+            console.print(f"[red]✗[/] {escape(f'pod {finding.pod}, {finding.container}: {problem}')}")
     for problem in result.problems:
-        console.print(f"[red]✗[/] {problem}")
+        console.print(f"[red]✗[/] {escape(problem)}")
 
 
 def print_storm(console: Console, result: StormResult) -> None:
@@ -88,35 +90,36 @@ def print_storm(console: Console, result: StormResult) -> None:
             f"the simulator saw at most {result.peak_bytes.get(uuid, 0) // MIB} MiB in use"
         )
     for problem in (*result.violations, *(f"pod {name} failed" for name in result.failed)):
-        console.print(f"[red]✗[/] {problem}")
+        console.print(f"[red]✗[/] {escape(problem)}")
     if result.unfinished:
         console.print(f"[red]✗[/] not finished: {', '.join(result.unfinished)}")
 
 
 def run(simulate: str, folder: Path, pods: int | None, kills: int, seed: int, keep: bool) -> bool:
     """The pods of `folder`, or `pods` generated ones with `kills` × kill -9; tells whether every expectation held."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _frame: sys.exit(128 + received))  # so that everything is ended
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else WIDTH)
+    manifests = read_pods(folder) if pods is None else []
     directory = Path(tempfile.mkdtemp(prefix="vgpu-demo-", dir=scratch()))
     (directory / "logs").mkdir()
     logging.basicConfig(filename=directory / "logs" / "stand-ins.log", format="%(asctime)s %(name)s: %(message)s")
-    good = False
+    good = interrupted = False
     try:
         with (
             console.status("starting agent, scheduler and stand-ins") as status,
             LocalCluster(directory, simulate=simulate) as cluster,
         ):
             if pods is None:
-                demo = Demo(cluster, read_pods(folder))
-                outcome = demo.run(lambda text: status.update(text))
-                truth = truth_lines(cluster.simulator_dir)
+                outcome = Demo(cluster, manifests).run(lambda text: status.update(text))
                 good = outcome.good
             else:
                 storm = Storm(cluster, pods=pods, kills=kills, seed=seed)
                 stormy = storm.run(
                     lambda r: status.update(f"{r.succeeded} of {r.pods} pods done, {sum(r.kills.values())} kills")
                 )
-                truth = truth_lines(cluster.simulator_dir)
                 good = stormy.good
+            truth = truth_lines(cluster.simulator_dir)
         if pods is None:
             print_demo(console, outcome)
         else:
@@ -124,10 +127,13 @@ def run(simulate: str, folder: Path, pods: int | None, kills: int, seed: int, ke
         console.print("\n[bold]The simulator's own account[/] of its cards:")
         for line in truth:
             console.print(f"  {line}", highlight=False)
-    except (RuntimeError, ValueError) as error:
-        console.print(f"[red]✗[/] {error}", highlight=False)
+    except RuntimeError as error:
+        console.print(f"[red]✗[/] {escape(str(error))}", highlight=False)
+    except (KeyboardInterrupt, SystemExit):
+        interrupted = True
+        raise
     finally:
-        if keep or not good:
+        if keep or not (good or interrupted):
             console.print(f"logs: {directory}")
         else:
             shutil.rmtree(directory, ignore_errors=True)

@@ -1,6 +1,7 @@
 """Processes that are started again whenever they end, as a DaemonSet or Deployment does for its pods."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +19,11 @@ def free_port() -> int:
         return port
 
 
+def _die_with_us() -> list[str]:
+    """Has the kernel end a process when we die by kill -9; empty where util-linux lacks it."""
+    return ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+
+
 class Service:
     """One supervised process. Its output goes to a log file; it is restarted until `stop`."""
 
@@ -27,7 +33,7 @@ class Service:
         self.name = name
         self.log = log
         self.restarts = 0
-        self._command = list(command)
+        self._command = [*_die_with_us(), *command]
         self._env = {**os.environ, **(env or {})}
         self._stopping = threading.Event()
         self._lock = threading.Lock()

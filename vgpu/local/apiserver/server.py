@@ -128,8 +128,9 @@ class ApiServer:
         self._stopping.set()
         with self.store.lock:
             self.store.lock.notify_all()
-        if self._server is not None and self._thread is not None:
+        if self._server is not None:
             self._server.stop()
+        if self._thread is not None:
             self._thread.join()
 
     def write_kubeconfig(self, path: Path, user: str = ADMIN) -> None:
