@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from run_machine import PROBE, Machine, end
+from run_machine import PROBE, ROOT, Machine, end
 
 MIB = 1 << 20
 T4 = 14912  #: MiB that programs can have of its 15360
@@ -272,6 +273,18 @@ def test_the_installed_paths_exist(machine: Machine) -> None:
         done = machine.vgpu("where", part)
         assert (Path(done.stdout.rstrip("\n")) / inside).exists() if inside else Path(done.stdout.strip()).is_file()
     assert machine.vgpu("where", "moon").returncode == 2
+
+
+def test_limits_hold_from_a_checkout_whose_path_ld_preload_cannot_carry(machine: Machine, tmp_path: Path) -> None:
+    """By `vgpu run` and by the line with `vgpu where`."""
+    checkout = tmp_path / "my $programs"
+    shutil.copytree(ROOT / "vgpu", checkout / "vgpu", ignore=shutil.ignore_patterns("__pycache__"))
+    machine.environ |= {"PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1"}
+    (card,) = machine.probe("--gpumem", "3000", probe=("--over",))["cards"]
+    assert card["cuda_total"] == 3000 * MIB
+    path = Path(machine.vgpu("where", "libvgpu").stdout.strip())
+    assert path.is_relative_to(machine.state / "lib")
+    assert path.read_bytes() == (checkout / "vgpu/native/lib/libvgpu.so").read_bytes()
 
 
 def test_the_library_alone_limits_any_command_by_its_environment(machine: Machine, tmp_path: Path) -> None:

@@ -10,6 +10,11 @@ from vgpu.local.errors import UserError
 _SEPARATORS = frozenset(" :$")
 
 
+def carried(path: Path) -> bool:
+    """Whether LD_PRELOAD can name `path`: the dynamic linker splits at spaces and colons and expands `$` (ld.so(8))."""
+    return not set(str(path)) & _SEPARATORS
+
+
 def environment(
     base: Mapping[str, str],
     slices: Sequence[GpuSlice],
@@ -22,13 +27,12 @@ def environment(
     """`base` with the library, its region and the cards; `simulator`: (folder of its libraries, its state directory).
 
     Limits that `base` states itself are dropped: those are an outer scope's. Raises UserError for a library path that
-    the dynamic linker would not take as one path (ld.so(8): LD_PRELOAD splits at spaces and colons and expands `$`):
-    it would only warn, and the command would run without limits.
+    the dynamic linker would not take as one: it would only warn, and the command would run without limits.
     """
-    if set(str(library)) & _SEPARATORS:
+    if not carried(library):
         raise UserError(
             f"the library's path {str(library)!r} has a space, a colon or a dollar sign, "
-            "which LD_PRELOAD cannot carry: install vgpu in a folder without them"
+            "which LD_PRELOAD cannot carry: choose a state directory without them ($VGPU_STATE_DIR)"
         )
     ours = (names.ENV_MEMORY_LIMIT, names.ENV_CORE_LIMIT, names.ENV_PRIORITY)
     result = {name: value for name, value in base.items() if not name.startswith(ours)}

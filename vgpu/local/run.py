@@ -21,6 +21,7 @@ from vgpu.config import Config
 from vgpu.devices import Gpu
 from vgpu.local.environment import environment
 from vgpu.local.errors import UserError
+from vgpu.local.library import preloadable
 from vgpu.local.place import Demand, NoRoom, acceptable, place, visible
 from vgpu.local.progress import progress
 from vgpu.local.queue import Queue, Ticket
@@ -48,7 +49,7 @@ def run(command: Sequence[str], demand: Demand, config: Config, *, simulate: str
     root = state_dir()
     refuse_nesting(root)
     simulator = simulator_dir(root, simulate) if simulate else None
-    library = paths.libvgpu()
+    library = preloadable()
     cards = read_cards(root, config, simulate, simulator)
     store = SliceStore(root)
     claim = acquire(store, cards, demand, command, str(simulator or ""), wait)

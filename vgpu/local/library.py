@@ -1,0 +1,34 @@
+"""The path under which the dynamic linker can preload the library, wherever vgpu is installed."""
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from vgpu.local.environment import carried
+from vgpu.local.state import state_dir
+from vgpu.native import paths
+
+
+def preloadable() -> Path:
+    """The installed library; where LD_PRELOAD cannot carry its path, the same file below the state directory.
+
+    Raises FileNotFoundError when the library is not built, UserError and OSError for the state directory.
+    """
+    installed = paths.libvgpu()
+    return installed if carried(installed) else rolled_out(installed, state_dir())
+
+
+def rolled_out(installed: Path, root: Path) -> Path:
+    """`installed` as <root>/lib/<hash>/libvgpu.so, made if absent.
+
+    One folder per content: running commands keep the file that they have mapped when vgpu is built again.
+    """
+    target = root / "lib" / hashlib.sha256(installed.read_bytes()).hexdigest()[:16] / installed.name
+    if not target.exists():
+        target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        shutil.copyfile(installed, temporary)  # no hard link: a change of the original in place would reach it
+        temporary.chmod(0o755)
+        temporary.replace(target)
+    return target
