@@ -40,6 +40,15 @@ static const struct sim_profile profiles[] = {
      .first_bus = 0x53, .bus_step = 0x11, .power_mw = 700000, .idle_power_mw = 68000, .min_power_mw = 200000, .temperature = 29,
      .slowdown_temperature = 87, .shutdown_temperature = 92, .pcie_generation = 5, .pcie_width = 16, .nvlinks = 18, .nvlink_generation = 4,
      .bar1 = 131072 * MIB, .mig_capable = true},
+    /* seven of these are one board of "A100-40"; figures of the MIG user guide, memory of nvidia-smi */
+    {.id = "A100-40-1g.5gb", .name = "NVIDIA A100-SXM4-40GB MIG 1g.5gb", .vbios = "92.00.45.00.03", .part_number = "692-2G506-0200-002",
+     .total = 4864 * MIB, .reserved = 0, .context_bytes = 430 * MIB, .module_bytes = 2 * MIB, .brand = 14, .architecture = 7,
+     .major = 8, .minor = 0, .multiprocessors = 14, .cores = 896, .clock_mhz = 1410, .idle_clock_mhz = 210, .memory_clock_mhz = 1215,
+     .video_clock_mhz = 1290, .bus_width = 5120, .l2_bytes = 5 << 20, .shared_per_block_optin = 166912, .shared_per_multiprocessor = 167936,
+     .threads_per_multiprocessor = 2048, .blocks_per_multiprocessor = 32, .pci_device = 0x20B010DE, .pci_subsystem = 0x134710DE,
+     .first_bus = 0x07, .bus_step = 0x0C, .power_mw = 400000, .idle_power_mw = 52000, .min_power_mw = 100000, .temperature = 33,
+     .slowdown_temperature = 87, .shutdown_temperature = 92, .pcie_generation = 4, .pcie_width = 16, .bar1 = 65536 * MIB,
+     .mig_capable = true, .mig = "1g.5gb", .board = 1},
     /* memory is the machine's own: CUDA counts it, NVML does not support the question. SMs, cores and memory of the data sheet; identifiers,
      * clocks and temperatures are only plausible */
     {.id = "GB10", .name = "NVIDIA GB10", .vbios = "9A.0B.18.00.00", .part_number = "900-2G1E8-0000-000",
@@ -80,7 +89,7 @@ int sim_spec_parse(const char *spec, uint32_t *cards)
             continue;
         char *end;
         unsigned long count = strtoul(rest + 1, &end, 10);
-        if (end != spec + end_of_spec || count > SIM_CARDS)
+        if (end != spec + end_of_spec || count > (profiles[i].mig ? SIM_INSTANCES : SIM_CARDS))
             continue;
         *cards = (uint32_t)count;
         return (int)i;
@@ -90,5 +99,5 @@ int sim_spec_parse(const char *spec, uint32_t *cards)
 
 const char *vgpu_sim_profiles(void)
 {
-    return "T4,A100-40,A100-80,H100,GB10";
+    return "T4,A100-40,A100-80,H100,GB10,A100-40-1g.5gb";
 }

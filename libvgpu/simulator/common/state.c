@@ -85,7 +85,7 @@ static bool of_this_boot(const struct sim_state *state)
     return memcmp(boot, state->boot_id, sizeof boot) == 0;
 }
 
-static int make_uuid(char out[48])
+static int make_uuid(char out[48], const char *kind)
 {
     unsigned char b[16];
     int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC); /* getrandom needs a glibc newer than the oldest that we support */
@@ -96,7 +96,7 @@ static int make_uuid(char out[48])
         return -EIO;
     b[6] = (unsigned char)((b[6] & 0x0f) | 0x40);
     b[8] = (unsigned char)((b[8] & 0x3f) | 0x80);
-    snprintf(out, 48, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7],
+    snprintf(out, 48, "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", kind, b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7],
              b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
     return 0;
 }
@@ -128,7 +128,11 @@ static int write_state(const char *dir, const char *spec, int profile, uint32_t 
             if (old && i < old->card_count)
                 memcpy(state->cards[i].uuid, old->cards[i].uuid, sizeof old->cards[i].uuid);
             else
-                error = make_uuid(state->cards[i].uuid);
+                error = make_uuid(state->cards[i].uuid, sim_profile_at((uint32_t)profile)->mig ? "MIG" : "GPU");
+        if (old)
+            memcpy(state->board_uuid, old->board_uuid, sizeof old->board_uuid);
+        else if (!error)
+            error = make_uuid(state->board_uuid, "GPU");
         munmap(map, sizeof(struct sim_state));
         if (!error)
             error = rename(temporary, path) == 0 ? 0 : -errno;

@@ -22,6 +22,7 @@
 #define SIM_QUEUE 16384u    /* launches of all processes that one card can hold */
 #define SIM_IN_FLIGHT 1024u /* launches of one process that one card can hold; then the launch call waits */
 #define SIM_ENDS 2048u      /* completion times that stay readable; at least twice SIM_IN_FLIGHT */
+#define SIM_INSTANCES 7u    /* of one MIG board */
 #define SIM_LINE 64
 #define SIM_TEARDOWN_NS 1000000ull /* a death is noticed at the latest this long after it matters */
 
@@ -47,6 +48,8 @@ struct sim_profile {
     uint64_t bar1;
     bool mig_capable;
     bool unified; /* no memory of its own */
+    const char *mig; /* cards are MIG instances of this shape, all of one board, the profile `board` */
+    uint32_t board;
 };
 
 enum sim_phase { SIM_QUEUED, SIM_RUNNING, SIM_FINISHED };
@@ -89,7 +92,7 @@ struct sim_fault {
 struct sim_state {
     uint64_t magic;
     uint32_t abi, size;
-    char boot_id[40], spec[64];
+    char boot_id[40], spec[64], board_uuid[48]; /* board_uuid: of MIG instances */
     uint32_t profile, card_count;
     sim_lock registry_lock;
     uint64_t registrations;

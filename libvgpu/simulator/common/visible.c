@@ -11,13 +11,21 @@
 
 void sim_pci_address(const struct sim *sim, int card, unsigned *domain, unsigned *bus)
 {
+    if (sim->profile->mig)
+        card = 0; /* instances have their board's address */
     *domain = (unsigned)card / BUSES_PER_DOMAIN;
     *bus = sim->profile->first_bus + sim->profile->bus_step * ((unsigned)card % BUSES_PER_DOMAIN);
 }
 
+/* "0" is the board with all its instances, "0:2" one of them. */
+static bool names_instance(const char *name, size_t length, int card)
+{
+    return length >= 1 && *name == '0' && (length == 1 || (length == 3 && name[1] == ':' && name[2] == '0' + card));
+}
+
 static int named_card(const struct sim *sim, const char *name, size_t length)
 {
-    bool digits = length > 0 && length < 4;
+    bool digits = length > 0 && length < 4 && !sim->profile->mig;
     for (size_t i = 0; i < length; i++)
         digits = digits && isdigit((unsigned char)name[i]);
     if (digits) {
@@ -42,6 +50,8 @@ int sim_container_cards(const struct sim *sim, int cards[SIM_CARDS])
         int card = named_card(sim, list, strcspn(list, ","));
         if (card >= 0)
             wanted[card] = true;
+        for (int i = 0; sim->profile->mig && i < (int)sim->state->card_count; i++)
+            wanted[i] |= names_instance(list, strcspn(list, ","), i);
         list = strchr(list, ',');
         list = list ? list + 1 : NULL;
     }

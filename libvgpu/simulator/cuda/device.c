@@ -39,24 +39,33 @@ CUresult cuDeviceGetName(char *name, int length, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
+static void read_uuid(const char *text, CUuuid *uuid)
 {
-    ENTER_DEVICE(device);
-    if (!uuid)
-        return CUDA_ERROR_INVALID_VALUE;
-    const char *text = driver.sim.state->cards[card_of(device)].uuid + 4;
+    text += 4;
     for (int i = 0; i < 16; text += *text == '-') {
         char digits[3] = {text[0], text[1], 0};
         uuid->bytes[i++] = (char)strtoul(digits, NULL, 16);
         text += 2;
     }
+}
+
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
+{
+    ENTER_DEVICE(device);
+    if (!uuid)
+        return CUDA_ERROR_INVALID_VALUE;
+    read_uuid(driver.sim.state->cards[card_of(device)].uuid, uuid);
     return CUDA_SUCCESS;
 }
 
+/* The older form answers the board of a MIG instance. */
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
 {
-    INJECT();
-    return cuDeviceGetUuid_v2(uuid, device);
+    ENTER_DEVICE(device);
+    if (!uuid)
+        return CUDA_ERROR_INVALID_VALUE;
+    read_uuid(driver.sim.profile->mig ? driver.sim.state->board_uuid : driver.sim.state->cards[card_of(device)].uuid, uuid);
+    return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)

@@ -99,8 +99,10 @@ static int visible_card(const char *name, size_t length, const int *cards, int c
         int index = atoi(name);
         return index < count ? cards[index] : -1;
     }
-    if (length < 5 || strncasecmp(name, "GPU-", 4) != 0)
+    if (length < 5 || (strncasecmp(name, "GPU-", 4) != 0 && strncasecmp(name, "MIG-", 4) != 0))
         return -1;
+    if (driver.sim.profile->mig && strncasecmp(driver.sim.state->board_uuid, name, length) == 0)
+        return count ? cards[0] : -1; /* a board stands for its first instance */
     for (int i = 0; i < count; i++)
         if (strncasecmp(driver.sim.state->cards[cards[i]].uuid, name, length) == 0) {
             if (found >= 0)
@@ -157,6 +159,8 @@ CUresult cuInit(unsigned int flags)
         int injected = !error && sim_faults_armed(&driver.sim) ? sim_fault(&driver.sim, "cuInit") : 0;
         if (!error)
             find_visible();
+        if (!error && driver.sim.profile->mig && driver.count > 1)
+            driver.count = 1; /* MIG user guide: a program uses one instance */
         if (injected) {
             result = (CUresult)injected;
             sim_close(&driver.sim);

@@ -31,7 +31,7 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device
 
 static const char *uuid_of(nvmlDevice_t device)
 {
-    return library.sim.state->cards[device->card].uuid;
+    return device->kind == DEVICE_BOARD ? library.sim.state->board_uuid : library.sim.state->cards[device->card].uuid;
 }
 
 nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
@@ -39,7 +39,7 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
     ENTER();
     if (!uuid || !device)
         return NVML_ERROR_INVALID_ARGUMENT;
-    for (int i = 0; i < library.count; i++)
+    for (int i = 0; i < library.handles; i++)
         if (strcasecmp(uuid_of(&library.devices[i]), uuid) == 0) {
             *device = &library.devices[i];
             return NVML_SUCCESS;
@@ -110,13 +110,13 @@ nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int len
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
 {
     ENTER_DEVICE(device, name);
-    return put_text(name, length, library.sim.profile->name);
+    return put_text(name, length, profile_of(device)->name);
 }
 
 nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 {
     ENTER_DEVICE(device, index);
-    *index = (unsigned)(device - library.devices);
+    *index = device->kind == DEVICE_INSTANCE ? (unsigned)(device - library.devices - 1) : (unsigned)(device - library.devices);
     return NVML_SUCCESS;
 }
 
@@ -124,7 +124,7 @@ nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor)
 {
     ENTER_DEVICE(device, minor);
-    *minor = (unsigned)device->card;
+    *minor = device->kind == DEVICE_CARD ? (unsigned)device->card : 0;
     return NVML_SUCCESS;
 }
 
@@ -288,13 +288,15 @@ nvmlReturn_t nvmlDeviceGetRetiredPages(nvmlDevice_t device, nvmlPageRetirementCa
     return NVML_SUCCESS;
 }
 
-/* A card that can be partitioned is not; the others do not know the mode. */
+/* A card that can be partitioned is not, unless the profile is one of instances; the others do not know the mode. */
 nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
 {
     ENTER_DEVICE(device, current && pending);
     if (!library.sim.profile->mig_capable)
         return NVML_ERROR_NOT_SUPPORTED;
-    *current = *pending = NVML_DEVICE_MIG_DISABLE;
+    if (device->kind == DEVICE_INSTANCE)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *current = *pending = device->kind == DEVICE_BOARD ? NVML_DEVICE_MIG_ENABLE : NVML_DEVICE_MIG_DISABLE;
     return NVML_SUCCESS;
 }
 
@@ -308,15 +310,49 @@ nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *c
 nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *is)
 {
     ENTER_DEVICE(device, is);
-    *is = 0;
+    *is = device->kind == DEVICE_INSTANCE;
     return NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t *mig)
 {
-    (void)index;
     ENTER_DEVICE(device, mig);
+    if (device->kind == DEVICE_BOARD && index < SIM_INSTANCES) {
+        if ((int)index + 1 >= library.handles)
+            return NVML_ERROR_NOT_FOUND;
+        *mig = &library.devices[index + 1];
+        return NVML_SUCCESS;
+    }
+    if (device->kind != DEVICE_CARD)
+        return NVML_ERROR_INVALID_ARGUMENT;
     return library.sim.profile->mig_capable ? NVML_ERROR_NOT_FOUND : NVML_ERROR_NOT_SUPPORTED;
+}
+
+nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t mig, nvmlDevice_t *device)
+{
+    ENTER_DEVICE(mig, device);
+    if (mig->kind != DEVICE_INSTANCE)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *device = &library.devices[0];
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id)
+{
+    ENTER_DEVICE(device, id);
+    if (device->kind != DEVICE_INSTANCE)
+        return NVML_ERROR_NOT_SUPPORTED;
+    *id = instance_of(device->card);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *id)
+{
+    ENTER_DEVICE(device, id);
+    if (device->kind != DEVICE_INSTANCE)
+        return NVML_ERROR_NOT_SUPPORTED;
+    *id = 0;
+    return NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes)
@@ -324,7 +360,7 @@ nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttribute
     ENTER_DEVICE(device, attributes);
     if (!library.sim.profile->mig_capable)
         return NVML_ERROR_NOT_SUPPORTED;
-    *attributes = (nvmlDeviceAttributes_t){.multiprocessorCount = (unsigned)library.sim.profile->multiprocessors,
-                                           .memorySizeMB = library.sim.profile->total >> 20};
+    *attributes = (nvmlDeviceAttributes_t){.multiprocessorCount = (unsigned)profile_of(device)->multiprocessors,
+                                           .memorySizeMB = profile_of(device)->total >> 20};
     return NVML_SUCCESS;
 }

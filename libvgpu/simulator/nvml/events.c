@@ -46,15 +46,20 @@ nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long ty
     if (types & ~supported)
         return NVML_ERROR_NOT_SUPPORTED;
     if (types & nvmlEventTypeXidCriticalError) {
-        set->watched[device->card] = true;
-        set->seen[device->card] = atomic_load(&library.sim.state->cards[device->card].xid_count);
+        for (int i = 0; i < library.handles; i++) {
+            int card = library.devices[i].card;
+            if (card != device->card && device->kind != DEVICE_BOARD)
+                continue;
+            set->watched[card] = true;
+            set->seen[card] = atomic_load(&library.sim.state->cards[card].xid_count);
+        }
     }
     return NVML_SUCCESS;
 }
 
 static bool next_event(nvmlEventSet_t set, nvmlEventData_t *data)
 {
-    for (int i = 0; i < library.count; i++) {
+    for (int i = library.handles > library.count; i < library.handles; i++) { /* of MIG: the instances, told as their board's */
         int card = library.devices[i].card;
         uint32_t count = atomic_load(&library.sim.state->cards[card].xid_count), xid = atomic_load(&library.sim.state->cards[card].xid);
         if (!set->watched[card] || count == set->seen[card])
@@ -62,8 +67,9 @@ static bool next_event(nvmlEventSet_t set, nvmlEventData_t *data)
         set->seen[card] = count;
         if (!xid)
             continue; /* cleared before anybody looked */
-        *data = (nvmlEventData_t){.device = &library.devices[i], .eventType = nvmlEventTypeXidCriticalError, .eventData = xid,
-                                  .gpuInstanceId = 0xffffffff, .computeInstanceId = 0xffffffff};
+        bool instance = library.devices[i].kind == DEVICE_INSTANCE;
+        *data = (nvmlEventData_t){.device = &library.devices[instance ? 0 : i], .eventType = nvmlEventTypeXidCriticalError, .eventData = xid,
+                                  .gpuInstanceId = instance_of(card), .computeInstanceId = instance ? 0 : 0xffffffff};
         return true;
     }
     return false;

@@ -21,8 +21,13 @@ nvmlReturn_t device_check(nvmlDevice_t device)
     if (!library.users)
         return NVML_ERROR_UNINITIALIZED;
     uintptr_t offset = (uintptr_t)device - (uintptr_t)library.devices;
-    bool known = offset % sizeof *device == 0 && offset / sizeof *device < (uintptr_t)library.count;
+    bool known = offset % sizeof *device == 0 && offset / sizeof *device < (uintptr_t)library.handles;
     return known ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+const struct sim_profile *profile_of(nvmlDevice_t device)
+{
+    return device->kind == DEVICE_BOARD ? sim_profile_at(library.sim.profile->board) : library.sim.profile;
 }
 
 static nvmlReturn_t start(void)
@@ -40,9 +45,13 @@ static nvmlReturn_t start(void)
         sim_close(&library.sim);
         return NVML_ERROR_DRIVER_NOT_LOADED;
     }
+    bool mig = library.sim.profile->mig && count;
+    if (mig)
+        library.devices[0] = (struct nvmlDevice_st){.card = cards[0], .kind = DEVICE_BOARD};
     for (int i = 0; i < count; i++)
-        library.devices[i].card = cards[i];
-    library.count = count;
+        library.devices[i + mig] = (struct nvmlDevice_st){.card = cards[i], .kind = mig ? DEVICE_INSTANCE : DEVICE_CARD};
+    library.count = mig ? 1 : count;
+    library.handles = count + mig;
     return NVML_SUCCESS;
 }
 
@@ -64,7 +73,7 @@ nvmlReturn_t nvmlShutdown(void)
     pthread_mutex_lock(&lock);
     nvmlReturn_t result = library.users ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
     if (library.users && !--library.users) {
-        library.count = 0;
+        library.count = library.handles = 0;
         sim_close(&library.sim);
     }
     pthread_mutex_unlock(&lock);

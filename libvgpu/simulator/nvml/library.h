@@ -12,12 +12,14 @@
 
 struct nvmlDevice_st {
     int card;
+    enum { DEVICE_CARD, DEVICE_BOARD, DEVICE_INSTANCE } kind; /* a board of MIG instances; the instances follow it */
 };
 
 extern struct library {
     struct sim sim;
-    int count, users; /* of nvmlInit */
-    struct nvmlDevice_st devices[SIM_CARDS];
+    int count, handles; /* devices that are counted; those and the MIG instances */
+    int users;          /* of nvmlInit */
+    struct nvmlDevice_st devices[SIM_CARDS + 1];
 } library;
 
 /* Errors that every call shares: not initialised, no such device. */
@@ -52,6 +54,13 @@ nvmlReturn_t device_check(nvmlDevice_t device);
 nvmlReturn_t put_text(char *out, unsigned length, const char *text);
 /* Copies a list into a caller's array the way NVML does: the count says how many there are, too small an array is an error. */
 nvmlReturn_t put_list(void *out, unsigned *count, const void *items, unsigned have, size_t size);
+/* The GPU instance that a card is; those of the smallest shape are numbered from 7. */
+static inline unsigned instance_of(int card)
+{
+    return library.sim.profile->mig ? 7u + (unsigned)card : 0xffffffffu;
+}
+/* What the device is made of: of a board of MIG instances the board, else the cards. */
+const struct sim_profile *profile_of(nvmlDevice_t device);
 /* Share of the last second in which the card was busy, in parts per million. */
 uint32_t device_share(nvmlDevice_t device);
 /* Whether the argument's version word, which names the size too, is the expected one. */

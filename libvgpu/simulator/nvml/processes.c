@@ -5,20 +5,32 @@
 
 struct user {
     uint32_t slot;
+    int card;
     unsigned pid;
     uint64_t bytes;
 };
 
-static unsigned users_of(int card, struct user *out)
+static unsigned users_of_card(int card, struct user *out, unsigned room)
 {
     unsigned count = 0;
     uint32_t slots = atomic_load(&library.sim.state->slots_used);
-    for (uint32_t slot = 0; slot < slots; slot++) {
+    for (uint32_t slot = 0; slot < slots && count < room; slot++) {
         struct sim_process *process = sim_alive(&library.sim, slot) ? sim_peer(&library.sim, slot) : NULL;
         uint64_t bytes = process ? atomic_load(&process->cards[card].used) : 0;
         if (bytes || (process && atomic_load(&process->cards[card].contexts)))
-            out[count++] = (struct user){.slot = slot, .pid = (unsigned)process->pid, .bytes = bytes};
+            out[count++] = (struct user){.slot = slot, .card = card, .pid = (unsigned)process->pid, .bytes = bytes};
     }
+    return count;
+}
+
+/* A board has those of all its instances. */
+static unsigned users_of(nvmlDevice_t device, struct user *out)
+{
+    if (device->kind != DEVICE_BOARD)
+        return users_of_card(device->card, out, LISTED);
+    unsigned count = 0;
+    for (int i = 1; i < library.handles; i++)
+        count += users_of_card(library.devices[i].card, out + count, LISTED - count);
     return count;
 }
 
@@ -27,10 +39,10 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsign
     struct user users[LISTED];
     nvmlProcessInfo_t list[LISTED];
     ENTER_DEVICE(device, count);
-    unsigned have = users_of(device->card, users);
+    unsigned have = users_of(device, users);
     for (unsigned i = 0; i < have; i++)
-        list[i] = (nvmlProcessInfo_t){.pid = users[i].pid, .usedGpuMemory = users[i].bytes, .gpuInstanceId = 0xffffffff,
-                                      .computeInstanceId = 0xffffffff};
+        list[i] = (nvmlProcessInfo_t){.pid = users[i].pid, .usedGpuMemory = users[i].bytes, .gpuInstanceId = instance_of(users[i].card),
+                                      .computeInstanceId = library.sim.profile->mig ? 0 : 0xffffffff};
     return put_list(infos, count, list, have, sizeof *list);
 }
 
@@ -44,7 +56,7 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned 
     struct user users[LISTED];
     nvmlProcessInfo_v1_t list[LISTED];
     ENTER_DEVICE(device, count);
-    unsigned have = users_of(device->card, users);
+    unsigned have = users_of(device, users);
     for (unsigned i = 0; i < have; i++)
         list[i] = (nvmlProcessInfo_v1_t){.pid = users[i].pid, .usedGpuMemory = users[i].bytes};
     return put_list(infos, count, list, have, sizeof *list);
@@ -57,13 +69,13 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProc
     CHECK_VERSION(out, nvmlProcessDetailList_v1);
     if (out->mode > 2)
         return NVML_ERROR_INVALID_ARGUMENT;
-    unsigned have = out->mode == 0 ? users_of(device->card, users) : 0, room = out->numProcArrayEntries;
+    unsigned have = out->mode == 0 ? users_of(device, users) : 0, room = out->numProcArrayEntries;
     out->numProcArrayEntries = have;
     if (have > room)
         return NVML_ERROR_INSUFFICIENT_SIZE;
     for (unsigned i = 0; i < have; i++)
-        out->procArray[i] = (nvmlProcessDetail_v1_t){.pid = users[i].pid, .usedGpuMemory = users[i].bytes, .gpuInstanceId = 0xffffffff,
-                                                     .computeInstanceId = 0xffffffff};
+        out->procArray[i] = (nvmlProcessDetail_v1_t){.pid = users[i].pid, .usedGpuMemory = users[i].bytes, .gpuInstanceId = instance_of(users[i].card),
+                                                     .computeInstanceId = library.sim.profile->mig ? 0 : 0xffffffff};
     return NVML_SUCCESS;
 }
 
@@ -92,7 +104,7 @@ NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
 static unsigned samples_of(nvmlDevice_t device, unsigned long long last, nvmlProcessUtilizationSample_t *out)
 {
     struct user users[LISTED];
-    unsigned have = users_of(device->card, users), count = 0;
+    unsigned have = users_of(device, users), count = 0;
     unsigned long long now = sim_wall_us();
     for (unsigned i = 0; i < have && now > last; i++) {
         bool recent;
@@ -107,6 +119,8 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
 {
     nvmlProcessUtilizationSample_t samples[LISTED];
     ENTER_DEVICE(device, count);
+    if (device->kind != DEVICE_CARD)
+        return NVML_ERROR_NOT_SUPPORTED; /* NVML: not under MIG */
     unsigned have = samples_of(device, last, samples);
     if (!have)
         return NVML_ERROR_NOT_FOUND;

@@ -15,9 +15,12 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
     CHECK_VERSION(memory, nvmlMemory_v2);
     if (library.sim.profile->unified)
         return NVML_ERROR_NOT_SUPPORTED;
-    memory->total = library.sim.profile->total;
-    memory->reserved = library.sim.profile->reserved;
-    memory->used = sim_used(&library.sim, device->card);
+    memory->total = profile_of(device)->total;
+    memory->reserved = profile_of(device)->reserved;
+    memory->used = 0;
+    for (int i = 0; i < (int)library.sim.state->card_count; i++)
+        if (device->kind == DEVICE_BOARD || i == device->card)
+            memory->used += sim_used(&library.sim, i);
     memory->free = memory->total - memory->reserved - memory->used;
     return NVML_SUCCESS;
 }
@@ -50,6 +53,8 @@ static unsigned percent(uint32_t share)
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
 {
     ENTER_DEVICE(device, utilization);
+    if (device->kind != DEVICE_CARD)
+        return NVML_ERROR_NOT_SUPPORTED; /* NVML: not under MIG */
     *utilization = (nvmlUtilization_t){.gpu = percent(device_share(device))}; /* simulated kernels touch no memory */
     return NVML_SUCCESS;
 }
