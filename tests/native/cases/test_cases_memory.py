@@ -176,6 +176,60 @@ print([create(2 * MIB + 1, kind)[0] == 0 for kind in (3, 2, 4, 1)], used(), crea
     assert python(PRELUDE + script, env) == ["[False, False, False, False] 0 0 0"]
 
 
+def test_a_refusal_of_the_driver_is_passed_on_and_costs_nothing(env: dict[str, str], tmp_path: Path) -> None:
+    """Case 21, another of its kind: whatever the driver says to an allocation is the answer, and no charge stays."""
+    folder = str(tmp_path / "cards")
+    script = f"""
+from pathlib import Path
+from vgpu.native import simulator
+start()
+p, n, the_pool = c_uint64(), c_size_t(), pool()
+calls = {{
+    "cuMemAlloc_v2": lambda: alloc(64 * MIB)[0],
+    "cuMemAllocManaged": lambda: cu.cuMemAllocManaged(byref(p), c_size_t(64 * MIB), 1),
+    "cuMemAllocPitch_v2": lambda: cu.cuMemAllocPitch_v2(byref(p), byref(n), c_size_t(MIB), c_size_t(64), 16),
+    "cuMemAllocAsync": lambda: alloc_async(64 * MIB)[0],
+    "cuMemAllocFromPoolAsync": lambda: cu.cuMemAllocFromPoolAsync(byref(p), c_size_t(64 * MIB), the_pool, None),
+    "cuMemCreate": lambda: create(64 * MIB)[0],
+    "cuArrayCreate_v2": lambda: cu.cuArrayCreate_v2(byref(p), byref(ArrayDescriptor(8192, 8192, UINT8, 1))),
+}}
+for name, call in calls.items():
+    answers = []
+    for code in (1, 2, 101, 800, 999):
+        simulator.inject_error(Path({folder!r}), name, code)
+        answers.append(call())
+    print(name, answers, used())
+"""
+    lines = python(PRELUDE + script, env)
+    assert [line.split(" ", 1)[1] for line in lines] == ["[1, 2, 101, 800, 999] 0"] * 7
+
+
+def test_a_buffer_of_another_interface_is_the_drivers_alone(env: dict[str, str], tmp_path: Path) -> None:
+    """Case 17, another of its kind: cuMemFree of a buffer of imported external memory goes below zero."""
+    script = """
+import os
+
+class Handle(Structure):
+    _fields_ = [("type", c_ulonglong), ("fd", c_int), ("rest", c_char * 12), ("size", c_ulonglong), ("flags", c_uint),
+                ("reserved", c_uint * 16)]
+
+class Buffer(Structure):
+    _fields_ = [("offset", c_ulonglong), ("size", c_ulonglong), ("flags", c_uint), ("reserved", c_uint * 16)]
+
+start()
+fd = os.memfd_create("other")
+os.ftruncate(fd, 8 * MIB)
+memory, p = c_void_p(), c_uint64()
+description = Handle(type=1, fd=fd, size=8 * MIB)
+print(cu.cuImportExternalMemory(byref(memory), byref(description)))
+print(cu.cuExternalMemoryGetMappedBuffer(byref(p), memory, byref(Buffer(MIB, 2 * MIB, 0))), alloc(100 * MIB)[0])
+print(free(p.value), free(p.value) != 0, cu.cuDestroyExternalMemory(memory))
+"""
+    lines = python(PRELUDE + script, env)
+    assert lines == python(PRELUDE + script, environment(tmp_path, preload=False)) == ["0", "0 0", "0 True 0"]
+    assert python(PRELUDE + script + "print(used() // MIB)", env)[-1] == "100"
+
+
 def test_the_second_large_array_is_refused(env: dict[str, str]) -> None:
     """Case 25: two 3D arrays of 576 MiB in a slice of 1000."""
     script = """
