@@ -308,3 +308,29 @@ print(used() // MIB, free(pointer), used() // MIB, release(handle), release(hand
         env,
     )
     assert lines == ["True", "150 0 50 0 True 0"]
+
+
+def test_memory_from_outside_is_paid_by_whoever_imports_it(env: dict[str, str]) -> None:
+    lines = python(
+        PRELUDE
+        + """
+import os
+from ctypes import *
+class Handle(Union):
+    _fields_ = [("fd", c_int), ("pair", c_void_p * 2)]
+class Description(Structure):
+    _fields_ = [("type", c_int), ("handle", Handle), ("size", c_uint64), ("flags", c_uint), ("reserved", c_uint * 16)]
+def take(mib):
+    file = os.memfd_create("outside")
+    os.ftruncate(file, mib << 20)
+    description, memory = Description(type=1, size=mib << 20), c_void_p()
+    description.handle.fd = file
+    return cu.cuImportExternalMemory(byref(memory), byref(description)), memory
+start()
+status, memory = take(600)
+print(status, info()[0] // 1048576, take(401)[0], take(400)[0], info()[0])
+print(cu.cuDestroyExternalMemory(memory), info()[0] // 1048576, cu.cuImportExternalMemory(None, None))
+""",
+        env,
+    )
+    assert lines == ["0 400 2 0 0", "0 600 1"]
