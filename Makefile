@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: all venv build demo demo-storm test red-team programs lint bench bench-hooks clean
+.PHONY: all venv build demo demo-storm test red-team programs lint bench bench-hooks fuzz storm sanitize clean
 
 all: build
 
@@ -51,6 +51,18 @@ bench: build
 # ns per driver call, native and preloaded.
 bench-hooks: build
 	@$(BIN)/python benchmarks/hooks/bench.py
+
+# Random programs against the simulator: SECONDS, SEED, INPUT (plays this file 100 times), FUZZER=libfuzzer (needs clang).
+fuzz: build
+	@$(BIN)/python libvgpu/tests/fuzz/run.py $(if $(filter libfuzzer,$(FUZZER)),--libfuzzer) --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(INPUT),--replay $(INPUT))
+
+# kill -9 at random moments, 300 starts at once, requests in lock-step.
+storm: build
+	@$(BIN)/python benchmarks/storm/bench.py
+
+sanitize: build
+	@$(BIN)/pytest -q tests/native/test_sanitizers.py tests/native/test_ledger_storm.py
+	@$(BIN)/python libvgpu/tests/fuzz/run.py --flags=-fsanitize=address,undefined --seconds $(or $(SECONDS),60)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info vgpu/native/lib vgpu/native/_region* .pytest_cache .mypy_cache .ruff_cache .hypothesis .tox

@@ -1,0 +1,39 @@
+/* Plays a random program: operations of four bytes, spread over the threads of this process and over helper processes. */
+#ifndef VGPU_FUZZ_PLAY_H
+#define VGPU_FUZZ_PLAY_H
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define DEVICES 3       /* simulated cards; the limits list all but the last */
+#define LIMITED 2
+#define LANES 4
+#define MAX_OPERATIONS 160
+#define MIB (UINT64_C(1) << 20)
+
+struct operation {
+    uint8_t code; /* low 6 bits: what; high 2 bits: on which lane */
+    uint8_t a, b, c;
+};
+
+/* Bytes of an allocation are chosen around these: the limit of each listed card and what is left of it now. */
+uint64_t world_limit(unsigned card);
+uint64_t world_left(unsigned card);
+/* Changes the limit of a card while the program runs. */
+void world_set_limit(unsigned card, uint64_t bytes);
+/* Something happened that must never happen. */
+void world_violation(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* An operation and its answer, for whoever looks for inputs that do something new. */
+void world_feature(const struct operation *operation, unsigned result);
+
+/* Forgets every handle of an earlier program. `concurrent`: several threads will play. */
+void play_begin(bool concurrent);
+/* The operations of one lane, in this thread. */
+void play(const struct operation *operations, size_t count, unsigned lane);
+/* Whether the program has used memory pools: they take memory from the card in pieces of up to 32 MiB. */
+bool play_used_pools(void);
+/* Lets the library look at every pool once more: a driver may shrink a pool without being asked. */
+void play_settle(void);
+/* Ends everything that this process has made, by legal calls alone. */
+void play_clean(void);
+#endif
