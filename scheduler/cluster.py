@@ -6,6 +6,7 @@ of a node's cards (over the pods of that node).
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -73,6 +74,7 @@ class ClusterState:
         self._names: list[str] = []  # by row
         self._holdings: dict[str, Holding] = {}  # by pod uid
         self._on_node: dict[str, set[str]] = {}  # pod uids
+        self._contexts: Counter[int] = Counter()  # cards by the bytes of a CUDA context, where that is known
         self._sequence = 0
         self._changed: dict[str, int] = {}  # pod uid or node name → sequence of the last change, until reconciled
 
@@ -140,6 +142,8 @@ class ClusterState:
         for column, gpu in enumerate(node.devices):
             self._cards.put((node.row, column), gpu, cordoned=gpu.uuid in node.cordoned)
             self._places.setdefault(gpu.uuid, []).append((node.row, column))
+            if gpu.context:
+                self._contexts[gpu.context] += 1
 
     def _unplace(self, node: _Node) -> None:
         self._cards.present[node.row] = False
@@ -149,6 +153,10 @@ class ClusterState:
             places.remove((node.row, column))
             if not places:
                 del self._places[gpu.uuid]
+            if gpu.context:
+                self._contexts[gpu.context] -= 1
+                if not self._contexts[gpu.context]:
+                    del self._contexts[gpu.context]
 
     def _recount(self, name: str, node: _Node) -> None:
         self._usage[:, node.row] = 0
@@ -257,6 +265,11 @@ class ClusterState:
         with self.lock:
             cards = self.view().cards
             return int(cards.memory[cards.present].max()) if cards.present.any() else None
+
+    def smallest_context(self) -> int | None:
+        """Bytes of the cheapest CUDA context of all cards, None when none is known."""
+        with self.lock:
+            return min(self._contexts, default=None)
 
     # Comparison with the API server
 

@@ -4,13 +4,15 @@ Applying it twice changes nothing more than applying it once.
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from scheduler.admission.checks import VOID, containers
 from scheduler.admission.patches import Patch
 from scheduler.wire import Container, EnvVar, Pod, Resources
 from vgpu import names
 from vgpu.resources import CardSelector, GpuRequest, PodRequest, Rules, parse_quantity
+
+MIB: Final = 2**20
 
 
 class Cards(Protocol):
@@ -21,6 +23,9 @@ class Cards(Protocol):
 
     def largest_card(self) -> int | None:
         """MiB of the largest card, None when there is none."""
+
+    def smallest_context(self) -> int | None:
+        """Bytes of the cheapest CUDA context of all cards, None when none is known."""
 
 
 def _same_quantity(left: object, right: object) -> bool:
@@ -95,7 +100,8 @@ class Mutation:
     def _warn(self, where: str, container: Container, asked: GpuRequest) -> None:
         known = self._rules.names
         resources = container.resources or Resources()
-        said = {*(resources.limits or ()), *(resources.requests or ())}
+        limits, requests = resources.limits or {}, resources.requests or {}
+        said = {*limits, *requests}
         if asked.whole_card and not {known.memory, known.percentage} & said:
             self.warnings.append(f"{where} takes whole cards; to share them, set {known.memory} (MiB)")
         largest = self._cards.largest_card()
@@ -103,6 +109,19 @@ class Mutation:
             self.warnings.append(
                 f"{where} asks for {asked.memory} MiB on a card; the largest card of this cluster has {largest} MiB"
             )
+        least = asked.memory or self._cards.smallest_ask(asked, self._selector)
+        context = self._cards.smallest_context()
+        if least and context is not None and least * MIB < context:
+            self.warnings.append(
+                f"{where} asks for {least} MiB on a card; a CUDA context alone takes {-(-context // MIB)} MiB"
+            )
+        if {known.memory, known.percentage} <= said:
+            self.warnings.append(f"{where}: {known.percentage} has no effect beside {known.memory}")
+        for name in (known.gpu, known.memory, known.percentage, known.cores, known.priority):
+            if name in limits and name in requests and not _same_quantity(limits[name], requests[name]):
+                self.warnings.append(
+                    f"{where} requests {requests[name]} of {name} and has the limit {limits[name]}: the limit counts"
+                )
 
 
 def hide_cards(patch: Patch, path: tuple[str | int, ...], container: Container) -> None:

@@ -7,6 +7,7 @@ import msgspec
 
 from scheduler.admission import checks
 from scheduler.admission.dialects import dialects
+from scheduler.admission.hints import misspelt
 from scheduler.admission.mutation import Cards, Mutation, hide_cards
 from scheduler.admission.patches import Patch
 from scheduler.admission.review import Answer, Request, decode, encode
@@ -59,9 +60,10 @@ class Admission:
         if any(labels.get(label) == names.WEBHOOK_IGNORE for label in names.WEBHOOK_LABELS):
             return Answer()
         request = self._translate(pod)
+        hints = misspelt(pod, self._rules)
         if request is None:
             checks.totals_are_ours(pod, ())
-            return Answer()
+            return Answer(warnings=hints)
         ours, settings = self._settings.scheduler_name, self._settings.scheduler
         try:
             checks.scheduled_by_us(pod, ours)
@@ -69,10 +71,10 @@ class Admission:
             if settings.foreign_scheduler == "deny":
                 raise
             foreign = f"spec.schedulerName is {pod.spec.schedulerName}: cards that {ours} did not choose are not given"
-            return Answer(warnings=(foreign,))
+            return Answer(warnings=(foreign, *hints))
         checks.create(pod, request, settings)
         mutation = Mutation(pod, request, self._rules, ours, self._cards)
-        return Answer(warnings=tuple(mutation.warnings), patch=tuple(mutation.patch.operations))
+        return Answer(warnings=(*mutation.warnings, *hints), patch=tuple(mutation.patch.operations))
 
     def _translate(self, pod: Pod) -> PodRequest | None:
         speaking = {name: dialect for name, dialect in dialects().items() if dialect.uses(pod, self._rules)}

@@ -22,8 +22,11 @@ Json = dict[str, Any]
 class Catalog:
     """A cluster with one small and one large model."""
 
-    def __init__(self, *models: tuple[str, int]) -> None:
-        self.models = models
+    def __init__(self, *models: tuple[str, int], context: int | None = None) -> None:
+        self.models, self.context = models, context
+
+    def smallest_context(self) -> int | None:
+        return self.context
 
     def smallest_ask(self, request: GpuRequest, selector: CardSelector) -> int | None:
         wanted = [size for model, size in self.models if not selector.use_types or model in selector.use_types]
@@ -310,6 +313,59 @@ def test_more_than_the_largest_card_has_is_warned_of() -> None:
         warning == "spec.containers[main] asks for 90000 MiB on a card; the largest card of this cluster has 80000 MiB"
     )
     assert "warnings" not in ask(gpu_pod({"nvidia.com/gpumem": "90000"}), cards=Catalog())
+
+
+def test_less_than_a_context_takes_is_warned_of() -> None:
+    cards = Catalog(("T4", 16000), context=2**28 + 1)
+    (warning,) = ask(gpu_pod({"nvidia.com/gpumem": "256"}), cards=cards)["warnings"]
+    assert warning == "spec.containers[main] asks for 256 MiB on a card; a CUDA context alone takes 257 MiB"
+    (warning,) = ask(gpu_pod({"nvidia.com/gpumem-percentage": "1"}), cards=cards)["warnings"]
+    assert warning.startswith("spec.containers[main] asks for 160 MiB on a card; a CUDA context")
+    assert "warnings" not in ask(gpu_pod({"nvidia.com/gpumem": "257"}), cards=cards)
+
+
+def test_what_has_no_effect_is_warned_of() -> None:
+    item = gpu_pod({"nvidia.com/gpumem": "3000", "nvidia.com/gpumem-percentage": "50"})
+    item["spec"]["containers"][0]["resources"]["requests"] = {"nvidia.com/gpumem": "2k"}
+    assert ask(item)["warnings"] == [
+        "spec.containers[main]: nvidia.com/gpumem-percentage has no effect beside nvidia.com/gpumem",
+        "spec.containers[main] requests 2k of nvidia.com/gpumem and has the limit 3000: the limit counts",
+    ]
+    item = gpu_pod({"nvidia.com/gpumem": "3000"})
+    item["spec"]["containers"][0]["resources"]["requests"] = {"nvidia.com/gpumem": "3k"}
+    assert "warnings" not in ask(item)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize(
+    ("key", "likely"),
+    [
+        ("nvidia.com/gpu-memory", "nvidia.com/gpumem"),
+        ("nvidia.com/gpumems", "nvidia.com/gpumem"),
+        ("nvidia.com/gpucore", "nvidia.com/gpucores"),
+        ("nvidia.com/gpus", "nvidia.com/gpu"),
+        ("nvidia.com/gpumem-percent", "nvidia.com/gpumem-percentage"),
+    ],
+)
+def test_misspelt_resources_are_warned_of(asks: bool, key: str, likely: str) -> None:
+    item = gpu_pod({key: "5", **({"nvidia.com/gpumem": "3000"} if asks else {})})
+    assert ask(item)["warnings"] == [f"{LIMITS}[{key}] is not known: did you mean {likely}?"]
+
+
+def test_misspelt_annotations_are_warned_of() -> None:
+    notes = {"vgpu.io/gpu_policy": "spread", "vgpu.io/colour": "red", "nvidia.com/use-gpu-type": "T4", "a/b": "c"}
+    assert ask(gpu_pod(annotations=notes))["warnings"] == [
+        "metadata.annotations[vgpu.io/gpu_policy] is not known: did you mean vgpu.io/gpu-policy?",
+        "metadata.annotations[vgpu.io/colour] is not known and has no effect",
+        "metadata.annotations[nvidia.com/use-gpu-type] is not known: did you mean nvidia.com/use-gputype?",
+    ]
+
+
+def test_keys_of_others_and_our_own_are_not_warned_of() -> None:
+    notes = {"nvidia.com/use-gputype": "T4", "vgpu.io/gpu-policy": "spread", "nvidia.com/something": "1"}
+    limits = {"nvidia.com/gpumem": "3000", "nvidia.com/mig-1g.5gb": "1", "nvidia.com/gpu.shared": "1", "cpu": "1"}
+    assert "warnings" not in ask(gpu_pod(limits, annotations=notes))
+    assert "warnings" not in ask(gpu_pod({**limits, "vgpu.io/memory": "3000"}))
 
 
 def test_totals_written_by_a_user_are_set_right() -> None:

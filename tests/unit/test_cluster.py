@@ -166,6 +166,13 @@ def test_the_smallest_accepted_card_decides_what_a_percentage_means() -> None:
     assert state.smallest_ask(half, CardSelector(use_types=("H100",))) == 40000
     assert state.smallest_ask(half, CardSelector(use_types=("A100",))) is None
     assert state.largest_card() == 80000
+    assert state.smallest_context() is None
+    for context in (7, 9, 7):
+        costs = tuple(Gpu(f"GPU-c{index}", index, "T4", 16000, context=context + index) for index in range(2))
+        state.set_node("costs", Inventory(costs))
+        assert state.smallest_context() == context
+    state.remove_node("costs")
+    assert state.smallest_context() is None
 
 
 def test_rows_of_unknown_nodes_are_minus_one() -> None:
