@@ -89,3 +89,18 @@ def test_a_card_is_acceptable_when_it_would_do_idle() -> None:
 )
 def test_cuda_visible_devices_restricts_the_choice_as_the_driver_reads_it(setting: str, expected: list[str]) -> None:
     assert [card.uuid for card in visible(CARDS, setting)] == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "selector", "expected"),
+    [
+        (3, CardSelector(), "2 cards can be used here, 3 needed"),
+        (1, CardSelector(use_types=("H100",)), "0 of 2 cards are of an accepted model, 1 needed"),
+        (1, CardSelector(use_uuids=("GPU-x",)), "0 of 2 cards have an accepted UUID, 1 needed"),
+    ],
+)
+def test_a_refusal_speaks_of_this_machine_alone(count: int, selector: CardSelector, expected: str) -> None:
+    cards = [Gpu(uuid, index, "Tesla T4", 15360) for index, uuid in enumerate(("GPU-a", "GPU-b"))]
+    found = place(cards, [], [], Demand(GpuRequest(count=count, memory=100), selector))
+    assert isinstance(found, NoRoom)
+    assert found.sentence == expected

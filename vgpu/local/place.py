@@ -59,7 +59,7 @@ def place(
     if not isinstance(found, Rejection):
         return found
     return NoRoom(
-        sentence=_sentence(found, ahead, any(card.uuid in closed for card in cards)),
+        sentence=_sentence(found, ahead, any(card.uuid in closed for card in cards), len(states), demand.request.count),
         per_card=tuple(_line(state, demand, state.gpu.uuid in closed) for state in states),
     )
 
@@ -68,9 +68,12 @@ def _fit(states: Sequence[CardState], demand: Demand) -> list[GpuSlice] | Reject
     return fit_container(states, demand.request, demand.selector, policies()[demand.policy])
 
 
-def _sentence(rejection: Rejection, ahead: Sequence[Ticket], waits: bool) -> str:
+def _sentence(rejection: Rejection, ahead: Sequence[Ticket], waits: bool, cards: int, needed: int) -> str:
+    """In the words of one machine; `cards` that may be used of it, `needed` ones."""
     if waits:
         return f"{len(ahead)} earlier {'requests wait' if len(ahead) > 1 else 'request waits'} for these cards"
+    if cards < needed:
+        return f"{cards} {'card' if cards == 1 else 'cards'} can be used here, {needed} needed"
     return rejection.sentence
 
 

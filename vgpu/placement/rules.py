@@ -131,8 +131,8 @@ def enough(cards: Cards, good: Bools, request: GpuRequest, *, numa_bind: bool) -
 
 _NEEDS: Mapping[Reason, tuple[str, str]] = {
     # reason: (what the fitting cards do, what the others are or lack)
-    Reason.TYPE: ("are of a model that the pod accepts", "of another model"),
-    Reason.UUID: ("have a UUID that the pod accepts", "with another UUID"),
+    Reason.TYPE: ("are of an accepted model", "of another model"),
+    Reason.UUID: ("have an accepted UUID", "with another UUID"),
     Reason.HEALTH: ("are healthy", "unhealthy"),
     Reason.CORDON: ("are not cordoned", "cordoned"),
     Reason.SLOTS: ("have a free slot", "without a free slot"),
@@ -140,7 +140,7 @@ _NEEDS: Mapping[Reason, tuple[str, str]] = {
         "are unused, as gpucores {cores} needs",
         "already used, but {cores} % of cores needs an unused one",
     ),
-    Reason.ALONE: ("are not taken by a container with 100 % of cores", "taken by a container with 100 % of cores"),
+    Reason.ALONE: ("are not taken by a slice with 100 % of cores", "taken by a slice with 100 % of cores"),
     Reason.MEMORY: ("have {memory} free", "without {memory} free"),
     Reason.GUARANTEE: (
         "have the physical memory free that a slice of {memory} guarantees",
@@ -164,6 +164,8 @@ def sentence(counts: Mapping[Reason, int], total: int, request: GpuRequest, *, n
     needed = f"{request.count} needed"
     if numa_bind:
         needed += " on one NUMA node"
+        if fitting >= request.count:
+            needed += ", but they are on different ones"
     if len(counts) == 1:
         (reason,) = counts
         return f"{fitting} of {total} cards {_NEEDS[reason][0].format_map(words)}, {needed}"
