@@ -64,9 +64,12 @@ def header_dirs() -> list[Path]:
 
 
 def compiler() -> list[str]:
-    """The compiler's command, with what every translation unit is compiled with."""
+    """The compiler's command, with what every translation unit is compiled with; raises SystemExit without one."""
     extra = shlex.split(os.environ.get("VGPU_CFLAGS", ""))
-    return [*shlex.split(os.environ.get("CC", "cc")), *COMMON, *extra]
+    chosen = shlex.split(os.environ.get("CC", "cc"))
+    if shutil.which(chosen[0]) is None:
+        raise SystemExit(f"libvgpu: no C compiler ({chosen[0]} is not found): install gcc, or set CC")
+    return [*chosen, *COMMON, *extra]
 
 
 def dependencies(rules: Path) -> list[Path]:

@@ -2,6 +2,9 @@
 
 import importlib.util
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -71,3 +74,22 @@ def test_a_warning_is_an_error(build: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="non-zero exit status"):
         compiled_by(build, tmp_path)
     assert not (tmp_path / "lib.so").exists()
+
+
+def test_without_a_compiler_one_sentence_says_what_to_install(
+    build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "absent-cc -m64")
+    with pytest.raises(SystemExit, match="no C compiler .absent-cc is not found.: install gcc"):
+        compiled_by(build, tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_says_so_before_it_installs_anything(tmp_path: Path) -> None:
+    for name in ("Makefile", "setup.cfg", "pyproject.toml"):
+        shutil.copy(Path(__file__).parents[2] / name, tmp_path)
+    command = ["make", "-C", str(tmp_path), "venv", f"PYTHON={sys.executable}", "CC=absent-cc"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "vgpu needs a C compiler, and absent-cc is not found: install gcc" in done.stderr
+    assert not (tmp_path / ".venv").exists()
