@@ -50,7 +50,7 @@ def test_the_command_takes_the_runners_place(machine: Machine) -> None:
 
 def test_a_broken_pipe_ends_the_command_quietly(machine: Machine) -> None:
     pipeline = '"$@" | head -1; echo "${PIPESTATUS[0]}"'
-    runner = (sys.executable, "-m", "vgpu", "run", "--simulate", "T4x2", "--gpumem", "100", "--", "yes")
+    runner = (sys.executable, "-m", "vgpu", "run", "--simulate", "T4x2", "--gpumem", "200", "--", "yes")
     command = ["bash", "-c", pipeline, "-", *runner]
     done = subprocess.run(command, capture_output=True, text=True, env=machine.environ, check=True)
     assert done.stdout == f"y\n{128 + signal.SIGPIPE}\n"
@@ -79,6 +79,16 @@ def test_the_command_can_switch_its_limits_off_where_the_configuration_allows_it
     environ = {"CUDA_DISABLE_CONTROL": "true", "VGPU_CONFIG": str(config)}
     done = machine.run("--gpumem", "500", command=PROBE, **environ)
     assert json.loads(done.stdout)["cards"][0]["cuda_total"] == T4 * MIB
+
+
+def test_less_memory_than_a_context_takes_is_told(machine: Machine) -> None:
+    done = machine.run("--gpumem", "100", command=("true",))
+    assert done.returncode == 0
+    assert done.stderr == (
+        "vgpu run: warning: 100 MiB are less than one context takes on Tesla T4 (105 MiB): "
+        "every CUDA program will be out of memory\n"
+    )
+    assert machine.run("--gpumem", "105", command=("true",)).stderr == ""
 
 
 def test_two_commands_on_one_card_see_only_their_own(machine: Machine) -> None:

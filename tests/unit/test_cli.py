@@ -92,7 +92,7 @@ def test_a_closed_standard_stream_is_no_reason_to_fail(closed: str, tmp_path: Pa
         "--simulate",
         "T4",
         "--gpumem",
-        "100",
+        "200",
         "--",
         sys.executable,
         "-c",

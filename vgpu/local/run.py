@@ -25,7 +25,7 @@ from vgpu.local.library import preloadable
 from vgpu.local.place import Demand, NoRoom, acceptable, place, visible
 from vgpu.local.progress import progress
 from vgpu.local.queue import Queue, Ticket
-from vgpu.local.slices import Claim, SliceStore
+from vgpu.local.slices import Claim, Run, SliceStore
 from vgpu.local.state import state_dir
 from vgpu.native import CardLimit, Limits, Region, paths
 
@@ -53,6 +53,8 @@ def run(command: Sequence[str], demand: Demand, config: Config, *, simulate: str
     cards = read_cards(root, config, simulate, simulator)
     store = SliceStore(root)
     claim = acquire(store, cards, demand, command, str(simulator or ""), wait)
+    for line in too_small(claim.record):
+        print(f"vgpu run: {line}", file=sys.stderr)
     try:
         Region.create(claim.directory, limits(claim, demand, config)).close()
         environ = environment(
@@ -161,6 +163,16 @@ def acquire(
                     raise UserError(refusal(f"no room within {wait:g} s", outcome), os.EX_TEMPFAIL)
             shown.update(position, outcome.sentence)
             time.sleep(min(POLL * position, SLOWEST_POLL, left))
+
+
+def too_small(record: Run) -> list[str]:
+    """A warning for each slice in which no program can begin: less memory than one context costs on its card."""
+    return [
+        f"warning: {piece.mem} MiB are less than one context takes on {card.model} "
+        f"({-(-card.context // MIB)} MiB): every CUDA program will be out of memory"
+        for piece, card in zip(record.slices, record.cards, strict=True)
+        if piece.mem * MIB < card.context
+    ]
 
 
 def refusal(start: str, outcome: NoRoom) -> str:
