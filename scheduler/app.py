@@ -1,8 +1,10 @@
 """The two Flask apps: verbs for the kube-scheduler of the same pod, and what the Service shows to the cluster."""
 
 import logging
+import time
 from collections.abc import Callable
-from typing import Final
+from functools import partial
+from typing import IO, Final
 
 import msgspec
 from flask import Flask, Response, request
@@ -25,6 +27,9 @@ log = logging.getLogger(__name__)
 
 MAX_VERB_BODY: Final = 16 * 2**20  #: bytes; 5,000 node names are 100 kB, 5,000 whole nodes can be 15 MiB
 MAX_REVIEW_BODY: Final = 3 * 2**20  #: bytes; the API server takes objects of up to 1.5 MiB, a review may carry two
+MAX_DRAINED: Final = 64 * 2**20  #: bytes that are taken of a body that is too large, so that its sender reads why
+DRAIN_STEP: Final = 64 * 2**10
+DRAIN_SECONDS: Final = 5.0
 NOT_READY: Final = "the scheduler has not read the cluster yet"
 
 
@@ -34,6 +39,17 @@ def _json(value: object) -> Response:
 
 def _text(status: int, sentence: str) -> Response:
     return Response(sentence + "\n", status=status, mimetype="text/plain")
+
+
+def _drain(body: IO[bytes]) -> None:
+    """Takes what the client still sends after the answer: closing on unread bytes resets the connection under it."""
+    deadline = time.monotonic() + DRAIN_SECONDS
+    try:
+        for _ in range(0, MAX_DRAINED, DRAIN_STEP):
+            if not body.read(DRAIN_STEP) or time.monotonic() > deadline:
+                return
+    except OSError as error:
+        log.debug("the rest of a body that is too large: %s", error)
 
 
 def _app(name: str, max_body: int) -> Flask:
@@ -47,10 +63,11 @@ def _app(name: str, max_body: int) -> Flask:
 
     @app.errorhandler(HTTPException)
     def http_error(error: HTTPException) -> Response:
-        sentence = error.description or error.name
-        if error.code == 413:
-            sentence = f"the body is larger than {max_body} bytes"
-        return _text(error.code or 500, sentence)
+        if error.code != 413:
+            return _text(error.code or 500, error.description or error.name)
+        answer = _text(413, f"the body is larger than {max_body} bytes")
+        answer.call_on_close(partial(_drain, request.environ["wsgi.input"]))
+        return answer
 
     return app
 

@@ -193,6 +193,14 @@ def test_a_body_that_is_too_large_is_not_read(world: World, webhook: Webhook) ->
     assert webhook.call(world, "GET", "/healthz")[0] == 200
 
 
+def test_a_client_that_sends_all_of_a_large_body_first_reads_the_answer(world: World, webhook: Webhook) -> None:
+    assert webhook.call(world, "POST", "/webhook", b" " * (8 * 2**20)) == (
+        413,
+        "the body is larger than 3145728 bytes\n",
+    )
+    assert webhook.call(world, "GET", "/healthz")[0] == 200
+
+
 def test_silent_and_plain_clients_hold_up_nobody(world: World, webhook: Webhook) -> None:
     silent = [socket.create_connection(("127.0.0.1", webhook.port), SECONDS) for _ in range(20)]
     with socket.create_connection(("127.0.0.1", webhook.port), SECONDS) as plain:
