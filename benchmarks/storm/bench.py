@@ -1,6 +1,7 @@
 """Storms on the simulated driver: kill -9 at random moments, many starts at once, two requests in lock-step.
 
-`make storm` runs this program; `--short` is for a first look. The exit status is 1 when an account was wrong; times are only printed.
+`make storm` runs this program; `--short` is for a first look. The exit status is 1 when an account was wrong; times
+are only printed.
 """
 
 import argparse
@@ -9,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "libvgpu/tests/storm"))
-from programs import compiled, run  # noqa: E402  (behind the path above)
+from programs import compiled, run
 
 
 def kills(folder: Path, count: int, seed: int) -> bool:
@@ -48,7 +49,8 @@ def starts(folder: Path, count: int, repeats: int = 3) -> bool:
             times[preload].append(figures.get("all_ms", float("nan")))
         limited, bare = sorted(times[True])[repeats // 2], sorted(times[False])[repeats // 2]
         print(
-            f"  {containers:2} container(s): {limited:.0f} ms with libvgpu, {bare:.0f} ms without: {limited - bare:+.0f} ms in all"
+            f"  {containers:2} container(s): {limited:.0f} ms with libvgpu, {bare:.0f} ms without:"
+            f" {limited - bare:+.0f} ms in all"
         )
     return good
 
@@ -58,7 +60,8 @@ def lockstep(folder: Path, trials: int) -> bool:
     code, figures, complaints = run(compiled("lockstep", folder), trials)
     print(complaints, end="")
     print(
-        f"600 + 600 MiB into 1 GiB, {trials} trials: none {figures.get('none')}, one {figures.get('one')}, both {figures.get('both')}"
+        f"600 + 600 MiB into 1 GiB, {trials} trials:"
+        f" none {figures.get('none')}, one {figures.get('one')}, both {figures.get('both')}"
     )
     return code == 0
 

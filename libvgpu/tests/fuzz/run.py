@@ -78,7 +78,7 @@ def compile_all(libfuzzer: bool, flags: str = "") -> Path:
     own = sorted(HERE.glob("*.c"))
     sources = [source for source in own if not (libfuzzer and source.name == "driver.c")]
     sources += [LIBVGPU / "src" / name for name in build.AGENT_SIDE] + build.sources_of("simulator/common")
-    # libFuzzer starts shells, and a sanitizer must come first: there the library stands before the driver by its place in the link
+    # libFuzzer starts shells, and a sanitizer must come first: there the library is linked in front of the driver
     first = ["-Wl,--no-as-needed", "-l:libvgpu.so"] if libfuzzer or flags else []
     first += ["-fsanitize=fuzzer"] if libfuzzer else []
     link("fuzz", *objects(program, sources), f"-L{folder}", *first, "-l:libcuda.so.1")

@@ -1,0 +1,43 @@
+"""The C unit tests under the compilers' sanitizers and valgrind; `make sanitize` adds the fuzz target."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from ledger_programs import environment, program
+
+from vgpu.native import CardLimit, Limits, Region
+
+SANITIZERS = ("thread", "address,undefined")
+
+
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_two_in_lock_step_are_clean(tmp_path: Path, sanitizer: str) -> None:
+    with Region.create(tmp_path, Limits((CardLimit("GPU-a", 1 << 30),))):
+        done = subprocess.run(
+            [program("ledger_lockstep", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"), "300"],
+            env=environment({"VGPU_DIR": str(tmp_path)}),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("none 0 one 300 both 0")
+
+
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
+def test_valgrind_finds_nothing(tmp_path: Path) -> None:
+    command = (program("ledger_hammer"), "1", "2", "500", "1000")
+    with Region.create(tmp_path, Limits((CardLimit("GPU-a", 20_000),))):
+        done = subprocess.run(
+            ["valgrind", "-q", "--error-exitcode=9", "--leak-check=full", *command],
+            env=environment({"VGPU_DIR": str(tmp_path)}),
+            input="\n",
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
