@@ -11,7 +11,7 @@ _SEPARATORS = frozenset(" :$")
 
 
 def carried(path: Path) -> bool:
-    """Whether LD_PRELOAD can name `path`: the dynamic linker splits at spaces and colons and expands `$` (ld.so(8))."""
+    """Whether the linker takes `path` as one file: LD_PRELOAD splits at spaces and colons, expands `$` (ld.so(8))."""
     return not set(str(path)) & _SEPARATORS
 
 
