@@ -145,6 +145,8 @@ static CUresult allocate_ordered(struct operation op, unsigned which) {
 
 static CUresult free_pointer(struct operation op, unsigned which) {
     CUdeviceptr pointer = handle_of(POINTER, op.a);
+    if (concurrent && op.a < 250) /* a second free beside other threads may hit a block that one of them was just given */
+        pointer = atomic_exchange(&slots[POINTER][op.a % SLOTS], 0);
     if (op.b >= 250)
         pointer = handle_of(op.b == 250 ? HOST : op.b == 251 ? ARRAY : op.b == 252 ? RANGE : PHYSICAL, op.a);
     else if (op.b >= 240)
@@ -361,7 +363,8 @@ static bool in_child;
 static CUresult forked(struct operation op, unsigned which) {
     if (in_child)
         return CUDA_SUCCESS;
-    pid_t child = which ? _Fork() : fork();
+    /* beside other threads, a child of _Fork may find malloc locked for ever: no fault of a library */
+    pid_t child = which && !concurrent ? _Fork() : fork();
     if (child == 0) {
         alarm(CHILD_PATIENCE_S); /* its default action ends a child that hangs */
         concurrent = false;
