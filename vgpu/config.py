@@ -27,11 +27,12 @@ ResourceName = Annotated[
         description="a qualified name: domain/name",
     ),
 ]
-SIMULATOR_PROFILES: Final = ("T4", "A100-40", "A100-80", "H100", "GB10")  #: of libvgpu/simulator/common/profiles.c
+#: Of libvgpu/simulator/common/profiles.c
+SIMULATOR_PROFILES: Final = ("T4", "A100-40", "A100-80", "H100", "GB10", "A100-40-1g.5gb")
 SimulatedCards = Annotated[
     str,
     msgspec.Meta(
-        pattern=rf"^(({'|'.join(SIMULATOR_PROFILES)})(x([1-9]|1[0-6]))?(@[0-9]+\.[0-9]+)?)?$",
+        pattern=rf"^(({'|'.join(SIMULATOR_PROFILES).replace('.', '[.]')})(x([1-9]|1[0-6]))?(@[0-9]+\.[0-9]+)?)?$",
         description=f"a profile of {', '.join(SIMULATOR_PROFILES)}; xN for N cards up to 16; @ and a CUDA version",
     ),
 ]

@@ -69,7 +69,7 @@ def test_names_are_those_of_the_chart() -> None:
         ("corePolicy: strict", r"'strict' - at `\$.corePolicy`: must be one of fixed, elastic, none$"),
         (
             "simulate: T5",
-            r"at `\$.simulate`: must be a profile of T4, A100-40, A100-80, H100, GB10; xN for N cards up to 16",
+            r"at `\$.simulate`: must be a profile of T4, A100-40, A100-80, H100, GB10, A100-40-1g.5gb; xN",
         ),
         ("simulate: T4x17", r"at `\$.simulate`: must be a profile of T4"),
         ("simulate: 't4'", r"at `\$.simulate`: must be a profile of T4"),
