@@ -89,7 +89,7 @@ def main() -> None:
     print(f"{args.nodes} nodes x {args.cards} cards, {args.pods} pods: filled in {time.perf_counter() - start:.1f} s")
     verbs = Verbs(state, Rules(), recent)
     client = None  # no bind here
-    app = extender_app(verbs, Binder(client, state, Rules(), recent), lambda: True)  # type: ignore[arg-type]
+    app = extender_app(verbs, Binder(client, state, Rules(), recent), lambda: True)  # type: ignore[arg-type]  # it never binds
     port = free_port()
     listener = Listener("extender", app, "127.0.0.1", port, threads=4)
     connection = http.client.HTTPConnection("127.0.0.1", port)
