@@ -136,6 +136,8 @@ static void add_process(struct vgpu_usage *out, const struct vgpu_slot_head *hea
         for (unsigned kind = 0; kind < VGPU_KINDS; kind++)
             out->cards[card].by_kind[kind] += process->by_kind[card][kind];
         process->gpu_ns[card] = slot->gpu_ns[card];
+        process->throttled_ns[card] = slot->throttled_ns[card];
+        process->launches[card] = slot->launches[card];
         out->cards[card].processes += process->used[card] > 0;
     }
 }

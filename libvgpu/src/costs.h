@@ -7,7 +7,6 @@
 
 #define VGPU_COST_SETTLED 16u     /* samples after which an estimate counts as converged */
 #define VGPU_COST_RECENT 32u  /* samples that an estimate remembers */
-#define VGPU_LONG_LAUNCH_NS 500000u /* launches from here on are measured one by one and pay what they took */
 
 struct vgpu_cost {
     _Atomic uint64_t key;         /* 0: free */

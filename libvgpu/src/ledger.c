@@ -237,7 +237,20 @@ void vgpu_count_gpu_time(unsigned card, uint64_t gpu_ns, uint64_t launches)
     if ((mode != VGPU_REGION && mode != VGPU_PRIVATE) || card >= VGPU_MAX_CARDS || !have_slot(local))
         return;
     struct vgpu_usage_file *usage = local->member.usage;
-    atomic_fetch_add_explicit(&usage->slots[local->member.slot].gpu_ns[card], gpu_ns, memory_order_relaxed);
+    struct vgpu_slot *own = &usage->slots[local->member.slot];
+    atomic_fetch_add_explicit(&own->gpu_ns[card], gpu_ns, memory_order_relaxed);
+    atomic_fetch_add_explicit(&own->launches[card], launches, memory_order_relaxed);
     atomic_fetch_add_explicit(&usage->pacer[card].gpu_ns, gpu_ns, memory_order_relaxed);
     atomic_fetch_add_explicit(&usage->pacer[card].launches, launches, memory_order_relaxed);
+}
+
+void vgpu_count_throttled(unsigned card, uint64_t ns)
+{
+    enum vgpu_mode mode;
+    struct vgpu_local *local = vgpu_attached(&mode);
+    if ((mode != VGPU_REGION && mode != VGPU_PRIVATE) || card >= VGPU_MAX_CARDS || !have_slot(local))
+        return;
+    struct vgpu_usage_file *usage = local->member.usage;
+    atomic_fetch_add_explicit(&usage->slots[local->member.slot].throttled_ns[card], ns, memory_order_relaxed);
+    atomic_fetch_add_explicit(&usage->pacer[card].throttled_ns, ns, memory_order_relaxed);
 }

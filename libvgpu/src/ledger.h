@@ -55,4 +55,6 @@ int vgpu_reap(unsigned min_interval_ms);
  * is charged and of no other kind. */
 void vgpu_count_kind(unsigned card, enum vgpu_kind kind, int64_t bytes);
 void vgpu_count_gpu_time(unsigned card, uint64_t gpu_ns, uint64_t launches);
+/* Time that a launch waited for the core limit. */
+void vgpu_count_throttled(unsigned card, uint64_t ns);
 #endif

@@ -45,6 +45,13 @@ static struct vgpu_pacer_card *shared(unsigned card) {
     return &vgpu_mapping()->usage->pacer[card];
 }
 
+/* For the arbiter: this container has, or will have, work at `when`. */
+static void want(struct vgpu_pacer_card *pacer, uint64_t when) {
+    uint64_t seen = atomic_load_explicit(&pacer->wanted_until, memory_order_relaxed);
+    while (seen < when && !atomic_compare_exchange_weak_explicit(&pacer->wanted_until, &seen, when, memory_order_relaxed, memory_order_relaxed))
+        ;
+}
+
 /* Closes the utilisation window when it is old enough; one of the racing processes does it. */
 static void turn_window(struct vgpu_pacer_card *pacer, uint64_t now) {
     uint64_t start = atomic_load_explicit(&pacer->window_start, memory_order_relaxed);
@@ -59,7 +66,9 @@ static void flush_counts(void) {
     if (thread.launches) {
         vgpu_count_gpu_time(thread.card, thread.gpu_ns, thread.launches);
         vgpu_contention_own(thread.card, (int64_t)thread.gpu_ns);
-        turn_window(shared(thread.card), now_ns());
+        uint64_t now = now_ns();
+        want(shared(thread.card), now);
+        turn_window(shared(thread.card), now);
     }
     thread.gpu_ns = 0;
     thread.launches = 0;
@@ -101,7 +110,7 @@ static void collected(const struct vgpu_sample *sample, uint64_t gpu_ns) {
         return;
     gpu_ns -= away;
     bool undisturbed = vgpu_cost_learn(sample->cost, gpu_ns, vgpu_contended(sample->card));
-    if (known && (!undisturbed || (mean < VGPU_LONG_LAUNCH_NS && gpu_ns < VGPU_LONG_LAUNCH_NS)))
+    if (known && (!undisturbed || (mean < VGPU_LONG_RUN_NS && gpu_ns < VGPU_LONG_RUN_NS)))
         return;
     int64_t difference = (int64_t)gpu_ns - (int64_t)sample->reserved_ns;
     vgpu_count_gpu_time(sample->card, (uint64_t)difference, 0);
@@ -132,7 +141,7 @@ static void wait_for(uint64_t start, unsigned card, CUcontext context, uint64_t 
         now = now_ns();
     }
     if (now > begun)
-        atomic_fetch_add_explicit(&shared(card)->throttled_ns, now - begun, memory_order_relaxed);
+        vgpu_count_throttled(card, now - begun);
 }
 
 /* The second launch of an unknown key waits for the first one's measurement, so that a flood of long kernels cannot start unpaid. Bounded, and once
@@ -158,7 +167,7 @@ static uint64_t guess(struct vgpu_cost *cost, uint64_t now) {
 }
 
 static bool wants_sample(struct vgpu_cost *cost, uint32_t limit) {
-    if (!vgpu_cost_known(cost) || atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) >= VGPU_LONG_LAUNCH_NS)
+    if (!vgpu_cost_known(cost) || atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) >= VGPU_LONG_RUN_NS)
         return true;
     if (!thread.random)
         thread.random = (uint64_t)(uintptr_t)&thread ^ now_ns();
@@ -205,6 +214,7 @@ bool vgpu_pacer_before(struct vgpu_launch *launch, uint64_t key, CUstream stream
         uint64_t refunded = atomic_load(&refunds[place.card]);
         uint64_t price = vgpu_gcra_price(launch->reserved_ns, launch->limit);
         uint64_t start = vgpu_gcra_reserve(&shared(place.card)->tat, now, price, BURST_NS);
+        want(shared(place.card), start > now ? start : now);
         if (start > now + CARRY_NS)
             wait_for(start, place.card, place.context, refunded);
     } else {

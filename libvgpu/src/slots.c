@@ -242,6 +242,8 @@ static void settle(struct vgpu_usage_file *usage, uint32_t slot)
         for (unsigned kind = 0; kind < VGPU_KINDS; kind++)
             atomic_store_explicit(&body->by_kind[card][kind], 0, memory_order_relaxed);
         atomic_store_explicit(&body->gpu_ns[card], 0, memory_order_relaxed);
+        atomic_store_explicit(&body->throttled_ns[card], 0, memory_order_relaxed);
+        atomic_store_explicit(&body->launches[card], 0, memory_order_relaxed);
     }
 }
 

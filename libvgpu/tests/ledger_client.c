@@ -173,6 +173,9 @@ static void obey(const char *command, const char *first, const char *second, con
     } else if (strcmp(command, "time") == 0) {
         vgpu_count_gpu_time(number, strtoull(second, NULL, 10), strtoull(third, NULL, 10));
         puts("ok");
+    } else if (strcmp(command, "throttled") == 0) {
+        vgpu_count_throttled(number, strtoull(second, NULL, 10));
+        puts("ok");
     } else if (strcmp(command, "size") == 0) {
         uint64_t bytes;
         if (vgpu_parse_size(first, &bytes))

@@ -175,16 +175,23 @@ def test_statistics_are_the_process_s_own_and_go_with_it(region: Region) -> None
         client.ask("kind 0 0 10")
         client.ask("kind 0 0 -3")
         client.ask("time 0 5000 3")
+        client.ask("throttled 0 700")
         usage = region.usage()
         assert usage.cards[0].by_kind == usage.processes[0].by_kind[0]
         assert usage.cards[0].by_kind["buffer"] == 600
         assert usage.cards[0].by_kind["context"] == 7
-        assert (usage.processes[0].gpu_ns, usage.cards[0].gpu_ns, usage.cards[0].launches) == ((5000,), 5000, 3)
+        process, card = usage.processes[0], usage.cards[0]
+        assert (process.gpu_ns, process.launches, process.throttled_ns) == ((5000,), (3,), (700,))
+        assert (card.gpu_ns, card.launches, card.throttled_ns) == (5000, 3, 700)
         client.kill()
     region.reap()
     card = region.usage().cards[0]
     assert set(card.by_kind.values()) == {0}
-    assert (card.gpu_ns, card.launches) == (5000, 3)
+    assert (card.gpu_ns, card.launches, card.throttled_ns) == (5000, 3, 700)
+    with in_region(region) as client:  # the next process in that slot begins at nothing
+        assert client.charge(1) is not None
+        process = region.usage().processes[0]
+        assert (process.gpu_ns, process.launches, process.throttled_ns) == ((0,), (0,), (0,))
 
 
 # Fork, exec and odd ways to live on

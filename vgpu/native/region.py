@@ -40,6 +40,7 @@ class Limits(msgspec.Struct, frozen=True):
     core_policy: CorePolicy = "fixed"
     priority: int = 0  #: 0 high, 1 low
     host_memory: int | None = 0  #: budget of host memory behind each card; None: no limit
+    burst_ms: int = 0  #: GPU time that idling earns at most, in ms of wall time: 20 to 100; 0: 50
     allow_disable_control: bool = False
     oversubscribe: bool = False
     kill_on_oom: bool = False
@@ -72,6 +73,8 @@ class ProcessUsage(msgspec.Struct, frozen=True):
     used: tuple[int, ...]
     by_kind: tuple[dict[str, int], ...]
     gpu_ns: tuple[int, ...]
+    throttled_ns: tuple[int, ...]
+    launches: tuple[int, ...]
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -127,6 +130,9 @@ def _fill(out: Any, limits: Limits) -> None:
     out.core_policy = _POLICIES.index(limits.core_policy)
     out.priority = _natural(limits.priority, "priority", 1)
     out.host_memory = _NO_LIMIT if limits.host_memory is None else _natural(limits.host_memory, "host_memory")
+    if limits.burst_ms and not 20 <= limits.burst_ms <= 100:
+        raise ValueError(f"burst_ms is {limits.burst_ms}; allowed: 20 to 100, or 0 for 50")
+    out.burst_ms = limits.burst_ms
     for index, limit in enumerate(limits.cards):
         card, where = out.cards[index], f"cards[{index}]"
         uuid = limit.uuid.encode()
@@ -159,6 +165,7 @@ def _limits(raw: Any) -> Limits:
         core_policy=_POLICIES[raw.core_policy],
         priority=raw.priority,
         host_memory=None if raw.host_memory == _NO_LIMIT else raw.host_memory,
+        burst_ms=raw.burst_ms,
         allow_disable_control=bool(raw.flags & lib.VGPU_ALLOW_DISABLE_CONTROL),
         oversubscribe=bool(raw.flags & lib.VGPU_OVERSUBSCRIBE),
         kill_on_oom=bool(raw.flags & lib.VGPU_KILL_ON_OOM),
@@ -191,6 +198,8 @@ def _process_usage(raw: Any, cards: int) -> ProcessUsage:
         used=tuple(raw.used[0:cards]),
         by_kind=tuple(_kinds(kinds) for kinds in raw.by_kind[0:cards]),
         gpu_ns=tuple(raw.gpu_ns[0:cards]),
+        throttled_ns=tuple(raw.throttled_ns[0:cards]),
+        launches=tuple(raw.launches[0:cards]),
     )
 
 

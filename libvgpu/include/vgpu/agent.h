@@ -35,6 +35,8 @@ struct vgpu_limits {
     uint32_t core_policy;    /* enum vgpu_core_policy */
     uint32_t priority;       /* 0 high, 1 low */
     uint64_t host_memory;    /* budget of host memory behind each card; 0: none, VGPU_NO_LIMIT: no limit */
+    uint32_t burst_ms;       /* GPU time that idling earns at most, in ms of wall time: 20 to 100; 0: 50 */
+    uint32_t reserved;
     struct vgpu_card_limit cards[16];
 };
 
@@ -57,6 +59,8 @@ struct vgpu_process_usage {
     uint64_t used[16];       /* charge per card of the limits file */
     uint64_t by_kind[16][6];
     uint64_t gpu_ns[16];
+    uint64_t throttled_ns[16];
+    uint64_t launches[16];
 };
 
 struct vgpu_usage {

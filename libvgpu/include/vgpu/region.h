@@ -11,12 +11,13 @@
 
 #include "vgpu/agent.h"
 
-#define VGPU_REGION_ABI 1u
+#define VGPU_REGION_ABI 2u
 #define VGPU_LIMITS_MAGIC 0x6c696d6975706776ull /* "vgpuimil" */
 #define VGPU_USAGE_MAGIC 0x6567617375706776ull  /* "vgpusage" */
 #define VGPU_SLOTS VGPU_MAX_PROCESSES
 #define VGPU_LANES 16u        /* per slot: operations that one process has in flight at once */
 #define VGPU_CACHE_LINE 64
+#define VGPU_RUNS 64         /* busy intervals that a container remembers per card; power of two */
 
 enum vgpu_account_index { VGPU_DEVICE_BYTES, VGPU_HOST_BYTES, VGPU_ACCOUNTS };
 
@@ -39,6 +40,9 @@ struct vgpu_limits_file {
         _Atomic uint32_t share;        /* elastic: percent that this container may use now */
         _Atomic uint32_t yield;        /* a high-priority container has work */
         uint32_t reserved;
+        /* cumulative GPU time that this container was charged while its neighbours had the card (time slices in its measured intervals);
+         * whoever launches next takes what is new back, see vgpu_pacer_card.refund_taken */
+        _Atomic uint64_t refund_ns;
     } arbiter[VGPU_MAX_CARDS] __attribute__((aligned(VGPU_CACHE_LINE)));
 };
 
@@ -80,11 +84,23 @@ struct vgpu_slot_head {
 struct vgpu_slot {
     _Atomic uint64_t by_kind[VGPU_MAX_CARDS][VGPU_KINDS]; /* but VGPU_KIND_BUFFER: the rest of what the lanes hold */
     _Atomic uint64_t gpu_ns[VGPU_MAX_CARDS];
+    _Atomic uint64_t throttled_ns[VGPU_MAX_CARDS];
+    _Atomic uint64_t launches[VGPU_MAX_CARDS];
     struct vgpu_lane lanes[VGPU_LANES][VGPU_MAX_CARDS][VGPU_ACCOUNTS];
 } __attribute__((aligned(4096)));
 
+/* One measured busy interval of the container on a card, CLOCK_MONOTONIC ns. end_ns 0: being written, or its writer was killed. */
+struct vgpu_run {
+    _Atomic uint64_t begin_ns, end_ns;
+};
+
 struct vgpu_pacer_card {
     _Atomic uint64_t tat;          /* theoretical arrival time of GCRA, CLOCK_MONOTONIC ns */
+    /* The latest end of what was launched, as far as it is known: start of the last launch, or the start that a waiting one has reserved,
+     * CLOCK_MONOTONIC ns; only ever raised. The container has work as long as this is not more than VGPU_ACTIVE_NS ago: it expires, whoever
+     * was killed. */
+    _Atomic uint64_t wanted_until;
+    _Atomic uint64_t refund_taken; /* how much of the arbiter's refund_ns has been applied to tat and gpu_ns */
     _Atomic uint64_t gpu_ns;
     _Atomic uint64_t throttled_ns;
     _Atomic uint64_t launches;
@@ -93,7 +109,14 @@ struct vgpu_pacer_card {
     _Atomic uint64_t window_start;  /* CLOCK_MONOTONIC ns of the window under way */
     _Atomic uint64_t window_gpu_ns; /* gpu_ns at its start */
     _Atomic uint64_t window_share;  /* of the window before it: GPU ns per 1000 ns */
+    /* Ring of the last measured launches of VGPU_LONG_RUN_NS and more. A writer takes number i = run_count++, stores end_ns = 0, begin_ns, then
+     * end_ns (release) into runs[i % VGPU_RUNS]. */
+    _Atomic uint64_t run_count;
+    struct vgpu_run runs[VGPU_RUNS];
 } __attribute__((aligned(VGPU_CACHE_LINE)));
+
+#define VGPU_ACTIVE_NS 30000000u   /* see wanted_until */
+#define VGPU_LONG_RUN_NS 500000u   /* launches from here on are measured one by one, pay what they took, and appear in runs */
 
 /* Open-file-description locks on `usage`: byte i belongs to slot i and is held as long as its process, or a child that inherited it, lives. */
 #define VGPU_LOCK_SLOT(i) (i)
