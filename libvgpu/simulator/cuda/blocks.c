@@ -137,16 +137,11 @@ bool block_take(CUdeviceptr address, enum block_kind last, struct block *out)
     return found;
 }
 
-CUresult graph_memory_back(CUdeviceptr address)
+struct block *block_of_graph(CUdeviceptr address)
 {
     CUdeviceptr base;
     struct block *block = decode(address, &base);
-    if (!block || !block->live || block->kind != BLOCK_GRAPH || base != address)
-        return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = block->absent ? charge(block->context->card, block->size) : CUDA_SUCCESS;
-    if (!result)
-        block->absent = false;
-    return result;
+    return block && block->live && block->kind == BLOCK_GRAPH && base == address ? block : NULL;
 }
 
 void block_each(bool (*match)(const struct block *, void *), void (*visit)(const struct block *, void *), void *argument)

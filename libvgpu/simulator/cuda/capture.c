@@ -11,6 +11,7 @@
 
 struct capture {
     CUgraph graph;
+    bool given; /* by the program, which keeps it */
     CUstream origin;
     CUstreamCaptureMode mode;
     uint64_t id;
@@ -140,7 +141,7 @@ CUresult capture_alloc(CUstream stream, CUdeviceptr *out, size_t bytes)
     CUresult result = captured(stream, NODE_ALLOC, &node);
     if (result)
         return result;
-    node->address = block_new(bytes, stream->context, BLOCK_GRAPH, NULL);
+    node->address = graph_address(stream->capture->graph, stream->context, bytes);
     if (!node->address) {
         stream->capture->invalid = true;
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -152,23 +153,32 @@ CUresult capture_alloc(CUstream stream, CUdeviceptr *out, size_t bytes)
 CUresult capture_free(CUstream stream, CUdeviceptr address)
 {
     CUgraphNode node;
-    CUresult result = captured(stream, NODE_FREE, &node);
+    struct capture *capture = stream->capture;
+    CUresult result = capture && !capture->invalid ? graph_address_check(capture->graph, address) : CUDA_SUCCESS;
+    if (result)
+        capture->invalid = true;
+    else
+        result = captured(stream, NODE_FREE, &node);
     if (!result)
         node->address = address;
     return result;
 }
 
-/* A graph that is launched into a capture becomes part of it. */
-CUresult capture_nodes(CUstream stream, const struct CUgraphNode_st *nodes, size_t count)
+/* A graph that is launched into a capture becomes part of it, unless it has memory nodes, which no child graph may have. */
+CUresult capture_exec(CUstream stream, CUgraphExec exec)
 {
     if (!stream->capture)
         return elsewhere(stream);
-    for (size_t i = 0; i < count; i++) {
+    if (exec->memory) {
+        stream->capture->invalid = true;
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    for (size_t i = 0; i < exec->count; i++) {
         CUgraphNode node;
-        CUresult result = captured(stream, nodes[i].kind, &node);
+        CUresult result = captured(stream, exec->nodes[i].kind, &node);
         if (result)
             return result;
-        struct CUgraphNode_st copy = nodes[i];
+        struct CUgraphNode_st copy = exec->nodes[i];
         copy.object = node->object;
         copy.graph = node->graph;
         *node = copy;
@@ -236,7 +246,7 @@ static bool unjoined(const struct capture *capture)
 }
 
 struct offender {
-    bool own_thread;
+    bool own_thread, found;
     long thread;
 };
 
@@ -246,7 +256,7 @@ static void invalidate(void *handle, void *argument)
     struct offender *offender = argument;
     if (capture && capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED &&
         (capture->thread == offender->thread || (!offender->own_thread && capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL)))
-        capture->invalid = true;
+        capture->invalid = offender->found = true;
 }
 
 /* The rules of cuThreadExchangeStreamCaptureMode: which captures make an unsafe call fail, and break by it. */
@@ -264,8 +274,9 @@ CUresult capture_forbids(CUstream stream)
     bool own_only = thread->capture_mode == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     if (!thread->captures && (own_only || !atomic_load(&global_captures)))
         return CUDA_SUCCESS;
-    object_each(OBJECT_STREAM, invalidate, &(struct offender){.own_thread = own_only, .thread = syscall(SYS_gettid)});
-    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    struct offender offender = {.own_thread = own_only, .thread = syscall(SYS_gettid)};
+    object_each(OBJECT_STREAM, invalidate, &offender);
+    return offender.found ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
 
 static void count_capture(CUstreamCaptureMode mode, int by)
@@ -278,9 +289,9 @@ static void count_capture(CUstreamCaptureMode mode, int by)
         atomic_fetch_add(&global_captures, by);
 }
 
-CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode)
+/* Into a graph of the program, or a new one. */
+static CUresult begin(CUstream handle, CUstreamCaptureMode mode, CUgraph given)
 {
-    INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
     if (result)
@@ -292,15 +303,34 @@ CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode)
     if (stream->capture)
         return CUDA_ERROR_ILLEGAL_STATE;
     struct capture *capture = calloc(1, sizeof *capture);
-    CUgraph graph = capture ? object_new(OBJECT_GRAPH) : NULL;
+    CUgraph graph = !capture ? NULL : given ? given : object_new(OBJECT_GRAPH);
     if (!graph) {
         free(capture);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    *capture = (struct capture){.graph = graph, .origin = stream, .mode = mode, .id = driver_id(), .thread = syscall(SYS_gettid)};
+    *capture = (struct capture){.graph = graph, .given = given, .origin = stream, .mode = mode, .id = driver_id(), .thread = syscall(SYS_gettid)};
     join(stream, capture);
     count_capture(mode, 1);
     return CUDA_SUCCESS;
+}
+
+CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode)
+{
+    INJECT();
+    return begin(handle, mode, NULL);
+}
+
+CUresult cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph, const CUgraphNode *dependencies, const CUgraphEdgeData *edges, size_t count,
+                                     CUstreamCaptureMode mode)
+{
+    INJECT();
+    (void)edges;
+    if (!object_is(graph, OBJECT_GRAPH) || (count && !dependencies))
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < count; i++)
+        if (!object_is(dependencies[i], OBJECT_NODE) || dependencies[i]->graph != graph)
+            return CUDA_ERROR_INVALID_VALUE;
+    return begin(handle, mode, graph);
 }
 
 CUresult cuStreamBeginCapture(CUstream stream) { INJECT(); return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL); }
@@ -315,6 +345,33 @@ static void leave(void *handle, void *capture)
     }
     if (object->type == OBJECT_EVENT && ((CUevent)handle)->capture == capture)
         ((CUevent)handle)->capture = NULL;
+}
+
+/* Its streams and events are as before it. */
+static void end(struct capture *capture, bool keep)
+{
+    object_each(OBJECT_STREAM, leave, capture);
+    object_each(OBJECT_EVENT, leave, capture);
+    count_capture(capture->mode, -1);
+    if (!keep && !capture->given)
+        graph_free(capture->graph);
+    free(capture->recorded);
+    free(capture);
+}
+
+void capture_abandon(CUstream stream)
+{
+    struct capture *capture = stream->capture;
+    if (!capture)
+        return;
+    if (capture->origin == stream) {
+        end(capture, false);
+        return;
+    }
+    capture->invalid = true;
+    stream->capture = NULL;
+    if (!(stream->flags & CU_STREAM_NON_BLOCKING))
+        blocking_captures--;
 }
 
 CUresult cuStreamEndCapture(CUstream handle, CUgraph *out)
@@ -333,18 +390,11 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph *out)
     }
     if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != syscall(SYS_gettid))
         return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-    object_each(OBJECT_STREAM, leave, capture);
-    object_each(OBJECT_EVENT, leave, capture);
-    count_capture(capture->mode, -1);
-    if (capture->invalid || unjoined(capture)) {
-        graph_free(capture->graph);
-        *out = NULL;
-        result = capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
-    } else {
-        *out = capture->graph;
-    }
-    free(capture->recorded);
-    free(capture);
+    result = capture->invalid      ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+             : unjoined(capture) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+                                   : CUDA_SUCCESS;
+    *out = result ? NULL : capture->graph;
+    end(capture, !result);
     return result;
 }
 

@@ -49,7 +49,9 @@ static void block_gone(const struct block *block, void *context)
         external_release(block);
     if (block->shared)
         ipc_forget(block);
-    if (!block->absent && block->kind < BLOCK_EXTERNAL)
+    if (block->kind == BLOCK_GRAPH && !block->absent)
+        graph_memory_release(block);
+    else if (block->kind < BLOCK_GRAPH)
         uncharge(((CUcontext)context)->card, block->size);
 }
 
@@ -58,8 +60,10 @@ static void object_of(void *handle, void *context)
     struct object *object = handle;
     switch (object->type) {
     case OBJECT_STREAM:
-        if (((CUstream)handle)->context == context)
+        if (((CUstream)handle)->context == context) {
+            capture_abandon(handle);
             object_free(handle);
+        }
         break;
     case OBJECT_EVENT:
         if (((CUevent)handle)->context == context)
@@ -92,6 +96,7 @@ void context_destroy(CUcontext context)
         object_each(owned[i], object_of, context);
     imports_of_context_drop(context);
     block_each(block_of, block_gone, context);
+    graph_memory_trim(context->card);
     ranges_of_context_drop(context);
     atomic_fetch_sub(&driver.sim.self->cards[context->card].contexts, 1);
     uncharge(context->card, driver.sim.profile->context_bytes);

@@ -249,8 +249,8 @@ CUdeviceptr block_new(uint64_t size, CUcontext context, enum block_kind kind, vo
 void block_contents(CUdeviceptr base, char *contents);
 /* The live block that holds an address, with its base; NULL: none. */
 struct block *block_find(CUdeviceptr address, CUdeviceptr *base);
-/* Gives memory to the address of a captured allocation, if it has none now. */
-CUresult graph_memory_back(CUdeviceptr address);
+/* The block of a graph's allocation that begins at an address, with or without memory now; NULL: none. */
+struct block *block_of_graph(CUdeviceptr address);
 /* Takes a block out if `address` is the base of a live one of at most the kind `last`; its fields are copied to `out`. */
 bool block_take(CUdeviceptr address, enum block_kind last, struct block *out);
 /* Frees every block for which match says so, telling visit about each. */
@@ -272,6 +272,10 @@ int shared_memory_file(const char *name);
 char *shared_map(int fd, uint64_t offset, uint64_t size);
 /* Makes *contents (NULL: none yet) part of a file, from `offset`, without moving them in this address space. */
 bool shared_move(int fd, uint64_t offset, char **contents, uint64_t size);
+
+/* graph_memory.c */
+void graph_memory_release(const struct block *block);
+void graph_memory_trim(int card);
 
 /* ipc.c */
 void ipc_forget(const struct block *block);
@@ -353,6 +357,8 @@ CUresult capture_wait(CUstream stream, CUevent event);
 CUresult capture_host(CUstream stream, CUhostFn function, void *data);
 CUresult capture_alloc(CUstream stream, CUdeviceptr *out, size_t bytes);
 CUresult capture_free(CUstream stream, CUdeviceptr address);
+/* A stream goes: the capture that began on it ends without a graph, one that it joined breaks. */
+void capture_abandon(CUstream stream);
 /* CUDA_ERROR_STREAM_CAPTURE_IMPLICIT where work of the legacy stream would wait for a stream under capture. */
 CUresult capture_implicit(CUstream stream);
 /* Whether a call that waits for the device must fail because of an open capture. */

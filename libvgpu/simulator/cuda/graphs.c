@@ -4,14 +4,6 @@
 
 #include "cuda/graph.h"
 
-struct CUgraphExec_st {
-    struct object object;
-    CUcontext context;
-    unsigned long long flags;
-    size_t count;
-    struct CUgraphNode_st *nodes; /* copies, in the order in which they run */
-};
-
 CUgraphNode graph_add(CUgraph graph, enum node_kind kind)
 {
     if (graph->count == graph->room) {
@@ -104,6 +96,109 @@ CUresult cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode 
     return explicit_node(out, graph, dependencies, count, NODE_EMPTY);
 }
 
+CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                                CUDA_MEM_ALLOC_NODE_PARAMS *params)
+{
+    ENTER_CONTEXT(context);
+    if (!params || !params->bytesize || params->poolProps.allocType != CU_MEM_ALLOCATION_TYPE_PINNED ||
+        params->poolProps.handleTypes != CU_MEM_HANDLE_TYPE_NONE)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (params->poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    int device = params->poolProps.location.id;
+    if (device < 0 || device >= driver.count)
+        return CUDA_ERROR_INVALID_DEVICE;
+    if (context->device != device)
+        context = driver.primary[device];
+    if (!context)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (params->bytesize > driver.sim.profile->total)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUdeviceptr address = object_is(graph, OBJECT_GRAPH) ? graph_address(graph, context, params->bytesize) : 0;
+    if (!address)
+        return object_is(graph, OBJECT_GRAPH) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
+    CUresult result = explicit_node(out, graph, dependencies, count, NODE_ALLOC);
+    if (!result)
+        params->dptr = (*out)->address = address;
+    return result;
+}
+
+CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *out)
+{
+    ENTER();
+    if (!out || !object_is(node, OBJECT_NODE) || node->kind != NODE_ALLOC)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct block *block = block_of_graph(node->address);
+    if (!block)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = (CUDA_MEM_ALLOC_NODE_PARAMS){
+        .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = block->context->device}},
+        .bytesize = block->size,
+        .dptr = node->address,
+    };
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count, CUdeviceptr address)
+{
+    INJECT();
+    CUresult result = object_is(graph, OBJECT_GRAPH) ? graph_address_check(graph, address) : CUDA_ERROR_INVALID_VALUE;
+    if (!result)
+        result = explicit_node(out, graph, dependencies, count, NODE_FREE);
+    if (!result)
+        (*out)->address = address;
+    return result;
+}
+
+CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *out)
+{
+    ENTER();
+    if (!out || !object_is(node, OBJECT_NODE) || node->kind != NODE_FREE)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = node->address;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count, CUgraphNodeParams *params)
+{
+    INJECT();
+    if (!params)
+        return CUDA_ERROR_INVALID_VALUE;
+    switch (params->type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL: {
+        const CUDA_KERNEL_NODE_PARAMS_v3 *kernel = &params->kernel;
+        return cuGraphAddKernelNode_v2(out, graph, dependencies, count,
+                                       &(CUDA_KERNEL_NODE_PARAMS){.func = kernel->func,
+                                                                  .kern = kernel->kern,
+                                                                  .gridDimX = kernel->gridDimX,
+                                                                  .gridDimY = kernel->gridDimY,
+                                                                  .gridDimZ = kernel->gridDimZ,
+                                                                  .blockDimX = kernel->blockDimX,
+                                                                  .blockDimY = kernel->blockDimY,
+                                                                  .blockDimZ = kernel->blockDimZ,
+                                                                  .sharedMemBytes = kernel->sharedMemBytes});
+    }
+    case CU_GRAPH_NODE_TYPE_EMPTY: return cuGraphAddEmptyNode(out, graph, dependencies, count);
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC: {
+        CUDA_MEM_ALLOC_NODE_PARAMS old;
+        memcpy(&old, &params->alloc, sizeof old); /* the second version has the same fields */
+        CUresult result = cuGraphAddMemAllocNode(out, graph, dependencies, count, &old);
+        params->alloc.dptr = old.dptr;
+        return result;
+    }
+    case CU_GRAPH_NODE_TYPE_MEM_FREE: return cuGraphAddMemFreeNode(out, graph, dependencies, count, params->free.dptr);
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
+}
+
+CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, const CUgraphEdgeData *edges, size_t count,
+                           CUgraphNodeParams *params)
+{
+    INJECT();
+    (void)edges;
+    return cuGraphAddNode(out, graph, dependencies, count, params);
+}
+
 CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
 {
     ENTER();
@@ -134,10 +229,15 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned l
     ENTER_CONTEXT(context);
     if (!out || !object_is(graph, OBJECT_GRAPH))
         return CUDA_ERROR_INVALID_VALUE;
+    bool memory = graph_allocates(graph);
+    if (memory && graph->exec)
+        return CUDA_ERROR_NOT_SUPPORTED; /* cuda.h: only one instantiation may exist at any point in time */
     CUgraphExec exec = object_new(OBJECT_GRAPH_EXEC);
     if (!exec)
         return CUDA_ERROR_OUT_OF_MEMORY;
     exec->context = context;
+    exec->source = graph;
+    exec->memory = memory;
     exec->flags = flags;
     exec->nodes = calloc(graph->count + 1, sizeof *exec->nodes);
     if (!exec->nodes) {
@@ -146,6 +246,9 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned l
     }
     for (size_t i = 0; i < graph->count; i++)
         exec->nodes[exec->count++] = *graph->nodes[i];
+    exec->cards = graph_cards(exec->nodes, exec->count);
+    if (memory)
+        graph->exec = exec;
     *out = exec;
     return CUDA_SUCCESS;
 }
@@ -156,6 +259,8 @@ CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph, CUDA_GRAP
     if (!params)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = cuGraphInstantiateWithFlags(out, graph, params->flags);
+    if (!result && params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD && (result = cuGraphUpload(*out, params->hUploadStream)))
+        cuGraphExecDestroy(*out);
     params->result_out = result ? CUDA_GRAPH_INSTANTIATE_ERROR : CUDA_GRAPH_INSTANTIATE_SUCCESS;
     return result;
 }
@@ -201,12 +306,17 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle)
         return result;
     if (!object_is(exec, OBJECT_GRAPH_EXEC))
         return CUDA_ERROR_INVALID_VALUE;
-    result = capture_nodes(stream, exec->nodes, exec->count);
+    result = capture_exec(stream, exec);
     if (result != CUDA_ERROR_NOT_READY)
         return result;
-    result = CUDA_SUCCESS;
+    result = graph_memory_clear(exec);
+    if (!result)
+        result = graph_memory_reserve(exec, stream);
+    if (result)
+        return result;
     for (size_t i = 0; i < exec->count && !result; i++)
         result = run(stream, &exec->nodes[i]);
+    graph_memory_occupied(exec, stream);
     return result;
 }
 
@@ -215,7 +325,12 @@ CUresult cuGraphUpload(CUgraphExec exec, CUstream handle)
     INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
-    return result ? result : object_is(exec, OBJECT_GRAPH_EXEC) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (result || !object_is(exec, OBJECT_GRAPH_EXEC))
+        return result ? result : CUDA_ERROR_INVALID_VALUE;
+    result = graph_memory_reserve(exec, stream);
+    if (!result)
+        graph_memory_occupied(exec, stream);
+    return result;
 }
 
 CUresult cuGraphExecGetFlags(CUgraphExec exec, cuuint64_t *flags)
@@ -232,6 +347,8 @@ CUresult cuGraphExecDestroy(CUgraphExec exec)
     ENTER();
     if (!object_is(exec, OBJECT_GRAPH_EXEC))
         return CUDA_ERROR_INVALID_VALUE;
+    if (object_is(exec->source, OBJECT_GRAPH) && exec->source->exec == exec)
+        exec->source->exec = NULL;
     free(exec->nodes);
     object_free(exec);
     return CUDA_SUCCESS;

@@ -69,6 +69,10 @@ CUresult memory_free(CUdeviceptr address)
     if (block_take(address, BLOCK_EXTERNAL, &block)) {
         if (block.kind == BLOCK_POOL)
             return pool_release(&block);
+        if (block.kind == BLOCK_GRAPH) {
+            graph_memory_release(&block);
+            return CUDA_SUCCESS;
+        }
         if (block.kind == BLOCK_EXTERNAL) {
             external_release(&block);
             return CUDA_SUCCESS;

@@ -111,6 +111,10 @@ PER_THREAD(cuStreamAddCallback, _ptsz,
 PER_THREAD(cuStreamAttachMemAsync, _ptsz, (CUstream hStream, CUdeviceptr dptr, size_t length, unsigned int flags), (hStream, dptr, length, flags))
 PER_THREAD(cuStreamBeginCapture, _ptsz, (CUstream hStream), (hStream))
 PER_THREAD(cuStreamBeginCapture_v2, _ptsz, (CUstream hStream, CUstreamCaptureMode mode), (hStream, mode))
+PER_THREAD(cuStreamBeginCaptureToGraph, _ptsz,
+           (CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies,
+            CUstreamCaptureMode mode),
+           (hStream, hGraph, dependencies, dependencyData, numDependencies, mode))
 PER_THREAD(cuStreamEndCapture, _ptsz, (CUstream hStream, CUgraph *phGraph), (hStream, phGraph))
 PER_THREAD(cuStreamGetCaptureInfo, _ptsz,
            (CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out),

@@ -111,6 +111,7 @@ CUresult cuStreamDestroy_v2(CUstream stream)
     ENTER();
     if (!object_is(stream, OBJECT_STREAM) || stream == stream->context->legacy)
         return CUDA_ERROR_INVALID_HANDLE;
+    capture_abandon(stream);
     object_free(stream);
     return CUDA_SUCCESS;
 }
