@@ -1,0 +1,120 @@
+"""`python -m tests.cluster`: makes a Kubernetes node of real programs on this machine and runs the checks on it.
+
+As root. `run` (default) makes the cluster, runs the checks and ends it; `up` leaves it running until it is interrupted;
+`prepare` only fills the cache. Exit status: 0 all checks passed, 1 one failed, 2 the cluster cannot be made here.
+"""
+
+import argparse
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.cluster import binaries, cache, debian, images, namespaces
+from tests.cluster.checks import CHECKS
+from tests.cluster.collect import collect
+from tests.cluster.errors import ClusterError
+from tests.cluster.node import Node
+from tests.cluster.report import Report
+from tests.cluster.versions import SETS, VersionSet
+from tests.tools import helm
+
+INSIDE = "VGPU_CLUSTER_INSIDE"  #: archives of the images, when the namespaces are there
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
+    parser.add_argument("action", nargs="?", choices=("run", "up", "prepare"), default="run")
+    parser.add_argument("--set", choices=sorted(SETS), default="1.36", help="versions (default: %(default)s)")
+    parser.add_argument("--only", nargs="+", default=[], metavar="CHECK", help="checks whose names begin like this")
+    parser.add_argument(
+        "--logs", type=Path, default=ROOT / "build/cluster", help="folder of logs (default: %(default)s)"
+    )
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(argv)
+    versions = SETS[options.set]
+    try:
+        if INSIDE in os.environ:
+            archives = [Path(name) for name in os.environ.pop(INSIDE).split(os.pathsep)]
+            namespaces.first_process(lambda: inside(options, versions, archives))
+        namespaces.need_root()
+        archives = prepare(versions)
+        if options.action == "prepare":
+            return 0
+        hold_machine()
+        logs = options.logs.resolve() / versions.name
+        logs.mkdir(parents=True, exist_ok=True)
+        namespaces.remove_old_cgroups()
+        os.environ[INSIDE] = os.pathsep.join(map(str, archives))
+        again = [options.action, "--set", versions.name, "--logs", str(options.logs)]
+        again += ["--only", *options.only] if options.only else []
+        namespaces.enter([sys.executable, "-m", "tests.cluster", *again])
+    except ClusterError as error:
+        print(f"cluster: {error}", file=sys.stderr)
+        return 2
+
+
+def prepare(versions: VersionSet) -> list[Path]:
+    """Programs, packages and images, from the cache or new; the archives of the images."""
+    begin = time.monotonic()
+    debian.install({"nft": "nftables", "ip": "iproute2", "unshare": "util-linux"})
+    binaries.path_of(versions)
+    binaries.cni_plugins()
+    helm.path()
+    archives = images.archives(versions)
+    print(f"programs and images: {time.monotonic() - begin:.1f} s", flush=True)
+    return archives
+
+
+def hold_machine() -> None:
+    """One cluster at a time: kubelets of one machine share their cgroups. The lock lives as long as the processes."""
+    lock = os.open(cache.root() / ".running", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ClusterError("another cluster runs on this machine: wait for its end") from None
+    os.set_inheritable(lock, True)
+
+
+def inside(options: argparse.Namespace, versions: VersionSet, archives: list[Path]) -> int:
+    """In the namespaces: the node, the checks, the report."""
+    logs = options.logs / versions.name
+    begin = time.monotonic()
+    namespaces.prepare([logs])
+    report = Report(logs)
+    node = Node(versions, logs)
+    try:
+        started = report.check("basis/node-ready", lambda: f"{node.start(archives):.1f} s")
+        if options.action == "up" and started:
+            stay(node)
+            return 0
+        chosen = [one for one in CHECKS if one.gate or not options.only or one.name.startswith(tuple(options.only))]
+        for check in chosen:
+            if not started:
+                report.skip(check.name, "an earlier check failed")
+            elif not report.check(check.name, lambda check=check: check.body(node)) and check.gate:
+                started = False
+    finally:
+        if any(one.outcome == "failed" for one in report.results):
+            collect(node.kubectl, logs / "collected")
+    about = f"Kubernetes {versions.kubernetes.version}, {time.monotonic() - begin:.0f} s"
+    return report.close(about)
+
+
+def stay(node: Node) -> None:
+    """Until SIGINT or SIGTERM, with words on how to get in."""
+    inner = Path(f"/proc/self/fd/{os.open('/proc/self', os.O_PATH)}").resolve()
+    print(f"KUBECONFIG={node.kubectl.kubeconfig} PATH={node.env['PATH']}")
+    print(f"nsenter -t $(pgrep -f 'm tests.cluster up' -n) -m -n -p bash   # {inner}", flush=True)
+    signal.sigwait({signal.SIGINT, signal.SIGTERM})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""What is made once and used by all later runs: folders named by what they hold and the hash of how it is made.
+
+`$VGPU_CACHE`, else `vgpu` in `$XDG_CACHE_HOME` or `~/.cache`. A folder appears by a rename once it is whole, so a
+run that was killed leaves nothing that counts, and of two runs at once one makes it and the other waits.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+KEEP_DAYS: Final = 7  #: what was not used for so long goes when something of its name is made
+
+
+def root() -> Path:
+    """The folder of everything that is kept; made if absent."""
+    chosen = os.environ.get("VGPU_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vgpu"
+    folder = (Path(chosen) if chosen else base) / "cluster"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder.resolve()
+
+
+def digest(parts: Iterable[str | bytes | Path]) -> str:
+    """Twelve hexadecimal digits for texts and the contents of files, in their order."""
+    found = hashlib.sha256()
+    for part in parts:
+        content = part.read_bytes() if isinstance(part, Path) else part.encode() if isinstance(part, str) else part
+        found.update(f"{len(content)}\n".encode() + content)
+    return found.hexdigest()[:12]
+
+
+def entry(name: str, key: str, make: Callable[[Path], None]) -> Path:
+    """The folder `<name>-<key>`; where there is none, `make` fills an empty one, which then takes its place."""
+    target = root() / f"{name}-{key}"
+    if target.is_dir():
+        os.utime(target)
+        return target
+    with (root() / f".{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.is_dir():
+            return target
+        for half in root().glob(f".{name}-*.half"):
+            shutil.rmtree(half)
+        half = root() / f".{name}-{key}.half"
+        half.mkdir()
+        make(half)
+        half.rename(target)
+        os.utime(target)
+        for old in root().glob(f"{name}-*"):
+            if old.stat().st_mtime < time.time() - KEEP_DAYS * 86400:
+                shutil.rmtree(old)
+    return target

@@ -1,0 +1,29 @@
+"""The checks, in the order in which they run. A module is a topic; a check is a function of it."""
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from tests.cluster.checks import basis, chart, first_pod
+from tests.cluster.node import Node
+
+
+class Check(msgspec.Struct, frozen=True):
+    body: Callable[[Node], str]  #: figures of a success; raises AssertionError or Refused
+    gate: bool = False  #: nothing after it can pass when it fails
+
+    @property
+    def name(self) -> str:
+        """For people and --only: module and function."""
+        return f"{self.body.__module__.rpartition('.')[2]}/{self.body.__name__}".replace("_", "-")
+
+
+CHECKS: Final = (
+    Check(basis.plain_pod, gate=True),
+    Check(basis.cluster_address),
+    Check(chart.install, gate=True),
+    Check(chart.node_tells_its_cards, gate=True),
+    Check(first_pod.sees_its_slice),
+    Check(first_pod.has_metrics),
+)

@@ -1,0 +1,60 @@
+"""The chart in the cluster."""
+
+import json
+import time
+
+from tests.cluster.credentials import NODE
+from tests.cluster.images import PRODUCT
+from tests.cluster.kubectl import Object, ready
+from tests.cluster.node import Node
+from tests.tools import helm
+
+CARDS = 2
+PROFILE = f"T4x{CARDS}"
+NAMESPACE = "kube-system"
+SECONDS = 180  #: three times what an installation may take
+
+
+def install(node: Node) -> str:
+    """`helm install`, and every pod of the chart ready."""
+    repository, _, tag = PRODUCT.rpartition(":")
+    values = {
+        "simulate": PROFILE,
+        "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
+        "devicePlugin": {"deviceListStrategy": node.versions.strategy},
+        "scheduler": {"kubeScheduler": {"image": {"pullPolicy": "Never"}}},
+    }
+    command = [str(helm.path()), "install", "vgpu", str(helm.CHART), "-n", NAMESPACE, "-f", "-"]
+    begin = time.monotonic()
+    node.kubectl.program(command, stdin=json.dumps(values), timeout=SECONDS)
+    for name in ("deployment/vgpu-scheduler", "daemonset/vgpu-device-plugin"):
+        left = int(SECONDS - (time.monotonic() - begin))
+        node.kubectl.run("rollout", "status", name, "-n", NAMESPACE, f"--timeout={left}s", timeout=left + 10)
+    took = time.monotonic() - begin
+    pods = node.kubectl.items("pods", "-n", NAMESPACE)
+    assert pods
+    assert all(ready(pod) for pod in pods)
+    return f"all ready after {took:.1f} s"
+
+
+def node_tells_its_cards(node: Node) -> str:
+    """Capacity, allocatable and the inventory of the node."""
+
+    def published(found: Object) -> bool:
+        return all(
+            int(found["status"]["allocatable"].get(name, 0)) > 0
+            for name in (
+                "nvidia.com/gpu",
+                "vgpu.io/memory",
+                "vgpu.io/cores",
+                "nvidia.com/gpumem",
+                "nvidia.com/gpucores",
+            )
+        )
+
+    found = node.kubectl.until("published", published, "node", NODE, seconds=60)
+    assert found["metadata"]["labels"]["vgpu.io/present"] == "true"
+    assert len(json.loads(found["metadata"]["annotations"]["vgpu.io/devices"])["devices"]) == CARDS
+    allocatable = found["status"]["allocatable"]
+    assert allocatable["vgpu.io/cores"] == str(100 * CARDS)
+    return f"{allocatable['nvidia.com/gpu']} slices, {allocatable['vgpu.io/memory']} MiB"

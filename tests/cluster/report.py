@@ -1,0 +1,62 @@
+"""Named checks: a line for each as it ends, a JSON file, and a closing line."""
+
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from tests.cluster.errors import ClusterError
+from tests.cluster.kubectl import Refused
+
+
+class Result(msgspec.Struct, frozen=True):
+    name: str
+    outcome: str  #: passed, failed, skipped
+    seconds: float
+    detail: str  #: figures of a check that passed, reason of one that did not
+
+
+class Report:
+    """Collects results; `folder` gets report.json."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.results: list[Result] = []
+
+    def check(self, name: str, body: Callable[[], str]) -> bool:
+        """Runs one check. It passes when `body` returns; what that returns are figures for people."""
+        begin = time.monotonic()
+        try:
+            outcome, detail = "passed", body()
+        except (AssertionError, Refused, ClusterError) as error:
+            outcome, detail = "failed", str(error) or "".join(traceback.format_exception(error)[-2:])
+        except Exception as error:  # noqa: BLE001 a check that is wrong itself fails like any other
+            outcome, detail = "failed", "".join(traceback.format_exception(error))
+        self._add(Result(name, outcome, round(time.monotonic() - begin, 1), detail.strip()))
+        return outcome == "passed"
+
+    def skip(self, name: str, reason: str) -> None:
+        """A check that cannot be made."""
+        self._add(Result(name, "skipped", 0, reason))
+
+    def close(self, about: str) -> int:
+        """Writes report.json and the closing line; the exit status: 0 when nothing failed and something passed."""
+        (self._folder / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(self.results), indent=1))
+        count = {name: sum(one.outcome == name for one in self.results) for name in ("passed", "failed", "skipped")}
+        for one in self.results:
+            if one.outcome == "failed":
+                print(f"failed: {one.name}: {one.detail.splitlines()[0]}", flush=True)
+        print(f"{about}; logs in {self._folder}")
+        skipped = f", {count['skipped']} skipped" if count["skipped"] else ""
+        print(f"{count['passed']} passed, {count['failed']} failed{skipped}", flush=True)
+        return 1 if count["failed"] or not count["passed"] else 0
+
+    def _add(self, result: Result) -> None:
+        self.results.append(result)
+        mark = {"passed": "ok  ", "failed": "FAIL", "skipped": "skip"}[result.outcome]
+        first, *rest = result.detail.splitlines() or [""]
+        print(f"{mark} {result.name:<32} {result.seconds:6.1f} s  {first}", flush=True)
+        for line in rest if result.outcome == "failed" else ():
+            print(f"     {line}", flush=True)

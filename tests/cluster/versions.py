@@ -1,0 +1,67 @@
+"""The sets of versions that a cluster can be made of. The versions themselves stand in the go.mod of each folder."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+BINARIES: Final = Path(__file__).parent / "binaries"
+
+
+class Programs(msgspec.Struct, frozen=True):
+    """Programs of one Go module."""
+
+    folder: str  #: below binaries/
+    module: str  #: whose version counts
+    commands: tuple[str, ...]  #: packages below the module
+    tags: str = ""  #: build tags
+    stamps: tuple[str, ...] = ()  #: packages that carry the version, set when linking
+
+    @property
+    def source(self) -> Path:
+        return BINARIES / self.folder
+
+    @property
+    def version(self) -> str:
+        """Without the v."""
+        found = re.search(
+            rf"^(?:require )?\s*{re.escape(self.module)} v(\S+)", (self.source / "go.mod").read_text(), re.M
+        )
+        if found is None:
+            raise ValueError(f"{self.source / 'go.mod'}: no version of {self.module}")
+        return found[1]
+
+
+def kubernetes(folder: str) -> Programs:
+    names = ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "kubectl", "kubelet")
+    return Programs(
+        folder,
+        "k8s.io/kubernetes",
+        tuple(f"cmd/{name}" for name in names),
+        stamps=("k8s.io/component-base/version", "k8s.io/client-go/pkg/version"),
+    )
+
+
+class VersionSet(msgspec.Struct, frozen=True):
+    """One cluster."""
+
+    name: str
+    kubernetes: Programs
+    containerd: Programs | None  #: none: Debian's package
+    strategy: str  #: how cards reach a container: the chart's devicePlugin.deviceListStrategy
+
+
+CONTAINERD: Final = Programs(
+    "containerd-2.3",
+    "github.com/containerd/containerd/v2",
+    ("cmd/containerd", "cmd/containerd-shim-runc-v2", "cmd/ctr"),
+    tags="no_btrfs,no_zfs,no_devmapper",
+)
+SETS: Final = {
+    found.name: found
+    for found in (
+        VersionSet("1.36", kubernetes("kubernetes-1.36"), CONTAINERD, "cdi"),
+        VersionSet("1.34", kubernetes("kubernetes-1.34"), None, "envvar"),
+    )
+}
