@@ -84,13 +84,23 @@ struct CUmod_st {
     bool opaque; /* an image whose names cannot be read: every name is a function */
 };
 
+#define DURATIONS 8
+struct duration { /* of a kernel's launches, from its name */
+    uint64_t ns[DURATIONS]; /* in turn; of a launch, or of one block */
+    unsigned count;
+    bool per_block;
+    uint64_t argument_unit; /* ns per unit of the first parameter; 0: it says nothing */
+    uint32_t *factors;      /* of a log-normal distribution; NULL: none */
+    uint64_t key;
+    _Atomic uint64_t calls;
+};
+
 #define MAX_PARAMETERS 64
 struct CUfunc_st {
     struct object object;
     CUmodule module;
     char *name;
-    uint64_t duration; /* of a launch, or of one block */
-    bool per_block;
+    struct duration duration;
     int dynamic_shared, carveout, parameters;
     uint16_t *parameter_sizes;
 };
@@ -331,7 +341,12 @@ CUstream stream_new(CUcontext context, unsigned flags, int priority);
 /* The sequence that a wait for everything issued to a stream waits for. */
 uint64_t stream_last(CUstream stream);
 CUresult stream_wait(CUstream stream);
-CUresult stream_launch(CUstream stream, uint64_t duration);
+struct launch_shape {
+    CUfunction function;
+    unsigned grid[3], block[3], shared;
+    uint64_t argument; /* its first parameter, of a function that takes its time from it */
+};
+CUresult stream_launch(CUstream stream, const struct launch_shape *shape);
 void events_settle(void);
 
 /* host.c: what runs on the host in stream order; tickets count host functions */
@@ -339,16 +354,19 @@ CUresult host_launch(CUstream stream, CUhostFn function, void *data);
 bool host_done(uint64_t ticket);
 void host_wait(uint64_t ticket);
 
+/* durations.c */
+void duration_read(struct duration *duration, const char *name);
+void duration_free(struct duration *duration);
+/* Nanoseconds that the next launch takes. */
+uint64_t duration_next(struct duration *duration, uint64_t blocks, uint64_t argument);
+/* The first parameter, where the function's time depends on it. */
+uint64_t function_argument(CUfunction function, void **params, void **extra);
+
 /* modules.c */
 CUresult function_resolve(CUfunction handle, CUcontext context, CUfunction *out);
-uint64_t function_duration(CUfunction function, uint64_t blocks);
 void module_unload(CUmodule module);
 
 /* capture.c: what a stream under capture does instead. CUDA_ERROR_NOT_READY: the stream is not capturing. */
-struct launch_shape {
-    CUfunction function;
-    unsigned grid[3], block[3], shared;
-};
 CUresult capture_kernel(CUstream stream, const struct launch_shape *shape);
 CUresult capture_copy(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes);
 CUresult capture_set(CUstream stream, CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width, size_t height);

@@ -76,7 +76,7 @@ CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphN
         (*out)->kernel = (struct launch_shape){function,
                                                {params->gridDimX, params->gridDimY, params->gridDimZ},
                                                {params->blockDimX, params->blockDimY, params->blockDimZ},
-                                               params->sharedMemBytes};
+                                               params->sharedMemBytes, function_argument(function, params->kernelParams, params->extra)};
     return result;
 }
 
@@ -284,10 +284,7 @@ CUresult cuGraphInstantiate(CUgraphExec *out, CUgraph graph, CUgraphNode *error_
 static CUresult run(CUstream stream, const struct CUgraphNode_st *node)
 {
     switch (node->kind) {
-    case NODE_KERNEL: {
-        const struct launch_shape *k = &node->kernel;
-        return stream_launch(stream, function_duration(k->function, (uint64_t)k->grid[0] * k->grid[1] * k->grid[2]));
-    }
+    case NODE_KERNEL: return stream_launch(stream, &node->kernel);
     case NODE_COPY: return copy_bytes(node->copy.to, node->copy.from, node->copy.bytes);
     case NODE_SET: return set_elements(node->set.to, node->set.pitch, node->set.value, node->set.element, node->set.width, node->set.height);
     case NODE_HOST: return host_launch(stream, node->host.function, node->host.data);

@@ -3,7 +3,7 @@
 
 #define MAX_THREADS 1024u
 
-static CUresult launch(const struct launch_shape *given, CUstream handle)
+static CUresult launch(const struct launch_shape *given, CUstream handle, void **params, void **extra)
 {
     ENTER_CONTEXT(context);
     struct launch_shape shape = *given;
@@ -24,10 +24,9 @@ static CUresult launch(const struct launch_shape *given, CUstream handle)
         return CUDA_ERROR_INVALID_VALUE;
     if (shape.shared > 49152u && (int)shape.shared > shape.function->dynamic_shared)
         return CUDA_ERROR_INVALID_VALUE;
+    shape.argument = function_argument(shape.function, params, extra);
     result = capture_kernel(stream, &shape);
-    if (result != CUDA_ERROR_NOT_READY)
-        return result;
-    return stream_launch(stream, function_duration(shape.function, (uint64_t)shape.grid[0] * shape.grid[1] * shape.grid[2]));
+    return result == CUDA_ERROR_NOT_READY ? stream_launch(stream, &shape) : result;
 }
 
 CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
@@ -36,14 +35,13 @@ CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int g
     ENTER();
     if (params && extra)
         return CUDA_ERROR_INVALID_VALUE;
-    return launch(&(struct launch_shape){function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared}, stream);
+    return launch(&(struct launch_shape){function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, 0}, stream, params, extra);
 }
 
 CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
                                    unsigned int block_y, unsigned int block_z, unsigned int shared, CUstream stream, void **params)
 {
     ENTER();
-    (void)params;
     const struct sim_profile *profile = driver.sim.profile;
     uint64_t threads = (uint64_t)block_x * block_y * block_z, blocks = (uint64_t)grid_x * grid_y * grid_z;
     uint64_t resident = threads ? (uint64_t)profile->threads_per_multiprocessor / threads : 0;
@@ -51,7 +49,7 @@ CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, uns
         resident = (uint64_t)profile->blocks_per_multiprocessor;
     if (threads && threads <= MAX_THREADS && blocks > resident * (uint64_t)profile->multiprocessors)
         return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
-    return launch(&(struct launch_shape){function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared}, stream);
+    return launch(&(struct launch_shape){function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, 0}, stream, params, NULL);
 }
 
 CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags)
@@ -64,7 +62,7 @@ CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned
             return CUDA_ERROR_INVALID_HANDLE;
         cuCtxPushCurrent_v2(list[i].hStream->context);
         CUresult result = cuLaunchCooperativeKernel(list[i].function, list[i].gridDimX, list[i].gridDimY, list[i].gridDimZ, list[i].blockDimX,
-                                                    list[i].blockDimY, list[i].blockDimZ, list[i].sharedMemBytes, list[i].hStream, NULL);
+                                                    list[i].blockDimY, list[i].blockDimZ, list[i].sharedMemBytes, list[i].hStream, list[i].kernelParams);
         cuCtxPopCurrent_v2(NULL);
         if (result)
             return result;
@@ -84,8 +82,8 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
     return launch(&(struct launch_shape){function,
                                          {config->gridDimX, config->gridDimY, config->gridDimZ},
                                          {config->blockDimX, config->blockDimY, config->blockDimZ},
-                                         config->sharedMemBytes},
-                  config->hStream);
+                                         config->sharedMemBytes, 0},
+                  config->hStream, params, extra);
 }
 
 /* The way of CUDA 3: the block shape is set on the function. */
@@ -102,7 +100,7 @@ CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream 
     ENTER();
     if (width <= 0 || height <= 0)
         return CUDA_ERROR_INVALID_VALUE;
-    return launch(&(struct launch_shape){function, {(unsigned)width, (unsigned)height, 1}, {1, 1, 1}, 0}, stream);
+    return launch(&(struct launch_shape){function, {(unsigned)width, (unsigned)height, 1}, {1, 1, 1}, 0, 0}, stream, NULL, NULL);
 }
 
 CUresult cuLaunchGrid(CUfunction function, int width, int height) { INJECT(); return cuLaunchGridAsync(function, width, height, NULL); }

@@ -1,7 +1,4 @@
-/* Modules, libraries and their functions. A kernel does nothing but occupy the card; its name says for how long:
- *   ..._2ms  ..._100us  ..._500ns   one launch takes that long
- *   ..._perblock_200ns              times the number of blocks
- *   anything else                   10 us
+/* Modules, libraries and their functions.
  * Names come from `.entry NAME` of PTX and `.text.NAME` of a cubin. An image that shows none (compressed) has every name that is asked for. */
 #define _GNU_SOURCE
 #include <ctype.h>
@@ -12,43 +9,8 @@
 
 #include "cuda/driver.h"
 
-#define DEFAULT_NS 10000u
 #define FATBIN_WRAPPER 0x466243b1u
 #define FATBIN_MAGIC 0xba55ed50u
-
-static uint64_t unit_of(const char *text, bool mangled)
-{
-    static const struct {
-        const char *name;
-        uint64_t ns;
-    } units[] = {{"ns", 1}, {"us", 1000}, {"ms", 1000000}};
-    for (int i = 0; i < 3; i++)
-        if (strncmp(text, units[i].name, 2) == 0 && (mangled || !isalnum((unsigned char)text[2])))
-            return units[i].ns;
-    return 0;
-}
-
-static void read_duration(CUfunction function)
-{
-    bool mangled = strncmp(function->name, "_Z", 2) == 0; /* there the argument types follow at once */
-    function->duration = DEFAULT_NS;
-    for (const char *at = strchr(function->name, '_'); at; at = strchr(at + 1, '_')) {
-        char *end;
-        if (!isdigit((unsigned char)at[1]))
-            continue;
-        uint64_t number = strtoull(at + 1, &end, 10), unit = unit_of(end, mangled);
-        if (unit && number) {
-            function->duration = number * unit;
-            function->per_block = at - function->name >= 8 && strncmp(at - 8, "perblock", 8) == 0;
-            return;
-        }
-    }
-}
-
-uint64_t function_duration(CUfunction function, uint64_t blocks)
-{
-    return function->per_block ? function->duration * blocks : function->duration;
-}
 
 /* Reads the sizes of an entry's parameters: `.param .u64 name`, `.param .align 8 .b8 name[24]`. */
 static void read_parameters(CUfunction function, const char *text, const char *end)
@@ -95,7 +57,7 @@ static CUfunction add_function(CUmodule module, const char *name, size_t length)
     function->module = module;
     function->name = strndup(name, length);
     function->parameters = -1;
-    read_duration(function);
+    duration_read(&function->duration, function->name);
     functions[module->count++] = function;
     return function;
 }
@@ -183,6 +145,7 @@ void module_unload(CUmodule module)
     for (unsigned i = 0; i < module->count; i++) {
         free(module->functions[i]->name);
         free(module->functions[i]->parameter_sizes);
+        duration_free(&module->functions[i]->duration);
         object_free(module->functions[i]);
     }
     free(module->functions);
@@ -427,6 +390,7 @@ CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name)
         for (unsigned i = 0; i < names.count; i++) {
             free(names.functions[i]->name);
             free(names.functions[i]->parameter_sizes);
+            duration_free(&names.functions[i]->duration);
             object_free(names.functions[i]);
         }
         free(names.functions);

@@ -57,8 +57,10 @@ static void raise_to(_Atomic uint64_t *last, uint64_t sequence)
         ;
 }
 
-CUresult stream_launch(CUstream stream, uint64_t duration)
+CUresult stream_launch(CUstream stream, const struct launch_shape *shape)
 {
+    uint64_t blocks = (uint64_t)shape->grid[0] * shape->grid[1] * shape->grid[2];
+    uint64_t duration = duration_next(&shape->function->duration, blocks, shape->argument);
     CUcontext context = stream->context;
     if (pending[context->card].first)
         events_settle();
