@@ -1,11 +1,11 @@
 /* Virtual memory management: blocks that are made apart from addresses. A block's memory is on the card until its handles are released *and*
  * it is mapped nowhere. */
 #define _GNU_SOURCE
+#include <pthread.h>
 #include <stdlib.h>
 
 #include "charge.h"
 #include "fork.h"
-#include "spin.h"
 
 #define BUCKETS 1024u
 #define GRANULARITY (2u << 20) /* mappings begin at multiples of this on every card */
@@ -26,17 +26,19 @@ struct link {
 };
 
 static struct link *handles[BUCKETS], *mappings[BUCKETS];
-static vgpu_spin lock; /* of all of the above; never held across a driver call */
+/* Held across the driver calls too, which take the order in which it is taken: else a block could be mapped by one thread, with a handle that
+ * another is releasing, and be on the card without a charge. Blocks are made and mapped rarely, and in large pieces. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 void vgpu_blocks_forget(void) {
     for (unsigned i = 0; i < BUCKETS; i++)
         handles[i] = mappings[i] = NULL;
-    atomic_store(&lock, 0);
+    pthread_mutex_init(&lock, NULL);
 }
 
 static void lock_tables(void) {
     vgpu_own_tables();
-    vgpu_spin_lock(&lock);
+    pthread_mutex_lock(&lock);
 }
 
 static struct link **slot_of(struct link **table, uint64_t key) {
@@ -88,53 +90,34 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
         verdict = vgpu_reserve(vgpu_card_of_device(properties->location.id), bytes, &ticket);
     if (verdict == VGPU_REFUSED)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = real(handle, bytes, properties, flags);
     if (verdict == VGPU_UNCHARGED)
-        return result;
-    if (result != CUDA_SUCCESS) {
-        vgpu_uncharge(ticket, bytes);
-        return result;
-    }
+        return real(handle, bytes, properties, flags);
     struct block *block = calloc(1, sizeof *block);
     struct link *link = calloc(1, sizeof *link);
-    if (!block || !link) {
-        free(block);
-        free(link);
-        if (DRIVER(cuMemRelease))
-            DRIVER(cuMemRelease)(*handle);
-        vgpu_uncharge(ticket, bytes);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    *block = (struct block){.bytes = bytes, .ticket = ticket, .references = 1};
-    *link = (struct link){.key = *handle, .count = 1, .block = block};
     lock_tables();
-    add(handles, link);
-    vgpu_spin_unlock(&lock);
+    CUresult result = block && link ? real(handle, bytes, properties, flags) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS) {
+        *block = (struct block){.bytes = bytes, .ticket = ticket, .references = 1};
+        *link = (struct link){.key = *handle, .count = 1, .block = block};
+        add(handles, link);
+    }
+    pthread_mutex_unlock(&lock);
+    if (result == CUDA_SUCCESS)
+        return result;
+    free(block);
+    free(link);
+    vgpu_uncharge(ticket, bytes);
     return result;
 }
 
-/* The hold is taken off before the driver may give the same handle to another thread, and put back if the driver refuses. */
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     CUDA_REAL(cuMemRelease);
     lock_tables();
-    struct link *link = find(handles, handle);
-    struct block *block = link ? link->block : NULL;
-    struct link *gone = link && --link->count == 0 ? take(handles, handle) : NULL;
-    vgpu_spin_unlock(&lock);
     CUresult result = real(handle);
-    if (!block)
-        return result;
-    struct block *last = NULL;
-    lock_tables();
-    if (result == CUDA_SUCCESS) {
-        last = drop(block);
-    } else {
-        link->count++;
-        if (gone)
-            add(handles, gone);
-        gone = NULL;
-    }
-    vgpu_spin_unlock(&lock);
+    struct link *link = result == CUDA_SUCCESS ? find(handles, handle) : NULL;
+    struct block *last = link ? drop(link->block) : NULL;
+    struct link *gone = link && --link->count == 0 ? take(handles, handle) : NULL;
+    pthread_mutex_unlock(&lock);
     free(gone);
     give_back(last);
     return result;
@@ -142,24 +125,18 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 
 CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags) {
     CUDA_REAL(cuMemMap);
-    CUresult result = real(address, size, offset, handle, flags);
-    if (result != CUDA_SUCCESS)
-        return result;
-    lock_tables();
-    bool known = find(handles, handle) != NULL;
-    vgpu_spin_unlock(&lock);
-    struct link *mapping = known ? calloc(1, sizeof *mapping) : NULL;
-    if (!mapping)
-        return result; /* not ours to count; or no memory: then the block is given back when its handle is released */
+    struct link *mapping = calloc(1, sizeof *mapping);
     lock_tables();
     struct link *link = find(handles, handle);
-    if (link) {
+    /* without memory for the record it would be on the card uncharged, when its handle is released */
+    CUresult result = link && !mapping ? CUDA_ERROR_OUT_OF_MEMORY : real(address, size, offset, handle, flags);
+    if (result == CUDA_SUCCESS && link) {
         *mapping = (struct link){.key = address, .size = size, .block = link->block};
         link->block->references++;
         add(mappings, mapping);
         mapping = NULL;
     }
-    vgpu_spin_unlock(&lock);
+    pthread_mutex_unlock(&lock);
     free(mapping);
     return result;
 }
@@ -167,17 +144,24 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
 /* One call may unmap several neighbouring mappings, whole ones only. */
 CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
     CUDA_REAL(cuMemUnmap);
+    struct link *gone = NULL;
+    lock_tables();
     CUresult result = real(address, size);
     for (uint64_t at = address, end = address + size; result == CUDA_SUCCESS && at < end;) {
-        lock_tables();
         struct link *mapping = take(mappings, at);
-        struct block *last = mapping ? drop(mapping->block) : NULL;
-        vgpu_spin_unlock(&lock);
         at += mapping ? mapping->size : GRANULARITY; /* what is not ours, or a gap that the driver allows */
         if (!mapping)
             continue;
-        free(mapping);
-        give_back(last);
+        mapping->block = drop(mapping->block);
+        mapping->next = gone;
+        gone = mapping;
+    }
+    pthread_mutex_unlock(&lock);
+    while (gone) {
+        struct link *next = gone->next;
+        give_back(gone->block);
+        free(gone);
+        gone = next;
     }
     return result;
 }
@@ -185,29 +169,27 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
 /* A new handle, or one more hold of an old one, for the block that is mapped around an address. */
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) {
     CUDA_REAL(cuMemRetainAllocationHandle);
-    CUresult result = real(handle, address);
-    struct link *fresh = result == CUDA_SUCCESS ? calloc(1, sizeof *fresh) : NULL;
-    if (!fresh)
-        return result;
+    struct link *fresh = calloc(1, sizeof *fresh);
     uint64_t target = (uint64_t)(uintptr_t)address;
     lock_tables();
+    CUresult result = real(handle, address);
     struct link *mapping = NULL;
-    for (unsigned i = 0; i < BUCKETS && !mapping; i++)
+    for (unsigned i = 0; result == CUDA_SUCCESS && i < BUCKETS && !mapping; i++)
         for (struct link *m = mappings[i]; m && !mapping; m = m->next)
             if (target >= m->key && target - m->key < m->size)
                 mapping = m;
-    if (mapping) {
-        struct link *link = find(handles, *handle);
-        if (!link) {
-            *fresh = (struct link){.key = *handle, .block = mapping->block};
-            add(handles, fresh);
-            link = fresh;
-            fresh = NULL;
-        }
+    struct link *link = mapping ? find(handles, *handle) : NULL;
+    if (mapping && !link && fresh) {
+        *fresh = (struct link){.key = *handle, .block = mapping->block};
+        add(handles, fresh);
+        link = fresh;
+        fresh = NULL;
+    }
+    if (link) {
         link->count++;
         link->block->references++;
     }
-    vgpu_spin_unlock(&lock);
+    pthread_mutex_unlock(&lock);
     free(fresh);
     return result;
 }

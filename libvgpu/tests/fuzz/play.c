@@ -324,11 +324,8 @@ static CUresult context(struct operation op, unsigned which) {
     case 5: return cuCtxPopCurrent_v2(out);
     case 6:
         result = cuDevicePrimaryCtxRetain(out, device);
-        if (result == CUDA_SUCCESS) {
-            atomic_store(&slots[CONTEXT][op.a % 4u], (uintptr_t)handle);
-            if (op.c & 1)
-                cuCtxSetCurrent(handle);
-        }
+        if (keep_context(result, op.a, &handle) == CUDA_SUCCESS && op.c & 1)
+            cuCtxSetCurrent(handle);
         return result;
     case 7: return op.c & 1 ? cuDevicePrimaryCtxRelease_v2(device) : cuDevicePrimaryCtxRelease(device);
     case 8: return op.c & 1 ? cuDevicePrimaryCtxReset_v2(device) : cuDevicePrimaryCtxReset(device);
@@ -462,20 +459,32 @@ void play_settle(void) {
         cuMemPoolTrimTo((CUmemoryPool)logs[POOL].handle[i], SIZE_MAX);
 }
 
-/* Ends captures, also those that this thread may not end in another mode. */
+/* Captures of the streams that every thread has of its own in each context, and of those that programs made. */
 static void end_captures(void) {
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
     CUgraph graph;
-    cuThreadExchangeStreamCaptureMode(&mode);
     for (unsigned i = 0; i < logged(STREAM); i++)
         if (cuStreamEndCapture((CUstream)logs[STREAM].handle[i], &graph) == CUDA_SUCCESS)
-            cuGraphDestroy(graph);
-    if (cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph) == CUDA_SUCCESS)
-        cuGraphDestroy(graph);
+            made(GRAPH, 0, (uintptr_t)graph, 0);
+    for (unsigned i = 0; i < logged(CONTEXT); i++) {
+        CUcontext popped;
+        if (cuCtxPushCurrent_v2((CUcontext)logs[CONTEXT].handle[i]) != CUDA_SUCCESS)
+            continue;
+        if (cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph) == CUDA_SUCCESS)
+            made(GRAPH, 0, (uintptr_t)graph, 0);
+        cuCtxPopCurrent_v2(&popped);
+    }
+}
+
+void play_leave(void) {
+    pthread_rwlock_wrlock(&rules);
+    end_captures();
+    pthread_rwlock_unlock(&rules);
 }
 
 void play_clean(void) {
     CUcontext context;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    cuThreadExchangeStreamCaptureMode(&mode);
     end_captures();
     for (unsigned i = 0; i < logged(EXEC); i++)
         cuGraphExecDestroy((CUgraphExec)logs[EXEC].handle[i]);

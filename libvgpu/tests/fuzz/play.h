@@ -30,6 +30,8 @@ void world_feature(const struct operation *operation, unsigned result);
 void play_begin(bool concurrent);
 /* The operations of one lane, in this thread. */
 void play(const struct operation *operations, size_t count, unsigned lane);
+/* Ends the captures that this thread alone may end: its last act. */
+void play_leave(void);
 /* Whether the program has used memory pools: they take memory from the card in pieces of up to 32 MiB. */
 bool play_used_pools(void);
 /* Lets the library look at every pool once more: a driver may shrink a pool without being asked. */

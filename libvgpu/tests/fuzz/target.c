@@ -38,6 +38,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments) {
 static void *play_lane(void *argument) {
     const struct lane *lane = argument;
     play(lane->operations, lane->count, lane->number);
+    play_leave();
     return NULL;
 }
 
