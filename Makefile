@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: all venv build demo demo-storm test red-team programs lint bench bench-hooks fuzz storm sanitize clean
+.PHONY: all venv build demo demo-storm test red-team programs lint bench bench-hooks bench-pacer fuzz storm sanitize clean
 
 all: build
 
@@ -52,6 +52,11 @@ bench: build
 # ns per driver call, native and preloaded.
 bench-hooks: build
 	@$(BIN)/python benchmarks/hooks/bench.py
+
+# What share of a simulated card a limit gives, against the limit: three runs, about 20 minutes. QUICK=1: one short run. JOBS=1: one machine at a
+# time. ONLY=TEXT: rows with this in their name. PLOTS=DIR: draws the shares over time there.
+bench-pacer: build
+	@$(BIN)/python benchmarks/pacer/bench.py $(if $(QUICK),,--full) $(if $(JOBS),--jobs $(JOBS)) $(if $(ONLY),--only "$(ONLY)") $(if $(PLOTS),--plots $(PLOTS))
 
 # Random programs against the simulator: SECONDS, SEED, INPUT (plays this file 100 times), FUZZER=libfuzzer (needs clang).
 fuzz: build

@@ -1,0 +1,64 @@
+"""What a launch costs, and what a limited program costs while it does nothing."""
+
+import time
+
+from rig.machine import Machine, Trace
+from rig.report import Plan, Reading, Trial
+from vgpu.native import paths
+
+COST = "Cost"
+TURNS = 3
+IDLE_S = 5
+#: variant: cores of its container (None: no container) and ns that a launch may cost more than without the library
+VARIANTS: dict[str, tuple[int | None, float]] = {
+    "library, no region": (None, 5),
+    "accounting only": (0, 8),
+    "with a limit": (90, 20),
+}
+
+
+def launches(machine: Machine, plan: Plan) -> tuple[list[Reading], Trace | None]:
+    """Mean and 99.9th percentile of launches that nothing holds back; the smallest of some turns, turn by turn."""
+    environments: dict[str, dict[str, str]] = {"driver alone": {}}
+    for name, (cores, _) in VARIANTS.items():
+        preload = {"LD_PRELOAD": str(paths.libvgpu())}
+        region = {} if cores is None else {"VGPU_DIR": str(machine.container(cores).region.directory)}
+        environments[name] = preload | region
+    means: dict[str, list[float]] = {name: [] for name in environments}
+    tails: dict[str, list[float]] = {name: [] for name in environments}
+    for _ in range(TURNS if plan.runs > 1 else 1):
+        for name, variables in environments.items():
+            figures = dict(line.split() for line in machine.output("cost", **variables).splitlines())
+            means[name].append(float(figures["mean"]))
+            tails[name].append(float(figures["p999"]))
+    native = min(means["driver alone"])
+    readings = [
+        Reading("mean ns", native, row="launch, driver alone"),
+        Reading("added ns", 0, row="launch, driver alone"),
+        Reading("p99.9 ns", min(tails["driver alone"]), row="launch, driver alone"),
+    ]
+    for name, (_, bar) in VARIANTS.items():
+        row, mean = f"launch, {name}", min(means[name])
+        readings.append(Reading("mean ns", mean, row=row))
+        readings.append(Reading("added ns", mean - native, bar, 0, "at most", row))
+        readings.append(Reading("p99.9 ns", min(tails[name]), 2000, 0, "at most", row))
+    return readings, None
+
+
+def idle(machine: Machine, _: Plan) -> tuple[list[Reading], Trace | None]:
+    """Processor time of a limited program that has worked and now waits for its user."""
+    program = machine.container(30).start("wide")
+    machine.record(1)
+    program.toggle()
+    machine.record(1)  # what is queued runs out
+    before = program.cpu_seconds()
+    time.sleep(IDLE_S)
+    used = program.cpu_seconds() - before
+    return [Reading("CPU ms in 5 s", used * 1000, 0, 0, "at most")], None
+
+
+def trials() -> list[Trial]:
+    return [
+        Trial(COST, "launch", launches, alone=True, once=True),
+        Trial(COST, "an idle limited process", idle, alone=True, once=True),
+    ]

@@ -1,0 +1,122 @@
+"""Readings of all runs, and the tables that people see."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from rich.console import Console
+from rich.table import Column, Table
+
+from rig.machine import Machine, Trace
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """How long and how often things are measured."""
+
+    warm_s: float
+    measured_s: float
+    runs: int
+
+
+FULL = Plan(warm_s=5, measured_s=6, runs=3)
+QUICK = Plan(warm_s=2, measured_s=3, runs=1)
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """One figure of one run, and what it should be."""
+
+    column: str
+    value: float
+    expected: float | None = None  #: None: only told
+    bar: float = 0  #: how far it may be from `expected`
+    sense: Literal["within", "at most", "at least"] = "within"
+    row: str = ""  #: of the table, where one trial fills several; else the trial's own
+
+    @property
+    def error(self) -> float:
+        """Distance from `expected` in the directions that count; 0 where nothing is expected."""
+        if self.expected is None:
+            return 0
+        error = self.value - self.expected
+        if (self.sense == "at most" and error < 0) or (self.sense == "at least" and error > 0):
+            return 0
+        return error
+
+    @property
+    def met(self) -> bool:
+        return self.expected is None or abs(self.error) <= self.bar
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """Something to run on a machine of its own, again and again."""
+
+    table: str
+    row: str
+    run: Callable[[Machine, Plan], tuple[list[Reading], Trace | None]]
+    alone: bool = False  #: its figures are milliseconds or less: nothing may run beside it
+    once: bool = False  #: what others are compared with; measured in the first run only
+
+    @property
+    def name(self) -> str:
+        return f"{self.table}: {self.row}"
+
+
+def _cell(readings: list[Reading]) -> str:
+    """The reading that is furthest from what it should be, of all runs."""
+    worst = max(readings, key=lambda reading: abs(reading.error))
+    text = f"{worst.value:.1f}" if abs(worst.value) < 1000 else f"{worst.value:.0f}"
+    if worst.expected is None:
+        return text
+    return text if worst.sense == "at most" else f"{text} ({worst.value - worst.expected:+.2f})"
+
+
+def _bar(readings: Iterable[Reading]) -> str:
+    """All bars of a row in words."""
+    words = {
+        f"±{r.bar:g}" if r.sense == "within" else f"{'≤' if r.sense == 'at most' else '≥'} {(r.expected or 0):.4g}"
+        for r in readings
+        if r.expected is not None
+    }
+    return ", ".join(sorted(words))
+
+
+def tables(results: dict[tuple[str, str], list[Reading]], console: Console) -> tuple[int, int]:
+    """Prints a table for each group of rows; returns how many rows met their bars and how many missed."""
+    met = missed = 0
+    for title in dict.fromkeys(table for table, _ in results):
+        rows = {row: readings for (table, row), readings in results.items() if table == title}
+        columns = list(dict.fromkeys(reading.column for readings in rows.values() for reading in readings))
+        table = Table(Column("", no_wrap=True), *columns, "max error", "bar", "", title=title, title_justify="left")
+        for row, readings in rows.items():
+            cells = [[r for r in readings if r.column == column] for column in columns]
+            judged = [r for r in readings if r.expected is not None]
+            good = all(r.met for r in judged)
+            met, missed = met + bool(judged and good), missed + (not good)
+            verdict = ("met" if good else "[bold]missed[/]") if judged else ""
+            worst = f"{max(abs(r.error) for r in judged):.2f}" if judged else ""
+            table.add_row(row, *(_cell(cell) if cell else "" for cell in cells), worst, _bar(judged), verdict)
+        console.print(table)
+    return met, missed
+
+
+class Series(msgspec.Struct, frozen=True):
+    """A trace as it is kept for plots: shares in percent, one value per `step_s`."""
+
+    step_s: float
+    shares: list[list[float]]  #: per program
+
+    @classmethod
+    def of(cls, trace: Trace, step_s: float = 0.1) -> "Series":
+        import numpy as np
+
+        ends = np.arange(0, trace.at[-1], step_s)
+        sums = [np.interp(ends, trace.at, column) for column in trace.busy.T]
+        return cls(step_s, [[round(float(x), 2) for x in np.diff(column) / step_s * 100] for column in sums])
+
+
+def write_json(file: Path, results: dict[tuple[str, str], list[Reading]], series: dict[str, Series]) -> None:
+    """All readings and the traces of the first run."""
+    rows = [{"table": table, "row": row, "readings": readings} for (table, row), readings in results.items()]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(msgspec.json.format(msgspec.json.encode({"rows": rows, "series": series}), indent=1))

@@ -1,0 +1,82 @@
+"""One container with a fixed share, for every way to launch: what share of the card does it get?"""
+
+from functools import partial
+
+from rig.machine import Container, Machine, Trace, share
+from rig.report import Plan, Reading, Trial
+
+LIMITS = (20, 50, 80)  # percent
+SHAPES = {
+    "wide": "async 0.1 ms, grid 1024",
+    "narrow": "async 0.1 ms, grid 64",
+    "2ms": "async 2 ms",
+    "sync": "sync 0.1 ms",
+    "long": "sync 50 ms",
+    "extended": "cuLaunchKernelEx",
+    "cooperative": "cooperative",
+    "graph": "graph of 20 x 0.1 ms",
+    "bursts": "bursts of 20 x 0.5 ms every 30 ms",
+    "lognormal": "log-normal 0.1 ms, sigma 0.2",
+    "alternating": "one key, 10 us and 10 ms in turn",
+    "streams": "4 streams of 1 ms",
+    "persistent": "persistent, 0.2 to 20 ms of work",
+}
+#: programs that rest by themselves: what they take without a limit is measured beside every limit
+RESTING = ("sync", "bursts")
+SINGLE = "One process: share of the card in percent"
+CROWD = "More launchers in one container: share in percent"
+PROCESSES = 4
+
+
+def shares(trace: Trace, plan: Plan) -> tuple[float, list[float]]:
+    """Percent of all programs together and of each, after the warm-up."""
+    window = trace.between(plan.warm_s, trace.at[-1])
+    return share(window.at, window.whole()), [share(window.at, column) for column in window.busy.T]
+
+
+def demand(machine: Machine, container: Container, shape: str, plan: Plan) -> float:
+    """Percent that a program takes of the card when nothing holds it back, region and library as ever."""
+    program = container.start(shape)
+    machine.record(1)
+    trace = machine.record(plan.measured_s / 2)
+    machine.stop(program)
+    return share(trace.at, trace.whole())
+
+
+def single(shape: str, limit: int, machine: Machine, plan: Plan) -> tuple[list[Reading], Trace | None]:
+    """One program with one limit."""
+    readings, expected = [], float(limit)
+    if shape in RESTING:
+        taken = demand(machine, machine.container(0), shape, plan)
+        readings.append(Reading("no limit", taken))
+        expected = min(expected, taken)
+    machine.container(limit).start(shape)
+    trace = machine.record(plan.warm_s + plan.measured_s)
+    bar = 2 if shape == "alternating" else 1
+    return [Reading(f"{limit} %", shares(trace, plan)[0], expected, bar), *readings], trace
+
+
+def processes(limit: int, machine: Machine, plan: Plan) -> tuple[list[Reading], Trace | None]:
+    """Several processes of one container: its limit is for all together, and each gets as much as the others."""
+    container = machine.container(limit)
+    for _ in range(PROCESSES):
+        container.start("wide")
+    trace = machine.record(plan.warm_s + plan.measured_s)
+    whole, each = shares(trace, plan)
+    quarter = whole / PROCESSES
+    worst = max(each, key=lambda one: abs(one - quarter))
+    return [Reading(f"{limit} %", whole, limit, 1), Reading(f"{limit} %: one of them", worst, quarter, 1)], trace
+
+
+def threads(limit: int, machine: Machine, plan: Plan) -> tuple[list[Reading], Trace | None]:
+    """Several threads of one process with several streams each."""
+    machine.container(limit).start("threads")
+    trace = machine.record(plan.warm_s + plan.measured_s)
+    return [Reading(f"{limit} %", shares(trace, plan)[0], limit, 1)], trace
+
+
+def trials() -> list[Trial]:
+    found = [Trial(SINGLE, title, partial(single, shape, limit)) for shape, title in SHAPES.items() for limit in LIMITS]
+    found += [Trial(CROWD, f"{PROCESSES} processes, async 0.1 ms", partial(processes, limit)) for limit in LIMITS]
+    found += [Trial(CROWD, "8 threads x 4 streams, 0.1 ms", partial(threads, limit)) for limit in LIMITS]
+    return found

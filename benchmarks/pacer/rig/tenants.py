@@ -1,0 +1,120 @@
+"""Several containers on one card: does each get its share, idle time shared out and given back, priority respected?"""
+
+from functools import partial
+from itertools import product
+from statistics import median
+
+import numpy as np
+
+from rig.machine import Machine, Trace, share
+from rig.report import Plan, Reading, Trial
+from rig.single import shares
+
+PAIRS = "Two containers on one card: share in percent"
+THREE = "Containers of 20, 30 and 50 % on one card: share in percent"
+PRIORITY = "A high-priority container comes to a low one"
+KERNELS = {"short": "wide", "long": "long"}  # async 0.1 ms, sync 50 ms
+FINE_S = 0.005  # between two looks where milliseconds count
+RETURNS = 5
+WINDOW_S = 0.1  # over which a returning owner is looked at
+SETTLE_S = 0.5
+
+
+def pair(limits: tuple[int, int], shapes: tuple[str, str], machine: Machine, plan: Plan) -> tuple[list[Reading], Trace]:
+    """Two containers whose limits fill the card."""
+    with machine.arbiter():
+        for limit, shape in zip(limits, shapes, strict=True):
+            machine.container(limit).start(shape)
+        trace = machine.record(plan.warm_s + plan.measured_s)
+    each = shares(trace, plan)[1]
+    return [
+        Reading(column, value, limit, 1) for column, value, limit in zip(("first", "second"), each, limits, strict=True)
+    ], trace
+
+
+def back_after_ms(trace: Trace, owner: int, percent: float) -> float:
+    """From when on the owner has its share again: in each window of 0.1 s of the next 0.5 s at least 90 % of it.
+
+    Milliseconds since the trace began; infinity when it never comes.
+    """
+    busy = trace.busy[:, owner]
+    gained = np.interp(trace.at + WINDOW_S, trace.at, busy) - busy
+    good = gained >= 0.9 * percent / 100 * WINDOW_S
+    until = trace.at[-1] - WINDOW_S - SETTLE_S
+    for begin in trace.at[trace.at <= until]:
+        if good[(trace.at >= begin) & (trace.at <= begin + SETTLE_S)].all():
+            return float(begin * 1000)
+    return float("inf")
+
+
+def three(policy: str, machine: Machine, plan: Plan) -> tuple[list[Reading], Trace]:
+    """The third one rests; under `elastic` the others share its time by weight until it comes back."""
+    elastic = policy == "elastic"
+    limits = (20, 30, 50)
+    columns = ("20 %", "30 %", "50 %")
+    row = f"the third one idle, {policy}"
+    with machine.arbiter():
+        for limit in limits:
+            container = machine.container(
+                limit, policy="elastic" if elastic else "fixed", ceiling=100 if elastic else 0
+            )
+            owner = container.start("wide", held=limit == 50)
+        trace = machine.record(plan.warm_s + plan.measured_s)
+        expected, bar = ((40, 60, 0), 2) if elastic else ((20, 30, 0), 1)
+        each = shares(trace, plan)[1]
+        readings = [Reading(c, v, e, bar, row=row) for c, v, e in zip(columns, each, expected, strict=True)]
+        if not elastic:
+            return readings, trace
+        late = []
+        for turn in range(RETURNS):
+            if turn:
+                owner.toggle()
+                machine.record(1)  # it is idle again and the others have its time
+            owner.toggle()
+            late.append(back_after_ms(machine.record(1.5, FINE_S), 2, 50))
+        readings.append(Reading("its time back after ms", median(late), 50, 0, "at most", row))
+        after = machine.record(plan.measured_s)
+        row = "the third one is back, elastic"
+        readings += [
+            Reading(c, share(after.at, column), limit, 1, row=row)
+            for c, column, limit in zip(columns, after.busy.T, limits, strict=True)
+        ]
+    return readings, trace
+
+
+def priority(low_shape: str, machine: Machine, plan: Plan) -> tuple[list[Reading], Trace]:
+    """The high one alone, then beside a low one that has been there before."""
+    with machine.arbiter():
+        high = machine.container(0, priority=0).start("sync2ms", held=True)
+        high.toggle()
+        machine.record(1)
+        solo = machine.record(plan.measured_s / 2)
+        high.toggle()
+        machine.container(0, priority=1).start(low_shape)
+        machine.record(1)
+        high.toggle()
+        trace = machine.record(plan.measured_s, FINE_S)
+    alone = share(solo.at, solo.busy[:, 0])
+    first = trace.between(0, WINDOW_S)
+    settled = trace.between(WINDOW_S, trace.at[-1])
+    beside, low = (share(settled.at, column) for column in settled.busy.T)
+    return [
+        Reading("high, % of what it gets alone", beside / alone * 100, 95, 0, "at least"),
+        Reading("low, % of the card", low),
+        Reading("low, ms of the first 100", float(first.busy[-1, 1] - first.busy[0, 1]) * 1000),
+    ], trace
+
+
+def trials() -> list[Trial]:
+    found = []
+    for limits, kinds in product(((10, 90), (30, 70), (50, 50)), product(KERNELS, KERNELS)):
+        if limits == (50, 50) and kinds == ("long", "short"):
+            continue  # the same as short and long
+        row = f"{limits[0]} / {limits[1]}, {kinds[0]} and {kinds[1]}"
+        found.append(Trial(PAIRS, row, partial(pair, limits, (KERNELS[kinds[0]], KERNELS[kinds[1]]))))
+    found += [Trial(THREE, policy, partial(three, policy), alone=True) for policy in ("fixed", "elastic")]
+    found += [
+        Trial(PRIORITY, f"low one: {title}", partial(priority, shape), alone=True)
+        for shape, title in (("sync2ms", "sync 2 ms"), ("long", "sync 50 ms"), ("wide", "async 0.1 ms"))
+    ]
+    return found
