@@ -6,7 +6,17 @@
 static struct vgpu_cost records[RECORDS];
 static struct vgpu_cost overflow;
 
-struct vgpu_cost *vgpu_cost_of(uint64_t key) {
+static _Atomic uint32_t doubts;
+
+static void make_unsure(struct vgpu_cost *cost) {
+    if (atomic_load_explicit(&cost->samples, memory_order_relaxed) <= 1)
+        return;
+    for (unsigned i = 0; i < VGPU_COST_RECENT; i++)
+        atomic_store_explicit(&cost->recent[i], 0, memory_order_relaxed);
+    atomic_store_explicit(&cost->samples, 1, memory_order_relaxed);
+}
+
+static struct vgpu_cost *find(uint64_t key) {
     uint32_t slot = (uint32_t)(key * 0x9e3779b97f4a7c15ull >> 52);
     for (uint32_t i = 0; i < PROBES; i++, slot = (slot + 1) % RECORDS) {
         uint64_t there = atomic_load_explicit(&records[slot].key, memory_order_relaxed);
@@ -14,6 +24,21 @@ struct vgpu_cost *vgpu_cost_of(uint64_t key) {
             return &records[slot];
     }
     return &overflow;
+}
+
+struct vgpu_cost *vgpu_cost_of(uint64_t key) {
+    struct vgpu_cost *cost = find(key);
+    uint32_t now = atomic_load_explicit(&doubts, memory_order_relaxed);
+    if (__builtin_expect(atomic_load_explicit(&cost->doubts, memory_order_relaxed) != now, 0) && atomic_exchange(&cost->doubts, now) != now)
+        make_unsure(cost);
+    return cost;
+}
+
+void vgpu_cost_doubt(uint64_t key) {
+    if (key)
+        make_unsure(find(key));
+    else
+        atomic_fetch_add(&doubts, 1);
 }
 
 /* Mean of the recent samples that no neighbour has lengthened, and the bound up to which a sample counts as such. Waiting for others only ever
@@ -52,16 +77,6 @@ bool vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns, bool contended) {
     atomic_store_explicit(&cost->mean_ns, mean, memory_order_relaxed);
     atomic_store_explicit(&cost->samples, samples ? samples : VGPU_COST_RECENT, memory_order_release);
     return gpu_ns <= bound;
-}
-
-bool vgpu_cost_chosen(uint64_t *random_state, uint32_t launches) {
-    /* xorshift64: Marsaglia, Xorshift RNGs, 2003 */
-    uint64_t x = *random_state;
-    x ^= x << 13;
-    x ^= x >> 7;
-    x ^= x << 17;
-    *random_state = x;
-    return launches <= 1 || (uint32_t)(x >> 32) < UINT32_MAX / launches;
 }
 
 static unsigned log2_up(uint64_t value) {

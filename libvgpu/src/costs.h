@@ -15,6 +15,7 @@ struct vgpu_cost {
     _Atomic uint32_t flying;      /* launches under measurement */
     _Atomic uint64_t first_ns;    /* CLOCK_MONOTONIC of the first launch */
     _Atomic uint32_t waited;      /* somebody has waited for the first sample */
+    _Atomic uint32_t doubts;      /* how often all estimates have been doubted when this one was last made sure of */
     _Atomic uint32_t recent[VGPU_COST_RECENT]; /* ns, newest at samples - 1; 0: none */
 };
 
@@ -26,8 +27,15 @@ static inline bool vgpu_cost_known(const struct vgpu_cost *cost) {
 /* Takes a sample in. Alone on the card: the mean over the first 32, afterwards over about the last 32, so that it follows a program that changes.
  * Contended: the mean of those recent samples that look undisturbed; false if this one does not. */
 bool vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns, bool contended);
-/* One of `launches` on average shall be sampled. True at random: a fixed stride would resonate with periodic programs. */
-bool vgpu_cost_chosen(uint64_t *random_state, uint32_t launches);
+/* The handle behind a key (0: any key) may now mean something else: the estimate stays, as a guess that the next sample outweighs. */
+void vgpu_cost_doubt(uint64_t key);
+/* xorshift64: Marsaglia, Xorshift RNGs, 2003. The state is not 0. */
+static inline uint64_t vgpu_random(uint64_t *state) {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state >> 8; /* its upper bits are the better ones */
+}
 /* Key of a launch of `function`. */
 uint64_t vgpu_cost_key(const void *function, uint64_t blocks, uint64_t threads);
 #endif

@@ -3,7 +3,10 @@
 void vgpu_forget_parent(void) {
     vgpu_sizes_forget();
     vgpu_pools_forget();
+    vgpu_graphs_forget();
+    vgpu_captures_forget();
     vgpu_primaries_forget();
     vgpu_blocks_forget();
     vgpu_samples_forget();
+    vgpu_pacer_forget();
 }

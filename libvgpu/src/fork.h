@@ -9,7 +9,10 @@ void vgpu_forget_parent(void);
 /* One per module that keeps such things. */
 void vgpu_sizes_forget(void);
 void vgpu_pools_forget(void);
+void vgpu_graphs_forget(void);
+void vgpu_captures_forget(void);
 void vgpu_primaries_forget(void);
 void vgpu_blocks_forget(void);
 void vgpu_samples_forget(void);
+void vgpu_pacer_forget(void);
 #endif

@@ -2,54 +2,95 @@
 #include "pacer.h"
 
 #include <errno.h>
-#include <time.h>
 
+#include "attach.h"
 #include "capture.h"
 #include "charge.h"
+#include "clock.h"
 #include "contention.h"
+#include "crowd.h"
+#include "fork.h"
 #include "gcra.h"
-#include "samples.h"
+#include "settle.h"
 
-#define BURST_NS 50000000u         /* credit that idle time earns; also covers late wake-ups and waiting behind a long kernel of others */
 #define CARRY_NS 60000u            /* shorter waits are carried over to the next launch: a sleep overshoots by about that much */
-#define POLL_NS 1000000u           /* while results are outstanding, a sleeping launch looks for credit this often */
 #define FIRST_GUESS_NS 50000u      /* price of a launch of which nothing is known */
 #define FIRST_WAIT_NS 100000000u   /* longest wait for the first measurement of a key; once per key */
 #define SAMPLE_EVERY_NS 1000000u   /* one measurement per thread and this time, on average */
-#define FREE_SAMPLING 128u         /* without a limit: one launch of so many is measured */
-#define BATCH_NS 50000u            /* GPU time that a thread keeps to itself before it is counted for all to see */
+#define FEWEST_SAMPLES 4096u       /* but one in so many launches */
+#define BATCH_NS 50000u            /* GPU time that a thread pays in advance at most, and keeps to itself before it is counted for all to see */
 #define BATCH_LAUNCHES 64u
-#define HEARTBEAT_NS 1000000000u   /* an arbiter that is silent for longer is gone */
+#define BATCH_IDLE_NS 10000000u    /* a thread that launches less often pays one by one */
 #define WINDOW_NS 500000000u
-#define SPOILT_SHARE 8u            /* a short sample is void if the host was away for more than 1/8 of it */
+#define KNOWN 8u                   /* keys that a thread remembers; power of two */
 
+/* What a thread has paid in advance, and remembers to spend it fast. It dies with the thread: at most BATCH_NS, and at most about as much as the
+ * thread has spent in its last BATCH_IDLE_NS. A forked child starts without (epoch). */
 static __thread __attribute__((tls_model("initial-exec"))) struct {
-    uint64_t random;
-    uint64_t last_launch_ns;
-    uint64_t interval_ns;          /* mean time between launches */
+    uint32_t epoch;                /* of all below; another one: nothing of it is valid */
     unsigned card;
-    uint64_t gpu_ns;
-    uint64_t launches;
+    uint64_t selector;             /* of the limits that were in force */
+    uint64_t left_ns;              /* GPU time paid and not spent */
+    uint32_t left;                 /* launches until the thread looks up again */
+    uint32_t filled;               /* left and left_ns when it last did */
+    uint64_t filled_ns;
+    uint64_t sources;              /* of launches since, as vgpu_crowd_member */
+    uint64_t batch_ns;             /* what it paid the last time */
+    uint64_t looked_ns;            /* CLOCK_MONOTONIC of that */
+    uint64_t interval_ns;          /* mean time between launches */
+    uint64_t random;
+    int64_t until_sample;          /* launches */
+    struct {
+        uint64_t key;
+        const struct vgpu_cost *cost;
+    } known[KNOWN];                /* short launches whose cost is settled */
 } thread;
 
-/* Credit and debit that samples of this process brought, per card: a launch that sleeps sees what became of it since. Only refunds are added. */
-static _Atomic uint64_t refunds[VGPU_MAX_CARDS];
+static _Atomic uint32_t epoch = 1;
 
-static uint64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+void vgpu_pacer_forget(void) {
+    atomic_fetch_add(&epoch, 1);
+    vgpu_crowd_forget();
 }
 
-static struct vgpu_pacer_card *shared(unsigned card) {
-    return &vgpu_mapping()->usage->pacer[card];
+void vgpu_pacer_stale(uint64_t key) {
+    vgpu_cost_doubt(key);
+    atomic_fetch_add(&epoch, 1);
 }
 
-/* For the arbiter: this container has, or will have, work at `when`. */
-static void want(struct vgpu_pacer_card *pacer, uint64_t when) {
-    uint64_t seen = atomic_load_explicit(&pacer->wanted_until, memory_order_relaxed);
-    while (seen < when && !atomic_compare_exchange_weak_explicit(&pacer->wanted_until, &seen, when, memory_order_relaxed, memory_order_relaxed))
-        ;
+/* With one card to see there is no need to ask the driver where each launch goes. */
+static bool one_card(void) {
+    static atomic_int answer; /* 1: yes, 2: no */
+    int known = atomic_load_explicit(&answer, memory_order_relaxed), count = 0;
+    if (__builtin_expect(known != 0, 1))
+        return known == 1;
+    if (!DRIVER(cuDeviceGetCount) || DRIVER(cuDeviceGetCount)(&count) != CUDA_SUCCESS)
+        return false;
+    atomic_store(&answer, count == 1 ? 1 : 2);
+    return count == 1;
+}
+
+static uint64_t limits_selector(void) {
+    return atomic_load_explicit(&vgpu_mapped.limits->selector, memory_order_relaxed);
+}
+
+/* Spends what this thread has paid in advance; false: it has to look up. */
+static inline bool prepaid(struct vgpu_launch *launch, uint64_t key, CUstream stream) {
+    const unsigned at = key % KNOWN;
+    if (thread.known[at].key != key || !thread.left || thread.epoch != atomic_load_explicit(&epoch, memory_order_relaxed))
+        return false;
+    const uint64_t price = atomic_load_explicit(&thread.known[at].cost->mean_ns, memory_order_relaxed);
+    if (thread.left_ns < price || thread.selector != limits_selector() || vgpu_any_capture() || vgpu_crowd_watches())
+        return false;
+    struct vgpu_place place;
+    if (!one_card() && (!vgpu_place_now(&place) || place.card != thread.card))
+        return false;
+    thread.left_ns -= price;
+    thread.left--;
+    thread.sources |= vgpu_crowd_member(stream, &thread);
+    launch->state = VGPU_LAUNCH_PREPAID;
+    launch->reserved_ns = price;
+    return true;
 }
 
 /* Closes the utilisation window when it is old enough; one of the racing processes does it. */
@@ -58,90 +99,40 @@ static void turn_window(struct vgpu_pacer_card *pacer, uint64_t now) {
     if (now - start < WINDOW_NS || !atomic_compare_exchange_strong(&pacer->window_start, &start, now))
         return;
     uint64_t total = atomic_load(&pacer->gpu_ns);
-    uint64_t used = total - atomic_exchange(&pacer->window_gpu_ns, total);
-    atomic_store(&pacer->window_share, start ? used * 1000 / (now - start) : 0);
+    int64_t used = (int64_t)(total - atomic_exchange(&pacer->window_gpu_ns, total)); /* refunds may exceed it */
+    atomic_store(&pacer->window_share, start && used > 0 ? (uint64_t)used * 1000 / (now - start) : 0);
 }
 
-static void flush_counts(void) {
-    if (thread.launches) {
-        vgpu_count_gpu_time(thread.card, thread.gpu_ns, thread.launches);
-        vgpu_contention_own(thread.card, (int64_t)thread.gpu_ns);
-        uint64_t now = now_ns();
-        want(shared(thread.card), now);
-        turn_window(shared(thread.card), now);
+/* The thread looks up: counts what it has launched since the last time, and forgets what is no longer valid. */
+static void look_up(unsigned card, uint64_t key, CUstream stream, uint64_t now) {
+    uint32_t current = atomic_load_explicit(&epoch, memory_order_relaxed);
+    if (thread.epoch == current) {
+        const uint32_t launches = thread.filled - thread.left;
+        if (launches)
+            vgpu_count_gpu_time(thread.card, thread.filled_ns - thread.left_ns, launches);
+        if (launches)
+            vgpu_contention_own(thread.card, (int64_t)(thread.filled_ns - thread.left_ns));
+        const uint64_t interval = (now - thread.looked_ns) / (launches + 1);
+        thread.interval_ns += ((int64_t)interval - (int64_t)thread.interval_ns) / 8;
+        thread.until_sample -= launches + 1;
+        vgpu_crowd_note(thread.sources | vgpu_crowd_member(stream, &thread), launches + 1, now);
+    } else {
+        uint64_t random = thread.random;
+        __builtin_memset(&thread, 0, sizeof thread);
+        thread.random = random ? random : (uint64_t)(uintptr_t)&thread ^ now ^ key;
+        thread.epoch = current;
+        thread.card = card;
+        thread.interval_ns = SAMPLE_EVERY_NS;
+        vgpu_crowd_note(vgpu_crowd_member(stream, &thread), 1, now);
     }
-    thread.gpu_ns = 0;
-    thread.launches = 0;
-}
-
-static void count(unsigned card, uint64_t gpu_ns) {
+    if (thread.card != card || now - thread.looked_ns > BATCH_IDLE_NS)
+        thread.batch_ns = 0;
     if (thread.card != card)
-        flush_counts();
+        thread.left_ns = 0;
     thread.card = card;
-    thread.gpu_ns += gpu_ns;
-    if (++thread.launches >= BATCH_LAUNCHES || thread.gpu_ns >= BATCH_NS)
-        flush_counts();
-}
-
-/* The share in force for a card now, in percent; 0: none. */
-static uint32_t share_of(const struct vgpu_limits *limits, unsigned card) {
-    uint32_t cores = limits->cards[card].cores;
-    if (limits->core_policy == VGPU_CORES_NONE)
-        return 0;
-    if (limits->core_policy == VGPU_CORES_ELASTIC) {
-        const struct vgpu_limits_file *file = vgpu_mapping()->limits;
-        uint64_t beat = atomic_load_explicit(&file->arbiter[card].heartbeat_ns, memory_order_relaxed);
-        uint32_t granted = atomic_load_explicit(&file->arbiter[card].share, memory_order_relaxed);
-        uint32_t ceiling = limits->cards[card].cores_ceiling;
-        if (beat && granted && now_ns() - beat < HEARTBEAT_NS)
-            cores = ceiling && granted > ceiling ? ceiling : granted;
-        else if (!cores)
-            cores = ceiling;
-    }
-    return cores >= 100 ? 0 : cores;
-}
-
-/* A finished measurement: the estimate learns, and a long launch pays what it took. */
-static void collected(const struct vgpu_sample *sample, uint64_t gpu_ns) {
-    bool known = vgpu_cost_known(sample->cost);
-    uint64_t mean = atomic_load_explicit(&sample->cost->mean_ns, memory_order_relaxed);
-    uint64_t away = sample->gap_ns < gpu_ns ? sample->gap_ns : gpu_ns / 2;
-    if (away * SPOILT_SHARE > gpu_ns && known)
-        return;
-    gpu_ns -= away;
-    bool undisturbed = vgpu_cost_learn(sample->cost, gpu_ns, vgpu_contended(sample->card));
-    if (known && (!undisturbed || (mean < VGPU_LONG_RUN_NS && gpu_ns < VGPU_LONG_RUN_NS)))
-        return;
-    int64_t difference = (int64_t)gpu_ns - (int64_t)sample->reserved_ns;
-    vgpu_count_gpu_time(sample->card, (uint64_t)difference, 0);
-    vgpu_contention_own(sample->card, difference);
-    if (!sample->limit)
-        return;
-    int64_t price = difference * 100 / (int64_t)sample->limit;
-    vgpu_gcra_settle(&shared(sample->card)->tat, price);
-    if (price < 0)
-        atomic_fetch_add(&refunds[sample->card], (uint64_t)-price);
-}
-
-static void sleep_until(uint64_t when) {
-    struct timespec at = {.tv_sec = (time_t)(when / 1000000000u), .tv_nsec = (long)(when % 1000000000u)};
-    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL);
-}
-
-/* Waits for the start that this launch has reserved. Refunds that come meanwhile bring it forward. */
-static void wait_for(uint64_t start, unsigned card, CUcontext context, uint64_t refunded) {
-    uint64_t begun = now_ns(), now = begun;
-    while (true) {
-        uint64_t earlier = atomic_load(&refunds[card]) - refunded;
-        uint64_t target = start > earlier ? start - earlier : 0;
-        if (target <= now + CARRY_NS)
-            break;
-        bool outstanding = vgpu_samples_collect(context, collected);
-        sleep_until(outstanding && target - now > POLL_NS ? now + POLL_NS : target);
-        now = now_ns();
-    }
-    if (now > begun)
-        vgpu_count_throttled(card, now - begun);
+    thread.selector = limits_selector();
+    thread.sources = 0;
+    thread.looked_ns = now;
 }
 
 /* The second launch of an unknown key waits for the first one's measurement, so that a flood of long kernels cannot start unpaid. Bounded, and once
@@ -149,15 +140,15 @@ static void wait_for(uint64_t start, unsigned card, CUcontext context, uint64_t 
 static void await_first_sample(struct vgpu_cost *cost, CUcontext context) {
     if (!atomic_load(&cost->flying) || atomic_exchange(&cost->waited, 1))
         return;
-    uint64_t until = now_ns() + FIRST_WAIT_NS;
-    while (!vgpu_cost_known(cost) && atomic_load(&cost->flying) && now_ns() < until && !vgpu_any_capture()) {
-        if (vgpu_samples_collect(context, collected))
-            sleep_until(now_ns() + CARRY_NS);
+    uint64_t until = vgpu_now_ns() + FIRST_WAIT_NS;
+    while (!vgpu_cost_known(cost) && atomic_load(&cost->flying) && vgpu_now_ns() < until && !vgpu_any_capture()) {
+        if (vgpu_samples_collect(context, vgpu_settle_sample))
+            vgpu_sleep_until(vgpu_now_ns() + CARRY_NS);
     }
 }
 
-/* Price of a launch in GPU time. Unknown: as long as its first launch has been under way, so that a flood slows itself down. */
-static uint64_t guess(struct vgpu_cost *cost, uint64_t now) {
+/* GPU time of a launch. Unknown: as long as its first launch has been under way, so that a flood slows itself down. */
+static uint64_t expected(struct vgpu_cost *cost, uint64_t now) {
     if (vgpu_cost_known(cost))
         return atomic_load_explicit(&cost->mean_ns, memory_order_relaxed);
     uint64_t first = 0;
@@ -166,88 +157,156 @@ static uint64_t guess(struct vgpu_cost *cost, uint64_t now) {
     return now - first > FIRST_GUESS_NS ? now - first : FIRST_GUESS_NS;
 }
 
-static bool wants_sample(struct vgpu_cost *cost, uint32_t limit) {
-    if (!vgpu_cost_known(cost) || atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) >= VGPU_LONG_RUN_NS)
-        return true;
-    if (!thread.random)
-        thread.random = (uint64_t)(uintptr_t)&thread ^ now_ns();
-    if (atomic_load_explicit(&cost->samples, memory_order_relaxed) < VGPU_COST_SETTLED)
-        return vgpu_cost_chosen(&thread.random, 2);
-    uint64_t every = limit && thread.interval_ns ? SAMPLE_EVERY_NS / thread.interval_ns : FREE_SAMPLING;
-    return vgpu_cost_chosen(&thread.random, every < 1024 ? (uint32_t)every : 1024);
+static int64_t draw_distance(void) {
+    uint64_t mean = thread.interval_ns ? SAMPLE_EVERY_NS / thread.interval_ns : FEWEST_SAMPLES;
+    mean = mean < FEWEST_SAMPLES ? mean : FEWEST_SAMPLES;
+    return mean <= 1 ? 0 : (int64_t)(vgpu_random(&thread.random) % (2 * mean - 1));
 }
 
-static void note_interval(uint64_t now) {
-    uint64_t gap = now - thread.last_launch_ns;
-    if (thread.last_launch_ns)
-        thread.interval_ns += ((int64_t)gap - (int64_t)thread.interval_ns) / 16;
-    thread.last_launch_ns = now;
+/* Whether, and as what, this launch is measured. */
+static bool chosen(struct vgpu_cost *cost, enum vgpu_sample_kind *kind) {
+    *kind = VGPU_SAMPLE_SETTLES;
+    const bool trusted = atomic_load_explicit(&cost->samples, memory_order_relaxed) > 1; /* one alone may be of what the key stood for before */
+    if (!trusted || atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) >= VGPU_LONG_RUN_NS ||
+        atomic_load_explicit(&vgpu_measure_all, memory_order_relaxed))
+        return true;
+    *kind = VGPU_SAMPLE_LEARNS;
+    int32_t left = atomic_load_explicit(&vgpu_series_left, memory_order_relaxed);
+    if (left > 0 && (left = atomic_fetch_sub(&vgpu_series_left, 1)) > 0) {
+        if (left > (int32_t)(VGPU_SERIES - VGPU_SERIES_COVERS))
+            *kind = VGPU_SAMPLE_COVERS;
+        return true;
+    }
+    const bool settled = atomic_load_explicit(&cost->samples, memory_order_relaxed) >= VGPU_COST_SETTLED;
+    if (thread.until_sample > 0 && (settled || vgpu_random(&thread.random) & 1))
+        return false;
+    thread.until_sample = draw_distance();
+    if (!vgpu_crowded())
+        return true;
+    vgpu_series_begin();
+    *kind = VGPU_SAMPLE_COVERS;
+    return true;
+}
+
+/* Pays for a launch of `cost_ns`, if it is short also for some that follow. */
+static void pay(const struct vgpu_place *place, const struct vgpu_pace *share, uint64_t cost_ns, bool is_short, uint64_t now) {
+    uint64_t amount = cost_ns;
+    if (is_short) {
+        if (thread.left_ns >= cost_ns)
+            return;
+        const uint64_t batch = thread.batch_ns * 2 < BATCH_NS ? thread.batch_ns * 2 : BATCH_NS;
+        thread.batch_ns = batch > cost_ns ? batch : cost_ns;
+        amount = thread.batch_ns;
+    }
+    struct vgpu_turn turn = vgpu_turn_reserve(place->card, amount, share, now);
+    if (turn.start > now + CARRY_NS)
+        vgpu_turn_await(turn, place);
+    if (is_short)
+        thread.left_ns += amount;
+}
+
+static void measure(struct vgpu_launch *launch, struct vgpu_cost *cost, CUcontext context, CUstream stream) {
+    enum vgpu_sample_kind kind;
+    if (!chosen(cost, &kind))
+        return;
+    struct vgpu_sample *sample = vgpu_sample_begin(context, stream, kind != VGPU_SAMPLE_LEARNS || vgpu_crowd_watches());
+    if (!sample)
+        return;
+    atomic_fetch_add(&cost->flying, 1);
+    sample->cost = cost;
+    sample->kind = kind;
+    sample->reserved_ns = launch->reserved_ns;
+    sample->limit = launch->limit;
+    sample->card = launch->card;
+    launch->sample = sample;
+}
+
+/* A launch that has to look up: the thread has paid nothing in advance, or it is time to. */
+static void paid(struct vgpu_launch *launch, uint64_t key, CUstream stream) {
+    struct vgpu_place place;
+    const struct vgpu_limits *limits = vgpu_limits_now();
+    *launch = (struct vgpu_launch){.state = VGPU_LAUNCH_UNCOUNTED};
+    /* Captured work costs nothing: the launch of the graph will pay. */
+    if (!limits || vgpu_capturing(stream) || !vgpu_place_now(&place) || place.card >= limits->card_count)
+        return;
+    const int kept = errno;
+    uint64_t now = vgpu_now_ns();
+    look_up(place.card, key, stream, now);
+    struct vgpu_cost *cost = vgpu_cost_of(key);
+    if (atomic_load_explicit(&vgpu_samples_outstanding, memory_order_relaxed))
+        vgpu_samples_collect(place.context, vgpu_settle_sample);
+    vgpu_contention_update(place.card, now);
+    const struct vgpu_pace share = vgpu_pace_now(limits, &place, now);
+    vgpu_settle_refunds(place.card, share.percent);
+    launch->state = VGPU_LAUNCH_PAID;
+    launch->card = place.card;
+    launch->limit = share.percent;
+    launch->stream = stream;
+
+    const bool settled = atomic_load_explicit(&cost->samples, memory_order_relaxed) >= VGPU_COST_SETTLED;
+    if (share.percent && !vgpu_cost_known(cost)) {
+        await_first_sample(cost, place.context);
+        now = vgpu_now_ns();
+    }
+    launch->reserved_ns = share.percent || vgpu_cost_known(cost) ? expected(cost, now) : 0;
+    const bool is_short = settled && launch->reserved_ns <= BATCH_NS / 2;
+    if (share.percent) {
+        pay(&place, &share, launch->reserved_ns, is_short, now);
+    } else {
+        const uint64_t free_ns = thread.batch_ns * 2 < BATCH_NS ? thread.batch_ns * 2 : BATCH_NS;
+        thread.batch_ns = free_ns > launch->reserved_ns ? free_ns : launch->reserved_ns;
+        thread.left_ns = thread.batch_ns;
+        vgpu_pacer_wants(place.card, now, launch->reserved_ns);
+    }
+    measure(launch, cost, place.context, stream);
+
+    if (is_short && thread.left_ns >= launch->reserved_ns)
+        thread.left_ns -= launch->reserved_ns;
+    thread.filled_ns = thread.left_ns;
+    thread.filled = thread.left = thread.until_sample > (int64_t)BATCH_LAUNCHES ? BATCH_LAUNCHES : thread.until_sample > 0 ? (uint32_t)thread.until_sample : 0;
+    if (is_short) {
+        thread.known[key % KNOWN].key = key;
+        thread.known[key % KNOWN].cost = cost;
+    }
+    errno = kept;
 }
 
 bool vgpu_pacer_before(struct vgpu_launch *launch, uint64_t key, CUstream stream) {
-    launch->counted = false;
-    launch->sample = NULL;
-    enum vgpu_mode mode = vgpu_enforcement();
+    const enum vgpu_mode mode = vgpu_enforcement();
+    launch->state = VGPU_LAUNCH_UNCOUNTED;
     if (mode == VGPU_UNLIMITED)
         return true;
     if (mode == VGPU_BROKEN)
         return false;
-    struct vgpu_place place;
-    const struct vgpu_limits *limits = vgpu_limits_now();
-    /* Captured work costs nothing: the launch of the graph will pay. */
-    if (!limits || vgpu_capturing(stream) || !vgpu_place_now(&place) || place.card >= limits->card_count)
-        return true;
-    int kept = errno;
-    *launch = (struct vgpu_launch){
-        .counted = true, .card = place.card, .limit = share_of(limits, place.card), .stream = stream, .cost = vgpu_cost_of(key)};
-    if (atomic_load_explicit(&vgpu_samples_outstanding, memory_order_relaxed))
-        vgpu_samples_collect(place.context, collected);
-    if (launch->limit) {
-        uint64_t now = now_ns();
-        note_interval(now);
-        vgpu_contention_update(place.card, now);
-        if (!vgpu_cost_known(launch->cost)) {
-            await_first_sample(launch->cost, place.context);
-            now = now_ns();
-        }
-        launch->reserved_ns = guess(launch->cost, now);
-        uint64_t refunded = atomic_load(&refunds[place.card]);
-        uint64_t price = vgpu_gcra_price(launch->reserved_ns, launch->limit);
-        uint64_t start = vgpu_gcra_reserve(&shared(place.card)->tat, now, price, BURST_NS);
-        want(shared(place.card), start > now ? start : now);
-        if (start > now + CARRY_NS)
-            wait_for(start, place.card, place.context, refunded);
-    } else {
-        launch->reserved_ns = vgpu_cost_known(launch->cost) ? atomic_load(&launch->cost->mean_ns) : 0;
-    }
-    if (wants_sample(launch->cost, launch->limit)) {
-        if (!launch->limit)
-            vgpu_contention_update(place.card, now_ns());
-        launch->sample = vgpu_sample_begin(place.context, stream);
-    }
-    if (launch->sample) {
-        atomic_fetch_add(&launch->cost->flying, 1);
-        launch->sample->cost = launch->cost;
-        launch->sample->reserved_ns = launch->reserved_ns;
-        launch->sample->limit = launch->limit;
-        launch->sample->card = launch->card;
-    }
-    errno = kept;
+    if (!prepaid(launch, key, stream))
+        paid(launch, key, stream);
     return true;
 }
 
-CUresult vgpu_pacer_after(struct vgpu_launch *launch, CUresult result) {
-    if (!launch->counted)
+static CUresult settle_launch(struct vgpu_launch *launch, CUresult result) {
+    const int kept = errno;
+    if (launch->state == VGPU_LAUNCH_PREPAID) { /* it failed: the next one has it */
+        thread.left_ns += launch->reserved_ns;
+        thread.left++;
         return result;
-    int kept = errno;
+    }
     if (launch->sample)
         vgpu_sample_end(launch->sample, launch->stream, result == CUDA_SUCCESS);
-    if (result == CUDA_SUCCESS)
-        count(launch->card, launch->reserved_ns);
-    else if (launch->limit)
-        vgpu_gcra_settle(&shared(launch->card)->tat, -(int64_t)vgpu_gcra_price(launch->reserved_ns, launch->limit));
+    if (result == CUDA_SUCCESS) {
+        vgpu_count_gpu_time(launch->card, launch->reserved_ns, 1);
+        vgpu_contention_own(launch->card, (int64_t)launch->reserved_ns);
+        turn_window(vgpu_pacer_shared(launch->card), thread.looked_ns);
+    } else if (launch->limit) {
+        vgpu_settle_price(vgpu_pacer_shared(launch->card), -(int64_t)vgpu_gcra_price(launch->reserved_ns, launch->limit));
+    }
     errno = kept;
     return result;
+}
+
+CUresult vgpu_pacer_after(struct vgpu_launch *launch, CUresult result) {
+    if (launch->state == VGPU_LAUNCH_UNCOUNTED || (launch->state == VGPU_LAUNCH_PREPAID && result == CUDA_SUCCESS))
+        return result;
+    return settle_launch(launch, result);
 }
 
 void vgpu_pacer_context_going(CUcontext context) {
@@ -257,9 +316,11 @@ void vgpu_pacer_context_going(CUcontext context) {
 }
 
 unsigned vgpu_pacer_utilization(unsigned card) {
-    struct vgpu_pacer_card *pacer = shared(card);
-    uint64_t now = now_ns(), start = atomic_load(&pacer->window_start), permille = atomic_load(&pacer->window_share);
-    if (start && now - start > WINDOW_NS) /* nobody launched since: what the window has until now */
-        permille = (atomic_load(&pacer->gpu_ns) - atomic_load(&pacer->window_gpu_ns)) * 1000 / (now - start);
+    struct vgpu_pacer_card *pacer = vgpu_pacer_shared(card);
+    uint64_t now = vgpu_now_ns(), start = atomic_load(&pacer->window_start), permille = atomic_load(&pacer->window_share);
+    if (start && now - start > WINDOW_NS) { /* nobody launched since: what the window has until now */
+        int64_t used = (int64_t)(atomic_load(&pacer->gpu_ns) - atomic_load(&pacer->window_gpu_ns));
+        permille = used > 0 ? (uint64_t)used * 1000 / (now - start) : 0;
+    }
     return permille >= 1000 ? 100 : (unsigned)((permille + 5) / 10);
 }

@@ -9,14 +9,20 @@
 
 struct vgpu_sample;
 
+enum vgpu_launch_state {
+    VGPU_LAUNCH_UNCOUNTED, /* not limited, not on a listed card, or captured */
+    VGPU_LAUNCH_PREPAID,   /* from what the thread has paid in advance */
+    VGPU_LAUNCH_PAID,      /* by itself */
+};
+
 /* One launch on its way. */
 struct vgpu_launch {
-    bool counted;              /* false: not limited, not on a listed card, or captured */
+    enum vgpu_launch_state state;
+    uint64_t reserved_ns;       /* GPU time that was paid for it */
+    /* of one that paid by itself */
     unsigned card;
-    uint32_t limit;            /* percent; 0: accounting only */
+    uint32_t limit;             /* percent; 0: accounting only */
     CUstream stream;
-    struct vgpu_cost *cost;
-    uint64_t reserved_ns;      /* GPU time paid in advance */
     struct vgpu_sample *sample; /* NULL: not measured */
 };
 
@@ -27,6 +33,10 @@ bool vgpu_pacer_before(struct vgpu_launch *launch, uint64_t key, CUstream stream
 CUresult vgpu_pacer_after(struct vgpu_launch *launch, CUresult result);
 /* A context is about to be destroyed: nothing of it will be collected any more. */
 void vgpu_pacer_context_going(CUcontext context);
+/* Functions or graphs have gone or changed: their handles may come back for something else. key 0: any of them. */
+void vgpu_pacer_stale(uint64_t key);
+/* For the arbiter: there is work from `start` (CLOCK_MONOTONIC ns) on, as far as known for `gpu_ns`. */
+void vgpu_pacer_wants(unsigned card, uint64_t start, uint64_t gpu_ns);
 /* Share of a card's time that the container used lately, in percent. */
 unsigned vgpu_pacer_utilization(unsigned card);
 #endif

@@ -2,21 +2,26 @@
 #include "samples.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 #include "capture.h"
+#include "clock.h"
 #include "fork.h"
+#include "runs.h"
 #include "spin.h"
 
 #define CONTEXTS 16u
 #define MAX_SAMPLES 256u      /* per context: of events that exist at once */
 #define MAX_UNFINISHED 8u     /* looked at before a collection gives up: streams finish in any order, but not in every order */
 #define REBASE_MS 4000.0f     /* a float of milliseconds resolves 0.5 us up to here */
+#define LINE_START_NS 1e15     /* added where a time line must not be negative */
+#define DRIFT_NS 200000.0     /* the card's clock against ours, at most, in that time */
 
 struct sampler {
     CUcontext context;        /* NULL: free */
-    CUevent base;             /* zero of this context's time line; NULL: not yet */
-    double last_end_ms;       /* latest end of a sample, on that line */
+    CUevent base;             /* on this context's time line, which counts ns from its first base; NULL: not yet */
+    double base_ns;           /* where it lies */
+    double least, most;       /* bounds of CLOCK_MONOTONIC less time line, ns; least > most: unknown */
+    struct vgpu_spans covered; /* what samples have covered, on the time line */
     struct vgpu_sample *spare;
     struct vgpu_sample *first, **last;
     unsigned count;
@@ -43,7 +48,7 @@ static struct sampler *sampler_of(CUcontext context, bool make) {
     }
     if (!make || !vacant)
         return NULL;
-    *vacant = (struct sampler){.context = context, .last = &vacant->first};
+    *vacant = (struct sampler){.context = context, .least = 1, .last = &vacant->first};
     return vacant;
 }
 
@@ -70,6 +75,14 @@ static void set_aside(struct sampler *sampler, struct vgpu_sample *sample) {
     sampler->spare = sample;
 }
 
+static void give_back(struct vgpu_sample *sample) {
+    vgpu_spin_lock(&lock);
+    struct sampler *sampler = sampler_of(sample->context, false);
+    if (sampler)
+        set_aside(sampler, sample);
+    vgpu_spin_unlock(&lock);
+}
+
 /* Our event calls must not be refused by, or break, a capture that another thread begins at this moment. */
 static CUstreamCaptureMode relax(void) {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -83,85 +96,100 @@ static void restore(CUstreamCaptureMode mode) {
         DRIVER(cuThreadExchangeStreamCaptureMode)(&mode);
 }
 
-static uint64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-struct vgpu_sample *vgpu_sample_begin(CUcontext context, CUstream stream) {
+struct vgpu_sample *vgpu_sample_begin(CUcontext context, CUstream stream, bool must) {
     __typeof__(&cuEventRecord) record = DRIVER(cuEventRecord);
     __typeof__(&cuEventQuery) query = DRIVER(cuEventQuery);
-    if (vgpu_any_capture() || !record || !query || !vgpu_spin_try(&lock))
+    if (vgpu_any_capture() || !record || !query || (!must && !vgpu_spin_try(&lock)))
         return NULL;
+    if (must)
+        vgpu_spin_lock(&lock);
     CUstreamCaptureMode mode = relax();
     struct sampler *sampler = sampler_of(context, true);
     struct vgpu_sample *sample = sampler ? new_sample(sampler) : NULL;
-    bool recorded = sample && record(sample->before, stream) == CUDA_SUCCESS;
-    if (sample && !recorded)
-        set_aside(sampler, sample);
     vgpu_spin_unlock(&lock);
-    if (recorded)
-        sample->gap_ns = query(sample->before) == CUDA_SUCCESS ? now_ns() : 0;
+    if (sample) {
+        sample->recorded_ns = vgpu_now_ns();
+        if (record(sample->before, stream) == CUDA_SUCCESS) {
+            sample->idle_ns = query(sample->before) == CUDA_SUCCESS ? vgpu_now_ns() : 0;
+        } else {
+            give_back(sample);
+            sample = NULL;
+        }
+    }
     restore(mode);
-    return recorded ? sample : NULL;
+    return sample;
 }
 
 void vgpu_sample_end(struct vgpu_sample *sample, CUstream stream, bool launched) {
-    if (sample->gap_ns)
-        sample->gap_ns = now_ns() - sample->gap_ns;
+    sample->gap_ns = sample->idle_ns ? vgpu_now_ns() - sample->idle_ns : 0;
     CUstreamCaptureMode mode = relax();
     bool recorded = launched && DRIVER(cuEventRecord)(sample->after, stream) == CUDA_SUCCESS;
-    vgpu_spin_lock(&lock);
-    struct sampler *sampler = sampler_of(sample->context, false);
-    if (recorded && sampler) {
-        sample->next = NULL;
-        *sampler->last = sample;
-        sampler->last = &sample->next;
-        atomic_fetch_add(&vgpu_samples_outstanding, 1);
-    } else if (sampler) {
-        set_aside(sampler, sample);
-    }
-    vgpu_spin_unlock(&lock);
-    restore(mode);
-    if (!recorded)
+    if (recorded) {
+        vgpu_spin_lock(&lock);
+        struct sampler *sampler = sampler_of(sample->context, false);
+        if (sampler) { /* else the context went meanwhile */
+            sample->next = NULL;
+            *sampler->last = sample;
+            sampler->last = &sample->next;
+            atomic_fetch_add(&vgpu_samples_outstanding, 1);
+        }
+        vgpu_spin_unlock(&lock);
+    } else {
         atomic_fetch_sub(&sample->cost->flying, 1);
+        give_back(sample);
+    }
+    restore(mode);
 }
 
-/* Makes the end of this sample the new zero. */
-static void rebase(struct sampler *sampler, struct vgpu_sample *sample) {
+/* Makes the end of this sample, which lies at `where_ns`, the new base. */
+static void rebase(struct sampler *sampler, struct vgpu_sample *sample, double where_ns) {
     CUevent old = sampler->base;
+    if (!old && DRIVER(cuEventCreate)(&old, CU_EVENT_DEFAULT) != CUDA_SUCCESS)
+        return;
     sampler->base = sample->after;
-    sampler->last_end_ms = 0;
+    sampler->base_ns = where_ns;
     sample->after = old;
-    if (!old && DRIVER(cuEventCreate)(&sample->after, CU_EVENT_DEFAULT) != CUDA_SUCCESS) {
-        sample->after = sampler->base;
-        sampler->base = NULL;
-    }
+    sampler->least -= DRIFT_NS;
+    sampler->most += DRIFT_NS;
 }
 
-/* GPU time of a finished sample in ns, less what earlier samples cover of it. */
-static uint64_t measure(struct sampler *sampler, struct vgpu_sample *sample) {
+/* What a finished sample tells about our clock: its first event did not happen before it was recorded, and, if the stream was idle, not after that
+ * was seen; its second one not after now. */
+static void narrow_offset(struct sampler *sampler, const struct vgpu_sample *sample, double begin, double end) {
+    double least = (double)sample->recorded_ns - begin;
+    double most = sample->idle_ns ? (double)sample->idle_ns - begin : (double)vgpu_now_ns() - end;
+    bool unknown = sampler->least > sampler->most || least > sampler->most || most < sampler->least;
+    if (unknown || least > sampler->least)
+        sampler->least = least;
+    if (unknown || most < sampler->most)
+        sampler->most = most;
+}
+
+static bool measure(struct sampler *sampler, struct vgpu_sample *sample, struct vgpu_measure *out) {
     __typeof__(&cuEventElapsedTime) elapsed = DRIVER(cuEventElapsedTime);
-    float whole = 0, start = 0;
-    if (!elapsed || elapsed(&whole, sample->before, sample->after) != CUDA_SUCCESS || !(whole > 0))
-        return 0;
-    double busy = whole;
-    if (!sampler->base) {
-        rebase(sampler, sample);
-    } else if (elapsed(&start, sampler->base, sample->before) == CUDA_SUCCESS) {
-        double end = (double)start + whole;
-        if ((double)start < sampler->last_end_ms)
-            busy = end > sampler->last_end_ms ? end - sampler->last_end_ms : 0;
-        if (end > sampler->last_end_ms)
-            sampler->last_end_ms = end;
-        if (end > REBASE_MS)
-            rebase(sampler, sample);
+    float whole_ms = 0, start_ms = 0;
+    if (!elapsed || elapsed(&whole_ms, sample->before, sample->after) != CUDA_SUCCESS || !(whole_ms > 0))
+        return false;
+    double whole = (double)whole_ms * 1e6, begin = -whole;
+    if (sampler->base) {
+        if (elapsed(&start_ms, sampler->base, sample->before) != CUDA_SUCCESS)
+            return false;
+        begin = sampler->base_ns + (double)start_ms * 1e6;
     }
-    return (uint64_t)(busy * 1e6);
+    double end = begin + whole;
+    narrow_offset(sampler, sample, begin, end);
+    double offset = (sampler->least + sampler->most) / 2;
+    if (!sampler->base || start_ms + whole_ms > REBASE_MS)
+        rebase(sampler, sample, end);
+    if ((double)sample->gap_ns < whole / 2)
+        begin += (double)sample->gap_ns; /* the host was away between the event and the launch */
+    out->begin_ns = (uint64_t)(begin + offset);
+    out->end_ns = (uint64_t)(end + offset);
+    out->fresh_ns = vgpu_spans_add(&sampler->covered, (uint64_t)(begin + LINE_START_NS), (uint64_t)(end + LINE_START_NS));
+    return true;
 }
 
-bool vgpu_samples_collect(CUcontext context, void (*each)(const struct vgpu_sample *, uint64_t gpu_ns)) {
+bool vgpu_samples_collect(CUcontext context, void (*each)(const struct vgpu_sample *, const struct vgpu_measure *)) {
     __typeof__(&cuEventQuery) query = DRIVER(cuEventQuery);
     if (vgpu_any_capture() || !query || !vgpu_spin_try(&lock))
         return true;
@@ -182,9 +210,9 @@ bool vgpu_samples_collect(CUcontext context, void (*each)(const struct vgpu_samp
         if (sampler->last == &sample->next)
             sampler->last = at;
         atomic_fetch_sub(&vgpu_samples_outstanding, 1);
-        uint64_t gpu_ns = state == CUDA_SUCCESS ? measure(sampler, sample) : 0;
-        if (gpu_ns)
-            each(sample, gpu_ns);
+        struct vgpu_measure result;
+        if (state == CUDA_SUCCESS && measure(sampler, sample, &result))
+            each(sample, &result);
         atomic_fetch_sub(&sample->cost->flying, 1);
         set_aside(sampler, sample);
     }

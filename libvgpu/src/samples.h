@@ -8,27 +8,43 @@
 #include "costs.h"
 #include "driver.h"
 
+enum vgpu_sample_kind {
+    VGPU_SAMPLE_LEARNS,  /* one of many launches: only the estimate learns of it */
+    VGPU_SAMPLE_SETTLES, /* every launch of its kind is measured, and pays what it took */
+    VGPU_SAMPLE_COVERS,  /* begins a series: what ran before it may be in it */
+};
+
 struct vgpu_sample {
     struct vgpu_sample *next;
     CUcontext context;
     CUevent before, after;
     struct vgpu_cost *cost;
+    enum vgpu_sample_kind kind;
     uint64_t reserved_ns; /* what the launch has paid */
-    uint64_t gap_ns;      /* host time between the first event and the launch, if the stream was idle then; else 0 */
+    uint64_t recorded_ns; /* CLOCK_MONOTONIC just before the first event was recorded */
+    uint64_t idle_ns;     /* when the first event was seen to have happened, before the launch; 0: the stream was busy */
+    uint64_t gap_ns;      /* host time from there to the launch; 0: the stream was busy */
     uint32_t limit;       /* percent it was paid at; 0: not paced */
     uint32_t card;
+};
+
+/* What became of a sample. Times are CLOCK_MONOTONIC ns, exact to some microseconds if the stream was ever seen idle, else to the time that
+ * collecting takes. */
+struct vgpu_measure {
+    uint64_t begin_ns, end_ns;
+    uint64_t fresh_ns;    /* part of that which no earlier sample of this context covers */
 };
 
 /* Samples whose result nobody has collected yet, of all contexts: nothing to do while it is 0. */
 extern atomic_int vgpu_samples_outstanding;
 
-/* Records the first event; NULL: not now (no events to be had, or somebody else is collecting). The context is current. */
-struct vgpu_sample *vgpu_sample_begin(CUcontext context, CUstream stream);
+/* Records the first event; NULL: not now (no events to be had or a capture is open; not `must`: or somebody else is collecting). The context is
+ * current. */
+struct vgpu_sample *vgpu_sample_begin(CUcontext context, CUstream stream, bool must);
 /* Records the second event behind the launch and leaves the sample to be collected; launched false: there was no launch. */
 void vgpu_sample_end(struct vgpu_sample *sample, CUstream stream, bool launched);
-/* Gives every finished sample of this context, with the GPU time that it adds to the time before it (overlap with earlier samples is counted
- * once), to `each`. Returns false if none is under way. */
-bool vgpu_samples_collect(CUcontext context, void (*each)(const struct vgpu_sample *, uint64_t gpu_ns));
+/* Gives every finished sample of this context to `each`. Returns false if none is under way. */
+bool vgpu_samples_collect(CUcontext context, void (*each)(const struct vgpu_sample *, const struct vgpu_measure *));
 /* The context is about to go, and its events with it. */
 void vgpu_samples_drop(CUcontext context);
 #endif

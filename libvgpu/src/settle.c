@@ -1,0 +1,139 @@
+#define _GNU_SOURCE
+#include "settle.h"
+
+#include "clock.h"
+#include "contention.h"
+#include "gcra.h"
+#include "ledger.h"
+#include "pacer.h"
+#include "runs.h"
+
+#define SPOILT_SHARE 8u          /* a short sample is void if the host was away for more than 1/8 of it */
+#define LATEST_REFUND_NS 2000000000u
+#define LONGEST_ARREARS_NS 2000000000u /* beyond this launches that others or earlier ones overdrew are not made up for */
+#define CARRY_NS 60000u          /* shorter waits are carried over to the next launch: a sleep overshoots by about that much */
+#define POLL_NS 1000000u         /* while results are outstanding, a sleeping launch looks for credit this often */
+#define LOOK_NS 10000000u        /* and for another share this often */
+#define LONGEST_WANT_NS 100000000u
+
+struct vgpu_pacer_card *vgpu_pacer_shared(unsigned card) {
+    return &vgpu_mapping()->usage->pacer[card];
+}
+
+void vgpu_settle_price(struct vgpu_pacer_card *pacer, int64_t price) {
+    vgpu_gcra_settle(&pacer->tat, price);
+    if (price < 0)
+        atomic_fetch_add(&pacer->credited_ns, (uint64_t)-price);
+}
+
+/* One launch always pays what it took; what several have overdrawn together is bounded. */
+static void settle_debit(struct vgpu_pacer_card *pacer, uint64_t price) {
+    uint64_t latest = vgpu_now_ns() + (price > LONGEST_ARREARS_NS ? price : LONGEST_ARREARS_NS);
+    uint64_t tat = atomic_load_explicit(&pacer->tat, memory_order_relaxed);
+    if (tat < latest)
+        vgpu_settle_price(pacer, (int64_t)(latest - tat < price ? latest - tat : price));
+}
+
+static void account(unsigned card, int64_t gpu_ns) {
+    vgpu_count_gpu_time(card, (uint64_t)gpu_ns, 0);
+    vgpu_contention_own(card, gpu_ns);
+}
+
+void vgpu_settle_sample(const struct vgpu_sample *sample, const struct vgpu_measure *measure) {
+    uint64_t whole = measure->end_ns - measure->begin_ns, busy = measure->fresh_ns;
+    bool known = vgpu_cost_known(sample->cost);
+    if (sample->kind == VGPU_SAMPLE_COVERS || (known && whole < VGPU_LONG_RUN_NS && sample->gap_ns * SPOILT_SHARE > whole))
+        return;
+    bool undisturbed = vgpu_cost_learn(sample->cost, busy, vgpu_contended(sample->card));
+    if (sample->kind != VGPU_SAMPLE_SETTLES)
+        return;
+    struct vgpu_pacer_card *pacer = vgpu_pacer_shared(sample->card);
+    if (whole >= VGPU_LONG_RUN_NS) {
+        uint64_t alone = vgpu_run_publish(pacer, measure->begin_ns, measure->end_ns);
+        busy = alone < busy ? alone : busy; /* another process of the container has paid for the rest */
+    }
+    /* With an arbiter the neighbours' part comes back as a refund; without one the estimate is better than a measurement of others' work. */
+    if (known && !undisturbed && vgpu_neighboured(sample->card) && !vgpu_arbiter_lives(sample->card, measure->end_ns))
+        return;
+    int64_t difference = (int64_t)busy - (int64_t)sample->reserved_ns;
+    account(sample->card, difference);
+    if (!sample->limit || !difference)
+        return;
+    if (difference > 0)
+        settle_debit(pacer, vgpu_gcra_price((uint64_t)difference, sample->limit));
+    else
+        vgpu_settle_price(pacer, -(int64_t)vgpu_gcra_price((uint64_t)-difference, sample->limit));
+}
+
+void vgpu_settle_refunds(unsigned card, uint32_t percent) {
+    const struct vgpu_limits_file *file = vgpu_mapping()->limits;
+    struct vgpu_pacer_card *pacer = vgpu_pacer_shared(card);
+    uint64_t granted = atomic_load_explicit(&file->arbiter[card].refund_ns, memory_order_relaxed);
+    uint64_t taken = atomic_load_explicit(&pacer->refund_taken, memory_order_relaxed);
+    if (granted == taken || !atomic_compare_exchange_strong(&pacer->refund_taken, &taken, granted) || granted < taken)
+        return;
+    uint64_t refund = granted - taken < LATEST_REFUND_NS ? granted - taken : LATEST_REFUND_NS;
+    account(card, -(int64_t)refund);
+    if (percent)
+        vgpu_settle_price(pacer, -(int64_t)vgpu_gcra_price(refund, percent));
+}
+
+/* For the arbiter: this container has, or will have, work until `when`. */
+static void want(struct vgpu_pacer_card *pacer, uint64_t when) {
+    uint64_t seen = atomic_load_explicit(&pacer->wanted_until, memory_order_relaxed);
+    while (seen < when && !atomic_compare_exchange_weak_explicit(&pacer->wanted_until, &seen, when, memory_order_relaxed, memory_order_relaxed))
+        ;
+}
+
+void vgpu_pacer_wants(unsigned card, uint64_t start, uint64_t gpu_ns) {
+    want(vgpu_pacer_shared(card), start + (gpu_ns < LONGEST_WANT_NS ? gpu_ns : LONGEST_WANT_NS));
+}
+
+/* What is ahead of now was reckoned at another share. One of the racing processes reckons it anew; each waiting launch does the same for its own
+ * start. */
+static void adopt(struct vgpu_pacer_card *pacer, uint32_t percent, uint64_t now) {
+    uint32_t before = atomic_load_explicit(&pacer->percent, memory_order_relaxed);
+    if (before == percent || !atomic_compare_exchange_strong(&pacer->percent, &before, percent) || !before)
+        return;
+    uint64_t tat = atomic_load_explicit(&pacer->tat, memory_order_relaxed);
+    while (tat > now && !atomic_compare_exchange_weak(&pacer->tat, &tat, now + (tat - now) * before / percent))
+        ;
+}
+
+struct vgpu_turn vgpu_turn_reserve(unsigned card, uint64_t gpu_ns, const struct vgpu_pace *share, uint64_t now) {
+    struct vgpu_pacer_card *pacer = vgpu_pacer_shared(card);
+    adopt(pacer, share->percent, now);
+    struct vgpu_turn turn = {.credited_ns = atomic_load(&pacer->credited_ns), .percent = share->percent};
+    turn.start = vgpu_gcra_reserve(&pacer->tat, now, vgpu_gcra_price(gpu_ns, share->percent), share->burst_ns);
+    vgpu_pacer_wants(card, turn.start > now ? turn.start : now, gpu_ns);
+    return turn;
+}
+
+void vgpu_turn_await(struct vgpu_turn turn, const struct vgpu_place *place) {
+    struct vgpu_pacer_card *pacer = vgpu_pacer_shared(place->card);
+    uint64_t begun = vgpu_now_ns(), now = begun;
+    for (;;) {
+        const struct vgpu_limits *limits = vgpu_limits_now();
+        if (!limits)
+            break;
+        struct vgpu_pace share = vgpu_pace_now(limits, place, now);
+        vgpu_settle_refunds(place->card, share.percent);
+        uint64_t credit = atomic_load(&pacer->credited_ns) - turn.credited_ns;
+        turn.credited_ns += credit;
+        turn.start = turn.start > credit ? turn.start - credit : 0;
+        if (turn.start > now && share.percent != turn.percent) {
+            if (share.percent)
+                adopt(pacer, share.percent, now);
+            turn.start = share.percent ? now + (turn.start - now) * turn.percent / share.percent : now;
+            turn.percent = share.percent;
+        }
+        if (turn.start <= now + CARRY_NS)
+            break;
+        bool outstanding = vgpu_samples_collect(place->context, vgpu_settle_sample);
+        uint64_t step = outstanding ? POLL_NS : share.moves ? LOOK_NS : UINT64_MAX;
+        vgpu_sleep_until(turn.start - now > step ? now + step : turn.start);
+        now = vgpu_now_ns();
+    }
+    if (now > begun)
+        vgpu_count_throttled(place->card, now - begun);
+}
