@@ -148,7 +148,18 @@ def declarations(header: str) -> str:
 
 
 #: what an outside observer of regions needs: all but the side of a limited process (ledger.c, attach.c, hooks)
-AGENT_SIDE = ("agent.c", "account.c", "guard.c", "liveness.c", "region_files.c", "slots.c")
+AGENT_SIDE = (
+    "agent.c",
+    "account.c",
+    "arbiter.c",
+    "arbiter_busy.c",
+    "arbiter_card.c",
+    "arbiter_shares.c",
+    "guard.c",
+    "liveness.c",
+    "region_files.c",
+    "slots.c",
+)
 HEADER_FOLDERS = ("include", "src", "simulator")
 
 

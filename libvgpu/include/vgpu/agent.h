@@ -88,5 +88,47 @@ int vgpu_limits_write(vgpu_region *region, const struct vgpu_limits *limits);
 int vgpu_usage_read(vgpu_region *region, struct vgpu_usage *out);
 /* Frees the charges of dead processes; returns how many slots were freed. -EBADF: opened read-only. */
 int vgpu_region_reap(vgpu_region *region);
+
+/* One container on one card, as the arbiter sees it. Shares are percent of the card's time. */
+struct vgpu_arbiter_view {
+    uint32_t active;         /* it has work */
+    uint32_t demand;         /* what it would use if nothing held it back; 100: as much as it gets */
+    uint32_t cores;          /* as in its limits */
+    uint32_t ceiling;
+    uint32_t policy;         /* enum vgpu_core_policy */
+    uint32_t priority;       /* 0 high, 1 low */
+    /* answers */
+    uint32_t share;          /* what it may use now; of a container without work: what it may use as soon as it has some */
+    uint32_t yield;          /* 1: low priority, and one of high priority has work */
+    uint32_t neighbours;     /* others that have work */
+};
+/* Divides the time of one card: first what each container with work is guaranteed, then what is left, by weight (the guarantee; at least 1) up
+ * to the ceilings. Low priority keeps a floor of 5 % while high priority has work. Pure; at most 64 containers, further ones get no answer. */
+void vgpu_arbiter_shares(struct vgpu_arbiter_view *views, uint32_t count);
+
+struct vgpu_arbiter_state {
+    uint64_t passes;         /* looks at all containers since the start */
+    uint64_t cpu_ns;         /* CPU time of the thread in vgpu_arbiter_run */
+    uint32_t containers;     /* attached */
+    uint32_t active;         /* of them, with work on some card at the last look */
+};
+
+typedef struct vgpu_arbiter vgpu_arbiter;
+
+/* NULL: no memory. */
+vgpu_arbiter *vgpu_arbiter_new(void);
+/* Looks at the containers about every 10 ms while one of them has work, else every 50 ms, and publishes into their limits; returns after
+ * vgpu_arbiter_stop. One thread at a time. */
+void vgpu_arbiter_run(vgpu_arbiter *arbiter);
+void vgpu_arbiter_stop(vgpu_arbiter *arbiter);
+/* One look, for whoever drives it himself. */
+void vgpu_arbiter_look(vgpu_arbiter *arbiter);
+/* Takes the region in DIR in; harmless when it is. From any thread, also while vgpu_arbiter_run is at work. Errors: as vgpu_region_open, -ENOMEM. */
+int vgpu_arbiter_attach(vgpu_arbiter *arbiter, const char *dir);
+/* Lets it go, with its heartbeat cleared; harmless when it is not attached. */
+void vgpu_arbiter_detach(vgpu_arbiter *arbiter, const char *dir);
+void vgpu_arbiter_state(vgpu_arbiter *arbiter, struct vgpu_arbiter_state *out);
+/* Only when no thread uses it any more. */
+void vgpu_arbiter_free(vgpu_arbiter *arbiter);
 /* cffi: end */
 #endif

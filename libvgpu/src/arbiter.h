@@ -1,0 +1,45 @@
+/* The parts of the arbiter that only calculate: shares of a card's time, and whose time was inside of whose measurement.
+ *
+ * arbiter.c runs them over the open regions of a machine; vgpu/agent.h has the outside view. */
+#ifndef VGPU_ARBITER_H
+#define VGPU_ARBITER_H
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "vgpu/agent.h"
+
+#define VGPU_ARBITER_MEMBERS 64u /* containers of one card that are told apart; more are served, but nothing is refunded to them */
+
+/* Which containers were busy when, as far as their measured launches tell: disjoint intervals in the order of time. Gaps are left out. */
+#define VGPU_BUSY_SPANS 4096u
+struct vgpu_busy_span {
+    uint64_t begin, end;
+    uint64_t members; /* bit i: member i */
+};
+struct vgpu_busy {
+    uint32_t count;
+    struct vgpu_busy_span spans[VGPU_BUSY_SPANS];
+};
+
+/* GPU time that a container of short launches has used, over time. */
+#define VGPU_METER_POINTS 256u
+struct vgpu_meter {
+    uint32_t count; /* points ever noted */
+    struct {
+        uint64_t at, total;
+    } points[VGPU_METER_POINTS];
+};
+
+/* Notes that `total` nanoseconds had been used at `at`; a total that falls (a correction) counts when it is passed again. */
+void vgpu_meter_note(struct vgpu_meter *meter, uint64_t at, uint64_t total);
+/* What was used in [begin, end), evenly spread between two notes. Nothing is known beyond the last note, and before the oldest one kept. */
+uint64_t vgpu_meter_between(const struct vgpu_meter *meter, uint64_t begin, uint64_t end);
+
+/* Adds the interval in which `member` was measured as busy, and to refunds[] what the members turn out to have been charged although others had
+ * the card: of k that are busy at once, each had 1/k of what containers of short launches (meters; NULL: none) left of the time. Intervals
+ * may come in any order; one that overlaps another of the same member counts once. Exact for intervals that are long beside the card's time slices. */
+void vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, uint64_t end,
+                   const struct vgpu_meter *const meters[VGPU_ARBITER_MEMBERS], double refunds[VGPU_ARBITER_MEMBERS]);
+/* Forgets a member, so that its number can be given to another. */
+void vgpu_busy_forget(struct vgpu_busy *busy, unsigned member);
+#endif

@@ -1,0 +1,158 @@
+/* Whose time was inside of whose measurement: the pair of events around a launch also spans the time slices of other containers. */
+#include <string.h>
+
+#include "arbiter.h"
+
+static uint64_t smaller(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+void vgpu_meter_note(struct vgpu_meter *meter, uint64_t at, uint64_t total)
+{
+    const uint32_t last = (meter->count - 1) % VGPU_METER_POINTS, before = (meter->count - 2) % VGPU_METER_POINTS;
+    if (meter->count && total < meter->points[last].total)
+        total = meter->points[last].total;
+    if (meter->count > 1 && total == meter->points[last].total && total == meter->points[before].total) {
+        meter->points[last].at = at; /* still idle: a longer flat piece */
+        return;
+    }
+    meter->points[meter->count % VGPU_METER_POINTS].at = at;
+    meter->points[meter->count % VGPU_METER_POINTS].total = total;
+    meter->count++;
+}
+
+static double total_at(const struct vgpu_meter *meter, uint64_t when)
+{
+    const uint32_t kept = (uint32_t)smaller(meter->count, VGPU_METER_POINTS);
+    const uint32_t newest = meter->count - 1;
+    if (when >= meter->points[newest % VGPU_METER_POINTS].at)
+        return (double)meter->points[newest % VGPU_METER_POINTS].total;
+    for (uint32_t age = 1; age < kept; age++) {
+        const uint32_t i = (newest - age) % VGPU_METER_POINTS, next = (newest - age + 1) % VGPU_METER_POINTS;
+        if (when < meter->points[i].at)
+            continue;
+        const double part = (double)(when - meter->points[i].at) / (double)(meter->points[next].at - meter->points[i].at);
+        return (double)meter->points[i].total + part * (double)(meter->points[next].total - meter->points[i].total);
+    }
+    return (double)meter->points[(meter->count - kept) % VGPU_METER_POINTS].total;
+}
+
+uint64_t vgpu_meter_between(const struct vgpu_meter *meter, uint64_t begin, uint64_t end)
+{
+    return meter->count && begin < end ? (uint64_t)(total_at(meter, end) - total_at(meter, begin)) : 0;
+}
+
+static void insert(struct vgpu_busy *busy, uint32_t place, struct vgpu_busy_span span)
+{
+    memmove(busy->spans + place + 1, busy->spans + place, (busy->count - place) * sizeof *busy->spans);
+    busy->spans[place] = span;
+    busy->count++;
+}
+
+/* Cuts the span at `place` in two at `when`, inside of it. */
+static void cut(struct vgpu_busy *busy, uint32_t place, uint64_t when)
+{
+    struct vgpu_busy_span second = busy->spans[place];
+    second.begin = when;
+    busy->spans[place].end = when;
+    insert(busy, place + 1, second);
+}
+
+/* One interval at most doubles the spans: with so few there is room for it. The oldest ones go. */
+static void make_room(struct vgpu_busy *busy)
+{
+    const uint32_t most = VGPU_BUSY_SPANS / 2 - 2;
+    if (busy->count <= most)
+        return;
+    const uint32_t kept = most / 2;
+    memmove(busy->spans, busy->spans + busy->count - kept, kept * sizeof *busy->spans);
+    busy->count = kept;
+}
+
+/* Joins spans that touch and say the same, from one place to another. */
+static void tidy(struct vgpu_busy *busy, uint32_t from, uint32_t to)
+{
+    const uint32_t next = (uint32_t)smaller((uint64_t)to + 1, busy->count);
+    uint32_t kept = from;
+    for (uint32_t i = from + 1; i < next; i++) {
+        struct vgpu_busy_span *last = &busy->spans[kept];
+        if (last->end == busy->spans[i].begin && last->members == busy->spans[i].members)
+            last->end = busy->spans[i].end;
+        else
+            busy->spans[++kept] = busy->spans[i];
+    }
+    if (kept + 1 < next) {
+        memmove(busy->spans + kept + 1, busy->spans + next, (busy->count - next) * sizeof *busy->spans);
+        busy->count -= next - kept - 1;
+    }
+}
+
+struct addition {
+    unsigned member;
+    const struct vgpu_meter *const *meters;
+    double *refunds;
+};
+
+/* What the containers of short launches used of [begin, end). */
+static double used_by_short(const struct addition *add, uint64_t begin, uint64_t end)
+{
+    double used = 0;
+    for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++)
+        if (i != add->member && add->meters[i])
+            used += (double)vgpu_meter_between(add->meters[i], begin, end);
+    const double length = (double)(end - begin);
+    return used < length ? used : length;
+}
+
+/* The member joins those who are busy in the span: each of them had less of it than was thought. */
+static void join(const struct addition *add, struct vgpu_busy_span *span)
+{
+    const uint64_t others = span->members;
+    const double left = (double)(span->end - span->begin) - used_by_short(add, span->begin, span->end);
+    const unsigned count = (unsigned)__builtin_popcountll(others);
+    add->refunds[add->member] += (double)(span->end - span->begin) - left / (count + 1);
+    for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS && count; i++)
+        if (others >> i & 1)
+            add->refunds[i] += left / count - left / (count + 1);
+    span->members |= UINT64_C(1) << add->member;
+}
+
+void vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, uint64_t end,
+                   const struct vgpu_meter *const meters[VGPU_ARBITER_MEMBERS], double refunds[VGPU_ARBITER_MEMBERS])
+{
+    const struct addition add = {member, meters, refunds};
+    const uint64_t bit = UINT64_C(1) << member;
+    make_room(busy);
+    uint32_t place = busy->count;
+    while (place > 0 && busy->spans[place - 1].end > begin)
+        place--;
+    for (uint64_t at = begin; at < end; place++) {
+        if (place == busy->count || busy->spans[place].begin > at) {
+            const uint64_t until = place == busy->count ? end : smaller(end, busy->spans[place].begin);
+            insert(busy, place, (struct vgpu_busy_span){.begin = at, .end = until});
+        } else if (busy->spans[place].begin < at) {
+            cut(busy, place++, at);
+        }
+        if (busy->spans[place].end > end)
+            cut(busy, place, end);
+        if (!(busy->spans[place].members & bit))
+            join(&add, &busy->spans[place]);
+        at = busy->spans[place].end;
+    }
+    uint32_t first = place;
+    while (first > 0 && busy->spans[first - 1].end >= begin)
+        first--;
+    tidy(busy, first, place);
+}
+
+void vgpu_busy_forget(struct vgpu_busy *busy, unsigned member)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < busy->count; i++) {
+        busy->spans[i].members &= ~(UINT64_C(1) << member);
+        if (busy->spans[i].members)
+            busy->spans[kept++] = busy->spans[i];
+    }
+    busy->count = kept;
+}

@@ -1,0 +1,170 @@
+/* What the arbiter makes of one card. What a container writes is believed only where that harms nobody but itself. */
+#include "arbiter_card.h"
+
+#include <string.h>
+
+#include "guard.h"
+
+#define FARTHEST_NS 2000000000u     /* a launch that waits for longer counts again when its turn comes; also bounds what a killed one leaves */
+#define SMOOTH_NS 50000000.0        /* time over which the use of a card is averaged */
+#define EAGER_NS 50000000u          /* who was held back, or has just come, is believed to want all that it may have, for so long */
+#define BUSY_CARD 0.97              /* a card as full as this tells nothing of what its containers would use without each other */
+#define CAREFUL_NS 100000000u       /* after that nothing is lent of what containers with work leave unused */
+#define HEADROOM_PERCENT 6          /* what is kept for each of those beside its present use and a tenth of it */
+#define LONG_MEMORY_NS 2000000000u  /* a container without a long launch for this time counts as one of short launches */
+#define LONGEST_RUN_NS 60000000000u
+
+static void look_at_runs(struct vgpu_arbiter_member *member, struct vgpu_pacer_card *pacer)
+{
+    const uint64_t count = atomic_load_explicit(&pacer->run_count, memory_order_acquire);
+    member->fresh = 0;
+    if (!member->known || count < member->run_count)
+        member->run_count = count;
+    if (count - member->run_count > VGPU_RUNS)
+        member->run_count = count - VGPU_RUNS;
+    for (; member->run_count < count; member->run_count++) {
+        struct vgpu_run *run = &pacer->runs[member->run_count % VGPU_RUNS];
+        const uint64_t end = atomic_load_explicit(&run->end_ns, memory_order_acquire);
+        const uint64_t begin = atomic_load_explicit(&run->begin_ns, memory_order_acquire);
+        if (end == 0 && member->stuck != member->run_count + 1) {
+            member->stuck = member->run_count + 1; /* being written: next time, or never if its writer was killed */
+            return;
+        }
+        if (end && atomic_load_explicit(&run->end_ns, memory_order_relaxed) == end) {
+            member->runs[member->fresh].begin = begin;
+            member->runs[member->fresh++].end = end;
+        }
+    }
+}
+
+static int look_at(void *context)
+{
+    struct vgpu_container *container = context;
+    for (unsigned i = 0; i < container->limits.card_count; i++) {
+        struct vgpu_arbiter_member *member = container->members[i];
+        struct vgpu_pacer_card *pacer = &container->usage->pacer[i];
+        if (!member)
+            continue;
+        member->before = member->now;
+        member->now.used_ns = atomic_load_explicit(&pacer->gpu_ns, memory_order_relaxed) +
+                              atomic_load_explicit(&pacer->refund_taken, memory_order_relaxed);
+        member->now.throttled_ns = atomic_load_explicit(&pacer->throttled_ns, memory_order_relaxed);
+        member->now.wanted_until = atomic_load_explicit(&pacer->wanted_until, memory_order_relaxed);
+        member->now.tat = atomic_load_explicit(&pacer->tat, memory_order_relaxed);
+        look_at_runs(member, pacer);
+        if (!member->known)
+            member->before = member->now;
+        member->known = true;
+    }
+    return 0;
+}
+
+void vgpu_container_look(struct vgpu_container *container)
+{
+    if (!container->broken)
+        container->broken = vgpu_guarded(container->usage, sizeof *container->usage, look_at, container) < 0;
+}
+
+static bool ahead(uint64_t when, uint64_t now)
+{
+    return when > now && when - now < FARTHEST_NS;
+}
+
+/* What the last `passed` nanoseconds tell of a container that had `part` of the card, the others' work counted. */
+static void weigh(struct vgpu_arbiter_member *member, uint64_t now, double passed, double part)
+{
+    member->pending_ns += (double)(int64_t)(member->now.used_ns - member->before.used_ns);
+    member->pending_ns = member->pending_ns < 0 ? 0 : member->pending_ns > FARTHEST_NS ? FARTHEST_NS : member->pending_ns;
+    const double done = member->pending_ns < passed * part ? member->pending_ns : passed * part;
+    member->pending_ns -= done;
+    if (passed > 0)
+        member->rate += (done / passed - member->rate) * passed / (passed + SMOOTH_NS);
+    vgpu_meter_note(&member->meter, now, member->now.used_ns);
+    if (member->fresh)
+        member->last_run = now;
+
+    const uint64_t wanted = member->now.wanted_until;
+    const bool recently = wanted + VGPU_ACTIVE_NS > now && wanted < now + FARTHEST_NS;
+    const bool active = recently || member->pending_ns > 0;
+    const bool held_back = member->now.throttled_ns != member->before.throttled_ns || ahead(member->now.tat, now) || ahead(wanted, now);
+    if (held_back || (active && !member->view.active))
+        member->eager_until = now + EAGER_NS;
+    member->view.active = active;
+}
+
+/* Containers that leave part of their guarantee unused lend it, as long as the card has time left over: only then does their use tell what they
+ * want. In percent, in steps, so that small changes change nothing. */
+static uint32_t demand_of(const struct vgpu_arbiter_member *member, const struct vgpu_arbiter_card *card, uint64_t now)
+{
+    if (now < card->careful_until || now < member->eager_until)
+        return 100;
+    const uint32_t demand = (uint32_t)(member->rate * 110) + HEADROOM_PERCENT;
+    return demand < 100 ? (demand + 3) / 4 * 4 : 100;
+}
+
+static void take_in_runs(struct vgpu_arbiter_card *card, uint64_t now)
+{
+    const struct vgpu_meter *meters[VGPU_ARBITER_MEMBERS] = {NULL};
+    double refunds[VGPU_ARBITER_MEMBERS] = {0};
+    for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++) {
+        const struct vgpu_arbiter_member *member = card->members[i];
+        if (member && (!member->last_run || now - member->last_run > LONG_MEMORY_NS) && member->meter.count > 1)
+            meters[i] = &member->meter;
+    }
+    for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++)
+        for (unsigned run = 0; card->members[i] && run < card->members[i]->fresh; run++) {
+            const uint64_t begin = card->members[i]->runs[run].begin, end = card->members[i]->runs[run].end;
+            if (begin < end && end < now + VGPU_ARBITER_PERIOD_NS && end - begin < LONGEST_RUN_NS)
+                vgpu_busy_add(&card->busy, i, begin, end, meters, refunds);
+        }
+    for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++)
+        if (card->members[i])
+            card->members[i]->refund_ns += refunds[i];
+}
+
+static void publish(struct vgpu_arbiter_member *member, const struct vgpu_arbiter_view *answer, uint64_t now)
+{
+    struct vgpu_limits_file *file = member->container->limits_file;
+    const uint64_t refund = (uint64_t)member->refund_ns;
+    atomic_store_explicit(&file->arbiter[member->index].share, answer->share, memory_order_relaxed);
+    atomic_store_explicit(&file->arbiter[member->index].yield, answer->yield, memory_order_relaxed);
+    atomic_store_explicit(&file->arbiter[member->index].neighbours, answer->neighbours, memory_order_relaxed);
+    if (refund)
+        atomic_fetch_add_explicit(&file->arbiter[member->index].refund_ns, refund, memory_order_relaxed);
+    member->refund_ns -= (double)refund;
+    atomic_store_explicit(&file->arbiter[member->index].heartbeat_ns, now, memory_order_release);
+}
+
+void vgpu_card_decide(struct vgpu_arbiter_card *card, uint64_t now, uint64_t passed)
+{
+    struct vgpu_arbiter_member *present[VGPU_ARBITER_MEMBERS];
+    struct vgpu_arbiter_view asked[VGPU_ARBITER_MEMBERS];
+    unsigned count = 0;
+    double busy = 0;
+    for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++)
+        if (card->members[i] && !card->members[i]->container->broken) {
+            weigh(card->members[i], now, (double)passed, card->active ? 1.0 / card->active : 1);
+            busy += card->members[i]->rate;
+            present[count++] = card->members[i];
+        }
+    if (busy > BUSY_CARD)
+        card->careful_until = now + CAREFUL_NS;
+    card->active = 0;
+    for (unsigned i = 0; i < count; i++) {
+        const struct vgpu_limits *limits = &present[i]->container->limits;
+        const struct vgpu_card_limit *limit = &limits->cards[present[i]->index];
+        asked[i] = (struct vgpu_arbiter_view){
+            .active = present[i]->view.active, .demand = demand_of(present[i], card, now), .cores = limit->cores,
+            .ceiling = limit->cores_ceiling, .policy = limits->core_policy, .priority = limits->priority};
+        card->active += asked[i].active;
+    }
+    if (count != card->asked_count || memcmp(asked, card->asked, count * sizeof *asked) != 0) {
+        card->asked_count = count;
+        memcpy(card->asked, asked, count * sizeof *asked);
+        memcpy(card->answered, asked, count * sizeof *asked);
+        vgpu_arbiter_shares(card->answered, count);
+    }
+    take_in_runs(card, now);
+    for (unsigned i = 0; i < count; i++)
+        publish(present[i], &card->answered[i], now);
+}

@@ -1,0 +1,68 @@
+/* One card under the arbiter: who is on it, what they have been doing, and what they may do next. */
+#ifndef VGPU_ARBITER_CARD_H
+#define VGPU_ARBITER_CARD_H
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "arbiter.h"
+#include "vgpu/region.h"
+
+#define VGPU_ARBITER_PERIOD_NS 10000000u
+
+struct vgpu_container;
+
+/* One container on one card. */
+struct vgpu_arbiter_member {
+    struct vgpu_container *container;
+    unsigned index;             /* of the card in its limits */
+    struct vgpu_arbiter_view view;
+    struct {
+        uint64_t used_ns;       /* GPU time with refunds: grows with its use alone */
+        uint64_t throttled_ns, wanted_until, tat;
+    } now, before;              /* as written by the container */
+    uint64_t run_count;         /* measured launches that have been taken in */
+    uint64_t stuck;             /* number + 1 of one that was being written at the last look */
+    uint64_t last_run;          /* CLOCK_MONOTONIC of the last look that found one; 0: never */
+    uint64_t eager_until;
+    double pending_ns;          /* charged and not yet over, as far as time tells */
+    double rate;                /* part of the card's time that it used of late */
+    double refund_ns;           /* not yet published */
+    bool known;                 /* was looked at before */
+    struct vgpu_meter meter;
+    unsigned fresh;
+    struct {
+        uint64_t begin, end;
+    } runs[VGPU_RUNS];
+};
+
+/* One container: its two files, and a member for each of its cards. */
+struct vgpu_container {
+    struct vgpu_container *next;
+    char *directory;
+    dev_t device;
+    ino_t inode;
+    struct vgpu_limits_file *limits_file;
+    struct vgpu_usage_file *usage;
+    uint64_t selector;
+    struct vgpu_limits limits;
+    struct vgpu_arbiter_member *members[VGPU_MAX_CARDS]; /* by index in its limits; NULL: the card has too many containers */
+    bool broken;                            /* its usage file was cut short */
+};
+
+struct vgpu_arbiter_card {
+    char uuid[VGPU_UUID_SIZE];
+    unsigned index;   /* in the limits: the name of a card without UUID */
+    struct vgpu_arbiter_member *members[VGPU_ARBITER_MEMBERS];
+    unsigned active;
+    uint64_t careful_until;
+    struct vgpu_busy busy;
+    uint32_t asked_count;
+    struct vgpu_arbiter_view asked[VGPU_ARBITER_MEMBERS], answered[VGPU_ARBITER_MEMBERS];
+};
+
+/* Copies what a container has written, under a guard: it may cut its file short, and is left alone from then on. */
+void vgpu_container_look(struct vgpu_container *container);
+/* Judges what the containers of a card have done in the `passed` nanoseconds before `now`, and publishes what they may do into their limits. */
+void vgpu_card_decide(struct vgpu_arbiter_card *card, uint64_t now, uint64_t passed);
+#endif

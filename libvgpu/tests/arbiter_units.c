@@ -1,0 +1,143 @@
+/* Whose time was inside of whose measurement: known cases, and random ones against a count in small steps. Prints nothing and ends with 0, or
+ * names the check that failed. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "arbiter.h"
+
+#define CHECK(condition)                                                                                                                           \
+    do {                                                                                                                                           \
+        if (!(condition)) {                                                                                                                        \
+            printf("line %d: %s\n", __LINE__, #condition);                                                                                         \
+            exit(1);                                                                                                                               \
+        }                                                                                                                                          \
+    } while (0)
+
+#define STEPS 400u /* of time, in the random cases */
+
+static struct vgpu_busy busy;
+static struct vgpu_meter meter;
+static const struct vgpu_meter *meters[VGPU_ARBITER_MEMBERS];
+static double refunds[VGPU_ARBITER_MEMBERS];
+
+static void start(void)
+{
+    memset(&busy, 0, sizeof busy);
+    memset(&meter, 0, sizeof meter);
+    memset(meters, 0, sizeof meters);
+    memset(refunds, 0, sizeof refunds);
+}
+
+static void add(unsigned member, uint64_t begin, uint64_t end)
+{
+    vgpu_busy_add(&busy, member, begin, end, meters, refunds);
+}
+
+static void check_known(void)
+{
+    start();
+    add(0, 100, 200);
+    CHECK(refunds[0] == 0);
+    add(1, 300, 400); /* beside each other: nobody was in the other's way */
+    CHECK(refunds[0] == 0 && refunds[1] == 0);
+    add(1, 150, 250); /* 50 of both: each had half */
+    CHECK(refunds[0] == 25 && refunds[1] == 25);
+    add(1, 160, 240); /* known already */
+    CHECK(refunds[0] == 25 && refunds[1] == 25);
+    start();
+    add(0, 0, 90);
+    add(1, 0, 90);
+    add(2, 0, 90); /* each had a third */
+    CHECK(refunds[0] == 60 && refunds[1] == 60 && refunds[2] == 60);
+    CHECK(busy.count == 1);
+    vgpu_busy_forget(&busy, 1);
+    add(3, 30, 60); /* 0 and 2 had half as far as is known now; from there to a third */
+    CHECK(refunds[0] == 65 && refunds[1] == 60 && refunds[3] == 20);
+}
+
+static void check_meters(void)
+{
+    start();
+    CHECK(vgpu_meter_between(&meter, 0, 100) == 0);
+    vgpu_meter_note(&meter, 100, 1000);
+    vgpu_meter_note(&meter, 200, 1050);
+    vgpu_meter_note(&meter, 300, 1040); /* a correction: counts when it is passed */
+    vgpu_meter_note(&meter, 400, 1050);
+    vgpu_meter_note(&meter, 500, 1150);
+    CHECK(vgpu_meter_between(&meter, 0, 100) == 0);
+    CHECK(vgpu_meter_between(&meter, 100, 200) == 50);
+    CHECK(vgpu_meter_between(&meter, 150, 400) == 25);
+    CHECK(vgpu_meter_between(&meter, 400, 450) == 50);
+    CHECK(vgpu_meter_between(&meter, 450, 9000) == 50);
+    for (uint64_t i = 0; i < 10 * VGPU_METER_POINTS; i++)
+        vgpu_meter_note(&meter, 1000 + i, 2000 + 3 * i);
+    CHECK(vgpu_meter_between(&meter, 1000 + 9 * VGPU_METER_POINTS + 10, 1000 + 9 * VGPU_METER_POINTS + 20) == 30);
+
+    start(); /* a container of short launches took a quarter of the time inside of a long launch */
+    vgpu_meter_note(&meter, 0, 0);
+    vgpu_meter_note(&meter, 1000, 250);
+    meters[7] = &meter;
+    add(0, 200, 600);
+    CHECK(refunds[0] == 100);
+    add(1, 200, 600); /* and what it left was shared by two */
+    CHECK(refunds[0] == 250 && refunds[1] == 250);
+    add(7, 200, 600); /* its own time is not taken from itself */
+    CHECK(fabs(refunds[7] - 800.0 / 3) < 1e-6);
+}
+
+static void check_random(void)
+{
+    for (unsigned seed = 1; seed <= 300; seed++) {
+        bool ran[5][STEPS] = {{false}};
+        srand(seed);
+        start();
+        const unsigned intervals = 1 + (unsigned)rand() % 60;
+        for (unsigned i = 0; i < intervals; i++) {
+            const unsigned member = (unsigned)rand() % 5, begin = (unsigned)rand() % (STEPS - 1);
+            const unsigned end = begin + 1 + (unsigned)rand() % (i % 3 ? 8 : STEPS - begin - 1 ? STEPS - begin - 1 : 1);
+            add(member, begin, end < STEPS ? end : STEPS);
+            for (unsigned step = begin; step < end && step < STEPS; step++)
+                ran[member][step] = true;
+        }
+        double expected[5] = {0};
+        for (unsigned step = 0; step < STEPS; step++) {
+            const int count = ran[0][step] + ran[1][step] + ran[2][step] + ran[3][step] + ran[4][step];
+            for (unsigned member = 0; member < 5; member++)
+                expected[member] += ran[member][step] ? 1 - 1.0 / count : 0;
+        }
+        for (unsigned member = 0; member < 5; member++)
+            CHECK(fabs(refunds[member] - expected[member]) < 1e-6);
+        for (unsigned i = 0; i + 1 < busy.count; i++) {
+            CHECK(busy.spans[i].begin < busy.spans[i].end && busy.spans[i].end <= busy.spans[i + 1].begin);
+            CHECK(busy.spans[i].end < busy.spans[i + 1].begin || busy.spans[i].members != busy.spans[i + 1].members);
+        }
+    }
+}
+
+/* A long time: what is old is forgotten, and what is new stays right. */
+static void check_forgetting(void)
+{
+    start();
+    for (uint64_t i = 0; i < 20 * VGPU_BUSY_SPANS; i++) {
+        add(0, 10 * i, 10 * i + 4);
+        CHECK(busy.count <= VGPU_BUSY_SPANS);
+    }
+    CHECK(refunds[0] == 0);
+    const uint64_t now = 200 * VGPU_BUSY_SPANS;
+    add(1, now - 1000, now); /* over a hundred of them */
+    CHECK(refunds[0] == 200 && refunds[1] == 200);
+    add(2, 0, now); /* over all, the forgotten ones included */
+    CHECK(busy.count <= VGPU_BUSY_SPANS);
+    CHECK(busy.spans[0].begin == 0 && busy.spans[busy.count - 1].end == now);
+}
+
+int main(void)
+{
+    check_known();
+    check_meters();
+    check_random();
+    check_forgetting();
+    return 0;
+}

@@ -1,0 +1,83 @@
+"""The arbiter of a machine: tells each container how much of its cards it may use now (vgpu/agent.h has the details).
+
+The work is done by C code in a thread of its own, which holds no lock of the interpreter.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from vgpu.native.binding import load
+
+log = logging.getLogger(__name__)
+
+
+class ArbiterState(msgspec.Struct, frozen=True):
+    """How much the arbiter has to do."""
+
+    passes: int  #: looks at all containers since the start
+    cpu_ns: int  #: CPU time that they took
+    containers: int  #: followed at the last look
+    active: int  #: of them, with work on some card
+
+
+class Arbiter:
+    """Follows regions and publishes into their limits. Thread-safe; libraries notice within a second when it is gone."""
+
+    def __init__(self) -> None:
+        ffi, lib = load()
+        handle = lib.vgpu_arbiter_new()
+        if handle == ffi.NULL:
+            raise MemoryError("no memory for the arbiter")
+        self._handle = handle
+        self._lock = threading.Lock()
+        self._followed: frozenset[Path] = frozenset()
+        self._failed: dict[Path, int] = {}
+        self._thread = threading.Thread(target=lib.vgpu_arbiter_run, args=(handle,), name="arbiter", daemon=True)
+
+    def start(self) -> None:
+        """Begins to look at the containers, in the background."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the looking; what was published last holds until libraries miss the heartbeat."""
+        _, lib = load()
+        lib.vgpu_arbiter_stop(self._handle)
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def look(self) -> None:
+        """One look at all containers, for whoever does not `start` it."""
+        _, lib = load()
+        lib.vgpu_arbiter_look(self._handle)
+
+    def follow(self, directories: Iterable[Path]) -> None:
+        """From now on these regions and no others; one that is made anew in its place counts as new.
+
+        A directory without a usable region is left out, with a log line, and tried again by the next call.
+        """
+        _, lib = load()
+        wanted = frozenset(directories)
+        with self._lock:
+            for gone in self._followed - wanted:
+                lib.vgpu_arbiter_detach(self._handle, os.fsencode(gone))
+            failed = {}
+            for directory in wanted:
+                result = lib.vgpu_arbiter_attach(self._handle, os.fsencode(directory))
+                if result < 0:
+                    failed[directory] = result
+                    if self._failed.get(directory) != result:
+                        log.debug("%s is not followed: %s", directory, os.strerror(-result))
+            self._failed = failed
+            self._followed = wanted
+
+    def state(self) -> ArbiterState:
+        """What it has done so far."""
+        ffi, lib = load()
+        raw = ffi.new("struct vgpu_arbiter_state *")
+        lib.vgpu_arbiter_state(self._handle, raw)
+        return ArbiterState(raw.passes, raw.cpu_ns, raw.containers, raw.active)
