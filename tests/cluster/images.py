@@ -132,7 +132,7 @@ def _build(folder: Path, name: str, context: Path, recipe: Path, *arguments: str
     """Builds an image and writes `folder`/image.tar."""
     flags = ["--isolation", "chroot", "--network", "host", "--layers", "--format", "oci"]
     _buildah("build", *flags, "--pull-never", "--tag", name, "--file", str(recipe), *arguments, str(context))
-    _buildah("push", "--quiet", name, f"oci-archive:{folder}/image.tar:{name}")
+    _buildah("push", "--quiet", "--disable-compression", name, f"oci-archive:{folder}/image.tar:{name}")
 
 
 def _load(archive: Path, name: str) -> None:
