@@ -94,18 +94,32 @@ void vgpu_uncharge(struct vgpu_ticket ticket, uint64_t bytes) {
     vgpu_release(ticket, bytes);
 }
 
+static void leave(struct vgpu_share *share) {
+    if (atomic_fetch_sub(&share->handles, 1) != 1)
+        return;
+    vgpu_uncharge(share->ticket, share->bytes);
+    free(share);
+}
+
 bool vgpu_hold(enum vgpu_space space, uint64_t handle, const struct vgpu_holding *holding) {
+    bool own = !holding->pooled && !holding->shared;
     if (!vgpu_sizes_put(space, handle, holding)) {
-        if (!holding->pooled)
+        if (holding->shared)
+            leave(holding->share);
+        else if (own)
             vgpu_uncharge(holding->ticket, holding->bytes);
         return false;
     }
-    if (!holding->pooled && holding->kind != VGPU_KIND_BUFFER)
+    if (own && holding->kind != VGPU_KIND_BUFFER)
         vgpu_count_kind(holding->ticket.card, holding->kind, (int64_t)holding->bytes);
     return true;
 }
 
 void vgpu_let_go(const struct vgpu_holding *holding) {
+    if (holding->shared) {
+        leave(holding->share);
+        return;
+    }
     if (holding->pooled) {
         vgpu_pool_forget((void *)holding->owner, holding->bytes);
         return;

@@ -121,6 +121,23 @@ bool vgpu_sizes_take(enum vgpu_space space, uint64_t handle, struct vgpu_holding
     return found;
 }
 
+bool vgpu_sizes_join(enum vgpu_space space, uint64_t handle, struct vgpu_holding *holding) {
+    uint64_t key = key_of(space, handle), hash = mixed(key);
+    struct shard *shard = shard_of(hash);
+    bool found = false;
+    vgpu_spin_lock(&shard->lock); /* until then the handle cannot be taken out, so the share lives */
+    if (shard->capacity) {
+        struct entry *entry = slot_for(shard, key, hash);
+        found = entry->key == key && entry->holding.shared;
+        if (found) {
+            *holding = entry->holding;
+            atomic_fetch_add(&holding->share->handles, 1);
+        }
+    }
+    vgpu_spin_unlock(&shard->lock);
+    return found;
+}
+
 void vgpu_sizes_take_owned(const void *owner, void (*each)(const struct vgpu_holding *, void *), void *argument) {
     for (unsigned s = 0; s < SHARDS; s++) {
         struct shard *shard = &shards[s];

@@ -13,13 +13,24 @@ enum vgpu_space { VGPU_POINTER, VGPU_ARRAY, VGPU_MIPMAP, VGPU_CONTEXT, VGPU_EXTE
 
 extern atomic_bool vgpu_sizes_used;
 
-struct vgpu_holding {
+/* Memory that several handles stand for; it is given back with the last of them. */
+struct vgpu_share {
+    atomic_uint handles;
     uint64_t bytes;
+    struct vgpu_ticket ticket;
+};
+
+struct vgpu_holding {
+    union {
+        uint64_t bytes;
+        struct vgpu_share *share; /* where `shared` says so */
+    };
     const void *owner; /* the CUcontext with which it goes, or the pool it came from; NULL: nobody */
     struct vgpu_ticket ticket;
     uint8_t kind;      /* enum vgpu_kind */
     uint8_t pooled;    /* the pool pays; the ticket is not used */
-    uint16_t reserved;
+    uint8_t shared;    /* one of the handles of a share */
+    uint8_t reserved;
 };
 
 /* False: no memory for the table; nothing was added. */
@@ -30,6 +41,8 @@ static inline bool vgpu_sizes_any(void) {
 }
 /* Takes the entry out; false: not known. */
 bool vgpu_sizes_take(enum vgpu_space space, uint64_t handle, struct vgpu_holding *holding);
+/* Makes one more handle of the share behind a handle, which stays where it is: a copy of its holding. False: not known, or no share. */
+bool vgpu_sizes_join(enum vgpu_space space, uint64_t handle, struct vgpu_holding *holding);
 /* Takes out every entry of this owner, of whatever space, and gives it to `each`. */
 void vgpu_sizes_take_owned(const void *owner, void (*each)(const struct vgpu_holding *, void *), void *argument);
 #endif

@@ -334,3 +334,64 @@ print(cu.cuDestroyExternalMemory(memory), info()[0] // 1048576, cu.cuImportExter
         env,
     )
     assert lines == ["0 400 2 0 0", "0 600 1"]
+
+
+EXTERNAL = """
+import os
+from ctypes import *
+class Handle(Union):
+    _fields_ = [("fd", c_int), ("pair", c_void_p * 2)]
+class Description(Structure):
+    _fields_ = [("type", c_int), ("handle", Handle), ("size", c_uint64), ("flags", c_uint), ("reserved", c_uint * 16)]
+class Buffer(Structure):
+    _fields_ = [("offset", c_uint64), ("size", c_uint64), ("flags", c_uint), ("reserved", c_uint * 16)]
+def take(mib):
+    file = os.memfd_create("outside")
+    os.ftruncate(file, mib << 20)
+    description, memory = Description(type=1, size=mib << 20), c_void_p()
+    description.handle.fd = file
+    return cu.cuImportExternalMemory(byref(memory), byref(description)), memory
+def part(memory, offset, mib):
+    pointer = c_uint64()
+    status = cu.cuExternalMemoryGetMappedBuffer(byref(pointer), memory, byref(Buffer(offset << 20, mib << 20)))
+    return status, pointer.value
+def room():
+    return info()[0] // 1048576
+"""
+
+
+def test_memory_from_outside_is_paid_until_its_last_buffer_is_gone(env: dict[str, str]) -> None:
+    lines = python(
+        PRELUDE
+        + EXTERNAL
+        + """
+start()
+memory = take(600)[1]
+first, second, wrong = part(memory, 0, 100), part(memory, 100, 500), part(memory, 500, 101)
+print(first[0], second[0], wrong[0], room())
+print(cu.cuDestroyExternalMemory(memory), room(), take(401)[0], part(memory, 0, 1)[0])
+print(free(second[1]), room(), take(401)[0])
+print(free(first[1]), room(), free(first[1]), take(1000)[0])
+""",
+        env,
+    )
+    assert lines == ["0 0 1 400", "0 400 2 400", "0 400 2", "0 1000 1 0"]
+
+
+def test_a_context_takes_imported_memory_and_its_buffers_along(env: dict[str, str]) -> None:
+    lines = python(
+        PRELUDE
+        + EXTERNAL
+        + """
+start()
+own = c_void_p()
+ok(cu.cuCtxCreate_v2(byref(own), 0, 0))
+alive, destroyed = take(300)[1], take(200)[1]
+print(part(alive, 0, 100)[0], part(destroyed, 0, 100)[0], cu.cuDestroyExternalMemory(destroyed), room())
+print(cu.cuCtxDestroy_v2(own))
+start()
+print(room(), used())
+""",
+        env,
+    )
+    assert lines == ["0 0 0 500", "0", "1000 0"]

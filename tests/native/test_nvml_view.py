@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -112,6 +114,108 @@ print(n.nvmlDeviceGetUtilizationRates(card).gpu >= 20, mine)
     finally:
         neighbour.kill()
         neighbour.communicate()
+
+
+@contextmanager
+def neighbour(env: dict[str, str]) -> Iterator[int]:
+    """A busy process of another container on the same card; gives its pid."""
+    busy = (
+        "from driver_client import *\nstart()\nalloc(200 * MIB)\nk = function('spin_5ms')\nlaunch(k)\nprint('ready')\n"
+        "while True:\n    launch(k)\n    cu.cuCtxSynchronize()"
+    )
+    other = Path(env["VGPU_DIR"] + "-other")
+    other.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-uc", busy], env=env | {"VGPU_DIR": str(other)}, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        yield process.pid
+    finally:
+        process.kill()
+        process.communicate()
+
+
+DETAILS = """
+import ctypes, os, time
+lib = ctypes.CDLL("libnvidia-ml.so.1")
+class Listed(ctypes.Structure):
+    _fields_ = n.c_nvmlProcessDetail_v1_t._fields_
+class List(ctypes.Structure):
+    _fields_ = [("version", c_uint), ("mode", c_uint), ("count", c_uint), ("array", ctypes.POINTER(Listed))]
+def details(mode=0, room=8, version=None, device=card):
+    version = version or ctypes.sizeof(List) | 1 << 24
+    array = (Listed * 8)()
+    asked = List(version, mode, room, array if room else None)
+    code = lib.nvmlDeviceGetRunningProcessDetailList(device, byref(asked))
+    return code, asked.count, [(p.pid == os.getpid(), p.usedGpuMemory // MIB) for p in array[:asked.count] if p.pid]
+class Sample(ctypes.Structure):
+    _fields_ = [("at", c_ulonglong)] + [(f, c_uint) for f in ("pid", "sm", "mem", "enc", "dec", "jpg", "ofa")]
+class Samples(ctypes.Structure):
+    _fields_ = [("version", c_uint), ("count", c_uint), ("seen", c_ulonglong), ("array", ctypes.POINTER(Sample))]
+def samples(room=8, seen=0, version=None, device=card):
+    version = version or ctypes.sizeof(Samples) | 1 << 24
+    array = (Sample * 8)()
+    asked = Samples(version, room, seen, array if room else None)
+    code = lib.nvmlDeviceGetProcessesUtilizationInfo(device, byref(asked))
+    return code, asked.count if code in (0, 7) else None, [p.pid == os.getpid() for p in array if p.pid]
+"""
+
+
+def test_the_detailed_list_is_the_containers_own(env: dict[str, str]) -> None:
+    """Sizes and errors as nvml.h says: 7 with how many there are where room is short, modes without processes empty."""
+    script = """
+print(details(), details(room=0))
+start()
+alloc(300 * MIB)
+print(details(), details(room=0), details(mode=3))
+print(details(mode=1), details(mode=2), details(room=0, mode=1))
+found = n.nvmlDeviceGetRunningProcessDetailList(card, ctypes.sizeof(List) | 1 << 24, 0)
+print([(p.pid == os.getpid(), p.usedGpuMemory // MIB) for p in found])
+"""
+    with neighbour(env):
+        assert python(PRELUDE + DETAILS + script, env) == [
+            "(0, 0, []) (0, 0, [])",
+            "(0, 1, [(True, 300)]) (7, 1, []) (0, 1, [(True, 300)])",
+            "(0, 0, []) (0, 0, []) (0, 0, [])",
+            "[(True, 300)]",
+        ]
+
+
+def test_newer_utilisation_is_the_containers_own(env: dict[str, str]) -> None:
+    script = """
+def card_samples():
+    return [s.sampleValue.uiVal for s in n.nvmlDeviceGetSamples(card, n.NVML_GPU_UTILIZATION_SAMPLES, 0)[1]]
+start()
+alloc(MIB)
+print(samples(), samples(room=0), card_samples())
+kernel = function("spin_5ms")
+deadline = time.monotonic() + 60
+while samples()[0] != 0 and time.monotonic() < deadline:
+    ok(launch(kernel))
+    ok(cu.cuCtxSynchronize())
+print(samples(), samples(room=0), samples(seen=1 << 62))
+print([s.pid == os.getpid() for s in n.nvmlDeviceGetProcessesUtilizationInfo(card, 0)])
+"""
+    with neighbour(env):
+        assert python(PRELUDE + DETAILS + script, env) == [
+            "(6, None, []) (6, None, []) [0]",
+            "(0, 1, [True]) (7, 1, []) (6, None, [])",
+            "[True]",
+        ]
+
+
+def test_structures_of_other_versions_get_the_drivers_own_answer(tmp_path: Path, env: dict[str, str]) -> None:
+    script = (
+        PRELUDE
+        + DETAILS
+        + """
+print(details(version=7), details(device=None), details(mode=4), lib.nvmlDeviceGetRunningProcessDetailList(card, None))
+print(samples(version=7), samples(device=None), lib.nvmlDeviceGetProcessesUtilizationInfo(card, None))
+"""
+    )
+    assert python(script, env) == python(script, environment(tmp_path, preload=False))
 
 
 def test_cards_and_names_are_untouched(tmp_path: Path, env: dict[str, str]) -> None:

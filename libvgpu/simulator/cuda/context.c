@@ -95,6 +95,7 @@ void context_destroy(CUcontext context)
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         object_each(owned[i], object_of, context);
     imports_of_context_drop(context);
+    external_of_context_drop(context);
     block_each(block_of, block_gone, context);
     graph_memory_trim(context->card);
     ranges_of_context_drop(context);

@@ -295,6 +295,8 @@ void imports_of_context_drop(CUcontext context);
 
 /* external.c */
 void external_release(const struct block *block);
+/* Destroys the external memory that was imported into a context; what was mapped from it goes with the context's blocks. */
+void external_of_context_drop(CUcontext context);
 
 /* virtual.c: under driver.lock; NULL: no handle of physical memory */
 struct physical *physical_of(CUmemGenericAllocationHandle handle);

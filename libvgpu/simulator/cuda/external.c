@@ -10,6 +10,7 @@
 
 struct CUextMemory_st {
     struct object object;
+    CUcontext context;
     int card;
     uint64_t size;
     char *contents;
@@ -49,6 +50,7 @@ CUresult cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMOR
         uncharge(context->card, description->size);
         return contents ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_OPERATING_SYSTEM;
     }
+    memory->context = context;
     memory->card = context->card;
     memory->size = description->size;
     memory->contents = contents;
@@ -83,6 +85,22 @@ void external_release(const struct block *block)
 {
     pthread_mutex_lock(&driver.lock);
     drop(block->owner);
+    pthread_mutex_unlock(&driver.lock);
+}
+
+static void destroy(void *handle, void *context)
+{
+    CUexternalMemory memory = handle;
+    if (memory->context == context && !memory->destroyed) {
+        memory->destroyed = true;
+        drop(memory);
+    }
+}
+
+void external_of_context_drop(CUcontext context)
+{
+    pthread_mutex_lock(&driver.lock);
+    object_each(OBJECT_EXTERNAL, destroy, context);
     pthread_mutex_unlock(&driver.lock);
 }
 

@@ -2,6 +2,7 @@
 #include "nvml/library.h"
 
 #define LISTED SIM_SLOTS
+#define MODE_ALL 3u /* NVML_PROCESS_MODE_ALL, which nvml.h of CUDA 12 does not have */
 
 struct user {
     uint32_t slot;
@@ -67,9 +68,9 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProc
     struct user users[LISTED];
     ENTER_DEVICE(device, out);
     CHECK_VERSION(out, nvmlProcessDetailList_v1);
-    if (out->mode > 2)
+    if (out->mode > MODE_ALL)
         return NVML_ERROR_INVALID_ARGUMENT;
-    unsigned have = out->mode == 0 ? users_of(device, users) : 0, room = out->numProcArrayEntries;
+    unsigned have = out->mode == NVML_PROCESS_MODE_COMPUTE || out->mode == MODE_ALL ? users_of(device, users) : 0, room = out->numProcArrayEntries;
     out->numProcArrayEntries = have;
     if (have > room)
         return NVML_ERROR_INSUFFICIENT_SIZE;

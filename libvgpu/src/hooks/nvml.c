@@ -11,6 +11,7 @@
 
 #define REAP_INTERVAL_MS 100
 #define NO_INSTANCE 0xffffffffu /* nvml.h: no MIG instance */
+#define PROCESS_MODE_ALL 3u     /* NVML_PROCESS_MODE_ALL, which nvml.h of CUDA 12 does not have */
 
 /* True if the answers for this handle are the slice's, not the card's; `card` then says whose. */
 static bool sliced(nvmlDevice_t device, unsigned *card) {
@@ -152,7 +153,51 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
     return result;
 }
 
-/* One sample per process of this container; the driver would name the processes of others. */
+/* The driver's samples of the whole card become ours; how many there are, when they were taken, and every other quantity stay the driver's. */
+nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type, unsigned long long last_seen, nvmlValueType_t *value_type,
+                                  unsigned int *count, nvmlSample_t *samples) {
+    NVML_REAL(nvmlDeviceGetSamples);
+    nvmlReturn_t result = real(device, type, last_seen, value_type, count, samples);
+    unsigned card;
+    if (result != NVML_SUCCESS || !samples || !count || (type != NVML_GPU_UTILIZATION_SAMPLES && type != NVML_MEMORY_UTILIZATION_SAMPLES) ||
+        !sliced(device, &card))
+        return result;
+    unsigned share = utilization_of(card);
+    for (unsigned i = 0; i < *count; i++)
+        if (type == NVML_GPU_UTILIZATION_SAMPLES || samples[i].sampleValue.uiVal > share)
+            samples[i].sampleValue.uiVal = share;
+    return result;
+}
+
+struct sample {
+    unsigned pid, share;
+};
+
+static unsigned long long now_us(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (unsigned long long)now.tv_sec * 1000000u + (unsigned long long)now.tv_nsec / 1000u;
+}
+
+/* One sample per process of this container that has used the card, none while the container is idle there. The region keeps one window per
+ * card: processes share it by what they have used. */
+static unsigned samples_of(unsigned card, struct sample out[VGPU_SLOTS]) {
+    struct process found[VGPU_SLOTS];
+    unsigned share = utilization_of(card), total = share ? processes(card, found) : 0, count = 0;
+    uint64_t all = 0;
+    for (unsigned i = 0; i < total; i++)
+        all += found[i].gpu_ns;
+    for (unsigned i = 0; i < total; i++)
+        if (found[i].gpu_ns)
+            out[count++] = (struct sample){found[i].pid, (unsigned)((double)share * (double)found[i].gpu_ns / (double)all + 0.5)};
+    return count;
+}
+
+/* Whether the driver, asked with no room, would answer about processes; if not, its answer is the program's. */
+static bool would_list(nvmlReturn_t result) {
+    return result == NVML_SUCCESS || result == NVML_ERROR_INSUFFICIENT_SIZE || result == NVML_ERROR_NOT_FOUND;
+}
+
 nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned int *count,
                                              unsigned long long last_seen) {
     NVML_REAL(nvmlDeviceGetProcessUtilization);
@@ -160,24 +205,63 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
     if (!count || !sliced(device, &card))
         return real(device, samples, count, last_seen);
     nvmlReturn_t result = real(device, NULL, &none, last_seen);
-    if (result != NVML_SUCCESS && result != NVML_ERROR_INSUFFICIENT_SIZE && result != NVML_ERROR_NOT_FOUND)
+    if (!would_list(result))
         return result;
-    struct process found[VGPU_SLOTS];
-    unsigned total = processes(card, found), room = samples ? *count : 0, share = utilization_of(card);
+    struct sample found[VGPU_SLOTS];
+    unsigned long long now = now_us();
+    unsigned total = now > last_seen ? samples_of(card, found) : 0, room = samples ? *count : 0;
     if (!total)
         return NVML_ERROR_NOT_FOUND;
     *count = total;
     if (total > room)
         return NVML_ERROR_INSUFFICIENT_SIZE;
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    uint64_t all = 0;
     for (unsigned i = 0; i < total; i++)
-        all += found[i].gpu_ns;
-    for (unsigned i = 0; i < total; i++) /* the region keeps one window per card: processes share it by what they have used */
-        samples[i] = (nvmlProcessUtilizationSample_t){
-            .pid = found[i].pid,
-            .timeStamp = (unsigned long long)now.tv_sec * 1000000u + (unsigned long long)now.tv_nsec / 1000u,
-            .smUtil = all ? (unsigned)((double)share * (double)found[i].gpu_ns / (double)all + 0.5) : 0};
+        samples[i] = (nvmlProcessUtilizationSample_t){.pid = found[i].pid, .timeStamp = now, .smUtil = found[i].share};
+    return NVML_SUCCESS;
+}
+
+/* The two queries below take a structure with a version. The driver is asked with an empty one of the same version; one that it knows and this
+ * code does not is refused, as an older driver would refuse it. */
+#define LARGEST_STRUCT 1024u
+#define ASK_EMPTY(given, ...)                                                                                                                          union {                                                                                                                                                __typeof__(*given) known;                                                                                                                          char room[LARGEST_STRUCT];                                                                                                                     } empty = {.room = {0}};                                                                                                                           empty.known = (__typeof__(*given)){.version = given->version, __VA_ARGS__};                                                                        nvmlReturn_t result = real(device, &empty.known);                                                                                                  if (!would_list(result))                                                                                                                           return result
+
+nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *out) {
+    NVML_REAL(nvmlDeviceGetProcessesUtilizationInfo);
+    unsigned card;
+    if (!out || !sliced(device, &card))
+        return real(device, out);
+    ASK_EMPTY(out, .lastSeenTimeStamp = 0);
+    if (out->version != nvmlProcessesUtilizationInfo_v1)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    struct sample found[VGPU_SLOTS];
+    unsigned long long now = now_us();
+    unsigned total = now > out->lastSeenTimeStamp ? samples_of(card, found) : 0, room = out->procUtilArray ? out->processSamplesCount : 0;
+    if (!total)
+        return NVML_ERROR_NOT_FOUND;
+    out->processSamplesCount = total;
+    if (total > room)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < total; i++)
+        out->procUtilArray[i] = (nvmlProcessUtilizationInfo_v1_t){.timeStamp = now, .pid = found[i].pid, .smUtil = found[i].share};
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *out) {
+    NVML_REAL(nvmlDeviceGetRunningProcessDetailList);
+    unsigned card;
+    if (!out || !sliced(device, &card))
+        return real(device, out);
+    ASK_EMPTY(out, .mode = out->mode);
+    if (out->version != nvmlProcessDetailList_v1)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    struct process found[VGPU_SLOTS];
+    bool computing = out->mode == NVML_PROCESS_MODE_COMPUTE || out->mode == PROCESS_MODE_ALL;
+    unsigned total = computing ? processes(card, found) : 0, room = out->procArray ? out->numProcArrayEntries : 0;
+    out->numProcArrayEntries = total;
+    if (total > room)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < total; i++)
+        out->procArray[i] = (nvmlProcessDetail_v1_t){
+            .pid = found[i].pid, .usedGpuMemory = found[i].bytes, .gpuInstanceId = NO_INSTANCE, .computeInstanceId = NO_INSTANCE};
     return NVML_SUCCESS;
 }
