@@ -7,7 +7,8 @@ from subprocess import Popen
 import pytest
 from redteam.clients import compile_into
 from redteam.container import MIB, ROOT, Container, available
-from redteam.routes import ROUTES, Route, shortfall
+from redteam.route import Route, shortfall
+from redteam.routes import ROUTES
 
 from vgpu.native import Region
 

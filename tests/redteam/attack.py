@@ -9,7 +9,9 @@ from pathlib import Path
 
 from redteam.clients import compile_into
 from redteam.container import ROOT, Container, available
-from redteam.routes import ESCAPES, ROUTES, Route, shortfall
+from redteam.loading import ESCAPES
+from redteam.route import Route, shortfall
+from redteam.routes import ROUTES
 
 
 def attempt(route: Route, container: Container) -> str:
