@@ -6,7 +6,18 @@
 
 #include "driver.h"
 
-extern atomic_int vgpu_open_captures; /* of all threads; maintained by hooks/capture.c */
+extern atomic_int vgpu_open_captures; /* of all threads; maintained by capture.c */
+
+/* A capture is open on the stream that it began on until its end, or that of the stream or its context. */
+struct vgpu_capture;
+/* Before the driver begins one: it counts as open. NULL: no memory to remember it, so it must not begin. */
+struct vgpu_capture *vgpu_capture_beginning(CUstream stream);
+/* Ends those that began on a stream, or (stream NULL) on streams of a context. */
+void vgpu_captures_end(CUstream stream, CUcontext context);
+/* Takes those that began on a stream out of the list; they stay open. */
+struct vgpu_capture *vgpu_captures_take(CUstream stream);
+/* Ends what was taken out or has not begun, or puts it (back) into the list. */
+void vgpu_captures_settle(struct vgpu_capture *taken, bool ended);
 
 /* True while any thread of this process captures: then our own events and queries stay away, since a capture in global mode forbids them to
  * every thread. */

@@ -10,6 +10,9 @@
 #pragma GCC visibility push(default)
 #include <cuda.h>
 #include <nvml.h>
+/* cuda.h declares these for programs of the per-thread default stream alone. */
+CUresult cuStreamBeginCaptureToCig_ptsz(CUstream stream, CUstreamCigCaptureParams *parameters);
+CUresult cuStreamEndCaptureToCig_ptsz(CUstream stream);
 #pragma GCC visibility pop
 
 enum vgpu_entry {

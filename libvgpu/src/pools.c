@@ -13,7 +13,9 @@
 
 struct vgpu_pool {
     struct vgpu_pool *next;
-    CUmemoryPool handle;
+    CUmemoryPool handle;  /* NULL: the memory of graphs */
+    CUdevice device;      /* whose graphs */
+    unsigned launching;   /* graphs that are about to take or reuse some of it: none is given back meanwhile */
     bool gone;            /* destroyed by the program */
     unsigned card;        /* VGPU_CARD_UNLISTED too; in host memory: `on_card` false */
     bool on_card;
@@ -36,11 +38,15 @@ void vgpu_pools_forget(void) {
     atomic_store(&list_lock, 0);
 }
 
-static struct vgpu_pool *find(CUmemoryPool handle) {
+static struct vgpu_pool *find_one(CUmemoryPool handle, CUdevice device) {
     struct vgpu_pool *pool = atomic_load_explicit(&pools, memory_order_acquire);
-    while (pool && (pool->handle != handle || pool->gone))
+    while (pool && (pool->handle != handle || (!handle && pool->device != device) || pool->gone))
         pool = pool->next;
     return pool;
+}
+
+static struct vgpu_pool *find(CUmemoryPool handle) {
+    return handle ? find_one(handle, -1) : NULL;
 }
 
 static struct vgpu_pool *add(CUmemoryPool handle, CUdevice device) {
@@ -48,10 +54,11 @@ static struct vgpu_pool *add(CUmemoryPool handle, CUdevice device) {
     if (!pool)
         return NULL;
     pool->handle = handle;
+    pool->device = device;
     pool->on_card = device >= 0;
     pool->card = device >= 0 ? vgpu_card_of_device(device) : VGPU_CARD_UNLISTED;
     vgpu_spin_lock(&list_lock);
-    struct vgpu_pool *known = find(handle);
+    struct vgpu_pool *known = find_one(handle, device);
     if (known) {
         free(pool);
         pool = known;
@@ -66,6 +73,17 @@ static struct vgpu_pool *add(CUmemoryPool handle, CUdevice device) {
 static bool attribute(CUmemoryPool handle, CUmemPool_attribute which, uint64_t *value) {
     cuuint64_t answer = 0;
     if (!DRIVER(cuMemPoolGetAttribute) || DRIVER(cuMemPoolGetAttribute)(handle, which, &answer) != CUDA_SUCCESS)
+        return false;
+    *value = answer;
+    return true;
+}
+
+static bool reserve_of(const struct vgpu_pool *pool, uint64_t *value) {
+    cuuint64_t answer = 0;
+    if (pool->handle)
+        return attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, value);
+    if (!DRIVER(cuDeviceGetGraphMemAttribute) ||
+        DRIVER(cuDeviceGetGraphMemAttribute)(pool->device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &answer) != CUDA_SUCCESS)
         return false;
     *value = answer;
     return true;
@@ -89,6 +107,11 @@ struct vgpu_pool *vgpu_pool_of(CUmemoryPool handle, const struct vgpu_place *pla
     if (!pool && attribute(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved)) /* no pool at all: the driver's answer says so */
         pool = add(handle, device_of_default(handle, place->device));
     return pool && pool->on_card ? pool : NULL;
+}
+
+struct vgpu_pool *vgpu_pool_of_graphs(CUdevice device) {
+    struct vgpu_pool *pool = find_one(NULL, device);
+    return pool ? pool : add(NULL, device);
 }
 
 void vgpu_pool_made(CUmemoryPool handle, CUdevice device) {
@@ -154,9 +177,11 @@ static bool balance(struct vgpu_pool *pool) {
     uint64_t reserved;
     if (pool->gone) /* its memory goes all at once, with the last allocation */
         reserved = pool->outstanding ? pool->charged - pool->pending : 0;
-    else if (!attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved))
+    else if (!reserve_of(pool, &reserved))
         reserved = pool->outstanding;
     if (pool->charged > reserved + pool->pending) {
+        if (pool->launching)
+            return true;
         release_parts(pool, pool->charged - reserved - pool->pending);
     } else if (pool->charged < reserved) {
         struct vgpu_ticket ticket;
@@ -172,6 +197,28 @@ void vgpu_pool_expect(struct vgpu_pool *pool, struct vgpu_ticket ticket, uint64_
     vgpu_spin_lock(&pool->lock);
     add_part(pool, ticket, growth);
     pool->pending += growth;
+    vgpu_spin_unlock(&pool->lock);
+}
+
+uint64_t vgpu_pool_enter(struct vgpu_pool *pool) {
+    vgpu_spin_lock(&pool->lock);
+    balance(pool);
+    pool->launching++;
+    uint64_t charged = pool->charged;
+    vgpu_spin_unlock(&pool->lock);
+    return charged;
+}
+
+void vgpu_pool_leave(struct vgpu_pool *pool, uint64_t expected) {
+    uint64_t reserved;
+    vgpu_spin_lock(&pool->lock);
+    pool->pending -= expected;
+    pool->launching--;
+    if (!balance(pool) && reserve_of(pool, &reserved) && reserved > pool->charged) {
+        struct vgpu_ticket ticket;
+        vgpu_charge_always(pool->card, VGPU_DEVICE_BYTES, reserved - pool->charged, &ticket);
+        add_part(pool, ticket, reserved - pool->charged);
+    }
     vgpu_spin_unlock(&pool->lock);
 }
 
@@ -227,13 +274,20 @@ static uint64_t needed(struct vgpu_pool *pool) {
     return keep;
 }
 
+static void trim(struct vgpu_pool *pool) {
+    if (pool->handle && DRIVER(cuMemPoolTrimTo))
+        DRIVER(cuMemPoolTrimTo)(pool->handle, needed(pool));
+    else if (!pool->handle && !pool->launching && DRIVER(cuDeviceGraphMemTrim))
+        DRIVER(cuDeviceGraphMemTrim)(pool->device);
+}
+
 bool vgpu_pools_give_back(unsigned card) {
     uint64_t before = vgpu_used(card, VGPU_DEVICE_BYTES);
     if (!atomic_load_explicit(&pools, memory_order_acquire))
         return false;
     for (struct vgpu_pool *pool = atomic_load_explicit(&pools, memory_order_acquire); pool; pool = pool->next)
-        if (pool->card == card && pool->on_card && !pool->gone && DRIVER(cuMemPoolTrimTo) && !vgpu_any_capture())
-            DRIVER(cuMemPoolTrimTo)(pool->handle, needed(pool));
+        if (pool->card == card && pool->on_card && !pool->gone && !vgpu_any_capture())
+            trim(pool);
     vgpu_pools_settle(card);
     return vgpu_used(card, VGPU_DEVICE_BYTES) < before;
 }

@@ -32,6 +32,12 @@ void vgpu_pool_expect(struct vgpu_pool *pool, struct vgpu_ticket ticket, uint64_
 bool vgpu_pool_settle(struct vgpu_pool *pool, uint64_t expected, uint64_t bytes, bool granted);
 /* An allocation of this size has been freed. */
 void vgpu_pool_forget(struct vgpu_pool *pool, uint64_t bytes);
+/* What the graphs of this process have reserved on a device, which no pool of the program holds. NULL: no memory. */
+struct vgpu_pool *vgpu_pool_of_graphs(CUdevice device);
+/* A graph is about to be launched: until vgpu_pool_leave, nothing of the charge is given back. Returns what is charged now. */
+uint64_t vgpu_pool_enter(struct vgpu_pool *pool);
+/* After it; `expected`: what vgpu_pool_expect added for it. Makes the charge equal to the reserve, even above the limit: the work runs already. */
+void vgpu_pool_leave(struct vgpu_pool *pool, uint64_t expected);
 /* The driver has given unused memory of a pool back to the card; one that was never seen here holds no charge. */
 void vgpu_pool_trimmed(CUmemoryPool handle);
 /* Makes the charges of all pools on a card equal to their reserves. */

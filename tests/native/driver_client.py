@@ -1,6 +1,19 @@
 """A small client of the driver interface for test scripts: ctypes, hence dlsym, no knowledge of libvgpu."""
 
-from ctypes import CDLL, Structure, byref, c_char, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_ulonglong, c_void_p
+from ctypes import (
+    CDLL,
+    Structure,
+    byref,
+    c_char,
+    c_char_p,
+    c_int,
+    c_size_t,
+    c_uint,
+    c_uint64,
+    c_ulonglong,
+    c_ushort,
+    c_void_p,
+)
 
 MIB = 1 << 20
 cu = CDLL("libcuda.so.1")
@@ -31,7 +44,7 @@ class PoolProperties(Structure):
         ("location", Location),
         ("win32", c_void_p),
         ("max_size", c_size_t),
-        ("usage", c_uint),
+        ("usage", c_ushort),
         ("reserved", c_char * 54),
     ]
 

@@ -2,63 +2,105 @@
 #define _GNU_SOURCE
 #include "capture.h"
 
-atomic_int vgpu_open_captures;
+static CUstream per_thread(CUstream stream) {
+    return stream ? stream : CU_STREAM_PER_THREAD;
+}
 
 /* Counted before the driver begins, so that no other thread's event gets in between. */
-#define BEGIN(...)                                                                                                                                 \
-    atomic_fetch_add(&vgpu_open_captures, 1);                                                                                                      \
+#define BEGIN(stream, ...)                                                                                                                         \
+    struct vgpu_capture *capture = vgpu_capture_beginning(stream);                                                                                 \
+    if (!capture)                                                                                                                                  \
+        return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                           \
     CUresult result = real(__VA_ARGS__);                                                                                                           \
-    if (result != CUDA_SUCCESS)                                                                                                                    \
-        atomic_fetch_sub(&vgpu_open_captures, 1);                                                                                                  \
+    vgpu_captures_settle(capture, result != CUDA_SUCCESS);                                                                                         \
     return result
 
 CUresult cuStreamBeginCapture(CUstream stream) {
     CUDA_REAL(cuStreamBeginCapture);
-    BEGIN(stream);
+    BEGIN(stream, stream);
 }
 
 CUresult cuStreamBeginCapture_ptsz(CUstream stream) {
     CUDA_REAL(cuStreamBeginCapture_ptsz);
-    BEGIN(stream);
+    BEGIN(per_thread(stream), stream);
 }
 
 CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
     CUDA_REAL(cuStreamBeginCapture_v2);
-    BEGIN(stream, mode);
+    BEGIN(stream, stream, mode);
 }
 
 CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode) {
     CUDA_REAL(cuStreamBeginCapture_v2_ptsz);
-    BEGIN(stream, mode);
+    BEGIN(per_thread(stream), stream, mode);
 }
 
 CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *dependencies, const CUgraphEdgeData *edges, size_t count,
                                      CUstreamCaptureMode mode) {
     CUDA_REAL(cuStreamBeginCaptureToGraph);
-    BEGIN(stream, graph, dependencies, edges, count, mode);
+    BEGIN(stream, stream, graph, dependencies, edges, count, mode);
 }
 
 CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *dependencies, const CUgraphEdgeData *edges,
                                           size_t count, CUstreamCaptureMode mode) {
     CUDA_REAL(cuStreamBeginCaptureToGraph_ptsz);
-    BEGIN(stream, graph, dependencies, edges, count, mode);
+    BEGIN(per_thread(stream), stream, graph, dependencies, edges, count, mode);
 }
 
-/* An invalidated capture ends with an error, and is ended all the same; what was no capture, or not this thread's, stays counted. */
-static CUresult ended(CUresult result) {
-    int open = atomic_load(&vgpu_open_captures);
-    bool over = result == CUDA_SUCCESS || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED || result == CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
-    while (over && open > 0 && !atomic_compare_exchange_weak(&vgpu_open_captures, &open, open - 1)) {
-    }
+CUresult cuStreamBeginCaptureToCig(CUstream stream, CUstreamCigCaptureParams *parameters) {
+    CUDA_REAL(cuStreamBeginCaptureToCig);
+    BEGIN(stream, stream, parameters);
+}
+
+CUresult cuStreamBeginCaptureToCig_ptsz(CUstream stream, CUstreamCigCaptureParams *parameters) {
+    CUDA_REAL(cuStreamBeginCaptureToCig_ptsz);
+    BEGIN(per_thread(stream), stream, parameters);
+}
+
+/* A capture that was invalidated or not joined is ended by an error; what was no capture, or not this thread's, stays as it is. */
+static CUresult ended(CUstream stream, CUresult result) {
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    if (result == CUDA_SUCCESS ||
+        (vgpu_any_capture() && DRIVER(cuStreamIsCapturing) && DRIVER(cuStreamIsCapturing)(stream, &status) == CUDA_SUCCESS &&
+         status == CU_STREAM_CAPTURE_STATUS_NONE))
+        vgpu_captures_end(stream, NULL);
     return result;
 }
 
 CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
     CUDA_REAL(cuStreamEndCapture);
-    return ended(real(stream, graph));
+    return ended(stream, real(stream, graph));
 }
 
 CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph) {
     CUDA_REAL(cuStreamEndCapture_ptsz);
-    return ended(real(stream, graph));
+    return ended(per_thread(stream), real(stream, graph));
+}
+
+CUresult cuStreamEndCaptureToCig(CUstream stream) {
+    CUDA_REAL(cuStreamEndCaptureToCig);
+    return ended(stream, real(stream));
+}
+
+CUresult cuStreamEndCaptureToCig_ptsz(CUstream stream) {
+    CUDA_REAL(cuStreamEndCaptureToCig_ptsz);
+    return ended(per_thread(stream), real(stream));
+}
+
+/* A capture ends with its stream. It leaves the list before the driver may hand the same handle to another thread. */
+static CUresult destroy(CUresult (*real)(CUstream), CUstream stream) {
+    struct vgpu_capture *taken = vgpu_captures_take(stream);
+    CUresult result = real(stream);
+    vgpu_captures_settle(taken, result == CUDA_SUCCESS);
+    return result;
+}
+
+CUresult cuStreamDestroy(CUstream stream) {
+    CUDA_REAL(cuStreamDestroy);
+    return destroy(real, stream);
+}
+
+CUresult cuStreamDestroy_v2(CUstream stream) {
+    CUDA_REAL(cuStreamDestroy_v2);
+    return destroy(real, stream);
 }

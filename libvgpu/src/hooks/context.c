@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 
+#include "capture.h"
 #include "charge.h"
 #include "fork.h"
 #include "pacer.h"
@@ -71,9 +72,14 @@ CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsig
     CREATE(device, context, parameters, flags, device);
 }
 
+static void gone(CUcontext context) {
+    vgpu_context_gone(context);
+    vgpu_captures_end(NULL, context);
+}
+
 static CUresult destroyed(CUresult result, CUcontext context) {
     if (result == CUDA_SUCCESS && context)
-        vgpu_context_gone(context);
+        gone(context);
     return result;
 }
 
@@ -96,7 +102,7 @@ CUresult cuCtxDetach(CUcontext context) {
     CUresult result = real(context);
     unsigned version;
     if (result == CUDA_SUCCESS && DRIVER(cuCtxGetApiVersion) && DRIVER(cuCtxGetApiVersion)(context, &version) != CUDA_SUCCESS)
-        vgpu_context_gone(context);
+        gone(context);
     return result;
 }
 
@@ -155,7 +161,7 @@ static CUresult primary_released(CUresult result, CUdevice device) {
     CUcontext context = primary->context;
     int held = PRIMARY_HELD;
     if (atomic_compare_exchange_strong(&primary->state, &held, PRIMARY_NONE) && context)
-        vgpu_context_gone(context);
+        gone(context);
     return result;
 }
 

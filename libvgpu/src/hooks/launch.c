@@ -87,13 +87,3 @@ CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream 
     CUDA_REAL(cuLaunchGridAsync);
     PACED(vgpu_cost_key(function, product((uint64_t)width, (uint64_t)height, 1), 0), stream, real(function, width, height, stream));
 }
-
-CUresult cuGraphLaunch(CUgraphExec graph, CUstream stream) {
-    CUDA_REAL(cuGraphLaunch);
-    PACED(vgpu_cost_key(graph, 1, 1), stream, real(graph, stream));
-}
-
-CUresult cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream) {
-    CUDA_REAL(cuGraphLaunch_ptsz);
-    PACED(vgpu_cost_key(graph, 1, 1), per_thread(stream), real(graph, stream));
-}

@@ -45,7 +45,22 @@ instantiate()
 print(count.value, [run() for _ in range(3)], cu.cuGraphExecDestroy(execution), cu.cuGraphDestroy(graph))
 """
     assert python(PRELUDE + script, env) == python(PRELUDE + script, environment(tmp_path, preload=False))
-    assert python(PRELUDE + script + "print(used())", env)[-1] == "0"
+    after = "print(used() // MIB, cu.cuDeviceGraphMemTrim(0), used())"
+    assert python(PRELUDE + script + after, env)[-1] == "64 0 0"
+
+
+def test_a_graph_that_does_not_fit_is_refused_alone(env: dict[str, str]) -> None:
+    """Case 23, another of its kind: memory that only a graph takes passes the limit, or ends the program."""
+    script = """
+from graph_client import *
+mine = prepared()
+print(alloc(500 * MIB)[0])
+large, small = taking(600 * MIB), taking(400 * MIB)
+print(cu.cuGraphLaunch(large, stream), cu.cuGraphUpload(large, stream), used() // MIB, memory(RESERVED))
+print([cu.cuGraphLaunch(small, stream) for _ in range(3)], used() // MIB - 500, memory(RESERVED) // MIB)
+print(alloc(200 * MIB)[0], cu.cuStreamSynchronize(stream), alloc(500 * MIB)[0], used() // MIB)
+"""
+    assert python(PRELUDE + script, env) == ["0", "2 2 500 0", "[0, 0, 0] 416 416", "0 0 2 700"]
 
 
 def test_a_captured_allocation_takes_nothing_yet(env: dict[str, str]) -> None:

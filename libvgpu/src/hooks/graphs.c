@@ -1,0 +1,144 @@
+/* Graphs: launching them is work and may make the driver reserve memory. */
+#define _GNU_SOURCE
+#include "graphs.h"
+
+#include <errno.h>
+
+#include "capture.h"
+#include "charge.h"
+#include "pacer.h"
+
+typedef CUresult (*run_function)(CUgraphExec, CUstream);
+
+static CUstream per_thread(CUstream stream) {
+    return stream ? stream : CU_STREAM_PER_THREAD;
+}
+
+/* `stream` is the one that the driver will use, `given` what the program passed on. A launch that is captured takes nothing now. */
+static CUresult with_memory(run_function real, CUgraphExec exec, CUstream given, CUstream stream) {
+    struct vgpu_graph *graph = vgpu_graph_find(exec);
+    if (__builtin_expect(!graph, 1) || vgpu_enforcement() == VGPU_UNLIMITED || vgpu_capturing(stream))
+        return real(exec, given);
+    struct vgpu_graph_launch launch;
+    int kept = errno;
+    bool charged = vgpu_graph_charge(graph, stream, &launch);
+    errno = kept;
+    if (!charged)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = real(exec, given);
+    kept = errno;
+    vgpu_graph_settle(&launch);
+    errno = kept;
+    return result;
+}
+
+static CUresult paced(run_function real, CUgraphExec exec, CUstream given, CUstream stream) {
+    struct vgpu_launch launch;
+    if (__builtin_expect(!vgpu_pacer_before(&launch, vgpu_cost_key(exec, 1, 1), stream), 0))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return vgpu_pacer_after(&launch, with_memory(real, exec, given, stream));
+}
+
+CUresult cuGraphLaunch(CUgraphExec graph, CUstream stream) {
+    CUDA_REAL(cuGraphLaunch);
+    return paced(real, graph, stream, stream);
+}
+
+CUresult cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream) {
+    CUDA_REAL(cuGraphLaunch_ptsz);
+    return paced(real, graph, stream, per_thread(stream));
+}
+
+CUresult cuGraphUpload(CUgraphExec graph, CUstream stream) {
+    CUDA_REAL(cuGraphUpload);
+    return with_memory(real, graph, stream, stream);
+}
+
+CUresult cuGraphUpload_ptsz(CUgraphExec graph, CUstream stream) {
+    CUDA_REAL(cuGraphUpload_ptsz);
+    return with_memory(real, graph, stream, per_thread(stream));
+}
+
+/* What the graph allocates is read before it is instantiated: its nodes may change afterwards, the executable graph's do not. */
+static CUresult read_first(CUgraph graph, struct vgpu_graph **out) {
+    int kept = errno;
+    *out = NULL;
+    CUresult result = vgpu_enforcement() == VGPU_UNLIMITED ? CUDA_SUCCESS : vgpu_graph_read(graph, out);
+    errno = kept;
+    /* a graph that the driver cannot read is the driver's to refuse */
+    return result == CUDA_ERROR_OUT_OF_MEMORY ? result : CUDA_SUCCESS;
+}
+
+static CUresult instantiated(CUresult result, struct vgpu_graph *graph, const CUgraphExec *exec) {
+    vgpu_graph_keep(graph, result == CUDA_SUCCESS && exec ? *exec : NULL);
+    return result;
+}
+
+#define INSTANTIATE(...)                                                                                                                           \
+    struct vgpu_graph *found;                                                                                                                      \
+    if (read_first(graph, &found) != CUDA_SUCCESS)                                                                                                 \
+        return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                           \
+    return instantiated(real(__VA_ARGS__), found, exec)
+
+CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error_node, char *log, size_t size) {
+    CUDA_REAL(cuGraphInstantiate);
+    INSTANTIATE(exec, graph, error_node, log, size);
+}
+
+CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error_node, char *log, size_t size) {
+    CUDA_REAL(cuGraphInstantiate_v2);
+    INSTANTIATE(exec, graph, error_node, log, size);
+}
+
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags) {
+    CUDA_REAL(cuGraphInstantiateWithFlags);
+    INSTANTIATE(exec, graph, flags);
+}
+
+typedef CUresult (*instantiate_function)(CUgraphExec *, CUgraph, CUDA_GRAPH_INSTANTIATE_PARAMS *);
+
+/* With an upload in it, it reserves as a launch does. */
+static CUresult with_parameters(instantiate_function real, CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters,
+                                bool own_default) {
+    struct vgpu_graph *found;
+    struct vgpu_graph_launch upload = {.count = 0};
+    bool refused = read_first(graph, &found) != CUDA_SUCCESS;
+    if (found && parameters && parameters->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)
+        refused = !vgpu_graph_charge(found, own_default ? per_thread(parameters->hUploadStream) : parameters->hUploadStream, &upload);
+    if (refused) {
+        vgpu_graph_keep(found, NULL);
+        if (parameters)
+            parameters->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    CUresult result = real(exec, graph, parameters);
+    vgpu_graph_settle(&upload);
+    return instantiated(result, found, exec);
+}
+
+CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters) {
+    CUDA_REAL(cuGraphInstantiateWithParams);
+    return with_parameters(real, exec, graph, parameters, false);
+}
+
+CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters) {
+    CUDA_REAL(cuGraphInstantiateWithParams_ptsz);
+    return with_parameters(real, exec, graph, parameters, true);
+}
+
+/* The entry leaves the table before the driver may hand the same handle to another thread. */
+CUresult cuGraphExecDestroy(CUgraphExec exec) {
+    CUDA_REAL(cuGraphExecDestroy);
+    struct vgpu_graph *graph = vgpu_graph_take(exec);
+    CUresult result = real(exec);
+    vgpu_graph_keep(graph, result == CUDA_SUCCESS ? NULL : exec);
+    return result;
+}
+
+CUresult cuDeviceGraphMemTrim(CUdevice device) {
+    CUDA_REAL(cuDeviceGraphMemTrim);
+    CUresult result = real(device);
+    if (result == CUDA_SUCCESS && vgpu_enforcement() != VGPU_UNLIMITED)
+        vgpu_pools_settle(vgpu_card_of_device(device));
+    return result;
+}
