@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from device_plugin.arbiter import Arbitration
 from device_plugin.cards import Cards
 from device_plugin.consequences import Consequences
 from device_plugin.exporter import Exporter
@@ -83,7 +84,7 @@ class Agent:
             current=lambda: granting.rollout.sources(),
         )
         registration = Registration(kubelet / "device-plugins", self._config.resource_name, plugin)
-        for part in (pods, publisher, health, sweep):
+        for part in (pods, publisher, health, sweep, Arbitration(sandboxes)):
             part.start()
         try:
             await registration.run()

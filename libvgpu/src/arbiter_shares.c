@@ -1,7 +1,7 @@
 /* Who may use how much of one card now. */
 #include "arbiter.h"
 
-#define FLOOR_PERCENT 5u /* what a low-priority container keeps while a high-priority one has work */
+#define FLOOR_PERCENT 2u /* what a low-priority container keeps while a high-priority one has work; as in share.c */
 
 static uint32_t at_most(uint32_t value, uint32_t most)
 {

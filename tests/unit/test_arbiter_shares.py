@@ -10,7 +10,7 @@ from vgpu.native.binding import load
 
 FIXED, ELASTIC, NONE = range(3)
 HIGH, LOW = range(2)
-FLOOR = 5  #: of low priority beside high priority
+FLOOR = 2  #: of low priority beside high priority
 
 
 class View(msgspec.Struct):
@@ -79,7 +79,7 @@ def test_unlimited_neighbours_count_as_they_may() -> None:
 
 def test_low_priority_yields_to_high_priority_with_work() -> None:
     high, low = divide(View(30), View(50, priority=LOW))
-    assert (high.share, high.yield_, low.share, low.yield_) == (95, 0, FLOOR, 1)
+    assert (high.share, high.yield_, low.share, low.yield_) == (98, 0, FLOOR, 1)
     high, low = divide(idle(30), View(50, priority=LOW))
     assert (low.share, low.yield_) == (100, 0)
     assert divide(View(50, priority=LOW), View(50, priority=LOW))[0] == Answer(50, 0, 1)

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -26,14 +27,14 @@ class ArbiterState(msgspec.Struct, frozen=True):
 
 
 class Arbiter:
-    """Follows regions and publishes into their limits. Thread-safe; libraries notice within a second when it is gone."""
+    """Follows regions and publishes into their limits; libraries notice within a second when it is gone. Thread-safe."""
 
     def __init__(self) -> None:
         ffi, lib = load()
         handle = lib.vgpu_arbiter_new()
         if handle == ffi.NULL:
             raise MemoryError("no memory for the arbiter")
-        self._handle = handle
+        self._handle: Any = handle
         self._lock = threading.Lock()
         self._followed: frozenset[Path] = frozenset()
         self._failed: dict[Path, int] = {}
@@ -44,16 +45,26 @@ class Arbiter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the looking; what was published last holds until libraries miss the heartbeat."""
+        """Ends the looking and lets all containers go; harmless when done twice, and nothing else works afterwards."""
         _, lib = load()
+        if self._handle is None:
+            return
         lib.vgpu_arbiter_stop(self._handle)
         if self._thread.ident is not None:
             self._thread.join()
+        with self._lock:
+            lib.vgpu_arbiter_free(self._handle)
+            self._handle = None
+
+    def _open_handle(self) -> Any:
+        if self._handle is None:
+            raise ValueError("the arbiter has been stopped")
+        return self._handle
 
     def look(self) -> None:
         """One look at all containers, for whoever does not `start` it."""
         _, lib = load()
-        lib.vgpu_arbiter_look(self._handle)
+        lib.vgpu_arbiter_look(self._open_handle())
 
     def follow(self, directories: Iterable[Path]) -> None:
         """From now on these regions and no others; one that is made anew in its place counts as new.
@@ -63,11 +74,12 @@ class Arbiter:
         _, lib = load()
         wanted = frozenset(directories)
         with self._lock:
+            handle = self._open_handle()
             for gone in self._followed - wanted:
-                lib.vgpu_arbiter_detach(self._handle, os.fsencode(gone))
+                lib.vgpu_arbiter_detach(handle, os.fsencode(gone))
             failed = {}
             for directory in wanted:
-                result = lib.vgpu_arbiter_attach(self._handle, os.fsencode(directory))
+                result = lib.vgpu_arbiter_attach(handle, os.fsencode(directory))
                 if result < 0:
                     failed[directory] = result
                     if self._failed.get(directory) != result:
@@ -79,5 +91,5 @@ class Arbiter:
         """What it has done so far."""
         ffi, lib = load()
         raw = ffi.new("struct vgpu_arbiter_state *")
-        lib.vgpu_arbiter_state(self._handle, raw)
+        lib.vgpu_arbiter_state(self._open_handle(), raw)
         return ArbiterState(raw.passes, raw.cpu_ns, raw.containers, raw.active)

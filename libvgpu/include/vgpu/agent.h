@@ -103,7 +103,7 @@ struct vgpu_arbiter_view {
     uint32_t neighbours;     /* others that have work */
 };
 /* Divides the time of one card: first what each container with work is guaranteed, then what is left, by weight (the guarantee; at least 1) up
- * to the ceilings. Low priority keeps a floor of 5 % while high priority has work. Pure; at most 64 containers, further ones get no answer. */
+ * to the ceilings. Low priority keeps a floor of 2 % while high priority has work. Pure; at most 64 containers, further ones get no answer. */
 void vgpu_arbiter_shares(struct vgpu_arbiter_view *views, uint32_t count);
 
 struct vgpu_arbiter_state {

@@ -1,0 +1,40 @@
+"""Keeps the arbiter following the containers of this node: those with a folder, from their grant until it is removed."""
+
+import logging
+import threading
+from typing import Final
+
+from device_plugin.sandbox import Sandboxes
+from vgpu.native.arbiter import Arbiter
+
+log = logging.getLogger(__name__)
+
+PERIOD_SECONDS: Final = 0.25  #: a container needs longer than that from its grant to its first launch
+
+
+class Arbitration:
+    """One thread that follows folders, and the arbiter's own."""
+
+    def __init__(self, sandboxes: Sandboxes) -> None:
+        self._sandboxes = sandboxes
+        self._arbiter = Arbiter()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="arbitration", daemon=True)
+
+    def start(self) -> None:
+        self._arbiter.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Containers go back to their fixed limits within a second."""
+        self._stopping.set()
+        self._thread.join()
+        self._arbiter.stop()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._arbiter.follow(entry.path for entry in self._sandboxes.entries())
+            except OSError as error:  # the run directory cannot be listed
+                log.warning("arbiter: %s; trying again", error)
+            self._stopping.wait(PERIOD_SECONDS)
