@@ -1,12 +1,13 @@
 """What share of a simulated card a limited container really gets, against its limit; and what the pacer costs.
 
 `make bench-pacer` prints the tables of docs/core-limit.md (three runs, about 20 minutes), `make bench-pacer QUICK=1`
-one short run. Shares are the simulator's own books, never what the library believes. A missed bar is marked, not an error:
-the exit status is 1 only when a run broke.
+one short run. Shares are the simulator's own books, never what the library believes. A missed bar is marked, not an
+error: the exit status is 1 only when a run broke.
 """
 
 import argparse
 import os
+import subprocess
 import sys
 import tempfile
 import threading
@@ -16,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rich.console import Console
-from rig import cost, single, tenants
-from rig.machine import Machine, compiled
+from rig import cost, plots, single, tenants
+from rig.machine import Machine, Trace, compiled
 from rig.report import FULL, QUICK, Plan, Reading, Series, Trial, tables, write_json
 
 MEMORY = Path("/dev/shm")  # regions lie in memory where a node agent makes them
@@ -43,36 +44,37 @@ class Bench:
         self.series: dict[str, Series] = {}
         self.broken: list[str] = []
 
-    def one(self, trial: Trial) -> None:
-        """Runs a trial once, on a machine of its own."""
+    def one(self, trial: Trial) -> tuple[list[Reading], Trace | None]:
+        """Runs a trial once, on a machine of its own; nothing when it broke."""
         with self._lock:
             self._started += 1
             folder = self._folder / str(self._started)
         folder.mkdir()
         try:
             with Machine(folder, self._program) as machine:
-                readings, trace = trial.run(machine, self._plan)
-        except (OSError, RuntimeError) as error:
-            with self._lock:
-                self.broken.append(f"{trial.name}: {error}")
-            return
-        with self._lock:
-            for reading in readings:
-                self.results.setdefault((trial.table, reading.row or trial.row), []).append(reading)
-            if trace is not None:
-                self.series.setdefault(f"{trial.name}, {readings[0].column}", Series.of(trace))
+                return trial.run(machine, self._plan)
+        except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+            self.broken.append(f"{trial.name}: {error}")
+            return [], None
 
     def all(self, trials: Sequence[Trial], jobs: int) -> None:
         """Every trial as often as the plan says: those that must be alone one by one, the others `jobs` at a time."""
         for run in range(self._plan.runs):
             due = [trial for trial in trials if run == 0 or not trial.once]
+            beside, alone = [t for t in due if not t.alone], [t for t in due if t.alone]
             begun = time.monotonic()
             with ThreadPoolExecutor(jobs) as pool:
-                list(pool.map(self.one, [trial for trial in due if not trial.alone]))
-            for trial in due:
-                if trial.alone:
-                    self.one(trial)
+                done = list(pool.map(self.one, beside))
+            done += map(self.one, alone)
+            for trial, (readings, trace) in zip(beside + alone, done, strict=True):
+                self._keep(trial, readings, trace)
             self._console.print(f"run {run + 1} of {self._plan.runs}: {time.monotonic() - begun:.0f} s", style="dim")
+
+    def _keep(self, trial: Trial, readings: list[Reading], trace: Trace | None) -> None:
+        for reading in readings:
+            self.results.setdefault((trial.table, reading.row or trial.row), []).append(reading)
+        if trace is not None:
+            self.series.setdefault(f"{trial.name}, {readings[0].column}", Series.of(trace))
 
 
 def chosen(pattern: str) -> list[Trial]:
@@ -87,6 +89,7 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="three runs of 5 s warm-up and 6 s; else one short run")
     parser.add_argument("--jobs", type=int, default=2, help="simulated machines at work at a time (default 2)")
     parser.add_argument("--only", default="", metavar="TEXT", help="only rows in whose name TEXT occurs")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="draw the shares of the first run there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all readings and traces there")
     options = parser.parse_args()
     plan, console = FULL if options.full else QUICK, Console(width=WIDTH)
@@ -107,6 +110,8 @@ def main() -> int:
     console.print(f"{met} rows met their bars, {missed} missed.")
     if options.json:
         write_json(options.json, bench.results, bench.series)
+    if options.plots:
+        plots.draw(bench.series, options.plots)
     for line in bench.broken:
         console.print(f"BROKEN {line}", style="red")
     return 1 if bench.broken else 0

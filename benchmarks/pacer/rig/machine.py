@@ -4,8 +4,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vgpu.native import CardLimit, Limits, Region, paths, simulator
+from vgpu.native.arbiter import Arbiter
 from vgpu.native.region import CorePolicy
 
 HERE = Path(__file__).resolve().parent
@@ -53,6 +54,7 @@ def clean_environment() -> dict[str, str]:
 class Trace(msgspec.Struct, frozen=True):
     """Truth over time: when it was looked at, and the GPU time of each program until then (shape: looks x programs)."""
 
+    begun: float  #: CLOCK_MONOTONIC seconds
     at: NDArray[np.float64]  #: seconds since the trace began
     busy: NDArray[np.float64]  #: seconds
 
@@ -62,7 +64,12 @@ class Trace(msgspec.Struct, frozen=True):
 
     def between(self, begin: float, end: float) -> "Trace":
         inside = (self.at >= begin) & (self.at <= end)
-        return Trace(self.at[inside], self.busy[inside])
+        return Trace(self.begun, self.at[inside], self.busy[inside])
+
+    def then(self, other: "Trace") -> "Trace":
+        """This and a later one in one."""
+        at = np.concatenate([self.at, other.at + other.begun - self.begun])
+        return Trace(self.begun, at, np.concatenate([self.busy, other.busy]))
 
 
 def share(at: NDArray[np.float64], busy: NDArray[np.float64]) -> float:
@@ -136,6 +143,7 @@ class Machine:
     def __init__(self, folder: Path, program: Path) -> None:
         self._folder, self._program = folder, program
         self._closing = ExitStack()
+        self._arbiter: Arbiter | None = None
         self.programs: list[Program] = []
         self.containers: list[Container] = []
         simulator.create(folder / "cards", CARD)
@@ -156,6 +164,8 @@ class Machine:
         made = Container(self, self._folder / f"container{len(self.containers)}", limits)
         self._closing.callback(made.region.close)
         self.containers.append(made)
+        if self._arbiter:
+            self._arbiter.follow(container.region.directory for container in self.containers)
         return made
 
     def start(self, shape: str, *, held: bool = False, **variables: str) -> Program:
@@ -177,9 +187,11 @@ class Machine:
         environment = self.environment(**variables)
         return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
 
-    @contextmanager
-    def arbiter(self) -> Iterator[None]:
-        yield
+    def arbitrate(self) -> None:
+        """Lets an arbiter follow the containers, as the node agent does."""
+        self._arbiter = Arbiter()
+        self._arbiter.start()
+        self._closing.callback(self._arbiter.stop)
 
     def look(self) -> tuple[float, list[int]]:
         """CLOCK_MONOTONIC seconds, and the GPU time of every program until then in ns."""
@@ -197,7 +209,9 @@ class Machine:
         for program in self.programs:
             program.check()
         return Trace(
-            np.array([at for at, _ in looks]) - begun, np.array([busy for _, busy in looks], dtype=np.float64) / 1e9
+            begun,
+            np.array([at for at, _ in looks]) - begun,
+            np.array([busy for _, busy in looks], dtype=np.float64) / 1e9,
         )
 
     def __enter__(self) -> Self:

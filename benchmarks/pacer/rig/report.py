@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
 from rig.machine import Machine, Trace
+
+LONG_S = 4  # traces up to here show milliseconds
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -107,12 +110,12 @@ class Series(msgspec.Struct, frozen=True):
     shares: list[list[float]]  #: per program
 
     @classmethod
-    def of(cls, trace: Trace, step_s: float = 0.1) -> "Series":
-        import numpy as np
-
+    def of(cls, trace: Trace) -> "Series":
+        """Averages over 0.2 s, or over 20 ms of a short trace."""
+        step_s = 0.2 if trace.at[-1] > LONG_S else 0.02
         ends = np.arange(0, trace.at[-1], step_s)
         sums = [np.interp(ends, trace.at, column) for column in trace.busy.T]
-        return cls(step_s, [[round(float(x), 2) for x in np.diff(column) / step_s * 100] for column in sums])
+        return cls(step_s, [[round(float(x), 1) for x in np.diff(column) / step_s * 100] for column in sums])
 
 
 def write_json(file: Path, results: dict[tuple[str, str], list[Reading]], series: dict[str, Series]) -> None:

@@ -22,10 +22,10 @@ SETTLE_S = 0.5
 
 def pair(limits: tuple[int, int], shapes: tuple[str, str], machine: Machine, plan: Plan) -> tuple[list[Reading], Trace]:
     """Two containers whose limits fill the card."""
-    with machine.arbiter():
-        for limit, shape in zip(limits, shapes, strict=True):
-            machine.container(limit).start(shape)
-        trace = machine.record(plan.warm_s + plan.measured_s)
+    machine.arbitrate()
+    for limit, shape in zip(limits, shapes, strict=True):
+        machine.container(limit).start(shape)
+    trace = machine.record(plan.warm_s + plan.measured_s)
     each = shares(trace, plan)[1]
     return [
         Reading(column, value, limit, 1) for column, value, limit in zip(("first", "second"), each, limits, strict=True)
@@ -53,56 +53,59 @@ def three(policy: str, machine: Machine, plan: Plan) -> tuple[list[Reading], Tra
     limits = (20, 30, 50)
     columns = ("20 %", "30 %", "50 %")
     row = f"the third one idle, {policy}"
-    with machine.arbiter():
-        for limit in limits:
-            container = machine.container(
-                limit, policy="elastic" if elastic else "fixed", ceiling=100 if elastic else 0
-            )
-            owner = container.start("wide", held=limit == 50)
-        trace = machine.record(plan.warm_s + plan.measured_s)
-        expected, bar = ((40, 60, 0), 2) if elastic else ((20, 30, 0), 1)
-        each = shares(trace, plan)[1]
-        readings = [Reading(c, v, e, bar, row=row) for c, v, e in zip(columns, each, expected, strict=True)]
-        if not elastic:
-            return readings, trace
-        late = []
-        for turn in range(RETURNS):
-            if turn:
-                owner.toggle()
-                machine.record(1)  # it is idle again and the others have its time
+    machine.arbitrate()
+    for limit in limits:
+        container = machine.container(limit, policy="elastic" if elastic else "fixed", ceiling=100 if elastic else 0)
+        owner = container.start("wide", held=limit == 50)
+    trace = machine.record(plan.warm_s + plan.measured_s)
+    expected, bar = ((40, 60, 0), 2) if elastic else ((20, 30, 0), 1)
+    each = shares(trace, plan)[1]
+    readings = [Reading(c, v, e, bar, row=row) for c, v, e in zip(columns, each, expected, strict=True)]
+    if not elastic:
+        return readings, trace
+    late = []
+    for turn in range(RETURNS):
+        if turn:
             owner.toggle()
-            late.append(back_after_ms(machine.record(1.5, FINE_S), 2, 50))
-        readings.append(Reading("its time back after ms", median(late), 50, 0, "at most", row))
-        after = machine.record(plan.measured_s)
-        row = "the third one is back, elastic"
-        readings += [
-            Reading(c, share(after.at, column), limit, 1, row=row)
-            for c, column, limit in zip(columns, after.busy.T, limits, strict=True)
-        ]
+            machine.record(1)  # it is idle again
+        before = machine.record(0.5, FINE_S)
+        owner.toggle()
+        back = machine.record(1.5, FINE_S)
+        late.append(back_after_ms(back, 2, 50))
+        trace = before.then(back)
+    readings.append(Reading("its time back after ms", median(late), 50, 0, "at most", row))
+    after = machine.record(plan.measured_s)
+    row = "the third one is back, elastic"
+    readings += [
+        Reading(c, share(after.at, column), limit, 1, row=row)
+        for c, column, limit in zip(columns, after.busy.T, limits, strict=True)
+    ]
     return readings, trace
 
 
 def priority(low_shape: str, machine: Machine, plan: Plan) -> tuple[list[Reading], Trace]:
     """The high one alone, then beside a low one that has been there before."""
-    with machine.arbiter():
-        high = machine.container(0, priority=0).start("sync2ms", held=True)
-        high.toggle()
-        machine.record(1)
-        solo = machine.record(plan.measured_s / 2)
-        high.toggle()
-        machine.container(0, priority=1).start(low_shape)
-        machine.record(1)
-        high.toggle()
-        trace = machine.record(plan.measured_s, FINE_S)
+    machine.arbitrate()
+    high = machine.container(0, priority=0).start("sync2ms", held=True)
+    high.toggle()
+    machine.record(1)
+    solo = machine.record(plan.measured_s / 2)
+    high.toggle()
+    machine.container(0, priority=1).start(low_shape)
+    machine.record(1)
+    before = machine.record(0.5, FINE_S)
+    high.toggle()
+    trace = machine.record(plan.measured_s, FINE_S)
     alone = share(solo.at, solo.busy[:, 0])
     first = trace.between(0, WINDOW_S)
     settled = trace.between(WINDOW_S, trace.at[-1])
     beside, low = (share(settled.at, column) for column in settled.busy.T)
+    shown = before.then(trace.between(0, 1.5))
     return [
         Reading("high, % of what it gets alone", beside / alone * 100, 95, 0, "at least"),
         Reading("low, % of the card", low),
         Reading("low, ms of the first 100", float(first.busy[-1, 1] - first.busy[0, 1]) * 1000),
-    ], trace
+    ], shown
 
 
 def trials() -> list[Trial]:
