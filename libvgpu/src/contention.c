@@ -1,7 +1,7 @@
 #define _GNU_SOURCE
 #include "contention.h"
 
-#include "driver.h"
+#include "crosscheck.h"
 #include "ledger.h"
 #include "share.h"
 #include "spin.h"
@@ -10,6 +10,9 @@
 #define LOOKS 4u                 /* NVML averages over up to a second: compare with our own last second */
 #define LINGER_NS 2000000000u    /* the samples that remember a neighbour stay suspect for so long */
 #define TOLERANCE_PERCENT 6
+#define LEAST_PERCENT 5          /* NVML counts in whole percents: smaller figures say nothing */
+#define CAUTION 8                /* a correction takes about so many looks */
+#define WHOLE 1024
 
 static struct look {
     uint64_t at, container_ns, process_ns;
@@ -20,6 +23,7 @@ static struct {
     _Atomic uint64_t until; /* contended until then */
     _Atomic uint64_t neighboured_until;
     _Atomic int64_t own_ns;
+    _Atomic uint32_t scale; /* of measured times, in 1/WHOLE; 0: not yet looked */
     uint32_t count;         /* looks so far; only whoever holds `lock` */
 } cards[VGPU_MAX_CARDS];
 
@@ -29,26 +33,17 @@ void vgpu_contention_own(unsigned card, int64_t gpu_ns) {
     atomic_fetch_add_explicit(&cards[card].own_ns, gpu_ns, memory_order_relaxed);
 }
 
-/* NVML's utilisation of the whole card in percent; -1: no answer (no NVML, a MIG slice). */
-static int whole_card(unsigned card) {
-    static atomic_int state; /* 1: NVML works, 2: it does not */
-    const struct vgpu_limits *limits = vgpu_limits_now();
-    nvmlDevice_t handle;
-    nvmlUtilization_t rates;
-    if (!limits || !DRIVER(nvmlInit_v2) || !DRIVER(nvmlDeviceGetUtilizationRates) || atomic_load(&state) == 2)
-        return -1;
-    if (!atomic_load(&state))
-        atomic_store(&state, DRIVER(nvmlInit_v2)() == NVML_SUCCESS ? 1 : 2);
-    const char *uuid = limits->cards[card].uuid;
-    nvmlReturn_t found = NVML_ERROR_NOT_FOUND;
-    if (uuid[0] && DRIVER(nvmlDeviceGetHandleByUUID))
-        found = DRIVER(nvmlDeviceGetHandleByUUID)(uuid, &handle);
-    else if (!uuid[0] && DRIVER(nvmlDeviceGetHandleByIndex_v2))
-        found = DRIVER(nvmlDeviceGetHandleByIndex_v2)(card, &handle);
-    return found == NVML_SUCCESS && DRIVER(nvmlDeviceGetUtilizationRates)(handle, &rates) == NVML_SUCCESS ? (int)rates.gpu : -1;
-}
-
 enum company { ALONE, SIBLINGS, NEIGHBOURS };
+
+/* Beside neighbours, and without an arbiter that knows better: what we charge is slowly brought to what NVML saw us use. */
+static void correct(unsigned card, unsigned charged, unsigned used) {
+    if (charged < LEAST_PERCENT || used < LEAST_PERCENT)
+        return;
+    int64_t scale = atomic_load_explicit(&cards[card].scale, memory_order_relaxed);
+    scale += (scale * (int64_t)used / (int64_t)charged - scale) / CAUTION;
+    scale = scale < WHOLE / 4 ? WHOLE / 4 : scale > WHOLE * 4 ? WHOLE * 4 : scale;
+    atomic_store_explicit(&cards[card].scale, (uint32_t)scale, memory_order_relaxed);
+}
 
 /* With the lock held: whom this look finds on the card. */
 static enum company company_now(unsigned card, uint64_t now) {
@@ -62,11 +57,19 @@ static enum company company_now(unsigned card, uint64_t now) {
     int64_t container = (int64_t)(oldest->container_ns - before.container_ns) * 100 / span;
     int64_t process = (int64_t)(own - before.process_ns) * 100 / span;
     enum company company = container - process > TOLERANCE_PERCENT ? SIBLINGS : ALONE;
-    if (vgpu_arbiter_lives(card, now))
+    if (vgpu_arbiter_lives(card, now)) {
+        atomic_store_explicit(&cards[card].scale, WHOLE, memory_order_relaxed);
         return atomic_load_explicit(&vgpu_mapping()->limits->arbiter[card].neighbours, memory_order_relaxed) ? NEIGHBOURS : company;
-    int whole = whole_card(card);
-    /* More than ours: others run. Less than ours: we charge too much, which is what their time slices in our samples do. */
-    return whole >= 0 && (whole - container > TOLERANCE_PERCENT || container - whole > TOLERANCE_PERCENT) ? NEIGHBOURS : company;
+    }
+    unsigned ours, others;
+    if (!vgpu_crosscheck(card, &ours, &others))
+        return company;
+    if (others <= TOLERANCE_PERCENT) {
+        atomic_store_explicit(&cards[card].scale, WHOLE, memory_order_relaxed);
+        return company;
+    }
+    correct(card, (unsigned)(container > 0 ? container : 0), ours);
+    return NEIGHBOURS;
 }
 
 static void linger(_Atomic uint64_t *until, bool found, uint64_t now) {
@@ -85,6 +88,11 @@ void vgpu_contention_update(unsigned card, uint64_t now) {
     linger(&cards[card].until, company != ALONE, now);
     linger(&cards[card].neighboured_until, company == NEIGHBOURS, now);
     vgpu_spin_unlock(&lock);
+}
+
+uint64_t vgpu_contention_scaled(unsigned card, uint64_t gpu_ns) {
+    uint32_t scale = atomic_load_explicit(&cards[card].scale, memory_order_relaxed);
+    return scale == 0 || scale == WHOLE ? gpu_ns : gpu_ns * scale / WHOLE;
 }
 
 bool vgpu_neighboured(unsigned card) {

@@ -41,9 +41,15 @@ void vgpu_cost_doubt(uint64_t key) {
         atomic_fetch_add(&doubts, 1);
 }
 
-/* Mean of the recent samples that no neighbour has lengthened, and the bound up to which a sample counts as such. Waiting for others only ever
- * adds, so the lower quarter of the samples is clean as long as that share was: its spread tells how far clean ones can lie above it. */
-static uint64_t undisturbed_mean(const struct vgpu_cost *cost, uint64_t *bound) {
+struct spread {
+    uint64_t mean;  /* of the samples up to `bound` */
+    uint64_t bound;
+    uint32_t count, beyond;
+};
+
+/* Mean of the recent samples that no neighbour has lengthened. Waiting for others only ever adds, so the lower quarter of the samples is clean as
+ * long as that share was: its spread tells how far clean ones can lie above it. */
+static struct spread undisturbed(const struct vgpu_cost *cost) {
     uint32_t sorted[VGPU_COST_RECENT], count = 0;
     for (uint32_t i = 0; i < VGPU_COST_RECENT; i++) {
         uint32_t value = atomic_load_explicit(&cost->recent[i], memory_order_relaxed), at = count;
@@ -54,29 +60,35 @@ static uint64_t undisturbed_mean(const struct vgpu_cost *cost, uint64_t *bound) 
         sorted[at] = value;
         count++;
     }
-    uint64_t low = sorted[count / 20], quarter = sorted[count / 4], sum = 0, clean = 0;
-    *bound = quarter + 3 * (quarter - low) + quarter / 50;
-    for (; clean < count && sorted[clean] <= *bound; clean++)
+    uint64_t low = sorted[count / 20], quarter = sorted[count / 4], sum = 0;
+    struct spread spread = {.bound = quarter + 3 * (quarter - low) + quarter / 50, .count = count};
+    uint32_t clean = 0;
+    for (; clean < count && sorted[clean] <= spread.bound; clean++)
         sum += sorted[clean];
-    return sum / clean;
+    spread.mean = sum / clean;
+    spread.beyond = count - clean;
+    return spread;
 }
 
-bool vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns, bool contended) {
+void vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns, bool contended) {
     /* Two threads that learn at once may lose one of the samples: no harm to a mean. */
     uint32_t samples = atomic_load_explicit(&cost->samples, memory_order_relaxed);
     uint32_t value = gpu_ns == 0 ? 1 : gpu_ns < UINT32_MAX ? (uint32_t)gpu_ns : UINT32_MAX;
     atomic_store_explicit(&cost->recent[samples % VGPU_COST_RECENT], value, memory_order_relaxed);
     samples++;
-    uint64_t mean = atomic_load_explicit(&cost->mean_ns, memory_order_relaxed), bound = UINT64_MAX;
-    if (contended) {
-        mean = undisturbed_mean(cost, &bound);
+    uint64_t mean = atomic_load_explicit(&cost->mean_ns, memory_order_relaxed);
+    if (contended && !atomic_load_explicit(&cost->wide, memory_order_relaxed)) {
+        mean = undisturbed(cost).mean;
     } else {
         int64_t weight = samples < VGPU_COST_RECENT ? samples : VGPU_COST_RECENT;
         mean = (uint64_t)((int64_t)mean + ((int64_t)gpu_ns - (int64_t)mean) / weight);
     }
+    if (!contended && samples % (VGPU_COST_RECENT / 8) == 0) {
+        const struct spread spread = undisturbed(cost);
+        atomic_store_explicit(&cost->wide, spread.beyond * 8 > spread.count, memory_order_relaxed);
+    }
     atomic_store_explicit(&cost->mean_ns, mean, memory_order_relaxed);
     atomic_store_explicit(&cost->samples, samples ? samples : VGPU_COST_RECENT, memory_order_release);
-    return gpu_ns <= bound;
 }
 
 static unsigned log2_up(uint64_t value) {

@@ -13,9 +13,10 @@ struct vgpu_cost {
     _Atomic uint64_t mean_ns;
     _Atomic uint32_t samples;
     _Atomic uint32_t flying;      /* launches under measurement */
-    _Atomic uint64_t first_ns;    /* CLOCK_MONOTONIC of the first launch */
+    _Atomic uint64_t since_ns;    /* CLOCK_MONOTONIC; no launch under measurement is older than this */
     _Atomic uint32_t waited;      /* somebody has waited for the first sample */
     _Atomic uint32_t doubts;      /* how often all estimates have been doubted when this one was last made sure of */
+    _Atomic uint32_t wide;        /* the times differ by themselves, without neighbours */
     _Atomic uint32_t recent[VGPU_COST_RECENT]; /* ns, newest at samples - 1; 0: none */
 };
 
@@ -24,9 +25,24 @@ struct vgpu_cost *vgpu_cost_of(uint64_t key);
 static inline bool vgpu_cost_known(const struct vgpu_cost *cost) {
     return atomic_load_explicit(&cost->samples, memory_order_acquire) > 0;
 }
+/* A launch under measurement that was recorded at this time, CLOCK_MONOTONIC ns, begins and ends. */
+static inline void vgpu_cost_flies(struct vgpu_cost *cost, uint64_t recorded_ns) {
+    if (atomic_fetch_add(&cost->flying, 1) == 0)
+        atomic_store_explicit(&cost->since_ns, recorded_ns, memory_order_relaxed);
+}
+static inline void vgpu_cost_landed(struct vgpu_cost *cost, uint64_t recorded_ns) {
+    if (recorded_ns > atomic_load_explicit(&cost->since_ns, memory_order_relaxed)) /* those that still fly were recorded later, as a rule */
+        atomic_store_explicit(&cost->since_ns, recorded_ns, memory_order_relaxed);
+    atomic_fetch_sub(&cost->flying, 1);
+}
+/* For how long a launch of this key has been under way at most; 0: none that is measured is. */
+static inline uint64_t vgpu_cost_age(const struct vgpu_cost *cost, uint64_t now) {
+    const uint64_t since = atomic_load_explicit(&cost->since_ns, memory_order_relaxed);
+    return atomic_load_explicit(&cost->flying, memory_order_relaxed) && now > since ? now - since : 0;
+}
 /* Takes a sample in. Alone on the card: the mean over the first 32, afterwards over about the last 32, so that it follows a program that changes.
- * Contended: the mean of those recent samples that look undisturbed; false if this one does not. */
-bool vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns, bool contended);
+ * Contended: the mean of those recent samples that look undisturbed, unless the times are known to differ by themselves. */
+void vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns, bool contended);
 /* The handle behind a key (0: any key) may now mean something else: the estimate stays, as a guess that the next sample outweighs. */
 void vgpu_cost_doubt(uint64_t key);
 /* xorshift64: Marsaglia, Xorshift RNGs, 2003. The state is not 0. */

@@ -15,6 +15,7 @@
 
 #define CARRY_NS 60000u            /* shorter waits are carried over to the next launch: a sleep overshoots by about that much */
 #define FIRST_GUESS_NS 50000u      /* price of a launch of which nothing is known */
+#define QUEUED_NS 200000000u       /* a launch that has been under way for longer was not paid for */
 #define FIRST_WAIT_NS 100000000u   /* longest wait for the first measurement of a key; once per key */
 #define SAMPLE_EVERY_NS 1000000u   /* one measurement per thread and this time, on average */
 #define FEWEST_SAMPLES 4096u       /* but one in so many launches */
@@ -147,14 +148,14 @@ static void await_first_sample(struct vgpu_cost *cost, CUcontext context) {
     }
 }
 
-/* GPU time of a launch. Unknown: as long as its first launch has been under way, so that a flood slows itself down. */
-static uint64_t expected(struct vgpu_cost *cost, uint64_t now) {
-    if (vgpu_cost_known(cost))
-        return atomic_load_explicit(&cost->mean_ns, memory_order_relaxed);
-    uint64_t first = 0;
-    if (atomic_compare_exchange_strong(&cost->first_ns, &first, now))
-        return FIRST_GUESS_NS;
-    return now - first > FIRST_GUESS_NS ? now - first : FIRST_GUESS_NS;
+/* GPU time of a launch. As long as little is known: at least as long as others of its key have been under way, so that a flood slows itself down; a
+ * settled estimate is doubted only where they have been for longer than paid launches can be queued. */
+static uint64_t expected(const struct vgpu_cost *cost, bool settled, uint64_t now) {
+    const uint64_t mean = vgpu_cost_known(cost) ? atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) : FIRST_GUESS_NS;
+    uint64_t age = vgpu_cost_age(cost, now);
+    if (settled)
+        age = age > QUEUED_NS ? age - QUEUED_NS : 0;
+    return age > mean ? age : mean;
 }
 
 static int64_t draw_distance(void) {
@@ -164,10 +165,10 @@ static int64_t draw_distance(void) {
 }
 
 /* Whether, and as what, this launch is measured. */
-static bool chosen(struct vgpu_cost *cost, enum vgpu_sample_kind *kind) {
+static bool chosen(struct vgpu_cost *cost, uint64_t reserved_ns, enum vgpu_sample_kind *kind) {
     *kind = VGPU_SAMPLE_SETTLES;
     const bool trusted = atomic_load_explicit(&cost->samples, memory_order_relaxed) > 1; /* one alone may be of what the key stood for before */
-    if (!trusted || atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) >= VGPU_LONG_RUN_NS ||
+    if (!trusted || reserved_ns > atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) || reserved_ns >= VGPU_LONG_RUN_NS ||
         atomic_load_explicit(&vgpu_measure_all, memory_order_relaxed))
         return true;
     *kind = VGPU_SAMPLE_LEARNS;
@@ -207,12 +208,12 @@ static void pay(const struct vgpu_place *place, const struct vgpu_pace *share, u
 
 static void measure(struct vgpu_launch *launch, struct vgpu_cost *cost, CUcontext context, CUstream stream) {
     enum vgpu_sample_kind kind;
-    if (!chosen(cost, &kind))
+    if (!chosen(cost, launch->reserved_ns, &kind))
         return;
     struct vgpu_sample *sample = vgpu_sample_begin(context, stream, kind != VGPU_SAMPLE_LEARNS || vgpu_crowd_watches());
     if (!sample)
         return;
-    atomic_fetch_add(&cost->flying, 1);
+    vgpu_cost_flies(cost, sample->recorded_ns);
     sample->cost = cost;
     sample->kind = kind;
     sample->reserved_ns = launch->reserved_ns;
@@ -248,7 +249,10 @@ static void paid(struct vgpu_launch *launch, uint64_t key, CUstream stream) {
         await_first_sample(cost, place.context);
         now = vgpu_now_ns();
     }
-    launch->reserved_ns = share.percent || vgpu_cost_known(cost) ? expected(cost, now) : 0;
+    if (share.percent)
+        launch->reserved_ns = expected(cost, settled, now);
+    else
+        launch->reserved_ns = vgpu_cost_known(cost) ? atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) : 0;
     const bool is_short = settled && launch->reserved_ns <= BATCH_NS / 2;
     if (share.percent) {
         pay(&place, &share, launch->reserved_ns, is_short, now);

@@ -135,7 +135,7 @@ void vgpu_sample_end(struct vgpu_sample *sample, CUstream stream, bool launched)
         }
         vgpu_spin_unlock(&lock);
     } else {
-        atomic_fetch_sub(&sample->cost->flying, 1);
+        vgpu_cost_landed(sample->cost, sample->recorded_ns);
         give_back(sample);
     }
     restore(mode);
@@ -213,7 +213,7 @@ bool vgpu_samples_collect(CUcontext context, void (*each)(const struct vgpu_samp
         struct vgpu_measure result;
         if (state == CUDA_SUCCESS && measure(sampler, sample, &result))
             each(sample, &result);
-        atomic_fetch_sub(&sample->cost->flying, 1);
+        vgpu_cost_landed(sample->cost, sample->recorded_ns);
         set_aside(sampler, sample);
     }
     if (relaxed)
@@ -232,7 +232,7 @@ void vgpu_samples_drop(CUcontext context) {
             while (lists[i]) {
                 struct vgpu_sample *next = lists[i]->next;
                 if (i == 0) {
-                    atomic_fetch_sub(&lists[i]->cost->flying, 1);
+                    vgpu_cost_landed(lists[i]->cost, lists[i]->recorded_ns);
                     atomic_fetch_sub(&vgpu_samples_outstanding, 1);
                 }
                 free(lists[i]);

@@ -44,17 +44,15 @@ void vgpu_settle_sample(const struct vgpu_sample *sample, const struct vgpu_meas
     bool known = vgpu_cost_known(sample->cost);
     if (sample->kind == VGPU_SAMPLE_COVERS || (known && whole < VGPU_LONG_RUN_NS && sample->gap_ns * SPOILT_SHARE > whole))
         return;
-    bool undisturbed = vgpu_cost_learn(sample->cost, busy, vgpu_contended(sample->card));
+    struct vgpu_pacer_card *pacer = vgpu_pacer_shared(sample->card);
+    busy = vgpu_contention_scaled(sample->card, busy);
+    vgpu_cost_learn(sample->cost, busy, vgpu_contended(sample->card));
     if (sample->kind != VGPU_SAMPLE_SETTLES)
         return;
-    struct vgpu_pacer_card *pacer = vgpu_pacer_shared(sample->card);
     if (whole >= VGPU_LONG_RUN_NS) {
         uint64_t alone = vgpu_run_publish(pacer, measure->begin_ns, measure->end_ns);
         busy = alone < busy ? alone : busy; /* another process of the container has paid for the rest */
     }
-    /* With an arbiter the neighbours' part comes back as a refund; without one the estimate is better than a measurement of others' work. */
-    if (known && !undisturbed && vgpu_neighboured(sample->card) && !vgpu_arbiter_lives(sample->card, measure->end_ns))
-        return;
     int64_t difference = (int64_t)busy - (int64_t)sample->reserved_ns;
     account(sample->card, difference);
     if (!sample->limit || !difference)
