@@ -161,6 +161,7 @@ static const struct shape {
 } shapes[] = {
     {"wide", "spin_100us", step_wide, 1},
     {"narrow", "spin_100us", step_narrow, 1},
+    {"tiny", "spin_10us", step_wide, 1},
     {"2ms", "spin_2ms", step_wide, 1},
     {"sync", "spin_100us", step_sync, 1},
     {"sync2ms", "spin_2ms", step_sync, 1},
@@ -170,7 +171,6 @@ static const struct shape {
     {"graph", "spin_100us", step_graph, 1},
     {"bursts", "spin_500us", step_burst, 1},
     {"lognormal", "spin_100us_sigma20", step_wide, 1},
-    {"lognormal2ms", "spin_2ms_sigma20", step_wide, 1},
     {"alternating", "spin_arg_us", step_alternating, 1},
     {"persistent", "spin_arg_us", step_persistent, 1},
     {"streams", "spin_1ms", step_streams, 1},

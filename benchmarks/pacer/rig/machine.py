@@ -143,6 +143,7 @@ class Machine:
     def __init__(self, folder: Path, program: Path) -> None:
         self._folder, self._program = folder, program
         self._closing = ExitStack()
+        self._time = ""
         self._arbiter: Arbiter | None = None
         self.programs: list[Program] = []
         self.containers: list[Container] = []
@@ -154,6 +155,7 @@ class Machine:
             "LD_LIBRARY_PATH": str(paths.simulator()),
             "VGPU_SIMULATE": CARD,
             "VGPU_SIM_DIR": str(self._folder / "cards"),
+            "VGPU_SIM_TIME": self._time,
         }
         return clean_environment() | simulated | variables
 
@@ -186,6 +188,10 @@ class Machine:
         command = [self._program, shape]
         environment = self.environment(**variables)
         return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+
+    def simulate(self, time: str) -> None:
+        """How the card behaves towards programs that start from now on: VGPU_SIM_TIME of the simulator."""
+        self._time = time
 
     def arbitrate(self) -> None:
         """Lets an arbiter follow the containers, as the node agent does."""

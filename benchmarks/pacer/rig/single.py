@@ -9,6 +9,7 @@ LIMITS = (20, 50, 80)  # percent
 SHAPES = {
     "wide": "async 0.1 ms, grid 1024",
     "narrow": "async 0.1 ms, grid 64",
+    "tiny": "async 10 us, grid 1024",
     "2ms": "async 2 ms",
     "sync": "sync 0.1 ms",
     "long": "sync 50 ms",
@@ -18,14 +19,17 @@ SHAPES = {
     "bursts": "bursts of 20 x 0.5 ms every 30 ms",
     "lognormal": "log-normal 0.1 ms, sigma 0.2",
     "alternating": "one key, 10 us and 10 ms in turn",
-    "streams": "4 streams of 1 ms",
+    "streams": "4 streams of 1 ms, overlapping",
     "persistent": "persistent, 0.2 to 20 ms of work",
 }
+#: programs for whose sake the card runs several kernels at a time
+OVERLAPPING = ("streams",)
 #: programs that rest by themselves: what they take without a limit is measured beside every limit
 RESTING = ("sync", "bursts")
 SINGLE = "One process: share of the card in percent"
 CROWD = "More launchers in one container: share in percent"
 PROCESSES = 4
+STREAMS = 4  # of shapes.c
 
 
 def shares(trace: Trace, plan: Plan) -> tuple[float, list[float]]:
@@ -46,6 +50,8 @@ def demand(machine: Machine, container: Container, shape: str, plan: Plan) -> fl
 def single(shape: str, limit: int, machine: Machine, plan: Plan) -> tuple[list[Reading], Trace | None]:
     """One program with one limit."""
     readings, expected = [], float(limit)
+    if shape in OVERLAPPING:
+        machine.simulate(f"kernels={STREAMS}")
     if shape in RESTING:
         taken = demand(machine, machine.container(0), shape, plan)
         readings.append(Reading("no limit", taken))
