@@ -1,4 +1,4 @@
-"""Keeps the arbiter following the containers of this node: those with a folder, from their grant until it is removed."""
+"""Keeps the arbiter following the containers of this node: those with a folder, from grant to removal."""
 
 import logging
 import threading

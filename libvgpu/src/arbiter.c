@@ -112,9 +112,9 @@ static void look(vgpu_arbiter *arbiter)
     arbiter->state.containers = 0;
     for (struct vgpu_container *container = arbiter->containers; container; container = container->next) {
         read_limits(arbiter, container, false);
-        vgpu_container_look(container);
         arbiter->state.containers++;
     }
+    vgpu_containers_look(arbiter->containers);
     for (unsigned i = 0; i < MAX_CARDS && arbiter->cards[i]; i++)
         vgpu_card_decide(arbiter->cards[i], now, passed);
     arbiter->state.active = 0;

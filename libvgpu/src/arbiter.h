@@ -35,11 +35,20 @@ void vgpu_meter_note(struct vgpu_meter *meter, uint64_t at, uint64_t total);
 /* What was used in [begin, end), evenly spread between two notes. Nothing is known beyond the last note, and before the oldest one kept. */
 uint64_t vgpu_meter_between(const struct vgpu_meter *meter, uint64_t begin, uint64_t end);
 
+/* The meters of those members that have short launches only. */
+struct vgpu_meters {
+    unsigned count;
+    struct {
+        unsigned member;
+        const struct vgpu_meter *meter;
+    } of[VGPU_ARBITER_MEMBERS];
+};
+
 /* Adds the interval in which `member` was measured as busy, and to refunds[] what the members turn out to have been charged although others had
- * the card: of k that are busy at once, each had 1/k of what containers of short launches (meters; NULL: none) left of the time. Intervals
+ * the card: of k that are busy at once, each had 1/k of what other containers, those of short launches, left of the time. Intervals
  * may come in any order; one that overlaps another of the same member counts once. Exact for intervals that are long beside the card's time slices. */
-void vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, uint64_t end,
-                   const struct vgpu_meter *const meters[VGPU_ARBITER_MEMBERS], double refunds[VGPU_ARBITER_MEMBERS]);
+void vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, uint64_t end, const struct vgpu_meters *meters,
+                   double refunds[VGPU_ARBITER_MEMBERS]);
 /* Forgets a member, so that its number can be given to another. */
 void vgpu_busy_forget(struct vgpu_busy *busy, unsigned member);
 #endif

@@ -90,7 +90,7 @@ static void tidy(struct vgpu_busy *busy, uint32_t from, uint32_t to)
 
 struct addition {
     unsigned member;
-    const struct vgpu_meter *const *meters;
+    const struct vgpu_meters *meters;
     double *refunds;
 };
 
@@ -98,9 +98,9 @@ struct addition {
 static double used_by_short(const struct addition *add, uint64_t begin, uint64_t end)
 {
     double used = 0;
-    for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++)
-        if (i != add->member && add->meters[i])
-            used += (double)vgpu_meter_between(add->meters[i], begin, end);
+    for (unsigned i = 0; i < add->meters->count; i++)
+        if (add->meters->of[i].member != add->member)
+            used += (double)vgpu_meter_between(add->meters->of[i].meter, begin, end);
     const double length = (double)(end - begin);
     return used < length ? used : length;
 }
@@ -108,18 +108,16 @@ static double used_by_short(const struct addition *add, uint64_t begin, uint64_t
 /* The member joins those who are busy in the span: each of them had less of it than was thought. */
 static void join(const struct addition *add, struct vgpu_busy_span *span)
 {
-    const uint64_t others = span->members;
-    const double left = (double)(span->end - span->begin) - used_by_short(add, span->begin, span->end);
-    const unsigned count = (unsigned)__builtin_popcountll(others);
-    add->refunds[add->member] += (double)(span->end - span->begin) - left / (count + 1);
-    for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS && count; i++)
-        if (others >> i & 1)
-            add->refunds[i] += left / count - left / (count + 1);
+    const double length = (double)(span->end - span->begin), left = length - used_by_short(add, span->begin, span->end);
+    const unsigned count = (unsigned)__builtin_popcountll(span->members);
+    add->refunds[add->member] += length - left / (count + 1);
+    for (uint64_t others = span->members; others; others &= others - 1)
+        add->refunds[__builtin_ctzll(others)] += left / count - left / (count + 1);
     span->members |= UINT64_C(1) << add->member;
 }
 
-void vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, uint64_t end,
-                   const struct vgpu_meter *const meters[VGPU_ARBITER_MEMBERS], double refunds[VGPU_ARBITER_MEMBERS])
+void vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, uint64_t end, const struct vgpu_meters *meters,
+                   double refunds[VGPU_ARBITER_MEMBERS])
 {
     const struct addition add = {member, meters, refunds};
     const uint64_t bit = UINT64_C(1) << member;

@@ -37,9 +37,8 @@ static void look_at_runs(struct vgpu_arbiter_member *member, struct vgpu_pacer_c
     }
 }
 
-static int look_at(void *context)
+static void look_at(struct vgpu_container *container)
 {
-    struct vgpu_container *container = context;
     for (unsigned i = 0; i < container->limits.card_count; i++) {
         struct vgpu_arbiter_member *member = container->members[i];
         struct vgpu_pacer_card *pacer = &container->usage->pacer[i];
@@ -56,13 +55,24 @@ static int look_at(void *context)
             member->before = member->now;
         member->known = true;
     }
+}
+
+static int look_at_all(void *context)
+{
+    for (struct vgpu_container **at = context; *at; *at = (*at)->next)
+        if (!(*at)->broken)
+            look_at(*at);
     return 0;
 }
 
-void vgpu_container_look(struct vgpu_container *container)
+void vgpu_containers_look(struct vgpu_container *first)
 {
-    if (!container->broken)
-        container->broken = vgpu_guarded(container->usage, sizeof *container->usage, look_at, container) < 0;
+    struct vgpu_container *at = first;
+    /* One guard for all: setting it up takes a system call. This thread touches no other mapping of a file meanwhile that could be cut. */
+    while (vgpu_guarded(NULL, SIZE_MAX, look_at_all, &at) < 0) {
+        at->broken = true;
+        at = at->next;
+    }
 }
 
 static bool ahead(uint64_t when, uint64_t now)
@@ -104,18 +114,26 @@ static uint32_t demand_of(const struct vgpu_arbiter_member *member, const struct
 
 static void take_in_runs(struct vgpu_arbiter_card *card, uint64_t now)
 {
-    const struct vgpu_meter *meters[VGPU_ARBITER_MEMBERS] = {NULL};
+    struct vgpu_meters meters = {.count = 0};
+    bool any = false;
     double refunds[VGPU_ARBITER_MEMBERS] = {0};
     for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++) {
         const struct vgpu_arbiter_member *member = card->members[i];
-        if (member && (!member->last_run || now - member->last_run > LONG_MEMORY_NS) && member->meter.count > 1)
-            meters[i] = &member->meter;
+        if (!member)
+            continue;
+        any |= member->fresh > 0;
+        if ((!member->last_run || now - member->last_run > LONG_MEMORY_NS) && member->meter.count > 1) {
+            meters.of[meters.count].member = i;
+            meters.of[meters.count++].meter = &member->meter;
+        }
     }
+    if (!any)
+        return;
     for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++)
         for (unsigned run = 0; card->members[i] && run < card->members[i]->fresh; run++) {
             const uint64_t begin = card->members[i]->runs[run].begin, end = card->members[i]->runs[run].end;
             if (begin < end && end < now + VGPU_ARBITER_PERIOD_NS && end - begin < LONGEST_RUN_NS)
-                vgpu_busy_add(&card->busy, i, begin, end, meters, refunds);
+                vgpu_busy_add(&card->busy, i, begin, end, &meters, refunds);
         }
     for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++)
         if (card->members[i])

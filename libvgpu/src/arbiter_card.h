@@ -61,8 +61,8 @@ struct vgpu_arbiter_card {
     struct vgpu_arbiter_view asked[VGPU_ARBITER_MEMBERS], answered[VGPU_ARBITER_MEMBERS];
 };
 
-/* Copies what a container has written, under a guard: it may cut its file short, and is left alone from then on. */
-void vgpu_container_look(struct vgpu_container *container);
+/* Copies what containers have written, under a guard: one that has cut its file short is left alone from then on. */
+void vgpu_containers_look(struct vgpu_container *first);
 /* Judges what the containers of a card have done in the `passed` nanoseconds before `now`, and publishes what they may do into their limits. */
 void vgpu_card_decide(struct vgpu_arbiter_card *card, uint64_t now, uint64_t passed);
 #endif

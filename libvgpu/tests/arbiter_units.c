@@ -19,20 +19,20 @@
 
 static struct vgpu_busy busy;
 static struct vgpu_meter meter;
-static const struct vgpu_meter *meters[VGPU_ARBITER_MEMBERS];
+static struct vgpu_meters meters;
 static double refunds[VGPU_ARBITER_MEMBERS];
 
 static void start(void)
 {
     memset(&busy, 0, sizeof busy);
     memset(&meter, 0, sizeof meter);
-    memset(meters, 0, sizeof meters);
+    memset(&meters, 0, sizeof meters);
     memset(refunds, 0, sizeof refunds);
 }
 
 static void add(unsigned member, uint64_t begin, uint64_t end)
 {
-    vgpu_busy_add(&busy, member, begin, end, meters, refunds);
+    vgpu_busy_add(&busy, member, begin, end, &meters, refunds);
 }
 
 static void check_known(void)
@@ -78,7 +78,8 @@ static void check_meters(void)
     start(); /* a container of short launches took a quarter of the time inside of a long launch */
     vgpu_meter_note(&meter, 0, 0);
     vgpu_meter_note(&meter, 1000, 250);
-    meters[7] = &meter;
+    meters.of[meters.count].member = 7;
+    meters.of[meters.count++].meter = &meter;
     add(0, 200, 600);
     CHECK(refunds[0] == 100);
     add(1, 200, 600); /* and what it left was shared by two */

@@ -27,7 +27,7 @@ class ArbiterState(msgspec.Struct, frozen=True):
 
 
 class Arbiter:
-    """Follows regions and publishes into their limits; libraries notice within a second when it is gone. Thread-safe."""
+    """Follows regions and publishes into their limits; libraries notice its end within a second. Thread-safe."""
 
     def __init__(self) -> None:
         ffi, lib = load()
