@@ -1,7 +1,8 @@
 """`python -m tests.cluster`: makes a Kubernetes node of real programs on this machine and runs the checks on it.
 
 As root. `run` (default) makes the cluster, runs the checks and ends it; `up` leaves it running until it is interrupted;
-`prepare` only fills the cache. Exit status: 0 all checks passed, 1 one failed, 2 the cluster cannot be made here.
+`enter` is a shell in it; `prepare` only fills the cache. Exit status: 0 all checks passed, 1 one failed, 2 the cluster
+cannot be made here.
 """
 
 import argparse
@@ -12,23 +13,25 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from tests.cluster import binaries, cache, debian, images, namespaces
 from tests.cluster.checks import CHECKS
 from tests.cluster.collect import collect
 from tests.cluster.errors import ClusterError
-from tests.cluster.node import Node
+from tests.cluster.node import FOLDER, Node
 from tests.cluster.report import Report
 from tests.cluster.versions import SETS, VersionSet
 from tests.tools import helm
 
 INSIDE = "VGPU_CLUSTER_INSIDE"  #: archives of the images, when the namespaces are there
+RUNNING = ".running"  #: in the cache: the lock of the cluster that runs, with its outer process and version set
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
-    parser.add_argument("action", nargs="?", choices=("run", "up", "prepare"), default="run")
+    parser.add_argument("action", nargs="?", choices=("run", "up", "enter", "prepare"), default="run")
     parser.add_argument("--set", choices=sorted(SETS), default="1.36", help="versions (default: %(default)s)")
     parser.add_argument("--only", nargs="+", default=[], metavar="CHECK", help="checks whose names begin like this")
     parser.add_argument(
@@ -45,10 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             archives = [Path(name) for name in os.environ.pop(INSIDE).split(os.pathsep)]
             namespaces.first_process(lambda: inside(options, versions, archives))
         namespaces.need_root()
+        if options.action == "enter":
+            enter()
         archives = prepare(versions)
         if options.action == "prepare":
             return 0
-        hold_machine()
+        hold_machine(versions.name)
         logs = options.logs.resolve() / versions.name
         logs.mkdir(parents=True, exist_ok=True)
         namespaces.remove_old_cgroups()
@@ -73,13 +78,15 @@ def prepare(versions: VersionSet) -> list[Path]:
     return archives
 
 
-def hold_machine() -> None:
+def hold_machine(name: str) -> None:
     """One cluster at a time: kubelets of one machine share their cgroups. The lock lives as long as the processes."""
-    lock = os.open(cache.root() / ".running", os.O_CREAT | os.O_RDWR, 0o600)
+    lock = os.open(cache.root() / RUNNING, os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ClusterError("another cluster runs on this machine: wait for its end") from None
+    os.truncate(lock, 0)
+    os.write(lock, f"{os.getpid()} {name}\n".encode())
     os.set_inheritable(lock, True)
 
 
@@ -93,7 +100,8 @@ def inside(options: argparse.Namespace, versions: VersionSet, archives: list[Pat
     try:
         started = report.check("basis/node-ready", lambda: f"{node.start(archives):.1f} s")
         if options.action == "up" and started:
-            stay(node)
+            print("the cluster is up; `python -m tests.cluster enter` is a shell in it", flush=True)
+            signal.sigwait({signal.SIGINT, signal.SIGTERM})
             return 0
         chosen = [one for one in CHECKS if one.gate or not options.only or one.name.startswith(tuple(options.only))]
         for check in chosen:
@@ -108,12 +116,17 @@ def inside(options: argparse.Namespace, versions: VersionSet, archives: list[Pat
     return report.close(about)
 
 
-def stay(node: Node) -> None:
-    """Until SIGINT or SIGTERM, with words on how to get in."""
-    inner = Path(f"/proc/self/fd/{os.open('/proc/self', os.O_PATH)}").resolve()
-    print(f"KUBECONFIG={node.kubectl.kubeconfig} PATH={node.env['PATH']}")
-    print(f"nsenter -t $(pgrep -f 'm tests.cluster up' -n) -m -n -p bash   # {inner}", flush=True)
-    signal.sigwait({signal.SIGINT, signal.SIGTERM})
+def enter() -> NoReturn:
+    """Becomes a shell in the cluster that runs on this machine, with kubectl, helm and ctr on its PATH."""
+    try:
+        outer, name = (cache.root() / RUNNING).read_text().split()
+        (first,) = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()
+    except (OSError, ValueError):
+        raise ClusterError("no cluster runs on this machine: start one by `python -m tests.cluster up`") from None
+    os.environ["KUBECONFIG"] = str(FOLDER / "keys/admin.conf")
+    os.environ["PATH"] = f"{binaries.path_of(SETS[name])}:{helm.path().parent}"
+    shell = os.environ.get("SHELL", "/bin/sh")
+    os.execvp("nsenter", ["nsenter", "-t", first, "-m", "-n", "-p", shell])
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def prepare(keep: Sequence[Path]) -> None:
     for folder, descriptor in held:
         if any(folder.is_relative_to(name) for name in (*COVERED, *FRESH)):
             folder.mkdir(parents=True, exist_ok=True)
-            _mount("--bind", f"/proc/self/fd/{descriptor}", str(folder), pass_fds=(descriptor,))
+            _mount("--no-canonicalize", "--bind", f"/proc/self/fd/{descriptor}", str(folder), pass_fds=(descriptor,))
         os.close(descriptor)
     for line in (
         "link set lo up",

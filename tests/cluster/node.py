@@ -10,6 +10,7 @@ from tests.cluster.kubectl import Kubectl, Refused, ready
 from tests.cluster.processes import Service, until
 from tests.cluster.versions import VersionSet
 
+FOLDER = Path("/var/lib/vgpu-cluster")  #: of keys and configuration files, in the cluster's own /var
 API_SECONDS = 90
 READY_SECONDS = 120
 
@@ -20,7 +21,7 @@ class Node:
     def __init__(self, versions: VersionSet, logs: Path) -> None:
         self.versions = versions
         self.logs = logs
-        self._folder = Path("/var/lib/vgpu-cluster")
+        self._folder = FOLDER
         self._folder.mkdir(mode=0o700, parents=True)
         self.env = {**os.environ, "PATH": binaries.path_of(versions), **settings.environment()}
         self.env.pop("KUBECONFIG", None)
