@@ -1,5 +1,5 @@
 /* Virtual memory management: blocks that are made apart from addresses. A block's memory is on the card until its handles are released *and*
- * it is mapped nowhere. */
+ * it is mapped nowhere and bound to no multicast object. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdlib.h>
@@ -10,10 +10,20 @@
 #define BUCKETS 1024u
 #define GRANULARITY (2u << 20) /* mappings begin at multiples of this on every card */
 
+struct bound;
 struct block {
-    uint64_t bytes;
+    uint64_t bytes;      /* 0: a multicast object, which has none of its own */
+    struct bound *bound; /* what a multicast object keeps on the cards */
     struct vgpu_ticket ticket;
-    uint32_t references; /* one per handle held, one per mapping */
+    CUdevice device;
+    uint32_t references; /* one per handle held, one per mapping, one per multicast object that it is bound to */
+};
+
+struct bound {
+    struct bound *next;
+    struct block *block;
+    CUdevice device;
+    uint64_t offset, size;
 };
 
 /* A handle or a mapping of a block: one chain per bucket, handles and addresses in tables of their own. */
@@ -68,16 +78,27 @@ static struct link *take(struct link **table, uint64_t key) {
     return link;
 }
 
-/* Lock held. The block to give back when that was the last reference, else NULL. */
-static struct block *drop(struct block *block) {
-    return --block->references == 0 ? block : NULL;
+/* Lock held. Ends a block with its last reference. */
+static void drop(struct block *block) {
+    if (--block->references)
+        return;
+    while (block->bound) {
+        struct bound *bound = block->bound;
+        block->bound = bound->next;
+        drop(bound->block);
+        free(bound);
+    }
+    if (block->bytes)
+        vgpu_uncharge(block->ticket, block->bytes);
+    free(block);
 }
 
-static void give_back(struct block *block) {
-    if (!block)
-        return;
-    vgpu_uncharge(block->ticket, block->bytes);
-    free(block);
+static struct link *mapping_around(uint64_t address) {
+    for (unsigned i = 0; i < BUCKETS; i++)
+        for (struct link *m = mappings[i]; m; m = m->next)
+            if (address >= m->key && address - m->key < m->size)
+                return m;
+    return NULL;
 }
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties, unsigned long long flags) {
@@ -97,7 +118,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
     lock_tables();
     CUresult result = block && link ? real(handle, bytes, properties, flags) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS) {
-        *block = (struct block){.bytes = bytes, .ticket = ticket, .references = 1};
+        *block = (struct block){.bytes = bytes, .ticket = ticket, .device = properties->location.id, .references = 1};
         *link = (struct link){.key = *handle, .count = 1, .block = block};
         add(handles, link);
     }
@@ -115,11 +136,11 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     lock_tables();
     CUresult result = real(handle);
     struct link *link = result == CUDA_SUCCESS ? find(handles, handle) : NULL;
-    struct block *last = link ? drop(link->block) : NULL;
-    struct link *gone = link && --link->count == 0 ? take(handles, handle) : NULL;
+    if (link)
+        drop(link->block);
+    if (link && --link->count == 0)
+        free(take(handles, handle));
     pthread_mutex_unlock(&lock);
-    free(gone);
-    give_back(last);
     return result;
 }
 
@@ -144,25 +165,16 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
 /* One call may unmap several neighbouring mappings, whole ones only. */
 CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
     CUDA_REAL(cuMemUnmap);
-    struct link *gone = NULL;
     lock_tables();
     CUresult result = real(address, size);
     for (uint64_t at = address, end = address + size; result == CUDA_SUCCESS && at < end;) {
         struct link *mapping = take(mappings, at);
         at += mapping ? mapping->size : GRANULARITY; /* what is not ours, or a gap that the driver allows */
-        if (!mapping)
-            continue;
-        mapping->block = drop(mapping->block);
-        mapping->next = gone;
-        gone = mapping;
+        if (mapping)
+            drop(mapping->block);
+        free(mapping);
     }
     pthread_mutex_unlock(&lock);
-    while (gone) {
-        struct link *next = gone->next;
-        give_back(gone->block);
-        free(gone);
-        gone = next;
-    }
     return result;
 }
 
@@ -170,14 +182,9 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) {
     CUDA_REAL(cuMemRetainAllocationHandle);
     struct link *fresh = calloc(1, sizeof *fresh);
-    uint64_t target = (uint64_t)(uintptr_t)address;
     lock_tables();
     CUresult result = real(handle, address);
-    struct link *mapping = NULL;
-    for (unsigned i = 0; result == CUDA_SUCCESS && i < BUCKETS && !mapping; i++)
-        for (struct link *m = mappings[i]; m && !mapping; m = m->next)
-            if (target >= m->key && target - m->key < m->size)
-                mapping = m;
+    struct link *mapping = result == CUDA_SUCCESS ? mapping_around((uint64_t)(uintptr_t)address) : NULL;
     struct link *link = mapping ? find(handles, *handle) : NULL;
     if (mapping && !link && fresh) {
         *fresh = (struct link){.key = *handle, .block = mapping->block};
@@ -191,5 +198,99 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
     }
     pthread_mutex_unlock(&lock);
     free(fresh);
+    return result;
+}
+
+/* Memory of this process comes back under its own handle; that of another is paid by whoever made it. */
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable, CUmemAllocationHandleType type) {
+    CUDA_REAL(cuMemImportFromShareableHandle);
+    lock_tables();
+    CUresult result = real(handle, shareable, type);
+    struct link *link = result == CUDA_SUCCESS ? find(handles, *handle) : NULL;
+    if (link) {
+        link->count++;
+        link->block->references++;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle, const CUmulticastObjectProp *properties) {
+    CUDA_REAL(cuMulticastCreate);
+    if (vgpu_enforcement() == VGPU_UNLIMITED)
+        return real(handle, properties);
+    struct block *block = calloc(1, sizeof *block);
+    struct link *link = calloc(1, sizeof *link);
+    lock_tables();
+    CUresult result = block && link ? real(handle, properties) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS) {
+        block->references = 1;
+        *link = (struct link){.key = *handle, .count = 1, .block = block};
+        add(handles, link);
+    }
+    pthread_mutex_unlock(&lock);
+    if (result != CUDA_SUCCESS) {
+        free(block);
+        free(link);
+    }
+    return result;
+}
+
+/* Lock held. */
+static void bind(struct link *object, struct link *memory, CUdevice device, uint64_t offset, uint64_t size, struct bound *bound) {
+    *bound = (struct bound){.next = object->block->bound, .block = memory->block, .device = device, .offset = offset, .size = size};
+    object->block->bound = bound;
+    memory->block->references++;
+}
+
+CUresult cuMulticastBindMem(CUmemGenericAllocationHandle object, size_t offset, CUmemGenericAllocationHandle memory, size_t start, size_t size,
+                            unsigned long long flags) {
+    CUDA_REAL(cuMulticastBindMem);
+    struct bound *bound = calloc(1, sizeof *bound);
+    lock_tables();
+    struct link *to = find(handles, object), *what = find(handles, memory);
+    bool counted = to && what;
+    CUresult result = counted && !bound ? CUDA_ERROR_OUT_OF_MEMORY : real(object, offset, memory, start, size, flags);
+    if (result == CUDA_SUCCESS && counted) {
+        bind(to, what, what->block->device, offset, size, bound);
+        bound = NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    free(bound);
+    return result;
+}
+
+CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle object, size_t offset, CUdeviceptr address, size_t size, unsigned long long flags) {
+    CUDA_REAL(cuMulticastBindAddr);
+    struct bound *bound = calloc(1, sizeof *bound);
+    lock_tables();
+    struct link *to = find(handles, object), *what = mapping_around(address);
+    bool counted = to && what;
+    CUresult result = counted && !bound ? CUDA_ERROR_OUT_OF_MEMORY : real(object, offset, address, size, flags);
+    if (result == CUDA_SUCCESS && counted) {
+        bind(to, what, what->block->device, offset, size, bound);
+        bound = NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    free(bound);
+    return result;
+}
+
+CUresult cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice device, size_t offset, size_t size) {
+    CUDA_REAL(cuMulticastUnbind);
+    lock_tables();
+    CUresult result = real(object, device, offset, size);
+    struct link *link = result == CUDA_SUCCESS ? find(handles, object) : NULL;
+    for (struct bound **at = link ? &link->block->bound : NULL; at && *at;) {
+        struct bound *bound = *at;
+        if (bound->device == device && bound->offset >= offset && bound->offset + bound->size <= offset + size) {
+            *at = bound->next;
+            drop(bound->block);
+            free(bound);
+        } else {
+            at = &bound->next;
+        }
+    }
+    pthread_mutex_unlock(&lock);
     return result;
 }

@@ -26,6 +26,8 @@ void world_violation(const char *format, ...) __attribute__((format(printf, 1, 2
 /* An operation and its answer, for whoever looks for inputs that do something new. */
 void world_feature(const struct operation *operation, unsigned result);
 
+/* Once, before helpers are made: memory by which they tell each other what they export. */
+void shared_prepare(void);
 /* Forgets every handle of an earlier program. `concurrent`: several threads will play. */
 void play_begin(bool concurrent);
 /* The operations of one lane, in this thread. */

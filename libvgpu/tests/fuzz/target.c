@@ -29,6 +29,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments) {
     (void)count, (void)arguments;
     world_make();
     atexit(world_remove);
+    shared_prepare();
     helpers_prepare();
     if (cuInit(0) != CUDA_SUCCESS)
         world_violation("cuInit failed");

@@ -13,7 +13,7 @@
 #include "common/state.h"
 #include "vgpu/agent.h"
 
-#define CARDS "T4x3"
+#define CARDS "H100x3"
 
 uint8_t *world_features;
 static char folder[100], region_folder[120], cards_folder[120];
@@ -118,6 +118,8 @@ void world_begin(unsigned choice) {
     static const uint64_t sizes[] = {1024 * MIB, 512 * MIB, 700 * MIB + 1, 300 * MIB, 0, 4096 * MIB, 20000 * MIB, 64 * MIB};
     for (unsigned i = 0; i < LIMITED; i++) {
         ceiling[i] = 0;
+        limits.cards[i].cores = choice & 128 ? 50 : 0;
+        limits.cards[i].cores_ceiling = limits.cards[i].cores;
         limits.cards[i].memory = limits.cards[i].guarantee = sizes[(choice >> 4 * i) % (sizeof sizes / sizeof *sizes)];
         ceiling[i] = limits.cards[i].memory;
         atomic_store(&sim.state->cards[i].peak, 0);
