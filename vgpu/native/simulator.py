@@ -27,6 +27,7 @@ class SimCard(msgspec.Struct, frozen=True):
     used: int  #: of all live processes
     peak: int  #: largest `used` since the state was made
     busy_ns: int  #: time in which a kernel ran
+    switches: int  #: changes from one process to another
     processes: int  #: that hold a context or memory
 
 
@@ -38,7 +39,8 @@ class SimProcess(msgspec.Struct, frozen=True):
     start_time: int  #: clock ticks since boot
     used: tuple[int, ...]  #: 0 for a dead process
     peak: tuple[int, ...]
-    busy_ns: tuple[int, ...]  #: kernel time that has already run
+    busy_ns: tuple[int, ...]  #: time in which at least one kernel of it really ran
+    waited_ns: tuple[int, ...]  #: time in which it had work that did not run, as others had their turn
     launches: tuple[int, ...]
 
 
@@ -101,6 +103,7 @@ def cards(directory: Path) -> list[SimCard]:
             used=view.used,
             peak=view.peak,
             busy_ns=view.busy_ns,
+            switches=view.switches,
             processes=view.processes,
         )
         for view in views[0:count]
@@ -122,6 +125,7 @@ def processes(directory: Path) -> list[SimProcess]:
             used=tuple(view.used[0:present]),
             peak=tuple(view.peak[0:present]),
             busy_ns=tuple(view.busy_ns[0:present]),
+            waited_ns=tuple(view.waited_ns[0:present]),
             launches=tuple(view.launches[0:present]),
         )
         for view in views[0:count]

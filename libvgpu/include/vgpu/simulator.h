@@ -18,7 +18,8 @@ struct vgpu_sim_card {
     uint64_t module_bytes;    /* what loading one module costs */
     uint64_t used;            /* all live processes: contexts, modules, allocations */
     uint64_t peak;            /* largest value of used since the state was made */
-    uint64_t busy_ns;         /* time in which at least one kernel ran */
+    uint64_t busy_ns;         /* time in which at least one kernel ran; the card's changes from process to process not included */
+    uint64_t switches;        /* such changes */
     uint32_t processes;
 };
 
@@ -28,7 +29,8 @@ struct vgpu_sim_process {
     uint64_t start_time;      /* clock ticks since boot, /proc/PID/stat field 22 */
     uint64_t used[16];        /* bytes now, per card */
     uint64_t peak[16];
-    uint64_t busy_ns[16];     /* kernel time that has already run, per card */
+    uint64_t busy_ns[16];     /* time in which at least one kernel of it really ran, per card */
+    uint64_t waited_ns[16];   /* time in which it had work for the card that did not run, as others had their turn */
     uint64_t launches[16];
 };
 

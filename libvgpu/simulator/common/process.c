@@ -109,7 +109,8 @@ static int take_file(struct sim *sim, uint32_t slot)
     return fd;
 }
 
-static void describe_self(struct sim_process *self)
+/* Under each card's lock, since whoever advances it writes here. */
+static void describe_self(struct sim *sim, struct sim_process *self, uint32_t generation)
 {
     struct stat ns;
     self->pid = (int32_t)getpid();
@@ -117,8 +118,13 @@ static void describe_self(struct sim_process *self)
     self->pid_namespace = stat("/proc/self/ns/pid", &ns) == 0 ? ns.st_ino : 0;
     ssize_t length = readlink("/proc/self/exe", self->name, sizeof self->name - 1);
     self->name[length > 0 ? length : 0] = 0;
-    for (int card = 0; card < SIM_CARDS; card++)
+    self->kernels = sim->timing.kernels;
+    for (int card = 0; card < SIM_CARDS; card++) {
+        sim_acquire(sim, &sim->state->cards[card].time_lock);
+        atomic_store(&self->generation, generation);
         memset(&self->cards[card], 0, sizeof self->cards[card]);
+        sim_release(&sim->state->cards[card].time_lock);
+    }
 }
 
 /* Slots in the order in which they should be taken: fresh ones while the history is short, then the dead one that registered first. */
@@ -154,8 +160,7 @@ int sim_register(struct sim *sim)
     struct sim_process *self = fd >= 0 ? sim_peer(sim, (uint32_t)slot) : NULL;
     if (self) {
         uint32_t generation = (uint32_t)(atomic_load(&state->slots[slot].owner) >> 2) + 1;
-        atomic_store(&self->generation, generation);
-        describe_self(self);
+        describe_self(sim, self, generation);
         state->slots[slot].order = ++state->registrations;
         if ((uint32_t)slot >= atomic_load(&state->slots_used))
             atomic_store(&state->slots_used, (uint32_t)slot + 1);

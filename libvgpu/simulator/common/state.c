@@ -122,6 +122,8 @@ static int write_state(const char *dir, const char *spec, int profile, uint32_t 
         state->size = sizeof *state;
         state->profile = (uint32_t)profile;
         state->card_count = cards;
+        atomic_store(&state->slice_ns, SIM_SLICE_NS);
+        atomic_store(&state->switch_ns, SIM_SWITCH_NS);
         read_boot_id(state->boot_id);
         snprintf(state->spec, sizeof state->spec, "%s", spec);
         for (uint32_t i = 0; i < cards && !error; i++)
@@ -229,5 +231,7 @@ int sim_open_environment(struct sim *sim)
         else if (error)
             fprintf(stderr, "vgpu simulator: cannot make the state in %s: %s\n", dir, strerror(-error));
     }
-    return error ? error : sim_open(sim, dir);
+    if (!error)
+        error = sim_open(sim, dir);
+    return error ? error : sim_timing_read(sim);
 }

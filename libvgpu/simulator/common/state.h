@@ -1,7 +1,7 @@
 /* What the simulator's processes share: a state file with the cards, and one file per process with its truth.
  *
  * DIR/state        struct sim_state: cards, their time lines, the registry of processes
- * DIR/process.N    struct sim_process: what process N holds and ran; an open-file-description lock on it, held by the process and inherited by
+ * DIR/process.N    struct sim_process: what process N holds, ran and has to run; an open-file-description lock on it, held by the process and inherited by
  *                  its forks, is what makes it alive: its memory goes when the last descriptor closes, as with the driver
  *
  * Nothing here sleeps in a lock: every lock is a word that names its holder, so that whoever finds a dead holder takes it over (lock.c).
@@ -15,13 +15,17 @@
 #include "vgpu/simulator.h"
 
 #define SIM_MAGIC 0x6d69737570677631ull
-#define SIM_ABI 2u
+#define SIM_ABI 3u
 #define SIM_CARDS VGPU_SIM_MAX_CARDS
 #define SIM_SLOTS 1024u
 #define SIM_HISTORY 128u    /* dead processes that stay readable before their slots are used again */
-#define SIM_QUEUE 16384u    /* launches of all processes that one card can hold */
 #define SIM_IN_FLIGHT 1024u /* launches of one process that one card can hold; then the launch call waits */
-#define SIM_ENDS 2048u      /* completion times that stay readable; at least twice SIM_IN_FLIGHT */
+#define SIM_RING 2048u      /* launches of one process on one card that stay readable; at least twice SIM_IN_FLIGHT */
+#define SIM_WINDOW 64u      /* of one process: those that may start are among so many, counted from the first that has not ended */
+#define SIM_WHOLE 1000u     /* width of a kernel that fills its card */
+#define SIM_TICK_NS 166666667ull /* utilisation is sampled six times a second */
+#define SIM_TICKS 16u       /* samples that are kept */
+#define SIM_NEVER UINT64_MAX
 #define SIM_INSTANCES 7u    /* of one MIG board */
 #define SIM_LINE 64
 #define SIM_TEARDOWN_NS 1000000ull /* a death is noticed at the latest this long after it matters */
@@ -52,16 +56,30 @@ struct sim_profile {
     uint32_t board;
 };
 
+/* Busy time before the first work in a sample period, by the period's number. */
+struct sim_usage {
+    _Atomic uint64_t tick[SIM_TICKS], busy_ns[SIM_TICKS];
+};
+
 enum sim_phase { SIM_QUEUED, SIM_RUNNING, SIM_FINISHED };
 
-/* One launch on a card's time line. Fields below phase are written by whoever advances the card, before phase says that they are valid. */
+/* One launch. `due` is the busy time of its process at which it ends: all kernels that a process runs at one time go on together or, while another
+ * process has the card, not at all. Where kernels run one by one it is known from the start. */
 struct sim_launch {
-    uint64_t not_before, duration, cumulative; /* cumulative: durations of all launches up to and including this one */
-    uint64_t sequence;                         /* per process and card, from 1 */
-    uint32_t slot, generation;
+    uint64_t not_before, duration;
+    uint64_t after, prefix; /* begins when the launch `after` and all up to `prefix` have ended */
+    uint32_t width;         /* share of the card that it fills, of SIM_WHOLE */
     _Atomic uint32_t phase;
-    uint32_t reserved;
-    uint64_t start, end, card_busy, process_busy;
+    _Atomic uint64_t due, end;
+    uint64_t reserved;
+};
+
+/* What changes together when a card's time goes on, written before it is done: whoever finds it half done does it again (slices.c). */
+struct sim_step {
+    _Atomic uint64_t written, applied; /* numbers */
+    uint32_t slot, generation;         /* of the process that it is about */
+    uint64_t clock_ns, card_busy_ns, current, slice_start_ns, switches, busy_ns, waited_ns;
+    uint64_t finished; /* the launch that ended; 0: none */
 };
 
 struct sim_card {
@@ -70,8 +88,12 @@ struct sim_card {
     sim_lock memory_lock __attribute__((aligned(SIM_LINE)));
     _Atomic uint64_t used, peak, recounted_ns;
     sim_lock time_lock __attribute__((aligned(SIM_LINE)));
-    _Atomic uint64_t head, tail, clock_ns, busy_ns, cumulative;
-    struct sim_launch queue[SIM_QUEUE] __attribute__((aligned(SIM_LINE)));
+    _Atomic uint64_t clock_ns, busy_ns; /* all is decided up to clock_ns */
+    _Atomic uint64_t current;           /* whose turn it is: generation << 32 | slot + 1; 0: nobody's yet */
+    _Atomic uint64_t slice_start_ns, switches;
+    _Atomic uint64_t active[SIM_SLOTS / 64]; /* a bit for each slot that may have work */
+    struct sim_step step;
+    struct sim_usage usage;
 };
 
 /* Slots are claimed, never freed: `owner` is generation << 2 | state. */
@@ -94,6 +116,7 @@ struct sim_state {
     uint32_t abi, size;
     char boot_id[40], spec[64], board_uuid[48]; /* board_uuid: of MIG instances */
     uint32_t profile, card_count;
+    _Atomic uint64_t slice_ns, switch_ns;
     sim_lock registry_lock;
     uint64_t registrations;
     _Atomic uint32_t slots_used;
@@ -108,18 +131,29 @@ struct sim_process {
     int32_t pid;
     uint64_t start_time, pid_namespace;
     char name[256];
-    struct {
+    uint32_t kernels; /* that it may run side by side */
+    struct sim_share_of_card {
         _Atomic uint64_t used, peak, busy_ns, launches;
-        _Atomic uint64_t issued, completed; /* sequences */
+        _Atomic uint64_t issued, completed; /* launches; all up to `completed` have ended */
+        _Atomic uint64_t waited_ns, left_ns; /* time with work but without the card, up to the last turn; when that turn ended */
         _Atomic uint32_t contexts;
+        struct sim_usage usage;
     } cards[SIM_CARDS] __attribute__((aligned(SIM_LINE)));
-    _Atomic uint64_t ends[SIM_CARDS][SIM_ENDS]; /* completion time of a sequence, modulo SIM_ENDS */
+    struct sim_launch launched[SIM_CARDS][SIM_RING] __attribute__((aligned(SIM_LINE)));
+};
+
+/* How long things take; common/timing.c. */
+struct sim_timing {
+    uint64_t launch_ns;           /* from a launch or a record to its begin on an idle card */
+    uint64_t record_ns, query_ns; /* that recording and querying an event take at least */
+    uint32_t kernels;
 };
 
 /* One opened state directory. `self` is NULL in a process that only looks. */
 struct sim {
     struct sim_state *state;
     const struct sim_profile *profile;
+    struct sim_timing timing;
     struct sim_process *self, *peers[SIM_SLOTS];
     uint32_t slot, generation;
     int lock_fd;
@@ -177,16 +211,44 @@ static inline bool sim_faults_armed(const struct sim *sim)
     return __builtin_expect(sim->state && atomic_load_explicit(&sim->state->faults_armed, memory_order_relaxed) > 0, 0);
 }
 
-/* Puts a launch on the card's time line; waits while this process has SIM_IN_FLIGHT there. Returns its sequence. */
-uint64_t sim_launch(struct sim *sim, int card, uint64_t duration, uint64_t not_before);
-/* Moves the card's time line to now; cheap when nothing ended. */
+/* A place in the work of this process on a card: behind one launch and behind all up to another one; 0: none. */
+struct sim_mark {
+    uint64_t launch, prefix;
+};
+/* Gives a launch to the card; waits while this process has SIM_IN_FLIGHT there. Returns its sequence, from 1; 0: this process lost its place.
+ * `width`: of SIM_WHOLE. */
+uint64_t sim_launch(struct sim *sim, int card, uint64_t duration, uint32_t width, uint64_t not_before, struct sim_mark after);
+/* Moves the card's time to now; cheap when it has nothing to do. */
 void sim_advance(struct sim *sim, int card);
+/* Under the card's time lock. */
+void sim_advance_locked(struct sim *sim, int card, uint64_t now);
+/* Under the card's time lock, after advancing: no launch of this process ends before that; *shared: it can also become earlier, as others are ahead. */
+uint64_t sim_predict(struct sim *sim, int card, struct sim_mark mark, bool *shared);
+bool sim_reached(struct sim *sim, int card, struct sim_mark mark);
+/* Whether all up to the sequence have ended. */
 bool sim_finished(struct sim *sim, int card, uint64_t sequence);
-/* Sleeps until the sequence has ended, then returns the time it ended at; 0 for sequence 0. */
-uint64_t sim_wait(struct sim *sim, int card, uint64_t sequence);
+/* When a place was reached, once it was; 0 for nothing. */
+uint64_t sim_reached_at(struct sim *sim, int card, struct sim_mark mark);
+/* Sleeps until a place is reached. */
+void sim_wait_mark(struct sim *sim, int card, struct sim_mark mark);
+/* The same for all up to the sequence; 0 waits for nothing. */
+void sim_wait(struct sim *sim, int card, uint64_t sequence);
 void sim_sleep_until(uint64_t deadline);
-/* When a sequence will end if nothing changes: exact once it runs. */
-uint64_t sim_expected_end(struct sim *sim, int card, uint64_t sequence);
-/* Share of the last second in which the card (slot < 0) or one process ran kernels, in parts per million; recent: a launch lies in it. */
-uint32_t sim_share(struct sim *sim, int card, int slot, bool *recent);
+/* When a place will be reached if nothing changes. */
+uint64_t sim_expected_end(struct sim *sim, int card, struct sim_mark mark);
+/* Time up to `now` for which a process has work but not the card. */
+uint64_t sim_waited(struct sim *sim, int card, uint32_t slot, uint64_t now);
+
+/* common/usage.c */
+void sim_usage_note(struct sim_usage *usage, uint64_t now, uint64_t busy);
+/* Share of the last second in which the card (slot < 0) or one process ran kernels, in parts per million, up to the last sample; a caller that has
+ * seen the samples up to `seen_ns` (CLOCK_MONOTONIC; 0: none) gets the newer ones only. *sampled_ns: when the last one was taken; *some: whether
+ * there is a newer one, and the process ran. */
+uint32_t sim_share(struct sim *sim, int card, int slot, uint64_t seen_ns, uint64_t *sampled_ns, bool *some);
+
+/* common/timing.c */
+#define SIM_SLICE_NS 2000000ull
+#define SIM_SWITCH_NS 10000ull
+/* Reads VGPU_SIM_TIME; what concerns the cards goes into the state. -EINVAL, with a message, when it is not what is allowed. */
+int sim_timing_read(struct sim *sim);
 #endif

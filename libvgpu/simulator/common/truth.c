@@ -25,6 +25,7 @@ int vgpu_sim_cards(const char *dir, struct vgpu_sim_card *out, int capacity)
         out[i].peak = atomic_load(&card->peak);
         sim_advance(&sim, i);
         out[i].busy_ns = atomic_load(&card->busy_ns);
+        out[i].switches = atomic_load(&card->switches);
         for (uint32_t slot = 0; slot < atomic_load(&sim.state->slots_used); slot++) {
             struct sim_process *process = sim_alive(&sim, slot) ? sim_peer(&sim, slot) : NULL;
             if (process && (atomic_load(&process->cards[i].contexts) || atomic_load(&process->cards[i].used)))
@@ -56,6 +57,7 @@ int vgpu_sim_processes(const char *dir, struct vgpu_sim_process *out, int capaci
             view->used[card] = view->alive ? atomic_load(&process->cards[card].used) : 0;
             view->peak[card] = atomic_load(&process->cards[card].peak);
             view->busy_ns[card] = atomic_load(&process->cards[card].busy_ns);
+            view->waited_ns[card] = card < (int)sim.state->card_count ? sim_waited(&sim, card, slot, sim_now()) : 0;
             view->launches[card] = atomic_load(&process->cards[card].launches);
         }
     }

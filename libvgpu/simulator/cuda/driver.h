@@ -39,7 +39,8 @@ struct CUstream_st {
     CUcontext context;
     unsigned flags;
     int priority;
-    _Atomic uint64_t last; /* sequence of the last launch; 0: none */
+    _Atomic uint64_t last;  /* sequence of the last launch; 0: none */
+    _Atomic uint64_t waits; /* it waits for all up to this one */
     uint64_t not_before; /* set by waits for work of another card */
     uint64_t host;       /* ticket of its last host function */
     uint64_t id;
@@ -68,7 +69,8 @@ struct CUevent_st {
     int card;
     unsigned flags;
     enum { EVENT_FRESH, EVENT_PENDING, EVENT_DONE } state;
-    uint64_t sequence, recorded, time, host;
+    struct sim_mark mark;
+    uint64_t recorded, time, host;
     struct CUevent_st *next_pending;
     struct capture *capture;
     size_t record; /* of the capture's events */
@@ -340,7 +342,7 @@ void ranges_of_context_drop(CUcontext context);
 /* streams.c */
 CUresult stream_resolve(CUstream handle, CUstream *out);
 CUstream stream_new(CUcontext context, unsigned flags, int priority);
-/* The sequence that a wait for everything issued to a stream waits for. */
+/* Once all launches up to this sequence have ended, so has everything issued to a stream. */
 uint64_t stream_last(CUstream stream);
 CUresult stream_wait(CUstream stream);
 struct launch_shape {

@@ -1,7 +1,9 @@
-/* Streams and events. A stream is the sequence of its last launch: the card runs launches in order, so that is all there is to know. */
+/* Streams and events. A stream is the sequence of its last launch, and of one up to which it waits for all others. */
 #include <string.h>
 
 #include "cuda/driver.h"
+
+#define RESOLUTION_NS 500u /* of an event's time: cuda.h says about 0.5 us */
 
 static pthread_mutex_t pending_lock = PTHREAD_MUTEX_INITIALIZER;
 /* Events that wait for a card, in the order of their recording. */
@@ -43,10 +45,16 @@ CUresult stream_resolve(CUstream handle, CUstream *out)
 }
 
 /* The legacy stream waits for all blocking streams. */
+static struct sim_mark mark_of(CUstream stream)
+{
+    uint64_t blocking = stream == stream->context->legacy ? stream->context->last_blocking : 0;
+    return (struct sim_mark){stream->last, blocking > stream->waits ? blocking : stream->waits};
+}
+
 uint64_t stream_last(CUstream stream)
 {
-    CUcontext context = stream->context;
-    return stream == context->legacy ? context->last_blocking : stream->last;
+    struct sim_mark mark = mark_of(stream);
+    return mark.launch > mark.prefix ? mark.launch : mark.prefix;
 }
 
 /* Threads may launch on one stream at once. */
@@ -57,15 +65,30 @@ static void raise_to(_Atomic uint64_t *last, uint64_t sequence)
         ;
 }
 
+/* The share of the card that a kernel's blocks fill when they all run at once. */
+static uint32_t width_of(const struct launch_shape *shape, uint64_t blocks)
+{
+    const struct sim_profile *profile = driver.sim.profile;
+    uint64_t threads = (uint64_t)shape->block[0] * shape->block[1] * shape->block[2];
+    uint64_t resident = (uint64_t)profile->threads_per_multiprocessor / (threads ? threads : 1);
+    resident = (resident < (uint64_t)profile->blocks_per_multiprocessor ? resident : (uint64_t)profile->blocks_per_multiprocessor) *
+               (uint64_t)profile->multiprocessors;
+    return blocks < resident ? (uint32_t)(blocks * SIM_WHOLE / resident) : SIM_WHOLE;
+}
+
 CUresult stream_launch(CUstream stream, const struct launch_shape *shape)
 {
     uint64_t blocks = (uint64_t)shape->grid[0] * shape->grid[1] * shape->grid[2];
     uint64_t duration = duration_next(&shape->function->duration, blocks, shape->argument);
+    struct sim_mark after = mark_of(stream);
     CUcontext context = stream->context;
     if (pending[context->card].first)
         events_settle();
     host_wait(stream->host); /* the card cannot wait for a host function; the caller does */
-    uint64_t sequence = sim_launch(&driver.sim, context->card, duration, stream->not_before);
+    if (!(stream->flags & CU_STREAM_NON_BLOCKING) && stream != context->legacy && context->legacy->last > after.prefix)
+        after.prefix = context->legacy->last;
+    uint32_t width = driver.sim.timing.kernels > 1 ? width_of(shape, blocks) : SIM_WHOLE;
+    uint64_t sequence = sim_launch(&driver.sim, context->card, duration, width, stream->not_before, after);
     if (!sequence)
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
     raise_to(&stream->last, sequence);
@@ -77,7 +100,8 @@ CUresult stream_launch(CUstream stream, const struct launch_shape *shape)
 
 static bool ended(CUstream stream)
 {
-    return sim_finished(&driver.sim, stream->context->card, stream_last(stream)) && host_done(stream->host) && stream->not_before <= sim_now();
+    return sim_reached(&driver.sim, stream->context->card, mark_of(stream)) && host_done(stream->host) &&
+           (!stream->not_before || stream->not_before <= sim_now());
 }
 
 CUresult stream_wait(CUstream stream)
@@ -85,7 +109,7 @@ CUresult stream_wait(CUstream stream)
     CUresult result = capture_forbids(stream);
     if (result)
         return result;
-    sim_wait(&driver.sim, stream->context->card, stream_last(stream));
+    sim_wait_mark(&driver.sim, stream->context->card, mark_of(stream));
     host_wait(stream->host);
     for (uint64_t now = sim_now(); stream->not_before > now; now = sim_now())
         sim_sleep_until(stream->not_before);
@@ -255,22 +279,34 @@ static void forget(CUevent event)
         pending[event->card].last = before;
 }
 
+static uint64_t measured(uint64_t time)
+{
+    return time - time % RESOLUTION_NS;
+}
+
+/* What a driver call costs on hardware is spent here. */
+static void take_time(uint64_t begin, uint64_t cost)
+{
+    while (cost && sim_now() < begin + cost)
+        ;
+}
+
 /* Under pending_lock: an event whose work has ended gets its time while the card still knows it. */
 static bool settle(CUevent event)
 {
     if (event->state != EVENT_PENDING)
         return true;
-    if (!sim_finished(&driver.sim, event->card, event->sequence) || !host_done(event->host))
+    if (!sim_reached(&driver.sim, event->card, event->mark) || !host_done(event->host))
         return false;
     forget(event);
-    uint64_t end = event->sequence ? atomic_load(&driver.sim.self->ends[event->card][event->sequence % SIM_ENDS]) : 0;
-    event->time = end > event->recorded ? end : event->recorded;
+    uint64_t end = sim_reached_at(&driver.sim, event->card, event->mark);
+    event->time = measured(end > event->recorded ? end : event->recorded);
     event->state = EVENT_DONE;
     return true;
 }
 
-/* Called before every launch: a card keeps the end of a launch only until SIM_ENDS later ones have ended, and no more than SIM_IN_FLIGHT are open,
- * so that an event behind an unfinished one is still settled in time. */
+/* Called before every launch: a card keeps the end of a launch only until SIM_RING later ones were made, and no more than SIM_IN_FLIGHT are open, so
+ * that an event behind an unfinished one is still settled in time. */
 void events_settle(void)
 {
     pthread_mutex_lock(&pending_lock);
@@ -317,14 +353,16 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int fla
     result = capture_record(stream, event);
     if (result != CUDA_ERROR_NOT_READY)
         return result;
-    uint64_t sequence = stream_last(stream), now = sim_now();
+    uint64_t begin = sim_now(), now = begin + driver.sim.timing.launch_ns;
+    struct sim_mark mark = mark_of(stream);
     bool done = ended(stream);
     pthread_mutex_lock(&pending_lock);
     forget(event);
     event->capture = NULL;
-    event->sequence = sequence;
+    event->mark = mark;
     event->host = stream->host;
-    event->recorded = event->time = stream->not_before > now ? stream->not_before : now;
+    event->recorded = stream->not_before > now ? stream->not_before : now;
+    event->time = measured(event->recorded);
     event->state = done ? EVENT_DONE : EVENT_PENDING;
     event->card = stream->context->card;
     if (!done) {
@@ -336,6 +374,7 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int fla
         pending[event->card].last = event;
     }
     pthread_mutex_unlock(&pending_lock);
+    take_time(begin, driver.sim.timing.record_ns);
     return CUDA_SUCCESS;
 }
 
@@ -357,7 +396,12 @@ CUresult cuEventQuery(CUevent event)
         result = CUDA_ERROR_CAPTURED_EVENT;
     if (!result)
         result = capture_forbids(NULL);
-    return result ? result : event_done(event) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    if (result)
+        return result;
+    uint64_t begin = sim_now();
+    bool done = event_done(event);
+    take_time(begin, driver.sim.timing.query_ns);
+    return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult cuEventSynchronize(CUevent event)
@@ -372,10 +416,11 @@ CUresult cuEventSynchronize(CUevent event)
         return result;
     pthread_mutex_lock(&pending_lock);
     bool wait = event->state == EVENT_PENDING;
-    uint64_t sequence = event->sequence, host = event->host;
+    struct sim_mark mark = event->mark;
+    uint64_t host = event->host;
     pthread_mutex_unlock(&pending_lock);
     if (wait) {
-        sim_wait(&driver.sim, event->card, sequence);
+        sim_wait_mark(&driver.sim, event->card, mark);
         host_wait(host);
     }
     while (!event_done(event) && sim_self_valid(&driver.sim))
@@ -421,11 +466,12 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
     if (event_done(event) || !event->context)
         return CUDA_SUCCESS;
     if (event->context->card == stream->context->card) {
-        raise_to(&stream->last, event->sequence);
+        /* where kernels run side by side it waits for more than the event: for all that was launched before */
+        raise_to(&stream->waits, event->mark.launch > event->mark.prefix ? event->mark.launch : event->mark.prefix);
         if (event->host > stream->host)
             stream->host = event->host;
     } else {
-        uint64_t end = sim_expected_end(&driver.sim, event->context->card, event->sequence);
+        uint64_t end = sim_expected_end(&driver.sim, event->context->card, event->mark);
         if (end > stream->not_before)
             stream->not_before = end;
     }

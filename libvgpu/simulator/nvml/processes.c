@@ -2,6 +2,7 @@
 #include "nvml/library.h"
 
 #define LISTED SIM_SLOTS
+#define CLOCK_ERROR_NS 1000000u /* between the clock of NVML's times and that of the samples */
 #define MODE_ALL 3u /* NVML_PROCESS_MODE_ALL, which nvml.h of CUDA 12 does not have */
 
 struct user {
@@ -101,17 +102,20 @@ NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
 NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
 NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
 
-/* One sample per process that ran something in the last second; an idle card has none. */
+/* One sample per process that ran something between the last sample that the caller has seen, or a second ago, and the newest one. */
 static unsigned samples_of(nvmlDevice_t device, unsigned long long last, nvmlProcessUtilizationSample_t *out)
 {
     struct user users[LISTED];
     unsigned have = users_of(device, users), count = 0;
-    unsigned long long now = sim_wall_us();
-    for (unsigned i = 0; i < have && now > last; i++) {
-        bool recent;
-        uint32_t share = sim_share(&library.sim, device->card, (int)users[i].slot, &recent);
-        if (recent)
-            out[count++] = (nvmlProcessUtilizationSample_t){.pid = users[i].pid, .timeStamp = now, .smUtil = (share + 5000) / 10000};
+    uint64_t wall = sim_wall_us(), now = sim_now(), ago = last < wall ? (wall - last) * 1000 : 0;
+    uint64_t seen = ago < now ? now - ago + CLOCK_ERROR_NS : 0;
+    for (unsigned i = 0; i < have; i++) {
+        uint64_t sampled;
+        bool some;
+        uint32_t share = sim_share(&library.sim, device->card, (int)users[i].slot, seen, &sampled, &some);
+        if (some)
+            out[count++] = (nvmlProcessUtilizationSample_t){.pid = users[i].pid, .timeStamp = wall - (now - sampled) / 1000,
+                                                            .smUtil = (share + 5000) / 10000};
     }
     return count;
 }

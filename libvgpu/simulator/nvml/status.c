@@ -5,8 +5,9 @@
 
 uint32_t device_share(nvmlDevice_t device)
 {
-    bool recent;
-    return sim_share(&library.sim, device->card, -1, &recent);
+    uint64_t sampled;
+    bool some;
+    return sim_share(&library.sim, device->card, -1, 0, &sampled, &some);
 }
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)

@@ -1,0 +1,71 @@
+/* How long things take besides kernels: VGPU_SIM_TIME. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/state.h"
+
+#define MAX_NS 10000000000ull
+#define MAX_KERNELS 32u
+
+/* "2ms" and the like; false: it is not, or is above MAX_NS. */
+static bool time_of(const char *text, uint64_t *ns)
+{
+    static const struct {
+        const char *name;
+        uint64_t ns;
+    } units[] = {{"ns", 1}, {"us", 1000}, {"ms", 1000000}, {"s", 1000000000}};
+    char *end;
+    uint64_t number = *text >= '0' && *text <= '9' ? strtoull(text, &end, 10) : SIM_NEVER;
+    for (unsigned i = 0; i < sizeof units / sizeof *units && number <= MAX_NS; i++)
+        if (strcmp(end, units[i].name) == 0 && number * units[i].ns <= MAX_NS) {
+            *ns = number * units[i].ns;
+            return true;
+        }
+    return false;
+}
+
+/* One KEY=VALUE; the cards' own times are taken together, when all is known to be right. */
+static bool take(char *word, struct sim_timing *timing, uint64_t *slice, uint64_t *change)
+{
+    char *value = strchr(word, '='), *end;
+    if (!value)
+        return false;
+    *value++ = 0;
+    if (strcmp(word, "kernels") == 0) {
+        unsigned long kernels = strtoul(value, &end, 10);
+        timing->kernels = (uint32_t)kernels;
+        return *value >= '1' && *value <= '9' && !*end && kernels <= MAX_KERNELS;
+    }
+    const struct {
+        const char *name;
+        uint64_t *ns;
+    } times[] = {{"slice", slice}, {"switch", change}, {"launch", &timing->launch_ns}, {"record", &timing->record_ns}, {"query", &timing->query_ns}};
+    for (unsigned i = 0; i < sizeof times / sizeof *times; i++)
+        if (strcmp(word, times[i].name) == 0)
+            return time_of(value, times[i].ns) && (times[i].ns != slice || *slice >= 1000);
+    return false;
+}
+
+int sim_timing_read(struct sim *sim)
+{
+    const char *given = secure_getenv("VGPU_SIM_TIME");
+    char text[256], *rest = text, *word;
+    uint64_t slice = atomic_load(&sim->state->slice_ns), change = atomic_load(&sim->state->switch_ns);
+    sim->timing = (struct sim_timing){.launch_ns = 3000, .record_ns = 1000, .query_ns = 500, .kernels = 1};
+    if (!given || !*given)
+        return 0;
+    bool right = snprintf(text, sizeof text, "%s", given) < (int)sizeof text;
+    while (right && (word = strsep(&rest, ",")) != NULL)
+        right = take(word, &sim->timing, &slice, &change);
+    if (!right) {
+        fprintf(stderr, "vgpu simulator: VGPU_SIM_TIME=%s: not a list of slice=2ms (1us or more), switch=10us, launch=3us, record=1us, query=500ns, "
+                        "kernels=1 (to %u), with ns, us, ms or s up to 10s\n", given, MAX_KERNELS);
+        return -EINVAL;
+    }
+    atomic_store(&sim->state->slice_ns, slice);
+    atomic_store(&sim->state->switch_ns, change);
+    return 0;
+}
