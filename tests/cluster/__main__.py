@@ -12,10 +12,11 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from tests.cluster import binaries, cache, debian, images, namespaces
+from tests.cluster import cache, debian, images, namespaces, programs
 from tests.cluster.checks import CHECKS
 from tests.cluster.collect import collect
 from tests.cluster.errors import ClusterError
@@ -70,8 +71,8 @@ def prepare(versions: VersionSet) -> list[Path]:
     """Programs, packages and images, from the cache or new; the archives of the images."""
     begin = time.monotonic()
     debian.install({"nft": "nftables", "ip": "iproute2", "unshare": "util-linux"})
-    binaries.path_of(versions)
-    binaries.cni_plugins()
+    programs.path_of(versions)
+    programs.cni_plugins()
     helm.path()
     archives = images.archives(versions)
     print(f"programs and images: {time.monotonic() - begin:.1f} s", flush=True)
@@ -107,7 +108,7 @@ def inside(options: argparse.Namespace, versions: VersionSet, archives: list[Pat
         for check in chosen:
             if not started:
                 report.skip(check.name, "an earlier check failed")
-            elif not report.check(check.name, lambda check=check: check.body(node)) and check.gate:
+            elif not report.check(check.name, partial(check.body, node)) and check.gate:
                 started = False
     finally:
         if any(one.outcome == "failed" for one in report.results):
@@ -124,7 +125,7 @@ def enter() -> NoReturn:
     except (OSError, ValueError):
         raise ClusterError("no cluster runs on this machine: start one by `python -m tests.cluster up`") from None
     os.environ["KUBECONFIG"] = str(FOLDER / "keys/admin.conf")
-    os.environ["PATH"] = f"{binaries.path_of(SETS[name])}:{helm.path().parent}"
+    os.environ["PATH"] = f"{programs.path_of(SETS[name])}:{helm.path().parent}"
     shell = os.environ.get("SHELL", "/bin/sh")
     os.execvp("nsenter", ["nsenter", "-t", first, "-m", "-n", "-p", shell])
 

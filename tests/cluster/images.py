@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Final
 
 from tests.cluster import cache, debian
-from tests.cluster.binaries import build
 from tests.cluster.commands import run
+from tests.cluster.programs import build
 from tests.cluster.settings import PAUSE
 from tests.cluster.versions import VersionSet
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-HERE: Final = Path(__file__).resolve().parent / "images"
+HERE: Final = Path(__file__).resolve().parent / "dockerfiles"
 PRODUCT: Final = "vgpu.test/vgpu:test"
 CLIENT: Final = "vgpu.test/cuda-client:test"
 BASE: Final = "vgpu.test/debian:bookworm"
@@ -143,5 +143,5 @@ def _load(archive: Path, name: str) -> None:
 def _buildah(*arguments: str) -> str:
     """buildah with a store of its own in the cache."""
     store = cache.root() / "buildah"
-    command = ["nice", "-n", "19", "buildah", "--root", store / "root", "--runroot", store / "run", *arguments]
-    return run(command, what=f"buildah {arguments[0]}", timeout=SECONDS)
+    own = ["--root", f"{store}/root", "--runroot", f"{store}/run"]
+    return run(["nice", "-n", "19", "buildah", *own, *arguments], what=f"buildah {arguments[0]}", timeout=SECONDS)

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from tests.cluster import binaries, settings
+from tests.cluster import programs, settings
 from tests.cluster.commands import run
 from tests.cluster.credentials import NODE, Credentials
 from tests.cluster.kubectl import Kubectl, Refused, ready
@@ -23,7 +23,7 @@ class Node:
         self.logs = logs
         self._folder = FOLDER
         self._folder.mkdir(mode=0o700, parents=True)
-        self.env = {**os.environ, "PATH": binaries.path_of(versions), **settings.environment()}
+        self.env = {**os.environ, "PATH": programs.path_of(versions), **settings.environment()}
         self.env.pop("KUBECONFIG", None)
         self.keys = Credentials(self._folder / "keys")
         self.kubectl = Kubectl(self.keys.kubeconfig("admin"), self.env)
@@ -33,7 +33,7 @@ class Node:
         """Until the node is ready; seconds that it took. `archives`: images to be imported."""
         self._run("etcd", settings.etcd(self._folder / "etcd"))
         version = 3 if self.versions.containerd else 2
-        self._run("containerd", settings.containerd(self._folder, binaries.cni_plugins(), version))
+        self._run("containerd", settings.containerd(self._folder, programs.cni_plugins(), version))
         self._run("kube-apiserver", settings.apiserver(self.keys))
         running = list(self.services.values())
         took = until("the API server is ready", self._api_ready, API_SECONDS, running)
@@ -50,8 +50,12 @@ class Node:
 
     def load(self, archive: Path) -> None:
         """Imports the images of an archive, as a pull would have brought them."""
-        command = ["ctr", "-n", "k8s.io", "images", "import", archive]
-        run(command, what=f"importing {archive.name}", timeout=300, env=self.env)
+        run(
+            ["ctr", "-n", "k8s.io", "images", "import", archive],
+            what=f"importing {archive.name}",
+            timeout=300,
+            env=self.env,
+        )
 
     def _run(self, name: str, command: list[str]) -> None:
         self.services[name] = Service(name, command, self.logs, self.env)

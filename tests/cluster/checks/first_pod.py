@@ -4,30 +4,47 @@ import json
 import urllib.request
 
 from tests.cluster.images import CLIENT
-from tests.cluster.kubectl import phase, pod
+from tests.cluster.kubectl import Object, phase, pod
 from tests.cluster.namespaces import ADDRESS
 from tests.cluster.node import Node
 
-MIB = 3000
+MIB = 1 << 20
+MEMORY = 3000 * MIB
 CORES = 30
-SLICE = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": MIB, "nvidia.com/gpucores": CORES}
+SLICE = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": MEMORY // MIB, "nvidia.com/gpucores": CORES}
 SECONDS = 60
+TOLERANCE = 10  #: percentage points of the core share that a busy machine may cost or give
+
+
+def slice_pod(name: str, *command: str) -> Object:
+    """A pod of one container that asks for SLICE."""
+    return pod(name, CLIENT, command, container={"resources": {"limits": SLICE}})
 
 
 def sees_its_slice(node: Node) -> str:
-    """The driver and NVML tell the slice; one MiB more than it holds is refused; the core share is its own."""
-    command = ["vgpu", "probe", "--help"]
-    node.kubectl.create(pod("first", CLIENT, command, container={"resources": {"limits": SLICE}}))
+    """CUDA and NVML tell the slice; what is free can be allocated, one byte more is refused; the core share holds."""
+    node.kubectl.create(slice_pod("first", "vgpu", "probe", "--fill", "--over", "--cores", "--seconds", "5"))
     node.kubectl.until("done", lambda found: phase(found) == "Succeeded", "pod", "first", seconds=SECONDS)
-    return node.kubectl.logs("first").splitlines()[0]
+    output = node.kubectl.logs("first")
+    (card,) = json.loads(output.splitlines()[0])["cards"]
+    for total in ("device_total", "cuda_total", "nvml_total"):
+        assert card[total] == MEMORY, f"{total} is {card[total]}, not {MEMORY}: {output}"
+    assert card["fill"] == "CUDA_SUCCESS", output
+    assert card["over"] == "CUDA_ERROR_OUT_OF_MEMORY", output
+    assert abs(card["core_share"] - CORES) <= TOLERANCE, output
+    node.kubectl.delete("pod", "first")
+    return f"{MEMORY // MIB} MiB, core share {card['core_share']:.1f} % of {CORES} %"
 
 
 def has_metrics(node: Node) -> str:
-    """The node's metrics show a container's slice before its first CUDA call."""
-    node.kubectl.create(pod("idle", CLIENT, ["sleep", "3600"], container={"resources": {"limits": SLICE}}))
+    """The node's metrics, through its node port, show a container's slice before its first CUDA call."""
+    node.kubectl.create(slice_pod("idle", "sleep", "3600"))
     node.kubectl.until("running", lambda found: phase(found) == "Running", "pod", "idle", seconds=SECONDS)
     with urllib.request.urlopen(f"http://{ADDRESS}:31992/metrics", timeout=10) as answer:
         lines = [line for line in answer.read().decode().splitlines() if 'pod="idle"' in line]
-    assert lines
+    limits = [float(line.split()[-1]) for line in lines if line.startswith("vgpu_container_memory_limit_bytes{")]
+    assert limits == [MEMORY], lines
+    events = node.kubectl.events("idle")
+    assert any(event.startswith("VgpuAllocated") for event in events), events
     node.kubectl.delete("pod", "idle")
-    return json.dumps(len(lines))
+    return f"{len(lines)} series"
