@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: all venv build demo demo-storm test red-team programs lint bench bench-hooks bench-pacer fuzz storm sanitize clean
+.PHONY: all venv build demo demo-storm test red-team cluster programs lint bench bench-hooks bench-pacer fuzz storm sanitize clean
 
 all: build
 
@@ -34,6 +34,10 @@ test: build
 # Ways out of a managed container, made for real with namespaces: none may give one byte more.
 red-team: build
 	@PYTHONPATH=tests $(BIN)/python tests/redteam/attack.py
+
+# A real Kubernetes node in namespaces of its own, with the chart on it; needs root. SET=1.34 takes older versions.
+cluster: build
+	@$(BIN)/python -m tests.cluster $(if $(SET),--set $(SET))
 
 # Programs that others made, under the library on a simulated card; their packages go into the user's cache folder.
 programs: build
