@@ -1,4 +1,5 @@
-"""Once a second: dead processes' charges are freed, what gone pods left is removed, the metrics' picture is made.
+"""Once a second: dead processes' charges are freed, overhead is charged, what gone pods left is removed, the picture
+of the metrics is made.
 
 A folder goes when its pod is gone from the API server and no process lives in it, never before.
 """
@@ -18,6 +19,7 @@ from device_plugin.identity import Identity
 from device_plugin.pods import Pods, allocation_of
 from device_plugin.refusal import Refusal
 from device_plugin.sandbox import Entry, Sandboxes, slices_of
+from device_plugin.settle import Settler
 from vgpu.allocation import Held
 from vgpu.devices import GpuSlice
 from vgpu.inventory import InventoryError, readings
@@ -58,6 +60,7 @@ class Sweep:
         self._current = current
         self._names: dict[str, tuple[str, str]] = {}  # pod uid → namespace and name, kept as long as its folders are
         self._complaint = ""
+        self._settler = Settler()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
 
@@ -87,6 +90,10 @@ class Sweep:
             found = _read(entry)
             if found is not None:
                 usages[entry] = found
+        try:
+            self._settler.once(usages)
+        except InventoryError as error:
+            log.debug("overhead stays as it was: %s", error)
         self._exporter.show(self._picture(usages))
         if not self._pods.synced:
             return

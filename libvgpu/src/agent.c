@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "account.h"
 #include "guard.h"
 #include "region_files.h"
 #include "slots.h"
@@ -27,6 +28,7 @@ struct vgpu_region {
     int limits_fd, usage_fd;
     int writable;
     struct vgpu_member member;  /* its descriptor is usage_fd */
+    bool staying;               /* the member keeps its slot: it holds charges */
     pthread_mutex_t reaping;    /* a caller's threads share the member */
     char usage_path[4096];
 };
@@ -142,6 +144,13 @@ static void add_process(struct vgpu_usage *out, const struct vgpu_slot_head *hea
     }
 }
 
+/* Whoever reaps has a slot as well, and nothing in it. */
+static void add_overhead(struct vgpu_usage *out, const struct vgpu_slot *slot)
+{
+    for (unsigned card = 0; card < VGPU_MAX_CARDS; card++)
+        out->cards[card].by_kind[VGPU_KIND_OVERHEAD] += slot->lanes[0][card][VGPU_DEVICE_BYTES].bytes;
+}
+
 static int read_usage(int fd, struct vgpu_usage_file *file, struct vgpu_usage *out)
 {
     int result = read_exactly(fd, file, offsetof(struct vgpu_usage_file, slots), 0);
@@ -160,11 +169,13 @@ static int read_usage(int fd, struct vgpu_usage_file *file, struct vgpu_usage *o
     const uint32_t high = file->slots_high < VGPU_SLOTS ? file->slots_high : VGPU_SLOTS;
     for (uint32_t slot = 0; slot < high && result == 0; slot++) {
         const struct vgpu_slot_head *head = &file->heads[slot];
-        if (vgpu_slot_state(head->owner) != VGPU_SLOT_LIVE || head->flags & VGPU_SLOT_AGENT)
+        if (vgpu_slot_state(head->owner) != VGPU_SLOT_LIVE)
             continue;
         struct vgpu_slot *body = &file->slots[0];
         result = read_exactly(fd, body, sizeof *body, offsetof(struct vgpu_usage_file, slots) + slot * sizeof *body);
-        if (result == 0)
+        if (result == 0 && head->flags & VGPU_SLOT_AGENT)
+            add_overhead(out, body);
+        else if (result == 0)
             add_process(out, head, slot, body);
     }
     return result;
@@ -181,18 +192,27 @@ int vgpu_usage_read(vgpu_region *region, struct vgpu_usage *out)
     return result;
 }
 
+static int enter(vgpu_region *region, bool to_charge)
+{
+    vgpu_process_list_free(&region->member.list); /* of a pass that was broken off */
+    if (region->staying)
+        return 0;
+    const int result = vgpu_member_join(&region->member, region->usage, region->usage_path, region->usage_fd);
+    if (result < 0)
+        return result;
+    return to_charge ? vgpu_slot_take_to_charge(&region->member) : vgpu_slot_take(&region->member, VGPU_SLOT_AGENT);
+}
+
 static int reap(void *context)
 {
     vgpu_region *region = context;
     unsigned busy;
-    vgpu_process_list_free(&region->member.list); /* of a pass that was broken off */
-    int result = vgpu_member_join(&region->member, region->usage, region->usage_path, region->usage_fd);
-    if (result == 0)
-        result = vgpu_slot_take(&region->member, VGPU_SLOT_AGENT);
+    int result = enter(region, false);
     if (result < 0)
         return result;
     result = vgpu_slots_reap(&region->member, &busy);
-    vgpu_slot_give_back(&region->member);
+    if (!region->staying)
+        vgpu_slot_give_back(&region->member);
     return result;
 }
 
@@ -202,6 +222,44 @@ int vgpu_region_reap(vgpu_region *region)
         return -EBADF;
     pthread_mutex_lock(&region->reaping);
     int result = vgpu_guarded(region->usage, sizeof *region->usage, reap, region);
+    pthread_mutex_unlock(&region->reaping);
+    return result;
+}
+
+struct overhead {
+    vgpu_region *region;
+    unsigned card;
+    uint64_t bytes;
+};
+
+static int charge_overhead(void *context)
+{
+    const struct overhead *overhead = context;
+    vgpu_region *region = overhead->region;
+    if (!region->staying && overhead->bytes == 0)
+        return 0;
+    const int result = enter(region, true);
+    if (result < 0)
+        return result;
+    region->staying = true;
+    const uint32_t lane = VGPU_LANE_NUMBER(region->member.slot, 0);
+    const uint64_t held = vgpu_account_lane_of(region->usage, overhead->card, VGPU_DEVICE_BYTES, lane)->bytes;
+    if (overhead->bytes > held)
+        vgpu_account_charge(region->usage, overhead->card, VGPU_DEVICE_BYTES, lane, overhead->bytes - held, VGPU_NO_LIMIT);
+    else
+        vgpu_account_release(region->usage, overhead->card, VGPU_DEVICE_BYTES, lane, held - overhead->bytes);
+    return 0;
+}
+
+int vgpu_region_charge_overhead(vgpu_region *region, uint32_t card, uint64_t bytes)
+{
+    struct overhead overhead = {.region = region, .card = card, .bytes = bytes};
+    if (!region->writable)
+        return -EBADF;
+    if (card >= VGPU_MAX_CARDS)
+        return -EINVAL;
+    pthread_mutex_lock(&region->reaping);
+    const int result = vgpu_guarded(region->usage, sizeof *region->usage, charge_overhead, &overhead);
     pthread_mutex_unlock(&region->reaping);
     return result;
 }

@@ -174,6 +174,14 @@ int vgpu_slot_take(struct vgpu_member *member, uint32_t flags)
     return take_one_of(member, fd, 0, ORDINARY_SLOTS, flags) ? 0 : -ENOSPC;
 }
 
+int vgpu_slot_take_to_charge(struct vgpu_member *member)
+{
+    const int fd = member->path ? lock_file(member) : -1;
+    if (member->path && fd < 0)
+        return -EBADF;
+    return take_one_of(member, fd, 0, ORDINARY_SLOTS, VGPU_SLOT_AGENT) ? 0 : -ENOSPC;
+}
+
 static void forget_identity(struct vgpu_usage_file *usage, uint32_t slot)
 {
     struct vgpu_slot_head *head = &usage->heads[slot];

@@ -35,6 +35,8 @@ int vgpu_member_rejoin(struct vgpu_member *child, const struct vgpu_member *pare
 
 /* Takes a slot: 0; -ENOSPC: all are taken by the living; or a negative errno. flags: enum vgpu_slot_flag. */
 int vgpu_slot_take(struct vgpu_member *member, uint32_t flags);
+/* For the agent, when it charges: not one of the reserved slots, which whoever finds them unlocked takes without settling them. */
+int vgpu_slot_take_to_charge(struct vgpu_member *member);
 /* Gives the own slot back; nothing may be charged in it. */
 void vgpu_slot_give_back(struct vgpu_member *member);
 /* Dead: the lock is free and the process does not run with the usage file mapped any more. */

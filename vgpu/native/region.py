@@ -277,6 +277,16 @@ class Region:
         _, lib = load()
         return _checked(lib.vgpu_region_reap(self._open_handle()), self.directory)
 
+    def charge_overhead(self, card: int, amount: int) -> None:
+        """Makes what this handle charges on a card of the limits `amount` bytes, limit or not; ends with `close`.
+
+        For memory that the driver took for processes and that they have not charged. Raises OSError (EBADF) when
+        opened read-only, (EINVAL) for no such card, (ENOSPC) when no slot is left.
+        """
+        _, lib = load()
+        raw = _natural(amount, "overhead")
+        _checked(lib.vgpu_region_charge_overhead(self._open_handle(), card, raw), self.directory)
+
     def close(self) -> None:
         """Unmaps the files; harmless when done twice."""
         _, lib = load()

@@ -88,6 +88,10 @@ int vgpu_limits_write(vgpu_region *region, const struct vgpu_limits *limits);
 int vgpu_usage_read(vgpu_region *region, struct vgpu_usage *out);
 /* Frees the charges of dead processes; returns how many slots were freed. -EBADF: opened read-only. */
 int vgpu_region_reap(vgpu_region *region);
+/* Makes the overhead that this handle charges on a card (index into the limits) equal to `bytes`, without a limit test: memory that the
+ * driver has taken for processes of the container and that the container has not charged itself. It stays as long as the handle is open;
+ * afterwards it counts as a dead process's. -EBADF: opened read-only; -EINVAL: no such card; -ENOSPC: no slot is left. */
+int vgpu_region_charge_overhead(vgpu_region *region, uint32_t card, uint64_t bytes);
 
 /* One container on one card, as the arbiter sees it. Shares are percent of the card's time. */
 struct vgpu_arbiter_view {

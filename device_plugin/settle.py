@@ -1,0 +1,137 @@
+"""Memory that the driver took for a container's processes and that they have not charged: modules, stacks, heaps.
+
+A process cannot measure it; the driver tells the node by NVML how much each process has. What exceeds the process's own
+charges is charged to its container by the agent, in a slot of the agent's own.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pynvml
+
+from device_plugin.sandbox import Entry
+from vgpu.inventory import InventoryError, session
+from vgpu.native import Limits, ProcessUsage, Region
+
+log = logging.getLogger(__name__)
+
+PROC: Final = Path("/proc")
+_START_TIME: Final = 19  #: of the fields behind the name in /proc/PID/stat (proc(5): field 22)
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """A process as its own pid namespace knows it."""
+
+    pid: int
+    pid_namespace: int  #: inode of /proc/PID/ns/pid
+    start_time: int  #: clock ticks since boot
+
+
+Memory = Mapping[str, Mapping[Identity, int]]  #: UUID of a card → process → bytes that the driver has given it
+
+
+def identity_of(pid: int, proc: Path = PROC) -> Identity | None:
+    """Who a process of this node is inside its container; None: gone, or not to be seen from here."""
+    folder = proc / str(pid)
+    try:
+        status = (folder / "status").read_text()
+        inner = next(line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:"))
+        started = (folder / "stat").read_text().rpartition(")")[2].split()[_START_TIME]
+        return Identity(int(inner), (folder / "ns" / "pid").stat().st_ino, int(started))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None
+
+
+def memory_by_process() -> Memory:
+    """What NVML says; cards and processes about which it says nothing are missing. Raises InventoryError."""
+    found: dict[str, dict[Identity, int]] = {}
+    with session():
+        try:
+            count = pynvml.nvmlDeviceGetCount()
+        except pynvml.NVMLError as error:
+            raise InventoryError(f"the NVIDIA driver does not answer: {error}") from None
+        for index in range(count):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                uuid = str(pynvml.nvmlDeviceGetUUID(handle))
+                listed = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            except pynvml.NVMLError as error:
+                log.debug("card %d does not list its processes: %s", index, error)
+                continue
+            found[uuid] = {}
+            for process in listed:
+                who = identity_of(process.pid)
+                if who is not None and process.usedGpuMemory is not None:
+                    found[uuid][who] = process.usedGpuMemory
+    return found
+
+
+def overheads(
+    limits: Limits, before: Iterable[ProcessUsage], memory: Memory, after: Iterable[ProcessUsage]
+) -> list[int]:
+    """Bytes per card of the limits that the driver has given beyond what is charged.
+
+    `before` and `after`: charges read before and after `memory`. The larger of the two counts, since an allocation is
+    charged before it is made, and a free given back after it was done.
+    """
+    charged: dict[Identity, list[int]] = {}
+    for usage in (*before, *after):
+        who = Identity(usage.pid, usage.pid_namespace, usage.start_time)
+        known = charged.setdefault(who, [0] * len(limits.cards))
+        charged[who] = [max(pair) for pair in zip(known, usage.used, strict=True)]
+    found = []
+    for index, card in enumerate(limits.cards):
+        given = memory.get(card.uuid, {})
+        found.append(sum(max(0, given.get(who, 0) - own[index]) for who, own in charged.items()))
+    return found
+
+
+class _Container:
+    """One container's region, open as long as the container has its folder: closing it would end the charge."""
+
+    def __init__(self, path: Path) -> None:
+        self.made = (path / "usage").stat().st_ino
+        self.region = Region.open(path, writable=True)
+        self.last: list[int] = []
+
+    def settle(self, before: tuple[ProcessUsage, ...], memory: Memory) -> None:
+        now = overheads(self.region.limits(), before, memory, self.region.usage().processes)
+        # An allocation that came and went between the readings looks like overhead, once: two turns must agree.
+        for card, pair in enumerate(zip(now, self.last or [0] * len(now), strict=False)):
+            self.region.charge_overhead(card, min(pair))
+        self.last = now
+
+
+class Settler:
+    """Settles all containers of the node; one thread."""
+
+    def __init__(self) -> None:
+        self._open: dict[Path, _Container] = {}
+
+    def once(self, entries: Iterable[Entry]) -> None:
+        """One turn: NVML is asked once for all. Raises InventoryError when it does not answer; charges stay then."""
+        paths = {entry.path for entry in entries}
+        for path in self._open.keys() - paths:
+            self._open.pop(path).region.close()
+        before = {}
+        for path in paths:
+            try:
+                before[path] = self._container(path).region.usage().processes
+            except OSError as error:
+                log.debug("%s: %s", path, error)
+        memory = memory_by_process() if any(before.values()) else {}
+        for path, processes in before.items():
+            try:
+                self._open[path].settle(processes, memory)
+            except OSError as error:
+                log.debug("%s: %s", path, error)
+
+    def _container(self, path: Path) -> _Container:
+        known = self._open.get(path)
+        if known is not None and known.made != (path / "usage").stat().st_ino:
+            self._open.pop(path).region.close()  # made anew for a container of the same name
+            known = None
+        return known or self._open.setdefault(path, _Container(path))
