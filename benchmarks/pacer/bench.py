@@ -41,7 +41,7 @@ class Bench:
         self._lock = threading.Lock()
         self._started = 0
         self.results: dict[tuple[str, str], list[Reading]] = {}
-        self.series: dict[str, Series] = {}
+        self.series: list[Series] = []
         self.broken: list[str] = []
 
     def one(self, trial: Trial) -> tuple[list[Reading], Trace | None]:
@@ -67,14 +67,14 @@ class Bench:
                 done = list(pool.map(self.one, beside))
             done += map(self.one, alone)
             for trial, (readings, trace) in zip(beside + alone, done, strict=True):
-                self._keep(trial, readings, trace)
+                self._keep(run, trial, readings, trace)
             self._console.print(f"run {run + 1} of {self._plan.runs}: {time.monotonic() - begun:.0f} s", style="dim")
 
-    def _keep(self, trial: Trial, readings: list[Reading], trace: Trace | None) -> None:
+    def _keep(self, run: int, trial: Trial, readings: list[Reading], trace: Trace | None) -> None:
         for reading in readings:
             self.results.setdefault((trial.table, reading.row or trial.row), []).append(reading)
-        if trace is not None:
-            self.series.setdefault(f"{trial.name}, {readings[0].column}", Series.of(trace))
+        if trace is not None and run == 0:
+            self.series.append(Series.of(trial, readings[0].column, trace))
 
 
 def chosen(pattern: str) -> list[Trial]:

@@ -1,6 +1,6 @@
 """Shares over time, against the limits, as SVG."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
@@ -25,15 +25,8 @@ PROGRAMS = {
 }
 
 
-def _panels(series: Mapping[str, Series], title: str) -> list[tuple[str, list[tuple[str, Series]]]]:
-    """Rows of a table, each with its traces and what they are called."""
-    own = [(name.removeprefix(f"{title}: "), one) for name, one in series.items() if name.startswith(f"{title}: ")]
-    named = [(*name.rsplit(", ", 1), one) for name, one in own]
-    return [(row, [(label, one) for _, label, one in group]) for row, group in groupby(named, key=lambda item: item[0])]
-
-
 def _levels(title: str, row: str, labels: list[str]) -> list[float]:
-    """The limits that a panel shows as lines."""
+    """The limits that a panel shows."""
     if title == SINGLE:
         return [float(label.split()[0]) for label in labels]
     if title == PAIRS:
@@ -41,36 +34,35 @@ def _levels(title: str, row: str, labels: list[str]) -> list[float]:
     return [20, 30, 50] if title == THREE else []
 
 
-def _panel(axes: Axes, title: str, row: str, traces: list[tuple[str, Series]]) -> None:
-    lines = [(label, one.step_s, shares) for label, one in traces for shares in one.shares]
-    names = PROGRAMS.get(title)
-    for index, (label, step, shares) in enumerate(lines):
-        at = (np.arange(len(shares)) + 0.5) * step
-        shown = names[index] if names else label
-        axes.plot(at, shares, color=COLOURS[index % len(COLOURS)], linewidth=0.8, label=shown)
-    for index, level in enumerate(_levels(title, row, [label for label, _ in traces])):
-        axes.axhline(level, color=COLOURS[index % len(COLOURS)], linewidth=0.5, linestyle="--")
+def _panel(axes: Axes, title: str, row: str, traces: list[Series]) -> None:
+    lines = [(one.column, one.step_s, shares) for one in traces for shares in one.shares]
+    names = PROGRAMS.get(title) or [column for column, _, _ in lines]
+    for (_, step, shares), name, colour in zip(lines, names, COLOURS, strict=False):
+        axes.plot((np.arange(len(shares)) + 0.5) * step, shares, color=colour, linewidth=0.8, label=name)
+    for level, colour in zip(_levels(title, row, [one.column for one in traces]), COLOURS, strict=False):
+        axes.axhline(level, color=colour, linewidth=0.5, linestyle="--")
     axes.set_title(row, fontsize=7)
     axes.set_ylim(0, 105)
     axes.margins(x=0)
 
 
-def draw(series: Mapping[str, Series], folder: Path) -> None:
-    """Writes one file per table of shares: a panel for each row, limits dashed. `series`: of the benchmark's rows."""
+def draw(series: Iterable[Series], folder: Path) -> None:
+    """Writes one file per table of shares: a panel for each row, limits dashed."""
     folder.mkdir(parents=True, exist_ok=True)
+    tables = {title: list(group) for title, group in groupby(series, key=lambda one: one.table)}
     with matplotlib.rc_context(STYLE):
         for file, title in FILES.items():
-            panels = _panels(series, title)
+            panels = [(row, list(traces)) for row, traces in groupby(tables.get(title, []), key=lambda one: one.row)]
             if not panels:
                 continue
             height = -(-len(panels) // COLUMNS)
-            figure = Figure(figsize=(10, 1.7 * height + 0.6), layout="constrained")
+            figure = Figure(figsize=(10, 1.6 * height + 0.8), layout="constrained")
             grid = figure.subplots(height, min(COLUMNS, len(panels)), squeeze=False, sharey=True)
             for axes, (row, traces) in zip(grid.flat, panels, strict=False):
                 _panel(axes, title, row, traces)
             for axes in grid.flat[len(panels) :]:
                 axes.set_axis_off()
-            grid.flat[0].legend(loc="upper right", ncols=3, fontsize=6, frameon=False)
+            figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower right", ncols=3, frameon=False)
             figure.supxlabel("seconds")
             figure.suptitle(f"{title} (simulated card)")
             figure.savefig(folder / f"{file}.svg", metadata={"Date": None, "Creator": None})

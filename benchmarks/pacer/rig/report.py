@@ -106,19 +106,28 @@ def tables(results: dict[tuple[str, str], list[Reading]], console: Console) -> t
 class Series(msgspec.Struct, frozen=True):
     """A trace as it is kept for plots: shares in percent, one value per `step_s`."""
 
+    table: str
+    row: str
+    column: str  #: the first one that the trial filled
     step_s: float
     shares: list[list[float]]  #: per program
 
     @classmethod
-    def of(cls, trace: Trace) -> "Series":
+    def of(cls, trial: Trial, column: str, trace: Trace) -> "Series":
         """Averages over 0.2 s, or over 20 ms of a short trace."""
         step_s = 0.2 if trace.at[-1] > LONG_S else 0.02
         ends = np.arange(0, trace.at[-1], step_s)
-        sums = [np.interp(ends, trace.at, column) for column in trace.busy.T]
-        return cls(step_s, [[round(float(x), 1) for x in np.diff(column) / step_s * 100] for column in sums])
+        sums = [np.interp(ends, trace.at, busy) for busy in trace.busy.T]
+        return cls(
+            trial.table,
+            trial.row,
+            column,
+            step_s,
+            [[round(float(x), 1) for x in np.diff(column) / step_s * 100] for column in sums],
+        )
 
 
-def write_json(file: Path, results: dict[tuple[str, str], list[Reading]], series: dict[str, Series]) -> None:
+def write_json(file: Path, results: dict[tuple[str, str], list[Reading]], series: list[Series]) -> None:
     """All readings and the traces of the first run."""
     rows = [{"table": table, "row": row, "readings": readings} for (table, row), readings in results.items()]
     file.parent.mkdir(parents=True, exist_ok=True)
