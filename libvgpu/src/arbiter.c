@@ -114,7 +114,7 @@ static void look(vgpu_arbiter *arbiter)
         read_limits(arbiter, container, false);
         arbiter->state.containers++;
     }
-    vgpu_containers_look(arbiter->containers);
+    vgpu_containers_look(arbiter->containers, now);
     for (unsigned i = 0; i < MAX_CARDS && arbiter->cards[i]; i++)
         vgpu_card_decide(arbiter->cards[i], now, passed);
     arbiter->state.active = 0;

@@ -21,21 +21,25 @@ struct vgpu_busy {
     struct vgpu_busy_span spans[VGPU_BUSY_SPANS];
 };
 
-/* GPU time that a container of short launches has used, over time. */
+/* GPU time that a container has used for short launches, over time. It is known as what was charged less what was measured, and a long launch is
+ * charged before it is measured: that lifts the total for a while, which counts once. */
 #define VGPU_METER_POINTS 256u
+#define VGPU_METER_PATIENCE_NS 2000000000u /* a total that stays below what it was for longer was corrected for good */
 struct vgpu_meter {
-    uint32_t count; /* points ever noted */
+    uint32_t count;   /* points ever noted */
+    uint64_t lowered; /* by corrections in all */
+    uint64_t reached; /* when the total was last as high as ever */
     struct {
         uint64_t at, total;
     } points[VGPU_METER_POINTS];
 };
 
-/* Notes that `total` nanoseconds had been used at `at`; a total that falls (a correction) counts when it is passed again. */
+/* Notes that `total` nanoseconds had been used at `at`; one that falls counts again when it passes what it was. */
 void vgpu_meter_note(struct vgpu_meter *meter, uint64_t at, uint64_t total);
 /* What was used in [begin, end), evenly spread between two notes. Nothing is known beyond the last note, and before the oldest one kept. */
 uint64_t vgpu_meter_between(const struct vgpu_meter *meter, uint64_t begin, uint64_t end);
 
-/* The meters of those members that have short launches only. */
+/* The meters of all members that have one. */
 struct vgpu_meters {
     unsigned count;
     struct {
@@ -45,10 +49,11 @@ struct vgpu_meters {
 };
 
 /* Adds the interval in which `member` was measured as busy, and to refunds[] what the members turn out to have been charged although others had
- * the card: of k that are busy at once, each had 1/k of what other containers, those of short launches, left of the time. Intervals
- * may come in any order; one that overlaps another of the same member counts once. Exact for intervals that are long beside the card's time slices. */
-void vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, uint64_t end, const struct vgpu_meters *meters,
-                   double refunds[VGPU_ARBITER_MEMBERS]);
+ * the card: of k that are busy at once, each had 1/k of what the short launches of others left of the time. Intervals may
+ * come in any order; one that overlaps another of the same member counts once: returns how much of it is new. Exact for intervals that are long
+ * beside the card's time slices. */
+uint64_t vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, uint64_t end, const struct vgpu_meters *meters,
+                       double refunds[VGPU_ARBITER_MEMBERS]);
 /* Forgets a member, so that its number can be given to another. */
 void vgpu_busy_forget(struct vgpu_busy *busy, unsigned member);
 #endif

@@ -11,6 +11,13 @@ static uint64_t smaller(uint64_t a, uint64_t b)
 void vgpu_meter_note(struct vgpu_meter *meter, uint64_t at, uint64_t total)
 {
     const uint32_t last = (meter->count - 1) % VGPU_METER_POINTS, before = (meter->count - 2) % VGPU_METER_POINTS;
+    if (!meter->count || total + meter->lowered >= meter->points[last].total) {
+        meter->reached = at;
+    } else if (at - meter->reached > VGPU_METER_PATIENCE_NS) {
+        meter->lowered = meter->points[last].total - total;
+        meter->reached = at;
+    }
+    total += meter->lowered;
     if (meter->count && total < meter->points[last].total)
         total = meter->points[last].total;
     if (meter->count > 1 && total == meter->points[last].total && total == meter->points[before].total) {
@@ -90,37 +97,61 @@ static void tidy(struct vgpu_busy *busy, uint32_t from, uint32_t to)
 
 struct addition {
     unsigned member;
-    const struct vgpu_meters *meters;
     double *refunds;
+    unsigned shorts;                     /* others that launched short work meanwhile */
+    double rates[VGPU_ARBITER_MEMBERS];  /* part of the time that each took, by their charges */
+    double parts[VGPU_ARBITER_MEMBERS + 1]; /* by the number of busy members: what was left for each; 0: not yet reckoned */
 };
 
-/* What the containers of short launches used of [begin, end). */
-static double used_by_short(const struct addition *add, uint64_t begin, uint64_t end)
+/* Evenly over the whole interval: the charges are known every few milliseconds only. */
+static void find_shorts(struct addition *add, uint64_t begin, uint64_t end, const struct vgpu_meters *meters)
 {
-    double used = 0;
-    for (unsigned i = 0; i < add->meters->count; i++)
-        if (add->meters->of[i].member != add->member)
-            used += (double)vgpu_meter_between(add->meters->of[i].meter, begin, end);
-    const double length = (double)(end - begin);
-    return used < length ? used : length;
+    for (unsigned i = 0; i < meters->count; i++) {
+        const uint64_t used = meters->of[i].member == add->member ? 0 : vgpu_meter_between(meters->of[i].meter, begin, end);
+        if (used)
+            add->rates[add->shorts++] = (double)used / (double)(end - begin);
+    }
+}
+
+/* What was left of the time for each of `count` busy members. Work is charged when it is launched and may run later: nobody took more than its
+ * turn of the time slices. */
+static double part_of_each(struct addition *add, unsigned count)
+{
+    if (add->parts[count] > 0)
+        return add->parts[count];
+    const double turn = 1.0 / (count + 1);
+    double taken = 0;
+    for (unsigned i = 0; i < add->shorts; i++)
+        taken += add->rates[i] < turn ? add->rates[i] : turn;
+    const double each = (1 - taken) / count, least = 1.0 / (count + add->shorts);
+    return add->parts[count] = each > least ? each : least;
 }
 
 /* The member joins those who are busy in the span: each of them had less of it than was thought. */
-static void join(const struct addition *add, struct vgpu_busy_span *span)
+static void join(struct addition *add, struct vgpu_busy_span *span)
 {
-    const double length = (double)(span->end - span->begin), left = length - used_by_short(add, span->begin, span->end);
+    const double length = (double)(span->end - span->begin);
     const unsigned count = (unsigned)__builtin_popcountll(span->members);
-    add->refunds[add->member] += length - left / (count + 1);
+    const double after = part_of_each(add, count + 1), less = count ? part_of_each(add, count) - after : 0;
+    add->refunds[add->member] += length * (1 - after);
     for (uint64_t others = span->members; others; others &= others - 1)
-        add->refunds[__builtin_ctzll(others)] += left / count - left / (count + 1);
+        add->refunds[__builtin_ctzll(others)] += length * less;
     span->members |= UINT64_C(1) << add->member;
 }
 
-void vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, uint64_t end, const struct vgpu_meters *meters,
-                   double refunds[VGPU_ARBITER_MEMBERS])
+uint64_t vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, uint64_t end, const struct vgpu_meters *meters,
+                       double refunds[VGPU_ARBITER_MEMBERS])
 {
-    const struct addition add = {member, meters, refunds};
+    struct addition add;
+    add.member = member;
+    add.refunds = refunds;
+    add.shorts = 0;
+    memset(add.parts, 0, sizeof add.parts);
     const uint64_t bit = UINT64_C(1) << member;
+    uint64_t fresh = 0;
+    if (begin >= end)
+        return 0;
+    find_shorts(&add, begin, end, meters);
     make_room(busy);
     uint32_t place = busy->count;
     while (place > 0 && busy->spans[place - 1].end > begin)
@@ -134,14 +165,17 @@ void vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, uint
         }
         if (busy->spans[place].end > end)
             cut(busy, place, end);
-        if (!(busy->spans[place].members & bit))
+        if (!(busy->spans[place].members & bit)) {
             join(&add, &busy->spans[place]);
+            fresh += busy->spans[place].end - at;
+        }
         at = busy->spans[place].end;
     }
     uint32_t first = place;
     while (first > 0 && busy->spans[first - 1].end >= begin)
         first--;
     tidy(busy, first, place);
+    return fresh;
 }
 
 void vgpu_busy_forget(struct vgpu_busy *busy, unsigned member)

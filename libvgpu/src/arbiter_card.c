@@ -11,10 +11,15 @@
 #define BUSY_CARD 0.97              /* a card as full as this tells nothing of what its containers would use without each other */
 #define CAREFUL_NS 100000000u       /* after that nothing is lent of what containers with work leave unused */
 #define HEADROOM_PERCENT 6          /* what is kept for each of those beside its present use and a tenth of it */
-#define LONG_MEMORY_NS 2000000000u  /* a container without a long launch for this time counts as one of short launches */
+#define METER_BASE_NS (UINT64_C(1) << 62) /* a measurement is seen before what it corrects: that must not go below 0 */
 #define LONGEST_RUN_NS 60000000000u
 
-static void look_at_runs(struct vgpu_arbiter_member *member, struct vgpu_pacer_card *pacer)
+static bool plausible(uint64_t begin, uint64_t end, uint64_t now)
+{
+    return begin < end && end < now + VGPU_ARBITER_PERIOD_NS && end - begin < LONGEST_RUN_NS;
+}
+
+static void look_at_runs(struct vgpu_arbiter_member *member, struct vgpu_pacer_card *pacer, uint64_t now)
 {
     const uint64_t count = atomic_load_explicit(&pacer->run_count, memory_order_acquire);
     member->fresh = 0;
@@ -30,14 +35,14 @@ static void look_at_runs(struct vgpu_arbiter_member *member, struct vgpu_pacer_c
             member->stuck = member->run_count + 1; /* being written: next time, or never if its writer was killed */
             return;
         }
-        if (end && atomic_load_explicit(&run->end_ns, memory_order_relaxed) == end) {
+        if (atomic_load_explicit(&run->end_ns, memory_order_relaxed) == end && plausible(begin, end, now)) {
             member->runs[member->fresh].begin = begin;
             member->runs[member->fresh++].end = end;
         }
     }
 }
 
-static void look_at(struct vgpu_container *container)
+static void look_at(struct vgpu_container *container, uint64_t now)
 {
     for (unsigned i = 0; i < container->limits.card_count; i++) {
         struct vgpu_arbiter_member *member = container->members[i];
@@ -50,28 +55,39 @@ static void look_at(struct vgpu_container *container)
         member->now.throttled_ns = atomic_load_explicit(&pacer->throttled_ns, memory_order_relaxed);
         member->now.wanted_until = atomic_load_explicit(&pacer->wanted_until, memory_order_relaxed);
         member->now.tat = atomic_load_explicit(&pacer->tat, memory_order_relaxed);
-        look_at_runs(member, pacer);
+        look_at_runs(member, pacer, now);
         if (!member->known)
             member->before = member->now;
         member->known = true;
     }
 }
 
+struct looking {
+    struct vgpu_container *at;
+    uint64_t now;
+};
+
 static int look_at_all(void *context)
 {
-    for (struct vgpu_container **at = context; *at; *at = (*at)->next)
-        if (!(*at)->broken)
-            look_at(*at);
+    struct looking *looking = context;
+    for (; looking->at; looking->at = looking->at->next)
+        if (!looking->at->broken)
+            look_at(looking->at, looking->now);
     return 0;
 }
 
-void vgpu_containers_look(struct vgpu_container *first)
+void vgpu_containers_look(struct vgpu_container *first, uint64_t now)
 {
-    struct vgpu_container *at = first;
+    struct looking looking = {first, now};
     /* One guard for all: setting it up takes a system call. This thread touches no other mapping of a file meanwhile that could be cut. */
-    while (vgpu_guarded(NULL, SIZE_MAX, look_at_all, &at) < 0) {
-        at->broken = true;
-        at = at->next;
+    while (vgpu_guarded(NULL, SIZE_MAX, look_at_all, &looking) < 0) {
+        looking.at->broken = true;
+        for (unsigned i = 0; i < VGPU_MAX_CARDS; i++)
+            if (looking.at->members[i]) {
+                looking.at->members[i]->fresh = 0;
+                looking.at->members[i]->view.active = 0;
+            }
+        looking.at = looking.at->next;
     }
 }
 
@@ -89,9 +105,10 @@ static void weigh(struct vgpu_arbiter_member *member, uint64_t now, double passe
     member->pending_ns -= done;
     if (passed > 0)
         member->rate += (done / passed - member->rate) * passed / (passed + SMOOTH_NS);
-    vgpu_meter_note(&member->meter, now, member->now.used_ns);
-    if (member->fresh)
-        member->last_run = now;
+    uint64_t measured = member->measured_ns;
+    for (unsigned run = 0; run < member->fresh; run++)
+        measured += member->runs[run].end - member->runs[run].begin;
+    vgpu_meter_note(&member->meter, now, METER_BASE_NS + member->now.used_ns - measured);
 
     const uint64_t wanted = member->now.wanted_until;
     const bool recently = wanted + VGPU_ACTIVE_NS > now && wanted < now + FARTHEST_NS;
@@ -112,7 +129,7 @@ static uint32_t demand_of(const struct vgpu_arbiter_member *member, const struct
     return demand < 100 ? (demand + 3) / 4 * 4 : 100;
 }
 
-static void take_in_runs(struct vgpu_arbiter_card *card, uint64_t now)
+static void take_in_runs(struct vgpu_arbiter_card *card)
 {
     struct vgpu_meters meters = {.count = 0};
     bool any = false;
@@ -122,18 +139,15 @@ static void take_in_runs(struct vgpu_arbiter_card *card, uint64_t now)
         if (!member)
             continue;
         any |= member->fresh > 0;
-        if ((!member->last_run || now - member->last_run > LONG_MEMORY_NS) && member->meter.count > 1) {
-            meters.of[meters.count].member = i;
-            meters.of[meters.count++].meter = &member->meter;
-        }
+        meters.of[meters.count].member = i;
+        meters.of[meters.count++].meter = &member->meter;
     }
     if (!any)
         return;
     for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++)
         for (unsigned run = 0; card->members[i] && run < card->members[i]->fresh; run++) {
             const uint64_t begin = card->members[i]->runs[run].begin, end = card->members[i]->runs[run].end;
-            if (begin < end && end < now + VGPU_ARBITER_PERIOD_NS && end - begin < LONGEST_RUN_NS)
-                vgpu_busy_add(&card->busy, i, begin, end, &meters, refunds);
+            card->members[i]->measured_ns += vgpu_busy_add(&card->busy, i, begin, end, &meters, refunds);
         }
     for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++)
         if (card->members[i])
@@ -182,7 +196,7 @@ void vgpu_card_decide(struct vgpu_arbiter_card *card, uint64_t now, uint64_t pas
         memcpy(card->answered, asked, count * sizeof *asked);
         vgpu_arbiter_shares(card->answered, count);
     }
-    take_in_runs(card, now);
+    take_in_runs(card);
     for (unsigned i = 0; i < count; i++)
         publish(present[i], &card->answered[i], now);
 }

@@ -23,7 +23,7 @@ struct vgpu_arbiter_member {
     } now, before;              /* as written by the container */
     uint64_t run_count;         /* measured launches that have been taken in */
     uint64_t stuck;             /* number + 1 of one that was being written at the last look */
-    uint64_t last_run;          /* CLOCK_MONOTONIC of the last look that found one; 0: never */
+    uint64_t measured_ns;       /* they were so long together */
     uint64_t eager_until;
     double pending_ns;          /* charged and not yet over, as far as time tells */
     double rate;                /* part of the card's time that it used of late */
@@ -62,7 +62,7 @@ struct vgpu_arbiter_card {
 };
 
 /* Copies what containers have written, under a guard: one that has cut its file short is left alone from then on. */
-void vgpu_containers_look(struct vgpu_container *first);
+void vgpu_containers_look(struct vgpu_container *first, uint64_t now);
 /* Judges what the containers of a card have done in the `passed` nanoseconds before `now`, and publishes what they may do into their limits. */
 void vgpu_card_decide(struct vgpu_arbiter_card *card, uint64_t now, uint64_t passed);
 #endif
