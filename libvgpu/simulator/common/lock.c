@@ -19,8 +19,10 @@
 #define SPINS_BEFORE_LOOK 400
 #define STALL_NS 1000000000ull /* last resort: nobody holds a lock for a second */
 
+#define NESTED 4
 static __thread struct {
-    uint32_t thread, count;
+    uint32_t thread, count, depth;
+    uint64_t held[NESTED]; /* words of the locks that this thread holds; the last taken is released first */
 } me __attribute__((tls_model("initial-exec")));
 
 uint64_t sim_now(void)
@@ -78,6 +80,7 @@ static bool holder_dead(struct sim *sim, uint64_t word)
 bool sim_acquire(struct sim *sim, sim_lock *lock)
 {
     uint64_t mine = my_word(sim), expected = 0;
+    me.held[me.depth++ % NESTED] = mine;
     if (atomic_compare_exchange_strong_explicit(lock, &expected, mine, memory_order_acquire, memory_order_relaxed))
         return false;
     uint64_t watched = expected, since = 0;
@@ -109,7 +112,7 @@ bool sim_acquire(struct sim *sim, sim_lock *lock)
 void sim_release(sim_lock *lock)
 {
     /* whoever was stopped for so long that the lock was taken from it must not open it for a third */
-    uint64_t word = atomic_load_explicit(lock, memory_order_relaxed);
-    if ((uint32_t)(word >> 33) == me.count && ((uint32_t)(word >> 11) & 0x3fffff) == (me.thread & 0x3fffff))
+    uint64_t mine = me.held[--me.depth % NESTED];
+    if (atomic_load_explicit(lock, memory_order_relaxed) == mine)
         atomic_store_explicit(lock, 0, memory_order_release);
 }
