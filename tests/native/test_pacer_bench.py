@@ -1,0 +1,29 @@
+"""The pacer's benchmark in its short form: it runs, and what it reads are shares near the limits."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from preloaded import HERE
+
+BENCH = HERE.parents[1] / "benchmarks/pacer/bench.py"
+
+
+def test_shares_are_read_and_drawn(tmp_path: Path) -> None:
+    command = [sys.executable, BENCH, "--only", "async 2 ms", "--jobs", "3"]
+    files = ["--json", tmp_path / "readings.json", "--plots", tmp_path]
+    done = subprocess.run([*command, *files], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = json.loads((tmp_path / "readings.json").read_bytes())["rows"]
+    readings = {reading["expected"]: reading["value"] for reading in row["readings"]}
+    assert sorted(readings) == [20, 50, 80]
+    # far below can come from a test machine with no time for the launching thread
+    assert all(limit / 2 < value < limit + 5 for limit, value in readings.items()), readings
+    assert "async 2 ms" in (tmp_path / "one-process.svg").read_text()
+
+
+def test_a_pattern_that_fits_no_row_is_refused() -> None:
+    done = subprocess.run([sys.executable, BENCH, "--only", "nothing"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "nothing: no row has this in its name" in done.stderr
