@@ -16,6 +16,7 @@
 #include "region_files.h"
 
 #define IDLE_PERIOD_NS 50000000u
+#define GLANCE_NS 2500000u /* how often it looks whether the owner of lent time is back */
 #define MAX_CARDS 64u
 
 struct vgpu_arbiter {
@@ -25,6 +26,7 @@ struct vgpu_arbiter {
     struct vgpu_container *containers;
     struct vgpu_arbiter_card *cards[MAX_CARDS];
     uint64_t last_look;
+    bool lends;       /* on some card */
     struct vgpu_arbiter_state state;
 };
 
@@ -115,8 +117,11 @@ static void look(vgpu_arbiter *arbiter)
         arbiter->state.containers++;
     }
     vgpu_containers_look(arbiter->containers, now);
-    for (unsigned i = 0; i < MAX_CARDS && arbiter->cards[i]; i++)
+    arbiter->lends = false;
+    for (unsigned i = 0; i < MAX_CARDS && arbiter->cards[i]; i++) {
         vgpu_card_decide(arbiter->cards[i], now, passed);
+        arbiter->lends |= arbiter->cards[i]->lends;
+    }
     arbiter->state.active = 0;
     for (struct vgpu_container *container = arbiter->containers; container; container = container->next) {
         bool active = false;
@@ -144,6 +149,18 @@ vgpu_arbiter *vgpu_arbiter_new(void)
     return arbiter;
 }
 
+/* Until `next`, or until the owner of lent time has work. With the lock held, but while it sleeps. */
+static void rest(vgpu_arbiter *arbiter, uint64_t next)
+{
+    for (uint64_t now = arbiter->last_look; !arbiter->stopping && now < next; now = clock_ns(CLOCK_MONOTONIC)) {
+        if (arbiter->lends && now > arbiter->last_look && vgpu_containers_come(arbiter->containers, now))
+            return;
+        const uint64_t until = arbiter->lends && next - now > GLANCE_NS ? now + GLANCE_NS : next;
+        const struct timespec at = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
+        pthread_cond_timedwait(&arbiter->changed, &arbiter->lock, &at);
+    }
+}
+
 void vgpu_arbiter_run(vgpu_arbiter *arbiter)
 {
     const uint64_t cpu_before = clock_ns(CLOCK_THREAD_CPUTIME_ID);
@@ -154,10 +171,7 @@ void vgpu_arbiter_run(vgpu_arbiter *arbiter)
             continue;
         }
         look(arbiter);
-        const uint64_t next = arbiter->last_look + (arbiter->state.active ? VGPU_ARBITER_PERIOD_NS : IDLE_PERIOD_NS);
-        const struct timespec until = {.tv_sec = (time_t)(next / 1000000000u), .tv_nsec = (long)(next % 1000000000u)};
-        while (!arbiter->stopping && pthread_cond_timedwait(&arbiter->changed, &arbiter->lock, &until) == 0)
-            ;
+        rest(arbiter, arbiter->last_look + (arbiter->state.active ? VGPU_ARBITER_PERIOD_NS : IDLE_PERIOD_NS));
         arbiter->state.cpu_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID) - cpu_before;
     }
     pthread_mutex_unlock(&arbiter->lock);

@@ -14,6 +14,16 @@
 #define METER_BASE_NS (UINT64_C(1) << 62) /* a measurement is seen before what it corrects: that must not go below 0 */
 #define LONGEST_RUN_NS 60000000000u
 
+static bool ahead(uint64_t when, uint64_t now)
+{
+    return when > now && when - now < FARTHEST_NS;
+}
+
+static bool has_work(uint64_t wanted_until, uint64_t now)
+{
+    return wanted_until + VGPU_ACTIVE_NS > now && wanted_until < now + FARTHEST_NS;
+}
+
 static bool plausible(uint64_t begin, uint64_t end, uint64_t now)
 {
     return begin < end && end < now + VGPU_ARBITER_PERIOD_NS && end - begin < LONGEST_RUN_NS;
@@ -65,6 +75,7 @@ static void look_at(struct vgpu_container *container, uint64_t now)
 struct looking {
     struct vgpu_container *at;
     uint64_t now;
+    bool found;
 };
 
 static int look_at_all(void *context)
@@ -76,24 +87,44 @@ static int look_at_all(void *context)
     return 0;
 }
 
-void vgpu_containers_look(struct vgpu_container *first, uint64_t now)
+static int look_for_comers(void *context)
 {
-    struct looking looking = {first, now};
-    /* One guard for all: setting it up takes a system call. This thread touches no other mapping of a file meanwhile that could be cut. */
-    while (vgpu_guarded(NULL, SIZE_MAX, look_at_all, &looking) < 0) {
-        looking.at->broken = true;
+    struct looking *looking = context;
+    for (; looking->at; looking->at = looking->at->next)
+        for (unsigned i = 0; i < looking->at->limits.card_count && !looking->at->broken; i++) {
+            const struct vgpu_arbiter_member *member = looking->at->members[i];
+            if (member && !member->view.active)
+                looking->found |= has_work(atomic_load_explicit(&looking->at->usage->pacer[i].wanted_until, memory_order_relaxed), looking->now);
+        }
+    return 0;
+}
+
+/* One guard for all: setting it up takes a system call. This thread touches no other mapping of a file meanwhile that could be cut short. */
+static void guarded(struct looking *looking, int (*work)(void *context))
+{
+    while (vgpu_guarded(NULL, SIZE_MAX, work, looking) < 0) {
+        struct vgpu_container *broken = looking->at;
+        broken->broken = true;
         for (unsigned i = 0; i < VGPU_MAX_CARDS; i++)
-            if (looking.at->members[i]) {
-                looking.at->members[i]->fresh = 0;
-                looking.at->members[i]->view.active = 0;
+            if (broken->members[i]) {
+                broken->members[i]->fresh = 0;
+                broken->members[i]->view.active = 0;
             }
-        looking.at = looking.at->next;
+        looking->at = broken->next;
     }
 }
 
-static bool ahead(uint64_t when, uint64_t now)
+void vgpu_containers_look(struct vgpu_container *first, uint64_t now)
 {
-    return when > now && when - now < FARTHEST_NS;
+    struct looking looking = {.at = first, .now = now};
+    guarded(&looking, look_at_all);
+}
+
+bool vgpu_containers_come(struct vgpu_container *first, uint64_t now)
+{
+    struct looking looking = {.at = first, .now = now};
+    guarded(&looking, look_for_comers);
+    return looking.found;
 }
 
 /* What the last `passed` nanoseconds tell of a container that had `part` of the card, the others' work counted. */
@@ -111,8 +142,7 @@ static void weigh(struct vgpu_arbiter_member *member, uint64_t now, double passe
     vgpu_meter_note(&member->meter, now, METER_BASE_NS + member->now.used_ns - measured);
 
     const uint64_t wanted = member->now.wanted_until;
-    const bool recently = wanted + VGPU_ACTIVE_NS > now && wanted < now + FARTHEST_NS;
-    const bool active = recently || member->pending_ns > 0;
+    const bool active = has_work(wanted, now) || member->pending_ns > 0;
     const bool held_back = member->now.throttled_ns != member->before.throttled_ns || ahead(member->now.tat, now) || ahead(wanted, now);
     if (held_back || (active && !member->view.active))
         member->eager_until = now + EAGER_NS;
@@ -167,6 +197,17 @@ static void publish(struct vgpu_arbiter_member *member, const struct vgpu_arbite
     atomic_store_explicit(&file->arbiter[member->index].heartbeat_ns, now, memory_order_release);
 }
 
+/* Somebody uses what belongs to one without work, who should not have to wait for it. */
+static bool lends(const struct vgpu_arbiter_view *views, unsigned count)
+{
+    bool lent = false, resting = false;
+    for (unsigned i = 0; i < count; i++) {
+        lent |= views[i].active && (views[i].priority > 0 || (views[i].policy == VGPU_CORES_ELASTIC && views[i].share > views[i].cores));
+        resting |= !views[i].active;
+    }
+    return lent && resting;
+}
+
 void vgpu_card_decide(struct vgpu_arbiter_card *card, uint64_t now, uint64_t passed)
 {
     struct vgpu_arbiter_member *present[VGPU_ARBITER_MEMBERS];
@@ -196,6 +237,7 @@ void vgpu_card_decide(struct vgpu_arbiter_card *card, uint64_t now, uint64_t pas
         memcpy(card->answered, asked, count * sizeof *asked);
         vgpu_arbiter_shares(card->answered, count);
     }
+    card->lends = lends(card->answered, count);
     take_in_runs(card);
     for (unsigned i = 0; i < count; i++)
         publish(present[i], &card->answered[i], now);

@@ -55,6 +55,7 @@ struct vgpu_arbiter_card {
     unsigned index;   /* in the limits: the name of a card without UUID */
     struct vgpu_arbiter_member *members[VGPU_ARBITER_MEMBERS];
     unsigned active;
+    bool lends;       /* time of one without work is used by another */
     uint64_t careful_until;
     struct vgpu_busy busy;
     uint32_t asked_count;
@@ -63,6 +64,8 @@ struct vgpu_arbiter_card {
 
 /* Copies what containers have written, under a guard: one that has cut its file short is left alone from then on. */
 void vgpu_containers_look(struct vgpu_container *first, uint64_t now);
+/* True if one has work that had none at the last look. Cheap. */
+bool vgpu_containers_come(struct vgpu_container *first, uint64_t now);
 /* Judges what the containers of a card have done in the `passed` nanoseconds before `now`, and publishes what they may do into their limits. */
 void vgpu_card_decide(struct vgpu_arbiter_card *card, uint64_t now, uint64_t passed);
 #endif
