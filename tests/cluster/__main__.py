@@ -8,6 +8,7 @@ cannot be made here.
 import argparse
 import fcntl
 import os
+import shutil
 import signal
 import sys
 import time
@@ -25,7 +26,6 @@ from tests.cluster.report import Report
 from tests.cluster.versions import SETS, VersionSet
 from tests.tools import helm
 
-INSIDE = "VGPU_CLUSTER_INSIDE"  #: archives of the images, when the namespaces are there
 RUNNING = ".running"  #: in the cache: the lock of the cluster that runs, with its outer process and version set
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,9 +45,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
     versions = SETS[options.set]
     try:
-        if INSIDE in os.environ:
-            archives = [Path(name) for name in os.environ.pop(INSIDE).split(os.pathsep)]
-            namespaces.first_process(lambda: inside(options, versions, archives))
         namespaces.need_root()
         if options.action == "enter":
             enter()
@@ -55,13 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.action == "prepare":
             return 0
         hold_machine(versions.name)
-        logs = options.logs.resolve() / versions.name
-        logs.mkdir(parents=True, exist_ok=True)
+        options.logs = options.logs.resolve() / versions.name
+        shutil.rmtree(options.logs, ignore_errors=True)
+        options.logs.mkdir(parents=True, exist_ok=True)
         namespaces.remove_old_cgroups()
-        os.environ[INSIDE] = os.pathsep.join(map(str, archives))
-        again = [options.action, "--set", versions.name, "--logs", str(options.logs)]
-        again += ["--only", *options.only] if options.only else []
-        namespaces.enter([sys.executable, "-m", "tests.cluster", *again])
+        return namespaces.run_inside(lambda: inside(options, versions, archives))
     except ClusterError as error:
         print(f"cluster: {error}", file=sys.stderr)
         return 2
@@ -88,22 +83,19 @@ def hold_machine(name: str) -> None:
         raise ClusterError("another cluster runs on this machine: wait for its end") from None
     os.truncate(lock, 0)
     os.write(lock, f"{os.getpid()} {name}\n".encode())
-    os.set_inheritable(lock, True)
 
 
 def inside(options: argparse.Namespace, versions: VersionSet, archives: list[Path]) -> int:
     """In the namespaces: the node, the checks, the report."""
-    logs = options.logs / versions.name
     begin = time.monotonic()
-    namespaces.prepare([logs])
-    report = Report(logs)
-    node = Node(versions, logs)
+    namespaces.prepare([options.logs])
+    report = Report(options.logs)
+    node = Node(versions, options.logs)
     try:
         started = report.check("basis/node-ready", lambda: f"{node.start(archives):.1f} s")
         if options.action == "up" and started:
             print("the cluster is up; `python -m tests.cluster enter` is a shell in it", flush=True)
-            signal.sigwait({signal.SIGINT, signal.SIGTERM})
-            return 0
+            signal.pause()  # what ends the outer process ends this one
         chosen = [one for one in CHECKS if one.gate or not options.only or one.name.startswith(tuple(options.only))]
         for check in chosen:
             if not started:
@@ -112,7 +104,7 @@ def inside(options: argparse.Namespace, versions: VersionSet, archives: list[Pat
                 started = False
     finally:
         if any(one.outcome == "failed" for one in report.results):
-            collect(node.kubectl, logs / "collected")
+            collect(node.kubectl, options.logs / "collected")
     about = f"Kubernetes {versions.kubernetes.version}, {time.monotonic() - begin:.0f} s"
     return report.close(about)
 

@@ -9,7 +9,8 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -34,14 +35,21 @@ def digest(parts: Iterable[str | bytes | Path]) -> str:
     return found.hexdigest()[:12]
 
 
+@contextmanager
+def alone(name: str) -> Iterator[None]:
+    """One process at a time; the lock ends with its process."""
+    with (root() / f".{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def entry(name: str, key: str, make: Callable[[Path], None]) -> Path:
     """The folder `<name>-<key>`; where there is none, `make` fills an empty one, which then takes its place."""
     target = root() / f"{name}-{key}"
     if target.is_dir():
         os.utime(target)
         return target
-    with (root() / f".{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone(name):
         if target.is_dir():
             return target
         for half in root().glob(f".{name}-*.half"):

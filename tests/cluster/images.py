@@ -24,6 +24,7 @@ CLIENT: Final = "vgpu.test/cuda-client:test"
 BASE: Final = "vgpu.test/debian:bookworm"
 SUITE: Final = "bookworm"
 SECONDS: Final = 1800
+STORE_BYTES: Final = 12 << 30  #: of buildah's layers, at the most
 #: What the product's image is made of; the rest of the tree cannot change it (.dockerignore).
 SOURCES: Final = ("device_plugin", "examples", "libvgpu", "scheduler", "vgpu")
 FILES: Final = ("LICENSE", "README.md", "pyproject.toml", "setup.cfg", "setup.py", ".dockerignore", "docker/Dockerfile")
@@ -92,6 +93,7 @@ def _product() -> Path:
         files += _sources(ROOT / folder)
 
     def make(folder: Path) -> None:
+        _tidy()
         _build(folder, PRODUCT, ROOT, ROOT / "docker/Dockerfile", "--build-arg", f"BASE={_base()}", *_secrets())
 
     names = [str(file.relative_to(ROOT)) for file in files]
@@ -130,7 +132,7 @@ def _archive(name: str, key: str, make: Callable[[Path], None]) -> Path:
 
 def _build(folder: Path, name: str, context: Path, recipe: Path, *arguments: str) -> None:
     """Builds an image and writes `folder`/image.tar."""
-    flags = ["--isolation", "chroot", "--network", "host", "--layers", "--format", "oci"]
+    flags = ["--isolation", "chroot", "--network", "host", "--layers", "--force-rm", "--format", "oci"]
     _buildah("build", *flags, "--pull-never", "--tag", name, "--file", str(recipe), *arguments, str(context))
     _buildah("push", "--quiet", "--disable-compression", name, f"oci-archive:{folder}/image.tar:{name}")
 
@@ -138,6 +140,15 @@ def _build(folder: Path, name: str, context: Path, recipe: Path, *arguments: str
 def _load(archive: Path, name: str) -> None:
     """Makes `name` in buildah's store the image of this archive."""
     _buildah("pull", "--quiet", f"oci-archive:{archive}:{name}")
+
+
+def _tidy() -> None:
+    """Empties buildah's store when old layers have filled it; the archives are not touched."""
+    store = cache.root() / "buildah"
+    if not store.is_dir() or sum(file.lstat().st_size for file in store.rglob("*")) < STORE_BYTES:
+        return
+    with cache.alone("buildah"):
+        _buildah("rmi", "--all", "--force")
 
 
 def _buildah(*arguments: str) -> str:

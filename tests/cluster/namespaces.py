@@ -4,8 +4,11 @@ The kernel takes a namespace's mounts and interfaces down with its last process,
 namespace with its first one. Only cgroups outlive a run.
 """
 
+import ctypes
 import os
+import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +16,10 @@ from typing import Final, NoReturn
 
 from tests.cluster.commands import run
 from tests.cluster.errors import ClusterError
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_MOUNTS, _NETWORK, _PROCESSES = 0x00020000, 0x40000000, 0x20000000  # CLONE_NEWNS, _NEWNET, _NEWPID of <sched.h>
+_DEATH_SIGNAL: Final = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 ADDRESS: Final = "10.77.0.1"  #: of the node
 POD_SUBNET: Final = "10.244.0.0/16"
@@ -32,20 +39,28 @@ FRESH: Final = (
 )
 
 
-def enter(command: Sequence[str]) -> NoReturn:
-    """Becomes `command` as the first process of new namespaces."""
-    unshare = ["unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc", "--kill-child", "--", *command]
+def run_inside(main: Callable[[], int]) -> int:
+    """Runs `main` in new namespaces and returns its status; whatever ends this process ends all of it."""
+    if _LIBC.unshare(_MOUNTS | _NETWORK | _PROCESSES) != 0:
+        raise ClusterError(f"the kernel gives no namespaces: {os.strerror(ctypes.get_errno())}")
     sys.stdout.flush()
-    os.execvp(unshare[0], unshare)
+    sys.stderr.flush()
+    first = os.fork()
+    if first == 0:
+        _LIBC.prctl(_DEATH_SIGNAL, signal.SIGKILL)
+        _first_process(main)
+    return os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) & 0xFF
 
 
-def first_process(main: Callable[[], int]) -> NoReturn:
+def _first_process(main: Callable[[], int]) -> NoReturn:
     """Runs `main` in a child and ends with its status; until then, buries the orphans that a first process inherits."""
     child = os.fork()
     if child == 0:
         status = 1
         try:
             status = main()
+        except (Exception, KeyboardInterrupt):  # noqa: BLE001 a forked child must not go on in its parent's code
+            traceback.print_exc()
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -58,6 +73,8 @@ def first_process(main: Callable[[], int]) -> NoReturn:
 
 def prepare(keep: Sequence[Path]) -> None:
     """Makes a node of the new namespaces: own folders, an address, routing. `keep`: folders that stay the machine's."""
+    _mount("--make-rprivate", "/")  # from here on nothing reaches the machine
+    _mount("-t", "proc", "proc", "/proc")
     _mount("--make-rshared", "/")
     held = [(folder, os.open(folder, os.O_PATH)) for folder in keep]
     scratch = Path("/mnt")
