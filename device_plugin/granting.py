@@ -24,7 +24,7 @@ from vgpu import allocation
 from vgpu.config import Config
 from vgpu.devices import Gpu, GpuSlice
 from vgpu.inventory import InventoryError, readings
-from vgpu.kube.objects import Pod
+from vgpu.kube.objects import Container, Pod
 from vgpu.placement.selection import accepts_model
 from vgpu.resources import CardSelector, PodRequest
 
@@ -50,6 +50,13 @@ class Plan(msgspec.Struct, frozen=True):
     pod: Pod
     request: PodRequest | None
     slices: tuple[GpuSlice, ...]
+
+    @property
+    def container(self) -> Container | None:
+        """Of the pod's spec."""
+        spec = self.pod.spec
+        named = (one for one in (*spec.initContainers, *spec.containers) if one.name == self.candidate.container)
+        return next(named, None)
 
     @property
     def priority(self) -> int | None:
@@ -163,12 +170,13 @@ class Granting:
 
     def _put(self, device_ids: Sequence[str], plan: Plan) -> None:
         settings = self._config.device_plugin
+        policy = grants.core_policy(plan.request, plan.container, may_disable=settings.allowDisableControl)
         limits = limits_for(
             plan.slices,
-            plan.request,
             contexts={uuid: gpu.context for uuid, gpu in self._cards.by_uuid.items()},
+            core_policy="none" if settings.disablecorelimit else policy,
+            cores_limit=plan.request.cores_limit if plan.request else None,
             priority=plan.priority,
-            enforce_cores=not settings.disablecorelimit,
             allow_disable_control=settings.allowDisableControl,
         )
         try:

@@ -1,11 +1,15 @@
-"""The guard: what this node has granted on a card never exceeds the card, whatever the scheduler said. Pure."""
+"""What may be granted: never more of a card than there is, whatever the scheduler said; and the core policy. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from vgpu import names
 from vgpu.allocation import Held, merge
 from vgpu.devices import Gpu, GpuSlice
+from vgpu.kube.objects import Container
+from vgpu.native.region import CorePolicy
+from vgpu.resources import PodRequest
 
 
 def total(pods: Iterable[Mapping[str, Held]]) -> dict[str, Held]:
@@ -49,3 +53,18 @@ def move(slices: Sequence[GpuSlice], uuids: Sequence[str]) -> tuple[GpuSlice, ..
         return None
     free = iter(sorted(set(uuids) - {piece.uuid for piece in slices}))
     return tuple(piece if piece.uuid in uuids else msgspec.structs.replace(piece, uuid=next(free)) for piece in slices)
+
+
+def core_policy(request: PodRequest | None, container: Container | None, *, may_disable: bool) -> CorePolicy:
+    """The policy of one container: its GPU_CORE_UTILIZATION_POLICY, else its pod's annotation, else the configured one.
+
+    `force` is fixed, whatever the pod says; `disable` is none where the administrator lets containers switch limits
+    off, and else has no effect, as has any other value.
+    """
+    variables = {one.name: one.value.lower() for one in container.env} if container else {}
+    asked = variables.get(names.ENV_CORE_POLICY)
+    if asked == "force":
+        return "fixed"
+    if asked == "disable" and may_disable:
+        return "none"
+    return msgspec.convert(request.core_policy, CorePolicy) if request else "fixed"

@@ -16,7 +16,6 @@ from device_plugin import files
 from vgpu.devices import GpuSlice
 from vgpu.native import CardLimit, Limits, Region
 from vgpu.native.region import CorePolicy
-from vgpu.resources import PodRequest
 
 log = logging.getLogger(__name__)
 MIB = 1 << 20
@@ -122,19 +121,18 @@ class Sandboxes:
 
 def limits_for(
     slices: Sequence[GpuSlice],
-    request: PodRequest | None = None,
     *,
     contexts: Mapping[str, int] | None = None,
+    core_policy: CorePolicy = "fixed",
+    cores_limit: int | None = None,
     priority: int | None = None,
-    enforce_cores: bool = True,
     allow_disable_control: bool = False,
 ) -> Limits:
     """What the library enforces for one container; `slices` in the order in which it sees the cards.
 
-    `contexts`: card UUID → bytes that one CUDA context takes there.
+    `contexts`: card UUID → bytes that one CUDA context takes there. `cores_limit`: % that an elastic share never
+    exceeds; it takes nothing from what is guaranteed.
     """
-    policy: CorePolicy = msgspec.convert(request.core_policy, CorePolicy) if request else "fixed"
-    ceiling = (request.cores_limit if request else None) or 0
     return Limits(
         cards=tuple(
             CardLimit(
@@ -143,11 +141,11 @@ def limits_for(
                 guarantee=piece.guarantee * MIB if piece.guarantee < piece.mem else None,
                 context_bytes=(contexts or {}).get(piece.uuid, 0),
                 cores=piece.cores,
-                cores_ceiling=ceiling,
+                cores_ceiling=max(cores_limit, piece.cores) if cores_limit else 0,
             )
             for piece in slices
         ),
-        core_policy=policy if enforce_cores else "none",
+        core_policy=core_policy,
         priority=priority or 0,
         allow_disable_control=allow_disable_control,
         oversubscribe=any(piece.guarantee < piece.mem for piece in slices),

@@ -36,10 +36,11 @@ MIB = 1 << 20
 class World:
     """`agent()` makes the agent's parts anew, as a restart does; everything else stays."""
 
-    def __init__(self, root: Path, strategy: str = "cdi") -> None:
+    def __init__(self, root: Path, strategy: str = "cdi", plugin: str = "", config: str = "") -> None:
+        """`plugin`: more settings of devicePlugin; `config`: more lines of the configuration."""
         self.root = root
         self.config: Config = decode(
-            f"devicePlugin: {{deviceListStrategy: {strategy}, kubeletRoot: {root}/kubelet}}\n"
+            f"devicePlugin: {{deviceListStrategy: {strategy}, kubeletRoot: {root}/kubelet, {plugin}}}\n{config}\n"
             f"global: {{gpuHookPath: {root}/usr}}"
         )
         (root / "kubelet" / "device-plugins").mkdir(parents=True)
@@ -103,10 +104,17 @@ class World:
         init: Sequence[str] = (),
         owner: str = "",
         annotations: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        limits: Mapping[str, str] | None = None,
     ) -> str:
         """A bound pod with one container for each entry of `slices` (None: one container, no allocation); its UID."""
+        variables = [{"name": name, "value": value} for name, value in (env or {}).items()]
         containers = [
-            {"name": each, "resources": {"limits": {names.RESOURCE_GPU: str(len(given) or 1)}}}
+            {
+                "name": each,
+                "env": variables,
+                "resources": {"limits": {names.RESOURCE_GPU: str(len(given) or 1), **(limits or {})}},
+            }
             for each, given in (slices or {"main": ()}).items()
         ]
         meta: dict[str, Any] = {"name": name, "annotations": dict(annotations or {})}

@@ -34,9 +34,9 @@ def make() -> Iterator[MakeWorld]:
     worlds: list[World] = []
     folders: list[str] = []
 
-    def one(strategy: str = "cdi") -> World:
+    def one(strategy: str = "cdi", **settings: str) -> World:
         folders.append(tempfile.mkdtemp(prefix="vgpu", dir="/tmp"))
-        worlds.append(World(Path(folders[-1]), strategy))
+        worlds.append(World(Path(folders[-1]), strategy, **settings))
         return worlds[-1]
 
     yield one
@@ -80,6 +80,61 @@ def test_a_container_gets_its_slice_by_a_spec_of_its_own(make: MakeWorld) -> Non
     env = spec_env(world, name)
     assert env["NVIDIA_VISIBLE_DEVICES"] == f"{A},{B}"
     assert env["CUDA_DEVICE_MEMORY_LIMIT_1"] == "3000m"
+
+
+CORES: dict[str, tuple[dict[str, dict[str, str]], dict[str, str], tuple[str, int, int]]] = {
+    "nothing": ({}, {}, ("fixed", 0, 0)),
+    "annotations": (
+        {"annotations": {names.CORE_POLICY: "elastic", names.CORES_LIMIT: "80"}},
+        {},
+        ("elastic", 80, 0),
+    ),
+    "a ceiling below the guarantee": (
+        {"annotations": {names.CORE_POLICY: "elastic", names.CORES_LIMIT: "10"}},
+        {},
+        ("elastic", 30, 0),
+    ),
+    "configuration": ({}, {"config": "corePolicy: elastic"}, ("elastic", 0, 0)),
+    "annotation against configuration": (
+        {"annotations": {names.CORE_POLICY: "fixed"}},
+        {"config": "corePolicy: elastic"},
+        ("fixed", 0, 0),
+    ),
+    "force": (
+        {"annotations": {names.CORE_POLICY: "elastic"}, "env": {names.ENV_CORE_POLICY: "force"}},
+        {},
+        ("fixed", 0, 0),
+    ),
+    "disable": ({"env": {names.ENV_CORE_POLICY: "disable"}}, {}, ("fixed", 0, 0)),
+    "disable where allowed": (
+        {"env": {names.ENV_CORE_POLICY: "DISABLE"}},
+        {"plugin": "allowDisableControl: true"},
+        ("none", 0, 0),
+    ),
+    "default": (
+        {"annotations": {names.CORE_POLICY: "elastic"}, "env": {names.ENV_CORE_POLICY: "default"}},
+        {},
+        ("elastic", 0, 0),
+    ),
+    "administrator": (
+        {"annotations": {names.CORE_POLICY: "elastic"}, "env": {names.ENV_CORE_POLICY: "force"}},
+        {"plugin": "disablecorelimit: true"},
+        ("none", 0, 0),
+    ),
+    "low priority": ({"limits": {names.RESOURCE_PRIORITY: "1"}}, {}, ("fixed", 0, 1)),
+}
+
+
+@pytest.mark.parametrize("case", CORES)
+def test_policy_ceiling_and_priority_reach_the_limits(make: MakeWorld, case: str) -> None:
+    pod, settings, expected = CORES[case]
+    world = make(**settings)
+    uid = world.pod("p", {"main": [GpuSlice(A, mem=100, cores=30)]}, **pod)
+    world.allocate(uid, "main", [ID_A])
+    world.starts.start([ID_A])
+    limits = world.limits(uid)
+    assert (limits.core_policy, limits.cards[0].cores_ceiling, limits.priority) == expected
+    assert limits.cards[0].cores == 30
 
 
 def test_files_have_the_modes_that_a_container_of_any_user_needs(make: MakeWorld) -> None:

@@ -67,6 +67,17 @@ def _list(texts: tuple[str, ...]) -> tuple[str, ...]:
     metavar="PERCENT",
     help="Share of each card's time; 0: no limit, 100: alone on the card.",
 )
+@click.option(
+    "--core-policy",
+    type=click.Choice(["fixed", "elastic", "none"]),
+    help="How --gpucores is kept: never above it; above it while others are idle; not at all. Default: fixed.",
+)
+@click.option(
+    "--cores-limit",
+    type=click.IntRange(1, 100),
+    metavar="PERCENT",
+    help="With elastic: never above this share. Default: 100.",
+)
 @click.option("--gpus", type=click.IntRange(1, 16), default=1, metavar="N", help="Different cards. Default: 1.")
 @click.option("--priority", type=click.IntRange(0, 1), metavar="0|1", help="0 high, 1 low.")
 @click.option(
@@ -121,6 +132,8 @@ def command(command_line: tuple[str, ...], **options: Any) -> NoReturn:
             numa_bind=options["numa_bind"],
         ),
         policy=options["policy"] or rules.gpu_policy,
+        core_policy=options["core_policy"] or config.core_policy,
+        cores_limit=options["cores_limit"],
     )
     simulate = options["simulate"] or config.simulate
     run(command_line, demand, config, simulate=simulate, wait=options["wait"])

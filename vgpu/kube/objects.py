@@ -44,10 +44,18 @@ class Resources(msgspec.Struct, frozen=True, omit_defaults=True):
     requests: dict[str, Quantity] = {}
 
 
+class Variable(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A variable of a container; one whose value comes from elsewhere has none here."""
+
+    name: str = ""
+    value: str = ""
+
+
 class Container(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str = ""
     restartPolicy: str = ""  #: "Always" makes an init container a sidecar
     resources: Resources = Resources()
+    env: list[Variable] = []
 
 
 class PodSpec(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -9,6 +9,7 @@ from vgpu.allocation import Held, merge, of_slices
 from vgpu.devices import Gpu, GpuSlice
 from vgpu.local.queue import Ticket
 from vgpu.local.slices import Run
+from vgpu.native.region import CorePolicy
 from vgpu.placement import policies
 from vgpu.placement.fit import CardState, Reason, Rejection, fit_container
 from vgpu.resources import CardSelector, GpuRequest
@@ -33,6 +34,8 @@ class Demand(msgspec.Struct, frozen=True):
     request: GpuRequest
     selector: CardSelector = CardSelector()
     policy: str = "spread"
+    core_policy: CorePolicy = "fixed"
+    cores_limit: int | None = None  #: elastic ceiling in %
 
 
 class NoRoom(msgspec.Struct, frozen=True):

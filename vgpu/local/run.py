@@ -189,11 +189,11 @@ def limits(claim: Claim, demand: Demand, config: Config) -> Limits:
                 guarantee=piece.guarantee * MIB,
                 context_bytes=card.context,
                 cores=piece.cores,
-                cores_ceiling=piece.cores,
+                cores_ceiling=max(demand.cores_limit, piece.cores) if demand.cores_limit else 0,
             )
             for piece, card in zip(claim.record.slices, claim.record.cards, strict=True)
         ),
-        core_policy="none" if config.device_plugin.disablecorelimit else config.core_policy,
+        core_policy="none" if config.device_plugin.disablecorelimit else demand.core_policy,
         priority=demand.request.priority or 0,
         allow_disable_control=config.device_plugin.allowDisableControl,
     )
