@@ -11,7 +11,9 @@
 #define LINGER_NS 2000000000u    /* the samples that remember a neighbour stay suspect for so long */
 #define TOLERANCE_PERCENT 6
 #define LEAST_PERCENT 5          /* NVML counts in whole percents: smaller figures say nothing */
-#define CAUTION 8                /* a correction takes about so many looks */
+#define NOISE_PERCENT 2          /* and differences as small as this are none */
+#define SURE_LOOKS 8u            /* whoever found nobody in so many looks is alone */
+#define CAUTION 32               /* a correction takes about so many looks: NVML is late, and estimates follow late */
 #define WHOLE 1024
 
 static struct look {
@@ -21,10 +23,9 @@ static struct look {
 static struct {
     _Atomic uint64_t next_look;
     _Atomic uint64_t until; /* contended until then */
-    _Atomic uint64_t neighboured_until;
     _Atomic int64_t own_ns;
     _Atomic uint32_t scale; /* of measured times, in 1/WHOLE; 0: not yet looked */
-    uint32_t count;         /* looks so far; only whoever holds `lock` */
+    _Atomic uint32_t count; /* looks so far */
 } cards[VGPU_MAX_CARDS];
 
 static vgpu_spin lock;
@@ -33,50 +34,39 @@ void vgpu_contention_own(unsigned card, int64_t gpu_ns) {
     atomic_fetch_add_explicit(&cards[card].own_ns, gpu_ns, memory_order_relaxed);
 }
 
-enum company { ALONE, SIBLINGS, NEIGHBOURS };
-
 /* Beside neighbours, and without an arbiter that knows better: what we charge is slowly brought to what NVML saw us use. */
-static void correct(unsigned card, unsigned charged, unsigned used) {
-    if (charged < LEAST_PERCENT || used < LEAST_PERCENT)
+static void correct(unsigned card, int64_t charged, int64_t used) {
+    if (charged < LEAST_PERCENT || used < LEAST_PERCENT || (charged - used <= NOISE_PERCENT && used - charged <= NOISE_PERCENT))
         return;
     int64_t scale = atomic_load_explicit(&cards[card].scale, memory_order_relaxed);
-    scale += (scale * (int64_t)used / (int64_t)charged - scale) / CAUTION;
+    scale += (scale * used / charged - scale) / CAUTION;
     scale = scale < WHOLE / 4 ? WHOLE / 4 : scale > WHOLE * 4 ? WHOLE * 4 : scale;
     atomic_store_explicit(&cards[card].scale, (uint32_t)scale, memory_order_relaxed);
 }
 
-/* With the lock held: whom this look finds on the card. */
-static enum company company_now(unsigned card, uint64_t now) {
-    struct look *oldest = &looks[card][cards[card].count++ % LOOKS];
-    struct look before = *oldest;
-    uint64_t own = (uint64_t)atomic_load(&cards[card].own_ns);
-    *oldest = (struct look){now, atomic_load(&vgpu_mapping()->usage->pacer[card].gpu_ns), own};
-    if (!before.at || now <= before.at)
-        return ALONE;
-    int64_t span = (int64_t)(now - before.at);
-    int64_t container = (int64_t)(oldest->container_ns - before.container_ns) * 100 / span;
-    int64_t process = (int64_t)(own - before.process_ns) * 100 / span;
-    enum company company = container - process > TOLERANCE_PERCENT ? SIBLINGS : ALONE;
+/* With the lock held: true if this look finds somebody else on the card. */
+static bool shared_now(unsigned card, uint64_t now) {
+    const uint32_t count = atomic_fetch_add_explicit(&cards[card].count, 1, memory_order_relaxed);
+    const struct look last = looks[card][(count + LOOKS - 1) % LOOKS], oldest = looks[card][count % LOOKS];
+    const struct look this = {now, atomic_load(&vgpu_mapping()->usage->pacer[card].gpu_ns), (uint64_t)atomic_load(&cards[card].own_ns)};
+    looks[card][count % LOOKS] = this;
+    if (!last.at || now <= last.at)
+        return false;
+    const int64_t siblings = (int64_t)(this.container_ns - last.container_ns) - (int64_t)(this.process_ns - last.process_ns);
+    const bool has_siblings = siblings * 100 / (int64_t)(now - last.at) > TOLERANCE_PERCENT;
     if (vgpu_arbiter_lives(card, now)) {
         atomic_store_explicit(&cards[card].scale, WHOLE, memory_order_relaxed);
-        return atomic_load_explicit(&vgpu_mapping()->limits->arbiter[card].neighbours, memory_order_relaxed) ? NEIGHBOURS : company;
+        return has_siblings || atomic_load_explicit(&vgpu_mapping()->limits->arbiter[card].neighbours, memory_order_relaxed) > 0;
     }
     unsigned ours, others;
-    if (!vgpu_crosscheck(card, &ours, &others))
-        return company;
-    if (others <= TOLERANCE_PERCENT) {
+    if (!oldest.at || !vgpu_crosscheck(card, &ours, &others))
+        return has_siblings;
+    const int64_t charged = (int64_t)(this.container_ns - oldest.container_ns) * 100 / (int64_t)(now - oldest.at);
+    if (others > TOLERANCE_PERCENT)
+        correct(card, charged, ours);
+    else
         atomic_store_explicit(&cards[card].scale, WHOLE, memory_order_relaxed);
-        return company;
-    }
-    correct(card, (unsigned)(container > 0 ? container : 0), ours);
-    return NEIGHBOURS;
-}
-
-static void linger(_Atomic uint64_t *until, bool found, uint64_t now) {
-    if (found)
-        atomic_store_explicit(until, now + LINGER_NS, memory_order_relaxed);
-    else if (now >= atomic_load_explicit(until, memory_order_relaxed))
-        atomic_store_explicit(until, 0, memory_order_relaxed);
+    return others > TOLERANCE_PERCENT || has_siblings;
 }
 
 void vgpu_contention_update(unsigned card, uint64_t now) {
@@ -84,9 +74,10 @@ void vgpu_contention_update(unsigned card, uint64_t now) {
     if (now < due || !vgpu_spin_try(&lock))
         return;
     atomic_store_explicit(&cards[card].next_look, now + LOOK_NS, memory_order_relaxed);
-    enum company company = company_now(card, now);
-    linger(&cards[card].until, company != ALONE, now);
-    linger(&cards[card].neighboured_until, company == NEIGHBOURS, now);
+    if (shared_now(card, now))
+        atomic_store_explicit(&cards[card].until, now + LINGER_NS, memory_order_relaxed);
+    else if (now >= atomic_load_explicit(&cards[card].until, memory_order_relaxed))
+        atomic_store_explicit(&cards[card].until, 0, memory_order_relaxed);
     vgpu_spin_unlock(&lock);
 }
 
@@ -95,10 +86,8 @@ uint64_t vgpu_contention_scaled(unsigned card, uint64_t gpu_ns) {
     return scale == 0 || scale == WHOLE ? gpu_ns : gpu_ns * scale / WHOLE;
 }
 
-bool vgpu_neighboured(unsigned card) {
-    return atomic_load_explicit(&cards[card].neighboured_until, memory_order_relaxed) != 0;
-}
-
-bool vgpu_contended(unsigned card) {
-    return atomic_load_explicit(&cards[card].until, memory_order_relaxed) != 0;
+enum vgpu_company vgpu_contention_company(unsigned card, bool queued) {
+    if (atomic_load_explicit(&cards[card].until, memory_order_relaxed))
+        return queued ? VGPU_AHEAD : VGPU_BETWEEN;
+    return atomic_load_explicit(&cards[card].count, memory_order_relaxed) > SURE_LOOKS ? VGPU_ALONE : VGPU_UNSURE;
 }

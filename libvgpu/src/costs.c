@@ -2,6 +2,7 @@
 
 #define RECORDS 4096u /* power of two */
 #define PROBES 32u
+#define MOST_PASSED 64u
 
 static struct vgpu_cost records[RECORDS];
 static struct vgpu_cost overflow;
@@ -70,7 +71,23 @@ static struct spread undisturbed(const struct vgpu_cost *cost) {
     return spread;
 }
 
-void vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns, bool contended) {
+/* Where samples come that waited for nobody, the others can be done without. */
+static bool passed_over(struct vgpu_cost *cost, enum vgpu_company company) {
+    if (company == VGPU_AHEAD) {
+        atomic_store_explicit(&cost->better, 1, memory_order_relaxed);
+        atomic_store_explicit(&cost->passed, 0, memory_order_relaxed);
+    } else if (company == VGPU_BETWEEN && atomic_load_explicit(&cost->better, memory_order_relaxed)) {
+        if (atomic_fetch_add_explicit(&cost->passed, 1, memory_order_relaxed) < MOST_PASSED)
+            return true;
+        atomic_store_explicit(&cost->better, 0, memory_order_relaxed);
+    }
+    return false;
+}
+
+void vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns, enum vgpu_company company) {
+    const bool contended = company > VGPU_ALONE;
+    if (passed_over(cost, company))
+        return;
     /* Two threads that learn at once may lose one of the samples: no harm to a mean. */
     uint32_t samples = atomic_load_explicit(&cost->samples, memory_order_relaxed);
     uint32_t value = gpu_ns == 0 ? 1 : gpu_ns < UINT32_MAX ? (uint32_t)gpu_ns : UINT32_MAX;
@@ -83,7 +100,7 @@ void vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns, bool contended) {
         int64_t weight = samples < VGPU_COST_RECENT ? samples : VGPU_COST_RECENT;
         mean = (uint64_t)((int64_t)mean + ((int64_t)gpu_ns - (int64_t)mean) / weight);
     }
-    if (!contended && samples % (VGPU_COST_RECENT / 8) == 0) {
+    if (company == VGPU_ALONE && samples % (VGPU_COST_RECENT / 8) == 0) {
         const struct spread spread = undisturbed(cost);
         atomic_store_explicit(&cost->wide, spread.beyond * 8 > spread.count, memory_order_relaxed);
     }

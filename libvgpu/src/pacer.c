@@ -18,7 +18,8 @@
 #define QUEUED_NS 200000000u       /* a launch that has been under way for longer was not paid for */
 #define FIRST_WAIT_NS 100000000u   /* longest wait for the first measurement of a key; once per key */
 #define SAMPLE_EVERY_NS 1000000u   /* one measurement per thread and this time, on average */
-#define FEWEST_SAMPLES 4096u       /* but one in so many launches */
+#define FEWEST_SAMPLES 8192u       /* but one in so many launches */
+#define SHORTEST_INTERVAL_NS 16u   /* between launches; the mean must be able to grow */
 #define BATCH_NS 50000u            /* GPU time that a thread pays in advance at most, and keeps to itself before it is counted for all to see */
 #define BATCH_LAUNCHES 64u
 #define BATCH_IDLE_NS 10000000u    /* a thread that launches less often pays one by one */
@@ -41,6 +42,7 @@ static __thread __attribute__((tls_model("initial-exec"))) struct {
     uint64_t interval_ns;          /* mean time between launches */
     uint64_t random;
     int64_t until_sample;          /* launches */
+    bool coupled;                  /* the next launch is paid and follows at once, to be measured */
     struct {
         uint64_t key;
         const struct vgpu_cost *cost;
@@ -113,8 +115,11 @@ static void look_up(unsigned card, uint64_t key, CUstream stream, uint64_t now) 
             vgpu_count_gpu_time(thread.card, thread.filled_ns - thread.left_ns, launches);
         if (launches)
             vgpu_contention_own(thread.card, (int64_t)(thread.filled_ns - thread.left_ns));
+        /* a rest lengthens the mean a little: what follows it is as dense as what was before */
         const uint64_t interval = (now - thread.looked_ns) / (launches + 1);
-        thread.interval_ns += ((int64_t)interval - (int64_t)thread.interval_ns) / 8;
+        const uint64_t counted = interval < 2 * thread.interval_ns ? interval : 2 * thread.interval_ns;
+        thread.interval_ns += ((int64_t)counted - (int64_t)thread.interval_ns) / 8;
+        thread.interval_ns += thread.interval_ns < SHORTEST_INTERVAL_NS ? SHORTEST_INTERVAL_NS : 0;
         thread.until_sample -= launches + 1;
         vgpu_crowd_note(thread.sources | vgpu_crowd_member(stream, &thread), launches + 1, now);
     } else {
@@ -165,7 +170,7 @@ static int64_t draw_distance(void) {
 }
 
 /* Whether, and as what, this launch is measured. */
-static bool chosen(struct vgpu_cost *cost, uint64_t reserved_ns, enum vgpu_sample_kind *kind) {
+static bool chosen(struct vgpu_cost *cost, uint64_t reserved_ns, bool first_of_two, enum vgpu_sample_kind *kind) {
     *kind = VGPU_SAMPLE_SETTLES;
     const bool trusted = atomic_load_explicit(&cost->samples, memory_order_relaxed) > 1; /* one alone may be of what the key stood for before */
     if (!trusted || reserved_ns > atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) || reserved_ns >= VGPU_LONG_RUN_NS ||
@@ -181,7 +186,10 @@ static bool chosen(struct vgpu_cost *cost, uint64_t reserved_ns, enum vgpu_sampl
     const bool settled = atomic_load_explicit(&cost->samples, memory_order_relaxed) >= VGPU_COST_SETTLED;
     if (thread.until_sample > 0 && (settled || vgpu_random(&thread.random) & 1))
         return false;
+    if (first_of_two)
+        return false;
     thread.until_sample = draw_distance();
+    thread.coupled = false;
     if (!vgpu_crowded())
         return true;
     vgpu_series_begin();
@@ -189,26 +197,27 @@ static bool chosen(struct vgpu_cost *cost, uint64_t reserved_ns, enum vgpu_sampl
     return true;
 }
 
-/* Pays for a launch of `cost_ns`, if it is short also for some that follow. */
-static void pay(const struct vgpu_place *place, const struct vgpu_pace *share, uint64_t cost_ns, bool is_short, uint64_t now) {
-    uint64_t amount = cost_ns;
+/* Pays for a launch of `cost_ns`, if it is short also for some that follow, and for the second of a couple. */
+static void pay(const struct vgpu_place *place, const struct vgpu_pace *share, uint64_t cost_ns, bool is_short, bool couple, uint64_t now) {
+    uint64_t amount = couple ? 2 * cost_ns : cost_ns;
+    if (thread.left_ns >= cost_ns)
+        return;
     if (is_short) {
-        if (thread.left_ns >= cost_ns)
-            return;
         const uint64_t batch = thread.batch_ns * 2 < BATCH_NS ? thread.batch_ns * 2 : BATCH_NS;
         thread.batch_ns = batch > cost_ns ? batch : cost_ns;
         amount = thread.batch_ns;
     }
     struct vgpu_turn turn = vgpu_turn_reserve(place->card, amount, share, now);
+    if (couple)
+        turn.start += vgpu_gcra_price(cost_ns, share->percent);
     if (turn.start > now + CARRY_NS)
         vgpu_turn_await(turn, place);
-    if (is_short)
-        thread.left_ns += amount;
+    thread.left_ns += amount;
 }
 
-static void measure(struct vgpu_launch *launch, struct vgpu_cost *cost, CUcontext context, CUstream stream) {
+static void measure(struct vgpu_launch *launch, struct vgpu_cost *cost, bool first_of_two, CUcontext context, CUstream stream) {
     enum vgpu_sample_kind kind;
-    if (!chosen(cost, launch->reserved_ns, &kind))
+    if (!chosen(cost, launch->reserved_ns, first_of_two, &kind))
         return;
     struct vgpu_sample *sample = vgpu_sample_begin(context, stream, kind != VGPU_SAMPLE_LEARNS || vgpu_crowd_watches());
     if (!sample)
@@ -217,6 +226,7 @@ static void measure(struct vgpu_launch *launch, struct vgpu_cost *cost, CUcontex
     sample->cost = cost;
     sample->kind = kind;
     sample->reserved_ns = launch->reserved_ns;
+    sample->apart_ns = thread.interval_ns;
     sample->limit = launch->limit;
     sample->card = launch->card;
     launch->sample = sample;
@@ -254,18 +264,22 @@ static void paid(struct vgpu_launch *launch, uint64_t key, CUstream stream) {
     else
         launch->reserved_ns = vgpu_cost_known(cost) ? atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) : 0;
     const bool is_short = settled && launch->reserved_ns <= BATCH_NS / 2;
+    /* Where others use the card, only a launch right behind another one of ours is sure to contain nothing of theirs. */
+    const bool second = thread.coupled;
+    const bool couple = !second && settled && !is_short && launch->reserved_ns < VGPU_LONG_RUN_NS && thread.until_sample <= 0 && !vgpu_crowded() &&
+                        vgpu_contention_company(place.card, true) == VGPU_AHEAD;
+    thread.coupled |= couple;
     if (share.percent) {
-        pay(&place, &share, launch->reserved_ns, is_short, now);
+        pay(&place, &share, launch->reserved_ns, is_short, couple, now);
     } else {
         const uint64_t free_ns = thread.batch_ns * 2 < BATCH_NS ? thread.batch_ns * 2 : BATCH_NS;
         thread.batch_ns = free_ns > launch->reserved_ns ? free_ns : launch->reserved_ns;
         thread.left_ns = thread.batch_ns;
         vgpu_pacer_wants(place.card, now, launch->reserved_ns);
     }
-    measure(launch, cost, place.context, stream);
+    measure(launch, cost, thread.coupled && !second, place.context, stream);
 
-    if (is_short && thread.left_ns >= launch->reserved_ns)
-        thread.left_ns -= launch->reserved_ns;
+    thread.left_ns = thread.left_ns > launch->reserved_ns ? thread.left_ns - launch->reserved_ns : 0;
     thread.filled_ns = thread.left_ns;
     thread.filled = thread.left = thread.until_sample > (int64_t)BATCH_LAUNCHES ? BATCH_LAUNCHES : thread.until_sample > 0 ? (uint32_t)thread.until_sample : 0;
     if (is_short) {

@@ -13,14 +13,16 @@
 #define MAX_SAMPLES 256u      /* per context: of events that exist at once */
 #define MAX_UNFINISHED 8u     /* looked at before a collection gives up: streams finish in any order, but not in every order */
 #define REBASE_MS 4000.0f     /* a float of milliseconds resolves 0.5 us up to here */
-#define LINE_START_NS 1e15     /* added where a time line must not be negative */
-#define DRIFT_NS 200000.0     /* the card's clock against ours, at most, in that time */
+#define ERA_NS 100000000u      /* two clocks may drift apart by some us in this time */
+#define RESOLUTION_NS 500.0    /* of an event's time: cuda.h says about 0.5 us */
+#define SPOILT_NS 5000.0       /* a host that was away for longer was not just calling the driver */
 
 struct sampler {
     CUcontext context;        /* NULL: free */
     CUevent base;             /* on this context's time line, which counts ns from its first base; NULL: not yet */
     double base_ns;           /* where it lies */
-    double least, most;       /* bounds of CLOCK_MONOTONIC less time line, ns; least > most: unknown */
+    double lag, lag_before;   /* CLOCK_MONOTONIC less time line, ns, as found in this era and in the one before */
+    uint64_t era_ns;          /* when this one began */
     struct vgpu_spans covered; /* what samples have covered, on the time line */
     struct vgpu_sample *spare;
     struct vgpu_sample *first, **last;
@@ -48,7 +50,7 @@ static struct sampler *sampler_of(CUcontext context, bool make) {
     }
     if (!make || !vacant)
         return NULL;
-    *vacant = (struct sampler){.context = context, .least = 1, .last = &vacant->first};
+    *vacant = (struct sampler){.context = context, .last = &vacant->first};
     return vacant;
 }
 
@@ -98,8 +100,7 @@ static void restore(CUstreamCaptureMode mode) {
 
 struct vgpu_sample *vgpu_sample_begin(CUcontext context, CUstream stream, bool must) {
     __typeof__(&cuEventRecord) record = DRIVER(cuEventRecord);
-    __typeof__(&cuEventQuery) query = DRIVER(cuEventQuery);
-    if (vgpu_any_capture() || !record || !query || (!must && !vgpu_spin_try(&lock)))
+    if (vgpu_any_capture() || !record || (!must && !vgpu_spin_try(&lock)))
         return NULL;
     if (must)
         vgpu_spin_lock(&lock);
@@ -109,19 +110,19 @@ struct vgpu_sample *vgpu_sample_begin(CUcontext context, CUstream stream, bool m
     vgpu_spin_unlock(&lock);
     if (sample) {
         sample->recorded_ns = vgpu_now_ns();
-        if (record(sample->before, stream) == CUDA_SUCCESS) {
-            sample->idle_ns = query(sample->before) == CUDA_SUCCESS ? vgpu_now_ns() : 0;
-        } else {
+        if (record(sample->before, stream) != CUDA_SUCCESS) {
             give_back(sample);
             sample = NULL;
         }
     }
     restore(mode);
+    if (sample)
+        sample->launched_ns = vgpu_now_ns();
     return sample;
 }
 
 void vgpu_sample_end(struct vgpu_sample *sample, CUstream stream, bool launched) {
-    sample->gap_ns = sample->idle_ns ? vgpu_now_ns() - sample->idle_ns : 0;
+    sample->returned_ns = vgpu_now_ns();
     CUstreamCaptureMode mode = relax();
     bool recorded = launched && DRIVER(cuEventRecord)(sample->after, stream) == CUDA_SUCCESS;
     if (recorded) {
@@ -149,43 +150,54 @@ static void rebase(struct sampler *sampler, struct vgpu_sample *sample, double w
     sampler->base = sample->after;
     sampler->base_ns = where_ns;
     sample->after = old;
-    sampler->least -= DRIFT_NS;
-    sampler->most += DRIFT_NS;
 }
 
-/* What a finished sample tells about our clock: its first event did not happen before it was recorded, and, if the stream was idle, not after that
- * was seen; its second one not after now. */
-static void narrow_offset(struct sampler *sampler, const struct vgpu_sample *sample, double begin, double end) {
-    double least = (double)sample->recorded_ns - begin;
-    double most = sample->idle_ns ? (double)sample->idle_ns - begin : (double)vgpu_now_ns() - end;
-    bool unknown = sampler->least > sampler->most || least > sampler->most || most < sampler->least;
-    if (unknown || least > sampler->least)
-        sampler->least = least;
-    if (unknown || most < sampler->most)
-        sampler->most = most;
+/* Our clock less the time line. On an idle stream an event happens a constant time after it was recorded, and a kernel begins as long after its
+ * launch: that constant may stay in the difference. On a busy one it happens later, so that the largest difference is the right one. */
+static double lag_of(struct sampler *sampler, const struct vgpu_sample *sample, double begin) {
+    const double lag = (double)sample->recorded_ns - begin;
+    if (sample->recorded_ns - sampler->era_ns > ERA_NS) {
+        sampler->lag_before = sample->recorded_ns - sampler->era_ns > 2 * ERA_NS ? lag : sampler->lag;
+        sampler->lag = lag;
+        sampler->era_ns = sample->recorded_ns;
+    }
+    sampler->lag = lag > sampler->lag ? lag : sampler->lag;
+    return (sampler->lag > sampler->lag_before ? sampler->lag : sampler->lag_before) - RESOLUTION_NS / 2; /* times are cut off */
+}
+
+static double at_least(double value, double least) {
+    return value > least ? value : least;
 }
 
 static bool measure(struct sampler *sampler, struct vgpu_sample *sample, struct vgpu_measure *out) {
     __typeof__(&cuEventElapsedTime) elapsed = DRIVER(cuEventElapsedTime);
     float whole_ms = 0, start_ms = 0;
-    if (!elapsed || elapsed(&whole_ms, sample->before, sample->after) != CUDA_SUCCESS || !(whole_ms > 0))
+    if (!elapsed || elapsed(&whole_ms, sample->before, sample->after) != CUDA_SUCCESS || !(whole_ms >= 0))
         return false;
-    double whole = (double)whole_ms * 1e6, begin = -whole;
+    const double whole = (double)whole_ms * 1e6, launched = (double)sample->launched_ns, returned = (double)sample->returned_ns;
+    double line = -whole;
     if (sampler->base) {
         if (elapsed(&start_ms, sampler->base, sample->before) != CUDA_SUCCESS)
             return false;
-        begin = sampler->base_ns + (double)start_ms * 1e6;
+        line = sampler->base_ns + (double)start_ms * 1e6;
     }
-    double end = begin + whole;
-    narrow_offset(sampler, sample, begin, end);
-    double offset = (sampler->least + sampler->most) / 2;
+    const double fired = line + lag_of(sampler, sample, line);
+    const double begin = at_least(fired, launched); /* the first event may have happened long before the launch */
+    double end = fired + whole;
+    out->queued = fired > launched;
+    out->spoilt = at_least(fired, returned) - begin > at_least(SPOILT_NS, (end - begin) / 8);
+    /* Over before the second event was recorded, on a stream that had ended before: half of the time, or of that between launches, since longer
+     * kernels would have queued up, is the best guess. */
+    if (end <= returned + RESOLUTION_NS) {
+        out->spoilt |= end - begin > SPOILT_NS;
+        const double longest = out->queued ? end - begin : -at_least(-(end - begin), -(double)sample->apart_ns);
+        end = begin + at_least(longest, 0) / 2;
+    }
     if (!sampler->base || start_ms + whole_ms > REBASE_MS)
-        rebase(sampler, sample, end);
-    if ((double)sample->gap_ns < whole / 2)
-        begin += (double)sample->gap_ns; /* the host was away between the event and the launch */
-    out->begin_ns = (uint64_t)(begin + offset);
-    out->end_ns = (uint64_t)(end + offset);
-    out->fresh_ns = vgpu_spans_add(&sampler->covered, (uint64_t)(begin + LINE_START_NS), (uint64_t)(end + LINE_START_NS));
+        rebase(sampler, sample, line + whole);
+    out->begin_ns = (uint64_t)begin;
+    out->end_ns = (uint64_t)at_least(end, begin);
+    out->fresh_ns = vgpu_spans_add(&sampler->covered, out->begin_ns, out->end_ns);
     return true;
 }
 

@@ -21,18 +21,19 @@ struct vgpu_sample {
     struct vgpu_cost *cost;
     enum vgpu_sample_kind kind;
     uint64_t reserved_ns; /* what the launch has paid */
-    uint64_t recorded_ns; /* CLOCK_MONOTONIC just before the first event was recorded */
-    uint64_t idle_ns;     /* when the first event was seen to have happened, before the launch; 0: the stream was busy */
-    uint64_t gap_ns;      /* host time from there to the launch; 0: the stream was busy */
+    uint64_t apart_ns;    /* mean time between launches of its thread */
+    /* CLOCK_MONOTONIC ns: just before the first event was recorded, before the launch, after it and so before the second event was recorded */
+    uint64_t recorded_ns, launched_ns, returned_ns;
     uint32_t limit;       /* percent it was paid at; 0: not paced */
     uint32_t card;
 };
 
-/* What became of a sample. Times are CLOCK_MONOTONIC ns, exact to some microseconds if the stream was ever seen idle, else to the time that
- * collecting takes. */
+/* What became of a sample; CLOCK_MONOTONIC ns, exact to a few microseconds. The kernel ran at no time outside begin_ns and end_ns. */
 struct vgpu_measure {
     uint64_t begin_ns, end_ns;
     uint64_t fresh_ns;    /* part of that which no earlier sample of this context covers */
+    bool queued;          /* it began where earlier work of its stream ended: it waited for nobody else */
+    bool spoilt;          /* the host was away in between: it may have been much shorter */
 };
 
 /* Samples whose result nobody has collected yet, of all contexts: nothing to do while it is 0. */

@@ -8,7 +8,6 @@
 #include "pacer.h"
 #include "runs.h"
 
-#define SPOILT_SHARE 8u          /* a short sample is void if the host was away for more than 1/8 of it */
 #define LATEST_REFUND_NS 2000000000u
 #define LONGEST_ARREARS_NS 2000000000u /* beyond this launches that others or earlier ones overdrew are not made up for */
 #define CARRY_NS 60000u          /* shorter waits are carried over to the next launch: a sleep overshoots by about that much */
@@ -41,12 +40,11 @@ static void account(unsigned card, int64_t gpu_ns) {
 
 void vgpu_settle_sample(const struct vgpu_sample *sample, const struct vgpu_measure *measure) {
     uint64_t whole = measure->end_ns - measure->begin_ns, busy = measure->fresh_ns;
-    bool known = vgpu_cost_known(sample->cost);
-    if (sample->kind == VGPU_SAMPLE_COVERS || (known && whole < VGPU_LONG_RUN_NS && sample->gap_ns * SPOILT_SHARE > whole))
+    if (sample->kind == VGPU_SAMPLE_COVERS || (measure->spoilt && vgpu_cost_known(sample->cost)))
         return;
     struct vgpu_pacer_card *pacer = vgpu_pacer_shared(sample->card);
     busy = vgpu_contention_scaled(sample->card, busy);
-    vgpu_cost_learn(sample->cost, busy, vgpu_contended(sample->card));
+    vgpu_cost_learn(sample->cost, busy, vgpu_contention_company(sample->card, measure->queued));
     if (sample->kind != VGPU_SAMPLE_SETTLES)
         return;
     if (whole >= VGPU_LONG_RUN_NS) {
