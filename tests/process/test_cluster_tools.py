@@ -1,0 +1,136 @@
+"""What a cluster run leaves behind when it is killed: nothing in the cache that counts, nothing on the machine."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import cache
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 60
+SLOW_ENTRY = """
+import sys, time
+from pathlib import Path
+from tests.cluster import cache
+def make(folder):
+    (folder / "half").write_text("half")
+    Path(sys.argv[1]).touch()
+    time.sleep(600)
+cache.entry("thing", "1", make)
+"""
+NAMESPACES = """
+import subprocess, sys
+from pathlib import Path
+from tests.cluster import namespaces
+def main():
+    namespaces.prepare([])
+    Path("/etc/vgpu-of-a-test").touch()
+    Path("/var/lib/kubelet/file").touch()
+    sleeper = subprocess.Popen(["sleep", sys.argv[1]], start_new_session=True)
+    print("ready", flush=True)
+    return sleeper.wait()
+sys.exit(namespaces.run_inside(main))
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VGPU_CACHE", str(tmp_path / "cache"))
+
+
+def fill(folder: Path) -> None:
+    (folder / "whole").touch()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def start(program: str, *arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
+
+
+def test_killed_in_the_middle_counts_for_nothing(tmp_path: Path) -> None:
+    maker = start(SLOW_ENTRY, str(tmp_path / "begun"))
+    until((tmp_path / "begun").exists)
+    maker.kill()
+    maker.wait()
+
+    folder = cache.entry("thing", "1", fill)
+
+    assert [file.name for file in folder.iterdir()] == ["whole"]
+    assert not list(cache.root().glob(".thing-*.half"))
+
+
+def test_two_at_once_make_it_once(tmp_path: Path) -> None:
+    program = """
+import sys, os
+from pathlib import Path
+from tests.cluster import cache
+def make(folder):
+    with open(sys.argv[1], "a") as log:
+        log.write("made\\n")
+    (folder / "file").write_text("text")
+print(cache.entry("thing", "1", make) / "file")
+"""
+    makers = [start(program, str(tmp_path / "log")) for _ in range(4)]
+    outputs = {maker.communicate(timeout=SECONDS)[0] for maker in makers}
+    assert len(outputs) == 1
+    assert Path(outputs.pop().strip()).read_text() == "text"
+    assert (tmp_path / "log").read_text() == "made\n"
+
+
+def test_what_was_not_used_for_long_goes() -> None:
+    old = cache.entry("thing", "1", fill)
+    other = cache.entry("other", "1", fill)
+    for folder in (old, other):
+        os.utime(folder, (0, 0))
+    cache.entry("thing", "2", fill)
+    assert not old.exists()
+    assert other.exists()
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "-m", "-n", "-p", "-f", "true"], check=False, capture_output=True).returncode,
+    reason="namespaces of a node need root",
+)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_run_leaves_nothing(number: signal.Signals) -> None:
+    marker = f"6{os.getpid()}{int(number)}"  # seconds that no other sleep has
+    outer = start(NAMESPACES, marker)
+    try:
+        assert outer.stdout is not None
+        assert outer.stdout.readline() == "ready\n", "the namespaces could not be made"
+        until(lambda: running(marker))
+        outer.send_signal(number)
+    finally:
+        outer.kill()
+        outer.wait()
+
+    until(lambda: not running(marker))
+    assert "vgpu-cluster" not in Path("/proc/self/mountinfo").read_text()
+    assert not Path("/etc/vgpu-of-a-test").exists()
+    assert not Path("/var/lib/kubelet/file").exists()
+    assert not Path("/sys/class/net/node0").exists()
+
+
+def running(marker: str) -> bool:
+    """A sleep of so many seconds runs anywhere on the machine."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if (folder / "cmdline").read_bytes() == f"sleep\0{marker}\0".encode():
+                return True
+        except OSError:
+            continue
+    return False
