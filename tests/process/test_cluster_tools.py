@@ -114,6 +114,7 @@ def test_a_killed_run_leaves_nothing(number: signal.Signals) -> None:
         assert outer.stdout.readline() == "ready\n", "the namespaces could not be made"
         until(lambda: running(marker))
         outer.send_signal(number)
+        outer.wait(SECONDS)
     finally:
         outer.kill()
         outer.wait()
