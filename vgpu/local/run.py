@@ -19,6 +19,7 @@ from typing import Final, NoReturn
 from vgpu import contexts, inventory, names
 from vgpu.config import Config
 from vgpu.devices import Gpu
+from vgpu.local import arbiter
 from vgpu.local.environment import environment
 from vgpu.local.errors import UserError
 from vgpu.local.library import preloadable
@@ -56,7 +57,11 @@ def run(command: Sequence[str], demand: Demand, config: Config, *, simulate: str
     for line in too_small(claim.record):
         print(f"vgpu run: {line}", file=sys.stderr)
     try:
-        Region.create(claim.directory, limits(claim, demand, config)).close()
+        wanted = limits(claim, demand, config)
+        Region.create(claim.directory, wanted).close()
+        with store.locked():
+            if arbiter.needed(wanted, claim.record, store.sweep()):
+                arbiter.ensure(root)
         environ = environment(
             os.environ,
             claim.record.slices,
