@@ -17,13 +17,18 @@ class Refused(Exception):
 class Kubectl:
     """The cluster as somebody with this kubeconfig sees it."""
 
-    def __init__(self, kubeconfig: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, kubeconfig: Path, env: Mapping[str, str], user: str = "") -> None:
         self.kubeconfig = kubeconfig
         self.env = {**env, "KUBECONFIG": str(kubeconfig)}
+        self._acting = [f"--as={user}"] if user else []
+
+    def acting_as(self, user: str) -> "Kubectl":
+        """The cluster as another user sees it; only an administrator may act as others."""
+        return Kubectl(self.kubeconfig, self.env, user)
 
     def run(self, *arguments: str, stdin: str | None = None, timeout: float = 60) -> str:
         """The output; raises Refused."""
-        return self.program(["kubectl", *arguments], stdin=stdin, timeout=timeout)
+        return self.program(["kubectl", *self._acting, *arguments], stdin=stdin, timeout=timeout)
 
     def program(self, command: Sequence[str], *, stdin: str | None = None, timeout: float = 60) -> str:
         """The output of a program that reads $KUBECONFIG; raises Refused with what it complained of."""

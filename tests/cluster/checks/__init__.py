@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from tests.cluster.checks import basis, chart, first_pod
+from tests.cluster.checks import basis, bursts, chart, first_pod, refusals
 from tests.cluster.node import Node
 
 
@@ -26,4 +26,10 @@ CHECKS: Final = (
     Check(chart.node_tells_its_cards, gate=True),
     Check(first_pod.sees_its_slice),
     Check(first_pod.has_metrics),
+    Check(refusals.node_name),
+    Check(refusals.forged_record),
+    Check(refusals.extender_is_not_served),
+    Check(refusals.past_the_webhook),
+    Check(bursts.equal_pods),
+    Check(bursts.forty_pods),
 )

@@ -11,6 +11,7 @@ from tests.tools import helm
 
 CARDS = 2
 PROFILE = f"T4x{CARDS}"
+SPLIT = 40  #: slices per card: as many pods on one node as a check wants
 NAMESPACE = "kube-system"
 SECONDS = 180  #: three times what an installation may take
 
@@ -21,7 +22,7 @@ def install(node: Node) -> str:
     values = {
         "simulate": PROFILE,
         "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
-        "devicePlugin": {"deviceListStrategy": node.versions.strategy},
+        "devicePlugin": {"deviceListStrategy": node.versions.strategy, "deviceSplitCount": SPLIT},
         "scheduler": {"kubeScheduler": {"image": {"pullPolicy": "Never"}}},
     }
     command = [str(helm.path()), "install", "vgpu", str(helm.CHART), "-n", NAMESPACE, "-f", "-"]

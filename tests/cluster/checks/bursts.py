@@ -1,0 +1,87 @@
+"""Many pods at once."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from tests.cluster.checks.chart import CARDS
+from tests.cluster.images import CLIENT
+from tests.cluster.kubectl import Object, phase, pod
+from tests.cluster.node import Node
+from vgpu import names
+from vgpu.native import Region
+
+MIB: Final = 1 << 20
+COUNT: Final = 40
+BAR: Final = 1.2  #: times what pods without a GPU take; a check fails at three times that
+GRACE_SECONDS: Final = 20  #: where all is fast, a ratio says little
+SECONDS: Final = 300
+BASE_MIB: Final = 200
+ROUNDS: Final = 3
+WAIT: Final = ("sleep", "3600")
+
+
+def forty_pods(node: Node) -> str:
+    """40 GPU pods run not much later than 40 pods without GPU, and each holds its own slice."""
+    plain = [pod(f"plain-{number}", CLIENT, WAIT) for number in range(COUNT)]
+    without, _ = _start(node, plain, "Running")
+    _delete(node, plain)
+    wanted = {f"sliced-{number}": BASE_MIB + number for number in range(COUNT)}
+    sliced = [_sliced(name, mib, WAIT) for name, mib in wanted.items()]
+    took, found = _start(node, sliced, "Running")
+    held = {}
+    for one in found:
+        uid, name = one["metadata"]["uid"], one["metadata"]["name"]
+        with Region.open(Path(names.CONTAINERS_DIR) / f"{uid}_main") as region:
+            held[name] = [(card.memory or 0) // MIB for card in region.limits().cards]
+    assert held == {name: [mib] for name, mib in wanted.items()}
+    _delete(node, sliced)
+    assert took < 3 * BAR * without + GRACE_SECONDS, f"{took:.1f} s, without GPU {without:.1f} s"
+    return f"{took:.1f} s, without GPU {without:.1f} s: ratio {took / without:.2f}"
+
+
+def equal_pods(node: Node) -> str:
+    """Pods of one card with different slices, created in the same second: each sees its own."""
+    count = 4 * CARDS
+    for _ in range(ROUNDS):
+        wanted = {f"equal-{number}": BASE_MIB * (number + 2) for number in range(count)}
+        pods = [_sliced(name, mib, ("vgpu", "probe")) for name, mib in wanted.items()]
+        _start(node, pods, "Succeeded")
+        seen = {}
+        for name in wanted:
+            (card,) = json.loads(node.kubectl.logs(name).splitlines()[0])["cards"]
+            seen[name] = card["cuda_total"] // MIB
+        assert seen == wanted
+        _delete(node, pods)
+    return f"{ROUNDS} rounds of {count} pods"
+
+
+def _sliced(name: str, mib: int, command: Sequence[str]) -> Object:
+    limits = {names.RESOURCE_GPU: 1, names.RESOURCE_MEMORY: mib}
+    return pod(name, CLIENT, command, container={"resources": {"limits": limits}})
+
+
+def _start(node: Node, pods: Sequence[Object], wanted: str) -> tuple[float, list[Object]]:
+    """Creates pods at once; seconds until all are in the phase `wanted`, and what they are then."""
+    mine = {one["metadata"]["name"] for one in pods}
+    begin = time.monotonic()
+    node.kubectl.create(*pods)
+    while True:
+        found = [one for one in node.kubectl.items("pods") if one["metadata"]["name"] in mine]
+        others = {one["metadata"]["name"]: phase(one) for one in found if phase(one) != wanted}
+        took = time.monotonic() - begin
+        if not others:
+            return took, found
+        assert took < SECONDS, f"not {wanted} after {SECONDS} s: {_summary(node, others)}"
+        time.sleep(0.3)
+
+
+def _summary(node: Node, others: Mapping[str, str]) -> str:
+    name = next(iter(others))
+    return f"{len(others)} pods; {name} is {others[name]}: {node.kubectl.events(name)[-3:]}"
+
+
+def _delete(node: Node, pods: Sequence[Object]) -> None:
+    node.kubectl.delete("pod", *(one["metadata"]["name"] for one in pods))
