@@ -1,6 +1,7 @@
 """One container with a fixed share, for every way to launch: what share of the card does it get?"""
 
 from functools import partial
+from statistics import mean
 
 from rig.machine import Container, Machine, Trace, share
 from rig.report import Plan, Reading, Trial
@@ -48,18 +49,21 @@ def demand(machine: Machine, container: Container, shape: str, plan: Plan) -> fl
 
 
 def single(shape: str, limit: int, machine: Machine, plan: Plan) -> tuple[list[Reading], Trace | None]:
-    """One program with one limit."""
-    readings, expected = [], float(limit)
+    """One program with one limit; one that rests also without, before and after: what it takes then varies."""
     if shape in OVERLAPPING:
         machine.simulate(f"kernels={STREAMS}")
-    if shape in RESTING:
-        taken = demand(machine, machine.container(0), shape, plan)
-        readings.append(Reading("no limit", taken))
-        expected = min(expected, taken)
-    machine.container(limit).start(shape)
+    unlimited = machine.container(0)
+    taken = [demand(machine, unlimited, shape, plan)] if shape in RESTING else []
+    program = machine.container(limit).start(shape)
     trace = machine.record(plan.warm_s + plan.measured_s)
+    machine.stop(program)
+    taken += [demand(machine, unlimited, shape, plan)] if shape in RESTING else []
+    expected = min(limit, mean(taken)) if taken else limit
     bar = 2 if shape == "alternating" else 1
-    return [Reading(f"{limit} %", shares(trace, plan)[0], expected, bar), *readings], trace
+    return [
+        Reading(f"{limit} %", shares(trace, plan)[0], expected, bar),
+        *(Reading("no limit", t) for t in taken),
+    ], trace
 
 
 def processes(limit: int, machine: Machine, plan: Plan) -> tuple[list[Reading], Trace | None]:
