@@ -23,6 +23,7 @@
 #define BATCH_NS 50000u            /* GPU time that a thread pays in advance at most, and keeps to itself before it is counted for all to see */
 #define BATCH_LAUNCHES 64u
 #define BATCH_IDLE_NS 10000000u    /* a thread that launches less often pays one by one */
+#define COLLECT_EVERY_NS 100000u   /* asking the driver takes about a microsecond */
 #define WINDOW_NS 500000000u
 #define KNOWN 8u                   /* keys that a thread remembers; power of two */
 
@@ -40,6 +41,9 @@ static __thread __attribute__((tls_model("initial-exec"))) struct {
     uint64_t batch_ns;             /* what it paid the last time */
     uint64_t looked_ns;            /* CLOCK_MONOTONIC of that */
     uint64_t interval_ns;          /* mean time between launches */
+    uint64_t collected_ns;         /* when it last asked for results */
+    CUstream stream;               /* the last one, and its place in `sources` */
+    uint64_t source;
     uint64_t random;
     int64_t until_sample;          /* launches */
     bool coupled;                  /* the next launch is paid and follows at once, to be measured */
@@ -77,6 +81,11 @@ static uint64_t limits_selector(void) {
     return atomic_load_explicit(&vgpu_mapped.limits->selector, memory_order_relaxed);
 }
 
+static void note_source(CUstream stream) {
+    thread.stream = stream;
+    thread.source = vgpu_crowd_member(stream, &thread);
+}
+
 /* Spends what this thread has paid in advance; false: it has to look up. */
 static inline bool prepaid(struct vgpu_launch *launch, uint64_t key, CUstream stream) {
     const unsigned at = key % KNOWN;
@@ -90,7 +99,9 @@ static inline bool prepaid(struct vgpu_launch *launch, uint64_t key, CUstream st
         return false;
     thread.left_ns -= price;
     thread.left--;
-    thread.sources |= vgpu_crowd_member(stream, &thread);
+    if (stream != thread.stream || !thread.source)
+        note_source(stream);
+    thread.sources |= thread.source;
     launch->state = VGPU_LAUNCH_PREPAID;
     launch->reserved_ns = price;
     return true;
@@ -244,8 +255,10 @@ static void paid(struct vgpu_launch *launch, uint64_t key, CUstream stream) {
     uint64_t now = vgpu_now_ns();
     look_up(place.card, key, stream, now);
     struct vgpu_cost *cost = vgpu_cost_of(key);
-    if (atomic_load_explicit(&vgpu_samples_outstanding, memory_order_relaxed))
+    if (atomic_load_explicit(&vgpu_samples_outstanding, memory_order_relaxed) && now - thread.collected_ns > COLLECT_EVERY_NS) {
+        thread.collected_ns = now;
         vgpu_samples_collect(place.context, vgpu_settle_sample);
+    }
     vgpu_contention_update(place.card, now);
     const struct vgpu_pace share = vgpu_pace_now(limits, &place, now);
     vgpu_settle_refunds(place.card, share.percent);

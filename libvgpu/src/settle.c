@@ -21,15 +21,17 @@ struct vgpu_pacer_card *vgpu_pacer_shared(unsigned card) {
 
 void vgpu_settle_price(struct vgpu_pacer_card *pacer, int64_t price) {
     vgpu_gcra_settle(&pacer->tat, price);
-    if (price < 0)
-        atomic_fetch_add(&pacer->credited_ns, (uint64_t)-price);
+    atomic_fetch_sub(&pacer->credited_ns, (uint64_t)price);
 }
 
-/* One launch always pays what it took; what several have overdrawn together is bounded. */
-static void settle_debit(struct vgpu_pacer_card *pacer, uint64_t price) {
-    uint64_t latest = vgpu_now_ns() + (price > LONGEST_ARREARS_NS ? price : LONGEST_ARREARS_NS);
-    uint64_t tat = atomic_load_explicit(&pacer->tat, memory_order_relaxed);
-    if (tat < latest)
+/* One launch always pays what it took; what several have overdrawn together is bounded, unless an arbiter may refund it: that must have been paid. */
+static void settle_debit(unsigned card, uint64_t price) {
+    struct vgpu_pacer_card *pacer = vgpu_pacer_shared(card);
+    const uint64_t now = vgpu_now_ns(), latest = now + (price > LONGEST_ARREARS_NS ? price : LONGEST_ARREARS_NS);
+    const uint64_t tat = atomic_load_explicit(&pacer->tat, memory_order_relaxed);
+    if (vgpu_arbiter_lives(card, now))
+        vgpu_settle_price(pacer, (int64_t)price);
+    else if (tat < latest)
         vgpu_settle_price(pacer, (int64_t)(latest - tat < price ? latest - tat : price));
 }
 
@@ -56,7 +58,7 @@ void vgpu_settle_sample(const struct vgpu_sample *sample, const struct vgpu_meas
     if (!sample->limit || !difference)
         return;
     if (difference > 0)
-        settle_debit(pacer, vgpu_gcra_price((uint64_t)difference, sample->limit));
+        settle_debit(sample->card, vgpu_gcra_price((uint64_t)difference, sample->limit));
     else
         vgpu_settle_price(pacer, -(int64_t)vgpu_gcra_price((uint64_t)-difference, sample->limit));
 }
@@ -114,20 +116,19 @@ void vgpu_turn_await(struct vgpu_turn turn, const struct vgpu_place *place) {
             break;
         struct vgpu_pace share = vgpu_pace_now(limits, place, now);
         vgpu_settle_refunds(place->card, share.percent);
-        uint64_t credit = atomic_load(&pacer->credited_ns) - turn.credited_ns;
-        turn.credited_ns += credit;
-        turn.start = turn.start > credit ? turn.start - credit : 0;
-        if (turn.start > now && share.percent != turn.percent) {
+        const int64_t credit = (int64_t)(atomic_load(&pacer->credited_ns) - turn.credited_ns); /* debits since then are those of launches to come */
+        uint64_t start = credit <= 0 ? turn.start : turn.start > (uint64_t)credit ? turn.start - (uint64_t)credit : 0;
+        if (start > now && share.percent != turn.percent) {
             if (share.percent)
                 adopt(pacer, share.percent, now);
-            turn.start = share.percent ? now + (turn.start - now) * turn.percent / share.percent : now;
-            turn.percent = share.percent;
+            start = share.percent ? now + (start - now) * turn.percent / share.percent : now;
+            turn = (struct vgpu_turn){.start = start, .credited_ns = turn.credited_ns + (credit > 0 ? (uint64_t)credit : 0), .percent = share.percent};
         }
-        if (turn.start <= now + CARRY_NS)
+        if (start <= now + CARRY_NS)
             break;
         bool outstanding = vgpu_samples_collect(place->context, vgpu_settle_sample);
         uint64_t step = outstanding ? POLL_NS : share.moves ? LOOK_NS : UINT64_MAX;
-        vgpu_sleep_until(turn.start - now > step ? now + step : turn.start);
+        vgpu_sleep_until(start - now > step ? now + step : start);
         now = vgpu_now_ns();
     }
     if (now > begun)

@@ -101,7 +101,7 @@ struct vgpu_pacer_card {
      * was killed. */
     _Atomic uint64_t wanted_until;
     _Atomic uint64_t refund_taken; /* how much of the arbiter's refund_ns has been applied to tat and gpu_ns */
-    _Atomic uint64_t credited_ns;  /* by how much tat has been brought forward in all: launches that wait follow it */
+    _Atomic uint64_t credited_ns;  /* by how much corrections have brought tat forward in all, less debits: launches that wait follow it */
     _Atomic uint32_t percent;      /* share that tat was last reckoned at */
     _Atomic uint64_t gpu_ns;
     _Atomic uint64_t throttled_ns;
