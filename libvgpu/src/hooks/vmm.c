@@ -6,6 +6,7 @@
 
 #include "charge.h"
 #include "fork.h"
+#include "imported.h"
 
 #define BUCKETS 1024u
 #define GRANULARITY (2u << 20) /* mappings begin at multiples of this on every card */
@@ -201,17 +202,47 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
     return result;
 }
 
-/* Memory of this process comes back under its own handle; that of another is paid by whoever made it. */
+/* Lock held. Memory that this process did not hold: it is charged here, too. Whoever made it may let go of it at any time, and then it stays on the
+ * card for this process; no call of the driver tells who else holds it. */
+static CUresult charge_imported(CUmemGenericAllocationHandle handle, struct block *block, struct link *link) {
+    struct vgpu_imported memory;
+    if (!block || !link || !vgpu_imported(handle, &memory))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!memory.bytes)
+        return CUDA_SUCCESS;
+    struct vgpu_ticket ticket;
+    if (vgpu_reserve(vgpu_card_of_device(memory.device), memory.bytes, &ticket) != VGPU_CHARGED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *block = (struct block){.bytes = memory.bytes, .ticket = ticket, .device = memory.device, .references = 1};
+    *link = (struct link){.key = handle, .count = 1, .block = block};
+    add(handles, link);
+    return CUDA_SUCCESS;
+}
+
+/* Memory of this process comes back under its own handle. */
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable, CUmemAllocationHandleType type) {
     CUDA_REAL(cuMemImportFromShareableHandle);
+    if (vgpu_enforcement() == VGPU_UNLIMITED)
+        return real(handle, shareable, type);
+    struct block *block = calloc(1, sizeof *block);
+    struct link *fresh = calloc(1, sizeof *fresh);
     lock_tables();
     CUresult result = real(handle, shareable, type);
     struct link *link = result == CUDA_SUCCESS ? find(handles, *handle) : NULL;
     if (link) {
         link->count++;
         link->block->references++;
+    } else if (result == CUDA_SUCCESS) {
+        result = charge_imported(*handle, block, fresh);
+        if (result != CUDA_SUCCESS && DRIVER(cuMemRelease))
+            DRIVER(cuMemRelease)(*handle);
     }
+    bool kept = fresh && fresh->block;
     pthread_mutex_unlock(&lock);
+    if (!kept) {
+        free(block);
+        free(fresh);
+    }
     return result;
 }
 

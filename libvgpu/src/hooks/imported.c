@@ -1,0 +1,51 @@
+/* How large the memory behind an imported handle is. No call of the driver says so, but a mapping is refused from one granule beyond its end on. */
+#define _GNU_SOURCE
+#include "imported.h"
+
+/* Whether that many bytes of the memory can be mapped at an address that is reserved; nothing stays mapped. */
+static bool reaches(CUmemGenericAllocationHandle handle, CUdeviceptr at, uint64_t bytes) {
+    return DRIVER(cuMemMap)(at, bytes, 0, handle, 0) == CUDA_SUCCESS && DRIVER(cuMemUnmap)(at, bytes) == CUDA_SUCCESS;
+}
+
+/* Granules of the memory; `most`: as many as the reserved range has. */
+static uint64_t granules(CUmemGenericAllocationHandle handle, CUdeviceptr at, uint64_t granule, uint64_t most) {
+    uint64_t fit = 0, beyond = 1;
+    while (beyond <= most && reaches(handle, at, beyond * granule)) {
+        fit = beyond;
+        beyond *= 2;
+    }
+    if (beyond > most)
+        beyond = most + 1;
+    while (fit + 1 < beyond) {
+        uint64_t middle = fit + (beyond - fit) / 2;
+        if (reaches(handle, at, middle * granule))
+            fit = middle;
+        else
+            beyond = middle;
+    }
+    return fit;
+}
+
+bool vgpu_imported(CUmemGenericAllocationHandle handle, struct vgpu_imported *memory) {
+    CUmemAllocationProp properties;
+    size_t granule = 0, total = 0;
+    CUdeviceptr at = 0;
+    *memory = (struct vgpu_imported){0};
+    if (!DRIVER(cuMemGetAllocationPropertiesFromHandle) || !DRIVER(cuMemGetAllocationGranularity) || !DRIVER(cuMemAddressReserve) ||
+        !DRIVER(cuMemAddressFree) || !DRIVER(cuMemMap) || !DRIVER(cuMemUnmap) || !DRIVER(cuDeviceTotalMem_v2))
+        return false;
+    if (DRIVER(cuMemGetAllocationPropertiesFromHandle)(&properties, handle) != CUDA_SUCCESS)
+        return false;
+    if (properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return true;
+    memory->device = properties.location.id;
+    if (DRIVER(cuMemGetAllocationGranularity)(&granule, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS || !granule ||
+        DRIVER(cuDeviceTotalMem_v2)(&total, memory->device) != CUDA_SUCCESS)
+        return false;
+    uint64_t most = (total + granule - 1) / granule;
+    if (DRIVER(cuMemAddressReserve)(&at, most * granule, 0, 0, 0) != CUDA_SUCCESS)
+        return false;
+    memory->bytes = granules(handle, at, granule, most) * granule;
+    DRIVER(cuMemAddressFree)(at, most * granule);
+    return memory->bytes != 0;
+}

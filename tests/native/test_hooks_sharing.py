@@ -1,0 +1,119 @@
+"""Memory that two processes of a container hold by shareable handles: who pays, and until when."""
+
+from pathlib import Path
+
+import pytest
+from preloaded import environment, python
+
+CREW = """
+from crew import *
+SHARE = '''
+import os
+from driver_client import *
+def share(size, where=1):  # and how others find the descriptor
+    handle, fd = c_ulonglong(), c_int()
+    made = AllocationProperties(type=1, handles=1, location=Location(where, 0))
+    ok(cu.cuMemCreate(byref(handle), c_size_t(size), byref(made), c_ulonglong(0)))
+    ok(cu.cuMemExportToShareableHandle(byref(fd), handle, 1, c_ulonglong(0)))
+    return handle.value, [os.getpid(), fd.value]
+def take(owner, number):
+    handle = c_ulonglong()
+    fd = os.open(f"/proc/{owner}/fd/{number}", os.O_RDWR)
+    status = cu.cuMemImportFromShareableHandle(byref(handle), c_void_p(fd), 1)
+    os.close(fd)
+    return status, handle.value
+def used():  # by the container's account: contexts cost nothing here
+    left, total = info()
+    return (total - left) // MIB
+start()
+'''
+maker, user = crew(2)
+for one in maker, user:
+    assert one.do(SHARE) is None
+"""
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "region").mkdir()
+    return environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT_0="1000m", VGPU_DIR=str(tmp_path / "region"))
+
+
+def crew(script: str, env: dict[str, str]) -> list[str]:
+    return python(CREW + script, env)
+
+
+def test_memory_stays_charged_when_its_maker_lets_go_of_what_another_imported(env: dict[str, str]) -> None:
+    lines = crew(
+        """
+handle, where = maker.ask("share(300 * MIB)")
+print(user.ask("used()"))
+status, own = user.ask(f"take(*{where})")
+print(status, user.ask("used()"))
+maker.ask(f"release({handle})")
+print(user.ask("used()"), maker.ask("alloc(701 * MIB)[0]"), maker.ask("alloc(700 * MIB)[0]"))
+user.do("at = reserve(300 * MIB)")
+print(user.ask(f"map_block(at, 300 * MIB, {own})"), user.ask(f"release({own})"), user.ask("used()"))
+print(user.ask("unmap(at, 300 * MIB)"), user.ask("used()"))
+""",
+        env,
+    )
+    assert lines == ["300", "0 600", "300 2 0", "0 0 1000", "0 700"]
+
+
+def test_who_has_no_room_cannot_import(env: dict[str, str]) -> None:
+    lines = crew(
+        """
+handle, where = maker.ask("share(500 * MIB)")
+print(user.ask("alloc(2 * MIB)[0]"), user.ask(f"take(*{where})[0]"), user.ask("used()"))
+maker.ask(f"release({handle})")
+print(user.ask(f"take(*{where})[0]"), user.ask("used()"))
+""",
+        env,
+    )
+    assert lines == ["0 2 502", "0 502"]
+
+
+@pytest.mark.parametrize("granules", [1, 3, 4, 149])
+def test_an_import_is_charged_to_the_granule(env: dict[str, str], granules: int) -> None:
+    lines = crew(
+        f"""
+handle, where = maker.ask("share({2 * granules} * MIB)")
+print(user.ask(f"take(*{{where}})[0]"), user.ask("used()"), maker.ask(f"release({{handle}})"), user.ask("used()"))
+""",
+        env,
+    )
+    assert lines == [f"0 {4 * granules} 0 {2 * granules}"]
+
+
+def test_memory_of_the_host_is_not_charged_to_who_imports_it(env: dict[str, str]) -> None:
+    lines = crew(
+        """
+_, where = maker.ask("share(500 * MIB, where=2)")
+print(user.ask(f"take(*{where})[0]"), user.ask("used()"))
+""",
+        env,
+    )
+    assert lines == ["0 0"]
+
+
+def test_an_import_of_what_this_process_holds_is_the_same_memory(env: dict[str, str]) -> None:
+    lines = crew(
+        """
+handle, where = maker.ask("share(600 * MIB)")
+status, again = maker.ask(f"take(*{where})")
+print(status, again == handle, maker.ask("used()"))
+print(maker.ask(f"release({handle})"), maker.ask("used()"), maker.ask(f"release({handle})"), maker.ask("used()"))
+""",
+        env,
+    )
+    assert lines == ["0 True 600", "0 600 0 0"]
+
+
+def test_without_limits_an_import_is_the_drivers_alone(tmp_path: Path) -> None:
+    script = """
+_, where = maker.ask("share(600 * MIB)")
+before = user.ask("used()")
+print(user.ask(f"take(*{where})[0]"), user.ask("used()") - before)
+"""
+    assert crew(script, environment(tmp_path)) == ["0 0"]
