@@ -299,12 +299,14 @@ def test_what_the_dead_left_half_done_is_finished(machine: Machine, tmp_path: Pa
 
 STORM = """
 #include <stdio.h>
-#include <stdlib.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include "common/state.h"
 int main(void)
 {
     struct sim sim;
     uint64_t last = 0;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (sim_open_environment(&sim) || sim_register(&sim))
         return 1;
     puts("ready");

@@ -8,6 +8,7 @@
 #include "common/state.h"
 
 #define LOOK_NS 2000000u /* while another process has the card: it may die or stop */
+#define ROOM_NS 500000u  /* of work that ends before a launch that found no room looks again */
 #define LEAST_EARLY_NS 2000u
 #define MOST_EARLY_NS 60000u
 
@@ -125,6 +126,15 @@ void sim_wait(struct sim *sim, int index, uint64_t sequence)
     sim_wait_mark(sim, index, (struct sim_mark){0, sequence});
 }
 
+/* Waits until one launch more fits; with short kernels until some more do, since waking up for each of them costs more than it gives. */
+static void wait_for_room(struct sim *sim, int index, uint64_t issued)
+{
+    uint64_t first = issued + 1 - SIM_IN_FLIGHT, more = 0, due = atomic_load(&launch_at(sim, index, first)->due);
+    while (sim->self->kernels <= 1 && more < SIM_IN_FLIGHT / 4 && atomic_load(&launch_at(sim, index, first + more + 1)->due) < due + ROOM_NS)
+        more++;
+    sim_wait(sim, index, first + more);
+}
+
 uint64_t sim_launch(struct sim *sim, int index, uint64_t duration, uint32_t width, uint64_t not_before, struct sim_mark after)
 {
     struct sim_card *card = &sim->state->cards[index];
@@ -132,7 +142,7 @@ uint64_t sim_launch(struct sim *sim, int index, uint64_t duration, uint32_t widt
     for (;;) {
         uint64_t issued = atomic_load_explicit(&own->issued, memory_order_relaxed);
         if (issued - atomic_load_explicit(&own->completed, memory_order_acquire) >= SIM_IN_FLIGHT)
-            sim_wait(sim, index, issued + 1 - SIM_IN_FLIGHT);
+            wait_for_room(sim, index, issued);
         if (!sim_self_valid(sim))
             return 0;
         sim_acquire(sim, &card->time_lock);
