@@ -16,6 +16,7 @@
 #include "region_files.h"
 
 #define IDLE_PERIOD_NS 50000000u
+#define LIMITS_EVERY 5u     /* looks from one at the limits themselves, which seldom change, to the next */
 #define GLANCE_NS 2500000u /* how often it looks whether the owner of lent time is back */
 #define MAX_CARDS 64u
 
@@ -107,27 +108,25 @@ static void read_limits(struct vgpu_arbiter *arbiter, struct vgpu_container *con
 }
 
 /* With the lock held. */
-static void look(vgpu_arbiter *arbiter)
+static void look(vgpu_arbiter *arbiter, bool at_limits)
 {
     const uint64_t now = clock_ns(CLOCK_MONOTONIC);
     const uint64_t passed = arbiter->last_look ? now - arbiter->last_look : 0;
-    arbiter->state.containers = 0;
-    for (struct vgpu_container *container = arbiter->containers; container; container = container->next) {
+    for (struct vgpu_container *container = arbiter->containers; container && at_limits; container = container->next)
         read_limits(arbiter, container, false);
-        arbiter->state.containers++;
-    }
     vgpu_containers_look(arbiter->containers, now);
     arbiter->lends = false;
     for (unsigned i = 0; i < MAX_CARDS && arbiter->cards[i]; i++) {
         vgpu_card_decide(arbiter->cards[i], now, passed);
         arbiter->lends |= arbiter->cards[i]->lends;
     }
-    arbiter->state.active = 0;
+    arbiter->state.containers = arbiter->state.active = 0;
     for (struct vgpu_container *container = arbiter->containers; container; container = container->next) {
         bool active = false;
         for (unsigned i = 0; i < container->limits.card_count; i++)
             active |= container->members[i] && container->members[i]->view.active;
         arbiter->state.active += active;
+        arbiter->state.containers++;
     }
     arbiter->last_look = now;
     arbiter->state.passes++;
@@ -170,7 +169,7 @@ void vgpu_arbiter_run(vgpu_arbiter *arbiter)
             pthread_cond_wait(&arbiter->changed, &arbiter->lock);
             continue;
         }
-        look(arbiter);
+        look(arbiter, arbiter->state.passes % LIMITS_EVERY == 0);
         rest(arbiter, arbiter->last_look + (arbiter->state.active ? VGPU_ARBITER_PERIOD_NS : IDLE_PERIOD_NS));
         arbiter->state.cpu_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID) - cpu_before;
     }
@@ -180,7 +179,7 @@ void vgpu_arbiter_run(vgpu_arbiter *arbiter)
 void vgpu_arbiter_look(vgpu_arbiter *arbiter)
 {
     pthread_mutex_lock(&arbiter->lock);
-    look(arbiter);
+    look(arbiter, true);
     pthread_mutex_unlock(&arbiter->lock);
 }
 

@@ -11,6 +11,7 @@
 #define BUSY_CARD 0.97              /* a card as full as this tells nothing of what its containers would use without each other */
 #define CAREFUL_NS 100000000u       /* after that nothing is lent of what containers with work leave unused */
 #define HEADROOM_PERCENT 6          /* what is kept for each of those beside its present use and a tenth of it */
+#define BEAT_NS 100000000u          /* a heartbeat alone: libraries wait ten times as long */
 #define METER_BASE_NS (UINT64_C(1) << 62) /* a measurement is seen before what it corrects: that must not go below 0 */
 #define LONGEST_RUN_NS 60000000000u
 
@@ -188,6 +189,13 @@ static void publish(struct vgpu_arbiter_member *member, const struct vgpu_arbite
 {
     struct vgpu_limits_file *file = member->container->limits_file;
     const uint64_t refund = (uint64_t)member->refund_ns;
+    const bool told = member->view.share == answer->share && member->view.yield == answer->yield && member->view.neighbours == answer->neighbours;
+    if (told && !refund && now - member->beaten < BEAT_NS)
+        return;
+    member->view.share = answer->share;
+    member->view.yield = answer->yield;
+    member->view.neighbours = answer->neighbours;
+    member->beaten = now;
     atomic_store_explicit(&file->arbiter[member->index].share, answer->share, memory_order_relaxed);
     atomic_store_explicit(&file->arbiter[member->index].yield, answer->yield, memory_order_relaxed);
     atomic_store_explicit(&file->arbiter[member->index].neighbours, answer->neighbours, memory_order_relaxed);

@@ -16,7 +16,7 @@ struct vgpu_container;
 struct vgpu_arbiter_member {
     struct vgpu_container *container;
     unsigned index;             /* of the card in its limits */
-    struct vgpu_arbiter_view view;
+    struct vgpu_arbiter_view view; /* active, and what was published last */
     struct {
         uint64_t used_ns;       /* GPU time with refunds: grows with its use alone */
         uint64_t throttled_ns, wanted_until, tat;
@@ -25,6 +25,7 @@ struct vgpu_arbiter_member {
     uint64_t stuck;             /* number + 1 of one that was being written at the last look */
     uint64_t measured_ns;       /* they were so long together */
     uint64_t eager_until;
+    uint64_t beaten;            /* last heartbeat */
     double pending_ns;          /* charged and not yet over, as far as time tells */
     double rate;                /* part of the card's time that it used of late */
     double refund_ns;           /* not yet published */
