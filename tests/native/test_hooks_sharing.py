@@ -117,3 +117,37 @@ before = user.ask("used()")
 print(user.ask(f"take(*{where})[0]"), user.ask("used()") - before)
 """
     assert crew(script, environment(tmp_path)) == ["0 0"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "cu.cuMulticastBindMem(team, zero, block, zero, size, flags)",
+        "cu.cuMulticastBindMem_v2(team, 0, zero, block, zero, size, flags)",
+        "cu.cuMulticastBindAddr(team, zero, c_uint64(at), size, flags)",
+        "cu.cuMulticastBindAddr_v2(team, 0, zero, c_uint64(at), size, flags)",
+    ],
+)
+def test_memory_stays_charged_while_a_multicast_object_has_it(env: dict[str, str], call: str) -> None:
+    lines = python(
+        f"""
+from driver_client import *
+class Team(Structure):  # CUmulticastObjectProp of cuda.h
+    _fields_ = [("devices", c_uint), ("size", c_size_t), ("handles", c_ulonglong), ("flags", c_ulonglong)]
+start()
+team, zero, flags, size = c_ulonglong(), c_size_t(0), c_ulonglong(0), c_size_t(600 * MIB)
+ok(cu.cuMulticastCreate(byref(team), byref(Team(1, 600 * MIB, 0, 0))))
+ok(cu.cuMulticastAddDevice(team, 0))
+block = c_ulonglong(create(600 * MIB)[1])
+at = reserve(600 * MIB)
+ok(map_block(at, 600 * MIB, block.value))
+ok({call})
+ok(unmap(at, 600 * MIB))
+ok(release(block.value))
+print(used() // MIB, create(600 * MIB)[0])
+ok(cu.cuMulticastUnbind(team, 0, zero, size))
+print(used() // MIB, create(600 * MIB)[0])
+""",
+        env | {"VGPU_SIMULATE": "H100x2"},
+    )
+    assert lines == ["600 2", "0 0"]

@@ -125,27 +125,57 @@ static CUresult bind(struct physical *object, size_t offset, struct physical *me
     return CUDA_SUCCESS;
 }
 
+/* `device`: where the memory must be; -1: wherever it is. */
+static CUresult bind_memory(CUmemGenericAllocationHandle handle, int device, size_t offset, CUmemGenericAllocationHandle memory,
+                            size_t memory_offset, size_t size, unsigned long long flags)
+{
+    pthread_mutex_lock(&driver.lock);
+    struct physical *physical = physical_of(memory);
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    if (physical && (device < 0 || physical->properties.location.id == device))
+        result = bind(object_of(handle), offset, physical, memory_offset, size, flags);
+    pthread_mutex_unlock(&driver.lock);
+    return result;
+}
+
+static CUresult bind_mapped(CUmemGenericAllocationHandle handle, int device, size_t offset, CUdeviceptr address, size_t size,
+                            unsigned long long flags)
+{
+    pthread_mutex_lock(&driver.lock);
+    struct range *range = range_find(address, false);
+    bool mapped = range && range->kind == RANGE_MAPPED && size <= range->base + range->size - address;
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    if (mapped && (device < 0 || range->physical->properties.location.id == device))
+        result = bind(object_of(handle), offset, range->physical, range->offset + (address - range->base), size, flags);
+    pthread_mutex_unlock(&driver.lock);
+    return result;
+}
+
 CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, size_t offset, CUmemGenericAllocationHandle memory, size_t memory_offset,
                             size_t size, unsigned long long flags)
 {
     ENTER();
-    pthread_mutex_lock(&driver.lock);
-    CUresult result = bind(object_of(handle), offset, physical_of(memory), memory_offset, size, flags);
-    pthread_mutex_unlock(&driver.lock);
-    return result;
+    return bind_memory(handle, -1, offset, memory, memory_offset, size, flags);
+}
+
+CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, CUmemGenericAllocationHandle memory,
+                               size_t memory_offset, size_t size, unsigned long long flags)
+{
+    ENTER_DEVICE(device);
+    return bind_memory(handle, device, offset, memory, memory_offset, size, flags);
 }
 
 CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle handle, size_t offset, CUdeviceptr address, size_t size, unsigned long long flags)
 {
     ENTER();
-    pthread_mutex_lock(&driver.lock);
-    struct range *range = range_find(address, false);
-    bool mapped = range && range->kind == RANGE_MAPPED && size <= range->base + range->size - address;
-    CUresult result = CUDA_ERROR_INVALID_VALUE;
-    if (mapped)
-        result = bind(object_of(handle), offset, range->physical, range->offset + (address - range->base), size, flags);
-    pthread_mutex_unlock(&driver.lock);
-    return result;
+    return bind_mapped(handle, -1, offset, address, size, flags);
+}
+
+CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, CUdeviceptr address, size_t size,
+                                unsigned long long flags)
+{
+    ENTER_DEVICE(device);
+    return bind_mapped(handle, device, offset, address, size, flags);
 }
 
 CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, size_t size)

@@ -274,14 +274,22 @@ static void bind(struct link *object, struct link *memory, CUdevice device, uint
     memory->block->references++;
 }
 
-CUresult cuMulticastBindMem(CUmemGenericAllocationHandle object, size_t offset, CUmemGenericAllocationHandle memory, size_t start, size_t size,
-                            unsigned long long flags) {
-    CUDA_REAL(cuMulticastBindMem);
+/* The two forms of each call: with its device (CUDA 13.1), which can only be that of the memory, and without. */
+typedef CUresult (*bind_handle)(CUmemGenericAllocationHandle, size_t, CUmemGenericAllocationHandle, size_t, size_t, unsigned long long);
+typedef CUresult (*bind_handle_of)(CUmemGenericAllocationHandle, CUdevice, size_t, CUmemGenericAllocationHandle, size_t, size_t,
+                                   unsigned long long);
+typedef CUresult (*bind_address)(CUmemGenericAllocationHandle, size_t, CUdeviceptr, size_t, unsigned long long);
+typedef CUresult (*bind_address_of)(CUmemGenericAllocationHandle, CUdevice, size_t, CUdeviceptr, size_t, unsigned long long);
+
+static CUresult bind_memory(bind_handle plain, bind_handle_of with_device, CUmemGenericAllocationHandle object, CUdevice device, size_t offset,
+                            CUmemGenericAllocationHandle memory, size_t start, size_t size, unsigned long long flags) {
     struct bound *bound = calloc(1, sizeof *bound);
     lock_tables();
     struct link *to = find(handles, object), *what = find(handles, memory);
     bool counted = to && what;
-    CUresult result = counted && !bound ? CUDA_ERROR_OUT_OF_MEMORY : real(object, offset, memory, start, size, flags);
+    CUresult result = counted && !bound ? CUDA_ERROR_OUT_OF_MEMORY
+                      : plain           ? plain(object, offset, memory, start, size, flags)
+                                        : with_device(object, device, offset, memory, start, size, flags);
     if (result == CUDA_SUCCESS && counted) {
         bind(to, what, what->block->device, offset, size, bound);
         bound = NULL;
@@ -291,13 +299,15 @@ CUresult cuMulticastBindMem(CUmemGenericAllocationHandle object, size_t offset, 
     return result;
 }
 
-CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle object, size_t offset, CUdeviceptr address, size_t size, unsigned long long flags) {
-    CUDA_REAL(cuMulticastBindAddr);
+static CUresult bind_mapped(bind_address plain, bind_address_of with_device, CUmemGenericAllocationHandle object, CUdevice device, size_t offset,
+                            CUdeviceptr address, size_t size, unsigned long long flags) {
     struct bound *bound = calloc(1, sizeof *bound);
     lock_tables();
     struct link *to = find(handles, object), *what = mapping_around(address);
     bool counted = to && what;
-    CUresult result = counted && !bound ? CUDA_ERROR_OUT_OF_MEMORY : real(object, offset, address, size, flags);
+    CUresult result = counted && !bound ? CUDA_ERROR_OUT_OF_MEMORY
+                      : plain           ? plain(object, offset, address, size, flags)
+                                        : with_device(object, device, offset, address, size, flags);
     if (result == CUDA_SUCCESS && counted) {
         bind(to, what, what->block->device, offset, size, bound);
         bound = NULL;
@@ -305,6 +315,29 @@ CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle object, size_t offset,
     pthread_mutex_unlock(&lock);
     free(bound);
     return result;
+}
+
+CUresult cuMulticastBindMem(CUmemGenericAllocationHandle object, size_t offset, CUmemGenericAllocationHandle memory, size_t start, size_t size,
+                            unsigned long long flags) {
+    CUDA_REAL(cuMulticastBindMem);
+    return bind_memory(real, NULL, object, 0, offset, memory, start, size, flags);
+}
+
+CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle object, CUdevice device, size_t offset, CUmemGenericAllocationHandle memory, size_t start,
+                               size_t size, unsigned long long flags) {
+    CUDA_REAL(cuMulticastBindMem_v2);
+    return bind_memory(NULL, real, object, device, offset, memory, start, size, flags);
+}
+
+CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle object, size_t offset, CUdeviceptr address, size_t size, unsigned long long flags) {
+    CUDA_REAL(cuMulticastBindAddr);
+    return bind_mapped(real, NULL, object, 0, offset, address, size, flags);
+}
+
+CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle object, CUdevice device, size_t offset, CUdeviceptr address, size_t size,
+                                unsigned long long flags) {
+    CUDA_REAL(cuMulticastBindAddr_v2);
+    return bind_mapped(NULL, real, object, device, offset, address, size, flags);
 }
 
 CUresult cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice device, size_t offset, size_t size) {

@@ -119,8 +119,11 @@ CUresult multicast(struct operation op) {
             made(MULTICAST, op.a % 4u, object, 0);
         return result;
     case 1: case 2: return cuMulticastAddDevice(object, op.b % (DEVICES + 1));
-    case 3: case 4: return cuMulticastBindMem(object, offset, block, 0, GRANULE, op.c == 251);
-    case 5: return cuMulticastBindAddr(object, offset, address, GRANULE, 0);
+    case 3: return cuMulticastBindMem(object, offset, block, 0, GRANULE, op.c == 251);
+    case 4: return cuMulticastBindMem_v2(object, op.a % (DEVICES + 1), offset, block, 0, GRANULE, 0);
+    case 5:
+        return op.c & 8 ? cuMulticastBindAddr(object, offset, address, GRANULE, 0)
+                        : cuMulticastBindAddr_v2(object, op.a % (DEVICES + 1), offset, address, GRANULE, 0);
     case 6: return cuMulticastUnbind(object, op.b % (DEVICES + 1), offset, (1 + op.b % 4u) * GRANULE);
     default: return op.b & 1 ? cuMemRelease(object) : cuMemMap(address, GRANULE, 0, object, 0);
     }
