@@ -54,9 +54,10 @@ static void trim(CUmemoryPool pool, uint64_t keep)
 static void trim_one(void *handle, void *card)
 {
     CUmemoryPool pool = handle;
-    if (pool->card != *(int *)card || pool->reserved <= pool->threshold || pthread_mutex_trylock(&pool->lock) != 0)
+    if (pool->card != *(int *)card || pthread_mutex_trylock(&pool->lock) != 0)
         return; /* a busy pool decides for itself */
-    trim(pool, pool->threshold);
+    if (pool->reserved > pool->threshold)
+        trim(pool, pool->threshold);
     pthread_mutex_unlock(&pool->lock);
 }
 
@@ -274,11 +275,9 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
+/* Under the pool's lock. */
+static CUresult attribute_of(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
 {
-    ENTER();
-    if (!object_is(pool, OBJECT_POOL) || !value)
-        return CUDA_ERROR_INVALID_VALUE;
     switch (attribute) {
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: *(int *)value = pool->reuse[0]; break;
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: *(int *)value = pool->reuse[1]; break;
@@ -299,18 +298,27 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
+CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
 {
     ENTER();
     if (!object_is(pool, OBJECT_POOL) || !value)
         return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&pool->lock);
+    CUresult result = attribute_of(pool, attribute, value);
+    pthread_mutex_unlock(&pool->lock);
+    return result;
+}
+
+/* Under the pool's lock. */
+static CUresult set_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, const void *value)
+{
     switch (attribute) {
-    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: pool->reuse[0] = *(int *)value; break;
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: pool->reuse[1] = *(int *)value; break;
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: pool->reuse[2] = *(int *)value; break;
-    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: pool->threshold = *(cuuint64_t *)value; break;
+    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: pool->reuse[0] = *(const int *)value; break;
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: pool->reuse[1] = *(const int *)value; break;
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: pool->reuse[2] = *(const int *)value; break;
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: pool->threshold = *(const cuuint64_t *)value; break;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
-        if (*(cuuint64_t *)value)
+        if (*(const cuuint64_t *)value)
             return CUDA_ERROR_INVALID_VALUE; /* only a reset is allowed */
         if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)
             pool->reserved_high = pool->reserved;
@@ -320,6 +328,17 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
     default: return CUDA_ERROR_INVALID_VALUE;
     }
     return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
+{
+    ENTER();
+    if (!object_is(pool, OBJECT_POOL) || !value)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&pool->lock);
+    CUresult result = set_attribute(pool, attribute, value);
+    pthread_mutex_unlock(&pool->lock);
+    return result;
 }
 
 CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)
