@@ -60,6 +60,7 @@ void play_clean(void) {
     for (unsigned i = 0; i < logged(PHYSICAL); i++)
         while (cuMemRelease(logs[PHYSICAL].handle[i]) == CUDA_SUCCESS) {
         }
+    close_exported();
     for (unsigned i = 0; i < logged(MULTICAST); i++)
         while (cuMemRelease(logs[MULTICAST].handle[i]) == CUDA_SUCCESS) {
         }

@@ -12,7 +12,7 @@
 #define SLOTS 32u
 
 /* Handles by kind. A slot keeps its handle after the end of what it names, so that it can be used once too often; the logs forget nothing. */
-enum kind { POINTER, PHYSICAL, RANGE, ARRAY, MIPMAP, POOL, STREAM, CONTEXT, GRAPH, EXEC, HOST, IMPORTED, EXTERNAL, MULTICAST, KINDS };
+enum kind { POINTER, PHYSICAL, RANGE, ARRAY, MIPMAP, POOL, STREAM, CONTEXT, GRAPH, EXEC, HOST, IMPORTED, EXTERNAL, MULTICAST, DESCRIPTOR, KINDS };
 extern _Atomic uint64_t slots[KINDS][SLOTS];
 extern struct log {
     _Atomic unsigned count;
@@ -29,6 +29,8 @@ uint64_t handle_of(enum kind kind, unsigned slot);
 /* How many entries of a log are there. */
 unsigned logged(enum kind kind);
 void handles_forget(void);
+/* Closes the descriptors of exported blocks. */
+void close_exported(void);
 
 uint64_t size_of_range(uint64_t base);
 /* Bytes of an allocation; from 128 on by the limit of a card and what is left of it. */

@@ -28,6 +28,10 @@ void world_feature(const struct operation *operation, unsigned result);
 
 /* Once, before helpers are made: memory by which they tell each other what they export. */
 void shared_prepare(void);
+/* Whether some process imported what another has made, by a shareable handle: both are charged for it, and the card holds it once. */
+bool imports_crossed(void);
+/* Before helpers play: no handle is posted, nothing was imported. */
+void shared_begin(void);
 /* Forgets every handle of an earlier program. `concurrent`: several threads will play. */
 void play_begin(bool concurrent);
 /* The operations of one lane, in this thread. */

@@ -1,5 +1,7 @@
 /* Memory that comes from elsewhere: of other processes (IPC), of other interfaces, by shareable handles, and what is bound to several cards. */
 #define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -11,11 +13,24 @@
 /* Seen by this process and by all helpers: how they tell each other what they export. */
 static struct {
     _Atomic uint64_t words[POSTED][CU_IPC_HANDLE_SIZE / 8];
+    _Atomic uint64_t files[POSTED]; /* an exported block: process and descriptor */
+    atomic_bool crossed;
 } *board;
 
 void shared_prepare(void) {
     void *memory = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     board = memory == MAP_FAILED ? NULL : memory;
+}
+
+void shared_begin(void) {
+    for (unsigned i = 0; board && i < POSTED; i++)
+        atomic_store(&board->files[i], 0);
+    if (board)
+        atomic_store(&board->crossed, false);
+}
+
+bool imports_crossed(void) {
+    return board && atomic_load(&board->crossed);
 }
 
 static void post(unsigned place, const CUipcMemHandle *handle) {
@@ -82,7 +97,41 @@ CUresult external(struct operation op) {
     return result;
 }
 
-/* A block by way of a file descriptor, in one process: one more handle of the same block. */
+void close_exported(void) {
+    for (unsigned i = 0; i < logged(DESCRIPTOR); i++) {
+        if (logs[DESCRIPTOR].handle[i])
+            close((int)logs[DESCRIPTOR].handle[i] - 1);
+        logs[DESCRIPTOR].handle[i] = 0;
+    }
+}
+
+/* Lets other processes have a block: its descriptor stays open for them. */
+static CUresult export(CUmemGenericAllocationHandle block, unsigned place) {
+    int file = -1;
+    CUresult result = cuMemExportToShareableHandle(&file, block, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    if (result != CUDA_SUCCESS)
+        return result;
+    made(DESCRIPTOR, place, (uint64_t)file + 1, 0);
+    if (board)
+        atomic_store(&board->files[place % POSTED], (uint64_t)getpid() << 32 | (uint64_t)file);
+    return result;
+}
+
+/* May be of this process, and then it is one more handle of what it holds. */
+static CUresult import(CUmemGenericAllocationHandle *block, unsigned place) {
+    char path[64];
+    uint64_t posted_file = board ? atomic_load(&board->files[place % POSTED]) : 0;
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)(posted_file >> 32), (int)(posted_file & UINT32_MAX));
+    int file = posted_file ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (board && file >= 0 && ((pid_t)(posted_file >> 32) != getpid() || concurrent))
+        atomic_store(&board->crossed, true); /* before anything is charged: a comparison may be under way */
+    CUresult result = cuMemImportFromShareableHandle(block, (void *)(intptr_t)file, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    if (file >= 0)
+        close(file);
+    return result;
+}
+
+/* A block by way of a file descriptor: in one process one more handle of the same block, in another its importer's own. */
 CUresult shareable(struct operation op) {
     CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                       .requestedHandleTypes = op.c & 4 ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE,
@@ -92,7 +141,13 @@ CUresult shareable(struct operation op) {
     int file = -1;
     if (op.c & 1) {
         result = cuMemCreate(&handle, granules(op.b), &properties, 0);
+    } else if (op.c >= 64 && op.c < 160) {
+        return export(handle, op.b);
+    } else if (op.c >= 160 && op.c < 248) {
+        result = import(&handle, op.a);
     } else {
+        if (board && concurrent) /* another thread may let go of the block in between: then it is a new one for this process */
+            atomic_store(&board->crossed, true);
         result = cuMemExportToShareableHandle(op.c >= 250 ? NULL : &file, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
         if (result == CUDA_SUCCESS)
             result = cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)file, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);

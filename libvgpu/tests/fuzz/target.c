@@ -63,6 +63,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         busy[operations[i].code >> 6] = true;
 
     world_begin(data[1]);
+    shared_begin();
     bool concurrent = false;
     for (unsigned i = 1; i < LANES; i++)
         concurrent |= busy[i] && place_of(data[0], i) == OWN_THREAD;
