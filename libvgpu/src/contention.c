@@ -86,8 +86,8 @@ uint64_t vgpu_contention_scaled(unsigned card, uint64_t gpu_ns) {
     return scale == 0 || scale == WHOLE ? gpu_ns : gpu_ns * scale / WHOLE;
 }
 
-enum vgpu_company vgpu_contention_company(unsigned card, bool queued) {
+enum vgpu_company vgpu_contention_company(unsigned card) {
     if (atomic_load_explicit(&cards[card].until, memory_order_relaxed))
-        return queued ? VGPU_AHEAD : VGPU_BETWEEN;
+        return VGPU_SHARING;
     return atomic_load_explicit(&cards[card].count, memory_order_relaxed) > SURE_LOOKS ? VGPU_ALONE : VGPU_UNSURE;
 }

@@ -10,8 +10,8 @@
 /* Looks at the card again if the last look is old enough: at what the arbiter publishes, else at NVML's utilisation by process, and at the
  * container's other processes. May take as long as an NVML query, four times a second. now: CLOCK_MONOTONIC ns. */
 void vgpu_contention_update(unsigned card, uint64_t now);
-/* Whether the card was shared lately, with others or among processes of this container; `queued`: the launch in question waited for nobody. */
-enum vgpu_company vgpu_contention_company(unsigned card, bool queued);
+/* Whether the card was shared lately, with others or among processes of this container. */
+enum vgpu_company vgpu_contention_company(unsigned card);
 /* A measured time less what of it, by NVML's figures, was others'. */
 uint64_t vgpu_contention_scaled(unsigned card, uint64_t gpu_ns);
 /* GPU time that this process has charged; it must not take itself for a neighbour. */

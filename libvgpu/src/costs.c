@@ -3,6 +3,7 @@
 #define RECORDS 4096u /* power of two */
 #define PROBES 32u
 #define MOST_PASSED 64u
+#define SHORT_NS 50000u /* a microsecond more or less, which the beginning on an idle stream may be off, counts */
 
 static struct vgpu_cost records[RECORDS];
 static struct vgpu_cost overflow;
@@ -71,22 +72,22 @@ static struct spread undisturbed(const struct vgpu_cost *cost) {
     return spread;
 }
 
-/* Where samples come that waited for nobody, the others can be done without. */
-static bool passed_over(struct vgpu_cost *cost, enum vgpu_company company) {
-    if (company == VGPU_AHEAD) {
-        atomic_store_explicit(&cost->better, 1, memory_order_relaxed);
+static bool passed_over(struct vgpu_cost *cost, bool queued) {
+    if (queued) {
+        atomic_store_explicit(&cost->queued, 1, memory_order_relaxed);
         atomic_store_explicit(&cost->passed, 0, memory_order_relaxed);
-    } else if (company == VGPU_BETWEEN && atomic_load_explicit(&cost->better, memory_order_relaxed)) {
+    } else if (atomic_load_explicit(&cost->queued, memory_order_relaxed)) {
         if (atomic_fetch_add_explicit(&cost->passed, 1, memory_order_relaxed) < MOST_PASSED)
             return true;
-        atomic_store_explicit(&cost->better, 0, memory_order_relaxed);
+        atomic_store_explicit(&cost->queued, 0, memory_order_relaxed);
     }
     return false;
 }
 
-void vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns, enum vgpu_company company) {
-    const bool contended = company > VGPU_ALONE;
-    if (passed_over(cost, company))
+void vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns, enum vgpu_company company, bool queued) {
+    const bool contended = company == VGPU_SHARING;
+    const bool choosy = contended || (vgpu_cost_known(cost) && atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) <= SHORT_NS);
+    if (choosy && passed_over(cost, queued))
         return;
     /* Two threads that learn at once may lose one of the samples: no harm to a mean. */
     uint32_t samples = atomic_load_explicit(&cost->samples, memory_order_relaxed);

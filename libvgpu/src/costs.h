@@ -17,8 +17,8 @@ struct vgpu_cost {
     _Atomic uint32_t waited;      /* somebody has waited for the first sample */
     _Atomic uint32_t doubts;      /* how often all estimates have been doubted when this one was last made sure of */
     _Atomic uint32_t wide;        /* the times differ by themselves, without neighbours */
-    _Atomic uint32_t passed;      /* samples between others' work that were passed over for better ones */
-    _Atomic uint32_t better;      /* such better ones have come lately */
+    _Atomic uint32_t queued;      /* samples that waited for nobody have come lately */
+    _Atomic uint32_t passed;      /* others that were passed over since */
     _Atomic uint32_t recent[VGPU_COST_RECENT]; /* ns, newest at samples - 1; 0: none */
 };
 
@@ -45,12 +45,12 @@ static inline uint64_t vgpu_cost_age(const struct vgpu_cost *cost, uint64_t now)
 enum vgpu_company {
     VGPU_UNSURE,  /* too early to tell; taken for alone, but nothing is concluded from it */
     VGPU_ALONE,   /* on the card */
-    VGPU_AHEAD,   /* others were there, but the launch followed earlier work of its stream and waited for nobody */
-    VGPU_BETWEEN, /* it may contain their work, or the change from them to us */
+    VGPU_SHARING, /* with others: a sample may contain their work, or the change from them to us */
 };
-/* Takes a sample in. Alone: the mean over the first 32, afterwards over about the last 32, so that it follows a program that changes. Else the mean
- * of those recent samples that look undisturbed, unless the times are known to differ by themselves; VGPU_BETWEEN only where no others come. */
-void vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns, enum vgpu_company company);
+/* Takes a sample in; queued: the launch followed earlier work of its stream and waited for nobody. Alone: the mean over the first 32, afterwards over
+ * about the last 32, so that it follows a program that changes. Sharing: the mean of those recent samples that look undisturbed, unless the times
+ * are known to differ by themselves. Where queued samples come, those of short kernels and those taken while sharing do without the others. */
+void vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns, enum vgpu_company company, bool queued);
 /* The handle behind a key (0: any key) may now mean something else: the estimate stays, as a guess that the next sample outweighs. */
 void vgpu_cost_doubt(uint64_t key);
 /* xorshift64: Marsaglia, Xorshift RNGs, 2003. The state is not 0. */

@@ -17,9 +17,8 @@
 #define FIRST_GUESS_NS 50000u      /* price of a launch of which nothing is known */
 #define QUEUED_NS 200000000u       /* a launch that has been under way for longer was not paid for */
 #define FIRST_WAIT_NS 100000000u   /* longest wait for the first measurement of a key; once per key */
-#define SAMPLE_EVERY_NS 1000000u   /* one measurement per thread and this time, on average */
+#define SAMPLE_EVERY_NS 2000000u   /* one measurement per thread and this time, on average */
 #define FEWEST_SAMPLES 8192u       /* but one in so many launches */
-#define SHORTEST_INTERVAL_NS 16u   /* between launches; the mean must be able to grow */
 #define BATCH_NS 50000u            /* GPU time that a thread pays in advance at most, and keeps to itself before it is counted for all to see */
 #define BATCH_LAUNCHES 64u
 #define BATCH_IDLE_NS 10000000u    /* a thread that launches less often pays one by one */
@@ -41,6 +40,8 @@ static __thread __attribute__((tls_model("initial-exec"))) struct {
     uint64_t batch_ns;             /* what it paid the last time */
     uint64_t looked_ns;            /* CLOCK_MONOTONIC of that */
     uint64_t interval_ns;          /* mean time between launches */
+    uint64_t recent_ns;            /* sums that forget, as the quotient of which it comes; launches in sixteenths */
+    uint64_t recent_launches;
     uint64_t collected_ns;         /* when it last asked for results */
     CUstream stream;               /* the last one, and its place in `sources` */
     uint64_t source;
@@ -126,11 +127,9 @@ static void look_up(unsigned card, uint64_t key, CUstream stream, uint64_t now) 
             vgpu_count_gpu_time(thread.card, thread.filled_ns - thread.left_ns, launches);
         if (launches)
             vgpu_contention_own(thread.card, (int64_t)(thread.filled_ns - thread.left_ns));
-        /* a rest lengthens the mean a little: what follows it is as dense as what was before */
-        const uint64_t interval = (now - thread.looked_ns) / (launches + 1);
-        const uint64_t counted = interval < 2 * thread.interval_ns ? interval : 2 * thread.interval_ns;
-        thread.interval_ns += ((int64_t)counted - (int64_t)thread.interval_ns) / 8;
-        thread.interval_ns += thread.interval_ns < SHORTEST_INTERVAL_NS ? SHORTEST_INTERVAL_NS : 0;
+        thread.recent_ns += now - thread.looked_ns - thread.recent_ns / 16;
+        thread.recent_launches += 16 * (launches + 1) - thread.recent_launches / 16;
+        thread.interval_ns = thread.recent_ns * 16 / thread.recent_launches;
         thread.until_sample -= launches + 1;
         vgpu_crowd_note(thread.sources | vgpu_crowd_member(stream, &thread), launches + 1, now);
     } else {
@@ -280,7 +279,7 @@ static void paid(struct vgpu_launch *launch, uint64_t key, CUstream stream) {
     /* Where others use the card, only a launch right behind another one of ours is sure to contain nothing of theirs. */
     const bool second = thread.coupled;
     const bool couple = !second && settled && !is_short && launch->reserved_ns < VGPU_LONG_RUN_NS && thread.until_sample <= 0 && !vgpu_crowded() &&
-                        vgpu_contention_company(place.card, true) == VGPU_AHEAD;
+                        vgpu_contention_company(place.card) == VGPU_SHARING;
     thread.coupled |= couple;
     if (share.percent) {
         pay(&place, &share, launch->reserved_ns, is_short, couple, now);

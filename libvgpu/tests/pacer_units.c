@@ -49,30 +49,30 @@ static void check_keys(void) {
 static void check_mean(void) {
     struct vgpu_cost *cost = vgpu_cost_of(1ull << 40);
     CHECK(!vgpu_cost_known(cost));
-    vgpu_cost_learn(cost, 1000, VGPU_ALONE);
+    vgpu_cost_learn(cost, 1000, VGPU_ALONE, false);
     CHECK(vgpu_cost_known(cost) && cost->mean_ns == 1000);
     for (int i = 0; i < 1000; i++)
-        vgpu_cost_learn(cost, i % 2 ? 10 * 1000 : 10 * MS, VGPU_ALONE);
+        vgpu_cost_learn(cost, i % 2 ? 10 * 1000 : 10 * MS, VGPU_ALONE, false);
     CHECK(cost->mean_ns > 4500000 && cost->mean_ns < 5500000); /* the mean, not the smallest */
     for (int i = 0; i < 1000; i++)
-        vgpu_cost_learn(cost, 1000, VGPU_ALONE);
+        vgpu_cost_learn(cost, 1000, VGPU_ALONE, false);
     CHECK(cost->mean_ns < 2000); /* follows a program that changes */
 }
 
 static void check_neighbours(void) {
     struct vgpu_cost *cost = vgpu_cost_of(1ull << 41);
     for (int i = 0; i < 64; i++) /* three of five samples contain up to 2 ms of somebody else */
-        vgpu_cost_learn(cost, i % 5 < 2 ? 2 * MS : 2 * MS + (uint64_t)(i * 37 % 64 + 4) * MS / 32, VGPU_BETWEEN);
+        vgpu_cost_learn(cost, i % 5 < 2 ? 2 * MS : 2 * MS + (uint64_t)(i * 37 % 64 + 4) * MS / 32, VGPU_SHARING, false);
     CHECK(cost->mean_ns >= 2 * MS && cost->mean_ns < 2100000);
     struct vgpu_cost *varied = vgpu_cost_of(1ull << 42);
     for (int i = 0; i < 64; i++) /* nobody else after all: an even spread of 80 to 120 is not cut down */
-        vgpu_cost_learn(varied, 80000 + (uint64_t)(i * 29 % 32) * 1290, VGPU_BETWEEN);
+        vgpu_cost_learn(varied, 80000 + (uint64_t)(i * 29 % 32) * 1290, VGPU_SHARING, false);
     CHECK(varied->mean_ns > 97000 && varied->mean_ns < 103000);
     struct vgpu_cost *two = vgpu_cost_of(1ull << 43);
     for (int i = 0; i < 32; i++) /* long and short in turn by itself: a neighbour later on does not make the long ones suspect */
-        vgpu_cost_learn(two, i % 2 ? 10 * MS : 10000, VGPU_ALONE);
+        vgpu_cost_learn(two, i % 2 ? 10 * MS : 10000, VGPU_ALONE, false);
     for (int i = 0; i < 64; i++)
-        vgpu_cost_learn(two, i % 2 ? 10 * MS : 10000, VGPU_BETWEEN);
+        vgpu_cost_learn(two, i % 2 ? 10 * MS : 10000, VGPU_SHARING, false);
     CHECK(two->mean_ns > 4500000 && two->mean_ns < 5500000);
 }
 
