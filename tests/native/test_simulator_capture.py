@@ -157,3 +157,19 @@ report(os.getpid())
 """
     )
     assert machine.process(found).launches == (3,)
+
+
+def test_a_thread_finds_its_own_stream_of_a_context_again(machine: Machine) -> None:
+    found = machine.run(
+        CLIENT
+        + """
+own = cu.CUstream(cu.CU_STREAM_PER_THREAD)
+begin(own, "RELAXED")
+first = ok(cu.cuStreamGetId(own))
+second_context = ok(cu.cuCtxCreate(None, 0, 0))
+elsewhere = ok(cu.cuStreamGetId(own)) != first
+ok(cu.cuCtxPopCurrent())
+report([elsewhere, ok(cu.cuStreamGetId(own)) == first, end(own), code(cu.cuMemAlloc(10))])
+"""
+    )
+    assert found == [True, True, 0, 0]

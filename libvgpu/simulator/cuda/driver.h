@@ -46,6 +46,7 @@ struct CUstream_st {
     uint64_t id;
     struct capture *capture;
     unsigned member; /* of the capture's streams */
+    uint64_t owner;  /* the thread whose CU_STREAM_PER_THREAD it is; 0: a stream like any other */
 };
 
 struct CUctx_st {
@@ -204,8 +205,8 @@ struct thread_state {
     CUstreamCaptureMode capture_mode;
     bool own_default_stream; /* inside a call of the per-thread variant */
     int captures; /* begun by this thread and not relaxed */
-    CUstream per_thread[SIM_CARDS];
-    CUcontext per_thread_context[SIM_CARDS];
+    CUstream per_thread[SIM_CARDS]; /* the one used last on each card */
+    uint64_t id;                    /* of the owner of such streams; 0: none yet */
 };
 struct thread_state *thread_state(void);
 
