@@ -39,6 +39,7 @@ static void correct(unsigned card, int64_t charged, int64_t used) {
     if (charged < LEAST_PERCENT || used < LEAST_PERCENT || (charged - used <= NOISE_PERCENT && used - charged <= NOISE_PERCENT))
         return;
     int64_t scale = atomic_load_explicit(&cards[card].scale, memory_order_relaxed);
+    scale = scale ? scale : WHOLE;
     scale += (scale * used / charged - scale) / CAUTION;
     scale = scale < WHOLE / 4 ? WHOLE / 4 : scale > WHOLE * 4 ? WHOLE * 4 : scale;
     atomic_store_explicit(&cards[card].scale, (uint32_t)scale, memory_order_relaxed);
