@@ -118,7 +118,6 @@ def use_simulator(spec: str, state_dir: Path) -> None:
     if pynvml.nvmlLib is not None and names.ENV_SIMULATOR_DIR not in os.environ:
         raise RuntimeError("NVML of the real driver is already in use in this process: choose the simulator first")
     library = paths.simulator() / "libnvidia-ml.so.1"
-    state_dir.mkdir(parents=True, exist_ok=True)
     simulator.create(state_dir, spec)
     os.environ[names.ENV_SIMULATOR_DIR] = str(state_dir)
     os.environ.pop(names.ENV_SIMULATE, None)  # the state has been made and decides
