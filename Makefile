@@ -58,9 +58,9 @@ bench-hooks: build
 	@$(BIN)/python benchmarks/hooks/bench.py
 
 # What share of a simulated card a limit gives, against the limit: three runs, about 20 minutes. QUICK=1: one short run. JOBS=1: one machine at a
-# time. ONLY=TEXT: rows with this in their name. PLOTS=DIR: draws the shares over time there.
+# time. ONLY=TEXT: rows with this in their name. DOCS=1: writes docs/core-limit.md.
 bench-pacer: build
-	@$(BIN)/python benchmarks/pacer/bench.py $(if $(QUICK),,--full) $(if $(JOBS),--jobs $(JOBS)) $(if $(ONLY),--only "$(ONLY)") $(if $(PLOTS),--plots $(PLOTS))
+	@$(BIN)/python benchmarks/pacer/bench.py $(if $(QUICK),,--full) $(if $(JOBS),--jobs $(JOBS)) $(if $(ONLY),--only "$(ONLY)") $(if $(DOCS),--docs docs)
 
 # Random programs against the simulator: SECONDS, SEED, INPUT (plays this file 100 times), FUZZER=libfuzzer (needs clang).
 fuzz: build

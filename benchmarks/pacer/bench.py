@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rig import cost, plots, single, tenants
 from rig.machine import Machine, Trace, compiled
-from rig.report import FULL, QUICK, Plan, Reading, Series, Trial, tables, write_json
+from rig.report import FULL, QUICK, Plan, Reading, Series, Trial, lines, markdown, replace_part, show, write_json
 
 MEMORY = Path("/dev/shm")  # regions lie in memory where a node agent makes them
 
@@ -89,7 +89,12 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="three runs of 5 s warm-up and 6 s; else one short run")
     parser.add_argument("--jobs", type=int, default=2, help="simulated machines at work at a time (default 2)")
     parser.add_argument("--only", default="", metavar="TEXT", help="only rows in whose name TEXT occurs")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="draw the shares of the first run there")
+    parser.add_argument(
+        "--docs",
+        type=Path,
+        metavar="DIR",
+        help="write tables and plots into DIR/core-limit.md",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all readings and traces there")
     options = parser.parse_args()
     plan, console = FULL if options.full else QUICK, Console(width=WIDTH)
@@ -101,17 +106,21 @@ def main() -> int:
         bench = Bench(Path(name), plan, console)
         bench.all(trials, options.jobs)
     idle_now, whole_now = processor_times()
-    met, missed = tables(bench.results, console)
-    console.print(
+    found = lines(bench.results)
+    verdicts = [line.met for table in found for line in table.lines if line.met is not None]
+    remark = (
         f"Simulated card; {plan.runs} run(s) of {plan.warm_s:g} s warm-up and {plan.measured_s:g} s, the reading"
         f" furthest from its limit; {options.jobs} machine(s) at a time on {os.cpu_count()} processors, which were busy"
         f" {100 - 100 * (idle_now - idle) / (whole_now - whole):.0f} % of the time, load {os.getloadavg()[1]:.1f}."
+        f" {sum(verdicts)} rows met their bars, {len(verdicts) - sum(verdicts)} missed."
     )
-    console.print(f"{met} rows met their bars, {missed} missed.")
+    show(found, console)
+    console.print(remark)
     if options.json:
         write_json(options.json, bench.results, bench.series)
-    if options.plots:
-        plots.draw(bench.series, options.plots)
+    if options.docs:
+        plots.draw(bench.series, options.docs / "images")
+        replace_part(options.docs / "core-limit.md", markdown(found, remark))
     for line in bench.broken:
         console.print(f"BROKEN {line}", style="red")
     return 1 if bench.broken else 0

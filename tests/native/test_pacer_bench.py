@@ -12,7 +12,9 @@ BENCH = HERE.parents[1] / "benchmarks/pacer/bench.py"
 
 def test_shares_are_read_and_drawn(tmp_path: Path) -> None:
     command = [sys.executable, BENCH, "--only", "async 2 ms", "--jobs", "3"]
-    files = ["--json", tmp_path / "readings.json", "--plots", tmp_path]
+    page = tmp_path / "core-limit.md"
+    page.write_text((HERE.parents[1] / "docs/core-limit.md").read_text())
+    files = ["--json", tmp_path / "readings.json", "--docs", tmp_path]
     done = subprocess.run([*command, *files], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = json.loads((tmp_path / "readings.json").read_bytes())["rows"]
@@ -20,7 +22,8 @@ def test_shares_are_read_and_drawn(tmp_path: Path) -> None:
     assert sorted(readings) == [20, 50, 80]
     # far below can come from a test machine with no time for the launching thread
     assert all(limit / 2 < value < limit + 5 for limit, value in readings.items()), readings
-    assert "async 2 ms" in (tmp_path / "one-process.svg").read_text()
+    assert "async 2 ms" in (tmp_path / "images/one-process.svg").read_text()
+    assert page.read_text().count("| async 2 ms |") == 1
 
 
 def test_a_pattern_that_fits_no_row_is_refused() -> None:

@@ -25,6 +25,7 @@ CARD = "T4"
 #: what would limit, simulate or preload in the environment of the benchmark itself
 OURS = ("CUDA_", "VGPU_", "LD_", "GPU_CORE", "ACTIVE_OOM", "LIBCUDA", "NVIDIA_")
 STEP_S = 0.02  # between two looks at the truth
+EDGE_S = 0.5  # at either end of a window, which may be cut off it
 
 
 def compiled(folder: Path) -> Path:
@@ -81,7 +82,7 @@ def share(at: NDArray[np.float64], busy: NDArray[np.float64]) -> float:
     rising = np.diff(busy) > 0
     starts = np.flatnonzero(rising[1:] & ~rising[:-1]) + 1
     first, last = 0, len(at) - 1
-    if len(starts) > 1 and at[starts[0]] < at[0] + 0.5 and at[starts[-1]] > at[-1] - 0.5:
+    if len(starts) > 1 and at[starts[0]] <= at[0] + EDGE_S and at[starts[-1]] >= at[-1] - EDGE_S:
         first, last = int(starts[0]), int(starts[-1])
     return float((busy[last] - busy[first]) / (at[last] - at[first]) * 100)
 

@@ -1,6 +1,6 @@
 """Readings of all runs, and the tables that people see."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -9,8 +9,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from rig.machine import Machine, Trace
+from rig.machine import EDGE_S, Machine, Trace
 
+BEGIN, END = "<!-- make bench-pacer DOCS=1: begin -->", "<!-- make bench-pacer DOCS=1: end -->"
 LONG_S = 4  # traces up to here show milliseconds
 
 
@@ -20,6 +21,11 @@ class Plan(msgspec.Struct, frozen=True):
     warm_s: float
     measured_s: float
     runs: int
+
+    @property
+    def whole_s(self) -> float:
+        """Of a trace in which at least `measured_s` can be measured."""
+        return self.warm_s + self.measured_s + 2 * EDGE_S
 
 
 FULL = Plan(warm_s=5, measured_s=6, runs=3)
@@ -84,23 +90,77 @@ def _bar(readings: Iterable[Reading]) -> str:
     return ", ".join(sorted(words))
 
 
-def tables(results: dict[tuple[str, str], list[Reading]], console: Console) -> tuple[int, int]:
-    """Prints a table for each group of rows; returns how many rows met their bars and how many missed."""
-    met = missed = 0
+class Line(msgspec.Struct, frozen=True):
+    """A row as people see it."""
+
+    row: str
+    cells: list[str]
+    worst: str
+    bar: str
+    met: bool | None  #: None: nothing was expected
+
+    def verdict(self, met: str, missed: str) -> str:
+        return "" if self.met is None else met if self.met else missed
+
+
+class Lines(msgspec.Struct, frozen=True):
+    """A table as people see it."""
+
+    title: str
+    columns: list[str]
+    lines: list[Line]
+
+
+Results = Mapping[tuple[str, str], list[Reading]]  # by table and row
+
+
+def _line(row: str, columns: list[str], readings: list[Reading]) -> Line:
+    cells = [[r for r in readings if r.column == column] for column in columns]
+    judged = [r for r in readings if r.expected is not None]
+    worst = f"{max(abs(r.error) for r in judged):.2f}" if judged else ""
+    met = all(r.met for r in judged) if judged else None
+    return Line(row, [_cell(cell) if cell else "" for cell in cells], worst, _bar(judged), met)
+
+
+def lines(results: Results) -> list[Lines]:
+    """All tables, each cell with the reading of all runs that is furthest from what it should be."""
+    found = []
     for title in dict.fromkeys(table for table, _ in results):
         rows = {row: readings for (table, row), readings in results.items() if table == title}
         columns = list(dict.fromkeys(reading.column for readings in rows.values() for reading in readings))
-        table = Table(Column("", no_wrap=True), *columns, "max error", "bar", "", title=title, title_justify="left")
-        for row, readings in rows.items():
-            cells = [[r for r in readings if r.column == column] for column in columns]
-            judged = [r for r in readings if r.expected is not None]
-            good = all(r.met for r in judged)
-            met, missed = met + bool(judged and good), missed + (not good)
-            verdict = ("met" if good else "[bold]missed[/]") if judged else ""
-            worst = f"{max(abs(r.error) for r in judged):.2f}" if judged else ""
-            table.add_row(row, *(_cell(cell) if cell else "" for cell in cells), worst, _bar(judged), verdict)
+        found.append(Lines(title, columns, [_line(row, columns, readings) for row, readings in rows.items()]))
+    return found
+
+
+def show(tables: Iterable[Lines], console: Console) -> None:
+    """Prints them."""
+    for one in tables:
+        first = Column("", no_wrap=True)
+        table = Table(first, *one.columns, "max error", "bar", "", title=one.title, title_justify="left")
+        for line in one.lines:
+            table.add_row(line.row, *line.cells, line.worst, line.bar, line.verdict("met", "[bold]missed[/]"))
         console.print(table)
-    return met, missed
+
+
+def markdown(tables: Iterable[Lines], remark: str) -> str:
+    """The same for a page of the documentation."""
+    text = []
+    for one in tables:
+        heads = ["", *one.columns, "max error", "bar", ""]
+        text += ["", f"### {one.title}", "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+        for line in one.lines:
+            cells = [line.row, *line.cells, line.worst, line.bar, line.verdict("met", "**missed**")]
+            text.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*text, "", remark]) + "\n"
+
+
+def replace_part(page: Path, text: str) -> None:
+    """Puts `text` between the two marks of a page; raises ValueError when it has none."""
+    whole = page.read_text()
+    if BEGIN not in whole or END not in whole:
+        raise ValueError(f"{page} has no lines {BEGIN} and {END}")
+    before, after = whole.partition(BEGIN)[0], whole.partition(END)[2]
+    page.write_text(f"{before}{BEGIN}\n{text}{END}{after}")
 
 
 class Series(msgspec.Struct, frozen=True):
@@ -127,7 +187,7 @@ class Series(msgspec.Struct, frozen=True):
         )
 
 
-def write_json(file: Path, results: dict[tuple[str, str], list[Reading]], series: list[Series]) -> None:
+def write_json(file: Path, results: Results, series: list[Series]) -> None:
     """All readings and the traces of the first run."""
     rows = [{"table": table, "row": row, "readings": readings} for (table, row), readings in results.items()]
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -55,7 +55,7 @@ def single(shape: str, limit: int, machine: Machine, plan: Plan) -> tuple[list[R
     unlimited = machine.container(0)
     taken = [demand(machine, unlimited, shape, plan)] if shape in RESTING else []
     program = machine.container(limit).start(shape)
-    trace = machine.record(plan.warm_s + plan.measured_s)
+    trace = machine.record(plan.whole_s)
     machine.stop(program)
     taken += [demand(machine, unlimited, shape, plan)] if shape in RESTING else []
     expected = min(limit, mean(taken)) if taken else limit
@@ -71,7 +71,7 @@ def processes(limit: int, machine: Machine, plan: Plan) -> tuple[list[Reading], 
     container = machine.container(limit)
     for _ in range(PROCESSES):
         container.start("wide")
-    trace = machine.record(plan.warm_s + plan.measured_s)
+    trace = machine.record(plan.whole_s)
     whole, each = shares(trace, plan)
     quarter = whole / PROCESSES
     worst = max(each, key=lambda one: abs(one - quarter))
@@ -81,7 +81,7 @@ def processes(limit: int, machine: Machine, plan: Plan) -> tuple[list[Reading], 
 def threads(limit: int, machine: Machine, plan: Plan) -> tuple[list[Reading], Trace | None]:
     """Several threads of one process with several streams each."""
     machine.container(limit).start("threads")
-    trace = machine.record(plan.warm_s + plan.measured_s)
+    trace = machine.record(plan.whole_s)
     return [Reading(f"{limit} %", shares(trace, plan)[0], limit, 1)], trace
 
 

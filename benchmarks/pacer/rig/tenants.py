@@ -25,7 +25,7 @@ def pair(limits: tuple[int, int], shapes: tuple[str, str], machine: Machine, pla
     machine.arbitrate()
     for limit, shape in zip(limits, shapes, strict=True):
         machine.container(limit).start(shape)
-    trace = machine.record(plan.warm_s + plan.measured_s)
+    trace = machine.record(plan.whole_s)
     each = shares(trace, plan)[1]
     return [
         Reading(column, value, limit, 1) for column, value, limit in zip(("first", "second"), each, limits, strict=True)
@@ -57,7 +57,7 @@ def three(policy: str, machine: Machine, plan: Plan) -> tuple[list[Reading], Tra
     for limit in limits:
         container = machine.container(limit, policy="elastic" if elastic else "fixed", ceiling=100 if elastic else 0)
         owner = container.start("wide", held=limit == 50)
-    trace = machine.record(plan.warm_s + plan.measured_s)
+    trace = machine.record(plan.whole_s)
     expected, bar = ((40, 60, 0), 2) if elastic else ((20, 30, 0), 1)
     each = shares(trace, plan)[1]
     readings = [Reading(c, v, e, bar, row=row) for c, v, e in zip(columns, each, expected, strict=True)]
