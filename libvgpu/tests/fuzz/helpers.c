@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "helpers.h"
 
+#include <cuda.h>
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -46,6 +47,8 @@ static bool hear(int socket, char *word) {
 static void live(int socket, const struct order *order) {
     char word = 'd';
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (cuInit(0) != CUDA_SUCCESS)
+        fail("cuInit of a helper");
     play_begin(false);
     play(order->operations, order->count, order->lane);
     play_settle();
