@@ -3,7 +3,9 @@
 #include <stdlib.h>
 
 #include "costs.h"
+#include "crowd.h"
 #include "gcra.h"
+#include "runs.h"
 
 #define CHECK(condition)                                                                                                                           \
     do {                                                                                                                                           \
@@ -76,6 +78,81 @@ static void check_neighbours(void) {
     CHECK(two->mean_ns > 4500000 && two->mean_ns < 5500000);
 }
 
+static void check_unions(void) {
+    struct vgpu_spans spans = {0};
+    CHECK(vgpu_spans_add(&spans, 100, 100) == 0 && vgpu_spans_add(&spans, 100, 90) == 0);
+    CHECK(vgpu_spans_add(&spans, 100, 200) == 100);
+    CHECK(vgpu_spans_add(&spans, 150, 250) == 50);
+    CHECK(vgpu_spans_add(&spans, 300, 400) == 100);
+    CHECK(vgpu_spans_add(&spans, 310, 320) == 0);
+    CHECK(vgpu_spans_add(&spans, 240, 310) == 50 && spans.count == 1); /* fills the hole */
+    CHECK(vgpu_spans_add(&spans, 50, 500) == 150 && spans.count == 1 && spans.at[0].begin == 50 && spans.at[0].end == 500);
+    for (uint64_t i = 0; i < 100; i++) /* more than there is room for: the newest stay */
+        CHECK(vgpu_spans_add(&spans, 1000 + 20 * i, 1010 + 20 * i) == 10);
+    CHECK(spans.count == VGPU_SPANS && spans.at[VGPU_SPANS - 1].end == 1010 + 20 * 99);
+    CHECK(vgpu_spans_add(&spans, 1000 + 20 * 99, 1010 + 20 * 99) == 0);
+    CHECK(vgpu_spans_add(&spans, 0, 10) == 10 && spans.at[0].begin > 10); /* too old to be remembered */
+}
+
+static void check_runs(void) {
+    static struct vgpu_pacer_card pacer;
+    CHECK(vgpu_run_publish(&pacer, 1000, 2000) == 1000);
+    CHECK(vgpu_run_publish(&pacer, 1500, 2500) == 500); /* by whichever process: the container's card was busy once */
+    CHECK(vgpu_run_publish(&pacer, 1200, 1300) == 0);
+    CHECK(pacer.run_count == 3 && pacer.runs[1].begin_ns == 1500 && pacer.runs[1].end_ns == 2500);
+    atomic_store(&pacer.runs[1].end_ns, 0); /* as a killed writer leaves it */
+    CHECK(vgpu_run_publish(&pacer, 2000, 2600) == 600);
+    for (uint64_t i = 0; i < 2 * VGPU_RUNS; i++)
+        CHECK(vgpu_run_publish(&pacer, 10000 + 10 * i, 10010 + 10 * i) == 10);
+}
+
+static void check_crowds(void) {
+    int one, other;
+    vgpu_crowd_note(vgpu_crowd_member(&one, &one), 1, 100 * MS);
+    vgpu_crowd_note(vgpu_crowd_member(&one, &one), 1, 101 * MS);
+    CHECK(!vgpu_crowded());
+    uint64_t second = vgpu_crowd_member(&other, &one);
+    for (uintptr_t i = 2; second == vgpu_crowd_member(&one, &one); i++) /* members are bits, and two may share one */
+        second = vgpu_crowd_member((const void *)i, &one);
+    vgpu_crowd_note(second, 1, 102 * MS);
+    CHECK(vgpu_crowded());
+    vgpu_crowd_note(second, 1, 125 * MS);
+    CHECK(vgpu_crowded() && vgpu_measure_all && vgpu_crowd_watches()); /* few launches: all of them are measured */
+    for (uint64_t i = 0; i < 1000; i++)
+        vgpu_crowd_note(second, 1, 125 * MS + i * MS / 20);
+    CHECK(!vgpu_crowded() && !vgpu_measure_all); /* the first has long been silent */
+    CHECK(!vgpu_crowd_watches());
+    vgpu_series_begin();
+    CHECK(vgpu_crowd_watches());
+}
+
+static void check_doubts(void) {
+    struct vgpu_cost *cost = vgpu_cost_of(1ull << 44);
+    for (int i = 0; i < 40; i++)
+        vgpu_cost_learn(cost, 10000, VGPU_ALONE, true);
+    CHECK(cost->samples == 40);
+    vgpu_cost_doubt(1ull << 44);
+    CHECK(cost->samples == 1 && cost->mean_ns == 10000);
+    vgpu_cost_learn(cost, 10 * MS, VGPU_ALONE, true);
+    CHECK(cost->mean_ns > 5 * MS); /* the first sample weighs as much as all before */
+    struct vgpu_cost *another = vgpu_cost_of(1ull << 45);
+    for (int i = 0; i < 40; i++)
+        vgpu_cost_learn(another, 10000, VGPU_ALONE, true);
+    vgpu_cost_doubt(0);
+    CHECK(vgpu_cost_of(1ull << 45)->samples == 1);
+}
+
+static void check_queued(void) {
+    struct vgpu_cost *cost = vgpu_cost_of(1ull << 46);
+    for (int i = 0; i < 200; i++) /* every sample but those behind our own work contains a change of 10 us */
+        vgpu_cost_learn(cost, i % 8 ? 110000 : 100000, VGPU_SHARING, i % 8 == 0);
+    CHECK(cost->mean_ns < 101000);
+    struct vgpu_cost *never = vgpu_cost_of(1ull << 47);
+    for (int i = 0; i < 200; i++) /* a program that waits for each launch has no others */
+        vgpu_cost_learn(never, 110000, VGPU_SHARING, false);
+    CHECK(never->mean_ns == 110000);
+}
+
 static void check_chance(void) {
     uint64_t random = 42;
     int chosen = 0;
@@ -88,6 +165,11 @@ int main(void) {
     check_reservations();
     check_mean();
     check_neighbours();
+    check_unions();
+    check_runs();
+    check_crowds();
+    check_doubts();
+    check_queued();
     check_keys();
     check_chance();
     return 0;

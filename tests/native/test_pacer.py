@@ -1,94 +1,99 @@
 """The core limit: its arithmetic, and what share of a card a limited container really gets."""
 
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from preloaded import HERE, compiled, environment, python, run
+from core_share import make_region, running, share, within
+from preloaded import HERE, compiled, python, run
 
-from vgpu.native import CardLimit, Limits, Region, simulator
+from vgpu.native import CardLimit, Limits
+from vgpu.native.region import CorePolicy
 
 SOURCES = HERE.parents[1] / "libvgpu" / "src"
-WINDOW_S = 1.5
-LOOP = """
-from driver_client import *
-start()
-kernel = function({kernel!r})
-print("ready", flush=True)
-while True:
-    ok(launch(kernel))
-    {wait}
-"""
 
 
 def test_arithmetic() -> None:
-    run([compiled("../pacer_units.c", f"-I{SOURCES}", f"-I{SOURCES.parent / 'include'}", str(SOURCES / "costs.c"))], {})
+    run(
+        [
+            compiled(
+                "../pacer_units.c",
+                f"-I{SOURCES}",
+                f"-I{SOURCES.parent / 'include'}",
+                *map(str, (SOURCES / "costs.c", SOURCES / "runs.c", SOURCES / "crowd.c")),
+            )
+        ],
+        {},
+    )
 
 
-@contextmanager
-def loops(env: dict[str, str], kernel: str, *, processes: int = 1, sync: bool = True) -> Iterator[None]:
-    """Processes that do nothing but launch."""
-    script = LOOP.format(kernel=kernel, wait="ok(cu.cuCtxSynchronize())" if sync else "pass")
-    running = []
-    try:
-        for _ in range(processes):
-            running.append(subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, text=True))
-            assert running[-1].stdout
-            assert running[-1].stdout.readline() == "ready\n"
-        yield
-        assert [process.poll() for process in running] == [None] * processes
-    finally:
-        for process in running:
-            process.kill()
-            process.communicate()
+SYNC = "ok(launch(kernel)); wait()"
+ASYNC = "ok(launch(kernel))"
 
 
-def share(folder: Path) -> float:
-    """Percent of a window in which the first card was busy."""
-    busy, begun = simulator.cards(folder / "cards")[0].busy_ns, time.monotonic()
-    while time.monotonic() < begun + WINDOW_S:
-        time.sleep(0.05)
-    return (simulator.cards(folder / "cards")[0].busy_ns - busy) / (time.monotonic() - begun) / 1e7
-
-
-def region(folder: Path, policy: str = "fixed", cores: int = 30, memory: int | None = None) -> Region:
-    simulator.create(folder / "cards", "T4")
-    uuid = simulator.cards(folder / "cards")[0].uuid
-    (folder / "region").mkdir()
-    return Region.create(folder / "region", Limits((CardLimit(uuid, memory, cores=cores),), core_policy=policy))  # type: ignore[arg-type]  # a plain str
+def spin(duration: str) -> str:
+    return f"kernel = function('spin_{duration}')"
 
 
 # Above the limit is always wrong; far below it can come from a test machine with no time for the launching thread.
 @pytest.mark.parametrize(
-    ("kernel", "sync", "processes"),
-    [("spin_100us", True, 1), ("spin_2ms", True, 2), ("spin_2ms", False, 1), ("spin_50ms", True, 1)],
+    ("duration", "step", "processes"), [("100us", SYNC, 1), ("2ms", SYNC, 2), ("2ms", ASYNC, 1), ("50ms", SYNC, 1)]
 )
-def test_a_fixed_share_holds(tmp_path: Path, kernel: str, sync: bool, processes: int) -> None:
+def test_a_fixed_share_holds(tmp_path: Path, duration: str, step: str, processes: int) -> None:
     with (
-        region(tmp_path),
-        loops(environment(tmp_path, VGPU_DIR=str(tmp_path / "region")), kernel, processes=processes, sync=sync),
+        make_region(tmp_path) as region,
+        running(within(tmp_path, region), step, spin(duration), processes=processes),
     ):
-        assert 10 < share(tmp_path) < 36
+        assert 10 < share(tmp_path, 1.5) < 36
 
 
 @pytest.mark.parametrize("policy", ["none", "elastic"])
-def test_a_share_binds_only_where_the_policy_says_so(tmp_path: Path, policy: str) -> None:
+def test_a_share_binds_only_where_the_policy_says_so(tmp_path: Path, policy: CorePolicy) -> None:
     with (
-        region(tmp_path, policy),
-        loops(environment(tmp_path, VGPU_DIR=str(tmp_path / "region")), "spin_5ms", sync=False),
+        make_region(tmp_path, policy=policy) as region,
+        running(within(tmp_path, region), ASYNC, spin("5ms")),
     ):
         # elastic without an arbiter that lives is fixed
         assert (share(tmp_path) > 40) == (policy == "none")
 
 
+def test_times_of_one_kernel_that_differ_are_paid(tmp_path: Path) -> None:
+    prepare = """
+kernel = function("spin_arg_us")
+times = [(c_void_p * 1)(cast(pointer(c_uint(us)), c_void_p)) for us in (10, 10000)]
+def one(values):
+    return cu.cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, None, values, None)
+"""
+    prepare = "from ctypes import cast, pointer" + prepare
+    with (
+        make_region(tmp_path) as region,
+        running(within(tmp_path, region), "ok(one(times[0]) or one(times[1]))", prepare),
+    ):
+        share(tmp_path, 0.5)
+        assert 10 < share(tmp_path, 1.5) < 36
+
+
+@pytest.mark.parametrize("kernels", [1, 4])
+def test_streams_that_overlap_pay_for_the_time_that_the_card_was_busy(tmp_path: Path, kernels: int) -> None:
+    prepare = f"""
+{spin("1ms")}
+streams = [c_void_p() for _ in range(4)]
+for stream in streams:
+    ok(cu.cuStreamCreate(byref(stream), 1))
+"""
+    step = "[ok(launch(kernel, stream.value)) for stream in streams]"
+    with (
+        make_region(tmp_path) as region,
+        running(within(tmp_path, region, VGPU_SIM_TIME=f"kernels={kernels}"), step, prepare),
+    ):
+        share(tmp_path, 0.5)
+        assert 10 < share(tmp_path) < 36
+
+
 def test_a_changed_limit_is_followed(tmp_path: Path) -> None:
-    with region(tmp_path, cores=100) as limited:
+    with make_region(tmp_path, cores=100) as limited:
         uuid = limited.limits().cards[0].uuid
-        with loops(environment(tmp_path, VGPU_DIR=str(tmp_path / "region")), "spin_5ms", sync=False):
+        with running(within(tmp_path, limited), ASYNC, spin("5ms")):
             assert share(tmp_path) > 40
             limited.set_limits(Limits((CardLimit(uuid, None, cores=20),)))
             deadline = time.monotonic() + 30
@@ -106,8 +111,8 @@ for _ in range(100):
     ok(cu.cuCtxSynchronize())
 ok(launch(kernel))
 """
-    with region(tmp_path) as limited:
-        python(script, environment(tmp_path, VGPU_DIR=str(tmp_path / "region")))
+    with make_region(tmp_path) as limited:
+        python(script, within(tmp_path, limited))
         card = limited.usage().cards[0]
         assert card.launches == 101
         assert 90e6 < card.gpu_ns < 150e6
@@ -146,8 +151,8 @@ for _ in range(10):
     ok(cu.cuCtxSynchronize())
 ok({ROUTES[route]})
 """
-    with region(tmp_path) as limited:
-        python(script, environment(tmp_path, VGPU_DIR=str(tmp_path / "region")))
+    with make_region(tmp_path) as limited:
+        python(script, within(tmp_path, limited))
         card = limited.usage().cards[0]
         assert card.launches == 11
         assert 36e6 < card.gpu_ns < 60e6
@@ -173,7 +178,7 @@ print("captured")
 
 
 def test_captured_launches_are_neither_paid_nor_disturbed(tmp_path: Path) -> None:
-    with region(tmp_path, cores=1, memory=1 << 30) as limited:
+    with make_region(tmp_path, cores=1, memory=1 << 30) as limited:
         # 50 launches of 20 ms at 1 % would take 100 seconds
-        assert python(CAPTURE, environment(tmp_path, VGPU_DIR=str(tmp_path / "region"))) == ["captured"]
+        assert python(CAPTURE, within(tmp_path, limited)) == ["captured"]
         assert limited.usage().cards[0].launches == 3

@@ -16,17 +16,17 @@ PLACE = ROOT / "docs" / "cases.md"
 CASE = re.compile(
     r"Cases? (?P<numbers>\d+(?:, \d+)*)(?P<and>, and .*)?(?P<other>(?:,| as) another of \w+ kind)?: (?P<text>.*)"
 )
-#: of the core limit (31-39, 72) and of oversubscription (59); 9, 14 and others of the numbering are no cases
-ELSEWHERE = {*range(31, 40), 59, 72}
+#: of oversubscription (59); 9, 14 and others of the numbering are no cases
+ELSEWHERE = {59}
 LISTED = {
-    *range(1, 9), *range(10, 14), 15, 17, 18, 19, 21, 22, 23, 25, 26, 27, 29, 41, 42, *range(44, 56), 57, 58, 60, 63,
-    64, *range(66, 72), 74, 75,
+    *range(1, 9), *range(10, 14), 15, 17, 18, 19, 21, 22, 23, 25, 26, 27, 29, *range(31, 40), 41, 42, *range(44, 56),
+    57, 58, 60, 63, 64, *range(66, 73), 74, 75,
 }  # fmt: skip
 HEAD = """# Reported bugs of intercept libraries, and the tests that keep them out
 
 Each case is a public report about a library that stands in front of the CUDA driver; numbers follow our list of such
 reports. Every case has a test with its trigger and the right answer, and a second test with a different trigger of the
-same kind. The core limit and oversubscription have their own tests. This file is made by
+same kind. Oversubscription has its own tests. This file is made by
 `python tests/native/cases/table.py`.
 
 | case | what goes wrong elsewhere | test | another of its kind |

@@ -1,0 +1,175 @@
+"""What the arbiter publishes, and limits that change, as the library obeys them."""
+
+import time
+from pathlib import Path
+
+from core_share import WINDOW_S, Arbiter, make_region, running, share, within
+from preloaded import python
+
+from vgpu.native import Region
+
+SYNC = "ok(launch(kernel)); wait()"
+TWO_MS = "kernel = function('spin_2ms')"
+
+
+def eventually(folder: Path, low: float, high: float) -> bool:
+    """True as soon as the share of a window lies between."""
+    deadline = time.monotonic() + 30
+    while not low < share(folder, WINDOW_S / 2):
+        if time.monotonic() > deadline:
+            return False
+    while not share(folder, WINDOW_S / 2) < high:
+        if time.monotonic() > deadline:
+            return False
+    return True
+
+
+def test_an_elastic_share_follows_the_arbiter_and_falls_back_without_it(tmp_path: Path) -> None:
+    with make_region(tmp_path, cores=10, policy="elastic", ceiling=80) as region:
+        with Arbiter(region, share=60) as arbiter, running(within(tmp_path, region), SYNC, TWO_MS):
+            assert eventually(tmp_path, 35, 66)
+            arbiter.share = 100  # never above the ceiling
+            assert eventually(tmp_path, 45, 88)
+            arbiter.share = 15
+            assert eventually(tmp_path, 3, 20)
+        time.sleep(1.1)  # a heartbeat of a second ago is none
+        with running(within(tmp_path, region), SYNC, TWO_MS):
+            assert eventually(tmp_path, 3, 14)
+
+
+def test_a_low_priority_yields_at_its_next_launch_and_goes_on_afterwards(tmp_path: Path) -> None:
+    with (
+        make_region(tmp_path, cores=60, priority=1) as region,
+        Arbiter(region) as arbiter,
+        running(within(tmp_path, region), SYNC, TWO_MS),
+    ):
+        assert eventually(tmp_path, 30, 66)
+        arbiter.yielding = True
+        assert eventually(tmp_path, 0.1, 6)  # slow, and not stopped
+        arbiter.yielding = False
+        assert eventually(tmp_path, 30, 66)
+
+
+def test_a_high_priority_does_not_yield(tmp_path: Path) -> None:
+    with (
+        make_region(tmp_path, cores=60) as region,
+        Arbiter(region, yielding=True),
+        running(within(tmp_path, region), SYNC, TWO_MS),
+    ):
+        assert eventually(tmp_path, 30, 66)
+
+
+def test_a_launch_that_waits_goes_on_when_its_share_grows(tmp_path: Path) -> None:
+    # while yielding, a second launch of 200 ms would wait for ten seconds
+    script = """
+from driver_client import *
+start()
+kernel = function("spin_200ms")
+for _ in range(2):
+    ok(launch(kernel))
+    ok(cu.cuCtxSynchronize())
+print("ready", flush=True)
+for _ in range(2):
+    ok(launch(kernel))
+    ok(cu.cuCtxSynchronize())
+"""
+    with make_region(tmp_path, cores=90, priority=1) as region, Arbiter(region) as arbiter:
+        python(script.partition("print")[0], within(tmp_path, region))
+        arbiter.yielding = True
+        begun = time.monotonic()
+        with running(within(tmp_path, region), SYNC, "kernel = function('spin_200ms')"):
+            time.sleep(0.5)
+            arbiter.yielding = False
+            assert eventually(tmp_path, 50, 101)
+        assert time.monotonic() - begun < 9
+
+
+def gpu_ms(region: Region) -> float:
+    return region.usage().cards[0].gpu_ns / 1e6
+
+
+def test_what_the_arbiter_refunds_is_taken_back_once(tmp_path: Path) -> None:
+    script = """
+from driver_client import *
+start()
+kernel = function("spin_1ms")
+for _ in range({launches}):
+    ok(launch(kernel))
+    ok(cu.cuCtxSynchronize())
+ok(launch(kernel))
+"""
+    with make_region(tmp_path, cores=90) as region, Arbiter(region) as arbiter:
+        python(script.format(launches=100), within(tmp_path, region))
+        before = gpu_ms(region)
+        arbiter.refund_ns = 60_000_000
+        arbiter.publish()
+        python(script.format(launches=1), within(tmp_path, region))
+        assert before - 62 < gpu_ms(region) < before - 50
+        python(script.format(launches=1), within(tmp_path, region))
+        assert gpu_ms(region) > before - 60
+
+
+def throttled_ms(folder: Path, burst_ms: int) -> float:
+    """How long 40 ms of work at 50 % waited after a rest."""
+    script = """
+from driver_client import *
+import time
+start()
+kernel = function("spin_1ms")
+for _ in range(5):
+    ok(launch(kernel))
+    ok(cu.cuCtxSynchronize())
+time.sleep(0.3)
+for _ in range(40):
+    ok(launch(kernel))
+"""
+    with make_region(folder, f"burst{burst_ms}", cores=50, burst_ms=burst_ms) as region:
+        python(script, within(folder, region))
+        return region.usage().cards[0].throttled_ns / 1e6
+
+
+def test_a_rest_earns_as_much_as_the_limits_say(tmp_path: Path) -> None:
+    assert throttled_ms(tmp_path, 100) < throttled_ms(tmp_path, 20) - 20
+
+
+def test_launches_of_a_child_are_counted_once(tmp_path: Path) -> None:
+    script = """
+from driver_client import *
+import os
+start()
+kernel = function("spin_1us")
+for _ in range(500):
+    ok(launch(kernel))
+ok(cu.cuCtxSynchronize())
+child = os.fork()
+if child == 0:
+    os.execv("/proc/self/exe", ["python", "-c", '''
+from driver_client import *
+start()
+kernel = function("spin_3ms")
+for _ in range(10):
+    ok(launch(kernel))
+    ok(cu.cuCtxSynchronize())
+'''])
+os.waitpid(child, 0)
+"""
+    with make_region(tmp_path, cores=90) as region:
+        python(script, within(tmp_path, region))
+        card = region.usage().cards[0]
+        assert 510 - 64 <= card.launches <= 510  # what a thread had not told when it ended
+        assert 30 < gpu_ms(region) < 45
+
+
+def test_tiny_kernels_cost_what_they_take(tmp_path: Path) -> None:
+    script = """
+from driver_client import *
+start()
+kernel = function("spin_10ns")
+for _ in range(4000):
+    ok(launch(kernel))
+"""
+    with make_region(tmp_path, cores=0) as region:
+        python(script, within(tmp_path, region))
+        card = region.usage().cards[0]
+        assert card.launches > 3900
+        assert card.gpu_ns / card.launches < 8000  # a pair of events around one contains the host's calls
