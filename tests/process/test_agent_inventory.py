@@ -53,6 +53,11 @@ def test_the_same_state_has_the_same_cards(tmp_path: Path) -> None:
     assert read("H100x3", tmp_path / "other") != read("H100x3", tmp_path / "state")
 
 
+def test_programs_of_every_user_can_join_the_simulated_cards(tmp_path: Path) -> None:
+    read("T4", tmp_path / "state")
+    assert (tmp_path / "state").stat().st_mode & 0o7777 == 0o1777
+
+
 def test_an_unknown_profile_is_named(tmp_path: Path) -> None:
     done = python(READ, "T5x2", str(tmp_path), "1", "1")
     assert done.returncode != 0
