@@ -8,7 +8,7 @@ from typing import Final
 
 from tests.cluster.checks.chart import CARDS
 from tests.cluster.images import CLIENT
-from tests.cluster.kubectl import Object, phase, pod
+from tests.cluster.kubectl import Object, Refused, phase, pod
 from tests.cluster.node import Node
 from vgpu import names
 from vgpu.native import Region
@@ -74,13 +74,19 @@ def _start(node: Node, pods: Sequence[Object], wanted: str) -> tuple[float, list
         took = time.monotonic() - begin
         if not others:
             return took, found
-        assert took < SECONDS, f"not {wanted} after {SECONDS} s: {_summary(node, others)}"
+        over = took > SECONDS or "Failed" in others.values()
+        assert not over, f"not {wanted} after {took:.0f} s: {_summary(node, others)}"
         time.sleep(0.3)
 
 
 def _summary(node: Node, others: Mapping[str, str]) -> str:
-    name = next(iter(others))
-    return f"{len(others)} pods; {name} is {others[name]}: {node.kubectl.events(name)[-3:]}"
+    """How many pods are not as they should be, and all about one of them, a failed one first."""
+    name = min(others, key=lambda name: others[name] != "Failed")
+    try:
+        output = node.kubectl.logs(name)
+    except Refused as error:
+        output = str(error)
+    return f"{len(others)} pods; {name} is {others[name]}: {node.kubectl.events(name)[-3:]}\n{output}"
 
 
 def _delete(node: Node, pods: Sequence[Object]) -> None:
