@@ -40,6 +40,7 @@ class Bench:
         self._program = compiled(folder)
         self._lock = threading.Lock()
         self._started = 0
+        self.runs = 0  #: complete ones
         self.results: dict[tuple[str, str], list[Reading]] = {}
         self.series: list[Series] = []
         self.broken: list[str] = []
@@ -58,17 +59,28 @@ class Bench:
             return [], None
 
     def all(self, trials: Sequence[Trial], jobs: int) -> None:
-        """Every trial as often as the plan says: those that must be alone one by one, the others `jobs` at a time."""
+        """Every trial as often as the plan says: those that must be alone one by one, the others `jobs` at a time.
+
+        An interrupt ends it with the runs that are complete.
+        """
         for run in range(self._plan.runs):
-            due = [trial for trial in trials if run == 0 or not trial.once]
-            beside, alone = [t for t in due if not t.alone], [t for t in due if t.alone]
-            begun = time.monotonic()
-            with ThreadPoolExecutor(jobs) as pool:
-                done = list(pool.map(self.one, beside))
-            done += map(self.one, alone)
-            for trial, (readings, trace) in zip(beside + alone, done, strict=True):
-                self._keep(run, trial, readings, trace)
-            self._console.print(f"run {run + 1} of {self._plan.runs}: {time.monotonic() - begun:.0f} s", style="dim")
+            try:
+                self._run(run, trials, jobs)
+            except KeyboardInterrupt:
+                self._console.print(f"interrupted in run {run + 1}")
+                return
+
+    def _run(self, run: int, trials: Sequence[Trial], jobs: int) -> None:
+        due = [trial for trial in trials if run == 0 or not trial.once]
+        beside, alone = [t for t in due if not t.alone], [t for t in due if t.alone]
+        begun = time.monotonic()
+        with ThreadPoolExecutor(jobs) as pool:
+            done = list(pool.map(self.one, beside))
+        done += map(self.one, alone)
+        for trial, (readings, trace) in zip(beside + alone, done, strict=True):
+            self._keep(run, trial, readings, trace)
+        self.runs += 1
+        self._console.print(f"run {run + 1} of {self._plan.runs}: {time.monotonic() - begun:.0f} s", style="dim")
 
     def _keep(self, run: int, trial: Trial, readings: list[Reading], trace: Trace | None) -> None:
         for reading in readings:
@@ -109,7 +121,7 @@ def main() -> int:
     found = lines(bench.results)
     verdicts = [line.met for table in found for line in table.lines if line.met is not None]
     remark = (
-        f"Simulated card; {plan.runs} run(s) of {plan.warm_s:g} s warm-up and {plan.measured_s:g} s, the reading"
+        f"Simulated card; {bench.runs} run(s) of {plan.warm_s:g} s warm-up and {plan.measured_s:g} s, the reading"
         f" furthest from its limit; {options.jobs} machine(s) at a time on {os.cpu_count()} processors, which were busy"
         f" {100 - 100 * (idle_now - idle) / (whole_now - whole):.0f} % of the time, load {os.getloadavg()[1]:.1f}."
         f" {sum(verdicts)} rows met their bars, {len(verdicts) - sum(verdicts)} missed."
@@ -123,7 +135,7 @@ def main() -> int:
         replace_part(options.docs / "core-limit.md", markdown(found, remark))
     for line in bench.broken:
         console.print(f"BROKEN {line}", style="red")
-    return 1 if bench.broken else 0
+    return 1 if bench.broken or not bench.runs else 0
 
 
 if __name__ == "__main__":
