@@ -73,6 +73,7 @@ storm: build
 sanitize: build
 	@$(BIN)/pytest -q tests/native/test_sanitizers.py tests/native/test_ledger_storm.py
 	@$(BIN)/python libvgpu/tests/fuzz/run.py --flags=-fsanitize=address,undefined --seconds $(or $(SECONDS),60)
+	@$(BIN)/python libvgpu/tests/fuzz/run.py --flags=-fsanitize=thread --seconds $(or $(SECONDS),60)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info vgpu/native/lib vgpu/native/_region* .pytest_cache .mypy_cache .ruff_cache .hypothesis .tox

@@ -94,7 +94,9 @@ def environment(program: Path) -> dict[str, str]:
     """Preloaded as in a container, without anything that limits or simulates by itself."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("CUDA_", "VGPU_", "LD_", "NVIDIA_", "GPU_CORE"))}
     preload = {} if program.parent.name != "plain" else {"LD_PRELOAD": str(program.parent / "libvgpu.so")}
-    return clean | preload | {"LD_LIBRARY_PATH": str(program.parent)}
+    # a forked child finds its parent's threads ended, and nobody could join them there; the parent joins its own
+    sanitizer = {"TSAN_OPTIONS": "report_thread_leaks=0 halt_on_error=1"}
+    return clean | preload | sanitizer | {"LD_LIBRARY_PATH": str(program.parent)}
 
 
 def main() -> int:
