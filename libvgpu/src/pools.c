@@ -127,12 +127,18 @@ static uint64_t promise(uint64_t bytes) {
     return bytes < UINT64_C(1) << 48 ? bytes : 0;
 }
 
+static bool used_of(const struct vgpu_pool *pool, uint64_t *value) {
+    return attribute(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, value);
+}
+
+/* What is charged stands for the reserve: it is as large, or larger since the driver gave some back unnoticed, and then balance() keeps what has
+ * been promised of it. That saves a call of the driver. */
 uint64_t vgpu_pool_growth(struct vgpu_pool *pool, uint64_t bytes) {
-    uint64_t reserved = 0, used = 0, growth;
+    uint64_t used = 0, growth;
     vgpu_spin_lock(&pool->lock);
-    bool known = !pool->gone && attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) &&
-                 attribute(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used);
-    uint64_t room = known && reserved > used && reserved - used > pool->promised ? reserved - used - pool->promised : 0;
+    bool known = !pool->gone && used_of(pool, &used);
+    uint64_t held = pool->charged - pool->pending;
+    uint64_t room = known && held > used && held - used > pool->promised ? held - used - pool->promised : 0;
     pool->promised += promise(bytes);
     vgpu_spin_unlock(&pool->lock);
     if (bytes <= room)
@@ -180,9 +186,13 @@ static bool balance(struct vgpu_pool *pool) {
     else if (!reserve_of(pool, &reserved))
         reserved = pool->outstanding;
     if (pool->charged > reserved + pool->pending) {
+        uint64_t used, keep = reserved;
         if (pool->launching)
             return true;
-        release_parts(pool, pool->charged - reserved - pool->pending);
+        if (pool->promised && !pool->gone && used_of(pool, &used) && used + pool->promised > reserved)
+            keep = (used + pool->promised + CHUNK - 1) & ~(CHUNK - 1);
+        if (pool->charged > keep + pool->pending)
+            release_parts(pool, pool->charged - keep - pool->pending);
     } else if (pool->charged < reserved) {
         struct vgpu_ticket ticket;
         uint64_t growth = reserved - pool->charged;
@@ -235,7 +245,8 @@ bool vgpu_pool_settle(struct vgpu_pool *pool, uint64_t expected, uint64_t bytes,
 void vgpu_pool_forget(struct vgpu_pool *pool, uint64_t bytes) {
     vgpu_spin_lock(&pool->lock);
     pool->outstanding -= bytes < pool->outstanding ? bytes : pool->outstanding;
-    balance(pool);
+    if (pool->gone || pool->charged >= pool->outstanding + CHUNK) /* else the driver has no whole step to give back */
+        balance(pool);
     vgpu_spin_unlock(&pool->lock);
 }
 
@@ -268,7 +279,7 @@ void vgpu_pools_settle(unsigned card) {
 static uint64_t needed(struct vgpu_pool *pool) {
     uint64_t used = 0;
     vgpu_spin_lock(&pool->lock);
-    bool any = pool->promised && attribute(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used);
+    bool any = pool->promised && used_of(pool, &used);
     uint64_t keep = any ? used + pool->promised : 0;
     vgpu_spin_unlock(&pool->lock);
     return keep;

@@ -1,7 +1,8 @@
 /* Memory pools of stream-ordered allocations.
  *
  * What is charged is what a pool has RESERVED from the card, not what is allocated from it: a pool keeps freed memory, nobody else can use that,
- * and NVML and cuMemGetInfo count it as used. Reading the reserve follows every allocation and free, and precedes every refusal. */
+ * and NVML and cuMemGetInfo count it as used. Reading the reserve follows every allocation and every free that leaves
+ * a step of growth unused, and precedes every refusal. */
 #ifndef VGPU_POOLS_H
 #define VGPU_POOLS_H
 #include <stdbool.h>
