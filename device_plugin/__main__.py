@@ -26,6 +26,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--node-name", default=os.environ.get("NODE_NAME"), help="this node (default: $NODE_NAME)")
     parser.add_argument("--run-dir", type=Path, default=Path(names.REGION_DIR), help="state of this node's containers")
     parser.add_argument("--cdi-dir", type=Path, default=Path(names.CDI_DIR), help="where the runtime finds CDI specs")
+    parser.add_argument("--host-root", type=Path, default=Path("/"), help="where the host's files are seen, read only")
     parser.add_argument("--metrics-port", type=int, default=names.PORT_NODE_METRICS)
     parser.add_argument("--verbose", action="store_true", help="log what is normally not worth a line")
     found = parser.parse_args(argv)
@@ -66,6 +67,7 @@ def main(argv: list[str] | None = None) -> int:
                 node=options.node_name,
                 run_dir=options.run_dir,
                 cdi_dir=options.cdi_dir,
+                host_root=options.host_root,
                 metrics_port=options.metrics_port,
             ),
             client,

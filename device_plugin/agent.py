@@ -10,6 +10,7 @@ import msgspec
 from device_plugin.arbiter import Arbitration
 from device_plugin.cards import Cards
 from device_plugin.consequences import Consequences
+from device_plugin.cri import Runtime, sockets
 from device_plugin.exporter import Exporter
 from device_plugin.granting import Granting, Places
 from device_plugin.health import Health
@@ -37,6 +38,7 @@ class Options(msgspec.Struct, frozen=True):
     node: str
     run_dir: Path
     cdi_dir: Path
+    host_root: Path
     metrics_port: int
 
 
@@ -64,7 +66,8 @@ class Agent:
             simulator_state=self._simulator_state if self._config.simulate else None,
         )
         pods = Pods(self._client, self._options.node)
-        identity = Identity(kubelet, self._config.resource_name)
+        runtime = Runtime(sockets(self._options.host_root, settings.runtimeSocket))
+        identity = Identity(kubelet, self._config.resource_name, runtime)
         sandboxes = Sandboxes(self._options.run_dir)
         holdings = Holdings(pods, sandboxes)
         consequences = Consequences(self._client, self._options.node)

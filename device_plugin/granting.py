@@ -115,12 +115,18 @@ class Granting:
         by_mounts = [plan for plan in plans if not plan.candidate.cdi_name]
         chosen = [plan for plan in plans if plan.candidate.cdi_name]
         if by_mounts:
-            # Its answer does not tell which of them starts. They never run at the same time and the allocation counts
-            # the peak of the two, so the larger slice is held for both.
+            # Several: no container runtime tells which of them starts. They never run at the same time and the
+            # allocation counts the peak of the two, so the larger slice is held for both.
             largest = max(by_mounts, key=lambda plan: sum((piece.mem << 8) + piece.cores for piece in plan.slices))
             if len(by_mounts) > 1:
                 names = ", ".join(plan.candidate.container for plan in by_mounts)
-                log.info("%s hold the same ids: %s decides", names, largest.candidate.container)
+                log.warning(
+                    "%s of pod %s hold the same ids and there is no container runtime to ask which of them starts: "
+                    "the larger slice, that of %s, holds for all",
+                    names,
+                    full_name(largest.pod),
+                    largest.candidate.container,
+                )
             chosen.append(self._where_ids_are(largest, device_ids))
         for plan in chosen:
             self._guard(plan)

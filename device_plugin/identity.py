@@ -2,7 +2,8 @@
 
 Source: k8s.io/kubernetes pkg/kubelet/cm/devicemanager: the checkpoint is written within the admission of each
 container, so before its PreStartContainer. An app container that reuses the ids of an ordinary init container has an
-entry of its own, with an answer of its own.
+entry of its own, with an answer of its own. Where the answer is a mount that follows the ids, it does not tell which of
+the two starts: the container runtime does.
 """
 
 import logging
@@ -13,8 +14,10 @@ from typing import Final
 import grpc
 import msgspec
 
-from device_plugin import cdi
+from device_plugin import cdi, turn
+from device_plugin.cri import Runtime
 from device_plugin.refusal import Refusal
+from vgpu.kube.objects import Pod, kinds
 from vgpu.kubelet import checkpoint
 from vgpu.kubelet.podresources_v1 import api_pb2 as podresources
 from vgpu.kubelet.podresources_v1.api_pb2_grpc import PodResourcesListerStub
@@ -39,10 +42,11 @@ class Candidate(msgspec.Struct, frozen=True):
 class Identity:
     """Reads the checkpoint; where it tells nothing, asks pod-resources, which leaves ordinary init containers out."""
 
-    def __init__(self, kubelet_root: Path, resource: str) -> None:
+    def __init__(self, kubelet_root: Path, resource: str, runtime: Runtime) -> None:
         self._file = kubelet_root / "device-plugins" / checkpoint.FILE_NAME
         self._socket = kubelet_root / POD_RESOURCES
         self._resource = resource
+        self._runtime = runtime
         self._names: dict[frozenset[str], list[str]] = {}
 
     def remember(self, device_ids: Sequence[str], cdi_name: str) -> None:
@@ -50,10 +54,25 @@ class Identity:
         self._names.setdefault(frozenset(device_ids), []).append(cdi_name)
 
     def candidates(self, device_ids: Sequence[str]) -> list[Candidate]:
-        """All containers that hold exactly these ids, in the order of their admission; raises Refusal."""
+        """All containers that hold exactly these ids, in no order; raises Refusal."""
         wanted = frozenset(device_ids)
         found = [self._candidate(entry) for entry in self._entries() if entry.ids == wanted]
         return found or self._ask(wanted)
+
+    def starting(self, pod: Pod, sharing: Sequence[str]) -> str | None:
+        """Which of these containers of a pod, which hold the same ids, is about to start.
+
+        None: there is no runtime to ask. Raises Refusal when it does not answer.
+        """
+        order = kinds(pod)
+        runs = self._runtime.runs(
+            pod.metadata.uid, exit_codes_of=[container.name for container in pod.spec.initContainers]
+        )
+        if runs is None:
+            return None
+        found = turn.starting(order, sharing, runs)
+        log.debug("%s/%s starts, of %s", pod.metadata.name, found, ", ".join(sharing))
+        return found
 
     def allocated(self) -> set[tuple[str, str]]:
         """(pod uid, container) of every container that has ids; empty when the checkpoint cannot be read."""

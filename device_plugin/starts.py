@@ -113,15 +113,25 @@ class Starts:
         if any(pod is None or names.ALLOCATION not in pod.metadata.annotations for _, pod in known):
             self._pods.refresh()
             known = [(candidate, self._pod(candidate)) for candidate in candidates]
-        plans = [
-            self._plan(candidate, pod, device_ids, patient)
-            for candidate, pod in known
-            if pod is not None and not pod.finished
-        ]
-        if not plans:
+        living = [(candidate, pod) for candidate, pod in known if pod is not None and not pod.finished]
+        if not living:
             who = ", ".join(candidate.pod_uid or candidate.name for candidate in candidates)
             raise Refusal(f"the API server has no running pod on this node for {who}", transient=True)
-        return plans
+        return [self._plan(candidate, pod, device_ids, patient) for candidate, pod in self._starting(living)]
+
+    def _starting(self, known: Sequence[tuple[Candidate, Pod]]) -> list[tuple[Candidate, Pod]]:
+        """Those to prepare: all that have a CDI name of their own, and of several with one mount the next one."""
+        by_name = [(candidate, pod) for candidate, pod in known if candidate.cdi_name]
+        by_mount = [(candidate, pod) for candidate, pod in known if not candidate.cdi_name]
+        if len(by_mount) < 2:
+            return [*by_name, *by_mount]
+        pods = {pod.metadata.uid: pod for _, pod in by_mount}
+        if len(pods) > 1:
+            who = ", ".join(full_name(pod) for pod in pods.values())
+            raise Refusal(f"the kubelet's record gives the same ids to {who}", transient=True)
+        (pod,) = pods.values()
+        name = self._identity.starting(pod, [candidate.container for candidate, _ in by_mount])
+        return [*by_name, *((one, pod) for one, _ in by_mount if name in (None, one.container))]
 
     def _pod(self, candidate: Candidate) -> Pod | None:
         if candidate.pod_uid:

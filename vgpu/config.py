@@ -68,6 +68,7 @@ class DevicePlugin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     disablecorelimit: bool = False  #: true: gpucores are counted but not enforced
     deviceListStrategy: Literal["cdi", "envvar"] = "cdi"  #: how cards reach a container
     kubeletRoot: str = names.KUBELET_ROOT  #: the kubelet's --root-dir (other for k0s, microk8s …)
+    runtimeSocket: str = ""  #: the container runtime's CRI socket on the host; empty: where containerd or CRI-O puts it
     allowDisableControl: bool = False  #: containers may switch their limits off by CUDA_DISABLE_CONTROL=true
 
 

@@ -101,6 +101,7 @@ CHANGED: dict[str, Any] = {
     "devicePlugin.disablecorelimit": True,
     "devicePlugin.deviceListStrategy": "envvar",
     "devicePlugin.kubeletRoot": "/var/lib/k0s/kubelet",
+    "devicePlugin.runtimeSocket": "/run/other/cri.sock",
     "devicePlugin.allowDisableControl": True,
     "devicePlugin.runtimeClassName": "nvidia",
     "devicePlugin.service.type": "ClusterIP",

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from google.protobuf import descriptor_pb2
 
+from vgpu.kubelet.cri_v1 import api_pb2 as cri
 from vgpu.kubelet.deviceplugin_v1beta1 import api_pb2 as deviceplugin
 from vgpu.kubelet.podresources_v1 import api_pb2 as podresources
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = {"deviceplugin_v1beta1": deviceplugin, "podresources_v1": podresources}
+FOLDERS = {"cri_v1": cri, "deviceplugin_v1beta1": deviceplugin, "podresources_v1": podresources}
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

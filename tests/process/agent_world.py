@@ -1,8 +1,11 @@
 """One node without its processes: the agent's parts over a real API server, a checkpoint file and folders."""
 
 import base64
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import msgspec
 
 from device_plugin.cards import Cards
 from device_plugin.consequences import Consequences
+from device_plugin.cri import Runtime, sockets
 from device_plugin.exporter import Exporter
 from device_plugin.granting import Granting, Places
 from device_plugin.holdings import Holdings
@@ -72,7 +76,8 @@ class World:
         self.pods = Pods(self.client, NODE)
         self._pods.append(self.pods)
         self.pods.start()
-        self.identity = Identity(self.root / "kubelet", self.config.resource_name)
+        runtime = Runtime(sockets(self.root / "host"))
+        self.identity = Identity(self.root / "kubelet", self.config.resource_name, runtime)
         self.sandboxes = Sandboxes(self.root / "run")
         self.holdings = Holdings(self.pods, self.sandboxes)
         self.consequences = Consequences(self.client, NODE)
@@ -102,6 +107,7 @@ class World:
         slices: Mapping[str, Sequence[GpuSlice]] | None,
         *,
         init: Sequence[str] = (),
+        sidecars: Sequence[str] = (),
         owner: str = "",
         annotations: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
@@ -127,8 +133,12 @@ class World:
             "metadata": meta,
             "spec": {
                 "nodeName": NODE,
-                "containers": [c for c in containers if c["name"] not in init],
-                "initContainers": [c for c in containers if c["name"] in init],
+                "containers": [c for c in containers if c["name"] not in (*init, *sidecars)],
+                "initContainers": [
+                    {**c, **({"restartPolicy": "Always"} if c["name"] in sidecars else {})}
+                    for c in containers
+                    if c["name"] in (*init, *sidecars)
+                ],
             },
         }
         made = msgspec.json.decode(self.client.request("POST", "/api/v1/namespaces/default/pods", body=body))
@@ -183,6 +193,29 @@ class World:
     def events(self, namespace: str = "default") -> list[dict[str, Any]]:
         found = msgspec.json.decode(self.client.get(f"/api/v1/namespaces/{namespace}/events"))
         return list(found["items"])
+
+
+MakeWorld = Callable[..., World]
+
+
+@contextmanager
+def worlds() -> Iterator[MakeWorld]:
+    """Makes worlds with the arguments of World, in folders short enough for sockets; all end with the block."""
+    made: list[World] = []
+    folders: list[str] = []
+
+    def one(strategy: str = "cdi", **settings: str) -> World:
+        folders.append(tempfile.mkdtemp(prefix="vgpu", dir="/tmp"))
+        made.append(World(Path(folders[-1]), strategy, **settings))
+        return made[-1]
+
+    try:
+        yield one
+    finally:
+        for world in made:
+            world.close()
+        for folder in folders:
+            shutil.rmtree(folder)
 
 
 def until(condition: Callable[[], Any], seconds: float = 15) -> Any:

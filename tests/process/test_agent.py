@@ -74,6 +74,7 @@ class Machine:
                     *(sys.executable, "-m", "device_plugin", "--node-name", NODE, "--verbose"),
                     *("--config", str(self.root / "config.yaml"), "--kubeconfig", str(self.root / "kubeconfig")),
                     *("--run-dir", str(self.root / "run"), "--cdi-dir", str(self.root / "cdi")),
+                    *("--host-root", str(self.root / "host")),
                     *("--metrics-port", str(self.port)),
                 ],
                 stdout=log,

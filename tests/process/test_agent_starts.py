@@ -1,16 +1,14 @@
 """From ids to a container that may start: identity, allocation, guard, what is put in place, and what is refused."""
 
 import json
-import shutil
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import pytest
-from agent_world import MIB, NODE, A, B, World, until
+from agent_world import MIB, NODE, A, B, MakeWorld, World, until, worlds
 
 from device_plugin import cdi, ids, starts
 from device_plugin.refusal import Refusal
@@ -26,24 +24,12 @@ from vgpu.kubelet.podresources_v1.api_pb2_grpc import (
 from vgpu.native import Region
 
 ID_A, ID_B = f"{A}::0", f"{B}::0"
-MakeWorld = Callable[..., World]
 
 
 @pytest.fixture
 def make() -> Iterator[MakeWorld]:
-    worlds: list[World] = []
-    folders: list[str] = []
-
-    def one(strategy: str = "cdi", **settings: str) -> World:
-        folders.append(tempfile.mkdtemp(prefix="vgpu", dir="/tmp"))
-        worlds.append(World(Path(folders[-1]), strategy, **settings))
-        return worlds[-1]
-
-    yield one
-    for world in worlds:
-        world.close()
-    for folder in folders:
-        shutil.rmtree(folder)
+    with worlds() as one:
+        yield one
 
 
 @pytest.fixture
