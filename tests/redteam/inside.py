@@ -28,6 +28,23 @@ class Driver:
     def free(self, pointer: int) -> int:
         return self.library.cuMemFree_v2(ctypes.c_uint64(pointer))
 
+    def export(self, size: int) -> tuple[int, int]:
+        """A block of that size: its handle, and a descriptor by which others can have it."""
+        handle, file = ctypes.c_uint64(), ctypes.c_int()
+        properties = struct.pack("iiiiQQ", 1, 1, 1, 0, 0, 0)  # CUmemAllocationProp: pinned, by descriptor, on device 0
+        made = self.library.cuMemCreate(ctypes.byref(handle), ctypes.c_size_t(size), properties, ctypes.c_uint64(0))
+        assert made == 0
+        assert self.library.cuMemExportToShareableHandle(ctypes.byref(file), handle, 1, ctypes.c_uint64(0)) == 0
+        return handle.value, file.value
+
+    def take(self, path: str) -> int:
+        """What the import of a block answers, whose descriptor is at a path."""
+        file = ctypes.c_void_p(os.open(path, os.O_RDWR))
+        return self.library.cuMemImportFromShareableHandle(ctypes.byref(ctypes.c_uint64()), file, 1)
+
+    def release(self, handle: int) -> int:
+        return self.library.cuMemRelease(ctypes.c_uint64(handle))
+
     def fill(self) -> int:
         """Takes all that can be had, to the last byte; returns how much that was."""
         total, size = 0, 1 << 34

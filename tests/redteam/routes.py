@@ -347,6 +347,28 @@ for thread in threads:
     thread.join()
 """,
     ),
+    Route(
+        "memory that its maker releases after another process has imported it",
+        """
+maker, told, heard = os.getpid(), os.pipe(), os.pipe()
+if os.fork() == 0:
+    two = started()
+    os.write(heard[1], b"!")
+    file = int(os.read(told[0], 20))
+    os.write(heard[1], bytes([two.take(f"/proc/{maker}/fd/{file}")]))
+    os.read(told[0], 1)
+    os._exit(0)
+os.read(heard[0], 1)
+one = started()
+handle, file = one.export(64 * MIB)
+os.write(told[1], str(file).encode())
+assert os.read(heard[0], 1) == bytes(1)
+assert one.release(handle) == 0
+assert one.fill() > 0
+os.write(told[1], b"!")
+assert os.wait()[1] == 0
+""",
+    ),
     Route("all slots taken", "for _ in range(12):\n    assert other() > 0"),
 ]
 
