@@ -11,8 +11,8 @@ from tests.cluster.processes import Service, until
 from tests.cluster.versions import VersionSet
 
 FOLDER = Path("/var/lib/vgpu-cluster")  #: of keys and configuration files, in the cluster's own /var
-API_SECONDS = 90
-READY_SECONDS = 120
+API_SECONDS = 180
+READY_SECONDS = 180
 
 
 class Node:

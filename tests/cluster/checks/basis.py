@@ -5,7 +5,7 @@ from tests.cluster.kubectl import phase, pod
 from tests.cluster.namespaces import API_SERVICE
 from tests.cluster.node import Node
 
-SECONDS = 60
+SECONDS = 120
 
 
 def plain_pod(node: Node) -> str:

@@ -53,7 +53,7 @@ def node_tells_its_cards(node: Node) -> str:
             )
         )
 
-    found = node.kubectl.until("published", published, "node", NODE, seconds=60)
+    found = node.kubectl.until("published", published, "node", NODE, seconds=120)
     assert found["metadata"]["labels"]["vgpu.io/present"] == "true"
     assert len(json.loads(found["metadata"]["annotations"]["vgpu.io/devices"])["devices"]) == CARDS
     allocatable = found["status"]["allocatable"]

@@ -12,7 +12,7 @@ MIB = 1 << 20
 MEMORY = 3000 * MIB
 CORES = 30
 SLICE = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": MEMORY // MIB, "nvidia.com/gpucores": CORES}
-SECONDS = 60
+SECONDS = 120
 TOLERANCE = 10  #: percentage points of the core share that a busy machine may cost or give
 
 

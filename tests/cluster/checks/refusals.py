@@ -15,7 +15,7 @@ from tests.cluster.node import Node
 
 USER: Final = "somebody"  #: holds Kubernetes' role `edit` in the namespace `default`
 RECORD: Final = "vgpu.io/allocation"
-SECONDS = 60
+SECONDS = 120
 
 
 def refused(body: Callable[[], object], *words: str) -> str:
