@@ -64,11 +64,9 @@ static void seat(struct vgpu_arbiter *arbiter, struct vgpu_container *container,
     for (unsigned place = 0; card && place < VGPU_ARBITER_MEMBERS; place++) {
         if (card->members[place])
             continue;
-        struct vgpu_arbiter_member *member = calloc(1, sizeof *member);
-        if (member) {
-            member->container = container;
-            member->index = index;
-        }
+        struct vgpu_arbiter_member *member = &card->seats[place];
+        *member = (struct vgpu_arbiter_member){.container = container, .index = index, .history = &card->histories[place]};
+        member->history->meter = (struct vgpu_meter){.count = 0};
         container->members[index] = card->members[place] = member;
         return;
     }
@@ -84,7 +82,6 @@ static void unseat(struct vgpu_arbiter *arbiter, struct vgpu_container *containe
             atomic_store(&container->limits_file->arbiter[member->index].heartbeat_ns, 0);
             vgpu_busy_forget(&arbiter->cards[i]->busy, place);
             arbiter->cards[i]->members[place] = NULL;
-            free(member);
         }
     memset(container->members, 0, sizeof container->members);
 }

@@ -12,6 +12,7 @@
 #define CAREFUL_NS 100000000u       /* after that nothing is lent of what containers with work leave unused */
 #define HEADROOM_PERCENT 6          /* what is kept for each of those beside its present use and a tenth of it */
 #define BEAT_NS 100000000u          /* a heartbeat alone: libraries wait ten times as long */
+#define METER_NS 10000000000u       /* after the last long launch on a card nobody needs to know of short ones */
 #define METER_BASE_NS (UINT64_C(1) << 62) /* a measurement is seen before what it corrects: that must not go below 0 */
 #define LONGEST_RUN_NS 60000000000u
 
@@ -47,8 +48,8 @@ static void look_at_runs(struct vgpu_arbiter_member *member, struct vgpu_pacer_c
             return;
         }
         if (atomic_load_explicit(&run->end_ns, memory_order_relaxed) == end && plausible(begin, end, now)) {
-            member->runs[member->fresh].begin = begin;
-            member->runs[member->fresh++].end = end;
+            member->history->runs[member->fresh].begin = begin;
+            member->history->runs[member->fresh++].end = end;
         }
     }
 }
@@ -137,11 +138,6 @@ static void weigh(struct vgpu_arbiter_member *member, uint64_t now, double passe
     member->pending_ns -= done;
     if (passed > 0)
         member->rate += (done / passed - member->rate) * passed / (passed + SMOOTH_NS);
-    uint64_t measured = member->measured_ns;
-    for (unsigned run = 0; run < member->fresh; run++)
-        measured += member->runs[run].end - member->runs[run].begin;
-    vgpu_meter_note(&member->meter, now, METER_BASE_NS + member->now.used_ns - measured);
-
     const uint64_t wanted = member->now.wanted_until;
     const bool active = has_work(wanted, now) || member->pending_ns > 0;
     const bool held_back = member->now.throttled_ns != member->before.throttled_ns || ahead(member->now.tat, now) || ahead(wanted, now);
@@ -160,24 +156,39 @@ static uint32_t demand_of(const struct vgpu_arbiter_member *member, const struct
     return demand < 100 ? (demand + 3) / 4 * 4 : 100;
 }
 
-static void take_in_runs(struct vgpu_arbiter_card *card)
+static void meter(struct vgpu_arbiter_member *member, uint64_t now)
+{
+    uint64_t measured = member->measured_ns;
+    for (unsigned run = 0; run < member->fresh; run++)
+        measured += member->history->runs[run].end - member->history->runs[run].begin;
+    vgpu_meter_note(&member->history->meter, now, METER_BASE_NS + member->now.used_ns - measured);
+}
+
+static void take_in_runs(struct vgpu_arbiter_card *card, uint64_t now)
 {
     struct vgpu_meters meters = {.count = 0};
     bool any = false;
     double refunds[VGPU_ARBITER_MEMBERS] = {0};
     for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++) {
         const struct vgpu_arbiter_member *member = card->members[i];
-        if (!member)
-            continue;
-        any |= member->fresh > 0;
+        any |= member && member->fresh;
+    }
+    if (any)
+        card->metered_until = now + METER_NS;
+    for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++) {
+        struct vgpu_arbiter_member *member = card->members[i];
+        if (!member || (now >= card->metered_until && member->metered))
+            continue; /* the average since the last note is good enough for the first of them */
+        meter(member, now);
+        member->metered = true;
         meters.of[meters.count].member = i;
-        meters.of[meters.count++].meter = &member->meter;
+        meters.of[meters.count++].meter = &member->history->meter;
     }
     if (!any)
         return;
     for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++)
         for (unsigned run = 0; card->members[i] && run < card->members[i]->fresh; run++) {
-            const uint64_t begin = card->members[i]->runs[run].begin, end = card->members[i]->runs[run].end;
+            const uint64_t begin = card->members[i]->history->runs[run].begin, end = card->members[i]->history->runs[run].end;
             card->members[i]->measured_ns += vgpu_busy_add(&card->busy, i, begin, end, &meters, refunds);
         }
     for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++)
@@ -246,7 +257,7 @@ void vgpu_card_decide(struct vgpu_arbiter_card *card, uint64_t now, uint64_t pas
         vgpu_arbiter_shares(card->answered, count);
     }
     card->lends = lends(card->answered, count);
-    take_in_runs(card);
+    take_in_runs(card, now);
     for (unsigned i = 0; i < count; i++)
         publish(present[i], &card->answered[i], now);
 }

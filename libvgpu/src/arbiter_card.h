@@ -12,6 +12,14 @@
 
 struct vgpu_container;
 
+/* The large part of a member, apart from what every look needs. */
+struct vgpu_arbiter_history {
+    struct vgpu_meter meter;
+    struct {
+        uint64_t begin, end;
+    } runs[VGPU_RUNS];
+};
+
 /* One container on one card. */
 struct vgpu_arbiter_member {
     struct vgpu_container *container;
@@ -30,11 +38,9 @@ struct vgpu_arbiter_member {
     double rate;                /* part of the card's time that it used of late */
     double refund_ns;           /* not yet published */
     bool known;                 /* was looked at before */
-    struct vgpu_meter meter;
-    unsigned fresh;
-    struct {
-        uint64_t begin, end;
-    } runs[VGPU_RUNS];
+    bool metered;               /* its meter has a point to start from */
+    unsigned fresh;             /* measured launches found by this look, in history->runs */
+    struct vgpu_arbiter_history *history;
 };
 
 /* One container: its two files, and a member for each of its cards. */
@@ -54,13 +60,16 @@ struct vgpu_container {
 struct vgpu_arbiter_card {
     char uuid[VGPU_UUID_SIZE];
     unsigned index;   /* in the limits: the name of a card without UUID */
-    struct vgpu_arbiter_member *members[VGPU_ARBITER_MEMBERS];
+    struct vgpu_arbiter_member *members[VGPU_ARBITER_MEMBERS]; /* its seat; NULL: free */
     unsigned active;
     bool lends;       /* time of one without work is used by another */
     uint64_t careful_until;
-    struct vgpu_busy busy;
+    uint64_t metered_until; /* somebody has long launches, which others' short ones matter to */
     uint32_t asked_count;
     struct vgpu_arbiter_view asked[VGPU_ARBITER_MEMBERS], answered[VGPU_ARBITER_MEMBERS];
+    struct vgpu_arbiter_member seats[VGPU_ARBITER_MEMBERS];
+    struct vgpu_arbiter_history histories[VGPU_ARBITER_MEMBERS];
+    struct vgpu_busy busy;
 };
 
 /* Copies what containers have written, under a guard: one that has cut its file short is left alone from then on. */
