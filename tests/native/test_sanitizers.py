@@ -6,10 +6,33 @@ from pathlib import Path
 
 import pytest
 from ledger_programs import environment, program
+from preloaded import HERE, compiled, run
 
 from vgpu.native import CardLimit, Limits, Region
 
 SANITIZERS = ("thread", "address,undefined")
+SOURCES = HERE.parents[1] / "libvgpu/src"
+#: C unit tests, with what they test
+UNITS = {"pacer_units": ("costs", "runs", "crowd"), "arbiter_units": ("arbiter_busy",)}
+
+
+def units(name: str, *flags: str) -> Path:
+    """A compiled program of unit tests."""
+    sources = (str(SOURCES / f"{source}.c") for source in UNITS[name])
+    includes = (f"-I{SOURCES}", f"-I{SOURCES.parent / 'include'}")
+    return compiled(f"../{name}.c", *includes, "-g", *flags, *sources, "-lm", output="-".join((name, *flags)))
+
+
+@pytest.mark.parametrize("name", UNITS)
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_unit_tests_are_clean(name: str, sanitizer: str) -> None:
+    run([units(name, f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")], environment({}))
+
+
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
+@pytest.mark.parametrize("name", UNITS)
+def test_valgrind_finds_nothing_in_unit_tests(name: str) -> None:
+    run(["valgrind", "-q", "--error-exitcode=9", "--leak-check=full", units(name)], environment({}))
 
 
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
