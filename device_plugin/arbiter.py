@@ -32,9 +32,13 @@ class Arbitration:
         self._arbiter.stop()
 
     def _run(self) -> None:
+        complaint = ""
         while not self._stopping.is_set():
             try:
                 self._arbiter.follow(entry.path for entry in self._sandboxes.entries())
+                complaint = ""
             except OSError as error:  # the run directory cannot be listed
-                log.warning("arbiter: %s; trying again", error)
+                if str(error) != complaint:
+                    log.warning("arbiter: %s; trying again", error)
+                    complaint = str(error)
             self._stopping.wait(PERIOD_SECONDS)
