@@ -3,7 +3,7 @@
 from typing import Any
 
 import msgspec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vgpu.native.binding import load
@@ -112,6 +112,7 @@ def most(view: View) -> int:
     return view.cores if view.policy == FIXED and view.cores else 100
 
 
+@settings(deadline=None)  # the first example loads the compiled part
 @given(st.lists(views, min_size=1, max_size=12))
 def test_rules_that_always_hold(given_: list[View]) -> None:
     answers = divide(*given_)
@@ -131,6 +132,7 @@ def test_rules_that_always_hold(given_: list[View]) -> None:
     )
 
 
+@settings(deadline=None)  # the first example loads the compiled part
 @given(st.lists(views, min_size=1, max_size=12))
 def test_nothing_is_left_while_somebody_wants_more(given_: list[View]) -> None:
     eager = [msgspec.structs.replace(view, active=True, demand=100, priority=HIGH) for view in given_]
