@@ -11,11 +11,14 @@ static struct vgpu_cost overflow;
 static _Atomic uint32_t doubts;
 
 static void make_unsure(struct vgpu_cost *cost) {
+    atomic_fetch_add_explicit(&cost->meaning, 1, memory_order_relaxed);
     if (atomic_load_explicit(&cost->samples, memory_order_relaxed) <= 1)
         return;
     for (unsigned i = 0; i < VGPU_COST_RECENT; i++)
         atomic_store_explicit(&cost->recent[i], 0, memory_order_relaxed);
     atomic_store_explicit(&cost->samples, 1, memory_order_relaxed);
+    atomic_store_explicit(&cost->waited, 0, memory_order_relaxed);
+    atomic_store_explicit(&cost->queued, 0, memory_order_relaxed);
 }
 
 static struct vgpu_cost *find(uint64_t key) {
@@ -86,7 +89,8 @@ static bool passed_over(struct vgpu_cost *cost, bool queued) {
 
 void vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns, enum vgpu_company company, bool queued) {
     const bool contended = company == VGPU_SHARING;
-    const bool choosy = contended || (vgpu_cost_known(cost) && atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) <= SHORT_NS);
+    const bool is_short = vgpu_cost_known(cost) && gpu_ns <= SHORT_NS && atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) <= SHORT_NS;
+    const bool choosy = contended || is_short;
     if (choosy && passed_over(cost, queued))
         return;
     /* Two threads that learn at once may lose one of the samples: no harm to a mean. */

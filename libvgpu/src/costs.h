@@ -15,6 +15,7 @@ struct vgpu_cost {
     _Atomic uint32_t flying;      /* launches under measurement */
     _Atomic uint64_t since_ns;    /* CLOCK_MONOTONIC; no launch under measurement is older than this */
     _Atomic uint32_t waited;      /* somebody has waited for the first sample */
+    _Atomic uint32_t meaning;     /* grows when the handle may have come to mean something else */
     _Atomic uint32_t doubts;      /* how often all estimates have been doubted when this one was last made sure of */
     _Atomic uint32_t wide;        /* the times differ by themselves, without neighbours */
     _Atomic uint32_t queued;      /* samples that waited for nobody have come lately */

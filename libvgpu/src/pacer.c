@@ -151,13 +151,14 @@ static void look_up(unsigned card, uint64_t key, CUstream stream, uint64_t now) 
     thread.looked_ns = now;
 }
 
-/* The second launch of an unknown key waits for the first one's measurement, so that a flood of long kernels cannot start unpaid. Bounded, and once
- * per key: a kernel may be waiting for something that this very thread will do later. */
+/* The second launch of an unknown or doubted key waits for the first one's measurement, so that a flood of long kernels cannot start unpaid. Bounded,
+ * and once per key: a kernel may be waiting for something that this very thread will do later. */
 static void await_first_sample(struct vgpu_cost *cost, CUcontext context) {
     if (!atomic_load(&cost->flying) || atomic_exchange(&cost->waited, 1))
         return;
     uint64_t until = vgpu_now_ns() + FIRST_WAIT_NS;
-    while (!vgpu_cost_known(cost) && atomic_load(&cost->flying) && vgpu_now_ns() < until && !vgpu_any_capture()) {
+    const uint32_t samples = atomic_load(&cost->samples);
+    while (atomic_load(&cost->samples) == samples && atomic_load(&cost->flying) && vgpu_now_ns() < until && !vgpu_any_capture()) {
         if (vgpu_samples_collect(context, vgpu_settle_sample))
             vgpu_sleep_until(vgpu_now_ns() + CARRY_NS);
     }
@@ -235,6 +236,7 @@ static void measure(struct vgpu_launch *launch, struct vgpu_cost *cost, bool fir
     vgpu_cost_flies(cost, sample->recorded_ns);
     sample->cost = cost;
     sample->kind = kind;
+    sample->meaning = atomic_load_explicit(&cost->meaning, memory_order_relaxed);
     sample->reserved_ns = launch->reserved_ns;
     sample->apart_ns = thread.interval_ns;
     sample->limit = launch->limit;
@@ -267,7 +269,7 @@ static void paid(struct vgpu_launch *launch, uint64_t key, CUstream stream) {
     launch->stream = stream;
 
     const bool settled = atomic_load_explicit(&cost->samples, memory_order_relaxed) >= VGPU_COST_SETTLED;
-    if (share.percent && !vgpu_cost_known(cost)) {
+    if (share.percent && atomic_load_explicit(&cost->samples, memory_order_relaxed) <= 1) {
         await_first_sample(cost, place.context);
         now = vgpu_now_ns();
     }

@@ -20,6 +20,7 @@ struct vgpu_sample {
     CUevent before, after;
     struct vgpu_cost *cost;
     enum vgpu_sample_kind kind;
+    uint32_t meaning;     /* of its cost's key when it was launched */
     uint64_t reserved_ns; /* what the launch has paid */
     uint64_t apart_ns;    /* mean time between launches of its thread */
     /* CLOCK_MONOTONIC ns: just before the first event was recorded, before the launch, after it and so before the second event was recorded */

@@ -46,7 +46,8 @@ void vgpu_settle_sample(const struct vgpu_sample *sample, const struct vgpu_meas
         return;
     struct vgpu_pacer_card *pacer = vgpu_pacer_shared(sample->card);
     busy = vgpu_contention_scaled(sample->card, busy);
-    vgpu_cost_learn(sample->cost, busy, vgpu_contention_company(sample->card), measure->queued);
+    if (sample->meaning == atomic_load_explicit(&sample->cost->meaning, memory_order_relaxed))
+        vgpu_cost_learn(sample->cost, busy, vgpu_contention_company(sample->card), measure->queued);
     if (sample->kind != VGPU_SAMPLE_SETTLES)
         return;
     if (whole >= VGPU_LONG_RUN_NS) {

@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+import pytest
 from core_share import WINDOW_S, Arbiter, make_region, running, share, within
 from preloaded import python
 
@@ -173,3 +174,41 @@ for _ in range(4000):
         card = region.usage().cards[0]
         assert card.launches > 3900
         assert card.gpu_ns / card.launches < 8000  # a pair of events around one contains the host's calls
+
+
+FLOOD = """
+from driver_client import *
+def load(name):
+    text = f".version 7.0\\n.visible .entry {{name}}() {{{{ ret; }}}}\\n"
+    module, kernel = c_void_p(), c_void_p()
+    ok(cu.{load}(byref(module), c_char_p(text.encode()){more}))
+    ok(cu.{get}(byref(kernel), module, c_char_p(name.encode())))
+    return module, kernel
+start()
+module, kernel = load("spin_10us")
+for _ in range(200):
+    ok(launch(kernel))
+ok(cu.cuCtxSynchronize())
+before = kernel.value
+ok(cu.{unload}(module))
+module, kernel = load("spin_20ms")
+for _ in range(20):
+    ok(launch(kernel))
+print(kernel.value == before)
+"""
+MODULE = {"load": "cuModuleLoadData", "more": "", "get": "cuModuleGetFunction", "unload": "cuModuleUnload"}
+LIBRARY = {
+    "load": "cuLibraryLoadData",
+    "more": ", None, None, 0, None, None, 0",
+    "get": "cuLibraryGetKernel",
+    "unload": "cuLibraryUnload",
+}
+
+
+@pytest.mark.parametrize("names", [MODULE, LIBRARY], ids=["module", "library"])
+def test_a_handle_that_comes_back_for_another_kernel_is_learned_anew(tmp_path: Path, names: dict[str, str]) -> None:
+    with make_region(tmp_path, cores=50) as region:
+        if python(FLOOD.format(**names), within(tmp_path, region)) != ["True"]:
+            pytest.skip("the driver did not give the same handle again")
+        # 400 ms of work at 50 %, less the burst; as kernels of 10 us they would not have waited at all
+        assert region.usage().cards[0].throttled_ns > 300e6

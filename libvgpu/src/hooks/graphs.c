@@ -132,6 +132,8 @@ CUresult cuGraphExecDestroy(CUgraphExec exec) {
     struct vgpu_graph *graph = vgpu_graph_take(exec);
     CUresult result = real(exec);
     vgpu_graph_keep(graph, result == CUDA_SUCCESS ? NULL : exec);
+    if (result == CUDA_SUCCESS)
+        vgpu_pacer_stale(vgpu_cost_key(exec, 1, 1)); /* the next graph may get its handle */
     return result;
 }
 
