@@ -412,6 +412,7 @@ def test_roles_are_narrow(default: list[dict[str, Any]]) -> None:
                 "vgpu-device-plugin",
                 "system:kube-scheduler",
                 "system:volume-scheduler",
+                "extension-apiserver-authentication-reader",
             )
 
 
