@@ -101,7 +101,7 @@ def test_time_and_launches_are_exported_with_a_limit_and_without(machine: Machin
 
     for pod, card in zip(("limited", "free"), cards, strict=True):
         until(lambda pod=pod, card=card: sample("launches", pod, card) == 40, 60)
-        until(lambda pod=pod, card=card: 0.06 < sample("gpu_seconds", pod, card) < 0.3)
-    until(lambda: sample("throttled_seconds", "limited", cards[0]) > 0.3)
+        until(lambda pod=pod, card=card: 0.06 < sample("gpu_seconds", pod, card) < 0.3, 60)
+    until(lambda: sample("throttled_seconds", "limited", cards[0]) > 0.3, 60)
     assert sample("throttled_seconds", "free", cards[1]) == 0
     assert machine.sample("vgpu_container_core_limit_ratio", "limited", "main", cards[0]) == 0.05
