@@ -7,10 +7,12 @@ from typing import Final
 
 import msgspec
 
+from device_plugin import driver
 from device_plugin.arbiter import Arbitration
 from device_plugin.cards import Cards
 from device_plugin.consequences import Consequences
 from device_plugin.cri import Runtime, sockets
+from device_plugin.enforcement import Enforcement
 from device_plugin.exporter import Exporter
 from device_plugin.granting import Granting, Places
 from device_plugin.health import Health
@@ -64,6 +66,7 @@ class Agent:
             built_library=paths.libvgpu(),
             built_simulator=paths.simulator() if self._config.simulate else None,
             simulator_state=self._simulator_state if self._config.simulate else None,
+            driver_at=self._driver,
         )
         pods = Pods(self._client, self._options.node)
         runtime = Runtime(sockets(self._options.host_root, settings.runtimeSocket))
@@ -71,10 +74,20 @@ class Agent:
         sandboxes = Sandboxes(self._options.run_dir)
         holdings = Holdings(pods, sandboxes)
         consequences = Consequences(self._client, self._options.node)
+        enforcement = Enforcement(
+            settings.deviceListStrategy,
+            runtime,
+            self._options.host_root,
+            self._options.cdi_dir,
+            self._client,
+            self._options.node,
+            tell=consequences.node,
+            show=self._exporter.show_unsafe,
+        )
         granting = Granting(self._config, cards, sandboxes, holdings, places, consequences)
-        starts = Starts(self._config, cards, pods, identity, granting, consequences)
+        starts = Starts(self._config, cards, pods, identity, granting, consequences, mode=lambda: enforcement.current)
         plugin = Plugin(cards, starts, self._exporter.observe)
-        health = Health(cards, consequences.card)
+        health = Health(cards, consequences.node)
         publisher = Publisher(self._client, self._options.node, self._config, cards, holdings.held, health.suspect)
         sweep = Sweep(
             cards,
@@ -87,13 +100,17 @@ class Agent:
             current=lambda: granting.rollout.sources(),
         )
         registration = Registration(kubelet / "device-plugins", self._config.resource_name, plugin)
-        for part in (pods, publisher, health, sweep, Arbitration(sandboxes)):
+        for part in (pods, publisher, health, sweep, enforcement, Arbitration(sandboxes)):
             part.start()
         try:
             await registration.run()
         finally:
             plugin.stop()
             consequences.stop()
+
+    @property
+    def _driver(self) -> driver.Place:
+        return driver.Place(self._options.host_root, self._config.device_plugin.driverRoot)
 
     @property
     def _simulator_state(self) -> Path:
@@ -105,6 +122,8 @@ class Agent:
             inventory.use_simulator(self._config.simulate, self._simulator_state)
         complaint = ""
         while True:
+            if not self._config.simulate:
+                driver.load_nvml(self._driver)
             try:
                 found = await asyncio.to_thread(
                     inventory.read,

@@ -36,7 +36,7 @@ def spec(name: str, edits: Edits, driver: Mapping[str, Any] | None = None, versi
     """The spec of one name; `driver`: container edits of the cards themselves, `version`: the lowest that they need."""
     ours: dict[str, Any] = {
         "env": [f"{key}={value}" for key, value in sorted(edits.env.items())],
-        "mounts": [_mount(mount) for mount in edits.mounts],
+        "mounts": [mount(each) for each in edits.mounts],
     }
     merged = dict(driver or {})
     for key, values in ours.items():
@@ -72,9 +72,10 @@ def sources(folder: Path) -> Iterator[tuple[Path, Sequence[Path]]]:
             yield file, ()
 
 
-def _mount(mount: Mount) -> dict[str, Any]:
-    options = ["ro" if mount.read_only else "rw", "nosuid", "nodev", "bind"]
-    return {"hostPath": str(mount.host), "containerPath": mount.container, "options": options}
+def mount(given: Mount) -> dict[str, Any]:
+    """One mount as CDI writes it."""
+    options = ["ro" if given.read_only else "rw", "nosuid", "nodev", "bind"]
+    return {"hostPath": str(given.host), "containerPath": given.container, "options": options}
 
 
 def _number(version: str) -> tuple[int, ...]:

@@ -38,8 +38,8 @@ class Consequences:
         reference = writes.pod_reference(meta.namespace, meta.name, meta.uid)
         self._worker.submit(self._event, reference, names.EVENT_ALLOCATED, sentence, "Normal")
 
-    def card(self, reason: str, sentence: str) -> None:
-        """Something about a card of this node."""
+    def node(self, reason: str, sentence: str) -> None:
+        """Something about this node or a card of it."""
         self._worker.submit(self._event, writes.node_reference(self._node), reason, sentence)
 
     def record(self, pod: Pod, record: Allocation) -> None:

@@ -7,11 +7,13 @@ from typing import Final
 import msgspec
 
 from device_plugin.library import Rollout
+from device_plugin.modes import Mode
 from vgpu import names
 from vgpu.devices import Gpu, GpuSlice
 
 SIMULATOR_LIBRARIES: Final = "/usr/local/vgpu/simulator"  #: in a container
 SIMULATOR_STATE: Final = f"{names.REGION_DIR}/simulator"  #: in a container
+_CDI: Final = Mode("cdi")
 _VOLUME_MOUNTS: Final = "/var/run/nvidia-container-devices"  #: NVIDIA container toolkit, "volume mounts" device list
 
 
@@ -21,12 +23,18 @@ class Mount(msgspec.Struct, frozen=True):
     read_only: bool = True
 
 
+class DeviceNode(msgspec.Struct, frozen=True):
+    host: str
+    container: str
+
+
 class Answer(msgspec.Struct, frozen=True):
     """What Allocate gives to one container: edits, or the names of CDI specs that will hold them."""
 
     env: dict[str, str] = {}
     mounts: tuple[Mount, ...] = ()
     cdi_names: tuple[str, ...] = ()
+    devices: tuple[DeviceNode, ...] = ()
 
 
 class Edits(msgspec.Struct, frozen=True):
@@ -58,11 +66,13 @@ def container_edits(
     *,
     limits: Mapping[str, str] | None = None,
     simulator_state: Path | None = None,
-    volume_mounts: bool = False,
+    mode: Mode = _CDI,
 ) -> Edits:
-    """Everything for one container; `region` is the host folder with `limits` and `usage`.
+    """What one container gets; `region` is the host folder with `limits` and `usage`.
 
-    `volume_mounts`: cards are told to NVIDIA's runtime by mounts, which an image's environment cannot fake.
+    The cards themselves come by the edits of the driver (cdi, device-specs) or by NVIDIA's runtime (envvar): that is
+    told by mounts, which an image's environment cannot fake, or by the variable where it takes no mounts. Where device
+    nodes are given, NVIDIA's runtime, should the container run under it, has nothing to add.
     """
     env = {names.ENV_VISIBLE_DEVICES: ",".join(uuids), **(limits or {})}
     mounts = [
@@ -75,7 +85,9 @@ def container_edits(
         env |= {"LD_LIBRARY_PATH": SIMULATOR_LIBRARIES, names.ENV_SIMULATOR_DIR: SIMULATOR_STATE}
         mounts.append(Mount(rollout.simulator, SIMULATOR_LIBRARIES))
         mounts.append(Mount(simulator_state, SIMULATOR_STATE, read_only=False))
-    elif volume_mounts:
+    elif mode.strategy == "device-specs":
+        env[names.ENV_VISIBLE_DEVICES] = "void"
+    elif mode.strategy == "envvar" and mode.volume_mounts:
         env[names.ENV_VISIBLE_DEVICES] = _VOLUME_MOUNTS
         mounts += [Mount(Path("/dev/null"), f"{_VOLUME_MOUNTS}/{uuid}") for uuid in uuids]
     return Edits(env, tuple(mounts))

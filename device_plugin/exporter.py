@@ -48,6 +48,7 @@ class Exporter(Collector):
     def __init__(self, node: str) -> None:
         self._node = node
         self._picture = Picture()
+        self._unsafe = False
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self._durations = Histogram(
@@ -65,11 +66,21 @@ class Exporter(Collector):
     def show(self, picture: Picture) -> None:
         self._picture = picture
 
+    def show_unsafe(self, unsafe: bool) -> None:
+        """The container runtime's settings let containers pass the limits by."""
+        self._unsafe = unsafe
+
     def observe(self, call: str, seconds: float) -> None:
         self._durations.labels(self._node, call).observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
         picture = self._picture
+        yield _gauge(
+            "vgpu_node_unenforced",
+            "1: settings of the container runtime let containers pass the limits by",
+            ("node",),
+            [((self._node,), int(self._unsafe))],
+        )
         yield from self._cards(picture.cards)
         yield from self._containers(picture.containers)
 

@@ -17,6 +17,7 @@ from device_plugin.cards import Cards
 from device_plugin.consequences import Consequences
 from device_plugin.holdings import Holdings, pod_holds
 from device_plugin.identity import Candidate
+from device_plugin.modes import Mode
 from device_plugin.pods import allocation_of, full_name
 from device_plugin.refusal import Refusal
 from device_plugin.sandbox import Sandboxes, limits_for
@@ -41,6 +42,7 @@ class Places(msgspec.Struct, frozen=True):
     built_library: Path  #: as installed with this program
     built_simulator: Path | None = None  #: folder, where the cards are simulated
     simulator_state: Path | None = None
+    driver_at: driver.Place = driver.Place()
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -92,16 +94,23 @@ class Granting:
     def _install(self) -> library.Rollout:
         return library.install(self._places.library, self._places.built_library, self._places.built_simulator)
 
-    def mounts(self, key: str, uuids: Sequence[str]) -> edits.Edits:
-        """The edits for whichever container will hold the ids of this `key`, by a link that follows it."""
-        cards = self._cards.by_uuid
-        return edits.container_edits(
+    def mounts(self, key: str, uuids: Sequence[str], mode: Mode) -> edits.Answer:
+        """The answer to whichever container will hold the ids of this `key`, by a link that follows it.
+
+        Raises Refusal, or OSError when a card has no device node.
+        """
+        cards = sorted((self._cards.by_uuid[uuid] for uuid in uuids), key=lambda gpu: gpu.index)
+        given = edits.container_edits(
             self._sandboxes.by_ids / key,
             self.rollout,
-            sorted(uuids, key=lambda uuid: cards[uuid].index),
+            [gpu.uuid for gpu in cards],
             simulator_state=self._places.simulator_state,
-            volume_mounts=True,
+            mode=mode,
         )
+        if mode.strategy != "device-specs" or self._places.simulator_state:
+            return edits.Answer(given.env, given.mounts)
+        nodes = driver.device_nodes([minor for _, minor in self._numbered(cards)], self._places.driver_at)
+        return edits.Answer(given.env, (*given.mounts, *driver.files(self._places.driver_at)), devices=tuple(nodes))
 
     def grant(self, device_ids: Sequence[str], plans: Sequence[Plan]) -> None:
         """Puts everything in place; `plans` are all containers that hold these ids. Raises Refusal or OSError."""
@@ -129,6 +138,7 @@ class Granting:
                 )
             chosen.append(self._where_ids_are(largest, device_ids))
         for plan in chosen:
+            self._driver_is_there(plan)
             self._guard(plan)
         self._verify(chosen)
         for plan in chosen:
@@ -174,6 +184,18 @@ class Granting:
     def _sources_of(self, plans: Sequence[Plan]) -> set[Path]:
         return {*self.rollout.sources(), *(source for plan in plans for source in plan.candidate.sources)}
 
+    def _driver_is_there(self, plan: Plan) -> None:
+        """The kubelet replays the answer for ever; a file that is gone would be made an empty folder by the runtime."""
+        gone = [
+            str(file) for file in plan.candidate.driver_files if not self._places.driver_at.seen(str(file)).exists()
+        ]
+        if gone:
+            raise Refusal(
+                f"pod {full_name(plan.pod)} was given {', '.join(gone)}, which the driver of the node has no longer: "
+                "make the pod anew",
+                pod=plan.pod,
+            )
+
     def _put(self, device_ids: Sequence[str], plan: Plan) -> None:
         settings = self._config.device_plugin
         policy = grants.core_policy(plan.request, plan.container, may_disable=settings.allowDisableControl)
@@ -217,13 +239,17 @@ class Granting:
     def _driver_edits(self, cards: Sequence[Gpu]) -> driver.DriverEdits:
         if self._places.simulator_state:
             return driver.DriverEdits({})
+        return driver.edits_for(self._numbered(cards), self._places.driver_at)
+
+    def _numbered(self, cards: Sequence[Gpu]) -> list[tuple[Gpu, int]]:
+        """Cards with their device minor numbers; raises Refusal."""
         if any(gpu.uuid not in self._minors for gpu in cards):
             try:
                 self._minors = {uuid: reading.minor for uuid, reading in readings().items()}
             except InventoryError as error:
                 raise Refusal(str(error), transient=True) from None
         try:
-            return driver.edits_for([(gpu, self._minors[gpu.uuid]) for gpu in cards])
+            return [(gpu, self._minors[gpu.uuid]) for gpu in cards]
         except KeyError as error:
             raise Refusal(f"card {error.args[0]} does not answer the driver", transient=True) from None
 

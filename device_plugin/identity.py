@@ -14,7 +14,7 @@ from typing import Final
 import grpc
 import msgspec
 
-from device_plugin import cdi, turn
+from device_plugin import cdi, driver, turn
 from device_plugin.cri import Runtime
 from device_plugin.refusal import Refusal
 from vgpu.kube.objects import Pod, kinds
@@ -37,6 +37,7 @@ class Candidate(msgspec.Struct, frozen=True):
     name: str = ""
     cdi_name: str = ""  #: empty: mounts were given instead
     sources: tuple[Path, ...] = ()  #: host paths of those mounts
+    driver_files: tuple[Path, ...] = ()  #: of these, those that are the driver's
 
 
 class Identity:
@@ -102,6 +103,11 @@ class Identity:
             container=entry.ContainerName,
             cdi_name=ours[0] if ours else "",
             sources=tuple(Path(mount.host_path) for mount in response.mounts),
+            driver_files=tuple(
+                Path(mount.host_path)
+                for mount in response.mounts
+                if mount.container_path.startswith(f"{driver.CONTAINER_DIR}/")
+            ),
         )
 
     def _ask(self, wanted: frozenset[str]) -> list[Candidate]:

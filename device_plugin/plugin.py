@@ -31,7 +31,7 @@ class Node(Protocol):
         """UUIDs of the cards that the next container with `size` cards should get; empty: unknown."""
 
     def answer(self, device_ids: Sequence[str]) -> Answer:
-        """What a container with these ids is given."""
+        """What a container with these ids is given; raises Refusal or OSError."""
 
     def start(self, device_ids: Sequence[str]) -> None:
         """Prepares the container that is about to be created with these ids; raises Refusal or OSError."""
@@ -104,7 +104,11 @@ class Plugin(DevicePluginServicer):
             strange = [device_id for device_id in one.devices_ids if ids.card(device_id) not in known]
             if strange:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not ids of this node: {', '.join(strange)}")
-            answers.append(_response(await self._run(self._node.answer, list(one.devices_ids))))
+            try:
+                answers.append(response(await self._run(self._node.answer, list(one.devices_ids))))
+            except (Refusal, OSError) as error:
+                log.warning("no answer to Allocate: %s", error)
+                await context.abort(grpc.StatusCode.UNAVAILABLE, f"vgpu: {error}")
         self._observe("Allocate", time.monotonic() - began)
         return api.AllocateResponse(container_responses=answers)
 
@@ -139,7 +143,7 @@ def _devices(gpu: Any) -> list[api.Device]:
     return [api.Device(ID=device_id, health=health, topology=topology) for device_id in ids.of(gpu)]
 
 
-def _response(answer: Answer) -> api.ContainerAllocateResponse:
+def response(answer: Answer) -> api.ContainerAllocateResponse:
     return api.ContainerAllocateResponse(
         envs=answer.env,
         mounts=[
@@ -147,4 +151,8 @@ def _response(answer: Answer) -> api.ContainerAllocateResponse:
             for mount in answer.mounts
         ],
         cdi_devices=[api.CDIDevice(name=name) for name in answer.cdi_names],
+        devices=[
+            api.DeviceSpec(host_path=node.host, container_path=node.container, permissions="rw")
+            for node in answer.devices
+        ],
     )

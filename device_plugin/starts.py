@@ -5,7 +5,7 @@ Called in worker threads, several at once.
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -16,6 +16,7 @@ from device_plugin.consequences import Consequences
 from device_plugin.edits import Answer
 from device_plugin.granting import Granting, Plan
 from device_plugin.identity import Candidate, Identity
+from device_plugin.modes import Mode
 from device_plugin.pods import Pods, allocation_of, full_name
 from device_plugin.refusal import Refusal
 from vgpu import names
@@ -41,7 +42,10 @@ class Starts:
         identity: Identity,
         granting: Granting,
         consequences: Consequences,
+        mode: Callable[[], Mode],
     ) -> None:
+        """`mode`: how cards reach the next container."""
+        self._mode = mode
         self._config = config
         self._cards = cards
         self._pods = pods
@@ -80,12 +84,12 @@ class Starts:
 
     def answer(self, device_ids: Sequence[str]) -> Answer:
         key = ids.key(device_ids)
-        if self._config.device_plugin.deviceListStrategy == "cdi":
+        mode = self._mode()
+        if mode.strategy == "cdi":
             name = cdi.new_name(key)
             self._identity.remember(device_ids, name)
             return Answer(cdi_names=(name,))
-        given = self._granting.mounts(key, sorted({ids.card(device_id) for device_id in device_ids}))
-        return Answer(given.env, given.mounts)
+        return self._granting.mounts(key, sorted({ids.card(device_id) for device_id in device_ids}), mode)
 
     # PreStartContainer
 

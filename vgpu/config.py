@@ -66,7 +66,10 @@ class DevicePlugin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deviceCoreScaling: Scaling = 1.0  #: guaranteed cores may sum up to this multiple of 100 % of a card
     migStrategy: Literal["none"] = "none"  #: MIG: cards are shared by limits, never partitioned
     disablecorelimit: bool = False  #: true: gpucores are counted but not enforced
-    deviceListStrategy: Literal["cdi", "envvar"] = "cdi"  #: how cards reach a container
+    deviceListStrategy: Literal["auto", "cdi", "envvar", "device-specs"] = (
+        "auto"  #: how cards reach a container; auto: what kubelet and container runtime of the node can
+    )
+    driverRoot: str = "/"  #: where the driver is installed on the host; /run/nvidia/driver with NVIDIA's GPU operator
     kubeletRoot: str = names.KUBELET_ROOT  #: the kubelet's --root-dir (other for k0s, microk8s …)
     runtimeSocket: str = ""  #: the container runtime's CRI socket on the host; empty: where containerd or CRI-O puts it
     allowDisableControl: bool = False  #: containers may switch their limits off by CUDA_DISABLE_CONTROL=true

@@ -88,6 +88,9 @@ PORT_NODE_METRICS: Final = 9394  #: metrics of the node agent
 NODE_PORT_SCHEDULER_METRICS: Final = 31993  #: node port of the scheduler's metrics
 NODE_PORT_NODE_METRICS: Final = 31992  #: node port of a node's own metrics
 
+# Conditions of a node
+CONDITION_UNENFORCED: Final = "VgpuUnenforced"  #: settings of its runtime let containers pass limits by; an event too
+
 # Reasons of events
 EVENT_ALLOCATED: Final = "VgpuAllocated"  #: on a pod: a container may start, and with which slices
 EVENT_UNHEALTHY: Final = "VgpuUnhealthy"  #: a card of a node does not work

@@ -100,6 +100,7 @@ CHANGED: dict[str, Any] = {
     "devicePlugin.deviceCoreScaling": 2,
     "devicePlugin.disablecorelimit": True,
     "devicePlugin.deviceListStrategy": "envvar",
+    "devicePlugin.driverRoot": "/run/nvidia/driver",
     "devicePlugin.kubeletRoot": "/var/lib/k0s/kubelet",
     "devicePlugin.runtimeSocket": "/run/other/cri.sock",
     "devicePlugin.allowDisableControl": True,
@@ -360,6 +361,7 @@ def test_parts_understand_their_command_lines(default: list[dict[str, Any]]) -> 
     agent = container(default, "DaemonSet", "vgpu-device-plugin", "device-plugin")
     node = agent_main.arguments(agent["args"])
     assert (str(node.run_dir), str(node.cdi_dir)) == (names.REGION_DIR, names.CDI_DIR)
+    assert str(node.host_root) == "/host"
     assert node.metrics_port == names.PORT_NODE_METRICS
     assert str(found.config) == str(node.config) == names.CONFIG_PATH
 
@@ -377,9 +379,10 @@ def test_places_on_the_host(default: list[dict[str, Any]]) -> None:
     volumes = one(default, "DaemonSet", "vgpu-device-plugin")["spec"]["template"]["spec"]["volumes"]
     hosts = {volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume}
     kubelet = {f"{names.KUBELET_ROOT}/device-plugins", f"{names.KUBELET_ROOT}/pod-resources"}
-    assert hosts == kubelet | {names.REGION_DIR, names.CDI_DIR, "/etc/cdi", "/usr/local/vgpu"}
+    same = kubelet | {names.REGION_DIR, names.CDI_DIR, "/etc/cdi", "/usr/local/vgpu"}
+    assert hosts == same | {"/"}
     mounts = container(default, "DaemonSet", "vgpu-device-plugin", "device-plugin")["volumeMounts"]
-    assert {mount["mountPath"] for mount in mounts} == hosts | {"/etc/vgpu"}, "same path on both sides"
+    assert {mount["mountPath"] for mount in mounts} == same | {"/etc/vgpu", "/host"}, "same path on both sides"
 
 
 def test_agent_runs_on_every_linux_node(default: list[dict[str, Any]]) -> None:

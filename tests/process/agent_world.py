@@ -11,9 +11,11 @@ from typing import Any
 
 import msgspec
 
+from device_plugin import driver, plugin
 from device_plugin.cards import Cards
 from device_plugin.consequences import Consequences
 from device_plugin.cri import Runtime, sockets
+from device_plugin.enforcement import Enforcement
 from device_plugin.exporter import Exporter
 from device_plugin.granting import Granting, Places
 from device_plugin.holdings import Holdings
@@ -28,7 +30,6 @@ from vgpu.config import Config, decode
 from vgpu.devices import Gpu, GpuSlice, Inventory
 from vgpu.kube.client import ApiError, KubeClient
 from vgpu.kubelet import checkpoint
-from vgpu.kubelet.deviceplugin_v1beta1 import api_pb2 as api
 from vgpu.local.apiserver import ApiServer
 from vgpu.native import Limits, Region
 
@@ -67,6 +68,7 @@ class World:
             built_library=root / "built" / "libvgpu.so",
             built_simulator=root / "built" / "simulator",
             simulator_state=root / "run" / "simulator",
+            driver_at=driver.Place(root / "host"),
         )
         self._entries: list[checkpoint.Entry] = []
         self._pods: list[Pods] = []
@@ -82,8 +84,26 @@ class World:
         self.holdings = Holdings(self.pods, self.sandboxes)
         self.consequences = Consequences(self.client, NODE)
         self.granting = Granting(self.config, self.cards, self.sandboxes, self.holdings, self.places, self.consequences)
-        self.starts = Starts(self.config, self.cards, self.pods, self.identity, self.granting, self.consequences)
         self.exporter = Exporter(NODE)
+        self.enforcement = Enforcement(
+            self.config.device_plugin.deviceListStrategy,
+            runtime,
+            self.root / "host",
+            self.places.cdi,
+            self.client,
+            NODE,
+            tell=self.consequences.node,
+            show=self.exporter.show_unsafe,
+        )
+        self.starts = Starts(
+            self.config,
+            self.cards,
+            self.pods,
+            self.identity,
+            self.granting,
+            self.consequences,
+            mode=lambda: self.enforcement.current,
+        )
         self.sweep = Sweep(
             self.cards,
             self.pods,
@@ -167,14 +187,7 @@ class World:
     def allocate(self, uid: str, container: str, device_ids: Sequence[str]) -> str:
         """What the kubelet does at admission: Allocate, then its checkpoint; the CDI name, if one was given."""
         answer = self.starts.answer(device_ids)
-        response = api.ContainerAllocateResponse(
-            envs=answer.env,
-            mounts=[
-                api.Mount(host_path=str(m.host), container_path=m.container, read_only=m.read_only)
-                for m in answer.mounts
-            ],
-            cdi_devices=[api.CDIDevice(name=name) for name in answer.cdi_names],
-        )
+        response = plugin.response(answer)
         encoded = base64.b64encode(response.SerializeToString()).decode()
         self._entries.append(
             checkpoint.Entry(uid, container, names.RESOURCE_GPU, {checkpoint.NO_NUMA: list(device_ids)}, encoded)

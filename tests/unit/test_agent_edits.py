@@ -7,6 +7,7 @@ import pytest
 
 from device_plugin import driver, edits
 from device_plugin.library import Rollout
+from device_plugin.modes import Mode
 from vgpu.devices import Gpu, GpuSlice
 
 A, B = "GPU-aaaa", "GPU-bbbb"
@@ -55,29 +56,30 @@ def test_simulated_cards_bring_their_libraries_and_state() -> None:
 
 
 def test_cards_are_told_by_mounts_where_the_environment_could_be_faked() -> None:
-    given = edits.container_edits(Path("/r"), ROLLOUT, [A], volume_mounts=True)
+    given = edits.container_edits(Path("/r"), ROLLOUT, [A], mode=Mode("envvar", volume_mounts=True))
     assert given.env["NVIDIA_VISIBLE_DEVICES"] == "/var/run/nvidia-container-devices"
     assert edits.Mount(Path("/dev/null"), f"/var/run/nvidia-container-devices/{A}") in given.mounts
 
 
 @pytest.fixture
-def dev(tmp_path: Path) -> Path:
-    folder = tmp_path / "dev"
-    folder.mkdir()
+def host(tmp_path: Path) -> Path:
+    """What the host has, as seen from the agent."""
+    folder = tmp_path / "host" / "dev"
+    folder.mkdir(parents=True)
     for name in ("nvidia0", "nvidia3", "nvidiactl", "nvidia-uvm"):
         (folder / name).touch()
-    return folder
+    return tmp_path / "host"
 
 
-def test_device_nodes_of_the_cards_alone(dev: Path) -> None:
+def test_device_nodes_of_the_cards_alone(host: Path) -> None:
     card = Gpu(uuid=A, index=1, model="T4", memory=1)
-    found = driver.edits_for([(card, 3)], folders=(), devices=dev).edits
-    assert [Path(node["path"]).name for node in found["deviceNodes"]] == ["nvidia3", "nvidiactl", "nvidia-uvm"]
+    found = driver.edits_for([(card, 3)], driver.Place(host, specs=())).edits
+    assert [node["path"] for node in found["deviceNodes"]] == ["/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm"]
     with pytest.raises(FileNotFoundError, match="nvidia7"):
-        driver.edits_for([(card, 7)], folders=(), devices=dev)
+        driver.edits_for([(card, 7)], driver.Place(host, specs=()))
 
 
-def test_nvidias_own_edits_are_taken_over(tmp_path: Path, dev: Path) -> None:
+def test_nvidias_own_edits_are_taken_over(tmp_path: Path, host: Path) -> None:
     spec = {
         "cdiVersion": "0.6.0",
         "kind": "nvidia.com/gpu",
@@ -90,7 +92,36 @@ def test_nvidias_own_edits_are_taken_over(tmp_path: Path, dev: Path) -> None:
     (tmp_path / "nvidia.json").write_text(json.dumps(spec))
     (tmp_path / "broken.yaml").write_text("{")
     cards = [(Gpu(uuid=A, index=5, model="T4", memory=1), 3), (Gpu(uuid=B, index=0, model="T4", memory=1), 0)]
-    found = driver.edits_for(cards, folders=(tmp_path,), devices=dev)
+    found = driver.edits_for(cards, driver.Place(host, specs=(tmp_path,)))
     assert found.version == "0.6.0"
     assert [node["path"] for node in found.edits["deviceNodes"]] == ["/dev/nvidia3", "/dev/nvidia0", "/dev/nvidiactl"]
     assert found.edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
+
+
+def test_where_nvidia_has_no_spec_the_drivers_files_come_too(host: Path) -> None:
+    folder = host / "run" / "nvidia" / "driver" / "usr" / "lib64"
+    folder.mkdir(parents=True)
+    for name in ("libcuda.so.550.54", "libnvidia-ml.so.1", "libnvidia-glcore.so.550.54", "libcuda.so"):
+        (folder / name).touch()
+    (folder / "libcuda.so.1").symlink_to("libcuda.so.550.54")
+    program = host / "run" / "nvidia" / "driver" / "usr" / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.touch()
+    place = driver.Place(host, "/run/nvidia/driver", specs=())
+    found = driver.edits_for([(Gpu(uuid=A, index=0, model="T4", memory=1), 0)], place).edits["mounts"]
+    assert {mount["containerPath"]: mount["hostPath"] for mount in found} == {
+        "/usr/local/nvidia/lib64/libcuda.so.1": "/run/nvidia/driver/usr/lib64/libcuda.so.1",
+        "/usr/local/nvidia/lib64/libcuda.so.550.54": "/run/nvidia/driver/usr/lib64/libcuda.so.550.54",
+        "/usr/local/nvidia/lib64/libnvidia-ml.so.1": "/run/nvidia/driver/usr/lib64/libnvidia-ml.so.1",
+        "/usr/local/nvidia/bin/nvidia-smi": "/run/nvidia/driver/usr/bin/nvidia-smi",
+    }
+    assert all("ro" in mount["options"] for mount in found)
+    assert driver.files(driver.Place(host)) == []
+
+
+def test_the_runtime_has_nothing_to_add_to_device_nodes() -> None:
+    given = edits.container_edits(Path("/r"), ROLLOUT, [A], mode=Mode("device-specs"))
+    assert given.env["NVIDIA_VISIBLE_DEVICES"] == "void"
+    told = edits.container_edits(Path("/r"), ROLLOUT, [A], mode=Mode("envvar", volume_mounts=False))
+    assert told.env["NVIDIA_VISIBLE_DEVICES"] == A
+    assert not [mount for mount in told.mounts if "nvidia" in mount.container]

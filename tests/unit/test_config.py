@@ -29,7 +29,7 @@ CONFIGS = st.builds(
         deviceSplitCount=st.integers(1, 1000),
         deviceMemoryScaling=st.floats(0.01, 100),
         disablecorelimit=st.booleans(),
-        deviceListStrategy=st.sampled_from(["cdi", "envvar"]),
+        deviceListStrategy=st.sampled_from(["auto", "cdi", "envvar", "device-specs"]),
     ),
 )
 

@@ -97,10 +97,16 @@ class NodeSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     unschedulable: bool = False
 
 
+class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    kubeletVersion: str = ""
+    containerRuntimeVersion: str = ""  #: NAME://VERSION
+
+
 class NodeStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     capacity: dict[str, Quantity] = {}
     allocatable: dict[str, Quantity] = {}
     conditions: list[Condition] = []
+    nodeInfo: NodeInfo = NodeInfo()
 
 
 class Node(msgspec.Struct, frozen=True, omit_defaults=True):

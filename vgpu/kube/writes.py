@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from vgpu.kube.client import MERGE_PATCH, ApiError, KubeClient
+from vgpu.kube.client import MERGE_PATCH, STRATEGIC_PATCH, ApiError, KubeClient
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,22 @@ def patch_node_capacity(client: KubeClient, name: str, capacity: Mapping[str, st
     """Sets resources in the node's capacity, from where the kubelet copies them to allocatable."""
     body = {"status": {"capacity": dict(capacity)}}
     client.request("PATCH", f"/api/v1/nodes/{name}/status", body=body, content_type=MERGE_PATCH)
+
+
+def patch_node_condition(
+    client: KubeClient, name: str, type_: str, status: str, reason: str, message: str, *, changed: bool = True
+) -> None:
+    """Sets one condition of a node, the others stay; `changed`: the status is another one than before."""
+    condition = {
+        "type": type_,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastHeartbeatTime": now(),
+        **({"lastTransitionTime": now()} if changed else {}),
+    }
+    body = {"status": {"conditions": [condition]}}
+    client.request("PATCH", f"/api/v1/nodes/{name}/status", body=body, content_type=STRATEGIC_PATCH)
 
 
 def evict(client: KubeClient, namespace: str, name: str, uid: str) -> None:

@@ -57,7 +57,8 @@ class LocalCluster:
         self._running = ExitStack()
         self.agent = self._service(
             "agent", "device_plugin", "--node-name", NODE, "--run-dir", str(self.run_dir),
-            "--cdi-dir", str(directory / "cdi"), "--metrics-port", str(self.metrics_port),
+            "--cdi-dir", str(directory / "cdi"), "--host-root", str(directory / "host"),
+            "--metrics-port", str(self.metrics_port),
         )  # fmt: skip
         self.scheduler = self._service(
             "scheduler", "scheduler", "--extender-port", str(self.extender_port),

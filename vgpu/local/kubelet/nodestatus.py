@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from vgpu.kube.client import MERGE_PATCH, ApiError, KubeClient
+from vgpu.kube.client import MERGE_PATCH, STRATEGIC_PATCH, ApiError, KubeClient
 from vgpu.kube.informer import Informer
 from vgpu.kube.objects import RawObject
 from vgpu.local.apiserver.podrules import canonical, is_extended
@@ -117,7 +117,7 @@ class NodeStatus:
             if error.reason != "AlreadyExists":
                 raise
             self._client.request(
-                "PATCH", f"{self._path}/status", body={"status": {"conditions": [ready]}}, content_type=MERGE_PATCH
+                "PATCH", f"{self._path}/status", body={"status": {"conditions": [ready]}}, content_type=STRATEGIC_PATCH
             )
         self._status = msgspec.json.decode(self._client.get(self._path), type=RawObject).status
 

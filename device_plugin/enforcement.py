@@ -1,0 +1,157 @@
+"""Looks at the node's kubelet, container runtime and NVIDIA's settings again and again: chooses the mode and, where the
+settings let containers pass the limits by, says so as a condition of the node, an event and a metric.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from device_plugin import modes
+from device_plugin.cri import Facts, Runtime
+from device_plugin.modes import Mode, Toolkit
+from vgpu import names
+from vgpu.kube import writes
+from vgpu.kube.client import ApiError, KubeClient
+from vgpu.kube.objects import Node
+
+log = logging.getLogger(__name__)
+
+PERIOD_SECONDS: Final = 60.0
+_RETRY_SECONDS: Final = 5.0
+_REASON: Final = "UnsafeRuntimeSetting"
+_FIXED: Final = "RuntimeSettingsSafe"
+
+
+class Enforcement:
+    """One thread. `current` is the mode for the next Allocate."""
+
+    def __init__(
+        self,
+        configured: str,
+        runtime: Runtime,
+        host_root: Path,
+        cdi_dir: Path,
+        client: KubeClient,
+        node: str,
+        *,
+        tell: Callable[[str, str], None],
+        show: Callable[[bool], None],
+    ) -> None:
+        """`tell(reason, sentence)` makes an event about the node; `show(unsafe)` feeds the metric."""
+        self._configured = configured
+        self._runtime = runtime
+        self._host_root = host_root
+        self._cdi_dir = cdi_dir
+        self._client = client
+        self._node = node
+        self._tell = tell
+        self._show = show
+        self._told = ""
+        self._complaint = ""
+        self._mode: Mode | None = None
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="enforcement", daemon=True)
+
+    @property
+    def current(self) -> Mode:
+        """Looks for itself when nobody has looked yet."""
+        return self._mode or self._look()[0]
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._stopping.wait(PERIOD_SECONDS if self.once() else _RETRY_SECONDS)
+
+    def once(self) -> bool:
+        """One look with all that follows from it; False: the API server is away, to be tried again soon."""
+        _, sentence, node = self._look()
+        self._show(bool(sentence))
+        if sentence != self._told:
+            if sentence:
+                log.warning("%s", sentence)
+                self._tell(names.CONDITION_UNENFORCED, sentence)
+            else:
+                log.info("the runtime's settings are safe now")
+            self._told = sentence
+        if node is None:
+            return False
+        try:
+            self._condition(node, sentence)
+        except ApiError as error:
+            log.warning("condition %s of node %s is not written: %s", names.CONDITION_UNENFORCED, self._node, error)
+            return False
+        return True
+
+    def _look(self) -> tuple[Mode, str, Node | None]:
+        with self._lock:
+            node = self._read_node()
+            facts = self._runtime.facts() or _told_by(node)
+            seen = modes.Node(node.status.nodeInfo.kubeletVersion if node else "", facts, self._toolkit(facts))
+            mode = modes.choose(self._configured, seen, self._cdi_dir)
+            if node is None and self._mode is not None:
+                mode = self._mode  # what is not known now was known before
+            if mode != self._mode:
+                log.info("cards reach containers by %s: %s", mode.strategy, mode.reason)
+                self._mode = mode
+            return mode, modes.unsafe(seen), node
+
+    def _read_node(self) -> Node | None:
+        try:
+            return msgspec.json.decode(self._client.get(f"/api/v1/nodes/{self._node}"), type=Node)
+        except ApiError as error:
+            log.debug("node %s is not known yet: %s", self._node, error)
+            return None
+
+    def _toolkit(self, facts: Facts) -> Toolkit | None:
+        for file in modes.toolkit_files(facts):
+            try:
+                text = (self._host_root / file.lstrip("/")).read_text("utf-8")
+            except OSError:
+                continue
+            try:
+                found = modes.read_toolkit(text, file)
+            except ValueError as error:
+                self._complain(f"{file} is not TOML, as if it were empty: {error}")
+                return Toolkit(file)
+            self._complaint = ""
+            return found
+        return None
+
+    def _complain(self, text: str) -> None:
+        if text != self._complaint:
+            log.warning("%s", text)
+            self._complaint = text
+
+    def _condition(self, node: Node, sentence: str) -> None:
+        """A node that was never unsafe has no condition."""
+        known = next((one for one in node.status.conditions if one.type == names.CONDITION_UNENFORCED), None)
+        if known is None and not sentence:
+            return
+        status, reason = ("True", _REASON) if sentence else ("False", _FIXED)
+        message = sentence or "NVIDIA's container runtime shows cards to nobody who was not given them"
+        if known is None or (known.status, known.message) != (status, message):
+            writes.patch_node_condition(
+                self._client,
+                self._node,
+                names.CONDITION_UNENFORCED,
+                status,
+                reason,
+                message,
+                changed=known is None or known.status != status,
+            )
+
+
+def _told_by(node: Node | None) -> Facts:
+    """Name and version of the runtime as the kubelet wrote them into its node."""
+    name, _, version = (node.status.nodeInfo.containerRuntimeVersion if node else "").partition("://")
+    return Facts(name=name, version=version)
