@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "blocks.h"
 #include "fork.h"
 #include "log.h"
 #include "pools.h"
@@ -83,7 +84,8 @@ enum vgpu_verdict vgpu_reserve(unsigned card, uint64_t bytes, struct vgpu_ticket
     if (__builtin_expect(vgpu_charge(card, VGPU_DEVICE_BYTES, bytes, ticket), 1))
         return VGPU_CHARGED;
     int kept = errno;
-    bool granted = card != VGPU_CARD_UNLISTED && vgpu_pools_give_back(card) && vgpu_charge(card, VGPU_DEVICE_BYTES, bytes, ticket);
+    bool granted = card != VGPU_CARD_UNLISTED && (vgpu_blocks_give_back() | vgpu_pools_give_back(card)) &&
+                   vgpu_charge(card, VGPU_DEVICE_BYTES, bytes, ticket);
     if (!granted)
         refused(card, bytes);
     errno = kept;

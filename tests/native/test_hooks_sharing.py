@@ -50,7 +50,7 @@ handle, where = maker.ask("share(300 * MIB)")
 print(user.ask("used()"))
 status, own = user.ask(f"take(*{where})")
 print(status, user.ask("used()"))
-maker.ask(f"release({handle})")
+maker.ask(f"os.close({where[1]})"), maker.ask(f"release({handle})")
 print(user.ask("used()"), maker.ask("alloc(701 * MIB)[0]"), maker.ask("alloc(700 * MIB)[0]"))
 user.do("at = reserve(300 * MIB)")
 print(user.ask(f"map_block(at, 300 * MIB, {own})"), user.ask(f"release({own})"), user.ask("used()"))
@@ -61,13 +61,40 @@ print(user.ask("unmap(at, 300 * MIB)"), user.ask("used()"))
     assert lines == ["300", "0 600", "300 2 0", "0 0 1000", "0 700"]
 
 
+def test_memory_stays_charged_while_its_exported_descriptor_is_open(env: dict[str, str]) -> None:
+    lines = crew(
+        """
+handle, (pid, descriptor) = maker.ask("share(600 * MIB)")
+print(maker.ask(f"release({handle})"), maker.ask("used()"), maker.ask("create(600 * MIB)[0]"), user.ask("create(600 * MIB)[0]"))
+maker.ask(f"os.close({descriptor})")
+print(maker.ask("create(600 * MIB)[0]"), maker.ask("used()"))
+""",
+        env,
+    )
+    assert lines == ["0 600 2 2", "0 600"]
+
+
+def test_a_closed_descriptor_whose_number_came_back_holds_nothing(env: dict[str, str]) -> None:
+    lines = crew(
+        """
+handle, (pid, descriptor) = maker.ask("share(600 * MIB)")
+maker.ask(f"release({handle})")
+maker.ask(f"os.dup2(0, {descriptor})")
+print(maker.ask("used()"), maker.ask("create(700 * MIB)[0]"))
+""",
+        env,
+    )
+    assert lines == ["0 0"]
+
+
 def test_who_has_no_room_cannot_import(env: dict[str, str]) -> None:
     lines = crew(
         """
 handle, where = maker.ask("share(500 * MIB)")
 print(user.ask("alloc(2 * MIB)[0]"), user.ask(f"take(*{where})[0]"), user.ask("used()"))
-maker.ask(f"release({handle})")
-print(user.ask(f"take(*{where})[0]"), user.ask("used()"))
+held = user.ask(f"os.open('/proc/{where[0]}/fd/{where[1]}', os.O_RDWR)")
+maker.ask(f"os.close({where[1]})"), maker.ask(f"release({handle})")
+print(user.ask(f"take(os.getpid(), {held})[0]"), user.ask("used()"))
 """,
         env,
     )
@@ -79,11 +106,12 @@ def test_an_import_is_charged_to_the_granule(env: dict[str, str], granules: int)
     lines = crew(
         f"""
 handle, where = maker.ask("share({2 * granules} * MIB)")
-print(user.ask(f"take(*{{where}})[0]"), user.ask("used()"), maker.ask(f"release({{handle}})"), user.ask("used()"))
+print(user.ask(f"take(*{{where}})[0]"), user.ask("used()"))
+print(maker.ask(f"os.close({{where[1]}})"), maker.ask(f"release({{handle}})"), user.ask("used()"))
 """,
         env,
     )
-    assert lines == [f"0 {4 * granules} 0 {2 * granules}"]
+    assert lines == [f"0 {4 * granules}", f"None 0 {2 * granules}"]
 
 
 def test_memory_of_the_host_is_not_charged_to_who_imports_it(env: dict[str, str]) -> None:
@@ -102,12 +130,12 @@ def test_an_import_of_what_this_process_holds_is_the_same_memory(env: dict[str, 
         """
 handle, where = maker.ask("share(600 * MIB)")
 status, again = maker.ask(f"take(*{where})")
-print(status, again == handle, maker.ask("used()"))
+print(status, again == handle, maker.ask("used()"), maker.ask(f"os.close({where[1]})"))
 print(maker.ask(f"release({handle})"), maker.ask("used()"), maker.ask(f"release({handle})"), maker.ask("used()"))
 """,
         env,
     )
-    assert lines == ["0 True 600", "0 600 0 0"]
+    assert lines == ["0 True 600 None", "0 600 0 0"]
 
 
 def test_without_limits_an_import_is_the_drivers_alone(tmp_path: Path) -> None:

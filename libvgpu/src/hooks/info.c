@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "view.h"
 
+#include "blocks.h"
 #include "charge.h"
 
 #define REAP_INTERVAL_MS 100 /* a killed process's memory shows as free soon, at no cost for programs that poll */
@@ -17,6 +18,7 @@ CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
     if (result != CUDA_SUCCESS || vgpu_enforcement() == VGPU_UNLIMITED || !vgpu_place_now(&place))
         return result;
     vgpu_reap(REAP_INTERVAL_MS);
+    vgpu_blocks_give_back();
     struct vgpu_view view = vgpu_view_of(place.card, total ? *total : UINT64_MAX, free ? *free : UINT64_MAX);
     if (free)
         *free = view.free;
@@ -32,6 +34,7 @@ CUresult cuMemGetInfo(unsigned int *free, unsigned int *total) {
     if (result != CUDA_SUCCESS || vgpu_enforcement() == VGPU_UNLIMITED || !vgpu_place_now(&place))
         return result;
     vgpu_reap(REAP_INTERVAL_MS);
+    vgpu_blocks_give_back();
     struct vgpu_view view = vgpu_view_of(place.card, total ? *total : UINT64_MAX, free ? *free : UINT64_MAX);
     if (free)
         *free = clamp32(view.free);

@@ -1,9 +1,12 @@
 /* Virtual memory management: blocks that are made apart from addresses. A block's memory is on the card until its handles are released *and*
  * it is mapped nowhere and bound to no multicast object. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
+#include "blocks.h"
 #include "charge.h"
 #include "fork.h"
 #include "imported.h"
@@ -17,7 +20,7 @@ struct block {
     struct bound *bound; /* what a multicast object keeps on the cards */
     struct vgpu_ticket ticket;
     CUdevice device;
-    uint32_t references; /* one per handle held, one per mapping, one per multicast object that it is bound to */
+    uint32_t references; /* one per handle held, per mapping, per multicast object that it is bound to, per descriptor that it was exported as */
 };
 
 struct bound {
@@ -36,7 +39,18 @@ struct link {
     struct block *block;
 };
 
+/* A descriptor that a block was exported as: it keeps the memory on the card when every handle is released, and until somebody imports it there is
+ * nobody else to pay. */
+struct exported {
+    struct exported *next;
+    struct block *block;
+    int descriptor;
+    dev_t device; /* of the file behind it: the number may come back for another */
+    ino_t file;
+};
+
 static struct link *handles[BUCKETS], *mappings[BUCKETS];
+static struct exported *exports;
 /* Held across the driver calls too, which take the order in which it is taken: else a block could be mapped by one thread, with a handle that
  * another is releasing, and be on the card without a charge. Blocks are made and mapped rarely, and in large pieces. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -44,6 +58,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 void vgpu_blocks_forget(void) {
     for (unsigned i = 0; i < BUCKETS; i++)
         handles[i] = mappings[i] = NULL;
+    exports = NULL;
     pthread_mutex_init(&lock, NULL);
 }
 
@@ -94,6 +109,34 @@ static void drop(struct block *block) {
     free(block);
 }
 
+/* Lock held. Lets go of blocks whose exported descriptors the program has closed; whether there were any. */
+static bool settle_exports(void) {
+    bool any = false;
+    int kept = errno;
+    for (struct exported **at = &exports; *at;) {
+        struct exported *exported = *at;
+        struct stat now;
+        if (fstat(exported->descriptor, &now) == 0 && now.st_dev == exported->device && now.st_ino == exported->file) {
+            at = &exported->next;
+            continue;
+        }
+        *at = exported->next;
+        drop(exported->block);
+        free(exported);
+        any = true;
+    }
+    errno = kept;
+    return any;
+}
+
+bool vgpu_blocks_give_back(void) {
+    if (!__atomic_load_n(&exports, __ATOMIC_RELAXED) || pthread_mutex_trylock(&lock) != 0)
+        return false;
+    bool any = settle_exports();
+    pthread_mutex_unlock(&lock);
+    return any;
+}
+
 static struct link *mapping_around(uint64_t address) {
     for (unsigned i = 0; i < BUCKETS; i++)
         for (struct link *m = mappings[i]; m; m = m->next)
@@ -135,6 +178,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     CUDA_REAL(cuMemRelease);
     lock_tables();
+    settle_exports();
     CUresult result = real(handle);
     struct link *link = result == CUDA_SUCCESS ? find(handles, handle) : NULL;
     if (link)
@@ -202,6 +246,28 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
     return result;
 }
 
+CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
+                                      unsigned long long flags) {
+    CUDA_REAL(cuMemExportToShareableHandle);
+    struct exported *exported = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ? malloc(sizeof *exported) : NULL;
+    lock_tables();
+    settle_exports();
+    CUresult result = real(shareable, handle, type, flags);
+    struct link *link = result == CUDA_SUCCESS && exported ? find(handles, handle) : NULL;
+    struct stat file;
+    int kept = errno;
+    if (link && fstat(*(int *)shareable, &file) == 0) {
+        *exported = (struct exported){exports, link->block, *(int *)shareable, file.st_dev, file.st_ino};
+        exports = exported;
+        link->block->references++;
+        exported = NULL;
+    }
+    errno = kept;
+    pthread_mutex_unlock(&lock);
+    free(exported);
+    return result;
+}
+
 /* Lock held. Memory that this process did not hold: it is charged here, too. Whoever made it may let go of it at any time, and then it stays on the
  * card for this process; no call of the driver tells who else holds it. */
 static CUresult charge_imported(CUmemGenericAllocationHandle handle, struct block *block, struct link *link) {
@@ -227,6 +293,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
     struct block *block = calloc(1, sizeof *block);
     struct link *fresh = calloc(1, sizeof *fresh);
     lock_tables();
+    settle_exports();
     CUresult result = real(handle, shareable, type);
     struct link *link = result == CUDA_SUCCESS ? find(handles, *handle) : NULL;
     if (link) {

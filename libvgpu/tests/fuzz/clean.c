@@ -57,10 +57,10 @@ void play_clean(void) {
             }
         cuMemAddressFree(logs[RANGE].handle[i], logs[RANGE].size[i]);
     }
+    close_exported();
     for (unsigned i = 0; i < logged(PHYSICAL); i++)
         while (cuMemRelease(logs[PHYSICAL].handle[i]) == CUDA_SUCCESS) {
         }
-    close_exported();
     for (unsigned i = 0; i < logged(MULTICAST); i++)
         while (cuMemRelease(logs[MULTICAST].handle[i]) == CUDA_SUCCESS) {
         }

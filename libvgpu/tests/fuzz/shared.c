@@ -112,8 +112,10 @@ static CUresult export(CUmemGenericAllocationHandle block, unsigned place) {
     if (result != CUDA_SUCCESS)
         return result;
     made(DESCRIPTOR, place, (uint64_t)file + 1, 0);
-    if (board)
+    if (board) {
+        atomic_store(&board->crossed, true); /* the open descriptor is charged when nobody holds the block any more */
         atomic_store(&board->files[place % POSTED], (uint64_t)getpid() << 32 | (uint64_t)file);
+    }
     return result;
 }
 
