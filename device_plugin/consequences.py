@@ -1,6 +1,7 @@
 """What the agent tells the API server about pods: events, evictions, and records that it corrects."""
 
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -15,6 +16,8 @@ from vgpu.kube.objects import Pod
 log = logging.getLogger(__name__)
 
 REPORTER: Final = "vgpu-device-plugin"
+EVICTION_SECONDS: Final = 10.0  #: between two evictions for one owner, which makes the next pod at once
+_REMEMBERED: Final = 1024  #: owners
 
 
 class Consequences:
@@ -23,6 +26,7 @@ class Consequences:
     def __init__(self, client: KubeClient, node: str) -> None:
         self._client = client
         self._node = node
+        self._evicted: dict[str, float] = {}  # owner's uid → monotonic seconds; of the worker alone
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="events")
 
     def stop(self) -> None:
@@ -57,13 +61,21 @@ class Consequences:
         reference = writes.pod_reference(meta.namespace, meta.name, meta.uid)
         self._event(reference, names.EVENT_MISMATCH, sentence)
         # A static pod is owned by its node, which would only show it again.
-        if not any(owner.controller and owner.kind != "Node" for owner in meta.ownerReferences):
+        owner = next((one for one in meta.ownerReferences if one.controller and one.kind != "Node"), None)
+        if owner is None or meta.deletionTimestamp is not None:
             return
+        now = time.monotonic()
+        if now - self._evicted.get(owner.uid, -EVICTION_SECONDS) < EVICTION_SECONDS:
+            return  # the kubelet tries the start again, and then this comes again
         try:
             writes.evict(self._client, meta.namespace, meta.name, meta.uid)
-            log.info("evicted %s: %s", full_name(pod), sentence)
         except ApiError as error:
             log.warning("%s is not evicted: %s", full_name(pod), error)
+            return
+        log.info("evicted %s: %s", full_name(pod), sentence)
+        if len(self._evicted) >= _REMEMBERED:
+            self._evicted.clear()
+        self._evicted[owner.uid] = now
 
     def _event(self, reference: dict[str, str], reason: str, sentence: str, type_: str = "Warning") -> None:
         writes.emit_event(self._client, reference, reason, sentence, type_, reporting=REPORTER, host=self._node)

@@ -170,7 +170,7 @@ class Granting:
         granted = self._holdings.granted(without=uid)
         sentence = grants.excess(self._cards.by_uuid, granted, wanted)
         if sentence:
-            raise Refusal(f"pod {full_name(plan.pod)}: {sentence}", transient=True)
+            raise Refusal(f"pod {full_name(plan.pod)}: {sentence}", transient=True, pod=plan.pod)
 
     def _verify(self, plans: Sequence[Plan]) -> None:
         try:

@@ -4,6 +4,7 @@ Called in worker threads, several at once.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 ANSWER_SECONDS: Final = 8.0  #: the kubelet gives up after 30 and tries again; transient causes are retried so long
 LOOK_SECONDS: Final = 0.25  #: between two attempts, unless a pod changes earlier
+END_SECONDS: Final = 60.0  #: a pod refused for so long will not start by waiting: it is told and, if owned, evicted
 RECORD_SECONDS: Final = 2.0  #: a pod that has no allocation after so long was placed by somebody else
 
 
@@ -52,6 +54,8 @@ class Starts:
         self._identity = identity
         self._granting = granting
         self._consequences = consequences
+        self._refused_since: dict[str, float] = {}  # pod uid → monotonic seconds
+        self._lock = threading.Lock()
 
     # GetPreferredAllocation
 
@@ -97,17 +101,38 @@ class Starts:
         began = time.monotonic()
         while True:
             elapsed = time.monotonic() - began
+            plans: list[Plan] = []
             try:
                 plans = self._plans(device_ids, patient=elapsed < RECORD_SECONDS)
                 self._granting.grant(device_ids, plans)
-                return
             except Refusal as refusal:
-                if not refusal.transient and refusal.pod is not None:
-                    self._consequences.refused(refusal.pod, str(refusal))
-                if not refusal.transient or elapsed > ANSWER_SECONDS:
-                    raise
-                log.debug("trying again: %s", refusal)
-            self._pods.wait(LOOK_SECONDS)
+                if refusal.transient and elapsed <= ANSWER_SECONDS:
+                    log.debug("trying again: %s", refusal)
+                    self._pods.wait(LOOK_SECONDS)
+                    continue
+                self._refused(refusal.pod or _only(plans), str(refusal), incurable=not refusal.transient)
+                raise
+            except OSError as error:
+                self._refused(_only(plans), f"the node could not prepare the container: {error}")
+                raise
+            with self._lock:
+                for plan in plans:
+                    self._refused_since.pop(plan.pod.metadata.uid, None)
+            return
+
+    def _refused(self, pod: Pod | None, sentence: str, *, incurable: bool = False) -> None:
+        """The kubelet only ever tries the same start again: what does not end by itself is ended here."""
+        if pod is None:
+            return
+        now = time.monotonic()
+        with self._lock:
+            living = {each.metadata.uid for each in self._pods.all()}
+            self._refused_since = {uid: since for uid, since in self._refused_since.items() if uid in living}
+            waited = now - self._refused_since.setdefault(pod.metadata.uid, now)
+        if incurable:
+            self._consequences.refused(pod, sentence)
+        elif waited > END_SECONDS:
+            self._consequences.refused(pod, f"{sentence} (for {waited:.0f} s)")
 
     def _plans(self, device_ids: Sequence[str], *, patient: bool) -> list[Plan]:
         candidates = self._identity.candidates(device_ids)
@@ -167,3 +192,8 @@ class Starts:
         except RequestError as error:
             raise Refusal(f"pod {full_name(pod)}: {error}", pod=pod) from None
         return Plan(candidate, pod, request, edits.in_order(slices, self._cards.by_uuid))
+
+
+def _only(plans: Sequence[Plan]) -> Pod | None:
+    """The pod of all these plans."""
+    return plans[0].pod if len({plan.pod.metadata.uid for plan in plans}) == 1 else None

@@ -148,7 +148,8 @@ class World:
             record = Allocation({each: tuple(given) for each, given in slices.items()})
             meta["annotations"][names.ALLOCATION] = allocation.encode(record)
         if owner:
-            meta["ownerReferences"] = [{"kind": owner, "name": "o", "uid": "u", "apiVersion": "v1", "controller": True}]
+            made_by = {"kind": owner, "name": owner, "uid": f"uid-of-{owner}", "apiVersion": "v1", "controller": True}
+            meta["ownerReferences"] = [made_by]
         body = {
             "metadata": meta,
             "spec": {
