@@ -18,6 +18,7 @@ from device_plugin.granting import Granting, Places
 from device_plugin.health import Health
 from device_plugin.holdings import Holdings
 from device_plugin.identity import Identity
+from device_plugin.labels import Labels
 from device_plugin.plugin import Plugin
 from device_plugin.pods import Pods
 from device_plugin.publish import Publisher
@@ -71,7 +72,8 @@ class Agent:
         pods = Pods(self._client, self._options.node)
         runtime = Runtime(sockets(self._options.host_root, settings.runtimeSocket))
         identity = Identity(kubelet, self._config.resource_name, runtime)
-        sandboxes = Sandboxes(self._options.run_dir)
+        labels = Labels(self._options.host_root)
+        sandboxes = Sandboxes(self._options.run_dir, labels)
         holdings = Holdings(pods, sandboxes)
         consequences = Consequences(self._client, self._options.node)
         enforcement = Enforcement(
@@ -84,7 +86,7 @@ class Agent:
             tell=consequences.node,
             show=self._exporter.show_unsafe,
         )
-        granting = Granting(self._config, cards, sandboxes, holdings, places, consequences)
+        granting = Granting(self._config, cards, sandboxes, holdings, places, consequences, labels)
         starts = Starts(self._config, cards, pods, identity, granting, consequences, mode=lambda: enforcement.current)
         plugin = Plugin(cards, starts, self._exporter.observe)
         health = Health(cards, consequences.node)

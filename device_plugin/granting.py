@@ -17,6 +17,7 @@ from device_plugin.cards import Cards
 from device_plugin.consequences import Consequences
 from device_plugin.holdings import Holdings, pod_holds
 from device_plugin.identity import Candidate
+from device_plugin.labels import Labels
 from device_plugin.modes import Mode
 from device_plugin.pods import allocation_of, full_name
 from device_plugin.refusal import Refusal
@@ -79,6 +80,7 @@ class Granting:
         holdings: Holdings,
         places: Places,
         consequences: Consequences,
+        labels: Labels,
     ) -> None:
         """Installs the library on the host; raises OSError naming the path."""
         self._config = config
@@ -88,11 +90,16 @@ class Granting:
         self._places = places
         self._consequences = consequences
         self._lock = threading.Lock()
+        self._labels = labels
         self._minors: dict[str, int] = {}
         self.rollout = self._install()
 
     def _install(self) -> library.Rollout:
-        return library.install(self._places.library, self._places.built_library, self._places.built_simulator)
+        made = library.install(self._places.library, self._places.built_library, self._places.built_simulator)
+        for source in (*made.sources(), self._places.simulator_state):
+            if source is not None and source.exists():
+                self._labels.put(source)
+        return made
 
     def mounts(self, key: str, uuids: Sequence[str], mode: Mode) -> edits.Answer:
         """The answer to whichever container will hold the ids of this `key`, by a link that follows it.

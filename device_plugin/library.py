@@ -105,7 +105,8 @@ def _install_folder(folder: Path, source: Path) -> Path:
     shutil.rmtree(target, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=folder))
     for file in source.iterdir():
-        shutil.copy2(file, temporary / file.name)
+        shutil.copyfile(file, temporary / file.name)
+        (temporary / file.name).chmod(0o755)
     temporary.chmod(0o755)
     temporary.rename(target)
     return target

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from device_plugin import files
+from device_plugin.labels import Labels
 from vgpu.devices import GpuSlice
 from vgpu.native import CardLimit, Limits, Region
 from vgpu.native.region import CorePolicy
@@ -32,7 +33,8 @@ class Entry(msgspec.Struct, frozen=True):
 class Sandboxes:
     """All container folders of this node, below `run_dir`."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, labels: Labels) -> None:
+        self._labels = labels
         self._containers = run_dir / "containers"
         self.by_ids = run_dir / "by-ids"
         for folder in (self._containers, self.by_ids):
@@ -98,6 +100,7 @@ class Sandboxes:
                 Region.create(path, limits).close()
         (path / "limits").chmod(0o644)
         (path / "usage").chmod(0o666)  # shared by the container's processes, whatever their user
+        self._labels.put(path)
         with self._lock:
             self._granted[pod_uid, container] = slices_of(limits)
         return path

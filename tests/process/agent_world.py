@@ -20,6 +20,7 @@ from device_plugin.exporter import Exporter
 from device_plugin.granting import Granting, Places
 from device_plugin.holdings import Holdings
 from device_plugin.identity import Identity
+from device_plugin.labels import Labels
 from device_plugin.pods import Pods
 from device_plugin.sandbox import Sandboxes
 from device_plugin.starts import Starts
@@ -80,10 +81,13 @@ class World:
         self.pods.start()
         runtime = Runtime(sockets(self.root / "host"))
         self.identity = Identity(self.root / "kubelet", self.config.resource_name, runtime)
-        self.sandboxes = Sandboxes(self.root / "run")
+        labels = Labels(self.root / "host")
+        self.sandboxes = Sandboxes(self.root / "run", labels)
         self.holdings = Holdings(self.pods, self.sandboxes)
         self.consequences = Consequences(self.client, NODE)
-        self.granting = Granting(self.config, self.cards, self.sandboxes, self.holdings, self.places, self.consequences)
+        self.granting = Granting(
+            self.config, self.cards, self.sandboxes, self.holdings, self.places, self.consequences, labels
+        )
         self.exporter = Exporter(NODE)
         self.enforcement = Enforcement(
             self.config.device_plugin.deviceListStrategy,

@@ -1,6 +1,7 @@
 """From ids to a container that may start: identity, allocation, guard, what is put in place, and what is refused."""
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ import grpc
 import pytest
 from agent_world import MIB, NODE, A, B, MakeWorld, World, until, worlds
 
-from device_plugin import cdi, ids, starts
+from device_plugin import cdi, ids, labels, starts
 from device_plugin.refusal import Refusal
 from vgpu import allocation, names
 from vgpu.allocation import Allocation
@@ -132,6 +133,53 @@ def test_files_have_the_modes_that_a_container_of_any_user_needs(make: MakeWorld
     modes = {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()}
     assert modes == {"limits": 0o644, "usage": 0o666}
     assert folder.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_no_folder_is_open_to_everybody(make: MakeWorld) -> None:
+    before = os.umask(0)
+    try:
+        world = make("envvar")
+        uid = world.pod("p", {"main": [GpuSlice(A, mem=100)]})
+        world.allocate(uid, "main", [ID_A])
+        world.starts.start([ID_A])
+    finally:
+        os.umask(before)
+    made = [*(world.root / "run").rglob("*"), *world.places.library.rglob("*")]
+    writable = [path for path in made if not path.is_symlink() and path.stat().st_mode & 0o022]
+    assert writable == [world.sandboxes.directory(uid, "main") / "usage"]
+    assert {path.stat().st_uid for path in made} == {os.getuid()}
+
+
+def _labels_can_be_put(folder: Path) -> bool:
+    try:
+        os.setxattr(folder, labels.ATTRIBUTE, b"x")
+    except OSError:
+        return False
+    return True
+
+
+def test_where_selinux_is_on_a_confined_container_may_use_its_files(make: MakeWorld, tmp_path: Path) -> None:
+    if not _labels_can_be_put(tmp_path):
+        pytest.skip("this user may not set security.selinux here")
+    world = make("envvar")
+
+    def start(name: str, device: str) -> list[Path]:
+        uid = world.pod(name, {"main": [GpuSlice(A, mem=100)]})
+        world.allocate(uid, "main", [device])
+        world.starts.start([device])
+        folder = world.sandboxes.directory(uid, "main")
+        return [folder / "limits", folder / "usage", *world.granting.rollout.sources()]
+
+    assert not [path for path in start("off", ID_A) if labels.ATTRIBUTE in os.listxattr(path)]
+    enforce = world.root / "host" / labels.SELINUX / "enforce"
+    enforce.parent.mkdir(parents=True)
+    enforce.write_text("1")
+    world.agent()
+    mounted = start("on", f"{A}::1")
+    simulator = world.granting.rollout.simulator
+    assert simulator is not None
+    for path in (*mounted, simulator / "libcuda.so.1"):
+        assert os.getxattr(path, labels.ATTRIBUTE) == labels.CONTAINER_FILE.encode() + b"\0"
 
 
 def test_starting_again_keeps_the_region_and_follows_the_record(make: MakeWorld) -> None:
