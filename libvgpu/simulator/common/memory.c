@@ -19,7 +19,6 @@ static uint64_t recount(struct sim *sim, int card)
             sum += atomic_load_explicit(&process->cards[card].used, memory_order_relaxed);
     }
     atomic_store_explicit(&state->cards[card].used, sum, memory_order_relaxed);
-    atomic_store_explicit(&state->cards[card].recounted_ns, sim_now(), memory_order_relaxed);
     return sum;
 }
 
@@ -41,8 +40,8 @@ int sim_charge(struct sim *sim, int index, uint64_t bytes)
     if (used + bytes > size)
         used = recount(sim, index);
     else if (used + bytes > atomic_load_explicit(&card->peak, memory_order_relaxed) &&
-             sim_now() - atomic_load_explicit(&card->recounted_ns, memory_order_relaxed) > SIM_TEARDOWN_NS)
-        used = recount(sim, index); /* the peak must not contain what the dead held */
+             atomic_load_explicit(&sim->state->slots_used, memory_order_relaxed) > 1)
+        used = recount(sim, index); /* the peak must not contain what the dead held, not even for a moment */
     int result = !sim_self_valid(sim) ? -EIO : used + bytes > size ? -ENOMEM : 0;
     if (!result) {
         uint64_t own = atomic_load_explicit(&sim->self->cards[index].used, memory_order_relaxed) + bytes;

@@ -15,7 +15,7 @@
 #include "vgpu/simulator.h"
 
 #define SIM_MAGIC 0x6d69737570677631ull
-#define SIM_ABI 3u
+#define SIM_ABI 4u
 #define SIM_CARDS VGPU_SIM_MAX_CARDS
 #define SIM_SLOTS 1024u
 #define SIM_HISTORY 128u    /* dead processes that stay readable before their slots are used again */
@@ -86,7 +86,7 @@ struct sim_card {
     char uuid[48];
     _Atomic uint32_t xid, xid_count;
     sim_lock memory_lock __attribute__((aligned(SIM_LINE)));
-    _Atomic uint64_t used, peak, recounted_ns;
+    _Atomic uint64_t used, peak;
     sim_lock time_lock __attribute__((aligned(SIM_LINE)));
     _Atomic uint64_t clock_ns, busy_ns; /* all is decided up to clock_ns */
     _Atomic uint64_t current;           /* whose turn it is: generation << 32 | slot + 1; 0: nobody's yet */
