@@ -16,6 +16,7 @@ from device_plugin import ids
 from device_plugin.cards import Cards
 from device_plugin.edits import Answer
 from device_plugin.refusal import Refusal
+from vgpu.devices import Gpu
 from vgpu.kubelet.deviceplugin_v1beta1 import api_pb2 as api
 from vgpu.kubelet.deviceplugin_v1beta1.api_pb2_grpc import DevicePluginServicer
 
@@ -68,7 +69,7 @@ class Plugin(DevicePluginServicer):
         try:
             while not self._stopping.is_set():
                 changed.clear()
-                devices = [device for gpu in self._cards.inventory.devices for device in _devices(gpu)]
+                devices = [device for gpu in self._cards.inventory.devices for device in listed(gpu)]
                 healthy = sum(device.health == "Healthy" for device in devices)
                 log.info("telling the kubelet %d ids, %d healthy", len(devices), healthy)
                 yield api.ListAndWatchResponse(devices=devices)
@@ -137,7 +138,8 @@ def options() -> api.DevicePluginOptions:
     return api.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
 
 
-def _devices(gpu: Any) -> list[api.Device]:
+def listed(gpu: Gpu) -> list[api.Device]:
+    """All ids of a card as ListAndWatch tells them."""
     topology = api.TopologyInfo(nodes=[api.NUMANode(ID=gpu.numa)]) if gpu.numa >= 0 else None
     health = "Healthy" if gpu.healthy else "Unhealthy"
     return [api.Device(ID=device_id, health=health, topology=topology) for device_id in ids.of(gpu)]

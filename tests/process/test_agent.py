@@ -1,37 +1,21 @@
 """The agent as a real process beside a kubelet and an API server: until containers run, and through kills."""
 
-import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
+from agent_machine import NODE, Machine, machines
 from agent_world import MIB, until
-from prometheus_client.parser import text_string_to_metric_families
 
-from vgpu import allocation, names
-from vgpu.allocation import Allocation
-from vgpu.devices import GpuSlice, Inventory, decode_inventory
+from vgpu import names
+from vgpu.devices import GpuSlice
 from vgpu.kube import writes
-from vgpu.kube.client import ApiError, KubeClient
 from vgpu.local.apiserver import ApiServer
-from vgpu.local.kubelet import Kubelet
-from vgpu.local.services import free_port
 from vgpu.native import simulator
-
-NODE = "node-1"
-REPORT = (
-    "import os, signal; keys = sorted(os.environ)\n"
-    "print(*(f'{k}={os.environ[k]}' for k in keys), sep='\\n', flush=True)\n"
-)
 
 #: A program that takes 1000 MiB of its card, tries for more than its slice, and waits
 CLIENT = """
@@ -50,140 +34,10 @@ signal.pause()
 """
 
 
-class Machine:
-    def __init__(self, root: Path, strategy: str) -> None:
-        self.root = root
-        self.api = ApiServer()
-        self.api.start()
-        self.api.write_kubeconfig(root / "kubeconfig")
-        self.client = KubeClient.connect(root / "kubeconfig")
-        (root / "config.yaml").write_text(
-            f"simulate: T4x2\nglobal: {{gpuHookPath: {root}/usr}}\n"
-            f"devicePlugin: {{kubeletRoot: {root}/kubelet, deviceListStrategy: {strategy}}}\n"
-        )
-        (root / "cdi").mkdir()
-        self.port = free_port()
-        self.kubelet = Kubelet(self.client, NODE, root / "kubelet", root / "cdi")
-        self.kubelet.start()
-        self.agent: subprocess.Popen[bytes] | None = None
-
-    def start_agent(self) -> None:
-        with (self.root / "agent.log").open("ab") as log:
-            self.agent = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "device_plugin", "--node-name", NODE, "--verbose"),
-                    *("--config", str(self.root / "config.yaml"), "--kubeconfig", str(self.root / "kubeconfig")),
-                    *("--run-dir", str(self.root / "run"), "--cdi-dir", str(self.root / "cdi")),
-                    *("--host-root", str(self.root / "host")),
-                    *("--metrics-port", str(self.port)),
-                ],
-                stdout=log,
-                stderr=log,
-            )
-
-    def stop_agent(self, number: int) -> int:
-        assert self.agent is not None
-        self.agent.send_signal(number)
-        return self.agent.wait(10)
-
-    def close(self) -> None:
-        if self.agent is not None and self.agent.poll() is None:
-            self.agent.kill()
-            self.agent.wait()
-        self.kubelet.stop()
-        self.api.stop()
-
-    def get(self, path: str) -> dict[str, Any]:
-        """An object; one without anything in it while there is none."""
-        try:
-            found: dict[str, Any] = msgspec.json.decode(self.client.get(path))
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            found = {}
-        return {"metadata": {}, "status": {}, **found}
-
-    def node(self) -> dict[str, Any]:
-        return self.get(f"/api/v1/nodes/{NODE}")
-
-    def allocatable(self, resource: str) -> str | None:
-        value = self.node()["status"].get("allocatable", {}).get(resource)
-        return None if value is None else str(value)
-
-    def inventory(self) -> Inventory:
-        return decode_inventory(self.node()["metadata"].get("annotations", {}).get(names.DEVICES, "{}"))
-
-    def ready(self) -> list[str]:
-        """Waits until pods can be placed; the cards' UUIDs."""
-        until(lambda: self.allocatable("nvidia.com/gpu") == "20" and self.allocatable(names.RESOURCE_TOTAL_MEMORY))
-        return [gpu.uuid for gpu in self.inventory().devices]
-
-    def registered(self, times: int) -> None:
-        """Waits until agents have registered so often; before, the kubelet refuses pods with GPUs for good."""
-        until(lambda: (self.root / "agent.log").read_text().count("registered nvidia.com/gpu") >= times)
-
-    def run(
-        self, name: str, slices: dict[str, list[GpuSlice]], script: str = "", *, init: str = "", record: bool = True
-    ) -> str:
-        containers = [
-            {
-                "name": each,
-                "command": ["python3", "-c", REPORT + script],
-                "resources": {"limits": {"nvidia.com/gpu": str(len(given)), "nvidia.com/gpumem": str(given[0].mem)}},
-            }
-            for each, given in slices.items()
-        ]
-        body = {
-            "metadata": {"name": name},
-            "spec": {
-                "schedulerName": "vgpu-scheduler",
-                "restartPolicy": "Never",
-                "initContainers": [c for c in containers if c["name"] == init],
-                "containers": [c for c in containers if c["name"] != init],
-            },
-        }
-        made = msgspec.json.decode(self.client.request("POST", "/api/v1/namespaces/default/pods", body=body))
-        uid = str(made["metadata"]["uid"])
-        annotations = {}
-        if record:
-            annotations[names.ALLOCATION] = allocation.encode(Allocation({k: tuple(v) for k, v in slices.items()}))
-        writes.bind(self.client, "default", name, uid, NODE, annotations)
-        return uid
-
-    def phase(self, name: str) -> str | None:
-        phase: str | None = self.get(f"/api/v1/namespaces/default/pods/{name}")["status"].get("phase")
-        return phase
-
-    def environment(self, name: str, container: str = "main") -> dict[str, str]:
-        log = self.root / "kubelet" / "logs" / f"default_{name}_{container}.log"
-        lines = log.read_text().splitlines() if log.exists() else []
-        return dict(line.partition("=")[::2] for line in lines)
-
-    def metrics(self) -> dict[str, dict[tuple[str, ...], float]]:
-        found: dict[str, dict[tuple[str, ...], float]] = {}
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
-            for family in text_string_to_metric_families(answer.read().decode()):
-                for sample in family.samples:
-                    key = tuple(sample.labels.get(k, "") for k in ("pod", "container", "uuid"))
-                    found.setdefault(sample.name, {})[key] = sample.value
-        return found
-
-    def sample(self, name: str, pod: str, container: str, card: str) -> float | None:
-        return self.metrics().get(name, {}).get((pod, container, card))
-
-    def events(self) -> list[dict[str, Any]]:
-        return list(msgspec.json.decode(self.client.get("/api/v1/events"))["items"])
-
-
 @pytest.fixture(params=["cdi", "envvar"])
 def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
-    root = Path(tempfile.mkdtemp(prefix="vgpu", dir="/tmp"))
-    made = Machine(root, request.param)
-    try:
+    with machines(request.param) as made:
         yield made
-    finally:
-        made.close()
-        shutil.rmtree(root, ignore_errors=True)
 
 
 cdi_only = pytest.mark.parametrize("machine", ["cdi"], indirect=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from agent_machine import Machine
 from agent_world import until
-from test_agent import Machine
 
 from vgpu.devices import GpuSlice
 from vgpu.native import simulator
