@@ -48,11 +48,11 @@ class Identity:
         self._socket = kubelet_root / POD_RESOURCES
         self._resource = resource
         self._runtime = runtime
-        self._names: dict[frozenset[str], list[str]] = {}
+        self._names: dict[frozenset[str], str] = {}
 
     def remember(self, device_ids: Sequence[str], cdi_name: str) -> None:
         """Keeps what Allocate answered, for the case that the checkpoint cannot tell."""
-        self._names.setdefault(frozenset(device_ids), []).append(cdi_name)
+        self._names[frozenset(device_ids)] = cdi_name
 
     def candidates(self, device_ids: Sequence[str]) -> list[Candidate]:
         """All containers that hold exactly these ids, in no order; raises Refusal."""
@@ -118,9 +118,9 @@ class Identity:
                 answer = PodResourcesListerStub(channel).List(podresources.ListPodResourcesRequest(), timeout=_PATIENCE)
         except grpc.RpcError as error:
             raise Refusal(f"the kubelet does not tell who holds the ids: {error}", transient=True) from None
-        names = self._names.get(wanted, [])
+        cdi_name = self._names.get(wanted, "")
         return [
-            Candidate("", container.name, pod.namespace, pod.name, cdi_name=names[-1] if names else "")
+            Candidate("", container.name, pod.namespace, pod.name, cdi_name=cdi_name)
             for pod in answer.pod_resources
             for container in pod.containers
             if wanted == _held(container, self._resource)
