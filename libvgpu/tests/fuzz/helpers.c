@@ -63,6 +63,7 @@ static void live(int socket, const struct order *order) {
 
 /* One child for each helper, which waits for it: its end of the helper's socket closes when the helper is gone for certain. */
 static void watch(int socket, const struct order *order) {
+    prctl(PR_SET_CHILD_SUBREAPER, 1); /* children that a killed helper leaves hold what it held, until they have ended too */
     pid_t helper = fork();
     if (helper == 0) {
         live(socket, order);
@@ -75,6 +76,8 @@ static void watch(int socket, const struct order *order) {
     }
     int status = 0;
     waitpid(helper, &status, 0);
+    while (waitpid(-1, NULL, 0) > 0) {
+    }
     char word = WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL ? 'x' : 'e';
     (void)!write(socket, &word, 1);
     _exit(0);

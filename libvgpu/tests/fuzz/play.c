@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,8 +20,11 @@ static CUresult forked(struct operation op, unsigned which) {
     if (in_child)
         return CUDA_SUCCESS;
     /* beside other threads, a child of _Fork may find malloc locked for ever: no fault of a library */
-    pid_t child = which && !concurrent ? _Fork() : fork();
+    pid_t parent = getpid(), child = which && !concurrent ? _Fork() : fork();
     if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent)
+            _exit(0);
         alarm(CHILD_PATIENCE_S); /* its default action ends a child that hangs */
         concurrent = false;
         in_child = true;
