@@ -76,6 +76,11 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="NAME",
         help="MutatingWebhookConfiguration whose caBundle is kept up to date (default: vgpu-webhook)",
     )
+    parser.add_argument(
+        "--foreign-certificate",
+        action="store_true",
+        help="somebody else, such as cert-manager, fills the Secret and the caBundle: both are left alone",
+    )
     return parser.parse_args(argv)
 
 
@@ -97,7 +102,9 @@ def run(args: argparse.Namespace) -> None:
     feed = Feed(client, state, settings.scheduler_name, settings.scheduler.reconcile_seconds)
     binder = Binder(client, state, rules, recent)
     admission = Admission(settings, rules, state, trusted_namespace=args.tls_secret[0])
-    certificates = Certificates(client, args.tls_secret, args.webhook_config, on_ready=wake.set)
+    certificates = Certificates(
+        client, args.tls_secret, None if args.foreign_certificate else args.webhook_config, on_ready=wake.set
+    )
     verbs = extender_app(Verbs(state, rules, recent), binder, lambda: feed.ready)
     address = args.webhook_address
     listeners: list[Listener] = []

@@ -79,18 +79,20 @@ def _material(secret: _Secret) -> Material | None:
 class Certificates:
     """Keeps the TLS context, the Secret and the caBundle in step.
 
+    Without a `configuration`, Secret and caBundle are somebody else's: only read, and followed when they change.
     `context` has a certificate once `on_ready` has been called, which happens once, in another thread.
     """
 
     def __init__(
-        self, client: KubeClient, secret: tuple[str, str], configuration: str, on_ready: Callable[[], None]
+        self, client: KubeClient, secret: tuple[str, str], configuration: str | None, on_ready: Callable[[], None]
     ) -> None:
         self._namespace, self._name = secret
         self._client = client
         self._on_ready = on_ready
         self._secrets = f"/api/v1/namespaces/{self._namespace}/secrets"
         self._hooks = f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{configuration}"
-        self._loaded: Material | None = None
+        self._own = configuration is not None
+        self._loaded: tuple[str, str] | None = None  #: certificate and key
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="certificates", daemon=True)
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -121,6 +123,9 @@ class Certificates:
 
     def step(self) -> None:
         """Brings everything up to date once; raises ApiError where the API server does not let it."""
+        if not self._own:
+            self._load(*self._foreign())
+            return
         try:
             configuration = msgspec.json.decode(self._client.get(self._hooks), type=_Configuration)
             missing = None
@@ -131,10 +136,19 @@ class Certificates:
         material = self._shared(hosts_of(configuration))
         # Trust first: a certificate that the API server does not trust yet would fail its calls.
         self._publish(configuration, material)
-        if material != self._loaded:
-            self._load(material)
+        self._load(material.certificate, material.key)
         if missing is not None:
             raise missing
+
+    def _foreign(self) -> tuple[str, str]:
+        """Certificate and key as the Secret holds them; source: type kubernetes.io/tls."""
+        secret = msgspec.json.decode(self._client.get(f"{self._secrets}/{self._name}"), type=_Secret)
+        data = secret.data or {}
+        try:
+            parts = [base64.b64decode(data[FILES[field]], validate=True).decode() for field in ("certificate", "key")]
+        except (KeyError, binascii.Error, UnicodeDecodeError):
+            raise ApiError(500, "Invalid", f"Secret {self._namespace}/{self._name} holds no certificate yet") from None
+        return parts[0], parts[1]
 
     def _shared(self, hosts: frozenset[str]) -> Material:
         """What the Secret holds, renewed where it is due; several replicas agree by the Secret's resourceVersion."""
@@ -181,11 +195,16 @@ class Certificates:
             self._client.request("PATCH", self._hooks, body=patch, content_type=JSON_PATCH)
             log.info("caBundle of %s written", self._hooks.rsplit("/", 1)[-1])
 
-    def _load(self, material: Material) -> None:
+    def _load(self, certificate: str, key: str) -> None:
         """OpenSSL reads keys from files only: one that nobody else can read, gone at once."""
+        if (certificate, key) == self._loaded:
+            return
         with tempfile.TemporaryDirectory(prefix="vgpu-tls-") as directory:
             chain = Path(directory) / "tls.pem"
             with os.fdopen(os.open(chain, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(material.certificate + material.key)
-            self.context.load_cert_chain(chain)  # of a live context too: new connections get the new certificate
-        self._loaded = material
+                file.write(f"{certificate}\n{key}")
+            try:
+                self.context.load_cert_chain(chain)  # of a live context too: new connections get the new certificate
+            except ssl.SSLError as error:
+                raise ApiError(500, "Invalid", f"Secret {self._namespace}/{self._name}: {error}") from None
+        self._loaded = (certificate, key)

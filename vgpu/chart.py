@@ -27,6 +27,10 @@ ObjectName = Annotated[
 ]
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 ServiceType = Literal["NodePort", "ClusterIP"]
+Digest = Annotated[
+    str, msgspec.Meta(pattern=r"^(sha256:[0-9a-f]{64})?$", description="sha256: and 64 hexadecimal digits")
+]
+Duration = Annotated[str, msgspec.Meta(pattern=r"^([0-9]+(ms|s|m|h))+$", description="such as 30s or 1m")]
 _HEAD: Final = "# Written by `python -m vgpu.chart` from vgpu/config.py and vgpu/chart.py: change it there.\n"
 
 
@@ -41,6 +45,7 @@ class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     registry: str = ""  #: host of the registry; empty: the container runtime's default
     repository: str = "vgpu/vgpu"  #: name below the registry
     tag: str = ""  #: empty: the chart's appVersion
+    digest: Digest = ""  #: sha256:…, which says exactly which image; then the tag is not used
     pullPolicy: PullPolicy = "IfNotPresent"  #: when the kubelet pulls
 
 
@@ -50,6 +55,7 @@ class KubeSchedulerImage(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     registry: str = "registry.k8s.io"  #: host of the registry
     repository: str = "kube-scheduler"  #: name below the registry
     tag: str = ""  #: empty: the version of the cluster without a vendor's suffix
+    digest: Digest = ""  #: sha256:…, which says exactly which image; then the tag is not used
     pullPolicy: PullPolicy = "IfNotPresent"  #: when the kubelet pulls
 
 
@@ -74,6 +80,30 @@ class SchedulerService(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     monitorPort: NodePort | None = names.NODE_PORT_SCHEDULER_METRICS  #: node port; null: Kubernetes assigns one
 
 
+class CertManager(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """The webhook's certificate by cert-manager, in place of the scheduler's own authority."""
+
+    enabled: bool = False  #: needs cert-manager in the cluster
+    issuer_ref: dict[str, str] = msgspec.field(
+        default_factory=dict
+    )  #: {name, kind, group} of an issuer; empty: a self-signed one of this chart
+
+
+class Monitoring(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Objects of the Prometheus operator, whose types must be in the cluster."""
+
+    pod_monitor: bool = False  #: both parts are scraped
+    prometheus_rule: bool = False  #: alerts: a card fails, limits are not enforced, the scheduler is gone or drifts
+    interval: Duration = "15s"  #: between two scrapes
+    labels: dict[str, str] = msgspec.field(default_factory=dict)  #: labels by which Prometheus chooses these objects
+
+
+class NetworkPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What may connect to the pods."""
+
+    enabled: bool = True  #: only the webhook and the metrics of the pods can be reached
+
+
 class GlobalValues(config.Global, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """Settings of the whole installation."""
 
@@ -85,6 +115,7 @@ class SchedulerValues(config.Scheduler, frozen=True, forbid_unknown_fields=True,
 
     replicas: config.Positive = 1  #: one leads the scheduling, all serve the webhook
     kube_scheduler: KubeScheduler = KubeScheduler()
+    cert_manager: CertManager = CertManager()
     service: SchedulerService = SchedulerService()
     resources: dict[str, Any] = _requests("100m", "128Mi")  #: of the extender container
     node_selector: dict[str, str] = msgspec.field(default_factory=dict)  #: labels of nodes that may run the scheduler
@@ -94,6 +125,9 @@ class SchedulerValues(config.Scheduler, frozen=True, forbid_unknown_fields=True,
     pod_annotations: dict[str, str] = msgspec.field(
         default_factory=dict
     )  #: further annotations of the scheduler's pods
+    update_strategy: dict[str, Any] = msgspec.field(
+        default_factory=lambda: {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    )  #: strategy of the Deployment
 
 
 class DevicePluginValues(config.DevicePlugin, frozen=True, forbid_unknown_fields=True):
@@ -109,6 +143,10 @@ class DevicePluginValues(config.DevicePlugin, frozen=True, forbid_unknown_fields
     tolerations: tuple[dict[str, Any], ...] = ({"operator": "Exists"},)  #: all taints: GPU nodes usually carry some
     priorityClassName: str = "system-node-critical"  #: empty: none
     podAnnotations: dict[str, str] = msgspec.field(default_factory=dict)  #: further annotations of the agent's pods
+    updateStrategy: dict[str, Any] = msgspec.field(
+        default_factory=lambda: {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}}
+    )  #: strategy of the DaemonSet
+    cleanUp: bool = True  #: `helm uninstall` first takes capacity, annotations and labels off the nodes
 
 
 class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,6 +164,8 @@ class Values(config.Config, frozen=True, forbid_unknown_fields=True, rename="cam
     image: Image = Image()
     image_pull_secrets: tuple[dict[str, str], ...] = ()  #: e.g. [{name: registry-credentials}]
     other_releases: tuple[Release, ...] = ()  #: releases in this cluster that write records too: other names and nodes
+    network_policy: NetworkPolicy = NetworkPolicy()
+    monitoring: Monitoring = Monitoring()
     global_: GlobalValues = msgspec.field(name="global", default_factory=GlobalValues)
     scheduler: SchedulerValues = SchedulerValues()
     device_plugin: DevicePluginValues = DevicePluginValues()

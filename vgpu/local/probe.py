@@ -165,6 +165,8 @@ def probe_card(cuda: Cuda, device: ctypes.c_int, options: argparse.Namespace) ->
         if options.allocate:
             card["allocate"], _ = cuda.allocate(options.allocate * MIB)
         card["cuda_free"], card["cuda_total"] = cuda.memory()
+        if options.expect_memory and card["cuda_total"] != options.expect_memory * MIB:
+            card["error"] = f"{card['cuda_total'] / MIB:.0f} MiB seen, {options.expect_memory} MiB expected"
         if options.fill:
             card["fill"], _ = cuda.allocate(card["cuda_free"])
         if options.over:
@@ -271,6 +273,7 @@ def parser(program: str) -> argparse.ArgumentParser:
     result.add_argument("--allocate", type=int, metavar="MIB", help="allocate this much on each card first")
     result.add_argument("--fill", action="store_true", help="then allocate exactly what is free")
     result.add_argument("--over", action="store_true", help="then allocate one byte more than what is free")
+    result.add_argument("--expect-memory", type=int, metavar="MIB", help="fail unless each card has exactly this much")
     result.add_argument("--cores", action="store_true", help="measure the share of the card's time that launches get")
     result.add_argument("--seconds", type=_positive, default=2.0, help="how long to measure on each card (default 2)")
     result.add_argument("--kernel", type=_duration, default="2ms", help="duration of one launch (default 2ms)")

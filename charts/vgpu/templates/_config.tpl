@@ -7,6 +7,17 @@
 {{- toYaml $config -}}
 {{- end -}}
 
+{{- /* What a part starts anew for: only what it reads. */ -}}
+{{- define "vgpu.schedulerHash" -}}
+{{- printf "%s%s" (toYaml (omit (fromYaml (include "vgpu.config" .)) "devicePlugin" "global" "simulate")) (include "vgpu.kubeSchedulerConfig" .) | sha256sum -}}
+{{- end -}}
+
+{{- define "vgpu.devicePluginHash" -}}
+{{- $config := fromYaml (include "vgpu.config" .) -}}
+{{- $_ := set $config "scheduler" (pick $config.scheduler "defaultMem" "defaultCores") -}}
+{{- toYaml $config | sha256sum -}}
+{{- end -}}
+
 {{- define "vgpu.kubeSchedulerConfig" -}}
 apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration

@@ -16,6 +16,18 @@
 
 {{- define "vgpu.devicePlugin" -}}{{ include "vgpu.fullname" . }}-device-plugin{{- end -}}
 
+{{- define "vgpu.cleanUp" -}}{{ include "vgpu.fullname" . }}-clean-up{{- end -}}
+
+{{- /* Metadata of what `helm uninstall` makes and removes. Arguments: root context, and the order: lower is earlier. */ -}}
+{{- define "vgpu.cleanUpMeta" -}}
+labels:
+  {{- include "vgpu.labels" (list (index . 0) "clean-up") | nindent 2 }}
+annotations:
+  helm.sh/hook: pre-delete
+  helm.sh/hook-weight: {{ index . 1 | quote }}
+  helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}
+
 {{- define "vgpu.tlsSecret" -}}{{ include "vgpu.scheduler" . }}-tls{{- end -}}
 
 {{- /* Argument: list of the root context and the component. */ -}}
@@ -40,7 +52,8 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- $root := index . 0 -}}
 {{- $image := index . 1 -}}
 {{- with default $image.registry $root.Values.global.imageRegistry }}{{ trimSuffix "/" . }}/{{ end -}}
-{{- $image.repository }}:{{ default (index . 2) $image.tag -}}
+{{- $image.repository }}
+{{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ default (index . 2) $image.tag }}{{ end -}}
 {{- end -}}
 
 {{- /* The upstream version of the cluster: v1.32.3-eks-1 and v1.32.3+k3s1 are v1.32.3. */ -}}

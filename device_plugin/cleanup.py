@@ -1,0 +1,118 @@
+"""`helm uninstall`: ends the agents of a release, then takes what they published off their nodes.
+
+Running containers keep their limits, which are files of their node; nothing new is started with a slice.
+"""
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from vgpu import config, names
+from vgpu.kube.client import STRATEGIC_PATCH, ApiError, KubeClient
+from vgpu.kube.objects import Node, ObjectList, Pod
+
+log = logging.getLogger("cleanup")
+
+GONE_SECONDS: Final = 120.0  #: within which the agents' pods must have gone
+LOOK_SECONDS: Final = 0.5
+PAGE: Final = "500"
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python3 -m device_plugin.cleanup", description=__doc__)
+    parser.add_argument("--config", type=Path, help=f"configuration file (default: ${names.ENV_CONFIG})")
+    parser.add_argument("--kubeconfig", type=Path, help="how to reach the API server (default: as the pod it runs in)")
+    parser.add_argument("--namespace", required=True, help="of the agents")
+    parser.add_argument("--daemonset", required=True, help="of the agents")
+    parser.add_argument("--selector", required=True, help="labels of the agents' pods: KEY=VALUE,…")
+    parser.add_argument("--node-selector", default="", help="labels of the nodes: KEY=VALUE,… (default: all nodes)")
+    return parser.parse_args(argv)
+
+
+def end_agents(client: KubeClient, namespace: str, daemonset: str, selector: str) -> None:
+    """Deletes the DaemonSet and waits until its pods are gone: agents publish anew what is taken away.
+
+    Raises ApiError, and TimeoutError when a pod stays.
+    """
+    try:
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
+        client.request("DELETE", f"/apis/apps/v1/namespaces/{namespace}/daemonsets/{daemonset}", body=body)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+    deadline = time.monotonic() + GONE_SECONDS
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    while left := msgspec.json.decode(client.get(path, labelSelector=selector), type=ObjectList[Pod]).items:
+        if time.monotonic() > deadline:
+            stuck = ", ".join(f"{pod.metadata.name} on {pod.spec.nodeName}" for pod in left)
+            raise TimeoutError(f"still there after {GONE_SECONDS:.0f} s: {stuck}")
+        time.sleep(LOOK_SECONDS)
+
+
+def clean_node(client: KubeClient, node: Node, resources: Sequence[str]) -> bool:
+    """Removes everything that an agent wrote to the node; False when there was nothing. Raises ApiError.
+
+    What the administrator wrote, such as a cordon of cards, stays.
+    """
+    meta, status = node.metadata, node.status
+    published = [name for name in resources if name in status.capacity or name in status.allocatable]
+    told = any(condition.type == names.CONDITION_UNENFORCED for condition in status.conditions)
+    path = f"/api/v1/nodes/{meta.name}"
+    if published or told:
+        # The kubelet copies capacity to allocatable, late: both at once, so that nothing is placed in between.
+        body: dict[str, object] = {key: dict.fromkeys(published) for key in ("capacity", "allocatable")}
+        if told:
+            body["conditions"] = [{"type": names.CONDITION_UNENFORCED, "$patch": "delete"}]
+        client.request("PATCH", f"{path}/status", body={"status": body}, content_type=STRATEGIC_PATCH)
+    marked = names.DEVICES in meta.annotations or names.LABEL_PRESENT in meta.labels
+    if marked:
+        gone = {"annotations": {names.DEVICES: None}, "labels": {names.LABEL_PRESENT: None}}
+        client.request("PATCH", path, body={"metadata": gone}, content_type=STRATEGIC_PATCH)
+    return bool(published or told or marked)
+
+
+def clean_nodes(client: KubeClient, selector: str, settings: config.Config) -> int:
+    """Cleans every node with these labels and returns how many there were to clean; raises ApiError."""
+    resources = (
+        settings.resource_name,
+        settings.resource_mem,
+        settings.resource_mem_percentage,
+        settings.resource_cores,
+        settings.resource_priority,
+        names.RESOURCE_TOTAL_MEMORY,
+        names.RESOURCE_TOTAL_CORES,
+    )
+    cleaned, token = 0, ""
+    while True:
+        query = {"limit": PAGE} | ({"labelSelector": selector} if selector else {})
+        query |= {"continue": token} if token else {}
+        page = msgspec.json.decode(client.get("/api/v1/nodes", **query), type=ObjectList[Node])
+        for node in page.items or ():
+            if clean_node(client, node, resources):
+                log.info("node %s cleaned", node.metadata.name)
+                cleaned += 1
+        token = page.metadata.continue_
+        if not token:
+            return cleaned
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = arguments(argv)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s")
+    try:
+        settings = config.load(args.config)
+        client = KubeClient.connect(args.kubeconfig)
+        end_agents(client, args.namespace, args.daemonset, args.selector)
+        log.info("%d nodes cleaned", clean_nodes(client, args.node_selector, settings))
+    except (ApiError, ValueError, OSError) as error:  # ConfigError is a ValueError, TimeoutError an OSError
+        sys.exit(f"cleanup: {error}")
+
+
+if __name__ == "__main__":
+    main()

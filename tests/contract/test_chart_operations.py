@@ -1,0 +1,175 @@
+"""The operational side of the chart: images, confinement, clean-up, operators of other projects."""
+
+from typing import Any
+
+import pytest
+from tools import helm
+
+from device_plugin import cleanup
+from scheduler import __main__ as scheduler_main
+from vgpu import names
+
+KUBE_VERSION = ("--kube-version", "v1.34.2")
+DIGEST = f"sha256:{'0123456789abcdef' * 4}"
+
+
+def one(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    (found,) = [item for item in objects if item["kind"] == kind and item["metadata"]["name"] == name]
+    return found
+
+
+def pod_specs(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Kind → spec of every pod that the chart makes."""
+    kinds = ("DaemonSet", "Deployment", "Job", "Pod")
+    found = {item["kind"]: item["spec"].get("template", item) for item in objects if item["kind"] in kinds}
+    assert set(found) == set(kinds)
+    return {kind: template["spec"] for kind, template in found.items()}
+
+
+@pytest.fixture(scope="module")
+def default() -> list[dict[str, Any]]:
+    return helm.objects({}, *KUBE_VERSION)
+
+
+def test_every_container_is_confined(default: list[dict[str, Any]]) -> None:
+    for kind, spec in pod_specs(default).items():
+        for item in spec["containers"]:
+            context = item["securityContext"]
+            assert context["readOnlyRootFilesystem"], kind
+            if kind == "DaemonSet":  # privileged: seccomp and capabilities do not apply
+                assert context["privileged"]
+                continue
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert spec["securityContext"]["runAsNonRoot"]
+            assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+def test_pull_secrets_reach_every_pod() -> None:
+    secrets = [{"name": "mirror"}]
+    for kind, spec in pod_specs(helm.objects({"imagePullSecrets": secrets})).items():
+        assert spec["imagePullSecrets"] == secrets, kind
+
+
+def test_no_list_names_a_variable_twice(default: list[dict[str, Any]]) -> None:
+    """Server-side apply refuses a container with two variables of one name."""
+    for spec in pod_specs(default).values():
+        for item in spec["containers"]:
+            named = [variable["name"] for variable in item.get("env", ())]
+            assert len(named) == len(set(named))
+
+
+def test_only_webhook_and_metrics_can_be_reached(default: list[dict[str, Any]]) -> None:
+    open_ports = {}
+    for item in default:
+        if item["kind"] == "NetworkPolicy":
+            component = item["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+            (rule,) = item["spec"]["ingress"]
+            open_ports[component] = [port["port"] for port in rule["ports"]]
+    assert open_ports == {"scheduler": ["webhook", "metrics"], "device-plugin": ["metrics"]}
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_a_drain_takes_one_scheduler_at_a_time_and_never_waits_for_the_only_one(replicas: int) -> None:
+    objects = helm.objects({"scheduler": {"replicas": replicas}})
+    budgets = [item["spec"] for item in objects if item["kind"] == "PodDisruptionBudget"]
+    assert [budget["maxUnavailable"] for budget in budgets] == ([1] if replicas > 1 else [])
+    labels = one(objects, "Deployment", "vgpu-scheduler")["spec"]["selector"]
+    assert all(budget["selector"] == labels for budget in budgets)
+
+
+def test_helm_test_is_a_pod_with_a_slice(default: list[dict[str, Any]]) -> None:
+    found = one(default, "Pod", "vgpu-test")
+    assert found["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    (probe,) = found["spec"]["containers"]
+    limits = probe["resources"]["limits"]
+    assert limits[names.RESOURCE_GPU] == 1
+    assert f"--expect-memory={limits[names.RESOURCE_MEMORY]}" in probe["command"]
+
+
+def test_clean_up_is_told_what_the_chart_made() -> None:
+    objects = helm.objects({"devicePlugin": {"nodeSelector": {"gpu": "true"}}})
+    (container,) = pod_specs(objects)["Job"]["containers"]
+    assert container["command"] == ["python3", "-m", cleanup.__name__]
+    found = cleanup.arguments(container["args"])
+    agents = one(objects, "DaemonSet", found.daemonset)
+    assert (found.namespace, str(found.config)) == (agents["metadata"]["namespace"], names.CONFIG_PATH)
+    labels = dict(part.split("=") for part in found.selector.split(","))
+    assert labels == agents["spec"]["selector"]["matchLabels"]
+    nodes = dict(part.split("=") for part in found.node_selector.split(","))
+    assert nodes == agents["spec"]["template"]["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux", "gpu": "true"}
+    hooks = [item for item in objects if item["metadata"]["name"] == "vgpu-clean-up"]
+    weights = {item["kind"]: int(item["metadata"]["annotations"]["helm.sh/hook-weight"]) for item in hooks}
+    assert max(weights, key=lambda kind: weights[kind]) == "Job"
+    assert {item["metadata"]["annotations"]["helm.sh/hook"] for item in hooks} == {"pre-delete"}
+    roles = [rule for item in hooks for rule in item.get("rules", ())]
+    assert {(verb, resource) for rule in roles for verb in rule["verbs"] for resource in rule["resources"]} == {
+        ("list", "nodes"),
+        ("patch", "nodes"),
+        ("patch", "nodes/status"),
+        ("list", "pods"),
+        ("delete", "daemonsets"),
+    }
+
+
+@pytest.mark.parametrize("issuer", [{}, {"name": "ours", "kind": "ClusterIssuer"}])
+def test_cert_manager_in_place_of_an_own_authority(issuer: dict[str, str]) -> None:
+    objects = helm.objects({"scheduler": {"certManager": {"enabled": True, "issuerRef": issuer}}})
+    certificate = one(objects, "Certificate", "vgpu-scheduler")["spec"]
+    assert "vgpu-scheduler.kube-system.svc" in certificate["dnsNames"]
+    assert certificate["issuerRef"] == (issuer or {"name": "vgpu-scheduler", "kind": "Issuer"})
+    assert bool(issuer) is not any(item["kind"] == "Issuer" for item in objects)
+    webhook = one(objects, "MutatingWebhookConfiguration", "vgpu-scheduler")
+    assert webhook["metadata"]["annotations"]["cert-manager.io/inject-ca-from"] == "kube-system/vgpu-scheduler"
+    scheduler = next(c for c in pod_specs(objects)["Deployment"]["containers"] if c["name"] == "vgpu-scheduler")
+    found = scheduler_main.arguments(scheduler["args"])
+    assert found.foreign_certificate
+    assert found.tls_secret == ("kube-system", certificate["secretName"])
+    rights = [
+        (rule["resources"][0], rule["verbs"])
+        for item in objects
+        if item["kind"] in ("Role", "ClusterRole") and item["metadata"]["name"] == "vgpu-scheduler"
+        for rule in item["rules"]
+    ]
+    assert [verbs for resource, verbs in rights if resource == "secrets"] == [["get"]]
+    assert "mutatingwebhookconfigurations" not in dict(rights)
+
+
+def test_alerts_ask_for_metrics_that_exist() -> None:
+    rule = one(helm.objects({"monitoring": {"prometheusRule": True}}), "PrometheusRule", "vgpu")
+    reference = (helm.CHART.parents[1] / "docs" / "reference.md").read_text()
+    for alert in rule["spec"]["groups"][0]["rules"]:
+        (metric,) = [word for word in alert["expr"].replace("(", " ").replace("{", " ").split() if "vgpu_" in word]
+        assert f"`{metric}`" in reference, alert
+
+
+@pytest.mark.parametrize(
+    ("cluster", "tag"),
+    [
+        ("v1.34.2", "v1.34.2"),
+        ("v1.32.3-eks-7f9249a", "v1.32.3"),
+        ("v1.31.5+k3s1", "v1.31.5"),
+        ("v1.30.5-gke.1014001", "v1.30.5"),
+    ],
+)
+def test_kube_scheduler_has_the_version_of_the_cluster(cluster: str, tag: str) -> None:
+    objects = helm.objects({}, "--kube-version", cluster)
+    assert f"registry.k8s.io/kube-scheduler:{tag}" in images(objects)
+
+
+def images(objects: list[dict[str, Any]]) -> set[str]:
+    return {item["image"] for spec in pod_specs(objects).values() for item in spec["containers"]}
+
+
+def test_registry_override_holds_for_every_image() -> None:
+    objects = helm.objects({"global": {"imageRegistry": "registry.example.com/mirror/"}}, *KUBE_VERSION)
+    assert sorted(images(objects)) == [
+        "registry.example.com/mirror/kube-scheduler:v1.34.2",
+        "registry.example.com/mirror/vgpu/vgpu:0.1.0",
+    ]
+
+
+def test_a_digest_stands_in_place_of_the_tag() -> None:
+    named = {"digest": DIGEST, "tag": "9"}
+    objects = helm.objects({"image": named, "scheduler": {"kubeScheduler": {"image": named}}})
+    assert images(objects) == {f"vgpu/vgpu@{DIGEST}", f"registry.k8s.io/kube-scheduler@{DIGEST}"}
