@@ -84,8 +84,11 @@ enum vgpu_verdict vgpu_reserve(unsigned card, uint64_t bytes, struct vgpu_ticket
     if (__builtin_expect(vgpu_charge(card, VGPU_DEVICE_BYTES, bytes, ticket), 1))
         return VGPU_CHARGED;
     int kept = errno;
-    bool granted = card != VGPU_CARD_UNLISTED && (vgpu_blocks_give_back() | vgpu_pools_give_back(card)) &&
-                   vgpu_charge(card, VGPU_DEVICE_BYTES, bytes, ticket);
+    bool granted = false;
+    if (card != VGPU_CARD_UNLISTED) {
+        bool blocks = vgpu_blocks_give_back(), pools = vgpu_pools_give_back(card);  // both, whatever the first finds
+        granted = (blocks || pools) && vgpu_charge(card, VGPU_DEVICE_BYTES, bytes, ticket);
+    }
     if (!granted)
         refused(card, bytes);
     errno = kept;
