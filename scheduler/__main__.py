@@ -18,6 +18,7 @@ from scheduler.binder import Binder
 from scheduler.certificates import Certificates
 from scheduler.cluster import ClusterState
 from scheduler.feed import Feed
+from scheduler.fence import Fence, term_in
 from scheduler.metrics import REGISTRY
 from scheduler.server import Listener, any_address
 from scheduler.verbs import Recent, Verbs
@@ -45,7 +46,7 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _secret(text: str) -> tuple[str, str]:
+def _object(text: str) -> tuple[str, str]:
     namespace, slash, name = text.partition("/")
     if not slash or not namespace or not name or "/" in name:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAMESPACE/NAME")
@@ -64,7 +65,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--tls-secret",
-        type=_secret,
+        type=_object,
         default=(own_namespace(), "vgpu-webhook-tls"),
         metavar="NAMESPACE/NAME",
         help="Secret for the webhook's certificate, made when it is missing (default: vgpu-webhook-tls in this pod's"
@@ -75,6 +76,12 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default="vgpu-webhook",
         metavar="NAME",
         help="MutatingWebhookConfiguration whose caBundle is kept up to date (default: vgpu-webhook)",
+    )
+    parser.add_argument(
+        "--lease",
+        type=_object,
+        metavar="NAMESPACE/NAME",
+        help="by which the kube-schedulers beside the replicas choose their leader (default: there is one replica)",
     )
     parser.add_argument(
         "--foreign-certificate",
@@ -105,7 +112,9 @@ def run(args: argparse.Namespace) -> None:
     certificates = Certificates(
         client, args.tls_secret, None if args.foreign_certificate else args.webhook_config, on_ready=wake.set
     )
-    verbs = extender_app(Verbs(state, rules, recent), binder, lambda: feed.ready)
+    # Without a Lease nobody else binds: the first call waits for what earlier processes did, the others pass.
+    fence = Fence(feed.catch_up, term_in(client, *args.lease)) if args.lease else Fence(feed.catch_up, lambda: "alone")
+    verbs = extender_app(Verbs(state, rules, recent), binder, lambda: feed.ready, fence)
     address = args.webhook_address
     listeners: list[Listener] = []
     try:

@@ -12,6 +12,7 @@ from werkzeug.exceptions import HTTPException
 
 from scheduler.admission.webhook import Admission
 from scheduler.binder import Binder, Refused
+from scheduler.fence import Behind, Fence
 from scheduler.metrics import DURATION
 from scheduler.verbs import Verbs
 from scheduler.wire import (
@@ -72,29 +73,41 @@ def _app(name: str, max_body: int) -> Flask:
     return app
 
 
-def extender_app(verbs: Verbs, binder: Binder, ready: Callable[[], bool]) -> Flask:
+def extender_app(verbs: Verbs, binder: Binder, ready: Callable[[], bool], fence: Fence) -> Flask:
     """kube-scheduler's extender v1: /filter, /prioritize, /bind. To be served on a loopback address only."""
     app = _app("extender", MAX_VERB_BODY)
+
+    def obstacle() -> str:
+        """Why no verb can be answered now; empty when it can."""
+        if not ready():
+            return NOT_READY
+        try:
+            fence.pass_()
+        except Behind as behind:
+            return str(behind)
+        return ""
 
     @app.post("/filter")
     def filter_() -> Response:
         with DURATION.labels("filter").time():
             args = parse(request.get_data(cache=False), ExtenderArgs)
-            return _json(verbs.filter(args) if ready() else ExtenderFilterResult(Error=NOT_READY))
+            error = obstacle()
+            return _json(ExtenderFilterResult(Error=error) if error else verbs.filter(args))
 
     @app.post("/prioritize")
     def prioritize() -> Response:
         with DURATION.labels("prioritize").time():
             args = parse(request.get_data(cache=False), ExtenderArgs)
-            return _json(verbs.prioritize(args)) if ready() else _text(503, NOT_READY)
+            error = obstacle()
+            return _text(503, error) if error else _json(verbs.prioritize(args))
 
     @app.post("/bind")
     def bind() -> Response:
         with DURATION.labels("bind").time():
             args = parse(request.get_data(cache=False), ExtenderBindingArgs)
             try:
-                if not ready():
-                    raise Refused(NOT_READY)
+                if error := obstacle():
+                    raise Refused(error)
                 binder.bind(args)
             except Refused as refused:
                 log.warning("pod %s/%s not bound to %s: %s", args.PodNamespace, args.PodName, args.Node, refused)

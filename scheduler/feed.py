@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -12,7 +13,7 @@ from scheduler.metrics import DRIFT
 from vgpu import allocation, devices, names
 from vgpu.kube.client import ApiError, KubeClient
 from vgpu.kube.informer import Informer
-from vgpu.kube.objects import Node, ObjectList, Pod, kinds
+from vgpu.kube.objects import Node, ObjectList, Pod, RawObject, kinds
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +24,9 @@ NODES = "/api/v1/nodes"
 PAGE = "1000"
 #: Seconds between the two looks of a comparison: what the informers were only late with has arrived by the second
 SECOND_LOOK = 2.0
+#: Seconds for the informers to tell what is missing, before it is listed
+CATCH_UP_SECONDS = 1.0
+CATCH_UP_LOOK = 0.02
 
 
 def holding_of(pod: Pod) -> Holding | None:
@@ -88,6 +92,32 @@ class Feed:
         """Both first lists have been taken over."""
         return self._nodes.synced.is_set() and self._pods.synced.is_set()
 
+    # Fence
+
+    def catch_up(self) -> None:
+        """Returns when the state holds everything that the API server had confirmed when this was called.
+
+        What the informers have not told within CATCH_UP_SECONDS (a watch says how far it is only with a change of what
+        it watches, or once a minute) is listed. Raises ApiError where the API server does not answer.
+        """
+        wanted = {
+            informer: _version(self._client, path, params)
+            for informer, path, params in ((self._nodes, NODES, {}), (self._pods, PODS, self._selector))
+        }
+        deadline = time.monotonic() + CATCH_UP_SECONDS
+        while not all(_reached(informer.version, version) for informer, version in wanted.items()):
+            if time.monotonic() > deadline:
+                self._take_over()
+                return
+            if self._stopping.wait(CATCH_UP_LOOK):
+                return
+
+    def _take_over(self) -> None:
+        """Lists everything and takes it over at once; what the informers tell later has been true before."""
+        mark = self.state.mark()
+        self._compare_nodes(mark)
+        self.state.repair(self.state.differences(_expected(list_all(self._client, PODS, Pod, self._selector)), mark))
+
     # Informers
 
     def _node_changed(self, change: str, node: Node) -> None:
@@ -132,12 +162,7 @@ class Feed:
         What differs is looked at twice: a change that the informers have not told yet is no drift.
         """
         mark = self.state.mark()
-        nodes = {node.metadata.name: node for node in list_all(self._client, NODES, Node, {})}
-        for name, node in nodes.items():
-            if self.state.unchanged(name, mark):
-                self.state.set_node(name, *cards_of(node))
-        for name in self.state.stale_nodes(nodes, mark):
-            self.state.remove_node(name)
+        self._compare_nodes(mark)
         suspects = self.state.differences(_expected(list_all(self._client, PODS, Pod, self._selector)), mark)
         wrong = 0
         if suspects and not self._stopping.wait(SECOND_LOOK):
@@ -149,6 +174,25 @@ class Feed:
         DRIFT.set(wrong)
         self.state.settled(mark)
         return wrong
+
+    def _compare_nodes(self, mark: int) -> None:
+        nodes = {node.metadata.name: node for node in list_all(self._client, NODES, Node, {})}
+        for name, node in nodes.items():
+            if self.state.unchanged(name, mark):
+                self.state.set_node(name, *cards_of(node))
+        for name in self.state.stale_nodes(nodes, mark):
+            self.state.remove_node(name)
+
+
+def _version(client: KubeClient, path: str, params: Mapping[str, str]) -> str:
+    """The resourceVersion of this moment, from etcd and not from a cache: a list without resourceVersion."""
+    page = msgspec.json.decode(client.request("GET", path, params={**params, "limit": "1"}), type=ObjectList[RawObject])
+    return page.metadata.resourceVersion
+
+
+def _reached(have: str, wanted: str) -> bool:
+    """Versions of one kind can be compared (KEP-5504, Kubernetes 1.35; true of etcd always); others never match."""
+    return have.isdecimal() and wanted.isdecimal() and int(have) >= int(wanted)
 
 
 def list_all(client: KubeClient, path: str, type_: type[T], params: Mapping[str, str]) -> list[T]:

@@ -19,6 +19,7 @@ import msgspec
 from scheduler.app import extender_app
 from scheduler.binder import Binder
 from scheduler.cluster import ClusterState, Holding
+from scheduler.fence import Fence
 from scheduler.server import Listener
 from scheduler.verbs import Recent, Verbs
 from scheduler.wire import ExtenderArgs, parse
@@ -89,7 +90,8 @@ def main() -> None:
     print(f"{args.nodes} nodes x {args.cards} cards, {args.pods} pods: filled in {time.perf_counter() - start:.1f} s")
     verbs = Verbs(state, Rules(), recent)
     client = None  # no bind here
-    app = extender_app(verbs, Binder(client, state, Rules(), recent), lambda: True)  # type: ignore[arg-type]  # it never binds
+    fence = Fence(lambda: None, lambda: "alone")
+    app = extender_app(verbs, Binder(client, state, Rules(), recent), lambda: True, fence)  # type: ignore[arg-type]  # it never binds
     port = free_port()
     listener = Listener("extender", app, "127.0.0.1", port, threads=4)
     connection = http.client.HTTPConnection("127.0.0.1", port)

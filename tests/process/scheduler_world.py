@@ -12,6 +12,7 @@ from scheduler.app import extender_app
 from scheduler.binder import Binder
 from scheduler.cluster import ClusterState
 from scheduler.feed import Feed
+from scheduler.fence import IDLE_SECONDS, Fence, term_in
 from scheduler.server import Listener
 from scheduler.verbs import Recent, Verbs
 from vgpu.devices import Gpu, Inventory, encode_inventory
@@ -19,6 +20,7 @@ from vgpu.local.services import free_port, wait_for
 from vgpu.resources import Rules
 
 SECONDS = 20.0
+LEASE = "vgpu-scheduler"
 MODEL = "NVIDIA H100 80GB HBM3"
 
 
@@ -39,13 +41,17 @@ def gpu_pod(name: str, memory: int = 3000, **more: Any) -> dict[str, Any]:
 class Scheduler:
     """Feed, verbs and binder in this process, the extender on a real port; `client_world` may be another API server."""
 
-    def __init__(self, world: World, folder: Path, *, reconcile_seconds: float = 3600) -> None:
+    def __init__(
+        self, world: World, folder: Path, *, reconcile_seconds: float = 3600, idle_seconds: float = IDLE_SECONDS
+    ) -> None:
         self.client = connect(world.server, folder)
         self.state, self.recent = ClusterState(), Recent()
         self.feed = Feed(self.client, self.state, "vgpu-scheduler", reconcile_seconds)
         self.binder = Binder(self.client, self.state, Rules(), self.recent)
         self.port = free_port()
-        app = extender_app(Verbs(self.state, Rules(), self.recent), self.binder, lambda: self.feed.ready)
+        verbs = Verbs(self.state, Rules(), self.recent)
+        fence = Fence(self.feed.catch_up, term_in(self.client, "kube-system", LEASE), idle_seconds)
+        app = extender_app(verbs, self.binder, lambda: self.feed.ready, fence)
         self.listener = Listener("extender", app, "127.0.0.1", self.port, threads=48)
 
     def start(self) -> None:

@@ -1,0 +1,81 @@
+"""Another replica may have bound pods of which this one has not heard yet: it catches up before it places anything.
+
+kube-scheduler calls only while it leads, so a change of the leader always comes with a pause of the calls. After a
+pause its Lease tells whether anybody else has led meanwhile.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from vgpu.kube.client import ApiError, KubeClient
+from vgpu.kube.objects import RawObject
+
+log = logging.getLogger(__name__)
+
+#: Seconds without a call after which another replica may have led: less than a kube-scheduler takes to end, another to
+#: lead and this one to start anew
+IDLE_SECONDS: Final = 1.0
+
+
+class Behind(Exception):
+    """The state may lack what another replica did; the text says why, and kube-scheduler tries again."""
+
+
+def term_in(client: KubeClient, namespace: str, name: str) -> Callable[[], str]:
+    """A function that tells by a consistent read which term of which leader this is; it raises ApiError.
+
+    Empty where nobody leads. Source: client-go leaderelection.go: whoever acquires a Lease counts leaseTransitions up.
+    """
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
+
+    def read() -> str:
+        try:
+            spec = msgspec.json.decode(client.get(path), type=RawObject).spec
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return ""
+        holder = spec.get("holderIdentity")
+        return f"{holder} {spec.get('leaseTransitions', 0)}" if holder else ""
+
+    return read
+
+
+class Fence:
+    """Lets a call pass once the state is known to be complete; `catch_up` makes it so or raises ApiError.
+
+    `term` tells the leader's term (see term_in); where it is empty, nobody knows, and every pause may be a change.
+    """
+
+    def __init__(
+        self, catch_up: Callable[[], None], term: Callable[[], str], idle_seconds: float = IDLE_SECONDS
+    ) -> None:
+        self._catch_up = catch_up
+        self._read_term = term
+        self._idle = idle_seconds
+        self._lock = threading.Lock()
+        self._term = ""  #: in which the state was complete
+        self._last = float("-inf")  #: monotonic seconds of the last call that passed
+
+    def pass_(self) -> None:
+        """Waits for the state to be complete where that is in doubt; raises Behind when that is not possible now."""
+        begin = time.monotonic()
+        if begin - self._last < self._idle:
+            self._last = begin
+            return
+        with self._lock:  # the first of several calls catches up for all
+            if time.monotonic() - self._last >= self._idle:
+                try:
+                    term = self._read_term()  # first: who leads from now on binds after the read
+                    if not term or term != self._term:
+                        self._catch_up()
+                        log.info("caught up with the API server in %.3f s", time.monotonic() - begin)
+                    self._term = term
+                except ApiError as error:
+                    raise Behind(f"what other replicas did cannot be read: {error}") from None
+            self._last = time.monotonic()
