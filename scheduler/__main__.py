@@ -125,8 +125,10 @@ def run(args: argparse.Namespace) -> None:
         wake.wait()  # for the first certificate
         if not stopping.is_set():
             service = service_app(admission, lambda: feed.ready)
-            tls = certificates.context
-            listeners.append(Listener("webhook", service, address, args.webhook_port, threads=REVIEW_THREADS, tls=tls))
+            port = args.webhook_port
+            listeners.append(
+                Listener("webhook", service, address, port, threads=REVIEW_THREADS, tls=lambda: certificates.context)
+            )
         stopping.wait()
     finally:
         # Allocations are records in the API server: there is nothing to save, and a request cut off is retried.

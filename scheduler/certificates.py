@@ -92,11 +92,11 @@ class Certificates:
         self._secrets = f"/api/v1/namespaces/{self._namespace}/secrets"
         self._hooks = f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{configuration}"
         self._own = configuration is not None
+        self._seen: Material | None = None  #: by the last look
         self._loaded: tuple[str, str] | None = None  #: certificate and key
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="certificates", daemon=True)
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  #: for new connections; another one after a renewal
 
     def start(self) -> None:
         self._thread.start()
@@ -136,7 +136,10 @@ class Certificates:
         material = self._shared(hosts_of(configuration))
         # Trust first: a certificate that the API server does not trust yet would fail its calls.
         self._publish(configuration, material)
-        self._load(material.certificate, material.key)
+        # The API server hears of a new authority a moment later: who serves already goes on with what is trusted.
+        if self._loaded is None or material == self._seen:
+            self._load(material.certificate, material.key)
+        self._seen = material
         if missing is not None:
             raise missing
 
@@ -203,8 +206,12 @@ class Certificates:
             chain = Path(directory) / "tls.pem"
             with os.fdopen(os.open(chain, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(f"{certificate}\n{key}")
+            # Not into the live context, which has the certificate of one and the key of the other for a moment.
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
             try:
-                self.context.load_cert_chain(chain)  # of a live context too: new connections get the new certificate
+                context.load_cert_chain(chain)
             except ssl.SSLError as error:
                 raise ApiError(500, "Invalid", f"Secret {self._namespace}/{self._name}: {error}") from None
+        self.context = context
         self._loaded = (certificate, key)

@@ -47,12 +47,12 @@ class _Connection(HTTPConnection):
 class _Tls(BuiltinSSLAdapter):
     """Leaves the handshake to the connection."""
 
-    def __init__(self, context: ssl.SSLContext) -> None:
+    def __init__(self, context: Callable[[], ssl.SSLContext]) -> None:
         # The base class's constructor reads certificate files, which this context has read already.
-        self.context = context
+        self._context = context
 
     def wrap(self, sock: socket.socket) -> tuple[ssl.SSLSocket, dict[str, str]]:
-        wrapped = self.context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        wrapped = self._context().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         return wrapped, {"wsgi.url_scheme": "https", "HTTPS": "on"}
 
 
@@ -71,10 +71,20 @@ class _Server(wsgi.Server):
 
 
 class Listener:
-    """One address on which an app is served; with `tls` only over TLS. Raises OSError when the address is not free."""
+    """One address on which an app is served; with `tls` only over TLS. Raises OSError when the address is not free.
+
+    `tls` tells the context of each new connection.
+    """
 
     def __init__(
-        self, name: str, app: WsgiApp, address: str, port: int, *, threads: int, tls: ssl.SSLContext | None = None
+        self,
+        name: str,
+        app: WsgiApp,
+        address: str,
+        port: int,
+        *,
+        threads: int,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         self._server = _Server((address, port), app, numthreads=threads, shutdown_timeout=STOP_SECONDS)
         self._server.keep_alive_conn_limit = KEPT_CONNECTIONS

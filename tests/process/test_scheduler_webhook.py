@@ -4,6 +4,7 @@ import base64
 import json
 import socket
 import ssl
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -48,8 +49,9 @@ class Webhook:
 
     def start(self) -> None:
         self.certificates.step()
-        tls = self.certificates.context
-        self.listener = Listener("webhook", self.app, "127.0.0.1", self.port, threads=4, tls=tls)
+        self.listener = Listener(
+            "webhook", self.app, "127.0.0.1", self.port, threads=4, tls=lambda: self.certificates.context
+        )
 
     def close(self) -> None:
         if self.listener is not None:
@@ -272,11 +274,82 @@ def test_a_certificate_near_its_end_is_replaced_without_a_restart(world: World, 
     data = {file: base64.b64encode(text.encode()).decode() for file, text in parts.items()}
     world.send("PATCH", SECRET, {"data": data}, content_type=MERGE_PATCH)
     webhook.certificates.step()
+    assert webhook.serial() == before, "nobody trusts the new one yet"
+    webhook.certificates.step()
     after = webhook.serial()
     assert after not in (before, pki.x509.load_pem_x509_certificate(old.certificate.encode()).serial_number)
     assert webhook.call(world, "GET", "/healthz")[0] == 200
     webhook.certificates.step()
     assert webhook.serial() == after
+
+
+def test_no_call_fails_while_authority_and_certificate_are_replaced(world: World, webhook: Webhook) -> None:
+    before, then = webhook.serial(), datetime.now(UTC) - pki.AUTHORITY_LIFE + pki.AUTHORITY_MARGIN - timedelta(days=1)
+    done = threading.Event()
+    answers: list[int] = []
+    failures: list[Exception] = []
+
+    def call() -> None:
+        while not done.is_set():
+            try:
+                answers.append(webhook.call(world, "GET", "/healthz")[0])
+            except (OSError, urllib3.exceptions.HTTPError) as error:
+                failures.append(error)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    try:
+        for _ in range(3):
+            had = webhook.serial()
+            secret = world.get(SECRET)["data"]
+            authority, key = pki._authority(then)  # the next look finds it near its end
+            mixed = base64.b64decode(secret["ca.crt"]).decode()
+            parts = {"ca.crt": authority + mixed, "ca.key": key}
+            data = {file: base64.b64encode(text.encode()).decode() for file, text in parts.items()}
+            world.send("PATCH", SECRET, {"data": data}, content_type=MERGE_PATCH)
+            for _ in range(2):
+                webhook.certificates.step()
+                enough = len(answers) + 3
+                wait_for("calls", lambda enough=enough: len(answers) > enough or failures, SECONDS)
+            assert webhook.serial() != had
+    finally:
+        done.set()
+        caller.join()
+    assert not failures
+    assert set(answers) == {200}
+    assert webhook.serial() != before
+
+
+def test_a_certificate_of_somebody_else_is_followed_and_left_alone(world: World, port: int) -> None:
+    webhook = Webhook(world, port)
+    webhook.certificates = Certificates(world.client, ("kube-system", "tls"), None, webhook._on_ready)
+    with pytest.raises(ApiError, match="404"):
+        webhook.certificates.step()
+    secrets = SECRET.rpartition("/")[0]
+    world.send("POST", secrets, {"metadata": {"name": "tls"}, "type": "kubernetes.io/tls", "data": {"tls.crt": ""}})
+    with pytest.raises(ApiError, match="holds no certificate yet"):
+        webhook.certificates.step()
+
+    def fill(key_of: pki.Material, certificate_of: pki.Material) -> dict[str, str]:
+        parts = {"tls.crt": certificate_of.certificate.strip(), "tls.key": key_of.key.strip()}
+        data = {file: base64.b64encode(text.encode()).decode() for file, text in parts.items()}
+        kept: dict[str, str] = world.send("PATCH", SECRET, {"data": data}, content_type=MERGE_PATCH)["data"]
+        return kept
+
+    one, two = (pki.renewed(None, {HOST}) for _ in range(2))
+    kept = fill(one, one)
+    webhook.start()
+    try:
+        first = webhook.serial()
+        assert world.get(SECRET)["data"] == kept
+        fill(one, two)
+        with pytest.raises(ApiError, match="kube-system/tls"):
+            webhook.certificates.step()
+        fill(two, two)
+        webhook.certificates.step()
+        assert webhook.serial() != first
+    finally:
+        webhook.close()
 
 
 def test_a_ca_bundle_that_was_wiped_is_written_again(world: World, webhook: Webhook) -> None:
