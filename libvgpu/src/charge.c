@@ -13,6 +13,8 @@
 #include "log.h"
 #include "pools.h"
 
+atomic_bool vgpu_never_limited;
+
 /* Whether CUDA_DISABLE_CONTROL=true asks for no limits at all; the limits decide whether it is heard. */
 static bool disabled_by_environment(void) {
     const char *text = secure_getenv("CUDA_DISABLE_CONTROL");
@@ -51,6 +53,8 @@ enum vgpu_mode vgpu_enforcement_slowly(void) {
     if (local)
         begin(local);
     tell_once(mode);
+    if (mode == VGPU_UNLIMITED) /* forked children inherit that decision */
+        atomic_store_explicit(&vgpu_never_limited, true, memory_order_relaxed);
     bool lasting = true;
     if (disabled_by_environment()) {
         const struct vgpu_limits *limits = vgpu_limits_now();

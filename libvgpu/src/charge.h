@@ -10,6 +10,9 @@
 
 enum vgpu_mode vgpu_enforcement_slowly(void);
 
+/* Nothing limits this process, and nothing will, nor its children: the shortest answer, for the hooks of launches. */
+extern atomic_bool vgpu_never_limited;
+
 /* How the process is limited, with CUDA_DISABLE_CONTROL considered. */
 static inline enum vgpu_mode vgpu_enforcement(void) {
     struct vgpu_local *local = vgpu_local();

@@ -112,14 +112,3 @@ void vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns, enum vgpu_company 
     atomic_store_explicit(&cost->mean_ns, mean, memory_order_relaxed);
     atomic_store_explicit(&cost->samples, samples ? samples : VGPU_COST_RECENT, memory_order_release);
 }
-
-static unsigned log2_up(uint64_t value) {
-    return value <= 1 ? 0 : 64u - (unsigned)__builtin_clzll(value - 1);
-}
-
-uint64_t vgpu_cost_key(const void *function, uint64_t blocks, uint64_t threads) {
-    uint64_t key = (uint64_t)(uintptr_t)function;
-    key = (key ^ (uint64_t)log2_up(blocks) << 56 ^ threads << 44) * 0xff51afd7ed558ccdull;
-    key ^= key >> 33;
-    return key ? key : 1;
-}

@@ -61,6 +61,12 @@ static inline uint64_t vgpu_random(uint64_t *state) {
     *state ^= *state << 17;
     return *state >> 8; /* its upper bits are the better ones */
 }
-/* Key of a launch of `function`. */
-uint64_t vgpu_cost_key(const void *function, uint64_t blocks, uint64_t threads);
+/* Key of a launch of `function`: the number of blocks counts by its magnitude. */
+static inline uint64_t vgpu_cost_key(const void *function, uint64_t blocks, uint64_t threads) {
+    const uint64_t magnitude = blocks <= 1 ? 0 : 64u - (unsigned)__builtin_clzll(blocks - 1);
+    uint64_t key = (uint64_t)(uintptr_t)function;
+    key = (key ^ magnitude << 56 ^ threads << 44) * 0xff51afd7ed558ccdull;
+    key ^= key >> 33;
+    return key ? key : 1;
+}
 #endif

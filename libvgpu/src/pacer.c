@@ -2,6 +2,7 @@
 #include "pacer.h"
 
 #include <errno.h>
+#include <pthread.h>
 
 #include "attach.h"
 #include "capture.h"
@@ -20,14 +21,16 @@
 #define SAMPLE_EVERY_NS 2000000u   /* one measurement per thread and this time, on average */
 #define FEWEST_SAMPLES 8192u       /* but one in so many launches */
 #define BATCH_NS 50000u            /* GPU time that a thread pays in advance at most, and keeps to itself before it is counted for all to see */
-#define BATCH_LAUNCHES 64u
+#define BATCH_LAUNCHES 64u         /* after so many a thread looks up again */
+#define LOOK_EVERY_NS 100000u      /* one that launches fast after this time */
+#define MOST_LAUNCHES 512u
 #define BATCH_IDLE_NS 10000000u    /* a thread that launches less often pays one by one */
 #define COLLECT_EVERY_NS 100000u   /* asking the driver takes about a microsecond */
 #define WINDOW_NS 500000000u
 #define KNOWN 8u                   /* keys that a thread remembers; power of two */
 
-/* What a thread has paid in advance, and remembers to spend it fast. It dies with the thread: at most BATCH_NS, and at most about as much as the
- * thread has spent in its last BATCH_IDLE_NS. A forked child starts without (epoch). */
+/* What a thread has paid in advance, and remembers to spend it fast. What is left dies with the thread: at most BATCH_NS, and at most about as much
+ * as the thread has spent in its last BATCH_IDLE_NS. A forked child starts without (epoch). */
 static __thread __attribute__((tls_model("initial-exec"))) struct {
     uint32_t epoch;                /* of all below; another one: nothing of it is valid */
     unsigned card;
@@ -66,23 +69,29 @@ void vgpu_pacer_stale(uint64_t key) {
     atomic_fetch_add(&epoch, 1);
 }
 
-/* With one card to see there is no need to ask the driver where each launch goes. */
-static bool one_card(void) {
-    static atomic_int answer; /* 1: yes, 2: no */
-    int known = atomic_load_explicit(&answer, memory_order_relaxed), count = 0;
-    if (__builtin_expect(known != 0, 1))
-        return known == 1;
+static atomic_int cards_seen; /* 1: one, 2: more, 0: not yet asked */
+
+static bool ask_for_cards(void) {
+    int count = 0;
     if (!DRIVER(cuDeviceGetCount) || DRIVER(cuDeviceGetCount)(&count) != CUDA_SUCCESS)
         return false;
-    atomic_store(&answer, count == 1 ? 1 : 2);
+    atomic_store(&cards_seen, count == 1 ? 1 : 2);
     return count == 1;
+}
+
+/* True if the current context is on the card that the thread has paid on. With one card to see there is no need to ask where each launch goes. */
+static __attribute__((noinline)) bool on_same_card(void) {
+    struct vgpu_place place;
+    if (!atomic_load_explicit(&cards_seen, memory_order_relaxed) && ask_for_cards())
+        return true;
+    return vgpu_place_now(&place) && place.card == thread.card;
 }
 
 static uint64_t limits_selector(void) {
     return atomic_load_explicit(&vgpu_mapped.limits->selector, memory_order_relaxed);
 }
 
-static void note_source(CUstream stream) {
+static __attribute__((noinline)) void note_source(CUstream stream) {
     thread.stream = stream;
     thread.source = vgpu_crowd_member(stream, &thread);
 }
@@ -95,8 +104,7 @@ static inline bool prepaid(struct vgpu_launch *launch, uint64_t key, CUstream st
     const uint64_t price = atomic_load_explicit(&thread.known[at].cost->mean_ns, memory_order_relaxed);
     if (thread.left_ns < price || thread.selector != limits_selector() || vgpu_any_capture() || vgpu_crowd_watches())
         return false;
-    struct vgpu_place place;
-    if (!one_card() && (!vgpu_place_now(&place) || place.card != thread.card))
+    if (atomic_load_explicit(&cards_seen, memory_order_relaxed) != 1 && !on_same_card())
         return false;
     thread.left_ns -= price;
     thread.left--;
@@ -118,15 +126,44 @@ static void turn_window(struct vgpu_pacer_card *pacer, uint64_t now) {
     atomic_store(&pacer->window_share, start && used > 0 ? (uint64_t)used * 1000 / (now - start) : 0);
 }
 
+/* Counts for all to see what the thread has launched since it last did; returns how many. */
+static uint32_t count_prepaid(void) {
+    const uint32_t launches = thread.filled - thread.left;
+    if (!launches)
+        return 0;
+    const uint64_t gpu_ns = thread.filled_ns - thread.left_ns;
+    vgpu_count_gpu_time(thread.card, gpu_ns, launches);
+    vgpu_contention_own(thread.card, (int64_t)gpu_ns);
+    thread.filled = thread.left;
+    thread.filled_ns = thread.left_ns;
+    return launches;
+}
+
+/* The last look of a thread that ends. A forked child that never asked how it is limited has nothing but its parent's numbers. */
+static void end_thread(void *unused) {
+    (void)unused;
+    struct vgpu_local *local = vgpu_local();
+    if (local && atomic_load_explicit(&local->enforced, memory_order_acquire) && thread.epoch == atomic_load(&epoch))
+        count_prepaid();
+}
+
+static pthread_key_t ending;
+static bool has_ending;
+
+__attribute__((constructor)) static void prepare_end(void) {
+    has_ending = pthread_key_create(&ending, end_thread) == 0;
+}
+
+/* The thread that ends the process gets no call for its key. */
+__attribute__((destructor)) static void end_process(void) {
+    end_thread(NULL);
+}
+
 /* The thread looks up: counts what it has launched since the last time, and forgets what is no longer valid. */
 static void look_up(unsigned card, uint64_t key, CUstream stream, uint64_t now) {
     uint32_t current = atomic_load_explicit(&epoch, memory_order_relaxed);
     if (thread.epoch == current) {
-        const uint32_t launches = thread.filled - thread.left;
-        if (launches)
-            vgpu_count_gpu_time(thread.card, thread.filled_ns - thread.left_ns, launches);
-        if (launches)
-            vgpu_contention_own(thread.card, (int64_t)(thread.filled_ns - thread.left_ns));
+        const uint32_t launches = count_prepaid();
         thread.recent_ns += now - thread.looked_ns - thread.recent_ns / 16;
         thread.recent_launches += 16 * (launches + 1) - thread.recent_launches / 16;
         thread.interval_ns = thread.recent_ns * 16 / thread.recent_launches;
@@ -139,6 +176,8 @@ static void look_up(unsigned card, uint64_t key, CUstream stream, uint64_t now) 
         thread.epoch = current;
         thread.card = card;
         thread.interval_ns = SAMPLE_EVERY_NS;
+        if (has_ending)
+            pthread_setspecific(ending, &thread);
         vgpu_crowd_note(vgpu_crowd_member(stream, &thread), 1, now);
     }
     if (thread.card != card || now - thread.looked_ns > BATCH_IDLE_NS)
@@ -244,8 +283,15 @@ static void measure(struct vgpu_launch *launch, struct vgpu_cost *cost, bool fir
     launch->sample = sample;
 }
 
+/* How many launches the thread may make until it looks up again; a sample that is due before ends them. */
+static uint32_t launches_ahead(void) {
+    const uint64_t fast = LOOK_EVERY_NS / (thread.interval_ns + 1);
+    const int64_t most = fast <= BATCH_LAUNCHES ? BATCH_LAUNCHES : fast < MOST_LAUNCHES ? (int64_t)fast : MOST_LAUNCHES;
+    return thread.until_sample > most ? (uint32_t)most : thread.until_sample > 0 ? (uint32_t)thread.until_sample : 0;
+}
+
 /* A launch that has to look up: the thread has paid nothing in advance, or it is time to. */
-static void paid(struct vgpu_launch *launch, uint64_t key, CUstream stream) {
+static __attribute__((noinline)) void paid(struct vgpu_launch *launch, uint64_t key, CUstream stream) {
     struct vgpu_place place;
     const struct vgpu_limits *limits = vgpu_limits_now();
     *launch = (struct vgpu_launch){.state = VGPU_LAUNCH_UNCOUNTED};
@@ -295,7 +341,7 @@ static void paid(struct vgpu_launch *launch, uint64_t key, CUstream stream) {
 
     thread.left_ns = thread.left_ns > launch->reserved_ns ? thread.left_ns - launch->reserved_ns : 0;
     thread.filled_ns = thread.left_ns;
-    thread.filled = thread.left = thread.until_sample > (int64_t)BATCH_LAUNCHES ? BATCH_LAUNCHES : thread.until_sample > 0 ? (uint32_t)thread.until_sample : 0;
+    thread.filled = thread.left = launches_ahead();
     if (is_short) {
         thread.known[key % KNOWN].key = key;
         thread.known[key % KNOWN].cost = cost;
@@ -315,7 +361,7 @@ bool vgpu_pacer_before(struct vgpu_launch *launch, uint64_t key, CUstream stream
     return true;
 }
 
-static CUresult settle_launch(struct vgpu_launch *launch, CUresult result) {
+CUresult vgpu_pacer_settle(struct vgpu_launch *launch, CUresult result) {
     const int kept = errno;
     if (launch->state == VGPU_LAUNCH_PREPAID) { /* it failed: the next one has it */
         thread.left_ns += launch->reserved_ns;
@@ -333,12 +379,6 @@ static CUresult settle_launch(struct vgpu_launch *launch, CUresult result) {
     }
     errno = kept;
     return result;
-}
-
-CUresult vgpu_pacer_after(struct vgpu_launch *launch, CUresult result) {
-    if (launch->state == VGPU_LAUNCH_UNCOUNTED || (launch->state == VGPU_LAUNCH_PREPAID && result == CUDA_SUCCESS))
-        return result;
-    return settle_launch(launch, result);
 }
 
 void vgpu_pacer_context_going(CUcontext context) {

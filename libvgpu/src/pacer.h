@@ -29,8 +29,13 @@ struct vgpu_launch {
 /* Before the driver is called: pays, waits for the launch's own start, begins a measurement. `key` from vgpu_cost_key; `stream` as the driver
  * will understand it (CU_STREAM_PER_THREAD spelled out). False: the region is unusable, the hook answers out of memory. */
 bool vgpu_pacer_before(struct vgpu_launch *launch, uint64_t key, CUstream stream);
+CUresult vgpu_pacer_settle(struct vgpu_launch *launch, CUresult result);
 /* After it; returns `result`. A launch that failed gets its payment back. */
-CUresult vgpu_pacer_after(struct vgpu_launch *launch, CUresult result);
+static inline CUresult vgpu_pacer_after(struct vgpu_launch *launch, CUresult result) {
+    if (launch->state == VGPU_LAUNCH_UNCOUNTED || (launch->state == VGPU_LAUNCH_PREPAID && result == CUDA_SUCCESS))
+        return result;
+    return vgpu_pacer_settle(launch, result);
+}
 /* A context is about to be destroyed: nothing of it will be collected any more. */
 void vgpu_pacer_context_going(CUcontext context);
 /* Functions or graphs have gone or changed: their handles may come back for something else. key 0: any of them. */

@@ -1,5 +1,6 @@
 /* Every way to start work on a card. */
 #define _GNU_SOURCE
+#include "charge.h"
 #include "pacer.h"
 
 static CUstream per_thread(CUstream stream) {
@@ -12,78 +13,60 @@ static uint64_t product(uint64_t x, uint64_t y, uint64_t z) {
     return __builtin_mul_overflow(x, y, &xy) || __builtin_mul_overflow(xy, z, &xyz) ? UINT64_MAX : xyz;
 }
 
-#define PACED(key, stream, call)                                                                                                                   \
-    struct vgpu_launch launch;                                                                                                                     \
-    if (__builtin_expect(!vgpu_pacer_before(&launch, key, stream), 0))                                                                             \
-        return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                           \
-    return vgpu_pacer_after(&launch, call)
+/* Defines the hook `symbol`. Without limits it asks one flag and jumps to the driver's function. Arguments that the driver will refuse at once
+ * (`countable` is false) are left to it. */
+#define PACED(symbol, parameters, arguments, countable, key, stream)                                                                              \
+    CUresult symbol parameters {                                                                                                                   \
+        if (atomic_load_explicit(&vgpu_never_limited, memory_order_relaxed)) {                                                                     \
+            __typeof__(&symbol) direct = (__typeof__(&symbol))atomic_load_explicit(&vgpu_driver_entries[ENTRY_##symbol], memory_order_acquire);    \
+            if (__builtin_expect(direct != NULL, 1))                                                                                               \
+                return direct arguments;                                                                                                           \
+        }                                                                                                                                          \
+        CUDA_REAL(symbol);                                                                                                                         \
+        if (!(countable))                                                                                                                          \
+            return real arguments;                                                                                                                 \
+        struct vgpu_launch launch;                                                                                                                 \
+        if (__builtin_expect(!vgpu_pacer_before(&launch, key, stream), 0))                                                                         \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                       \
+        return vgpu_pacer_after(&launch, real arguments);                                                                                          \
+    }
 
-#define KERNEL_KEY vgpu_cost_key(function, product(grid_x, grid_y, grid_z), product(block_x, block_y, block_z))
+#define SHAPE                                                                                                                                      \
+    CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x, unsigned int block_y,                \
+        unsigned int block_z, unsigned int shared, CUstream stream, void **parameters
+#define SHAPED function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters
+#define SHAPE_KEY vgpu_cost_key(function, product(grid_x, grid_y, grid_z), product(block_x, block_y, block_z))
 
-CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
-                        unsigned int block_y, unsigned int block_z, unsigned int shared, CUstream stream, void **parameters, void **extra) {
-    CUDA_REAL(cuLaunchKernel);
-    PACED(KERNEL_KEY, stream, real(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters, extra));
-}
-
-CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
-                             unsigned int block_y, unsigned int block_z, unsigned int shared, CUstream stream, void **parameters, void **extra) {
-    CUDA_REAL(cuLaunchKernel_ptsz);
-    PACED(KERNEL_KEY, per_thread(stream), real(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters, extra));
-}
-
-CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
-                                   unsigned int block_y, unsigned int block_z, unsigned int shared, CUstream stream, void **parameters) {
-    CUDA_REAL(cuLaunchCooperativeKernel);
-    PACED(KERNEL_KEY, stream, real(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters));
-}
-
-CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
-                                        unsigned int block_y, unsigned int block_z, unsigned int shared, CUstream stream, void **parameters) {
-    CUDA_REAL(cuLaunchCooperativeKernel_ptsz);
-    PACED(KERNEL_KEY, per_thread(stream), real(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters));
-}
+PACED(cuLaunchKernel, (SHAPE, void **extra), (SHAPED, extra), true, SHAPE_KEY, stream)
+PACED(cuLaunchKernel_ptsz, (SHAPE, void **extra), (SHAPED, extra), true, SHAPE_KEY, per_thread(stream))
+PACED(cuLaunchCooperativeKernel, (SHAPE), (SHAPED), true, SHAPE_KEY, stream)
+PACED(cuLaunchCooperativeKernel_ptsz, (SHAPE), (SHAPED), true, SHAPE_KEY, per_thread(stream))
 
 static uint64_t config_key(const CUlaunchConfig *config, CUfunction function) {
     return vgpu_cost_key(function, product(config->gridDimX, config->gridDimY, config->gridDimZ),
                          product(config->blockDimX, config->blockDimY, config->blockDimZ));
 }
 
-CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
-    CUDA_REAL(cuLaunchKernelEx);
-    if (!config)
-        return real(config, function, parameters, extra);
-    PACED(config_key(config, function), config->hStream, real(config, function, parameters, extra));
-}
+PACED(cuLaunchKernelEx, (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra), (config, function, parameters, extra),
+      config != NULL, config_key(config, function), config->hStream)
+PACED(cuLaunchKernelEx_ptsz, (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra),
+      (config, function, parameters, extra), config != NULL, config_key(config, function), per_thread(config->hStream))
 
-CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
-    CUDA_REAL(cuLaunchKernelEx_ptsz);
-    if (!config)
-        return real(config, function, parameters, extra);
-    PACED(config_key(config, function), per_thread(config->hStream), real(config, function, parameters, extra));
+static uint64_t list_key(const CUDA_LAUNCH_PARAMS *list) {
+    return vgpu_cost_key(list->function, product(list->gridDimX, list->gridDimY, list->gridDimZ),
+                         product(list->blockDimX, list->blockDimY, list->blockDimZ));
 }
 
 /* One launch on several cards at once: paid on the card of the current context alone, as all of them run for the same time. */
-CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int devices, unsigned int flags) {
-    CUDA_REAL(cuLaunchCooperativeKernelMultiDevice);
-    if (!list || !devices)
-        return real(list, devices, flags);
-    uint64_t key = vgpu_cost_key(list->function, product(list->gridDimX, list->gridDimY, list->gridDimZ),
-                                 product(list->blockDimX, list->blockDimY, list->blockDimZ));
-    PACED(key, list->hStream, real(list, devices, flags));
+PACED(cuLaunchCooperativeKernelMultiDevice, (CUDA_LAUNCH_PARAMS * list, unsigned int devices, unsigned int flags), (list, devices, flags),
+      list && devices, list_key(list), list->hStream)
+
+static uint64_t plane_key(CUfunction function, int width, int height) {
+    return vgpu_cost_key(function, product((uint64_t)width, (uint64_t)height, 1), 0);
 }
 
-CUresult cuLaunch(CUfunction function) {
-    CUDA_REAL(cuLaunch);
-    PACED(vgpu_cost_key(function, 1, 0), CU_STREAM_LEGACY, real(function));
-}
-
-CUresult cuLaunchGrid(CUfunction function, int width, int height) {
-    CUDA_REAL(cuLaunchGrid);
-    PACED(vgpu_cost_key(function, product((uint64_t)width, (uint64_t)height, 1), 0), CU_STREAM_LEGACY, real(function, width, height));
-}
-
-CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream) {
-    CUDA_REAL(cuLaunchGridAsync);
-    PACED(vgpu_cost_key(function, product((uint64_t)width, (uint64_t)height, 1), 0), stream, real(function, width, height, stream));
-}
+PACED(cuLaunch, (CUfunction function), (function), true, plane_key(function, 1, 1), CU_STREAM_LEGACY)
+PACED(cuLaunchGrid, (CUfunction function, int width, int height), (function, width, height), true, plane_key(function, width, height),
+      CU_STREAM_LEGACY)
+PACED(cuLaunchGridAsync, (CUfunction function, int width, int height, CUstream stream), (function, width, height, stream), true,
+      plane_key(function, width, height), stream)

@@ -32,4 +32,6 @@ CHECKS: Final = (
     Check(refusals.past_the_webhook),
     Check(bursts.equal_pods),
     Check(bursts.forty_pods),
+    Check(chart.helm_test),
+    Check(chart.uninstall),
 )

@@ -4,8 +4,8 @@ import json
 import time
 
 from tests.cluster.credentials import NODE
-from tests.cluster.images import PRODUCT
-from tests.cluster.kubectl import Object, ready
+from tests.cluster.images import CLIENT, PRODUCT
+from tests.cluster.kubectl import Object, phase, pod, ready
 from tests.cluster.node import Node
 from tests.tools import helm
 
@@ -59,3 +59,38 @@ def node_tells_its_cards(node: Node) -> str:
     allocatable = found["status"]["allocatable"]
     assert allocatable["vgpu.io/cores"] == str(100 * CARDS)
     return f"{allocatable['nvidia.com/gpu']} slices, {allocatable['vgpu.io/memory']} MiB"
+
+
+def helm_test(node: Node) -> str:
+    """`helm test`: a pod with a slice."""
+    begin = time.monotonic()
+    command = [str(helm.path()), "test", "vgpu", "-n", NAMESPACE, "--logs", "--timeout", f"{SECONDS}s"]
+    node.kubectl.program(command, timeout=SECONDS + 10)
+    return f"passed after {time.monotonic() - begin:.1f} s"
+
+
+def uninstall(node: Node) -> str:
+    """`helm uninstall` takes what the agents published off the node and leaves a running container alone."""
+    limits = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1000}
+    probe = ["sh", "-c", "while vgpu probe --over --expect-memory=1000; do sleep 1; done; sleep 3600"]
+    node.kubectl.create(pod("stays", CLIENT, probe, container={"resources": {"limits": limits}}))
+    node.kubectl.until("running", lambda found: phase(found) == "Running", "pod", "stays", seconds=SECONDS)
+    begin = time.monotonic()
+    node.kubectl.program([str(helm.path()), "uninstall", "vgpu", "-n", NAMESPACE, "--wait"], timeout=SECONDS * 2)
+    took = time.monotonic() - begin
+
+    def clean(found: Object) -> bool:
+        status, meta = found["status"], found["metadata"]
+        ours = {"vgpu.io/memory", "vgpu.io/cores", "nvidia.com/gpumem", "nvidia.com/gpucores"}
+        left = ours & {*status["capacity"], *status["allocatable"]}
+        return not left and "vgpu.io/present" not in meta["labels"] and "vgpu.io/devices" not in meta["annotations"]
+
+    node.kubectl.until("clean", clean, "node", NODE, seconds=60)
+    before = len(node.kubectl.logs("stays").splitlines())
+
+    def goes_on(found: Object) -> bool:
+        return phase(found) == "Running" and len(node.kubectl.logs("stays").splitlines()) > before
+
+    node.kubectl.until("goes on within its limits", goes_on, "pod", "stays", seconds=60)
+    node.kubectl.delete("pod", "stays")
+    return f"{took:.1f} s"
