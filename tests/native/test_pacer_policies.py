@@ -269,3 +269,58 @@ def test_a_handle_that_comes_back_for_another_kernel_is_learned_anew(tmp_path: P
             pytest.skip("the driver did not give the same handle again")
         # 400 ms of work at 50 %, less the burst; as kernels of 10 us they would not have waited at all
         assert region.usage().cards[0].throttled_ns > 300e6
+
+
+ALIASES = """
+from driver_client import *
+start()
+text = b".version 7.0\\n.visible .entry spin_2ms() { ret; }\\n"
+library, kernel, found = c_void_p(), c_void_p(), c_void_p()
+ok(cu.cuLibraryLoadData(byref(library), c_char_p(text), None, None, 0, None, None, 0))
+ok(cu.cuLibraryGetKernel(byref(kernel), library, b"spin_2ms"))
+ok(cu.cuKernelGetFunction(byref(found), kernel))
+assert kernel.value != found.value
+for turn in range(200):
+    ok(launch([kernel, found][turn % 2]))
+ok(cu.cuCtxSynchronize())
+"""
+
+
+def test_a_kernel_of_a_library_is_paced_by_either_handle(tmp_path: Path) -> None:
+    with make_region(tmp_path, cores=50) as region:
+        python(ALIASES, within(tmp_path, region))
+        card = region.usage().cards[0]
+        assert card.launches == 200
+        assert 380e6 < card.gpu_ns < 420e6
+        assert card.throttled_ns > 300e6  # 400 ms of work at 50 %, less the burst
+
+
+PARTITIONED = {"VGPU_SIM_MPS": "1", "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING": "1"}
+
+
+@pytest.mark.parametrize(
+    ("percentage", "variables", "paced"),
+    [
+        ("30", PARTITIONED, False),
+        ("60", PARTITIONED, True),  # more than the share
+        ("30", {}, True),  # nobody obeys it
+        ("30", {"VGPU_SIM_MPS": "1"}, True),  # the device hides what the whole is
+    ],
+    ids=["within", "above", "no daemon", "hidden"],
+)
+def test_a_client_that_mps_keeps_within_its_share_is_not_paced(
+    tmp_path: Path, percentage: str, variables: dict[str, str], paced: bool
+) -> None:
+    script = """
+from driver_client import *
+start()
+kernel = function("spin_2ms")
+for _ in range(100):
+    ok(launch(kernel))
+"""
+    env = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage, **variables}
+    with make_region(tmp_path, cores=30) as region:
+        python(script, within(tmp_path, region, **env))
+        card = region.usage().cards[0]
+        assert card.launches == 100
+        assert (card.throttled_ns > 0) == paced

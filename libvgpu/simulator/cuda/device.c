@@ -176,7 +176,8 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
     sim_pci_address(&driver.sim, card_of(device), &domain, &bus);
     *value = 0;
     switch (attribute) {
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = profile->multiprocessors; break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = (int)mps_reported_multiprocessors(); break;
+    case CU_DEVICE_ATTRIBUTE_MPS_ENABLED: *value = mps_enabled(); break;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = profile->major; break;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = profile->minor; break;
     case CU_DEVICE_ATTRIBUTE_CLOCK_RATE: *value = profile->clock_mhz * 1000; break;

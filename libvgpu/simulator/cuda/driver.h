@@ -388,4 +388,9 @@ CUresult capture_implicit(CUstream stream);
 CUresult capture_forbids(CUstream stream);
 CUresult copy_bytes(CUdeviceptr to, CUdeviceptr from, size_t bytes);
 CUresult set_elements(CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width, size_t height);
+/* mps.c: whether an MPS daemon is there, the multiprocessors that it leaves to this process, and those that the device's attribute says: all of them
+ * only where contexts, not the device, are partitioned. */
+bool mps_enabled(void);
+unsigned mps_multiprocessors(void);
+unsigned mps_reported_multiprocessors(void);
 #endif

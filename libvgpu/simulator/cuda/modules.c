@@ -378,6 +378,13 @@ CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name)
         scan(&names, image, size, ".text.");
         names.opaque = binary && !names.count;
         bool known = names.opaque || find_function(&names, name);
+        for (unsigned i = 0; i < names.count; i++) {
+            free(names.functions[i]->name);
+            free(names.functions[i]->parameter_sizes);
+            duration_free(&names.functions[i]->duration);
+            object_free(names.functions[i]);
+        }
+        free(names.functions);
         struct CUkern_st **kernels = known ? realloc(library->kernels, (library->count + 1) * sizeof *kernels) : NULL;
         if (kernels)
             library->kernels = kernels;
@@ -387,13 +394,6 @@ CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name)
             kernel->name = strdup(name);
             kernels[library->count++] = kernel;
         }
-        for (unsigned i = 0; i < names.count; i++) {
-            free(names.functions[i]->name);
-            free(names.functions[i]->parameter_sizes);
-            duration_free(&names.functions[i]->duration);
-            object_free(names.functions[i]);
-        }
-        free(names.functions);
     }
     pthread_mutex_unlock(&driver.lock);
     if (!kernel)
