@@ -147,11 +147,20 @@ static void end_thread(void *unused) {
         count_prepaid();
 }
 
+/* Weak: before glibc 2.34 they are in libpthread, which this library does not bring into programs that have no threads. */
+#pragma weak pthread_key_create
+#pragma weak pthread_setspecific
 static pthread_key_t ending;
-static bool has_ending;
 
-__attribute__((constructor)) static void prepare_end(void) {
-    has_ending = pthread_key_create(&ending, end_thread) == 0;
+/* Has end_thread called for the calling thread. The key is made by whoever comes first; who comes meanwhile does without. */
+static void announce_end(void) {
+    static atomic_int state; /* 0: no key yet, 1: being made, or there is none to be had, 2: there */
+    int none = 0;
+    if (pthread_key_create && pthread_setspecific && atomic_compare_exchange_strong(&state, &none, 1) &&
+        pthread_key_create(&ending, end_thread) == 0)
+        atomic_store(&state, 2);
+    if (atomic_load(&state) == 2)
+        pthread_setspecific(ending, &thread);
 }
 
 /* The thread that ends the process gets no call for its key. */
@@ -176,8 +185,7 @@ static void look_up(unsigned card, uint64_t key, CUstream stream, uint64_t now) 
         thread.epoch = current;
         thread.card = card;
         thread.interval_ns = SAMPLE_EVERY_NS;
-        if (has_ending)
-            pthread_setspecific(ending, &thread);
+        announce_end();
         vgpu_crowd_note(vgpu_crowd_member(stream, &thread), 1, now);
     }
     if (thread.card != card || now - thread.looked_ns > BATCH_IDLE_NS)

@@ -176,11 +176,20 @@ $python -m redteam.move $region $stage/small && region=$stage/small
         "every lock on usage held",
         """
 import fcntl
-with open(USAGE, "r+b") as usage:
+held, over = os.pipe(), os.pipe()
+if os.fork() == 0:
+    os.close(over[1])
+    usage = open(USAGE, "r+b")
     fcntl.lockf(usage, fcntl.LOCK_EX)
-    one = driver()
-    assert one.start() == (0, 2)
-    assert one.fill() == other() == 0
+    os.write(held[1], b"!")
+    os.read(over[0], 1)
+    os._exit(0)
+os.read(held[0], 1)
+one = driver()
+assert one.start() == (0, 2)
+assert one.fill() == other() == 0
+os.close(over[1])
+os.wait()
 """,
         holds=AT_MOST,
     ),
@@ -363,6 +372,7 @@ one = started()
 handle, file = one.export(64 * MIB)
 os.write(told[1], str(file).encode())
 assert os.read(heard[0], 1) == bytes(1)
+os.close(file)
 assert one.release(handle) == 0
 assert one.fill() > 0
 os.write(told[1], b"!")

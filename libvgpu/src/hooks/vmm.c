@@ -62,9 +62,17 @@ void vgpu_blocks_forget(void) {
     pthread_mutex_init(&lock, NULL);
 }
 
+static __thread __attribute__((tls_model("initial-exec"))) bool locked; /* by this thread */
+
 static void lock_tables(void) {
     vgpu_own_tables();
     pthread_mutex_lock(&lock);
+    locked = true;
+}
+
+static void unlock_tables(void) {
+    locked = false;
+    pthread_mutex_unlock(&lock);
 }
 
 static struct link **slot_of(struct link **table, uint64_t key) {
@@ -130,10 +138,11 @@ static bool settle_exports(void) {
 }
 
 bool vgpu_blocks_give_back(void) {
-    if (!__atomic_load_n(&exports, __ATOMIC_RELAXED) || pthread_mutex_trylock(&lock) != 0)
+    if (locked || !__atomic_load_n(&exports, __ATOMIC_RELAXED))
         return false;
+    lock_tables();
     bool any = settle_exports();
-    pthread_mutex_unlock(&lock);
+    unlock_tables();
     return any;
 }
 
@@ -166,7 +175,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
         *link = (struct link){.key = *handle, .count = 1, .block = block};
         add(handles, link);
     }
-    pthread_mutex_unlock(&lock);
+    unlock_tables();
     if (result == CUDA_SUCCESS)
         return result;
     free(block);
@@ -185,7 +194,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
         drop(link->block);
     if (link && --link->count == 0)
         free(take(handles, handle));
-    pthread_mutex_unlock(&lock);
+    unlock_tables();
     return result;
 }
 
@@ -202,7 +211,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
         add(mappings, mapping);
         mapping = NULL;
     }
-    pthread_mutex_unlock(&lock);
+    unlock_tables();
     free(mapping);
     return result;
 }
@@ -219,7 +228,7 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
             drop(mapping->block);
         free(mapping);
     }
-    pthread_mutex_unlock(&lock);
+    unlock_tables();
     return result;
 }
 
@@ -241,7 +250,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
         link->count++;
         link->block->references++;
     }
-    pthread_mutex_unlock(&lock);
+    unlock_tables();
     free(fresh);
     return result;
 }
@@ -263,7 +272,7 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
         exported = NULL;
     }
     errno = kept;
-    pthread_mutex_unlock(&lock);
+    unlock_tables();
     free(exported);
     return result;
 }
@@ -305,7 +314,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
             DRIVER(cuMemRelease)(*handle);
     }
     bool kept = fresh && fresh->block;
-    pthread_mutex_unlock(&lock);
+    unlock_tables();
     if (!kept) {
         free(block);
         free(fresh);
@@ -326,7 +335,7 @@ CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle, const CUmultica
         *link = (struct link){.key = *handle, .count = 1, .block = block};
         add(handles, link);
     }
-    pthread_mutex_unlock(&lock);
+    unlock_tables();
     if (result != CUDA_SUCCESS) {
         free(block);
         free(link);
@@ -361,7 +370,7 @@ static CUresult bind_memory(bind_handle plain, bind_handle_of with_device, CUmem
         bind(to, what, what->block->device, offset, size, bound);
         bound = NULL;
     }
-    pthread_mutex_unlock(&lock);
+    unlock_tables();
     free(bound);
     return result;
 }
@@ -379,7 +388,7 @@ static CUresult bind_mapped(bind_address plain, bind_address_of with_device, CUm
         bind(to, what, what->block->device, offset, size, bound);
         bound = NULL;
     }
-    pthread_mutex_unlock(&lock);
+    unlock_tables();
     free(bound);
     return result;
 }
@@ -422,6 +431,6 @@ CUresult cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice device,
             at = &bound->next;
         }
     }
-    pthread_mutex_unlock(&lock);
+    unlock_tables();
     return result;
 }
