@@ -20,7 +20,8 @@ EXPORT = (
 context()
 p = ok(cu.cuMemAlloc(10 * MIB + 3))
 ok(cu.cuMemsetD8(int(p) + 9 * MIB, 7, 100))
-first, again = (ctypes.string_at(ok(cu.cuIpcGetMemHandle(x)).getPtr(), 64) for x in (p, int(p) + 5))
+handles = [ok(cu.cuIpcGetMemHandle(x)) for x in (p, int(p) + 5)]
+first, again = (ctypes.string_at(h.getPtr(), 64) for h in handles)
 report([first.hex(), first == again])
 def byte(at):
     value = ctypes.c_ubyte()
