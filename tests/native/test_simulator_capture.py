@@ -173,3 +173,17 @@ report([elsewhere, ok(cu.cuStreamGetId(own)) == first, end(own), code(cu.cuMemAl
 """
     )
     assert found == [True, True, 0, 0]
+
+
+def test_a_graph_under_capture_is_not_destroyed_by_an_old_handle(machine: Machine) -> None:
+    found = machine.run(
+        CLIENT
+        + """
+begin(stream, "RELAXED")
+old = ok(cu.cuStreamEndCapture(stream))
+ok(cu.cuGraphDestroy(old))
+begin(stream, "RELAXED")
+report([code(cu.cuGraphDestroy(old)), try_launch(stream), end(stream)])
+"""
+    )
+    assert found == [1, 0, 0]

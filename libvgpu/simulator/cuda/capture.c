@@ -309,6 +309,7 @@ static CUresult begin(CUstream handle, CUstreamCaptureMode mode, CUgraph given)
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     *capture = (struct capture){.graph = graph, .given = given, .origin = stream, .mode = mode, .id = driver_id(), .thread = syscall(SYS_gettid)};
+    graph->capturing = true;
     join(stream, capture);
     count_capture(mode, 1);
     return CUDA_SUCCESS;
@@ -353,6 +354,7 @@ static void end(struct capture *capture, bool keep)
     object_each(OBJECT_STREAM, leave, capture);
     object_each(OBJECT_EVENT, leave, capture);
     count_capture(capture->mode, -1);
+    capture->graph->capturing = false;
     if (!keep && !capture->given)
         graph_free(capture->graph);
     free(capture->recorded);

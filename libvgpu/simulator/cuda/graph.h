@@ -33,6 +33,7 @@ struct CUgraph_st {
     CUgraphNode *nodes;
     size_t count, room;
     CUgraphExec exec; /* that stands for a graph with memory nodes, of which there can be one */
+    bool capturing;   /* not to be destroyed by an old handle of the same value */
 };
 
 struct CUgraphExec_st {

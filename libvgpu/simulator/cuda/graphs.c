@@ -43,7 +43,7 @@ CUresult cuGraphCreate(CUgraph *out, unsigned int flags)
 CUresult cuGraphDestroy(CUgraph graph)
 {
     ENTER();
-    if (!object_is(graph, OBJECT_GRAPH))
+    if (!object_is(graph, OBJECT_GRAPH) || graph->capturing)
         return CUDA_ERROR_INVALID_VALUE;
     graph_free(graph);
     return CUDA_SUCCESS;
