@@ -45,10 +45,16 @@ static bool mapped(bool known, CUresult result, enum vgpu_space space, uint64_t 
     return vgpu_hold(space, handle, holding);
 }
 
-/* Joined before the driver is asked, so that no other thread's destruction ends the charge in between. */
+/* Joined before the driver is asked, so that no other thread's destruction ends the charge in between. What is mapped goes with the context that is
+ * current, which need not be that of the import. */
 static bool joined(CUexternalMemory memory, struct vgpu_holding *holding) {
+    struct vgpu_place place;
     vgpu_own_tables();
-    return memory && vgpu_sizes_any() && vgpu_sizes_join(VGPU_EXTERNAL, number(memory), holding);
+    if (!memory || !vgpu_sizes_any() || !vgpu_sizes_join(VGPU_EXTERNAL, number(memory), holding))
+        return false;
+    if (vgpu_place_now(&place))
+        holding->owner = place.context;
+    return true;
 }
 
 CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *pointer, CUexternalMemory memory, const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *buffer) {
