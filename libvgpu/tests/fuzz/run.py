@@ -5,6 +5,7 @@ Inputs that break something are left in build/fuzz/found; the exit status is 1 t
 """
 
 import argparse
+import fcntl
 import os
 import re
 import shlex
@@ -111,7 +112,10 @@ def main() -> int:
     parser.add_argument("--save", type=Path, help="keep the inputs that did something new in this folder")
     parser.add_argument("--replay", nargs="+", type=Path, help="play these inputs 100 times each, nothing else")
     options = parser.parse_args()
-    program = compile_all(options.libfuzzer, options.flags)
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with open(BUILD / "lock", "w") as lock:  # of several runs at once, one compiles
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        program = compile_all(options.libfuzzer, options.flags)
     found = BUILD / "found"
     found.mkdir(exist_ok=True)
     if options.libfuzzer:
