@@ -67,7 +67,6 @@ static bool map_region(const char *dir, bool *missing)
         memcpy(usage_path, limits_path, sizeof usage_path);
     result = vgpu_usage_map(usage_path, true, &usage, &usage_fd);
     if (result == 0) {
-        usage_fd = vgpu_late_descriptor(usage_fd);
         result = vgpu_member_join(&first_member, usage, usage_path, usage_fd);
         if (result < 0) {
             munmap(usage, sizeof *usage);

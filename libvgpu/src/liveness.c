@@ -106,9 +106,10 @@ struct process_stat {
     char state;
     uint64_t threads;
     uint64_t start_time;
+    uint64_t address_space; /* bytes; 0 once a dying process has given its memory back */
 };
 
-/* Fields 3, 20 and 22 of /proc/PID/stat; the command in field 2 may hold blanks and parentheses. */
+/* Fields 3, 20, 22 and 23 of /proc/PID/stat; the command in field 2 may hold blanks and parentheses. */
 static bool read_stat_line(const char *line, void *context)
 {
     struct process_stat *out = context;
@@ -117,7 +118,7 @@ static bool read_stat_line(const char *line, void *context)
         return false;
     field += 2;
     out->state = *field;
-    for (int number = 3; number < 22; number++) {
+    for (int number = 3; number < 23; number++) {
         field = strchr(field, ' ');
         if (!field++)
             return false;
@@ -125,6 +126,8 @@ static bool read_stat_line(const char *line, void *context)
             out->threads = strtoull(field, NULL, 10);
         if (number + 1 == 22)
             out->start_time = strtoull(field, NULL, 10);
+        if (number + 1 == 23)
+            out->address_space = strtoull(field, NULL, 10);
     }
     return true;
 }
@@ -232,7 +235,13 @@ static enum presence find(const struct vgpu_identity *process, struct vgpu_proce
     return stat->start_time == process->start_time ? PRESENT : ENDED;
 }
 
-bool vgpu_process_maps(const struct vgpu_identity *process, const struct vgpu_mapped_file *file, struct vgpu_process_list *list)
+/* A zombie whose other threads still run (the main thread left by pthread_exit) has not ended. */
+static bool has_ended(const struct process_stat *stat)
+{
+    return (stat->state == 'Z' || stat->state == 'X') && stat->threads <= 1;
+}
+
+bool vgpu_process_holds(const struct vgpu_identity *process, const struct vgpu_mapped_file *file, struct vgpu_process_list *list)
 {
     char name[16], path[64];
     struct process_stat stat;
@@ -240,6 +249,8 @@ bool vgpu_process_maps(const struct vgpu_identity *process, const struct vgpu_ma
     const enum presence presence = wanted.inode ? find(process, list, name, &stat) : UNKNOWN;
     if (presence != PRESENT)
         return presence == HIDDEN;
+    if (stat.address_space == 0) /* on its way out: its memory goes first, then its descriptors, the last one opened before the others */
+        return !has_ended(&stat);
     snprintf(path, sizeof path, "/proc/%s/maps", name);
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) /* another user's, or one that may not be looked into; a process that has ended has no maps to open */
@@ -254,6 +265,5 @@ bool vgpu_process_ended(const struct vgpu_identity *process, struct vgpu_process
     char name[16];
     struct process_stat stat;
     const enum presence presence = find(process, list, name, &stat);
-    /* a zombie whose other threads still run (the main thread left by pthread_exit) has not ended */
-    return presence == ENDED || (presence == PRESENT && (stat.state == 'Z' || stat.state == 'X') && stat.threads <= 1);
+    return presence == ENDED || (presence == PRESENT && has_ended(&stat));
 }

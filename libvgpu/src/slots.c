@@ -18,7 +18,6 @@
 #define F_OFD_SETLK 37
 #endif
 
-#define LATE_DESCRIPTOR 1000 /* above what programs have open before they use a card, below the usual limit of 1024 */
 #define OWNER(generation, state) ((uint64_t)(generation) << 2 | (state))
 #define ORDINARY_SLOTS (VGPU_SLOTS - VGPU_RESERVED_SLOTS)
 #define GENERATION(owner) ((owner) >> 2)
@@ -34,21 +33,12 @@ static bool is_usage_file(const struct vgpu_member *member, int fd)
     return fd >= 0 && fstat(fd, &status) == 0 && status.st_dev == member->device && status.st_ino == member->inode;
 }
 
-int vgpu_late_descriptor(int fd)
-{
-    const int late = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, LATE_DESCRIPTOR) : -1;
-    if (late < 0) /* beyond what the process may open */
-        return fd;
-    close(fd);
-    return late;
-}
-
 /* The member's descriptor, opened again if somebody closed it; -1: there is none to be had. A lock that went with it is taken again. */
 static int lock_file(struct vgpu_member *member)
 {
     if (is_usage_file(member, member->fd))
         return member->fd;
-    int fd = vgpu_late_descriptor(open(member->path, O_RDWR | O_CLOEXEC));
+    int fd = open(member->path, O_RDWR | O_CLOEXEC);
     if (!is_usage_file(member, fd)) {
         if (fd >= 0)
             close(fd);
@@ -109,7 +99,7 @@ int vgpu_member_rejoin(struct vgpu_member *child, const struct vgpu_member *pare
         return -ESTALE;
     }
     *child = *parent;
-    child->fd = vgpu_late_descriptor(fd);
+    child->fd = fd;
     child->slot = VGPU_NO_SLOT;
     return 0;
 }
@@ -232,7 +222,7 @@ bool vgpu_slot_dead(struct vgpu_member *member, uint32_t slot)
     if (member->file.inode == 0)
         member->file = vgpu_mapped_file_at(member->usage);
     const struct vgpu_identity holder = identity_of(head);
-    return !vgpu_process_maps(&holder, &member->file, &member->list);
+    return !vgpu_process_holds(&holder, &member->file, &member->list);
 }
 
 /* Nobody will go on with this claim. Stricter than a dead slot: children that hold a killed reaper's lock keep its memory, not its work. */

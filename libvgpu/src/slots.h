@@ -30,9 +30,6 @@ int vgpu_member_join(struct vgpu_member *member, struct vgpu_usage_file *usage, 
 /* Marks slots that this process took before it went on with another program: pid, start time and soon the mapping are the same again, but
  * the old program's memory is gone. To be called once, before a slot is taken. */
 void vgpu_member_disown(struct vgpu_member *member);
-/* The same description under a high number, where there is one. A dying process's descriptors are closed in the order of their numbers, and its lock
- * must outlast the driver's: else what it held could be given away while the driver is still freeing it. */
-int vgpu_late_descriptor(int fd);
 /* In a forked child: joins by an open description of its own, so that its slot and its parent's are told apart. */
 int vgpu_member_rejoin(struct vgpu_member *child, const struct vgpu_member *parent);
 
