@@ -353,6 +353,8 @@ struct launch_shape {
 };
 CUresult stream_launch(CUstream stream, const struct launch_shape *shape);
 void events_settle(void);
+/* per_thread.c: this thread's own stream of a context; NULL: no room */
+CUstream stream_per_thread(CUcontext context);
 
 /* host.c: what runs on the host in stream order; tickets count host functions */
 CUresult host_launch(CUstream stream, CUhostFn function, void *data);

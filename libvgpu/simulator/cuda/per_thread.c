@@ -1,5 +1,37 @@
-/* The `_ptsz` and `_ptds` variants, for programs built with a default stream per thread: there no stream means this thread's stream. */
+/* The stream that every thread has of its own, and the `_ptsz` and `_ptds` variants, for programs built with a default stream per thread: there no
+ * stream means this thread's stream. */
 #include "cuda/driver.h"
+
+struct wanted {
+    CUcontext context;
+    uint64_t owner;
+    CUstream found;
+};
+
+static void find_own(void *handle, void *argument)
+{
+    struct wanted *wanted = argument;
+    CUstream stream = handle;
+    if (stream->owner == wanted->owner && stream->context == wanted->context)
+        wanted->found = stream;
+}
+
+/* A thread has one such stream in every context: it must find it again, with a capture that it has open, after using another context. */
+CUstream stream_per_thread(CUcontext context)
+{
+    struct thread_state *thread = thread_state();
+    CUstream own = thread->per_thread[context->device];
+    if (own && object_is(own, OBJECT_STREAM) && own->owner == thread->id && own->context == context)
+        return own;
+    if (!thread->id)
+        thread->id = driver_id();
+    struct wanted wanted = {.context = context, .owner = thread->id};
+    object_each(OBJECT_STREAM, find_own, &wanted);
+    own = wanted.found ? wanted.found : stream_new(context, CU_STREAM_DEFAULT, 0);
+    if (own)
+        own->owner = thread->id;
+    return thread->per_thread[context->device] = own;
+}
 
 #define PER_THREAD(name, suffix, parameters, arguments)   \
     CUresult name##suffix parameters                      \

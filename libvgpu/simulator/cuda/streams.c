@@ -23,37 +23,6 @@ CUstream stream_new(CUcontext context, unsigned flags, int priority)
     return stream;
 }
 
-struct wanted {
-    CUcontext context;
-    uint64_t owner;
-    CUstream found;
-};
-
-static void find_own(void *handle, void *argument)
-{
-    struct wanted *wanted = argument;
-    CUstream stream = handle;
-    if (stream->owner == wanted->owner && stream->context == wanted->context)
-        wanted->found = stream;
-}
-
-/* A thread has one such stream in every context: it must find it again, with a capture that it has open, after using another context. */
-static CUstream per_thread(CUcontext context)
-{
-    struct thread_state *thread = thread_state();
-    CUstream own = thread->per_thread[context->device];
-    if (own && object_is(own, OBJECT_STREAM) && own->owner == thread->id && own->context == context)
-        return own;
-    if (!thread->id)
-        thread->id = driver_id();
-    struct wanted wanted = {.context = context, .owner = thread->id};
-    object_each(OBJECT_STREAM, find_own, &wanted);
-    own = wanted.found ? wanted.found : stream_new(context, CU_STREAM_DEFAULT, 0);
-    if (own)
-        own->owner = thread->id;
-    return thread->per_thread[context->device] = own;
-}
-
 CUresult stream_resolve(CUstream handle, CUstream *out)
 {
     ENTER_CONTEXT(context);
@@ -64,7 +33,7 @@ CUresult stream_resolve(CUstream handle, CUstream *out)
         return CUDA_SUCCESS;
     }
     if (handle == CU_STREAM_PER_THREAD) {
-        *out = per_thread(context);
+        *out = stream_per_thread(context);
         return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
     }
     *out = handle;
