@@ -103,6 +103,8 @@ def kubelet(folder: Path, keys: Credentials) -> list[str]:
         "failCgroupV1": False,
         "failSwapOn": False,
         "evictionHard": {},
+        "featureGates": {"KubeletCrashLoopBackOffMax": True},  # off by default before 1.35
+        "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
         "resolvConf": str(resolv),
         "serializeImagePulls": False,
         "registryPullQPS": 0,

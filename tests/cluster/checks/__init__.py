@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from tests.cluster.checks import basis, bursts, chart, first_pod, refusals
+from tests.cluster.checks import basis, bursts, chart, faults, first_pod, refusals
 from tests.cluster.node import Node
 
 
@@ -32,6 +32,7 @@ CHECKS: Final = (
     Check(refusals.past_the_webhook),
     Check(bursts.equal_pods),
     Check(bursts.forty_pods),
+    Check(faults.killed_in_turn),
     Check(chart.helm_test),
     Check(chart.uninstall),
 )
