@@ -145,3 +145,41 @@ start()
 print(alloc(MIB)[0], cu.cuCtxSynchronize())
 """
     assert python(PRELUDE + script, env) == ["900 0", "0 0"]
+
+
+def test_a_graph_with_memory_is_not_cloned(env: dict[str, str]) -> None:
+    script = """
+plain, graph, clone, node = make_graph(), make_graph(), c_void_p(), c_void_p()
+ok(cu.cuGraphAddEmptyNode(byref(node), plain, None, c_size_t(0)))
+add_alloc(graph, MIB)
+count = c_size_t()
+print(cu.cuGraphClone(byref(clone), graph), cu.cuGraphClone(byref(clone), plain), cu.cuGraphClone(None, plain))
+ok(cu.cuGraphDestroy(plain))
+print(cu.cuGraphGetNodes(clone, None, byref(count)), count.value)
+"""
+    assert python(PRELUDE + script, env) == ["801 0 1", "0 1"]
+
+
+def test_an_update_keeps_the_allocations_of_a_graph(env: dict[str, str]) -> None:
+    script = """
+def update(execution, graph):
+    outcome = c_int(-1)
+    return cu.cuGraphExecUpdate(execution, graph, None, byref(outcome)), outcome.value
+graph, other, longer = make_graph(), make_graph(), make_graph()
+add_alloc(graph, 64 * MIB), add_alloc(other, 64 * MIB)
+add_free(longer, add_alloc(longer, MIB))
+execution = instance(graph)
+print(update(execution, graph), update(execution, other), update(execution, longer), update(execution, None))
+print(run(execution), mib()[2])
+"""
+    assert python(PRELUDE + script, env) == ["(0, 0) (910, 5) (910, 2) (1, 1)", "0 64"]
+
+
+def test_a_graph_holds_one_capture_at_a_time(env: dict[str, str]) -> None:
+    script = """
+graph, made = make_graph(), c_void_p()
+begin = lambda on: cu.cuStreamBeginCaptureToGraph(on, graph, None, None, c_size_t(0), 2)
+end = lambda on: cu.cuStreamEndCapture(on, byref(made))
+print(begin(stream), begin(other), end(stream), begin(other), end(other))
+"""
+    assert python(PRELUDE + script, env) == ["0 401 0 0 0"]

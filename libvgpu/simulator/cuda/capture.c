@@ -178,10 +178,7 @@ CUresult capture_exec(CUstream stream, CUgraphExec exec)
         CUresult result = captured(stream, exec->nodes[i].kind, &node);
         if (result)
             return result;
-        struct CUgraphNode_st copy = exec->nodes[i];
-        copy.object = node->object;
-        copy.graph = node->graph;
-        *node = copy;
+        node_copy(node, &exec->nodes[i]);
     }
     return stream->capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
 }
@@ -328,6 +325,8 @@ CUresult cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph, const CUgra
     (void)edges;
     if (!object_is(graph, OBJECT_GRAPH) || (count && !dependencies))
         return CUDA_ERROR_INVALID_VALUE;
+    if (graph->capturing)
+        return CUDA_ERROR_ILLEGAL_STATE;
     for (size_t i = 0; i < count; i++)
         if (!object_is(dependencies[i], OBJECT_NODE) || dependencies[i]->graph != graph)
             return CUDA_ERROR_INVALID_VALUE;

@@ -48,6 +48,8 @@ struct CUgraphExec_st {
 };
 
 CUgraphNode graph_add(CUgraph graph, enum node_kind kind);
+/* All but what the node is and where. */
+void node_copy(CUgraphNode to, const struct CUgraphNode_st *from);
 void graph_free(CUgraph graph);
 /* capture.c */
 CUresult capture_exec(CUstream stream, CUgraphExec exec);

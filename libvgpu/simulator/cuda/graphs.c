@@ -23,6 +23,14 @@ CUgraphNode graph_add(CUgraph graph, enum node_kind kind)
     return node;
 }
 
+void node_copy(CUgraphNode to, const struct CUgraphNode_st *from)
+{
+    struct CUgraphNode_st copy = *from;
+    copy.object = to->object;
+    copy.graph = to->graph;
+    *to = copy;
+}
+
 void graph_free(CUgraph graph)
 {
     for (size_t i = 0; i < graph->count; i++)
@@ -47,6 +55,27 @@ CUresult cuGraphDestroy(CUgraph graph)
         return CUDA_ERROR_INVALID_VALUE;
     graph_free(graph);
     return CUDA_SUCCESS;
+}
+
+/* cuda.h: not of graphs with memory nodes. */
+CUresult cuGraphClone(CUgraph *out, CUgraph graph)
+{
+    ENTER();
+    if (!out || !object_is(graph, OBJECT_GRAPH))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (graph_allocates(graph))
+        return CUDA_ERROR_NOT_SUPPORTED;
+    CUgraph clone = object_new(OBJECT_GRAPH);
+    for (size_t i = 0; clone && i < graph->count; i++) {
+        CUgraphNode node = graph_add(clone, graph->nodes[i]->kind);
+        if (!node) {
+            graph_free(clone);
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        node_copy(node, graph->nodes[i]);
+    }
+    *out = clone;
+    return clone ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* Nodes run in the order of their creation; that satisfies every dependency, which can only name earlier nodes. */
@@ -327,6 +356,52 @@ CUresult cuGraphUpload(CUgraphExec exec, CUstream handle)
     result = graph_memory_reserve(exec, stream);
     if (!result)
         graph_memory_occupied(exec, stream);
+    return result;
+}
+
+/* What keeps an executable graph from becoming like this one; an allocation has its address for good. */
+static CUgraphExecUpdateResult difference(CUgraphExec exec, CUgraph graph, CUgraphNode *at)
+{
+    *at = NULL;
+    if (exec->count != graph->count)
+        return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+    for (size_t i = 0; i < graph->count; i++) {
+        const struct CUgraphNode_st *before = &exec->nodes[i];
+        *at = graph->nodes[i];
+        if (before->kind != (*at)->kind)
+            return CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
+        if ((before->kind == NODE_ALLOC || before->kind == NODE_FREE) && before->address != (*at)->address)
+            return CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED;
+    }
+    *at = NULL;
+    return CU_GRAPH_EXEC_UPDATE_SUCCESS;
+}
+
+CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *out)
+{
+    ENTER();
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = (CUgraphExecUpdateResultInfo){.result = CU_GRAPH_EXEC_UPDATE_ERROR};
+    if (!object_is(exec, OBJECT_GRAPH_EXEC) || !object_is(graph, OBJECT_GRAPH))
+        return CUDA_ERROR_INVALID_VALUE;
+    out->result = difference(exec, graph, &out->errorNode);
+    if (out->result != CU_GRAPH_EXEC_UPDATE_SUCCESS)
+        return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+    for (size_t i = 0; i < graph->count; i++)
+        exec->nodes[i] = *graph->nodes[i];
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error_node, CUgraphExecUpdateResult *out)
+{
+    INJECT();
+    CUgraphExecUpdateResultInfo info;
+    CUresult result = cuGraphExecUpdate_v2(exec, graph, &info);
+    if (error_node)
+        *error_node = info.errorNode;
+    if (out)
+        *out = info.result;
     return result;
 }
 
