@@ -85,6 +85,7 @@ void play_clean(void) {
         cuCtxDestroy_v2((CUcontext)logs[CONTEXT].handle[i]);
     for (CUdevice device = 0; device < DEVICES; device++)
         cuDevicePrimaryCtxReset_v2(device);
+    play_trim_graphs(); /* the contexts have taken theirs with them */
     for (int i = 0; i < 100 && cuCtxPopCurrent_v2(&context) == CUDA_SUCCESS; i++) {
     }
 }

@@ -19,7 +19,7 @@ extern struct log {
     uint64_t handle[MAX_OPERATIONS * 4];
     uint64_t size[MAX_OPERATIONS * 4];
 } logs[KINDS];
-extern atomic_bool pools_used, graph_memory;
+extern atomic_bool pools_used;
 extern bool concurrent;         /* several threads play */
 extern pthread_rwlock_t rules;  /* destroying what another thread uses is no program at all */
 
@@ -57,4 +57,7 @@ CUresult pool(struct operation op, unsigned which);
 CUresult stream(struct operation op, unsigned which);
 CUresult capture(struct operation op, unsigned which);
 CUresult context(struct operation op, unsigned which);
+CUresult graph(struct operation op, unsigned which);
+/* Forgets how much graphs have had reserved. */
+void graphs_begin(void);
 #endif

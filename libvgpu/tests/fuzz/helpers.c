@@ -20,6 +20,7 @@
 
 struct order {
     unsigned lane, ending, moment;
+    bool graphs;
     size_t count;
     struct operation operations[MAX_OPERATIONS];
 };
@@ -49,9 +50,10 @@ static void live(int socket, const struct order *order) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (cuInit(0) != CUDA_SUCCESS)
         fail("cuInit of a helper");
-    play_begin(false);
+    play_begin(false, order->graphs);
     play(order->operations, order->count, order->lane);
     play_settle();
+    play_trim_graphs();
     if (write(socket, &word, 1) != 1 || !hear(socket, &word))
         _exit(0);
     if (order->ending == ENDING_CLEAN)
@@ -120,14 +122,14 @@ void helpers_prepare(void) {
     factory = pair[0];
 }
 
-void helper_start(unsigned lane, enum ending ending, unsigned moment, const struct operation *operations, size_t count) {
+void helper_start(unsigned lane, enum ending ending, unsigned moment, bool graphs, const struct operation *operations, size_t count) {
     static struct order order;
     int pair[2];
     if (count_of_helpers == LANES)
         return;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
         fail("no socket for a helper");
-    order = (struct order){.lane = lane, .ending = ending, .moment = moment, .count = count};
+    order = (struct order){.lane = lane, .ending = ending, .moment = moment, .graphs = graphs, .count = count};
     memcpy(order.operations, operations, count * sizeof *operations);
     char control[CMSG_SPACE(sizeof *pair)] = {0};
     struct iovec data = {&order, sizeof order};

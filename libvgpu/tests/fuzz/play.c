@@ -9,11 +9,11 @@
 
 #define CHILD_PATIENCE_S 20
 
-atomic_bool pools_used, graph_memory;
+atomic_bool pools_used;
 pthread_rwlock_t rules = PTHREAD_RWLOCK_INITIALIZER;
 
 static CUresult step(struct operation op);
-static bool in_child;
+static bool in_child, of_graphs;
 
 /* A child that plays on and dies; what it inherited is its parent's. */
 static CUresult forked(struct operation op, unsigned which) {
@@ -43,13 +43,13 @@ static CUresult forked(struct operation op, unsigned which) {
 }
 
 enum family { ALLOCATE, OTHER, ORDERED, FREE, VIRTUAL, ARRAYS, POOLS, STREAMS, CAPTURES, CONTEXTS, HOSTS, FORKS,
-              EXTERNALS, IPCS, SHAREABLES, MULTICASTS, LAUNCHES };
+              EXTERNALS, IPCS, SHAREABLES, MULTICASTS, LAUNCHES, GRAPHS };
 
-/* What the low 6 bits of a code mean; `alone`: no other thread plays meanwhile. */
+/* What the low 6 bits of a code mean, and from 64 on what some of them mean in a program of graphs; `alone`: no other thread plays meanwhile. */
 static const struct {
     uint8_t family, which;
     bool alone;
-} meanings[64] = {
+} meanings[] = {
     {ALLOCATE, 0, 0}, {EXTERNALS, 0, 0}, {ALLOCATE, 1, 0}, {OTHER, 0, 0}, {OTHER, 1, 0}, {OTHER, 2, 0},
     {ORDERED, 0, 0}, {ORDERED, 1, 0}, {ORDERED, 2, 0}, {ORDERED, 3, 0}, {FREE, 0, 0}, {IPCS, 0, 0}, {FREE, 1, 0},
     {FREE, 2, 0}, {FREE, 3, 0}, {FREE, 4, 0}, {VIRTUAL, 0, 0}, {SHAREABLES, 0, 0}, {VIRTUAL, 1, 0}, {VIRTUAL, 2, 0},
@@ -60,11 +60,22 @@ static const struct {
     {CAPTURES, 3, 1}, {CAPTURES, 4, 1}, {CAPTURES, 5, 1}, {CAPTURES, 6, 1}, {CONTEXTS, 0, 0}, {CONTEXTS, 1, 0},
     {CONTEXTS, 2, 1}, {CONTEXTS, 3, 0}, {CONTEXTS, 4, 0}, {CONTEXTS, 5, 0}, {CONTEXTS, 6, 0}, {CONTEXTS, 7, 1},
     {CONTEXTS, 8, 1}, {CONTEXTS, 10, 1}, {HOSTS, 0, 0}, {HOSTS, 2, 0}, {HOSTS, 5, 1}, {FORKS, 0, 0},
+    {GRAPHS, 0, 1}, {GRAPHS, 1, 1}, {GRAPHS, 2, 1}, {GRAPHS, 3, 1}, {GRAPHS, 4, 1}, {GRAPHS, 5, 0}, {GRAPHS, 6, 0}, {GRAPHS, 7, 0}, {GRAPHS, 8, 1},
+    {GRAPHS, 9, 1},
 };
 
+/* In the place of what comes from elsewhere and of arrays. */
+static const uint8_t meanings_of_graphs[64] = {[1] = 64, [11] = 65, [17] = 66, [21] = 67, [26] = 68, [27] = 69, [28] = 70, [29] = 71, [30] = 72,
+                                               [31] = 73, [32] = 65, [47] = 69};
+
+static unsigned meaning_of(struct operation op) {
+    unsigned code = op.code & 63;
+    return of_graphs && meanings_of_graphs[code] ? meanings_of_graphs[code] : code;
+}
+
 static CUresult step(struct operation op) {
-    unsigned which = meanings[op.code & 63].which;
-    switch (meanings[op.code & 63].family) {
+    unsigned which = meanings[meaning_of(op)].which;
+    switch (meanings[meaning_of(op)].family) {
     case ALLOCATE: return allocate(op, which);
     case OTHER: return allocate_other(op, which);
     case ORDERED: return allocate_ordered(op, which);
@@ -81,15 +92,17 @@ static CUresult step(struct operation op) {
     case SHAREABLES: return shareable(op);
     case MULTICASTS: return multicast(op);
     case LAUNCHES: return launch(op);
+    case GRAPHS: return graph(op, which);
     default: return forked(op, op.b >> 7);
     }
 }
 
-void play_begin(bool several) {
+void play_begin(bool several, bool graphs) {
     handles_forget();
     atomic_store(&pools_used, false);
-    atomic_store(&graph_memory, false);
+    graphs_begin();
     concurrent = several;
+    of_graphs = graphs;
 }
 
 void play(const struct operation *operations, size_t count, unsigned lane) {
@@ -97,11 +110,11 @@ void play(const struct operation *operations, size_t count, unsigned lane) {
         struct operation op = operations[i];
         if (op.code >> 6 != lane)
             continue;
-        if (concurrent && meanings[op.code & 63].alone)
+        if (concurrent && meanings[meaning_of(op)].alone)
             pthread_rwlock_wrlock(&rules);
         else if (concurrent)
             pthread_rwlock_rdlock(&rules);
-        world_feature(&op, step(op));
+        world_feature(&op, meaning_of(op), step(op));
         if (concurrent)
             pthread_rwlock_unlock(&rules);
     }

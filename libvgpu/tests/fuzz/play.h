@@ -23,8 +23,8 @@ uint64_t world_left(unsigned card);
 void world_set_limit(unsigned card, uint64_t bytes);
 /* Something happened that must never happen. */
 void world_violation(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* An operation and its answer, for whoever looks for inputs that do something new. */
-void world_feature(const struct operation *operation, unsigned result);
+/* An operation, which one its code means, and its answer, for whoever looks for inputs that do something new. */
+void world_feature(const struct operation *operation, unsigned meaning, unsigned result);
 
 /* Once, before helpers are made: memory by which they tell each other what they export. */
 void shared_prepare(void);
@@ -32,8 +32,8 @@ void shared_prepare(void);
 bool imports_crossed(void);
 /* Before helpers play: no handle is posted, nothing was imported. */
 void shared_begin(void);
-/* Forgets every handle of an earlier program. `concurrent`: several threads will play. */
-void play_begin(bool concurrent);
+/* Forgets every handle of an earlier program. `concurrent`: several threads will play; `graphs`: some codes mean operations on graphs. */
+void play_begin(bool concurrent, bool graphs);
 /* The operations of one lane, in this thread. */
 void play(const struct operation *operations, size_t count, unsigned lane);
 /* Ends the captures that this thread alone may end: its last act. */
@@ -42,6 +42,11 @@ void play_leave(void);
 bool play_used_pools(void);
 /* Lets the library look at every pool once more: a driver may shrink a pool without being asked. */
 void play_settle(void);
+/* Bytes that the ledger may hold for graphs of this process on a card beyond what the driver has reserved for them, while none is launched: a launch
+ * ends by a charge equal to the reserve, so no more than the driver has given back since without a call of the program. */
+uint64_t play_graphs_beyond(unsigned card);
+/* Lets the driver give back what graphs do not use; then the two are equal. */
+void play_trim_graphs(void);
 /* Ends everything that this process has made, by legal calls alone. */
 void play_clean(void);
 #endif

@@ -13,9 +13,6 @@ CUresult allocate_ordered(struct operation op, unsigned which) {
                       : which == 1 ? cuMemAllocAsync_ptsz(out, bytes, stream)
                       : which == 2 ? cuMemAllocFromPoolAsync(out, bytes, pool, stream)
                                    : cuMemAllocFromPoolAsync_ptsz(out, bytes, pool, stream);
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (result == CUDA_SUCCESS && cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE)
-        atomic_store(&graph_memory, true);
     return keep_pointer(result, op.a, &pointer);
 }
 
@@ -103,10 +100,7 @@ CUresult capture(struct operation op, unsigned which) {
         if (result == CUDA_SUCCESS)
             made(EXEC, op.a % 4u, (uintptr_t)exec, 0);
         return result;
-    case 4: /* memory that a graph's launch takes is not charged */
-        if (atomic_load(&graph_memory))
-            return CUDA_SUCCESS;
-        return op.b & 1 ? cuGraphLaunch(exec, stream_of(op.c)) : cuGraphLaunch_ptsz(exec, stream_of(op.c));
+    case 4: return op.b & 1 ? cuGraphLaunch(exec, stream_of(op.c)) : cuGraphLaunch_ptsz(exec, stream_of(op.c));
     case 5: return cuGraphDestroy(graph);
     default: return cuGraphExecDestroy(exec);
     }

@@ -3,7 +3,7 @@
  *
  * header[0]  two bits for each lane but the first: on the main thread, on a thread of its own, in another process (two values)
  * header[1]  limits
- * header[2]  two bits for each lane: how its process ends
+ * header[2]  two bits for each lane but the first: how its process ends; 3 for the first lane: a program of graphs (play.h)
  * header[3]  when a process that is killed at once is killed
  */
 #define _GNU_SOURCE
@@ -67,10 +67,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     bool concurrent = false;
     for (unsigned i = 1; i < LANES; i++)
         concurrent |= busy[i] && place_of(data[0], i) == OWN_THREAD;
-    play_begin(concurrent);
+    bool graphs = (data[2] & 3) == 3;
+    play_begin(concurrent, graphs);
     for (unsigned i = 1; i < LANES; i++)
         if (busy[i] && place_of(data[0], i) == OTHER_PROCESS)
-            helper_start(i, (enum ending)(data[2] >> 2 * i & 3u), data[3], operations, count);
+            helper_start(i, (enum ending)(data[2] >> 2 * i & 3u), data[3], graphs, operations, count);
     for (unsigned i = 1; i < LANES; i++) {
         lanes[i] = (struct lane){operations, count, i};
         if (busy[i] && place_of(data[0], i) == OWN_THREAD && pthread_create(&threads[started], NULL, play_lane, &lanes[i]) == 0)
@@ -88,9 +89,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     for (unsigned i = 1; i < LANES; i++) /* who dies now may be anywhere */
         if (busy[i] && place_of(data[0], i) == OTHER_PROCESS && (data[2] >> 2 * i & 3u) == ENDING_KILLED_AT_ONCE)
             goto over;
-    world_compare("at rest", slack);
+    uint64_t beyond[LIMITED];
+    for (unsigned card = 0; card < LIMITED; card++)
+        beyond[card] = play_graphs_beyond(card);
+    world_compare("at rest", slack, beyond);
+    play_trim_graphs();
+    world_compare("after the memory of graphs was trimmed", slack, NULL);
     play_clean();
-    world_compare("after this process has cleaned up", slack);
+    world_compare("after this process has cleaned up", slack, NULL);
 over:
     helpers_end();
     play_clean();
