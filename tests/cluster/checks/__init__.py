@@ -5,7 +5,20 @@ from typing import Final
 
 import msgspec
 
-from tests.cluster.checks import basis, bursts, chart, faults, first_pod, refusals
+from tests.cluster.checks import (
+    agents,
+    basis,
+    bursts,
+    chart,
+    exposure,
+    faults,
+    first_pod,
+    inits,
+    library,
+    refusals,
+    sums,
+    upgrade,
+)
 from tests.cluster.node import Node
 
 
@@ -30,9 +43,16 @@ CHECKS: Final = (
     Check(refusals.forged_record),
     Check(refusals.extender_is_not_served),
     Check(refusals.past_the_webhook),
+    Check(agents.stolen_token),
+    Check(exposure.others_in_the_pod),
+    Check(exposure.unsafe_runtime),
+    Check(library.removed),
+    Check(sums.quota_and_node),
+    Check(inits.own_slice_at_every_start),
     Check(bursts.equal_pods),
     Check(bursts.forty_pods),
     Check(faults.killed_in_turn),
+    Check(upgrade.running_pods_stay),
     Check(chart.helm_test),
     Check(chart.uninstall),
 )

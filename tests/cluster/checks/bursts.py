@@ -1,12 +1,12 @@
 """Many pods at once."""
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from tests.cluster.checks.chart import CARDS
+from tests.cluster.checks.sight import SEEN, last_words
 from tests.cluster.images import CLIENT
 from tests.cluster.kubectl import Object, Refused, phase, pod
 from tests.cluster.node import Node
@@ -19,7 +19,9 @@ BAR: Final = 1.2  #: times what pods without a GPU take; a check fails at three 
 GRACE_SECONDS: Final = 20  #: where all is fast, a ratio says little
 SECONDS: Final = 300
 BASE_MIB: Final = 200
-ROUNDS: Final = 3
+STEP_MIB: Final = 20
+ROUNDS: Final = 50
+BATCH: Final = 5  #: rounds that follow each other without waiting
 WAIT: Final = ("sleep", "3600")
 
 
@@ -43,19 +45,25 @@ def forty_pods(node: Node) -> str:
 
 
 def equal_pods(node: Node) -> str:
-    """Pods of one card with different slices, created in the same second: each sees its own."""
-    count = 4 * CARDS
-    for _ in range(ROUNDS):
-        wanted = {f"equal-{number}": BASE_MIB * (number + 2) for number in range(count)}
-        pods = [_sliced(name, mib, ("vgpu", "probe")) for name, mib in wanted.items()]
-        _start(node, pods, "Succeeded")
-        seen = {}
-        for name in wanted:
-            (card,) = json.loads(node.kubectl.logs(name).splitlines()[0])["cards"]
-            seen[name] = card["cuda_total"] // MIB
-        assert seen == wanted
-        _delete(node, pods)
-    return f"{ROUNDS} rounds of {count} pods"
+    """Pods of one card with different slices, created in the same second: each sees its own, every round."""
+    begin = time.monotonic()
+    count = 2 * CARDS
+    shell = ("sh", "-c", f"{SEEN} > /dev/termination-log")
+    for first in range(0, ROUNDS, BATCH):
+        wanted = {
+            f"equal-{number}-{one}": BASE_MIB + STEP_MIB * ((number + one) % ROUNDS)
+            for number in range(first, first + BATCH)
+            for one in range(count)
+        }
+        pods = [_sliced(name, mib, shell) for name, mib in wanted.items()]
+        for at in range(0, len(pods) - count, count):
+            node.kubectl.create(*pods[at : at + count])
+        _, found = _start(node, pods[-count:], "Succeeded", also=pods[:-count])
+        seen = {one["metadata"]["name"]: last_words(one) for one in found}
+        wrong = {name: (mib, seen.get(name)) for name, mib in wanted.items() if seen.get(name) != f"{mib}\n"}
+        assert not wrong, f"pod: (its MiB, what it sees): {wrong}"
+        node.kubectl.run("delete", "pod", *wanted, "--grace-period=1", "--wait=false")
+    return f"{ROUNDS} rounds of {count} pods, {(time.monotonic() - begin) / ROUNDS:.1f} s each"
 
 
 def _sliced(name: str, mib: int, command: Sequence[str]) -> Object:
@@ -63,9 +71,9 @@ def _sliced(name: str, mib: int, command: Sequence[str]) -> Object:
     return pod(name, CLIENT, command, container={"resources": {"limits": limits}})
 
 
-def _start(node: Node, pods: Sequence[Object], wanted: str) -> tuple[float, list[Object]]:
-    """Creates pods at once; seconds until all are in the phase `wanted`, and what they are then."""
-    mine = {one["metadata"]["name"] for one in pods}
+def _start(node: Node, pods: Sequence[Object], wanted: str, also: Sequence[Object] = ()) -> tuple[float, list[Object]]:
+    """Creates `pods` at once; seconds until they and `also` are in the phase `wanted`, and what they are then."""
+    mine = {one["metadata"]["name"] for one in (*pods, *also)}
     begin = time.monotonic()
     node.kubectl.create(*pods)
     while True:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from typing import Any
 
 from tests.cluster.credentials import NODE
 from tests.cluster.images import CLIENT, PRODUCT
@@ -16,18 +17,22 @@ NAMESPACE = "kube-system"
 SECONDS = 180  #: three times what an installation may take
 
 
-def install(node: Node) -> str:
-    """`helm install`, and every pod of the chart ready."""
+def values(node: Node) -> dict[str, Any]:
+    """What the chart is installed with."""
     repository, _, tag = PRODUCT.rpartition(":")
-    values = {
+    return {
         "simulate": PROFILE,
         "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
         "devicePlugin": {"deviceListStrategy": node.versions.strategy, "deviceSplitCount": SPLIT},
         "scheduler": {"kubeScheduler": {"image": {"pullPolicy": "Never"}}},
     }
+
+
+def install(node: Node) -> str:
+    """`helm install`, and every pod of the chart ready."""
     command = [str(helm.path()), "install", "vgpu", str(helm.CHART), "-n", NAMESPACE, "-f", "-"]
     begin = time.monotonic()
-    node.kubectl.program(command, stdin=json.dumps(values), timeout=SECONDS)
+    node.kubectl.program(command, stdin=json.dumps(values(node)), timeout=SECONDS)
     for name in ("deployment/vgpu-scheduler", "daemonset/vgpu-device-plugin"):
         left = int(SECONDS - (time.monotonic() - begin))
         node.kubectl.run("rollout", "status", name, "-n", NAMESPACE, f"--timeout={left}s", timeout=left + 10)

@@ -102,15 +102,15 @@ def killed_in_turn(node: Node) -> str:
 
 def _faults(node: Node) -> Mapping[str, Callable[[], None]]:
     return {
-        "agent": lambda: _kill("vgpu-device-plugin", "--node-name="),
+        "agent": lambda: kill("vgpu-device-plugin", "--node-name="),
         "kubelet": node.services["kubelet"].restart,
-        "extender": lambda: _kill("vgpu-scheduler", "--extender-port="),
-        "kube-scheduler": lambda: _kill("kube-scheduler", "--config=/etc/kube-scheduler/"),
+        "extender": lambda: kill("vgpu-scheduler", "--extender-port="),
+        "kube-scheduler": lambda: kill("kube-scheduler", "--config=/etc/kube-scheduler/"),
         "apiserver": node.services["kube-apiserver"].restart,
     }
 
 
-def _kill(*words: str) -> None:
+def kill(*words: str) -> None:
     """kill -9 of the one program whose command line has all of these words, as soon as it is there."""
     until = time.monotonic() + WAIT_SECONDS
     while not (found := list(_processes(*words))):
@@ -158,7 +158,7 @@ def _settle(node: Node, records: Records, made: int, last: float) -> tuple[float
     while free is None or ran is None:
         took = time.monotonic() - last
         if free is None:
-            seen = _held_by_node(), {uuid: now.mem for uuid, now in together(records.living()).items() if now.mem}
+            seen = held_by_node(), {uuid: now.mem for uuid, now in together(records.living()).items() if now.mem}
             free = took if seen[0] == seen[1] else None
             assert free is not None or took < 3 * FREE_SECONDS, f"MiB that the node and the records hold: {seen}"
         if ran is None:
@@ -169,7 +169,7 @@ def _settle(node: Node, records: Records, made: int, last: float) -> tuple[float
     return free, ran
 
 
-def _held_by_node() -> dict[str, int]:
+def held_by_node() -> dict[str, int]:
     """Card → MiB that the agent counts as held."""
     found = {}
     with urllib.request.urlopen(f"http://{ADDRESS}:31992/metrics", timeout=10) as answer:

@@ -1,19 +1,22 @@
 """What a user cannot do: placing GPU pods past the scheduler, or writing the records of who holds what."""
 
+import hashlib
+import json
 import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from tests.cluster.checks.chart import NAMESPACE
+from tests.cluster.checks.faults import held_by_node
 from tests.cluster.checks.first_pod import slice_pod
 from tests.cluster.credentials import NODE
 from tests.cluster.images import CLIENT
-from tests.cluster.kubectl import Refused, phase, pod
+from tests.cluster.kubectl import Kubectl, Refused, phase, pod
 from tests.cluster.node import Node
 
-USER: Final = "somebody"  #: holds Kubernetes' role `edit` in the namespace `default`
+USER: Final = "somebody"  #: a service account with Kubernetes' role `edit` in the namespace `default`
 RECORD: Final = "vgpu.io/allocation"
 SECONDS = 120
 
@@ -31,6 +34,15 @@ def refused(body: Callable[[], object], *words: str) -> str:
     return reason
 
 
+def somebody(node: Node, token: str) -> Kubectl:
+    """The cluster as whoever holds this token sees it."""
+    config = json.loads(node.kubectl.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": token}
+    file = node.kubectl.kubeconfig.with_name(f"{hashlib.sha256(token.encode()).hexdigest()[:16]}.conf")
+    file.write_text(json.dumps(config))
+    return Kubectl(file, node.env)
+
+
 def node_name(node: Node) -> str:
     """A GPU pod that names its node has gone past the scheduler."""
     body = slice_pod("elsewhere", "true")
@@ -39,26 +51,47 @@ def node_name(node: Node) -> str:
 
 
 def forged_record(node: Node) -> str:
-    """A user with `edit` writes no allocation, neither at creation nor later, and does not remove the mark of a pod."""
+    """A user with `edit` writes no allocation, by whatever way, and cannot take a pod's mark off to free its slice.
+
+    Nor can one whose rights cover pods with their status and bindings.
+    """
     kubectl = node.kubectl
-    kubectl.run("create", "rolebinding", USER, "--clusterrole=edit", f"--user={USER}")
-    user = kubectl.acting_as(USER)
+    kubectl.run("create", "serviceaccount", USER)
+    who = f"--serviceaccount=default:{USER}"
+    kubectl.run("create", "rolebinding", USER, "--clusterrole=edit", who)
+    user = somebody(node, kubectl.run("create", "token", USER).strip())
     forged = slice_pod("forged", "true")
     forged["metadata"]["annotations"] = {RECORD: "{}"}
     plain = pod("forged", CLIENT, ["true"], metadata={"annotations": {RECORD: "{}"}})
     refused(lambda: user.create(forged), RECORD)
     refused(lambda: user.create(plain), RECORD)
-    user.create(slice_pod("honest", "sleep", "3600"))
+    user.create(slice_pod("honest", "sleep", "3600"), pod("waits", CLIENT, ["true"], schedulerName="nobody"))
     kubectl.until("running", lambda found: phase(found) == "Running", "pod", "honest", seconds=SECONDS)
+    held = held_by_node()
+    record = f'{{"metadata":{{"annotations":{{"{RECORD}":"{{}}"}}}}}}'
+    binding: dict[str, Any] = {"apiVersion": "v1", "kind": "Binding", "target": {"kind": "Node", "name": NODE}}
+    binding["metadata"] = {"name": "waits", "annotations": {RECORD: "{}"}}
+    body, pods = json.dumps(binding), "/api/v1/namespaces/default/pods"
     ways: dict[str, Callable[[], object]] = {
         "update": lambda: user.run("annotate", "pod", "honest", f"{RECORD}={{}}", "--overwrite"),
         "removal": lambda: user.run("annotate", "pod", "honest", f"{RECORD}-"),
         "label": lambda: user.run("label", "pod", "honest", "vgpu.io/managed-"),
+        "status": lambda: user.run("patch", "pod", "honest", "--subresource=status", "--type=merge", "-p", record),
+        "binding": lambda: user.run("create", "--raw", f"{pods}/waits/binding", "-f", "-", stdin=body),
+        "old binding": lambda: user.run(
+            "create", "--raw", "/api/v1/namespaces/default/bindings", "-f", "-", stdin=body
+        ),
     }
     for way in ways.values():
         refused(way)
+    kubectl.run("create", "role", USER, "--verb=*", "--resource=pods,pods/status,pods/binding,bindings")
+    kubectl.run("create", "rolebinding", f"{USER}-all", f"--role={USER}", who)
+    for name, way in ways.items():
+        refused(way, "ValidatingAdmissionPolicy", "scheduler only" if "binding" in name else "by vgpu only")
+    refused(lambda: kubectl.run("label", "pod", "honest", "vgpu.io/managed-"), "by vgpu only")
     assert kubectl.get("pod", "honest")["metadata"]["labels"]["vgpu.io/managed"] == "true"
-    kubectl.delete("pod", "honest")
+    assert held_by_node() == held
+    kubectl.delete("pod", "honest", "waits")
     return f"creation with and without a GPU, {', '.join(ways)}"
 
 

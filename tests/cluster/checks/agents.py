@@ -1,0 +1,55 @@
+"""What the token of one node's agent is good for: that node alone."""
+
+from functools import partial
+from typing import Final
+
+from tests.cluster.checks.chart import NAMESPACE
+from tests.cluster.checks.refusals import refused, somebody
+from tests.cluster.credentials import NODE
+from tests.cluster.images import CLIENT
+from tests.cluster.kubectl import Object, pod
+from tests.cluster.node import Node
+from vgpu import names
+
+ACCOUNT: Final = "vgpu-device-plugin"
+OTHER: Final = "node-2"
+MARK: Final = "vgpu.io/check"
+RECORD: Final = f'{names.ALLOCATION}={{"v":1,"containers":{{}}}}'
+CAPACITY: Final = '{"status":{"capacity":{"vgpu.io/memory":"1"}}}'
+OWN_NODE: Final = "its own node only"
+
+
+def stolen_token(node: Node) -> str:
+    """A token of the agent's account writes the node and the pods of the node that it was made for, and no others."""
+    kubectl = node.kubectl
+    kubectl.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": OTHER}})
+    try:
+        kubectl.create(_pod("far", OTHER), _pod("near", NODE))
+        (agent,) = (one for one in kubectl.items("pods", "-n", NAMESPACE) if _is_agent(one))
+        bound = ("--bound-object-kind=Pod", f"--bound-object-name={agent['metadata']['name']}")
+        token = ("create", "token", ACCOUNT, "-n", NAMESPACE)
+        own = somebody(node, kubectl.run(*token, *bound).strip())
+        own.run("annotate", "node", NODE, f"{MARK}=1")
+        own.run("annotate", "node", NODE, f"{MARK}-")
+        own.run("annotate", "pod", "near", RECORD)
+        unbound = somebody(node, kubectl.run(*token).strip())
+        mark = f"{MARK}=1"
+        for thief in (own, unbound):
+            refused(partial(thief.run, "annotate", "node", OTHER, mark), OWN_NODE)
+            status = ("--subresource=status", "--type=merge", "-p", CAPACITY)
+            refused(partial(thief.run, "patch", "node", OTHER, *status), OWN_NODE)
+            refused(partial(thief.run, "annotate", "pod", "far", RECORD), OWN_NODE)
+        refused(partial(unbound.run, "annotate", "node", NODE, mark), OWN_NODE)
+    finally:
+        kubectl.run("delete", "pod", "near", "far", "--force", "--grace-period=0", "--ignore-not-found")
+        kubectl.delete("node", OTHER)
+    return f"nodes, their status and pods of {OTHER}"
+
+
+def _is_agent(found: Object) -> bool:
+    spec = found["spec"]
+    return bool(spec.get("serviceAccountName") == ACCOUNT and spec.get("nodeName") == NODE)
+
+
+def _pod(name: str, on: str) -> Object:
+    return pod(name, CLIENT, ["sleep", "3600"], nodeName=on)

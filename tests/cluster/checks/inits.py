@@ -1,0 +1,74 @@
+"""Init containers, whose ids the app container inherits."""
+
+import time
+from pathlib import Path
+from typing import Final
+
+from tests.cluster.checks.faults import kill
+from tests.cluster.checks.sight import SEEN, last_words
+from tests.cluster.images import CLIENT
+from tests.cluster.kubectl import Object, phase, pod
+from tests.cluster.node import Node
+from tests.cluster.settings import KUBELET_ROOT
+from vgpu import names
+
+SECONDS: Final = 120
+#: Of init container and app, in MiB: the larger one first, and last.
+PAIRS: Final = ((1700, 900), (1100, 2300))
+#: Every start writes what it sees into a file of its own; the first one waits to be let go and fails.
+SCRIPT: Final = """\
+n=$(ls /seen | grep -c ^{name})
+{seen} > /seen/{name}-$n
+if [ $n = 0 ]; then until [ -e /seen/go-{name} ]; do sleep 0.1; done; exit 1; fi
+cd /seen && grep . *-[0-9] > /dev/termination-log
+"""
+
+
+def own_slice_at_every_start(node: Node) -> str:
+    """Init container and app fail once, the agent is killed in between: every start has the slice of its container."""
+    for number, (first, then) in enumerate(PAIRS):
+        name = f"inits-{number}"
+        body = pod(
+            name,
+            CLIENT,
+            [],
+            container=_container("app", then),
+            initContainers=[_container("first", first)],
+            restartPolicy="OnFailure",
+            volumes=[{"name": "seen", "emptyDir": {}}],
+        )
+        node.kubectl.create(body)
+        uid = node.kubectl.get("pod", name)["metadata"]["uid"]
+        folder = Path(KUBELET_ROOT) / "pods" / uid / "volumes/kubernetes.io~empty-dir/seen"
+        for container in ("first", "app"):
+            _wait_for(folder / f"{container}-0", node, name)
+            kill("vgpu-device-plugin", "--node-name=")
+            (folder / f"go-{container}").touch()
+        found = node.kubectl.until("done", lambda found: phase(found) == "Succeeded", "pod", name, seconds=SECONDS)
+        seen = last_words(found).split()
+        assert seen == [f"app-0:{then}", f"app-1:{then}", f"first-0:{first}", f"first-1:{first}"], seen
+        node.kubectl.delete("pod", name)
+    return f"{len(PAIRS)} pods, each with 4 starts and 2 kills of the agent"
+
+
+def _container(name: str, mib: int) -> Object:
+    limits = {names.RESOURCE_GPU: 1, names.RESOURCE_MEMORY: mib}
+    return {
+        "name": name,
+        "image": CLIENT,
+        "imagePullPolicy": "Never",
+        "command": ["sh", "-c", SCRIPT.format(name=name, seen=SEEN)],
+        "resources": {"limits": limits},
+        "volumeMounts": [{"name": "seen", "mountPath": "/seen"}],
+    }
+
+
+def _wait_for(file: Path, node: Node, name: str) -> None:
+    until = time.monotonic() + SECONDS
+    while not _read(file):
+        assert time.monotonic() < until, f"{node.kubectl.get('pod', name)['status']} {node.kubectl.events(name)}"
+        time.sleep(0.1)
+
+
+def _read(file: Path) -> str:
+    return file.read_text() if file.exists() else ""

@@ -1,0 +1,120 @@
+"""`helm upgrade` and `helm rollback` beside running GPU pods."""
+
+import json
+import threading
+import time
+import urllib.request
+from types import TracebackType
+from typing import Final, Self
+
+from tests.cluster.checks.chart import NAMESPACE, SECONDS, values
+from tests.cluster.commands import run
+from tests.cluster.images import CLIENT, PRODUCT
+from tests.cluster.kubectl import Object, phase, pod
+from tests.cluster.namespaces import ADDRESS
+from tests.cluster.node import Node
+from tests.tools import helm
+from vgpu import names
+
+MIB: Final = 1000
+POD: Final = "upgraded"
+NEXT: Final = "next"  #: tag of the image that the upgrade brings
+#: Prints a line as often as the limit is seen and holds.
+PROBE: Final = f"while vgpu probe --over --cores --seconds 0.2 --expect-memory={MIB}; do sleep 1; done; sleep 3600"
+LAUNCHES: Final = "vgpu_container_launches_total{"
+
+
+class Scrapes:
+    """Reads the node's metrics again and again; how long they were away, and whether they ever lost the pod."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.away = 0.0  #: seconds, the longest
+        self.without = 0  #: answers that did not know the pod
+        self.launches: list[float] = []
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        last = time.monotonic()
+        while not self._ending.wait(0.2):
+            try:
+                with urllib.request.urlopen(f"http://{ADDRESS}:31992/metrics", timeout=2) as answer:
+                    lines = [line for line in answer.read().decode().splitlines() if f'pod="{POD}"' in line]
+            except OSError:
+                continue
+            self.away, last = max(self.away, time.monotonic() - last), time.monotonic()
+            self.count += 1
+            launches = [float(line.split()[-1]) for line in lines if line.startswith(LAUNCHES)]
+            self.launches += launches
+            self.without += not launches
+
+
+def running_pods_stay(node: Node) -> str:
+    """An upgrade with another image and other settings, and the way back: pods run on within limits and are metered."""
+    name, _, _ = PRODUCT.rpartition(":")
+    run(["ctr", "-n", "k8s.io", "images", "tag", PRODUCT, f"{name}:{NEXT}"], what="naming", timeout=60, env=node.env)
+    limits = {names.RESOURCE_GPU: 1, names.RESOURCE_MEMORY: MIB}
+    node.kubectl.create(pod(POD, CLIENT, ["sh", "-c", PROBE], container={"resources": {"limits": limits}}))
+    before = node.kubectl.until("running", lambda one: phase(one) == "Running", "pod", POD, seconds=SECONDS)
+    changed = values(node)
+    changed["image"]["tag"] = NEXT
+    changed["scheduler"]["nodePolicy"] = "binpack"
+    changed["devicePlugin"]["allowDisableControl"] = True
+    words = {
+        "upgrade": ["upgrade", "vgpu", str(helm.CHART), "-n", NAMESPACE, "-f", "-"],
+        "rollback": ["rollback", "vgpu", "-n", NAMESPACE],
+    }
+    told = []
+    for word, arguments in words.items():
+        with Scrapes() as scrapes:
+            agents = _agents(node)
+            begin = time.monotonic()
+            node.kubectl.program([str(helm.path()), *arguments], stdin=json.dumps(changed), timeout=SECONDS)
+            for part in ("deployment/vgpu-scheduler", "daemonset/vgpu-device-plugin"):
+                waited = f"--timeout={SECONDS}s"
+                node.kubectl.run("rollout", "status", part, "-n", NAMESPACE, waited, timeout=SECONDS + 10)
+            took = time.monotonic() - begin
+            assert not agents & _agents(node), f"{word}: the agent is still the one before"
+            _goes_on(node, before)
+            _another(node, f"after-{word}")
+        assert not scrapes.without, f"{word}: {scrapes.without} of {scrapes.count} scrapes did not know the pod"
+        assert scrapes.launches == sorted(scrapes.launches), f"{word}: a counter went back: {scrapes.launches}"
+        told.append(f"{word} {took:.1f} s, metrics away for at most {scrapes.away:.1f} s")
+    node.kubectl.delete("pod", POD)
+    return "; ".join(told)
+
+
+def _agents(node: Node) -> set[str]:
+    found = node.kubectl.items("pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=device-plugin")
+    assert found
+    return {one["metadata"]["uid"] for one in found}
+
+
+def _goes_on(node: Node, before: Object) -> None:
+    """The same container, which still sees its limit and is refused beyond it."""
+    lines = len(node.kubectl.logs(POD).splitlines())
+
+    def more(found: Object) -> bool:
+        return phase(found) == "Running" and len(node.kubectl.logs(POD).splitlines()) > lines + 1
+
+    found = node.kubectl.until("going on", more, "pod", POD, seconds=SECONDS)
+    (was,), (now,) = before["status"]["containerStatuses"], found["status"]["containerStatuses"]
+    assert (was["containerID"], now["restartCount"]) == (now["containerID"], 0), now
+
+
+def _another(node: Node, name: str) -> None:
+    """A new pod runs within its limit."""
+    limits = {names.RESOURCE_GPU: 1, names.RESOURCE_MEMORY: MIB}
+    command = ["vgpu", "probe", "--over", f"--expect-memory={MIB}"]
+    node.kubectl.create(pod(name, CLIENT, command, container={"resources": {"limits": limits}}))
+    node.kubectl.until("done", lambda one: phase(one) == "Succeeded", "pod", name, seconds=SECONDS)
+    node.kubectl.delete("pod", name)
