@@ -169,9 +169,31 @@ char *zero_pages(uint64_t size)
     return map == MAP_FAILED ? NULL : map;
 }
 
+/* The first touch of a block's contents, by whichever thread comes first. A program that frees the block meanwhile is told that there is none:
+ * pages of the old size must not become those of the block that comes next. */
+static CUresult touch(struct block *block, char **contents)
+{
+    const uint64_t id = block->id, size = block->size;
+    char *fresh = zero_pages(size);
+    if (!fresh)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    lock_blocks();
+    bool same = block->live && !block->absent && block->id == id && block->size == size;
+    if (same && !block->contents) {
+        __atomic_store_n(&block->contents, fresh, __ATOMIC_RELEASE);
+        fresh = NULL;
+    }
+    *contents = same ? block->contents : NULL;
+    unlock_blocks();
+    if (fresh)
+        munmap(fresh, size);
+    return same ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
 CUresult view(CUdeviceptr address, size_t size, char **host, size_t *length)
 {
     CUdeviceptr base;
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
     if (address < DEVICE_WINDOW) {
         *host = (char *)address;
         *length = size;
@@ -181,18 +203,13 @@ CUresult view(CUdeviceptr address, size_t size, char **host, size_t *length)
         struct block *block = block_find(address, &base);
         if (!block)
             return CUDA_ERROR_INVALID_VALUE;
-        char *contents = __atomic_load_n(&block->contents, __ATOMIC_ACQUIRE), *fresh = contents ? NULL : zero_pages(block->size);
-        if (!contents && !fresh)
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        if (fresh && !__atomic_compare_exchange_n(&block->contents, &contents, fresh, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-            munmap(fresh, block->size);
-        else if (fresh)
-            contents = fresh;
+        char *contents = __atomic_load_n(&block->contents, __ATOMIC_ACQUIRE);
+        if (!contents && (result = touch(block, &contents)))
+            return result;
         *host = contents + (address - base);
         *length = block->size - (address - base) < size ? block->size - (address - base) : size;
         return *length < size ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
     }
-    CUresult result = CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&driver.lock);
     struct range *range = range_find(address, false);
     if (range) {

@@ -43,6 +43,17 @@ CUresult pool(struct operation op, unsigned which) {
     }
 }
 
+/* Beside other threads nobody else may free what is written to meanwhile. */
+static CUresult set_bytes(struct operation op) {
+    bool taken = concurrent && op.a < 250;
+    CUdeviceptr pointer = taken ? atomic_exchange(&slots[POINTER][op.a % SLOTS], 0) : handle_of(POINTER, op.a);
+    CUresult result = cuMemsetD8Async(pointer, op.b, 64, stream_of(op.c));
+    uint64_t empty = 0;
+    if (taken && !atomic_compare_exchange_strong(&slots[POINTER][op.a % SLOTS], &empty, pointer) && pointer)
+        cuMemFree_v2(pointer); /* the slot has got another one */
+    return result;
+}
+
 CUresult stream(struct operation op, unsigned which) {
     CUstream created = NULL;
     CUcontext context;
@@ -55,7 +66,7 @@ CUresult stream(struct operation op, unsigned which) {
         return result;
     case 1: return cuStreamDestroy_v2((CUstream)handle_of(STREAM, op.a < 250 ? op.a % 4u : op.a));
     case 2: return op.b & 1 ? cuStreamSynchronize(stream_of(op.c)) : cuCtxGetCurrent(&context) || !context ? CUDA_SUCCESS : cuCtxSynchronize();
-    default: return cuMemsetD8Async(handle_of(POINTER, op.a), op.b, 64, stream_of(op.c));
+    default: return set_bytes(op);
     }
 }
 
@@ -65,12 +76,11 @@ CUresult launch(struct operation op) {
     static const char image[] = ".version 8.0\n.target sm_70\n.address_size 64\n.visible .entry fuzz()\n{\n    ret;\n}\n";
     CUmodule module = NULL;
     CUfunction function = NULL;
-    CUdeviceptr pointer = handle_of(POINTER, op.a);
     CUstream stream = stream_of(op.c);
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     cuStreamIsCapturing(stream, &status);
     if (op.b < 64 || status != CU_STREAM_CAPTURE_STATUS_NONE)
-        return cuMemsetD8Async(pointer, op.b, 64, stream);
+        return set_bytes(op);
     CUresult result = cuModuleLoadData(&module, image);
     if (result == CUDA_SUCCESS)
         result = cuModuleGetFunction(&function, module, "fuzz");
