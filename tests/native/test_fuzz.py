@@ -1,7 +1,10 @@
 """Plays the committed programs of the fuzz target under the preloaded library; `make fuzz` plays mutations of them."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -30,3 +33,44 @@ def test_memory_that_the_limits_do_not_know_is_found(tmp_path: Path) -> None:
     done = fuzz("--replay", str(program), "--bare")
     assert done.returncode == 1
     assert "the ledger says 0" in done.stderr
+
+
+def child_of(parent: int) -> int | None:
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return int(children[0]) if children else None
+
+
+def processes_in(finding: Path) -> set[int]:
+    """The processes that the report beside an input is about."""
+    report = finding.with_suffix(".stacks")
+    lines = report.read_text().splitlines() if report.exists() else []
+    return {int(line.split()[1]) for line in lines if line.startswith("process ")}
+
+
+@pytest.mark.xdist_group("fuzz")
+def test_of_a_program_that_hangs_the_stacks_of_all_threads_are_kept(tmp_path: Path) -> None:
+    """The worker is stopped as a hang would stop it; its family is reported before it is ended."""
+    arguments = ["--seed", "7", "--hang", "3", "--runs", "1000000", "--seconds", "100", "--found", str(tmp_path)]
+    with subprocess.Popen([sys.executable, FUZZ / "run.py", *arguments], stdout=subprocess.DEVNULL) as run:
+        try:
+            deadline = time.monotonic() + 120
+            worker = None
+            while worker is None and time.monotonic() < deadline and run.poll() is None:
+                time.sleep(0.05)
+                program = child_of(run.pid)
+                worker = (
+                    child_of(program) if program and Path(f"/proc/{program}/comm").read_text() == "fuzz\n" else None
+                )
+            assert worker is not None
+            os.kill(worker, signal.SIGSTOP)
+            hung: list[Path] = []
+            while not hung and time.monotonic() < deadline:
+                time.sleep(0.05)
+                hung = [f for f in tmp_path.glob("crash-*") if f.suffix != ".stacks" and worker in processes_in(f)]
+        finally:
+            run.terminate()
+    assert hung, "no report of the process that was stopped"
+    report = hung[0].with_suffix(".stacks").read_text()
+    assert f"process {worker} thread {worker}\n  comm: fuzz\n" in report
+    for part in ("  wchan: ", "  syscall: ", "fuzz+0x"):
+        assert part in report

@@ -1,9 +1,11 @@
 /* Plays inputs without libFuzzer: a corpus, mutations of it that did something new, or single files.
  *
- *   fuzz [-seconds N] [-runs N] [-seed N] [-out FOLDER] [-save FOLDER] [CORPUS FOLDER ...]    mutate; -save: keep what did something new
- *   fuzz -times N FILE ...                                                      replay each file N times
+ *   fuzz [-seconds N] [-runs N] [-seed N] [-out FOLDER] [-save FOLDER] [-hang N] [CORPUS FOLDER ...]    mutate
+ *   fuzz -times N [-out FOLDER] [-hang N] FILE ...                                                      replay each file N times
  *
- * Workers are processes of their own: one that dies or hangs leaves its input as FOLDER/crash-SEED-NUMBER. Exit: 0 nothing found, 1 found, 2 error.
+ * -save: keep what did something new. Workers are processes of their own: one that dies or hangs (a program takes -hang seconds, 120 unless told)
+ * leaves its input as FOLDER/crash-SEED-NUMBER, and after a hang FOLDER/crash-SEED-NUMBER.stacks says what every thread of its family was doing.
+ * Exit: 0 nothing found, 1 found, 2 error.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -15,11 +17,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "hang.h"
 #include "world.h"
 
 int LLVMFuzzerInitialize(int *count, char ***arguments);
@@ -28,7 +32,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #define LARGEST (4 + 4 * MAX_OPERATIONS)
 #define MAX_KEPT 4096
 #define RUNS_OF_A_WORKER 20000 /* addresses of the simulator and of its arenas are not used twice */
-#define HANG_S 120
 
 struct input {
     uint32_t size;
@@ -38,10 +41,11 @@ static struct shared {
     struct input current, kept[MAX_KEPT];
     uint32_t count;
     uint64_t runs, features, random;
+    _Atomic uint64_t begun_ms; /* the program that is played now */
     uint8_t seen[WORLD_FEATURES], now[WORLD_FEATURES];
 } *shared;
 
-static uint64_t seconds = 60, most_runs = UINT64_MAX, seed, times;
+static uint64_t seconds = 60, most_runs = UINT64_MAX, seed, times, hang_s = 120;
 static const char *out = ".", *save;
 
 static double clock_s(void) {
@@ -154,10 +158,32 @@ static void keep_if_new(void) {
     shared->features += fresh;
 }
 
+/* A worker and all its children are one group of processes, which ends with whoever started it. */
+static pid_t start_worker(void) {
+    shared->begun_ms = (uint64_t)(clock_s() * 1e3);
+    pid_t parent = getpid(), worker = fork();
+    if (worker < 0) {
+        perror("fuzz: no worker");
+        exit(2);
+    }
+    setpgid(worker, 0); /* in both, for the one that comes first */
+    if (worker == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent)
+            _exit(2);
+        world_features = times ? NULL : shared->now; /* of helpers, too, which are made now */
+        LLVMFuzzerInitialize(NULL, NULL);
+    }
+    return worker;
+}
+
+static void play_current(void) {
+    shared->begun_ms = (uint64_t)(clock_s() * 1e3);
+    LLVMFuzzerTestOneInput(shared->current.data, shared->current.size);
+}
+
 static void work(double end) {
     static uint64_t own;
-    world_features = shared->now;
-    LLVMFuzzerInitialize(NULL, NULL);
     uint32_t corpus = shared->count;
     for (own = 0; own < RUNS_OF_A_WORKER && clock_s() < end && shared->runs < most_runs; own++) {
         if (shared->runs < corpus) {
@@ -166,24 +192,50 @@ static void work(double end) {
             shared->current = shared->kept[chance(shared->count)];
             mutate(&shared->current);
         }
-        alarm(HANG_S);
-        LLVMFuzzerTestOneInput(shared->current.data, shared->current.size);
+        play_current();
         shared->runs++;
         keep_if_new();
     }
     exit(0);
 }
 
-/* True when the worker found nothing. */
-static bool waited(pid_t worker, const char *input) {
+static bool hangs(void) {
+    return clock_s() * 1e3 > (double)(shared->begun_ms + hang_s * 1000);
+}
+
+/* True when the worker found nothing; otherwise `name` says what to call it, which depends on how far it came. */
+static bool waited(pid_t worker, void (*name)(char *path, size_t room)) {
+    char path[4096], stacks[4096 + 8];
     int status = 0;
+    siginfo_t ended = {0};
+    while (waitid(P_PID, (id_t)worker, &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && !ended.si_pid && !hangs())
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    bool hung = !ended.si_pid;
+    if (hung) {
+        name(path, sizeof path);
+        snprintf(stacks, sizeof stacks, "%s.stacks", path);
+        hang_report(stacks, worker);
+    }
+    kill(-worker, SIGKILL); /* its number cannot be another's yet */
     waitpid(worker, &status, 0);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+    if (!hung && WIFEXITED(status) && WEXITSTATUS(status) == 0)
         return true;
-    if (WIFEXITED(status))
+    if (!hung && WIFEXITED(status))
         exit(2);
-    fprintf(stderr, "FOUND (%s): %s\n", WTERMSIG(status) == SIGALRM ? "hangs" : strsignal(WTERMSIG(status)), input);
+    name(path, sizeof path);
+    fprintf(stderr, "FOUND (%s): %s\n", hung ? "hangs" : strsignal(WTERMSIG(status)), path);
     return false;
+}
+
+static void name_finding(char *path, size_t room) {
+    snprintf(path, room, "%s/crash-%llu-%llu", out, (unsigned long long)seed, (unsigned long long)shared->runs);
+}
+
+static const char *replayed;
+
+static void name_replayed(char *path, size_t room) {
+    const char *base = strrchr(replayed, '/');
+    snprintf(path, room, "%s/%s", out, base ? base + 1 : replayed);
 }
 
 static int replay(char **files, int count) {
@@ -193,16 +245,14 @@ static int replay(char **files, int count) {
             fprintf(stderr, "fuzz: %s: no input\n", files[i]);
             return 2;
         }
-        pid_t worker = fork();
+        pid_t worker = start_worker();
         if (worker == 0) {
-            LLVMFuzzerInitialize(NULL, NULL);
-            for (uint64_t run = 0; run < times; run++) {
-                alarm(HANG_S);
-                LLVMFuzzerTestOneInput(shared->current.data, shared->current.size);
-            }
+            for (uint64_t run = 0; run < times; run++)
+                play_current();
             exit(0);
         }
-        found |= !waited(worker, files[i]);
+        replayed = files[i];
+        found |= !waited(worker, name_replayed);
     }
     return found;
 }
@@ -215,15 +265,13 @@ static int fuzz(void) {
     printf("seed %llu, %u inputs\n", (unsigned long long)seed, shared->count);
     while (clock_s() < end && shared->runs < most_runs && found < 500) {
         fflush(NULL);
-        pid_t worker = fork();
+        pid_t worker = start_worker();
         if (worker == 0)
             work(end);
-        char path[4096];
-        snprintf(path, sizeof path, "%s/crash-%llu-%llu", out, (unsigned long long)seed, (unsigned long long)shared->runs);
-        if (!waited(worker, path)) {
-            snprintf(path, sizeof path, "%s/crash-%llu-%llu", out, (unsigned long long)seed, (unsigned long long)shared->runs);
+        if (!waited(worker, name_finding)) {
+            char path[4096];
+            name_finding(path, sizeof path);
             store(path, &shared->current);
-            fprintf(stderr, "input in %s\n", path);
             shared->runs++;
             found++;
         }
@@ -259,6 +307,8 @@ int main(int count, char **arguments) {
             seed = number;
         else if (strcmp(arguments[at], "-times") == 0)
             times = number;
+        else if (strcmp(arguments[at], "-hang") == 0)
+            hang_s = number;
         else if (strcmp(arguments[at], "-out") == 0)
             out = arguments[at + 1];
         else if (strcmp(arguments[at], "-save") == 0)

@@ -7,8 +7,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CHILD_PATIENCE_S 20
-
 atomic_bool pools_used;
 pthread_rwlock_t rules = PTHREAD_RWLOCK_INITIALIZER;
 
@@ -25,7 +23,6 @@ static CUresult forked(struct operation op, unsigned which) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (getppid() != parent)
             _exit(0);
-        alarm(CHILD_PATIENCE_S); /* its default action ends a child that hangs */
         concurrent = false;
         in_child = true;
         for (unsigned i = 0; i < op.a % 8u; i++)

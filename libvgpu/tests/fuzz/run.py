@@ -1,7 +1,8 @@
 """Builds the fuzz target with a simulated driver and a library of its own below build/fuzz, and runs it.
 
 `python libvgpu/tests/fuzz/run.py [--libfuzzer] [--seconds N] [--runs N] [--seed N] [--replay FILE ...]`
-Inputs that break something are left in build/fuzz/found; the exit status is 1 then.
+Inputs that break something are left in build/fuzz/found, with the stacks of all threads where one hung; the exit
+status is 1 then.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import fcntl
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -108,6 +110,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--runs", type=int, default=2**62)
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--hang", type=int, default=120, help="seconds after which a program hangs")
+    parser.add_argument("--found", type=Path, default=BUILD / "found", help="folder of what breaks something")
     parser.add_argument("--bare", action="store_true", help="without the library: everything must be found")
     parser.add_argument("--save", type=Path, help="keep the inputs that did something new in this folder")
     parser.add_argument("--replay", nargs="+", type=Path, help="play these inputs 100 times each, nothing else")
@@ -116,8 +120,8 @@ def main() -> int:
     with open(BUILD / "lock", "w") as lock:  # of several runs at once, one compiles
         fcntl.flock(lock, fcntl.LOCK_EX)
         program = compile_all(options.libfuzzer, options.flags)
-    found = BUILD / "found"
-    found.mkdir(exist_ok=True)
+    found = options.found.resolve()
+    found.mkdir(parents=True, exist_ok=True)
     if options.libfuzzer:
         grown = BUILD / "grown"
         grown.mkdir(exist_ok=True)
@@ -129,21 +133,31 @@ def main() -> int:
             "-ignore_crashes=1",
         ]
         command += [
-            "-timeout=120",
+            f"-timeout={options.hang}",
             *([f"-seed={options.seed}"] if options.seed is not None else []),
             str(grown),
             str(CORPUS),
         ]
         command = [str(f) for f in options.replay] if options.replay else command
     elif options.replay:
-        command = ["-times", "100", *map(str, options.replay)]
+        command = ["-times", "100", "-out", str(found), "-hang", str(options.hang), *map(str, options.replay)]
     else:
-        command = ["-seconds", str(options.seconds), "-runs", str(options.runs), "-out", str(found)]
+        command = [
+            "-seconds",
+            str(options.seconds),
+            "-runs",
+            str(options.runs),
+            "-out",
+            str(found),
+            "-hang",
+            str(options.hang),
+        ]
         if options.save:
             options.save.mkdir(parents=True, exist_ok=True)
             command += ["-save", str(options.save)]
         command += ["-seed", str(options.seed)] if options.seed is not None else []
         command += [str(CORPUS)] if CORPUS.is_dir() else []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the program too
     with TemporaryDirectory(prefix="vgpu-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as scratch:
         variables = environment(program) | {"TMPDIR": scratch}
         if options.bare:
