@@ -20,7 +20,7 @@ def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.xdist_group("fuzz")
 def test_ledger_and_truth_agree_after_every_program() -> None:
-    done = fuzz("--seed", "1", "--runs", "16", "--seconds", "60")
+    done = fuzz("--seed", "1", "--runs", "48", "--seconds", "60")
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 found" in done.stdout.splitlines()[-1]
 
