@@ -88,6 +88,7 @@ def killed_in_turn(node: Node) -> str:
             storm.blow(PODS_PER_FAULT)
             if name == "kubelet":
                 registered.append(_registered_after())
+        assert not records.over, f"{len(records.over)} states with too much: {records.over[0]}"
         free, ran = _settle(node, records, storm.made, last)
         assert not records.over, f"{len(records.over)} states with too much: {records.over[0]}"
     node.kubectl.run("delete", "jobs", "--all", "--cascade=foreground", timeout=WAIT_SECONDS)
