@@ -223,7 +223,15 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
 /* The two queries below take a structure with a version. The driver is asked with an empty one of the same version; one that it knows and this
  * code does not is refused, as an older driver would refuse it. */
 #define LARGEST_STRUCT 1024u
-#define ASK_EMPTY(given, ...)                                                                                                                          union {                                                                                                                                                __typeof__(*given) known;                                                                                                                          char room[LARGEST_STRUCT];                                                                                                                     } empty = {.room = {0}};                                                                                                                           empty.known = (__typeof__(*given)){.version = given->version, __VA_ARGS__};                                                                        nvmlReturn_t result = real(device, &empty.known);                                                                                                  if (!would_list(result))                                                                                                                           return result
+#define ASK_EMPTY(given, ...)                                                                                                                      \
+    union {                                                                                                                                        \
+        __typeof__(*given) known;                                                                                                                  \
+        char room[LARGEST_STRUCT];                                                                                                                 \
+    } empty = {.room = {0}};                                                                                                                       \
+    empty.known = (__typeof__(*given)){.version = given->version, __VA_ARGS__};                                                                    \
+    nvmlReturn_t result = real(device, &empty.known);                                                                                              \
+    if (!would_list(result))                                                                                                                       \
+        return result
 
 nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *out) {
     NVML_REAL(nvmlDeviceGetProcessesUtilizationInfo);
