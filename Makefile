@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: all venv build demo demo-storm test red-team cluster programs lint bench bench-hooks bench-pacer fuzz storm sanitize clean
+.PHONY: all venv build demo demo-storm test red-team e2e e2e-all programs lint bench bench-hooks bench-pacer fuzz storm sanitize clean
 
 all: build
 
@@ -35,9 +35,13 @@ test: build
 red-team: build
 	@PYTHONPATH=tests $(BIN)/python tests/redteam/attack.py
 
-# A real Kubernetes node in namespaces of its own, with the chart on it; needs root. SET=1.34 takes older versions.
-cluster: build
-	@$(BIN)/python -m tests.cluster $(if $(SET),--set $(SET))
+# A real Kubernetes node in namespaces of its own, with the chart on it; needs root, Go and apt.
+e2e: build
+	@$(BIN)/python -m tests.cluster
+
+# The same on all sets of versions.
+e2e-all: e2e
+	@$(BIN)/python -m tests.cluster --set 1.34
 
 # Programs that others made, under the library on a simulated card; their packages go into the user's cache folder.
 programs: build

@@ -1,8 +1,8 @@
 """`python -m tests.cluster`: makes a Kubernetes node of real programs on this machine and runs the checks on it.
 
-As root. `run` (default) makes the cluster, runs the checks and ends it; `up` leaves it running until it is interrupted;
-`enter` is a shell in it; `prepare` only fills the cache. Exit status: 0 all checks passed, 1 one failed, 2 the cluster
-cannot be made here.
+As root. `run` (default) makes the cluster, runs the checks and ends it; `up` leaves it running until interrupted;
+`enter` is a shell in it; `probe` only tells whether one can be made here; `prepare` only fills the cache. Exit status:
+0 all checks passed, 1 one failed, 2 the cluster cannot be made here.
 """
 
 import argparse
@@ -10,14 +10,16 @@ import fcntl
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from tests.cluster import cache, debian, images, namespaces, programs
+from tests.cluster import cache, cgroups, debian, images, namespaces, programs
 from tests.cluster.checks import CHECKS
 from tests.cluster.collect import collect
 from tests.cluster.errors import ClusterError
@@ -29,10 +31,25 @@ from tests.tools import helm
 RUNNING = ".running"  #: in the cache: the lock of the cluster that runs, with its outer process and version set
 ROOT = Path(__file__).resolve().parents[2]
 
+#: Program → Debian's package of it, installed where it is not there.
+NEEDED = {
+    "buildah": "buildah",
+    "debootstrap": "debootstrap",
+    "ip": "iproute2",
+    "mount": "mount",
+    "nft": "nftables",
+    "nsenter": "util-linux",
+}
+PROBE_SECONDS = 60
+PREPARE_SECONDS = 3600  #: with an empty cache
+RUN_SECONDS = 1740  #: of the node and its checks
+GRACE_SECONDS = 180  #: for logs and the report after that
+HOLD_SECONDS = 90  #: that a cluster before this one may take to go
+
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
-    parser.add_argument("action", nargs="?", choices=("run", "up", "enter", "prepare"), default="run")
+    parser.add_argument("action", nargs="?", choices=("run", "up", "enter", "probe", "prepare"), default="run")
     parser.add_argument("--set", choices=sorted(SETS), default="1.36", help="versions (default: %(default)s)")
     parser.add_argument("--only", nargs="+", default=[], metavar="CHECK", help="checks whose names begin like this")
     parser.add_argument(
@@ -43,53 +60,94 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
-    versions = SETS[options.set]
     try:
         namespaces.need_root()
         if options.action == "enter":
             enter()
-        archives = prepare(versions)
-        if options.action == "prepare":
-            return 0
-        hold_machine(versions.name)
-        options.logs = options.logs.resolve() / versions.name
-        shutil.rmtree(options.logs, ignore_errors=True)
-        options.logs.mkdir(parents=True, exist_ok=True)
-        namespaces.remove_old_cgroups()
-        return namespaces.run_inside(lambda: inside(options, versions, archives))
+        programs.need_go()
+        debian.install(NEEDED)
+        cgroups.need()
+        if options.action == "probe":
+            return namespaces.run_inside(probe, PROBE_SECONDS)
+        if options.action != "prepare":
+            begin = [sys.executable, "-m", "tests.cluster", "probe"]
+            if subprocess.run(begin, cwd=ROOT, stdout=subprocess.DEVNULL, check=False).returncode:
+                return 2  # before anything is built; it has said why
+            cgroups.watch(no_other_runs)
+        seconds = float("inf") if options.action == "up" else PREPARE_SECONDS + RUN_SECONDS + GRACE_SECONDS
+        return namespaces.run_inside(partial(inside, options, os.getpid()), seconds)
     except ClusterError as error:
-        print(f"cluster: {error}", file=sys.stderr)
+        print(f"e2e: {error}", file=sys.stderr)
         return 2
 
 
+def probe() -> int:
+    """The namespaces, mounts and interfaces of a node, for a moment."""
+    namespaces.prepare([])
+    print("a cluster can be made here")
+    return 0
+
+
 def prepare(versions: VersionSet) -> list[Path]:
-    """Programs, packages and images, from the cache or new; the archives of the images."""
+    """Programs, packages and images, from the cache or new; the archives of the images, made while Go builds."""
     begin = time.monotonic()
-    debian.install({"nft": "nftables", "ip": "iproute2", "unshare": "util-linux"})
-    programs.path_of(versions)
-    programs.cni_plugins()
-    helm.path()
-    archives = images.archives(versions)
+    pool = ThreadPoolExecutor(2)
+    built = pool.submit(programs.path_of, versions)
+    archives = pool.submit(images.archives, versions)
+    try:
+        programs.cni_plugins()
+        helm.path()
+        done, _ = wait((built, archives), PREPARE_SECONDS, FIRST_EXCEPTION)
+        for one in done:
+            one.result()
+        found = archives.result(0)
+        built.result(0)
+    except TimeoutError:
+        raise ClusterError(f"programs and images are not made after {PREPARE_SECONDS} s") from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
     print(f"programs and images: {time.monotonic() - begin:.1f} s", flush=True)
-    return archives
+    return found
 
 
-def hold_machine(name: str) -> None:
-    """One cluster at a time: kubelets of one machine share their cgroups. The lock lives as long as the processes."""
+def hold_machine(outer: int, name: str) -> None:
+    """One cluster at a time: kubelets of one machine share their cgroups. The lock lives as long as this process."""
     lock = os.open(cache.root() / RUNNING, os.O_CREAT | os.O_RDWR, 0o600)
+    end = time.monotonic() + HOLD_SECONDS
+    while not _locked(lock):
+        if time.monotonic() > end:
+            raise ClusterError("another cluster runs on this machine: wait for its end")
+        time.sleep(0.2)
+    os.truncate(lock, 0)
+    os.write(lock, f"{outer} {name}\n".encode())
+
+
+def no_other_runs() -> bool:
+    """Whether the lock of the machine is free; if so, it is this process's from now on."""
+    return _locked(os.open(cache.root() / RUNNING, os.O_CREAT | os.O_RDWR, 0o600))
+
+
+def _locked(lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ClusterError("another cluster runs on this machine: wait for its end") from None
-    os.truncate(lock, 0)
-    os.write(lock, f"{os.getpid()} {name}\n".encode())
+        return False
+    return True
 
 
-def inside(options: argparse.Namespace, versions: VersionSet, archives: list[Path]) -> int:
-    """In the namespaces: the node, the checks, the report."""
-    begin = time.monotonic()
+def inside(options: argparse.Namespace, outer: int) -> int:
+    """In the namespaces: what is needed, the node, the checks, the report. `outer`: the process that ends all of it."""
+    versions = SETS[options.set]
+    archives = prepare(versions)
+    if options.action == "prepare":
+        return 0
+    hold_machine(outer, versions.name)
+    options.logs = options.logs.resolve() / versions.name
+    shutil.rmtree(options.logs, ignore_errors=True)
+    options.logs.mkdir(parents=True, exist_ok=True)
+    cgroups.remove()
     namespaces.prepare([options.logs])
-    report = Report(options.logs)
+    report = Report(options.logs, RUN_SECONDS)
     node = Node(versions, options.logs)
     try:
         started = report.check("basis/node-ready", lambda: f"{node.start(archives):.1f} s")
@@ -105,8 +163,7 @@ def inside(options: argparse.Namespace, versions: VersionSet, archives: list[Pat
     finally:
         if any(one.outcome == "failed" for one in report.results):
             collect(node.kubectl, options.logs / "collected")
-    about = f"Kubernetes {versions.kubernetes.version}, {time.monotonic() - begin:.0f} s"
-    return report.close(about)
+    return report.close(f"Kubernetes {versions.kubernetes.version}, containerd {programs.containerd_version(versions)}")
 
 
 def enter() -> NoReturn:

@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Final
 
 KEEP_DAYS: Final = 7  #: what was not used for so long goes when something of its name is made
+
+KEEP: Final = 4  #: entries of one name: those that were used last
 
 
 def root() -> Path:
@@ -56,10 +59,13 @@ def entry(name: str, key: str, make: Callable[[Path], None]) -> Path:
             shutil.rmtree(half)
         half = root() / f".{name}-{key}.half"
         half.mkdir()
+        begin = time.monotonic()
         make(half)
         half.rename(target)
         os.utime(target)
-        for old in root().glob(f"{name}-*"):
-            if old.stat().st_mtime < time.time() - KEEP_DAYS * 86400:
+        print(f"     {name}: made in {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+        kept = sorted(root().glob(f"{name}-*"), key=lambda folder: folder.stat().st_mtime, reverse=True)
+        for number, old in enumerate(kept):
+            if number >= KEEP or old.stat().st_mtime < time.time() - KEEP_DAYS * 86400:
                 shutil.rmtree(old)
     return target

@@ -13,18 +13,24 @@ SECONDS = 600
 _QUIET = {"DEBIAN_FRONTEND": "noninteractive"}
 
 
+def version(package: str) -> str:
+    """The version that apt would take; ClusterError when it knows none."""
+    _need_apt(package)
+    found = _candidate(package)
+    if not found:
+        _update()
+        found = _candidate(package)
+    if not found:
+        raise ClusterError(f"apt-get has no package {package}: its sources lack Debian's main archive")
+    return found
+
+
 def unpacked(package: str) -> Path:
     """The files of a package in a folder of the cache: nothing on the machine changes, no service starts."""
-    _need_apt(package)
-    version = _candidate(package)
-    if not version:
-        _update()
-        version = _candidate(package)
-    if not version:
-        raise ClusterError(f"apt-get has no package {package}: its sources lack Debian's main archive")
+    wanted = version(package)
 
     def make(folder: Path) -> None:
-        command = ["apt-get", "download", "-q", f"{package}={version}"]
+        command = ["apt-get", "download", "-q", f"{package}={wanted}"]
         try:
             run(command, what=f"downloading {package}", timeout=SECONDS, cwd=folder)
         except ClusterError:  # an old list names a version that the archive has no more
@@ -34,7 +40,7 @@ def unpacked(package: str) -> Path:
         run(["dpkg-deb", "-x", archive, folder], what=f"unpacking {package}", timeout=SECONDS)
         archive.unlink()
 
-    return cache.entry(f"debian-{package}", cache.digest([version]), make)
+    return cache.entry(f"debian-{package}", cache.digest([wanted]), make)
 
 
 def install(programs: Mapping[str, str]) -> None:
@@ -46,7 +52,8 @@ def install(programs: Mapping[str, str]) -> None:
     command = ["apt-get", "install", "-q", "-y", "--no-install-recommends", *missing]
     try:
         run(command, what=f"installing {' '.join(missing)}", timeout=SECONDS, env=os.environ | _QUIET)
-    except ClusterError:
+    except ClusterError:  # lists that are old or absent, or an installation that was killed
+        run(["dpkg", "--configure", "-a"], what="dpkg --configure -a", timeout=SECONDS, env=os.environ | _QUIET)
         _update()
         run(command, what=f"installing {' '.join(missing)}", timeout=SECONDS, env=os.environ | _QUIET)
     still = [program for program in programs if not _found(program)]

@@ -1,16 +1,16 @@
 """Mount, network and process namespaces of a run: whatever ends it, even kill -9, ends all that it has made.
 
 The kernel takes a namespace's mounts and interfaces down with its last process, and kills every process of a process
-namespace with its first one. Only cgroups outlive a run.
+namespace with its first one. Only cgroups outlive a run (cgroups.py).
 """
 
 import ctypes
 import os
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -25,7 +25,6 @@ ADDRESS: Final = "10.77.0.1"  #: of the node
 POD_SUBNET: Final = "10.244.0.0/16"
 SERVICE_SUBNET: Final = "10.96.0.0/16"
 API_SERVICE: Final = "10.96.0.1"  #: the first of SERVICE_SUBNET
-CGROUPS: Final = Path("/sys/fs/cgroup")
 #: Folders of the machine that the node writes into: its own changes lie in memory, and what is there is seen below.
 COVERED: Final = ("/etc", "/opt", "/usr/local", "/var", "/tmp")
 #: Folders of the kubelet and the runtime; images and volumes cannot lie on an overlay.
@@ -38,18 +37,38 @@ FRESH: Final = (
     "/var/log/containers",
 )
 
+#: What a kubelet sets for the whole machine (its --protect-kernel-defaults): it gets copies.
+KERNEL_SETTINGS: Final = (
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "kernel/keys/root_maxbytes",
+)
 
-def run_inside(main: Callable[[], int]) -> int:
-    """Runs `main` in new namespaces and returns its status; whatever ends this process ends all of it."""
-    if _LIBC.unshare(_MOUNTS | _NETWORK | _PROCESSES) != 0:
-        raise ClusterError(f"the kernel gives no namespaces: {os.strerror(ctypes.get_errno())}")
+
+def run_inside(main: Callable[[], int], seconds: float) -> int:
+    """Runs `main` in new namespaces of mounts and processes, with the machine's network, and returns its status;
+    whatever ends this process ends all of it. ClusterError where the kernel gives none, or after `seconds`."""
+    _unshare(_MOUNTS | _PROCESSES)
     sys.stdout.flush()
     sys.stderr.flush()
+    parent = os.getpid()
     first = os.fork()
     if first == 0:
         _LIBC.prctl(_DEATH_SIGNAL, signal.SIGKILL)
+        if Path("/proc/self/status").read_text().find(f"\nPPid:\t{parent}\n") < 0:
+            os._exit(1)  # the parent died before it was asked for
         _first_process(main)
-    return os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) & 0xFF
+    end = time.monotonic() + seconds
+    while (done := os.waitpid(first, os.WNOHANG))[0] == 0:
+        if time.monotonic() > end:
+            os.kill(first, signal.SIGKILL)
+            os.waitpid(first, 0)
+            raise ClusterError(f"not done after {seconds:.0f} s: killed")
+        time.sleep(0.1)
+    return os.waitstatus_to_exitcode(done[1]) & 0xFF
 
 
 def _first_process(main: Callable[[], int]) -> NoReturn:
@@ -58,7 +77,12 @@ def _first_process(main: Callable[[], int]) -> NoReturn:
     if child == 0:
         status = 1
         try:
+            _mount("--make-rprivate", "/")  # from here on nothing reaches the machine
+            _mount("-t", "proc", "proc", "/proc")
             status = main()
+        except ClusterError as error:
+            print(f"e2e: {error}", file=sys.stderr)
+            status = 2
         except (Exception, KeyboardInterrupt):  # noqa: BLE001 a forked child must not go on in its parent's code
             traceback.print_exc()
         finally:
@@ -72,9 +96,9 @@ def _first_process(main: Callable[[], int]) -> NoReturn:
 
 
 def prepare(keep: Sequence[Path]) -> None:
-    """Makes a node of the new namespaces: own folders, an address, routing. `keep`: folders that stay the machine's."""
-    _mount("--make-rprivate", "/")  # from here on nothing reaches the machine
-    _mount("-t", "proc", "proc", "/proc")
+    """Makes a node of the new namespaces: own folders, a network with an address, routing, kernel settings that do not
+    reach the machine. `keep`: folders that stay the machine's."""
+    _unshare(_NETWORK)
     _mount("--make-rshared", "/")
     held = [(folder, os.open(folder, os.O_PATH)) for folder in keep]
     scratch = Path("/mnt")
@@ -94,6 +118,12 @@ def prepare(keep: Sequence[Path]) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             _mount("--no-canonicalize", "--bind", f"/proc/self/fd/{descriptor}", str(folder), pass_fds=(descriptor,))
         os.close(descriptor)
+    settings = scratch / "sysctl"
+    settings.mkdir()
+    for name in KERNEL_SETTINGS:
+        own, kernels = settings / name.replace("/", "."), Path("/proc/sys") / name
+        own.write_text(kernels.read_text())
+        _mount("--bind", str(own), str(kernels))
     for line in (
         "link set lo up",
         "link add node0 type bridge",  # the address of a node; many kernels lack the dummy device
@@ -105,25 +135,16 @@ def prepare(keep: Sequence[Path]) -> None:
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
 
-def remove_old_cgroups() -> None:
-    """Removes the empty cgroups of earlier runs, the only thing that outlives one."""
-    for folder in [*CGROUPS.glob("kubepods"), *CGROUPS.glob("*/kubepods")]:
-        for inner in _bottom_up(folder):
-            with suppress(OSError):  # not empty: another kubelet's, which is not ours to end
-                inner.rmdir()
-
-
-def _bottom_up(folder: Path) -> Iterator[Path]:
-    for inner in folder.iterdir():
-        if inner.is_dir():
-            yield from _bottom_up(inner)
-    yield folder
-
-
 def need_root() -> None:
     """Raises ClusterError for anybody else."""
     if os.geteuid() != 0:
         raise ClusterError("a Kubernetes node needs root: mounts, network namespaces and cgroups; run it by sudo")
+
+
+def _unshare(flags: int) -> None:
+    if _LIBC.unshare(flags) != 0:
+        reason = os.strerror(ctypes.get_errno())
+        raise ClusterError(f"the kernel gives no namespaces: {reason}; a container needs CAP_SYS_ADMIN for it")
 
 
 def _mount(*arguments: str, pass_fds: Sequence[int] = ()) -> None:

@@ -13,12 +13,16 @@ from tests.cluster.versions import Programs, VersionSet
 BUILD_SECONDS = 3600
 
 
-def build(programs: Programs) -> Path:
-    """The folder with these programs; ten minutes on two cores when they are built, else at once."""
+def need_go() -> None:
+    """Raises ClusterError where there is no Go."""
     if shutil.which("go") is None:
         raise ClusterError(
             "Go is needed to build Kubernetes and containerd: install it from go.dev, or your distribution"
         )
+
+
+def build(programs: Programs) -> Path:
+    """The folder with these programs; ten minutes on two cores when they are built, else at once."""
     version = programs.version
     flags = [f"-X {package}.gitVersion=v{version}" for package in programs.stamps]
     major, minor = version.split(".")[:2]
@@ -32,7 +36,7 @@ def build(programs: Programs) -> Path:
 
     def make(folder: Path) -> None:
         run(
-            ["nice", "-n", "19", *command, "-o", f"{folder}/", *packages],
+            ["nice", "-n", "10", *command, "-o", f"{folder}/", *packages],
             what=f"building {programs.folder}",
             timeout=BUILD_SECONDS,
             cwd=programs.source,
@@ -57,3 +61,8 @@ def path_of(versions: VersionSet) -> str:
 def cni_plugins() -> Path:
     """The folder of the CNI plugins."""
     return debian.unpacked("containernetworking-plugins") / "usr/lib/cni"
+
+
+def containerd_version(versions: VersionSet) -> str:
+    """As in 2.3.7; of Debian's package as in 1.6.20~ds1-1+b1."""
+    return versions.containerd.version if versions.containerd else debian.version("containerd")

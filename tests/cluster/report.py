@@ -1,9 +1,11 @@
 """Named checks: a line for each as it ends, a JSON file, and a closing line."""
 
+import signal
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 
@@ -19,17 +21,19 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Report:
-    """Collects results; `folder` gets report.json."""
+    """Collects results; `folder` gets report.json. After `seconds` the running check fails, as do all later ones."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, seconds: float) -> None:
         self._folder = folder
+        self._seconds = seconds
+        self._begin = time.monotonic()
         self.results: list[Result] = []
 
     def check(self, name: str, body: Callable[[], str]) -> bool:
         """Runs one check. It passes when `body` returns; what that returns are figures for people."""
         begin = time.monotonic()
         try:
-            outcome, detail = "passed", body()
+            outcome, detail = "passed", self._limited(body)
         except (AssertionError, Refused, ClusterError) as error:
             outcome, detail = "failed", str(error) or "".join(traceback.format_exception(error)[-2:])
         except Exception as error:  # noqa: BLE001 a check that is wrong itself fails like any other
@@ -48,10 +52,29 @@ class Report:
         for one in self.results:
             if one.outcome == "failed":
                 print(f"failed: {one.name}: {one.detail.splitlines()[0]}", flush=True)
-        print(f"{about}; logs in {self._folder}")
+        print(f"logs in {self._folder}")
         skipped = f", {count['skipped']} skipped" if count["skipped"] else ""
-        print(f"{count['passed']} passed, {count['failed']} failed{skipped}", flush=True)
+        took = f"{time.monotonic() - self._begin:.0f} s"
+        print(f"e2e: {count['passed']} passed, {count['failed']} failed{skipped}, {took} ({about})", flush=True)
         return 1 if count["failed"] or not count["passed"] else 0
+
+    def _limited(self, body: Callable[[], str]) -> str:
+        """`body()`, as long as the run has time."""
+        over = f"the time of the run, {self._seconds:.0f} s, is over"
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            raise ClusterError(over)
+
+        left = self._begin + self._seconds - time.monotonic()
+        if left <= 0:
+            raise ClusterError(over)
+        before = signal.signal(signal.SIGALRM, stop)
+        signal.setitimer(signal.ITIMER_REAL, left)
+        try:
+            return body()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
     def _add(self, result: Result) -> None:
         self.results.append(result)

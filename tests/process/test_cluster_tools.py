@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import cache
+from tests.cluster import cache, cgroups
+from tests.cluster.report import Report
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60
@@ -35,7 +36,19 @@ def main():
     sleeper = subprocess.Popen(["sleep", sys.argv[1]], start_new_session=True)
     print("ready", flush=True)
     return sleeper.wait()
-sys.exit(namespaces.run_inside(main))
+sys.exit(namespaces.run_inside(main, 600))
+"""
+
+
+CGROUPS = """
+import sys, time
+from tests.cluster import cgroups
+cgroups.NAMES = (sys.argv[1],)
+cgroups.watch(lambda: sys.argv[2] == "alone")
+for parent in {file.parent for file in cgroups._folders("cgroup.procs")}:
+    (parent / sys.argv[1] / "pod").mkdir(parents=True)
+print("ready", flush=True)
+time.sleep(600)
 """
 
 
@@ -124,6 +137,28 @@ def test_a_killed_run_leaves_nothing(number: signal.Signals) -> None:
     assert not Path("/etc/vgpu-of-a-test").exists()
     assert not Path("/var/lib/kubelet/file").exists()
     assert not Path("/sys/class/net/node0").exists()
+
+
+@pytest.mark.skipif(not os.access("/sys/fs/cgroup", os.W_OK) or os.getuid() != 0, reason="cgroups need root")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_the_cgroups_of_a_killed_run_go(number: signal.Signals) -> None:
+    name = f"vgpu-test-{os.getpid()}-{int(number)}"
+    outer = start(CGROUPS, name, "alone")
+    assert outer.stdout is not None
+    assert outer.stdout.readline() == "ready\n"
+    assert cgroups._folders(name)
+    outer.send_signal(number)
+    outer.wait(SECONDS)
+    until(lambda: not cgroups._folders(name))
+
+
+def test_a_check_ends_with_the_time_of_the_run(tmp_path: Path) -> None:
+    report = Report(tmp_path, 0.3)
+    assert not report.check("one", lambda: time.sleep(SECONDS) or "slept")
+    assert not report.check("two", lambda: "never begun")
+    assert [one.outcome for one in report.results] == ["failed", "failed"]
+    assert "is over" in report.results[0].detail
+    assert report.close("nothing") == 1
 
 
 def running(marker: str) -> bool:
