@@ -17,8 +17,8 @@ import numpy as np
 
 from vgpu.allocation import Held
 from vgpu.devices import Gpu, Inventory
-from vgpu.placement import rules
-from vgpu.placement.cards import SLOTS, Cards, CardState, Ints, figures, nothing_held
+from vgpu.placement import room, rules
+from vgpu.placement.cards import SLOTS, Cards, CardState, Ints, figures, nothing_held, of_nodes
 from vgpu.placement.selection import by_model, by_uuid
 from vgpu.resources import CardSelector, GpuRequest
 
@@ -54,6 +54,8 @@ class View:
 
     cards: Cards
     usage: Ints
+    left: room.Small  #: the same as room
+    kinds: Ints  #: nodes of one kind have equal cards, apart from their UUIDs, in an equal state
     row_of: Mapping[str, int]
 
     def rows(self, nodes: Sequence[str]) -> Ints:
@@ -68,6 +70,10 @@ class ClusterState:
         self.lock = threading.RLock()
         self._cards = Cards.empty(0, 0)
         self._usage: Ints = nothing_held(0, 0)
+        self._left = room.nothing(0, 0)
+        self._stale: set[int] = set()  # rows whose room is to be computed anew
+        self._kinds: Ints = np.zeros(0, dtype=np.int64)
+        self._kind_of: dict[tuple[object, ...], int] = {}
         self._places: dict[str, list[tuple[int, ...]]] = {}
         self._nodes: dict[str, _Node] = {}
         self._rows: dict[str, int] = {}
@@ -137,6 +143,8 @@ class ClusterState:
         usage[:, :have_rows, :have_columns] = self._usage
         cards.models, cards.places = self._cards.models, self._places
         self._cards, self._usage = cards, usage
+        self._left, self._stale = room.nothing(shape[1], shape[0]), set(range(have_rows))
+        self._kinds = np.concatenate((self._kinds, np.zeros(shape[0] - len(self._kinds), dtype=np.int64)))
 
     def _place(self, node: _Node) -> None:
         for column, gpu in enumerate(node.devices):
@@ -144,8 +152,15 @@ class ClusterState:
             self._places.setdefault(gpu.uuid, []).append((node.row, column))
             if gpu.context:
                 self._contexts[gpu.context] += 1
+        kind = tuple(
+            (g.model, g.memory, g.physical_memory, g.cores, g.slots, g.numa, g.healthy, g.uuid in node.cordoned)
+            for g in node.devices
+        )
+        self._kinds[node.row] = self._kind_of.setdefault(kind, len(self._kind_of))
+        self._stale.add(node.row)
 
     def _unplace(self, node: _Node) -> None:
+        self._stale.add(node.row)
         self._cards.present[node.row] = False
         self._usage[:, node.row] = 0
         for column, gpu in enumerate(node.devices):
@@ -210,6 +225,7 @@ class ClusterState:
         node = self._nodes.get(holding.node)
         if node is None:
             return
+        self._stale.add(node.row)
         for column, gpu in enumerate(node.devices):
             held = holding.held.get(gpu.uuid)
             if held is not None:
@@ -220,15 +236,21 @@ class ClusterState:
     def view(self, without: str = "") -> View:
         """The arrays, for reading under `lock`; `without`: a pod uid whose unconfirmed holding does not count."""
         with self.lock:
+            if self._stale:
+                stale = np.fromiter(self._stale, dtype=np.int64, count=len(self._stale))
+                self._left[..., stale] = room.of(self._cards.at(stale), of_nodes(self._usage, stale))
+                self._stale.clear()
             rows = len(self._names)
-            usage = self._usage[:, :rows]
+            cards, usage, left = self._cards.first(rows), self._usage[:, :rows], self._left[..., :rows]
             own = self._doubtful(without)
             if own is not None and own.node in self._nodes:
-                usage = usage.copy()
+                usage, left = usage.copy(order="K"), left.copy()
                 node = self._nodes[own.node]
                 for column, gpu in enumerate(node.devices):
                     usage[:, node.row, column] -= figures(own.held.get(gpu.uuid, Held()))
-            return View(self._cards.first(rows), usage, self._rows)
+                at = np.array([node.row])
+                left[..., at] = room.of(cards.at(at), of_nodes(usage, at))
+            return View(cards, usage, left, self._kinds[:rows], self._rows)
 
     def cards_of(self, name: str, without: str = "") -> list[CardState] | None:
         """One node's cards in index order, None when it has none; `without` as in `view`."""

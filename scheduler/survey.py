@@ -7,9 +7,8 @@ import numpy as np
 
 from scheduler.cluster import ClusterState, View
 from vgpu.placement import fleet, policy, rules
-from vgpu.placement.cards import CardState, Ints
+from vgpu.placement.cards import Bools, CardState, Ints
 from vgpu.placement.fit import Reason, Rejection, fit_pod
-from vgpu.placement.rules import Ask
 from vgpu.resources import PodRequest
 
 NO_CARDS: Final = Rejection({Reason.COUNT: 0}, "the node has no cards")
@@ -27,20 +26,26 @@ class Survey:
         self.reasons: set[Reason] = set()
         self._view, self._pod, self._nodes = view, pod, nodes
         self._policy = policy(pod.gpu_policy)
-        asks = rules.asks(view.cards, pod)
-        verdict = fleet.survey(view.cards, view.usage, asks, pod)
-        rows = view.rows(nodes)
-        known = rows >= 0
+        self._asks = rules.asks(view.cards, pod)
+        self._rows = view.rows(nodes)
+        verdict = fleet.survey(view.cards, view.left, self._asks, pod)
+        known = self._rows >= 0
+        rows = self._rows[known]
         self.fits = known.copy()
-        self.fits[known] = verdict.fits[rows[known]]
+        self.fits[known] = verdict.fits[rows]
         if not known.all():
             self._tell(self.unresolvable, np.flatnonzero(~known), [NO_CARDS])
         rest = np.flatnonzero(known & ~self.fits)
         if not len(rest):
             return
-        look = verdict.open[rows[rest]]
-        for index, asked in enumerate(asks):
-            self._reject(index, asked, asks, rest[~look & (verdict.failed[rows[rest]] == index)], rows)
+        rows = self._rows[rest]
+        look, clash = verdict.open[rows], verdict.clash[rows]
+        for index in range(len(self._asks)):
+            self._reject(index, rest[~look & ~clash & (verdict.failed[rows] == index)])
+        if clash.any():
+            places = rest[clash]
+            for index, part, found, kinds in fleet.clashes(view.cards, view.usage, self._asks, pod, self._rows[places]):
+                self._divide(index, places[part], found, kinds)
         for at in rest[look].tolist():
             self._look(state, uid, at)
 
@@ -57,19 +62,35 @@ class Survey:
         for each in rejections:
             self.reasons.update(each.reasons)
 
-    def _reject(self, index: int, asked: Ask, asks: Sequence[Ask], places: Ints, rows: Ints) -> None:
+    def _reject(self, index: int, places: Ints) -> None:
         """Nodes (indices in `nodes`) on which this container finds no cards, even alone."""
-        if not len(places):
-            return
-        part = rows[places]
-        cards, usage, numa = self._view.cards, self._view.usage, self._pod.selector.numa_bind
-        found, kind = fleet.rejections(cards, usage, asked, part, numa_bind=numa)
+        if len(places):
+            view, numa = self._view, self._pod.selector.numa_bind
+            found = fleet.rejections(view.cards, view.usage, self._asks[index], self._rows[places], numa_bind=numa)
+            self._divide(index, places, *found)
+
+    def _divide(self, index: int, places: Ints, found: list[Rejection], kinds: Ints) -> None:
+        """Tells why this container finds no cards, and whether an eviction could help."""
         if len(self._pod.containers) > 1:
             prefix = f"container {self._pod.containers[index].name}: "
             found = [Rejection(each.reasons, prefix + each.sentence) for each in found]
-        lost = fleet.hopeless(cards, asks, self._pod)[part]
+        lost = self._hopeless(self._rows[places])
         for where, mask in ((self.failed, ~lost), (self.unresolvable, lost)):
-            self._tell(where, places[mask], found, kind[mask])
+            if mask.any():
+                self._tell(where, places[mask], found, kinds[mask])
+
+    def _hopeless(self, rows: Ints) -> Bools:
+        """One node of each kind tells for all, unless the pod names UUIDs."""
+        view, selector = self._view, self._pod.selector
+        if selector.use_uuids or selector.nouse_uuids:
+            return fleet.hopeless(view.cards, self._asks, self._pod, rows)
+        kinds = view.kinds[rows]
+        one = np.full(int(kinds.max()) + 1, -1, dtype=np.int64)
+        one[kinds] = rows
+        present = np.flatnonzero(one >= 0)
+        lost = np.zeros(len(one), dtype=np.bool_)
+        lost[present] = fleet.hopeless(view.cards, self._asks, self._pod, one[present])
+        return np.asarray(lost[kinds], dtype=np.bool_)
 
     def _look(self, state: ClusterState, uid: str, at: int) -> None:
         """A node on which each container alone finds cards: do they all, together?"""

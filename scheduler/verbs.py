@@ -3,6 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import compress
 from typing import Final
 
 import msgspec
@@ -114,7 +115,7 @@ def _result(
     nodes: Sequence[str], whole: Sequence[msgspec.Raw] | None, fits: Bools, failed: dict[str, str], lost: dict[str, str]
 ) -> ExtenderFilterResult:
     """The answer in the form of the question: node names, or the nodes as they came."""
-    places = np.flatnonzero(fits).tolist()
+    chosen = fits.tolist()
     if whole is not None:
-        return ExtenderFilterResult({"items": [whole[at] for at in places]}, None, failed, lost)
-    return ExtenderFilterResult(None, [nodes[at] for at in places], failed, lost)
+        return ExtenderFilterResult({"items": list(compress(whole, chosen))}, None, failed, lost)
+    return ExtenderFilterResult(None, list(compress(nodes, chosen)), failed, lost)

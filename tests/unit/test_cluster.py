@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from scheduler.cluster import ClusterState, Holding
 from vgpu.allocation import Held
 from vgpu.devices import Gpu, Inventory
+from vgpu.placement import room
 from vgpu.placement.cards import figures
 from vgpu.resources import CardSelector, GpuRequest
 
@@ -82,6 +83,15 @@ class Events(RuleBasedStateMachine):
                 assert view.usage[:, row, column].tolist() == figures(held).tolist()
                 assert view.cards.models[view.cards.model[row, column]] == each.gpu.model
                 assert view.cards.places[each.gpu.uuid] == [(row, column)]
+        assert np.array_equal(view.left, room.of(view.cards, view.usage))
+        kinds = {
+            name: [(gpu.model, gpu.healthy, gpu.uuid in cordoned) for gpu in cards.devices]
+            for name, (cards, cordoned) in self.nodes.items()
+        }
+        for one in kinds:
+            for two in kinds:
+                rows = view.row_of[one], view.row_of[two]
+                assert (kinds[one] == kinds[two]) is bool(view.kinds[rows[0]] == view.kinds[rows[1]])
         assert sum(len(places) for places in view.cards.places.values()) == sum(
             len(cards.devices) for cards, _ in self.nodes.values()
         )
@@ -108,6 +118,7 @@ def test_an_unconfirmed_holding_does_not_stand_in_its_own_pods_way() -> None:
     state.hold("uid", Holding("a", {"x": Held(1, 8000, 8000, 0)}, time.monotonic() + 60))
     assert [each.held for each in state.cards_of("a", without="uid") or ()] == [Held()]
     assert not state.view(without="uid").usage.any()
+    assert state.view(without="uid").left[room.UNUSED].all()
     assert state.view(without="other").usage.any()
     state.hold("uid", holds("a", "x"))
     assert state.view(without="uid").usage.any()

@@ -1,13 +1,16 @@
 """What holds for any cards and any pods: nothing is given twice, and one node and the whole fleet judge alike."""
 
+import random
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from vgpu.allocation import Allocation, Held, Kind, held, merge
 from vgpu.devices import Gpu
-from vgpu.placement import fleet, policy, rules
+from vgpu.placement import fleet, policy, room, rules
 from vgpu.placement.cards import FIGURES, Cards, CardState, Ints, figures
 from vgpu.placement.fit import Rejection, fit_pod
 from vgpu.resources import PLACEMENT_POLICIES, CardSelector, ContainerRequest, GpuRequest, PodRequest
@@ -82,7 +85,7 @@ def fleet_of(states: list[list[CardState]]) -> tuple[Cards, Ints]:
 def test_the_fleet_is_judged_as_each_node_is(states: list[list[CardState]], pod: PodRequest, name: str) -> None:
     cards, usage = fleet_of(states)
     asks = rules.asks(cards, pod)
-    verdict = fleet.survey(cards, usage, asks, pod)
+    verdict = fleet.survey(cards, room.of(cards, usage), asks, pod)
     for row, node in enumerate(states):
         found = fit_pod(node, pod, policy(name))
         if verdict.open[row]:
@@ -92,6 +95,43 @@ def test_the_fleet_is_judged_as_each_node_is(states: list[list[CardState]], pod:
         if isinstance(found, Rejection) and len(pod.containers) == 1:
             told, kind = fleet.rejections(cards, usage, asks[0], np.array([row]), numa_bind=pod.selector.numa_bind)
             assert [told[at] for at in kind] == [found]
+
+
+@pytest.mark.parametrize("kinds", [(Kind.APP, Kind.APP), (Kind.SIDECAR, Kind.INIT, Kind.APP), (Kind.APP,) * 3])
+@pytest.mark.parametrize("numa_bind", [False, True])
+def test_containers_that_compete_for_cards_are_judged_as_on_each_node(kinds: tuple[Kind, ...], numa_bind: bool) -> None:
+    draw = random.Random(len(kinds) + numa_bind)
+    states = []
+    for _ in range(60):
+        gpus = [Gpu(f"dev-{n}", n, "Tesla T4", 8000, slots=draw.randint(1, 3), numa=n // 2) for n in range(4)]
+        used = [draw.choice((0, 2000, 5000, 7000)) for _ in gpus]
+        states.append(
+            [CardState(gpu, Held(1, mem, mem, draw.choice((0, 40)))) for gpu, mem in zip(gpus, used, strict=True)]
+        )
+    cards, usage = fleet_of(states)
+    clashes, sizes = 0, (0, 1000, 2500, 5000)
+    for _ in range(8):
+        pod = PodRequest(
+            tuple(
+                ContainerRequest(f"c{n}", kind, GpuRequest(draw.randint(1, 2), draw.choice(sizes), 25, 30))
+                for n, kind in enumerate(kinds)
+            ),
+            selector=CardSelector(numa_bind=numa_bind),
+        )
+        asks = rules.asks(cards, pod)
+        verdict = fleet.survey(cards, room.of(cards, usage), asks, pod)
+        assert not verdict.open.any()
+        found = [fit_pod(node, pod, policy("spread")) for node in states]
+        assert verdict.fits.tolist() == [isinstance(each, Allocation) for each in found]
+        clash = np.flatnonzero(verdict.clash)
+        told = {
+            row: rejections[kind].sentence
+            for index, places, rejections, kinds_ in fleet.clashes(cards, usage, asks, pod, clash)
+            for row, kind in zip(clash[places].tolist(), kinds_.tolist(), strict=True)
+        }
+        assert set(told) == set(clash.tolist())
+        clashes += len(clash)
+    assert clashes
 
 
 class Cluster(RuleBasedStateMachine):

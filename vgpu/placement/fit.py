@@ -114,6 +114,8 @@ class _Search:
             rest = self._place(at + 1, beside.plus(kind, asked, chosen))
             if rest is not None:
                 return [places, *rest]
+            if kind is Kind.INIT:
+                return None  # it ends before the others start: another choice leaves them no more room
         if not found and self.failed_at is None:
             self.failed_at = at, usage
         return None

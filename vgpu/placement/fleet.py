@@ -1,72 +1,140 @@
 """All nodes at once: which of them can take a pod, and why the others cannot."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from math import comb
 
 import numpy as np
 
 from vgpu.allocation import Kind
-from vgpu.placement import rules
-from vgpu.placement.cards import Bools, Cards, Ints, count, nothing_held
-from vgpu.placement.fit import rejection
+from vgpu.placement import room, rules
+from vgpu.placement.cards import Bools, Cards, Ints, count, nothing_held, of_nodes
+from vgpu.placement.fit import TRIES, rejection
+from vgpu.placement.room import Small, Want
 from vgpu.placement.rules import Ask, Rejection
 from vgpu.resources import PodRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Nodes by what is known without looking at them one by one (masks over nodes)."""
+    """What is known of every node without looking at them one by one (masks over nodes)."""
 
     fits: Bools
-    open: Bools  #: each container alone finds cards, a first try for all together does not: look closer
-    failed: Ints  #: index of the first container that finds no cards even alone; meaningless where `fits` or `open`
+    clash: Bools  #: each container alone finds cards, all together do not
+    open: Bools  #: as `clash`, but a first try for all together is all that was made: look closer
+    failed: Ints  #: index of the first container that finds no cards even alone; meaningless where a mask is set
 
 
-def survey(cards: Cards, usage: Ints, wanted: Sequence[Ask], pod: PodRequest) -> Verdict:
-    """Judges every node; exact for pods with one GPU container."""
-    numa = pod.selector.numa_bind
-    nodes = cards.present.shape[:-1]
-    alone = np.ones(nodes, dtype=np.bool_)
+def survey(cards: Cards, left: Small, wanted: Sequence[Ask], pod: PodRequest) -> Verdict:
+    """Judges every node; `left`: their room. Only pods for which `fit` itself may give up leave nodes open."""
+    wants = [Want.of(asked) for asked in wanted]
+    numa = cards.numa.T if pod.selector.numa_bind else None
+    nodes = left.shape[-1]
+    alone, none = np.ones(nodes, dtype=np.bool_), np.zeros(nodes, dtype=np.bool_)
     failed = np.zeros(nodes, dtype=np.int64)
-    for at, asked in enumerate(wanted):
-        enough = rules.enough(cards, rules.eligible(cards, usage, asked), asked.request, numa_bind=numa)
+    for at, want in enumerate(wants):
+        enough = _enough(room.eligible(left, want), want.count, numa)
         failed[alone & ~enough] = at
         alone &= enough
-    if len(wanted) == 1:
-        return Verdict(alone, np.zeros(nodes, dtype=np.bool_), failed)
-    together = _first_fit(cards, usage, wanted, pod) & alone
-    return Verdict(together, alone & ~together, failed)
+    if len(wants) == 1:
+        return Verdict(alone, none, none, failed)
+    kinds = [container.kind for container in pod.containers]
+    together = _first_fit(left, wants, kinds, numa) & alone
+    rest = alone & ~together
+    if not rest.any() or not _searchable(len(left[0]), wants, kinds):
+        return Verdict(together, none, rest, failed)
+    at_rest = np.flatnonzero(rest)
+    found = _search(*_of(at_rest, left, wants, numa), kinds)
+    together[at_rest[found]] = True
+    return Verdict(together, rest & ~together, none, failed)
 
 
-def _first_fit(cards: Cards, usage: Ints, wanted: Sequence[Ask], pod: PodRequest) -> Bools:
+def _enough(good: Bools, size: int, numa: Ints | None) -> Bools:
+    """Nodes with so many good cards (of one NUMA node where those are given)."""
+    if numa is None:
+        return room.count(good) >= size
+    found = np.zeros(good.shape[1], dtype=np.bool_)
+    for group in _groups(good, numa):
+        found |= room.count(group) >= size
+    return found
+
+
+def _groups(good: Bools, numa: Ints) -> Iterator[Bools]:
+    """The good cards of each NUMA node."""
+    for number in np.unique(numa).tolist():
+        yield good & (numa == number)
+
+
+def _first_fit(left: Small, wants: Sequence[Want], kinds: Sequence[Kind], numa: Ints | None) -> Bools:
     """Nodes on which each container, one after the other, finds room on the first cards that have it."""
-    works = np.ones(cards.present.shape[:-1], dtype=np.bool_)
-    beside_init, beside_apps = usage, usage
-    for container, asked in zip(pod.containers, wanted, strict=True):
-        now = beside_apps if container.kind is Kind.APP else beside_init
-        good = rules.eligible(cards, now, asked)
-        if pod.selector.numa_bind:
-            good = _first_numa(cards, good, asked.request.count)
-        chosen = good & (np.cumsum(good, axis=-1, dtype=np.uint16) <= asked.request.count)
-        works &= count(chosen) == asked.request.count
-        if container.kind is Kind.SIDECAR:
-            beside_init = beside_apps = asked.added(beside_init, chosen)
-        elif container.kind is Kind.APP:
-            beside_apps = asked.added(beside_apps, chosen)
+    works = np.ones(left.shape[-1], dtype=np.bool_)
+    now = left
+    for at, (want, kind) in enumerate(zip(wants, kinds, strict=True)):
+        good = room.eligible(now, want)
+        if numa is not None:
+            good = _first_group(good, numa, want.count)
+        chosen, enough = room.first(good, want.count)
+        works &= enough
+        if kind is not Kind.INIT and at + 1 < len(wants):
+            now = now if now is not left else left.copy()
+            room.place(now, want, chosen)
     return works
 
 
-def _first_numa(cards: Cards, good: Bools, size: int) -> Bools:
+def _first_group(good: Bools, numa: Ints, size: int) -> Bools:
     """Of the good cards only those of the first NUMA node that has enough of them."""
     kept = np.zeros_like(good)
-    for numa in cards.numa_nodes():
-        group = good & (cards.numa == numa)
-        kept |= group & ((count(group) >= size) & ~kept.any(axis=-1))[..., np.newaxis]
+    for group in _groups(good, numa):
+        kept |= group & ((room.count(group) >= size) & ~kept.any(axis=0))
     return kept
+
+
+def _searchable(cards: int, wants: Sequence[Want], kinds: Sequence[Kind]) -> bool:
+    """Is every choice among so many cards also tried by `fit`, which decides in the end?"""
+    tries, choices = 1, 1
+    for want, kind in zip(wants[:-1], kinds, strict=False):
+        choices *= 1 if kind is Kind.INIT else comb(cards, want.count)
+        tries += choices
+    return tries <= TRIES
+
+
+def _of(nodes: Ints, left: Small, wants: Sequence[Want], numa: Ints | None) -> tuple[Small, list[Want], Ints | None]:
+    """The same of these nodes."""
+    part = None if numa is None else np.take(numa, nodes, axis=-1)
+    return np.take(left, nodes, axis=-1), [want.at(nodes) for want in wants], part
+
+
+def _search(left: Small, wants: Sequence[Want], numa: Ints | None, kinds: Sequence[Kind]) -> Bools:
+    """Nodes on which any choice of cards has room for all containers. Every choice is tried, for all nodes at once."""
+    want, *others = wants
+    good = room.eligible(left, want)
+    found = _enough(good, want.count, numa)
+    if not others:
+        return found
+    if kinds[0] is Kind.INIT:  # it has ended when the others start
+        return found & _search(left, others, numa, kinds[1:])
+    found[:] = False
+    for choice in combinations(range(len(good)), want.count):
+        works = good[list(choice)].all(axis=0) & ~found
+        if numa is not None:
+            works &= (numa[list(choice)] == numa[choice[0]]).all(axis=0)
+        nodes = np.flatnonzero(works)
+        if not len(nodes):
+            continue
+        now, (mine, *theirs), part = _of(nodes, left, wants, numa)
+        chosen = np.zeros(now.shape[1:], dtype=np.bool_)
+        chosen[list(choice)] = True
+        room.place(now, mine, chosen)
+        found[nodes] = _search(now, theirs, part, kinds[1:])
+    return found
 
 
 def rejections(cards: Cards, usage: Ints, asked: Ask, rows: Ints, *, numa_bind: bool) -> tuple[list[Rejection], Ints]:
     """The different rejections of the nodes in `rows`, and for each of these nodes the index of its one."""
+    if len(rows) < len(cards.present) // 4:  # else it is faster to judge the others, too
+        cards, usage, asked = cards.at(rows), of_nodes(usage, rows), asked.at(rows)
+        rows = np.arange(len(rows))
     totals = count(cards.present)[rows]
     reasons, columns = [], [totals]
     for reason, bad in rules.judge(cards, usage, asked):
@@ -82,6 +150,30 @@ def rejections(cards: Cards, usage: Ints, asked: Ask, rows: Ints, *, numa_bind: 
     return found, inverse
 
 
+def clashes(
+    cards: Cards, usage: Ints, wanted: Sequence[Ask], pod: PodRequest, rows: Ints
+) -> Iterator[tuple[int, Ints, list[Rejection], Ints]]:
+    """Of nodes in the verdict's `clash`: (container, places in `rows`, rejections, index of each one's).
+
+    Told is the first container that finds no cards beside those before it, on the first cards that have room.
+    """
+    cards, now = cards.at(rows), of_nodes(usage, rows)
+    numa_bind = pod.selector.numa_bind
+    undecided = np.ones(len(rows), dtype=np.bool_)
+    for at, (container, whole) in enumerate(zip(pod.containers, wanted, strict=True)):
+        asked = whole.at(rows)
+        good = rules.eligible(cards, now, asked).T
+        if numa_bind:
+            good = _first_group(good, cards.numa.T, asked.request.count)
+        chosen, enough = room.first(good, asked.request.count)
+        places = np.flatnonzero(undecided & ~enough)
+        if len(places):
+            yield at, places, *rejections(cards, now, asked, places, numa_bind=numa_bind)
+        undecided &= enough
+        if container.kind is not Kind.INIT:
+            now = asked.added(now, chosen.T)
+
+
 def _distinct(columns: Sequence[Ints], largest: int) -> tuple[Ints, Ints]:
     """Kinds of equal rows of a table, given by its columns (0 to `largest`): a row of each kind, the kind of each."""
     key, bound = columns[0], largest + 1
@@ -94,7 +186,9 @@ def _distinct(columns: Sequence[Ints], largest: int) -> tuple[Ints, Ints]:
     return first, inverse
 
 
-def hopeless(cards: Cards, wanted: Sequence[Ask], pod: PodRequest) -> Bools:
-    """Nodes whose cards could not take the pod even if no pod were there: evicting one cannot help."""
-    verdict = survey(cards, nothing_held(*cards.present.shape), wanted, pod)
+def hopeless(cards: Cards, wanted: Sequence[Ask], pod: PodRequest, rows: Ints) -> Bools:
+    """Which of these nodes could not take the pod even if no pod were there: evicting one cannot help."""
+    cards = cards.at(rows)
+    empty = room.of(cards, nothing_held(*cards.present.shape))
+    verdict = survey(cards, empty, [asked.at(rows) for asked in wanted], pod)
     return ~(verdict.fits | verdict.open)

@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 import numpy as np
 
-from vgpu.placement.cards import ALONE, CORES, MEM, PHYS, SLOTS, Bools, Cards, Ints, count
+from vgpu.placement.cards import ALONE, CORES, MEM, PHYS, SLOTS, Bools, Cards, Ints, count, of_nodes
 from vgpu.placement.selection import by_model, by_uuid
 from vgpu.resources import CardSelector, GpuRequest, PodRequest
 
@@ -45,6 +45,13 @@ class Ask:
     guarantee: Ints
     models: Bools | None  #: cards of an accepted model; None: all
     uuids: Bools | None
+
+    def at(self, nodes: Ints) -> "Ask":
+        """The same of these nodes."""
+        memory = of_nodes(self.memory, nodes)
+        guarantee = memory if self.guarantee is self.memory else of_nodes(self.guarantee, nodes)
+        models, uuids = (mask if mask is None else of_nodes(mask, nodes) for mask in (self.models, self.uuids))
+        return Ask(self.request, memory, guarantee, models, uuids)
 
     def added(self, usage: Ints, chosen: Bools) -> Ints:
         """The usage with one slice more on each chosen card."""
