@@ -33,4 +33,18 @@ static inline bool vgpu_capturing(CUstream stream) {
     __typeof__(&cuStreamIsCapturing) ask = DRIVER(cuStreamIsCapturing);
     return !ask || ask(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
+
+/* Around calls of our own: no capture that another thread has open, or begins meanwhile, refuses them or breaks by them. */
+static inline CUstreamCaptureMode vgpu_relax(void) {
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    if (DRIVER(cuThreadExchangeStreamCaptureMode))
+        DRIVER(cuThreadExchangeStreamCaptureMode)(&mode);
+    return mode;
+}
+
+/* `mode`: what vgpu_relax answered. */
+static inline void vgpu_restore(CUstreamCaptureMode mode) {
+    if (DRIVER(cuThreadExchangeStreamCaptureMode))
+        DRIVER(cuThreadExchangeStreamCaptureMode)(&mode);
+}
 #endif

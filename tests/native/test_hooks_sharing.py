@@ -5,6 +5,11 @@ from pathlib import Path
 import pytest
 from preloaded import environment, python
 
+TEAM = """
+class Team(Structure):  # CUmulticastObjectProp of cuda.h
+    _fields_ = [("devices", c_uint), ("size", c_size_t), ("handles", c_ulonglong), ("flags", c_ulonglong)]
+team, zero, flags, size = c_ulonglong(), c_size_t(0), c_ulonglong(0), c_size_t(600 * MIB)
+"""
 CREW = """
 from crew import *
 SHARE = '''
@@ -101,6 +106,68 @@ print(user.ask(f"take(os.getpid(), {held})[0]"), user.ask("used()"))
     assert lines == ["0 2 502", "0 502"]
 
 
+def test_a_driver_that_maps_whole_blocks_alone_tells_the_size_when_it_maps(env: dict[str, str]) -> None:
+    lines = crew(
+        """
+handle, where = maker.ask("share(300 * MIB)")
+status, own = user.ask(f"take(*{where})")
+print(status, user.ask("used()"))
+maker.ask(f"os.close({where[1]})"), maker.ask(f"release({handle})")
+user.do("at, other = reserve(300 * MIB), reserve(300 * MIB)")
+print(user.ask(f"map_block(at, 100 * MIB, {own})"), user.ask(f"map_block(at, 300 * MIB, {own})"), user.ask("used()"))
+print(user.ask(f"map_block(other, 300 * MIB, {own})"), user.ask("unmap(at, 300 * MIB)"), user.ask(f"release({own})"))
+print(user.ask("used()"), user.ask("unmap(other, 300 * MIB)"), user.ask("used()"))
+""",
+        env | {"VGPU_SIM_STRICT": "whole-blocks"},
+    )
+    assert lines == ["0 300", "1 0 300", "0 0 0", "300 0 0"]
+
+
+def test_without_room_such_a_driver_maps_nothing(env: dict[str, str]) -> None:
+    lines = crew(
+        """
+handle, where = maker.ask("share(300 * MIB)")
+status, own = user.ask(f"take(*{where})")
+user.do("at, kept = reserve(300 * MIB), alloc(401 * MIB)[1]")
+print(status, user.ask(f"map_block(at, 300 * MIB, {own})"), user.ask("used()"))
+print(user.ask("free(kept)"), user.ask(f"map_block(at, 300 * MIB, {own})"), user.ask("used()"))
+""",
+        env | {"VGPU_SIM_STRICT": "whole-blocks"},
+    )
+    assert lines == ["0 2 701", "0 0 600"]
+
+
+def test_such_a_driver_tells_the_size_to_a_multicast_object_too(env: dict[str, str]) -> None:
+    lines = crew(
+        f"""
+handle, where = maker.ask("share(600 * MIB)")
+status, own = user.ask(f"take(*{{where}})")
+user.do({TEAM!r} + "ok(cu.cuMulticastCreate(byref(team), byref(Team(1, 600 * MIB, 0, 0))))")
+user.do("ok(cu.cuMulticastAddDevice(team, 0))")
+bind = f"cu.cuMulticastBindMem(team, zero, c_ulonglong({{own}}), zero, size, flags)"
+print(status, user.ask(bind), user.ask("used()"))
+print(maker.ask(f"os.close({{where[1]}})"), maker.ask(f"release({{handle}})"))
+print(user.ask(bind), user.ask("used()"), user.ask(f"release({{own}})"), user.ask("used()"))
+print(user.ask("cu.cuMulticastUnbind(team, 0, zero, size)"), user.ask("used()"))
+""",
+        env | {"VGPU_SIM_STRICT": "whole-blocks", "VGPU_SIMULATE": "H100x2"},
+    )
+    assert lines == ["0 2 600", "None 0", "0 600 0 600", "0 0"]
+
+
+def test_an_import_leaves_captures_alone(env: dict[str, str]) -> None:
+    lines = crew(
+        """
+_, where = maker.ask("share(300 * MIB)")
+user.do("stream, graph = c_void_p(), c_void_p()")
+print(user.ask("cu.cuStreamCreate(byref(stream), 1), cu.cuStreamBeginCapture_v2(stream, 0)"))
+print(user.ask(f"take(*{where})[0]"), user.ask("cu.cuStreamEndCapture(stream, byref(graph))"), user.ask("used()"))
+""",
+        env | {"VGPU_SIM_STRICT": "captures"},
+    )
+    assert lines == ["[0, 0]", "0 0 600"]
+
+
 @pytest.mark.parametrize("granules", [1, 3, 4, 149])
 def test_an_import_is_charged_to_the_granule(env: dict[str, str], granules: int) -> None:
     lines = crew(
@@ -160,10 +227,8 @@ def test_memory_stays_charged_while_a_multicast_object_has_it(env: dict[str, str
     lines = python(
         f"""
 from driver_client import *
-class Team(Structure):  # CUmulticastObjectProp of cuda.h
-    _fields_ = [("devices", c_uint), ("size", c_size_t), ("handles", c_ulonglong), ("flags", c_ulonglong)]
+{TEAM}
 start()
-team, zero, flags, size = c_ulonglong(), c_size_t(0), c_ulonglong(0), c_size_t(600 * MIB)
 ok(cu.cuMulticastCreate(byref(team), byref(Team(1, 600 * MIB, 0, 0))))
 ok(cu.cuMulticastAddDevice(team, 0))
 block = c_ulonglong(create(600 * MIB)[1])

@@ -1,10 +1,34 @@
 /* Virtual memory management: physical memory, address ranges, and mappings of one into the other. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "cuda/driver.h"
 
 #define GRANULARITY (2 * MIB)
+
+static bool whole_blocks, wary; /* what VGPU_SIM_STRICT asks for */
+
+static void read_strictness(void)
+{
+    const char *list = secure_getenv("VGPU_SIM_STRICT");
+    whole_blocks = list && strstr(list, "whole-blocks");
+    wary = list && strstr(list, "captures");
+}
+
+static bool strict(const bool *which)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, read_strictness);
+    return *which;
+}
+
+static CUresult captures_forbid(void)
+{
+    return strict(&wary) ? capture_forbids(NULL) : CUDA_SUCCESS;
+}
 
 static CUdeviceptr next_range = RESERVATION_WINDOW; /* addresses are plenty: never used twice */
 
@@ -111,7 +135,10 @@ CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CU
         return CUDA_ERROR_INVALID_VALUE;
     if (alignment < GRANULARITY)
         alignment = GRANULARITY;
-    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = captures_forbid();
+    if (result)
+        return result;
+    result = CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&driver.lock);
     CUdeviceptr base = (next_range + alignment - 1) & ~(CUdeviceptr)(alignment - 1);
     if (base >= next_range && size <= WINDOW_END - base && range_add(&(struct range){.base = base, .size = size, .kind = RANGE_RESERVED})) {
@@ -126,7 +153,10 @@ CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CU
 CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
 {
     ENTER();
-    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    CUresult result = captures_forbid();
+    if (result)
+        return result;
+    result = CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&driver.lock);
     struct range *range = range_find(address, true);
     if (range && range->base == address && range->size == size && !range_overlap(address, size, false)) {
@@ -140,12 +170,16 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
 CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
     ENTER();
-    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    CUresult result = captures_forbid();
+    if (result)
+        return result;
+    result = CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&driver.lock);
     struct physical *physical = physical_of(handle);
     struct range *reserved = range_find(address, true);
     if (physical && reserved && size && !flags && !offset && address % GRANULARITY == 0 && size % GRANULARITY == 0 && size <= physical->size &&
-        address + size <= reserved->base + reserved->size && !range_overlap(address, size, false) &&
+        (size == physical->size || !strict(&whole_blocks)) && address + size <= reserved->base + reserved->size &&
+        !range_overlap(address, size, false) &&
         range_add(&(struct range){.base = address, .size = size, .kind = RANGE_MAPPED, .physical = physical})) {
         physical->references++;
         result = CUDA_SUCCESS;
@@ -157,6 +191,9 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
 CUresult cuMemUnmap(CUdeviceptr address, size_t size)
 {
     ENTER();
+    CUresult forbidden = captures_forbid();
+    if (forbidden)
+        return forbidden;
     pthread_mutex_lock(&driver.lock);
     /* whole mappings only, all of them inside the range */
     CUdeviceptr at = address;

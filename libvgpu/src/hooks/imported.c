@@ -1,6 +1,9 @@
-/* How large the memory behind an imported handle is. No call of the driver says so, but a mapping is refused from one granule beyond its end on. */
+/* How large the memory behind an imported handle is. No call of the driver says so, but a mapping is refused from one granule beyond its end on.
+ * A driver that maps whole blocks alone refuses all smaller ones, too; then the size is known when the program maps it. */
 #define _GNU_SOURCE
 #include "imported.h"
+
+#include "capture.h"
 
 /* Whether that many bytes of the memory can be mapped at an address that is reserved; nothing stays mapped. */
 static bool reaches(CUmemGenericAllocationHandle handle, CUdeviceptr at, uint64_t bytes) {
@@ -26,26 +29,33 @@ static uint64_t granules(CUmemGenericAllocationHandle handle, CUdeviceptr at, ui
     return fit;
 }
 
-bool vgpu_imported(CUmemGenericAllocationHandle handle, struct vgpu_imported *memory) {
+static enum vgpu_import look(CUmemGenericAllocationHandle handle, struct vgpu_imported *memory) {
     CUmemAllocationProp properties;
     size_t granule = 0, total = 0;
     CUdeviceptr at = 0;
     *memory = (struct vgpu_imported){0};
     if (!DRIVER(cuMemGetAllocationPropertiesFromHandle) || !DRIVER(cuMemGetAllocationGranularity) || !DRIVER(cuMemAddressReserve) ||
         !DRIVER(cuMemAddressFree) || !DRIVER(cuMemMap) || !DRIVER(cuMemUnmap) || !DRIVER(cuDeviceTotalMem_v2))
-        return false;
+        return VGPU_IMPORT_UNREADABLE;
     if (DRIVER(cuMemGetAllocationPropertiesFromHandle)(&properties, handle) != CUDA_SUCCESS)
-        return false;
+        return VGPU_IMPORT_UNREADABLE;
     if (properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
-        return true;
+        return VGPU_IMPORT_HOST;
     memory->device = properties.location.id;
     if (DRIVER(cuMemGetAllocationGranularity)(&granule, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS || !granule ||
         DRIVER(cuDeviceTotalMem_v2)(&total, memory->device) != CUDA_SUCCESS)
-        return false;
+        return VGPU_IMPORT_UNREADABLE;
     uint64_t most = (total + granule - 1) / granule;
     if (DRIVER(cuMemAddressReserve)(&at, most * granule, 0, 0, 0) != CUDA_SUCCESS)
-        return false;
+        return VGPU_IMPORT_UNREADABLE;
     memory->bytes = granules(handle, at, granule, most) * granule;
     DRIVER(cuMemAddressFree)(at, most * granule);
-    return memory->bytes != 0;
+    return memory->bytes ? VGPU_IMPORT_SIZED : VGPU_IMPORT_UNSIZED;
+}
+
+enum vgpu_import vgpu_imported(CUmemGenericAllocationHandle handle, struct vgpu_imported *memory) {
+    CUstreamCaptureMode mode = vgpu_relax();
+    enum vgpu_import kind = look(handle, memory);
+    vgpu_restore(mode);
+    return kind;
 }

@@ -14,11 +14,18 @@
 #define BUCKETS 1024u
 #define GRANULARITY (2u << 20) /* mappings begin at multiples of this on every card */
 
+enum kind {
+    OF_KNOWN_SIZE,   /* charged from the beginning */
+    OF_UNKNOWN_SIZE, /* imported, from a driver that maps whole blocks alone: charged from its first mapping on, which tells the size */
+    MULTICAST,       /* an object without memory of its own */
+};
+
 struct bound;
 struct block {
-    uint64_t bytes;      /* 0: a multicast object, which has none of its own */
+    enum kind kind;
+    uint64_t charged;    /* bytes */
     struct bound *bound; /* what a multicast object keeps on the cards */
-    struct vgpu_ticket ticket;
+    struct vgpu_ticket ticket; /* where something is charged */
     CUdevice device;
     uint32_t references; /* one per handle held, per mapping, per multicast object that it is bound to, per descriptor that it was exported as */
 };
@@ -112,9 +119,38 @@ static void drop(struct block *block) {
         drop(bound->block);
         free(bound);
     }
-    if (block->bytes)
-        vgpu_uncharge(block->ticket, block->bytes);
+    if (block->charged)
+        vgpu_uncharge(block->ticket, block->charged);
     free(block);
+}
+
+struct payment {
+    uint64_t bytes; /* 0: nothing was due */
+    struct vgpu_ticket ticket;
+};
+
+/* Lock held. Before the driver is asked for a use of a part of a block; false: it is beyond the limit. */
+static bool pay(const struct block *block, uint64_t offset, uint64_t size, struct payment *payment) {
+    uint64_t end;
+    *payment = (struct payment){0};
+    if (block->kind != OF_UNKNOWN_SIZE || __builtin_add_overflow(offset, size, &end) || end <= block->charged)
+        return true;
+    payment->bytes = end;
+    return vgpu_reserve(vgpu_card_of_device(block->device), end, &payment->ticket) == VGPU_CHARGED;
+}
+
+/* Lock held. After its answer. A use that is granted tells the size: a driver that maps parts would have told it before. */
+static void paid(struct block *block, const struct payment *payment, CUresult result) {
+    if (!payment->bytes)
+        return;
+    if (result != CUDA_SUCCESS) {
+        vgpu_uncharge(payment->ticket, payment->bytes);
+        return;
+    }
+    if (block->charged)
+        vgpu_uncharge(block->ticket, block->charged);
+    block->ticket = payment->ticket;
+    block->charged = payment->bytes;
 }
 
 /* Lock held. Lets go of blocks whose exported descriptors the program has closed; whether there were any. */
@@ -171,7 +207,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
     lock_tables();
     CUresult result = block && link ? real(handle, bytes, properties, flags) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS) {
-        *block = (struct block){.bytes = bytes, .ticket = ticket, .device = properties->location.id, .references = 1};
+        *block = (struct block){.charged = bytes, .ticket = ticket, .device = properties->location.id, .references = 1};
         *link = (struct link){.key = *handle, .count = 1, .block = block};
         add(handles, link);
     }
@@ -203,8 +239,12 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
     struct link *mapping = calloc(1, sizeof *mapping);
     lock_tables();
     struct link *link = find(handles, handle);
+    struct payment payment = {0};
     /* without memory for the record it would be on the card uncharged, when its handle is released */
-    CUresult result = link && !mapping ? CUDA_ERROR_OUT_OF_MEMORY : real(address, size, offset, handle, flags);
+    bool may = !link || (mapping && pay(link->block, offset, size, &payment));
+    CUresult result = may ? real(address, size, offset, handle, flags) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (link && may)
+        paid(link->block, &payment, result);
     if (result == CUDA_SUCCESS && link) {
         *mapping = (struct link){.key = address, .size = size, .block = link->block};
         link->block->references++;
@@ -281,14 +321,18 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
  * card for this process; no call of the driver tells who else holds it. */
 static CUresult charge_imported(CUmemGenericAllocationHandle handle, struct block *block, struct link *link) {
     struct vgpu_imported memory;
-    if (!block || !link || !vgpu_imported(handle, &memory))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    if (!memory.bytes)
+    enum vgpu_import kind = block && link ? vgpu_imported(handle, &memory) : VGPU_IMPORT_UNREADABLE;
+    if (kind == VGPU_IMPORT_HOST)
         return CUDA_SUCCESS;
-    struct vgpu_ticket ticket;
-    if (vgpu_reserve(vgpu_card_of_device(memory.device), memory.bytes, &ticket) != VGPU_CHARGED)
+    struct vgpu_ticket ticket = {0};
+    if (kind == VGPU_IMPORT_UNREADABLE ||
+        (kind == VGPU_IMPORT_SIZED && vgpu_reserve(vgpu_card_of_device(memory.device), memory.bytes, &ticket) != VGPU_CHARGED))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *block = (struct block){.bytes = memory.bytes, .ticket = ticket, .device = memory.device, .references = 1};
+    *block = (struct block){.kind = kind == VGPU_IMPORT_SIZED ? OF_KNOWN_SIZE : OF_UNKNOWN_SIZE,
+                            .charged = memory.bytes,
+                            .ticket = ticket,
+                            .device = memory.device,
+                            .references = 1};
     *link = (struct link){.key = handle, .count = 1, .block = block};
     add(handles, link);
     return CUDA_SUCCESS;
@@ -331,7 +375,7 @@ CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle, const CUmultica
     lock_tables();
     CUresult result = block && link ? real(handle, properties) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS) {
-        block->references = 1;
+        *block = (struct block){.kind = MULTICAST, .references = 1};
         *link = (struct link){.key = *handle, .count = 1, .block = block};
         add(handles, link);
     }
@@ -363,9 +407,13 @@ static CUresult bind_memory(bind_handle plain, bind_handle_of with_device, CUmem
     lock_tables();
     struct link *to = find(handles, object), *what = find(handles, memory);
     bool counted = to && what;
-    CUresult result = counted && !bound ? CUDA_ERROR_OUT_OF_MEMORY
-                      : plain           ? plain(object, offset, memory, start, size, flags)
-                                        : with_device(object, device, offset, memory, start, size, flags);
+    struct payment payment = {0};
+    bool may = !counted || (bound && pay(what->block, start, size, &payment));
+    CUresult result = !may    ? CUDA_ERROR_OUT_OF_MEMORY
+                      : plain ? plain(object, offset, memory, start, size, flags)
+                              : with_device(object, device, offset, memory, start, size, flags);
+    if (counted && may)
+        paid(what->block, &payment, result);
     if (result == CUDA_SUCCESS && counted) {
         bind(to, what, what->block->device, offset, size, bound);
         bound = NULL;
