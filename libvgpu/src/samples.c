@@ -185,7 +185,9 @@ static bool measure(struct sampler *sampler, struct vgpu_sample *sample, struct 
     const double begin = at_least(fired, launched); /* the first event may have happened long before the launch */
     double end = fired + whole;
     out->queued = fired > launched;
-    out->spoilt = at_least(fired, returned) - begin > at_least(SPOILT_NS, (end - begin) / 8);
+    const double latest = at_least(fired, returned); /* beginning */
+    out->spoilt = latest - begin > at_least(SPOILT_NS, (end - begin) / 8);
+    out->least_ns = (uint64_t)at_least(end - latest, 0);
     /* Over before the second event was recorded, on a stream that had ended before: half of the time, or of that between launches, since longer
      * kernels would have queued up, is the best guess. */
     if (end <= returned + RESOLUTION_NS) {

@@ -7,6 +7,7 @@
 
 #include "costs.h"
 #include "driver.h"
+#include "vgpu/region.h"
 
 enum vgpu_sample_kind {
     VGPU_SAMPLE_LEARNS,  /* one of many launches: only the estimate learns of it */
@@ -35,7 +36,16 @@ struct vgpu_measure {
     uint64_t fresh_ns;    /* part of that which no earlier sample of this context covers */
     bool queued;          /* it began where earlier work of its stream ended: it waited for nobody else */
     bool spoilt;          /* the host was away in between: it may have been much shorter */
+    uint64_t least_ns;    /* but it took so long at least */
 };
+
+/* Whether a spoilt measurement of a launch that pays what it took still shows that it did not take what was paid for it: a short one among long
+ * ones, paid as their mean, gets the difference back on a busy machine too. Of short launches that were paid as such the mean is the better guess. */
+static inline bool vgpu_measure_refutes(const struct vgpu_measure *measure, const struct vgpu_sample *sample) {
+    const uint64_t paid = sample->reserved_ns, most = measure->end_ns - measure->begin_ns;
+    return sample->kind == VGPU_SAMPLE_SETTLES && (paid >= VGPU_LONG_RUN_NS || most >= VGPU_LONG_RUN_NS) &&
+           (paid > most || paid < measure->least_ns);
+}
 
 /* Samples whose result nobody has collected yet, of all contexts: nothing to do while it is 0. */
 extern atomic_int vgpu_samples_outstanding;

@@ -42,7 +42,9 @@ static void account(unsigned card, int64_t gpu_ns) {
 
 void vgpu_settle_sample(const struct vgpu_sample *sample, const struct vgpu_measure *measure) {
     uint64_t whole = measure->end_ns - measure->begin_ns, busy = measure->fresh_ns;
-    if (sample->kind == VGPU_SAMPLE_COVERS || (measure->spoilt && vgpu_cost_known(sample->cost)))
+    if (sample->kind == VGPU_SAMPLE_COVERS)
+        return;
+    if (measure->spoilt && vgpu_cost_known(sample->cost) && !vgpu_measure_refutes(measure, sample))
         return;
     struct vgpu_pacer_card *pacer = vgpu_pacer_shared(sample->card);
     busy = vgpu_contention_scaled(sample->card, busy);

@@ -6,6 +6,7 @@
 #include "crowd.h"
 #include "gcra.h"
 #include "runs.h"
+#include "samples.h"
 
 #define CHECK(condition)                                                                                                                           \
     do {                                                                                                                                           \
@@ -161,7 +162,24 @@ static void check_chance(void) {
     CHECK(chosen > 9000 && chosen < 11000);
 }
 
+/* The host was away while a launch was measured: it took between `least` and `most`. Has it to pay something else than what it has paid? */
+static bool refuted(enum vgpu_sample_kind kind, uint64_t paid, uint64_t least, uint64_t most) {
+    const struct vgpu_sample sample = {.kind = kind, .reserved_ns = paid};
+    const struct vgpu_measure measure = {.begin_ns = MS, .end_ns = MS + most, .least_ns = least, .spoilt = true};
+    return vgpu_measure_refutes(&measure, &sample);
+}
+
+static void check_spoilt(void) {
+    CHECK(refuted(VGPU_SAMPLE_SETTLES, 5 * MS, 0, 20000));           /* 10 us that were paid as the mean of themselves and of 10 ms */
+    CHECK(refuted(VGPU_SAMPLE_SETTLES, 5 * MS, 8 * MS, 10 * MS));
+    CHECK(refuted(VGPU_SAMPLE_SETTLES, 50000, 8 * MS, 10 * MS));     /* long ones of which nothing is known */
+    CHECK(!refuted(VGPU_SAMPLE_SETTLES, 9 * MS, 8 * MS, 10 * MS));
+    CHECK(!refuted(VGPU_SAMPLE_SETTLES, 50000, 10000, 40000));
+    CHECK(!refuted(VGPU_SAMPLE_LEARNS, 5 * MS, 0, 20000));
+}
+
 int main(void) {
+    check_spoilt();
     check_reservations();
     check_mean();
     check_neighbours();
