@@ -20,12 +20,16 @@
 #define FIRST_WAIT_NS 100000000u   /* longest wait for the first measurement of a key; once per key */
 #define SAMPLE_EVERY_NS 2000000u   /* one measurement per thread and this time, on average */
 #define FEWEST_SAMPLES 8192u       /* but one in so many launches */
+#define FAST_NS 5000u              /* mean time between launches below which measurements, of some microseconds each, have to be rare */
 #define BATCH_NS 50000u            /* GPU time that a thread pays in advance at most, and keeps to itself before it is counted for all to see */
+#define COUNTED_NS 1000000u        /* where there is no limit: GPU time that it keeps to itself at most */
 #define BATCH_LAUNCHES 64u         /* after so many a thread looks up again */
 #define LOOK_EVERY_NS 100000u      /* one that launches fast after this time */
 #define MOST_LAUNCHES 512u
 #define BATCH_IDLE_NS 10000000u    /* a thread that launches less often pays one by one */
 #define COLLECT_EVERY_NS 100000u   /* asking the driver takes about a microsecond */
+#define COLLECT_RARELY_NS 20000000u /* where launches are fast, and few results wait that nobody needs soon */
+#define FEW 4
 #define WINDOW_NS 500000000u
 #define KNOWN 8u                   /* keys that a thread remembers; power of two */
 
@@ -96,24 +100,35 @@ static __attribute__((noinline)) void note_source(CUstream stream) {
     thread.source = vgpu_crowd_member(stream, &thread);
 }
 
-/* Spends what this thread has paid in advance; false: it has to look up. */
-static inline bool prepaid(struct vgpu_launch *launch, uint64_t key, CUstream stream) {
+static inline bool spend(uint64_t price) {
+    thread.left_ns -= price;
+    thread.left--;
+    thread.sources |= thread.source;
+    return true;
+}
+
+/* Among several cards, or in another stream than the last launch. */
+static __attribute__((noinline)) bool spend_elsewhere(uint64_t price, CUstream stream) {
+    if (atomic_load_explicit(&cards_seen, memory_order_relaxed) != 1 && !on_same_card())
+        return false;
+    if (stream != thread.stream || !thread.source)
+        note_source(stream);
+    return spend(price);
+}
+
+/* Calls nothing as a rule, so that the hook before it keeps little: both together take a few nanoseconds. */
+bool vgpu_pacer_prepaid(uint64_t key, CUstream stream) {
     const unsigned at = key % KNOWN;
     if (thread.known[at].key != key || !thread.left || thread.epoch != atomic_load_explicit(&epoch, memory_order_relaxed))
         return false;
+    const struct vgpu_local *local = atomic_load_explicit(&vgpu_local_memory, memory_order_acquire);
     const uint64_t price = atomic_load_explicit(&thread.known[at].cost->mean_ns, memory_order_relaxed);
-    if (thread.left_ns < price || thread.selector != limits_selector() || vgpu_any_capture() || vgpu_crowd_watches())
+    if (thread.left_ns < price || thread.selector != limits_selector() || vgpu_any_capture() || vgpu_crowd_watches() ||
+        atomic_load_explicit(&local->owner_pid, memory_order_relaxed) || !atomic_load_explicit(&local->enforced, memory_order_relaxed))
         return false;
-    if (atomic_load_explicit(&cards_seen, memory_order_relaxed) != 1 && !on_same_card())
-        return false;
-    thread.left_ns -= price;
-    thread.left--;
-    if (stream != thread.stream || !thread.source)
-        note_source(stream);
-    thread.sources |= thread.source;
-    launch->state = VGPU_LAUNCH_PREPAID;
-    launch->reserved_ns = price;
-    return true;
+    if (__builtin_expect(atomic_load_explicit(&cards_seen, memory_order_relaxed) != 1 || stream != thread.stream || !thread.source, 0))
+        return spend_elsewhere(price, stream);
+    return spend(price);
 }
 
 /* Closes the utilisation window when it is old enough; one of the racing processes does it. */
@@ -221,9 +236,9 @@ static uint64_t expected(const struct vgpu_cost *cost, bool settled, uint64_t no
     return age > mean ? age : mean;
 }
 
-static int64_t draw_distance(void) {
+static int64_t draw_distance(bool settled) {
     uint64_t mean = thread.interval_ns ? SAMPLE_EVERY_NS / thread.interval_ns : FEWEST_SAMPLES;
-    mean = mean < FEWEST_SAMPLES ? mean : FEWEST_SAMPLES;
+    mean = mean < FEWEST_SAMPLES && !(settled && thread.interval_ns < FAST_NS) ? mean : FEWEST_SAMPLES;
     return mean <= 1 ? 0 : (int64_t)(vgpu_random(&thread.random) % (2 * mean - 1));
 }
 
@@ -246,7 +261,7 @@ static bool chosen(struct vgpu_cost *cost, uint64_t reserved_ns, bool first_of_t
         return false;
     if (first_of_two)
         return false;
-    thread.until_sample = draw_distance();
+    thread.until_sample = draw_distance(settled);
     thread.coupled = false;
     if (!vgpu_crowded())
         return true;
@@ -302,7 +317,7 @@ static uint32_t launches_ahead(void) {
 static __attribute__((noinline)) void paid(struct vgpu_launch *launch, uint64_t key, CUstream stream) {
     struct vgpu_place place;
     const struct vgpu_limits *limits = vgpu_limits_now();
-    *launch = (struct vgpu_launch){.state = VGPU_LAUNCH_UNCOUNTED};
+    *launch = (struct vgpu_launch){.counted = false};
     /* Captured work costs nothing: the launch of the graph will pay. */
     if (!limits || vgpu_capturing(stream) || !vgpu_place_now(&place) || place.card >= limits->card_count)
         return;
@@ -310,19 +325,20 @@ static __attribute__((noinline)) void paid(struct vgpu_launch *launch, uint64_t 
     uint64_t now = vgpu_now_ns();
     look_up(place.card, key, stream, now);
     struct vgpu_cost *cost = vgpu_cost_of(key);
-    if (atomic_load_explicit(&vgpu_samples_outstanding, memory_order_relaxed) && now - thread.collected_ns > COLLECT_EVERY_NS) {
+    const bool settled = atomic_load_explicit(&cost->samples, memory_order_relaxed) >= VGPU_COST_SETTLED;
+    const int results = atomic_load_explicit(&vgpu_samples_outstanding, memory_order_relaxed);
+    if (results && now - thread.collected_ns > (settled && results <= FEW && thread.interval_ns < FAST_NS ? COLLECT_RARELY_NS : COLLECT_EVERY_NS)) {
         thread.collected_ns = now;
         vgpu_samples_collect(place.context, vgpu_settle_sample);
     }
     vgpu_contention_update(place.card, now);
     const struct vgpu_pace share = vgpu_pace_now(limits, &place, now);
     vgpu_settle_refunds(place.card, share.percent);
-    launch->state = VGPU_LAUNCH_PAID;
+    launch->counted = true;
     launch->card = place.card;
     launch->limit = share.percent;
     launch->stream = stream;
 
-    const bool settled = atomic_load_explicit(&cost->samples, memory_order_relaxed) >= VGPU_COST_SETTLED;
     if (share.percent && atomic_load_explicit(&cost->samples, memory_order_relaxed) <= 1) {
         await_first_sample(cost, place.context);
         now = vgpu_now_ns();
@@ -340,9 +356,7 @@ static __attribute__((noinline)) void paid(struct vgpu_launch *launch, uint64_t 
     if (share.percent) {
         pay(&place, &share, launch->reserved_ns, is_short, couple, now);
     } else {
-        const uint64_t free_ns = thread.batch_ns * 2 < BATCH_NS ? thread.batch_ns * 2 : BATCH_NS;
-        thread.batch_ns = free_ns > launch->reserved_ns ? free_ns : launch->reserved_ns;
-        thread.left_ns = thread.batch_ns;
+        thread.left_ns = COUNTED_NS;
         vgpu_pacer_wants(place.card, now, launch->reserved_ns);
     }
     measure(launch, cost, thread.coupled && !second, place.context, stream);
@@ -359,23 +373,17 @@ static __attribute__((noinline)) void paid(struct vgpu_launch *launch, uint64_t 
 
 bool vgpu_pacer_before(struct vgpu_launch *launch, uint64_t key, CUstream stream) {
     const enum vgpu_mode mode = vgpu_enforcement();
-    launch->state = VGPU_LAUNCH_UNCOUNTED;
+    launch->counted = false;
     if (mode == VGPU_UNLIMITED)
         return true;
     if (mode == VGPU_BROKEN)
         return false;
-    if (!prepaid(launch, key, stream))
-        paid(launch, key, stream);
+    paid(launch, key, stream);
     return true;
 }
 
 CUresult vgpu_pacer_settle(struct vgpu_launch *launch, CUresult result) {
     const int kept = errno;
-    if (launch->state == VGPU_LAUNCH_PREPAID) { /* it failed: the next one has it */
-        thread.left_ns += launch->reserved_ns;
-        thread.left++;
-        return result;
-    }
     if (launch->sample)
         vgpu_sample_end(launch->sample, launch->stream, result == CUDA_SUCCESS);
     if (result == CUDA_SUCCESS) {

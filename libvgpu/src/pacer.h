@@ -9,32 +9,27 @@
 
 struct vgpu_sample;
 
-enum vgpu_launch_state {
-    VGPU_LAUNCH_UNCOUNTED, /* not limited, not on a listed card, or captured */
-    VGPU_LAUNCH_PREPAID,   /* from what the thread has paid in advance */
-    VGPU_LAUNCH_PAID,      /* by itself */
-};
-
 /* One launch on its way. */
 struct vgpu_launch {
-    enum vgpu_launch_state state;
-    uint64_t reserved_ns;       /* GPU time that was paid for it */
-    /* of one that paid by itself */
+    bool counted;               /* false: not limited, not on a listed card, or captured */
     unsigned card;
+    uint64_t reserved_ns;       /* GPU time that was paid for it */
     uint32_t limit;             /* percent; 0: accounting only */
     CUstream stream;
     struct vgpu_sample *sample; /* NULL: not measured */
 };
 
-/* Before the driver is called: pays, waits for the launch's own start, begins a measurement. `key` from vgpu_cost_key; `stream` as the driver
- * will understand it (CU_STREAM_PER_THREAD spelled out). False: the region is unusable, the hook answers out of memory. */
+/* True if the calling thread has paid for this launch in advance: nothing is left to do, the driver may be called at once. False: see
+ * vgpu_pacer_before. `key` from vgpu_cost_key; `stream` as the driver will understand it (CU_STREAM_PER_THREAD spelled out). One that the driver
+ * then refuses stays paid: 25 us of GPU time at most. */
+bool vgpu_pacer_prepaid(uint64_t key, CUstream stream);
+/* Before the driver is called otherwise: pays, waits for the launch's own start, begins a measurement. False: the region is unusable, the hook
+ * answers out of memory. */
 bool vgpu_pacer_before(struct vgpu_launch *launch, uint64_t key, CUstream stream);
 CUresult vgpu_pacer_settle(struct vgpu_launch *launch, CUresult result);
 /* After it; returns `result`. A launch that failed gets its payment back. */
 static inline CUresult vgpu_pacer_after(struct vgpu_launch *launch, CUresult result) {
-    if (launch->state == VGPU_LAUNCH_UNCOUNTED || (launch->state == VGPU_LAUNCH_PREPAID && result == CUDA_SUCCESS))
-        return result;
-    return vgpu_pacer_settle(launch, result);
+    return launch->counted ? vgpu_pacer_settle(launch, result) : result;
 }
 /* A context is about to be destroyed: nothing of it will be collected any more. */
 void vgpu_pacer_context_going(CUcontext context);

@@ -33,8 +33,11 @@ static CUresult with_memory(run_function real, CUgraphExec exec, CUstream given,
 }
 
 static CUresult paced(run_function real, CUgraphExec exec, CUstream given, CUstream stream) {
+    const uint64_t key = vgpu_cost_key(exec, 1, 1);
     struct vgpu_launch launch;
-    if (__builtin_expect(!vgpu_pacer_before(&launch, vgpu_cost_key(exec, 1, 1), stream), 0))
+    if (vgpu_pacer_prepaid(key, stream))
+        return with_memory(real, exec, given, stream);
+    if (__builtin_expect(!vgpu_pacer_before(&launch, key, stream), 0))
         return CUDA_ERROR_OUT_OF_MEMORY;
     return vgpu_pacer_after(&launch, with_memory(real, exec, given, stream));
 }

@@ -13,26 +13,29 @@ static uint64_t product(uint64_t x, uint64_t y, uint64_t z) {
     return __builtin_mul_overflow(x, y, &xy) || __builtin_mul_overflow(xy, z, &xyz) ? UINT64_MAX : xyz;
 }
 
-/* Defines the hook `symbol`. Without limits it asks one flag and jumps to the driver's function. Arguments that the driver will refuse at once
- * (`countable` is false) are left to it. */
+/* Defines the hook `symbol`. Without limits it asks one flag and jumps to the driver's function; so does a launch that is paid in advance. All else
+ * is in a function of its own, for whose sake the hook would have to keep its arguments. Those that the driver will refuse at once (`countable` is
+ * false) are left to it. */
 #define PACED(symbol, parameters, arguments, countable, key, stream)                                                                              \
-    CUresult symbol parameters {                                                                                                                   \
-        if (atomic_load_explicit(&vgpu_never_limited, memory_order_relaxed)) {                                                                     \
-            __typeof__(&symbol) direct = (__typeof__(&symbol))atomic_load_explicit(&vgpu_driver_entries[ENTRY_##symbol], memory_order_acquire);    \
-            if (__builtin_expect(direct != NULL, 1))                                                                                               \
-                return direct arguments;                                                                                                           \
-        }                                                                                                                                          \
-        CUDA_REAL(symbol);                                                                                                                         \
-        if (!(countable))                                                                                                                          \
-            return real arguments;                                                                                                                 \
-        struct vgpu_launch launch;                                                                                                                 \
-        if (__builtin_expect(!vgpu_pacer_before(&launch, key, stream), 0))                                                                         \
-            return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                       \
-        return vgpu_pacer_after(&launch, real arguments);                                                                                          \
+    static __attribute__((noinline)) CUresult paced_##symbol parameters {                                                                         \
+        CUDA_REAL(symbol);                                                                                                                        \
+        if (!(countable))                                                                                                                         \
+            return real arguments;                                                                                                                \
+        struct vgpu_launch launch;                                                                                                                \
+        if (__builtin_expect(!vgpu_pacer_before(&launch, key, stream), 0))                                                                        \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                      \
+        return vgpu_pacer_after(&launch, real arguments);                                                                                         \
+    }                                                                                                                                             \
+    CUresult symbol parameters {                                                                                                                  \
+        __typeof__(&symbol) direct = (__typeof__(&symbol))atomic_load_explicit(&vgpu_driver_entries[ENTRY_##symbol], memory_order_acquire);       \
+        if (__builtin_expect(direct != NULL, 1) && (atomic_load_explicit(&vgpu_never_limited, memory_order_relaxed) ||                            \
+                                                    ((countable) && vgpu_pacer_prepaid(key, stream))))                                            \
+            return direct arguments;                                                                                                              \
+        return paced_##symbol arguments;                                                                                                          \
     }
 
-#define SHAPE                                                                                                                                      \
-    CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x, unsigned int block_y,                \
+#define SHAPE                                                                                                                                     \
+    CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x, unsigned int block_y,               \
         unsigned int block_z, unsigned int shared, CUstream stream, void **parameters
 #define SHAPED function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters
 #define SHAPE_KEY vgpu_cost_key(function, product(grid_x, grid_y, grid_z), product(block_x, block_y, block_z))
