@@ -161,11 +161,10 @@ bool vgpu_attempt_booked(struct vgpu_attempt *attempt, CUresult result, enum vgp
     return vgpu_hold(space, handle, &holding);
 }
 
-CUresult vgpu_freed(CUresult result, enum vgpu_space space, uint64_t handle, bool known, const struct vgpu_holding *holding) {
-    if (known && result == CUDA_SUCCESS)
-        vgpu_let_go(holding);
-    else if (known)
-        vgpu_sizes_put(space, handle, holding);
+CUresult vgpu_freed(CUresult result, enum vgpu_space space, uint64_t handle, bool known, const struct vgpu_freeing *freeing) {
+    struct vgpu_holding holding;
+    if (known && vgpu_sizes_free_end(space, handle, freeing, result == CUDA_SUCCESS, &holding))
+        vgpu_let_go(&holding);
     return result;
 }
 

@@ -25,10 +25,10 @@ static inline void vgpu_own_tables(void) {
     (void)vgpu_enforcement();
 }
 
-/* vgpu_sizes_take for a free; a NULL handle is nobody's. */
-static inline bool vgpu_taken(enum vgpu_space space, uint64_t handle, struct vgpu_holding *holding) {
+/* Before the driver is asked to free something; then vgpu_freed. False: not known here; a NULL handle is nobody's. */
+static inline bool vgpu_freeing(enum vgpu_space space, uint64_t handle, struct vgpu_freeing *freeing) {
     vgpu_own_tables();
-    return handle && vgpu_sizes_any() && vgpu_sizes_take(space, handle, holding);
+    return handle && vgpu_sizes_any() && vgpu_sizes_free_begin(space, handle, freeing);
 }
 
 enum vgpu_verdict {
@@ -64,8 +64,8 @@ static inline struct vgpu_attempt vgpu_attempt_here(uint64_t bytes) {
  * the limit or cannot be remembered; the caller frees and answers out of memory. */
 bool vgpu_attempt_booked(struct vgpu_attempt *attempt, CUresult result, enum vgpu_space space, uint64_t handle, uint64_t chosen,
                          enum vgpu_kind kind);
-/* The end of a free: lets go of a holding that was taken out before the driver was asked, or puts it back. Returns `result`. */
-CUresult vgpu_freed(CUresult result, enum vgpu_space space, uint64_t handle, bool known, const struct vgpu_holding *holding);
+/* The end of a free that was `known`: lets go of what the handle stood for, once, however many frees of it were under way. Returns `result`. */
+CUresult vgpu_freed(CUresult result, enum vgpu_space space, uint64_t handle, bool known, const struct vgpu_freeing *freeing);
 /* The context is gone and all memory of its own with it. */
 void vgpu_context_gone(CUcontext context);
 #endif

@@ -14,12 +14,15 @@
 struct entry {
     uint64_t key; /* 0: free */
     struct vgpu_holding holding;
+    uint32_t number; /* larger than that of entries of the same key that came before */
+    uint32_t frees;  /* on their way */
 };
 
 static struct shard {
     vgpu_spin lock;
     uint32_t count;
     uint32_t capacity;
+    uint32_t numbers; /* given so far */
     struct entry *entries;
 } __attribute__((aligned(VGPU_CACHE_LINE))) shards[SHARDS];
 
@@ -49,11 +52,24 @@ void vgpu_sizes_forget(void) {
         memset(&shards[i], 0, sizeof shards[i]);
 }
 
-static struct entry *slot_for(struct shard *shard, uint64_t key, uint64_t hash) {
+static struct entry *vacant(struct shard *shard, uint64_t hash) {
     uint32_t i = (uint32_t)hash & (shard->capacity - 1);
-    while (shard->entries[i].key != 0 && shard->entries[i].key != key)
+    while (shard->entries[i].key != 0)
         i = (i + 1) & (shard->capacity - 1);
     return &shard->entries[i];
+}
+
+/* The newest entry of a key, or (exactly) that of a number; NULL: there is none. */
+static struct entry *find(struct shard *shard, uint64_t key, uint64_t hash, const uint32_t *number) {
+    struct entry *found = NULL;
+    if (!shard->capacity)
+        return NULL;
+    for (uint32_t i = (uint32_t)hash & (shard->capacity - 1); shard->entries[i].key != 0; i = (i + 1) & (shard->capacity - 1)) {
+        struct entry *entry = &shard->entries[i];
+        if (entry->key == key && (number ? entry->number == *number : !found || (int32_t)(entry->number - found->number) > 0))
+            found = entry;
+    }
+    return found;
 }
 
 __attribute__((noinline)) static bool grow(struct shard *shard) {
@@ -66,7 +82,7 @@ __attribute__((noinline)) static bool grow(struct shard *shard) {
     larger.entries = memory;
     for (uint32_t i = 0; i < shard->capacity; i++)
         if (shard->entries[i].key)
-            *slot_for(&larger, shard->entries[i].key, mixed(shard->entries[i].key)) = shard->entries[i];
+            *vacant(&larger, mixed(shard->entries[i].key)) = shard->entries[i];
     if (shard->entries)
         munmap(shard->entries, shard->capacity * sizeof(struct entry));
     shard->entries = larger.entries;
@@ -81,10 +97,12 @@ bool vgpu_sizes_put(enum vgpu_space space, uint64_t handle, const struct vgpu_ho
     vgpu_spin_lock(&shard->lock);
     bool room = shard->count * 2 < shard->capacity || grow(shard);
     if (room) {
-        struct entry *entry = slot_for(shard, key, hash);
-        shard->count += entry->key == 0;
-        entry->key = key;
-        entry->holding = *holding;
+        struct entry *entry = find(shard, key, hash, NULL);
+        if (!entry || entry->frees) {
+            entry = vacant(shard, hash);
+            shard->count++;
+        }
+        *entry = (struct entry){.key = key, .holding = *holding, .number = ++shard->numbers};
     }
     vgpu_spin_unlock(&shard->lock);
     return room;
@@ -104,35 +122,61 @@ static void remove_at(struct shard *shard, uint32_t i) {
     shard->count--;
 }
 
+/* Lock held. */
+static void take_out(struct shard *shard, struct entry *entry, struct vgpu_holding *holding) {
+    *holding = entry->holding;
+    remove_at(shard, (uint32_t)(entry - shard->entries));
+}
+
 bool vgpu_sizes_take(enum vgpu_space space, uint64_t handle, struct vgpu_holding *holding) {
     uint64_t key = key_of(space, handle), hash = mixed(key);
     struct shard *shard = shard_of(hash);
-    bool found = false;
     vgpu_spin_lock(&shard->lock);
-    if (shard->capacity) {
-        struct entry *entry = slot_for(shard, key, hash);
-        found = entry->key == key;
-        if (found) {
-            *holding = entry->holding;
-            remove_at(shard, (uint32_t)(entry - shard->entries));
-        }
+    struct entry *entry = find(shard, key, hash, NULL);
+    bool found = entry != NULL;
+    if (found)
+        take_out(shard, entry, holding);
+    vgpu_spin_unlock(&shard->lock);
+    return found;
+}
+
+bool vgpu_sizes_free_begin(enum vgpu_space space, uint64_t handle, struct vgpu_freeing *freeing) {
+    uint64_t key = key_of(space, handle), hash = mixed(key);
+    struct shard *shard = shard_of(hash);
+    vgpu_spin_lock(&shard->lock);
+    struct entry *entry = find(shard, key, hash, NULL);
+    bool found = entry != NULL;
+    if (found) {
+        entry->frees++;
+        freeing->number = entry->number;
     }
     vgpu_spin_unlock(&shard->lock);
     return found;
 }
 
+bool vgpu_sizes_free_end(enum vgpu_space space, uint64_t handle, const struct vgpu_freeing *freeing, bool freed, struct vgpu_holding *holding) {
+    uint64_t key = key_of(space, handle), hash = mixed(key);
+    struct shard *shard = shard_of(hash);
+    vgpu_spin_lock(&shard->lock);
+    struct entry *entry = find(shard, key, hash, &freeing->number);
+    bool first = entry && freed;
+    if (first)
+        take_out(shard, entry, holding);
+    else if (entry)
+        entry->frees--;
+    vgpu_spin_unlock(&shard->lock);
+    return first;
+}
+
 bool vgpu_sizes_join(enum vgpu_space space, uint64_t handle, struct vgpu_holding *holding) {
     uint64_t key = key_of(space, handle), hash = mixed(key);
     struct shard *shard = shard_of(hash);
-    bool found = false;
     vgpu_spin_lock(&shard->lock); /* until then the handle cannot be taken out, so the share lives */
-    if (shard->capacity) {
-        struct entry *entry = slot_for(shard, key, hash);
-        found = entry->key == key && entry->holding.shared;
-        if (found) {
-            *holding = entry->holding;
-            atomic_fetch_add(&holding->share->handles, 1);
-        }
+    struct entry *entry = find(shard, key, hash, NULL);
+    bool found = entry && entry->holding.shared;
+    if (found) {
+        *holding = entry->holding;
+        atomic_fetch_add(&holding->share->handles, 1);
     }
     vgpu_spin_unlock(&shard->lock);
     return found;

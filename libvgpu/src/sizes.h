@@ -33,13 +33,23 @@ struct vgpu_holding {
     uint8_t reserved;
 };
 
-/* False: no memory for the table; nothing was added. */
+/* False: no memory for the table; nothing was added. An entry of the same handle that somebody is just freeing stays beside the new one: the driver
+ * has freed it, or it could not have given the handle away again, and who frees it has not yet said so. */
 bool vgpu_sizes_put(enum vgpu_space space, uint64_t handle, const struct vgpu_holding *holding);
 /* False: nothing was ever put in. */
 static inline bool vgpu_sizes_any(void) {
     return atomic_load_explicit(&vgpu_sizes_used, memory_order_relaxed);
 }
-/* Takes the entry out; false: not known. */
+/* A free on its way. Any number of them may be under way for one entry, when a program frees twice. */
+struct vgpu_freeing {
+    uint32_t number; /* of the entry */
+};
+/* Before the driver is asked: the entry stays where it is. False: not known. */
+bool vgpu_sizes_free_begin(enum vgpu_space space, uint64_t handle, struct vgpu_freeing *freeing);
+/* After its answer. True: `freed`, and this is the first to say so: the entry, which is in `holding`, is taken out. The others that are on their way
+ * find it gone, whatever the driver told them. */
+bool vgpu_sizes_free_end(enum vgpu_space space, uint64_t handle, const struct vgpu_freeing *freeing, bool freed, struct vgpu_holding *holding);
+/* Takes the newest entry of a handle out; false: not known. */
 bool vgpu_sizes_take(enum vgpu_space space, uint64_t handle, struct vgpu_holding *holding);
 /* Makes one more handle of the share behind a handle, which stays where it is: a copy of its holding. False: not known, or no share. */
 bool vgpu_sizes_join(enum vgpu_space space, uint64_t handle, struct vgpu_holding *holding);

@@ -13,7 +13,7 @@ from vgpu.native import CardLimit, Limits, Region
 SANITIZERS = ("thread", "address,undefined")
 SOURCES = HERE.parents[1] / "libvgpu/src"
 #: C unit tests, with what they test
-UNITS = {"pacer_units": ("costs", "runs", "crowd"), "arbiter_units": ("arbiter_busy",)}
+UNITS = {"pacer_units": ("costs", "runs", "crowd"), "arbiter_units": ("arbiter_busy",), "sizes_units": ("sizes",)}
 
 
 def units(name: str, *flags: str) -> Path:

@@ -124,14 +124,14 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESC
 
 CUresult cuArrayDestroy(CUarray array) {
     CUDA_REAL(cuArrayDestroy);
-    struct vgpu_holding holding;
-    bool known = vgpu_taken(VGPU_ARRAY, number(array), &holding);
-    return vgpu_freed(real(array), VGPU_ARRAY, number(array), known, &holding);
+    struct vgpu_freeing freeing;
+    bool known = vgpu_freeing(VGPU_ARRAY, number(array), &freeing);
+    return vgpu_freed(real(array), VGPU_ARRAY, number(array), known, &freeing);
 }
 
 CUresult cuMipmappedArrayDestroy(CUmipmappedArray array) {
     CUDA_REAL(cuMipmappedArrayDestroy);
-    struct vgpu_holding holding;
-    bool known = vgpu_taken(VGPU_MIPMAP, number(array), &holding);
-    return vgpu_freed(real(array), VGPU_MIPMAP, number(array), known, &holding);
+    struct vgpu_freeing freeing;
+    bool known = vgpu_freeing(VGPU_MIPMAP, number(array), &freeing);
+    return vgpu_freed(real(array), VGPU_MIPMAP, number(array), known, &freeing);
 }

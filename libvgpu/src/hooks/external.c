@@ -40,7 +40,7 @@ static bool mapped(bool known, CUresult result, enum vgpu_space space, uint64_t 
         vgpu_let_go(holding);
         return true;
     }
-    if (vgpu_taken(space, handle, &before))
+    if (vgpu_sizes_take(space, handle, &before))
         vgpu_let_go(&before);
     return vgpu_hold(space, handle, holding);
 }
@@ -84,7 +84,7 @@ CUresult cuExternalMemoryGetMappedMipmappedArray(CUmipmappedArray *array, CUexte
 
 CUresult cuDestroyExternalMemory(CUexternalMemory memory) {
     CUDA_REAL(cuDestroyExternalMemory);
-    struct vgpu_holding holding;
-    bool known = vgpu_taken(VGPU_EXTERNAL, number(memory), &holding);
-    return vgpu_freed(real(memory), VGPU_EXTERNAL, number(memory), known, &holding);
+    struct vgpu_freeing freeing;
+    bool known = vgpu_freeing(VGPU_EXTERNAL, number(memory), &freeing);
+    return vgpu_freed(real(memory), VGPU_EXTERNAL, number(memory), known, &freeing);
 }

@@ -68,22 +68,17 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned 
     return booked(&attempt, result, granted ? *pointer : 0, granted ? (uint64_t)*pitch * height : 0);
 }
 
-/* The entry leaves the table before the driver may hand the same address to another thread. A pointer that is not known here (imported,
- * mapped, from before) is the driver's alone. */
-static bool take(CUdeviceptr pointer, struct vgpu_holding *holding) {
-    return vgpu_taken(VGPU_POINTER, pointer, holding);
-}
-
+/* A pointer that is not known here (imported, mapped, from before) is the driver's alone. */
 CUresult cuMemFree_v2(CUdeviceptr pointer) {
     CUDA_REAL(cuMemFree_v2);
-    struct vgpu_holding holding;
-    bool known = take(pointer, &holding);
-    return vgpu_freed(real(pointer), VGPU_POINTER, pointer, known, &holding);
+    struct vgpu_freeing freeing;
+    bool known = vgpu_freeing(VGPU_POINTER, pointer, &freeing);
+    return vgpu_freed(real(pointer), VGPU_POINTER, pointer, known, &freeing);
 }
 
 CUresult cuMemFree(CUdeviceptr_v1 pointer) {
     CUDA_REAL(cuMemFree);
-    struct vgpu_holding holding;
-    bool known = take(pointer, &holding);
-    return vgpu_freed(real(pointer), VGPU_POINTER, pointer, known, &holding);
+    struct vgpu_freeing freeing;
+    bool known = vgpu_freeing(VGPU_POINTER, pointer, &freeing);
+    return vgpu_freed(real(pointer), VGPU_POINTER, pointer, known, &freeing);
 }

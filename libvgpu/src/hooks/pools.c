@@ -80,9 +80,9 @@ CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUmemo
 }
 
 static CUresult release(free_function real, CUdeviceptr pointer, CUstream given, CUstream stream) {
-    struct vgpu_holding holding;
-    bool known = !vgpu_capturing(stream) && vgpu_taken(VGPU_POINTER, pointer, &holding);
-    return vgpu_freed(real(pointer, given), VGPU_POINTER, pointer, known, &holding);
+    struct vgpu_freeing freeing;
+    bool known = !vgpu_capturing(stream) && vgpu_freeing(VGPU_POINTER, pointer, &freeing);
+    return vgpu_freed(real(pointer, given), VGPU_POINTER, pointer, known, &freeing);
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
