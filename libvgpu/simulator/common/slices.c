@@ -62,7 +62,7 @@ static bool current_lane(struct sim *sim, int index, struct lane *out)
 
 static void drop(struct sim_card *card, uint32_t slot)
 {
-    store(&card->active[slot / 64], load(&card->active[slot / 64]) & ~(1ull << slot % 64));
+    atomic_fetch_and_explicit(&card->active[slot / 64], ~(1ull << slot % 64), memory_order_relaxed);
 }
 
 /* Until when a process is known to live. */

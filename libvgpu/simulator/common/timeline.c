@@ -17,9 +17,23 @@ static struct sim_launch *launch_at(const struct sim *sim, int index, uint64_t s
     return &sim->self->launched[index][sequence % SIM_RING];
 }
 
+/* Tells whoever advances the card that this process has work for it. A mark can be lost to a holder of the card's lock that was stopped for so long
+ * that the lock was taken from it, and then stores what it had read before: so whoever waits makes it again. */
+static void mark_active(struct sim *sim, int index)
+{
+    const struct sim_share_of_card *own = &sim->self->cards[index];
+    _Atomic uint64_t *word = &sim->state->cards[index].active[sim->slot / 64];
+    uint64_t bit = 1ull << sim->slot % 64;
+    if (!(atomic_load_explicit(word, memory_order_relaxed) & bit) &&
+        atomic_load_explicit(&own->completed, memory_order_relaxed) < atomic_load_explicit(&own->issued, memory_order_relaxed))
+        atomic_fetch_or_explicit(word, bit, memory_order_relaxed);
+}
+
 void sim_advance(struct sim *sim, int index)
 {
     struct sim_card *card = &sim->state->cards[index];
+    if (sim_self_valid(sim))
+        mark_active(sim, index);
     uint64_t some = atomic_load(&card->step.written) - atomic_load(&card->step.applied);
     for (uint32_t word = 0; !some && word * 64 < atomic_load(&sim->state->slots_used); word++)
         some = atomic_load_explicit(&card->active[word], memory_order_relaxed);
@@ -165,8 +179,7 @@ uint64_t sim_launch(struct sim *sim, int index, uint64_t duration, uint32_t widt
         atomic_store_explicit(&launch->phase, SIM_QUEUED, memory_order_relaxed);
         atomic_store_explicit(&own->launches, sequence, memory_order_relaxed);
         atomic_store_explicit(&own->issued, sequence, memory_order_release);
-        _Atomic uint64_t *word = &card->active[sim->slot / 64];
-        atomic_store_explicit(word, atomic_load_explicit(word, memory_order_relaxed) | 1ull << sim->slot % 64, memory_order_relaxed);
+        mark_active(sim, index);
         atomic_store_explicit(&sim->state->slots[sim->slot].seen_ns, now, memory_order_relaxed);
         sim_release(&card->time_lock);
         return sequence;
