@@ -29,7 +29,7 @@ def group() -> click.Group:
     return vgpu.cli._group
 
 
-@pytest.mark.parametrize("name", ["run", "ps", "top", "where", "probe"])
+@pytest.mark.parametrize("name", ["run", "ps", "top", "where", "probe", "doctor"])
 def test_every_module_is_a_command_with_help(name: str) -> None:
     done = CliRunner().invoke(group(), [name, "--help"])
     assert done.exit_code == 0

@@ -1,0 +1,283 @@
+"""Checks of a cluster. Pure: facts in, findings out."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from vgpu import names
+from vgpu.devices import Inventory, decode_inventory
+from vgpu.doctor.certificates import judge
+from vgpu.doctor.findings import Finding, minor, ok, some, unseen, wrong
+from vgpu.kube.objects import Node
+from vgpu.resources import parse_quantity
+
+OLDEST: Final = (1, 30)  #: Kubernetes: ValidatingAdmissionPolicy
+SCHEDULER, AGENT = "scheduler", "device-plugin"  #: app.kubernetes.io/component
+#: Parts of the image names of device plugins that serve the same cards
+OTHER_PLUGINS: Final = (
+    "k8s-device-plugin", "nvidia-device-plugin", "nvidia-gpu-device-plugin", "k8s-vdevice", "hami", "volcano-vgpu",
+    "gpushare-plugin", "gpu-manager",
+)  # fmt: skip
+#: Containers of the same images that serve no device plugin
+HARMLESS: Final = ("gpu-feature-discovery", "mps-control-daemon", "config-manager")
+
+
+class Webhook(msgspec.Struct, frozen=True):
+    """A MutatingWebhookConfiguration that calls the webhook for pods."""
+
+    configuration: str
+    service: str = ""  #: NAMESPACE/NAME
+    bundle: bytes = b""  #: PEM
+    resource: str = names.RESOURCE_GPU
+    scheduler_name: str = names.SCHEDULER_NAME
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A pod of the release, or one of another device plugin."""
+
+    component: str  #: "" for another's
+    pod: str  #: NAMESPACE/NAME
+    node: str = ""
+    ready: bool = False
+    version: str = ""
+    images: tuple[str, ...] = ()
+    tls_secret: str = ""  #: NAMESPACE/NAME of the webhook's certificate, where this part serves it
+
+    @property
+    def named(self) -> str:
+        namespace, _, name = self.pod.partition("/")
+        return f"-n {namespace} {name}"
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """What became of a GPU pod that was created as a dry run."""
+
+    translated: bool = False
+    error: str = ""
+    namespace: str = "default"
+
+
+class Cluster(msgspec.Struct, frozen=True):
+    """What could be read; None: it could not, and `refused` says why."""
+
+    version: str | None = None  #: of the API server
+    webhooks: tuple[Webhook, ...] | None = None
+    parts: tuple[Part, ...] | None = None
+    nodes: tuple[Node, ...] | None = None
+    trial: Trial | None = None
+    served: bytes | None = None  #: PEM of the webhook's certificate
+    refused: Mapping[str, str] = {}
+
+    def why(self, what: str) -> str:
+        return self.refused.get(what, "it was not asked")
+
+
+def examine(cluster: Cluster, now: datetime, own_version: str) -> list[Finding]:
+    """Everything about a cluster, the cause before what follows from it."""
+    return [
+        *_api_server(cluster),
+        *_scheduler(cluster),
+        *_webhook(cluster),
+        *_certificate(cluster, now),
+        *_agents(cluster),
+        *_nodes(cluster),
+        *_versions(cluster, own_version),
+    ]
+
+
+def _api_server(cluster: Cluster) -> Iterator[Finding]:
+    if cluster.version is None:
+        yield unseen("kubernetes", cluster.why("version"))
+    elif (number := minor(cluster.version)) is not None and number < OLDEST:
+        yield wrong(
+            "kubernetes",
+            f"{cluster.version} has no ValidatingAdmissionPolicy: anybody could forge who holds which slice",
+            "upgrade the cluster to 1.30 or newer",
+        )
+    else:
+        yield ok("kubernetes", cluster.version)
+
+
+def _scheduler(cluster: Cluster) -> Iterator[Finding]:
+    if cluster.parts is None:
+        yield unseen("scheduler", cluster.why("pods"), "give this account the right to list pods")
+        return
+    found = [part for part in cluster.parts if part.component == SCHEDULER]
+    if not found:
+        yield wrong("scheduler", "no pod of it is there", "helm install vgpu charts/vgpu -n kube-system")
+    elif not any(part.ready for part in found):
+        yield wrong(
+            "scheduler", f"none of {len(found)} pods is ready", f"look at it: kubectl describe pod {found[0].named}"
+        )
+    else:
+        yield ok("scheduler", f"{sum(part.ready for part in found)} of {len(found)} pods ready")
+
+
+def _webhook(cluster: Cluster) -> Iterator[Finding]:
+    if cluster.webhooks is None:
+        yield unseen(
+            "webhook", cluster.why("webhooks"), "give this account the right to list mutatingwebhookconfigurations"
+        )
+    elif not cluster.webhooks:
+        yield wrong("webhook", "no MutatingWebhookConfiguration calls it", "run helm upgrade for the release again")
+        return
+    trial = cluster.trial
+    if trial is None:
+        yield unseen("webhook", f"a GPU pod as a dry run: {cluster.why('trial')}")
+    elif trial.translated:
+        yield ok("webhook", f"a GPU pod in namespace {trial.namespace} is translated (tried as a dry run)")
+    elif "failed calling webhook" in trial.error:
+        service = next((hook.service for hook in cluster.webhooks or ()), "")
+        todo = f"is the scheduler ready, and may the API server reach port 443 of Service {service}?"
+        if "x509" in trial.error or "certificate" in trial.error:
+            todo = "the scheduler, or cert-manager, writes caBundle: look at its log"
+        yield wrong("webhook", f"the API server cannot call it: {trial.error}", todo)
+    elif trial.error:
+        yield unseen("webhook", f"a GPU pod as a dry run: {trial.error}")
+    else:
+        yield wrong(
+            "webhook",
+            f"a GPU pod in namespace {trial.namespace} passes it by",
+            f"does the namespace carry the label {names.WEBHOOK_LABELS[0]}: {names.WEBHOOK_IGNORE}?",
+        )
+
+
+def _certificate(cluster: Cluster, now: datetime) -> Iterator[Finding]:
+    for hook in cluster.webhooks or ():
+        served = cluster.served
+        yield judge(hook.bundle, served, hook.service, now, refused="" if served else cluster.why("secret"))
+
+
+def _agents(cluster: Cluster) -> Iterator[Finding]:
+    if cluster.parts is None:
+        yield unseen("agents", cluster.why("pods"))
+        return
+    agents = [part for part in cluster.parts if part.component == AGENT]
+    idle = [part for part in agents if not part.ready]
+    if not agents:
+        yield wrong("agents", "no pod of the node agent is there", "does devicePlugin.nodeSelector choose any node?")
+    elif idle:
+        nodes = some(sorted(part.node or part.pod for part in idle))
+        yield wrong("agents", f"not ready on {nodes}", f"look at one: kubectl describe pod {idle[0].named}")
+    else:
+        yield ok("agents", f"ready on {len(agents)} nodes")
+    for part in cluster.parts:
+        if not part.component and part.node in {agent.node for agent in agents}:
+            yield wrong(
+                "conflict",
+                f"pod {part.pod} ({some(list(part.images))}) is another device plugin on node {part.node}",
+                "take it off the nodes that vgpu serves: each card has one plugin",
+            )
+
+
+def _nodes(cluster: Cluster) -> Iterator[Finding]:
+    if cluster.nodes is None:
+        yield unseen("plugin", cluster.why("nodes"), "give this account the right to list nodes")
+        return
+    resource = cluster.webhooks[0].resource if cluster.webhooks else names.RESOURCE_GPU
+    cards, serving, runtimes = 0, 0, defaultdict(list)
+    for node in cluster.nodes:
+        told = list(_node(node, resource))
+        yield from told
+        inventory = _inventory(node)
+        if inventory is not None and inventory.devices:
+            cards += len(inventory.devices)
+            serving += not told
+            info = node.status.nodeInfo
+            runtimes[info.containerRuntimeVersion, info.kubeletVersion].append(node.metadata.name)
+    if serving:
+        yield ok("plugin", f"registered on {serving} nodes; {cards} cards in the cluster")
+    elif not cards:
+        yield wrong(
+            "plugin",
+            f"none of {len(cluster.nodes)} nodes tells of cards",
+            "look at the agent's log on a node with a card; without NVML there: devicePlugin.runtimeClassName=nvidia",
+        )
+    for (runtime, kubelet), where in sorted(runtimes.items()):
+        yield _runtime(runtime, kubelet, where)
+
+
+def _node(node: Node, resource: str) -> Iterator[Finding]:
+    """What is wrong with one node."""
+    name = node.metadata.name
+    inventory = _inventory(node)
+    if inventory is None:
+        yield wrong(
+            "plugin", f"node {name}: annotation {names.DEVICES} cannot be read", "are agent and doctor of one version?"
+        )
+    elif inventory.devices:
+        slots = sum(gpu.slots for gpu in inventory.devices)
+        offered = int(parse_quantity(node.status.capacity.get(resource, 0)))
+        if not offered:
+            yield wrong(
+                "plugin",
+                f"node {name} has {len(inventory.devices)} cards and offers no {resource}: the kubelet has no plugin",
+                "is the agent ready there, and devicePlugin.kubeletRoot the kubelet's --root-dir?",
+            )
+        elif offered != slots:
+            yield wrong(
+                "conflict",
+                f"node {name} offers {offered} of {resource}, its cards have {slots} slots",
+                "does another device plugin serve that name there? Take it off; else wait for the agent's restart",
+            )
+    for condition in node.status.conditions:
+        if condition.type in names.CONDITIONS and condition.status == "True":
+            area = "runtime" if condition.type == names.CONDITION_UNENFORCED else "cards"
+            yield wrong(area, f"node {name}: {condition.message}", f"see {condition.type} in docs/troubleshooting.md")
+
+
+def _inventory(node: Node) -> Inventory | None:
+    """Empty where the node tells of no cards, None where what it tells cannot be read."""
+    text = node.metadata.annotations.get(names.DEVICES)
+    try:
+        return decode_inventory(text) if text else Inventory()
+    except ValueError:
+        return None
+
+
+def _runtime(runtime: str, kubelet: str, nodes: list[str]) -> Finding:
+    where = f"{runtime} with kubelet {kubelet} on {some(nodes)}"
+    name, _, version = runtime.partition("://")
+    number, kubelets = minor(version), minor(kubelet)
+    if kubelets is not None and kubelets < OLDEST:
+        return wrong("runtime", where, "upgrade the kubelet to 1.30 or newer")
+    if name == "docker":
+        return wrong("runtime", f"{where}: cri-dockerd hands no CDI names on", "use containerd or CRI-O")
+    cdi = number is not None and (
+        (name == "containerd" and number >= (2, 0)) or (name == "cri-o" and number >= (1, 28))
+    )
+    how = "cards come by CDI" if cdi else "cards come by CDI where it is enabled, else as the agent's log says"
+    return ok("runtime", f"{where}: {how}")
+
+
+def _versions(cluster: Cluster, own: str) -> Iterator[Finding]:
+    parts = [part for part in cluster.parts or () if part.component]
+    released = sorted({part.version for part in parts if part.version})
+    if len(released) > 1:
+        yield wrong("versions", f"parts of {', '.join(released)} run", "let the upgrade end: kubectl rollout status")
+    elif released:
+        note = "" if released[0] == own else f"; this command is {own}"
+        yield ok("versions", f"vgpu {released[0]}{note}")
+    server = minor(cluster.version or "")
+    for tag in sorted({_tag(image) for part in parts for image in part.images if "kube-scheduler" in image}):
+        number = minor(tag)
+        if server and number and not (server[0] == number[0] and 0 <= server[1] - number[1] <= 1):
+            yield wrong(
+                "versions",
+                f"kube-scheduler {tag} beside API server {cluster.version}",
+                "run helm upgrade: without scheduler.kubeScheduler.image.tag it has the version of the cluster",
+            )
+    drivers = defaultdict(list)
+    for node in cluster.nodes or ():
+        inventory = _inventory(node)
+        if inventory is not None and inventory.driver:
+            drivers[inventory.driver, inventory.cuda].append(node.metadata.name)
+    for (driver, cuda), nodes in sorted(drivers.items()):
+        yield ok("versions", f"driver {driver} (CUDA {cuda or 'unknown'}) on {some(nodes)}")
+
+
+def _tag(image: str) -> str:
+    return image.rpartition(":")[2]

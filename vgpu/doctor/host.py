@@ -1,0 +1,119 @@
+"""Checks of the machine that this runs on: for `vgpu run`, and where a kubelet is, for its node. Pure."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from vgpu import names
+from vgpu.devices import Inventory
+from vgpu.doctor.findings import Finding, ok, some, unseen, wrong
+
+#: Settings of NVIDIA's container toolkit, and the value of each that keeps a container from cards it was not given
+SAFE = {
+    "accept-nvidia-visible-devices-envvar-when-unprivileged": False,
+    "accept-nvidia-visible-devices-as-volume-mounts": True,
+}
+
+
+class Kubelet(msgspec.Struct, frozen=True):
+    """The kubelet's folder of device plugins."""
+
+    folder: str
+    sockets: tuple[str, ...] = ()
+    registered: tuple[str, ...] | None = None  #: resources in its checkpoint; None: it cannot be read
+    refused: str = ""  #: why not
+
+
+class Host(msgspec.Struct, frozen=True):
+    """What was found; texts that say why something was not are sentences."""
+
+    inventory: Inventory | None = None
+    no_inventory: str = ""
+    simulate: str = ""  #: simulated cards that `vgpu run` would take
+    library: str = ""
+    no_library: str = ""
+    state: str = ""  #: directory of `vgpu run`
+    no_state: str = ""
+    kubelet: Kubelet | None = None
+    toolkit: str = ""  #: its file of settings
+    settings: dict[str, object] | None = None  #: None: they cannot be read
+    rolled_out: tuple[str, ...] | None = None  #: libraries for containers on this node
+
+
+def examine(host: Host, *, resource: str, alone: bool) -> list[Finding]:
+    """`alone`: there is no cluster to look at, so that this machine is what matters."""
+    return [*_cards(host, alone=alone), *_library(host), *_kubelet(host, resource), *_toolkit(host)]
+
+
+def _cards(host: Host, *, alone: bool) -> Iterator[Finding]:
+    found = host.inventory
+    if host.simulate:
+        yield ok("driver", f"simulated cards: {host.simulate}")
+    elif found is not None and found.devices:
+        models = some([f"{gpu.model} ({gpu.physical_memory} MiB)" for gpu in found.devices])
+        yield ok("driver", f"{found.driver}, CUDA {found.cuda or 'unknown'}: {models}")
+    else:
+        sentence = host.no_inventory or "the driver knows no card"
+        if alone or host.kubelet is not None:
+            todo = f"install NVIDIA's driver, or try simulated cards: {names.ENV_SIMULATE}=T4x2"
+            yield wrong("driver", sentence, todo) if alone else unseen("driver", sentence)
+        else:
+            yield unseen("driver", f"{sentence}: a machine that only talks to the cluster needs none")
+
+
+def _library(host: Host) -> Iterator[Finding]:
+    if host.library:
+        yield ok("library", host.library)
+    else:
+        yield wrong("library", host.no_library, "install the package again, or `make build` in a checkout")
+    if host.state:
+        yield ok("vgpu run", f"keeps its state in {host.state}")
+    else:
+        yield wrong("vgpu run", host.no_state, f"choose another directory by {names.ENV_STATE_DIR}")
+
+
+def _kubelet(host: Host, resource: str) -> Iterator[Finding]:
+    kubelet = host.kubelet
+    if kubelet is None:
+        return
+    others = sorted(name for name in kubelet.sockets if "nvidia" in name.lower())
+    if others:
+        yield wrong(
+            "conflict",
+            f"{some(others)} in {kubelet.folder} is another device plugin's",
+            "take that plugin off this node: each card has one plugin",
+        )
+    if kubelet.registered is None:
+        yield unseen("plugin", f"what the kubelet has registered: {kubelet.refused}", "run this as root")
+    elif resource not in kubelet.registered:
+        yield wrong(
+            "plugin",
+            f"the kubelet has no {resource} registered, only {some(sorted(kubelet.registered)) or 'nothing'}",
+            "look at the log of the node's agent; is devicePlugin.kubeletRoot the kubelet's --root-dir?",
+        )
+    else:
+        yield ok("plugin", f"the kubelet has {resource} registered")
+    if host.rolled_out == () and kubelet.registered and resource in kubelet.registered:
+        yield wrong(
+            "library",
+            "none for containers is on this node: no GPU container can start",
+            "restart the node's agent, which puts it there",
+        )
+
+
+def _toolkit(host: Host) -> Iterator[Finding]:
+    if not host.toolkit:
+        return
+    if host.settings is None:
+        yield wrong("runtime", f"{host.toolkit} cannot be read", "mend the file: it has to be TOML")
+        return
+    bad = [name for name, value in SAFE.items() if host.settings.get(name) is not value]
+    if "when-unprivileged" in " ".join(bad):
+        wanted = ", ".join(f"{name} = {str(SAFE[name]).lower()}" for name in bad)
+        yield wrong(
+            "runtime",
+            f"NVIDIA's container runtime shows every card to images that set {names.ENV_VISIBLE_DEVICES}",
+            f"in {host.toolkit}: {wanted}",
+        )
+    else:
+        yield ok("runtime", f"{host.toolkit} gives cards to nobody who was not given them")
