@@ -1,0 +1,178 @@
+/* The charge of a pool against a driver that is played here, step by step: prints nothing and ends with 0, or names the check that failed. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "capture.h"
+#include "pools.h"
+
+#define CHECK(condition)                                                                                                                           \
+    do {                                                                                                                                           \
+        if (!(condition)) {                                                                                                                        \
+            printf("line %d: %s\n", __LINE__, #condition);                                                                                         \
+            exit(1);                                                                                                                               \
+        }                                                                                                                                          \
+    } while (0)
+
+#define MIB (UINT64_C(1) << 20)
+#define POOL ((CUmemoryPool)16)
+
+static uint64_t reserved, used;    /* of the only pool */
+static uint64_t charged, limit;    /* of the only card */
+static struct vgpu_pool *pool;
+
+_Atomic(void *) vgpu_driver_entries[VGPU_ENTRY_COUNT];
+atomic_int vgpu_open_captures;
+
+void *vgpu_driver_entry_slowly(enum vgpu_entry entry) {
+    (void)entry;
+    return NULL;
+}
+
+static CUresult get_attribute(CUmemoryPool handle, CUmemPool_attribute which, void *value) {
+    CHECK(handle == POOL);
+    *(cuuint64_t *)value = which == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT ? reserved : used;
+    return CUDA_SUCCESS;
+}
+
+static CUresult trim_to(CUmemoryPool handle, size_t keep) {
+    uint64_t least = ((keep > used ? keep : used) + 32 * MIB - 1) / (32 * MIB) * (32 * MIB);
+    CHECK(handle == POOL);
+    reserved = least < reserved ? least : reserved;
+    return CUDA_SUCCESS;
+}
+
+unsigned vgpu_card_of_device(CUdevice device) {
+    return (unsigned)device;
+}
+
+bool vgpu_charge(unsigned card, enum vgpu_account_index account, uint64_t bytes, struct vgpu_ticket *ticket) {
+    *ticket = (struct vgpu_ticket){.lane = 1, .card = (uint8_t)card, .account = (uint8_t)account};
+    if (bytes > limit - charged)
+        return false;
+    charged += bytes;
+    return true;
+}
+
+void vgpu_charge_always(unsigned card, enum vgpu_account_index account, uint64_t bytes, struct vgpu_ticket *ticket) {
+    *ticket = (struct vgpu_ticket){.lane = 1, .card = (uint8_t)card, .account = (uint8_t)account};
+    charged += bytes;
+}
+
+void vgpu_release(struct vgpu_ticket ticket, uint64_t bytes) {
+    (void)ticket;
+    CHECK(bytes <= charged);
+    charged -= bytes;
+}
+
+uint64_t vgpu_used(unsigned card, enum vgpu_account_index account) {
+    (void)card;
+    (void)account;
+    return charged;
+}
+
+void vgpu_count_kind(unsigned card, enum vgpu_kind kind, int64_t bytes) {
+    (void)card;
+    (void)kind;
+    (void)bytes;
+}
+
+/* What cuMemAllocAsync does up to the driver's call; the growth that was charged. */
+static uint64_t begin(uint64_t bytes) {
+    struct vgpu_ticket ticket;
+    uint64_t growth = vgpu_pool_growth(pool, bytes);
+    if (growth) {
+        CHECK(vgpu_charge(0, VGPU_DEVICE_BYTES, growth, &ticket));
+        vgpu_pool_expect(pool, ticket, growth);
+    }
+    return growth;
+}
+
+/* The driver's call, and what comes after it. */
+static bool end(uint64_t growth, uint64_t bytes) {
+    used += bytes;
+    if (used > reserved)
+        reserved = (used + 32 * MIB - 1) / (32 * MIB) * (32 * MIB);
+    CHECK(reserved <= charged); /* nobody else may have been given that meanwhile */
+    return vgpu_pool_settle(pool, growth, bytes, true);
+}
+
+static void free_bytes(uint64_t bytes) {
+    used -= bytes;
+    vgpu_pool_forget(pool, bytes);
+}
+
+static void check_plain(void) {
+    uint64_t growth = begin(40 * MIB);
+    CHECK(growth == 64 * MIB && charged == 64 * MIB && end(growth, 40 * MIB) && charged == 64 * MIB);
+    CHECK(begin(24 * MIB) == 0 && end(0, 24 * MIB) && charged == 64 * MIB);
+    free_bytes(64 * MIB); /* the pool keeps it */
+    CHECK(charged == 64 * MIB);
+    trim_to(POOL, 0);
+    vgpu_pool_trimmed(POOL);
+    CHECK(charged == 0);
+}
+
+/* An allocation counts on the unused reserve, and before it reaches the driver another thread has that given back. */
+static void check_a_promise_outlives_a_trim(void) {
+    uint64_t growth = begin(64 * MIB);
+    CHECK(end(growth, 64 * MIB));
+    free_bytes(64 * MIB);
+    CHECK(begin(40 * MIB) == 0);
+    trim_to(POOL, 0);
+    vgpu_pool_trimmed(POOL);
+    CHECK(reserved == 0 && charged == 64 * MIB);
+    CHECK(end(0, 40 * MIB) && charged == 64 * MIB);
+    free_bytes(40 * MIB);
+    CHECK(vgpu_pools_give_back(0) && charged == 0);
+}
+
+/* Two count on it: the second is not promised what the first was. */
+static void check_a_promise_is_made_once(void) {
+    uint64_t growth = begin(64 * MIB), second;
+    CHECK(end(growth, 64 * MIB));
+    free_bytes(64 * MIB);
+    CHECK(begin(40 * MIB) == 0);
+    second = begin(40 * MIB);
+    CHECK(second == 32 * MIB && charged == 96 * MIB);
+    CHECK(end(0, 40 * MIB) && end(second, 40 * MIB) && charged == reserved);
+    free_bytes(80 * MIB);
+    CHECK(vgpu_pools_give_back(0) && charged == 0);
+}
+
+/* What was promised and not tried, or refused by the driver, is nobody's any more. */
+static void check_a_promise_that_is_taken_back(void) {
+    uint64_t growth = begin(64 * MIB);
+    CHECK(end(growth, 64 * MIB));
+    free_bytes(64 * MIB);
+    CHECK(begin(40 * MIB) == 0);
+    vgpu_pool_refused(pool, 40 * MIB);
+    CHECK(begin(50 * MIB) == 0 && vgpu_pool_settle(pool, 0, 50 * MIB, false));
+    CHECK(vgpu_pools_give_back(0) && charged == 0 && reserved == 0);
+}
+
+/* Giving back for another's sake leaves what is promised. */
+static void check_giving_back_leaves_what_is_promised(void) {
+    uint64_t growth = begin(128 * MIB);
+    CHECK(end(growth, 128 * MIB));
+    free_bytes(128 * MIB);
+    CHECK(begin(40 * MIB) == 0);
+    CHECK(vgpu_pools_give_back(0) && reserved == 64 * MIB && charged == 64 * MIB);
+    CHECK(end(0, 40 * MIB) && charged == 64 * MIB);
+    free_bytes(40 * MIB);
+    CHECK(vgpu_pools_give_back(0) && charged == 0);
+}
+
+int main(void) {
+    atomic_store(&vgpu_driver_entries[ENTRY_cuMemPoolGetAttribute], (void *)get_attribute);
+    atomic_store(&vgpu_driver_entries[ENTRY_cuMemPoolTrimTo], (void *)trim_to);
+    limit = 1024 * MIB;
+    vgpu_pool_made(POOL, 0);
+    pool = vgpu_pool_of(POOL, &(struct vgpu_place){.device = 0});
+    CHECK(pool);
+    check_plain();
+    check_a_promise_outlives_a_trim();
+    check_a_promise_is_made_once();
+    check_a_promise_that_is_taken_back();
+    check_giving_back_leaves_what_is_promised();
+    return 0;
+}
