@@ -35,6 +35,7 @@ from vgpu.native import paths
 log = logging.getLogger(__name__)
 
 LOOK_FOR_CARDS_SECONDS: Final = 30.0  #: a node without a driver: it may be installed later
+RECALL_SECONDS: Final = 3.0  #: for the API server to tell what an earlier agent has published; then without
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -89,8 +90,22 @@ class Agent:
         granting = Granting(self._config, cards, sandboxes, holdings, places, consequences, labels)
         starts = Starts(self._config, cards, pods, identity, granting, consequences, mode=lambda: enforcement.current)
         plugin = Plugin(cards, starts, self._exporter.observe)
-        health = Health(cards, consequences.node)
-        publisher = Publisher(self._client, self._options.node, self._config, cards, holdings.held, health.suspect)
+        health = Health(
+            cards,
+            consequences.node,
+            ignored=settings.ignoredXids,
+            recovery_seconds=settings.recoverySeconds,
+            count=lambda uuid, xid: self._exporter.count_xid(cards.by_uuid.get(uuid), xid),
+        )
+        publisher = Publisher(
+            self._client,
+            self._options.node,
+            self._config,
+            cards,
+            holdings.held,
+            suspect=health.suspect,
+            heal=health.heal,
+        )
         sweep = Sweep(
             cards,
             pods,
@@ -105,6 +120,8 @@ class Agent:
         for part in (pods, publisher, health, sweep, enforcement, Arbitration(sandboxes)):
             part.start()
         try:
+            # A card that was unhealthy is not offered, not even for a moment.
+            await asyncio.to_thread(publisher.recalled.wait, RECALL_SECONDS)
             await registration.run()
         finally:
             plugin.stop()

@@ -26,7 +26,8 @@ class Cards:
         """The cards with their health as of now."""
         with self._lock:
             devices = tuple(
-                msgspec.structs.replace(gpu, healthy=gpu.uuid not in self._sick) for gpu in self._inventory.devices
+                msgspec.structs.replace(gpu, healthy=gpu.uuid not in self._sick, trouble=self._sick.get(gpu.uuid, ""))
+                for gpu in self._inventory.devices
             )
             return msgspec.structs.replace(self._inventory, devices=devices)
 
@@ -52,12 +53,12 @@ class Cards:
     def sicken(self, uuid: str, reason: str) -> bool:
         """Marks a card unhealthy; tells whether that is news."""
         with self._lock:
-            news = uuid not in self._sick
+            before = self._sick.get(uuid)
             self._sick[uuid] = reason
-        if news:
+        if before != reason:
             log.warning("card %s is unhealthy: %s", uuid, reason)
             self._tell()
-        return news
+        return before is None
 
     def heal(self, uuid: str) -> bool:
         """Marks a card healthy; tells whether that is news."""

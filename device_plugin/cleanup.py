@@ -62,17 +62,18 @@ def clean_node(client: KubeClient, node: Node, resources: Sequence[str]) -> bool
     """
     meta, status = node.metadata, node.status
     published = [name for name in resources if name in status.capacity or name in status.allocatable]
-    told = any(condition.type == names.CONDITION_UNENFORCED for condition in status.conditions)
+    told = [condition.type for condition in status.conditions if condition.type in names.CONDITIONS]
     path = f"/api/v1/nodes/{meta.name}"
     if published or told:
         # The kubelet copies capacity to allocatable, late: both at once, so that nothing is placed in between.
         body: dict[str, object] = {key: dict.fromkeys(published) for key in ("capacity", "allocatable")}
         if told:
-            body["conditions"] = [{"type": names.CONDITION_UNENFORCED, "$patch": "delete"}]
+            body["conditions"] = [{"type": each, "$patch": "delete"} for each in told]
         client.request("PATCH", f"{path}/status", body={"status": body}, content_type=STRATEGIC_PATCH)
-    marked = names.DEVICES in meta.annotations or names.LABEL_PRESENT in meta.labels
+    written = [name for name in (names.DEVICES, names.HEAL) if name in meta.annotations]
+    marked = bool(written) or names.LABEL_PRESENT in meta.labels
     if marked:
-        gone = {"annotations": {names.DEVICES: None}, "labels": {names.LABEL_PRESENT: None}}
+        gone = {"annotations": dict.fromkeys(written), "labels": {names.LABEL_PRESENT: None}}
         client.request("PATCH", path, body={"metadata": gone}, content_type=STRATEGIC_PATCH)
     return bool(published or told or marked)
 

@@ -44,7 +44,8 @@ class Consequences:
 
     def node(self, reason: str, sentence: str) -> None:
         """Something about this node or a card of it."""
-        self._worker.submit(self._event, writes.node_reference(self._node), reason, sentence)
+        type_ = "Normal" if reason == names.EVENT_HEALTHY else "Warning"
+        self._worker.submit(self._event, writes.node_reference(self._node), reason, sentence, type_)
 
     def record(self, pod: Pod, record: Allocation) -> None:
         """Replaces the pod's allocation; raises Refusal when the API server does not take it."""

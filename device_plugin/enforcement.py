@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 
-from device_plugin import modes
+from device_plugin import conditions, modes
+from device_plugin.conditions import Finding
 from device_plugin.cri import Facts, Runtime
 from device_plugin.modes import Mode, Toolkit
 from vgpu import names
-from vgpu.kube import writes
 from vgpu.kube.client import ApiError, KubeClient
 from vgpu.kube.objects import Node
 
@@ -22,8 +22,6 @@ log = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 60.0
 _RETRY_SECONDS: Final = 5.0
-_REASON: Final = "UnsafeRuntimeSetting"
-_FIXED: Final = "RuntimeSettingsSafe"
 
 
 class Enforcement:
@@ -86,7 +84,7 @@ class Enforcement:
         if node is None:
             return False
         try:
-            self._condition(node, sentence)
+            conditions.put(self._client, self._node, node.status.conditions, _finding(sentence))
         except ApiError as error:
             log.warning("condition %s of node %s is not written: %s", names.CONDITION_UNENFORCED, self._node, error)
             return False
@@ -132,23 +130,15 @@ class Enforcement:
             log.warning("%s", text)
             self._complaint = text
 
-    def _condition(self, node: Node, sentence: str) -> None:
-        """A node that was never unsafe has no condition."""
-        known = next((one for one in node.status.conditions if one.type == names.CONDITION_UNENFORCED), None)
-        if known is None and not sentence:
-            return
-        status, reason = ("True", _REASON) if sentence else ("False", _FIXED)
-        message = sentence or "NVIDIA's container runtime shows cards to nobody who was not given them"
-        if known is None or (known.status, known.message) != (status, message):
-            writes.patch_node_condition(
-                self._client,
-                self._node,
-                names.CONDITION_UNENFORCED,
-                status,
-                reason,
-                message,
-                changed=known is None or known.status != status,
-            )
+
+def _finding(sentence: str) -> Finding:
+    return Finding(
+        names.CONDITION_UNENFORCED,
+        sentence,
+        "UnsafeRuntimeSetting",
+        "RuntimeSettingsSafe",
+        "NVIDIA's container runtime shows cards to nobody who was not given them",
+    )
 
 
 def _told_by(node: Node | None) -> Facts:

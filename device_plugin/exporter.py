@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
-from prometheus_client import CollectorRegistry, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -59,6 +59,10 @@ class Exporter(Collector):
             buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
         )
 
+        self._xids = Counter(
+            "vgpu_card_xids", "Errors that the driver reported", (*_CARD, "xid"), registry=self.registry
+        )
+
     def serve(self, port: int) -> None:
         """Answers HTTP on all addresses; raises OSError when the port is taken."""
         start_http_server(port, registry=self.registry)
@@ -69,6 +73,11 @@ class Exporter(Collector):
     def show_unsafe(self, unsafe: bool) -> None:
         """The container runtime's settings let containers pass the limits by."""
         self._unsafe = unsafe
+
+    def count_xid(self, gpu: Gpu | None, xid: int) -> None:
+        """One error of a card; None: not one of those that are shared."""
+        if gpu is not None:
+            self._xids.labels(self._node, gpu.uuid, str(gpu.index), gpu.model, str(xid)).inc()
 
     def observe(self, call: str, seconds: float) -> None:
         self._durations.labels(self._node, call).observe(seconds)

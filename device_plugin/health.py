@@ -1,4 +1,4 @@
-"""Which cards work: XIDs that the driver reports, cards that stop answering, and their recovery.
+"""Which cards work: XIDs and memory errors that the driver reports, cards that stop answering, and their recovery.
 
 Sources: NVIDIA's XID catalogue for the errors that a program makes by itself; nvml.h for the event types.
 """
@@ -11,35 +11,42 @@ from typing import Any, Final
 
 import pynvml
 
+from device_plugin import vitals
 from device_plugin.cards import Cards
+from device_plugin.recovery import Recovery
 from vgpu import names
-from vgpu.inventory import InventoryError, readings, session
+from vgpu.inventory import InventoryError, session
 
 log = logging.getLogger(__name__)
 
-#: Errors of the application, not of the card: graphics engine exception, page fault, reset channel, preemptive
-#: cleanup, video processor exception
-IGNORED_XIDS: Final = frozenset({13, 31, 43, 45, 68})
-RECOVERY_SECONDS: Final = 300.0  #: a card that answers and reports nothing for so long is taken back
 _WAIT_MS: Final = 1000  #: one wait for events; also the period of the probe
+_SILENT: Final = 3  #: questions without an answer after which a card counts as lost, where the error does not say so
+_EVENTS: Final = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
+
+Tell = Callable[[str, str], None]
 
 
 class Health:
-    """One thread; `tell(reason, sentence)` makes an event about this node."""
+    """One thread. `tell(reason, sentence)` makes an event about this node; `count(uuid, xid)` sees every XID."""
 
     def __init__(
         self,
         cards: Cards,
-        tell: Callable[[str, str], None],
+        tell: Tell,
         *,
-        ignored: Collection[int] = IGNORED_XIDS,
-        recovery_seconds: float = RECOVERY_SECONDS,
+        ignored: Collection[int],
+        recovery_seconds: float,
+        count: Callable[[str, int], None],
     ) -> None:
+        """`recovery_seconds`: an unhealthy card that is quiet for so long is taken back; 0: never by itself."""
         self._cards = cards
         self._tell = tell
         self._ignored = frozenset(ignored)
-        self._recovery = recovery_seconds
-        self._since: dict[str, float] = {}  # the last sign of trouble of each unhealthy card, monotonic seconds
+        self._count = count
+        self._lock = threading.RLock()  # what follows, and that the cards agree with it
+        self._recovery = Recovery(recovery_seconds)
+        self._judge = vitals.Judge()
+        self._complaint = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="health", daemon=True)
 
@@ -49,23 +56,37 @@ class Health:
     def stop(self) -> None:
         self._stopping.set()
 
-    def suspect(self, uuid: str) -> None:
+    def suspect(self, uuid: str, reason: str) -> None:
         """A card that was unhealthy before this agent started."""
-        self._trouble(uuid, "it was unhealthy when the agent started")
+        self._trouble(uuid, reason or "it was unhealthy when the agent started")
+
+    def heal(self, uuids: Collection[str]) -> None:
+        """Somebody says that these cards are repaired. A card that does not answer is found out again at once."""
+        for uuid in sorted(uuids):
+            if uuid not in self._cards.by_uuid:
+                log.warning("%s names card %s, which is not on this node", names.HEAL, uuid)
+                continue
+            with self._lock:
+                self._recovery.forgive(uuid, time.monotonic())
+                self._back(uuid, "somebody says that it is repaired")
 
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
                 with session():
                     self._watch()
-            except InventoryError as error:
-                for uuid in self._cards.by_uuid:
-                    self._trouble(uuid, str(error))
-            except pynvml.NVMLError as error:
-                log.warning("health of the cards is not watched: %s; trying again", error)
+                self._complaint = ""
+            except (InventoryError, pynvml.NVMLError) as error:
+                if str(error) != self._complaint:
+                    log.warning("health of the cards is not watched: %s; trying again", error)
+                    self._complaint = str(error)
+                if isinstance(error, InventoryError):
+                    for uuid in self._cards.by_uuid:
+                        self._trouble(uuid, str(error))
             self._stopping.wait(_WAIT_MS / 1000)
 
     def _watch(self) -> None:
+        """Until a card does not answer: a card that was reset is only found by a new session."""
         events = self._register()
         try:
             while not self._stopping.is_set():
@@ -73,7 +94,8 @@ class Health:
                     self._stopping.wait(_WAIT_MS / 1000)
                 else:
                     self._next_event(events)
-                self._probe()
+                if not self.probe():
+                    return
         finally:
             if events is not None:
                 pynvml.nvmlEventSetFree(events)
@@ -85,10 +107,12 @@ class Health:
         for gpu in self._cards.inventory.devices:
             try:
                 handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
-                pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
+                known = pynvml.nvmlDeviceGetSupportedEventTypes(handle)
+                pynvml.nvmlDeviceRegisterEvents(handle, known & _EVENTS, events)
                 watched += 1
             except pynvml.NVMLError as error:
-                log.warning("card %s reports no XIDs: %s", gpu.uuid, error)
+                level = logging.DEBUG if self._recovery.ill(gpu.uuid) else logging.WARNING
+                log.log(level, "card %s reports no XIDs: %s", gpu.uuid, error)
         if watched:
             return events
         pynvml.nvmlEventSetFree(events)
@@ -97,28 +121,54 @@ class Health:
     def _next_event(self, events: Any) -> None:
         try:
             event = pynvml.nvmlEventSetWait_v2(events, _WAIT_MS)
+            uuid = str(pynvml.nvmlDeviceGetUUID(event.device)) if event.device else ""
         except pynvml.NVMLError as error:
-            if error.value == pynvml.NVML_ERROR_TIMEOUT:
-                return
-            raise
-        xid = int(event.eventData)
-        if event.eventType != pynvml.nvmlEventTypeXidCriticalError or xid in self._ignored:
-            log.info("XID %d is an error of a program, the card stays", xid)
+            if error.value != pynvml.NVML_ERROR_TIMEOUT:
+                log.debug("no event: %s", error)  # of a card that is lost: the probe finds out which
+                self._stopping.wait(_WAIT_MS / 1000)
             return
-        self._trouble(str(pynvml.nvmlDeviceGetUUID(event.device)), f"XID {xid}")
+        if event.eventType == pynvml.nvmlEventTypeDoubleBitEccError:
+            self._trouble(uuid, "its memory had an error that ECC could not correct")
+            return
+        xid = int(event.eventData)
+        self._count(uuid, xid)
+        if xid in self._ignored:
+            log.info("card %s: XID %d is an error of a program, the card stays", uuid, xid)
+        else:
+            self._trouble(uuid, f"XID {xid}")
 
-    def _probe(self) -> None:
-        """Cards that do not answer are lost; those that answer, quiet for long enough, are back."""
-        answering = readings()
-        now = time.monotonic()
+    def probe(self) -> bool:
+        """Asks every card; those that are well and quiet for long enough are taken back. False: one did not answer."""
+        all_answer = True
         for uuid in self._cards.by_uuid:
-            if uuid not in answering:
-                self._trouble(uuid, "it does not answer the driver")
-            elif uuid in self._since and now - self._since[uuid] >= self._recovery:
-                del self._since[uuid]
-                self._cards.heal(uuid)
+            now = time.monotonic()
+            if not self._recovery.due(uuid, now):
+                continue
+            try:
+                seen = vitals.read(uuid)
+            except pynvml.NVMLError as error:
+                all_answer = False
+                if self._recovery.silent(uuid, now) >= _SILENT or error.value in vitals.LOST:
+                    self._trouble(uuid, f"it does not answer the driver: {error}")
+                continue
+            with self._lock:
+                self._recovery.answered(uuid)
+                trouble = self._judge.trouble(uuid, seen, now)
+                if trouble:
+                    self._trouble(uuid, trouble)
+                elif self._recovery.recovered(uuid, now):
+                    self._recovery.take_back(uuid, now)
+                    self._back(uuid, "it has been without trouble for long enough")
+        return all_answer
 
     def _trouble(self, uuid: str, reason: str) -> None:
-        self._since[uuid] = time.monotonic()
-        if self._cards.sicken(uuid, reason):
-            self._tell(names.EVENT_UNHEALTHY, f"card {uuid}: {reason}; it takes no new pods")
+        if uuid not in self._cards.by_uuid:
+            return  # not one that is shared
+        with self._lock:
+            self._recovery.trouble(uuid, time.monotonic())
+            if self._cards.sicken(uuid, reason):
+                self._tell(names.CONDITION_UNHEALTHY, f"card {uuid}: {reason}; it takes no new pods")
+
+    def _back(self, uuid: str, why: str) -> None:
+        if self._cards.heal(uuid):
+            self._tell(names.EVENT_HEALTHY, f"card {uuid} takes pods again: {why}")

@@ -6,15 +6,17 @@ pods against the numbers when it restarts (measured on 1.36): so they are never 
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
+from device_plugin import conditions
 from device_plugin.cards import Cards
+from device_plugin.conditions import Finding
 from vgpu import names
 from vgpu.allocation import Held
 from vgpu.config import Config
 from vgpu.devices import Gpu, Inventory, decode_inventory, encode_inventory
-from vgpu.kube import writes
+from vgpu.kube import cardmarks, writes
 from vgpu.kube.client import ApiError, KubeClient
 from vgpu.kube.informer import Informer
 from vgpu.kube.objects import Node
@@ -29,7 +31,8 @@ _RETRY_SECONDS: Final = 1.0
 class Publisher:
     """One thread that keeps the node object as it should be; `held` tells what live pods hold, by card.
 
-    `suspect(uuid)` is told of cards that an earlier agent published as unhealthy.
+    `suspect(uuid, reason)` is told of cards that an earlier agent published as unhealthy, `heal(uuids)` of those that
+    somebody says are repaired.
     """
 
     def __init__(
@@ -39,7 +42,9 @@ class Publisher:
         config: Config,
         cards: Cards,
         held: Callable[[], Mapping[str, Held]],
-        suspect: Callable[[str], None],
+        *,
+        suspect: Callable[[str, str], None],
+        heal: Callable[[Collection[str]], None],
     ) -> None:
         self._client = client
         self._name = node
@@ -47,7 +52,8 @@ class Publisher:
         self._cards = cards
         self._held = held
         self._suspect = suspect
-        self._first = True
+        self._heal = heal
+        self.recalled = threading.Event()  #: what an earlier agent has published is known
         self._wake = threading.Event()
         self._stopping = False
         self._node: Node | None = None
@@ -73,11 +79,10 @@ class Publisher:
 
     def _change(self, change: str, node: Node) -> None:
         if change == "set":
-            if self._first:
+            self._cards.cordon(cardmarks.listed(node.metadata.annotations.get(names.CORDON, "")))
+            if not self.recalled.is_set():
                 self._recall(node)
-                self._first = False
-            marks = node.metadata.annotations.get(names.CORDON, "")
-            self._cards.cordon(frozenset(mark.strip() for mark in marks.split(",") if mark.strip()))
+                self.recalled.set()
         self._node = node if change == "set" else None
         self._wake.set()
 
@@ -91,7 +96,7 @@ class Publisher:
         known = self._cards.by_uuid
         for gpu in before.devices:
             if not gpu.healthy and gpu.uuid in known:
-                self._suspect(gpu.uuid)
+                self._suspect(gpu.uuid, gpu.trouble)
 
     def _run(self) -> None:
         while not self._stopping:
@@ -111,12 +116,17 @@ class Publisher:
         node = self._node
         if node is None:
             return
+        meta = node.metadata
+        repaired = meta.annotations.get(names.HEAL)
+        if repaired is not None:
+            writes.patch_node(self._client, self._name, annotations={names.HEAL: None})
+            self._heal(cardmarks.listed(repaired))
         inventory = self._cards.inventory
         annotations, labels = marks(inventory)
-        meta = node.metadata
         if _differs(meta.annotations, annotations) or _differs(meta.labels, labels):
             writes.patch_node(self._client, self._name, annotations=annotations, labels=labels)
             log.info("node %s: %d cards published", self._name, len(inventory.devices))
+        conditions.put(self._client, self._name, node.status.conditions, ailing(inventory))
         wanted = capacity(inventory.devices, self._cards.cordoned, self._held(), self._config)
         known = {resource: node.status.capacity.get(resource) for resource in wanted}
         if not inventory.devices and all(value is None for value in known.values()):
@@ -131,6 +141,14 @@ def marks(inventory: Inventory) -> tuple[dict[str, str | None], dict[str, str | 
     if not inventory.devices:
         return {names.DEVICES: None}, {names.LABEL_PRESENT: None}
     return {names.DEVICES: encode_inventory(inventory)}, {names.LABEL_PRESENT: "true"}
+
+
+def ailing(inventory: Inventory) -> Finding:
+    """The condition that tells which cards do not work."""
+    cards = "; ".join(
+        f"card {gpu.index} ({gpu.model}, {gpu.uuid}): {gpu.trouble}" for gpu in inventory.devices if not gpu.healthy
+    )
+    return Finding(names.CONDITION_UNHEALTHY, cards, "CardsUnhealthy", "CardsHealthy", "all cards work")
 
 
 def capacity(

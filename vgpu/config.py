@@ -72,6 +72,8 @@ class DevicePlugin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     driverRoot: str = "/"  #: where the driver is installed on the host; /run/nvidia/driver with NVIDIA's GPU operator
     kubeletRoot: str = names.KUBELET_ROOT  #: the kubelet's --root-dir (other for k0s, microk8s …)
     runtimeSocket: str = ""  #: the container runtime's CRI socket on the host; empty: where containerd or CRI-O puts it
+    ignoredXids: tuple[Natural, ...] = (13, 31, 43, 45, 68)  #: XIDs that are errors of a program, not of its card
+    recoverySeconds: Natural = 300  #: an unhealthy card that is quiet for so long takes pods again; 0: never by itself
     allowDisableControl: bool = False  #: containers may switch their limits off by CUDA_DISABLE_CONTROL=true
 
 

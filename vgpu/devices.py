@@ -23,6 +23,7 @@ class Gpu(msgspec.Struct, frozen=True, omit_defaults=True):
     numa: int = -1  #: NUMA node, -1: unknown
     pci: str = ""  #: bus id, "00000000:3B:00.0"
     healthy: bool = True
+    trouble: str = ""  #: why it is not healthy
     links: dict[str, str] = {}  #: uuid of another card → NVLINK, PIX, PXB, PHB, NODE or SYS
 
     @property

@@ -40,6 +40,7 @@ POD_GROUP_MIN: Final = "vgpu.io/pod-group-min"  #: members that must start toget
 ALLOCATION: Final = "vgpu.io/allocation"  #: on a pod: JSON, who holds which slice (vgpu.allocation)
 DEVICES: Final = "vgpu.io/devices"  #: on a node: JSON inventory (vgpu.devices)
 CORDON: Final = "vgpu.io/cordon"  #: on a node: comma list of card UUIDs that take no new pods
+HEAL: Final = "vgpu.io/heal"  #: on a node: comma list of card UUIDs that are repaired; the agent takes it away again
 LABEL_MANAGED: Final = "vgpu.io/managed"  #: label "true" on a pod that admission has translated
 LABEL_PRESENT: Final = "vgpu.io/present"  #: label "true" on a node with cards
 RECORDS: Final = (ALLOCATION,)  #: annotations that nobody but the product may set
@@ -90,10 +91,12 @@ NODE_PORT_NODE_METRICS: Final = 31992  #: node port of a node's own metrics
 
 # Conditions of a node
 CONDITION_UNENFORCED: Final = "VgpuUnenforced"  #: settings of its runtime let containers pass limits by; an event too
+CONDITION_UNHEALTHY: Final = "VgpuUnhealthy"  #: a card of the node does not work; an event too
+CONDITIONS: Final = (CONDITION_UNENFORCED, CONDITION_UNHEALTHY)  #: all of them
 
 # Reasons of events
 EVENT_ALLOCATED: Final = "VgpuAllocated"  #: on a pod: a container may start, and with which slices
-EVENT_UNHEALTHY: Final = "VgpuUnhealthy"  #: a card of a node does not work
+EVENT_HEALTHY: Final = "VgpuHealthy"  #: a card of a node works again
 EVENT_MISMATCH: Final = "VgpuMismatch"  #: a container was not started: what it would get is not what was allocated
 
 # Bounds

@@ -31,9 +31,9 @@ REPORT = (
 
 
 class Machine:
-    """`cards`: number of simulated cards; `split`: slices of each."""
+    """`cards`: number of simulated cards; `split`: slices of each; `plugin`: more settings of devicePlugin."""
 
-    def __init__(self, root: Path, strategy: str, cards: int = 2, split: int = 10) -> None:
+    def __init__(self, root: Path, strategy: str, cards: int = 2, split: int = 10, plugin: str = "") -> None:
         self.root = root
         self._ids = str(cards * split)
         self.api = ApiServer()
@@ -43,7 +43,7 @@ class Machine:
         (root / "config.yaml").write_text(
             f"simulate: T4x{cards}\nglobal: {{gpuHookPath: {root}/usr}}\n"
             f"devicePlugin: {{kubeletRoot: {root}/kubelet, deviceListStrategy: {strategy}, "
-            f"deviceSplitCount: {split}}}\n"
+            f"deviceSplitCount: {split}, {plugin}}}\n"
         )
         (root / "cdi").mkdir()
         self.port = free_port()
@@ -142,6 +142,11 @@ class Machine:
         writes.bind(self.client, "default", name, uid, NODE, annotations)
         return uid
 
+    def delete(self, name: str, uid: str) -> None:
+        """Removes a pod at once and waits until its containers' folders are gone."""
+        writes.delete_pod(self.client, "default", name, uid, grace_seconds=0)
+        until(lambda: not list((self.root / "run" / "containers").glob(f"{uid}_*")))
+
     def phase(self, name: str) -> str | None:
         phase: str | None = self.get(f"/api/v1/namespaces/default/pods/{name}")["status"].get("phase")
         return phase
@@ -163,15 +168,23 @@ class Machine:
     def sample(self, name: str, pod: str, container: str, card: str) -> float | None:
         return self.metrics().get(name, {}).get((pod, container, card))
 
+    def condition(self, type_: str) -> dict[str, str]:
+        """A condition of the node; empty while it has none of this type."""
+        return next((one for one in self.node()["status"].get("conditions", ()) if one["type"] == type_), {})
+
+    def mark(self, annotation: str, value: str | None) -> None:
+        """What an administrator writes on the node."""
+        writes.patch_node(self.client, NODE, annotations={annotation: value})
+
     def events(self) -> list[dict[str, Any]]:
         return list(msgspec.json.decode(self.client.get("/api/v1/events"))["items"])
 
 
 @contextlib.contextmanager
-def machines(strategy: str, cards: int = 2, split: int = 10) -> Iterator[Machine]:
+def machines(strategy: str, cards: int = 2, split: int = 10, plugin: str = "") -> Iterator[Machine]:
     """One machine, which ends with the block."""
     root = Path(tempfile.mkdtemp(prefix="vgpu", dir="/tmp"))
-    made = Machine(root, strategy, cards, split)
+    made = Machine(root, strategy, cards, split, plugin)
     try:
         yield made
     finally:

@@ -1,0 +1,76 @@
+"""How a card is: what NVML tells that bears on whether it can be used. Knows NVML.
+
+Sources: nvml.h; NVIDIA's "GPU Memory Error Management" for what a failed row remapping means (replace the card).
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+import pynvml
+
+#: The card itself is gone or needs a reset: asking again at once is of no use
+LOST: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_NOT_FOUND})
+HOT_SECONDS: Final = 30.0  #: above the temperature of slowdown for so long: its time is worth much less than it says
+
+
+class Vitals(msgspec.Struct, frozen=True):
+    """None: this card or driver does not tell."""
+
+    temperature: int | None = None  #: °C
+    slowdown: int | None = None  #: °C from which on the hardware slows itself down
+    uncorrected: int | None = None  #: memory errors that ECC could not correct, since the driver was loaded
+    remapping_failed: bool = False  #: a bad row of memory could not be replaced by a spare one
+
+
+def read(uuid: str) -> Vitals:
+    """Asks a card, in an NVML session; raises NVMLError when it does not answer."""
+    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    pynvml.nvmlDeviceGetMemoryInfo(handle)
+    rows = _ask(pynvml.nvmlDeviceGetRemappedRows, handle)
+    return Vitals(
+        temperature=_ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+        slowdown=_ask(pynvml.nvmlDeviceGetTemperatureThreshold, handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+        uncorrected=_ask(
+            pynvml.nvmlDeviceGetTotalEccErrors,
+            handle,
+            pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            pynvml.NVML_VOLATILE_ECC,
+        ),
+        remapping_failed=bool(rows and rows[3]),
+    )
+
+
+class Judge:
+    """What a card's vitals say about it; remembers the ones before. Pure."""
+
+    def __init__(self) -> None:
+        self._uncorrected: dict[str, int] = {}
+        self._hot_since: dict[str, float] = {}
+
+    def trouble(self, uuid: str, seen: Vitals, now: float) -> str:
+        """Why the card should take no pods; empty: nothing speaks against it. `now`: seconds, monotonic."""
+        before = self._uncorrected.get(uuid, seen.uncorrected)
+        if seen.uncorrected is not None:
+            self._uncorrected[uuid] = seen.uncorrected
+        if seen.temperature is None or seen.slowdown is None or seen.temperature < seen.slowdown:
+            self._hot_since.pop(uuid, None)
+        if seen.remapping_failed:
+            return "a bad row of its memory could not be replaced by a spare one: the card has to be replaced"
+        if seen.uncorrected is not None and before is not None and seen.uncorrected > before:
+            return "its memory had an error that ECC could not correct"
+        if seen.temperature is not None and seen.slowdown is not None and seen.temperature >= seen.slowdown:
+            since = self._hot_since.setdefault(uuid, now)
+            if now - since >= HOT_SECONDS:
+                return f"it is so hot (from {seen.slowdown} °C) that it slows itself down"
+        return ""
+
+
+def _ask(question: Callable[..., Any], *arguments: Any) -> Any:
+    """The answer of an optional query; None where it has none. Raises NVMLError when the card is lost."""
+    try:
+        return question(*arguments)
+    except pynvml.NVMLError as error:
+        if error.value in LOST:
+            raise
+        return None

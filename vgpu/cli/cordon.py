@@ -1,0 +1,17 @@
+"""`vgpu cordon`: cards of a node take no new pods."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.option("--kubeconfig", type=click.Path(path_type=Path), help="How to reach the cluster (default: as kubectl).")
+@click.argument("node")
+@click.argument("card", nargs=-1, required=True)
+def command(kubeconfig: Path | None, node: str, card: tuple[str, ...]) -> None:
+    """Keep new pods from cards of a node; those that are there run on. CARD: index or UUID."""
+    from vgpu import names
+    from vgpu.local.marks import mark
+
+    mark(kubeconfig, node, names.CORDON, card, lambda known, chosen: known | chosen, "takes no new pods")

@@ -1,0 +1,17 @@
+"""`vgpu heal`: cards of a node are repaired."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.option("--kubeconfig", type=click.Path(path_type=Path), help="How to reach the cluster (default: as kubectl).")
+@click.argument("node")
+@click.argument("card", nargs=-1, required=True)
+def command(kubeconfig: Path | None, node: str, card: tuple[str, ...]) -> None:
+    """Say that unhealthy cards of a node are repaired. CARD: index or UUID."""
+    from vgpu import names
+    from vgpu.local.marks import mark
+
+    mark(kubeconfig, node, names.HEAL, card, lambda known, chosen: known | chosen, "is taken back if it answers")
