@@ -21,7 +21,10 @@ static struct device_sums {
     uint64_t lasting;  /* graphs that leave something allocated */
     unsigned count;
     struct {
-        uintptr_t key; /* of a stream; 0: of all that found no place */
+        struct key {
+            uintptr_t stream;
+            CUcontext context; /* NULL: the stream says it all */
+        } key;
         uint64_t bytes;
     } streams[STREAMS];
 } sums[DEVICES];
@@ -215,14 +218,13 @@ CUresult vgpu_graph_read(CUgraph graph, struct vgpu_graph **out) {
     return result;
 }
 
-/* A program's streams by value; the default ones mean another stream in each context or thread. */
-static uintptr_t key_of(CUstream stream) {
+/* A program's streams by value; the default ones and a thread's own are another stream in each context. */
+static struct key key_of(CUstream stream) {
+    bool own = stream == CU_STREAM_PER_THREAD;
     struct vgpu_place here;
-    if (stream == CU_STREAM_PER_THREAD)
-        return (uintptr_t)pthread_self();
-    if ((!stream || stream == CU_STREAM_LEGACY) && vgpu_place_now(&here))
-        return (uintptr_t)here.context;
-    return (uintptr_t)stream;
+    if (!own && stream && stream != CU_STREAM_LEGACY)
+        return (struct key){.stream = (uintptr_t)stream};
+    return (struct key){.stream = own ? (uintptr_t)pthread_self() : 0, .context = vgpu_place_now(&here) ? here.context : NULL};
 }
 
 static uint64_t needed(const struct device_sums *sum) {
@@ -233,14 +235,14 @@ static uint64_t needed(const struct device_sums *sum) {
 }
 
 /* Adds a graph to what is needed at once; with the lock held. */
-static void count_in(struct device_sums *sum, struct vgpu_graph_part *part, uintptr_t key) {
+static void count_in(struct device_sums *sum, struct vgpu_graph_part *part, struct key key) {
     if (!part->contained) {
         sum->lasting += part->era == sum->era ? 0 : part->bytes;
         part->era = sum->era;
         return;
     }
     unsigned i = 0;
-    while (i < sum->count && sum->streams[i].key != key)
+    while (i < sum->count && (sum->streams[i].key.stream != key.stream || sum->streams[i].key.context != key.context))
         i++;
     if (i == STREAMS) { /* streams without a place are taken to run all at once */
         sum->lasting += part->bytes;
@@ -255,7 +257,7 @@ static void count_in(struct device_sums *sum, struct vgpu_graph_part *part, uint
 }
 
 /* What the reserve may grow by; the pool has been entered. */
-static uint64_t growth_of(struct device_sums *sum, struct vgpu_graph_part *part, uintptr_t key, uint64_t charged) {
+static uint64_t growth_of(struct device_sums *sum, struct vgpu_graph_part *part, struct key key, uint64_t charged) {
     if (!charged) { /* nothing reserved, nothing about to be: whoever runs next starts from the beginning */
         sum->era++;
         sum->lasting = 0;
@@ -269,7 +271,7 @@ static uint64_t growth_of(struct device_sums *sum, struct vgpu_graph_part *part,
 }
 
 /* With the lock of the sums held. Memory that finished graphs or pools keep unused is given back before a refusal. */
-static bool charge_part(struct device_sums *sum, struct vgpu_pool *pool, struct vgpu_graph_part *part, uintptr_t key, uint64_t *growth) {
+static bool charge_part(struct device_sums *sum, struct vgpu_pool *pool, struct vgpu_graph_part *part, struct key key, uint64_t *growth) {
     struct vgpu_ticket ticket;
     unsigned card = vgpu_pool_card(pool);
     *growth = growth_of(sum, part, key, vgpu_pool_enter(pool));
@@ -292,7 +294,7 @@ static bool charge_part(struct device_sums *sum, struct vgpu_pool *pool, struct 
 }
 
 bool vgpu_graph_charge(struct vgpu_graph *graph, CUstream stream, struct vgpu_graph_launch *launch) {
-    uintptr_t key = key_of(stream);
+    struct key key = key_of(stream);
     launch->count = 0;
     for (unsigned i = 0; i < graph->count; i++) {
         struct vgpu_graph_part *part = &graph->parts[i];

@@ -75,6 +75,22 @@ print([add_free(graph, pointer) for pointer in pointers], run(instance(graph)), 
     assert python(PRELUDE + script, env) == ["0 (320, 320)", "[0, 0, 0, 0] 2 (0, 0)"]
 
 
+def test_a_threads_own_streams_of_two_contexts_run_at_once(env: dict[str, str]) -> None:
+    """They have one name; the graphs on them need memory of their own all the same."""
+    script = """
+OWN = 2  # CU_STREAM_PER_THREAD
+second = c_void_p()
+busy, one = function("spin_20000ms"), taking(640 * MIB)
+ok(cu.cuCtxCreate_v2(byref(second), 0, 0))
+other_busy, two = function("spin_20000ms"), taking(640 * MIB)
+ok(launch(other_busy, OWN))
+ok(cu.cuCtxPopCurrent_v2(byref(second)))
+ok(launch(busy, OWN))
+print(run(one, OWN), cu.cuCtxPushCurrent_v2(second), run(two, OWN), memory(RESERVED) // MIB)
+"""
+    assert python(PRELUDE + script, env) == ["0 0 2 640"]
+
+
 def test_an_upload_reserves_and_is_refused_as_a_launch_is(env: dict[str, str]) -> None:
     script = """
 class Parameters(Structure):
