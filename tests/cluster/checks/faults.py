@@ -87,7 +87,7 @@ def killed_in_turn(node: Node) -> str:
             last = time.monotonic()
             storm.blow(PODS_PER_FAULT)
             if name == "kubelet":
-                registered.append(_registered_after())
+                registered.append(registered_after())
         assert not records.over, f"{len(records.over)} states with too much: {records.over[0]}"
         free, ran = _settle(node, records, storm.made, last)
         assert not records.over, f"{len(records.over)} states with too much: {records.over[0]}"
@@ -131,7 +131,7 @@ def _processes(*words: str) -> Iterator[int]:
             yield int(entry.name)
 
 
-def _registered_after() -> float:
+def registered_after() -> float:
     """Seconds from the kubelet's socket being there to the agent's word that it is registered, by the agent's log."""
     socket = Path(KUBELET_ROOT) / "device-plugins/kubelet.sock"
     until = time.monotonic() + WAIT_SECONDS

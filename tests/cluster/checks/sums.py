@@ -10,6 +10,7 @@ from tests.cluster.images import CLIENT
 from tests.cluster.kubectl import Object, phase, pod
 from tests.cluster.node import Node
 from vgpu import names
+from vgpu.resources import parse_quantity
 
 SPACE: Final = "sums"
 QUOTA: Final = "memory"
@@ -64,5 +65,5 @@ def _described(node: Node) -> dict[str, int]:
         row = line.split()
         if row and row[0] in (names.RESOURCE_TOTAL_MEMORY, names.RESOURCE_TOTAL_CORES):
             assert row[1] == row[2], line
-            found[row[0]] = int(row[1])
+            found[row[0]] = int(parse_quantity(row[1]))  # 3000 is written 3k
     return found
