@@ -105,7 +105,10 @@ struct vgpu_turn vgpu_turn_reserve(unsigned card, uint64_t gpu_ns, const struct 
     struct vgpu_pacer_card *pacer = vgpu_pacer_shared(card);
     adopt(pacer, share->percent, now);
     struct vgpu_turn turn = {.credited_ns = atomic_load(&pacer->credited_ns), .percent = share->percent};
-    turn.start = vgpu_gcra_reserve(&pacer->tat, now, vgpu_gcra_price(gpu_ns, share->percent), share->burst_ns);
+    const uint64_t price = vgpu_gcra_price(gpu_ns, share->percent);
+    turn.start = vgpu_gcra_reserve(&pacer->tat, now, price, share->burst_ns);
+    if (!share->burst_ns) /* it gives way: what it has paid for comes at the end of the time that this pays for, not at its beginning */
+        turn.start += price;
     vgpu_pacer_wants(card, turn.start > now ? turn.start : now, gpu_ns);
     return turn;
 }

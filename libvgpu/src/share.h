@@ -9,7 +9,7 @@
 
 struct vgpu_pace {
     uint32_t percent;  /* 0: not paced */
-    uint64_t burst_ns; /* wall time whose share idling earns at most */
+    uint64_t burst_ns; /* wall time whose share idling earns at most; 0: a launch has to earn even itself before it starts */
     bool moves;        /* the arbiter may change it while a launch waits */
 };
 

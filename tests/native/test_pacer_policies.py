@@ -51,6 +51,21 @@ def test_a_low_priority_yields_at_its_next_launch_and_goes_on_afterwards(tmp_pat
         assert eventually(tmp_path, 30, 66)
 
 
+def test_who_yields_waits_before_its_first_launch_too(tmp_path: Path) -> None:
+    script = """
+from driver_client import *
+start()
+kernel = function("spin_5ms")
+for _ in range(3):
+    ok(launch(kernel))
+    ok(cu.cuCtxSynchronize())
+"""
+    with make_region(tmp_path, cores=0, priority=1) as region, Arbiter(region, yielding=True):
+        python(script, within(tmp_path, region))
+        # 5 ms are a fiftieth of 250; of the first launch nothing is known
+        assert region.usage().cards[0].throttled_ns > 600_000_000
+
+
 def test_a_high_priority_does_not_yield(tmp_path: Path) -> None:
     with (
         make_region(tmp_path, cores=60) as region,

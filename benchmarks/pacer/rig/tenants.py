@@ -2,7 +2,7 @@
 
 from functools import partial
 from itertools import product
-from statistics import median
+from statistics import mean, median
 
 import numpy as np
 
@@ -84,19 +84,21 @@ def three(policy: str, machine: Machine, plan: Plan) -> tuple[list[Reading], Tra
 
 
 def priority(low_shape: str, machine: Machine, plan: Plan) -> tuple[list[Reading], Trace]:
-    """The high one alone, then beside a low one that has been there before."""
+    """The high one alone, then beside a low one that has been there before, and alone again: the machine varies."""
     machine.arbitrate()
     high = machine.container(0, priority=0).start("sync2ms", held=True)
     high.toggle()
     machine.record(1)
     solo = machine.record(plan.measured_s / 2)
     high.toggle()
-    machine.container(0, priority=1).start(low_shape)
+    low_one = machine.container(0, priority=1).start(low_shape)
     machine.record(1)
     before = machine.record(0.5, FINE_S)
     high.toggle()
     trace = machine.record(plan.measured_s, FINE_S)
-    alone = share(solo.at, solo.busy[:, 0])
+    machine.stop(low_one)
+    again = machine.record(plan.measured_s / 2)
+    alone = mean(share(at, busy[:, 0]) for at, busy in ((solo.at, solo.busy), (again.at, again.busy)))
     first = trace.between(0, WINDOW_S)
     settled = trace.between(WINDOW_S, trace.at[-1])
     beside, low = (share(settled.at, column) for column in settled.busy.T)
