@@ -50,10 +50,10 @@ def processes_in(finding: Path) -> set[int]:
 @pytest.mark.xdist_group("fuzz")
 def test_of_a_program_that_hangs_the_stacks_of_all_threads_are_kept(tmp_path: Path) -> None:
     """The worker is stopped as a hang would stop it; its family is reported before it is ended."""
-    arguments = ["--seed", "7", "--hang", "3", "--runs", "1000000", "--seconds", "100", "--found", str(tmp_path)]
+    arguments = ["--seed", "7", "--hang", "3", "--runs", "1000000", "--seconds", "270", "--found", str(tmp_path)]
     with subprocess.Popen([sys.executable, FUZZ / "run.py", *arguments], stdout=subprocess.DEVNULL) as run:
         try:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 270
             worker = None
             while worker is None and time.monotonic() < deadline and run.poll() is None:
                 time.sleep(0.05)
