@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(300)  # the first of them compiles the target
 FUZZ = Path(__file__).resolve().parents[2] / "libvgpu/tests/fuzz"
 
 
