@@ -91,8 +91,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_make_targets_and_modules_that_are_named_exist(page: Path) -> None:
     text = page.read_text()
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for target in re.findall(r"`make ([a-z-]+)[^`]*`", text):
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for target in re.findall(r"`make ([a-z0-9-]+)[^`]*`", text):
         assert target in targets, target
     for module in re.findall(r"python3? -m ((?:vgpu|scheduler|device_plugin)[\w.]*)", text):
         path = ROOT / module.replace(".", "/")
