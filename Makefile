@@ -75,7 +75,8 @@ storm: build
 	@$(BIN)/python benchmarks/storm/bench.py
 
 sanitize: build
-	@$(BIN)/pytest -q tests/native/test_sanitizers.py tests/native/test_ledger_storm.py
+	@$(BIN)/pytest -q -rs tests/native/test_sanitizers.py tests/native/test_ledger_storm.py
+	@$(BIN)/python libvgpu/tests/sanitized.py -fsanitize=address,undefined -fsanitize=thread
 	@$(BIN)/python libvgpu/tests/fuzz/run.py --flags=-fsanitize=address,undefined --seconds $(or $(SECONDS),60)
 	@$(BIN)/python libvgpu/tests/fuzz/run.py --flags=-fsanitize=thread --seconds $(or $(SECONDS),60)
 

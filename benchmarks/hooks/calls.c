@@ -103,6 +103,7 @@ static void alone(void) {
     measure("cuLaunchKernel", launch);
     check(cuMemAllocAsync(&kept, 4096, CU_STREAM_LEGACY), "cuMemAllocAsync");
     measure("cuMemAllocAsync+cuMemFreeAsync", async_pair);
+    check(cuModuleUnload(module), "cuModuleUnload");
 }
 
 /* All processes of the crowd at once; the mean over all calls of all of them, in processor time: it contains what they cost one another, but
