@@ -14,6 +14,7 @@ from device_plugin.consequences import Consequences
 from device_plugin.cri import Runtime, sockets
 from device_plugin.enforcement import Enforcement
 from device_plugin.exporter import Exporter
+from device_plugin.foreign import Observer
 from device_plugin.granting import Granting, Places
 from device_plugin.health import Health
 from device_plugin.holdings import Holdings
@@ -26,6 +27,7 @@ from device_plugin.registration import Registration
 from device_plugin.sandbox import Sandboxes
 from device_plugin.starts import Starts
 from device_plugin.sweep import Sweep
+from device_plugin.watch import Watch
 from vgpu import contexts, inventory
 from vgpu.config import Config
 from vgpu.devices import Inventory
@@ -115,6 +117,9 @@ class Agent:
             self._exporter,
             places=places,
             current=lambda: granting.rollout.sources(),
+            watch=Watch(
+                cards, pods, consequences, evict=self._config.device_plugin.backstop == "evict", look=Observer().look
+            ),
         )
         registration = Registration(kubelet / "device-plugins", self._config.resource_name, plugin)
         for part in (pods, publisher, health, sweep, enforcement, Arbitration(sandboxes)):

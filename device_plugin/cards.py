@@ -19,6 +19,7 @@ class Cards:
         self._inventory = inventory
         self._sick: dict[str, str] = {}
         self._cordoned: frozenset[str] = frozenset()
+        self._foreign: frozenset[str] = frozenset()
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -26,7 +27,12 @@ class Cards:
         """The cards with their health as of now."""
         with self._lock:
             devices = tuple(
-                msgspec.structs.replace(gpu, healthy=gpu.uuid not in self._sick, trouble=self._sick.get(gpu.uuid, ""))
+                msgspec.structs.replace(
+                    gpu,
+                    healthy=gpu.uuid not in self._sick,
+                    trouble=self._sick.get(gpu.uuid, ""),
+                    foreign=gpu.uuid in self._foreign,
+                )
                 for gpu in self._inventory.devices
             )
             return msgspec.structs.replace(self._inventory, devices=devices)
@@ -81,6 +87,14 @@ class Cards:
             self._cordoned = uuids
         if news:
             log.info("cordoned cards: %s", ", ".join(sorted(uuids)) or "none")
+            self._tell()
+
+    def used_by_others(self, uuids: frozenset[str]) -> None:
+        """Processes that are no containers of ours use these cards."""
+        with self._lock:
+            news = uuids != self._foreign
+            self._foreign = uuids
+        if news:
             self._tell()
 
     def _tell(self) -> None:

@@ -47,6 +47,10 @@ class Consequences:
         type_ = "Normal" if reason == names.EVENT_HEALTHY else "Warning"
         self._worker.submit(self._event, writes.node_reference(self._node), reason, sentence, type_)
 
+    def untracked(self, pod: Pod, sentence: str, *, evict: bool) -> None:
+        """A container of the pod has more of a card than it was charged."""
+        self._worker.submit(self._untracked, pod, sentence, evict)
+
     def record(self, pod: Pod, record: Allocation) -> None:
         """Replaces the pod's allocation; raises Refusal when the API server does not take it."""
         meta = pod.metadata
@@ -77,6 +81,16 @@ class Consequences:
         if len(self._evicted) >= _REMEMBERED:
             self._evicted.clear()
         self._evicted[owner.uid] = now
+
+    def _untracked(self, pod: Pod, sentence: str, evict: bool) -> None:
+        meta = pod.metadata
+        self._event(writes.pod_reference(meta.namespace, meta.name, meta.uid), names.EVENT_UNTRACKED, sentence)
+        if evict and meta.deletionTimestamp is None:
+            try:
+                writes.evict(self._client, meta.namespace, meta.name, meta.uid)
+                log.info("evicted %s: %s", full_name(pod), sentence)
+            except ApiError as error:
+                log.warning("%s is not evicted: %s", full_name(pod), error)
 
     def _event(self, reference: dict[str, str], reason: str, sentence: str, type_: str = "Warning") -> None:
         writes.emit_event(self._client, reference, reason, sentence, type_, reporting=REPORTER, host=self._node)

@@ -25,6 +25,7 @@ class CardView(msgspec.Struct, frozen=True):
     gpu: Gpu
     held: Held = Held()
     reading: Reading | None = None  #: None: the card does not answer
+    foreign: tuple[int, ...] = ()  #: bytes of each process that is no container of ours
 
 
 class ContainerView(msgspec.Struct, frozen=True):
@@ -35,6 +36,8 @@ class ContainerView(msgspec.Struct, frozen=True):
     container: str
     piece: GpuSlice
     usage: CardUsage | None = None  #: None: not started yet
+    untracked: int = 0  #: bytes by NVML beyond the charges
+    observed: float = 0.0  #: seconds of GPU time by NVML
 
 
 class Picture(msgspec.Struct, frozen=True):
@@ -120,6 +123,18 @@ class Exporter(Collector):
         )
         yield _gauge("vgpu_card_healthy", "1: takes pods", _CARD, [(r, int(c.gpu.healthy)) for r, c in rows])
         yield _gauge("vgpu_card_slices", "Slices that pods hold", _CARD, [(r, c.held.slots) for r, c in rows])
+        yield _gauge(
+            "vgpu_card_foreign_memory_bytes",
+            "Memory of processes that are no containers of vgpu",
+            _CARD,
+            [(r, sum(c.foreign)) for r, c in rows],
+        )
+        yield _gauge(
+            "vgpu_card_foreign_processes",
+            "Processes on the card that are no containers of vgpu",
+            _CARD,
+            [(r, len(c.foreign)) for r, c in rows],
+        )
 
     def _containers(self, containers: Sequence[ContainerView]) -> Iterator[Metric]:
         rows = [((self._node, c.piece.uuid, c.namespace, c.pod, c.container), c) for c in containers]
@@ -148,6 +163,18 @@ class Exporter(Collector):
             "Memory in use, by what it is used for",
             (*_CONTAINER, "kind"),
             [((*r, kind), value) for r, u in used for kind, value in u.by_kind.items()],
+        )
+        yield _gauge(
+            "vgpu_container_untracked_bytes",
+            "Memory that the driver counts for it and that was not charged",
+            _CONTAINER,
+            [(r, c.untracked) for r, c in rows],
+        )
+        yield _counter(
+            "vgpu_container_observed_gpu_seconds",
+            "GPU time by the driver's samples, to be compared with what was charged",
+            _CONTAINER,
+            [(r, c.observed) for r, c in rows],
         )
         yield _gauge(
             "vgpu_container_host_memory_bytes",

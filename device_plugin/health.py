@@ -114,6 +114,7 @@ class Health:
                 level = logging.DEBUG if self._recovery.ill(gpu.uuid) else logging.WARNING
                 log.log(level, "card %s reports no XIDs: %s", gpu.uuid, error)
         if watched:
+            log.debug("watching %d cards for errors", watched)
             return events
         pynvml.nvmlEventSetFree(events)
         return None

@@ -20,6 +20,7 @@ from device_plugin.pods import Pods, allocation_of
 from device_plugin.refusal import Refusal
 from device_plugin.sandbox import Entry, Sandboxes, slices_of
 from device_plugin.settle import Settler
+from device_plugin.watch import Watch
 from vgpu.allocation import Held
 from vgpu.devices import GpuSlice
 from vgpu.inventory import InventoryError, readings
@@ -48,8 +49,10 @@ class Sweep:
         *,
         places: Places,
         current: Callable[[], Iterable[Path]],
+        watch: Watch,
     ) -> None:
         """`current`: files of the rollout that new containers get."""
+        self._watch = watch
         self._cards = cards
         self._pods = pods
         self._sandboxes = sandboxes
@@ -94,6 +97,7 @@ class Sweep:
             self._settler.once(usages)
         except InventoryError as error:
             log.debug("overhead stays as it was: %s", error)
+        self._watch.once(usages)
         self._exporter.show(self._picture(usages))
         if not self._pods.synced:
             return
@@ -110,6 +114,7 @@ class Sweep:
             self._remove_libraries()
 
     def _picture(self, usages: dict[Entry, tuple[tuple[GpuSlice, ...], Usage]]) -> Picture:
+        paths = {(entry.pod_uid, entry.container): entry for entry in usages}
         views: dict[tuple[str, str], list[Share]] = {}
         started = {entry.pod_uid for entry in usages}
         for pod in self._pods.all():
@@ -131,10 +136,14 @@ class Sweep:
         containers = []
         for (uid, container), shares in views.items():
             namespace, name = self._names.get(uid, ("", uid))
-            containers += [ContainerView(namespace, name, container, piece, usage) for piece, usage in shares]
+            entry_of = paths.get((uid, container))
+            for piece, share in shares:
+                untracked, observed = self._watch.of(entry_of, piece.uuid) if entry_of else (0, 0.0)
+                containers.append(ContainerView(namespace, name, container, piece, share, untracked, observed))
         return Picture(
             cards=tuple(
-                CardView(gpu, held.get(gpu.uuid, Held()), now.get(gpu.uuid)) for gpu in self._cards.inventory.devices
+                CardView(gpu, held.get(gpu.uuid, Held()), now.get(gpu.uuid), self._watch.foreign(gpu.uuid))
+                for gpu in self._cards.inventory.devices
             ),
             containers=tuple(containers),
         )

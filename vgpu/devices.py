@@ -24,6 +24,7 @@ class Gpu(msgspec.Struct, frozen=True, omit_defaults=True):
     pci: str = ""  #: bus id, "00000000:3B:00.0"
     healthy: bool = True
     trouble: str = ""  #: why it is not healthy
+    foreign: bool = False  #: processes that are no containers of vgpu use it
     links: dict[str, str] = {}  #: uuid of another card → NVLINK, PIX, PXB, PHB, NODE or SYS
 
     @property

@@ -121,6 +121,7 @@ CHANGED: dict[str, Any] = {
     "devicePlugin.runtimeSocket": "/run/other/cri.sock",
     "devicePlugin.ignoredXids": [13],
     "devicePlugin.recoverySeconds": 60,
+    "devicePlugin.backstop": "evict",
     "devicePlugin.allowDisableControl": True,
     "devicePlugin.runtimeClassName": "nvidia",
     "devicePlugin.service.type": "ClusterIP",

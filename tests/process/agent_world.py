@@ -17,6 +17,7 @@ from device_plugin.consequences import Consequences
 from device_plugin.cri import Runtime, sockets
 from device_plugin.enforcement import Enforcement
 from device_plugin.exporter import Exporter
+from device_plugin.foreign import Observer
 from device_plugin.granting import Granting, Places
 from device_plugin.holdings import Holdings
 from device_plugin.identity import Identity
@@ -25,6 +26,7 @@ from device_plugin.pods import Pods
 from device_plugin.sandbox import Sandboxes
 from device_plugin.starts import Starts
 from device_plugin.sweep import Sweep
+from device_plugin.watch import Watch
 from vgpu import allocation, names
 from vgpu.allocation import Allocation
 from vgpu.config import Config, decode
@@ -117,6 +119,13 @@ class World:
             self.exporter,
             places=self.places,
             current=lambda: self.granting.rollout.sources(),
+            watch=Watch(
+                self.cards,
+                self.pods,
+                self.consequences,
+                evict=self.config.device_plugin.backstop == "evict",
+                look=Observer().look,
+            ),
         )
 
     def close(self) -> None:

@@ -150,6 +150,7 @@ def test_a_kubelet_restart_leaves_pods_running_and_the_node_whole(machine: Machi
 def test_a_sick_card_takes_no_pods(machine: Machine) -> None:
     machine.start_agent()
     cards = machine.ready()
+    until(lambda: "watching 2 cards" in (machine.root / "agent.log").read_text())  # what was before is not told
     simulator.inject_xid(machine.root / "run" / "simulator", 1, 13)  # a program's own error
     simulator.inject_xid(machine.root / "run" / "simulator", 0, 79)
     until(lambda: machine.allocatable("nvidia.com/gpu") == "10")

@@ -27,12 +27,14 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
 
 
 def xid(machine: Machine, card: int, number: int) -> None:
+    until(lambda: "watching 2 cards" in (machine.root / "agent.log").read_text())  # what was before is not told
     simulator.inject_xid(machine.root / "run" / "simulator", card, number)
 
 
 def offered(machine: Machine) -> tuple[str | None, int]:
     """Ids, and MiB that kube-scheduler counts with."""
-    return machine.allocatable(names.RESOURCE_GPU), int(parse_quantity(machine.allocatable(names.RESOURCE_TOTAL_MEMORY) or 0))
+    memory = machine.allocatable(names.RESOURCE_TOTAL_MEMORY) or 0
+    return machine.allocatable(names.RESOURCE_GPU), int(parse_quantity(memory))
 
 
 def told(machine: Machine, reason: str, card: str) -> bool:

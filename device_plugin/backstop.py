@@ -1,0 +1,89 @@
+"""What containers really have against what they pay: a preloaded library can be tampered with from inside.
+
+Pure. NVML's figures are compared with the charges turn by turn; only what lasts counts, since charges and NVML are read
+one after the other, and what the driver took by itself is charged two turns later.
+"""
+
+from collections import deque
+from typing import Final
+
+import msgspec
+
+from device_plugin.foreign import Picture, Real, Regions
+from device_plugin.sandbox import Entry
+
+MIB: Final = 1 << 20
+TURNS: Final = 10  #: so often in a row, about seconds
+TOLERANCE: Final = 64 * MIB  #: that NVML may count beyond all charges
+OVER: Final = 512 * MIB  #: beyond the limit: modules, stacks and heaps come whatever the limit
+WINDOW: Final = 60  #: turns over which GPU time is compared
+TIME: Final = 0.25  #: of the window's time, used and not charged
+
+Key = tuple[Entry, str]
+
+
+class Excess(msgspec.Struct, frozen=True):
+    """What a container has of a card beyond what it was charged."""
+
+    entry: Entry
+    card: str
+    sentence: str
+
+
+class Backstop:
+    """Remembers the turns before; one for all containers."""
+
+    def __init__(self) -> None:
+        self._turns: dict[Key, int] = {}
+        self._times: dict[Key, deque[tuple[float, float, float]]] = {}  # (now, charged, observed), seconds
+        self._told: set[Key] = set()
+        self.observed: dict[Key, float] = {}  #: GPU time by NVML, seconds since the container's folder was first seen
+        self.untracked: dict[Key, int] = {}  #: bytes by NVML beyond the charges, as of the last turn
+
+    def once(self, picture: Picture, regions: Regions, now: float) -> list[Excess]:
+        """One turn: what has lasted long enough and was not told before; `now`: seconds, monotonic."""
+        keys = {(entry, piece.uuid) for entry, (slices, _) in regions.items() for piece in slices}
+        keys |= picture.containers.keys()
+        self._told &= keys
+        self.observed = {key: self.observed.get(key, 0.0) for key in keys}
+        self.untracked = {}
+        turns, times = {}, {}
+        found = []
+        for key in sorted(keys, key=lambda key: (str(key[0].path), key[1])):
+            entry, card = key
+            real = picture.containers.get(key, Real())
+            used, gpu_ns, limit = _charges(regions, key)
+            self.observed[key] += real.seconds
+            self.untracked[key] = max(0, real.bytes - used)
+            sentences = []
+            if self.untracked[key] > TOLERANCE:
+                sentences.append(f"it has {real.bytes // MIB} MiB and was charged {used // MIB} MiB")
+            elif real.bytes > limit + OVER:
+                sentences.append(f"it has {real.bytes // MIB} MiB of a slice of {limit // MIB} MiB")
+            turns[key] = self._turns.get(key, 0) + 1 if sentences else 0
+            times[key] = self._times.get(key) or deque(maxlen=WINDOW)
+            times[key].append((now, gpu_ns / 1e9, self.observed[key]))
+            late = _untimed(times[key])
+            if key not in self._told and (turns[key] >= TURNS or late):
+                self._told.add(key)
+                found.append(Excess(entry, card, late or sentences[0]))
+        self._turns, self._times = turns, times
+        return found
+
+
+def _charges(regions: Regions, key: Key) -> tuple[int, int, int]:
+    """(bytes charged, ns charged, limit in bytes) of a container on a card; 0 on a card that it does not hold."""
+    slices, usage = regions[key[0]]
+    for piece, card in zip(slices, usage.cards, strict=False):
+        if piece.uuid == key[1]:
+            return card.used, card.gpu_ns, piece.mem * MIB
+    return 0, 0, 0
+
+
+def _untimed(times: deque[tuple[float, float, float]]) -> str:
+    if len(times) < WINDOW:
+        return ""
+    span, charged, observed = (last - first for first, last in zip(times[0], times[-1], strict=True))
+    if observed - charged <= TIME * span:
+        return ""
+    return f"it used {observed:.0f} s of GPU time within {span:.0f} s and was charged {max(charged, 0):.0f} s"

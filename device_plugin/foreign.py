@@ -1,0 +1,168 @@
+"""Who really uses the cards, as NVML tells it: containers of ours, and processes that are none.
+
+A process is a container's when it is in its ledger, when it shares a pid namespace with one that is, or when its cgroup
+names a pod that holds a slice here. The last two find those that keep out of the ledger.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pynvml
+
+from device_plugin.sandbox import Entry
+from device_plugin.settle import PROC, Identity, identity_of
+from vgpu.devices import GpuSlice
+from vgpu.inventory import session
+from vgpu.native import Usage
+
+log = logging.getLogger(__name__)
+
+TURNS: Final = 3  #: a process is foreign when it is seen so often in a row: a new one may not be in its ledger yet
+_LONGEST: Final = 2.0  #: seconds that one sample of utilization may stand for
+#: kubelet and runtimes: …/pod<uid>/… (cgroupfs) and …-pod<uid with underscores>.slice (systemd)
+_POD: Final = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
+
+Regions = Mapping[Entry, tuple[tuple[GpuSlice, ...], Usage]]
+
+
+class Observed(msgspec.Struct, frozen=True):
+    """One process on one card."""
+
+    card: str  #: UUID
+    pid: int  #: on the host
+    bytes: int = 0
+    seconds: float = 0.0  #: GPU time since the last look
+
+
+class Process(msgspec.Struct, frozen=True):
+    name: str
+    identity: Identity
+    pod_uid: str = ""  #: by its cgroup; empty: of no pod
+
+
+class Real(msgspec.Struct, frozen=True):
+    """What NVML says that a container has of a card."""
+
+    bytes: int = 0
+    seconds: float = 0.0  #: GPU time since the last look
+
+
+class Picture(msgspec.Struct, frozen=True):
+    containers: dict[tuple[Entry, str], Real]  #: by folder and card
+    foreign: dict[str, dict[int, int]]  #: card → host pid → bytes
+
+
+class Observer:
+    """Asks NVML; remembers up to when it knows the utilization."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, int] = {}  # card → µs of the newest sample, on NVML's clock
+
+    def look(self) -> list[Observed]:
+        """All processes on all cards; cards that do not answer are left out. Raises InventoryError, NVMLError."""
+        found = []
+        with session():
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                try:
+                    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                    uuid = str(pynvml.nvmlDeviceGetUUID(handle))
+                    listed = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                    listed += pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)
+                except pynvml.NVMLError as error:
+                    log.debug("card %d does not list its processes: %s", index, error)
+                    continue
+                times = self._times(uuid, handle)
+                used: dict[int, int] = {}
+                for process in listed:
+                    used[process.pid] = max(used.get(process.pid, 0), process.usedGpuMemory or 0)
+                found += [Observed(uuid, pid, size, times.get(pid, 0.0)) for pid, size in used.items()]
+        return found
+
+    def _times(self, uuid: str, handle: object) -> dict[int, float]:
+        last = self._seen.get(uuid, 0)
+        try:
+            samples = pynvml.nvmlDeviceGetProcessUtilization(handle, last)
+        except pynvml.NVMLError:
+            return {}  # nothing ran, or a card that does not tell
+        newest = max((int(sample.timeStamp) for sample in samples), default=last)
+        self._seen[uuid] = newest
+        if not last:
+            return {}  # how long ago the first one began is not known
+        span = min((newest - last) / 1e6, _LONGEST)
+        return {int(sample.pid): sample.smUtil / 100 * span for sample in samples}
+
+
+def process_of(pid: int, proc: Path = PROC) -> Process | None:
+    """Who it is; None: gone, or not to be seen from here."""
+    identity = identity_of(pid, proc)
+    if identity is None:
+        return None
+    try:
+        name = (proc / str(pid) / "comm").read_text().strip()
+        cgroup = (proc / str(pid) / "cgroup").read_text()
+    except OSError:
+        return None
+    pod = _POD.search(cgroup)
+    return Process(name, identity, pod[1].replace("_", "-") if pod else "")
+
+
+def attribute(
+    observed: Iterable[Observed],
+    regions: Regions,
+    who: Callable[[int], Process | None] = process_of,
+    own_namespace: int | None = None,
+) -> Picture:
+    """Which container each process belongs to. `own_namespace`: of the host's processes, which marks no container."""
+    if own_namespace is None:
+        own_namespace = os.stat("/proc/self/ns/pid").st_ino
+    by_identity: dict[Identity, Entry] = {}
+    by_namespace: dict[int, Entry] = {}
+    for entry, (_, usage) in regions.items():
+        for known in usage.processes:
+            by_identity[Identity(known.pid, known.pid_namespace, known.start_time)] = entry
+            if known.pid_namespace != own_namespace:
+                by_namespace[known.pid_namespace] = entry
+    containers: dict[tuple[Entry, str], Real] = {}
+    foreign: dict[str, dict[int, int]] = {}
+    for one in observed:
+        process = who(one.pid)
+        entry_of = process and (
+            by_identity.get(process.identity)
+            or by_namespace.get(process.identity.pid_namespace)
+            or _of_pod(process.pod_uid, one.card, regions)
+        )
+        if entry_of:
+            before = containers.get((entry_of, one.card), Real())
+            containers[entry_of, one.card] = Real(before.bytes + one.bytes, before.seconds + one.seconds)
+        else:
+            foreign.setdefault(one.card, {})[one.pid] = one.bytes
+    return Picture(containers, foreign)
+
+
+def _of_pod(uid: str, card: str, regions: Regions) -> Entry | None:
+    """A container of the pod that holds a slice of the card, else any of the pod."""
+    entries = sorted((entry for entry in regions if uid and entry.pod_uid == uid), key=lambda entry: entry.container)
+    holding = [entry for entry in entries if any(piece.uuid == card for piece in regions[entry][0])]
+    return next(iter(holding or entries), None)
+
+
+class Foreign:
+    """Which processes have been foreign for long enough to say so."""
+
+    def __init__(self) -> None:
+        self._turns: dict[tuple[str, int], int] = {}
+
+    def once(self, seen: Mapping[str, Collection[int]]) -> tuple[dict[str, set[int]], list[tuple[str, int]]]:
+        """(card → pids that are foreign, those of them that are new) after one more look: card → pids."""
+        now = {(card, pid) for card, pids in seen.items() for pid in pids}
+        self._turns = {key: self._turns.get(key, 0) + 1 for key in now}
+        found: dict[str, set[int]] = {}
+        for (card, pid), turns in self._turns.items():
+            if turns >= TURNS:
+                found.setdefault(card, set()).add(pid)
+        return found, sorted(key for key, turns in self._turns.items() if turns == TURNS)

@@ -1,0 +1,82 @@
+"""Once a turn: who really uses the cards, and what follows from it."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+import pynvml
+
+from device_plugin.backstop import Backstop
+from device_plugin.cards import Cards
+from device_plugin.consequences import Consequences
+from device_plugin.foreign import Foreign, Observed, Picture, Process, Regions, attribute, process_of
+from device_plugin.pods import Pods
+from device_plugin.sandbox import Entry
+from vgpu import names
+from vgpu.inventory import InventoryError
+
+log = logging.getLogger(__name__)
+
+
+class Watch:
+    """Called by one thread."""
+
+    def __init__(
+        self,
+        cards: Cards,
+        pods: Pods,
+        consequences: Consequences,
+        *,
+        evict: bool,
+        look: Callable[[], list[Observed]],
+        who: Callable[[int], Process | None] = process_of,
+    ) -> None:
+        """`evict`: a container that has more of a card than it was charged is not only told.
+
+        `look` tells the processes on all cards, `who` more about one of them.
+        """
+        self._cards = cards
+        self._pods = pods
+        self._consequences = consequences
+        self._evict = evict
+        self._look = look
+        self._who = who
+        self._foreign = Foreign()
+        self._backstop = Backstop()
+        self._others: Mapping[str, Mapping[int, int]] = {}
+
+    def once(self, regions: Regions) -> None:
+        try:
+            observed = self._look()
+        except (InventoryError, pynvml.NVMLError) as error:
+            log.debug("who uses the cards is not known: %s", error)
+            return
+        picture = attribute(observed, regions, self._who)
+        self._tell_foreign(picture)
+        for excess in self._backstop.once(picture, regions, time.monotonic()):
+            pod = self._pods.get(excess.entry.pod_uid)
+            sentence = (
+                f"Container {excess.entry.container} has passed its limits by: {excess.sentence} on {excess.card}"
+            )
+            log.warning("%s: %s", excess.entry.pod_uid, sentence)
+            if pod is not None:
+                self._consequences.untracked(pod, sentence, evict=self._evict)
+
+    def of(self, entry: Entry, card: str) -> tuple[int, float]:
+        """(bytes by NVML beyond the charges, seconds of GPU time by NVML) of a container on a card."""
+        return self._backstop.untracked.get((entry, card), 0), self._backstop.observed.get((entry, card), 0.0)
+
+    def foreign(self, card: str) -> tuple[int, ...]:
+        """Bytes of each process on the card that is no container of ours."""
+        return tuple(self._others.get(card, {}).values())
+
+    def _tell_foreign(self, picture: Picture) -> None:
+        lasting, new = self._foreign.once(picture.foreign)
+        self._others = {card: {pid: picture.foreign[card][pid] for pid in pids} for card, pids in lasting.items()}
+        self._cards.used_by_others(frozenset(lasting))
+        for card, pid in new:
+            who = self._who(pid)
+            name = f"{pid} ({who.name})" if who else f"{pid}"
+            sentence = f"card {card} is used by process {name}, which is no container of vgpu: nobody counts its use"
+            log.warning("%s", sentence)
+            self._consequences.node(names.EVENT_FOREIGN, sentence)

@@ -1,0 +1,85 @@
+"""Processes that are no containers of ours, and containers that have more than they were charged."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from agent_machine import machines
+from agent_world import MIB, A, until, worlds
+
+from device_plugin.backstop import TURNS
+from device_plugin.foreign import Observed, Process
+from device_plugin.settle import Identity
+from device_plugin.watch import Watch
+from vgpu import names
+from vgpu.devices import GpuSlice
+from vgpu.native import Region, paths
+
+#: Takes 500 MiB of the first card, says so, and waits for the end of its input
+USER = """
+import ctypes, os, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+context, memory = ctypes.c_void_p(), ctypes.c_uint64()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+assert cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(500 << 20)) == 0
+print("taken=1", flush=True)
+"""
+HOST = USER + "sys.stdin.read()"
+
+
+def test_a_process_of_the_host_is_seen_and_a_container_is_none() -> None:
+    with machines("cdi", 1) as machine:
+        machine.start_agent()
+        (card,) = machine.ready()
+        machine.run("p", {"main": [GpuSlice(card, 3000)]}, USER + "signal.pause()")
+        until(lambda: machine.environment("p").get("taken"))
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("LD_", "VGPU_", "CUDA_"))}
+        env |= {"LD_LIBRARY_PATH": str(paths.simulator()), names.ENV_SIMULATOR_DIR: str(machine.root / "run/simulator")}
+        with subprocess.Popen([sys.executable, "-c", HOST], env=env, stdin=subprocess.PIPE) as foreign:
+            try:
+                until(lambda: machine.sample("vgpu_card_foreign_processes", "", "", card) == 1)
+                assert (machine.sample("vgpu_card_foreign_memory_bytes", "", "", card) or 0) >= 500 * MIB
+                events = until(lambda: [e for e in machine.events() if e["reason"] == names.EVENT_FOREIGN])
+                assert [f"process {foreign.pid} (" in e["message"] for e in events] == [True]
+                until(lambda: machine.inventory().devices[0].foreign)
+                assert machine.sample("vgpu_container_untracked_bytes", "p", "main", card) == 0
+                assert machine.sample("vgpu_container_observed_gpu_seconds_total", "p", "main", card) == 0
+            finally:
+                foreign.kill()
+        until(lambda: machine.sample("vgpu_card_foreign_processes", "", "", card) == 0)
+        until(lambda: not machine.inventory().devices[0].foreign)
+
+
+@pytest.mark.parametrize("evict", [False, True])
+def test_a_container_that_keeps_out_of_its_ledger_is_told_and_evicted_where_that_is_wanted(evict: bool) -> None:
+    with worlds() as make:
+        world = make()
+        uid = world.pod("p", {"main": [GpuSlice(A, 1000)]})
+        until(lambda: world.pods.get(uid))
+        world.allocate(uid, "main", [f"{A}::0"])
+        world.starts.start([f"{A}::0"])
+        with Region.open(world.sandboxes.directory(uid, "main")) as region:
+            usage = region.usage()
+        (entry,) = world.sandboxes.entries()
+        watch = Watch(
+            world.cards,
+            world.pods,
+            world.consequences,
+            evict=evict,
+            look=lambda: [Observed(A, 1234, 900 * MIB)],
+            who=lambda _: Process("thief", Identity(7, 1, 1), uid),  # its cgroup tells the pod
+        )
+        for _ in range(TURNS):
+            watch.once({entry: ((GpuSlice(A, 1000),), usage)})
+        assert watch.of(entry, A) == (900 * MIB, 0)
+        assert watch.foreign(A) == ()
+        told = until(lambda: [e for e in world.events() if e["reason"] == names.EVENT_UNTRACKED])
+        assert "it has 900 MiB and was charged 0 MiB" in told[0]["message"]
+        if evict:
+            until(lambda: (pod := world.read_pod("p")) is None or "deletionTimestamp" in pod["metadata"])
+        else:
+            world.consequences.stop()
+            assert "deletionTimestamp" not in (world.read_pod("p") or {})["metadata"]

@@ -1,0 +1,146 @@
+"""Whose the processes on a card are, and what a container has beyond its charges."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from device_plugin.backstop import MIB, OVER, TIME, TOLERANCE, TURNS, WINDOW, Backstop
+from device_plugin.foreign import TURNS as FOREIGN_TURNS
+from device_plugin.foreign import Foreign, Observed, Picture, Process, Real, Regions, attribute, process_of
+from device_plugin.sandbox import Entry
+from device_plugin.settle import Identity
+from vgpu.devices import GpuSlice
+from vgpu.native import CardUsage, ProcessUsage, Usage
+
+CARD, OTHER = "GPU-a", "GPU-b"
+UID = "0a1b2c3d-0000-4000-8000-00000000000a"
+HOST, INSIDE = 100, 200  # pid namespaces
+MAIN, SIDE = (Entry(UID, name, Path(f"/run/{UID}_{name}")) for name in ("main", "side"))
+
+
+def usage(used: int = 0, gpu_ns: int = 0, pid: int = 7, namespace: int = INSIDE) -> Usage:
+    one = ProcessUsage(pid, 0, namespace, 1, (used,), (), (gpu_ns,), (0,), (0,))
+    return Usage((CardUsage(used=used, gpu_ns=gpu_ns),), (one,))
+
+
+def regions(used: int = 0, gpu_ns: int = 0, limit: int = 1000) -> Regions:
+    return {MAIN: ((GpuSlice(CARD, limit),), usage(used, gpu_ns))}
+
+
+def process(pid: int, namespace: int, pod: str = "") -> Process:
+    return Process("python3", Identity(pid, namespace, 1), pod)
+
+
+@pytest.mark.parametrize(
+    ("who", "owner"),
+    [
+        (process(7, INSIDE), MAIN),  # in the ledger
+        (process(8, INSIDE), MAIN),  # beside one that is
+        (process(8, 300, UID), MAIN),  # keeps out of the ledger, but its cgroup tells
+        (process(8, HOST), None),
+        (process(8, 300, UID.replace("a", "b")), None),  # a pod that holds no slice here
+        (None, None),
+    ],
+)
+def test_whose_a_process_is(who: Process | None, owner: Entry | None) -> None:
+    seen = attribute([Observed(CARD, 1234, 5 * MIB, 0.5)], regions(), lambda _: who, HOST)
+    if owner:
+        assert seen == Picture({(owner, CARD): Real(5 * MIB, 0.5)}, {})
+    else:
+        assert seen == Picture({}, {CARD: {1234: 5 * MIB}})
+
+
+def test_the_host_s_pid_namespace_makes_no_neighbour_a_container() -> None:
+    shared: Regions = {MAIN: ((GpuSlice(CARD, 1000),), usage(namespace=HOST))}
+    seen = attribute([Observed(CARD, 1234, MIB)], shared, lambda _: process(8, HOST), HOST)
+    assert seen.foreign == {CARD: {1234: MIB}}
+
+
+def test_of_a_pod_s_containers_the_one_that_holds_the_card_answers_for_it() -> None:
+    both: Regions = {MAIN: ((GpuSlice(OTHER, 1),), usage()), SIDE: ((GpuSlice(CARD, 1),), usage(namespace=300))}
+    seen = attribute([Observed(CARD, 1, MIB), Observed("GPU-c", 1, MIB)], both, lambda _: process(8, 400, UID), HOST)
+    assert set(seen.containers) == {(SIDE, CARD), (MAIN, "GPU-c")}
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        f"0::/kubepods/burstable/pod{UID}/0123abc",
+        f"0::/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-0123abc.scope",
+        "0::/user.slice",
+    ],
+)
+def test_a_cgroup_tells_the_pod(tmp_path: Path, group: str) -> None:
+    folder = tmp_path / "42"
+    (folder / "ns").mkdir(parents=True)
+    (folder / "ns" / "pid").touch()
+    (folder / "status").write_text("NSpid:\t42\t7\n")
+    (folder / "stat").write_text("42 (a) b) S " + " ".join(str(n) for n in range(4, 40)))
+    (folder / "comm").write_text("python3\n")
+    (folder / "cgroup").write_text(group + "\n")
+    found = process_of(42, tmp_path)
+    assert found is not None
+    assert (found.name, found.identity.pid, found.pod_uid) == ("python3", 7, "" if "user" in group else UID)
+    assert process_of(43, tmp_path) is None
+
+
+def test_a_process_is_foreign_when_it_stays() -> None:
+    foreign = Foreign()
+    for _ in range(FOREIGN_TURNS - 1):
+        assert foreign.once({CARD: [1]}) == ({}, [])
+    assert foreign.once({CARD: [1, 2]}) == ({CARD: {1}}, [(CARD, 1)])
+    assert foreign.once({CARD: [1]}) == ({CARD: {1}}, [])  # told once
+    assert foreign.once({}) == ({}, [])
+    assert foreign.once({CARD: [1]}) == ({}, [])  # another one with its number
+
+
+def turns(
+    backstop: Backstop, count: int, real: Mapping[str, Real], known: Regions, start: float = 0, charge: int = 0
+) -> list[str]:
+    said = []
+    for turn in range(count):
+        slices, now = known[MAIN]
+        grown = msgspec.structs.replace(now.cards[0], gpu_ns=now.cards[0].gpu_ns + charge * turn)
+        here = {MAIN: (slices, msgspec.structs.replace(now, cards=(grown,)))}
+        picture = Picture({(MAIN, card): one for card, one in real.items()}, {})
+        said += [excess.sentence for excess in backstop.once(picture, here, start + turn)]
+    return said
+
+
+def test_memory_beyond_the_charges_is_told_once_when_it_lasts() -> None:
+    backstop = Backstop()
+    real = {CARD: Real(300 * MIB)}
+    assert turns(backstop, TURNS - 1, real, regions(used=100 * MIB)) == []
+    assert backstop.untracked[MAIN, CARD] == 200 * MIB
+    assert turns(backstop, 1, {CARD: Real(100 * MIB)}, regions(used=100 * MIB)) == []  # in between all is well
+    (said,) = turns(backstop, 3 * TURNS, real, regions(used=100 * MIB))
+    assert said == "it has 300 MiB and was charged 100 MiB"
+
+
+def test_a_little_more_than_the_charges_is_nothing() -> None:
+    backstop = Backstop()
+    assert turns(backstop, 3 * TURNS, {CARD: Real(100 * MIB + TOLERANCE)}, regions(used=100 * MIB)) == []
+
+
+def test_memory_far_beyond_the_slice_is_told_though_it_is_charged() -> None:
+    backstop = Backstop()
+    size = 1000 * MIB + OVER
+    assert turns(backstop, 2 * TURNS, {CARD: Real(size)}, regions(used=size)) == []
+    (said,) = turns(backstop, 2 * TURNS, {CARD: Real(size + MIB)}, regions(used=size + MIB))
+    assert "of a slice of 1000 MiB" in said
+
+
+def test_a_card_that_the_container_does_not_hold() -> None:
+    (said,) = turns(Backstop(), TURNS, {OTHER: Real(300 * MIB)}, regions())
+    assert said == "it has 300 MiB and was charged 0 MiB"
+
+
+def test_gpu_time_that_is_not_charged() -> None:
+    busy = {CARD: Real(0, 0.9)}
+    assert turns(Backstop(), 2 * WINDOW, busy, regions(), charge=900_000_000) == []
+    assert turns(Backstop(), 2 * WINDOW, {CARD: Real(0, 0.9 * TIME)}, regions()) == []
+    (said,) = turns(Backstop(), 2 * WINDOW, busy, regions())
+    assert "GPU time" in said
+    assert "charged 0 s" in said
