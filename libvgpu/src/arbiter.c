@@ -16,6 +16,7 @@
 #include "region_files.h"
 
 #define IDLE_PERIOD_NS 50000000u
+#define STEADY_PERIOD_NS 20000000u /* where the same containers have work as before, and nobody has anything of another's to give back */
 #define LIMITS_EVERY 5u     /* looks from one at the limits themselves, which seldom change, to the next */
 #define GLANCE_NS 2500000u /* how often it looks whether the owner of lent time is back */
 #define MAX_CARDS 64u
@@ -27,7 +28,7 @@ struct vgpu_arbiter {
     struct vgpu_container *containers;
     struct vgpu_arbiter_card *cards[MAX_CARDS];
     uint64_t last_look;
-    bool lends;       /* on some card */
+    bool lends, restless; /* on some card */
     struct vgpu_arbiter_state state;
 };
 
@@ -112,10 +113,11 @@ static void look(vgpu_arbiter *arbiter, bool at_limits)
     for (struct vgpu_container *container = arbiter->containers; container && at_limits; container = container->next)
         read_limits(arbiter, container, false);
     vgpu_containers_look(arbiter->containers, now);
-    arbiter->lends = false;
+    arbiter->lends = arbiter->restless = false;
     for (unsigned i = 0; i < MAX_CARDS && arbiter->cards[i]; i++) {
         vgpu_card_decide(arbiter->cards[i], now, passed);
         arbiter->lends |= arbiter->cards[i]->lends;
+        arbiter->restless |= arbiter->cards[i]->restless;
     }
     arbiter->state.containers = arbiter->state.active = 0;
     for (struct vgpu_container *container = arbiter->containers; container; container = container->next) {
@@ -157,6 +159,11 @@ static void rest(vgpu_arbiter *arbiter, uint64_t next)
     }
 }
 
+static uint64_t period(const vgpu_arbiter *arbiter)
+{
+    return !arbiter->state.active ? IDLE_PERIOD_NS : arbiter->restless ? VGPU_ARBITER_PERIOD_NS : STEADY_PERIOD_NS;
+}
+
 void vgpu_arbiter_run(vgpu_arbiter *arbiter)
 {
     const uint64_t cpu_before = clock_ns(CLOCK_THREAD_CPUTIME_ID);
@@ -167,7 +174,7 @@ void vgpu_arbiter_run(vgpu_arbiter *arbiter)
             continue;
         }
         look(arbiter, arbiter->state.passes % LIMITS_EVERY == 0);
-        rest(arbiter, arbiter->last_look + (arbiter->state.active ? VGPU_ARBITER_PERIOD_NS : IDLE_PERIOD_NS));
+        rest(arbiter, arbiter->last_look + period(arbiter));
         arbiter->state.cpu_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID) - cpu_before;
     }
     pthread_mutex_unlock(&arbiter->lock);

@@ -15,6 +15,7 @@
 #define METER_NS 10000000000u       /* after the last long launch on a card nobody needs to know of short ones */
 #define METER_BASE_NS (UINT64_C(1) << 62) /* a measurement is seen before what it corrects: that must not go below 0 */
 #define LONGEST_RUN_NS 60000000000u
+#define MANY_RUNS (VGPU_RUNS / 4)   /* measured launches found by one look: twice as many, and half the time of the ring has passed */
 
 static bool ahead(uint64_t when, uint64_t now)
 {
@@ -250,13 +251,17 @@ void vgpu_card_decide(struct vgpu_arbiter_card *card, uint64_t now, uint64_t pas
             .ceiling = limit->cores_ceiling, .policy = limits->core_policy, .priority = limits->priority};
         card->active += asked[i].active;
     }
-    if (count != card->asked_count || memcmp(asked, card->asked, count * sizeof *asked) != 0) {
+    const bool changed = count != card->asked_count || memcmp(asked, card->asked, count * sizeof *asked) != 0;
+    if (changed) {
         card->asked_count = count;
         memcpy(card->asked, asked, count * sizeof *asked);
         memcpy(card->answered, asked, count * sizeof *asked);
         vgpu_arbiter_shares(card->answered, count);
     }
     card->lends = lends(card->answered, count);
+    card->restless = changed || card->lends;
+    for (unsigned i = 0; i < count; i++)
+        card->restless |= present[i]->fresh > MANY_RUNS;
     take_in_runs(card, now);
     for (unsigned i = 0; i < count; i++)
         publish(present[i], &card->answered[i], now);

@@ -63,6 +63,7 @@ struct vgpu_arbiter_card {
     struct vgpu_arbiter_member *members[VGPU_ARBITER_MEMBERS]; /* its seat; NULL: free */
     unsigned active;
     bool lends;       /* time of one without work is used by another */
+    bool restless;    /* what the last look found may be different soon */
     uint64_t careful_until;
     uint64_t metered_until; /* somebody has long launches, which others' short ones matter to */
     uint32_t asked_count;

@@ -121,8 +121,8 @@ typedef struct vgpu_arbiter vgpu_arbiter;
 
 /* NULL: no memory. */
 vgpu_arbiter *vgpu_arbiter_new(void);
-/* Looks at the containers about every 10 ms while one of them has work, else every 50 ms, and publishes into their limits; returns after
- * vgpu_arbiter_stop. One thread at a time. */
+/* Looks at the containers about every 10 ms while one of them has work (20 ms where nothing changes), else every 50 ms, and publishes into their
+ * limits; returns after vgpu_arbiter_stop. One thread at a time. */
 void vgpu_arbiter_run(vgpu_arbiter *arbiter);
 void vgpu_arbiter_stop(vgpu_arbiter *arbiter);
 /* One look, for whoever drives it himself. */
