@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import yaml
 from tools import helm
 
 from device_plugin import cleanup
@@ -173,3 +174,10 @@ def test_a_digest_stands_in_place_of_the_tag() -> None:
     named = {"digest": DIGEST, "tag": "9"}
     objects = helm.objects({"image": named, "scheduler": {"kubeScheduler": {"image": named}}})
     assert images(objects) == {f"vgpu/vgpu@{DIGEST}", f"registry.k8s.io/kube-scheduler@{DIGEST}"}
+
+
+def test_artifact_hub_is_told_the_image_that_is_rendered(default: list[dict[str, Any]]) -> None:
+    notes = yaml.safe_load((helm.CHART / "Chart.yaml").read_text())["annotations"]
+    told = {item["image"] for item in yaml.safe_load(notes["artifacthub.io/images"])}
+    assert told == {image for image in images(default) if "kube-scheduler" not in image}
+    assert notes["artifacthub.io/license"] == "Apache-2.0"

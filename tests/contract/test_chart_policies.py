@@ -162,6 +162,13 @@ def gpu(resource: str, where: str = "limits") -> dict[str, Any]:
     return {"name": "c", "resources": {where: {resource: "1"}}}
 
 
+def hook_of(objects: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    (configuration,) = [item for item in objects if item["kind"] == "MutatingWebhookConfiguration"]
+    (found,) = [hook for hook in configuration["webhooks"] if hook["name"] == name]
+    assert isinstance(found, dict)
+    return found
+
+
 PLAIN = {"name": "plain", "resources": {"limits": {"cpu": "1"}}}
 
 
@@ -186,28 +193,45 @@ PLAIN = {"name": "plain", "resources": {"limits": {"cpu": "1"}}}
     ],
 )  # fmt: skip
 def test_only_gpu_pods_are_sent_to_the_webhook(objects: list[dict[str, Any]], spec: Any, sent: bool) -> None:
-    webhook = next(item for item in objects if item["kind"] == "MutatingWebhookConfiguration")["webhooks"][0]
+    webhook = hook_of(objects, "pods.vgpu.io")
     (condition,) = webhook["matchConditions"]
     data = {"request": request("CREATE"), "object": {"metadata": {}, "spec": spec}}
     assert evaluate(condition["expression"], data) is sent
 
 
-@pytest.mark.parametrize(("labels", "sent"), [(MANAGED, True), ({"app": "x"}, False), (None, False)])
+@pytest.mark.parametrize(
+    ("labels", "sent"),
+    [
+        (MANAGED, True),
+        ({**MANAGED, names.WEBHOOK_LABELS[0]: names.WEBHOOK_IGNORE}, True),
+        ({"app": "x"}, False),
+        (None, False),
+    ],
+)
 def test_debug_containers_of_managed_pods_are_sent_to_the_webhook(
     objects: list[dict[str, Any]], labels: dict[str, str] | None, sent: bool
 ) -> None:
-    webhook = next(item for item in objects if item["kind"] == "MutatingWebhookConfiguration")["webhooks"][0]
-    sent_for = {resource: rule["operations"] for rule in webhook["rules"] for resource in rule["resources"]}
-    assert sent_for == {"pods": ["CREATE"], "pods/ephemeralcontainers": ["UPDATE"]}
-    debugged = pod(labels=labels)
-    debugged["spec"]["containers"] = [gpu(names.RESOURCE_GPU)]
-    expression = webhook["matchConditions"][0]["expression"]
-    assert evaluate(expression, {"request": request("UPDATE"), "object": debugged}) is sent
+    """A label that opts out would keep cards visible to a debug container: it can be added to a pod that runs."""
+    webhook = hook_of(objects, "debug.vgpu.io")
+    (rule,) = webhook["rules"]
+    assert (rule["operations"], rule["resources"]) == (["UPDATE"], ["pods/ephemeralcontainers"])
+    assert not {"objectSelector", "namespaceSelector"} & set(webhook)
+    (condition,) = webhook["matchConditions"]
+    assert evaluate(condition["expression"], {"request": request("UPDATE"), "object": pod(labels=labels)}) is sent
+
+
+def test_both_webhooks_are_called_alike(objects: list[dict[str, Any]]) -> None:
+    pods, debug = (hook_of(objects, name) for name in ("pods.vgpu.io", "debug.vgpu.io"))
+    own = {"name", "rules", "matchConditions", "objectSelector", "namespaceSelector"}
+    assert {key: pods[key] for key in set(pods) - own} == {key: debug[key] for key in set(debug) - own}
+    (rule,) = pods["rules"]
+    assert (rule["operations"], rule["resources"]) == (["CREATE"], ["pods"])
+    assert pods["failurePolicy"] == "Fail"
 
 
 def test_renamed_resources_are_sent_instead() -> None:
     objects = helm.objects({"resourceName": "example.com/gpu"})
-    webhook = next(item for item in objects if item["kind"] == "MutatingWebhookConfiguration")["webhooks"][0]
+    webhook = hook_of(objects, "pods.vgpu.io")
     expression = webhook["matchConditions"][0]["expression"]
     for resource, sent in (("example.com/gpu", True), ("nvidia.com/gpu", False)):
         created = {"metadata": {}, "spec": {"containers": [gpu(resource)]}}
@@ -215,7 +239,7 @@ def test_renamed_resources_are_sent_instead() -> None:
 
 
 def test_opting_out_by_label(objects: list[dict[str, Any]]) -> None:
-    webhook = next(item for item in objects if item["kind"] == "MutatingWebhookConfiguration")["webhooks"][0]
+    webhook = hook_of(objects, "pods.vgpu.io")
     for selector in ("objectSelector", "namespaceSelector"):
         terms = webhook[selector]["matchExpressions"]
         assert [term["key"] for term in terms] == list(names.WEBHOOK_LABELS)

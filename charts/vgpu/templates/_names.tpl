@@ -77,3 +77,20 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- define "vgpu.resources" -}}
 {{- toJson (list .Values.resourceName .Values.resourceMem .Values.resourceMemPercentage .Values.resourceCores .Values.resourcePriority "vgpu.io/memory" "vgpu.io/cores") -}}
 {{- end -}}
+
+{{- /* How the API server calls the scheduler for admission. */ -}}
+{{- define "vgpu.webhookCall" -}}
+admissionReviewVersions: [v1]
+clientConfig:
+  service:
+    name: {{ include "vgpu.scheduler" . }}
+    namespace: {{ .Release.Namespace }}
+    path: /webhook
+    port: 443
+failurePolicy: Fail
+matchPolicy: Equivalent
+# Containers that a later webhook adds are seen too; the patch is the same the second time.
+reinvocationPolicy: IfNeeded
+sideEffects: None
+timeoutSeconds: 10
+{{- end -}}
