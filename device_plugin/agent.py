@@ -28,7 +28,7 @@ from device_plugin.sandbox import Sandboxes
 from device_plugin.starts import Starts
 from device_plugin.sweep import Sweep
 from device_plugin.watch import Watch
-from vgpu import contexts, inventory
+from vgpu import contexts, inventory, names
 from vgpu.config import Config
 from vgpu.devices import Inventory
 from vgpu.kube.client import KubeClient
@@ -121,7 +121,15 @@ class Agent:
                 cards, pods, consequences, evict=self._config.device_plugin.backstop == "evict", look=Observer().look
             ),
         )
-        registration = Registration(kubelet / "device-plugins", self._config.resource_name, plugin)
+
+        def contested(sentence: str) -> None:
+            cards.contested(sentence)
+            if sentence:
+                consequences.node(names.CONDITION_CONFLICT, sentence)
+
+        registration = Registration(
+            kubelet / "device-plugins", self._config.resource_name, plugin, cards, tell=contested
+        )
         for part in (pods, publisher, health, sweep, enforcement, Arbitration(sandboxes)):
             part.start()
         try:

@@ -20,6 +20,7 @@ class Cards:
         self._sick: dict[str, str] = {}
         self._cordoned: frozenset[str] = frozenset()
         self._foreign: frozenset[str] = frozenset()
+        self._rival = ""
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -96,6 +97,16 @@ class Cards:
             self._foreign = uuids
         if news:
             self._tell()
+
+    @property
+    def rival(self) -> str:
+        """A sentence about another device plugin that is in the way; empty: none is."""
+        return self._rival
+
+    def contested(self, sentence: str) -> None:
+        """Another device plugin is in the way; empty: none is any more."""
+        self._rival = sentence
+        self._tell()
 
     def _tell(self) -> None:
         with self._lock:

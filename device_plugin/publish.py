@@ -126,7 +126,8 @@ class Publisher:
         if _differs(meta.annotations, annotations) or _differs(meta.labels, labels):
             writes.patch_node(self._client, self._name, annotations=annotations, labels=labels)
             log.info("node %s: %d cards published", self._name, len(inventory.devices))
-        conditions.put(self._client, self._name, node.status.conditions, ailing(inventory))
+        for finding in (ailing(inventory), contested(self._cards.rival)):
+            conditions.put(self._client, self._name, node.status.conditions, finding)
         wanted = capacity(inventory.devices, self._cards.cordoned, self._held(), self._config)
         known = {resource: node.status.capacity.get(resource) for resource in wanted}
         if not inventory.devices and all(value is None for value in known.values()):
@@ -149,6 +150,12 @@ def ailing(inventory: Inventory) -> Finding:
         f"card {gpu.index} ({gpu.model}, {gpu.uuid}): {gpu.trouble}" for gpu in inventory.devices if not gpu.healthy
     )
     return Finding(names.CONDITION_UNHEALTHY, cards, "CardsUnhealthy", "CardsHealthy", "all cards work")
+
+
+def contested(sentence: str) -> Finding:
+    """The condition that tells of another device plugin."""
+    well = "no other device plugin serves this node's cards"
+    return Finding(names.CONDITION_CONFLICT, sentence, "OtherDevicePlugin", "NoOtherDevicePlugin", well)
 
 
 def capacity(

@@ -5,7 +5,8 @@ The kubelet answers Register only after it has dialled back, so the socket is se
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -13,7 +14,11 @@ from typing import Final
 import grpc
 from asyncinotify import Inotify, Mask
 
+from device_plugin import conflict
+from device_plugin.cards import Cards
+from device_plugin.conflict import Contest
 from device_plugin.plugin import Plugin, options
+from vgpu.kubelet import checkpoint
 from vgpu.kubelet.deviceplugin_v1beta1 import api_pb2 as api
 from vgpu.kubelet.deviceplugin_v1beta1.api_pb2_grpc import RegistrationStub, add_DevicePluginServicer_to_server
 
@@ -24,7 +29,7 @@ SOCKET: Final = "vgpu.sock"
 KUBELET_SOCKET: Final = "kubelet.sock"
 _POLL_SECONDS: Final = 1.0  #: a look without any inotify event: the folder itself may have been replaced
 _RETRY_SECONDS: Final = 0.1  #: the kubelet's socket appears shortly before it answers
-_STREAM_SECONDS: Final = 15.0  #: registered, and yet no stream for so long: the kubelet has dropped us
+_OTHERS_SECONDS: Final = 5.0  #: between two looks for other plugins
 
 Identity = tuple[int, int, int]
 
@@ -32,14 +37,27 @@ Identity = tuple[int, int, int]
 class Registration:
     """Keeps the plugin served and registered, whatever happens to the kubelet or to its folder."""
 
-    def __init__(self, folder: Path, resource: str, plugin: Plugin) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        resource: str,
+        plugin: Plugin,
+        cards: Cards,
+        *,
+        tell: Callable[[str], None],
+    ) -> None:
+        """`tell(sentence)` is told of other plugins that are in the way; empty: of none."""
         self._folder = folder
         self._resource = resource
         self._plugin = plugin
         self._server: grpc.aio.Server | None = None
         self._served: Identity | None = None
         self._registered: Identity | None = None
-        self._registered_at = 0.0
+        self._cards = cards
+        self._tell = tell
+        self._told = ""
+        self._looked = -_OTHERS_SECONDS
+        self._contest = Contest()
         self._complaint = ""
 
     async def run(self) -> None:
@@ -81,26 +99,51 @@ class Registration:
             await self._serve(own)
         if kubelet is None:
             self._registered = None
+            self._contest.pause()
             self._complain(f"waiting for the kubelet: {self._folder / KUBELET_SOCKET} is not there")
             return
-        now = asyncio.get_running_loop().time()
-        if kubelet == self._registered and not self._plugin.streams and now - self._registered_at > _STREAM_SECONDS:
-            log.warning(
-                "the kubelet has left our stream; does a second device plugin register %s on this node?", self._resource
-            )
-            self._registered = None
+        if kubelet == self._registered:
+            await self._others()
         if kubelet != self._registered:
             await self._register(kubelet)
 
-    async def _serve(self, socket: Path) -> None:
+    async def _others(self) -> None:
+        """A plugin that has taken our resource, or offers our cards under another name."""
+        now = asyncio.get_running_loop().time()
+        streaming = self._plugin.streams > 0
+        if not streaming and not await asyncio.to_thread(answers, self._folder / KUBELET_SOCKET):
+            self._contest.pause()  # its socket outlives a kubelet that was stopped
+            return
+        if self._contest.look(streaming, now):
+            log.warning("the kubelet has left our stream: registering again")
+            self._registered = None
+        elif now - self._looked < _OTHERS_SECONDS:
+            return
+        self._looked = now
+        found = await asyncio.to_thread(self._sentence)
+        if found != self._told:
+            log.warning("%s", found or "no other device plugin is in the way now")
+            self._tell(found)
+            self._told = found
+
+    def _sentence(self) -> str:
+        try:
+            registered = checkpoint.read(self._folder / checkpoint.FILE_NAME).registered
+        except (OSError, checkpoint.CheckpointError):
+            registered = {}
+        own = (SOCKET, KUBELET_SOCKET)
+        sockets = [one.name for one in self._folder.iterdir() if one.is_socket() and one.name not in own]
+        return conflict.sentence(self._resource, self._cards.by_uuid.keys(), registered, sockets, self._contest.lost)
+
+    async def _serve(self, own: Path) -> None:
         await self._stop_server()
-        socket.unlink(missing_ok=True)
+        own.unlink(missing_ok=True)
         server = grpc.aio.server()
         add_DevicePluginServicer_to_server(self._plugin, server)
-        server.add_insecure_port(f"unix://{socket}")
+        server.add_insecure_port(f"unix://{own}")
         await server.start()
-        self._server, self._served, self._registered = server, identity(socket), None
-        log.info("serving %s", socket)
+        self._server, self._served, self._registered = server, identity(own), None
+        log.info("serving %s", own)
 
     async def _stop_server(self) -> None:
         if self._server is not None:
@@ -117,7 +160,7 @@ class Registration:
             self._complain(f"the kubelet does not register us yet: {error.details()}")
             return
         self._registered = kubelet
-        self._registered_at = asyncio.get_running_loop().time()
+        self._looked = asyncio.get_running_loop().time()  # its checkpoint tells of our ids a moment later
         self._complaint = ""
         log.info("registered %s with the kubelet", self._resource)
 
@@ -125,6 +168,17 @@ class Registration:
         if text != self._complaint:
             log.info("%s", text)
             self._complaint = text
+
+
+def answers(path: Path) -> bool:
+    """Somebody listens at this socket."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(1)
+        try:
+            client.connect(str(path))
+        except OSError:
+            return False
+        return True
 
 
 def identity(path: Path) -> Identity | None:

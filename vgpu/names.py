@@ -92,7 +92,8 @@ NODE_PORT_NODE_METRICS: Final = 31992  #: node port of a node's own metrics
 # Conditions of a node
 CONDITION_UNENFORCED: Final = "VgpuUnenforced"  #: settings of its runtime let containers pass limits by; an event too
 CONDITION_UNHEALTHY: Final = "VgpuUnhealthy"  #: a card of the node does not work; an event too
-CONDITIONS: Final = (CONDITION_UNENFORCED, CONDITION_UNHEALTHY)  #: all of them
+CONDITION_CONFLICT: Final = "VgpuConflict"  #: another device plugin serves the same resource or cards; an event too
+CONDITIONS: Final = (CONDITION_UNENFORCED, CONDITION_UNHEALTHY, CONDITION_CONFLICT)  #: all of them
 
 # Reasons of events
 EVENT_ALLOCATED: Final = "VgpuAllocated"  #: on a pod: a container may start, and with which slices

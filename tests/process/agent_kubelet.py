@@ -44,6 +44,13 @@ class SmallKubelet(RegistrationServicer):
             await self._server.stop(None)
         self._tasks, self._channels, self._server = [], [], None
 
+    async def supersede(self) -> None:
+        """As when another plugin registers the same resource: the streams of the one before end."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+
     async def Register(self, request: api.RegisterRequest, context: Any) -> api.Empty:  # noqa: ARG002 signature of gRPC
         plugin = self.plugin(request.endpoint)
         await plugin.GetDevicePluginOptions(api.Empty(), timeout=5)

@@ -1,6 +1,7 @@
 """The plugin on a real socket: served, registered, and again after everything that a kubelet does to its folder."""
 
 import asyncio
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -10,12 +11,15 @@ import grpc
 import pytest
 from agent_kubelet import SmallKubelet, until
 
+from device_plugin import conflict, registration
 from device_plugin.cards import Cards
 from device_plugin.edits import Answer, Mount
 from device_plugin.plugin import Plugin
 from device_plugin.refusal import Refusal
 from device_plugin.registration import Registration
 from vgpu.devices import Gpu, Inventory
+from vgpu.kubelet import checkpoint
+from vgpu.kubelet.checkpoint import Checkpoint
 from vgpu.kubelet.deviceplugin_v1beta1 import api_pb2 as api
 
 A, B = "GPU-aaaa", "GPU-bbbb"
@@ -46,8 +50,9 @@ class World:
         self.cards = Cards(Inventory(devices=gpus))
         self.node = FakeNode()
         self.durations: list[str] = []
+        self.conflicts: list[str] = []
         self.plugin = Plugin(self.cards, self.node, self.observe)
-        self.registration = Registration(folder, "nvidia.com/gpu", self.plugin)
+        self.registration = Registration(folder, "nvidia.com/gpu", self.plugin, self.cards, tell=self.conflicts.append)
         self.kubelet = SmallKubelet(folder)
 
     def observe(self, call: str, seconds: float) -> None:
@@ -173,6 +178,62 @@ def test_preferred_ids_answers_and_refusals_reach_the_kubelet(world: World) -> N
             strange = api.ContainerAllocateRequest(devices_ids=["GPU-zzzz::0"])
             with pytest.raises(grpc.aio.AioRpcError, match="GPU-zzzz::0"):
                 await plugin.Allocate(api.AllocateRequest(container_requests=[strange]))
+
+    play(world, story)
+
+
+def test_another_plugin_that_takes_our_resource_is_told_and_not_fought(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conflict, "PATIENCE_SECONDS", (0.2, 1.0))
+
+    async def story(world: World) -> None:
+        await world.kubelet.start()
+        async with world.running():
+            for turn in range(1, 4):
+                await until(lambda turn=turn: len(world.kubelet.registered) == turn and world.plugin.streams)
+                await world.kubelet.supersede()
+            await until(lambda: len(world.kubelet.registered) == 4 and world.plugin.streams)
+            assert [said.partition(" at ")[0] for said in world.conflicts] == [
+                "another device plugin registers nvidia.com/gpu"
+            ]
+
+    play(world, story)
+
+
+def test_a_kubelet_that_was_stopped_is_no_conflict(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conflict, "PATIENCE_SECONDS", (0.0, 0.0))
+    world.kubelet.folder.mkdir()
+    path = world.kubelet.folder / "kubelet.sock"
+
+    async def story(world: World) -> None:
+        with socket.socket(socket.AF_UNIX) as stopped:  # its file stays without a listener
+            stopped.bind(str(path))
+        await world.registration._others()
+        assert world.conflicts == []
+        path.unlink()
+        with socket.socket(socket.AF_UNIX) as serving:
+            serving.bind(str(path))
+            serving.listen()
+            await world.registration._others()
+        assert len(world.conflicts) == 1
+
+    play(world, story)
+
+
+def test_the_kubelet_s_checkpoint_tells_of_ids_that_are_not_ours(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "_OTHERS_SECONDS", 0.1)
+    path = world.kubelet.folder / checkpoint.FILE_NAME
+
+    async def story(world: World) -> None:
+        await world.kubelet.start()
+        async with world.running():
+            await until(lambda: world.plugin.streams)
+            checkpoint.write(path, Checkpoint([], {"nvidia.com/gpu": [*IDS, "GPU-zzzz-0"], "other.com/nic": ["eth0"]}))
+            await until(lambda: world.conflicts)
+            checkpoint.write(path, Checkpoint([], {"nvidia.com/gpu": IDS}))
+            await until(lambda: len(world.conflicts) == 2)
+            assert world.conflicts[1] == ""
 
     play(world, story)
 
