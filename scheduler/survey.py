@@ -53,12 +53,14 @@ class Survey:
         self, where: dict[str, str], places: Ints, rejections: Sequence[Rejection], kinds: Ints | None = None
     ) -> None:
         """Writes down the rejection of each place (index in `nodes`): the one of its kind, or the only one."""
-        nodes = [self._nodes[at] for at in places.tolist()]
-        if kinds is None:
-            where.update(dict.fromkeys(nodes, rejections[0].sentence))
+        nodes = self._nodes
+        if len(places) < len(nodes):
+            nodes = [nodes[at] for at in places.tolist()]
+        sentences = [each.sentence for each in rejections]
+        if len(sentences) == 1 or kinds is None:
+            where.update(dict.fromkeys(nodes, sentences[0]))
         else:
-            sentences = [each.sentence for each in rejections]
-            where.update(zip(nodes, [sentences[at] for at in kinds.tolist()], strict=True))
+            where.update(zip(nodes, map(sentences.__getitem__, kinds.tolist()), strict=True))
         for each in rejections:
             self.reasons.update(each.reasons)
 
@@ -76,7 +78,9 @@ class Survey:
             found = [Rejection(each.reasons, prefix + each.sentence) for each in found]
         lost = self._hopeless(self._rows[places])
         for where, mask in ((self.failed, ~lost), (self.unresolvable, lost)):
-            if mask.any():
+            if mask.all():
+                self._tell(where, places, found, kinds)
+            elif mask.any():
                 self._tell(where, places[mask], found, kinds[mask])
 
     def _hopeless(self, rows: Ints) -> Bools:

@@ -119,11 +119,13 @@ def eligible(cards: Cards, usage: Ints, asked: Ask) -> Bools:
 
 
 def judge(cards: Cards, usage: Ints, asked: Ask) -> Iterator[tuple[Reason, Bools]]:
-    """The cards that break a rule, each under its first reason only."""
+    """The cards that break a rule, each under its first reason only; rules that are left with no card are not asked."""
     left = cards.present.copy()
     for reason, bad in faults(cards, usage, asked):
         yield reason, bad & left
         left &= ~bad
+        if not left.any():
+            return
 
 
 def enough(cards: Cards, good: Bools, request: GpuRequest, *, numa_bind: bool) -> Bools:
