@@ -80,19 +80,20 @@ class Identity:
         return {(entry.PodUID, entry.ContainerName) for entry in self._entries()}
 
     def sources(self) -> set[Path]:
-        """Host paths that cached answers mount, or will."""
-        return {Path(mount.host_path) for entry in self._entries() for mount in entry.response.mounts}
-
-    def cdi_names(self) -> set[str]:
-        """Names that cached answers give."""
-        return {device.name for entry in self._entries() for device in entry.response.cdi_devices}
+        """Host paths that cached answers mount, or will; raises OSError or CheckpointError when nobody can tell."""
+        return {Path(mount.host_path) for entry in self._read() for mount in entry.response.mounts}
 
     def _entries(self) -> list[checkpoint.Entry]:
         try:
-            entries = checkpoint.read(self._file).entries
+            return self._read()
         except (OSError, checkpoint.CheckpointError) as error:
             log.warning("the kubelet's checkpoint tells nothing: %s", error)
             return []
+
+    def _read(self) -> list[checkpoint.Entry]:
+        if not self._file.exists():
+            raise FileNotFoundError(2, "there is no checkpoint", str(self._file))
+        entries = checkpoint.read(self._file).entries
         return [entry for entry in entries if entry.ResourceName == self._resource]
 
     def _candidate(self, entry: checkpoint.Entry) -> Candidate:

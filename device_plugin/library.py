@@ -6,8 +6,10 @@ container would run without limits: so every source is checked before a containe
 
 import hashlib
 import logging
+import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
@@ -56,6 +58,12 @@ def verify(source: Path) -> None:
         sound = _is_file(source) and source.read_bytes() == _PRELOAD_TEXT
     elif match := _LIBRARY.fullmatch(source.name):
         sound = _is_file(source) and _digest(source.read_bytes()) == match[1]
+        if sound and os.statvfs(source).f_flag & os.ST_NOEXEC:
+            # The loader would say that it cannot map the library, and go on without it.
+            raise Refusal(
+                f"{source.parent} on the node is mounted noexec: the container would run without limits; choose "
+                "another folder by global.gpuHookPath"
+            )
     elif match := _SIMULATOR.fullmatch(source.name):
         sound = source.is_dir() and _folder_digest(source) == match[1]
     else:
@@ -113,7 +121,12 @@ def _install_folder(folder: Path, source: Path) -> Path:
 
 
 def _is_file(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
+    """A regular file that every user can read, as the loader must, and that only its owner can change."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISREG(mode) and mode & 0o444 == 0o444 and not mode & 0o022
 
 
 def _digest(content: bytes) -> str:

@@ -25,6 +25,7 @@ from vgpu.allocation import Held
 from vgpu.devices import GpuSlice
 from vgpu.inventory import InventoryError, readings
 from vgpu.kube.objects import Pod
+from vgpu.kubelet.checkpoint import CheckpointError
 from vgpu.native import CardUsage, Region, Usage
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class Sweep:
         self._places = places
         self._current = current
         self._names: dict[str, tuple[str, str]] = {}  # pod uid → namespace and name, kept as long as its folders are
+        self._unnamed: set[Path] = set()  # files of the rollout's folder
         self._complaint = ""
         self._settler = Settler()
         self._stopping = threading.Event()
@@ -155,8 +157,17 @@ class Sweep:
                 file.unlink(missing_ok=True)
 
     def _remove_libraries(self) -> None:
-        named = {source for _, mounted in cdi.sources(self._places.cdi) for source in mounted}
-        library.prune(self._places.library, {*named, *self._identity.sources(), *self._current()})
+        """Those that nobody names now or named a look ago: an answer of the agent before may not be recorded yet."""
+        try:
+            named = self._identity.sources()
+        except (OSError, CheckpointError) as error:
+            log.debug("no library is removed, since nobody can tell which are named: %s", error)
+            return
+        named |= {source for _, mounted in cdi.sources(self._places.cdi) for source in mounted}
+        known = {*named, *self._current()}
+        present = set(self._places.library.iterdir())
+        library.prune(self._places.library, present - (self._unnamed - known))
+        self._unnamed = present - known
 
 
 def _record(pod: Pod) -> dict[str, tuple[GpuSlice, ...]]:

@@ -209,6 +209,11 @@ class World:
         self.write_checkpoint()
         return answer.cdi_names[0] if answer.cdi_names else ""
 
+    def forget(self, uid: str) -> None:
+        """What the kubelet does with the ids of a pod that is gone."""
+        self._entries = [entry for entry in self._entries if entry.PodUID != uid]
+        self.write_checkpoint()
+
     def write_checkpoint(self) -> None:
         path = self.root / "kubelet" / "device-plugins" / checkpoint.FILE_NAME
         checkpoint.write(path, checkpoint.Checkpoint(self._entries))

@@ -1,5 +1,6 @@
 """Rollout of the library: named by content, replaced never, checked always."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def test_installing_again_leaves_the_file_that_containers_map(tmp_path: Path, bu
     assert first.library.stat().st_ino == before.st_ino
 
 
-@pytest.mark.parametrize("harm", ["missing", "changed", "directory", "link"])
+@pytest.mark.parametrize("harm", ["missing", "changed", "directory", "link", "unreadable", "writable"])
 @pytest.mark.parametrize("which", ["library", "preload"])
 def test_a_harmed_source_is_refused_and_put_back(tmp_path: Path, built: Path, harm: str, which: str) -> None:
     rollout = library.install(tmp_path / "host", built)
@@ -52,11 +53,25 @@ def test_a_harmed_source_is_refused_and_put_back(tmp_path: Path, built: Path, ha
         source.mkdir()
     elif harm == "link":
         source.symlink_to(built)
+    elif harm in ("unreadable", "writable"):  # for the users of a container, or by them
+        source.write_bytes(content)
+        source.chmod(0o640 if harm == "unreadable" else 0o666)
     with pytest.raises(Refusal, match="without limits"):
         library.verify(source)
     library.install(tmp_path / "host", built)
     library.verify(source)
     assert source.read_bytes() == content
+
+
+def test_a_library_that_cannot_be_executed_is_refused(
+    tmp_path: Path, built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout = library.install(tmp_path / "host", built)
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((*([0] * 8), os.ST_RDONLY | os.ST_NOEXEC, 255)))
+    with pytest.raises(Refusal, match="noexec") as caught:
+        library.verify(rollout.library)
+    assert not caught.value.transient
+    library.verify(rollout.preload)
 
 
 def test_the_simulator_folder_is_checked_as_a_whole(tmp_path: Path, built: Path) -> None:
