@@ -170,7 +170,7 @@ class Agent:
                     for gpu in found.devices:
                         log.info("card %d: %s, %d MiB, %s", gpu.index, gpu.model, gpu.physical_memory, gpu.uuid)
                     return await asyncio.to_thread(contexts.learn, found, self._options.run_dir / "contexts.json")
-                reason = "the driver has no cards"
+                reason = "all cards are in MIG mode, which are not shared" if found.mig else "the driver has no cards"
             if reason != complaint:
                 log.info("idle: %s", reason)
                 complaint = reason

@@ -25,6 +25,7 @@ class Gpu(msgspec.Struct, frozen=True, omit_defaults=True):
     healthy: bool = True
     trouble: str = ""  #: why it is not healthy
     foreign: bool = False  #: processes that are no containers of vgpu use it
+    mig: bool = False  #: it can be partitioned (MIG); one that is partitioned now is not shared
     links: dict[str, str] = {}  #: uuid of another card → NVLINK, PIX, PXB, PHB, NODE or SYS
 
     @property
@@ -50,6 +51,7 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     """All cards of a node: value of the annotation `vgpu.io/devices`."""
 
     devices: tuple[Gpu, ...] = ()
+    mig: tuple[str, ...] = ()  #: UUIDs of cards in MIG mode: they are not shared
     driver: str = ""
     cuda: str = ""
     v: int = 1

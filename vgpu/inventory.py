@@ -64,15 +64,17 @@ def read(*, split: int = 10, memory_scaling: float = 1.0, core_scaling: float = 
     """All cards that can be shared, by NVML index; raises InventoryError.
 
     `split`: slices per card; the scalings multiply what slices may share (MiB of limits, % of time).
-    Cards in MIG mode run nothing by themselves and are left out with a log line.
+    Cards in MIG mode run nothing by themselves: only their UUIDs are told.
     """
     with session():
         try:
             handles = {}
+            partitioned = []
             for index in range(pynvml.nvmlDeviceGetCount()):
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
                 if _ask(pynvml.nvmlDeviceGetMigMode, handle, otherwise=(0, 0))[0]:
                     log.warning("card %d is in MIG mode and is not shared", index)
+                    partitioned.append(str(pynvml.nvmlDeviceGetUUID(handle)))
                     continue
                 handles[index] = handle
             others = {str(pynvml.nvmlDeviceGetUUID(handle)): handle for handle in handles.values()}
@@ -81,6 +83,7 @@ def read(*, split: int = 10, memory_scaling: float = 1.0, core_scaling: float = 
                     _card(index, handle, others, split, memory_scaling, core_scaling)
                     for index, handle in handles.items()
                 ),
+                mig=tuple(partitioned),
                 driver=str(_ask(pynvml.nvmlSystemGetDriverVersion, otherwise="")),
                 cuda=_cuda(),
             )
@@ -150,6 +153,7 @@ def _card(
         slots=split,
         numa=_numa(handle, pci),
         pci=pci,
+        mig=_ask(pynvml.nvmlDeviceGetMigMode, handle, otherwise=None) is not None,
         links={other: level for other, level in links.items() if level},
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from vgpu.devices import Inventory, decode_inventory
+from vgpu.devices import Inventory, decode_inventory, encode_inventory
 
 
 def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -46,6 +46,31 @@ def test_cards_of_the_simulator_without_any_environment(tmp_path: Path) -> None:
     assert found.devices[0].links == {found.devices[1].uuid: "SYS"}
     assert found.driver.count(".") == 2
     assert found.cuda.count(".") == 1
+
+
+def levels(found: Inventory) -> list[str]:
+    """How the first card reaches each other one, in their order."""
+    return [found.devices[0].links[gpu.uuid] for gpu in found.devices[1:]]
+
+
+def test_how_cards_lie_to_each_other(tmp_path: Path) -> None:
+    pcie, nvlink = read("T4x8", tmp_path / "pcie"), read("H100x4", tmp_path / "nvlink")
+    assert levels(pcie) == ["PIX", "NODE", "NODE", *["SYS"] * 4]
+    assert levels(nvlink) == ["NVLINK"] * 3
+    assert [gpu.numa for gpu in pcie.devices] == [0] * 4 + [1] * 4
+    assert len({gpu.pci for gpu in pcie.devices}) == 8
+    for found in (pcie, nvlink):
+        back = [gpu.links[found.devices[0].uuid] for gpu in found.devices[1:]]
+        assert back == levels(found)
+    assert [gpu.mig for gpu in (*pcie.devices, *nvlink.devices)] == [False] * 8 + [True] * 4
+    assert len(encode_inventory(pcie)) < 8192  # of the 256 KiB that all annotations of a node may take
+
+
+def test_a_card_in_mig_mode_is_named_and_not_shared(tmp_path: Path) -> None:
+    found = read("A100-40-1g.5gb", tmp_path / "state")
+    assert found.devices == ()
+    (uuid,) = found.mig
+    assert uuid.startswith("GPU-")
 
 
 def test_the_same_state_has_the_same_cards(tmp_path: Path) -> None:
