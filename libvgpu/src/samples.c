@@ -85,26 +85,13 @@ static void give_back(struct vgpu_sample *sample) {
     vgpu_spin_unlock(&lock);
 }
 
-/* Our event calls must not be refused by, or break, a capture that another thread begins at this moment. */
-static CUstreamCaptureMode relax(void) {
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    if (DRIVER(cuThreadExchangeStreamCaptureMode))
-        DRIVER(cuThreadExchangeStreamCaptureMode)(&mode);
-    return mode;
-}
-
-static void restore(CUstreamCaptureMode mode) {
-    if (DRIVER(cuThreadExchangeStreamCaptureMode))
-        DRIVER(cuThreadExchangeStreamCaptureMode)(&mode);
-}
-
 struct vgpu_sample *vgpu_sample_begin(CUcontext context, CUstream stream, bool must) {
     __typeof__(&cuEventRecord) record = DRIVER(cuEventRecord);
     if (vgpu_any_capture() || !record || (!must && !vgpu_spin_try(&lock)))
         return NULL;
     if (must)
         vgpu_spin_lock(&lock);
-    CUstreamCaptureMode mode = relax();
+    CUstreamCaptureMode mode = vgpu_relax();
     struct sampler *sampler = sampler_of(context, true);
     struct vgpu_sample *sample = sampler ? new_sample(sampler) : NULL;
     vgpu_spin_unlock(&lock);
@@ -115,7 +102,7 @@ struct vgpu_sample *vgpu_sample_begin(CUcontext context, CUstream stream, bool m
             sample = NULL;
         }
     }
-    restore(mode);
+    vgpu_restore(mode);
     if (sample)
         sample->launched_ns = vgpu_now_ns();
     return sample;
@@ -123,7 +110,7 @@ struct vgpu_sample *vgpu_sample_begin(CUcontext context, CUstream stream, bool m
 
 void vgpu_sample_end(struct vgpu_sample *sample, CUstream stream, bool launched) {
     sample->returned_ns = vgpu_now_ns();
-    CUstreamCaptureMode mode = relax();
+    CUstreamCaptureMode mode = vgpu_relax();
     bool recorded = launched && DRIVER(cuEventRecord)(sample->after, stream) == CUDA_SUCCESS;
     if (recorded) {
         vgpu_spin_lock(&lock);
@@ -139,7 +126,7 @@ void vgpu_sample_end(struct vgpu_sample *sample, CUstream stream, bool launched)
         vgpu_cost_landed(sample->cost, sample->recorded_ns);
         give_back(sample);
     }
-    restore(mode);
+    vgpu_restore(mode);
 }
 
 /* Makes the end of this sample, which lies at `where_ns`, the new base. */
@@ -210,7 +197,7 @@ bool vgpu_samples_collect(CUcontext context, void (*each)(const struct vgpu_samp
     struct sampler *sampler = sampler_of(context, false);
     struct vgpu_sample **at = sampler ? &sampler->first : NULL;
     unsigned unfinished = 0;
-    CUstreamCaptureMode mode = at && *at ? relax() : CU_STREAM_CAPTURE_MODE_RELAXED;
+    CUstreamCaptureMode mode = at && *at ? vgpu_relax() : CU_STREAM_CAPTURE_MODE_RELAXED;
     bool relaxed = at && *at;
     while (at && *at && unfinished < MAX_UNFINISHED) {
         struct vgpu_sample *sample = *at;
@@ -231,7 +218,7 @@ bool vgpu_samples_collect(CUcontext context, void (*each)(const struct vgpu_samp
         set_aside(sampler, sample);
     }
     if (relaxed)
-        restore(mode);
+        vgpu_restore(mode);
     bool waiting = sampler && sampler->first;
     vgpu_spin_unlock(&lock);
     return waiting;
