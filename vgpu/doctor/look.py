@@ -1,4 +1,7 @@
-"""Gathers what the checks judge: from the API server, and from this machine. Changes nothing."""
+"""Gathers what the checks judge: from the API server, and from this machine.
+
+Nothing is changed, but that the directory of `vgpu run` is made where it is missing.
+"""
 
 import base64
 import binascii

@@ -4,7 +4,7 @@ Arrays of one node keep the cards in the order of their index; where nodes diffe
 says which places are cards.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -131,13 +131,6 @@ class Cards:
             self.models,
             self.places,
         )
-
-    def numa_nodes(self) -> Iterable[int]:
-        """Every NUMA node that a card is on, and possibly some more."""
-        if not self.numa.size:
-            return ()
-        low, high = int(self.numa.min()), int(self.numa.max())
-        return range(low, high + 1) if high - low < 64 else np.unique(self.numa).tolist()
 
 
 def load(cards: Cards, usage: Ints) -> Floats:

@@ -62,7 +62,11 @@ def _enough(good: Bools, size: int, numa: Ints | None) -> Bools:
 
 def _groups(good: Bools, numa: Ints) -> Iterator[Bools]:
     """The good cards of each NUMA node."""
-    for number in np.unique(numa).tolist():
+    if not numa.size:
+        return
+    low, high = int(numa.min()), int(numa.max())
+    numbers = range(low, high + 1) if high - low < 64 else np.unique(numa).tolist()  # which takes as long as all else
+    for number in numbers:
         yield good & (numa == number)
 
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 import numpy as np
 
-from vgpu.placement.cards import ALONE, CORES, MEM, PHYS, SLOTS, Bools, Cards, Ints, count, of_nodes
+from vgpu.placement.cards import ALONE, CORES, MEM, PHYS, SLOTS, Bools, Cards, Ints, of_nodes
 from vgpu.placement.selection import by_model, by_uuid
 from vgpu.resources import CardSelector, GpuRequest, PodRequest
 
@@ -126,16 +126,6 @@ def judge(cards: Cards, usage: Ints, asked: Ask) -> Iterator[tuple[Reason, Bools
         left &= ~bad
         if not left.any():
             return
-
-
-def enough(cards: Cards, good: Bools, request: GpuRequest, *, numa_bind: bool) -> Bools:
-    """Nodes with as many good cards as asked (of one NUMA node where the pod wants that)."""
-    if not numa_bind:
-        return count(good) >= request.count
-    found = np.zeros(good.shape[:-1], dtype=np.bool_)
-    for numa in cards.numa_nodes():
-        found |= count(good & (cards.numa == numa)) >= request.count
-    return found
 
 
 _NEEDS: Mapping[Reason, tuple[str, str]] = {
