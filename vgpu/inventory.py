@@ -109,6 +109,29 @@ def readings() -> dict[str, Reading]:
     return found
 
 
+def users() -> dict[str, dict[int, int]]:
+    """UUID → pid → bytes, of every process on every card that answers; pids of the driver. Raises InventoryError."""
+    found: dict[str, dict[int, int]] = {}
+    with session():
+        for index in range(_ask(pynvml.nvmlDeviceGetCount, otherwise=0)):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                uuid = str(pynvml.nvmlDeviceGetUUID(handle))
+            except pynvml.NVMLError as error:
+                log.debug("card %d does not answer: %s", index, error)
+                continue
+            of_card = found.setdefault(uuid, {})
+            listed: list[Any] = []
+            for question in (
+                pynvml.nvmlDeviceGetComputeRunningProcesses,
+                pynvml.nvmlDeviceGetGraphicsRunningProcesses,
+            ):
+                listed += _ask(question, handle, otherwise=[])
+            for process in listed:
+                of_card[process.pid] = max(of_card.get(process.pid, 0), process.usedGpuMemory or 0)
+    return found
+
+
 def use_simulator(spec: str, state_dir: Path) -> None:
     """Makes (or joins) the simulated cards `spec` (PROFILE or PROFILExN) in `state_dir`; NVML is the simulator's then.
 

@@ -72,14 +72,20 @@ def test_top_measures_between_two_moments() -> None:
     before = Moment(10.0, (card(busy_ns=0),), (run(piece(gpu_ns=5 * SECOND)),))
     after = Moment(12.0, (card(busy_ns=SECOND),), (run(piece(gpu_ns=5 * SECOND + 600_000_000)),))
     found = text(table.frame(before, after))
-    assert found[1] == ["0 (simulated)", "Tesla T4", "2148 MiB", "3000 MiB", "15360 MiB", "50.0 %", "1"]
+    assert found[1] == ["0 (simulated)", "Tesla T4", "2148 MiB", "3000 MiB", "15360 MiB", "50.0 %", "1", "0 MiB"]
     assert found[3][:7] == ["4d7831", "4711", "0 (simulated)", "2048 MiB", "3000 MiB", "30 %", "30.0 %"]
 
 
 def test_top_takes_the_drivers_utilisation_where_the_card_has_no_counter() -> None:
     found = text(table.frame(Moment(1.0, (), ()), Moment(2.0, (card(utilization=0.25),), ())))
-    assert found[1][5:] == ["25.0 %", "0"]
+    assert found[1][5:] == ["25.0 %", "0", "0 MiB"]
     assert found[2] == ["no slices in use"]
+
+
+def test_top_tells_what_processes_outside_of_slices_have() -> None:
+    used = msgspec.structs.replace(card(utilization=0.0), users={4711: 2048 * MIB, 4712: 100 * MIB, 99: 300 * MIB})
+    after = Moment(2.0, (used,), (run(piece()),), frozenset({4711, 4712}))
+    assert text(table.frame(after, after))[1][-1] == "300 MiB"
 
 
 def test_top_does_not_guess_what_it_has_not_seen_before() -> None:

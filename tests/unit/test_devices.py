@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vgpu.devices import Gpu, GpuSlice, Inventory, decode_inventory, encode_inventory
@@ -19,11 +19,24 @@ CARDS = st.builds(
     numa=st.integers(-1, 7),
     pci=st.text(max_size=20),
     healthy=st.booleans(),
+    trouble=st.text(max_size=20),
+    foreign=st.booleans(),
+    mig=st.booleans(),
     links=st.dictionaries(st.text(), st.sampled_from(["NVLINK", "PIX", "PXB", "PHB", "NODE", "SYS"]), max_size=3),
 )
 
 
-@given(st.builds(Inventory, devices=st.lists(CARDS, max_size=4).map(tuple), driver=st.text(), cuda=st.text()))
+INVENTORIES = st.builds(
+    Inventory,
+    devices=st.lists(CARDS, max_size=2).map(tuple),
+    mig=st.lists(st.text(), max_size=2).map(tuple),
+    driver=st.text(),
+    cuda=st.text(),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])  # a machine with other work
+@given(INVENTORIES)
 def test_inventory_round_trip(inventory: Inventory) -> None:
     assert decode_inventory(encode_inventory(inventory)) == inventory
 

@@ -22,6 +22,7 @@ class CardReading(msgspec.Struct, frozen=True):
     simulated: bool
     utilization: float | None = None  #: 0 to 1, of the last sampling period
     busy_ns: int | None = None  #: a counter, where there is one: its growth gives the utilisation
+    users: dict[int, int] = {}  #: pid → bytes
 
 
 def read_cards(simulators: Iterable[str]) -> list[CardReading]:
@@ -38,6 +39,7 @@ def _driver() -> list[CardReading]:
     try:
         cards: tuple[Gpu, ...] = inventory.read().devices
         now = inventory.readings()
+        users = inventory.users()
     except inventory.InventoryError:
         return []
     return [
@@ -49,6 +51,7 @@ def _driver() -> list[CardReading]:
             used=now[card.uuid].used,
             simulated=False,
             utilization=now[card.uuid].utilization,
+            users=users.get(card.uuid, {}),
         )
         for card in cards
         if card.uuid in now
@@ -58,6 +61,7 @@ def _driver() -> list[CardReading]:
 def _simulated(directory: Path) -> list[CardReading]:
     from vgpu.native import simulator
 
+    processes = [process for process in simulator.processes(directory) if process.alive]
     return [
         CardReading(
             uuid=card.uuid,
@@ -66,6 +70,7 @@ def _simulated(directory: Path) -> list[CardReading]:
             memory=card.memory + card.reserved,  # both as NVML counts them
             used=card.used + card.reserved,
             simulated=True,
+            users={process.pid: process.used[index] for process in processes if process.used[index]},
             busy_ns=card.busy_ns,
         )
         for index, card in enumerate(simulator.cards(directory))

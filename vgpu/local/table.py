@@ -50,6 +50,7 @@ class Moment(msgspec.Struct, frozen=True):
     at: float  #: seconds, monotonic
     cards: tuple[CardReading, ...]
     runs: tuple[RunFigures, ...]
+    pids: frozenset[int] = frozenset()  #: processes of the commands that use a card
 
 
 def figures(store: SliceStore) -> list[RunFigures]:
@@ -94,8 +95,17 @@ def moment(store: SliceStore) -> Moment:
     with store.locked():
         runs = store.sweep()
         found = tuple(_figures(store, run) for run in runs)
+        pids = frozenset(pid for run in runs for pid in _pids(store, run))
     simulators = {run.simulator for run in runs if run.simulator}
-    return Moment(time.monotonic(), tuple(read_cards(simulators)), found)
+    return Moment(time.monotonic(), tuple(read_cards(simulators)), found, pids)
+
+
+def _pids(store: SliceStore, run: Run) -> list[int]:
+    try:
+        with Region.open(store.directory(run)) as region:
+            return [process.pid for process in region.usage().processes]
+    except FileNotFoundError:
+        return []  # claimed a moment ago
 
 
 def console() -> Console:
@@ -131,7 +141,7 @@ def frame(before: Moment, after: Moment) -> Group:
     """Cards and slices with what they did between two moments."""
     seconds = max(after.at - before.at, 1e-9)
     busy = {card.uuid: card.busy_ns for card in before.cards}
-    cards = _table("CARD", "MODEL", ">MEMORY USED", ">ALLOCATED", ">OF", ">BUSY", ">SLICES")
+    cards = _table("CARD", "MODEL", ">MEMORY USED", ">ALLOCATED", ">OF", ">BUSY", ">SLICES", ">OTHERS")
     for card in after.cards:
         held = [piece for run in after.runs for piece in run.slices if piece.uuid == card.uuid]
         cards.add_row(
@@ -142,6 +152,7 @@ def frame(before: Moment, after: Moment) -> Group:
             mib(card.memory),
             percent(_utilization(card, busy, seconds)),
             str(len(held)),
+            mib(sum(size for pid, size in card.users.items() if pid not in after.pids)),
         )
     spent = {(run.id, piece.uuid): piece.gpu_ns for run in before.runs for piece in run.slices}
     slices = _table("ID", "PID", "CARD", ">USED", ">LIMIT", ">CORES", ">MEASURED", "COMMAND")
