@@ -59,16 +59,16 @@ static struct entry *vacant(struct shard *shard, uint64_t hash) {
     return &shard->entries[i];
 }
 
-/* The newest entry of a key, or (exactly) that of a number; NULL: there is none. */
-static struct entry *find(struct shard *shard, uint64_t key, uint64_t hash, const uint32_t *number) {
-    struct entry *found = NULL;
+/* The newest entry of a key, or (exactly) that of a number; NULL: there is none. `end`: the free place behind the key's last entry. */
+static struct entry *find(const struct shard *shard, uint64_t key, uint64_t hash, const uint32_t *number, struct entry **end) {
+    struct entry *found = NULL, *entry = NULL;
     if (!shard->capacity)
         return NULL;
-    for (uint32_t i = (uint32_t)hash & (shard->capacity - 1); shard->entries[i].key != 0; i = (i + 1) & (shard->capacity - 1)) {
-        struct entry *entry = &shard->entries[i];
+    for (uint32_t i = (uint32_t)hash & (shard->capacity - 1); (entry = &shard->entries[i])->key != 0; i = (i + 1) & (shard->capacity - 1))
         if (entry->key == key && (number ? entry->number == *number : !found || (int32_t)(entry->number - found->number) > 0))
             found = entry;
-    }
+    if (end)
+        *end = entry;
     return found;
 }
 
@@ -97,9 +97,9 @@ bool vgpu_sizes_put(enum vgpu_space space, uint64_t handle, const struct vgpu_ho
     vgpu_spin_lock(&shard->lock);
     bool room = shard->count * 2 < shard->capacity || grow(shard);
     if (room) {
-        struct entry *entry = find(shard, key, hash, NULL);
+        struct entry *end = NULL, *entry = find(shard, key, hash, NULL, &end);
         if (!entry || entry->frees) {
-            entry = vacant(shard, hash);
+            entry = end;
             shard->count++;
         }
         *entry = (struct entry){.key = key, .holding = *holding, .number = ++shard->numbers};
@@ -132,7 +132,7 @@ bool vgpu_sizes_take(enum vgpu_space space, uint64_t handle, struct vgpu_holding
     uint64_t key = key_of(space, handle), hash = mixed(key);
     struct shard *shard = shard_of(hash);
     vgpu_spin_lock(&shard->lock);
-    struct entry *entry = find(shard, key, hash, NULL);
+    struct entry *entry = find(shard, key, hash, NULL, NULL);
     bool found = entry != NULL;
     if (found)
         take_out(shard, entry, holding);
@@ -144,11 +144,11 @@ bool vgpu_sizes_free_begin(enum vgpu_space space, uint64_t handle, struct vgpu_f
     uint64_t key = key_of(space, handle), hash = mixed(key);
     struct shard *shard = shard_of(hash);
     vgpu_spin_lock(&shard->lock);
-    struct entry *entry = find(shard, key, hash, NULL);
+    struct entry *entry = find(shard, key, hash, NULL, NULL);
     bool found = entry != NULL;
     if (found) {
         entry->frees++;
-        freeing->number = entry->number;
+        *freeing = (struct vgpu_freeing){.number = entry->number, .place = (uint32_t)(entry - shard->entries)};
     }
     vgpu_spin_unlock(&shard->lock);
     return found;
@@ -158,7 +158,9 @@ bool vgpu_sizes_free_end(enum vgpu_space space, uint64_t handle, const struct vg
     uint64_t key = key_of(space, handle), hash = mixed(key);
     struct shard *shard = shard_of(hash);
     vgpu_spin_lock(&shard->lock);
-    struct entry *entry = find(shard, key, hash, &freeing->number);
+    struct entry *entry = freeing->place < shard->capacity ? &shard->entries[freeing->place] : NULL;
+    if (!entry || entry->key != key || entry->number != freeing->number)
+        entry = find(shard, key, hash, &freeing->number, NULL);
     bool first = entry && freed;
     if (first)
         take_out(shard, entry, holding);
@@ -172,7 +174,7 @@ bool vgpu_sizes_join(enum vgpu_space space, uint64_t handle, struct vgpu_holding
     uint64_t key = key_of(space, handle), hash = mixed(key);
     struct shard *shard = shard_of(hash);
     vgpu_spin_lock(&shard->lock); /* until then the handle cannot be taken out, so the share lives */
-    struct entry *entry = find(shard, key, hash, NULL);
+    struct entry *entry = find(shard, key, hash, NULL, NULL);
     bool found = entry && entry->holding.shared;
     if (found) {
         *holding = entry->holding;

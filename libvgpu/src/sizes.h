@@ -43,6 +43,7 @@ static inline bool vgpu_sizes_any(void) {
 /* A free on its way. Any number of them may be under way for one entry, when a program frees twice. */
 struct vgpu_freeing {
     uint32_t number; /* of the entry */
+    uint32_t place;  /* where it was found, and most often still is */
 };
 /* Before the driver is asked: the entry stays where it is. False: not known. */
 bool vgpu_sizes_free_begin(enum vgpu_space space, uint64_t handle, struct vgpu_freeing *freeing);
