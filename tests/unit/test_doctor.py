@@ -24,7 +24,9 @@ STOCK = "registry.k8s.io/kube-scheduler:v1.36.3"
 
 
 def node(name: str = "n1", *, capacity: str = "20", runtime: str = "containerd://2.3.7", **more: Any) -> Node:
-    cards = Inventory(tuple(Gpu(f"GPU-{name}-{n}", n, "Tesla T4", 15360) for n in range(2)), "550.54", "12.4")
+    cards = Inventory(
+        tuple(Gpu(f"GPU-{name}-{n}", n, "Tesla T4", 15360) for n in range(2)), driver="550.54", cuda="12.4"
+    )
     notes = {names.DEVICES: encode_inventory(cards)}
     status = NodeStatus(
         {names.RESOURCE_GPU: capacity}, nodeInfo=NodeInfo(more.pop("kubelet", "v1.36.3"), runtime), **more
@@ -167,7 +169,7 @@ def test_another_release_names_its_own_resource() -> None:
 
 
 GOOD = Host(
-    inventory=Inventory((Gpu("GPU-1", 0, "Tesla T4", 14912),), "550.54", "12.4"),
+    inventory=Inventory((Gpu("GPU-1", 0, "Tesla T4", 14912),), driver="550.54", cuda="12.4"),
     library="/lib/libvgpu.so",
     state="/run/vgpu/local",
     kubelet=Kubelet("/var/lib/kubelet/device-plugins", ("kubelet.sock", "vgpu.sock"), ("nvidia.com/gpu",)),
