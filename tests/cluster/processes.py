@@ -22,6 +22,7 @@ class Service:
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        self.begun = time.time()  #: Unix time of the last start
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 self._command,

@@ -87,7 +87,7 @@ def killed_in_turn(node: Node) -> str:
             last = time.monotonic()
             storm.blow(PODS_PER_FAULT)
             if name == "kubelet":
-                registered.append(registered_after())
+                registered.append(registered_after(node.services["kubelet"].begun))
         assert not records.over, f"{len(records.over)} states with too much: {records.over[0]}"
         free, ran = _settle(node, records, storm.made, last)
         assert not records.over, f"{len(records.over)} states with too much: {records.over[0]}"
@@ -131,13 +131,16 @@ def _processes(*words: str) -> Iterator[int]:
             yield int(entry.name)
 
 
-def registered_after() -> float:
-    """Seconds from the kubelet's socket being there to the agent's word that it is registered, by the agent's log."""
+def registered_after(begun: float) -> float:
+    """Seconds from the kubelet's socket being there to the agent's word that it is registered, by the agent's log.
+
+    `begun`: when the kubelet was started anew; the socket of the one before it stays until then, and for a while longer.
+    """
     socket = Path(KUBELET_ROOT) / "device-plugins/kubelet.sock"
     until = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < until:
         back = socket.stat().st_ctime if socket.exists() else float("inf")
-        later = [when - back for when in _registrations() if when >= back]
+        later = [when - back for when in _registrations() if when >= back >= begun]
         if later:
             return min(later)
         time.sleep(0.2)
