@@ -134,7 +134,7 @@ def _processes(*words: str) -> Iterator[int]:
 def registered_after(begun: float) -> float:
     """Seconds from the kubelet's socket being there to the agent's word that it is registered, by the agent's log.
 
-    `begun`: when the kubelet was started anew; the socket of the one before it stays until then, and for a while longer.
+    `begun`: when the kubelet was started anew; the socket of the one before it stays until then, and a while longer.
     """
     socket = Path(KUBELET_ROOT) / "device-plugins/kubelet.sock"
     until = time.monotonic() + WAIT_SECONDS
