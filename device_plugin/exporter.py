@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Histogram, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -62,9 +62,7 @@ class Exporter(Collector):
             buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
         )
 
-        self._xids = Counter(
-            "vgpu_card_xids", "Errors that the driver reported", (*_CARD, "xid"), registry=self.registry
-        )
+        self._xids: dict[tuple[str, ...], int] = {}  # labels → count; of the health's thread
 
     def serve(self, port: int) -> None:
         """Answers HTTP on all addresses; raises OSError when the port is taken."""
@@ -80,7 +78,8 @@ class Exporter(Collector):
     def count_xid(self, gpu: Gpu | None, xid: int) -> None:
         """One error of a card; None: not one of those that are shared."""
         if gpu is not None:
-            self._xids.labels(self._node, gpu.uuid, str(gpu.index), gpu.model, str(xid)).inc()
+            labels = (self._node, gpu.uuid, str(gpu.index), gpu.model, str(xid))
+            self._xids = {**self._xids, labels: self._xids.get(labels, 0) + 1}
 
     def observe(self, call: str, seconds: float) -> None:
         self._durations.labels(self._node, call).observe(seconds)
@@ -93,6 +92,7 @@ class Exporter(Collector):
             ("node",),
             [((self._node,), int(self._unsafe))],
         )
+        yield _counter("vgpu_card_xids", "Errors that the driver reported", (*_CARD, "xid"), list(self._xids.items()))
         yield from self._cards(picture.cards)
         yield from self._containers(picture.containers)
 

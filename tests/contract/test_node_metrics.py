@@ -32,6 +32,9 @@ EXPECTED: dict[str, tuple[set[str], float]] = {
     "vgpu_card_utilization_ratio": (CARD, 0.25),
     "vgpu_card_healthy": (CARD, 1),
     "vgpu_card_slices": (CARD, 2),
+    "vgpu_card_xids_total": (CARD | {"xid"}, 1),
+    "vgpu_card_foreign_memory_bytes": (CARD, 70),
+    "vgpu_card_foreign_processes": (CARD, 2),
     "vgpu_container_memory_limit_bytes": (CONTAINER, 3000 * MIB),
     "vgpu_container_memory_guarantee_bytes": (CONTAINER, 2000 * MIB),
     "vgpu_container_memory_used_bytes": (CONTAINER, 1000),
@@ -43,6 +46,8 @@ EXPECTED: dict[str, tuple[set[str], float]] = {
     "vgpu_container_launches_total": (CONTAINER, 11),
     "vgpu_container_oom_total": (CONTAINER, 3),
     "vgpu_container_processes": (CONTAINER, 2),
+    "vgpu_container_untracked_bytes": (CONTAINER, 9),
+    "vgpu_container_observed_gpu_seconds_total": (CONTAINER, 2.5),
 }
 
 
@@ -64,14 +69,15 @@ def exporter() -> Exporter:
     made = Exporter("node-1")
     made.show(
         Picture(
-            cards=(CardView(gpu, Held(2, 3000, 2000, 30), Reading(used=123456, utilization=0.25, minor=0)),),
+            cards=(CardView(gpu, Held(2, 3000, 2000, 30), Reading(used=123456, utilization=0.25, minor=0), (30, 40)),),
             containers=(
-                ContainerView("ns", "pod", "main", piece, usage),
+                ContainerView("ns", "pod", "main", piece, usage, untracked=9, observed=2.5),
                 ContainerView("ns", "pod", "waiting", piece),
             ),
         )
     )
     made.observe("Allocate", 0.003)
+    made.count_xid(gpu, 79)
     return made
 
 
