@@ -83,7 +83,6 @@ def killed_in_turn(node: Node) -> str:
         storm.blow(PODS_PER_FAULT)
         registered = []
         for name in itertools.chain.from_iterable([faults] * TIMES):
-            killed = time.time()
             faults[name]()
             last = time.monotonic()
             storm.blow(PODS_PER_FAULT)
@@ -132,17 +131,20 @@ def _processes(*words: str) -> Iterator[int]:
             yield int(entry.name)
 
 
-def registered_after(killed: float) -> float:
-    """Seconds from the socket of the kubelet that was killed being back to the agent's registration, by its log.
+def registered_after(begun: float) -> float:
+    """Seconds from the kubelet's socket being there to the agent's word that it is registered, by the agent's log.
 
-    `killed`: Unix time before; a socket that is older was left by the one that is dead.
+    `begun`: when the kubelet was started anew; the socket of the one before it stays until then, and a while longer.
     """
     socket = Path(KUBELET_ROOT) / "device-plugins/kubelet.sock"
     until = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < until:
-        back = socket.stat().st_ctime if socket.exists() else 0.0
-        later = [when - back for when in _registrations() if when >= back]
-        if later and back >= killed:
+        try:
+            back = socket.stat().st_ctime
+        except FileNotFoundError:
+            back = float("inf")
+        later = [when - back for when in _registrations() if when >= back >= begun]
+        if later:
             return min(later)
         time.sleep(0.2)
     raise AssertionError(f"the agent has not registered {WAIT_SECONDS} s after the kubelet was killed")
