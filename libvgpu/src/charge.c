@@ -163,7 +163,7 @@ bool vgpu_attempt_booked(struct vgpu_attempt *attempt, CUresult result, enum vgp
 
 CUresult vgpu_freed(CUresult result, enum vgpu_space space, uint64_t handle, bool known, const struct vgpu_freeing *freeing) {
     struct vgpu_holding holding;
-    if (known && vgpu_sizes_free_end(space, handle, freeing, result == CUDA_SUCCESS, &holding))
+    if (known && result == CUDA_SUCCESS && vgpu_sizes_free_end(space, handle, freeing, &holding))
         vgpu_let_go(&holding);
     return result;
 }

@@ -14,16 +14,15 @@
 struct entry {
     uint64_t key; /* 0: free */
     struct vgpu_holding holding;
-    uint32_t number; /* larger than that of entries of the same key that came before */
-    uint32_t frees;  /* on their way */
+    uint64_t number; /* larger than that of every entry that was put in before */
 };
 
 static struct shard {
     vgpu_spin lock;
     uint32_t count;
     uint32_t capacity;
-    uint32_t numbers; /* given so far */
     struct entry *entries;
+    _Atomic uint64_t numbers; /* given so far; changed under the lock */
 } __attribute__((aligned(VGPU_CACHE_LINE))) shards[SHARDS];
 
 atomic_bool vgpu_sizes_used;
@@ -59,16 +58,14 @@ static struct entry *vacant(struct shard *shard, uint64_t hash) {
     return &shard->entries[i];
 }
 
-/* The newest entry of a key, or (exactly) that of a number; NULL: there is none. `end`: the free place behind the key's last entry. */
-static struct entry *find(const struct shard *shard, uint64_t key, uint64_t hash, const uint32_t *number, struct entry **end) {
-    struct entry *found = NULL, *entry = NULL;
+/* The newest entry of a key up to that number; NULL: there is none. */
+static struct entry *find(const struct shard *shard, uint64_t key, uint64_t hash, uint64_t newest) {
+    struct entry *found = NULL, *entry;
     if (!shard->capacity)
         return NULL;
     for (uint32_t i = (uint32_t)hash & (shard->capacity - 1); (entry = &shard->entries[i])->key != 0; i = (i + 1) & (shard->capacity - 1))
-        if (entry->key == key && (number ? entry->number == *number : !found || (int32_t)(entry->number - found->number) > 0))
+        if (entry->key == key && entry->number <= newest && (!found || entry->number > found->number))
             found = entry;
-    if (end)
-        *end = entry;
     return found;
 }
 
@@ -97,12 +94,10 @@ bool vgpu_sizes_put(enum vgpu_space space, uint64_t handle, const struct vgpu_ho
     vgpu_spin_lock(&shard->lock);
     bool room = shard->count * 2 < shard->capacity || grow(shard);
     if (room) {
-        struct entry *end = NULL, *entry = find(shard, key, hash, NULL, &end);
-        if (!entry || entry->frees) {
-            entry = end;
-            shard->count++;
-        }
-        *entry = (struct entry){.key = key, .holding = *holding, .number = ++shard->numbers};
+        const uint64_t number = atomic_load_explicit(&shard->numbers, memory_order_relaxed) + 1;
+        *vacant(shard, hash) = (struct entry){.key = key, .holding = *holding, .number = number};
+        shard->count++;
+        atomic_store_explicit(&shard->numbers, number, memory_order_relaxed);
     }
     vgpu_spin_unlock(&shard->lock);
     return room;
@@ -122,59 +117,36 @@ static void remove_at(struct shard *shard, uint32_t i) {
     shard->count--;
 }
 
-/* Lock held. */
-static void take_out(struct shard *shard, struct entry *entry, struct vgpu_holding *holding) {
-    *holding = entry->holding;
-    remove_at(shard, (uint32_t)(entry - shard->entries));
-}
-
 bool vgpu_sizes_take(enum vgpu_space space, uint64_t handle, struct vgpu_holding *holding) {
-    uint64_t key = key_of(space, handle), hash = mixed(key);
-    struct shard *shard = shard_of(hash);
-    vgpu_spin_lock(&shard->lock);
-    struct entry *entry = find(shard, key, hash, NULL, NULL);
-    bool found = entry != NULL;
-    if (found)
-        take_out(shard, entry, holding);
-    vgpu_spin_unlock(&shard->lock);
-    return found;
+    return vgpu_sizes_free_end(space, handle, &(struct vgpu_freeing){.newest = UINT64_MAX}, holding);
 }
 
+/* Whoever knows the handle has seen its entry's number, or a later one. Whatever comes for the same handle from now on comes after the driver's answer,
+ * which this load must not be delayed past. */
 bool vgpu_sizes_free_begin(enum vgpu_space space, uint64_t handle, struct vgpu_freeing *freeing) {
+    freeing->newest = atomic_load_explicit(&shard_of(mixed(key_of(space, handle)))->numbers, memory_order_acquire);
+    return freeing->newest != 0;
+}
+
+bool vgpu_sizes_free_end(enum vgpu_space space, uint64_t handle, const struct vgpu_freeing *freeing, struct vgpu_holding *holding) {
     uint64_t key = key_of(space, handle), hash = mixed(key);
     struct shard *shard = shard_of(hash);
     vgpu_spin_lock(&shard->lock);
-    struct entry *entry = find(shard, key, hash, NULL, NULL);
+    struct entry *entry = find(shard, key, hash, freeing->newest);
     bool found = entry != NULL;
     if (found) {
-        entry->frees++;
-        *freeing = (struct vgpu_freeing){.number = entry->number, .place = (uint32_t)(entry - shard->entries)};
+        *holding = entry->holding;
+        remove_at(shard, (uint32_t)(entry - shard->entries));
     }
     vgpu_spin_unlock(&shard->lock);
     return found;
-}
-
-bool vgpu_sizes_free_end(enum vgpu_space space, uint64_t handle, const struct vgpu_freeing *freeing, bool freed, struct vgpu_holding *holding) {
-    uint64_t key = key_of(space, handle), hash = mixed(key);
-    struct shard *shard = shard_of(hash);
-    vgpu_spin_lock(&shard->lock);
-    struct entry *entry = freeing->place < shard->capacity ? &shard->entries[freeing->place] : NULL;
-    if (!entry || entry->key != key || entry->number != freeing->number)
-        entry = find(shard, key, hash, &freeing->number, NULL);
-    bool first = entry && freed;
-    if (first)
-        take_out(shard, entry, holding);
-    else if (entry)
-        entry->frees--;
-    vgpu_spin_unlock(&shard->lock);
-    return first;
 }
 
 bool vgpu_sizes_join(enum vgpu_space space, uint64_t handle, struct vgpu_holding *holding) {
     uint64_t key = key_of(space, handle), hash = mixed(key);
     struct shard *shard = shard_of(hash);
     vgpu_spin_lock(&shard->lock); /* until then the handle cannot be taken out, so the share lives */
-    struct entry *entry = find(shard, key, hash, NULL, NULL);
+    struct entry *entry = find(shard, key, hash, UINT64_MAX);
     bool found = entry && entry->holding.shared;
     if (found) {
         *holding = entry->holding;

@@ -33,8 +33,8 @@ struct vgpu_holding {
     uint8_t reserved;
 };
 
-/* False: no memory for the table; nothing was added. An entry of the same handle that somebody is just freeing stays beside the new one: the driver
- * has freed it, or it could not have given the handle away again, and who frees it has not yet said so. */
+/* False: no memory for the table; nothing was added. An entry of the same handle stays beside the new one: the driver has freed it, or it could not
+ * have given the handle away again, and who frees it has not yet said so. */
 bool vgpu_sizes_put(enum vgpu_space space, uint64_t handle, const struct vgpu_holding *holding);
 /* False: nothing was ever put in. */
 static inline bool vgpu_sizes_any(void) {
@@ -42,14 +42,13 @@ static inline bool vgpu_sizes_any(void) {
 }
 /* A free on its way. Any number of them may be under way for one entry, when a program frees twice. */
 struct vgpu_freeing {
-    uint32_t number; /* of the entry */
-    uint32_t place;  /* where it was found, and most often still is */
+    uint64_t newest; /* number of the entry that was put in last: what comes later is not meant */
 };
-/* Before the driver is asked: the entry stays where it is. False: not known. */
+/* Before the driver is asked: the entry stays where it is. False: none can be meant. */
 bool vgpu_sizes_free_begin(enum vgpu_space space, uint64_t handle, struct vgpu_freeing *freeing);
-/* After its answer. True: `freed`, and this is the first to say so: the entry, which is in `holding`, is taken out. The others that are on their way
- * find it gone, whatever the driver told them. */
-bool vgpu_sizes_free_end(enum vgpu_space space, uint64_t handle, const struct vgpu_freeing *freeing, bool freed, struct vgpu_holding *holding);
+/* After the driver has freed it. True: this is the first to say so, and the entry, which is in `holding`, is taken out. A free that the driver has
+ * refused says nothing. */
+bool vgpu_sizes_free_end(enum vgpu_space space, uint64_t handle, const struct vgpu_freeing *freeing, struct vgpu_holding *holding);
 /* Takes the newest entry of a handle out; false: not known. */
 bool vgpu_sizes_take(enum vgpu_space space, uint64_t handle, struct vgpu_holding *holding);
 /* Makes one more handle of the share behind a handle, which stays where it is: a copy of its holding. False: not known, or no share. */

@@ -29,7 +29,7 @@ static bool begin(struct vgpu_freeing *freeing) {
 
 /* Bytes that this free gives back; 0: none. */
 static uint64_t end(const struct vgpu_freeing *freeing, bool freed) {
-    return vgpu_sizes_free_end(VGPU_POINTER, P, freeing, freed, &out) ? out.bytes : 0;
+    return freed && vgpu_sizes_free_end(VGPU_POINTER, P, freeing, &out) ? out.bytes : 0;
 }
 
 static uint64_t left(void) {
