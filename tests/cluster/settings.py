@@ -171,4 +171,8 @@ sandbox_image = "{pause}"
 [plugins."io.containerd.grpc.v1.cri".cni]
 bin_dir = "{plugins}"
 conf_dir = "/etc/cni/net.d"
+
+# Its default; where the file has a runtime at all, containerd 1 adds none to it.
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
 """
