@@ -16,8 +16,10 @@ SECONDS: Final = 120
 TELL: Final = "echo devices=$NVIDIA_VISIBLE_DEVICES; sleep 3600"
 TOLD: Final = "devices=void\n"
 TOOLKIT: Final = Path("/etc/nvidia-container-runtime/config.toml")
-#: By the version of containerd's configuration file. The program need not be there: no container runs by it.
+#: By the version of containerd's configuration file. Its program need not be there: no container runs by it.
 RUNTIME: Final = """
+[plugins."{plugin}".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
 [plugins."{plugin}".containerd.runtimes.nvidia]
 runtime_type = "io.containerd.runc.v2"
 [plugins."{plugin}".containerd.runtimes.nvidia.options]
