@@ -36,7 +36,7 @@ struct snapshot {
 static struct snapshot snapshots[8];
 static _Atomic(const struct snapshot *) newest;
 
-static const struct vgpu_limits *take_snapshot(struct vgpu_local *local, const struct vgpu_limits_file *file)
+static __attribute__((noinline)) const struct vgpu_limits *take_snapshot(struct vgpu_local *local, const struct vgpu_limits_file *file)
 {
     vgpu_spin_lock(&local->setting_up);
     const struct snapshot *last = atomic_load_explicit(&newest, memory_order_relaxed);
@@ -49,7 +49,7 @@ static const struct vgpu_limits *take_snapshot(struct vgpu_local *local, const s
     return &next->limits;
 }
 
-static const struct vgpu_limits *limits_now(struct vgpu_local *local)
+static inline __attribute__((always_inline)) const struct vgpu_limits *limits_now(struct vgpu_local *local)
 {
     const struct vgpu_limits_file *file = vgpu_mapped.limits;
     const struct snapshot *last = atomic_load_explicit(&newest, memory_order_acquire);
@@ -65,11 +65,8 @@ const struct vgpu_limits *vgpu_limits_now(void)
     return mode == VGPU_REGION || mode == VGPU_PRIVATE ? limits_now(local) : NULL;
 }
 
-/* Makes sure that this process has a slot. */
-static bool have_slot(struct vgpu_local *local)
+static __attribute__((noinline)) bool take_slot(struct vgpu_local *local)
 {
-    if (__builtin_expect(atomic_load_explicit(&local->has_slot, memory_order_acquire) != 0, 1))
-        return true;
     const int saved = errno;
     vgpu_spin_lock(&local->setting_up);
     bool taken = atomic_load_explicit(&local->has_slot, memory_order_acquire) != 0;
@@ -92,8 +89,14 @@ static bool have_slot(struct vgpu_local *local)
     return taken;
 }
 
+/* Makes sure that this process has a slot. */
+static inline bool have_slot(struct vgpu_local *local)
+{
+    return __builtin_expect(atomic_load_explicit(&local->has_slot, memory_order_acquire) != 0, 1) || take_slot(local);
+}
+
 /* Locks one of the slot's lanes: each thread begins with one of its own, so that threads rarely meet. */
-static unsigned lock_some_lane(struct vgpu_local *local)
+static inline __attribute__((always_inline)) unsigned lock_some_lane(struct vgpu_local *local)
 {
     static _Atomic unsigned threads;
     static _Thread_local unsigned mine __attribute__((tls_model("initial-exec")));

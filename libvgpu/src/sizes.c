@@ -118,21 +118,21 @@ static void remove_at(struct shard *shard, uint32_t i) {
 }
 
 bool vgpu_sizes_take(enum vgpu_space space, uint64_t handle, struct vgpu_holding *holding) {
-    return vgpu_sizes_free_end(space, handle, &(struct vgpu_freeing){.newest = UINT64_MAX}, holding);
+    return vgpu_sizes_free_end(space, handle, &(struct vgpu_freeing){.hash = mixed(key_of(space, handle)), .newest = UINT64_MAX}, holding);
 }
 
 /* Whoever knows the handle has seen its entry's number, or a later one. Whatever comes for the same handle from now on comes after the driver's answer,
  * which this load must not be delayed past. */
 bool vgpu_sizes_free_begin(enum vgpu_space space, uint64_t handle, struct vgpu_freeing *freeing) {
-    freeing->newest = atomic_load_explicit(&shard_of(mixed(key_of(space, handle)))->numbers, memory_order_acquire);
+    freeing->hash = mixed(key_of(space, handle));
+    freeing->newest = atomic_load_explicit(&shard_of(freeing->hash)->numbers, memory_order_acquire);
     return freeing->newest != 0;
 }
 
 bool vgpu_sizes_free_end(enum vgpu_space space, uint64_t handle, const struct vgpu_freeing *freeing, struct vgpu_holding *holding) {
-    uint64_t key = key_of(space, handle), hash = mixed(key);
-    struct shard *shard = shard_of(hash);
+    struct shard *shard = shard_of(freeing->hash);
     vgpu_spin_lock(&shard->lock);
-    struct entry *entry = find(shard, key, hash, freeing->newest);
+    struct entry *entry = find(shard, key_of(space, handle), freeing->hash, freeing->newest);
     bool found = entry != NULL;
     if (found) {
         *holding = entry->holding;

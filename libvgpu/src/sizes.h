@@ -42,6 +42,7 @@ static inline bool vgpu_sizes_any(void) {
 }
 /* A free on its way. Any number of them may be under way for one entry, when a program frees twice. */
 struct vgpu_freeing {
+    uint64_t hash;   /* of the handle */
     uint64_t newest; /* number of the entry that was put in last: what comes later is not meant */
 };
 /* Before the driver is asked: the entry stays where it is. False: none can be meant. */
