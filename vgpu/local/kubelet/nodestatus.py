@@ -38,6 +38,8 @@ class NodeStatus:
         self._devices = devices
         self._path = f"/api/v1/nodes/{name}"
         self._status: dict[str, Any] = {}
+        self._version = 0  # of `_status`: an answer and the watch tell the same changes, in no order
+        self._lock = threading.Lock()
         self._reset = False
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -72,8 +74,14 @@ class NodeStatus:
         return found
 
     def _seen(self, _: str, node: RawObject) -> None:
-        self._status = node.status
+        self._take(node)
         self._wake.set()
+
+    def _take(self, node: RawObject) -> None:
+        with self._lock:
+            version = int(node.metadata.resourceVersion)
+            if version >= self._version:
+                self._status, self._version = node.status, version
 
     def _run(self) -> None:
         registered = False
@@ -119,7 +127,7 @@ class NodeStatus:
             self._client.request(
                 "PATCH", f"{self._path}/status", body={"status": {"conditions": [ready]}}, content_type=STRATEGIC_PATCH
             )
-        self._status = msgspec.json.decode(self._client.get(self._path), type=RawObject).status
+        self._take(msgspec.json.decode(self._client.get(self._path), type=RawObject))
 
     def _publish(self) -> None:
         known = self._status
@@ -141,5 +149,5 @@ class NodeStatus:
             answer = self._client.request(
                 "PATCH", f"{self._path}/status", body={"status": patch}, content_type=MERGE_PATCH
             )
-            self._status = msgspec.json.decode(answer, type=RawObject).status
+            self._take(msgspec.json.decode(answer, type=RawObject))
         self._reset = False
