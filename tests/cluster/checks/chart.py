@@ -12,6 +12,7 @@ from tests.tools import helm
 
 CARDS = 2
 PROFILE = f"T4x{CARDS}"
+QUIET_SECONDS = 40  #: after which a card that failed is used again
 SPLIT = 40  #: slices per card: as many pods on one node as a check wants
 NAMESPACE = "kube-system"
 SECONDS = 180  #: three times what an installation may take
@@ -23,7 +24,11 @@ def values(node: Node) -> dict[str, Any]:
     return {
         "simulate": PROFILE,
         "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
-        "devicePlugin": {"deviceListStrategy": node.versions.strategy, "deviceSplitCount": SPLIT},
+        "devicePlugin": {
+            "deviceListStrategy": node.versions.strategy,
+            "deviceSplitCount": SPLIT,
+            "recoverySeconds": QUIET_SECONDS,
+        },
         "scheduler": {"kubeScheduler": {"image": {"pullPolicy": "Never"}}},
     }
 

@@ -1,0 +1,104 @@
+"""A card that fails under a full node."""
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tests.cluster.checks.chart import QUIET_SECONDS, SPLIT
+from tests.cluster.checks.faults import registered_after
+from tests.cluster.checks.records import cards, holds
+from tests.cluster.credentials import NODE
+from tests.cluster.images import CLIENT
+from tests.cluster.kubectl import Object, phase, pod
+from tests.cluster.node import Node
+from vgpu import names
+from vgpu.kube.objects import Pod
+from vgpu.native import simulator
+
+STATE: Final = Path("/run/vgpu/simulator")
+XID: Final = 79  #: "GPU has fallen off the bus" (NVIDIA's XID catalogue)
+PER_CARD: Final = 2
+SECONDS: Final = 120
+
+
+def failed_card(node: Node) -> str:
+    """Full node, XID on a card, kubelet restarted: the other card's pods run on; the failed one comes back."""
+    kubectl = node.kubectl
+    well, ill = sorted(cards(node).values(), key=lambda gpu: gpu.index)
+    size = well.memory // PER_CARD
+    full = [f"full-{number}" for number in range(2 * PER_CARD)]
+    kubectl.create(*(_pod(name, size) for name in full))
+    at: dict[str, list[Object]] = {well.uuid: [], ill.uuid: []}
+    for name in full:
+        found = _until(node, name, "Running")
+        at[_card(found)].append(found)
+    trouble = partial(simulator.inject_xid, STATE, ill.index, XID)  # told again, as long as the card is to be ill
+    trouble()
+    _healthy(node, ill.uuid, False)
+    _slices(node, SPLIT)
+    node.services["kubelet"].restart()
+    registered_after(node.services["kubelet"].begun)
+    trouble()
+    _slices(node, SPLIT)
+    kubectl.delete("pod", at[ill.uuid].pop()["metadata"]["name"])
+    kubectl.create(_pod("next", size))
+    why = kubectl.until("refused a place", _unschedulable, "pod", "next", seconds=SECONDS)
+    for before in at[well.uuid]:
+        _runs_on(node, before)
+    trouble()
+    kubectl.delete("pod", at[well.uuid].pop()["metadata"]["name"])
+    assert _card(_until(node, "next", "Running")) == well.uuid
+    kubectl.create(_pod("last", size))
+    kubectl.until("refused a place", _unschedulable, "pod", "last", seconds=SECONDS)
+    begin = time.monotonic()
+    _healthy(node, ill.uuid, True)
+    assert _card(_until(node, "last", "Running")) == ill.uuid
+    took = time.monotonic() - begin
+    kubectl.delete("pod", "next", "last", *full)
+    message = next(one["message"] for one in why["status"]["conditions"] if one["type"] == "PodScheduled")
+    return f"meanwhile: {message}; back {took:.0f} s later, quiet for {QUIET_SECONDS} s"
+
+
+def _pod(name: str, mib: int) -> Object:
+    limits = {names.RESOURCE_GPU: 1, names.RESOURCE_MEMORY: mib}
+    return pod(name, CLIENT, ["sleep", "3600"], container={"resources": {"limits": limits}})
+
+
+def _until(node: Node, name: str, wanted: str) -> Object:
+    return node.kubectl.until(wanted, lambda found: phase(found) == wanted, "pod", name, seconds=SECONDS)
+
+
+def _card(found: Object) -> str:
+    """The card on which a pod's only slice is, by its record."""
+    (uuid,) = holds(msgspec.convert(found, Pod))
+    return uuid
+
+
+def _healthy(node: Node, uuid: str, wanted: bool) -> None:
+    def told(_: Object) -> bool:
+        return cards(node)[uuid].healthy is wanted
+
+    node.kubectl.until(f"telling that {uuid} is {'' if wanted else 'not '}well", told, "node", NODE, seconds=SECONDS)
+
+
+def _slices(node: Node, wanted: int) -> None:
+    def told(found: Object) -> bool:
+        return int(found["status"]["allocatable"].get(names.RESOURCE_GPU, 0)) == wanted
+
+    node.kubectl.until(f"offering {wanted} slices", told, "node", NODE, seconds=SECONDS)
+
+
+def _unschedulable(found: Object) -> bool:
+    conditions = found["status"].get("conditions", ())
+    return any(one["type"] == "PodScheduled" and one["status"] == "False" for one in conditions)
+
+
+def _runs_on(node: Node, before: Object) -> None:
+    """The same container, never restarted."""
+    now = node.kubectl.get("pod", before["metadata"]["name"])
+    assert phase(now) == "Running", now["status"]
+    (was,), (one,) = before["status"]["containerStatuses"], now["status"]["containerStatuses"]
+    assert (was["containerID"], one["restartCount"]) == (one["containerID"], 0), one
