@@ -41,6 +41,7 @@ ALLOCATION: Final = "vgpu.io/allocation"  #: on a pod: JSON, who holds which sli
 DEVICES: Final = "vgpu.io/devices"  #: on a node: JSON inventory (vgpu.devices)
 CORDON: Final = "vgpu.io/cordon"  #: on a node: comma list of card UUIDs that take no new pods
 HEAL: Final = "vgpu.io/heal"  #: on a node: comma list of card UUIDs that are repaired; the agent takes it away again
+CHART_NAMES: Final = "vgpu.io/names"  #: on the webhook: resource names and schedulerName that the chart was given
 LABEL_MANAGED: Final = "vgpu.io/managed"  #: label "true" on a pod that admission has translated
 LABEL_PRESENT: Final = "vgpu.io/present"  #: label "true" on a node with cards
 RECORDS: Final = (ALLOCATION,)  #: annotations that nobody but the product may set

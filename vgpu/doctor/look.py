@@ -29,7 +29,6 @@ T = TypeVar("T")
 
 HOOK: Final = "pods.vgpu.io"
 _CONFIGURATIONS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
-_NAMES: Final = "vgpu.io/names"  #: annotation of the webhook: resources and schedulerName, in the chart's order
 #: Of NVIDIA's container toolkit: its package's place, the GPU operator's
 TOOLKIT_FILES: Final = (
     "/etc/nvidia-container-runtime/config.toml",
@@ -132,7 +131,7 @@ def _webhooks(client: KubeClient) -> Iterator[Webhook]:
         if hook is None:
             continue
         service = f"{hook.service.namespace}/{hook.service.name}" if hook.service else ""
-        given = found.metadata.annotations.get(_NAMES, "").split(",")
+        given = found.metadata.annotations.get(names.CHART_NAMES, "").split(",")
         resource, scheduler = (given[0], given[-1]) if len(given) > 1 else (names.RESOURCE_GPU, names.SCHEDULER_NAME)
         yield Webhook(found.metadata.name, service, _decoded(hook.caBundle), resource, scheduler)
 
