@@ -1,6 +1,7 @@
 """The layout of the house: layers, sizes, and one Python standard for all of it."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,18 @@ def test_modules_are_small() -> None:
 def test_modules_begin_with_what_they_are_for() -> None:
     texts = {path: path.read_text() for path in MODULES}
     assert [str(path) for path, text in texts.items() if text.strip() and not ast.get_docstring(ast.parse(text))] == []
+
+
+def test_the_simulated_driver_shares_no_code_with_the_library() -> None:
+    """What a card holds would prove nothing if the ledger's own code had counted it."""
+    simulator = ROOT / "libvgpu/simulator"
+    included = {
+        name: path
+        for path in simulator.rglob("*.[ch]")
+        for name in re.findall(r'^#include "(.+)"', path.read_text(), re.MULTILINE)
+    }
+    foreign = {name: str(path) for name, path in included.items() if not (simulator / name).exists()}
+    assert foreign.keys() == {"vgpu/simulator.h"}  # how others read its books
 
 
 def test_tests_stand_in_a_folder_of_their_kind() -> None:

@@ -1,4 +1,4 @@
-"""Plays the committed programs of the fuzz target under the preloaded library; `make fuzz` plays mutations of them."""
+"""Plays the committed programs of the fuzz target under the preloaded library, then random ones: one minute in all."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.xdist_group("fuzz")
 def test_ledger_and_truth_agree_after_every_program() -> None:
-    done = fuzz("--seed", "1", "--runs", "48", "--seconds", "60")
+    done = fuzz("--seed", "1", "--seconds", "60")
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 found" in done.stdout.splitlines()[-1]
 
