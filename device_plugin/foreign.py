@@ -103,8 +103,9 @@ def process_of(pid: int, proc: Path = PROC) -> Process | None:
     if identity is None:
         return None
     try:
-        name = (proc / str(pid) / "comm").read_text().strip()
-        cgroup = (proc / str(pid) / "cgroup").read_text()
+        # Any bytes: a process names itself.
+        name = (proc / str(pid) / "comm").read_text(errors="replace").strip()
+        cgroup = (proc / str(pid) / "cgroup").read_text(errors="replace")
     except OSError:
         return None
     pod = _POD.search(cgroup)

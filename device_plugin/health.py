@@ -83,6 +83,11 @@ class Health:
                 if isinstance(error, InventoryError):
                     for uuid in self._cards.by_uuid:
                         self._trouble(uuid, str(error))
+            except Exception as error:
+                # A driver may answer what nobody expects: the other cards are watched all the same.
+                if str(error) != self._complaint:
+                    log.exception("health of the cards is not watched; trying again")
+                    self._complaint = str(error)
             self._stopping.wait(_WAIT_MS / 1000)
 
     def _watch(self) -> None:

@@ -110,6 +110,12 @@ class Publisher:
                     log.warning("node %s is not up to date: %s; trying again", self._name, error)
                     self._complaint = str(error)
                 pause = _RETRY_SECONDS
+            except Exception as error:
+                # Anybody may write to a node object: without this thread the node would stay as it is until a restart.
+                if str(error) != self._complaint:
+                    log.exception("node %s is not up to date; trying again", self._name)
+                    self._complaint = str(error)
+                pause = _RETRY_SECONDS
             self._wake.wait(pause)
 
     def _assert(self) -> None:

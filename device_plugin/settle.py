@@ -37,9 +37,10 @@ def identity_of(pid: int, proc: Path = PROC) -> Identity | None:
     """Who a process of this node is inside its container; None: gone, or not to be seen from here."""
     folder = proc / str(pid)
     try:
-        status = (folder / "status").read_text()
-        inner = next(line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:"))
-        started = (folder / "stat").read_text().rpartition(")")[2].split()[_START_TIME]
+        # Bytes: the name in both files is what the process chose (PR_SET_NAME), and only a newline in it is escaped.
+        status = (folder / "status").read_bytes()
+        inner = next(line.split()[-1] for line in status.split(b"\n") if line.startswith(b"NSpid:"))
+        started = (folder / "stat").read_bytes().rpartition(b")")[2].split()[_START_TIME]
         return Identity(int(inner), (folder / "ns" / "pid").stat().st_ino, int(started))
     except (OSError, StopIteration, ValueError, IndexError):
         return None

@@ -85,6 +85,11 @@ class Sweep:
                 if str(error) != self._complaint:
                     log.warning("clean-up: %s; trying again", error)
                     self._complaint = str(error)
+            except Exception as error:
+                # Containers decide about much of what is read here: none of them may end the thread that watches them.
+                if str(error) != self._complaint:
+                    log.exception("clean-up failed; trying again")
+                    self._complaint = str(error)
             turn += 1
             self._stopping.wait(PERIOD_SECONDS)
 

@@ -86,6 +86,20 @@ def test_a_cgroup_tells_the_pod(tmp_path: Path, group: str) -> None:
     assert process_of(43, tmp_path) is None
 
 
+@pytest.mark.parametrize("name", [b"\xff", b"\x0bNSpid:\t1", b"\rNSpid:\t1"])  # as prctl(PR_SET_NAME) takes them
+def test_a_name_of_any_bytes_hides_no_process(tmp_path: Path, name: bytes) -> None:
+    folder = tmp_path / "42"
+    (folder / "ns").mkdir(parents=True)
+    (folder / "ns" / "pid").touch()
+    (folder / "status").write_bytes(b"Name:\t" + name + b"\nNSpid:\t42\t7\n")
+    (folder / "stat").write_bytes(b"42 (" + name + b") S " + b" ".join(b"%d" % n for n in range(4, 40)))
+    (folder / "comm").write_bytes(name + b"\n")
+    (folder / "cgroup").write_text(f"0::/kubepods/burstable/pod{UID}/0123abc\n")
+    found = process_of(42, tmp_path)
+    assert found is not None
+    assert (found.identity.pid, found.identity.start_time, found.pod_uid) == (7, 22, UID)
+
+
 def test_a_process_is_foreign_when_it_stays() -> None:
     foreign = Foreign()
     for _ in range(FOREIGN_TURNS - 1):
