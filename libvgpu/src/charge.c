@@ -173,8 +173,8 @@ static void let_go_each(const struct vgpu_holding *holding, void *argument) {
     vgpu_let_go(holding);
 }
 
-void vgpu_context_gone(CUcontext context) {
+void vgpu_context_gone(CUcontext context, const struct vgpu_moment *before) {
     vgpu_places_forget();
     vgpu_own_tables();
-    vgpu_sizes_take_owned(context, let_go_each, NULL);
+    vgpu_sizes_take_owned(context, before, let_go_each, NULL);
 }

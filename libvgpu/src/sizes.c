@@ -8,13 +8,12 @@
 #include "fork.h"
 #include "spin.h"
 
-#define SHARDS 16u
 #define FIRST_CAPACITY 128u /* entries; powers of two */
 
 struct entry {
     uint64_t key; /* 0: free */
     struct vgpu_holding holding;
-    uint64_t number; /* larger than that of every entry that was put in before */
+    uint64_t number; /* larger than that of every entry that was put into the shard before */
 };
 
 static struct shard {
@@ -23,7 +22,7 @@ static struct shard {
     uint32_t capacity;
     struct entry *entries;
     _Atomic uint64_t numbers; /* given so far; changed under the lock */
-} __attribute__((aligned(VGPU_CACHE_LINE))) shards[SHARDS];
+} __attribute__((aligned(VGPU_CACHE_LINE))) shards[VGPU_SHARDS];
 
 atomic_bool vgpu_sizes_used;
 
@@ -47,7 +46,7 @@ static uint32_t home_of(const struct shard *shard, uint64_t key) {
 }
 
 void vgpu_sizes_forget(void) {
-    for (unsigned i = 0; i < SHARDS; i++)
+    for (unsigned i = 0; i < VGPU_SHARDS; i++)
         memset(&shards[i], 0, sizeof shards[i]);
 }
 
@@ -156,13 +155,18 @@ bool vgpu_sizes_join(enum vgpu_space space, uint64_t handle, struct vgpu_holding
     return found;
 }
 
-void vgpu_sizes_take_owned(const void *owner, void (*each)(const struct vgpu_holding *, void *), void *argument) {
-    for (unsigned s = 0; s < SHARDS; s++) {
+void vgpu_sizes_moment(struct vgpu_moment *moment) {
+    for (unsigned s = 0; s < VGPU_SHARDS; s++)
+        moment->newest[s] = atomic_load_explicit(&shards[s].numbers, memory_order_acquire);
+}
+
+void vgpu_sizes_take_owned(const void *owner, const struct vgpu_moment *until, void (*each)(const struct vgpu_holding *, void *), void *argument) {
+    for (unsigned s = 0; s < VGPU_SHARDS; s++) {
         struct shard *shard = &shards[s];
         vgpu_spin_lock(&shard->lock);
         for (uint32_t i = 0; i < shard->capacity;) {
             struct entry entry = shard->entries[i];
-            if (entry.key && entry.holding.owner == owner) {
+            if (entry.key && entry.holding.owner == owner && entry.number <= until->newest[s]) {
                 remove_at(shard, i); /* another entry may have moved here: look again */
                 each(&entry.holding, argument);
             } else {

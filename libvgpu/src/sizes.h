@@ -54,6 +54,12 @@ bool vgpu_sizes_free_end(enum vgpu_space space, uint64_t handle, const struct vg
 bool vgpu_sizes_take(enum vgpu_space space, uint64_t handle, struct vgpu_holding *holding);
 /* Makes one more handle of the share behind a handle, which stays where it is: a copy of its holding. False: not known, or no share. */
 bool vgpu_sizes_join(enum vgpu_space space, uint64_t handle, struct vgpu_holding *holding);
-/* Takes out every entry of this owner, of whatever space, and gives it to `each`. */
-void vgpu_sizes_take_owned(const void *owner, void (*each)(const struct vgpu_holding *, void *), void *argument);
+#define VGPU_SHARDS 16u
+/* What had been put in by now. */
+struct vgpu_moment {
+    uint64_t newest[VGPU_SHARDS];
+};
+void vgpu_sizes_moment(struct vgpu_moment *moment);
+/* Takes out every entry of this owner that was there at `until`, of whatever space, and gives it to `each`. */
+void vgpu_sizes_take_owned(const void *owner, const struct vgpu_moment *until, void (*each)(const struct vgpu_holding *, void *), void *argument);
 #endif

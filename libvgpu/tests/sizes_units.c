@@ -71,9 +71,13 @@ static void add(const struct vgpu_holding *holding, void *sum) {
 /* The context goes while a free is under way, which then fails or not. */
 static void check_a_context_that_goes(void) {
     struct vgpu_freeing first;
+    struct vgpu_moment before;
     uint64_t sum = 0;
     CHECK(put(P, 10) && begin(&first) && put(P, 20) && put(P + 4096, 30));
-    vgpu_sizes_take_owned(&owner, add, &sum);
+    vgpu_sizes_moment(&before);
+    CHECK(put(P + 8192, 40)); /* of another context, to which the driver has given the same handle */
+    vgpu_sizes_take_owned(&owner, &before, add, &sum);
+    CHECK(vgpu_sizes_take(VGPU_POINTER, P + 8192, &out) && out.bytes == 40);
     CHECK(sum == 60 && end(&first, false) == 0 && left() == 0);
 }
 

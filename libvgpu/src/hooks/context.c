@@ -1,12 +1,12 @@
 /* Contexts: they cost device memory that only a table knows (limits: context_bytes), and what is allocated in them goes with them. */
 #define _GNU_SOURCE
-#include <sched.h>
-#include <stdatomic.h>
+#include <string.h>
 
 #include "capture.h"
 #include "charge.h"
 #include "fork.h"
 #include "pacer.h"
+#include "spin.h"
 
 #define MAX_DEVICES 64
 
@@ -72,62 +72,57 @@ CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsig
     CREATE(device, context, parameters, flags, device);
 }
 
-static void gone(CUcontext context) {
-    vgpu_context_gone(context);
+static void gone(CUcontext context, const struct vgpu_moment *before) {
+    vgpu_context_gone(context, before);
     vgpu_captures_end(NULL, context);
 }
 
-static CUresult destroyed(CUresult result, CUcontext context) {
+static struct vgpu_moment going(CUcontext context) {
+    struct vgpu_moment before;
+    vgpu_own_tables();
+    vgpu_pacer_context_going(context);
+    vgpu_sizes_moment(&before);
+    return before;
+}
+
+static CUresult destroyed(CUresult result, CUcontext context, const struct vgpu_moment *before) {
     if (result == CUDA_SUCCESS && context)
-        gone(context);
+        gone(context, before);
     return result;
 }
 
 CUresult cuCtxDestroy_v2(CUcontext context) {
     CUDA_REAL(cuCtxDestroy_v2);
-    vgpu_pacer_context_going(context);
-    return destroyed(real(context), context);
+    const struct vgpu_moment before = going(context);
+    return destroyed(real(context), context, &before);
 }
 
 CUresult cuCtxDestroy(CUcontext context) {
     CUDA_REAL(cuCtxDestroy);
-    vgpu_pacer_context_going(context);
-    return destroyed(real(context), context);
+    const struct vgpu_moment before = going(context);
+    return destroyed(real(context), context, &before);
 }
 
 /* Destroys the context when it was attached only once; then asking it for its version fails. */
 CUresult cuCtxDetach(CUcontext context) {
     CUDA_REAL(cuCtxDetach);
-    vgpu_pacer_context_going(context);
+    const struct vgpu_moment before = going(context);
     CUresult result = real(context);
     unsigned version;
     if (result == CUDA_SUCCESS && DRIVER(cuCtxGetApiVersion) && DRIVER(cuCtxGetApiVersion)(context, &version) != CUDA_SUCCESS)
-        gone(context);
+        gone(context, &before);
     return result;
 }
 
 /* The primary context of each device: retained many times, there once. */
-enum primary_state { PRIMARY_NONE, PRIMARY_HELD, PRIMARY_COMING }; /* coming: one thread charges and asks the driver, the others wait for it */
 static struct primary {
-    atomic_int state; /* PRIMARY_HELD: `context` and the charge are set */
+    vgpu_spin asking;  /* held while the driver is asked: what it answers says whether the context came or went */
+    bool held;         /* `context` and its charge are set */
     CUcontext context;
 } primaries[MAX_DEVICES];
 
 void vgpu_primaries_forget(void) {
-    for (unsigned i = 0; i < MAX_DEVICES; i++)
-        atomic_store(&primaries[i].state, PRIMARY_NONE);
-}
-
-/* True: this thread is the one that charges; it says how that ended in `state`. A context that others made meanwhile is charged. */
-static bool is_first(struct primary *primary) {
-    for (;;) {
-        int state = PRIMARY_NONE;
-        if (atomic_compare_exchange_strong(&primary->state, &state, PRIMARY_COMING))
-            return true;
-        if (state == PRIMARY_HELD)
-            return false;
-        sched_yield();
-    }
+    memset(primaries, 0, sizeof primaries);
 }
 
 static bool is_active(CUdevice device) {
@@ -141,55 +136,58 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     CUDA_REAL(cuDevicePrimaryCtxRetain);
     if (device < 0 || device >= MAX_DEVICES || vgpu_enforcement() == VGPU_UNLIMITED)
         return real(context, device);
+    struct primary *primary = &primaries[device];
+    vgpu_spin_lock(&primary->asking);
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (primary->held) {
+        result = real(context, device);
+    } else {
+        struct context_charge charge = charge_context(device);
+        if (charge.verdict != VGPU_REFUSED)
+            result = created(&charge, real(context, device), context);
+        primary->held = result == CUDA_SUCCESS;
+        primary->context = primary->held ? *context : NULL;
+    }
+    vgpu_spin_unlock(&primary->asking);
+    return result;
+}
+
+/* A release or a reset: when the context is no longer active, its memory is back on the card. */
+static CUresult let_primary_go(CUresult (*real)(CUdevice), CUdevice device) {
     vgpu_own_tables();
+    if (device < 0 || device >= MAX_DEVICES)
+        return real(device);
     struct primary *primary = &primaries[device];
-    if (!is_first(primary))
-        return real(context, device);
-    struct context_charge charge = charge_context(device);
-    CUresult result = charge.verdict == VGPU_REFUSED ? CUDA_ERROR_OUT_OF_MEMORY : created(&charge, real(context, device), context);
-    if (result == CUDA_SUCCESS)
-        primary->context = *context;
-    atomic_store(&primary->state, result == CUDA_SUCCESS ? PRIMARY_HELD : PRIMARY_NONE);
+    vgpu_spin_lock(&primary->asking);
+    CUcontext context = primary->held ? primary->context : NULL;
+    struct vgpu_moment before = {{0}};
+    if (context)
+        before = going(context);
+    CUresult result = real(device);
+    if (context && result == CUDA_SUCCESS && !is_active(device)) {
+        primary->held = false;
+        gone(context, &before);
+    }
+    vgpu_spin_unlock(&primary->asking);
     return result;
-}
-
-/* After a release or reset: when the context is no longer active, its memory is back on the card. */
-static CUresult primary_released(CUresult result, CUdevice device) {
-    if (result != CUDA_SUCCESS || device < 0 || device >= MAX_DEVICES || is_active(device))
-        return result;
-    struct primary *primary = &primaries[device];
-    CUcontext context = primary->context;
-    int held = PRIMARY_HELD;
-    if (atomic_compare_exchange_strong(&primary->state, &held, PRIMARY_NONE) && context)
-        gone(context);
-    return result;
-}
-
-static void primary_going(CUdevice device) {
-    if (device >= 0 && device < MAX_DEVICES && atomic_load(&primaries[device].state) == PRIMARY_HELD && primaries[device].context)
-        vgpu_pacer_context_going(primaries[device].context);
 }
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     CUDA_REAL(cuDevicePrimaryCtxRelease_v2);
-    primary_going(device);
-    return primary_released(real(device), device);
+    return let_primary_go(real, device);
 }
 
 CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
     CUDA_REAL(cuDevicePrimaryCtxRelease);
-    primary_going(device);
-    return primary_released(real(device), device);
+    return let_primary_go(real, device);
 }
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
     CUDA_REAL(cuDevicePrimaryCtxReset_v2);
-    primary_going(device);
-    return primary_released(real(device), device);
+    return let_primary_go(real, device);
 }
 
 CUresult cuDevicePrimaryCtxReset(CUdevice device) {
     CUDA_REAL(cuDevicePrimaryCtxReset);
-    primary_going(device);
-    return primary_released(real(device), device);
+    return let_primary_go(real, device);
 }
