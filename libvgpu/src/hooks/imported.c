@@ -5,15 +5,19 @@
 
 #include "capture.h"
 
-/* Whether that many bytes of the memory can be mapped at an address that is reserved; nothing stays mapped. */
-static bool reaches(CUmemGenericAllocationHandle handle, CUdeviceptr at, uint64_t bytes) {
-    return DRIVER(cuMemMap)(at, bytes, 0, handle, 0) == CUDA_SUCCESS && DRIVER(cuMemUnmap)(at, bytes) == CUDA_SUCCESS;
+/* Whether that many bytes of the memory can be mapped at an address that is reserved; they do not stay mapped. */
+static bool reaches(CUmemGenericAllocationHandle handle, CUdeviceptr at, uint64_t bytes, CUresult *answer) {
+    *answer = DRIVER(cuMemMap)(at, bytes, 0, handle, 0);
+    return *answer == CUDA_SUCCESS && DRIVER(cuMemUnmap)(at, bytes) == CUDA_SUCCESS;
 }
 
-/* Granules of the memory; `most`: as many as the reserved range has. */
-static uint64_t granules(CUmemGenericAllocationHandle handle, CUdeviceptr at, uint64_t granule, uint64_t most) {
+/* Granules of the memory; `most`: as many as the reserved range has; `first`: what the driver answered to one of them. */
+static uint64_t granules(CUmemGenericAllocationHandle handle, CUdeviceptr at, uint64_t granule, uint64_t most, CUresult *first) {
     uint64_t fit = 0, beyond = 1;
-    while (beyond <= most && reaches(handle, at, beyond * granule)) {
+    CUresult answer;
+    if (!reaches(handle, at, granule, first))
+        return 0;
+    while (beyond <= most && (beyond == 1 || reaches(handle, at, beyond * granule, &answer))) {
         fit = beyond;
         beyond *= 2;
     }
@@ -21,7 +25,7 @@ static uint64_t granules(CUmemGenericAllocationHandle handle, CUdeviceptr at, ui
         beyond = most + 1;
     while (fit + 1 < beyond) {
         uint64_t middle = fit + (beyond - fit) / 2;
-        if (reaches(handle, at, middle * granule))
+        if (reaches(handle, at, middle * granule, &answer))
             fit = middle;
         else
             beyond = middle;
@@ -48,9 +52,12 @@ static enum vgpu_import look(CUmemGenericAllocationHandle handle, struct vgpu_im
     uint64_t most = (total + granule - 1) / granule;
     if (DRIVER(cuMemAddressReserve)(&at, most * granule, 0, 0, 0) != CUDA_SUCCESS)
         return VGPU_IMPORT_UNREADABLE;
-    memory->bytes = granules(handle, at, granule, most) * granule;
+    CUresult first;
+    memory->bytes = granules(handle, at, granule, most, &first) * granule;
     DRIVER(cuMemAddressFree)(at, most * granule);
-    return memory->bytes ? VGPU_IMPORT_SIZED : VGPU_IMPORT_UNSIZED;
+    if (memory->bytes)
+        return VGPU_IMPORT_SIZED;
+    return first == CUDA_ERROR_INVALID_VALUE ? VGPU_IMPORT_UNSIZED : VGPU_IMPORT_UNREADABLE; /* such as no memory for tables just now */
 }
 
 enum vgpu_import vgpu_imported(CUmemGenericAllocationHandle handle, struct vgpu_imported *memory) {

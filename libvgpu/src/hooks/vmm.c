@@ -124,35 +124,6 @@ static void drop(struct block *block) {
     free(block);
 }
 
-struct payment {
-    uint64_t bytes; /* 0: nothing was due */
-    struct vgpu_ticket ticket;
-};
-
-/* Lock held. Before the driver is asked for a use of a part of a block; false: it is beyond the limit. */
-static bool pay(const struct block *block, uint64_t offset, uint64_t size, struct payment *payment) {
-    uint64_t end;
-    *payment = (struct payment){0};
-    if (block->kind != OF_UNKNOWN_SIZE || __builtin_add_overflow(offset, size, &end) || end <= block->charged)
-        return true;
-    payment->bytes = end;
-    return vgpu_reserve(vgpu_card_of_device(block->device), end, &payment->ticket) == VGPU_CHARGED;
-}
-
-/* Lock held. After its answer. A use that is granted tells the size: a driver that maps parts would have told it before. */
-static void paid(struct block *block, const struct payment *payment, CUresult result) {
-    if (!payment->bytes)
-        return;
-    if (result != CUDA_SUCCESS) {
-        vgpu_uncharge(payment->ticket, payment->bytes);
-        return;
-    }
-    if (block->charged)
-        vgpu_uncharge(block->ticket, block->charged);
-    block->ticket = payment->ticket;
-    block->charged = payment->bytes;
-}
-
 /* Lock held. Lets go of blocks whose exported descriptors the program has closed; whether there were any. */
 static bool settle_exports(void) {
     bool any = false;
@@ -171,6 +142,37 @@ static bool settle_exports(void) {
     }
     errno = kept;
     return any;
+}
+
+struct payment {
+    uint64_t bytes; /* 0: nothing was due */
+    struct vgpu_ticket ticket;
+};
+
+/* Lock held. Before the driver is asked for a use of a part of a block; false: it is beyond the limit. */
+static bool pay(const struct block *block, uint64_t offset, uint64_t size, struct payment *payment) {
+    uint64_t end;
+    *payment = (struct payment){0};
+    if (block->kind != OF_UNKNOWN_SIZE || __builtin_add_overflow(offset, size, &end) || end <= block->charged)
+        return true;
+    settle_exports(); /* which nobody else can do while the lock is held */
+    enum vgpu_verdict verdict = vgpu_reserve(vgpu_card_of_device(block->device), end, &payment->ticket);
+    payment->bytes = verdict == VGPU_CHARGED ? end : 0;
+    return verdict != VGPU_REFUSED;
+}
+
+/* Lock held. After its answer. A use that is granted tells the size: a driver that maps parts would have told it before. */
+static void paid(struct block *block, const struct payment *payment, CUresult result) {
+    if (!payment->bytes)
+        return;
+    if (result != CUDA_SUCCESS) {
+        vgpu_uncharge(payment->ticket, payment->bytes);
+        return;
+    }
+    if (block->charged)
+        vgpu_uncharge(block->ticket, block->charged);
+    block->ticket = payment->ticket;
+    block->charged = payment->bytes;
 }
 
 bool vgpu_blocks_give_back(void) {
