@@ -241,6 +241,12 @@ static bool has_ended(const struct process_stat *stat)
     return (stat->state == 'Z' || stat->state == 'X') && stat->threads <= 1;
 }
 
+/* On its way out: its memory goes first, then its descriptors, the last one opened before the others. */
+static bool is_ending(const struct process_stat *stat)
+{
+    return stat->address_space == 0 && !has_ended(stat);
+}
+
 bool vgpu_process_holds(const struct vgpu_identity *process, const struct vgpu_mapped_file *file, struct vgpu_process_list *list)
 {
     char name[16], path[64];
@@ -249,15 +255,15 @@ bool vgpu_process_holds(const struct vgpu_identity *process, const struct vgpu_m
     const enum presence presence = wanted.inode ? find(process, list, name, &stat) : UNKNOWN;
     if (presence != PRESENT)
         return presence == HIDDEN;
-    if (stat.address_space == 0) /* on its way out: its memory goes first, then its descriptors, the last one opened before the others */
-        return !has_ended(&stat);
+    if (stat.address_space == 0)
+        return is_ending(&stat);
     snprintf(path, sizeof path, "/proc/%s/maps", name);
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) /* another user's, or one that may not be looked into; a process that has ended has no maps to open */
         return errno == EACCES || errno == EPERM;
     const bool found = any_line_of(fd, names_file, &wanted);
     close(fd);
-    return found;
+    return found || (find(process, list, name, &stat) == PRESENT && is_ending(&stat)); /* it may have begun to end meanwhile */
 }
 
 bool vgpu_process_ended(const struct vgpu_identity *process, struct vgpu_process_list *list)

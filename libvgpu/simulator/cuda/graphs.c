@@ -396,7 +396,7 @@ CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdate
 CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error_node, CUgraphExecUpdateResult *out)
 {
     INJECT();
-    CUgraphExecUpdateResultInfo info;
+    CUgraphExecUpdateResultInfo info = {.result = CU_GRAPH_EXEC_UPDATE_ERROR};
     CUresult result = cuGraphExecUpdate_v2(exec, graph, &info);
     if (error_node)
         *error_node = info.errorNode;
