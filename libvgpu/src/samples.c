@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "bounds.h"
 #include "capture.h"
 #include "clock.h"
 #include "fork.h"
@@ -14,8 +15,6 @@
 #define MAX_UNFINISHED 8u     /* looked at before a collection gives up: streams finish in any order, but not in every order */
 #define REBASE_MS 4000.0f     /* a float of milliseconds resolves 0.5 us up to here */
 #define ERA_NS 100000000u      /* two clocks may drift apart by some us in this time */
-#define RESOLUTION_NS 500.0    /* of an event's time: cuda.h says about 0.5 us */
-#define SPOILT_NS 5000.0       /* a host that was away for longer was not just calling the driver */
 
 struct sampler {
     CUcontext context;        /* NULL: free */
@@ -149,11 +148,7 @@ static double lag_of(struct sampler *sampler, const struct vgpu_sample *sample, 
         sampler->era_ns = sample->recorded_ns;
     }
     sampler->lag = lag > sampler->lag ? lag : sampler->lag;
-    return (sampler->lag > sampler->lag_before ? sampler->lag : sampler->lag_before) - RESOLUTION_NS / 2; /* times are cut off */
-}
-
-static double at_least(double value, double least) {
-    return value > least ? value : least;
+    return (sampler->lag > sampler->lag_before ? sampler->lag : sampler->lag_before) - VGPU_RESOLUTION_NS / 2; /* times are cut off */
 }
 
 static bool measure(struct sampler *sampler, struct vgpu_sample *sample, struct vgpu_measure *out) {
@@ -161,31 +156,16 @@ static bool measure(struct sampler *sampler, struct vgpu_sample *sample, struct 
     float whole_ms = 0, start_ms = 0;
     if (!elapsed || elapsed(&whole_ms, sample->before, sample->after) != CUDA_SUCCESS || !(whole_ms >= 0))
         return false;
-    const double whole = (double)whole_ms * 1e6, launched = (double)sample->launched_ns, returned = (double)sample->returned_ns;
+    const double whole = (double)whole_ms * 1e6;
     double line = -whole;
     if (sampler->base) {
         if (elapsed(&start_ms, sampler->base, sample->before) != CUDA_SUCCESS)
             return false;
         line = sampler->base_ns + (double)start_ms * 1e6;
     }
-    const double fired = line + lag_of(sampler, sample, line);
-    const double begin = at_least(fired, launched); /* the first event may have happened long before the launch */
-    double end = fired + whole;
-    out->queued = fired > launched;
-    const double latest = at_least(fired, returned); /* beginning */
-    out->spoilt = latest - begin > at_least(SPOILT_NS, (end - begin) / 8);
-    out->least_ns = (uint64_t)at_least(end - latest, 0);
-    /* Over before the second event was recorded, on a stream that had ended before: half of the time, or of that between launches, since longer
-     * kernels would have queued up, is the best guess. */
-    if (end <= returned + RESOLUTION_NS) {
-        out->spoilt |= end - begin > SPOILT_NS;
-        const double longest = out->queued ? end - begin : -at_least(-(end - begin), -(double)sample->apart_ns);
-        end = begin + at_least(longest, 0) / 2;
-    }
+    vgpu_measure_bounds(sample, line + lag_of(sampler, sample, line), whole, out);
     if (!sampler->base || start_ms + whole_ms > REBASE_MS)
         rebase(sampler, sample, line + whole);
-    out->begin_ns = (uint64_t)begin;
-    out->end_ns = (uint64_t)at_least(end, begin);
     out->fresh_ns = vgpu_spans_add(&sampler->covered, out->begin_ns, out->end_ns);
     return true;
 }

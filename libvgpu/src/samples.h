@@ -30,21 +30,29 @@ struct vgpu_sample {
     uint32_t card;
 };
 
-/* What became of a sample; CLOCK_MONOTONIC ns, exact to a few microseconds. The kernel ran at no time outside begin_ns and end_ns. */
+/* What became of a sample; CLOCK_MONOTONIC ns, exact to a few microseconds. When the kernel ran, as well as can be told: of a spoilt one, or a short
+ * one, that is a guess between what is proven. */
 struct vgpu_measure {
     uint64_t begin_ns, end_ns;
     uint64_t fresh_ns;    /* part of that which no earlier sample of this context covers */
     bool queued;          /* it began where earlier work of its stream ended: it waited for nobody else */
     bool spoilt;          /* the host was away in between: it may have been much shorter */
     uint64_t least_ns;    /* but it took so long at least */
+    uint64_t most_ns;     /* and at most: the whole time in which it can have run */
 };
 
 /* Whether a spoilt measurement of a launch that pays what it took still shows that it did not take what was paid for it: a short one among long
  * ones, paid as their mean, gets the difference back on a busy machine too. Of short launches that were paid as such the mean is the better guess. */
 static inline bool vgpu_measure_refutes(const struct vgpu_measure *measure, const struct vgpu_sample *sample) {
-    const uint64_t paid = sample->reserved_ns, most = measure->end_ns - measure->begin_ns;
+    const uint64_t paid = sample->reserved_ns, most = measure->most_ns;
     return sample->kind == VGPU_SAMPLE_SETTLES && (paid >= VGPU_LONG_RUN_NS || most >= VGPU_LONG_RUN_NS) &&
            (paid > most || paid < measure->least_ns);
+}
+
+/* Whether an estimate learns of a measurement: of bounds only as long as it knows nothing better. Those that show a payment to be wrong are not as
+ * long as others: who learned of them alone would go astray. */
+static inline bool vgpu_measure_teaches(const struct vgpu_measure *measure, const struct vgpu_cost *cost) {
+    return !measure->spoilt || !vgpu_cost_known(cost);
 }
 
 /* Samples whose result nobody has collected yet, of all contexts: nothing to do while it is 0. */

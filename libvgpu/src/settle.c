@@ -44,11 +44,12 @@ void vgpu_settle_sample(const struct vgpu_sample *sample, const struct vgpu_meas
     uint64_t whole = measure->end_ns - measure->begin_ns, busy = measure->fresh_ns;
     if (sample->kind == VGPU_SAMPLE_COVERS)
         return;
-    if (measure->spoilt && vgpu_cost_known(sample->cost) && !vgpu_measure_refutes(measure, sample))
+    const bool teaches = vgpu_measure_teaches(measure, sample->cost);
+    if (!teaches && !vgpu_measure_refutes(measure, sample))
         return;
     struct vgpu_pacer_card *pacer = vgpu_pacer_shared(sample->card);
     busy = vgpu_contention_scaled(sample->card, busy);
-    if (sample->meaning == atomic_load_explicit(&sample->cost->meaning, memory_order_relaxed))
+    if (teaches && sample->meaning == atomic_load_explicit(&sample->cost->meaning, memory_order_relaxed))
         vgpu_cost_learn(sample->cost, busy, vgpu_contention_company(sample->card), measure->queued);
     if (sample->kind != VGPU_SAMPLE_SETTLES)
         return;

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "bounds.h"
 #include "costs.h"
 #include "crowd.h"
 #include "gcra.h"
@@ -165,7 +166,7 @@ static void check_chance(void) {
 /* The host was away while a launch was measured: it took between `least` and `most`. Has it to pay something else than what it has paid? */
 static bool refuted(enum vgpu_sample_kind kind, uint64_t paid, uint64_t least, uint64_t most) {
     const struct vgpu_sample sample = {.kind = kind, .reserved_ns = paid};
-    const struct vgpu_measure measure = {.begin_ns = MS, .end_ns = MS + most, .least_ns = least, .spoilt = true};
+    const struct vgpu_measure measure = {.begin_ns = MS, .end_ns = MS + most, .least_ns = least, .most_ns = most, .spoilt = true};
     return vgpu_measure_refutes(&measure, &sample);
 }
 
@@ -178,7 +179,56 @@ static void check_spoilt(void) {
     CHECK(!refuted(VGPU_SAMPLE_LEARNS, 5 * MS, 0, 20000));
 }
 
+/* A launch whose call was back after `away`; its events happened at `fired` and `whole` later, in ns since the launch. */
+static struct vgpu_measure bounds(uint64_t paid, uint64_t apart, uint64_t away, int64_t fired, uint64_t whole) {
+    const uint64_t launched = 1000 * MS;
+    const struct vgpu_sample sample = {.kind = VGPU_SAMPLE_SETTLES, .reserved_ns = paid, .apart_ns = apart, .launched_ns = launched,
+                                       .returned_ns = launched + away};
+    struct vgpu_measure measure = {0};
+    vgpu_measure_bounds(&sample, (double)launched + (double)fired, (double)whole, &measure);
+    CHECK(measure.begin_ns >= launched && measure.end_ns >= measure.begin_ns);
+    return measure;
+}
+
+static bool pays_otherwise(const struct vgpu_measure *measure, uint64_t paid) {
+    const struct vgpu_sample sample = {.kind = VGPU_SAMPLE_SETTLES, .reserved_ns = paid};
+    return vgpu_measure_refutes(measure, &sample);
+}
+
+static void check_bounds(void) {
+    struct vgpu_measure seen = bounds(2 * MS, MS, 3000, 1000, 2 * MS);
+    CHECK(!seen.spoilt && seen.end_ns - seen.begin_ns == 2 * MS && seen.least_ns == 2 * MS - 2000 && seen.most_ns == 2 * MS);
+    seen = bounds(10000, 10000, 3000, -1000, 4000); /* over before the second event: half of it */
+    CHECK(!seen.spoilt && seen.end_ns - seen.begin_ns == 1500 && seen.most_ns == 3000);
+    seen = bounds(10000, 1000, 3000, -1000, 4000);
+    CHECK(seen.end_ns - seen.begin_ns == 500 && seen.most_ns == 3000);
+    /* the host was away for 5 ms: a kernel of 4 ms may have run in them, whatever the time between launches was */
+    seen = bounds(4 * MS, 100 * MS, 5 * MS, 0, 5 * MS);
+    CHECK(seen.spoilt && seen.most_ns == 5 * MS && !pays_otherwise(&seen, 4 * MS));
+    seen = bounds(4 * MS, 10000, 5 * MS, 0, 5 * MS);
+    CHECK(seen.spoilt && seen.most_ns == 5 * MS && !pays_otherwise(&seen, 4 * MS));
+    CHECK(seen.end_ns - seen.begin_ns == 5 * MS); /* of which nothing is known pays all of it */
+    seen = bounds(6 * MS, 10000, 5 * MS, 0, 5 * MS); /* paid too much, and gets no more back than is sure */
+    CHECK(pays_otherwise(&seen, 6 * MS) && seen.end_ns - seen.begin_ns == 5 * MS);
+    /* on the card for 10 ms at most, and for the last 8 ms surely: whoever paid 5 pays these 8, whoever paid 9 has paid enough */
+    seen = bounds(5 * MS, 100 * MS, 2 * MS, 0, 10 * MS);
+    CHECK(seen.spoilt && seen.least_ns == 8 * MS && seen.most_ns == 10 * MS && pays_otherwise(&seen, 5 * MS));
+    CHECK(seen.end_ns == 1010 * MS && seen.end_ns - seen.begin_ns == 8 * MS);
+    seen = bounds(9 * MS, 100 * MS, 2 * MS, 0, 10 * MS);
+    CHECK(seen.spoilt && !pays_otherwise(&seen, 9 * MS));
+    seen = bounds(5 * MS, 100 * MS, 20000, 0, 20000);
+    CHECK(pays_otherwise(&seen, 5 * MS) && seen.end_ns - seen.begin_ns == 20000);
+    /* an estimate learns of bounds only where it knows nothing better */
+    struct vgpu_cost *cost = vgpu_cost_of(1ull << 48);
+    CHECK(vgpu_measure_teaches(&seen, cost));
+    vgpu_cost_learn(cost, 4 * MS, VGPU_ALONE, false);
+    CHECK(seen.spoilt && !vgpu_measure_teaches(&seen, cost));
+    seen = bounds(2 * MS, MS, 3000, 1000, 2 * MS);
+    CHECK(vgpu_measure_teaches(&seen, cost));
+}
+
 int main(void) {
+    check_bounds();
     check_spoilt();
     check_reservations();
     check_mean();

@@ -20,7 +20,7 @@ def test_arithmetic() -> None:
                 "../pacer_units.c",
                 f"-I{SOURCES}",
                 f"-I{SOURCES.parent / 'include'}",
-                *map(str, (SOURCES / "costs.c", SOURCES / "runs.c", SOURCES / "crowd.c")),
+                *map(str, (SOURCES / f"{name}.c" for name in ("bounds", "costs", "runs", "crowd"))),
             )
         ],
         {},

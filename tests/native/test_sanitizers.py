@@ -14,7 +14,7 @@ SANITIZERS = ("thread", "address,undefined")
 SOURCES = HERE.parents[1] / "libvgpu/src"
 #: C unit tests, with what they test
 UNITS = {
-    "pacer_units": ("costs", "runs", "crowd"),
+    "pacer_units": ("bounds", "costs", "runs", "crowd"),
     "arbiter_units": ("arbiter_busy",),
     "sizes_units": ("sizes",),
     "pools_units": ("pools",),
