@@ -167,13 +167,19 @@ def contested(sentence: str) -> Finding:
 def capacity(
     cards: Iterable[Gpu], cordoned: frozenset[str], held: Mapping[str, Held], config: Config
 ) -> dict[str, int]:
-    """Resource → MiB or %: all of healthy cards that are not cordoned, and what is still held on the others."""
+    """Resource → MiB or %: all of healthy cards that are not cordoned, and what is still held on the others.
+
+    The others are also those that `held` names and that are not there any more: dead since a boot, or in MIG mode.
+    """
     memory = cores = 0
+    left = dict(held)
     for gpu in cards:
         usable = gpu.healthy and gpu.uuid not in cordoned
-        now = held.get(gpu.uuid, Held())
+        now = left.pop(gpu.uuid, Held())
         memory += max(now.mem, gpu.memory if usable else 0)
         cores += max(now.cores, gpu.cores if usable else 0)
+    memory += sum(gone.mem for gone in left.values())
+    cores += sum(gone.cores for gone in left.values())
     return {
         names.RESOURCE_TOTAL_MEMORY: memory,
         names.RESOURCE_TOTAL_CORES: cores,

@@ -29,6 +29,15 @@ def test_a_card_out_of_service_counts_what_is_still_held_on_it() -> None:
     assert found[names.RESOURCE_TOTAL_CORES] == 30 + 100
 
 
+def test_what_is_held_on_cards_that_are_not_there_any_more_counts() -> None:
+    """A card may be dead after a reboot, or partitioned (MIG), while its pods live."""
+    held = {"a": Held(1, 300, 300, 30), "gone": Held(2, 400, 400, 50)}
+    found = capacity([gpu("a")], frozenset(), held, Config())
+    assert found[names.RESOURCE_TOTAL_MEMORY] == 1000 + 400
+    assert found[names.RESOURCE_TOTAL_CORES] == 100 + 50
+    assert capacity([], frozenset(), held, Config())[names.RESOURCE_TOTAL_MEMORY] == 300 + 400
+
+
 def test_never_less_than_what_is_held_when_scaling_was_lowered() -> None:
     found = capacity([gpu("a", memory=1000)], frozenset(), {"a": Held(2, 1600, 900, 120)}, Config())
     assert (found[names.RESOURCE_TOTAL_MEMORY], found[names.RESOURCE_TOTAL_CORES]) == (1600, 120)
