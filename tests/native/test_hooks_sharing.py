@@ -123,6 +123,21 @@ print(user.ask("used()"), user.ask("unmap(other, 300 * MIB)"), user.ask("used()"
     assert lines == ["0 300", "1 0 300", "0 0 0", "300 0 0"]
 
 
+def test_a_first_mapping_that_fails_for_another_reason_tells_nothing(env: dict[str, str]) -> None:
+    """Out of memory, for a moment: charged nothing, the block could be mapped in parts."""
+    lines = crew(
+        """
+from pathlib import Path
+from vgpu.native import simulator
+handle, where = maker.ask("share(300 * MIB)")
+simulator.inject_error(Path(os.environ["VGPU_SIM_DIR"]), "cuMemMap", 2)
+print(user.ask(f"take(*{where})[0]"), user.ask(f"take(*{where})[0]"), user.ask("used()"))
+""",
+        env,
+    )
+    assert lines == ["2 0 600"]
+
+
 def test_without_room_such_a_driver_maps_nothing(env: dict[str, str]) -> None:
     lines = crew(
         """
