@@ -64,13 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         namespaces.need_root()
         if options.action == "enter":
             enter()
-        programs.need_go()
+        programs.need_go(SETS[options.set])
         debian.install(NEEDED)
         cgroups.need()
         if options.action == "probe":
             return namespaces.run_inside(probe, PROBE_SECONDS)
         if options.action != "prepare":
-            begin = [sys.executable, "-m", "tests.cluster", "probe"]
+            begin = [sys.executable, "-m", "tests.cluster", "probe", "--set", options.set]
             if subprocess.run(begin, cwd=ROOT, stdout=subprocess.DEVNULL, check=False).returncode:
                 return 2  # before anything is built; it has said why
             cgroups.watch(no_other_runs)

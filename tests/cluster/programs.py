@@ -2,7 +2,6 @@
 
 import os
 import platform
-import shutil
 from pathlib import Path
 
 from tests.cluster import cache, debian
@@ -11,14 +10,25 @@ from tests.cluster.errors import ClusterError
 from tests.cluster.versions import Programs, VersionSet
 
 BUILD_SECONDS = 3600
+GO_SECONDS = 600  #: that Go may take to fetch a newer Go
 
 
-def need_go() -> None:
-    """Raises ClusterError where there is no Go."""
-    if shutil.which("go") is None:
-        raise ClusterError(
-            "Go is needed to build Kubernetes and containerd: install it from go.dev, or your distribution"
-        )
+def need_go(versions: VersionSet) -> None:
+    """Raises ClusterError where there is no Go, or one that can neither build these versions nor fetch a Go that can.
+
+    Only Go itself knows: by go.mod, its own version and GOTOOLCHAIN (https://go.dev/doc/toolchain). Go before 1.21
+    fetches nothing, nor does any with GOTOOLCHAIN=local, which distributions set.
+    """
+    sources = [versions.kubernetes, *([versions.containerd] if versions.containerd else [])]
+    newest = max((one.go for one in sources), key=lambda text: tuple(map(int, text.split("."))))
+    for one in sources:
+        try:
+            run(["go", "list", "-m"], what=f"Go for {one.folder}", timeout=GO_SECONDS, cwd=one.source)
+        except ClusterError as error:
+            raise ClusterError(
+                f"Go {newest} or newer, from go.dev, is needed to build Kubernetes and containerd; Go 1.21 or newer "
+                f"with GOTOOLCHAIN=auto fetches it by itself: {str(error).splitlines()[-1]}"
+            ) from None
 
 
 def build(programs: Programs) -> Path:

@@ -32,6 +32,14 @@ class Programs(msgspec.Struct, frozen=True):
             raise ValueError(f"{self.source / 'go.mod'}: no version of {self.module}")
         return found[1]
 
+    @property
+    def go(self) -> str:
+        """The oldest version of Go that builds it, as in 1.26.8."""
+        found = re.search(r"^go (\d+(?:\.\d+)*)$", (self.source / "go.mod").read_text(), re.M)
+        if found is None:
+            raise ValueError(f"{self.source / 'go.mod'}: no version of Go")
+        return found[1]
+
 
 def kubernetes(folder: str) -> Programs:
     names = ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "kubectl", "kubelet")

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import cache, cgroups
+from tests.cluster import cache, cgroups, programs
+from tests.cluster.errors import ClusterError
 from tests.cluster.report import Report
+from tests.cluster.versions import SETS, VersionSet
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60
@@ -150,6 +152,22 @@ def test_the_cgroups_of_a_killed_run_go(number: signal.Signals) -> None:
     outer.send_signal(number)
     outer.wait(SECONDS)
     until(lambda: not cgroups._folders(name))
+
+
+@pytest.mark.parametrize("versions", SETS.values(), ids=SETS)
+def test_go_must_be_there_and_read_the_modules(
+    versions: VersionSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/nowhere")
+    go = tmp_path / "go"
+    with pytest.raises(ClusterError, match=r"Go 1\.\d+\.\d+ or newer, from go\.dev, .*go is not found"):
+        programs.need_go(versions)
+    go.write_text('#!/bin/sh\necho "go: errors parsing go.mod: invalid go version" >&2\nexit 1\n')
+    go.chmod(0o755)
+    with pytest.raises(ClusterError, match="invalid go version"):
+        programs.need_go(versions)
+    go.write_text("#!/bin/sh\n")
+    programs.need_go(versions)
 
 
 def test_a_check_ends_with_the_time_of_the_run(tmp_path: Path) -> None:
