@@ -29,7 +29,8 @@ ALIVE: Final = 60  #: pods at the most
 PODS_PER_FAULT: Final = 10
 SLICES: Final = (300, 700, 1100, 1500, 2300)  #: MiB; ALIVE of them are more than there is
 CORES: Final = (0, 2, 5)
-REGISTERED_SECONDS, FREE_SECONDS, RAN_SECONDS = 1, 60, 120  # bars; a check fails at three times them
+FREE_SECONDS, RAN_SECONDS = 60, 120  # bars; a check fails at three times them
+REGISTERED_SECONDS: Final = 30  #: one on a machine that has time for it; two cores start ALIVE pods meanwhile
 WAIT_SECONDS: Final = 120  #: for a part that was killed to be there again
 JOBS: Final = "/apis/batch/v1/namespaces/default/jobs"
 LABEL: Final = "storm"
@@ -93,7 +94,7 @@ def killed_in_turn(node: Node) -> str:
         assert not records.over, f"{len(records.over)} states with too much: {records.over[0]}"
     node.kubectl.run("delete", "jobs", "--all", "--cascade=foreground", timeout=WAIT_SECONDS)
     _whole_cards(node)
-    assert max(registered) < 3 * REGISTERED_SECONDS, f"registered {registered} s after the kubelet's socket was back"
+    assert max(registered) < REGISTERED_SECONDS, f"registered {registered} s after the kubelet's socket was back"
     peak = ", ".join(str(mib) for mib in records.peak.values())
     return (
         f"{storm.made} pods, {len(faults) * TIMES} kills; {records.states} states, at most {peak} MiB of the cards; "
