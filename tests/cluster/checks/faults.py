@@ -7,6 +7,7 @@ import signal
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -119,7 +120,8 @@ def kill(*words: str) -> None:
         assert time.monotonic() < until, f"no program {words[0]} to be killed"
         time.sleep(0.1)
     for pid in found:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # ended meanwhile
+            os.kill(pid, signal.SIGKILL)
 
 
 def _processes(*words: str) -> Iterator[int]:
