@@ -6,7 +6,7 @@ The driver below may be a real one or the simulator's library (`use_simulator`).
 import ctypes
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -61,28 +61,34 @@ def session() -> Iterator[None]:
 
 
 def read(*, split: int = 10, memory_scaling: float = 1.0, core_scaling: float = 1.0) -> Inventory:
-    """All cards that can be shared, by NVML index; raises InventoryError.
+    """All cards that can be shared and that answer, by NVML index; raises InventoryError, also when none answers.
 
     `split`: slices per card; the scalings multiply what slices may share (MiB of limits, % of time).
     Cards in MIG mode run nothing by themselves: only their UUIDs are told.
     """
     with session():
         try:
+            cards = []
             handles = {}
             partitioned = []
+            silent = None
             for index in range(pynvml.nvmlDeviceGetCount()):
-                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                if _ask(pynvml.nvmlDeviceGetMigMode, handle, otherwise=(0, 0))[0]:
-                    log.warning("card %d is in MIG mode and is not shared", index)
-                    partitioned.append(str(pynvml.nvmlDeviceGetUUID(handle)))
-                    continue
-                handles[index] = handle
-            others = {str(pynvml.nvmlDeviceGetUUID(handle)): handle for handle in handles.values()}
+                try:
+                    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                    uuid = str(pynvml.nvmlDeviceGetUUID(handle))
+                    if _ask(pynvml.nvmlDeviceGetMigMode, handle, otherwise=(0, 0))[0]:
+                        log.warning("card %d is in MIG mode and is not shared", index)
+                        partitioned.append(uuid)
+                        continue
+                    cards.append(_card(index, handle, split, memory_scaling, core_scaling))
+                    handles[uuid] = handle
+                except pynvml.NVMLError as error:
+                    log.warning("card %d does not answer the driver and is left out: %s", index, error)
+                    silent = error
+            if silent is not None and not cards:
+                raise silent
             return Inventory(
-                devices=tuple(
-                    _card(index, handle, others, split, memory_scaling, core_scaling)
-                    for index, handle in handles.items()
-                ),
+                devices=tuple(msgspec.structs.replace(gpu, links=_links(gpu.uuid, handles)) for gpu in cards),
                 mig=tuple(partitioned),
                 driver=str(_ask(pynvml.nvmlSystemGetDriverVersion, otherwise="")),
                 cuda=_cuda(),
@@ -158,14 +164,11 @@ def _ask(question: Callable[..., T], *arguments: Any, otherwise: T) -> T:
         return otherwise
 
 
-def _card(
-    index: int, handle: Any, others: dict[str, Any], split: int, memory_scaling: float, core_scaling: float
-) -> Gpu:
+def _card(index: int, handle: Any, split: int, memory_scaling: float, core_scaling: float) -> Gpu:
     uuid = str(pynvml.nvmlDeviceGetUUID(handle))
     physical = _usable(handle) // MIB
     info = _ask(pynvml.nvmlDeviceGetPciInfo, handle, otherwise=None)
     pci = _text(info.busId) if info else ""
-    links = {other: _link(handle, neighbour) for other, neighbour in others.items() if other != uuid}
     return Gpu(
         uuid=uuid,
         index=index,
@@ -177,7 +180,6 @@ def _card(
         numa=_numa(handle, pci),
         pci=pci,
         mig=_ask(pynvml.nvmlDeviceGetMigMode, handle, otherwise=None) is not None,
-        links={other: level for other, level in links.items() if level},
     )
 
 
@@ -210,6 +212,11 @@ def _numa(handle: Any, pci: str) -> int:
     affinity = _ask(pynvml.nvmlDeviceGetMemoryAffinity, handle, 1, pynvml.NVML_AFFINITY_SCOPE_NODE, otherwise=(0,))
     mask = int(affinity[0])
     return (mask & -mask).bit_length() - 1
+
+
+def _links(uuid: str, handles: Mapping[str, Any]) -> dict[str, str]:
+    levels = {other: _link(handles[uuid], handle) for other, handle in handles.items() if other != uuid}
+    return {other: level for other, level in levels.items() if level}
 
 
 def _link(left: Any, right: Any) -> str:

@@ -48,6 +48,40 @@ def test_cards_of_the_simulator_without_any_environment(tmp_path: Path) -> None:
     assert found.cuda.count(".") == 1
 
 
+SILENT = """
+import sys
+from pathlib import Path
+import pynvml
+from vgpu import inventory
+from vgpu.devices import encode_inventory
+inventory.use_simulator("T4x3", Path(sys.argv[1]))
+handle, name = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetName
+silent = [0]
+def handle_but(index):
+    if index in silent:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+    return handle(index)
+def name_but(card):
+    if pynvml.nvmlDeviceGetIndex(card) == 1:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+    return name(card)
+pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetName = handle_but, name_but
+print(encode_inventory(inventory.read()))
+silent.append(2)
+inventory.read()
+"""
+
+
+def test_cards_that_do_not_answer_are_left_out_until_none_is_left(tmp_path: Path) -> None:
+    done = python(SILENT, str(tmp_path / "state"))
+    (left,) = decode_inventory(done.stdout).devices
+    assert (left.index, left.links) == (2, {})
+    assert "card 0 does not answer the driver" in done.stderr
+    assert done.stderr.rstrip().endswith(
+        "InventoryError: the NVIDIA driver failed while its cards were listed: GPU is lost"
+    )
+
+
 def levels(found: Inventory) -> list[str]:
     """How the first card reaches each other one, in their order."""
     return [found.devices[0].links[gpu.uuid] for gpu in found.devices[1:]]
