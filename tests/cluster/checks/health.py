@@ -1,12 +1,15 @@
 """A card that fails under a full node."""
 
+import threading
 import time
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from device_plugin.recovery import LONGEST
 from tests.cluster.checks.chart import QUIET_SECONDS, SPLIT
 from tests.cluster.checks.faults import registered_after
 from tests.cluster.checks.records import cards, holds
@@ -22,6 +25,8 @@ STATE: Final = Path("/run/vgpu/simulator")
 XID: Final = 79  #: "GPU has fallen off the bus" (NVIDIA's XID catalogue)
 PER_CARD: Final = 2
 SECONDS: Final = 120
+AGAIN_SECONDS: Final = 5  #: between two XIDs, far less than QUIET_SECONDS
+BACK_SECONDS: Final = SECONDS + LONGEST * QUIET_SECONDS  #: also where the card came back too early and fell ill again
 
 
 def failed_card(node: Node) -> str:
@@ -35,31 +40,48 @@ def failed_card(node: Node) -> str:
     for name in full:
         found = _until(node, name, "Running")
         at[_card(found)].append(found)
-    trouble = partial(simulator.inject_xid, STATE, ill.index, XID)  # told again, as long as the card is to be ill
-    trouble()
-    _healthy(node, ill.uuid, False)
-    _slices(node, SPLIT)
-    node.services["kubelet"].restart()
-    registered_after(node.services["kubelet"].begun)
-    trouble()
-    _slices(node, SPLIT)
-    kubectl.delete("pod", at[ill.uuid].pop()["metadata"]["name"])
-    kubectl.create(_pod("next", size))
-    why = kubectl.until("refused a place", _unschedulable, "pod", "next", seconds=SECONDS)
-    for before in at[well.uuid]:
-        _runs_on(node, before)
-    trouble()
-    kubectl.delete("pod", at[well.uuid].pop()["metadata"]["name"])
-    assert _card(_until(node, "next", "Running")) == well.uuid
-    kubectl.create(_pod("last", size))
-    kubectl.until("refused a place", _unschedulable, "pod", "last", seconds=SECONDS)
+    with _trouble(ill.index):
+        _healthy(node, ill.uuid, False)
+        _slices(node, SPLIT)
+        node.services["kubelet"].restart()
+        registered_after(node.services["kubelet"].begun)
+        _slices(node, SPLIT)
+        kubectl.delete("pod", at[ill.uuid].pop()["metadata"]["name"])
+        kubectl.create(_pod("next", size))
+        why = kubectl.until("refused a place", _unschedulable, "pod", "next", seconds=SECONDS)
+        for before in at[well.uuid]:
+            _runs_on(node, before)
+        kubectl.delete("pod", at[well.uuid].pop()["metadata"]["name"])
+        assert _card(_until(node, "next", "Running")) == well.uuid
+        kubectl.create(_pod("last", size))
+        kubectl.until("refused a place", _unschedulable, "pod", "last", seconds=SECONDS)
     begin = time.monotonic()
-    _healthy(node, ill.uuid, True)
+    _healthy(node, ill.uuid, True, BACK_SECONDS)
     assert _card(_until(node, "last", "Running")) == ill.uuid
     took = time.monotonic() - begin
     kubectl.delete("pod", "next", "last", *full)
     message = next(one["message"] for one in why["status"]["conditions"] if one["type"] == "PodScheduled")
     return f"meanwhile: {message}; back {took:.0f} s later, quiet for {QUIET_SECONDS} s"
+
+
+@contextmanager
+def _trouble(index: int) -> Iterator[None]:
+    """XIDs of a card again and again, so that it does not come back meanwhile."""
+    ending = threading.Event()
+
+    def repeat() -> None:
+        while True:
+            simulator.inject_xid(STATE, index, XID)
+            if ending.wait(AGAIN_SECONDS):
+                return
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
 
 
 def _pod(name: str, mib: int) -> Object:
@@ -77,11 +99,11 @@ def _card(found: Object) -> str:
     return uuid
 
 
-def _healthy(node: Node, uuid: str, wanted: bool) -> None:
+def _healthy(node: Node, uuid: str, wanted: bool, seconds: float = SECONDS) -> None:
     def told(_: Object) -> bool:
         return cards(node)[uuid].healthy is wanted
 
-    node.kubectl.until(f"telling that {uuid} is {'' if wanted else 'not '}well", told, "node", NODE, seconds=SECONDS)
+    node.kubectl.until(f"telling that {uuid} is {'' if wanted else 'not '}well", told, "node", NODE, seconds=seconds)
 
 
 def _slices(node: Node, wanted: int) -> None:
