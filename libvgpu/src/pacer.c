@@ -192,6 +192,10 @@ static void look_up(unsigned card, uint64_t key, CUstream stream, uint64_t now) 
         thread.recent_launches += 16 * (launches + 1) - thread.recent_launches / 16;
         thread.interval_ns = thread.recent_ns * 16 / thread.recent_launches;
         thread.until_sample -= launches + 1;
+        if (thread.interval_ns >= FAST_NS) { /* what was drawn when launches were faster would take too long */
+            const int64_t longest = 2 * SAMPLE_EVERY_NS > thread.interval_ns ? (int64_t)(2 * SAMPLE_EVERY_NS / thread.interval_ns) : 1;
+            thread.until_sample = thread.until_sample < longest ? thread.until_sample : longest;
+        }
         vgpu_crowd_note(thread.sources | vgpu_crowd_member(stream, &thread), launches + 1, now);
     } else {
         uint64_t random = thread.random;

@@ -13,18 +13,16 @@ from vgpu.native.region import CorePolicy
 SOURCES = HERE.parents[1] / "libvgpu" / "src"
 
 
-def test_arithmetic() -> None:
-    run(
-        [
-            compiled(
-                "../pacer_units.c",
-                f"-I{SOURCES}",
-                f"-I{SOURCES.parent / 'include'}",
-                *map(str, (SOURCES / f"{name}.c" for name in ("bounds", "costs", "runs", "crowd"))),
-            )
-        ],
-        {},
-    )
+UNITS = {
+    "pacer_units": ("bounds", "costs", "runs", "crowd"),
+    "pacer_launch_units": ("settle", "costs", "runs", "crowd"),
+}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_arithmetic(name: str) -> None:
+    includes = (f"-I{SOURCES}", f"-I{SOURCES.parent / 'include'}")
+    run([compiled(f"../{name}.c", *includes, *(str(SOURCES / f"{source}.c") for source in UNITS[name]))], {})
 
 
 SYNC = "ok(launch(kernel)); wait()"

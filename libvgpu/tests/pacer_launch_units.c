@@ -1,0 +1,87 @@
+/* The pacer of one thread, with everything around it played here: no card, no region, a share that each check sets. Prints nothing and ends with 0,
+ * or names the check that failed. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* for what it keeps to itself */
+#include "../src/pacer.c"
+#include "attach.h"
+
+#define CHECK(condition)                                                                                                                           \
+    do {                                                                                                                                           \
+        if (!(condition)) {                                                                                                                        \
+            printf("line %d: %s\n", __LINE__, #condition);                                                                                         \
+            exit(1);                                                                                                                               \
+        }                                                                                                                                          \
+    } while (0)
+
+#define MS 1000000u
+
+static struct vgpu_limits_file limits_file;
+static struct vgpu_usage_file usage_file;
+static struct vgpu_limits limits = {.card_count = 1};
+static struct vgpu_pace pace;
+static struct vgpu_local local = {.enforced = VGPU_REGION + 1};
+
+struct vgpu_mapping vgpu_mapped = {.limits = &limits_file, .usage = &usage_file};
+_Atomic(struct vgpu_local *) vgpu_local_memory = &local;
+_Atomic(void *) vgpu_driver_entries[VGPU_ENTRY_COUNT];
+atomic_int vgpu_open_captures, vgpu_samples_outstanding;
+
+void *vgpu_driver_entry_slowly(enum vgpu_entry entry) { (void)entry; return NULL; }
+struct vgpu_local *vgpu_local_slowly(void) { return &local; }
+enum vgpu_mode vgpu_enforcement_slowly(void) { return VGPU_REGION; }
+const struct vgpu_mapping *vgpu_mapping(void) { return &vgpu_mapped; }
+const struct vgpu_limits *vgpu_limits_now(void) { return &limits; }
+bool vgpu_place_now(struct vgpu_place *place) { *place = (struct vgpu_place){0}; return true; }
+bool vgpu_arbiter_lives(unsigned card, uint64_t now) { (void)card, (void)now; return false; }
+void vgpu_count_gpu_time(unsigned card, uint64_t gpu_ns, uint64_t launches) { (void)card, (void)gpu_ns, (void)launches; }
+void vgpu_count_throttled(unsigned card, uint64_t ns) { (void)card, (void)ns; }
+void vgpu_contention_own(unsigned card, int64_t gpu_ns) { (void)card, (void)gpu_ns; }
+void vgpu_contention_update(unsigned card, uint64_t now) { (void)card, (void)now; }
+uint64_t vgpu_contention_scaled(unsigned card, uint64_t gpu_ns) { (void)card; return gpu_ns; }
+enum vgpu_company vgpu_contention_company(unsigned card) { (void)card; return VGPU_ALONE; }
+struct vgpu_sample *vgpu_sample_begin(CUcontext context, CUstream stream, bool must) { (void)context, (void)stream, (void)must; return NULL; }
+void vgpu_sample_end(struct vgpu_sample *sample, CUstream stream, bool launched) { (void)sample, (void)stream, (void)launched; }
+bool vgpu_samples_collect(CUcontext context, void (*each)(const struct vgpu_sample *, const struct vgpu_measure *)) { (void)context, (void)each; return false; }
+void vgpu_samples_drop(CUcontext context) { (void)context; }
+
+struct vgpu_pace vgpu_pace_now(const struct vgpu_limits *now_limits, const struct vgpu_place *place, uint64_t now) {
+    (void)now_limits, (void)place, (void)now;
+    return pace;
+}
+
+/* A key whose launches are known to take so long. */
+static uint64_t taking(uint64_t key, uint64_t gpu_ns) {
+    for (unsigned i = 0; i < 2 * VGPU_COST_RECENT; i++)
+        vgpu_cost_learn(vgpu_cost_of(key), gpu_ns, VGPU_ALONE, true);
+    return key;
+}
+
+static void begin(uint32_t percent) {
+    vgpu_pacer_forget();
+    memset(&usage_file, 0, sizeof usage_file);
+    pace = (struct vgpu_pace){.percent = percent, .burst_ns = 50 * MS};
+}
+
+static void check_a_rate_that_falls(void) {
+    begin(0);
+    const uint64_t key = taking(1, 2000);
+    uint64_t now = 1000 * (uint64_t)MS;
+    look_up(0, key, NULL, now);
+    thread.until_sample = 16383; /* drawn among launches of 2 us */
+    for (int i = 0; i < 10; i++)
+        look_up(0, key, NULL, now += 10 * MS);
+    CHECK(thread.interval_ns > MS && thread.until_sample <= 1); /* 10 ms apart: the next one or the one after it is measured */
+    for (int i = 0; i < 1000; i++)
+        look_up(0, key, NULL, now += 2000);
+    thread.until_sample = 16383;
+    look_up(0, key, NULL, now += 2000);
+    CHECK(thread.interval_ns < FAST_NS && thread.until_sample == 16382);
+}
+
+int main(void) {
+    check_a_rate_that_falls();
+    return 0;
+}
