@@ -81,7 +81,23 @@ static void check_a_rate_that_falls(void) {
     CHECK(thread.interval_ns < FAST_NS && thread.until_sample == 16382);
 }
 
+static void check_a_share_that_ends(void) {
+    begin(2);
+    pace.burst_ns = 0;
+    const struct vgpu_place place = {0};
+    uint64_t now = vgpu_now_ns();
+    const struct vgpu_turn turn = vgpu_turn_reserve(0, 100 * MS, &pace, now);
+    CHECK(usage_file.pacer[0].tat >= now + 5000 * (uint64_t)MS);
+    pace = (struct vgpu_pace){.moves = true};
+    vgpu_turn_await(turn, &place);
+    CHECK(usage_file.pacer[0].tat <= vgpu_now_ns() + 100 * MS); /* at all of the card it is as far ahead as what it will use */
+    pace = (struct vgpu_pace){.percent = 2};
+    now = vgpu_now_ns();
+    CHECK(vgpu_turn_reserve(0, 0, &pace, now).start <= now + 5000 * (uint64_t)MS); /* and nothing has added up when it gives way again */
+}
+
 int main(void) {
     check_a_rate_that_falls();
+    check_a_share_that_ends();
     return 0;
 }
