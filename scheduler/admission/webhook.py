@@ -51,7 +51,7 @@ class Admission:
             if self._trusted not in (request.userInfo.groups or ()):
                 checks.records_unchanged(old, new)
             if request.subResource == EPHEMERAL:
-                return self._debug(new)
+                return self._debug(old, new)
         return Answer()
 
     def _create(self, pod: Pod) -> Answer:
@@ -86,9 +86,10 @@ class Admission:
         (dialect,) = speaking.values()
         return dialect.translate(pod, self._rules)
 
-    def _debug(self, pod: Pod) -> Answer:
+    def _debug(self, old: Pod, pod: Pod) -> Answer:
         """An ephemeral container joins a managed pod: it sees no card, and it is not privileged."""
-        if (pod.metadata.labels or {}).get(names.LABEL_MANAGED) != "true":
+        # The labels as they were: a request may leave them out, and the pod keeps them.
+        if (old.metadata.labels or {}).get(names.LABEL_MANAGED) != "true":
             return Answer()
         # The other containers passed when the pod was created; they cannot be changed any more.
         added = Pod(pod.metadata, msgspec.structs.replace(pod.spec, initContainers=None, containers=None))

@@ -217,7 +217,9 @@ def test_debug_containers_of_managed_pods_are_sent_to_the_webhook(
     assert (rule["operations"], rule["resources"]) == (["UPDATE"], ["pods/ephemeralcontainers"])
     assert not {"objectSelector", "namespaceSelector"} & set(webhook)
     (condition,) = webhook["matchConditions"]
-    assert evaluate(condition["expression"], {"request": request("UPDATE"), "object": pod(labels=labels)}) is sent
+    for new in (labels, None):  # the request of a client may leave out labels, the pod keeps them
+        data = {"request": request("UPDATE"), "object": pod(labels=new), "oldObject": pod(labels=labels)}
+        assert evaluate(condition["expression"], data) is sent
 
 
 def test_both_webhooks_are_called_alike(objects: list[dict[str, Any]]) -> None:

@@ -433,6 +433,12 @@ def test_an_ephemeral_container_of_a_managed_pod_sees_no_card() -> None:
         {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]},
     ):
         assert "spec.ephemeralContainers[debugger]" in denial(with_debugger(**bad), **request)
+    # Labels that the request leaves out: the pod keeps them.
+    bare = gpu_pod(spec={"ephemeralContainers": [{"name": "debugger"}]})
+    assert "metadata.labels[vgpu.io/managed]" in denial(bare, **request)
+    ours = {"username": "system:serviceaccount:kube-system:vgpu", "groups": ["system:serviceaccounts:kube-system"]}
+    result = apply(bare, ask(bare, userInfo=ours, **request))
+    assert result["spec"]["ephemeralContainers"][0]["env"] == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
     free = pod(container(), spec={"ephemeralContainers": [{"name": "debugger"}]})
     assert ask(free, **{**request, "oldObject": pod(container())}) == {"uid": "u-1", "allowed": True}
 
