@@ -1,6 +1,7 @@
 """What is kept of a cluster for whoever looks for the cause of a failure."""
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -19,14 +20,18 @@ QUESTIONS: Final = {
 
 
 def collect(kubectl: Kubectl, folder: Path) -> None:
-    """Objects, events and container logs into `folder`; what cannot be had says why in its file."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Objects, events and container logs into `folder`; what cannot be had says why in its file.
+
+    Never raises OSError: what failed before must be told.
+    """
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
     for name, question in QUESTIONS.items():
         try:
             text = kubectl.run(*question)
-        except Refused as error:
+        except (Refused, ValueError) as error:
             text = f"{error}\n"
-        (folder / name).write_text(text)
-    logs = Path("/var/log/pods")
-    if logs.is_dir():
-        shutil.copytree(logs, folder / "containers", dirs_exist_ok=True, ignore_dangling_symlinks=True)
+        with suppress(OSError):
+            (folder / name).write_text(text)
+    with suppress(OSError):  # logs of living pods come and go meanwhile; all others are copied
+        shutil.copytree("/var/log/pods", folder / "containers", dirs_exist_ok=True, ignore_dangling_symlinks=True)
