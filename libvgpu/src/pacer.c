@@ -21,7 +21,7 @@
 #define SAMPLE_EVERY_NS 2000000u   /* one measurement per thread and this time, on average */
 #define FEWEST_SAMPLES 8192u       /* but one in so many launches */
 #define FAST_NS 5000u              /* mean time between launches below which measurements, of some microseconds each, have to be rare */
-#define BATCH_NS 50000u            /* GPU time that a thread pays in advance at most, and keeps to itself before it is counted for all to see */
+#define BATCH_NS 50000u            /* GPU time that a thread pays in advance at most, and so keeps to itself before it is counted for all to see */
 #define COUNTED_NS 1000000u        /* where there is no limit: GPU time that it keeps to itself at most */
 #define BATCH_LAUNCHES 64u         /* after so many a thread looks up again */
 #define LOOK_EVERY_NS 100000u      /* one that launches fast after this time */
@@ -34,7 +34,8 @@
 #define KNOWN 8u                   /* keys that a thread remembers; power of two */
 
 /* What a thread has paid in advance, and remembers to spend it fast. What is left dies with the thread: at most BATCH_NS, and at most about as much
- * as the thread has spent in its last BATCH_IDLE_NS. A forked child starts without (epoch). */
+ * as the thread has spent in its last BATCH_IDLE_NS. Where there is no limit nothing is paid, and up to COUNTED_NS are spent in the same way; they are
+ * no credit when a limit comes. A forked child starts without (epoch). */
 static __thread __attribute__((tls_model("initial-exec"))) struct {
     uint32_t epoch;                /* of all below; another one: nothing of it is valid */
     unsigned card;
@@ -54,6 +55,7 @@ static __thread __attribute__((tls_model("initial-exec"))) struct {
     uint64_t source;
     uint64_t random;
     int64_t until_sample;          /* launches */
+    bool unpaced;                  /* left_ns was not paid: it says how much more may go uncounted */
     bool coupled;                  /* the next launch is paid and follows at once, to be measured */
     struct {
         uint64_t key;
@@ -357,6 +359,9 @@ static __attribute__((noinline)) void paid(struct vgpu_launch *launch, uint64_t 
     const bool couple = !second && settled && !is_short && launch->reserved_ns < VGPU_LONG_RUN_NS && thread.until_sample <= 0 && !vgpu_crowded() &&
                         vgpu_contention_company(place.card) == VGPU_SHARING;
     thread.coupled |= couple;
+    if (thread.unpaced && share.percent)
+        thread.left_ns = 0;
+    thread.unpaced = !share.percent;
     if (share.percent) {
         pay(&place, &share, launch->reserved_ns, is_short, couple, now);
     } else {

@@ -59,6 +59,13 @@ static uint64_t taking(uint64_t key, uint64_t gpu_ns) {
     return key;
 }
 
+static struct vgpu_launch launch(uint64_t key) {
+    struct vgpu_launch launched;
+    CHECK(vgpu_pacer_before(&launched, key, NULL));
+    CHECK(vgpu_pacer_after(&launched, CUDA_SUCCESS) == CUDA_SUCCESS);
+    return launched;
+}
+
 static void begin(uint32_t percent) {
     vgpu_pacer_forget();
     memset(&usage_file, 0, sizeof usage_file);
@@ -96,8 +103,23 @@ static void check_a_share_that_ends(void) {
     CHECK(vgpu_turn_reserve(0, 0, &pace, now).start <= now + 5000 * (uint64_t)MS); /* and nothing has added up when it gives way again */
 }
 
+static void check_pacing_begins(void) {
+    begin(0);
+    const uint64_t key = taking(2, 10000);
+    CHECK(launch(key).limit == 0 && thread.left_ns > BATCH_NS);
+    pace.percent = 30;
+    CHECK(launch(key).limit == 30);
+    CHECK(usage_file.pacer[0].tat > 0 && thread.left_ns <= BATCH_NS); /* what was only counted is not spent as if it were paid */
+    begin(0);
+    CHECK(launch(key).limit == 0 && thread.left_ns > BATCH_NS);
+    pace.percent = 30;
+    const uint64_t tats = usage_file.pacer[0].tat;
+    CHECK(launch(taking(3, 400000)).limit == 30 && usage_file.pacer[0].tat > tats && thread.left_ns == 0);
+}
+
 int main(void) {
     check_a_rate_that_falls();
     check_a_share_that_ends();
+    check_pacing_begins();
     return 0;
 }
