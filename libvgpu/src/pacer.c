@@ -376,6 +376,8 @@ static __attribute__((noinline)) void paid(struct vgpu_launch *launch, uint64_t 
     if (is_short) {
         thread.known[key % KNOWN].key = key;
         thread.known[key % KNOWN].cost = cost;
+    } else if (thread.known[key % KNOWN].key == key) {
+        thread.known[key % KNOWN].key = 0; /* it has grown long */
     }
     errno = kept;
 }

@@ -117,9 +117,22 @@ static void check_pacing_begins(void) {
     CHECK(launch(taking(3, 400000)).limit == 30 && usage_file.pacer[0].tat > tats && thread.left_ns == 0);
 }
 
+static void check_a_key_that_grows(void) {
+    begin(0);
+    const uint64_t key = taking(4, 10000);
+    launch(key);
+    CHECK(thread.known[key % KNOWN].key == key);
+    launch(taking(key + KNOWN, 400000)); /* a long one of the same place is none of its business */
+    CHECK(thread.known[key % KNOWN].key == key);
+    taking(key, 400000);
+    launch(key);
+    CHECK(thread.known[key % KNOWN].key == 0 && !vgpu_pacer_prepaid(key, NULL));
+}
+
 int main(void) {
     check_a_rate_that_falls();
     check_a_share_that_ends();
     check_pacing_begins();
+    check_a_key_that_grows();
     return 0;
 }
