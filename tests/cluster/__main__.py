@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             begin = [sys.executable, "-m", "tests.cluster", "probe", "--set", options.set]
             if subprocess.run(begin, cwd=ROOT, stdout=subprocess.DEVNULL, check=False).returncode:
                 return 2  # before anything is built; it has said why
-            cgroups.watch(no_other_runs)
+            cgroups.watch(partial(_locked, _lock()))
         seconds = float("inf") if options.action == "up" else PREPARE_SECONDS + RUN_SECONDS + GRACE_SECONDS
         return namespaces.run_inside(partial(inside, options, os.getpid()), seconds)
     except ClusterError as error:
@@ -112,7 +112,7 @@ def prepare(versions: VersionSet) -> list[Path]:
 
 def hold_machine(outer: int, name: str) -> None:
     """One cluster at a time: kubelets of one machine share their cgroups. The lock lives as long as this process."""
-    lock = os.open(cache.root() / RUNNING, os.O_CREAT | os.O_RDWR, 0o600)
+    lock = _lock()
     end = time.monotonic() + HOLD_SECONDS
     while not _locked(lock):
         if time.monotonic() > end:
@@ -122,12 +122,13 @@ def hold_machine(outer: int, name: str) -> None:
     os.write(lock, f"{outer} {name}\n".encode())
 
 
-def no_other_runs() -> bool:
-    """Whether the lock of the machine is free; if so, it is this process's from now on."""
-    return _locked(os.open(cache.root() / RUNNING, os.O_CREAT | os.O_RDWR, 0o600))
+def _lock() -> int:
+    """A descriptor of the machine's lock, which is not yet taken; another one would be refused a lock that this has."""
+    return os.open(cache.root() / RUNNING, os.O_CREAT | os.O_RDWR, 0o600)
 
 
 def _locked(lock: int) -> bool:
+    """Whether the machine's lock was free, or this descriptor's already; it is so from now on."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

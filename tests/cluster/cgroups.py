@@ -40,7 +40,7 @@ def remove() -> bool:
 
 def watch(alone: Callable[[], bool]) -> None:
     """Starts a process of its own that removes the cgroups once this one and all of its forks are gone, whatever ended
-    them. `alone`: whether no other cluster runs, asked when the time has come."""
+    them. `alone`: whether no other cluster runs, asked until it is so, or SECONDS have passed."""
     reading, writing = os.pipe()  # its writing end closes with the last process that holds it
     child = os.fork()
     if child:
@@ -59,7 +59,7 @@ def watch(alone: Callable[[], bool]) -> None:
     try:
         os.read(reading, 1)
         end = time.monotonic() + SECONDS
-        while time.monotonic() < end and alone() and not remove():
+        while time.monotonic() < end and not (alone() and remove()):
             time.sleep(0.1)
     finally:
         os._exit(0)

@@ -1,5 +1,6 @@
 """What a cluster run leaves behind when it is killed: nothing in the cache that counts, nothing on the machine."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -43,10 +44,16 @@ sys.exit(namespaces.run_inside(main, 600))
 
 
 CGROUPS = """
-import sys, time
-from tests.cluster import cgroups
+import os, sys, time
+from functools import partial
+from pathlib import Path
+from tests.cluster import __main__, cgroups
 cgroups.NAMES = (sys.argv[1],)
-cgroups.watch(lambda: sys.argv[2] == "alone")
+locked = partial(__main__._locked, os.open(sys.argv[2], os.O_CREAT | os.O_RDWR))
+def alone():
+    Path(sys.argv[2] + ".asked").touch()
+    return locked()
+cgroups.watch(alone)
 for parent in {file.parent for file in cgroups._folders("cgroup.procs")}:
     (parent / sys.argv[1] / "pod").mkdir(parents=True)
 print("ready", flush=True)
@@ -143,14 +150,24 @@ def test_a_killed_run_leaves_nothing(number: signal.Signals) -> None:
 
 @pytest.mark.skipif(not os.access("/sys/fs/cgroup", os.W_OK) or os.getuid() != 0, reason="cgroups need root")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_the_cgroups_of_a_killed_run_go(number: signal.Signals) -> None:
+def test_the_cgroups_of_a_killed_run_go_once_no_other_runs(number: signal.Signals, tmp_path: Path) -> None:
     name = f"vgpu-test-{os.getpid()}-{int(number)}"
-    outer = start(CGROUPS, name, "alone")
-    assert outer.stdout is not None
-    assert outer.stdout.readline() == "ready\n"
-    assert cgroups._folders(name)
-    outer.send_signal(number)
-    outer.wait(SECONDS)
+    with (tmp_path / "lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        outer = start(CGROUPS, name, other.name)
+        assert outer.stdout is not None
+        assert outer.stdout.readline() == "ready\n"
+        busy = min(cgroups._folders(name)) / "busy"
+        busy.mkdir()
+        sleeper = subprocess.Popen(["sleep", str(SECONDS)])
+        (busy / "cgroup.procs").write_text(str(sleeper.pid))
+        outer.send_signal(number)
+        outer.wait(SECONDS)
+        until((tmp_path / "lock.asked").exists)
+        assert cgroups._folders(name)
+    until(lambda: len(cgroups._folders(name)) <= 1)
+    sleeper.kill()
+    sleeper.wait()
     until(lambda: not cgroups._folders(name))
 
 
