@@ -22,6 +22,8 @@ def need() -> None:
         try:
             probe.mkdir(exist_ok=True)
             probe.rmdir()
+        except FileNotFoundError:
+            continue  # the parent went meanwhile
         except OSError as error:
             raise ClusterError(f"no cgroup can be made in {parent}: {error.strerror}; a kubelet needs them") from None
 
@@ -66,7 +68,9 @@ def watch(alone: Callable[[], bool]) -> None:
 
 
 def _folders(name: str) -> list[Path]:
-    return [*ROOT.glob(name), *ROOT.glob(f"*/{name}")]
+    """Below every hierarchy of version 1; version 2 has one, ROOT itself, and its folders are other programs'."""
+    one = (ROOT / "cgroup.controllers").exists()
+    return [*ROOT.glob(name), *([] if one else ROOT.glob(f"*/{name}"))]
 
 
 def _bottom_up(folder: Path) -> Iterator[Path]:

@@ -171,6 +171,21 @@ def test_the_cgroups_of_a_killed_run_go_once_no_other_runs(number: signal.Signal
     until(lambda: not cgroups._folders(name))
 
 
+@pytest.mark.parametrize(("of_version_2", "wanted"), [(True, "."), (False, "./cpu")])
+def test_folders_of_other_programs_are_no_hierarchies(
+    of_version_2: bool, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    folders = [tmp_path, tmp_path / "system.slice"] if of_version_2 else [tmp_path / "cpu"]
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+        (folder / "cgroup.procs").touch()
+    if of_version_2:
+        (tmp_path / "cgroup.controllers").touch()
+    assert cgroups._folders("cgroup.procs") == [tmp_path / wanted / "cgroup.procs"]
+    cgroups.need()
+
+
 @pytest.mark.parametrize("versions", SETS.values(), ids=SETS)
 def test_go_must_be_there_and_read_the_modules(
     versions: VersionSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
