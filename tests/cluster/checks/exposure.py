@@ -49,6 +49,7 @@ def unsafe_runtime(node: Node) -> str:
     file = FOLDER / "containerd.toml"
     before = file.read_text()
     plugin = "io.containerd.cri.v1.runtime" if node.versions.containerd else "io.containerd.grpc.v1.cri"
+    TOOLKIT.unlink(missing_ok=True)  # the machine's own one, out of sight: the cluster's /etc lies over the machine's
     try:
         file.write_text(before + RUNTIME.format(plugin=plugin))
         node.services["containerd"].restart()
