@@ -1,4 +1,4 @@
-"""What the token of one node's agent is good for: that node alone."""
+"""What the token of one node's agent can write: that node alone. Evictions, which nothing narrows, are not covered."""
 
 from functools import partial
 from typing import Final
@@ -21,7 +21,10 @@ OWN_NODE: Final = "its own node only"
 
 
 def stolen_token(node: Node) -> str:
-    """A token of the agent's account writes the node and the pods of the node that it was made for, and no others."""
+    """A token of the agent's account writes the node and the pods of the node that it was made for, and no others.
+
+    It may ask for the eviction of pods anywhere (docs/limits.md).
+    """
     kubectl = node.kubectl
     kubectl.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": OTHER}})
     try:
@@ -43,7 +46,7 @@ def stolen_token(node: Node) -> str:
     finally:
         kubectl.run("delete", "pod", "near", "far", "--force", "--grace-period=0", "--ignore-not-found")
         kubectl.delete("node", OTHER)
-    return f"nodes, their status and pods of {OTHER}"
+    return f"nodes, their status and pods of {OTHER}; evictions are not narrowed"
 
 
 def _is_agent(found: Object) -> bool:
