@@ -58,6 +58,8 @@ class Publisher:
         self._stopping = False
         self._node: Node | None = None
         self._complaint = ""
+        self._healed = ""  # version of the node whose mark of repaired cards was obeyed
+        self._unmarked = ""  # and removed
         self._informer = Informer(
             client,
             "/api/v1/nodes",
@@ -125,8 +127,7 @@ class Publisher:
         meta = node.metadata
         repaired = meta.annotations.get(names.HEAL)
         if repaired is not None:
-            writes.patch_node(self._client, self._name, annotations={names.HEAL: None})
-            self._heal(cardmarks.listed(repaired))
+            self._repair(repaired, meta.resourceVersion)
         inventory = self._cards.inventory
         annotations, labels = marks(inventory)
         if _differs(meta.annotations, annotations) or _differs(meta.labels, labels):
@@ -141,6 +142,20 @@ class Publisher:
         if any(value is None or parse_quantity(value) != wanted[name] for name, value in known.items()):
             writes.patch_node_capacity(self._client, self._name, {n: str(value) for n, value in wanted.items()})
             log.info("node %s: capacity %s", self._name, ", ".join(f"{n}={v}" for n, v in wanted.items()))
+
+    def _repair(self, cards: str, version: str) -> None:
+        """Heals, and only then removes the mark: an agent that ends in between leaves it to the next one."""
+        if self._healed != version:
+            self._heal(cardmarks.listed(cards))
+            self._healed = version
+        if self._unmarked != version:
+            try:
+                writes.patch_node(self._client, self._name, annotations={names.HEAL: None}, version=version)
+            except ApiError as error:
+                if error.status != 409:
+                    raise
+                log.debug("node %s has changed: what it marks is read again", self._name)  # the watch brings it
+            self._unmarked = version
 
 
 def marks(inventory: Inventory) -> tuple[dict[str, str | None], dict[str, str | None]]:

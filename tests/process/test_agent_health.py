@@ -75,7 +75,7 @@ def test_a_full_node_whose_card_fails_keeps_its_pods_through_a_restart_of_the_ku
     machine.delete("late", late)
     machine.mark(names.HEAL, cards[1])
     until(lambda: offered(machine) == (str(2 * SPLIT), 2 * size))
-    assert names.HEAL not in machine.node()["metadata"]["annotations"]
+    until(lambda: names.HEAL not in machine.node()["metadata"]["annotations"])
     assert machine.condition(names.CONDITION_UNHEALTHY)["status"] == "False"
     machine.run("again", {"main": [GpuSlice(cards[1], 4000)]})
     until(lambda: machine.phase("again") == "Succeeded")

@@ -1,10 +1,18 @@
 """What a node publishes about its cards."""
 
-from device_plugin.publish import capacity, marks
+from collections.abc import Collection
+from typing import Any, cast
+
+import pytest
+
+from device_plugin.cards import Cards
+from device_plugin.publish import Publisher, capacity, marks
 from vgpu import names
 from vgpu.allocation import Held
 from vgpu.config import Config
 from vgpu.devices import Gpu, Inventory, decode_inventory
+from vgpu.kube.client import ApiError, Unreachable
+from vgpu.kube.objects import Meta, Node
 
 
 def gpu(name: str, **changes: object) -> Gpu:
@@ -49,3 +57,67 @@ def test_marks_of_a_node_and_of_one_without_cards() -> None:
     assert decode_inventory(annotations[names.DEVICES] or "") == inventory
     assert labels == {names.LABEL_PRESENT: "true"}
     assert marks(Inventory()) == ({names.DEVICES: None}, {names.LABEL_PRESENT: None})
+
+
+class Api:
+    """Takes what is written to the node and answers with the errors that it is given, in turn."""
+
+    def __init__(self, done: list[object]) -> None:
+        self.done = done
+        self.errors: list[ApiError] = []
+
+    def request(self, method: str, path: str, *, body: Any, **_: object) -> None:
+        self.done.append((method, path, body["metadata"]))
+        if self.errors:
+            raise self.errors.pop(0)
+
+
+def healing() -> tuple[Publisher, Api, list[object]]:
+    """A publisher of a node without cards, its API server, and what is done, in turn."""
+    done: list[object] = []
+    api = Api(done)
+
+    def heal(uuids: Collection[str]) -> None:
+        done.append(sorted(uuids))
+
+    found = Publisher(cast(Any, api), "n", Config(), Cards(Inventory()), dict, suspect=lambda *_: None, heal=heal)
+    return found, api, done
+
+
+def marked(version: str) -> Node:
+    return Node(metadata=Meta(name="n", resourceVersion=version, annotations={names.HEAL: "a,b"}))
+
+
+def removal(version: str) -> object:
+    return "PATCH", "/api/v1/nodes/n", {"annotations": {names.HEAL: None}, "resourceVersion": version}
+
+
+def test_a_card_is_healed_before_its_mark_goes_and_once() -> None:
+    """An agent that ends in between leaves the mark to the next one."""
+    publisher, _, done = healing()
+    for _ in range(2):  # the watch has not told yet that the mark is gone
+        publisher._change("set", marked("7"))
+        publisher._assert()
+    assert done == [["a", "b"], removal("7")]
+
+
+def test_a_mark_that_changed_meanwhile_is_read_again_and_not_removed_unread() -> None:
+    publisher, api, done = healing()
+    api.errors = [ApiError(409, "Conflict", "the object has been modified")]
+    publisher._change("set", marked("7"))
+    publisher._assert()
+    publisher._assert()  # waits for the watch
+    assert done == [["a", "b"], removal("7")]
+    publisher._change("set", marked("8"))
+    publisher._assert()
+    assert done[2:] == [["a", "b"], removal("8")]
+
+
+def test_a_removal_without_an_answer_is_tried_again_and_heals_no_second_time() -> None:
+    publisher, api, done = healing()
+    api.errors = [Unreachable("connection lost")]
+    publisher._change("set", marked("7"))
+    with pytest.raises(Unreachable):
+        publisher._assert()
+    publisher._assert()
+    assert done == [["a", "b"], removal("7"), removal("7")]

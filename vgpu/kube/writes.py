@@ -53,9 +53,13 @@ def patch_node(
     *,
     annotations: Mapping[str, str | None] | None = None,
     labels: Mapping[str, str | None] | None = None,
+    version: str | None = None,
 ) -> None:
-    """Merges annotations and labels into a node; a value of None removes the key."""
-    given = (("annotations", annotations), ("labels", labels))
+    """Merges annotations and labels into a node; a value of None removes the key.
+
+    ApiError 409 when the node's resourceVersion is not `version` any more.
+    """
+    given = (("annotations", annotations), ("labels", labels), ("resourceVersion", version))
     body = {"metadata": {key: value for key, value in given if value}}
     client.request("PATCH", f"/api/v1/nodes/{name}", body=body, content_type=MERGE_PATCH)
 
