@@ -1,7 +1,7 @@
 """What containers really have against what they pay: a preloaded library can be tampered with from inside.
 
-Pure. NVML's figures are compared with the charges turn by turn; only what lasts counts, since charges and NVML are read
-one after the other, and what the driver took by itself is charged two turns later.
+Pure. NVML's figures are compared with the charges turn by turn; only what lasts counts, since what the driver took by
+itself is charged two turns later.
 """
 
 from collections import deque
@@ -69,6 +69,20 @@ class Backstop:
                 found.append(Excess(entry, card, late or sentences[0]))
         self._turns, self._times = turns, times
         return found
+
+
+def larger(before: Regions, after: Regions) -> Regions:
+    """Charges read before and after NVML was asked: an allocation is charged before it is made, a free after it."""
+    found = dict(before)
+    for entry, (slices, new) in after.items():
+        known, old = before[entry]
+        if known == slices:
+            cards = tuple(
+                msgspec.structs.replace(late, used=max(early.used, late.used), gpu_ns=max(early.gpu_ns, late.gpu_ns))
+                for early, late in zip(old.cards, new.cards, strict=False)
+            )
+            found[entry] = slices, msgspec.structs.replace(new, cards=cards, processes=(*old.processes, *new.processes))
+    return found
 
 
 def _charges(regions: Regions, key: Key) -> tuple[int, int, int]:

@@ -27,7 +27,8 @@ _LONGEST: Final = 2.0  #: seconds that one sample of utilization may stand for
 #: kubelet and runtimes: …/pod<uid>/… (cgroupfs) and …-pod<uid with underscores>.slice (systemd)
 _POD: Final = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
 
-Regions = Mapping[Entry, tuple[tuple[GpuSlice, ...], Usage]]
+Region = tuple[tuple[GpuSlice, ...], Usage]  #: of a container: what it holds, and what it was charged
+Regions = Mapping[Entry, Region]
 
 
 class Observed(msgspec.Struct, frozen=True):

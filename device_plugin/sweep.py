@@ -104,7 +104,7 @@ class Sweep:
             self._settler.once(usages)
         except InventoryError as error:
             log.debug("overhead stays as it was: %s", error)
-        self._watch.once(usages)
+        self._watch.once(usages, _read)
         self._exporter.show(self._picture(usages))
         if not self._pods.synced:
             return

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 
 import pynvml
 
-from device_plugin.backstop import Backstop
+from device_plugin.backstop import Backstop, larger
 from device_plugin.cards import Cards
 from device_plugin.consequences import Consequences
-from device_plugin.foreign import Foreign, Observed, Picture, Process, Regions, attribute, process_of
+from device_plugin.foreign import Foreign, Observed, Picture, Process, Region, Regions, attribute, process_of
 from device_plugin.pods import Pods
 from device_plugin.sandbox import Entry
 from vgpu import names
@@ -45,12 +45,16 @@ class Watch:
         self._backstop = Backstop()
         self._others: Mapping[str, Mapping[int, int]] = {}
 
-    def once(self, regions: Regions) -> None:
+    def once(self, regions: Regions, read: Callable[[Entry], Region | None]) -> None:
+        """`read`: a region of a container once more, None: it is not whole."""
         try:
             observed = self._look()
         except (InventoryError, pynvml.NVMLError) as error:
             log.debug("who uses the cards is not known: %s", error)
             return
+        # What was allocated meanwhile is charged meanwhile.
+        again = {entry: found for entry in regions if (found := read(entry)) is not None}
+        regions = larger(regions, again)
         picture = attribute(observed, regions, self._who)
         self._tell_foreign(picture)
         for excess in self._backstop.once(picture, regions, time.monotonic()):

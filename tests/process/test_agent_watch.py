@@ -10,11 +10,12 @@ from agent_world import MIB, A, until, worlds
 
 from device_plugin.backstop import TURNS
 from device_plugin.foreign import Observed, Process
+from device_plugin.sandbox import Entry
 from device_plugin.settle import Identity
 from device_plugin.watch import Watch
 from vgpu import names
 from vgpu.devices import GpuSlice
-from vgpu.native import Region, paths
+from vgpu.native import CardUsage, Region, Usage, paths
 
 #: Takes 500 MiB of the first card, says so, and waits for the end of its input
 USER = """
@@ -73,7 +74,7 @@ def test_a_container_that_keeps_out_of_its_ledger_is_told_and_evicted_where_that
             who=lambda _: Process("thief", Identity(7, 1, 1), uid),  # its cgroup tells the pod
         )
         for _ in range(TURNS):
-            watch.once({entry: ((GpuSlice(A, 1000),), usage)})
+            watch.once({entry: ((GpuSlice(A, 1000),), usage)}, lambda _: None)
         assert watch.of(entry, A) == (900 * MIB, 0)
         assert watch.foreign(A) == ()
         told = until(lambda: [e for e in world.events() if e["reason"] == names.EVENT_UNTRACKED])
@@ -83,3 +84,27 @@ def test_a_container_that_keeps_out_of_its_ledger_is_told_and_evicted_where_that
         else:
             world.consequences.stop()
             assert "deletionTimestamp" not in (world.read_pod("p") or {})["metadata"]
+
+
+def test_a_container_that_allocates_while_nvml_is_asked_has_nothing_untracked() -> None:
+    with worlds() as make:
+        world = make()
+        uid = world.pod("p", {"main": [GpuSlice(A, 1000)]})
+        until(lambda: world.pods.get(uid))
+        world.allocate(uid, "main", [f"{A}::0"])
+        world.starts.start([f"{A}::0"])
+        (entry,) = world.sandboxes.entries()
+        taken = [0]
+
+        def look() -> list[Observed]:
+            taken[0] += 100 * MIB
+            return [Observed(A, 1234, taken[0])]
+
+        def charged(_: Entry) -> tuple[tuple[GpuSlice, ...], Usage]:
+            return (GpuSlice(A, 1000),), Usage((CardUsage(used=taken[0]),), ())
+
+        who = Process("trainer", Identity(7, 1, 1), uid)
+        watch = Watch(world.cards, world.pods, world.consequences, evict=False, look=look, who=lambda _: who)
+        for _ in range(2 * TURNS):
+            watch.once({entry: charged(entry)}, charged)
+            assert watch.of(entry, A) == (0, 0)

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_plugin.backstop import MIB, OVER, TIME, TOLERANCE, TURNS, WINDOW, Backstop
+from device_plugin.backstop import MIB, OVER, TIME, TOLERANCE, TURNS, WINDOW, Backstop, larger
 from device_plugin.foreign import TURNS as FOREIGN_TURNS
 from device_plugin.foreign import Foreign, Observed, Picture, Process, Real, Regions, attribute, process_of
 from device_plugin.sandbox import Entry
@@ -108,6 +108,17 @@ def test_a_process_is_foreign_when_it_stays() -> None:
     assert foreign.once({CARD: [1]}) == ({CARD: {1}}, [])  # told once
     assert foreign.once({}) == ({}, [])
     assert foreign.once({CARD: [1]}) == ({}, [])  # another one with its number
+
+
+def test_what_is_charged_while_nvml_is_asked_counts_and_what_is_given_back_too() -> None:
+    grown, shrunk = regions(used=900, gpu_ns=7), regions(used=100, gpu_ns=7)
+    for both in (larger(grown, shrunk), larger(shrunk, grown)):
+        (card,) = both[MAIN][1].cards
+        assert (card.used, card.gpu_ns) == (900, 7)
+    new = larger({MAIN: (regions()[MAIN][0], usage(pid=7))}, {MAIN: (regions()[MAIN][0], usage(pid=8))})
+    assert {one.pid for one in new[MAIN][1].processes} == {7, 8}
+    assert larger(grown, {}) == grown  # not whole at the second look
+    assert larger(grown, {MAIN: ((GpuSlice(OTHER, 1),), usage(used=5000))}) == grown  # made anew for others
 
 
 def turns(
