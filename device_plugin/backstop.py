@@ -28,6 +28,7 @@ class Excess(msgspec.Struct, frozen=True):
     entry: Entry
     card: str
     sentence: str
+    again: bool  #: it was found before, and goes on
 
 
 class Backstop:
@@ -41,7 +42,10 @@ class Backstop:
         self.untracked: dict[Key, int] = {}  #: bytes by NVML beyond the charges, as of the last turn
 
     def once(self, picture: Picture, regions: Regions, now: float) -> list[Excess]:
-        """One turn: what has lasted long enough and was not told before; `now`: seconds, monotonic."""
+        """One turn: what has lasted long enough, once more each time that it lasts as long again.
+
+        `now`: seconds, monotonic.
+        """
         keys = {(entry, piece.uuid) for entry, (slices, _) in regions.items() for piece in slices}
         keys |= picture.containers.keys()
         self._told &= keys
@@ -64,9 +68,12 @@ class Backstop:
             times[key] = self._times.get(key) or deque(maxlen=WINDOW)
             times[key].append((now, gpu_ns / 1e9, self.observed[key]))
             late = _untimed(times[key])
-            if key not in self._told and (turns[key] >= TURNS or late):
+            if turns[key] >= TURNS or late:
+                found.append(Excess(entry, card, late or sentences[0], key in self._told))
                 self._told.add(key)
-                found.append(Excess(entry, card, late or sentences[0]))
+                turns[key] = 0
+                if late:
+                    times[key].clear()
         self._turns, self._times = turns, times
         return found
 

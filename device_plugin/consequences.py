@@ -47,9 +47,15 @@ class Consequences:
         type_ = "Normal" if reason == names.EVENT_HEALTHY else "Warning"
         self._worker.submit(self._event, writes.node_reference(self._node), reason, sentence, type_)
 
-    def untracked(self, pod: Pod, sentence: str, *, evict: bool) -> None:
-        """A container of the pod has more of a card than it was charged."""
-        self._worker.submit(self._untracked, pod, sentence, evict)
+    def untracked(self, pod: Pod, sentence: str) -> None:
+        """A container of the pod has more of a card than it was charged: an event."""
+        meta = pod.metadata
+        reference = writes.pod_reference(meta.namespace, meta.name, meta.uid)
+        self._worker.submit(self._event, reference, names.EVENT_UNTRACKED, sentence)
+
+    def evict(self, pod: Pod, sentence: str) -> None:
+        """Where a controller owns the pod; who asks again later asks again of an API server that did not take it."""
+        self._worker.submit(self._evict, pod, sentence)
 
     def record(self, pod: Pod, record: Allocation) -> None:
         """Replaces the pod's allocation; raises Refusal when the API server does not take it."""
@@ -65,13 +71,17 @@ class Consequences:
         meta = pod.metadata
         reference = writes.pod_reference(meta.namespace, meta.name, meta.uid)
         self._event(reference, names.EVENT_MISMATCH, sentence)
+        self._evict(pod, sentence)  # where not now: the kubelet tries the start again, and then this comes again
+
+    def _evict(self, pod: Pod, sentence: str) -> None:
+        meta = pod.metadata
         # A static pod is owned by its node, which would only show it again.
         owner = next((one for one in meta.ownerReferences if one.controller and one.kind != "Node"), None)
         if owner is None or meta.deletionTimestamp is not None:
             return
         now = time.monotonic()
         if now - self._evicted.get(owner.uid, -EVICTION_SECONDS) < EVICTION_SECONDS:
-            return  # the kubelet tries the start again, and then this comes again
+            return
         try:
             writes.evict(self._client, meta.namespace, meta.name, meta.uid)
         except ApiError as error:
@@ -81,16 +91,6 @@ class Consequences:
         if len(self._evicted) >= _REMEMBERED:
             self._evicted.clear()
         self._evicted[owner.uid] = now
-
-    def _untracked(self, pod: Pod, sentence: str, evict: bool) -> None:
-        meta = pod.metadata
-        self._event(writes.pod_reference(meta.namespace, meta.name, meta.uid), names.EVENT_UNTRACKED, sentence)
-        if evict and meta.deletionTimestamp is None:
-            try:
-                writes.evict(self._client, meta.namespace, meta.name, meta.uid)
-                log.info("evicted %s: %s", full_name(pod), sentence)
-            except ApiError as error:
-                log.warning("%s is not evicted: %s", full_name(pod), error)
 
     def _event(self, reference: dict[str, str], reason: str, sentence: str, type_: str = "Warning") -> None:
         writes.emit_event(self._client, reference, reason, sentence, type_, reporting=REPORTER, host=self._node)

@@ -62,9 +62,12 @@ class Watch:
             sentence = (
                 f"Container {excess.entry.container} has passed its limits by: {excess.sentence} on {excess.card}"
             )
-            log.warning("%s: %s", excess.entry.pod_uid, sentence)
-            if pod is not None:
-                self._consequences.untracked(pod, sentence, evict=self._evict)
+            if not excess.again:
+                log.warning("%s: %s", excess.entry.pod_uid, sentence)
+                if pod is not None:
+                    self._consequences.untracked(pod, sentence)
+            if pod is not None and self._evict:
+                self._consequences.evict(pod, sentence)
 
     def of(self, entry: Entry, card: str) -> tuple[int, float]:
         """(bytes by NVML beyond the charges, seconds of GPU time by NVML) of a container on a card."""

@@ -15,6 +15,8 @@ from device_plugin.settle import Identity
 from device_plugin.watch import Watch
 from vgpu import names
 from vgpu.devices import GpuSlice
+from vgpu.kube import writes
+from vgpu.kube.client import ApiError, KubeClient
 from vgpu.native import CardUsage, Region, Usage, paths
 
 #: Takes 500 MiB of the first card, says so, and waits for the end of its input
@@ -54,11 +56,31 @@ def test_a_process_of_the_host_is_seen_and_a_container_is_none() -> None:
         until(lambda: not machine.inventory().devices[0].foreign)
 
 
-@pytest.mark.parametrize("evict", [False, True])
-def test_a_container_that_keeps_out_of_its_ledger_is_told_and_evicted_where_that_is_wanted(evict: bool) -> None:
+@pytest.mark.parametrize(
+    ("evict", "owner", "gone"),
+    [
+        (False, "ReplicaSet", False),
+        (True, "ReplicaSet", True),
+        (True, "", False),  # nobody would make it anew
+        (True, "Node", False),  # a static pod
+    ],
+)
+def test_a_container_that_keeps_out_of_its_ledger_is_told_and_evicted_where_that_is_wanted(
+    evict: bool, owner: str, gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[str] = []
+
+    def refused_once(client: KubeClient, namespace: str, name: str, uid: str) -> None:
+        tries.append(name)
+        if len(tries) == 1:
+            raise ApiError(429, "TooManyRequests", "Cannot evict pod as it would violate the pod's disruption budget.")
+        evict_(client, namespace, name, uid)
+
+    evict_ = writes.evict
+    monkeypatch.setattr(writes, "evict", refused_once)
     with worlds() as make:
         world = make()
-        uid = world.pod("p", {"main": [GpuSlice(A, 1000)]})
+        uid = world.pod("p", {"main": [GpuSlice(A, 1000)]}, owner=owner)
         until(lambda: world.pods.get(uid))
         world.allocate(uid, "main", [f"{A}::0"])
         world.starts.start([f"{A}::0"])
@@ -73,16 +95,17 @@ def test_a_container_that_keeps_out_of_its_ledger_is_told_and_evicted_where_that
             look=lambda: [Observed(A, 1234, 900 * MIB)],
             who=lambda _: Process("thief", Identity(7, 1, 1), uid),  # its cgroup tells the pod
         )
-        for _ in range(TURNS):
+        for _ in range(2 * TURNS):
             watch.once({entry: ((GpuSlice(A, 1000),), usage)}, lambda _: None)
         assert watch.of(entry, A) == (900 * MIB, 0)
         assert watch.foreign(A) == ()
         told = until(lambda: [e for e in world.events() if e["reason"] == names.EVENT_UNTRACKED])
         assert "it has 900 MiB and was charged 0 MiB" in told[0]["message"]
-        if evict:
+        assert [one["count"] for one in told] == [1]
+        if gone:
             until(lambda: (pod := world.read_pod("p")) is None or "deletionTimestamp" in pod["metadata"])
         else:
-            world.consequences.stop()
+            world.consequences._worker.submit(lambda: None).result(timeout=20)  # all that was asked is done
             assert "deletionTimestamp" not in (world.read_pod("p") or {})["metadata"]
 
 

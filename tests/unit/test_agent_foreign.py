@@ -130,7 +130,7 @@ def turns(
         grown = msgspec.structs.replace(now.cards[0], gpu_ns=now.cards[0].gpu_ns + charge * turn)
         here = {MAIN: (slices, msgspec.structs.replace(now, cards=(grown,)))}
         picture = Picture({(MAIN, card): one for card, one in real.items()}, {})
-        said += [excess.sentence for excess in backstop.once(picture, here, start + turn)]
+        said += [excess.sentence for excess in backstop.once(picture, here, start + turn) if not excess.again]
     return said
 
 
@@ -142,6 +142,15 @@ def test_memory_beyond_the_charges_is_told_once_when_it_lasts() -> None:
     assert turns(backstop, 1, {CARD: Real(100 * MIB)}, regions(used=100 * MIB)) == []  # in between all is well
     (said,) = turns(backstop, 3 * TURNS, real, regions(used=100 * MIB))
     assert said == "it has 300 MiB and was charged 100 MiB"
+
+
+def test_what_goes_on_is_found_again_and_again_for_an_eviction_that_did_not_succeed() -> None:
+    for real, period in ((Real(300 * MIB), TURNS), (Real(0, 0.9), WINDOW)):
+        backstop, found = Backstop(), list[tuple[int, bool]]()
+        for turn in range(1, 3 * period + 1):
+            picture = Picture({(MAIN, CARD): real}, {})
+            found += [(turn, excess.again) for excess in backstop.once(picture, regions(), turn)]
+        assert found == [(period, False), (2 * period, True), (3 * period, True)]
 
 
 def test_a_little_more_than_the_charges_is_nothing() -> None:
