@@ -74,11 +74,11 @@ def verify(source: Path) -> None:
         )
 
 
-def prune(folder: Path, keep: Collection[Path]) -> list[Path]:
-    """Removes older versions that are not in `keep` (what cached answers and CDI specs still name)."""
+def prune(folder: Path, unnamed: Collection[Path]) -> list[Path]:
+    """Removes the versions in `unnamed`: what neither cached answers nor CDI specs name."""
     removed = []
     for entry in folder.iterdir():
-        if entry in keep or not (_LIBRARY.fullmatch(entry.name) or _SIMULATOR.fullmatch(entry.name)):
+        if entry not in unnamed or not (_LIBRARY.fullmatch(entry.name) or _SIMULATOR.fullmatch(entry.name)):
             continue
         if entry.is_dir():
             shutil.rmtree(entry)

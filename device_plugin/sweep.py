@@ -171,7 +171,7 @@ class Sweep:
         named |= {source for _, mounted in cdi.sources(self._places.cdi) for source in mounted}
         known = {*named, *self._current()}
         present = set(self._places.library.iterdir())
-        library.prune(self._places.library, present - (self._unnamed - known))
+        library.prune(self._places.library, self._unnamed - known)
         self._unnamed = present - known
 
 

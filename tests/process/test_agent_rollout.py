@@ -1,12 +1,12 @@
 """Versions of the library on a node: which are kept for whom, and that nothing starts without one."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
 from agent_world import A, MakeWorld, World, until, worlds
 
-from device_plugin import starts
+from device_plugin import library, starts
 from device_plugin.refusal import Refusal
 from vgpu.devices import GpuSlice
 from vgpu.kubelet import checkpoint
@@ -54,6 +54,22 @@ def test_a_version_goes_when_no_answer_and_no_spec_names_it(make: MakeWorld, str
     until(lambda: world.pods.get(uid) is None)
     world.forget(uid)
     assert clean(world) == {new}
+
+
+def test_a_version_that_another_agent_brings_during_the_look_stays(
+    make: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make("envvar")
+    world.write_checkpoint()
+    until(lambda: world.pods.synced)
+    new, prune = f"libvgpu-{0:016}.so", library.prune
+
+    def brought_meanwhile(folder: Path, paths: Collection[Path]) -> list[Path]:
+        (folder / new).touch()
+        return prune(folder, paths)
+
+    monkeypatch.setattr(library, "prune", brought_meanwhile)
+    assert new in clean(world, 1)
 
 
 def test_nothing_goes_at_the_first_look_or_while_the_checkpoint_tells_nothing(make: MakeWorld) -> None:

@@ -91,7 +91,10 @@ def test_only_versions_that_nobody_names_go(tmp_path: Path, built: Path) -> None
     for content in (b"one", b"two", b"three"):
         built.write_bytes(content)
         versions.append(library.install(folder, built))
-    assert library.prune(folder, {versions[0].library, versions[2].library}) == [versions[1].library]
+    strange = folder / "notes"
+    strange.touch()
+    assert library.prune(folder, {versions[1].library, strange}) == [versions[1].library]
+    assert strange.exists()
     assert versions[0].library.exists()
     assert versions[2].preload.exists()
 
