@@ -39,12 +39,16 @@ def sees_its_slice(node: Node) -> str:
 def has_metrics(node: Node) -> str:
     """The node's metrics, through its node port, show a container's slice before its first CUDA call."""
     node.kubectl.create(slice_pod("idle", "sleep", "3600"))
-    node.kubectl.until("running", lambda found: phase(found) == "Running", "pod", "idle", seconds=SECONDS)
-    with urllib.request.urlopen(f"http://{ADDRESS}:31992/metrics", timeout=10) as answer:
-        lines = [line for line in answer.read().decode().splitlines() if 'pod="idle"' in line]
+    lines: list[str] = []
+
+    def told(found: Object) -> bool:
+        with urllib.request.urlopen(f"http://{ADDRESS}:31992/metrics", timeout=30) as answer:
+            lines[:] = [line for line in answer.read().decode().splitlines() if 'pod="idle"' in line]
+        events = node.kubectl.events("idle")
+        return phase(found) == "Running" and bool(lines) and any(one.startswith("VgpuAllocated") for one in events)
+
+    node.kubectl.until("running and told of", told, "pod", "idle", seconds=SECONDS)
     limits = [float(line.split()[-1]) for line in lines if line.startswith("vgpu_container_memory_limit_bytes{")]
     assert limits == [MEMORY], lines
-    events = node.kubectl.events("idle")
-    assert any(event.startswith("VgpuAllocated") for event in events), events
     node.kubectl.delete("pod", "idle")
     return f"{len(lines)} series"

@@ -3,18 +3,23 @@
 import hashlib
 import json
 import ssl
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
+
 from tests.cluster.checks.chart import NAMESPACE
 from tests.cluster.checks.faults import held_by_node
 from tests.cluster.checks.first_pod import slice_pod
+from tests.cluster.checks.records import together
 from tests.cluster.credentials import NODE
 from tests.cluster.images import CLIENT
 from tests.cluster.kubectl import Kubectl, Refused, phase, pod
 from tests.cluster.node import Node
+from vgpu.kube.objects import Pod
 
 USER: Final = "somebody"  #: a service account with Kubernetes' role `edit` in the namespace `default`
 RECORD: Final = "vgpu.io/allocation"
@@ -67,7 +72,7 @@ def forged_record(node: Node) -> str:
     refused(lambda: user.create(plain), RECORD)
     user.create(slice_pod("honest", "sleep", "3600"), pod("waits", CLIENT, ["true"], schedulerName="nobody"))
     kubectl.until("running", lambda found: phase(found) == "Running", "pod", "honest", seconds=SECONDS)
-    held = held_by_node()
+    held = _held(node)
     record = f'{{"metadata":{{"annotations":{{"{RECORD}":"{{}}"}}}}}}'
     binding: dict[str, Any] = {"apiVersion": "v1", "kind": "Binding", "target": {"kind": "Node", "name": NODE}}
     binding["metadata"] = {"name": "waits", "annotations": {RECORD: "{}"}}
@@ -90,9 +95,21 @@ def forged_record(node: Node) -> str:
         refused(way, "ValidatingAdmissionPolicy", "scheduler only" if "binding" in name else "by vgpu only")
     refused(lambda: kubectl.run("label", "pod", "honest", "vgpu.io/managed-"), "by vgpu only")
     assert kubectl.get("pod", "honest")["metadata"]["labels"]["vgpu.io/managed"] == "true"
-    assert held_by_node() == held
+    assert _held(node) == held
     kubectl.delete("pod", "honest", "waits")
     return f"creation with and without a GPU, {', '.join(ways)}"
+
+
+def _held(node: Node) -> dict[str, int]:
+    """Card → MiB, once the agent counts what the pods' records say; it looks once a second."""
+    until = time.monotonic() + SECONDS
+    while True:
+        pods = [msgspec.convert(one, Pod) for one in node.kubectl.items("pods", "-A")]
+        seen = held_by_node(), {uuid: now.mem for uuid, now in together(pods).items() if now.mem}
+        if seen[0] == seen[1]:
+            return seen[0]
+        assert time.monotonic() < until, f"MiB that the node and the records hold: {seen}"
+        time.sleep(0.3)
 
 
 def extender_is_not_served(node: Node) -> str:
