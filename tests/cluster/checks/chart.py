@@ -95,12 +95,12 @@ def uninstall(node: Node) -> str:
         left = ours & {*status["capacity"], *status["allocatable"]}
         return not left and "vgpu.io/present" not in meta["labels"] and "vgpu.io/devices" not in meta["annotations"]
 
-    node.kubectl.until("clean", clean, "node", NODE, seconds=60)
+    node.kubectl.until("clean", clean, "node", NODE, seconds=SECONDS)
     before = len(node.kubectl.logs("stays").splitlines())
 
     def goes_on(found: Object) -> bool:
         return phase(found) == "Running" and len(node.kubectl.logs("stays").splitlines()) > before
 
-    node.kubectl.until("goes on within its limits", goes_on, "pod", "stays", seconds=60)
+    node.kubectl.until("goes on within its limits", goes_on, "pod", "stays", seconds=SECONDS)
     node.kubectl.delete("pod", "stays")
     return f"{took:.1f} s"

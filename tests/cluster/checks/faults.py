@@ -182,7 +182,7 @@ def _settle(node: Node, records: Records, made: int, last: float) -> tuple[float
 def held_by_node() -> dict[str, int]:
     """Card → MiB that the agent counts as held."""
     found = {}
-    with urllib.request.urlopen(f"http://{ADDRESS}:31992/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{ADDRESS}:31992/metrics", timeout=30) as answer:
         for line in answer.read().decode().splitlines():
             if line.startswith("vgpu_card_memory_allocated_bytes{"):
                 mib = int(float(line.split()[-1])) >> 20
