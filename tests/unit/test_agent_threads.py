@@ -45,7 +45,9 @@ def a_health() -> Health:
 
 
 @pytest.mark.parametrize(
-    ("make", "turn"), [(a_sweep, "once"), (a_publisher, "_assert"), (a_health, "_watch")], ids=lambda one: str(one)
+    ("make", "turn"),
+    [(a_sweep, "once"), (a_publisher, "_assert"), (a_health, "_watch")],
+    ids=["sweep", "publish", "health"],
 )
 def test_a_thread_goes_on_after_an_exception_that_nobody_expected(
     make: Callable[[], Any], turn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
