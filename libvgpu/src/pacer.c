@@ -34,8 +34,8 @@
 #define KNOWN 8u                   /* keys that a thread remembers; power of two */
 
 /* What a thread has paid in advance, and remembers to spend it fast. What is left dies with the thread: at most BATCH_NS, and at most about as much
- * as the thread has spent in its last BATCH_IDLE_NS. Where there is no limit nothing is paid, and up to COUNTED_NS are spent in the same way; they are
- * no credit when a limit comes. A forked child starts without (epoch). */
+ * as the thread has spent in its last BATCH_IDLE_NS. Where there is no limit nothing is paid, and up to COUNTED_NS are spent in the same way; they
+ * are no credit when a limit comes. A forked child starts without (epoch). */
 static __thread __attribute__((tls_model("initial-exec"))) struct {
     uint32_t epoch;                /* of all below; another one: nothing of it is valid */
     unsigned card;

@@ -34,8 +34,8 @@ static inline CUresult vgpu_pacer_after(struct vgpu_launch *launch, CUresult res
 }
 /* A context is about to be destroyed: nothing of it will be collected any more. */
 void vgpu_pacer_context_going(CUcontext context);
-/* Functions or graphs have gone: their handles may come back for something else. key 0: any of them. A graph that is updated keeps its estimate, which
- * follows it as it follows a function whose arguments change: programs that update one before each launch would learn nothing otherwise. */
+/* Functions or graphs have gone: their handles may come back for something else. key 0: any of them. A graph that is updated keeps its estimate,
+ * which follows it as it follows a function whose arguments change: programs that update one before each launch would learn nothing otherwise. */
 void vgpu_pacer_stale(uint64_t key);
 /* For the arbiter: there is work from `start` (CLOCK_MONOTONIC ns) on, as far as known for `gpu_ns`. */
 void vgpu_pacer_wants(unsigned card, uint64_t start, uint64_t gpu_ns);

@@ -126,7 +126,7 @@ void vgpu_turn_await(struct vgpu_turn turn, const struct vgpu_place *place) {
         const int64_t credit = (int64_t)(atomic_load(&pacer->credited_ns) - turn.credited_ns); /* debits since then are those of launches to come */
         uint64_t start = credit <= 0 ? turn.start : turn.start > (uint64_t)credit ? turn.start - (uint64_t)credit : 0;
         if (start > now && share.percent != turn.percent) {
-            adopt(pacer, share.percent ? share.percent : 100, now); /* not paced: what is ahead will be used at the rate of a whole card */
+            adopt(pacer, share.percent ? share.percent : 100, now); /* not paced: at the rate of a whole card */
             start = share.percent ? now + (start - now) * turn.percent / share.percent : now;
             turn = (struct vgpu_turn){.start = start, .credited_ns = turn.credited_ns + (credit > 0 ? (uint64_t)credit : 0), .percent = share.percent};
         }

@@ -44,7 +44,10 @@ uint64_t vgpu_contention_scaled(unsigned card, uint64_t gpu_ns) { (void)card; re
 enum vgpu_company vgpu_contention_company(unsigned card) { (void)card; return VGPU_ALONE; }
 struct vgpu_sample *vgpu_sample_begin(CUcontext context, CUstream stream, bool must) { (void)context, (void)stream, (void)must; return NULL; }
 void vgpu_sample_end(struct vgpu_sample *sample, CUstream stream, bool launched) { (void)sample, (void)stream, (void)launched; }
-bool vgpu_samples_collect(CUcontext context, void (*each)(const struct vgpu_sample *, const struct vgpu_measure *)) { (void)context, (void)each; return false; }
+bool vgpu_samples_collect(CUcontext context, void (*each)(const struct vgpu_sample *, const struct vgpu_measure *)) {
+    (void)context, (void)each;
+    return false;
+}
 void vgpu_samples_drop(CUcontext context) { (void)context; }
 
 struct vgpu_pace vgpu_pace_now(const struct vgpu_limits *now_limits, const struct vgpu_place *place, uint64_t now) {
