@@ -105,6 +105,18 @@ print(with_upload(320 * MIB), given.result, held(), with_upload(1200 * MIB), giv
     assert python(PRELUDE + script, env) == ["0 (320, 320) 2", "0 0 (320, 320) 2 True (0, 0)"]
 
 
+def test_an_upload_into_a_capture_is_charged_like_any_other(env: dict[str, str]) -> None:
+    """A capture records launches, never uploads: a driver that does not refuse one does it at once. Found by the fuzz target."""
+    script = """
+execution, too_much, graph = taking(320 * MIB), taking(1200 * MIB), c_void_p()
+ok(cu.cuStreamBeginCapture_v2(stream, 2))
+print(cu.cuGraphUpload(execution, stream), held(), cu.cuGraphUpload(too_much, stream), held())
+print(cu.cuStreamEndCapture(stream, byref(graph)))
+"""
+    assert python(PRELUDE + script, env) == ["0 (320, 320) 2 (320, 320)", "0"]
+    assert python(PRELUDE + script, env | {"VGPU_SIM_STRICT": "captures"}) == ["900 (0, 0) 2 (0, 0)", "901"]
+
+
 def test_a_launch_into_a_capture_is_the_drivers_to_refuse(env: dict[str, str], tmp_path: Path) -> None:
     script = """
 execution, graph = taking(1200 * MIB), c_void_p()

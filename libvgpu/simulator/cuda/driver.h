@@ -214,6 +214,8 @@ bool driver_ready(void);
 /* Makes this process one that can hold memory; contexts and physical memory need it. */
 bool driver_register(void);
 uint64_t driver_id(void);
+/* Whether VGPU_SIM_STRICT names a way in which drivers may be stricter. */
+bool strict_about(const char *what);
 
 /* The current context of this thread or the error that a call without one answers. */
 CUresult current_context(CUcontext *out);

@@ -353,6 +353,8 @@ CUresult cuGraphUpload(CUgraphExec exec, CUstream handle)
     CUresult result = stream_resolve(handle, &stream);
     if (result || !object_is(exec, OBJECT_GRAPH_EXEC))
         return result ? result : CUDA_ERROR_INVALID_VALUE;
+    if (stream->capture && strict_about("captures"))
+        return capture_forbids(stream);
     result = graph_memory_reserve(exec, stream);
     if (!result)
         graph_memory_occupied(exec, stream);

@@ -27,6 +27,20 @@ uint64_t driver_id(void)
     return atomic_fetch_add(&driver.next_id, 2) + 1;
 }
 
+static const char *strictness;
+
+static void read_strictness(void)
+{
+    strictness = secure_getenv("VGPU_SIM_STRICT");
+}
+
+bool strict_about(const char *what)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, read_strictness);
+    return strictness && strstr(strictness, what);
+}
+
 static pthread_key_t thread_key;
 static pthread_once_t thread_once = PTHREAD_ONCE_INIT;
 /* only a pointer: the room for thread-local data of libraries that are opened late is small */

@@ -1,6 +1,5 @@
 /* Virtual memory management: physical memory, address ranges, and mappings of one into the other. */
 #define _GNU_SOURCE
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -9,25 +8,9 @@
 
 #define GRANULARITY (2 * MIB)
 
-static bool whole_blocks, wary; /* what VGPU_SIM_STRICT asks for */
-
-static void read_strictness(void)
-{
-    const char *list = secure_getenv("VGPU_SIM_STRICT");
-    whole_blocks = list && strstr(list, "whole-blocks");
-    wary = list && strstr(list, "captures");
-}
-
-static bool strict(const bool *which)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, read_strictness);
-    return *which;
-}
-
 static CUresult captures_forbid(void)
 {
-    return strict(&wary) ? capture_forbids(NULL) : CUDA_SUCCESS;
+    return strict_about("captures") ? capture_forbids(NULL) : CUDA_SUCCESS;
 }
 
 static CUdeviceptr next_range = RESERVATION_WINDOW; /* addresses are plenty: never used twice */
@@ -178,7 +161,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
     struct physical *physical = physical_of(handle);
     struct range *reserved = range_find(address, true);
     if (physical && reserved && size && !flags && !offset && address % GRANULARITY == 0 && size % GRANULARITY == 0 && size <= physical->size &&
-        (size == physical->size || !strict(&whole_blocks)) && address + size <= reserved->base + reserved->size &&
+        (size == physical->size || !strict_about("whole-blocks")) && address + size <= reserved->base + reserved->size &&
         !range_overlap(address, size, false) &&
         range_add(&(struct range){.base = address, .size = size, .kind = RANGE_MAPPED, .physical = physical})) {
         physical->references++;

@@ -14,10 +14,10 @@ static CUstream per_thread(CUstream stream) {
     return stream ? stream : CU_STREAM_PER_THREAD;
 }
 
-/* `stream` is the one that the driver will use, `given` what the program passed on. A launch that is captured takes nothing now. */
+/* `stream` is the one that the driver will use, `given` what the program passed on. */
 static CUresult with_memory(run_function real, CUgraphExec exec, CUstream given, CUstream stream) {
     struct vgpu_graph *graph = vgpu_graph_find(exec);
-    if (__builtin_expect(!graph, 1) || vgpu_enforcement() == VGPU_UNLIMITED || vgpu_capturing(stream))
+    if (__builtin_expect(!graph, 1) || vgpu_enforcement() == VGPU_UNLIMITED)
         return real(exec, given);
     struct vgpu_graph_launch launch;
     int kept = errno;
@@ -32,14 +32,19 @@ static CUresult with_memory(run_function real, CUgraphExec exec, CUstream given,
     return result;
 }
 
+/* A launch that is captured takes nothing now. An upload is nothing that a capture could record: a driver refuses it or does it at once. */
+static CUresult launch_with_memory(run_function real, CUgraphExec exec, CUstream given, CUstream stream) {
+    return vgpu_capturing(stream) ? real(exec, given) : with_memory(real, exec, given, stream);
+}
+
 static CUresult paced(run_function real, CUgraphExec exec, CUstream given, CUstream stream) {
     const uint64_t key = vgpu_cost_key(exec, 1, 1);
     struct vgpu_launch launch;
     if (vgpu_pacer_prepaid(key, stream))
-        return with_memory(real, exec, given, stream);
+        return launch_with_memory(real, exec, given, stream);
     if (__builtin_expect(!vgpu_pacer_before(&launch, key, stream), 0))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    return vgpu_pacer_after(&launch, with_memory(real, exec, given, stream));
+    return vgpu_pacer_after(&launch, launch_with_memory(real, exec, given, stream));
 }
 
 CUresult cuGraphLaunch(CUgraphExec graph, CUstream stream) {
