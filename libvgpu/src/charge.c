@@ -111,25 +111,24 @@ static void leave(struct vgpu_share *share) {
 }
 
 bool vgpu_hold(enum vgpu_space space, uint64_t handle, const struct vgpu_holding *holding) {
-    bool own = !holding->pooled && !holding->shared;
     if (!vgpu_sizes_put(space, handle, holding)) {
-        if (holding->shared)
+        if (holding->payer == VGPU_PAID_BY_SHARE)
             leave(holding->share);
-        else if (own)
+        else if (holding->payer == VGPU_PAID_ITSELF)
             vgpu_uncharge(holding->ticket, holding->bytes);
         return false;
     }
-    if (own && holding->kind != VGPU_KIND_BUFFER)
+    if (holding->payer == VGPU_PAID_ITSELF && holding->kind != VGPU_KIND_BUFFER)
         vgpu_count_kind(holding->ticket.card, holding->kind, (int64_t)holding->bytes);
     return true;
 }
 
 void vgpu_let_go(const struct vgpu_holding *holding) {
-    if (holding->shared) {
+    if (holding->payer == VGPU_PAID_BY_SHARE) {
         leave(holding->share);
         return;
     }
-    if (holding->pooled) {
+    if (holding->payer == VGPU_PAID_BY_POOL) {
         vgpu_pool_forget((void *)holding->owner, holding->bytes);
         return;
     }

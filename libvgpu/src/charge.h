@@ -51,14 +51,13 @@ struct vgpu_attempt {
     struct vgpu_ticket ticket;
     uint64_t bytes;
 };
-/* Charges `bytes` where this thread would allocate; 0 bytes (odd arguments) and no context are left to the driver. */
-static inline struct vgpu_attempt vgpu_attempt_here(uint64_t bytes) {
-    struct vgpu_attempt attempt;
-    attempt.verdict = VGPU_UNCHARGED;
-    attempt.bytes = bytes;
-    if (bytes && vgpu_enforcement() != VGPU_UNLIMITED && vgpu_place_now(&attempt.place))
-        attempt.verdict = vgpu_reserve(attempt.place.card, bytes, &attempt.ticket);
-    return attempt;
+/* Charges `bytes` where this thread would allocate; 0 bytes (odd arguments) and no context are left to the driver. False: refused. */
+static inline bool vgpu_attempt_here(struct vgpu_attempt *attempt, uint64_t bytes) {
+    attempt->verdict = VGPU_UNCHARGED;
+    attempt->bytes = bytes;
+    if (bytes && vgpu_enforcement() != VGPU_UNLIMITED && vgpu_place_now(&attempt->place))
+        attempt->verdict = vgpu_reserve(attempt->place.card, bytes, &attempt->ticket);
+    return attempt->verdict != VGPU_REFUSED;
 }
 /* After the driver's answer: books `chosen` bytes under the handle, or gives the charge back. False: the driver granted, but `chosen` is beyond
  * the limit or cannot be remembered; the caller frees and answers out of memory. */

@@ -146,7 +146,7 @@ bool vgpu_sizes_join(enum vgpu_space space, uint64_t handle, struct vgpu_holding
     struct shard *shard = shard_of(hash);
     vgpu_spin_lock(&shard->lock); /* until then the handle cannot be taken out, so the share lives */
     struct entry *entry = find(shard, key, hash, UINT64_MAX);
-    bool found = entry && entry->holding.shared;
+    bool found = entry && entry->holding.payer == VGPU_PAID_BY_SHARE;
     if (found) {
         *holding = entry->holding;
         atomic_fetch_add(&holding->share->handles, 1);

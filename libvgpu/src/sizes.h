@@ -13,6 +13,13 @@ enum vgpu_space { VGPU_POINTER, VGPU_ARRAY, VGPU_MIPMAP, VGPU_CONTEXT, VGPU_EXTE
 
 extern atomic_bool vgpu_sizes_used;
 
+/* Who has paid for what a handle stands for. */
+enum vgpu_payer {
+    VGPU_PAID_ITSELF,   /* by its ticket */
+    VGPU_PAID_BY_POOL,  /* which is its owner; the ticket is not used */
+    VGPU_PAID_BY_SHARE, /* it is one of the handles of one */
+};
+
 /* Memory that several handles stand for; it is given back with the last of them. */
 struct vgpu_share {
     atomic_uint handles;
@@ -23,14 +30,13 @@ struct vgpu_share {
 struct vgpu_holding {
     union {
         uint64_t bytes;
-        struct vgpu_share *share; /* where `shared` says so */
+        struct vgpu_share *share; /* where `payer` says so */
     };
     const void *owner; /* the CUcontext with which it goes, or the pool it came from; NULL: nobody */
     struct vgpu_ticket ticket;
     uint8_t kind;      /* enum vgpu_kind */
-    uint8_t pooled;    /* the pool pays; the ticket is not used */
-    uint8_t shared;    /* one of the handles of a share */
-    uint8_t reserved;
+    uint8_t payer;     /* enum vgpu_payer */
+    uint16_t reserved;
 };
 
 /* False: no memory for the table; nothing was added. An entry of the same handle stays beside the new one: the driver has freed it, or it could not

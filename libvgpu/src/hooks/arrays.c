@@ -85,34 +85,42 @@ static CUresult array_made(struct vgpu_attempt *attempt, CUresult result, const 
 
 CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *d) {
     CUDA_REAL(cuArrayCreate_v2);
-    struct vgpu_attempt attempt = vgpu_attempt_here(array && d ? level_bytes(d->Width, d->Height, 1, d->NumChannels, d->Format) : 0);
-    return attempt.verdict == VGPU_REFUSED ? CUDA_ERROR_OUT_OF_MEMORY : array_made(&attempt, real(array, d), array);
+    struct vgpu_attempt attempt;
+    return vgpu_attempt_here(&attempt, array && d ? level_bytes(d->Width, d->Height, 1, d->NumChannels, d->Format) : 0)
+               ? array_made(&attempt, real(array, d), array)
+               : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *d) {
     CUDA_REAL(cuArrayCreate);
-    struct vgpu_attempt attempt = vgpu_attempt_here(array && d ? level_bytes(d->Width, d->Height, 1, d->NumChannels, d->Format) : 0);
-    return attempt.verdict == VGPU_REFUSED ? CUDA_ERROR_OUT_OF_MEMORY : array_made(&attempt, real(array, d), array);
+    struct vgpu_attempt attempt;
+    return vgpu_attempt_here(&attempt, array && d ? level_bytes(d->Width, d->Height, 1, d->NumChannels, d->Format) : 0)
+               ? array_made(&attempt, real(array, d), array)
+               : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *d) {
     CUDA_REAL(cuArray3DCreate_v2);
     bool sized = array && d && !(d->Flags & NO_MEMORY_YET);
-    struct vgpu_attempt attempt = vgpu_attempt_here(sized ? level_bytes(d->Width, d->Height, d->Depth, d->NumChannels, d->Format) : 0);
-    return attempt.verdict == VGPU_REFUSED ? CUDA_ERROR_OUT_OF_MEMORY : array_made(&attempt, real(array, d), array);
+    struct vgpu_attempt attempt;
+    return vgpu_attempt_here(&attempt, sized ? level_bytes(d->Width, d->Height, d->Depth, d->NumChannels, d->Format) : 0)
+               ? array_made(&attempt, real(array, d), array)
+               : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *d) {
     CUDA_REAL(cuArray3DCreate);
     bool sized = array && d && !(d->Flags & NO_MEMORY_YET);
-    struct vgpu_attempt attempt = vgpu_attempt_here(sized ? level_bytes(d->Width, d->Height, d->Depth, d->NumChannels, d->Format) : 0);
-    return attempt.verdict == VGPU_REFUSED ? CUDA_ERROR_OUT_OF_MEMORY : array_made(&attempt, real(array, d), array);
+    struct vgpu_attempt attempt;
+    return vgpu_attempt_here(&attempt, sized ? level_bytes(d->Width, d->Height, d->Depth, d->NumChannels, d->Format) : 0)
+               ? array_made(&attempt, real(array, d), array)
+               : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels) {
     CUDA_REAL(cuMipmappedArrayCreate);
-    struct vgpu_attempt attempt = vgpu_attempt_here(array && d && !(d->Flags & NO_MEMORY_YET) ? mipmap_bytes(d, levels) : 0);
-    if (attempt.verdict == VGPU_REFUSED)
+    struct vgpu_attempt attempt;
+    if (!vgpu_attempt_here(&attempt, array && d && !(d->Flags & NO_MEMORY_YET) ? mipmap_bytes(d, levels) : 0))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = real(array, d, levels);
     if (vgpu_attempt_booked(&attempt, result, VGPU_MIPMAP, number(result == CUDA_SUCCESS && array ? *array : NULL), attempt.bytes, VGPU_KIND_ARRAY))

@@ -11,8 +11,8 @@ static uint64_t number(CUexternalMemory memory) {
 
 CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description) {
     CUDA_REAL(cuImportExternalMemory);
-    struct vgpu_attempt attempt = vgpu_attempt_here(memory && description ? description->size : 0);
-    if (attempt.verdict == VGPU_REFUSED)
+    struct vgpu_attempt attempt;
+    if (!vgpu_attempt_here(&attempt, memory && description ? description->size : 0))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = real(memory, description);
     if (attempt.verdict != VGPU_CHARGED)
@@ -22,7 +22,7 @@ CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_ME
         vgpu_uncharge(attempt.ticket, attempt.bytes);
     } else {
         *share = (struct vgpu_share){.handles = 1, .bytes = attempt.bytes, .ticket = attempt.ticket};
-        struct vgpu_holding holding = {.share = share, .owner = attempt.place.context, .shared = 1};
+        struct vgpu_holding holding = {.share = share, .owner = attempt.place.context, .payer = VGPU_PAID_BY_SHARE};
         if (vgpu_hold(VGPU_EXTERNAL, number(*memory), &holding))
             return result;
     }

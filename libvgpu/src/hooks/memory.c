@@ -15,8 +15,8 @@ static CUresult booked(struct vgpu_attempt *attempt, CUresult result, CUdevicept
 
 CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
     CUDA_REAL(cuMemAlloc_v2);
-    struct vgpu_attempt attempt = vgpu_attempt_here(pointer ? bytes : 0);
-    if (attempt.verdict == VGPU_REFUSED)
+    struct vgpu_attempt attempt;
+    if (!vgpu_attempt_here(&attempt, pointer ? bytes : 0))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = real(pointer, bytes);
     return booked(&attempt, result, result == CUDA_SUCCESS && pointer ? *pointer : 0, bytes);
@@ -24,8 +24,8 @@ CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
 
 CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes) {
     CUDA_REAL(cuMemAlloc);
-    struct vgpu_attempt attempt = vgpu_attempt_here(pointer ? bytes : 0);
-    if (attempt.verdict == VGPU_REFUSED)
+    struct vgpu_attempt attempt;
+    if (!vgpu_attempt_here(&attempt, pointer ? bytes : 0))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = real(pointer, bytes);
     return booked(&attempt, result, result == CUDA_SUCCESS && pointer ? *pointer : 0, bytes);
@@ -33,8 +33,8 @@ CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes) {
 
 CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags) {
     CUDA_REAL(cuMemAllocManaged);
-    struct vgpu_attempt attempt = vgpu_attempt_here(pointer ? bytes : 0);
-    if (attempt.verdict == VGPU_REFUSED)
+    struct vgpu_attempt attempt;
+    if (!vgpu_attempt_here(&attempt, pointer ? bytes : 0))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = real(pointer, bytes, flags);
     return booked(&attempt, result, result == CUDA_SUCCESS && pointer ? *pointer : 0, bytes);
@@ -50,8 +50,8 @@ static uint64_t pitch_bound(uint64_t width, uint64_t height) {
 
 CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned int element) {
     CUDA_REAL(cuMemAllocPitch_v2);
-    struct vgpu_attempt attempt = vgpu_attempt_here(pointer && pitch ? pitch_bound(width, height) : 0);
-    if (attempt.verdict == VGPU_REFUSED)
+    struct vgpu_attempt attempt;
+    if (!vgpu_attempt_here(&attempt, pointer && pitch ? pitch_bound(width, height) : 0))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = real(pointer, pitch, width, height, element);
     bool granted = result == CUDA_SUCCESS && pointer && pitch;
@@ -60,8 +60,8 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, s
 
 CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned int width, unsigned int height, unsigned int element) {
     CUDA_REAL(cuMemAllocPitch);
-    struct vgpu_attempt attempt = vgpu_attempt_here(pointer && pitch ? pitch_bound(width, height) : 0);
-    if (attempt.verdict == VGPU_REFUSED)
+    struct vgpu_attempt attempt;
+    if (!vgpu_attempt_here(&attempt, pointer && pitch ? pitch_bound(width, height) : 0))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = real(pointer, pitch, width, height, element);
     bool granted = result == CUDA_SUCCESS && pointer && pitch;

@@ -49,7 +49,7 @@ static CUresult allocate(allocate_function plain, allocate_from_function from, C
     bool fits = vgpu_pool_settle(pool, expected, bytes, result == CUDA_SUCCESS);
     if (result != CUDA_SUCCESS)
         return result;
-    struct vgpu_holding holding = {.bytes = bytes, .owner = pool, .kind = VGPU_KIND_POOL, .pooled = 1};
+    struct vgpu_holding holding = {.bytes = bytes, .owner = pool, .kind = VGPU_KIND_POOL, .payer = VGPU_PAID_BY_POOL};
     if (fits && vgpu_hold(VGPU_POINTER, *pointer, &holding))
         return result;
     if (DRIVER(cuMemFreeAsync))
