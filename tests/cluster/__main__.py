@@ -2,7 +2,7 @@
 
 As root. `run` (default) makes the cluster, runs the checks and ends it; `up` leaves it running until interrupted;
 `enter` is a shell in it; `probe` only tells whether one can be made here; `prepare` only fills the cache. Exit status:
-0 all checks passed, 1 one failed, 2 the cluster cannot be made here.
+0 all checks passed, 1 one failed, 2 the cluster cannot be made here, 3 nor was it meant to: there is no root or no Go.
 """
 
 import argparse
@@ -71,14 +71,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             return namespaces.run_inside(probe, PROBE_SECONDS)
         if options.action != "prepare":
             begin = [sys.executable, "-m", "tests.cluster", "probe", "--set", options.set]
-            if subprocess.run(begin, cwd=ROOT, stdout=subprocess.DEVNULL, check=False).returncode:
-                return 2  # before anything is built; it has said why
+            if status := subprocess.run(begin, cwd=ROOT, stdout=subprocess.DEVNULL, check=False).returncode:
+                return status  # before anything is built; it has said why
             cgroups.watch(partial(_locked, _lock()))
         seconds = float("inf") if options.action == "up" else PREPARE_SECONDS + RUN_SECONDS + GRACE_SECONDS
         return namespaces.run_inside(partial(inside, options, os.getpid()), seconds)
     except ClusterError as error:
         print(f"e2e: {error}", file=sys.stderr)
-        return 2
+        return error.status
 
 
 def probe() -> int:

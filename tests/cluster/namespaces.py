@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from tests.cluster.commands import run
-from tests.cluster.errors import ClusterError
+from tests.cluster.errors import ClusterError, NotForHere
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _MOUNTS, _NETWORK, _PROCESSES = 0x00020000, 0x40000000, 0x20000000  # CLONE_NEWNS, _NEWNET, _NEWPID of <sched.h>
@@ -82,7 +82,7 @@ def _first_process(main: Callable[[], int]) -> NoReturn:
             status = main()
         except ClusterError as error:
             print(f"e2e: {error}", file=sys.stderr)
-            status = 2
+            status = error.status
         except (Exception, KeyboardInterrupt):  # noqa: BLE001 a forked child must not go on in its parent's code
             traceback.print_exc()
         finally:
@@ -136,9 +136,9 @@ def prepare(keep: Sequence[Path]) -> None:
 
 
 def need_root() -> None:
-    """Raises ClusterError for anybody else."""
+    """Raises NotForHere for anybody else."""
     if os.geteuid() != 0:
-        raise ClusterError("a Kubernetes node needs root: mounts, network namespaces and cgroups; run it by sudo")
+        raise NotForHere("a Kubernetes node needs root: mounts, network namespaces and cgroups; run it by sudo")
 
 
 def _unshare(flags: int) -> None:

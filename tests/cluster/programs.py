@@ -2,11 +2,12 @@
 
 import os
 import platform
+import shutil
 from pathlib import Path
 
 from tests.cluster import cache, debian
 from tests.cluster.commands import run
-from tests.cluster.errors import ClusterError
+from tests.cluster.errors import ClusterError, NotForHere
 from tests.cluster.versions import Programs, VersionSet
 
 BUILD_SECONDS = 3600
@@ -14,13 +15,15 @@ GO_SECONDS = 600  #: that Go may take to fetch a newer Go
 
 
 def need_go(versions: VersionSet) -> None:
-    """Raises ClusterError where there is no Go, or one that can neither build these versions nor fetch a Go that can.
+    """Raises NotForHere where there is no Go, ClusterError where it can neither build these versions nor fetch another.
 
     Only Go itself knows: by go.mod, its own version and GOTOOLCHAIN (https://go.dev/doc/toolchain). Go before 1.21
     fetches nothing, nor does any with GOTOOLCHAIN=local, which distributions set.
     """
     sources = [versions.kubernetes, *([versions.containerd] if versions.containerd else [])]
     newest = max((one.go for one in sources), key=lambda text: tuple(map(int, text.split("."))))
+    if shutil.which("go") is None:
+        raise NotForHere(f"go is not found: Kubernetes and containerd are built by Go {newest} or newer, from go.dev")
     for one in sources:
         try:
             run(["go", "list", "-m"], what=f"Go for {one.folder}", timeout=GO_SECONDS, cwd=one.source)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import cache, cgroups, programs
-from tests.cluster.errors import ClusterError
+from tests.cluster import __main__, cache, cgroups, namespaces, programs
+from tests.cluster.errors import ClusterError, NotForHere
 from tests.cluster.report import Report
 from tests.cluster.versions import SETS, VersionSet
 
@@ -192,14 +192,54 @@ def test_go_must_be_there_and_read_the_modules(
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/nowhere")
     go = tmp_path / "go"
-    with pytest.raises(ClusterError, match=r"Go 1\.\d+\.\d+ or newer, from go\.dev, .*go is not found"):
+    with pytest.raises(NotForHere, match=r"go is not found: .* Go 1\.\d+\.\d+ or newer"):
         programs.need_go(versions)
     go.write_text('#!/bin/sh\necho "go: errors parsing go.mod: invalid go version" >&2\nexit 1\n')
     go.chmod(0o755)
-    with pytest.raises(ClusterError, match="invalid go version"):
+    with pytest.raises(ClusterError, match=r"Go 1\.\d+\.\d+ or newer, from go\.dev, .*invalid go version") as found:
         programs.need_go(versions)
+    assert not isinstance(found.value, NotForHere)
     go.write_text("#!/bin/sh\n")
     programs.need_go(versions)
+
+
+def test_no_root_and_no_go_have_a_status_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as user:
+        user.setattr(os, "geteuid", lambda: 1000)
+        assert __main__.main(["probe"]) == 3
+    assert "needs root" in capsys.readouterr().err
+    monkeypatch.setattr(namespaces, "need_root", lambda: None)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/nowhere")
+    assert __main__.main(["probe"]) == 3
+    assert "go is not found" in capsys.readouterr().err
+    go = tmp_path / "go"
+    go.write_text("#!/bin/sh\nexit 1\n")
+    go.chmod(0o755)
+    assert __main__.main(["probe"]) == 2
+    assert "is needed to build Kubernetes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("probe", "status", "word"),
+    [(0, 0, "e2e: e2e: 9 passed"), (3, 0, "e2e: left out, e2e: a reason"), (2, 1, "e2e: FAILED: e2e: a reason")],
+)
+def test_ci_leaves_the_cluster_out_for_one_reason_alone(probe: int, status: int, word: str, tmp_path: Path) -> None:
+    """`.ci/run` with stand-ins for make and for the probe."""
+    script = tmp_path / ".ci/run"
+    programs = {
+        script: (ROOT / ".ci/run").read_text(),
+        tmp_path / ".venv/bin/python": f"#!/bin/sh\necho 'e2e: a reason' >&2\nexit {probe}\n",
+        tmp_path / "bin/make": '#!/bin/sh\necho "$1: 9 passed"\n',
+    }
+    for file, text in programs.items():
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+        file.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    done = subprocess.run([script], capture_output=True, text=True, env=environ, timeout=SECONDS, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (status, f"make {word}"), done.stdout
 
 
 def test_a_check_ends_with_the_time_of_the_run(tmp_path: Path) -> None:
