@@ -1,19 +1,11 @@
 /* Whose time was inside of whose measurement: known cases, and random ones against a count in small steps. Prints nothing and ends with 0, or
  * names the check that failed. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "arbiter.h"
-
-#define CHECK(condition)                                                                                                                           \
-    do {                                                                                                                                           \
-        if (!(condition)) {                                                                                                                        \
-            printf("line %d: %s\n", __LINE__, #condition);                                                                                         \
-            exit(1);                                                                                                                               \
-        }                                                                                                                                          \
-    } while (0)
+#include "check.h"
 
 #define NEAR(value, expected) (fabs((value) - (expected)) < 1e-6)
 #define STEPS 400u /* of time, in the random cases */

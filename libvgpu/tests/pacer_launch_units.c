@@ -1,20 +1,11 @@
 /* The pacer of one thread, with everything around it played here: no card, no region, a share that each check sets. Prints nothing and ends with 0,
  * or names the check that failed. */
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* for what it keeps to itself */
 #include "../src/pacer.c"
 #include "attach.h"
-
-#define CHECK(condition)                                                                                                                           \
-    do {                                                                                                                                           \
-        if (!(condition)) {                                                                                                                        \
-            printf("line %d: %s\n", __LINE__, #condition);                                                                                         \
-            exit(1);                                                                                                                               \
-        }                                                                                                                                          \
-    } while (0)
+#include "check.h"
 
 #define MS 1000000u
 

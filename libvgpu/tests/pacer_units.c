@@ -1,21 +1,12 @@
 /* Arithmetic of the pacer without a card: prints nothing and ends with 0, or names the check that failed. */
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "bounds.h"
+#include "check.h"
 #include "costs.h"
 #include "crowd.h"
 #include "gcra.h"
 #include "runs.h"
 #include "samples.h"
-
-#define CHECK(condition)                                                                                                                           \
-    do {                                                                                                                                           \
-        if (!(condition)) {                                                                                                                        \
-            printf("line %d: %s\n", __LINE__, #condition);                                                                                         \
-            exit(1);                                                                                                                               \
-        }                                                                                                                                          \
-    } while (0)
 
 #define MS 1000000u
 

@@ -1,17 +1,8 @@
 /* The charge of a pool against a driver that is played here, step by step: prints nothing and ends with 0, or names the check that failed. */
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "capture.h"
+#include "check.h"
 #include "pools.h"
-
-#define CHECK(condition)                                                                                                                           \
-    do {                                                                                                                                           \
-        if (!(condition)) {                                                                                                                        \
-            printf("line %d: %s\n", __LINE__, #condition);                                                                                         \
-            exit(1);                                                                                                                               \
-        }                                                                                                                                          \
-    } while (0)
 
 #define MIB (UINT64_C(1) << 20)
 #define POOL ((CUmemoryPool)16)

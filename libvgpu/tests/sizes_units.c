@@ -1,17 +1,8 @@
 /* The table of what a process holds, call by call: prints nothing and ends with 0, or names the check that failed. */
-#include <stdio.h>
-#include <stdlib.h>
 
+#include "check.h"
 #include "fork.h"
 #include "sizes.h"
-
-#define CHECK(condition)                                                                                                                           \
-    do {                                                                                                                                           \
-        if (!(condition)) {                                                                                                                        \
-            printf("line %d: %s\n", __LINE__, #condition);                                                                                         \
-            exit(1);                                                                                                                               \
-        }                                                                                                                                          \
-    } while (0)
 
 #define P 0x7f0000000000u
 #define MANY 5000u
