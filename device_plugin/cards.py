@@ -18,6 +18,7 @@ class Cards:
         self._lock = threading.Lock()
         self._inventory = inventory
         self._sick: dict[str, str] = {}
+        self._reasons: dict[str, set[str]] = {}  # of each unhealthy card, those that were logged
         self._cordoned: frozenset[str] = frozenset()
         self._foreign: frozenset[str] = frozenset()
         self._rival = ""
@@ -58,19 +59,26 @@ class Cards:
         return stop
 
     def sicken(self, uuid: str, reason: str) -> bool:
-        """Marks a card unhealthy; tells whether that is news."""
+        """Marks a card unhealthy; tells whether that is news.
+
+        Another reason is kept and not told to listeners: a card may have a hundred errors a second, and whoever
+        publishes looks again by itself.
+        """
         with self._lock:
-            before = self._sick.get(uuid)
+            news = uuid not in self._sick
             self._sick[uuid] = reason
-        if before != reason:
-            log.warning("card %s is unhealthy: %s", uuid, reason)
+            reasons = self._reasons.setdefault(uuid, set())
+            log.log(logging.DEBUG if reason in reasons else logging.WARNING, "card %s is unhealthy: %s", uuid, reason)
+            reasons.add(reason)
+        if news:
             self._tell()
-        return before is None
+        return news
 
     def heal(self, uuid: str) -> bool:
         """Marks a card healthy; tells whether that is news."""
         with self._lock:
             news = self._sick.pop(uuid, None) is not None
+            self._reasons.pop(uuid, None)
         if news:
             log.info("card %s is healthy again", uuid)
             self._tell()

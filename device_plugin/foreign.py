@@ -23,7 +23,9 @@ from vgpu.native import Usage
 log = logging.getLogger(__name__)
 
 TURNS: Final = 3  #: a process is foreign when it is seen so often in a row: a new one may not be in its ledger yet
-_LONGEST: Final = 2.0  #: seconds that one sample of utilization may stand for
+#: Seconds that a sample of utilization may stand for. NVML samples every 1/6 to 1 s (nvml.h), so a look each second may
+#: find two; after an idle time, or when a look came late, the newest sample says nothing about what was before
+_LONGEST: Final = 2.0
 #: kubelet and runtimes: …/pod<uid>/… (cgroupfs) and …-pod<uid with underscores>.slice (systemd)
 _POD: Final = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
 

@@ -95,10 +95,12 @@ class Health:
         events = self._register()
         try:
             while not self._stopping.is_set():
-                if events is None:
-                    self._stopping.wait(_WAIT_MS / 1000)
-                else:
-                    self._next_event(events)
+                probe = time.monotonic() + _WAIT_MS / 1000
+                while not self._stopping.is_set() and time.monotonic() < probe:
+                    if events is None:
+                        self._stopping.wait(_WAIT_MS / 1000)
+                    else:
+                        self._next_event(events)
                 if not self.probe():
                     return
         finally:

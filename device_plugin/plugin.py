@@ -66,13 +66,16 @@ class Plugin(DevicePluginServicer):
 
         unlisten = self._cards.listen(wake)
         self.streams += 1
+        told: list[api.Device] | None = None
         try:
             while not self._stopping.is_set():
                 changed.clear()
                 devices = [device for gpu in self._cards.inventory.devices for device in listed(gpu)]
-                healthy = sum(device.health == "Healthy" for device in devices)
-                log.info("telling the kubelet %d ids, %d healthy", len(devices), healthy)
-                yield api.ListAndWatchResponse(devices=devices)
+                if devices != told:  # not every change is one of ids
+                    healthy = sum(device.health == "Healthy" for device in devices)
+                    log.info("telling the kubelet %d ids, %d healthy", len(devices), healthy)
+                    yield api.ListAndWatchResponse(devices=devices)
+                    told = devices
                 waits = [asyncio.ensure_future(event.wait()) for event in (changed, self._stopping)]
                 try:
                     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 1.0
+_SPACING_SECONDS: Final = 1.0  #: at least, between two looks: what changes in between is written once
 
 
 class Publisher:
@@ -55,7 +56,7 @@ class Publisher:
         self._heal = heal
         self.recalled = threading.Event()  #: what an earlier agent has published is known
         self._wake = threading.Event()
-        self._stopping = False
+        self._ending = threading.Event()
         self._node: Node | None = None
         self._complaint = ""
         self._healed = ""  # version of the node whose mark of repaired cards was obeyed
@@ -75,7 +76,7 @@ class Publisher:
         self._thread.start()
 
     def stop(self) -> None:
-        self._stopping = True
+        self._ending.set()
         self._wake.set()
         self._informer.stop()
 
@@ -101,7 +102,7 @@ class Publisher:
                 self._suspect(gpu.uuid, gpu.trouble)
 
     def _run(self) -> None:
-        while not self._stopping:
+        while not self._ending.is_set():
             self._wake.clear()
             try:
                 self._assert()
@@ -118,6 +119,7 @@ class Publisher:
                     log.exception("node %s is not up to date; trying again", self._name)
                     self._complaint = str(error)
                 pause = _RETRY_SECONDS
+            self._ending.wait(_SPACING_SECONDS)
             self._wake.wait(pause)
 
     def _assert(self) -> None:

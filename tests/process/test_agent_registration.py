@@ -153,6 +153,22 @@ def test_health_changes_are_told(world: World) -> None:
     play(world, story)
 
 
+def test_a_change_that_is_none_of_ids_is_not_told(world: World) -> None:
+    async def story(world: World) -> None:
+        lists = aiter(world.plugin.ListAndWatch(api.Empty(), None))
+        await anext(lists)
+        following = asyncio.ensure_future(anext(lists))
+        for _ in range(20):  # turns of the event loop, in which the plugin would answer
+            world.cards.used_by_others(frozenset())
+            world.cards.used_by_others(frozenset({A}))
+            await asyncio.sleep(0)
+        world.cards.sicken(B, "XID 79")
+        told = await following
+        assert {one.health for one in told.devices} == {"Healthy", "Unhealthy"}
+
+    play(world, story)
+
+
 def test_preferred_ids_answers_and_refusals_reach_the_kubelet(world: World) -> None:
     async def story(world: World) -> None:
         await world.kubelet.start()
