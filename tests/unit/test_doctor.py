@@ -76,6 +76,7 @@ def test_a_healthy_cluster_is_all_ok() -> None:
 
 
 CALLED = 'failed calling webhook "pods.vgpu.io": connection refused'
+GONE = 'failed calling webhook "pods.vgpu.io": failed to call webhook: service "vgpu-scheduler" not found'
 DISTRUSTED = 'failed calling webhook "pods.vgpu.io": x509: certificate signed by unknown authority'
 FOREIGN = Part("", "kube-system/nv", "n1", images=("nvcr.io/nvidia/k8s-device-plugin:v0.17.0",))
 UNENFORCED = [Condition(names.CONDITION_UNENFORCED, "True", message="set X in FILE of the node")]
@@ -89,6 +90,7 @@ UNENFORCED = [Condition(names.CONDITION_UNENFORCED, "True", message="set X in FI
         (changed(parts=part(0, ready=False)), "scheduler", "none of 1", "kubectl describe pod -n gpu vgpu-scheduler-1"),
         (changed(webhooks=(), trial=None), "webhook", "no MutatingWebhookConfiguration", "helm upgrade"),
         (changed(trial=Trial(error=CALLED)), "webhook", "connection refused", "Service gpu/vgpu-scheduler"),
+        (changed(trial=Trial(error=GONE)), "webhook", "cannot call it", "Service gpu/vgpu-scheduler is not there"),
         (changed(trial=Trial(error=DISTRUSTED)), "webhook", "unknown authority", "caBundle"),
         (changed(trial=Trial(namespace="a")), "webhook", "in namespace a passes it by", "vgpu.io/webhook: ignore"),
         (changed(webhooks=(msgspec.structs.replace(HOOK, bundle=b""),)), "certificate", "is empty", "log"),
@@ -114,6 +116,7 @@ UNENFORCED = [Condition(names.CONDITION_UNENFORCED, "True", message="set X in FI
         ),
         (changed(nodes=(node(capacity="8"),)), "conflict", "offers 8 of nvidia.com/gpu, its cards have 20", "another"),
         (changed(nodes=(node(capacity="0"),)), "plugin", "2 cards and offers no nvidia.com/gpu", "kubeletRoot"),
+        (changed(nodes=(node(allocatable={names.RESOURCE_GPU: "0"}),)), "plugin", "has lost the plugin", "its log"),
         (changed(nodes=(Node(Meta(name="n1")),)), "plugin", "none of 1 nodes tells of cards", "runtimeClassName"),
         (
             changed(nodes=(node(), Node(Meta(name="b", annotations={names.DEVICES: "{"})))),

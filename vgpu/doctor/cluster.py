@@ -1,5 +1,6 @@
 """Checks of a cluster. Pure: facts in, findings out."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -21,6 +22,8 @@ OTHER_PLUGINS: Final = (
     "k8s-device-plugin", "nvidia-device-plugin", "nvidia-gpu-device-plugin", "k8s-vdevice", "hami", "volcano-vgpu",
     "gpushare-plugin", "gpu-manager",
 )  # fmt: skip
+#: The API server of a Service that it should call
+_NO_SERVICE: Final = re.compile(r'service "[^"]*" not found')
 #: Containers of the same images that serve no device plugin
 HARMLESS: Final = ("gpu-feature-discovery", "mps-control-daemon", "config-manager")
 
@@ -132,7 +135,9 @@ def _webhook(cluster: Cluster) -> Iterator[Finding]:
     elif "failed calling webhook" in trial.error:
         service = next((hook.service for hook in cluster.webhooks or ()), "")
         todo = f"is the scheduler ready, and may the API server reach port 443 of Service {service}?"
-        if "x509" in trial.error or "certificate" in trial.error:
+        if _NO_SERVICE.search(trial.error):
+            todo = f"Service {service} is not there: run helm upgrade for the release again"
+        elif "x509" in trial.error or "certificate" in trial.error:
             todo = "the scheduler, or cert-manager, writes caBundle: look at its log"
         yield wrong("webhook", f"the API server cannot call it: {trial.error}", todo)
     elif trial.error:
@@ -216,6 +221,15 @@ def _node(node: Node, resource: str) -> Iterator[Finding]:
                 "plugin",
                 f"node {name} has {len(inventory.devices)} cards and offers no {resource}: the kubelet has no plugin",
                 "is the agent ready there, and devicePlugin.kubeletRoot the kubelet's --root-dir?",
+            )
+        elif any(gpu.healthy for gpu in inventory.devices) and not int(
+            parse_quantity(node.status.allocatable.get(resource, offered))
+        ):
+            # The kubelet keeps the capacity for some minutes, in case the plugin comes back
+            yield wrong(
+                "plugin",
+                f"node {name} gives no {resource} any more: its kubelet has lost the plugin",
+                "is the agent ready there? Look at its log",
             )
         elif offered != slots:
             yield wrong(
