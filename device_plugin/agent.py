@@ -10,6 +10,7 @@ import msgspec
 from device_plugin import driver
 from device_plugin.arbiter import Arbitration
 from device_plugin.cards import Cards
+from device_plugin.census import Census
 from device_plugin.consequences import Consequences
 from device_plugin.cri import Runtime, sockets
 from device_plugin.enforcement import Enforcement
@@ -22,21 +23,22 @@ from device_plugin.identity import Identity
 from device_plugin.labels import Labels
 from device_plugin.plugin import Plugin
 from device_plugin.pods import Pods
-from device_plugin.publish import Publisher
+from device_plugin.publish import Publisher, published
 from device_plugin.registration import Registration
 from device_plugin.sandbox import Sandboxes
 from device_plugin.starts import Starts
 from device_plugin.sweep import Sweep
 from device_plugin.watch import Watch
-from vgpu import contexts, inventory, names
+from vgpu import inventory, names
 from vgpu.config import Config
 from vgpu.devices import Inventory
-from vgpu.kube.client import KubeClient
+from vgpu.kube.client import ApiError, KubeClient
 from vgpu.native import paths
 
 log = logging.getLogger(__name__)
 
 LOOK_FOR_CARDS_SECONDS: Final = 30.0  #: a node without a driver: it may be installed later
+ASK_SECONDS: Final = 2.0  #: the same where the API server does not tell whether there were cards
 RECALL_SECONDS: Final = 3.0  #: for the API server to tell what an earlier agent has published; then without
 
 
@@ -58,10 +60,12 @@ class Agent:
         self._exporter = Exporter(options.node)
 
     async def run(self) -> None:
-        """Until cancelled. Without cards it waits for a driver that has some."""
+        """Until cancelled. A node that has and had no cards waits for a driver that has some."""
         self._exporter.serve(self._options.metrics_port)
-        found = await self._cards()
-        cards = Cards(found)
+        if self._config.simulate:
+            inventory.use_simulator(self._config.simulate, self._simulator_state)
+        census = Census(self._config, self._options.run_dir, self._driver)
+        cards = Cards(await self._cards(census))
         settings = self._config.device_plugin
         kubelet = Path(settings.kubeletRoot)
         places = Places(
@@ -98,6 +102,7 @@ class Agent:
             ignored=settings.ignoredXids,
             recovery_seconds=settings.recoverySeconds,
             count=lambda uuid, xid: self._exporter.count_xid(cards.by_uuid.get(uuid), xid),
+            census=census.take,
         )
         publisher = Publisher(
             self._client,
@@ -106,6 +111,7 @@ class Agent:
             cards,
             holdings.held,
             suspect=health.suspect,
+            gone=lambda sentence: consequences.node(names.CONDITION_UNHEALTHY, sentence),
             heal=health.heal,
         )
         sweep = Sweep(
@@ -148,30 +154,31 @@ class Agent:
     def _simulator_state(self) -> Path:
         return self._options.run_dir / "simulator"
 
-    async def _cards(self) -> Inventory:
-        settings = self._config.device_plugin
-        if self._config.simulate:
-            inventory.use_simulator(self._config.simulate, self._simulator_state)
+    async def _cards(self, census: Census) -> Inventory:
+        """Waits for the first cards, or for the word of the API server that there were some: these are silent then."""
         complaint = ""
         while True:
-            if not self._config.simulate:
-                driver.load_nvml(self._driver)
             try:
-                found = await asyncio.to_thread(
-                    inventory.read,
-                    split=settings.deviceSplitCount,
-                    memory_scaling=settings.deviceMemoryScaling,
-                    core_scaling=settings.deviceCoreScaling,
-                )
+                found = await asyncio.to_thread(census.take)
             except inventory.InventoryError as error:
-                reason = str(error)
+                found, reason = Inventory(), str(error)
             else:
                 if found.devices:
                     for gpu in found.devices:
                         log.info("card %d: %s, %d MiB, %s", gpu.index, gpu.model, gpu.physical_memory, gpu.uuid)
-                    return await asyncio.to_thread(contexts.learn, found, self._options.run_dir / "contexts.json")
+                    return found
                 reason = "all cards are in MIG mode, which are not shared" if found.mig else "the driver has no cards"
+            pause = LOOK_FOR_CARDS_SECONDS
+            try:
+                before = await asyncio.to_thread(published, self._client, self._options.node)
+            except ApiError as error:
+                pause, reason = ASK_SECONDS, f"{reason}; {error}"
+            else:
+                if before.devices:
+                    log.warning("%s; %d cards were published before", reason, len(before.devices))
+                    silent = tuple(gpu.index for gpu in before.devices if gpu.uuid not in found.mig)
+                    return msgspec.structs.replace(found, silent=silent)
             if reason != complaint:
                 log.info("idle: %s", reason)
                 complaint = reason
-            await asyncio.sleep(LOOK_FOR_CARDS_SECONDS)
+            await asyncio.sleep(pause)

@@ -1,14 +1,22 @@
-"""What the parts of the agent know about this node's cards: inventory, health, cordon. Thread-safe, no I/O."""
+"""What the parts of the agent know about this node's cards: inventory, health, cordon. Thread-safe, no I/O.
+
+A card is *absent* when an earlier agent published it and the driver, which counts it, got no answer of it since this
+one started. It is shown as unhealthy, and comes when it answers.
+"""
 
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import msgspec
 
 from vgpu.devices import Gpu, Inventory
 
 log = logging.getLogger(__name__)
+
+#: The trouble of an absent card that had none before; an agent knows it again by this sentence
+ABSENT: Final = "it did not answer the driver when the agent started"
 
 
 class Cards:
@@ -17,6 +25,7 @@ class Cards:
     def __init__(self, inventory: Inventory) -> None:
         self._lock = threading.Lock()
         self._inventory = inventory
+        self._absent: dict[str, Gpu] = {}  # as they were published
         self._sick: dict[str, str] = {}
         self._reasons: dict[str, set[str]] = {}  # of each unhealthy card, those that were logged
         self._cordoned: frozenset[str] = frozenset()
@@ -26,9 +35,9 @@ class Cards:
 
     @property
     def inventory(self) -> Inventory:
-        """The cards with their health as of now."""
+        """The cards with their health as of now, by NVML index."""
         with self._lock:
-            devices = tuple(
+            devices = [
                 msgspec.structs.replace(
                     gpu,
                     healthy=gpu.uuid not in self._sick,
@@ -36,12 +45,70 @@ class Cards:
                     foreign=gpu.uuid in self._foreign,
                 )
                 for gpu in self._inventory.devices
-            )
-            return msgspec.structs.replace(self._inventory, devices=devices)
+            ]
+            for gpu in self._absent.values():
+                trouble = gpu.trouble or ABSENT
+                devices.append(msgspec.structs.replace(gpu, healthy=False, trouble=trouble, foreign=False))
+            devices.sort(key=lambda gpu: gpu.index)
+            return msgspec.structs.replace(self._inventory, devices=tuple(devices))
 
     @property
     def by_uuid(self) -> Mapping[str, Gpu]:
         return {gpu.uuid: gpu for gpu in self.inventory.devices}
+
+    @property
+    def absent(self) -> Mapping[str, str]:
+        """UUID → trouble from before this agent; empty: it was well."""
+        with self._lock:
+            return {gpu.uuid: gpu.trouble for gpu in self._absent.values()}
+
+    @property
+    def complete(self) -> bool:
+        """Every card that the driver counts has answered, and there are some."""
+        with self._lock:
+            return bool(self._inventory.devices) and not self._inventory.silent
+
+    def recall(self, before: Inventory) -> list[Gpu]:
+        """Those of `before`, which an earlier agent published, that do not answer are absent from now on.
+
+        Tells which are not there any more: nothing that is silent can be them.
+        """
+        with self._lock:
+            known = {gpu.uuid for gpu in self._inventory.devices} | set(self._inventory.mig)
+            missing = [gpu for gpu in before.devices if gpu.uuid not in known]
+            silent = {gpu.uuid: gpu for gpu in missing if gpu.index in self._inventory.silent}
+            for uuid, gpu in silent.items():
+                trouble = "" if gpu.trouble == ABSENT else gpu.trouble
+                self._absent[uuid] = msgspec.structs.replace(gpu, trouble=trouble)
+        for gpu in silent.values():
+            log.warning(
+                "card %d (%s, %s) does not answer: it takes no pods until it does", gpu.index, gpu.model, gpu.uuid
+            )
+        if silent:
+            self._tell()
+        return [gpu for gpu in missing if gpu.uuid not in silent]
+
+    def found(self, now: Inventory) -> list[Gpu]:
+        """What the driver shows at another look; tells the cards that are new or have been absent.
+
+        A card that has answered this agent before and is missing stays: whoever watches health judges it.
+        """
+        with self._lock:
+            known = {gpu.uuid for gpu in self._inventory.devices}
+            here = {gpu.uuid for gpu in now.devices} | set(now.mig)
+            kept = [gpu for gpu in self._inventory.devices if gpu.uuid not in here]
+            before = self._inventory, self._absent
+            self._inventory = msgspec.structs.replace(now, devices=(*kept, *now.devices))
+            self._absent = {
+                uuid: gpu for uuid, gpu in self._absent.items() if uuid not in here and gpu.index in now.silent
+            }
+            changed = (self._inventory, self._absent) != before
+        new = [gpu for gpu in now.devices if gpu.uuid not in known]
+        for gpu in new:
+            log.info("card %d: %s, %d MiB, %s", gpu.index, gpu.model, gpu.physical_memory, gpu.uuid)
+        if changed:
+            self._tell()
+        return new
 
     @property
     def cordoned(self) -> frozenset[str]:
@@ -78,6 +145,8 @@ class Cards:
         """Marks a card healthy; tells whether that is news."""
         with self._lock:
             news = self._sick.pop(uuid, None) is not None
+            if uuid in self._absent:
+                self._absent[uuid] = msgspec.structs.replace(self._absent[uuid], trouble="")
             self._reasons.pop(uuid, None)
         if news:
             log.info("card %s is healthy again", uuid)

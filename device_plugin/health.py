@@ -15,11 +15,13 @@ from device_plugin import vitals
 from device_plugin.cards import Cards
 from device_plugin.recovery import Recovery
 from vgpu import names
+from vgpu.devices import Inventory
 from vgpu.inventory import InventoryError, session
 
 log = logging.getLogger(__name__)
 
 _WAIT_MS: Final = 1000  #: one wait for events; also the period of the probe
+_LOOK_SECONDS: Final = 30.0  #: between two looks for cards that have not answered this agent yet
 _SILENT: Final = 3  #: questions without an answer after which a card counts as lost, where the error does not say so
 _EVENTS: Final = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
 
@@ -37,12 +39,18 @@ class Health:
         ignored: Collection[int],
         recovery_seconds: float,
         count: Callable[[str, int], None],
+        census: Callable[[], Inventory],
     ) -> None:
-        """`recovery_seconds`: an unhealthy card that is quiet for so long is taken back; 0: never by itself."""
+        """`recovery_seconds`: an unhealthy card that is quiet for so long is taken back; 0: never by itself.
+
+        `census` tells the cards as the driver shows them now; raises InventoryError.
+        """
         self._cards = cards
         self._tell = tell
         self._ignored = frozenset(ignored)
         self._count = count
+        self._census = census
+        self._looked = -_LOOK_SECONDS  # monotonic seconds
         self._lock = threading.RLock()  # what follows, and that the cards agree with it
         self._recovery = Recovery(recovery_seconds)
         self._judge = vitals.Judge()
@@ -66,6 +74,7 @@ class Health:
             if uuid not in self._cards.by_uuid:
                 log.warning("%s names card %s, which is not on this node", names.HEAL, uuid)
                 continue
+            self._looked = -_LOOK_SECONDS  # where it is absent
             with self._lock:
                 self._recovery.forgive(uuid, time.monotonic())
                 self._back(uuid, "somebody says that it is repaired")
@@ -73,6 +82,8 @@ class Health:
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
+                if self._due():
+                    self._look()
                 with session():
                     self._watch()
                 self._complaint = ""
@@ -81,7 +92,7 @@ class Health:
                     log.warning("health of the cards is not watched: %s; trying again", error)
                     self._complaint = str(error)
                 if isinstance(error, InventoryError):
-                    for uuid in self._cards.by_uuid:
+                    for uuid in self._present():
                         self._trouble(uuid, str(error))
             except Exception as error:
                 # A driver may answer what nobody expects: the other cards are watched all the same.
@@ -91,7 +102,7 @@ class Health:
             self._stopping.wait(_WAIT_MS / 1000)
 
     def _watch(self) -> None:
-        """Until a card does not answer: a card that was reset is only found by a new session."""
+        """Until a card does not answer, or one is looked for: cards that come are only found by a new session."""
         events = self._register()
         try:
             while not self._stopping.is_set():
@@ -101,25 +112,49 @@ class Health:
                         self._stopping.wait(_WAIT_MS / 1000)
                     else:
                         self._next_event(events)
-                if not self.probe():
+                if not self.probe() or self._due():
                     return
         finally:
             if events is not None:
                 pynvml.nvmlEventSetFree(events)
 
+    def _due(self) -> bool:
+        return not self._cards.complete and time.monotonic() - self._looked >= _LOOK_SECONDS
+
+    def _look(self) -> None:
+        """Takes in cards that did not answer before. One that had trouble before this agent has it still."""
+        self._looked = time.monotonic()
+        try:
+            now = self._census()
+        except InventoryError as error:
+            log.debug("no card is found: %s", error)
+            return
+        before = self._cards.absent
+        for gpu in now.devices:
+            if before.get(gpu.uuid):
+                self._trouble(gpu.uuid, before[gpu.uuid])
+        for gpu in self._cards.found(now):
+            if not before.get(gpu.uuid):
+                self._tell(names.EVENT_HEALTHY, f"card {gpu.uuid} takes pods: it answers the driver")
+
+    def _present(self) -> list[str]:
+        """Cards that have answered this agent."""
+        absent = self._cards.absent
+        return [uuid for uuid in self._cards.by_uuid if uuid not in absent]
+
     def _register(self) -> Any:
         """An event set with every card that supports it; None when none does."""
         events = pynvml.nvmlEventSetCreate()
         watched = 0
-        for gpu in self._cards.inventory.devices:
+        for uuid in self._present():
             try:
-                handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+                handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
                 known = pynvml.nvmlDeviceGetSupportedEventTypes(handle)
                 pynvml.nvmlDeviceRegisterEvents(handle, known & _EVENTS, events)
                 watched += 1
             except pynvml.NVMLError as error:
-                level = logging.DEBUG if self._recovery.ill(gpu.uuid) else logging.WARNING
-                log.log(level, "card %s reports no XIDs: %s", gpu.uuid, error)
+                level = logging.DEBUG if self._recovery.ill(uuid) else logging.WARNING
+                log.log(level, "card %s reports no XIDs: %s", uuid, error)
         if watched:
             log.debug("watching %d cards for errors", watched)
             return events
@@ -148,7 +183,7 @@ class Health:
     def probe(self) -> bool:
         """Asks every card; those that are well and quiet for long enough are taken back. False: one did not answer."""
         all_answer = True
-        for uuid in self._cards.by_uuid:
+        for uuid in self._present():
             now = time.monotonic()
             if not self._recovery.due(uuid, now):
                 continue

@@ -9,8 +9,10 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
+import msgspec
+
 from device_plugin import conditions
-from device_plugin.cards import Cards
+from device_plugin.cards import ABSENT, Cards
 from device_plugin.conditions import Finding
 from vgpu import names
 from vgpu.allocation import Held
@@ -32,8 +34,8 @@ _SPACING_SECONDS: Final = 1.0  #: at least, between two looks: what changes in b
 class Publisher:
     """One thread that keeps the node object as it should be; `held` tells what live pods hold, by card.
 
-    `suspect(uuid, reason)` is told of cards that an earlier agent published as unhealthy, `heal(uuids)` of those that
-    somebody says are repaired.
+    `suspect(uuid, reason)` is told of cards that an earlier agent published as unhealthy, `gone(sentence)` of those
+    that are not there any more, `heal(uuids)` of those that somebody says are repaired.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Publisher:
         held: Callable[[], Mapping[str, Held]],
         *,
         suspect: Callable[[str, str], None],
+        gone: Callable[[str], None],
         heal: Callable[[Collection[str]], None],
     ) -> None:
         self._client = client
@@ -53,6 +56,7 @@ class Publisher:
         self._cards = cards
         self._held = held
         self._suspect = suspect
+        self._gone = gone
         self._heal = heal
         self.recalled = threading.Event()  #: what an earlier agent has published is known
         self._wake = threading.Event()
@@ -90,7 +94,10 @@ class Publisher:
         self._wake.set()
 
     def _recall(self, node: Node) -> None:
-        """Cards that were unhealthy when an earlier agent published them stay so until they prove themselves."""
+        """Cards that were unhealthy when an earlier agent published them stay so until they prove themselves.
+
+        Those that do not answer are unhealthy, too: nobody could tell them from cards that were taken out.
+        """
         try:
             before = decode_inventory(node.metadata.annotations.get(names.DEVICES, "{}"))
         except ValueError as error:
@@ -98,8 +105,12 @@ class Publisher:
             return
         known = self._cards.by_uuid
         for gpu in before.devices:
-            if not gpu.healthy and gpu.uuid in known:
+            if not gpu.healthy and gpu.uuid in known and gpu.trouble != ABSENT:
                 self._suspect(gpu.uuid, gpu.trouble)
+        for gpu in self._cards.recall(before):
+            sentence = f"card {gpu.uuid} ({gpu.model}), which was published before, is not there any more"
+            log.warning("%s", sentence)
+            self._gone(sentence)
 
     def _run(self) -> None:
         while not self._ending.is_set():
@@ -160,6 +171,20 @@ class Publisher:
             self._unmarked = version
 
 
+def published(client: KubeClient, node: str) -> Inventory:
+    """What an earlier agent has published; empty also where it cannot be read. Raises ApiError."""
+    try:
+        found = msgspec.json.decode(client.get(f"/api/v1/nodes/{node}"), type=Node)
+        return decode_inventory(found.metadata.annotations.get(names.DEVICES, "{}"))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return Inventory()
+    except (ValueError, msgspec.MsgspecError) as error:
+        log.warning("node %s: %s", node, error)
+        return Inventory()
+
+
 def marks(inventory: Inventory) -> tuple[dict[str, str | None], dict[str, str | None]]:
     """(annotations, labels) of a node; None: to be removed."""
     if not inventory.devices:
@@ -169,10 +194,12 @@ def marks(inventory: Inventory) -> tuple[dict[str, str | None], dict[str, str | 
 
 def ailing(inventory: Inventory) -> Finding:
     """The condition that tells which cards do not work."""
-    cards = "; ".join(
+    cards = [
         f"card {gpu.index} ({gpu.model}, {gpu.uuid}): {gpu.trouble}" for gpu in inventory.devices if not gpu.healthy
-    )
-    return Finding(names.CONDITION_UNHEALTHY, cards, "CardsUnhealthy", "CardsHealthy", "all cards work")
+    ]
+    known = {gpu.index for gpu in inventory.devices}
+    cards += [f"card {index}: it does not answer the driver" for index in inventory.silent if index not in known]
+    return Finding(names.CONDITION_UNHEALTHY, "; ".join(cards), "CardsUnhealthy", "CardsHealthy", "all cards work")
 
 
 def contested(sentence: str) -> Finding:

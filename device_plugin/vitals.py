@@ -21,6 +21,7 @@ class Vitals(msgspec.Struct, frozen=True):
     slowdown: int | None = None  #: °C from which on the hardware slows itself down
     uncorrected: int | None = None  #: memory errors that ECC could not correct, since the driver was loaded
     remapping_failed: bool = False  #: a bad row of memory could not be replaced by a spare one
+    partitioned: bool = False  #: MIG mode has been switched on
 
 
 def read(uuid: str) -> Vitals:
@@ -38,6 +39,7 @@ def read(uuid: str) -> Vitals:
             pynvml.NVML_VOLATILE_ECC,
         ),
         remapping_failed=bool(rows and rows[3]),
+        partitioned=bool((_ask(pynvml.nvmlDeviceGetMigMode, handle) or (0,))[0]),
     )
 
 
@@ -57,6 +59,8 @@ class Judge:
             self._hot_since.pop(uuid, None)
         if seen.remapping_failed:
             return "a bad row of its memory could not be replaced by a spare one: the card has to be replaced"
+        if seen.partitioned:
+            return "it is in MIG mode, in which cards are not shared"
         if seen.uncorrected is not None and before is not None and seen.uncorrected > before:
             return "its memory had an error that ECC could not correct"
         if seen.temperature is not None and seen.slowdown is not None and seen.temperature >= seen.slowdown:

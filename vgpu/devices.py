@@ -52,6 +52,7 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
 
     devices: tuple[Gpu, ...] = ()
     mig: tuple[str, ...] = ()  #: UUIDs of cards in MIG mode: they are not shared
+    silent: tuple[Natural, ...] = ()  #: NVML indexes of cards that the driver counts and that do not answer it
     driver: str = ""
     cuda: str = ""
     v: int = 1

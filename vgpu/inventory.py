@@ -71,7 +71,7 @@ def read(*, split: int = 10, memory_scaling: float = 1.0, core_scaling: float = 
             cards = []
             handles = {}
             partitioned = []
-            silent = None
+            silent: dict[int, pynvml.NVMLError] = {}
             for index in range(pynvml.nvmlDeviceGetCount()):
                 try:
                     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -84,12 +84,13 @@ def read(*, split: int = 10, memory_scaling: float = 1.0, core_scaling: float = 
                     handles[uuid] = handle
                 except pynvml.NVMLError as error:
                     log.warning("card %d does not answer the driver and is left out: %s", index, error)
-                    silent = error
-            if silent is not None and not cards:
-                raise silent
+                    silent[index] = error
+            if silent and not cards:
+                raise next(iter(silent.values()))
             return Inventory(
                 devices=tuple(msgspec.structs.replace(gpu, links=_links(gpu.uuid, handles)) for gpu in cards),
                 mig=tuple(partitioned),
+                silent=tuple(silent),
                 driver=str(_ask(pynvml.nvmlSystemGetDriverVersion, otherwise="")),
                 cuda=_cuda(),
             )

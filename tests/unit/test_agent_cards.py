@@ -2,9 +2,10 @@
 
 import logging
 
+import msgspec
 import pytest
 
-from device_plugin.cards import Cards
+from device_plugin.cards import ABSENT, Cards
 from vgpu.devices import Gpu, Inventory
 
 CARDS = tuple(Gpu(uuid=uuid, index=index, model="T4", memory=1000) for index, uuid in enumerate("ab"))
@@ -38,3 +39,60 @@ def test_a_storm_of_errors_is_one_change_and_its_last_word_is_kept(
     assert cards.sicken("a", "XID 48")
     assert told == ["change"] * 3
     assert len(caplog.records) == 4  # healthy again, and once more the first one
+
+
+A, B = CARDS
+ILL = msgspec.structs.replace(B, healthy=False, trouble="XID 79")
+
+
+def shown(cards: Cards) -> list[tuple[str, bool, str]]:
+    return [(gpu.uuid, gpu.healthy, gpu.trouble) for gpu in cards.inventory.devices]
+
+
+@pytest.mark.parametrize(("before", "trouble"), [(B, ABSENT), (ILL, "XID 79")])
+def test_a_published_card_that_does_not_answer_is_shown_until_it_does(before: Gpu, trouble: str) -> None:
+    cards = Cards(Inventory(devices=(A,), silent=(1,)))
+    assert not cards.complete
+    assert cards.recall(Inventory(devices=(A, before))) == []
+    assert shown(cards) == [("a", True, ""), ("b", False, trouble)]
+    assert cards.absent == {"b": before.trouble}
+    (again,) = (gpu for gpu in cards.inventory.devices if not gpu.healthy)
+    following = Cards(Inventory(devices=(A,), silent=(1,)))  # the next agent
+    following.recall(Inventory(devices=(A, again)))
+    assert shown(following) == shown(cards)
+    assert following.absent == cards.absent
+    assert cards.found(Inventory(devices=(A,), silent=(1,))) == []
+    assert cards.found(Inventory(devices=CARDS)) == [B]
+    assert shown(cards) == [("a", True, ""), ("b", True, "")]
+    assert cards.complete
+    assert not cards.absent
+
+
+def test_who_repairs_an_absent_card_takes_its_trouble_away() -> None:
+    cards = Cards(Inventory(silent=(0, 1)))
+    cards.recall(Inventory(devices=(A, ILL)))
+    assert not cards.heal("b")
+    assert shown(cards) == [("a", False, ABSENT), ("b", False, ABSENT)]
+
+
+def test_a_card_that_was_taken_out_or_partitioned_is_not_waited_for() -> None:
+    taken_out = Cards(Inventory(devices=(A,)))
+    assert taken_out.recall(Inventory(devices=CARDS)) == [B]
+    assert shown(taken_out) == [("a", True, "")]
+    partitioned = Cards(Inventory(devices=(A,), mig=("b",), silent=(1,)))
+    assert partitioned.recall(Inventory(devices=CARDS)) == []
+    assert not partitioned.absent
+    other = msgspec.structs.replace(B, uuid="c")
+    replaced = Cards(Inventory(devices=(A,), silent=(1,)))
+    replaced.recall(Inventory(devices=CARDS))
+    assert replaced.found(Inventory(devices=(A, other))) == [other]
+    assert [uuid for uuid, _, _ in shown(replaced)] == ["a", "c"]
+
+
+def test_a_card_that_falls_silent_while_another_comes_is_not_forgotten(cards: Cards, told: list[str]) -> None:
+    new = Gpu(uuid="c", index=2, model="T4", memory=1000)
+    assert cards.found(Inventory(devices=(A, new), silent=(1,))) == [new]
+    assert [uuid for uuid, _, _ in shown(cards)] == ["a", "b", "c"]
+    assert told == ["change"]
+    assert cards.found(Inventory(devices=(A, new), silent=(1,))) == []
+    assert not cards.complete

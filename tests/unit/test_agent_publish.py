@@ -80,7 +80,16 @@ def healing() -> tuple[Publisher, Api, list[object]]:
     def heal(uuids: Collection[str]) -> None:
         done.append(sorted(uuids))
 
-    found = Publisher(cast(Any, api), "n", Config(), Cards(Inventory()), dict, suspect=lambda *_: None, heal=heal)
+    found = Publisher(
+        cast(Any, api),
+        "n",
+        Config(),
+        Cards(Inventory()),
+        dict,
+        suspect=cast(Any, None),
+        gone=cast(Any, None),
+        heal=heal,
+    )
     return found, api, done
 
 

@@ -35,13 +35,13 @@ def a_sweep() -> Sweep:
 
 def a_publisher() -> Publisher:
     cards = Cards(Inventory())
-    found = Publisher(UNUSED, "n", Config(), cards, dict, suspect=lambda *_: None, heal=lambda _: None)
+    found = Publisher(UNUSED, "n", Config(), cards, dict, suspect=UNUSED, gone=UNUSED, heal=lambda _: None)
     found._informer.stop = lambda: None  # type: ignore[method-assign]  # it was not started
     return found
 
 
 def a_health() -> Health:
-    return Health(Cards(Inventory()), lambda *_: None, ignored=(), recovery_seconds=0, count=lambda *_: None)
+    return Health(Cards(Inventory()), UNUSED, ignored=(), recovery_seconds=0, count=UNUSED, census=Inventory)
 
 
 @pytest.mark.parametrize(
