@@ -2,6 +2,10 @@
 #define _GNU_SOURCE
 #include "charge.h"
 
+/* Names that cuda.h has since CUDA 13. */
+#define UINT16_SEMIPLANAR_444 0x58
+#define UINT16_PLANAR_444 0x5e
+
 #define NO_MEMORY_YET (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) /* backed by cuMemCreate blocks, charged there */
 
 /* Bits of one element with one channel (cuda.h, CUarray_format). Block-compressed formats: per texel, all channels; planar video: all planes. */
@@ -31,6 +35,12 @@ static unsigned format_bits(CUarray_format format, bool *whole_texel) {
     case CU_AD_FORMAT_BC7_UNORM:
     case CU_AD_FORMAT_BC7_UNORM_SRGB: return 8;
     case CU_AD_FORMAT_NV12: return 12;
+    /* 16 bits per channel, and as many where 10 or 12 are named */
+    case CU_AD_FORMAT_Y416: return 64;
+    case CU_AD_FORMAT_Y444_PLANAR10:
+    case CU_AD_FORMAT_YUV444_16bit_SemiPlanar:
+    case UINT16_SEMIPLANAR_444:
+    case UINT16_PLANAR_444: return 48;
     case CU_AD_FORMAT_UNORM_INT8X1:
     case CU_AD_FORMAT_SNORM_INT8X1: return 8;
     case CU_AD_FORMAT_UNORM_INT8X2:
@@ -75,59 +85,74 @@ static uint64_t number(const void *handle) {
     return (uint64_t)(uintptr_t)handle;
 }
 
-static CUresult array_made(struct vgpu_attempt *attempt, CUresult result, const CUarray *array) {
-    if (vgpu_attempt_booked(attempt, result, VGPU_ARRAY, number(result == CUDA_SUCCESS && array ? *array : NULL), attempt->bytes, VGPU_KIND_ARRAY))
-        return result;
-    if (DRIVER(cuArrayDestroy))
-        DRIVER(cuArrayDestroy)(*array);
-    return CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *d) {
-    CUDA_REAL(cuArrayCreate_v2);
-    struct vgpu_attempt attempt;
-    return vgpu_attempt_here(&attempt, array && d ? level_bytes(d->Width, d->Height, 1, d->NumChannels, d->Format) : 0)
-               ? array_made(&attempt, real(array, d), array)
-               : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *d) {
-    CUDA_REAL(cuArrayCreate);
-    struct vgpu_attempt attempt;
-    return vgpu_attempt_here(&attempt, array && d ? level_bytes(d->Width, d->Height, 1, d->NumChannels, d->Format) : 0)
-               ? array_made(&attempt, real(array, d), array)
-               : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *d) {
-    CUDA_REAL(cuArray3DCreate_v2);
-    bool sized = array && d && !(d->Flags & NO_MEMORY_YET);
-    struct vgpu_attempt attempt;
-    return vgpu_attempt_here(&attempt, sized ? level_bytes(d->Width, d->Height, d->Depth, d->NumChannels, d->Format) : 0)
-               ? array_made(&attempt, real(array, d), array)
-               : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *d) {
-    CUDA_REAL(cuArray3DCreate);
-    bool sized = array && d && !(d->Flags & NO_MEMORY_YET);
-    struct vgpu_attempt attempt;
-    return vgpu_attempt_here(&attempt, sized ? level_bytes(d->Width, d->Height, d->Depth, d->NumChannels, d->Format) : 0)
-               ? array_made(&attempt, real(array, d), array)
-               : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels) {
-    CUDA_REAL(cuMipmappedArrayCreate);
-    struct vgpu_attempt attempt;
-    if (!vgpu_attempt_here(&attempt, array && d && !(d->Flags & NO_MEMORY_YET) ? mipmap_bytes(d, levels) : 0))
+/* Descriptors are copied before their bytes are reckoned, and handles booked before the program sees them: another of its threads may write both. */
+static CUresult array_made(struct vgpu_attempt *attempt, CUresult result, CUarray made, CUarray *array) {
+    if (!vgpu_attempt_booked(attempt, result, VGPU_ARRAY, number(made), attempt->bytes, VGPU_KIND_ARRAY)) {
+        if (DRIVER(cuArrayDestroy))
+            DRIVER(cuArrayDestroy)(made);
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = real(array, d, levels);
-    if (vgpu_attempt_booked(&attempt, result, VGPU_MIPMAP, number(result == CUDA_SUCCESS && array ? *array : NULL), attempt.bytes, VGPU_KIND_ARRAY))
-        return result;
-    if (DRIVER(cuMipmappedArrayDestroy))
-        DRIVER(cuMipmappedArrayDestroy)(*array);
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (result == CUDA_SUCCESS)
+        *array = made;
+    return result;
+}
+
+#define CREATE(bytes)                                                                                                                              \
+    if (!array || !given)                                                                                                                          \
+        return real(array, given);                                                                                                                 \
+    const __typeof__(*given) d = *given;                                                                                                           \
+    struct vgpu_attempt attempt;                                                                                                                   \
+    if (!vgpu_attempt_here(&attempt, bytes))                                                                                                       \
+        return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                           \
+    if (attempt.verdict == VGPU_UNCHARGED)                                                                                                         \
+        return real(array, &d);                                                                                                                    \
+    CUarray made = NULL;                                                                                                                           \
+    CUresult result = real(&made, &d);                                                                                                             \
+    return array_made(&attempt, result, made, array)
+
+#define FLAT_BYTES level_bytes(d.Width, d.Height, 1, d.NumChannels, d.Format)
+#define DEEP_BYTES (d.Flags & NO_MEMORY_YET ? 0 : level_bytes(d.Width, d.Height, d.Depth, d.NumChannels, d.Format))
+
+CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *given) {
+    CUDA_REAL(cuArrayCreate_v2);
+    CREATE(FLAT_BYTES);
+}
+
+CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *given) {
+    CUDA_REAL(cuArrayCreate);
+    CREATE(FLAT_BYTES);
+}
+
+CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *given) {
+    CUDA_REAL(cuArray3DCreate_v2);
+    CREATE(DEEP_BYTES);
+}
+
+CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *given) {
+    CUDA_REAL(cuArray3DCreate);
+    CREATE(DEEP_BYTES);
+}
+
+CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *given, unsigned int levels) {
+    CUDA_REAL(cuMipmappedArrayCreate);
+    if (!array || !given)
+        return real(array, given, levels);
+    const CUDA_ARRAY3D_DESCRIPTOR d = *given;
+    struct vgpu_attempt attempt;
+    if (!vgpu_attempt_here(&attempt, d.Flags & NO_MEMORY_YET ? 0 : mipmap_bytes(&d, levels)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (attempt.verdict == VGPU_UNCHARGED)
+        return real(array, &d, levels);
+    CUmipmappedArray made = NULL;
+    CUresult result = real(&made, &d, levels);
+    if (!vgpu_attempt_booked(&attempt, result, VGPU_MIPMAP, number(made), attempt.bytes, VGPU_KIND_ARRAY)) {
+        if (DRIVER(cuMipmappedArrayDestroy))
+            DRIVER(cuMipmappedArrayDestroy)(made);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (result == CUDA_SUCCESS)
+        *array = made;
+    return result;
 }
 
 CUresult cuArrayDestroy(CUarray array) {

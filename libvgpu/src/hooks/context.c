@@ -34,15 +34,22 @@ static struct context_charge charge_context(CUdevice device) {
     return charge;
 }
 
-static CUresult created(const struct context_charge *charge, CUresult result, const CUcontext *context) {
-    if (charge->verdict != VGPU_CHARGED)
-        return result;
-    if (result != CUDA_SUCCESS) {
-        vgpu_uncharge(charge->ticket, charge->bytes);
-        return result;
+/* `made` goes to the program when it has been booked; one that cannot be remembered is given to nobody. */
+static CUresult created(const struct context_charge *charge, CUresult result, CUcontext made, CUcontext *context, bool primary, CUdevice device) {
+    if (charge->verdict == VGPU_CHARGED) {
+        struct vgpu_holding holding = {.bytes = charge->bytes, .owner = made, .ticket = charge->ticket, .kind = VGPU_KIND_CONTEXT};
+        if (result != CUDA_SUCCESS) {
+            vgpu_uncharge(charge->ticket, charge->bytes);
+        } else if (!vgpu_hold(VGPU_CONTEXT, (uint64_t)(uintptr_t)made, &holding)) {
+            if (primary && DRIVER(cuDevicePrimaryCtxRelease_v2))
+                DRIVER(cuDevicePrimaryCtxRelease_v2)(device);
+            else if (!primary && DRIVER(cuCtxDestroy_v2))
+                DRIVER(cuCtxDestroy_v2)(made);
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
     }
-    struct vgpu_holding holding = {.bytes = charge->bytes, .owner = *context, .ticket = charge->ticket, .kind = VGPU_KIND_CONTEXT};
-    vgpu_hold(VGPU_CONTEXT, (uint64_t)(uintptr_t)*context, &holding);
+    if (result == CUDA_SUCCESS)
+        *context = made;
     return result;
 }
 
@@ -50,26 +57,28 @@ static CUresult created(const struct context_charge *charge, CUresult result, co
     struct context_charge charge = charge_context(device);                                                                                         \
     if (charge.verdict == VGPU_REFUSED)                                                                                                            \
         return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                           \
-    return created(&charge, real(__VA_ARGS__), context)
+    CUcontext made = NULL;                                                                                                                         \
+    CUresult result = real(context ? &made : NULL, __VA_ARGS__);                                                                                   \
+    return created(&charge, result, made, context, false, device)
 
 CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device) {
     CUDA_REAL(cuCtxCreate);
-    CREATE(device, context, flags, device);
+    CREATE(device, flags, device);
 }
 
 CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device) {
     CUDA_REAL(cuCtxCreate_v2);
-    CREATE(device, context, flags, device);
+    CREATE(device, flags, device);
 }
 
 CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *affinity, int count, unsigned int flags, CUdevice device) {
     CUDA_REAL(cuCtxCreate_v3);
-    CREATE(device, context, affinity, count, flags, device);
+    CREATE(device, affinity, count, flags, device);
 }
 
 CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsigned int flags, CUdevice device) {
     CUDA_REAL(cuCtxCreate_v4);
-    CREATE(device, context, parameters, flags, device);
+    CREATE(device, parameters, flags, device);
 }
 
 static void gone(CUcontext context, const struct vgpu_moment *before) {
@@ -143,10 +152,13 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
         result = real(context, device);
     } else {
         struct context_charge charge = charge_context(device);
-        if (charge.verdict != VGPU_REFUSED)
-            result = created(&charge, real(context, device), context);
+        CUcontext made = NULL;
+        if (charge.verdict != VGPU_REFUSED) {
+            result = real(context ? &made : NULL, device);
+            result = created(&charge, result, made, context, true, device);
+        }
         primary->held = result == CUDA_SUCCESS;
-        primary->context = primary->held ? *context : NULL;
+        primary->context = primary->held ? made : NULL;
     }
     vgpu_spin_unlock(&primary->asking);
     return result;

@@ -9,26 +9,37 @@ static uint64_t number(CUexternalMemory memory) {
     return (uint64_t)(uintptr_t)memory;
 }
 
-CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description) {
+/* As everywhere where something is charged: what another thread of the program may write is read once, and what the driver answers is booked before
+ * the program can see it. */
+CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *given) {
     CUDA_REAL(cuImportExternalMemory);
+    if (!memory || !given)
+        return real(memory, given);
+    const CUDA_EXTERNAL_MEMORY_HANDLE_DESC description = *given;
     struct vgpu_attempt attempt;
-    if (!vgpu_attempt_here(&attempt, memory && description ? description->size : 0))
+    if (!vgpu_attempt_here(&attempt, description.size))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = real(memory, description);
-    if (attempt.verdict != VGPU_CHARGED)
-        return result;
-    struct vgpu_share *share = result == CUDA_SUCCESS ? malloc(sizeof *share) : NULL;
-    if (!share) {
-        vgpu_uncharge(attempt.ticket, attempt.bytes);
-    } else {
-        *share = (struct vgpu_share){.handles = 1, .bytes = attempt.bytes, .ticket = attempt.ticket};
-        struct vgpu_holding holding = {.share = share, .owner = attempt.place.context, .payer = VGPU_PAID_BY_SHARE};
-        if (vgpu_hold(VGPU_EXTERNAL, number(*memory), &holding))
-            return result;
+    CUexternalMemory made = NULL;
+    CUresult result = real(&made, &description);
+    if (attempt.verdict == VGPU_CHARGED) {
+        struct vgpu_share *share = result == CUDA_SUCCESS ? malloc(sizeof *share) : NULL;
+        bool held = false;
+        if (!share) {
+            vgpu_uncharge(attempt.ticket, attempt.bytes);
+        } else {
+            *share = (struct vgpu_share){.handles = 1, .bytes = attempt.bytes, .ticket = attempt.ticket};
+            struct vgpu_holding holding = {.share = share, .owner = attempt.place.context, .payer = VGPU_PAID_BY_SHARE};
+            held = vgpu_hold(VGPU_EXTERNAL, number(made), &holding);
+        }
+        if (result == CUDA_SUCCESS && !held) {
+            if (DRIVER(cuDestroyExternalMemory))
+                DRIVER(cuDestroyExternalMemory)(made);
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
     }
-    if (result == CUDA_SUCCESS && DRIVER(cuDestroyExternalMemory))
-        DRIVER(cuDestroyExternalMemory)(*memory);
-    return result == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : result;
+    if (result == CUDA_SUCCESS)
+        *memory = made;
+    return result;
 }
 
 /* Books what was mapped as one more handle of the object. The driver may answer ranges that overlap by the same address: one handle then. */
@@ -60,26 +71,34 @@ static bool joined(CUexternalMemory memory, struct vgpu_holding *holding) {
 CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *pointer, CUexternalMemory memory, const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *buffer) {
     CUDA_REAL(cuExternalMemoryGetMappedBuffer);
     struct vgpu_holding holding;
+    CUdeviceptr made = 0;
     bool known = joined(memory, &holding);
-    CUresult result = real(pointer, memory, buffer);
-    if (mapped(known, result, VGPU_POINTER, result == CUDA_SUCCESS ? *pointer : 0, &holding))
-        return result;
-    if (DRIVER(cuMemFree_v2))
-        DRIVER(cuMemFree_v2)(*pointer);
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = real(pointer ? &made : NULL, memory, buffer);
+    if (!mapped(known, result, VGPU_POINTER, made, &holding)) {
+        if (DRIVER(cuMemFree_v2))
+            DRIVER(cuMemFree_v2)(made);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (result == CUDA_SUCCESS)
+        *pointer = made;
+    return result;
 }
 
 CUresult cuExternalMemoryGetMappedMipmappedArray(CUmipmappedArray *array, CUexternalMemory memory,
                                                  const CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC *description) {
     CUDA_REAL(cuExternalMemoryGetMappedMipmappedArray);
     struct vgpu_holding holding;
+    CUmipmappedArray made = NULL;
     bool known = joined(memory, &holding);
-    CUresult result = real(array, memory, description);
-    if (mapped(known, result, VGPU_MIPMAP, result == CUDA_SUCCESS ? (uint64_t)(uintptr_t)*array : 0, &holding))
-        return result;
-    if (DRIVER(cuMipmappedArrayDestroy))
-        DRIVER(cuMipmappedArrayDestroy)(*array);
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = real(array ? &made : NULL, memory, description);
+    if (!mapped(known, result, VGPU_MIPMAP, (uint64_t)(uintptr_t)made, &holding)) {
+        if (DRIVER(cuMipmappedArrayDestroy))
+            DRIVER(cuMipmappedArrayDestroy)(made);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (result == CUDA_SUCCESS)
+        *array = made;
+    return result;
 }
 
 CUresult cuDestroyExternalMemory(CUexternalMemory memory) {

@@ -35,22 +35,28 @@ static void learn_symbols(void) {
     DRIVER(cuInit);
 }
 
+/* The driver's own address never stands where the program's other threads could read it. */
+static void answer(CUresult result, const char *symbol, void *found, void **pfn) {
+    if (result == CUDA_SUCCESS && symbol && found) {
+        learn_symbols();
+        found = hooked(symbol, found);
+    }
+    if (pfn)
+        *pfn = found;
+}
+
 CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status) {
     CUDA_REAL(cuGetProcAddress_v2);
-    CUresult result = real(symbol, pfn, version, flags, status);
-    if (result == CUDA_SUCCESS && symbol && pfn && *pfn) {
-        learn_symbols();
-        *pfn = hooked(symbol, *pfn);
-    }
+    void *found = pfn ? *pfn : NULL; /* a driver may leave it alone */
+    CUresult result = real(symbol, pfn ? &found : NULL, version, flags, status);
+    answer(result, symbol, found, pfn);
     return result;
 }
 
 CUresult cuGetProcAddress(const char *symbol, void **pfn, int version, cuuint64_t flags) {
     CUDA_REAL(cuGetProcAddress);
-    CUresult result = real(symbol, pfn, version, flags);
-    if (result == CUDA_SUCCESS && symbol && pfn && *pfn) {
-        learn_symbols();
-        *pfn = hooked(symbol, *pfn);
-    }
+    void *found = pfn ? *pfn : NULL; /* a driver may leave it alone */
+    CUresult result = real(symbol, pfn ? &found : NULL, version, flags);
+    answer(result, symbol, found, pfn);
     return result;
 }

@@ -4,6 +4,8 @@
 
 #define PITCH_STEP 512u /* no driver seen pads rows further (texture pitch alignment); what it really chose is settled afterwards */
 
+/* What the driver answers goes into a variable of the hook's before it is booked: the program's own may be written by another of its threads, which
+ * would book it under another address or size, or be seen there and freed before it is known here. */
 static CUresult booked(struct vgpu_attempt *attempt, CUresult result, CUdeviceptr pointer, uint64_t chosen) {
     if (vgpu_attempt_booked(attempt, result, VGPU_POINTER, pointer, chosen, VGPU_KIND_BUFFER))
         return result;
@@ -18,8 +20,14 @@ CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
     struct vgpu_attempt attempt;
     if (!vgpu_attempt_here(&attempt, pointer ? bytes : 0))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = real(pointer, bytes);
-    return booked(&attempt, result, result == CUDA_SUCCESS && pointer ? *pointer : 0, bytes);
+    if (__builtin_expect(attempt.verdict == VGPU_UNCHARGED, 0))
+        return real(pointer, bytes);
+    CUdeviceptr made = 0;
+    CUresult result = real(&made, bytes);
+    result = booked(&attempt, result, made, bytes);
+    if (result == CUDA_SUCCESS)
+        *pointer = made;
+    return result;
 }
 
 CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes) {
@@ -27,8 +35,14 @@ CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes) {
     struct vgpu_attempt attempt;
     if (!vgpu_attempt_here(&attempt, pointer ? bytes : 0))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = real(pointer, bytes);
-    return booked(&attempt, result, result == CUDA_SUCCESS && pointer ? *pointer : 0, bytes);
+    if (__builtin_expect(attempt.verdict == VGPU_UNCHARGED, 0))
+        return real(pointer, bytes);
+    CUdeviceptr_v1 made = 0;
+    CUresult result = real(&made, bytes);
+    result = booked(&attempt, result, made, bytes);
+    if (result == CUDA_SUCCESS)
+        *pointer = made;
+    return result;
 }
 
 CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags) {
@@ -36,8 +50,14 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flag
     struct vgpu_attempt attempt;
     if (!vgpu_attempt_here(&attempt, pointer ? bytes : 0))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = real(pointer, bytes, flags);
-    return booked(&attempt, result, result == CUDA_SUCCESS && pointer ? *pointer : 0, bytes);
+    if (__builtin_expect(attempt.verdict == VGPU_UNCHARGED, 0))
+        return real(pointer, bytes, flags);
+    CUdeviceptr made = 0;
+    CUresult result = real(&made, bytes, flags);
+    result = booked(&attempt, result, made, bytes);
+    if (result == CUDA_SUCCESS)
+        *pointer = made;
+    return result;
 }
 
 /* Upper bound of a pitched allocation: rows padded to PITCH_STEP; 0: more than 64 bits, which no driver will grant. */
@@ -53,9 +73,17 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, s
     struct vgpu_attempt attempt;
     if (!vgpu_attempt_here(&attempt, pointer && pitch ? pitch_bound(width, height) : 0))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = real(pointer, pitch, width, height, element);
-    bool granted = result == CUDA_SUCCESS && pointer && pitch;
-    return booked(&attempt, result, granted ? *pointer : 0, granted ? (uint64_t)*pitch * height : 0);
+    if (__builtin_expect(attempt.verdict == VGPU_UNCHARGED, 0))
+        return real(pointer, pitch, width, height, element);
+    CUdeviceptr made = 0;
+    size_t step = 0;
+    CUresult result = real(&made, &step, width, height, element);
+    result = booked(&attempt, result, made, (uint64_t)step * height);
+    if (result == CUDA_SUCCESS) {
+        *pointer = made;
+        *pitch = step;
+    }
+    return result;
 }
 
 CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned int width, unsigned int height, unsigned int element) {
@@ -63,9 +91,17 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned 
     struct vgpu_attempt attempt;
     if (!vgpu_attempt_here(&attempt, pointer && pitch ? pitch_bound(width, height) : 0))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = real(pointer, pitch, width, height, element);
-    bool granted = result == CUDA_SUCCESS && pointer && pitch;
-    return booked(&attempt, result, granted ? *pointer : 0, granted ? (uint64_t)*pitch * height : 0);
+    if (__builtin_expect(attempt.verdict == VGPU_UNCHARGED, 0))
+        return real(pointer, pitch, width, height, element);
+    CUdeviceptr_v1 made = 0;
+    unsigned step = 0;
+    CUresult result = real(&made, &step, width, height, element);
+    result = booked(&attempt, result, made, (uint64_t)step * height);
+    if (result == CUDA_SUCCESS) {
+        *pointer = made;
+        *pitch = step;
+    }
+    return result;
 }
 
 /* A pointer that is not known here (imported, mapped, from before) is the driver's alone. */
