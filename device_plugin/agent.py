@@ -24,6 +24,7 @@ from device_plugin.labels import Labels
 from device_plugin.plugin import Plugin
 from device_plugin.pods import Pods
 from device_plugin.publish import Publisher, published
+from device_plugin.readiness import KUBELET
 from device_plugin.registration import Registration
 from device_plugin.sandbox import Sandboxes
 from device_plugin.starts import Starts
@@ -65,7 +66,9 @@ class Agent:
         if self._config.simulate:
             inventory.use_simulator(self._config.simulate, self._simulator_state)
         census = Census(self._config, self._options.run_dir, self._driver)
+        readiness = self._exporter.readiness
         cards = Cards(await self._cards(census))
+        readiness.found_cards()
         settings = self._config.device_plugin
         kubelet = Path(settings.kubeletRoot)
         places = Places(
@@ -130,11 +133,17 @@ class Agent:
 
         def contested(sentence: str) -> None:
             cards.contested(sentence)
+            self._exporter.show_conflict(bool(sentence))
             if sentence:
                 consequences.node(names.CONDITION_CONFLICT, sentence)
 
         registration = Registration(
-            kubelet / "device-plugins", self._config.resource_name, plugin, cards, tell=contested
+            kubelet / "device-plugins",
+            self._config.resource_name,
+            plugin,
+            cards,
+            tell=contested,
+            registered=lambda: readiness.done(KUBELET),
         )
         for part in (pods, publisher, health, sweep, enforcement, Arbitration(sandboxes)):
             part.start()
@@ -178,6 +187,7 @@ class Agent:
                     log.warning("%s; %d cards were published before", reason, len(before.devices))
                     silent = tuple(gpu.index for gpu in before.devices if gpu.uuid not in found.mig)
                     return msgspec.structs.replace(found, silent=silent)
+                self._exporter.readiness.idle()
             if reason != complaint:
                 log.info("idle: %s", reason)
                 complaint = reason

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
-from prometheus_client import CollectorRegistry, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from device_plugin import serving
+from device_plugin.readiness import METRICS, Readiness
 from vgpu.allocation import Held
 from vgpu.devices import Gpu, GpuSlice
 from vgpu.inventory import Reading
@@ -46,12 +48,14 @@ class Picture(msgspec.Struct, frozen=True):
 
 
 class Exporter(Collector):
-    """Serves the latest picture; `observe` feeds the durations of the kubelet's calls."""
+    """Serves the latest picture and whether the agent is ready; `observe` feeds durations of the kubelet's calls."""
 
     def __init__(self, node: str) -> None:
         self._node = node
         self._picture = Picture()
         self._unsafe = False
+        self._conflict = False
+        self.readiness = Readiness()
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self._durations = Histogram(
@@ -66,14 +70,21 @@ class Exporter(Collector):
 
     def serve(self, port: int) -> None:
         """Answers HTTP on all addresses; raises OSError when the port is taken."""
-        start_http_server(port, registry=self.registry)
+        serving.serve(serving.app(self.registry, lambda: self.readiness.left), port)
 
-    def show(self, picture: Picture) -> None:
+    def show(self, picture: Picture, *, whole: bool = True) -> None:
+        """`whole`: pods that have not started yet are in it."""
         self._picture = picture
+        if whole:
+            self.readiness.done(METRICS)
 
     def show_unsafe(self, unsafe: bool) -> None:
         """The container runtime's settings let containers pass the limits by."""
         self._unsafe = unsafe
+
+    def show_conflict(self, conflict: bool) -> None:
+        """Another device plugin is in the way."""
+        self._conflict = conflict
 
     def count_xid(self, gpu: Gpu | None, xid: int) -> None:
         """One error of a card; None: not one of those that are shared."""
@@ -91,6 +102,12 @@ class Exporter(Collector):
             "1: settings of the container runtime let containers pass the limits by",
             ("node",),
             [((self._node,), int(self._unsafe))],
+        )
+        yield _gauge(
+            "vgpu_node_conflict",
+            "1: another device plugin serves the same resource or cards",
+            ("node",),
+            [((self._node,), int(self._conflict))],
         )
         yield _counter("vgpu_card_xids", "Errors that the driver reported", (*_CARD, "xid"), list(self._xids.items()))
         yield from self._cards(picture.cards)

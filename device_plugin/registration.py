@@ -45,8 +45,12 @@ class Registration:
         cards: Cards,
         *,
         tell: Callable[[str], None],
+        registered: Callable[[], None] = lambda: None,
     ) -> None:
-        """`tell(sentence)` is told of other plugins that are in the way; empty: of none."""
+        """`tell(sentence)` is told of other plugins that are in the way; empty: of none.
+
+        `registered` is called each time that the kubelet has taken the plugin in.
+        """
         self._folder = folder
         self._resource = resource
         self._plugin = plugin
@@ -55,6 +59,7 @@ class Registration:
         self._registered: Identity | None = None
         self._cards = cards
         self._tell = tell
+        self._on_registered = registered
         self._told = ""
         self._looked = -_OTHERS_SECONDS
         self._contest = Contest()
@@ -163,6 +168,7 @@ class Registration:
         self._looked = asyncio.get_running_loop().time()  # its checkpoint tells of our ids a moment later
         self._complaint = ""
         log.info("registered %s with the kubelet", self._resource)
+        self._on_registered()
 
     def _complain(self, text: str) -> None:
         if text != self._complaint:

@@ -105,7 +105,8 @@ class Sweep:
         except InventoryError as error:
             log.debug("overhead stays as it was: %s", error)
         self._watch.once(usages, _read)
-        self._exporter.show(self._picture(usages))
+        synced = self._pods.synced
+        self._exporter.show(self._picture(usages), whole=synced)
         if not self._pods.synced:
             return
         leftover = [entry for entry in self._sandboxes.entries() if self._pods.get(entry.pod_uid) is None]

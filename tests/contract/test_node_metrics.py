@@ -1,6 +1,8 @@
 """The node's metrics: names, labels and values, read back by strict parsers of both formats."""
 
 import re
+import socket
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
@@ -12,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.samples import Sample
 
 from device_plugin.exporter import CardView, ContainerView, Exporter, Picture
+from device_plugin.readiness import CARDS, KUBELET, METRICS
 from vgpu.allocation import Held
 from vgpu.devices import Gpu, GpuSlice
 from vgpu.inventory import Reading
@@ -24,6 +27,8 @@ MIB = 1 << 20
 
 #: name of a series → its labels and its value for the picture below
 EXPECTED: dict[str, tuple[set[str], float]] = {
+    "vgpu_node_conflict": ({"node"}, 1),
+    "vgpu_node_unenforced": ({"node"}, 1),
     "vgpu_card_info": (CARD, 1),
     "vgpu_card_memory_bytes": (CARD, 15360 * MIB),
     "vgpu_card_memory_used_bytes": (CARD, 123456),
@@ -78,6 +83,8 @@ def exporter() -> Exporter:
     )
     made.observe("Allocate", 0.003)
     made.count_xid(gpu, 79)
+    made.show_conflict(True)
+    made.show_unsafe(True)
     return made
 
 
@@ -130,3 +137,32 @@ def test_served_by_http(exporter: Exporter) -> None:
     exporter.serve(port)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         assert b'vgpu_container_memory_limit_bytes{container="main"' in answer.read()
+    if socket.has_dualstack_ipv6():
+        with urllib.request.urlopen(f"http://[::1]:{port}/metrics", timeout=10) as answer:
+            assert answer.status == 200
+
+
+def test_ready_when_cards_containers_and_kubelet_are_known() -> None:
+    exporter, port = Exporter("n"), free_port()
+    exporter.serve(port)
+
+    def said() -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    ready = 200, "ready\n"
+    assert said() == (503, f"{CARDS}\n")
+    exporter.readiness.idle()  # a node without cards
+    assert said() == ready
+    exporter.readiness.found_cards()
+    assert said() == (503, f"{METRICS}; {KUBELET}\n")
+    exporter.readiness.done(KUBELET)
+    exporter.show(Picture(), whole=False)
+    assert said() == (503, f"{METRICS}\n")
+    exporter.show(Picture())
+    assert said() == ready
+    exporter.show(Picture(), whole=False)
+    assert said() == ready
