@@ -19,8 +19,14 @@ struct vgpu_capture {
 
 static struct vgpu_capture *captures;
 static vgpu_spin lock;
+/* Read: calls that are recorded; written: ends of captures. Writers first, so that threads that record all the time do not keep one waiting. */
+static pthread_rwlock_t ends = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
+static __thread __attribute__((tls_model("initial-exec"))) unsigned recording; /* calls of this thread: a driver may call the program back in one */
 
 void vgpu_captures_forget(void) {
+    static const pthread_rwlock_t open = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
+    ends = open;
+    recording = 0;
     captures = NULL;
     atomic_store(&lock, 0);
     atomic_store(&vgpu_open_captures, 0);
@@ -87,4 +93,32 @@ struct vgpu_capture *vgpu_captures_take(CUstream stream) {
 
 void vgpu_captures_end(CUstream stream, CUcontext context) {
     vgpu_captures_settle(stream ? vgpu_captures_take(stream) : context ? take(0, context) : NULL, true);
+}
+
+bool vgpu_recording_slowly(CUstream stream) {
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    __typeof__(&cuStreamIsCapturing) ask = DRIVER(cuStreamIsCapturing);
+    vgpu_own_tables();
+    if (recording++ == 0)
+        pthread_rwlock_rdlock(&ends);
+    if (ask && ask(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE)
+        return true;
+    vgpu_recorded();
+    return false;
+}
+
+void vgpu_recorded(void) {
+    if (--recording == 0)
+        pthread_rwlock_unlock(&ends);
+}
+
+void vgpu_captures_ending(void) {
+    vgpu_own_tables();
+    if (!recording)
+        pthread_rwlock_wrlock(&ends);
+}
+
+void vgpu_captures_ended(void) {
+    if (!recording)
+        pthread_rwlock_unlock(&ends);
 }

@@ -34,6 +34,17 @@ static inline bool vgpu_capturing(CUstream stream) {
     return !ask || ask(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+bool vgpu_recording_slowly(CUstream stream);
+/* True: the stream is being captured and stays so until vgpu_recorded, so that a call to the driver is recorded, not done, and takes no memory. What
+ * the driver will not say is not true. */
+static inline bool vgpu_recording(CUstream stream) {
+    return __builtin_expect(vgpu_any_capture(), 0) && vgpu_recording_slowly(stream);
+}
+void vgpu_recorded(void);
+/* Around all that can end a capture, or destroy a stream whose handle another one gets. */
+void vgpu_captures_ending(void);
+void vgpu_captures_ended(void);
+
 /* Around calls of our own: no capture that another thread has open, or begins meanwhile, refuses them or breaks by them. */
 static inline CUstreamCaptureMode vgpu_relax(void) {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;

@@ -109,6 +109,15 @@ unsigned vgpu_card_of_nvml(nvmlDevice_t device) {
     return search(without_prefix(uuid), position_of_nvml, &device);
 }
 
+/* A locality domain (CUDA 13.3) is a part of a device's memory; its location names the device in the first byte. */
+#define LOCALITY_DOMAIN 6
+
+CUdevice vgpu_device_of_location(const CUmemLocation *location) {
+    if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
+        return location->id;
+    return (unsigned)location->type == LOCALITY_DOMAIN ? (CUdevice)*(const unsigned char *)&location->id : VGPU_NO_DEVICE;
+}
+
 static _Atomic uint64_t places_epoch;
 
 void vgpu_places_forget(void) {

@@ -9,6 +9,10 @@
 /* A card that the limits do not list: nothing may be allocated on it. */
 #define VGPU_CARD_UNLISTED 255u
 
+#define VGPU_NO_DEVICE (-1)
+/* The device whose memory a location means; VGPU_NO_DEVICE: memory of the host. */
+CUdevice vgpu_device_of_location(const CUmemLocation *location);
+
 /* Where a call of this thread would act. */
 struct vgpu_place {
     CUcontext context;

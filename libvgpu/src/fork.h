@@ -13,6 +13,7 @@ void vgpu_graphs_forget(void);
 void vgpu_captures_forget(void);
 void vgpu_primaries_forget(void);
 void vgpu_blocks_forget(void);
+void vgpu_sparse_forget(void);
 void vgpu_samples_forget(void);
 void vgpu_pacer_forget(void);
 #endif

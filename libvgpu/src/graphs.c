@@ -125,8 +125,9 @@ static CUresult read_node(CUgraphNode node, struct node_list *list) {
     if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && DRIVER(cuGraphMemAllocNodeGetParams)) {
         CUDA_MEM_ALLOC_NODE_PARAMS_v1 parameters = {0};
         result = DRIVER(cuGraphMemAllocNodeGetParams)(node, &parameters);
-        if (result == CUDA_SUCCESS && parameters.poolProps.location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-            added = append(list, (struct entry){parameters.poolProps.location.id, parameters.dptr, parameters.dptr + parameters.bytesize});
+        const CUdevice device = vgpu_device_of_location(&parameters.poolProps.location);
+        if (result == CUDA_SUCCESS && device != VGPU_NO_DEVICE)
+            added = append(list, (struct entry){device, parameters.dptr, parameters.dptr + parameters.bytesize});
     } else if (type == CU_GRAPH_NODE_TYPE_MEM_FREE && DRIVER(cuGraphMemFreeNodeGetParams)) {
         CUdeviceptr pointer = 0;
         result = DRIVER(cuGraphMemFreeNodeGetParams)(node, &pointer);

@@ -49,7 +49,8 @@ static struct vgpu_pool *find(CUmemoryPool handle) {
     return handle ? find_one(handle, -1) : NULL;
 }
 
-static struct vgpu_pool *add(CUmemoryPool handle, CUdevice device) {
+/* `made`: the driver has just given out the handle, so a record of the same one is that of a pool that is gone. */
+static struct vgpu_pool *add(CUmemoryPool handle, CUdevice device, bool made) {
     struct vgpu_pool *pool = calloc(1, sizeof *pool);
     if (!pool)
         return NULL;
@@ -58,7 +59,7 @@ static struct vgpu_pool *add(CUmemoryPool handle, CUdevice device) {
     pool->on_card = device >= 0;
     pool->card = device >= 0 ? vgpu_card_of_device(device) : VGPU_CARD_UNLISTED;
     vgpu_spin_lock(&list_lock);
-    struct vgpu_pool *known = find_one(handle, device);
+    struct vgpu_pool *known = made ? NULL : find_one(handle, device);
     if (known) {
         free(pool);
         pool = known;
@@ -89,7 +90,7 @@ static bool reserve_of(const struct vgpu_pool *pool, uint64_t *value) {
     return true;
 }
 
-/* A pool that the program did not make is the default pool of some device. */
+/* Drivers before CUDA 13 do not tell where a pool is; one that the program did not make is then the default pool of some device. */
 static CUdevice device_of_default(CUmemoryPool handle, CUdevice otherwise) {
     CUmemoryPool candidate;
     for (CUdevice device = 0; DRIVER(cuDeviceGetDefaultMemPool) && device < DEVICES_ASKED; device++) {
@@ -101,21 +102,37 @@ static CUdevice device_of_default(CUmemoryPool handle, CUdevice otherwise) {
     return otherwise;
 }
 
-struct vgpu_pool *vgpu_pool_of(CUmemoryPool handle, const struct vgpu_place *place) {
+/* Managed memory moves between host and devices; it is charged where it is allocated from, as that of cuMemAllocManaged is. */
+static CUdevice device_of(CUmemoryPool handle, CUdevice here) {
+    uint64_t type, where, id;
+    if (!attribute(handle, CU_MEMPOOL_ATTR_LOCATION_TYPE, &where) || !attribute(handle, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, &type) ||
+        !attribute(handle, CU_MEMPOOL_ATTR_LOCATION_ID, &id))
+        return device_of_default(handle, here);
+    const CUmemLocation location = {.type = (CUmemLocationType)where, .id = (int)id};
+    const CUdevice device = vgpu_device_of_location(&location);
+    return device == VGPU_NO_DEVICE && type == CU_MEM_ALLOCATION_TYPE_MANAGED ? here : device;
+}
+
+bool vgpu_pool_of(CUmemoryPool handle, const struct vgpu_place *place, struct vgpu_pool **out) {
     struct vgpu_pool *pool = find(handle);
     uint64_t reserved;
-    if (!pool && attribute(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved)) /* no pool at all: the driver's answer says so */
-        pool = add(handle, device_of_default(handle, place->device));
-    return pool && pool->on_card ? pool : NULL;
+    *out = NULL;
+    if (!pool && attribute(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved)) { /* no pool at all: the driver's answer says so */
+        pool = add(handle, device_of(handle, place->device), false);
+        if (!pool)
+            return false;
+    }
+    *out = pool && pool->on_card ? pool : NULL;
+    return true;
 }
 
 struct vgpu_pool *vgpu_pool_of_graphs(CUdevice device) {
     struct vgpu_pool *pool = find_one(NULL, device);
-    return pool ? pool : add(NULL, device);
+    return pool ? pool : add(NULL, device, false);
 }
 
 void vgpu_pool_made(CUmemoryPool handle, CUdevice device) {
-    add(handle, device);
+    add(handle, device, true);
 }
 
 unsigned vgpu_pool_card(const struct vgpu_pool *pool) {
@@ -250,8 +267,11 @@ void vgpu_pool_forget(struct vgpu_pool *pool, uint64_t bytes) {
     vgpu_spin_unlock(&pool->lock);
 }
 
-void vgpu_pool_destroyed(CUmemoryPool handle) {
-    struct vgpu_pool *pool = find(handle);
+struct vgpu_pool *vgpu_pool_known(CUmemoryPool handle) {
+    return find(handle);
+}
+
+void vgpu_pool_destroyed(struct vgpu_pool *pool) {
     if (!pool)
         return;
     vgpu_spin_lock(&pool->lock);

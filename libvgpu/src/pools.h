@@ -13,12 +13,14 @@
 
 struct vgpu_pool;
 
-/* The record of a pool; `place` tells the card of a pool that was not made here. NULL: no memory, or not on a card (host memory). */
-struct vgpu_pool *vgpu_pool_of(CUmemoryPool handle, const struct vgpu_place *place);
-/* A pool was made on a device, or in host memory (device -1). */
+/* The record of a pool, in `pool`; NULL there: none, or not on a card (host memory). `place` tells the card where the driver does not. False: no memory. */
+bool vgpu_pool_of(CUmemoryPool handle, const struct vgpu_place *place, struct vgpu_pool **pool);
+/* A pool was made on a device, or in host memory (VGPU_NO_DEVICE). */
 void vgpu_pool_made(CUmemoryPool handle, CUdevice device);
-/* The pool's handle is gone; what is still allocated from it stays charged until it is freed. */
-void vgpu_pool_destroyed(CUmemoryPool handle);
+/* Before the driver destroys a pool, whose handle another one may get at once: what is known of it, for vgpu_pool_destroyed. */
+struct vgpu_pool *vgpu_pool_known(CUmemoryPool handle);
+/* The pool (NULL: not known) is gone; what is still allocated from it stays charged until it is freed. */
+void vgpu_pool_destroyed(struct vgpu_pool *pool);
 
 unsigned vgpu_pool_card(const struct vgpu_pool *pool);
 /* Before an allocation: how much the pool may take from the card for it beyond what it holds unused, at most; 0: nothing. What is unused is

@@ -36,6 +36,10 @@ unsigned vgpu_card_of_device(CUdevice device) {
     return (unsigned)device;
 }
 
+CUdevice vgpu_device_of_location(const CUmemLocation *location) {
+    return location->id;
+}
+
 bool vgpu_charge(unsigned card, enum vgpu_account_index account, uint64_t bytes, struct vgpu_ticket *ticket) {
     *ticket = (struct vgpu_ticket){.lane = 1, .card = (uint8_t)card, .account = (uint8_t)account};
     if (bytes > limit - charged)
@@ -158,7 +162,7 @@ int main(void) {
     atomic_store(&vgpu_driver_entries[ENTRY_cuMemPoolTrimTo], (void *)trim_to);
     limit = 1024 * MIB;
     vgpu_pool_made(POOL, 0);
-    pool = vgpu_pool_of(POOL, &(struct vgpu_place){.device = 0});
+    CHECK(vgpu_pool_of(POOL, &(struct vgpu_place){.device = 0}, &pool) && pool);
     CHECK(pool);
     check_plain();
     check_a_promise_outlives_a_trim();

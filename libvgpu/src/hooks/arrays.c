@@ -1,6 +1,7 @@
 /* Arrays (textures, surfaces): opaque memory whose size follows from the descriptor. */
 #define _GNU_SOURCE
 #include "charge.h"
+#include "sparse.h"
 
 /* Names that cuda.h has since CUDA 13. */
 #define UINT16_SEMIPLANAR_444 0x58
@@ -159,12 +160,18 @@ CUresult cuArrayDestroy(CUarray array) {
     CUDA_REAL(cuArrayDestroy);
     struct vgpu_freeing freeing;
     bool known = vgpu_freeing(VGPU_ARRAY, number(array), &freeing);
-    return vgpu_freed(real(array), VGPU_ARRAY, number(array), known, &freeing);
+    bool going = array && vgpu_sparse_going();
+    CUresult result = real(array);
+    vgpu_sparse_gone(going, result == CUDA_SUCCESS, array, NULL);
+    return vgpu_freed(result, VGPU_ARRAY, number(array), known, &freeing);
 }
 
 CUresult cuMipmappedArrayDestroy(CUmipmappedArray array) {
     CUDA_REAL(cuMipmappedArrayDestroy);
     struct vgpu_freeing freeing;
     bool known = vgpu_freeing(VGPU_MIPMAP, number(array), &freeing);
-    return vgpu_freed(real(array), VGPU_MIPMAP, number(array), known, &freeing);
+    bool going = array && vgpu_sparse_going();
+    CUresult result = real(array);
+    vgpu_sparse_gone(going, result == CUDA_SUCCESS, array, NULL);
+    return vgpu_freed(result, VGPU_MIPMAP, number(array), known, &freeing);
 }

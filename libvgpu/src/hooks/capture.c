@@ -57,8 +57,20 @@ CUresult cuStreamBeginCaptureToCig_ptsz(CUstream stream, CUstreamCigCaptureParam
     BEGIN(per_thread(stream), stream, parameters);
 }
 
+CUresult cuStreamBeginRecaptureToGraph(CUstream stream, CUstreamCaptureMode mode, CUgraph graph, CUgraphRecaptureCallback callback, void *data) {
+    CUDA_REAL(cuStreamBeginRecaptureToGraph);
+    BEGIN(stream, stream, mode, graph, callback, data);
+}
+
+CUresult cuStreamBeginRecaptureToGraph_ptsz(CUstream stream, CUstreamCaptureMode mode, CUgraph graph, CUgraphRecaptureCallback callback,
+                                            void *data) {
+    CUDA_REAL(cuStreamBeginRecaptureToGraph_ptsz);
+    BEGIN(per_thread(stream), stream, mode, graph, callback, data);
+}
+
 /* A capture that was invalidated or not joined is ended by an error; what was no capture, or not this thread's, stays as it is. */
 static CUresult ended(CUstream stream, CUresult result) {
+    vgpu_captures_ended();
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
     if (result == CUDA_SUCCESS ||
         (vgpu_any_capture() && DRIVER(cuStreamIsCapturing) && DRIVER(cuStreamIsCapturing)(stream, &status) == CUDA_SUCCESS &&
@@ -69,28 +81,34 @@ static CUresult ended(CUstream stream, CUresult result) {
 
 CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
     CUDA_REAL(cuStreamEndCapture);
+    vgpu_captures_ending();
     return ended(stream, real(stream, graph));
 }
 
 CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph) {
     CUDA_REAL(cuStreamEndCapture_ptsz);
+    vgpu_captures_ending();
     return ended(per_thread(stream), real(stream, graph));
 }
 
 CUresult cuStreamEndCaptureToCig(CUstream stream) {
     CUDA_REAL(cuStreamEndCaptureToCig);
+    vgpu_captures_ending();
     return ended(stream, real(stream));
 }
 
 CUresult cuStreamEndCaptureToCig_ptsz(CUstream stream) {
     CUDA_REAL(cuStreamEndCaptureToCig_ptsz);
+    vgpu_captures_ending();
     return ended(per_thread(stream), real(stream));
 }
 
 /* A capture ends with its stream. It leaves the list before the driver may hand the same handle to another thread. */
 static CUresult destroy(CUresult (*real)(CUstream), CUstream stream) {
     struct vgpu_capture *taken = vgpu_captures_take(stream);
+    vgpu_captures_ending();
     CUresult result = real(stream);
+    vgpu_captures_ended();
     vgpu_captures_settle(taken, result == CUDA_SUCCESS);
     return result;
 }

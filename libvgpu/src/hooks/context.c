@@ -6,6 +6,7 @@
 #include "charge.h"
 #include "fork.h"
 #include "pacer.h"
+#include "sparse.h"
 #include "spin.h"
 
 #define MAX_DEVICES 64
@@ -81,45 +82,55 @@ CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsig
     CREATE(device, parameters, flags, device);
 }
 
-static void gone(CUcontext context, const struct vgpu_moment *before) {
-    vgpu_context_gone(context, before);
-    vgpu_captures_end(NULL, context);
-}
-
-static struct vgpu_moment going(CUcontext context) {
+/* A context that may go with the driver's next call. */
+struct leaving {
+    CUcontext context;
     struct vgpu_moment before;
+    bool sparse;
+};
+
+static struct leaving going(CUcontext context) {
+    struct leaving leaving = {.context = context};
     vgpu_own_tables();
     vgpu_pacer_context_going(context);
-    vgpu_sizes_moment(&before);
-    return before;
+    vgpu_sizes_moment(&leaving.before);
+    vgpu_captures_ending();
+    leaving.sparse = vgpu_sparse_going();
+    return leaving;
 }
 
-static CUresult destroyed(CUresult result, CUcontext context, const struct vgpu_moment *before) {
-    if (result == CUDA_SUCCESS && context)
-        gone(context, before);
-    return result;
+static void went(const struct leaving *leaving, bool gone) {
+    vgpu_sparse_gone(leaving->sparse, gone, NULL, leaving->context);
+    vgpu_captures_ended();
+    if (!gone)
+        return;
+    vgpu_context_gone(leaving->context, &leaving->before);
+    vgpu_captures_end(NULL, leaving->context);
 }
 
 CUresult cuCtxDestroy_v2(CUcontext context) {
     CUDA_REAL(cuCtxDestroy_v2);
-    const struct vgpu_moment before = going(context);
-    return destroyed(real(context), context, &before);
+    const struct leaving leaving = going(context);
+    CUresult result = real(context);
+    went(&leaving, result == CUDA_SUCCESS && context);
+    return result;
 }
 
 CUresult cuCtxDestroy(CUcontext context) {
     CUDA_REAL(cuCtxDestroy);
-    const struct vgpu_moment before = going(context);
-    return destroyed(real(context), context, &before);
+    const struct leaving leaving = going(context);
+    CUresult result = real(context);
+    went(&leaving, result == CUDA_SUCCESS && context);
+    return result;
 }
 
 /* Destroys the context when it was attached only once; then asking it for its version fails. */
 CUresult cuCtxDetach(CUcontext context) {
     CUDA_REAL(cuCtxDetach);
-    const struct vgpu_moment before = going(context);
+    const struct leaving leaving = going(context);
     CUresult result = real(context);
     unsigned version;
-    if (result == CUDA_SUCCESS && DRIVER(cuCtxGetApiVersion) && DRIVER(cuCtxGetApiVersion)(context, &version) != CUDA_SUCCESS)
-        gone(context, &before);
+    went(&leaving, result == CUDA_SUCCESS && DRIVER(cuCtxGetApiVersion) && DRIVER(cuCtxGetApiVersion)(context, &version) != CUDA_SUCCESS);
     return result;
 }
 
@@ -172,13 +183,14 @@ static CUresult let_primary_go(CUresult (*real)(CUdevice), CUdevice device) {
     struct primary *primary = &primaries[device];
     vgpu_spin_lock(&primary->asking);
     CUcontext context = primary->held ? primary->context : NULL;
-    struct vgpu_moment before = {{0}};
+    struct leaving leaving;
     if (context)
-        before = going(context);
+        leaving = going(context);
     CUresult result = real(device);
-    if (context && result == CUDA_SUCCESS && !is_active(device)) {
-        primary->held = false;
-        gone(context, &before);
+    if (context) {
+        bool gone = result == CUDA_SUCCESS && !is_active(device);
+        primary->held = !gone;
+        went(&leaving, gone);
     }
     vgpu_spin_unlock(&primary->asking);
     return result;

@@ -34,7 +34,11 @@ static CUresult with_memory(run_function real, CUgraphExec exec, CUstream given,
 
 /* A launch that is captured takes nothing now. An upload is nothing that a capture could record: a driver refuses it or does it at once. */
 static CUresult launch_with_memory(run_function real, CUgraphExec exec, CUstream given, CUstream stream) {
-    return vgpu_capturing(stream) ? real(exec, given) : with_memory(real, exec, given, stream);
+    if (!vgpu_recording(stream))
+        return with_memory(real, exec, given, stream);
+    CUresult result = real(exec, given);
+    vgpu_recorded();
+    return result;
 }
 
 static CUresult paced(run_function real, CUgraphExec exec, CUstream given, CUstream stream) {
@@ -77,30 +81,35 @@ static CUresult read_first(CUgraph graph, struct vgpu_graph **out) {
     return result == CUDA_ERROR_OUT_OF_MEMORY ? result : CUDA_SUCCESS;
 }
 
-static CUresult instantiated(CUresult result, struct vgpu_graph *graph, const CUgraphExec *exec) {
-    vgpu_graph_keep(graph, result == CUDA_SUCCESS && exec ? *exec : NULL);
+/* What was read is known under the handle before the program can see that, and whatever it writes there. */
+static CUresult instantiated(CUresult result, struct vgpu_graph *graph, CUgraphExec made, CUgraphExec *exec) {
+    vgpu_graph_keep(graph, result == CUDA_SUCCESS ? made : NULL);
+    if (result == CUDA_SUCCESS)
+        *exec = made;
     return result;
 }
 
 #define INSTANTIATE(...)                                                                                                                           \
     struct vgpu_graph *found;                                                                                                                      \
+    CUgraphExec made = NULL;                                                                                                                       \
     if (read_first(graph, &found) != CUDA_SUCCESS)                                                                                                 \
         return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                           \
-    return instantiated(real(__VA_ARGS__), found, exec)
+    CUresult result = real(exec ? &made : NULL, __VA_ARGS__);                                                                                      \
+    return instantiated(result, found, made, exec)
 
 CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error_node, char *log, size_t size) {
     CUDA_REAL(cuGraphInstantiate);
-    INSTANTIATE(exec, graph, error_node, log, size);
+    INSTANTIATE(graph, error_node, log, size);
 }
 
 CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error_node, char *log, size_t size) {
     CUDA_REAL(cuGraphInstantiate_v2);
-    INSTANTIATE(exec, graph, error_node, log, size);
+    INSTANTIATE(graph, error_node, log, size);
 }
 
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags) {
     CUDA_REAL(cuGraphInstantiateWithFlags);
-    INSTANTIATE(exec, graph, flags);
+    INSTANTIATE(graph, flags);
 }
 
 typedef CUresult (*instantiate_function)(CUgraphExec *, CUgraph, CUDA_GRAPH_INSTANTIATE_PARAMS *);
@@ -108,20 +117,25 @@ typedef CUresult (*instantiate_function)(CUgraphExec *, CUgraph, CUDA_GRAPH_INST
 /* With an upload in it, it reserves as a launch does. */
 static CUresult with_parameters(instantiate_function real, CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters,
                                 bool own_default) {
+    if (!exec || !parameters)
+        return real(exec, graph, parameters);
+    CUDA_GRAPH_INSTANTIATE_PARAMS copy = *parameters;
     struct vgpu_graph *found;
     struct vgpu_graph_launch upload = {.count = 0};
+    CUgraphExec made = NULL;
     bool refused = read_first(graph, &found) != CUDA_SUCCESS;
-    if (found && parameters && parameters->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)
-        refused = !vgpu_graph_charge(found, own_default ? per_thread(parameters->hUploadStream) : parameters->hUploadStream, &upload);
+    if (found && copy.flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)
+        refused = !vgpu_graph_charge(found, own_default ? per_thread(copy.hUploadStream) : copy.hUploadStream, &upload);
     if (refused) {
         vgpu_graph_keep(found, NULL);
-        if (parameters)
-            parameters->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
+        parameters->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    CUresult result = real(exec, graph, parameters);
+    CUresult result = real(&made, graph, &copy);
     vgpu_graph_settle(&upload);
-    return instantiated(result, found, exec);
+    result = instantiated(result, found, made, exec);
+    *parameters = copy;
+    return result;
 }
 
 CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters) {

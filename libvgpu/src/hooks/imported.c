@@ -4,6 +4,7 @@
 #include "imported.h"
 
 #include "capture.h"
+#include "cards.h"
 
 /* Whether that many bytes of the memory can be mapped at an address that is reserved; they do not stay mapped. */
 static bool reaches(CUmemGenericAllocationHandle handle, CUdeviceptr at, uint64_t bytes, CUresult *answer) {
@@ -43,9 +44,9 @@ static enum vgpu_import look(CUmemGenericAllocationHandle handle, struct vgpu_im
         return VGPU_IMPORT_UNREADABLE;
     if (DRIVER(cuMemGetAllocationPropertiesFromHandle)(&properties, handle) != CUDA_SUCCESS)
         return VGPU_IMPORT_UNREADABLE;
-    if (properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+    memory->device = vgpu_device_of_location(&properties.location);
+    if (memory->device == VGPU_NO_DEVICE)
         return VGPU_IMPORT_HOST;
-    memory->device = properties.location.id;
     if (DRIVER(cuMemGetAllocationGranularity)(&granule, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS || !granule ||
         DRIVER(cuDeviceTotalMem_v2)(&total, memory->device) != CUDA_SUCCESS)
         return VGPU_IMPORT_UNREADABLE;

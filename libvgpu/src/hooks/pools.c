@@ -14,25 +14,24 @@ static CUstream per_thread(CUstream stream) {
     return stream ? stream : CU_STREAM_PER_THREAD;
 }
 
-static struct vgpu_pool *pool_for(CUstream stream, CUmemoryPool handle) {
+/* The pool that an allocation comes from, in `pool` (NULL: nothing that is charged), and its handle. False: no memory to remember it. */
+static bool pool_for(CUstream stream, CUmemoryPool *handle, struct vgpu_pool **pool) {
     struct vgpu_place place;
+    *pool = NULL;
     if (!vgpu_place_of_stream(stream, &place))
-        return NULL;
-    if (!handle && (!DRIVER(cuDeviceGetMemPool) || DRIVER(cuDeviceGetMemPool)(&handle, place.device) != CUDA_SUCCESS))
-        return NULL;
-    return vgpu_pool_of(handle, &place);
+        return true;
+    if (!*handle && (!DRIVER(cuDeviceGetMemPool) || DRIVER(cuDeviceGetMemPool)(handle, place.device) != CUDA_SUCCESS))
+        return true;
+    return vgpu_pool_of(*handle, &place, pool);
 }
 
-/* `stream` is the one that the driver will use, `given` what the program passed on. */
-static CUresult allocate(allocate_function plain, allocate_from_function from, CUdeviceptr *pointer, size_t bytes, CUmemoryPool handle,
-                         CUstream given, CUstream stream) {
-    struct vgpu_pool *pool = NULL;
-    /* A captured allocation is a node of a graph and takes nothing now. */
-    if (pointer && bytes && (plain || handle) && vgpu_enforcement() != VGPU_UNLIMITED && !vgpu_capturing(stream))
-        pool = pool_for(stream, handle);
+/* `stream` is the one that the driver will use, `given` what the program passed on. What has been charged for a pool is asked of that pool, by `from`:
+ * another thread may make another one the device's meanwhile. */
+static CUresult charged(allocate_from_function from, CUdeviceptr *pointer, size_t bytes, struct vgpu_pool *pool, CUmemoryPool handle, CUstream given,
+                        CUstream stream) {
     struct vgpu_ticket ticket;
-    uint64_t growth = pool ? vgpu_pool_growth(pool, bytes) : 0, expected = 0;
-    if (pool && (growth || vgpu_enforcement() == VGPU_BROKEN)) {
+    uint64_t growth = vgpu_pool_growth(pool, bytes), expected = 0;
+    if (growth || vgpu_enforcement() == VGPU_BROKEN) {
         enum vgpu_verdict verdict = vgpu_reserve(vgpu_pool_card(pool), growth, &ticket);
         if (verdict == VGPU_REFUSED) {
             vgpu_pool_refused(pool, bytes);
@@ -43,30 +42,53 @@ static CUresult allocate(allocate_function plain, allocate_from_function from, C
             vgpu_pool_expect(pool, ticket, growth);
         }
     }
-    CUresult result = from ? from(pointer, bytes, handle, given) : plain(pointer, bytes, given);
-    if (!pool)
-        return result;
+    CUdeviceptr made = 0; /* the program sees it when it has been booked */
+    CUresult result = from(&made, bytes, handle, given);
     bool fits = vgpu_pool_settle(pool, expected, bytes, result == CUDA_SUCCESS);
     if (result != CUDA_SUCCESS)
         return result;
     struct vgpu_holding holding = {.bytes = bytes, .owner = pool, .kind = VGPU_KIND_POOL, .payer = VGPU_PAID_BY_POOL};
-    if (fits && vgpu_hold(VGPU_POINTER, *pointer, &holding))
+    if (fits && vgpu_hold(VGPU_POINTER, made, &holding)) {
+        *pointer = made;
         return result;
+    }
     if (DRIVER(cuMemFreeAsync))
-        DRIVER(cuMemFreeAsync)(*pointer, stream);
+        DRIVER(cuMemFreeAsync)(made, stream);
     vgpu_pool_forget(pool, bytes);
     vgpu_pools_give_back(vgpu_pool_card(pool));
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* `plain` NULL: from the pool of that handle. */
+static CUresult as_it_is(allocate_function plain, allocate_from_function from, CUdeviceptr *pointer, size_t bytes, CUmemoryPool handle,
+                         CUstream given) {
+    return plain ? plain(pointer, bytes, given) : from(pointer, bytes, handle, given);
+}
+
+static CUresult allocate(allocate_function plain, allocate_from_function from, CUdeviceptr *pointer, size_t bytes, CUmemoryPool handle,
+                         CUstream given, CUstream stream) {
+    struct vgpu_pool *pool;
+    CUmemoryPool wanted = handle;
+    if (!pointer || !bytes || !from || (!plain && !handle) || vgpu_enforcement() == VGPU_UNLIMITED)
+        return as_it_is(plain, from, pointer, bytes, handle, given);
+    if (vgpu_recording(stream)) { /* a node of a graph, which takes nothing now */
+        CUresult result = as_it_is(plain, from, pointer, bytes, handle, given);
+        vgpu_recorded();
+        return result;
+    }
+    if (!pool_for(stream, &wanted, &pool))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return pool ? charged(from, pointer, bytes, pool, wanted, given, stream) : as_it_is(plain, from, pointer, bytes, handle, given);
+}
+
 CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream) {
     CUDA_REAL(cuMemAllocAsync);
-    return allocate(real, NULL, pointer, bytes, NULL, stream, stream);
+    return allocate(real, DRIVER(cuMemAllocFromPoolAsync), pointer, bytes, NULL, stream, stream);
 }
 
 CUresult cuMemAllocAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUstream stream) {
     CUDA_REAL(cuMemAllocAsync_ptsz);
-    return allocate(real, NULL, pointer, bytes, NULL, stream, per_thread(stream));
+    return allocate(real, DRIVER(cuMemAllocFromPoolAsync_ptsz), pointer, bytes, NULL, stream, per_thread(stream));
 }
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream) {
@@ -81,7 +103,12 @@ CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUmemo
 
 static CUresult release(free_function real, CUdeviceptr pointer, CUstream given, CUstream stream) {
     struct vgpu_freeing freeing;
-    bool known = !vgpu_capturing(stream) && vgpu_freeing(VGPU_POINTER, pointer, &freeing);
+    if (vgpu_recording(stream)) {
+        CUresult result = real(pointer, given);
+        vgpu_recorded();
+        return result;
+    }
+    bool known = vgpu_freeing(VGPU_POINTER, pointer, &freeing);
     return vgpu_freed(real(pointer, given), VGPU_POINTER, pointer, known, &freeing);
 }
 
@@ -95,20 +122,29 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
     return release(real, pointer, stream, per_thread(stream));
 }
 
-CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
+CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *given) {
     CUDA_REAL(cuMemPoolCreate);
-    CUresult result = real(pool, properties);
-    if (result == CUDA_SUCCESS && vgpu_enforcement() != VGPU_UNLIMITED)
-        vgpu_pool_made(*pool, properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? properties->location.id : -1);
+    if (!pool || !given || vgpu_enforcement() == VGPU_UNLIMITED)
+        return real(pool, given);
+    const CUmemPoolProps properties = *given;
+    CUmemoryPool made = NULL;
+    CUresult result = real(&made, &properties);
+    if (result == CUDA_SUCCESS) {
+        const CUdevice device = vgpu_device_of_location(&properties.location);
+        if (device != VGPU_NO_DEVICE || properties.allocType != CU_MEM_ALLOCATION_TYPE_MANAGED)
+            vgpu_pool_made(made, device); /* where managed memory is, its first allocation says */
+        *pool = made;
+    }
     return result;
 }
 
 CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     CUDA_REAL(cuMemPoolDestroy);
-    CUresult result = real(pool);
     vgpu_own_tables();
+    struct vgpu_pool *known = vgpu_pool_known(pool);
+    CUresult result = real(pool);
     if (result == CUDA_SUCCESS)
-        vgpu_pool_destroyed(pool);
+        vgpu_pool_destroyed(known);
     return result;
 }
 

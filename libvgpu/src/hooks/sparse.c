@@ -1,0 +1,140 @@
+/* Sparse arrays: they have no memory of their own, but what is mapped into them stays on its card when its handle is released. */
+#define _GNU_SOURCE
+#include "sparse.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "fork.h"
+#include "vmm.h"
+
+#define BUCKETS 256u
+
+/* What one operation has mapped into an array; under the lock of blocks. */
+struct tiles {
+    struct tiles *next;
+    const void *array; /* or mipmapped array */
+    CUcontext context; /* with which the array goes */
+    CUarrayMapInfo where;
+    struct vgpu_block *block;
+};
+
+static struct tiles *mapped[BUCKETS];
+static atomic_uint mapped_count;
+
+void vgpu_sparse_forget(void) {
+    memset(mapped, 0, sizeof mapped);
+    atomic_store(&mapped_count, 0);
+}
+
+static struct tiles **bucket_of(const void *array) {
+    return &mapped[((uintptr_t)array * 0x9e3779b97f4a7c15ull) >> 56];
+}
+
+static bool within(uint64_t inner, uint64_t size, uint64_t outer, uint64_t outer_size) {
+    return inner >= outer && inner + size <= outer + outer_size;
+}
+
+/* True if an operation on `outer` leaves nothing of what was mapped at `inner`. */
+static bool covers(const CUarrayMapInfo *outer, const CUarrayMapInfo *inner) {
+    if (outer->subresourceType != inner->subresourceType)
+        return false;
+    if (outer->subresourceType == CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL)
+        return outer->subresource.miptail.layer == inner->subresource.miptail.layer &&
+               within(inner->subresource.miptail.offset, inner->subresource.miptail.size, outer->subresource.miptail.offset,
+                      outer->subresource.miptail.size);
+    const __typeof__(outer->subresource.sparseLevel) *o = &outer->subresource.sparseLevel, *i = &inner->subresource.sparseLevel;
+    return o->level == i->level && o->layer == i->layer && within(i->offsetX, i->extentWidth, o->offsetX, o->extentWidth) &&
+           within(i->offsetY, i->extentHeight, o->offsetY, o->extentHeight) && within(i->offsetZ, i->extentDepth, o->offsetZ, o->extentDepth);
+}
+
+/* Lock of blocks held. Of one bucket: what lies in an array, or (NULL) in all arrays of a context, as far as `where` (NULL: everywhere) covers it. */
+static void let_go(struct tiles **at, const void *array, CUcontext context, const CUarrayMapInfo *where) {
+    while (*at) {
+        struct tiles *tiles = *at;
+        if ((array ? tiles->array != array : tiles->context != context) || (where && !covers(where, &tiles->where))) {
+            at = &tiles->next;
+            continue;
+        }
+        *at = tiles->next;
+        atomic_fetch_sub(&mapped_count, 1);
+        vgpu_block_drop(tiles->block);
+        free(tiles);
+    }
+}
+
+bool vgpu_sparse_going(void) {
+    vgpu_own_tables();
+    if (!atomic_load(&mapped_count))
+        return false;
+    vgpu_blocks_lock();
+    return true;
+}
+
+void vgpu_sparse_gone(bool going, bool gone, const void *array, CUcontext context) {
+    if (!going)
+        return;
+    for (unsigned i = 0; gone && i < BUCKETS; i++)
+        let_go(&mapped[i], array, context, NULL);
+    vgpu_blocks_unlock();
+}
+
+static const void *array_of(const CUarrayMapInfo *info) {
+    return info->resourceType == CU_RESOURCE_TYPE_MIPMAPPED_ARRAY ? (const void *)info->resource.mipmap : (const void *)info->resource.array;
+}
+
+/* Lock of blocks held. Keeps what an operation maps on its card's account; what it replaces is let go of. */
+static void book(const CUarrayMapInfo *info, CUcontext context, struct tiles *record) {
+    struct vgpu_link *link = info->memOperationType == CU_MEM_OPERATION_TYPE_MAP ? vgpu_block_handle(info->memHandle.memHandle) : NULL;
+    if (link)
+        link->block->references++; /* first: it may be what is replaced */
+    struct tiles **bucket = bucket_of(array_of(info));
+    let_go(bucket, array_of(info), NULL, info);
+    if (!link) {
+        free(record);
+        return;
+    }
+    *record = (struct tiles){.next = *bucket, .array = array_of(info), .context = context, .where = *info, .block = link->block};
+    *bucket = record;
+    atomic_fetch_add(&mapped_count, 1);
+}
+
+typedef CUresult (*map_function)(CUarrayMapInfo *, unsigned, CUstream);
+
+static CUresult map(map_function real, CUarrayMapInfo *list, unsigned count, CUstream stream) {
+    if (!list || !count || vgpu_enforcement() == VGPU_UNLIMITED)
+        return real(list, count, stream);
+    CUarrayMapInfo *copy = calloc(count, sizeof *copy); /* of what another thread may change meanwhile */
+    struct tiles **records = calloc(count, sizeof *records);
+    bool room = copy && records;
+    for (unsigned i = 0; room && i < count; i++)
+        room = (records[i] = malloc(sizeof **records)) != NULL;
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    struct vgpu_place place = {.context = NULL};
+    vgpu_place_of_stream(stream, &place);
+    if (room) {
+        memcpy(copy, list, count * sizeof *copy);
+        vgpu_blocks_lock();
+        result = real(copy, count, stream);
+        for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++) {
+            book(&copy[i], place.context, records[i]);
+            records[i] = NULL;
+        }
+        vgpu_blocks_unlock();
+    }
+    for (unsigned i = 0; records && i < count; i++)
+        free(records[i]);
+    free(records);
+    free(copy);
+    return result;
+}
+
+CUresult cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned int count, CUstream stream) {
+    CUDA_REAL(cuMemMapArrayAsync);
+    return map(real, list, count, stream);
+}
+
+CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned int count, CUstream stream) {
+    CUDA_REAL(cuMemMapArrayAsync_ptsz);
+    return map(real, list, count, stream);
+}
