@@ -75,6 +75,22 @@ def test_a_healthy_cluster_is_all_ok() -> None:
     assert "cards come by CDI" in text
 
 
+@pytest.mark.parametrize(
+    ("runtime", "said"),
+    [
+        ("containerd://2.3.7", "come by CDI"),
+        ("cri-o://1.30.2", "come by CDI"),
+        ("containerd://1.7.20", "come by CDI where enable_cdi is set, else by NVIDIA's runtime or as device nodes"),
+        ("containerd://1.6.20~ds1", "come by NVIDIA's runtime or as device nodes"),
+        ("cri-o://1.27.0", "come by NVIDIA's runtime or as device nodes"),
+        ("other://1.0", "come by NVIDIA's runtime or as device nodes"),
+    ],
+)
+def test_how_cards_come_follows_from_the_runtime(runtime: str, said: str) -> None:
+    (found,) = (each for each in examine(changed(nodes=(node(runtime=runtime),))) if each.area == "runtime")
+    assert (found.verdict, found.sentence.partition("auto, cards ")[2]) == ("ok", said)
+
+
 CALLED = 'failed calling webhook "pods.vgpu.io": connection refused'
 GONE = 'failed calling webhook "pods.vgpu.io": failed to call webhook: service "vgpu-scheduler" not found'
 DISTRUSTED = 'failed calling webhook "pods.vgpu.io": x509: certificate signed by unknown authority'

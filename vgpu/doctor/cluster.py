@@ -1,5 +1,6 @@
 """Checks of a cluster. Pure: facts in, findings out."""
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -260,11 +261,12 @@ def _runtime(runtime: str, kubelet: str, nodes: list[str]) -> Finding:
         return wrong("runtime", where, "upgrade the kubelet to 1.30 or newer")
     if name == "docker":
         return wrong("runtime", f"{where}: cri-dockerd hands no CDI names on", "use containerd or CRI-O")
-    cdi = number is not None and (
-        (name == "containerd" and number >= (2, 0)) or (name == "cri-o" and number >= (1, 28))
-    )
-    how = "cards come by CDI" if cdi else "cards come by CDI where it is enabled, else as the agent's log says"
-    return ok("runtime", f"{where}: {how}")
+    how = "by NVIDIA's runtime or as device nodes"
+    if number is not None and number >= {"containerd": (2, 0), "cri-o": (1, 28)}.get(name, (math.inf, 0)):
+        how = "by CDI"
+    elif number is not None and name == "containerd" and number >= (1, 7):
+        how = f"by CDI where enable_cdi is set, else {how}"
+    return ok("runtime", f"{where}: with deviceListStrategy auto, cards come {how}")
 
 
 def _versions(cluster: Cluster, own: str) -> Iterator[Finding]:
