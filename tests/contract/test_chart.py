@@ -459,7 +459,7 @@ def permissions(objects: list[dict[str, Any]], name: str) -> set[str]:
 
 def test_rights_are_exactly_what_the_parts_do(default: list[dict[str, Any]]) -> None:
     agent = "get nodes,list nodes,watch nodes,patch nodes,patch nodes/status,get pods,list pods,watch pods,patch pods"
-    agent += ",create pods/eviction,get events,create events,patch events"
+    agent += ",delete pods,create pods/eviction,get events,create events,patch events"
     assert {right.strip() for right in permissions(default, "vgpu-device-plugin")} == set(agent.split(","))
     scheduler = "get nodes,list nodes,watch nodes,get pods,list pods,watch pods,create pods/binding,create secrets"
     scheduler += ",get secrets vgpu-scheduler-tls,patch secrets vgpu-scheduler-tls"

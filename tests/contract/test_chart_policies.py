@@ -148,6 +148,44 @@ def test_agents_write_their_own_node(
     assert (messages == []) is allowed
 
 
+@pytest.mark.parametrize(
+    ("user", "token", "operation", "dry", "allowed"),
+    [
+        (AGENT, "n1", "CREATE", True, True),
+        (AGENT, "n1", "CREATE", False, False),
+        (AGENT, "n1", "CREATE", None, False),
+        (AGENT, "n1", "DELETE", False, True),
+        (AGENT, "n2", "DELETE", False, False),
+        (AGENT, "", "DELETE", False, False),
+        (AGENT, "", "DELETE", True, False),
+        ("alice", "", "CREATE", False, True),
+        ("alice", "", "DELETE", False, True),
+        ("system:node:n2", "", "DELETE", False, True),
+    ],
+)
+def test_agents_end_pods_of_their_own_node(
+    objects: list[dict[str, Any]], user: str, token: str, operation: str, dry: bool | None, allowed: bool
+) -> None:
+    policy = spec_of(objects, "ValidatingAdmissionPolicy", "vgpu-evictions")
+    who = request(operation, user, node=token) | ({} if dry is None else {"dryRun": dry})
+    eviction = {"metadata": {"name": "p"}, "deleteOptions": {}}
+    new, old = (eviction, None) if operation == "CREATE" else (None, pod(node="n1"))
+    assert (verdict(policy, who, new, old) == []) is allowed
+    if operation == "DELETE" and user == AGENT:
+        assert verdict(policy, who, None, pod()) != []  # bound to no node yet
+
+
+def test_agents_of_every_release_are_narrowed(objects: list[dict[str, Any]]) -> None:
+    policy = spec_of(objects, "ValidatingAdmissionPolicy", "vgpu-evictions")
+    rules = policy["matchConstraints"]["resourceRules"]
+    assert {tuple(rule["resources"]): rule["operations"] for rule in rules} == {
+        ("pods/eviction",): ["CREATE"],
+        ("pods",): ["DELETE"],
+    }
+    other = SECOND.replace("scheduler", "device-plugin")
+    assert verdict(policy, request("DELETE", other, node="n2"), None, pod(node="n1")) != []
+
+
 def test_every_policy_is_bound_and_denies(objects: list[dict[str, Any]]) -> None:
     policies = {item["metadata"]["name"] for item in objects if item["kind"] == "ValidatingAdmissionPolicy"}
     bindings = [item["spec"] for item in objects if item["kind"] == "ValidatingAdmissionPolicyBinding"]

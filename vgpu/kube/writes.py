@@ -87,14 +87,19 @@ def patch_node_condition(
 
 
 def evict(client: KubeClient, namespace: str, name: str, uid: str) -> None:
-    """Asks for a pod to go, with respect for disruption budgets (ApiError 429 when one forbids it now)."""
+    """Ends a pod, with respect for disruption budgets (ApiError 429 when one forbids it now).
+
+    In two steps: the API server is asked whether it would evict the pod, and then the pod is deleted. What asks for an
+    eviction names no node, so that no policy can narrow who may evict to the pods of one; a deletion can be narrowed.
+    """
     body = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",
         "metadata": {"name": name, "namespace": namespace},
         "deleteOptions": {"preconditions": {"uid": uid}},
     }
-    client.request("POST", f"{pod_path(namespace, name)}/eviction", body=body)
+    client.request("POST", f"{pod_path(namespace, name)}/eviction", body=body, params={"dryRun": "All"})
+    delete_pod(client, namespace, name, uid)
 
 
 def delete_pod(client: KubeClient, namespace: str, name: str, uid: str, *, grace_seconds: int | None = None) -> None:
