@@ -1,4 +1,4 @@
-"""What the token of one node's agent can write: that node alone. Evictions, which nothing narrows, are not covered."""
+"""What the token of one node's agent can write: that node and its pods alone."""
 
 from functools import partial
 from typing import Final
@@ -10,6 +10,7 @@ from tests.cluster.images import CLIENT
 from tests.cluster.kubectl import Kubectl, Object, Refused, pod
 from tests.cluster.node import Node
 from vgpu import names
+from vgpu.kube import writes
 from vgpu.kube.client import MERGE_PATCH, ApiError, KubeClient
 
 ACCOUNT: Final = "vgpu-device-plugin"
@@ -21,10 +22,7 @@ OWN_NODE: Final = "its own node only"
 
 
 def stolen_token(node: Node) -> str:
-    """A token of the agent's account writes the node and the pods of the node that it was made for, and no others.
-
-    It may ask for the eviction of pods anywhere (docs/limits.md).
-    """
+    """A token of the agent's account writes the node and the pods of the node that it was made for, and no others."""
     kubectl = node.kubectl
     kubectl.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": OTHER}})
     try:
@@ -42,11 +40,15 @@ def stolen_token(node: Node) -> str:
             refused(partial(thief.run, "annotate", "node", OTHER, mark), OWN_NODE)
             refused(partial(_set_capacity, thief), OWN_NODE)
             refused(partial(thief.run, "annotate", "pod", "far", RECORD), OWN_NODE)
+            refused(partial(thief.run, "delete", "pod", "far", "--wait=false"), OWN_NODE)
+            refused(partial(_evict, thief, "far"), OWN_NODE)
         refused(partial(unbound.run, "annotate", "node", NODE, mark), OWN_NODE)
+        near = kubectl.get("pod", "near")["metadata"]
+        writes.evict(KubeClient.connect(own.kubeconfig), near["namespace"], near["name"], near["uid"])
     finally:
         kubectl.run("delete", "pod", "near", "far", "--force", "--grace-period=0", "--ignore-not-found")
         kubectl.delete("node", OTHER)
-    return f"nodes, their status and pods of {OTHER}; evictions are not narrowed"
+    return f"nodes, their status and pods of {OTHER}, which it cannot end either"
 
 
 def _is_agent(found: Object) -> bool:
@@ -56,6 +58,16 @@ def _is_agent(found: Object) -> bool:
 
 def _pod(name: str, on: str) -> Object:
     return pod(name, CLIENT, ["sleep", "3600"], nodeName=on)
+
+
+def _evict(who: Kubectl, name: str) -> None:
+    """At once, without the dry run."""
+    path = writes.pod_path("default", name)
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": "default"}}
+    try:
+        KubeClient.connect(who.kubeconfig).request("POST", f"{path}/eviction", body=body)
+    except ApiError as error:
+        raise Refused(str(error)) from None
 
 
 def _set_capacity(who: Kubectl) -> None:
