@@ -1,0 +1,151 @@
+"""Checks what vgpu promises on the card of this machine, and prints one table (`make gpu-check`).
+
+No root, no network, no container: every program gets its slice by `vgpu run`, as a user's would. It ends within
+`--seconds`; what did not fit is listed as not run. Exit status: 0 every row with a bar meets it, 1 one does not,
+2 there is no card to check. With `--simulate` the same on a simulated card.
+"""
+
+import argparse
+import re
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import msgspec
+from checks import core, frameworks, hooks, memory, pairs
+from checks.children import Budget
+from checks.machine import Machine, NoDriver
+from checks.rows import COLUMNS, Row, families, markdown, not_run, status
+from rich.console import Console
+from rich.table import Table
+
+MEMORY = Path("/dev/shm")  # regions lie in memory where a node agent makes them
+WIDTH = 200  # of the table, also where the output is a file
+SECONDS = 450.0
+INTERRUPTED = 130  # as the shell has it
+
+
+class Check(msgspec.Struct, frozen=True):
+    """Something to run: some rows of one family."""
+
+    family: str
+    what: str
+    seconds: float  #: it is not begun with less time left
+    run: Callable[[Machine], list[Row]]
+
+
+def plan(python: str, trials: int, times: core.Plan) -> list[Check]:
+    """All checks, the most telling first. `python`: whose frameworks are meant."""
+    found = [Check(memory.FAMILY, name, 15, lambda m, name=name: memory.check(m, name)) for name in memory.ROUTES]
+    found += [
+        Check(pairs.FAMILY, f"{pairs.BOTH}; {pairs.KILLED}", 30, lambda m: pairs.together(m, trials)),
+        Check(pairs.FAMILY, "nvidia-smi", 15, pairs.nvidia_smi),
+    ]
+    one = times.warm_s + times.measured_s + 3
+    each = one * (1 + len(core.LIMITS)) + times.settle_s - times.warm_s + one
+    found += [
+        Check(core.FAMILY, f"kernels of {length}", each, lambda m, length=length: core.check(m, length, times))
+        for length in core.LENGTHS
+    ]
+    found += [
+        Check(frameworks.FAMILY, what, 30, lambda m, what=what: frameworks.check(m, what, python))
+        for what in (*frameworks.ROWS, frameworks.SHARE)
+    ]
+    return [*found, Check(hooks.FAMILY, "calls.c", 60, hooks.check)]
+
+
+def run(machine: Machine, checks: Sequence[Check], console: Console) -> list[Row]:
+    """The rows of all checks for which there is time; an interrupt ends it with those that are complete."""
+    rows: list[Row] = []
+    for number, check in enumerate(checks):
+        if machine.budget.left < check.seconds:
+            rows.append(not_run(check.family, check.what, "no time left"))
+            continue
+        console.print(f"{check.family}: {check.what} ...", style="dim", highlight=False)
+        try:
+            rows += check.run(machine)
+        except NoDriver as error:
+            rows.append(not_run(check.family, check.what, str(error)))
+        except KeyboardInterrupt:
+            console.print("interrupted")
+            machine.interrupted = True
+            return rows + [not_run(rest.family, rest.what, "interrupted") for rest in checks[number:]]
+    return rows
+
+
+def show(machine: Machine, rows: Sequence[Row], console: Console) -> None:
+    """Prints the table."""
+    mark = " (simulated)" if machine.simulate else ""
+    table = Table(*COLUMNS, title=f"vgpu on {machine.model}{mark}", title_justify="left", highlight=False)
+    for family, members in families(rows).items():
+        table.add_section()
+        table.add_row(f"[bold]{family}{mark}[/]")
+        for row in members:
+            what, *cells, verdict, remark = row.cells()
+            table.add_row(what, *cells, f"[bold]{verdict}[/]" if verdict == "missed" else verdict, remark)
+    console.print(table)
+
+
+def terminated(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def page_name(machine: Machine) -> str:
+    """<card>-<driver>.md, with nothing that a file name should not have."""
+    parts = ["simulated"] * bool(machine.simulate) + [machine.model, machine.driver]
+    return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(parts)).lower() + ".md"
+
+
+def main() -> int:
+    """Runs, prints, and writes what was asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--simulate", default="", metavar="PROFILE", help="on a simulated card, such as H100")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"time for everything (default {SECONDS:g})")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only checks in whose family or name TEXT occurs")
+    parser.add_argument("--python", default="python3", help="whose frameworks are meant (default: python3 on PATH)")
+    parser.add_argument("--quick", action="store_true", help="few trials, short windows: to see whether it runs")
+    parser.add_argument("--docs", type=Path, metavar="DIR", help="write the table to DIR/<card>-<driver>.md")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
+    options = parser.parse_args()
+    times = core.Plan(warm_s=0.3, measured_s=0.7, settle_s=0.3) if options.quick else core.Plan()
+    wanted = options.only.lower()
+    checks = [
+        check
+        for check in plan(options.python, 10 if options.quick else pairs.TRIALS, times)
+        if wanted in f"{check.family}: {check.what}".lower()
+    ]
+    if not checks:
+        parser.error(f"--only {options.only}: no check has this in its name")
+    console = Console(width=WIDTH)
+    signal.signal(signal.SIGTERM, terminated)
+    with tempfile.TemporaryDirectory(prefix="vgpu-gpu-check-", dir=MEMORY if MEMORY.is_dir() else None) as folder:
+        try:
+            machine = Machine(Path(folder), options.simulate, Budget(options.seconds))
+            machine.slice_mib()
+        except (NoDriver, ValueError) as error:
+            print(f"gpu-check: {error}", file=sys.stderr)
+            return 2
+        facts = machine.facts()
+        for name, value in facts:
+            console.print(f"{name}: {value}", highlight=False)
+        rows = run(machine, checks, console)
+        show(machine, rows, console)
+        if options.docs:
+            options.docs.mkdir(parents=True, exist_ok=True)
+            page = options.docs / page_name(machine)
+            page.write_text(markdown(f"{machine.model}, driver {machine.driver}", facts, rows, bool(machine.simulate)))
+            console.print(f"written: {page}", highlight=False)
+        if options.json:
+            options.json.write_bytes(msgspec.json.encode(rows))
+    return INTERRUPTED if machine.interrupted else status(rows)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # before or after the checks
+        sys.exit(INTERRUPTED)

@@ -1,0 +1,90 @@
+"""Rows of the table: what was asked, what was found, and whether that meets its bar. Pure."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+MIB: Final = 1 << 20
+COLUMNS: Final = ("what", "native or asked", "got", "error", "bar", "verdict", "remark")
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One line of the table; texts carry their units."""
+
+    family: str
+    what: str
+    asked: str = ""  #: the limit, or the figure without the library
+    got: str = ""
+    error: str = ""
+    bar: str = ""  #: empty: only told
+    met: bool | None = None  #: None: there is no bar, or it was not run
+    remark: str = ""
+    ran: bool = True
+
+    @property
+    def verdict(self) -> Literal["met", "missed", "not run", ""]:
+        if not self.ran:
+            return "not run"
+        return "" if self.met is None else "met" if self.met else "missed"
+
+    def cells(self) -> tuple[str, ...]:
+        """As COLUMNS."""
+        return self.what, self.asked, self.got, self.error, self.bar, self.verdict, self.remark
+
+
+def not_run(family: str, what: str, why: str) -> Row:
+    """A row that could not be tried here; it misses nothing."""
+    return Row(family, what, remark=why, ran=False)
+
+
+def broken(family: str, what: str, why: str) -> Row:
+    """A row whose program ended in a way that it should not; that always counts as missed."""
+    return Row(family, what, bar="runs", met=False, remark=why)
+
+
+def exact(family: str, what: str, asked: int, got: int, remark: str = "") -> Row:
+    """Two numbers of bytes that must be the same."""
+    return Row(family, what, mib(asked), mib(got), f"{got - asked} B", "0 B", got == asked, remark)
+
+
+def status(rows: Iterable[Row]) -> int:
+    """The exit status of the whole command: 0 only when something ran and every row with a bar meets it."""
+    judged = [row for row in rows if row.met is not None]
+    return 0 if judged and all(row.met for row in judged) else 1
+
+
+def mib(size: int) -> str:
+    """A number of bytes in MiB, exactly: the rest that is no whole MiB is told in bytes."""
+    whole, rest = divmod(abs(size), MIB)
+    parts = [f"{whole} MiB"] * bool(whole) + [f"{rest} B"] * bool(rest)
+    return "-" * (size < 0) + (" ".join(parts) or "0 B")
+
+
+def families(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows by family, in the order in which they came."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.family, []).append(row)
+    return found
+
+
+def markdown(title: str, facts: Sequence[tuple[str, str]], rows: Sequence[Row], simulated: bool) -> str:
+    """A page of the documentation; one of a simulated card says so in its title, in each table and at the top."""
+    mark = " (simulated)" if simulated else ""
+    text = [f"# {title}{mark}", ""]
+    if simulated:
+        text += [
+            "**Simulated**: the driver and the card are the simulator's. Nothing here was found on a real card.",
+            "",
+        ]
+    text += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts)]
+    for family, members in families(rows).items():
+        text += ["", f"## {family[0].upper()}{family[1:]}{mark}", "", f"| {' | '.join(COLUMNS)} |"]
+        text += ["|---" * len(COLUMNS) + "|"]
+        text += ["| " + " | ".join(_bold(cell).replace("\n", " ") for cell in row.cells()) + " |" for row in members]
+    return "\n".join(text) + "\n"
+
+
+def _bold(cell: str) -> str:
+    return f"**{cell}**" if cell == "missed" else cell.replace("|", "\\|")

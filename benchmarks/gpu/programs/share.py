@@ -1,0 +1,132 @@
+"""Keeps the card busy with kernels of one length and tells its share of the card's time.
+
+`share.py LENGTH WARM_S MEASURED_S`, LENGTH such as 100us. Prints what one kernel takes, begins at a line of input,
+prints what ran. Runs with tests/native on its path.
+
+The kernel counts its own time on the card: the steps of %globaltimer (ns; PTX ISA, special registers), without those
+that are so long that somebody else must have had the card. So a launch is LENGTH of the card's time, also beside
+neighbours. The simulator goes by the number in the name instead.
+"""
+
+import json
+import re
+import sys
+import time
+from collections import deque
+from ctypes import addressof, byref, c_char_p, c_float, c_uint64, c_void_p
+
+from driver_client import cu, ok, start
+
+NS = {"us": 1_000, "ms": 1_000_000}
+BATCH_NS = 1_000_000  # launches between two events: enough that an event costs nothing beside them
+IN_FLIGHT = 3  # batches: the card never waits for us, and is soon ours to stop
+SINGLES = 5
+PTX = """\
+.version 6.0
+.target sm_70
+.address_size 64
+.visible .entry spin_{name}(.param .u64 length, .param .u64 longest)
+{{
+    .reg .pred %p<3>;
+    .reg .b64 %t<8>;
+    ld.param.u64 %t0, [length];
+    ld.param.u64 %t1, [longest];
+    mov.u64 %t2, %globaltimer;
+    mov.u64 %t3, %t2;
+    mov.u64 %t4, 0;
+again:
+    mov.u64 %t5, %globaltimer;
+    sub.u64 %t6, %t5, %t3;
+    mov.u64 %t3, %t5;
+    setp.lt.u64 %p0, %t6, 20000;
+    @%p0 add.u64 %t4, %t4, %t6;
+    sub.u64 %t7, %t5, %t2;
+    setp.gt.u64 %p1, %t7, %t1;
+    @%p1 bra done;
+    setp.lt.u64 %p2, %t4, %t0;
+    @%p2 bra again;
+done:
+    ret;
+}}
+"""
+
+
+class Work:
+    """A kernel of a known length in a context of its own."""
+
+    def __init__(self, name: str) -> None:
+        found = re.fullmatch(r"([1-9][0-9]*)(us|ms)", name)
+        if found is None:
+            raise SystemExit(f"{name!r}: a length such as 100us or 2ms")
+        self.length = int(found[1]) * NS[found[2]]
+        self.context = start()
+        module, self.function = c_void_p(), c_void_p()
+        ok(cu.cuModuleLoadData(byref(module), c_char_p(PTX.format(name=name).encode())))
+        ok(cu.cuModuleGetFunction(byref(self.function), module, f"spin_{name}".encode()))
+        # a card whose clock ticks in steps that look like somebody else's turn must still come to an end
+        self.numbers = c_uint64(self.length), c_uint64(20 * self.length)
+        self.parameters = (c_void_p * 2)(*(addressof(number) for number in self.numbers))
+
+    def launch(self) -> None:
+        ok(cu.cuLaunchKernel(self.function, 1, 1, 1, 32, 1, 1, 0, None, self.parameters, None))
+
+    def single_ms(self) -> float:
+        """The shortest of some launches, by events."""
+        first, last, took, shortest = event(), event(), c_float(), float("inf")
+        for _ in range(SINGLES):
+            ok(cu.cuEventRecord(first, None))
+            self.launch()
+            ok(cu.cuEventRecord(last, None))
+            ok(cu.cuEventSynchronize(last))
+            ok(cu.cuEventElapsedTime(byref(took), first, last))
+            shortest = min(shortest, took.value)
+        return shortest
+
+    def rate(self, warm: float, measured: float) -> dict[str, float]:
+        """What ended between the first and the last end of a batch in the time measured: launches, and those seconds.
+
+        `each_ms`: the card's time from the end of one batch to that of the next, for each launch; the shortest, which
+        is that of launches that waited for nothing but the card.
+        """
+        batch = max(1, BATCH_NS // self.length)
+        spare, flying, ends = [event() for _ in range(IN_FLIGHT + 1)], deque(), []
+        before, between, shortest = spare.pop(), c_float(), float("inf")
+        ok(cu.cuEventRecord(before, None))
+        begun = time.monotonic()
+        while time.monotonic() < begun + warm + measured:
+            if not spare:
+                mark = flying.popleft()
+                ok(cu.cuEventSynchronize(mark))
+                ends.append(time.monotonic())
+                ok(cu.cuEventElapsedTime(byref(between), before, mark))
+                shortest = min(shortest, between.value / batch)
+                spare.append(before)
+                before = mark
+            for _ in range(batch):
+                self.launch()
+            mark = spare.pop()
+            ok(cu.cuEventRecord(mark, None))
+            flying.append(mark)
+        ok(cu.cuCtxSynchronize())
+        ends = [end for end in ends if end >= begun + warm]
+        if len(ends) < 2:
+            raise SystemExit(f"{len(ends)} batches ended in {measured} s")
+        return {"launches": (len(ends) - 1) * batch, "seconds": ends[-1] - ends[0], "each_ms": shortest}
+
+
+def event() -> c_void_p:
+    made = c_void_p()
+    ok(cu.cuEventCreate(byref(made), 0))
+    return made
+
+
+def main() -> None:
+    name, warm, measured = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
+    work = Work(name)
+    print(json.dumps({"single_ms": work.single_ms(), "length_ms": work.length / 1e6}), flush=True)
+    sys.stdin.readline()
+    print(json.dumps(work.rate(warm, measured)), flush=True)
+    sys.stdin.readline()
+
+
+main()
