@@ -1,4 +1,4 @@
-"""Frameworks that a Python of this machine has, at the limit of their slice: the errors they tell, and right results."""
+"""Frameworks that a Python of this machine has, at the limit of their slice: their errors, and right results."""
 
 import shutil
 from typing import Any, Final
@@ -21,8 +21,6 @@ ROWS: Final[dict[str, tuple[str, dict[str, str]]]] = {
 SHARE: Final = "PyTorch, products of matrices"
 CORES: Final = 50
 MEMORY_MIB: Final = 2048  #: beside the context
-    768 * MIB
-)  #: what cuBLAS, its workspaces and modules may take of the slice before the framework allocates
 FILLED: Final = 64 * MIB  #: less than this must be left where a framework was refused: its own chunks
 SECONDS: Final = 60.0
 WARM_S, MEASURED_S = 2.0, 5.0
