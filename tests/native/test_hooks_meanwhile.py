@@ -1,0 +1,286 @@
+"""What is charged where other threads of the program write arguments meanwhile, and what newer drivers do.
+
+The driver is libvgpu/tests/clients/other_driver.c: it counts what it holds and calls the program back amid its work.
+"""
+
+from pathlib import Path
+
+import pytest
+from preloaded import compiled, environment, python
+
+PRELUDE = """
+import os, struct, threading
+from ctypes import CFUNCTYPE, c_char_p, c_uint64, cast
+from driver_client import *
+CALL = CFUNCTYPE(None, c_char_p, c_int)
+held, slot = c_uint64.in_dll(cu, "other_held"), c_void_p.in_dll(cu, "other_meanwhile")
+kept = []
+def meanwhile(entry, after, work):  # does the work once, in the middle of the next call of that entry point
+    def call(name, when):
+        if (name.decode(), when) == (entry, after):
+            slot.value = None
+            work()
+    kept.append(CALL(call))
+    slot.value = cast(kept[-1], c_void_p).value
+def charged():
+    left, total = info()
+    return (total - left) // MIB
+def books():  # what is charged and what is held, in MiB
+    return charged(), held.value // MIB
+ok(cu.cuInit(0))
+HOST, DEVICE, DOMAIN, MANAGED = 2, 1, 6, 2
+def made(size, where):  # by cuMemCreate
+    handle = c_ulonglong()
+    properties = AllocationProperties(type=1, handles=1, location=Location(where, 0))
+    return cu.cuMemCreate(byref(handle), c_size_t(size), byref(properties), c_ulonglong(0)), handle.value, properties
+def pool_of(where, type=1):
+    handle = c_void_p()
+    ok(cu.cuMemPoolCreate(byref(handle), byref(PoolProperties(type=type, handles=0, location=Location(where, 0)))))
+    return handle
+def from_pool(pool, size):
+    pointer = c_ulonglong()
+    return cu.cuMemAllocFromPoolAsync(byref(pointer), c_size_t(size), pool, c_void_p(1))
+"""
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    folder = tmp_path / "driver"
+    folder.mkdir()
+    driver = compiled(
+        "other_driver.c", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1,-Bsymbolic", output="other_driver.so"
+    )
+    (folder / "libcuda.so.1").symlink_to(driver)
+    return environment(tmp_path, LD_LIBRARY_PATH=str(folder), CUDA_DEVICE_MEMORY_LIMIT_0="100m")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(
+            """
+handle, properties = c_ulonglong(), AllocationProperties(type=1, handles=1, location=Location(HOST, 0))
+meanwhile("cuMemCreate", 0, lambda: setattr(properties.location, "type", DEVICE))
+cu.cuMemCreate(byref(handle), c_size_t(200 * MIB), byref(properties), c_ulonglong(0))
+""",
+            id="block",
+        ),
+        pytest.param(
+            """
+array, shape = c_void_p(), Array3DDescriptor(1 * MIB, 1, 0, UINT8, 1, 0)
+meanwhile("cuArray3DCreate", 0, lambda: setattr(shape, "width", 200 * MIB))
+cu.cuArray3DCreate_v2(byref(array), byref(shape))
+""",
+            id="array",
+        ),
+        pytest.param(
+            """
+memory, words = c_void_p(), (c_uint64 * 13)()  # CUDA_EXTERNAL_MEMORY_HANDLE_DESC: type, handle (16 bytes), size
+words[0], words[3] = 1, MIB
+meanwhile("cuImportExternalMemory", 0, lambda: words.__setitem__(3, 200 * MIB))
+cu.cuImportExternalMemory(byref(memory), byref(words))
+""",
+            id="external",
+        ),
+        pytest.param(
+            """
+pool, properties = c_void_p(), PoolProperties(type=1, handles=0, location=Location(DEVICE, 0))
+meanwhile("cuMemPoolCreate", 1, lambda: setattr(properties.location, "type", HOST))
+cu.cuMemPoolCreate(byref(pool), byref(properties))
+from_pool(pool, 200 * MIB)
+""",
+            id="pool",
+        ),
+    ],
+)
+def test_a_description_that_changes_meanwhile_gives_nothing_uncharged(env: dict[str, str], script: str) -> None:
+    lines = python(PRELUDE + script + "print(charged() >= held.value // MIB, held.value <= 100 * MIB)", env)
+    assert lines == ["True True"]
+
+
+def test_a_pointer_that_is_overwritten_before_it_is_booked_stands_for_nothing_else(env: dict[str, str]) -> None:
+    lines = python(
+        PRELUDE
+        + """
+small = alloc(MIB)[1]
+large = c_ulonglong()
+meanwhile("cuMemAlloc", 1, lambda: setattr(large, "value", small))
+ok(cu.cuMemAlloc_v2(byref(large), c_size_t(60 * MIB)))
+ok(free(small))
+print(*books())
+pitch, pointer = c_size_t(), c_ulonglong()
+meanwhile("cuMemAllocPitch", 1, lambda: setattr(pitch, "value", 1))
+ok(cu.cuMemAllocPitch_v2(byref(pointer), byref(pitch), c_size_t(512), c_size_t(20 * 2048), 4))
+print(*books())
+""",
+        env,
+    )
+    assert lines == ["60 60", "80 80"]
+
+
+def test_a_handle_that_is_overwritten_before_it_is_booked_stands_for_nothing_else(env: dict[str, str]) -> None:
+    lines = python(
+        PRELUDE
+        + """
+small = made(2 * MIB, DEVICE)[1]
+large, properties = c_ulonglong(), AllocationProperties(type=1, handles=1, location=Location(DEVICE, 0))
+meanwhile("cuMemCreate", 1, lambda: setattr(large, "value", small))
+ok(cu.cuMemCreate(byref(large), c_size_t(60 * MIB), byref(properties), c_ulonglong(0)))
+ok(release(small))
+print(*books())
+""",
+        env,
+    )
+    assert lines == ["60 60"]
+
+
+def test_the_descriptor_of_an_export_is_the_drivers_answer(env: dict[str, str]) -> None:
+    lines = python(
+        PRELUDE
+        + """
+_, handle, _ = made(60 * MIB, DEVICE)
+decoy, fd = os.open("/dev/null", os.O_RDONLY), c_int()
+meanwhile("cuMemExportToShareableHandle", 1, lambda: setattr(fd, "value", decoy))
+ok(cu.cuMemExportToShareableHandle(byref(fd), c_ulonglong(handle), 1, c_ulonglong(0)))
+os.close(decoy)
+ok(release(handle))
+print(charged(), fd.value != decoy)
+os.close(fd.value)
+print(charged())
+""",
+        env,
+    )
+    assert lines == ["60 True", "0"]
+
+
+def test_the_drivers_own_address_is_never_to_be_seen(env: dict[str, str]) -> None:
+    lines = python(
+        PRELUDE
+        + """
+found, seen = c_void_p(), []
+cu.cuMemAlloc_v2  # known from then on
+meanwhile("cuGetProcAddress", 1, lambda: seen.append(found.value))
+ok(cu.cuGetProcAddress_v2(b"cuMemAlloc", byref(found), 12000, c_ulonglong(0), None))
+print(seen, found.value == cast(cu.cuMemAlloc_v2, c_void_p).value)
+""",
+        env,
+    )
+    assert lines == ["[None] True"]
+
+
+def test_the_pool_that_was_charged_is_the_one_that_is_asked(env: dict[str, str]) -> None:
+    lines = python(
+        PRELUDE
+        + """
+one, other = pool_of(DEVICE), pool_of(DEVICE)
+cu.cuDeviceSetMemPool(0, one)
+pointer = alloc_async(60 * MIB, 1)[1]
+ok(free_async(pointer, 1))
+meanwhile("cuMemAllocAsync", 0, lambda: cu.cuDeviceSetMemPool(0, other))
+ok(alloc_async(60 * MIB, 1)[0])  # of what is reserved in one
+print(*books())
+""",
+        env,
+    )
+    assert lines == ["60 60"]
+
+
+def test_no_capture_ends_while_an_allocation_is_recorded(env: dict[str, str]) -> None:
+    lines = python(
+        PRELUDE
+        + """
+ended = threading.Event()
+def end():
+    ok(cu.cuStreamEndCapture(c_void_p(1), byref(c_void_p())))
+    ended.set()
+def try_to_end():
+    threading.Thread(target=end).start()
+    ended.wait(0.3)  # where nothing stops it, this is long enough
+ok(cu.cuStreamBeginCapture_v2(c_void_p(1), 2))
+meanwhile("cuMemAllocAsync", 0, try_to_end)
+ok(alloc_async(200 * MIB, 1)[0])
+print(ended.wait(50), *books())
+print(alloc_async(200 * MIB, 1)[0], alloc_async(50 * MIB, 1)[0])
+""",
+        env,
+    )
+    assert lines == ["True 0 0", "2 0"]
+
+
+def test_memory_of_a_part_of_a_device_is_the_devices(env: dict[str, str]) -> None:
+    lines = python(
+        PRELUDE
+        + """
+print(made(101 * MIB, DOMAIN)[0], made(40 * MIB, DOMAIN)[0], *books())
+pool = pool_of(DOMAIN)
+print(from_pool(pool, 61 * MIB), from_pool(pool, 32 * MIB), *books())
+print(made(500 * MIB, HOST)[0], *books())
+""",
+        env,
+    )
+    assert lines == ["2 0 40 40", "2 0 72 72", "0 72 72"]
+
+
+def test_default_pools_of_the_host_and_managed_pools_are_what_they_are(env: dict[str, str]) -> None:
+    lines = python(
+        PRELUDE
+        + """
+host = c_void_p()
+ok(cu.cuMemGetDefaultMemPool(byref(host), byref(Location(HOST, 0)), 1))
+print(from_pool(host, 500 * MIB), *books())
+managed = pool_of(0, type=MANAGED)
+print(from_pool(managed, 101 * MIB), from_pool(managed, 64 * MIB), *books())
+""",
+        env,
+    )
+    assert lines == ["0 0 0", "2 0 64 64"]
+
+
+SPARSE = """
+MAP, UNMAP, SPARSE = 1, 2, 0x40
+def sparse():
+    array = c_void_p()
+    ok(cu.cuArray3DCreate_v2(byref(array), byref(Array3DDescriptor(1 << 16, 1 << 16, 0, UINT8, 1, SPARSE))))
+    return array
+def tiles(array, operation, memory=0, width=1024):
+    info = bytearray(96)  # CUarrayMapInfo of cuda.h
+    struct.pack_into("<Q", info, 8, array.value)
+    struct.pack_into("<8I", info, 24, 0, 0, 0, 0, 0, width, 1024, 1)
+    struct.pack_into("<iiQQII", info, 56, operation, 0, memory, 0, 1, 0)
+    return cu.cuMemMapArrayAsync((c_char * len(info)).from_buffer(info), 1, None)
+"""
+
+
+def test_what_is_mapped_into_a_sparse_array_stays_charged(env: dict[str, str]) -> None:
+    lines = python(
+        PRELUDE
+        + SPARSE
+        + """
+array = sparse()
+_, block, _ = made(60 * MIB, DEVICE)
+ok(tiles(array, MAP, block))
+ok(release(block))
+print(*books(), made(60 * MIB, DEVICE)[0])
+ok(tiles(array, UNMAP, width=2048))
+print(*books())
+_, block, _ = made(60 * MIB, DEVICE)
+ok(tiles(array, MAP, block)), ok(release(block))
+ok(cu.cuArrayDestroy(array))
+print(*books())
+""",
+        env,
+    )
+    assert lines == ["60 60 2", "0 0", "0 0"]
+
+
+def test_video_with_16_bits_per_channel_is_charged_as_such(env: dict[str, str]) -> None:
+    lines = python(
+        PRELUDE
+        + """
+Y416, array = 0xb1, c_void_p()
+print(cu.cuArray3DCreate_v2(byref(array), byref(Array3DDescriptor(4096, 3200, 0, Y416, 1, 0))), *books())
+print(cu.cuArray3DCreate_v2(byref(array), byref(Array3DDescriptor(4096, 1, 0, Y416, 1, 0))))
+""",
+        env,
+    )
+    assert lines == ["0 100 100", "2"]
