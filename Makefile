@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: all venv build demo demo-storm test red-team e2e e2e-all programs lint bench bench-hooks bench-pacer fuzz storm sanitize clean
+.PHONY: all venv build demo demo-storm test red-team e2e e2e-all programs gpu-check lint bench bench-hooks bench-pacer fuzz storm sanitize clean
 
 all: build
 
@@ -47,6 +47,11 @@ e2e-all: e2e
 programs: build
 	@$(BIN)/python tests/programs/run.py
 
+# The promises on this machine's NVIDIA card, within 8 minutes; no root, no container, no network. SIMULATED=1 (or a profile): on a simulated card.
+# ONLY=TEXT: checks with this in their name. GPU_PYTHON=PROGRAM: whose frameworks are meant. QUICK=1: short windows. DOCS=1: writes a page to docs/gpu.
+gpu-check: build
+	@$(BIN)/python benchmarks/gpu/check.py $(if $(SIMULATED),--simulate $(if $(filter 1,$(SIMULATED)),H100,$(SIMULATED))) $(if $(ONLY),--only "$(ONLY)") $(if $(GPU_PYTHON),--python "$(GPU_PYTHON)") $(if $(QUICK),--quick) $(if $(DOCS),--docs docs/gpu)
+
 lint: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -55,7 +60,7 @@ lint: build
 
 # Figures for people: each program prints its own table, nothing is asserted.
 bench: build
-	@for program in $(sort $(wildcard benchmarks/*/*.py)); do echo "== $$program"; $(BIN)/python $$program || exit 1; done
+	@for program in $(filter-out benchmarks/gpu/%,$(sort $(wildcard benchmarks/*/*.py))); do echo "== $$program"; $(BIN)/python $$program || exit 1; done
 
 # ns per driver call, native and preloaded.
 bench-hooks: build

@@ -162,7 +162,7 @@ class Machine:
     def facts(self) -> list[tuple[str, str]]:
         """What the head of the table says: names and values."""
         one, five, fifteen = os.getloadavg()
-        context = f"{self.context / MIB:.0f} MiB" if self.context else "not known: NVML does not list our processes"
+        context = f"{self.context / MIB:.0f} MiB" if self.context else "not known, and not charged"
         return [
             ("card", f"{self.model}, {self.physical // MIB} MiB" + (", an instance of MIG" if self.mig else "")),
             ("driver", "the simulator's, " * bool(self.simulate) + f"{self.driver}, CUDA {self.cuda}"),
