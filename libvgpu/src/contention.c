@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "contention.h"
 
+#include "clock.h"
 #include "crosscheck.h"
 #include "ledger.h"
 #include "share.h"
@@ -45,19 +46,21 @@ static void correct(unsigned card, int64_t charged, int64_t used) {
     atomic_store_explicit(&cards[card].scale, (uint32_t)scale, memory_order_relaxed);
 }
 
+static bool told_of_neighbours(unsigned card) {
+    return atomic_load_explicit(&vgpu_mapping()->limits->arbiter[card].neighbours, memory_order_relaxed) > 0;
+}
+
 /* With the lock held: true if this look finds somebody else on the card. */
 static bool shared_now(unsigned card, uint64_t now) {
     const uint32_t count = atomic_fetch_add_explicit(&cards[card].count, 1, memory_order_relaxed);
     const struct look last = looks[card][(count + LOOKS - 1) % LOOKS], oldest = looks[card][count % LOOKS];
     const struct look this = {now, atomic_load(&vgpu_mapping()->usage->pacer[card].gpu_ns), (uint64_t)atomic_load(&cards[card].own_ns)};
     looks[card][count % LOOKS] = this;
-    if (!last.at || now <= last.at)
-        return false;
     const int64_t siblings = (int64_t)(this.container_ns - last.container_ns) - (int64_t)(this.process_ns - last.process_ns);
-    const bool has_siblings = siblings * 100 / (int64_t)(now - last.at) > TOLERANCE_PERCENT;
-    if (vgpu_arbiter_lives(card, now)) {
+    const bool has_siblings = last.at && now > last.at && siblings * 100 / (int64_t)(now - last.at) > TOLERANCE_PERCENT;
+    if (vgpu_arbiter_lives(card, now)) { /* knows of neighbours before we have looked twice */
         atomic_store_explicit(&cards[card].scale, WHOLE, memory_order_relaxed);
-        return has_siblings || atomic_load_explicit(&vgpu_mapping()->limits->arbiter[card].neighbours, memory_order_relaxed) > 0;
+        return has_siblings || told_of_neighbours(card);
     }
     unsigned ours, others;
     if (!oldest.at || !vgpu_crosscheck(card, &ours, &others))
@@ -90,5 +93,12 @@ uint64_t vgpu_contention_scaled(unsigned card, uint64_t gpu_ns) {
 enum vgpu_company vgpu_contention_company(unsigned card) {
     if (atomic_load_explicit(&cards[card].until, memory_order_relaxed))
         return VGPU_SHARING;
+    if (told_of_neighbours(card)) { /* one has come since the last look */
+        const uint64_t now = vgpu_now_ns();
+        if (vgpu_arbiter_lives(card, now)) {
+            atomic_store_explicit(&cards[card].until, now + LINGER_NS, memory_order_relaxed);
+            return VGPU_SHARING;
+        }
+    }
     return atomic_load_explicit(&cards[card].count, memory_order_relaxed) > SURE_LOOKS ? VGPU_ALONE : VGPU_UNSURE;
 }

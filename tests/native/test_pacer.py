@@ -16,6 +16,7 @@ SOURCES = HERE.parents[1] / "libvgpu" / "src"
 UNITS = {
     "pacer_units": ("bounds", "costs", "runs", "crowd"),
     "pacer_launch_units": ("settle", "costs", "runs", "crowd"),
+    "contention_units": ("contention",),
 }
 
 
