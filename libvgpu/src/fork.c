@@ -6,6 +6,7 @@ void vgpu_forget_parent(void) {
     vgpu_graphs_forget();
     vgpu_captures_forget();
     vgpu_primaries_forget();
+    vgpu_context_limits_forget();
     vgpu_blocks_forget();
     vgpu_sparse_forget();
     vgpu_samples_forget();

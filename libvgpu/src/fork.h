@@ -12,6 +12,7 @@ void vgpu_pools_forget(void);
 void vgpu_graphs_forget(void);
 void vgpu_captures_forget(void);
 void vgpu_primaries_forget(void);
+void vgpu_context_limits_forget(void);
 void vgpu_blocks_forget(void);
 void vgpu_sparse_forget(void);
 void vgpu_samples_forget(void);

@@ -49,7 +49,7 @@ static bool still_mounted(void)
     unsigned limits_count = 0, usage_count = 0;
     FILE *mounts = fopen("/proc/self/mountinfo", "re");
     if (!mounts)
-        return false;
+        return true; /* nobody but who hides something keeps a program from reading that */
     while (fgets(line, sizeof line, mounts)) {
         if (limits_count < REMEMBERED && folder_of(line, "limits", folder))
             limits[limits_count++] = hash_of(folder);

@@ -9,7 +9,7 @@
 #include "ledger.h"
 
 /* Kinds of handles; their values may coincide. */
-enum vgpu_space { VGPU_POINTER, VGPU_ARRAY, VGPU_MIPMAP, VGPU_CONTEXT, VGPU_EXTERNAL };
+enum vgpu_space { VGPU_POINTER, VGPU_ARRAY, VGPU_MIPMAP, VGPU_CONTEXT, VGPU_EXTERNAL, VGPU_CONTEXT_LIMIT };
 
 extern atomic_bool vgpu_sizes_used;
 
