@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def replace(target: Path, content: bytes, mode: int) -> None:
-    """Replaces `target` in one step: temporary file in the same folder, fsync, rename."""
+    """Replaces `target` in one step: temporary file in the same folder, fsync, rename; OSError names the path."""
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -15,8 +15,10 @@ def replace(target: Path, content: bytes, mode: int) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(name).rename(target)
-    except BaseException:
+    except BaseException as error:
         Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # of a descriptor: the disk is full
+            raise OSError(error.errno, error.strerror, str(target)) from None
         raise
 
 

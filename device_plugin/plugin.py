@@ -127,7 +127,7 @@ class Plugin(DevicePluginServicer):
             code = grpc.StatusCode.UNAVAILABLE if refusal.transient else grpc.StatusCode.FAILED_PRECONDITION
             await context.abort(code, f"vgpu: {refusal}")
         except OSError as error:
-            log.exception("not started")
+            log.error("not started: %s", error)  # without a trace: the kubelet tries again and again
             await context.abort(grpc.StatusCode.INTERNAL, f"vgpu: the node could not prepare the container: {error}")
         finally:
             self._observe("PreStartContainer", time.monotonic() - began)

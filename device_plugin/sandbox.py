@@ -37,10 +37,7 @@ class Sandboxes:
         self._labels = labels
         self._containers = run_dir / "containers"
         self.by_ids = run_dir / "by-ids"
-        for folder in (self._containers, self.by_ids):
-            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        # Containers see only files that root binds into them; other users of the host need no way in.
-        self._containers.chmod(0o700)
+        self._make()
         self._lock = threading.Lock()
         self._granted: dict[tuple[str, str], tuple[GpuSlice, ...]] = {}
         for entry in self.entries():
@@ -49,6 +46,13 @@ class Sandboxes:
                     self._granted[entry.pod_uid, entry.container] = slices_of(region.limits())
             except OSError as error:
                 log.warning("%s grants nothing: %s", entry.path, error)
+
+    def _make(self) -> None:
+        """The two folders; also where somebody has removed them while this agent runs."""
+        self.by_ids.mkdir(mode=0o755, parents=True, exist_ok=True)
+        # Containers see only files that root binds into them; other users of the host need no way in.
+        self._containers.mkdir(mode=0o700, exist_ok=True)
+        self._containers.chmod(0o700)
 
     def granted(self) -> dict[str, dict[str, tuple[GpuSlice, ...]]]:
         """pod uid → container → its slices, of all folders."""
@@ -71,16 +75,25 @@ class Sandboxes:
         return self._containers / f"{pod_uid}_{container}"
 
     def entries(self) -> list[Entry]:
+        """All folders of containers."""
         found = []
+        self._make()
         for path in sorted(self._containers.iterdir()):
             pod_uid, _, container = path.name.partition("_")  # a UID has no underscore, nor has a container's name
             if container and path.is_dir():
                 found.append(Entry(pod_uid, container, path))
         return found
 
+    def removed(self) -> list[Entry]:
+        """Containers that were granted something here and whose folders somebody has removed."""
+        with self._lock:
+            known = [Entry(uid, container, self.directory(uid, container)) for uid, container in self._granted]
+        return [entry for entry in known if not entry.path.exists()]
+
     def prepare(self, pod_uid: str, container: str, limits: Limits) -> Path:
         """Makes the container's region, or puts new limits into the one that is there; raises OSError, ValueError."""
         path = self.directory(pod_uid, container)
+        self._make()
         path.mkdir(mode=0o755, exist_ok=True)
         try:
             Region.create(path, limits).close()
@@ -107,6 +120,7 @@ class Sandboxes:
 
     def point(self, key: str, directory: Path) -> Path:
         """`by-ids/<key>` leads to `directory` from now on; the runtime resolves it when it creates the container."""
+        self._make()
         place = self.by_ids / key
         files.link(Path("..") / "containers" / directory.name, place)
         return place

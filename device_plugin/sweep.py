@@ -109,7 +109,8 @@ class Sweep:
         self._exporter.show(self._picture(usages), whole=synced)
         if not self._pods.synced:
             return
-        leftover = [entry for entry in self._sandboxes.entries() if self._pods.get(entry.pod_uid) is None]
+        entries = [*self._sandboxes.entries(), *self._sandboxes.removed()]
+        leftover = [entry for entry in entries if self._pods.get(entry.pod_uid) is None]
         dead = [entry for entry in leftover if entry not in usages or not usages[entry][1].processes]
         if dead:
             self._pods.refresh()  # a pod that has come meanwhile is known afterwards

@@ -1,0 +1,56 @@
+"""What the agent keeps on the node is taken away while it runs, or cannot be written."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agent_world import A, MakeWorld, until, worlds
+
+from device_plugin import files
+from vgpu.devices import GpuSlice
+from vgpu.kube import writes
+
+ID = f"{A}::0"
+
+
+@pytest.fixture
+def make() -> Iterator[MakeWorld]:
+    with worlds() as one:
+        yield one
+
+
+@pytest.mark.parametrize("strategy", ["cdi", "envvar"])
+def test_folders_that_somebody_removed_are_made_again(make: MakeWorld, strategy: str) -> None:
+    world = make(strategy)
+    first = world.pod("first", {"main": [GpuSlice(A, 9000)]})
+    world.allocate(first, "main", [ID])
+    world.starts.start([ID])
+    for folder in ("containers", "by-ids"):
+        shutil.rmtree(world.root / "run" / folder)
+    world.sweep.once(clean=True)
+    second = world.pod("second", {"main": [GpuSlice(A, 5000)]})
+    world.allocate(second, "main", [f"{A}::1"])
+    world.starts.start([f"{A}::1"])
+    assert world.limits(second).cards[0].uuid == A
+    # What the first one holds is not forgotten with its folder, and goes with its pod.
+    assert set(world.sandboxes.granted()) == {first, second}
+    assert [entry.pod_uid for entry in world.sandboxes.removed()] == [first]
+    writes.delete_pod(world.client, "default", "first", first, grace_seconds=0)
+    until(lambda: world.pods.get(first) is None)
+    world.sweep.once(clean=False)
+    assert set(world.sandboxes.granted()) == {second}
+    assert (world.root / "run" / "containers").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_full_disk_is_told_with_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "spec.json").write_text("old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*spec\.json"):
+        files.replace(tmp_path / "spec.json", b"new", 0o644)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("spec.json", "old")]
