@@ -16,11 +16,13 @@ from types import FrameType
 from typing import NoReturn
 
 import msgspec
+import pynvml
 from checks import core, frameworks, hooks, memory, pairs
 from checks.children import Budget
 from checks.machine import Machine, NoDriver
-from checks.rows import COLUMNS, Row, families, markdown, not_run, status
+from checks.rows import COLUMNS, Row, broken, families, markdown, not_run, status
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 MEMORY = Path("/dev/shm")  # regions lie in memory where a node agent makes them
@@ -67,13 +69,18 @@ def run(machine: Machine, checks: Sequence[Check], console: Console) -> list[Row
             continue
         console.print(f"{check.family}: {check.what} ...", style="dim", highlight=False)
         try:
-            rows += check.run(machine)
+            found = check.run(machine)
         except NoDriver as error:
             rows.append(not_run(check.family, check.what, str(error)))
+        except (pynvml.NVMLError, OSError, ValueError, KeyError) as error:  # the rows of the others are still wanted
+            rows.append(broken(check.family, check.what, f"{type(error).__name__}: {error}"))
         except KeyboardInterrupt:
             console.print("interrupted")
             machine.interrupted = True
             return rows + [not_run(rest.family, rest.what, "interrupted") for rest in checks[number:]]
+        else:
+            late = machine.budget.left <= 0
+            rows += [not_run(row.family, row.what, "no time left") if late and row.broke else row for row in found]
     return rows
 
 
@@ -85,7 +92,7 @@ def show(machine: Machine, rows: Sequence[Row], console: Console) -> None:
         table.add_section()
         table.add_row(f"[bold]{family}{mark}[/]")
         for row in members:
-            what, *cells, verdict, remark = row.cells()
+            what, *cells, verdict, remark = map(escape, row.cells())
             table.add_row(what, *cells, f"[bold]{verdict}[/]" if verdict == "missed" else verdict, remark)
     console.print(table)
 

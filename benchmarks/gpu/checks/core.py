@@ -61,7 +61,7 @@ def judged(what: str, limit: int, share: Share, whole: Share, card: float | None
     if card is not None:
         notes.append(f"NVML: card {card:.0f} %")
     if share.process is not None:
-        notes.append(f"NVML: process {share.process:.0f} %")
+        notes.append(f"NVML: process {share.process:.0f} % ({share.process - limit:+.0f})")
     return Row(
         FAMILY, what, f"{limit} %", f"{got:.2f} %", f"{error:+.2f}", f"±{BAR:g} point", abs(error) <= BAR,
         "; ".join(notes),

@@ -1,5 +1,6 @@
 """Frameworks that a Python of this machine has, at the limit of their slice: their errors, and right results."""
 
+import os
 import shutil
 from typing import Any, Final
 
@@ -66,8 +67,8 @@ def shared(native: dict[str, Any], ours: dict[str, Any]) -> Row:
 def check(machine: Machine, what: str, python: str) -> list[Row]:
     """One row; `python`: the interpreter whose frameworks are meant."""
     if machine.simulate:
-        return [not_run(FAMILY, what, "simulated: frameworks compute")]
-    path = shutil.which(python)
+        return [not_run(FAMILY, what, "simulated: kernels compute nothing there")]
+    path = shutil.which(os.path.expanduser(python))
     if path is None:
         return [not_run(FAMILY, what, f"{python} is not found")]
     try:

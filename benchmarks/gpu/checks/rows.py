@@ -21,6 +21,7 @@ class Row(msgspec.Struct, frozen=True):
     met: bool | None = None  #: None: there is no bar, or it was not run
     remark: str = ""
     ran: bool = True
+    broke: bool = False  #: the program ended in a way that it should not
 
     @property
     def verdict(self) -> Literal["met", "missed", "not run", ""]:
@@ -39,8 +40,8 @@ def not_run(family: str, what: str, why: str) -> Row:
 
 
 def broken(family: str, what: str, why: str) -> Row:
-    """A row whose program ended in a way that it should not; that always counts as missed."""
-    return Row(family, what, bar="runs", met=False, remark=why)
+    """A row whose program ended in a way that it should not; that counts as missed."""
+    return Row(family, what, bar="runs", met=False, remark=why, broke=True)
 
 
 def exact(family: str, what: str, asked: int, got: int, remark: str = "") -> Row:
