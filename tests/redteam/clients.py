@@ -10,13 +10,14 @@ HERE = Path(__file__).resolve().parent
 
 
 def compile_into(folder: Path) -> Path:
-    """grab, libinterposer.so, libbound.so and, where it can be linked, static; in a folder that every user may read."""
+    """grab, libraries and, where it can be linked, static; in a folder that every user may read."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
     compiler = [*os.environ.get("CC", "cc").split(), "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
     for source, output, flags in (
         ("grab.c", "grab", ()),
         ("interposer.c", "libinterposer.so", ("-shared", "-fPIC")),
+        ("namesake.c", "libnamesake.so", ("-shared", "-fPIC", "-Wl,-soname,/run/lib/libvgpu.so")),
         ("bound.c", "libbound.so", ("-shared", "-fPIC", f"-L{paths.simulator()}", "-l:libcuda.so.1")),
     ):
         subprocess.run([*compiler, "-o", folder / output, HERE / source, *flags, "-ldl"], check=True)

@@ -5,6 +5,15 @@ from redteam.route import Route
 LOADING = [
     Route("driver opened by its path", "one = driver(DRIVER)\nassert one.start() == (0, 0)\none.fill()"),
     Route(
+        "program started through the dynamic linker",
+        """
+with open("/proc/self/maps") as maps:
+    linker = next(line.split()[-1] for line in maps if "/ld-linux" in line)
+for words in ((), ("--preload", ""), ("--inhibit-cache", "--library-path", "/run/lib")):
+    assert other(through=(linker, *words)) > 0
+""",
+    ),
+    Route(
         "driver opened by RTLD_DEEPBIND", "one = driver(mode=os.RTLD_NOW | os.RTLD_DEEPBIND)\none.start()\none.fill()"
     ),
     Route(
@@ -109,6 +118,11 @@ one.fill()
     Route(
         "constructor of a library opened by RTLD_DEEPBIND",
         "os.environ['GRAB_AT_LOAD'] = 'yes'\nctypes.CDLL('/run/bin/libbound.so', mode=os.RTLD_NOW | os.RTLD_DEEPBIND)",
+    ),
+    Route(
+        "preloaded library of our library's name",
+        "other()",
+        variables={"LD_PRELOAD": "/run/bin/libnamesake.so"},
     ),
     Route("static program", "subprocess.run(['/run/bin/static'], stdin=subprocess.DEVNULL)"),
     Route(

@@ -135,6 +135,16 @@ other()
 """,
     ),
     Route(
+        "region and /proc hidden in a user namespace",
+        """
+command = 'mount -t tmpfs none /run/vgpu && mount -t tmpfs none /proc && exec "$0"'
+one = Other(through=("unshare", "-rm", "sh", "-c", command))
+one.end()
+assert one.got == 0, one.said  # the card's books cannot tell of what has no /proc
+other()
+""",
+    ),
+    Route(
         "root directory changed after the start",
         """
 one = driver()
@@ -192,6 +202,21 @@ os.close(over[1])
 os.wait()
 """,
         holds=AT_MOST,
+    ),
+    Route(
+        "no address space left",
+        """
+import resource
+one = driver()
+assert one.start() == (0, 0)
+for room in range(0, 4 * MIB, MIB // 2):
+    pages = int(open("/proc/self/statm").read().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + room, -1))
+    one.fill()
+    one.library.cuCtxCreate_v2(ctypes.byref(ctypes.c_void_p()), 0, 0)
+resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+one.fill()
+""",
     ),
     Route(
         "no descriptors left",
