@@ -2,9 +2,11 @@
 #include "managed.h"
 
 #include <errno.h>
+#include <linux/magic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 static bool found_at_load;
@@ -47,9 +49,14 @@ static bool still_mounted(void)
     char line[4096], folder[512];
     uint32_t limits[REMEMBERED], usage[REMEMBERED];
     unsigned limits_count = 0, usage_count = 0;
+    struct statfs system;
     FILE *mounts = fopen("/proc/self/mountinfo", "re");
-    if (!mounts)
-        return true; /* nobody but who hides something keeps a program from reading that */
+    /* nobody but who hides something keeps a program from reading that, or puts something else in its place */
+    if (!mounts || fstatfs(fileno(mounts), &system) != 0 || system.f_type != PROC_SUPER_MAGIC) {
+        if (mounts)
+            fclose(mounts);
+        return true;
+    }
     while (fgets(line, sizeof line, mounts)) {
         if (limits_count < REMEMBERED && folder_of(line, "limits", folder))
             limits[limits_count++] = hash_of(folder);
