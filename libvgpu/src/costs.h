@@ -61,12 +61,9 @@ static inline uint64_t vgpu_random(uint64_t *state) {
     *state ^= *state << 17;
     return *state >> 8; /* its upper bits are the better ones */
 }
-/* Key of a launch of `function`: the number of blocks counts by its magnitude. */
+/* Key of a launch of `function`, never 0: the number of blocks counts by its magnitude. Whoever needs few bits of it takes the upper ones. */
 static inline uint64_t vgpu_cost_key(const void *function, uint64_t blocks, uint64_t threads) {
-    const uint64_t magnitude = blocks <= 1 ? 0 : 64u - (unsigned)__builtin_clzll(blocks - 1);
-    uint64_t key = (uint64_t)(uintptr_t)function;
-    key = (key ^ magnitude << 56 ^ threads << 44) * 0xff51afd7ed558ccdull;
-    key ^= key >> 33;
-    return key ? key : 1;
+    const uint64_t magnitude = 64u - (unsigned)__builtin_clzll((2 * blocks - 1) | 1);
+    return (((uint64_t)(uintptr_t)function ^ magnitude << 56 ^ threads << 44) | 1) * 0xff51afd7ed558ccdull;
 }
 #endif

@@ -12,6 +12,7 @@
 #include "crowd.h"
 #include "fork.h"
 #include "gcra.h"
+#include "prepaid.h"
 #include "settle.h"
 
 #define CARRY_NS 60000u            /* shorter waits are carried over to the next launch: a sleep overshoots by about that much */
@@ -31,106 +32,59 @@
 #define COLLECT_RARELY_NS 20000000u /* where launches are fast, and few results wait that nobody needs soon */
 #define FEW 4
 #define WINDOW_NS 500000000u
-#define KNOWN 8u                   /* keys that a thread remembers; power of two */
 
 /* What a thread has paid in advance, and remembers to spend it fast. What is left dies with the thread: at most BATCH_NS, and at most about as much
  * as the thread has spent in its last BATCH_IDLE_NS. Where there is no limit nothing is paid, and up to COUNTED_NS are spent in the same way; they
  * are no credit when a limit comes. A forked child starts without (epoch). */
+__thread __attribute__((tls_model("initial-exec"))) struct vgpu_prepaid vgpu_prepaid;
 static __thread __attribute__((tls_model("initial-exec"))) struct {
-    uint32_t epoch;                /* of all below; another one: nothing of it is valid */
     unsigned card;
-    uint64_t selector;             /* of the limits that were in force */
-    uint64_t left_ns;              /* GPU time paid and not spent */
-    uint32_t left;                 /* launches until the thread looks up again */
-    uint32_t filled;               /* left and left_ns when it last did */
+    uint32_t filled;               /* left and left_ns when it last looked up */
     uint64_t filled_ns;
-    uint64_t sources;              /* of launches since, as vgpu_crowd_member */
     uint64_t batch_ns;             /* what it paid the last time */
     uint64_t looked_ns;            /* CLOCK_MONOTONIC of that */
     uint64_t interval_ns;          /* mean time between launches */
     uint64_t recent_ns;            /* sums that forget, as the quotient of which it comes; launches in sixteenths */
     uint64_t recent_launches;
     uint64_t collected_ns;         /* when it last asked for results */
-    CUstream stream;               /* the last one, and its place in `sources` */
-    uint64_t source;
     uint64_t random;
     int64_t until_sample;          /* launches */
     bool unpaced;                  /* left_ns was not paid: it says how much more may go uncounted */
     bool coupled;                  /* the next launch is paid and follows at once, to be measured */
-    struct {
-        uint64_t key;
-        const struct vgpu_cost *cost;
-    } known[KNOWN];                /* short launches whose cost is settled */
 } thread;
 
-static _Atomic uint32_t epoch = 1;
+_Atomic uint32_t vgpu_prepaid_epoch = 1;
+atomic_bool vgpu_one_card;
 
 void vgpu_pacer_forget(void) {
-    atomic_fetch_add(&epoch, 1);
+    atomic_fetch_add(&vgpu_prepaid_epoch, 1);
     vgpu_crowd_forget();
 }
 
 void vgpu_pacer_stale(uint64_t key) {
     vgpu_cost_doubt(key);
-    atomic_fetch_add(&epoch, 1);
+    atomic_fetch_add(&vgpu_prepaid_epoch, 1);
 }
 
-static atomic_int cards_seen; /* 1: one, 2: more, 0: not yet asked */
-
-static bool ask_for_cards(void) {
+static void ask_for_cards(void) {
     int count = 0;
-    if (!DRIVER(cuDeviceGetCount) || DRIVER(cuDeviceGetCount)(&count) != CUDA_SUCCESS)
-        return false;
-    atomic_store(&cards_seen, count == 1 ? 1 : 2);
-    return count == 1;
-}
-
-/* True if the current context is on the card that the thread has paid on. With one card to see there is no need to ask where each launch goes. */
-static __attribute__((noinline)) bool on_same_card(void) {
-    struct vgpu_place place;
-    if (!atomic_load_explicit(&cards_seen, memory_order_relaxed) && ask_for_cards())
-        return true;
-    return vgpu_place_now(&place) && place.card == thread.card;
+    if (DRIVER(cuDeviceGetCount) && DRIVER(cuDeviceGetCount)(&count) == CUDA_SUCCESS)
+        atomic_store(&vgpu_one_card, count == 1);
 }
 
 static uint64_t limits_selector(void) {
     return atomic_load_explicit(&vgpu_mapped.limits->selector, memory_order_relaxed);
 }
 
-static __attribute__((noinline)) void note_source(CUstream stream) {
-    thread.stream = stream;
-    thread.source = vgpu_crowd_member(stream, &thread);
-}
-
-static inline bool spend(uint64_t price) {
-    thread.left_ns -= price;
-    thread.left--;
-    thread.sources |= thread.source;
+/* Among several cards: only a launch on the one that the thread has paid on is paid. */
+static bool prepaid_here(uint64_t key, CUstream stream) {
+    struct vgpu_place place;
+    uint64_t price;
+    if (atomic_load_explicit(&vgpu_one_card, memory_order_relaxed) || !vgpu_prepaid_covers(key, &price) || !vgpu_place_now(&place) ||
+        place.card != thread.card)
+        return false;
+    vgpu_prepaid_spend(price, stream);
     return true;
-}
-
-/* Among several cards, or in another stream than the last launch. */
-static __attribute__((noinline)) bool spend_elsewhere(uint64_t price, CUstream stream) {
-    if (atomic_load_explicit(&cards_seen, memory_order_relaxed) != 1 && !on_same_card())
-        return false;
-    if (stream != thread.stream || !thread.source)
-        note_source(stream);
-    return spend(price);
-}
-
-/* Calls nothing as a rule, so that the hook before it keeps little: both together take a few nanoseconds. */
-bool vgpu_pacer_prepaid(uint64_t key, CUstream stream) {
-    const unsigned at = key % KNOWN;
-    if (thread.known[at].key != key || !thread.left || thread.epoch != atomic_load_explicit(&epoch, memory_order_relaxed))
-        return false;
-    const struct vgpu_local *local = atomic_load_explicit(&vgpu_local_memory, memory_order_acquire);
-    const uint64_t price = atomic_load_explicit(&thread.known[at].cost->mean_ns, memory_order_relaxed);
-    if (thread.left_ns < price || thread.selector != limits_selector() || vgpu_any_capture() || vgpu_crowd_watches() ||
-        atomic_load_explicit(&local->owner_pid, memory_order_relaxed) || !atomic_load_explicit(&local->enforced, memory_order_relaxed))
-        return false;
-    if (__builtin_expect(atomic_load_explicit(&cards_seen, memory_order_relaxed) != 1 || stream != thread.stream || !thread.source, 0))
-        return spend_elsewhere(price, stream);
-    return spend(price);
 }
 
 /* Closes the utilisation window when it is old enough; one of the racing processes does it. */
@@ -145,14 +99,14 @@ static void turn_window(struct vgpu_pacer_card *pacer, uint64_t now) {
 
 /* Counts for all to see what the thread has launched since it last did; returns how many. */
 static uint32_t count_prepaid(void) {
-    const uint32_t launches = thread.filled - thread.left;
+    const uint32_t launches = thread.filled - vgpu_prepaid.left;
     if (!launches)
         return 0;
-    const uint64_t gpu_ns = thread.filled_ns - thread.left_ns;
+    const uint64_t gpu_ns = thread.filled_ns - vgpu_prepaid.left_ns;
     vgpu_count_gpu_time(thread.card, gpu_ns, launches);
     vgpu_contention_own(thread.card, (int64_t)gpu_ns);
-    thread.filled = thread.left;
-    thread.filled_ns = thread.left_ns;
+    thread.filled = vgpu_prepaid.left;
+    thread.filled_ns = vgpu_prepaid.left_ns;
     return launches;
 }
 
@@ -160,7 +114,7 @@ static uint32_t count_prepaid(void) {
 static void end_thread(void *unused) {
     (void)unused;
     struct vgpu_local *local = vgpu_local();
-    if (local && atomic_load_explicit(&local->enforced, memory_order_acquire) && thread.epoch == atomic_load(&epoch))
+    if (local && atomic_load_explicit(&local->enforced, memory_order_acquire) && vgpu_prepaid.epoch == atomic_load(&vgpu_prepaid_epoch))
         count_prepaid();
 }
 
@@ -187,8 +141,8 @@ __attribute__((destructor)) static void end_process(void) {
 
 /* The thread looks up: counts what it has launched since the last time, and forgets what is no longer valid. */
 static void look_up(unsigned card, uint64_t key, CUstream stream, uint64_t now) {
-    uint32_t current = atomic_load_explicit(&epoch, memory_order_relaxed);
-    if (thread.epoch == current) {
+    uint32_t current = atomic_load_explicit(&vgpu_prepaid_epoch, memory_order_relaxed);
+    if (vgpu_prepaid.epoch == current) {
         const uint32_t launches = count_prepaid();
         thread.recent_ns += now - thread.looked_ns - thread.recent_ns / 16;
         thread.recent_launches += 16 * (launches + 1) - thread.recent_launches / 16;
@@ -198,24 +152,27 @@ static void look_up(unsigned card, uint64_t key, CUstream stream, uint64_t now) 
             const int64_t longest = 2 * SAMPLE_EVERY_NS > thread.interval_ns ? (int64_t)(2 * SAMPLE_EVERY_NS / thread.interval_ns) : 1;
             thread.until_sample = thread.until_sample < longest ? thread.until_sample : longest;
         }
-        vgpu_crowd_note(thread.sources | vgpu_crowd_member(stream, &thread), launches + 1, now);
+        vgpu_crowd_note(vgpu_prepaid.sources | vgpu_crowd_member(stream, &vgpu_prepaid), launches + 1, now);
     } else {
         uint64_t random = thread.random;
         __builtin_memset(&thread, 0, sizeof thread);
+        __builtin_memset(&vgpu_prepaid, 0, sizeof vgpu_prepaid);
         thread.random = random ? random : (uint64_t)(uintptr_t)&thread ^ now ^ key;
-        thread.epoch = current;
+        vgpu_prepaid.epoch = current;
         thread.card = card;
         thread.interval_ns = SAMPLE_EVERY_NS;
         announce_end();
-        vgpu_crowd_note(vgpu_crowd_member(stream, &thread), 1, now);
+        if (!atomic_load_explicit(&vgpu_one_card, memory_order_relaxed))
+            ask_for_cards();
+        vgpu_crowd_note(vgpu_crowd_member(stream, &vgpu_prepaid), 1, now);
     }
     if (thread.card != card || now - thread.looked_ns > BATCH_IDLE_NS)
         thread.batch_ns = 0;
     if (thread.card != card)
-        thread.left_ns = 0;
+        vgpu_prepaid.left_ns = 0;
     thread.card = card;
-    thread.selector = limits_selector();
-    thread.sources = 0;
+    vgpu_prepaid.selector = limits_selector();
+    vgpu_prepaid.sources = 0;
     thread.looked_ns = now;
 }
 
@@ -279,7 +236,7 @@ static bool chosen(struct vgpu_cost *cost, uint64_t reserved_ns, bool first_of_t
 /* Pays for a launch of `cost_ns`, if it is short also for some that follow, and for the second of a couple. */
 static void pay(const struct vgpu_place *place, const struct vgpu_pace *share, uint64_t cost_ns, bool is_short, bool couple, uint64_t now) {
     uint64_t amount = couple ? 2 * cost_ns : cost_ns;
-    if (thread.left_ns >= cost_ns)
+    if (vgpu_prepaid.left_ns >= cost_ns)
         return;
     if (is_short) {
         const uint64_t batch = thread.batch_ns * 2 < BATCH_NS ? thread.batch_ns * 2 : BATCH_NS;
@@ -291,7 +248,7 @@ static void pay(const struct vgpu_place *place, const struct vgpu_pace *share, u
         turn.start += vgpu_gcra_price(cost_ns, share->percent);
     if (turn.start > now + CARRY_NS)
         vgpu_turn_await(turn, place);
-    thread.left_ns += amount;
+    vgpu_prepaid.left_ns += amount;
 }
 
 static void measure(struct vgpu_launch *launch, struct vgpu_cost *cost, bool first_of_two, CUcontext context, CUstream stream) {
@@ -360,24 +317,25 @@ static __attribute__((noinline)) void paid(struct vgpu_launch *launch, uint64_t 
                         vgpu_contention_company(place.card) == VGPU_SHARING;
     thread.coupled |= couple;
     if (thread.unpaced && share.percent)
-        thread.left_ns = 0;
+        vgpu_prepaid.left_ns = 0;
     thread.unpaced = !share.percent;
     if (share.percent) {
         pay(&place, &share, launch->reserved_ns, is_short, couple, now);
     } else {
-        thread.left_ns = COUNTED_NS;
+        vgpu_prepaid.left_ns = share.moves ? BATCH_NS : COUNTED_NS; /* the arbiter may begin to pace, and changes nothing that a launch looks at */
         vgpu_pacer_wants(place.card, now, launch->reserved_ns);
     }
     measure(launch, cost, thread.coupled && !second, place.context, stream);
 
-    thread.left_ns = thread.left_ns > launch->reserved_ns ? thread.left_ns - launch->reserved_ns : 0;
-    thread.filled_ns = thread.left_ns;
-    thread.filled = thread.left = launches_ahead();
+    vgpu_prepaid.left_ns = vgpu_prepaid.left_ns > launch->reserved_ns ? vgpu_prepaid.left_ns - launch->reserved_ns : 0;
+    thread.filled_ns = vgpu_prepaid.left_ns;
+    thread.filled = vgpu_prepaid.left = launches_ahead();
+    __typeof__(vgpu_prepaid.known[0]) *known = &vgpu_prepaid.known[vgpu_prepaid_place(key)];
     if (is_short) {
-        thread.known[key % KNOWN].key = key;
-        thread.known[key % KNOWN].cost = cost;
-    } else if (thread.known[key % KNOWN].key == key) {
-        thread.known[key % KNOWN].key = 0; /* it has grown long */
+        known->key = key;
+        known->cost = cost;
+    } else if (known->key == key) {
+        known->key = 0; /* it has grown long */
     }
     errno = kept;
 }
@@ -389,7 +347,8 @@ bool vgpu_pacer_before(struct vgpu_launch *launch, uint64_t key, CUstream stream
         return true;
     if (mode == VGPU_BROKEN)
         return false;
-    paid(launch, key, stream);
+    if (!prepaid_here(key, stream))
+        paid(launch, key, stream);
     return true;
 }
 

@@ -19,13 +19,8 @@ struct vgpu_launch {
     struct vgpu_sample *sample; /* NULL: not measured */
 };
 
-/* True if the calling thread has paid for this launch in advance: nothing is left to do, the driver may be called at once. False: see
- * vgpu_pacer_before. `key` from vgpu_cost_key; `stream` as the driver will understand it (CU_STREAM_PER_THREAD spelled out). One that the driver
- * then refuses stays paid: 25 us of GPU time as a rule, or what else its estimate has become since the thread last looked up; never more than the
- * 50 us that a thread pays in advance, or the millisecond that it counts by itself where there is no limit. */
-bool vgpu_pacer_prepaid(uint64_t key, CUstream stream);
-/* Before the driver is called otherwise: pays, waits for the launch's own start, begins a measurement. False: the region is unusable, the hook
- * answers out of memory. */
+/* Before the driver is called, unless vgpu_pacer_prepaid says that the launch is paid: pays, waits for the launch's own start, begins a measurement.
+ * False: the region is unusable, the hook answers out of memory. */
 bool vgpu_pacer_before(struct vgpu_launch *launch, uint64_t key, CUstream stream);
 CUresult vgpu_pacer_settle(struct vgpu_launch *launch, CUresult result);
 /* After it; returns `result`. A launch that failed gets its payment back. */

@@ -100,27 +100,68 @@ static void check_a_share_that_ends(void) {
 static void check_pacing_begins(void) {
     begin(0);
     const uint64_t key = taking(2, 10000);
-    CHECK(launch(key).limit == 0 && thread.left_ns > BATCH_NS);
+    CHECK(launch(key).limit == 0 && vgpu_prepaid.left_ns > BATCH_NS);
     pace.percent = 30;
     CHECK(launch(key).limit == 30);
-    CHECK(usage_file.pacer[0].tat > 0 && thread.left_ns <= BATCH_NS); /* what was only counted is not spent as if it were paid */
+    CHECK(usage_file.pacer[0].tat > 0 && vgpu_prepaid.left_ns <= BATCH_NS); /* what was only counted is not spent as if it were paid */
     begin(0);
-    CHECK(launch(key).limit == 0 && thread.left_ns > BATCH_NS);
+    CHECK(launch(key).limit == 0 && vgpu_prepaid.left_ns > BATCH_NS);
     pace.percent = 30;
     const uint64_t tats = usage_file.pacer[0].tat;
-    CHECK(launch(taking(3, 400000)).limit == 30 && usage_file.pacer[0].tat > tats && thread.left_ns == 0);
+    CHECK(launch(taking(3, 400000)).limit == 30 && usage_file.pacer[0].tat > tats && vgpu_prepaid.left_ns == 0);
 }
 
 static void check_a_key_that_grows(void) {
     begin(0);
     const uint64_t key = taking(4, 10000);
     launch(key);
-    CHECK(thread.known[key % KNOWN].key == key);
-    launch(taking(key + KNOWN, 400000)); /* a long one of the same place is none of its business */
-    CHECK(thread.known[key % KNOWN].key == key);
+    CHECK(vgpu_prepaid.known[vgpu_prepaid_place(key)].key == key);
+    launch(taking(key + 8, 400000)); /* a long one of the same place is none of its business */
+    CHECK(vgpu_prepaid.known[vgpu_prepaid_place(key)].key == key);
     taking(key, 400000);
+    vgpu_prepaid.left = 0; /* time to look up */
     launch(key);
-    CHECK(thread.known[key % KNOWN].key == 0 && !vgpu_pacer_prepaid(key, NULL));
+    CHECK(vgpu_prepaid.known[vgpu_prepaid_place(key)].key == 0 && !vgpu_pacer_prepaid(key, NULL));
+}
+
+/* Where the arbiter alone may begin to pace, little goes uncounted. */
+static void check_pacing_may_begin(void) {
+    begin(0);
+    pace.moves = true;
+    CHECK(launch(taking(5, 10000)).limit == 0 && vgpu_prepaid.left_ns <= BATCH_NS);
+}
+
+static void check_what_is_spent(void) {
+    int other;
+    begin(30);
+    const uint64_t key = taking(6, 1000);
+    for (int i = 0; i < 16; i++) { /* pays for more each time */
+        thread.until_sample = 100;
+        launch(key);
+    }
+    vgpu_prepaid.left = 50;
+    CHECK(!vgpu_pacer_prepaid(key, NULL)); /* how many cards there are is not known: each launch is looked at */
+    vgpu_one_card = true;
+    const uint64_t left_ns = vgpu_prepaid.left_ns, left = vgpu_prepaid.left;
+    CHECK(vgpu_pacer_prepaid(key, NULL) && vgpu_pacer_prepaid(key, (CUstream)&other));
+    CHECK(vgpu_prepaid.left_ns == left_ns - 2000 && vgpu_prepaid.left == left - 2);
+    CHECK(vgpu_prepaid.sources == (vgpu_crowd_member(NULL, &vgpu_prepaid) | vgpu_crowd_member(&other, &vgpu_prepaid)));
+    CHECK(!vgpu_pacer_prepaid(key + 8, NULL));
+    vgpu_open_captures = 1;
+    CHECK(!vgpu_pacer_prepaid(key, NULL));
+    vgpu_open_captures = 0;
+    CHECK(vgpu_pacer_prepaid(key, NULL));
+    local.enforced = 0; /* as a forked child finds it */
+    CHECK(!vgpu_pacer_prepaid(key, NULL));
+    local.enforced = VGPU_REGION + 1;
+    limits_file.selector++;
+    CHECK(!vgpu_pacer_prepaid(key, NULL));
+    limits_file.selector--;
+    vgpu_prepaid.left_ns = 999;
+    CHECK(!vgpu_pacer_prepaid(key, NULL));
+    vgpu_prepaid.left_ns = 1000;
+    CHECK(vgpu_pacer_prepaid(key, NULL) && vgpu_prepaid.left_ns == 0);
+    vgpu_one_card = false;
 }
 
 int main(void) {
@@ -128,5 +169,7 @@ int main(void) {
     check_a_share_that_ends();
     check_pacing_begins();
     check_a_key_that_grows();
+    check_pacing_may_begin();
+    check_what_is_spent();
     return 0;
 }

@@ -7,6 +7,7 @@
 #include "capture.h"
 #include "charge.h"
 #include "pacer.h"
+#include "prepaid.h"
 
 typedef CUresult (*run_function)(CUgraphExec, CUstream);
 

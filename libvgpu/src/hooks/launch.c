@@ -2,20 +2,20 @@
 #define _GNU_SOURCE
 #include "charge.h"
 #include "pacer.h"
+#include "prepaid.h"
 
 static CUstream per_thread(CUstream stream) {
     return stream ? stream : CU_STREAM_PER_THREAD;
 }
 
-/* Saturating product: a senseless grid is refused by the driver, not here. */
-static uint64_t product(uint64_t x, uint64_t y, uint64_t z) {
-    uint64_t xy, xyz;
-    return __builtin_mul_overflow(x, y, &xy) || __builtin_mul_overflow(xy, z, &xyz) ? UINT64_MAX : xyz;
+/* Blocks or threads of a launch. Where it does not fit the launch is senseless, and refused by the driver. */
+static inline uint64_t product(uint64_t x, uint64_t y, uint64_t z) {
+    return x * y * z;
 }
 
-/* Defines the hook `symbol`. Without limits it asks one flag and jumps to the driver's function; so does a launch that is paid in advance. All else
- * is in a function of its own, for whose sake the hook would have to keep its arguments. Those that the driver will refuse at once (`countable` is
- * false) are left to it. */
+/* Defines the hook `symbol`. Without limits it asks one flag and jumps to the driver's function; a launch that is paid in advance calls nothing else
+ * either. All else is in a function of its own, for whose sake these would have to keep their arguments. Those that the driver will refuse at once
+ * (`countable` is false) are left to it. */
 #define PACED(symbol, parameters, arguments, countable, key, stream)                                                                              \
     static __attribute__((noinline)) CUresult paced_##symbol parameters {                                                                         \
         CUDA_REAL(symbol);                                                                                                                        \
@@ -26,12 +26,17 @@ static uint64_t product(uint64_t x, uint64_t y, uint64_t z) {
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                      \
         return vgpu_pacer_after(&launch, real arguments);                                                                                         \
     }                                                                                                                                             \
-    CUresult symbol parameters {                                                                                                                  \
+    static __attribute__((noinline)) CUresult counted_##symbol parameters {                                                                       \
         __typeof__(&symbol) direct = (__typeof__(&symbol))atomic_load_explicit(&vgpu_driver_entries[ENTRY_##symbol], memory_order_acquire);       \
-        if (__builtin_expect(direct != NULL, 1) && (atomic_load_explicit(&vgpu_never_limited, memory_order_relaxed) ||                            \
-                                                    ((countable) && vgpu_pacer_prepaid(key, stream))))                                            \
+        if (__builtin_expect(direct != NULL, 1) && (countable) && vgpu_pacer_prepaid(key, stream))                                                \
             return direct arguments;                                                                                                              \
         return paced_##symbol arguments;                                                                                                          \
+    }                                                                                                                                             \
+    CUresult symbol parameters {                                                                                                                  \
+        __typeof__(&symbol) direct = (__typeof__(&symbol))atomic_load_explicit(&vgpu_driver_entries[ENTRY_##symbol], memory_order_acquire);       \
+        if (__builtin_expect(!direct || !atomic_load_explicit(&vgpu_never_limited, memory_order_relaxed), 0))                                     \
+            return counted_##symbol arguments;                                                                                                    \
+        return direct arguments;                                                                                                                  \
     }
 
 #define SHAPE                                                                                                                                     \
