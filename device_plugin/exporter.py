@@ -3,6 +3,7 @@
 Names and labels are those of the metrics reference; no value that changes is ever a label.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -53,6 +54,7 @@ class Exporter(Collector):
     def __init__(self, node: str) -> None:
         self._node = node
         self._picture = Picture()
+        self._shown: float | None = None  # monotonic seconds
         self._unsafe = False
         self._conflict = False
         self.readiness = Readiness()
@@ -75,6 +77,7 @@ class Exporter(Collector):
     def show(self, picture: Picture, *, whole: bool = True) -> None:
         """`whole`: pods that have not started yet are in it."""
         self._picture = picture
+        self._shown = time.monotonic()
         if whole:
             self.readiness.done(METRICS)
 
@@ -103,6 +106,13 @@ class Exporter(Collector):
             ("node",),
             [((self._node,), int(self._unsafe))],
         )
+        if self._shown is not None:
+            yield _gauge(
+                "vgpu_node_metrics_age_seconds",
+                "Age of the figures of cards and containers, about a second: where it grows, the driver hangs",
+                ("node",),
+                [((self._node,), time.monotonic() - self._shown)],
+            )
         yield _gauge(
             "vgpu_node_conflict",
             "1: another device plugin serves the same resource or cards",

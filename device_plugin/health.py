@@ -6,7 +6,8 @@ Sources: NVIDIA's XID catalogue for the errors that a program makes by itself; n
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 import pynvml
@@ -14,7 +15,7 @@ import pynvml
 from device_plugin import vitals
 from device_plugin.cards import Cards
 from device_plugin.recovery import Recovery
-from vgpu import names
+from vgpu import contexts, names
 from vgpu.devices import Inventory
 from vgpu.inventory import InventoryError, session
 
@@ -23,13 +24,20 @@ log = logging.getLogger(__name__)
 _WAIT_MS: Final = 1000  #: one wait for events; also the period of the probe
 _LOOK_SECONDS: Final = 30.0  #: between two looks for cards that have not answered this agent yet
 _SILENT: Final = 3  #: questions without an answer after which a card counts as lost, where the error does not say so
+_HANG_SECONDS: Final = (
+    30.0  #: a question to the driver that takes longer will not be answered: asking blocks in the kernel
+)
+_CENSUS_SECONDS: Final = _HANG_SECONDS + contexts.LEARN_SECONDS  #: the same for a census
 _EVENTS: Final = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
 
 Tell = Callable[[str, str], None]
 
 
 class Health:
-    """One thread. `tell(reason, sentence)` makes an event about this node; `count(uuid, xid)` sees every XID."""
+    """One thread that asks the driver, and one that notices when that hangs.
+
+    `tell(reason, sentence)` makes an event about this node; `count(uuid, xid)` sees every XID.
+    """
 
     def __init__(
         self,
@@ -56,10 +64,17 @@ class Health:
         self._judge = vitals.Judge()
         self._complaint = ""
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="health", daemon=True)
+        self._question: tuple[float, str] | None = (
+            None  # until when it has to be answered; of a card, "": of the driver
+        )
+        self._threads = [
+            threading.Thread(target=self._run, name="health", daemon=True),
+            threading.Thread(target=self._notice, name="hangs", daemon=True),
+        ]
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         self._stopping.set()
@@ -83,8 +98,11 @@ class Health:
         while not self._stopping.is_set():
             try:
                 if self._due():
-                    self._look()
-                with session():
+                    with self._asking(seconds=_CENSUS_SECONDS):
+                        self._look()
+                with ExitStack() as stack:
+                    with self._asking():
+                        stack.enter_context(session())
                     self._watch()
                 self._complaint = ""
             except (InventoryError, pynvml.NVMLError) as error:
@@ -101,9 +119,26 @@ class Health:
                     self._complaint = str(error)
             self._stopping.wait(_WAIT_MS / 1000)
 
+    def _notice(self) -> None:
+        while not self._stopping.wait(_WAIT_MS / 1000):
+            question = self._question
+            if question is not None and time.monotonic() > question[0]:
+                for uuid in [question[1]] if question[1] else self._present():
+                    self._trouble(uuid, "a question about it has hung in the driver")
+
+    @contextmanager
+    def _asking(self, uuid: str = "", seconds: float = _HANG_SECONDS) -> Iterator[None]:
+        """A question to the driver, about a card or (empty) about all of them."""
+        self._question = time.monotonic() + seconds, uuid
+        try:
+            yield
+        finally:
+            self._question = None
+
     def _watch(self) -> None:
         """Until a card does not answer, or one is looked for: cards that come are only found by a new session."""
-        events = self._register()
+        with self._asking():
+            events = self._register()
         try:
             while not self._stopping.is_set():
                 probe = time.monotonic() + _WAIT_MS / 1000
@@ -111,7 +146,8 @@ class Health:
                     if events is None:
                         self._stopping.wait(_WAIT_MS / 1000)
                     else:
-                        self._next_event(events)
+                        with self._asking():
+                            self._next_event(events)
                 if not self.probe() or self._due():
                     return
         finally:
@@ -188,7 +224,8 @@ class Health:
             if not self._recovery.due(uuid, now):
                 continue
             try:
-                seen = vitals.read(uuid)
+                with self._asking(uuid):
+                    seen = vitals.read(uuid)
             except pynvml.NVMLError as error:
                 all_answer = False
                 if self._recovery.silent(uuid, now) >= _SILENT or error.value in vitals.LOST:

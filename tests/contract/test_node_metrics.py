@@ -2,6 +2,7 @@
 
 import re
 import socket
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -110,6 +111,17 @@ def test_a_container_that_has_not_started_has_every_series_at_zero(exporter: Exp
     assert waiting["vgpu_container_memory_limit_bytes"] == 3000 * MIB
     assert waiting["vgpu_container_memory_used_bytes"] == 0
     assert {name for name in EXPECTED if name.startswith("vgpu_container")} == set(waiting)
+
+
+def test_figures_that_are_not_made_anew_grow_old(exporter: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 100)
+    (age,) = (sample.value for sample in samples(exporter) if sample.name == "vgpu_node_metrics_age_seconds")
+    assert age >= 100
+    exporter.show(Picture())
+    (age,) = (sample.value for sample in samples(exporter) if sample.name == "vgpu_node_metrics_age_seconds")
+    assert age == 0
+    assert "vgpu_node_metrics_age_seconds" not in {sample.name for sample in samples(Exporter("n"))}
 
 
 def test_a_card_that_does_not_answer_has_no_reading_and_keeps_the_rest() -> None:

@@ -1,5 +1,7 @@
 """The agent's threads outlive what nobody expected, and say it."""
 
+import queue
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, cast
@@ -11,8 +13,10 @@ from device_plugin.cards import Cards
 from device_plugin.health import Health
 from device_plugin.publish import Publisher
 from device_plugin.sweep import Sweep
+from device_plugin.vitals import Vitals
+from vgpu import names
 from vgpu.config import Config
-from vgpu.devices import Inventory
+from vgpu.devices import Gpu, Inventory
 
 UNUSED = cast(Any, None)
 
@@ -61,3 +65,32 @@ def test_a_thread_goes_on_after_an_exception_that_nobody_expected(
     part._run()
     assert len(turns) == 2
     assert "nobody expected this" in caplog.text
+
+
+def test_a_card_about_which_the_driver_hangs_is_out_and_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = tuple(Gpu(uuid=uuid, index=index, model="T4", memory=1000) for index, uuid in enumerate("ab"))
+    cards, release, told = Cards(Inventory(devices=gpus)), threading.Event(), queue.SimpleQueue[str]()
+
+    def read(uuid: str) -> Vitals:
+        if uuid == "a":
+            release.wait(60)
+        return Vitals()
+
+    monkeypatch.setattr(health, "_WAIT_MS", 1)
+    monkeypatch.setattr(health, "session", nullcontext)
+    monkeypatch.setattr(health.vitals, "read", read)
+    monkeypatch.setattr(Health, "_register", lambda _: None)
+    asking = Health._asking
+    monkeypatch.setattr(Health, "_asking", lambda self, uuid="", **_: asking(self, uuid, -1 if uuid == "a" else 1000))
+    part = Health(
+        cards, lambda *said: told.put(said[0]), ignored=(), recovery_seconds=1e-9, count=UNUSED, census=Inventory
+    )
+    part.start()
+    try:
+        assert told.get(timeout=60) == names.CONDITION_UNHEALTHY
+        assert cards.sick() == {"a": "a question about it has hung in the driver"}
+        release.set()
+        assert told.get(timeout=60) == names.EVENT_HEALTHY
+    finally:
+        release.set()
+        part.stop()
