@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 1.0
-_SPACING_SECONDS: Final = 1.0  #: at least, between two looks: what changes in between is written once
+_SPACING_SECONDS: Final = 0.3  #: at least, between two looks: what changes in between is written once
 
 
 class Publisher:

@@ -1,4 +1,4 @@
-"""An agent on a node whose driver is not there: never was, or is away when the agent starts."""
+"""An agent on a node without a driver."""
 
 import urllib.error
 import urllib.request
@@ -6,15 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_machine import NODE, Machine, machines
+from agent_machine import Machine, machines
 from agent_world import until
 
-from device_plugin.cards import ABSENT
 from vgpu import names
-from vgpu.devices import Gpu, Inventory, encode_inventory
 
 pytestmark = pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a driver")
-CARD = Gpu(uuid="GPU-a", index=0, model="Tesla T4", memory=1000, slots=3)
 
 
 @pytest.fixture
@@ -43,22 +40,3 @@ def test_a_node_without_cards_is_ready_and_says_nothing_about_itself(machine: Ma
     assert names.DEVICES not in node["metadata"].get("annotations", {})
     assert machine.metrics()["vgpu_node_unenforced"]
     assert "vgpu_card_info" not in machine.metrics()
-
-
-def test_without_the_api_server_nobody_knows_whether_there_were_cards(machine: Machine) -> None:
-    machine.api.stop()
-    machine.start_agent()
-    until(lambda: "idle: no NVIDIA driver on this machine" in (machine.root / "agent.log").read_text())
-    assert readiness(machine).startswith("the driver has not been asked")
-
-
-def test_cards_that_were_there_before_are_shown_as_what_they_are(machine: Machine) -> None:
-    until(lambda: machine.node().get("kind"))  # the kubelet has made it
-    machine.mark(names.DEVICES, encode_inventory(Inventory(devices=(CARD,))))
-    machine.start_agent()
-    until(lambda: [(gpu.uuid, gpu.trouble) for gpu in machine.inventory().devices] == [(CARD.uuid, ABSENT)])
-    until(lambda: CARD.uuid in machine.condition(names.CONDITION_UNHEALTHY).get("message", ""))
-    until(lambda: machine.metrics().get("vgpu_card_healthy") == {("", "", CARD.uuid): 0.0})
-    until(lambda: readiness(machine) == "ready\n")
-    assert machine.allocatable(names.RESOURCE_GPU) in (None, "0")
-    assert NODE in (machine.root / "agent.log").read_text()
