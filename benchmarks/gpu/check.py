@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -42,19 +43,19 @@ class Check(msgspec.Struct, frozen=True):
 
 def plan(python: str, trials: int, times: core.Plan) -> list[Check]:
     """All checks, the most telling first. `python`: whose frameworks are meant."""
-    found = [Check(memory.FAMILY, name, 15, lambda m, name=name: memory.check(m, name)) for name in memory.ROUTES]
+    found = [Check(memory.FAMILY, name, 15, partial(memory.check, name=name)) for name in memory.ROUTES]
     found += [
-        Check(pairs.FAMILY, f"{pairs.BOTH}; {pairs.KILLED}", 30, lambda m: pairs.together(m, trials)),
+        Check(pairs.FAMILY, f"{pairs.BOTH}; {pairs.KILLED}", 30, partial(pairs.together, trials=trials)),
         Check(pairs.FAMILY, "nvidia-smi", 15, pairs.nvidia_smi),
     ]
     one = times.warm_s + times.measured_s + 3
     each = one * (1 + len(core.LIMITS)) + times.settle_s - times.warm_s + one
     found += [
-        Check(core.FAMILY, f"kernels of {length}", each, lambda m, length=length: core.check(m, length, times))
+        Check(core.FAMILY, f"kernels of {length}", each, partial(core.check, length=length, plan=times))
         for length in core.LENGTHS
     ]
     found += [
-        Check(frameworks.FAMILY, what, 30, lambda m, what=what: frameworks.check(m, what, python))
+        Check(frameworks.FAMILY, what, 30, partial(frameworks.check, what=what, python=python))
         for what in (*frameworks.ROWS, frameworks.SHARE)
     ]
     return [*found, Check(hooks.FAMILY, "calls.c", 60, hooks.check)]

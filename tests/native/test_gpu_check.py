@@ -168,8 +168,8 @@ def test_a_kernel_program_tells_its_share(tmp_path: Path) -> None:
         {k: v for line in done.stdout.splitlines() for k, v in json.loads(line).items()}, core.Share
     )
     assert share.length_ms == 2
-    assert share.each_ms == pytest.approx(2, rel=0.01)  # by the simulated card's own clock
-    assert 0 < share.of(share.each_ms) < 101
+    assert share.each_ms > 1.99  # by the simulated card's own clock; a busy machine only adds to it
+    assert 0 < share.of(share.length_ms) < 100.5
 
 
 def check(tmp_path: Path, *options: str, code: int = 0) -> tuple[list[rows.Row], str]:

@@ -11,7 +11,7 @@ import msgspec
 import pynvml
 
 from .children import Broken
-from .machine import PROGRAMS, Machine
+from .machine import PROGRAMS, Command, Machine
 from .rows import Row, broken, not_run
 
 FAMILY: Final = "core limit"
@@ -129,7 +129,7 @@ def run(
     machine: Machine, length: str, limits: Sequence[int], warm_s: float, measured_s: float
 ) -> tuple[list[Share], float | None]:
     """Programs at once, each under its limit in percent (0: without the library), and NVML's word for the card."""
-    command = [sys.executable, PROGRAMS / "share.py", length, str(warm_s), str(measured_s)]
+    command: Command = [sys.executable, PROGRAMS / "share.py", length, str(warm_s), str(measured_s)]
     with ExitStack() as stack:
         children = [
             stack.enter_context(
@@ -165,7 +165,7 @@ def check(
         for limit in limits:
             (share,), card = run(machine, length, [limit], plan.warm_s, plan.measured_s)
             rows.append(judged(f"{what}, one process", limit, share, whole, card))
-        why = machine.alone()
+        why = machine.alone() or "slices on a MIG instance are made directly and have no arbiter" * machine.mig
         names = [f"{what}, container {number} of {len(pair)}" for number in range(1, len(pair) + 1)]
         if why or not pair:
             return rows + [not_run(FAMILY, name, why) for name in names]

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from .children import Broken
 from .core import BAR
-from .machine import PROGRAMS, Machine
+from .machine import PROGRAMS, Command, Machine
 from .rows import MIB, Row, broken, mib, not_run
 
 FAMILY: Final = "frameworks"
@@ -80,8 +80,8 @@ def check(machine: Machine, what: str, python: str) -> list[Row]:
 def full(machine: Machine, what: str, python: str) -> Row:
     program, variables = ROWS[what]
     memory = MEMORY_MIB + machine.context_mib
-    command = [python, PROGRAMS / "framework.py", program]
-    with machine.limited(command, memory=memory, seconds=SECONDS, **variables) as child:
+    command: Command = [python, PROGRAMS / "framework.py", program]
+    with machine.limited(command, memory=memory, seconds=SECONDS, variables=variables) as child:
         answer = child.answer()
     if "missing" in answer:
         return not_run(FAMILY, what, f"not installed: {answer['missing']}")
@@ -89,7 +89,7 @@ def full(machine: Machine, what: str, python: str) -> Row:
 
 
 def share(machine: Machine, python: str) -> Row:
-    command = [python, PROGRAMS / "framework.py", "torch-rate", str(WARM_S), str(MEASURED_S)]
+    command: Command = [python, PROGRAMS / "framework.py", "torch-rate", str(WARM_S), str(MEASURED_S)]
     with machine.native(command, seconds=SECONDS) as child:
         native = child.answer()
     if "missing" in native:

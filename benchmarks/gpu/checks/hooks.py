@@ -9,7 +9,7 @@ from typing import Final
 from vgpu.native import paths
 
 from .children import Broken
-from .machine import ROOT, Machine
+from .machine import ROOT, Command, Machine
 from .rows import Row, broken
 
 FAMILY: Final = "driver calls"
@@ -40,7 +40,7 @@ def compiled() -> Path:
     includes = [f"-I{directory}" for directory in build.header_dirs()]
     link = [f"-L{paths.simulator()}", "-l:libcuda.so.1"]
     compiler = os.environ.get("CC", "cc").split()
-    command = [*compiler, "-O2", *includes, "-o", program, ROOT / "benchmarks/hooks/calls.c", *link]
+    command: Command = [*compiler, "-O2", *includes, "-o", program, ROOT / "benchmarks/hooks/calls.c", *link]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Broken(f"calls.c does not compile: {done.stderr[-300:]}")

@@ -2,15 +2,16 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
 
 import pynvml
 
 from vgpu import contexts, inventory, names
-from vgpu.devices import Gpu
+from vgpu.devices import Gpu, Inventory
 from vgpu.local.place import visible
 from vgpu.native import CardLimit, Limits, Region, paths
 
@@ -33,6 +34,9 @@ OURS: Final = (
     "ACTIVE_OOM",
 )
 SIMULATED: Final = ("CUDA_", "LD_", "LIBCUDA", "NVIDIA_")
+
+
+Command: TypeAlias = Sequence[str | Path]
 
 
 class NoDriver(Exception):
@@ -66,11 +70,13 @@ class Machine:
         self.interrupted = False
         self._slices = 0
 
-    def _choose(self, found: inventory.Inventory) -> None:
+    def _choose(self, found: Inventory) -> None:
         self.driver, self.cuda = found.driver, found.cuda
         learned = contexts.learn(found, self.folder / "contexts.json")
         setting = None if self.simulate else os.environ.get("CUDA_VISIBLE_DEVICES")
         cards: Sequence[Gpu] = learned.devices if setting is None else visible(learned.devices, setting)
+        if learned.devices and not cards:
+            raise NoDriver(f"CUDA_VISIBLE_DEVICES is {setting!r}: it names no card of this machine that can be shared")
         self.mig = not cards
         if cards:
             gpu = max(cards, key=lambda card: pynvml.nvmlDeviceGetMemoryInfo(_handle(card.uuid)).free)
@@ -122,23 +128,29 @@ class Machine:
             )
         return min(max(self.physical // MIB // 4, least), free)
 
-    def command(self, command: Sequence[str | Path], memory: int, cores: int) -> list[str | Path]:
+    def command(self, command: Command, memory: int, cores: int) -> Command:
         """`vgpu run` with a slice of `memory` MiB and `cores` % of this card (0: no core limit)."""
         limits = ["--gpumem", str(memory), "--gpucores", str(cores), "--use-gpuuuid", self.uuid]
         simulate = ["--simulate", self.simulate] if self.simulate else []
         return [Path(sys.executable).with_name("vgpu"), "run", *simulate, *limits, "--", *command]
 
     def limited(
-        self, command: Sequence[str | Path], *, memory: int, cores: int = 0, seconds: float = 60, **variables: str
+        self,
+        command: Command,
+        *,
+        memory: int,
+        cores: int = 0,
+        seconds: float = 60,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> Child:
         """A program in a slice of its own: by `vgpu run`; on a MIG instance, which that leaves alone, by a region."""
         if self.mig:
             return self._by_region(command, memory, cores, seconds, variables)
-        environment = self._environment | variables
+        environment = self._environment | dict(variables)
         return Child(self.command(command, memory, cores), environment, self._within(seconds))
 
     def _by_region(
-        self, command: Sequence[str | Path], memory: int, cores: int, seconds: float, variables: dict[str, str]
+        self, command: Command, memory: int, cores: int, seconds: float, variables: Mapping[str, str]
     ) -> Child:
         self._slices += 1
         folder = self.folder / f"region{self._slices}"
@@ -149,11 +161,11 @@ class Machine:
             names.ENV_REGION_DIR: str(folder),
             "CUDA_VISIBLE_DEVICES": self.uuid,
         }
-        return Child(command, self._environment | ours | variables, self._within(seconds))
+        return Child(command, self._environment | ours | dict(variables), self._within(seconds))
 
-    def native(self, command: Sequence[str | Path], *, seconds: float = 60, **variables: str) -> Child:
+    def native(self, command: Command, *, seconds: float = 60) -> Child:
         """A program on the same card without the library."""
-        environment = self._environment | {"CUDA_VISIBLE_DEVICES": self.uuid} | variables
+        environment = self._environment | {"CUDA_VISIBLE_DEVICES": self.uuid}
         return Child(command, environment, self._within(seconds))
 
     def _within(self, seconds: float) -> float:

@@ -7,7 +7,7 @@ import msgspec
 import pynvml
 
 from .children import Broken
-from .machine import PROGRAMS, Machine
+from .machine import PROGRAMS, Command, Machine
 from .rows import MIB, Row, broken, mib
 
 FAMILY: Final = "memory limit"
@@ -104,7 +104,7 @@ def route(machine: Machine, name: str) -> list[Row]:
     limit = memory * MIB
     first = (limit - machine.context * (2 if shared else 1)) // PIECES // (32 * MIB) * 32 * MIB
     before = machine.free()
-    command = [sys.executable, PROGRAMS / "fill.py", name, str(max(first, 32 * MIB))]
+    command: Command = [sys.executable, PROGRAMS / "fill.py", name, str(max(first, 32 * MIB))]
     with machine.limited(command, memory=memory) as child:
         answer = child.answer()
         full = msgspec.convert(answer, Full)
