@@ -13,12 +13,13 @@
 
 struct vgpu_pool {
     struct vgpu_pool *next;
-    CUmemoryPool handle;  /* NULL: the memory of graphs */
-    CUdevice device;      /* whose graphs */
-    unsigned launching;   /* graphs that are about to take or reuse some of it: none is given back meanwhile */
-    bool gone;            /* destroyed by the program */
-    unsigned card;        /* VGPU_CARD_UNLISTED too; in host memory: `on_card` false */
-    bool on_card;
+    _Atomic(CUmemoryPool) handle; /* NULL: the memory of graphs */
+    _Atomic CUdevice device;      /* whose graphs */
+    unsigned launching;           /* graphs that are about to take or reuse some of it: none is given back meanwhile */
+    atomic_bool gone;             /* destroyed by the program */
+    atomic_uint leaving;          /* calls that are about to destroy it */
+    atomic_uint card;             /* VGPU_CARD_UNLISTED too; in host memory: `on_card` false */
+    atomic_bool on_card;
     vgpu_spin lock;       /* of everything below */
     uint64_t charged;     /* sum of the parts */
     uint64_t pending;     /* thereof for allocations under way */
@@ -30,7 +31,7 @@ struct vgpu_pool {
     } parts[VGPU_LANES];
 };
 
-static _Atomic(struct vgpu_pool *) pools; /* records are never freed: allocations point to them */
+static _Atomic(struct vgpu_pool *) pools; /* records are never freed, but used again: allocations point to them */
 static vgpu_spin list_lock;
 
 void vgpu_pools_forget(void) {
@@ -49,23 +50,40 @@ static struct vgpu_pool *find(CUmemoryPool handle) {
     return handle ? find_one(handle, -1) : NULL;
 }
 
-/* `made`: the driver has just given out the handle, so a record of the same one is that of a pool that is gone. */
-static struct vgpu_pool *add(CUmemoryPool handle, CUdevice device, bool made) {
+/* List lock held. A record of a pool that is gone and of which nothing is left; a new one; NULL: no memory. */
+static struct vgpu_pool *vacant(void) {
+    for (struct vgpu_pool *pool = atomic_load(&pools); pool; pool = pool->next) {
+        if (!pool->gone || !vgpu_spin_try(&pool->lock))
+            continue;
+        bool unused = !pool->leaving && !pool->charged && !pool->pending && !pool->promised && !pool->outstanding;
+        vgpu_spin_unlock(&pool->lock);
+        if (unused)
+            return pool;
+    }
     struct vgpu_pool *pool = calloc(1, sizeof *pool);
-    if (!pool)
-        return NULL;
-    pool->handle = handle;
-    pool->device = device;
-    pool->on_card = device >= 0;
-    pool->card = device >= 0 ? vgpu_card_of_device(device) : VGPU_CARD_UNLISTED;
-    vgpu_spin_lock(&list_lock);
-    struct vgpu_pool *known = made ? NULL : find_one(handle, device);
-    if (known) {
-        free(pool);
-        pool = known;
-    } else {
+    if (pool) {
+        pool->gone = true;
         pool->next = atomic_load(&pools);
         atomic_store_explicit(&pools, pool, memory_order_release);
+    }
+    return pool;
+}
+
+/* `made`: the driver has just given out the handle, so a record of the same one is that of a pool that is gone. */
+static struct vgpu_pool *add(CUmemoryPool handle, CUdevice device, bool made) {
+    const unsigned card = device >= 0 ? vgpu_card_of_device(device) : VGPU_CARD_UNLISTED;
+    vgpu_spin_lock(&list_lock);
+    struct vgpu_pool *pool = find_one(handle, device);
+    if (pool && made) {
+        pool->gone = true;
+        pool = NULL;
+    }
+    if (!pool && (pool = vacant())) {
+        pool->handle = handle;
+        pool->device = device;
+        pool->on_card = device >= 0;
+        pool->card = card;
+        pool->gone = false; /* last: from now on it is found */
     }
     vgpu_spin_unlock(&list_lock);
     return pool;
@@ -267,17 +285,25 @@ void vgpu_pool_forget(struct vgpu_pool *pool, uint64_t bytes) {
     vgpu_spin_unlock(&pool->lock);
 }
 
-struct vgpu_pool *vgpu_pool_known(CUmemoryPool handle) {
-    return find(handle);
+struct vgpu_pool *vgpu_pool_going(CUmemoryPool handle) {
+    vgpu_spin_lock(&list_lock); /* else the record might be used for another pool before it is counted */
+    struct vgpu_pool *pool = find(handle);
+    if (pool)
+        atomic_fetch_add(&pool->leaving, 1);
+    vgpu_spin_unlock(&list_lock);
+    return pool;
 }
 
-void vgpu_pool_destroyed(struct vgpu_pool *pool) {
+void vgpu_pool_went(struct vgpu_pool *pool, bool gone) {
     if (!pool)
         return;
     vgpu_spin_lock(&pool->lock);
-    pool->gone = true;
-    balance(pool);
+    if (gone) {
+        pool->gone = true;
+        balance(pool);
+    }
     vgpu_spin_unlock(&pool->lock);
+    atomic_fetch_sub(&pool->leaving, 1);
 }
 
 void vgpu_pool_trimmed(CUmemoryPool handle) {

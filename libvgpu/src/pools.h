@@ -17,10 +17,10 @@ struct vgpu_pool;
 bool vgpu_pool_of(CUmemoryPool handle, const struct vgpu_place *place, struct vgpu_pool **pool);
 /* A pool was made on a device, or in host memory (VGPU_NO_DEVICE). */
 void vgpu_pool_made(CUmemoryPool handle, CUdevice device);
-/* Before the driver destroys a pool, whose handle another one may get at once: what is known of it, for vgpu_pool_destroyed. */
-struct vgpu_pool *vgpu_pool_known(CUmemoryPool handle);
-/* The pool (NULL: not known) is gone; what is still allocated from it stays charged until it is freed. */
-void vgpu_pool_destroyed(struct vgpu_pool *pool);
+/* Before the driver is asked to destroy a pool, whose handle another one may get at once: what is known of it (NULL: nothing), for vgpu_pool_went. */
+struct vgpu_pool *vgpu_pool_going(CUmemoryPool handle);
+/* After its answer. What is still allocated from a pool that is gone stays charged until it is freed. */
+void vgpu_pool_went(struct vgpu_pool *pool, bool gone);
 
 unsigned vgpu_pool_card(const struct vgpu_pool *pool);
 /* Before an allocation: how much the pool may take from the card for it beyond what it holds unused, at most; 0: nothing. What is unused is

@@ -157,6 +157,24 @@ static void check_giving_back_leaves_what_is_promised(void) {
     CHECK(vgpu_pools_give_back(0) && charged == 0);
 }
 
+/* Records of pools that are gone are used again, but not while somebody is about to say that the old pool is gone. */
+static void check_records_are_used_again(void) {
+    const CUmemoryPool other = (CUmemoryPool)32;
+    vgpu_pool_made(other, 0);
+    struct vgpu_pool *first = vgpu_pool_going(other);
+    vgpu_pool_made(other, 1); /* the driver has destroyed it, and given its handle to another */
+    struct vgpu_pool *second = vgpu_pool_going(other);
+    CHECK(first && second && first != second && vgpu_pool_card(second) == 1);
+    vgpu_pool_went(first, true);
+    CHECK(vgpu_pool_of(other, NULL, &pool) && pool == second);
+    vgpu_pool_went(second, false);
+    CHECK(vgpu_pool_of(other, NULL, &pool) && pool == second);
+    vgpu_pool_went(vgpu_pool_going(other), true);
+    vgpu_pool_made(other, 2);
+    CHECK(vgpu_pool_of(other, NULL, &pool) && (pool == first || pool == second) && vgpu_pool_card(pool) == 2);
+    vgpu_pool_went(vgpu_pool_going(other), true);
+}
+
 int main(void) {
     atomic_store(&vgpu_driver_entries[ENTRY_cuMemPoolGetAttribute], (void *)get_attribute);
     atomic_store(&vgpu_driver_entries[ENTRY_cuMemPoolTrimTo], (void *)trim_to);
@@ -169,5 +187,6 @@ int main(void) {
     check_a_promise_is_made_once();
     check_a_promise_that_is_taken_back();
     check_giving_back_leaves_what_is_promised();
+    check_records_are_used_again();
     return 0;
 }

@@ -141,10 +141,9 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *given) {
 CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     CUDA_REAL(cuMemPoolDestroy);
     vgpu_own_tables();
-    struct vgpu_pool *known = vgpu_pool_known(pool);
+    struct vgpu_pool *going = vgpu_pool_going(pool);
     CUresult result = real(pool);
-    if (result == CUDA_SUCCESS)
-        vgpu_pool_destroyed(known);
+    vgpu_pool_went(going, result == CUDA_SUCCESS);
     return result;
 }
 
