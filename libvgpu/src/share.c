@@ -7,6 +7,7 @@
 #define MS 1000000u
 #define DEFAULT_BURST_MS 50u       /* also covers late wake-ups and waiting behind a long kernel of others */
 #define BORROWED_BURST_MS 5u       /* above the guaranteed share little may be under way when its owner returns */
+#define CHANGES_PERCENT 1u         /* what the card needs to change between containers: lent too, it would queue up as work that cannot run */
 #define YIELDING_PERCENT 2u        /* what a low priority keeps beside a high one, so that it never stops for good */
 #define HEARTBEAT_NS 1000000000u   /* an arbiter that is silent for longer is gone */
 #define MAX_DEVICES 64
@@ -62,8 +63,10 @@ struct vgpu_pace vgpu_pace_now(const struct vgpu_limits *limits, const struct vg
         if (granted) {
             percent = granted < ceiling ? granted : ceiling;
             share.moves = true;
-            if (percent > card->cores)
+            if (percent > card->cores) {
                 share.burst_ns = BORROWED_BURST_MS * MS;
+                percent -= atomic_load_explicit(&file->arbiter[place->card].neighbours, memory_order_relaxed) ? CHANGES_PERCENT : 0;
+            }
         } else if (!percent) {
             percent = card->cores_ceiling;
         }

@@ -17,6 +17,7 @@ UNITS = {
     "pacer_units": ("bounds", "costs", "runs", "crowd"),
     "pacer_launch_units": ("settle", "costs", "runs", "crowd"),
     "contention_units": ("contention",),
+    "share_units": ("share",),
 }
 
 
