@@ -43,15 +43,17 @@ def from_pool(pool, size):
 """
 
 
+def library(folder: Path, source: str, soname: str) -> None:
+    """Puts a library in place of a driver's."""
+    flags = ("-shared", "-fPIC", f"-Wl,-soname,{soname},-Bsymbolic")
+    folder.mkdir(exist_ok=True)
+    (folder / soname).symlink_to(compiled(source, *flags, output=f"{source}.so"))
+
+
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
-    folder = tmp_path / "driver"
-    folder.mkdir()
-    driver = compiled(
-        "other_driver.c", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1,-Bsymbolic", output="other_driver.so"
-    )
-    (folder / "libcuda.so.1").symlink_to(driver)
-    return environment(tmp_path, LD_LIBRARY_PATH=str(folder), CUDA_DEVICE_MEMORY_LIMIT_0="100m")
+    library(tmp_path / "driver", "other_driver.c", "libcuda.so.1")
+    return environment(tmp_path, LD_LIBRARY_PATH=str(tmp_path / "driver"), CUDA_DEVICE_MEMORY_LIMIT_0="100m")
 
 
 @pytest.mark.parametrize(
@@ -284,3 +286,19 @@ print(cu.cuArray3DCreate_v2(byref(array), byref(Array3DDescriptor(4096, 1, 0, Y4
         env,
     )
     assert lines == ["0 100 100", "2"]
+
+
+def test_protected_memory_is_the_slices(tmp_path: Path, env: dict[str, str]) -> None:
+    library(tmp_path / "driver", "other_nvml.c", "libnvidia-ml.so.1")
+    lines = python(
+        PRELUDE
+        + """
+ml, card, memory = CDLL("libnvidia-ml.so.1"), c_void_p(), (c_uint64 * 3)()  # nvmlMemory_t: total, free, used
+ok(alloc(30 * MIB)[0])
+ok(ml.nvmlInit_v2()), ok(ml.nvmlDeviceGetHandleByIndex_v2(0, byref(card)))
+ok(ml.nvmlDeviceGetConfComputeProtectedMemoryUsage(card, memory))
+print(*(bytes // MIB for bytes in memory))
+""",
+        env,
+    )
+    assert lines == ["100 70 30"]

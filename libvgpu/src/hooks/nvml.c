@@ -28,9 +28,7 @@ static uint64_t usable(nvmlDevice_t device, uint64_t total) {
     return get && get(device, &memory) == NVML_SUCCESS && memory.reserved < total ? total - memory.reserved : total;
 }
 
-nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
-    NVML_REAL(nvmlDeviceGetMemoryInfo);
-    nvmlReturn_t result = real(device, memory);
+static nvmlReturn_t memory_of(nvmlReturn_t result, nvmlDevice_t device, nvmlMemory_t *memory) {
     unsigned card;
     if (result != NVML_SUCCESS || !memory || !sliced(device, &card))
         return result;
@@ -40,6 +38,17 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) 
     memory->free = view.free;
     memory->used = view.total > view.free ? view.total - view.free : 0;
     return result;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
+    NVML_REAL(nvmlDeviceGetMemoryInfo);
+    return memory_of(real(device, memory), device, memory);
+}
+
+/* Where confidential computing is on: of the whole card, too. */
+nvmlReturn_t nvmlDeviceGetConfComputeProtectedMemoryUsage(nvmlDevice_t device, nvmlMemory_t *memory) {
+    NVML_REAL(nvmlDeviceGetConfComputeProtectedMemoryUsage);
+    return memory_of(real(device, memory), device, memory);
 }
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory) {
