@@ -5,7 +5,8 @@ decoding is too slow for large lists, so payloads stay bytes here and are decode
 """
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlencode
@@ -93,10 +94,18 @@ class Watch:
 class KubeClient:
     """One API server. All methods may be called from several threads at once."""
 
-    def __init__(self, host: str, pool: urllib3.PoolManager, configuration: Any = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        pool: urllib3.PoolManager,
+        configuration: Any = None,
+        renew: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`renew` reads the credentials of `configuration` anew; raises OSError or the kubernetes package's errors."""
         self.host = host.rstrip("/")
         self._pool = pool
         self._configuration = configuration
+        self._renew = renew
 
     @classmethod
     def connect(cls, kubeconfig: Path | None = None) -> Self:
@@ -108,12 +117,19 @@ class KubeClient:
         from kubernetes.client.rest import RESTClientObject
 
         configuration = client.Configuration()
+
+        def renew() -> None:
+            if in_pod:
+                config.load_incluster_config(client_configuration=configuration)
+
+        in_pod = False
         try:
             if kubeconfig is not None:
                 config.load_kube_config(str(kubeconfig), client_configuration=configuration)
             else:
                 try:
                     config.load_incluster_config(client_configuration=configuration)
+                    in_pod = True
                 except config.ConfigException:
                     config.load_kube_config(client_configuration=configuration)
         except (config.ConfigException, OSError, yaml.YAMLError) as error:
@@ -123,26 +139,60 @@ class KubeClient:
         configuration.connection_pool_maxsize = 32
         configuration.retries = False
         pool: urllib3.PoolManager = RESTClientObject(configuration).pool_manager
-        return cls(configuration.host, pool, configuration)
+        return cls(configuration.host, pool, configuration, renew)
 
     def _headers(self) -> dict[str, str]:
         headers = {"accept": "application/json", "user-agent": "vgpu"}
-        if self._configuration is not None:  # renews a token that has expired
-            token = self._configuration.auth_settings().get("BearerToken", {}).get("value")
-            if token:
-                headers["authorization"] = token
+        token = self._token()
+        if token:
+            headers["authorization"] = token
         return headers
+
+    def _token(self) -> str | None:
+        """The token, read anew from time to time; raises Unreachable when it cannot be read."""
+        if self._configuration is None:
+            return None
+        from kubernetes.config import ConfigException  # imported already, since there is a configuration
+
+        try:
+            token: str | None = self._configuration.auth_settings().get("BearerToken", {}).get("value")
+        except (ConfigException, OSError) as error:
+            raise Unreachable(f"the token of this account is not readable: {error}") from None
+        return token
+
+    def _renewed(self, refused: str | None) -> bool:
+        """There is another token than the one that was refused.
+
+        The kubernetes package reads it anew a minute later by the clock: after that was set back, much later.
+        """
+        if refused is None:
+            return False
+        from kubernetes.config import ConfigException
+
+        try:
+            self._renew()
+        except (ConfigException, OSError):
+            return False
+        return self._token() != refused
 
     def _send(
         self, method: str, path: str, params: Mapping[str, str], headers: dict[str, str], **options: Any
     ) -> urllib3.BaseHTTPResponse:
         url = f"{self.host}{path}" + (f"?{urlencode(params)}" if params else "")
+
+        def once() -> tuple[urllib3.BaseHTTPResponse, str | None]:
+            given = {**self._headers(), **headers}
+            answer = self._pool.request(method, url, headers=given, retries=False, redirect=False, **options)
+            return answer, given.get("authorization")
+
         try:
-            return self._pool.request(
-                method, url, headers={**self._headers(), **headers}, retries=False, redirect=False, **options
-            )
+            answer, token = once()
+            if answer.status == HTTPStatus.UNAUTHORIZED and self._renewed(token):
+                answer.drain_conn()
+                answer, _ = once()
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise Unreachable(f"{method} {path}: {error}") from None
+        return answer
 
     def request(
         self,

@@ -112,6 +112,13 @@ class Informer(Generic[T]):
                     log.log(level, "%s: %s; trying again", self._path, error)
                 self._stopping.wait(pause * random.uniform(0.8, 1.2))
                 pause = min(pause * 2, longest)
+            except Exception as error:
+                # Without this thread its owner would go on with what was true once.
+                if str(error) != said:
+                    log.exception("%s: trying again", self._path)
+                    said = str(error)
+                self._stopping.wait(pause * random.uniform(0.8, 1.2))
+                pause = min(pause * 2, longest)
             else:  # the server ended the watch, as it does now and then
                 pause, said = BACK_OFF[0], ""
                 self._stopping.wait(pause)
