@@ -139,10 +139,12 @@ void *vgpu_driver_hook_of(const void *address) {
     return NULL;
 }
 
+/* Functions of another copy of the driver are never answered, because our own are asked in their place; remembered, they would only take room: a
+ * program can load any number of copies. */
 void vgpu_driver_learn(int hook, void *address) {
-    void *none = NULL;
-    atomic_compare_exchange_strong(&vgpu_driver_entries[hook], &none, address);
-    remember_address(hook, (uintptr_t)address);
+    void *known = NULL;
+    if (atomic_compare_exchange_strong(&vgpu_driver_entries[hook], &known, address) || known == address)
+        remember_address(hook, (uintptr_t)address);
 }
 
 static enum library library_of(int entry) {
@@ -229,8 +231,10 @@ void vgpu_driver_learn_versions(void) {
         /* An older driver answers a version that it does not know with the newest one that it has; that address is known already,
          * because the list names the oldest version first. */
         void *address = ask_driver(&hooks[i]);
-        if (address && !vgpu_driver_hook_of(address))
+        if (address && !vgpu_driver_hook_of(address)) {
             vgpu_driver_learn(i, address);
+            remember_address(i, (uintptr_t)address); /* the driver's too, whatever its symbol leads to */
+        }
     }
     atomic_store_explicit(&done, true, memory_order_release);
 }

@@ -4,6 +4,7 @@ The driver is libvgpu/tests/clients/other_driver.c: it counts what it holds and 
 """
 
 from pathlib import Path
+from shutil import copy
 
 import pytest
 from preloaded import compiled, environment, python
@@ -168,6 +169,28 @@ print(seen, found.value == cast(cu.cuMemAlloc_v2, c_void_p).value)
         env,
     )
     assert lines == ["[None] True"]
+
+
+def test_copies_of_the_driver_leave_room_for_the_one_in_use(tmp_path: Path, env: dict[str, str]) -> None:
+    names = (Path(__file__).parents[1] / "data/exports.txt").read_text().split()
+    for number in range(60):
+        folder = tmp_path / f"copy-{number}"
+        folder.mkdir()
+        copy(tmp_path / "driver/libcuda.so.1", folder / "libcuda.so.1")
+    lines = python(
+        PRELUDE
+        + f"""
+for number in range(60):
+    other = CDLL("{tmp_path}/copy-%d/libcuda.so.1" % number)
+    for name in {names}:
+        getattr(other, name, None)
+found = c_void_p()
+ok(cu.cuGetProcAddress_v2(b"cuMemAlloc", byref(found), 12000, c_ulonglong(0), None))
+print(found.value == cast(cu.cuMemAlloc_v2, c_void_p).value)
+""",
+        env,
+    )
+    assert lines == ["True"]
 
 
 def test_the_pool_that_was_charged_is_the_one_that_is_asked(env: dict[str, str]) -> None:

@@ -236,11 +236,14 @@ API CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
     return CUDA_SUCCESS;
 }
 
+/* Which no symbol leads to. */
+static CUresult allocate(CUdeviceptr *pointer, size_t bytes) { return cuMemAlloc_v2(pointer, bytes); }
+
 API CUresult cuGetProcAddress_v2(const char *name, void **function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status) {
-    (void)name, (void)version, (void)flags;
-    *function = (void *)cuMemAlloc_v2;
+    (void)flags;
+    *function = strcmp(name, "cuMemAlloc") == 0 && version >= 3020 ? (void *)allocate : NULL;
     if (status)
-        *status = CU_GET_PROC_ADDRESS_SUCCESS;
+        *status = *function ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     meanwhile("cuGetProcAddress", 1);
     return CUDA_SUCCESS;
 }
