@@ -57,6 +57,12 @@ def write(folder: Path, name: str, body: Mapping[str, Any]) -> None:
         files.replace(target, content, 0o644)
 
 
+def sweep(folder: Path) -> None:
+    """Removes what an agent that was killed while it wrote has left; only one agent works on a folder."""
+    for file in folder.glob(f".{names.CDI_KIND.replace('/', '-')}_*.json.*"):
+        file.unlink(missing_ok=True)
+
+
 def sources(folder: Path) -> Iterator[tuple[Path, Sequence[Path]]]:
     """(spec file, host paths that it mounts) of all our specs; unreadable ones mount nothing."""
     for file in sorted(folder.glob("*.json")):

@@ -1,7 +1,9 @@
 """What the agent tells the API server about pods: events, evictions, and records that it corrects."""
 
 import logging
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -17,45 +19,50 @@ log = logging.getLogger(__name__)
 
 REPORTER: Final = "vgpu-device-plugin"
 EVICTION_SECONDS: Final = 10.0  #: between two evictions for one owner, which makes the next pod at once
-_REMEMBERED: Final = 1024  #: owners
+_REMEMBERED: Final = 1024  #: owners, and things to be said
 
 
 class Consequences:
-    """Events and evictions go out in the background: an API server that is slow delays no container."""
+    """Events and evictions go out in the background: an API server that is slow delays no container.
+
+    What still waits to be said is not taken again: an API server that was away for an hour hears everything once.
+    """
 
     def __init__(self, client: KubeClient, node: str) -> None:
         self._client = client
         self._node = node
         self._evicted: dict[str, float] = {}  # owner's uid → monotonic seconds; of the worker alone
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="events")
+        self._lock = threading.Lock()
+        self._waiting: set[tuple[str, ...]] = set()
 
     def stop(self) -> None:
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     def refused(self, pod: Pod, sentence: str) -> None:
         """A pod that can never start here: an event, and where a controller owns it, it is evicted to be made anew."""
-        self._worker.submit(self._refused, pod, sentence)
+        self._submit(("refused", pod.metadata.uid, sentence), self._refused, pod, sentence)
 
     def allocated(self, pod: Pod, sentence: str) -> None:
         """A container of the pod may start, and with what."""
         meta = pod.metadata
         reference = writes.pod_reference(meta.namespace, meta.name, meta.uid)
-        self._worker.submit(self._event, reference, names.EVENT_ALLOCATED, sentence, "Normal")
+        self._say(reference, names.EVENT_ALLOCATED, sentence, "Normal")
 
     def node(self, reason: str, sentence: str) -> None:
         """Something about this node or a card of it."""
         type_ = "Normal" if reason == names.EVENT_HEALTHY else "Warning"
-        self._worker.submit(self._event, writes.node_reference(self._node), reason, sentence, type_)
+        self._say(writes.node_reference(self._node), reason, sentence, type_)
 
     def untracked(self, pod: Pod, sentence: str) -> None:
         """A container of the pod has more of a card than it was charged: an event."""
         meta = pod.metadata
         reference = writes.pod_reference(meta.namespace, meta.name, meta.uid)
-        self._worker.submit(self._event, reference, names.EVENT_UNTRACKED, sentence)
+        self._say(reference, names.EVENT_UNTRACKED, sentence, "Warning")
 
     def evict(self, pod: Pod, sentence: str) -> None:
         """Where a controller owns the pod; who asks again later asks again of an API server that did not take it."""
-        self._worker.submit(self._evict, pod, sentence)
+        self._submit(("evict", pod.metadata.uid), self._evict, pod, sentence)
 
     def record(self, pod: Pod, record: Allocation) -> None:
         """Replaces the pod's allocation; raises Refusal when the API server does not take it."""
@@ -66,6 +73,24 @@ class Consequences:
         except ApiError as error:
             raise Refusal(f"the allocation of pod {full_name(pod)} was not recorded: {error}", transient=True) from None
         log.info("%s: recorded where its ids are: %s", full_name(pod), annotations[names.ALLOCATION])
+
+    def _say(self, reference: dict[str, str], reason: str, sentence: str, type_: str) -> None:
+        self._submit(("event", reference["uid"], reason, sentence), self._event, reference, reason, sentence, type_)
+
+    def _submit(self, what: tuple[str, ...], call: Callable[..., None], *arguments: object) -> None:
+        """Does it as soon as what came before is done, unless the same waits already; `what` tells what is the same."""
+        with self._lock:
+            if what in self._waiting or len(self._waiting) >= _REMEMBERED:
+                log.debug("not said again, or too much is waiting: %s", what)
+                return
+            self._waiting.add(what)
+
+        def now() -> None:
+            with self._lock:
+                self._waiting.discard(what)
+            call(*arguments)
+
+        self._worker.submit(now)
 
     def _refused(self, pod: Pod, sentence: str) -> None:
         meta = pod.metadata

@@ -93,6 +93,7 @@ class Granting:
         self._labels = labels
         self._minors: dict[str, int] = {}
         self.rollout = self._install()
+        cdi.sweep(self._places.cdi)
 
     def _install(self) -> library.Rollout:
         made = library.install(self._places.library, self._places.built_library, self._places.built_simulator)

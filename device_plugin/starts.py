@@ -132,7 +132,8 @@ class Starts:
         if incurable:
             self._consequences.refused(pod, sentence)
         elif waited > END_SECONDS:
-            self._consequences.refused(pod, f"{sentence} (for {waited:.0f} s)")
+            # The same words each time: an event that comes again is counted.
+            self._consequences.refused(pod, f"{sentence} (for more than {END_SECONDS:.0f} s)")
 
     def _plans(self, device_ids: Sequence[str], *, patient: bool) -> list[Plan]:
         candidates = self._identity.candidates(device_ids)

@@ -54,3 +54,13 @@ def test_a_full_disk_is_told_with_the_path(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OSError, match=r"No space left on device: .*spec\.json"):
         files.replace(tmp_path / "spec.json", b"new", 0o644)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("spec.json", "old")]
+
+
+def test_what_a_killed_agent_was_writing_goes_with_the_next_one(make: MakeWorld) -> None:
+    world = make()
+    world.places.cdi.mkdir()
+    left, other = (world.places.cdi / name for name in (".vgpu.io-gpu_0-1.json.x1y2", ".nvidia.com-gpu.json.x1y2"))
+    for file in (left, other):
+        file.touch()
+    world.agent()
+    assert (left.exists(), other.exists()) == (False, True)

@@ -153,7 +153,7 @@ def test_waiting_is_counted_anew_after_a_start(world: World, monkeypatch: pytest
         world.starts.start([NEXT_A])
     until(lambda: gone(world, "p"))
     told = [event for event in world.events() if event["reason"] == "VgpuMismatch"]
-    assert f"could not prepare the container: no space (for {starts.END_SECONDS + 1:.0f} s)" in told[0]["message"]
+    assert f"could not prepare the container: no space (for more than {starts.END_SECONDS:.0f} s)" in told[0]["message"]
 
 
 def _no_space(*_: object) -> None:
