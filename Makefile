@@ -14,7 +14,7 @@ $(STAMP): setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vgpu needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	@command -v $(firstword $(CC)) >/dev/null || { echo "vgpu needs a C compiler, and $(firstword $(CC)) is not found: install gcc, or make CC=..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -q --disable-pip-version-check "setuptools>=77" wheel "cffi>=2.0" nvidia-cuda-runtime nvidia-nvml-dev
+	@$(BIN)/python -m pip install -q --disable-pip-version-check "setuptools>=77" wheel "cffi>=2.0" "nvidia-cuda-runtime>=13.3" nvidia-nvml-dev
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -e '.[dev,helm]'
 	@touch $@
 
