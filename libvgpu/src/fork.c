@@ -9,6 +9,7 @@ void vgpu_forget_parent(void) {
     vgpu_context_limits_forget();
     vgpu_blocks_forget();
     vgpu_sparse_forget();
+    vgpu_endpoints_forget();
     vgpu_samples_forget();
     vgpu_pacer_forget();
 }

@@ -15,6 +15,7 @@ void vgpu_primaries_forget(void);
 void vgpu_context_limits_forget(void);
 void vgpu_blocks_forget(void);
 void vgpu_sparse_forget(void);
+void vgpu_endpoints_forget(void);
 void vgpu_samples_forget(void);
 void vgpu_pacer_forget(void);
 #endif

@@ -298,6 +298,27 @@ print(*books())
     assert lines == ["60 60 2", "0 0", "0 0"]
 
 
+def test_what_is_bound_to_a_logical_endpoint_stays_charged(env: dict[str, str]) -> None:
+    lines = python(
+        PRELUDE
+        + """
+def bound():
+    _, block, _ = made(60 * MIB, DEVICE)
+    size = c_uint64(60 * MIB)
+    ok(cu.cuLogicalEndpointBindMem(7, 0, c_uint64(2 * MIB), c_ulonglong(block), c_uint64(0), size, c_ulonglong(0)))
+    ok(release(block))
+bound()
+print(*books(), made(60 * MIB, DEVICE)[0])
+ok(cu.cuLogicalEndpointUnbind(7, 0, c_uint64(0), c_uint64(100 * MIB)))
+print(*books())
+bound()
+print(cu.cuLogicalEndpointDestroy(8), *books(), cu.cuLogicalEndpointDestroy(7), *books())
+""",
+        env,
+    )
+    assert lines == ["60 60 2", "0 0", "1 60 60 0 0 0"]
+
+
 def test_video_with_16_bits_per_channel_is_charged_as_such(env: dict[str, str]) -> None:
     lines = python(
         PRELUDE

@@ -143,6 +143,24 @@ API CUresult cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned length, CUstream 
     return CUDA_SUCCESS;
 }
 
+/* One logical endpoint, to which one block at a time is bound. */
+static CUmemGenericAllocationHandle endpoint;
+
+API CUresult cuLogicalEndpointBindMem(CUlogicalEndpointId id, CUdevice device, cuuint64_t offset, CUmemGenericAllocationHandle handle,
+                                      cuuint64_t start, cuuint64_t size, unsigned long long flags) {
+    (void)id, (void)device, (void)offset, (void)start, (void)size, (void)flags;
+    endpoint = handle;
+    things[(handle >> 12) - 1].references++;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuLogicalEndpointUnbind(CUlogicalEndpointId id, CUdevice device, cuuint64_t offset, cuuint64_t size) {
+    (void)id, (void)device, (void)offset, (void)size;
+    return let_go(endpoint);
+}
+
+API CUresult cuLogicalEndpointDestroy(CUlogicalEndpointId id) { return id == 7 ? let_go(endpoint) : CUDA_ERROR_INVALID_VALUE; }
+
 /* Pools reserve what is allocated, and keep it. */
 static struct CUmemPoolHandle_st {
     CUmemPoolProps properties;
