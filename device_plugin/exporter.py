@@ -106,13 +106,12 @@ class Exporter(Collector):
             ("node",),
             [((self._node,), int(self._unsafe))],
         )
-        if self._shown is not None:
-            yield _gauge(
-                "vgpu_node_metrics_age_seconds",
-                "Age of the figures of cards and containers, about a second: where it grows, the driver hangs",
-                ("node",),
-                [((self._node,), time.monotonic() - self._shown)],
-            )
+        yield _gauge(
+            "vgpu_node_metrics_age_seconds",
+            "Age of the figures of cards and containers, about a second: where it grows, the driver hangs",
+            ("node",),
+            [] if self._shown is None else [((self._node,), time.monotonic() - self._shown)],
+        )
         yield _gauge(
             "vgpu_node_conflict",
             "1: another device plugin serves the same resource or cards",

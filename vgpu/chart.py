@@ -93,7 +93,7 @@ class Monitoring(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     """Objects of the Prometheus operator, whose types must be in the cluster."""
 
     pod_monitor: bool = False  #: both parts are scraped
-    prometheus_rule: bool = False  #: alerts: a card fails, limits are not enforced, the scheduler is gone or drifts
+    prometheus_rule: bool = False  #: alerts: cards fail, limits are passed by, a part is gone or hangs
     interval: Duration = "15s"  #: between two scrapes
     labels: dict[str, str] = msgspec.field(default_factory=dict)  #: labels by which Prometheus chooses these objects
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from tools import helm
 
-from device_plugin import cleanup
+from device_plugin import cleanup, serving
 from scheduler import __main__ as scheduler_main
 from vgpu import names
 
@@ -142,6 +142,11 @@ def test_alerts_ask_for_metrics_that_exist() -> None:
     for alert in rule["spec"]["groups"][0]["rules"]:
         (metric,) = [word for word in alert["expr"].replace("(", " ").replace("{", " ").split() if "vgpu_" in word]
         assert f"`{metric}`" in reference, alert
+
+
+def test_an_agent_is_asked_whether_it_is_ready() -> None:
+    (agent,) = pod_specs(helm.objects())["DaemonSet"]["containers"]
+    assert agent["readinessProbe"]["httpGet"] == {"path": serving.READY, "port": "metrics"}
 
 
 @pytest.mark.parametrize(
