@@ -26,7 +26,6 @@ from tests.cluster.errors import ClusterError
 from tests.cluster.node import FOLDER, Node
 from tests.cluster.report import Report
 from tests.cluster.versions import SETS, VersionSet
-from tests.tools import helm
 
 RUNNING = ".running"  #: in the cache: the lock of the cluster that runs, with its outer process and version set
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,7 +95,7 @@ def prepare(versions: VersionSet) -> list[Path]:
     archives = pool.submit(images.archives, versions)
     try:
         programs.cni_plugins()
-        helm.path()
+        programs.helm_of(versions)
         done, _ = wait((built, archives), PREPARE_SECONDS, FIRST_EXCEPTION)
         for one in done:
             one.result()
@@ -164,7 +163,8 @@ def inside(options: argparse.Namespace, outer: int) -> int:
     finally:
         if any(one.outcome == "failed" for one in report.results):
             collect(node.kubectl, options.logs / "collected")
-    return report.close(f"Kubernetes {versions.kubernetes.version}, containerd {programs.containerd_version(versions)}")
+    about = f"Kubernetes {versions.kubernetes.version}, containerd {programs.containerd_version(versions)}"
+    return report.close(f"{about}, Helm {programs.version_of_helm(versions)}")
 
 
 def enter() -> NoReturn:
@@ -175,7 +175,7 @@ def enter() -> NoReturn:
     except (OSError, ValueError):
         raise ClusterError("no cluster runs on this machine: start one by `python -m tests.cluster up`") from None
     os.environ["KUBECONFIG"] = str(FOLDER / "keys/admin.conf")
-    os.environ["PATH"] = f"{programs.path_of(SETS[name])}:{helm.path().parent}"
+    os.environ["PATH"] = f"{programs.path_of(SETS[name])}:{programs.helm_of(SETS[name]).parent}"
     shell = os.environ.get("SHELL", "/bin/sh")
     os.execvp("nsenter", ["nsenter", "-t", first, "-m", "-n", "-p", shell])
 

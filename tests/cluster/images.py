@@ -21,6 +21,7 @@ from tests.cluster.versions import VersionSet
 ROOT: Final = Path(__file__).resolve().parents[2]
 HERE: Final = Path(__file__).resolve().parent / "dockerfiles"
 PRODUCT: Final = "vgpu.test/vgpu:test"
+NEXT: Final = "vgpu.test/vgpu:next"  #: the product with another library
 CLIENT: Final = "vgpu.test/cuda-client:test"
 BASE: Final = "vgpu.test/debian:bookworm"
 SUITE: Final = "bookworm"
@@ -34,7 +35,7 @@ FILES: Final = ("LICENSE", "README.md", "pyproject.toml", "setup.cfg", "setup.py
 def archives(versions: VersionSet) -> list[Path]:
     """Archives for `ctr images import`; minutes when everything is new, else at once. Needs the machine's network."""
     product = _product()
-    return [_pause(), product, _client(product), _kube_scheduler(versions)]
+    return [_pause(), product, _next(product), _client(product), _kube_scheduler(versions)]
 
 
 def kube_scheduler(versions: VersionSet) -> str:
@@ -105,14 +106,23 @@ def _product() -> Path:
 
 
 def _client(product: Path) -> Path:
-    recipe = HERE / "cuda-client" / "Dockerfile"
+    return _over(product, CLIENT, "cuda-client")
+
+
+def _next(product: Path) -> Path:
+    return _over(product, NEXT, "next")
+
+
+def _over(product: Path, image: str, name: str) -> Path:
+    """An image over the product's, by dockerfiles/`name`."""
+    recipe = HERE / name / "Dockerfile"
 
     def make(folder: Path) -> None:
         with _store():
             _load(product, PRODUCT)  # the store may hold another version
-            _build(folder, CLIENT, recipe.parent, recipe, "--build-arg", f"BASE={PRODUCT}")
+            _build(folder, image, recipe.parent, recipe, "--build-arg", f"BASE={PRODUCT}")
 
-    return _archive("cuda-client", cache.digest([CLIENT, product.parent.name, *sorted(recipe.parent.iterdir())]), make)
+    return _archive(name, cache.digest([image, product.parent.name, *sorted(recipe.parent.iterdir())]), make)
 
 
 def _sources(folder: Path) -> Iterator[Path]:

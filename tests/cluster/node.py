@@ -25,6 +25,7 @@ class Node:
         self._folder.mkdir(mode=0o700, parents=True)
         self.env = {**os.environ, "PATH": programs.path_of(versions), **settings.environment()}
         self.env.pop("KUBECONFIG", None)
+        self.helm = str(programs.helm_of(versions))
         self.keys = Credentials(self._folder / "keys")
         self.kubectl = Kubectl(self.keys.kubeconfig("admin"), self.env)
         self.services: dict[str, Service] = {}

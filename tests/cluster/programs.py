@@ -3,12 +3,14 @@
 import os
 import platform
 import shutil
+import subprocess
 from pathlib import Path
 
 from tests.cluster import cache, debian
 from tests.cluster.commands import run
 from tests.cluster.errors import ClusterError, NotForHere
 from tests.cluster.versions import Programs, VersionSet
+from tests.tools import helm
 
 BUILD_SECONDS = 3600
 GO_SECONDS = 600  #: that Go may take to fetch a newer Go
@@ -74,6 +76,21 @@ def path_of(versions: VersionSet) -> str:
 def cni_plugins() -> Path:
     """The folder of the CNI plugins."""
     return debian.unpacked("containernetworking-plugins") / "usr/lib/cni"
+
+
+def helm_of(versions: VersionSet) -> Path:
+    """Helm; Helm 3 is built by Go where there is none, in a minute or two."""
+    if versions.helm != 3:
+        return helm.path()
+    try:
+        return helm.third() or helm.build_third()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ClusterError(f"building Helm 3: {error}") from None
+
+
+def version_of_helm(versions: VersionSet) -> str:
+    """As in v4.3.1."""
+    return run([helm_of(versions), "version", "--template={{.Version}}"], what="asking Helm", timeout=60).strip()
 
 
 def containerd_version(versions: VersionSet) -> str:

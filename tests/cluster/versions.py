@@ -58,6 +58,7 @@ class VersionSet(msgspec.Struct, frozen=True):
     kubernetes: Programs
     containerd: Programs | None  #: none: Debian's package
     strategy: str  #: how cards reach a container: the chart's devicePlugin.deviceListStrategy
+    helm: int  #: its major version
 
 
 CONTAINERD: Final = Programs(
@@ -69,7 +70,7 @@ CONTAINERD: Final = Programs(
 SETS: Final = {
     found.name: found
     for found in (
-        VersionSet("1.36", kubernetes("kubernetes-1.36"), CONTAINERD, "cdi"),
-        VersionSet("1.34", kubernetes("kubernetes-1.34"), None, "envvar"),
+        VersionSet("1.36", kubernetes("kubernetes-1.36"), CONTAINERD, "cdi", helm=4),
+        VersionSet("1.34", kubernetes("kubernetes-1.34"), None, "envvar", helm=3),
     )
 }

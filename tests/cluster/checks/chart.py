@@ -2,7 +2,9 @@
 
 import json
 import time
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 from tests.cluster.credentials import NODE
 from tests.cluster.images import CLIENT, PRODUCT
@@ -15,6 +17,7 @@ PROFILE = f"T4x{CARDS}"
 QUIET_SECONDS = 40  #: after which a card that failed is used again
 SPLIT = 40  #: slices per card: as many pods on one node as a check wants
 NAMESPACE = "kube-system"
+LIBRARIES: Final = Path("/usr/local/vgpu")  #: of the host
 SECONDS = 180  #: three times what an installation may take
 
 
@@ -35,17 +38,36 @@ def values(node: Node) -> dict[str, Any]:
 
 def install(node: Node) -> str:
     """`helm install`, and every pod of the chart ready."""
-    command = [str(helm.path()), "install", "vgpu", str(helm.CHART), "-n", NAMESPACE, "-f", "-"]
+    command = [node.helm, "install", "vgpu", str(helm.CHART), "-n", NAMESPACE, "-f", "-"]
     begin = time.monotonic()
     node.kubectl.program(command, stdin=json.dumps(values(node)), timeout=SECONDS)
-    for name in ("deployment/vgpu-scheduler", "daemonset/vgpu-device-plugin"):
-        left = int(SECONDS - (time.monotonic() - begin))
-        node.kubectl.run("rollout", "status", name, "-n", NAMESPACE, f"--timeout={left}s", timeout=left + 10)
+    _rolled_out(node)
     took = time.monotonic() - begin
+    assert took < SECONDS, f"all ready after {took:.1f} s"
     pods = node.kubectl.items("pods", "-n", NAMESPACE)
     assert pods
     assert all(ready(pod) for pod in pods)
     return f"all ready after {took:.1f} s"
+
+
+def upgrade(node: Node, changed: Mapping[str, Any]) -> float:
+    """`helm upgrade` with these values; seconds until the parts are ready."""
+    command = [node.helm, "upgrade", "vgpu", str(helm.CHART), "-n", NAMESPACE, "-f", "-"]
+    return after(node, command, json.dumps(changed))
+
+
+def after(node: Node, command: Sequence[str], stdin: str | None = None) -> float:
+    """Runs a program that changes the release; seconds until the parts are ready."""
+    begin = time.monotonic()
+    node.kubectl.program(command, stdin=stdin, timeout=SECONDS)
+    _rolled_out(node)
+    return time.monotonic() - begin
+
+
+def _rolled_out(node: Node) -> None:
+    for name in ("deployment/vgpu-scheduler", "daemonset/vgpu-device-plugin"):
+        waited = f"--timeout={SECONDS}s"
+        node.kubectl.run("rollout", "status", name, "-n", NAMESPACE, waited, timeout=SECONDS + 10)
 
 
 def node_tells_its_cards(node: Node) -> str:
@@ -74,7 +96,7 @@ def node_tells_its_cards(node: Node) -> str:
 def helm_test(node: Node) -> str:
     """`helm test`: a pod with a slice."""
     begin = time.monotonic()
-    command = [str(helm.path()), "test", "vgpu", "-n", NAMESPACE, "--logs", "--timeout", f"{SECONDS}s"]
+    command = [node.helm, "test", "vgpu", "-n", NAMESPACE, "--logs", "--timeout", f"{SECONDS}s"]
     node.kubectl.program(command, timeout=SECONDS + 10)
     return f"passed after {time.monotonic() - begin:.1f} s"
 
@@ -86,7 +108,7 @@ def uninstall(node: Node) -> str:
     node.kubectl.create(pod("stays", CLIENT, probe, container={"resources": {"limits": limits}}))
     node.kubectl.until("running", lambda found: phase(found) == "Running", "pod", "stays", seconds=SECONDS)
     begin = time.monotonic()
-    node.kubectl.program([str(helm.path()), "uninstall", "vgpu", "-n", NAMESPACE, "--wait"], timeout=SECONDS * 2)
+    node.kubectl.program([node.helm, "uninstall", "vgpu", "-n", NAMESPACE, "--wait"], timeout=SECONDS * 2)
     took = time.monotonic() - begin
 
     def clean(found: Object) -> bool:
@@ -102,5 +124,6 @@ def uninstall(node: Node) -> str:
         return phase(found) == "Running" and len(node.kubectl.logs("stays").splitlines()) > before
 
     node.kubectl.until("goes on within its limits", goes_on, "pod", "stays", seconds=SECONDS)
+    assert list(LIBRARIES.glob("libvgpu-*.so")), "the library of a running container is gone"
     node.kubectl.delete("pod", "stays")
     return f"{took:.1f} s"

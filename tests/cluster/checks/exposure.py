@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from tests.cluster.checks import doctor
 from tests.cluster.checks.faults import kill
 from tests.cluster.checks.first_pod import slice_pod
 from tests.cluster.credentials import NODE
@@ -16,10 +17,13 @@ SECONDS: Final = 120
 TELL: Final = "echo devices=$NVIDIA_VISIBLE_DEVICES; sleep 3600"
 TOLD: Final = "devices=void\n"
 TOOLKIT: Final = Path("/etc/nvidia-container-runtime/config.toml")
+#: Where a file names a runtime, containerd adds none; that of containerd 1 has this one already (settings.py).
+RUNC: Final = """
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+"""
 #: By the version of containerd's configuration file. Its program need not be there: no container runs by it.
 RUNTIME: Final = """
-[plugins."{plugin}".containerd.runtimes.runc]
-runtime_type = "io.containerd.runc.v2"
 [plugins."{plugin}".containerd.runtimes.nvidia]
 runtime_type = "io.containerd.runc.v2"
 [plugins."{plugin}".containerd.runtimes.nvidia.options]
@@ -48,12 +52,15 @@ def unsafe_runtime(node: Node) -> str:
     """An NVIDIA runtime that obeys a container's own NVIDIA_VISIBLE_DEVICES is a condition of the node."""
     file = FOLDER / "containerd.toml"
     before = file.read_text()
-    plugin = "io.containerd.cri.v1.runtime" if node.versions.containerd else "io.containerd.grpc.v1.cri"
+    second = node.versions.containerd is not None
+    plugin, runc = ("io.containerd.cri.v1.runtime", RUNC) if second else ("io.containerd.grpc.v1.cri", "")
     TOOLKIT.unlink(missing_ok=True)  # the machine's own one, out of sight: the cluster's /etc lies over the machine's
     try:
-        file.write_text(before + RUNTIME.format(plugin=plugin))
+        file.write_text(before + runc + RUNTIME.format(plugin=plugin))
         node.services["containerd"].restart()
         sentence = _condition(node, "True")
+        told = [one for one in doctor.wrong(node) if one.area == "runtime" and sentence in one.sentence]
+        assert told, "the doctor says nothing of it"
         TOOLKIT.parent.mkdir(exist_ok=True)
         TOOLKIT.write_text("accept-nvidia-visible-devices-envvar-when-unprivileged = false\n")
         _condition(node, "False")

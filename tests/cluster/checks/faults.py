@@ -91,10 +91,9 @@ def killed_in_turn(node: Node) -> str:
             if name == "kubelet":
                 registered.append(registered_after(node.services["kubelet"].begun))
         assert not records.over, f"{len(records.over)} states with too much: {records.over[0]}"
-        free, ran = _settle(node, records, storm.made, last)
+        free, ran = settle(node, records, storm.made, last)
         assert not records.over, f"{len(records.over)} states with too much: {records.over[0]}"
-    node.kubectl.run("delete", "jobs", "--all", "--cascade=foreground", timeout=WAIT_SECONDS)
-    _whole_cards(node)
+    cleared(node)
     assert max(registered) < REGISTERED_SECONDS, f"registered {registered} s after the kubelet's socket was back"
     peak = ", ".join(str(mib) for mib in records.peak.values())
     return (
@@ -116,7 +115,7 @@ def _faults(node: Node) -> Mapping[str, Callable[[], None]]:
 def kill(*words: str) -> None:
     """kill -9 of the one program whose command line has all of these words, as soon as it is there."""
     until = time.monotonic() + WAIT_SECONDS
-    while not (found := list(_processes(*words))):
+    while not (found := list(processes(*words))):
         assert time.monotonic() < until, f"no program {words[0]} to be killed"
         time.sleep(0.1)
     for pid in found:
@@ -124,7 +123,7 @@ def kill(*words: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _processes(*words: str) -> Iterator[int]:
+def processes(*words: str) -> Iterator[int]:
     for entry in Path("/proc").iterdir():
         try:
             line = (entry / "cmdline").read_bytes().decode(errors="replace") if entry.name.isdecimal() else ""
@@ -161,7 +160,7 @@ def _registrations() -> Iterator[float]:
                 yield datetime.fromisoformat(line.split(" ", 1)[0]).timestamp()
 
 
-def _settle(node: Node, records: Records, made: int, last: float) -> tuple[float, float]:
+def settle(node: Node, records: Records, made: int, last: float) -> tuple[float, float]:
     """Seconds since `last` until the node holds what living pods hold, and until every Job has run."""
     free = ran = None
     seen: object = None
@@ -198,8 +197,10 @@ def _stuck(node: Node, missing: list[Object], made: int) -> str:
     return f"{len(missing)} of {made} Jobs have not run; {name}: {missing[0].get('status')} {about}"
 
 
-def _whole_cards(node: Node) -> None:
-    """Every card can be had whole: nobody has kept a slice, neither scheduler, agent nor kubelet."""
+def cleared(node: Node) -> None:
+    """Deletes the Jobs of a storm; then every card can be had whole: nobody has kept a slice, neither scheduler, agent
+    nor kubelet."""
+    node.kubectl.run("delete", "jobs", "--all", "--cascade=foreground", timeout=WAIT_SECONDS)
     count = len(cards(node))
     limits = {names.RESOURCE_GPU: count, names.RESOURCE_CORES: 100}
     node.kubectl.create(pod("whole", CLIENT, ["true"], container={"resources": {"limits": limits}}))

@@ -13,7 +13,7 @@ MEMORY = 3000 * MIB
 CORES = 30
 SLICE = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": MEMORY // MIB, "nvidia.com/gpucores": CORES}
 SECONDS = 120
-TOLERANCE = 10  #: percentage points of the core share that a busy machine may cost or give
+TOLERANCE = 6  #: percentage points of the core share: three times the bar
 
 
 def slice_pod(name: str, *command: str) -> Object:

@@ -25,6 +25,7 @@ STATE: Final = Path("/run/vgpu/simulator")
 XID: Final = 79  #: "GPU has fallen off the bus" (NVIDIA's XID catalogue)
 PER_CARD: Final = 2
 SECONDS: Final = 120
+REGISTERED_SECONDS: Final = 3  #: three times the bar
 AGAIN_SECONDS: Final = 5  #: between two XIDs, far less than QUIET_SECONDS
 BACK_SECONDS: Final = SECONDS + LONGEST * QUIET_SECONDS  #: also where the card came back too early and fell ill again
 
@@ -44,7 +45,8 @@ def failed_card(node: Node) -> str:
         _healthy(node, ill.uuid, False)
         _slices(node, SPLIT)
         node.services["kubelet"].restart()
-        registered_after(node.services["kubelet"].begun)
+        registered = registered_after(node.services["kubelet"].begun)
+        assert registered < REGISTERED_SECONDS, f"registered {registered:.2f} s after the kubelet's socket was back"
         _slices(node, SPLIT)
         kubectl.delete("pod", at[ill.uuid].pop()["metadata"]["name"])
         kubectl.create(_pod("next", size))
@@ -61,7 +63,10 @@ def failed_card(node: Node) -> str:
     took = time.monotonic() - begin
     kubectl.delete("pod", "next", "last", *full)
     message = next(one["message"] for one in why["status"]["conditions"] if one["type"] == "PodScheduled")
-    return f"meanwhile: {message}; back {took:.0f} s later, quiet for {QUIET_SECONDS} s"
+    return (
+        f"meanwhile: {message}; registered after {registered:.2f} s; "
+        f"back {took:.0f} s later, quiet for {QUIET_SECONDS} s"
+    )
 
 
 @contextmanager

@@ -22,6 +22,22 @@ n=$(ls /seen | grep -c ^{name})
 if [ $n = 0 ]; then until [ -e /seen/go-{name} ]; do sleep 0.1; done; exit 1; fi
 cd /seen && grep . *-[0-9] > /dev/termination-log
 """
+#: The sidecar is started anew while the apps run; the first app waits for all and tells.
+SCRIPTS: Final = {
+    "sidecar": """\
+n=$(ls /seen | grep -c ^{name})
+{seen} > /seen/{name}-$n
+if [ $n = 0 ]; then until [ -s /seen/one-0 ]; do sleep 0.1; done; exit 1; fi
+exec sleep 3600
+""",
+    "first": "{seen} > /seen/{name}-0",
+    "one": """\
+{seen} > /seen/{name}-0
+until [ -s /seen/sidecar-1 -a -s /seen/two-0 ]; do sleep 0.1; done
+cd /seen && grep . *-[0-9] > /dev/termination-log
+""",
+    "two": "{seen} > /seen/{name}-0",
+}
 
 
 def own_slice_at_every_start(node: Node) -> str:
@@ -51,13 +67,36 @@ def own_slice_at_every_start(node: Node) -> str:
     return f"{len(PAIRS)} pods, each with 4 starts and 2 kills of the agent"
 
 
-def _container(name: str, mib: int) -> Object:
-    limits = {names.RESOURCE_GPU: 1, names.RESOURCE_MEMORY: mib}
+def several_containers(node: Node) -> str:
+    """A sidecar that is started twice, an init container and two apps, one of them with two cards: each its own."""
+    name = "several"
+    slices = {"sidecar": (1, 700), "first": (1, 1900), "one": (1, 1300), "two": (2, 500)}
+    containers = {one: _container(one, mib, cards, SCRIPTS[one]) for one, (cards, mib) in slices.items()}
+    containers["sidecar"]["restartPolicy"] = "Always"
+    body = pod(
+        name,
+        CLIENT,
+        [],
+        initContainers=[containers["sidecar"], containers["first"]],
+        volumes=[{"name": "seen", "emptyDir": {}}],
+    )
+    body["spec"]["containers"] = [containers["one"], containers["two"]]
+    node.kubectl.create(body)
+    found = node.kubectl.until("done", lambda found: phase(found) == "Succeeded", "pod", name, seconds=SECONDS)
+    statuses = {one["name"]: one for one in found["status"]["containerStatuses"]}
+    seen = str(statuses["one"]["state"]["terminated"].get("message")).split()
+    assert seen == ["first-0:1900", "one-0:1300", "sidecar-0:700", "sidecar-1:700", "two-0:500,500"], seen
+    node.kubectl.delete("pod", name)
+    return f"{len(seen)} starts in one pod"
+
+
+def _container(name: str, mib: int, cards: int = 1, script: str = SCRIPT) -> Object:
+    limits = {names.RESOURCE_GPU: cards, names.RESOURCE_MEMORY: mib}
     return {
         "name": name,
         "image": CLIENT,
         "imagePullPolicy": "Never",
-        "command": ["sh", "-c", SCRIPT.format(name=name, seen=SEEN)],
+        "command": ["sh", "-c", script.format(name=name, seen=SEEN)],
         "resources": {"limits": limits},
         "volumeMounts": [{"name": "seen", "mountPath": "/seen"}],
     }

@@ -1,23 +1,22 @@
 """The library on the host: without it no container starts, and none starts without limits."""
 
 import time
-from pathlib import Path
 from typing import Final
 
+from tests.cluster.checks.chart import LIBRARIES
 from tests.cluster.checks.sight import SEEN, last_words
 from tests.cluster.images import CLIENT
 from tests.cluster.kubectl import Object, phase, pod
 from tests.cluster.node import Node
 from vgpu import names
 
-FOLDER: Final = Path("/usr/local/vgpu")
 MIB: Final = 900
 SECONDS: Final = 120
 
 
 def removed(node: Node) -> str:
     """Removed, it is put back before the next start; where that is impossible the start is refused until it is not."""
-    (library,) = FOLDER.glob("libvgpu-*.so")
+    (library,) = LIBRARIES.glob("libvgpu-*.so")
     library.unlink()
     _sees_its_slice(node, "put-back")
     assert library.is_file()

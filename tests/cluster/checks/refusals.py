@@ -144,3 +144,24 @@ def past_the_webhook(node: Node) -> str:
     events = [event for event in node.kubectl.events("ignored") if event.startswith("VgpuMismatch")]
     node.kubectl.delete("pod", "ignored")
     return events[0]
+
+
+def of_a_controller(node: Node) -> str:
+    """Where a controller owns such a pod, it is ended, and the next one is placed anew: nothing hangs."""
+    body = slice_pod("", "true")
+    labels = {"app": "ignored", "vgpu.io/webhook": "ignore"}
+    spec = body["spec"] | {"restartPolicy": "Always"}
+    template = {"metadata": {"labels": labels}, "spec": spec}
+    replicas = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "ignored"}, "spec": replicas}
+    node.kubectl.create(owner)
+    begin, seen = time.monotonic(), set[str]()
+    while len(seen) < 2:
+        about = node.kubectl.run("describe", "pods", "-l", "app=ignored")
+        assert time.monotonic() < begin + SECONDS, about
+        found = node.kubectl.items("pods", "-l", "app=ignored")
+        assert not [one for one in found if phase(one) == "Running"]
+        seen |= {one["metadata"]["uid"] for one in found}
+        time.sleep(0.3)
+    node.kubectl.run("delete", "replicaset", "ignored", "--cascade=foreground", timeout=SECONDS)
+    return f"another one after {time.monotonic() - begin:.1f} s"

@@ -1,7 +1,6 @@
 """`helm upgrade` and `helm rollback` beside running GPU pods."""
 
 import http.client
-import json
 import threading
 import time
 import urllib.request
@@ -9,20 +8,20 @@ from itertools import pairwise
 from types import TracebackType
 from typing import Final, Self
 
-from tests.cluster.checks.chart import NAMESPACE, SECONDS, values
-from tests.cluster.commands import run
-from tests.cluster.images import CLIENT, PRODUCT
+from tests.cluster.checks.chart import LIBRARIES, NAMESPACE, SECONDS, after, upgrade, values
+from tests.cluster.checks.sight import last_words
+from tests.cluster.images import CLIENT, NEXT
 from tests.cluster.kubectl import Object, phase, pod
 from tests.cluster.namespaces import ADDRESS
 from tests.cluster.node import Node
-from tests.tools import helm
 from vgpu import names
 
 MIB: Final = 1000
 POD: Final = "upgraded"
-NEXT: Final = "next"  #: tag of the image that the upgrade brings
 #: Prints a line as often as the limit is seen and holds.
 PROBE: Final = f"while vgpu probe --over --cores --seconds 0.2 --expect-memory={MIB}; do sleep 1; done; sleep 3600"
+#: A shell command that tells the name of the library in this container.
+LIBRARY: Final = "grep -o 'libvgpu-[0-9a-f]*[.]so' /proc/self/mountinfo | sort -u > /dev/termination-log"
 LAUNCHES: Final = "vgpu_container_launches_total{"
 AWAY_SECONDS: Final = 60  #: while an agent takes the place of another, which answers before it has looked at its pods
 
@@ -60,39 +59,39 @@ class Scrapes:
 
 
 def running_pods_stay(node: Node) -> str:
-    """An upgrade with another image and other settings, and the way back: pods run on within limits and are metered."""
-    name, _, _ = PRODUCT.rpartition(":")
-    run(["ctr", "-n", "k8s.io", "images", "tag", PRODUCT, f"{name}:{NEXT}"], what="naming", timeout=60, env=node.env)
+    """An upgrade with another image, library and settings, and the way back: pods run on, limited and metered.
+
+    New ones get the library that came, while the one of those that run stays.
+    """
     limits = {names.RESOURCE_GPU: 1, names.RESOURCE_MEMORY: MIB}
     node.kubectl.create(pod(POD, CLIENT, ["sh", "-c", PROBE], container={"resources": {"limits": limits}}))
     before = node.kubectl.until("running", lambda one: phase(one) == "Running", "pod", POD, seconds=SECONDS)
     changed = values(node)
-    changed["image"]["tag"] = NEXT
+    changed["image"]["tag"] = NEXT.rpartition(":")[2]
     changed["scheduler"]["nodePolicy"] = "binpack"
     changed["devicePlugin"]["allowDisableControl"] = True
     words = {
-        "upgrade": ["upgrade", "vgpu", str(helm.CHART), "-n", NAMESPACE, "-f", "-"],
-        "rollback": ["rollback", "vgpu", "-n", NAMESPACE],
+        "upgrade": lambda: upgrade(node, changed),
+        "rollback": lambda: after(node, [node.helm, "rollback", "vgpu", "-n", NAMESPACE]),
     }
     told = []
-    for word, arguments in words.items():
+    libraries = [_another(node, "before")]
+    for word, change in words.items():
         with Scrapes() as scrapes:
             agents = _agents(node)
-            begin = time.monotonic()
-            node.kubectl.program([str(helm.path()), *arguments], stdin=json.dumps(changed), timeout=SECONDS)
-            for part in ("deployment/vgpu-scheduler", "daemonset/vgpu-device-plugin"):
-                waited = f"--timeout={SECONDS}s"
-                node.kubectl.run("rollout", "status", part, "-n", NAMESPACE, waited, timeout=SECONDS + 10)
-            took = time.monotonic() - begin
+            took = change()
             assert not agents & _agents(node), f"{word}: the agent is still the one before"
             _goes_on(node, before)
-            _another(node, f"after-{word}")
+            libraries.append(_another(node, f"after-{word}"))
+            assert (LIBRARIES / libraries[0]).is_file(), f"{word}: the library of a running pod is gone"
         assert scrapes.away < AWAY_SECONDS, f"{word}: for {scrapes.away:.0f} s no metrics told of the pod"
         assert len(scrapes.launches) > 1, f"{word}: metrics told of the pod {len(scrapes.launches)} times"
         back = [(one, then) for one, then in pairwise(scrapes.launches) if then < one]
         assert not back, f"{word}: a counter went back: {back}"
         told.append(f"{word} {took:.1f} s, metrics away for at most {scrapes.away:.1f} s")
     node.kubectl.delete("pod", POD)
+    old, new, old_again = libraries
+    assert old == old_again != new, f"libraries before, after the upgrade and after the rollback: {libraries}"
     return "; ".join(told)
 
 
@@ -114,10 +113,11 @@ def _goes_on(node: Node, before: Object) -> None:
     assert (was["containerID"], now["restartCount"]) == (now["containerID"], 0), now
 
 
-def _another(node: Node, name: str) -> None:
-    """A new pod runs within its limit."""
+def _another(node: Node, name: str) -> str:
+    """A new pod runs within its limit; the file of the node that is its library."""
     limits = {names.RESOURCE_GPU: 1, names.RESOURCE_MEMORY: MIB}
-    command = ["vgpu", "probe", "--over", f"--expect-memory={MIB}"]
+    command = ["sh", "-ec", f"vgpu probe --over --expect-memory={MIB}; {LIBRARY}"]
     node.kubectl.create(pod(name, CLIENT, command, container={"resources": {"limits": limits}}))
-    node.kubectl.until("done", lambda one: phase(one) == "Succeeded", "pod", name, seconds=SECONDS)
+    found = node.kubectl.until("done", lambda one: phase(one) == "Succeeded", "pod", name, seconds=SECONDS)
     node.kubectl.delete("pod", name)
+    return last_words(found).strip()

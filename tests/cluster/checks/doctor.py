@@ -1,0 +1,146 @@
+"""`vgpu doctor` as an administrator runs it on the node, and as the agent's pod does."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tests.cluster.checks.chart import NAMESPACE, PROFILE
+from tests.cluster.credentials import NODE
+from tests.cluster.kubectl import Object, pod
+from tests.cluster.node import Node
+from vgpu import names
+from vgpu.doctor.findings import Finding
+
+ROOT: Final = Path(__file__).parents[3]
+SERVICE: Final = "vgpu-scheduler"
+AGENTS: Final = "daemonset/vgpu-device-plugin"
+OUTSIDE: Final = "outside"  #: a namespace without admission
+AREAS: Final = {
+    "kubernetes",
+    "scheduler",
+    "webhook",
+    "certificate",
+    "agents",
+    "plugin",
+    "runtime",
+    "versions",
+    "library",
+}
+SECONDS: Final = 120
+
+
+def all_well(node: Node) -> str:
+    """Nothing is wrong and nothing was left out, and the program says so by its status; the agent's pod agrees."""
+    status, found = _doctor(node)
+    bad = [str(one) for one in found if one.verdict != "ok"]
+    assert (status, bad) == (0, []), "\n".join(bad)
+    missing = AREAS - {one.area for one in found}
+    assert not missing, f"nothing is said of {missing}: {found}"
+    inside = node.kubectl.run("exec", "-n", NAMESPACE, AGENTS, "--", "vgpu", "doctor", "--json")
+    seen = msgspec.json.decode(inside, type=list[Finding])
+    assert not [one for one in seen if one.verdict == "wrong"]
+    return f"{len(found)} lines, {len([one for one in seen if one.verdict == 'ok'])} in the agent's pod"
+
+
+def finds_faults(node: Node) -> str:
+    """Each fault, made for real, is the only thing that is wrong, with the right remedy; mended, all is well again."""
+    faults: Mapping[str, tuple[AbstractContextManager[None], Mapping[str, str]]] = {
+        "Service gone": (_without_service(node), {"webhook": f"Service {NAMESPACE}/{SERVICE} is not there"}),
+        "agent gone": (_without_agent(node), {"agents": "nodeSelector", "plugin": "is the agent ready"}),
+        "another plugin": (_with_another_plugin(node), {"conflict": "take it off"}),
+        "no admission": (_without_admission(node), {"webhook": f"label {names.WEBHOOK_LABELS[0]}"}),
+    }
+    for name, (fault, todo) in faults.items():
+        with fault:
+            _until(node, name, todo, *(("-n", OUTSIDE) if name == "no admission" else ()))
+        _until(node, f"mended: {name}", {})
+    return ", ".join(faults)
+
+
+def wrong(node: Node, *arguments: str) -> list[Finding]:
+    """What the doctor calls wrong."""
+    status, found = _doctor(node, *arguments)
+    bad = [one for one in found if one.verdict == "wrong"]
+    assert status == bool(bad), f"status {status}: {bad}"
+    return bad
+
+
+def _doctor(node: Node, *arguments: str) -> tuple[int, list[Finding]]:
+    """Its status and findings, on a node with the simulated cards of the chart."""
+    command = [sys.executable, "-m", "vgpu", "doctor", "--json", f"--kubeconfig={node.kubectl.kubeconfig}", *arguments]
+    environ = {**os.environ, **node.env, names.ENV_SIMULATE: PROFILE}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.stdout, done.stderr
+    return done.returncode, msgspec.json.decode(done.stdout, type=list[Finding])
+
+
+def _until(node: Node, what: str, todo: Mapping[str, str], *arguments: str) -> None:
+    """Until exactly these areas are wrong, each with a remedy of these words."""
+    until = time.monotonic() + SECONDS
+    while True:
+        found = wrong(node, *arguments)
+        right = all(todo.get(one.area, "\0") in one.todo for one in found)
+        if right and {one.area for one in found} == set(todo):
+            return
+        assert time.monotonic() < until, f"{what}: not {dict(todo)} but\n" + "\n".join(map(str, found))
+        time.sleep(0.5)
+
+
+@contextmanager
+def _without_service(node: Node) -> Iterator[None]:
+    body = node.kubectl.get("service", SERVICE, NAMESPACE)
+    body["metadata"] = {key: body["metadata"][key] for key in ("name", "namespace", "labels", "annotations")}
+    body.pop("status")
+    node.kubectl.delete("service", SERVICE, namespace=NAMESPACE)
+    try:
+        yield
+    finally:
+        node.kubectl.run("apply", "--server-side", "--field-manager=helm", "-f", "-", stdin=json.dumps(body))
+
+
+@contextmanager
+def _without_agent(node: Node) -> Iterator[None]:
+    """As when a selector chooses no node."""
+    _select(node, "nowhere")
+    try:
+        yield
+    finally:
+        _select(node, None)
+        node.kubectl.run("rollout", "status", AGENTS, "-n", NAMESPACE, f"--timeout={SECONDS}s", timeout=SECONDS + 10)
+
+
+def _select(node: Node, value: str | None) -> None:
+    change = {"spec": {"template": {"spec": {"nodeSelector": {"vgpu.io/check": value}}}}}
+    node.kubectl.run("patch", AGENTS, "-n", NAMESPACE, "-p", json.dumps(change))
+
+
+@contextmanager
+def _with_another_plugin(node: Node) -> Iterator[None]:
+    name = "nvidia-device-plugin-daemonset-x"
+    node.kubectl.create(pod(name, "nvcr.io/nvidia/k8s-device-plugin:v0.17.0", [], nodeName=NODE))
+    try:
+        yield
+    finally:
+        node.kubectl.delete("pod", name)
+
+
+@contextmanager
+def _without_admission(node: Node) -> Iterator[None]:
+    space: Object = {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": OUTSIDE, "labels": {names.WEBHOOK_LABELS[0]: names.WEBHOOK_IGNORE}},
+    }
+    node.kubectl.create(space)
+    try:
+        yield
+    finally:
+        node.kubectl.run("delete", "namespace", OUTSIDE, timeout=SECONDS)
