@@ -219,6 +219,15 @@ CUresult vgpu_graph_read(CUgraph graph, struct vgpu_graph **out) {
     return result;
 }
 
+struct vgpu_graph *vgpu_graph_later(struct vgpu_graph *before, struct vgpu_graph *now) {
+    bool same = before && now && before->count == now->count;
+    for (unsigned i = 0; same && i < now->count; i++)
+        same = before->parts[i].device == now->parts[i].device && before->parts[i].bytes == now->parts[i].bytes &&
+               before->parts[i].contained == now->parts[i].contained;
+    free(same ? now : before);
+    return same ? before : now;
+}
+
 /* A program's streams by value; the default ones and a thread's own are another stream in each context. */
 static struct key key_of(CUstream stream) {
     bool own = stream == CU_STREAM_PER_THREAD;

@@ -40,6 +40,8 @@ extern atomic_uint vgpu_graphs_known;
 
 /* Reads the memory nodes of a graph. CUDA_SUCCESS and NULL: it has none; an error: no memory to remember them, or nodes that cannot be read. */
 CUresult vgpu_graph_read(CUgraph graph, struct vgpu_graph **out);
+/* Of two readings of one graph the one to keep: the earlier, which may have been charged, where they say the same. Frees the other. */
+struct vgpu_graph *vgpu_graph_later(struct vgpu_graph *before, struct vgpu_graph *now);
 /* Remembers (or frees, when NULL is given for exec) what was read. What was known of an earlier handle of the same value is forgotten. */
 void vgpu_graph_keep(struct vgpu_graph *graph, CUgraphExec exec);
 /* Takes it out of the table; NULL: not known. */

@@ -105,6 +105,22 @@ print(with_upload(320 * MIB), given.result, held(), with_upload(1200 * MIB), giv
     assert python(PRELUDE + script, env) == ["0 (320, 320) 2", "0 0 (320, 320) 2 True (0, 0)"]
 
 
+def test_a_graph_whose_memory_cannot_be_read_is_not_instantiated(tmp_path: Path) -> None:
+    """Here: its second allocation went with a context. Nobody could pay for what it takes. Found by the fuzz target."""
+    script = """
+class Parameters(Structure):
+    _fields_ = [("flags", c_uint64), ("stream", c_void_p), ("node", c_void_p), ("result", c_int)]
+primary, graph, made = c_void_p(), make_graph(), c_void_p(7)
+ok(cu.cuDevicePrimaryCtxRetain(byref(primary), device(1)))
+add_alloc(graph, 64 * MIB), add_alloc(graph, 64 * MIB, 1)
+ok(cu.cuDevicePrimaryCtxReset_v2(device(1)))
+given = Parameters(flags=2, stream=stream)
+print(cu.cuGraphInstantiateWithParams(byref(made), graph, byref(given)), given.result != 0, made.value, held())
+print(cu.cuGraphInstantiateWithFlags(byref(made), graph, c_uint64(0)), made.value, held())
+"""
+    assert python(PRELUDE + script, slice_of(tmp_path, cards="T4x2")) == ["1 True 7 (0, 0)", "1 7 (0, 0)"]
+
+
 def test_an_upload_into_a_capture_is_charged_like_any_other(env: dict[str, str]) -> None:
     """A capture records launches, never uploads: a driver that does not refuse one does it at once. Found by the fuzz target."""
     script = """

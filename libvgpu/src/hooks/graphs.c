@@ -72,31 +72,35 @@ CUresult cuGraphUpload_ptsz(CUgraphExec graph, CUstream stream) {
     return with_memory(real, graph, stream, per_thread(stream));
 }
 
-/* What the graph allocates is read before it is instantiated: its nodes may change afterwards, the executable graph's do not. */
-static CUresult read_first(CUgraph graph, struct vgpu_graph **out) {
+static CUresult read_memory(CUgraph graph, struct vgpu_graph **out) {
     int kept = errno;
     *out = NULL;
     CUresult result = vgpu_enforcement() == VGPU_UNLIMITED ? CUDA_SUCCESS : vgpu_graph_read(graph, out);
     errno = kept;
-    /* a graph that the driver cannot read is the driver's to refuse */
-    return result == CUDA_ERROR_OUT_OF_MEMORY ? result : CUDA_SUCCESS;
-}
-
-/* What was read is known under the handle before the program can see that, and whatever it writes there. */
-static CUresult instantiated(CUresult result, struct vgpu_graph *graph, CUgraphExec made, CUgraphExec *exec) {
-    vgpu_graph_keep(graph, result == CUDA_SUCCESS ? made : NULL);
-    if (result == CUDA_SUCCESS)
-        *exec = made;
     return result;
 }
 
+/* What a graph allocates is read when it has been instantiated: no such node ever leaves a graph (cuda.h, cuGraphDestroyNode), so whatever other threads
+ * add meanwhile, all that the executable graph has is found. It is known under the handle before the program can see that. `before`: what was read, and
+ * charged, for an upload that comes with it. */
+static CUresult instantiated(CUresult result, CUgraph graph, CUgraphExec made, struct vgpu_graph *before, CUgraphExec *exec) {
+    struct vgpu_graph *found = NULL;
+    CUresult read = result == CUDA_SUCCESS ? read_memory(graph, &found) : CUDA_SUCCESS;
+    if (read != CUDA_SUCCESS && DRIVER(cuGraphExecDestroy)) /* what nobody can pay for is nobody's */
+        DRIVER(cuGraphExecDestroy)(made);
+    if (result != CUDA_SUCCESS || read != CUDA_SUCCESS) {
+        vgpu_graph_keep(before, NULL);
+        return result != CUDA_SUCCESS ? result : read;
+    }
+    vgpu_graph_keep(vgpu_graph_later(before, found), made);
+    *exec = made;
+    return CUDA_SUCCESS;
+}
+
 #define INSTANTIATE(...)                                                                                                                           \
-    struct vgpu_graph *found;                                                                                                                      \
     CUgraphExec made = NULL;                                                                                                                       \
-    if (read_first(graph, &found) != CUDA_SUCCESS)                                                                                                 \
-        return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                           \
     CUresult result = real(exec ? &made : NULL, __VA_ARGS__);                                                                                      \
-    return instantiated(result, found, made, exec)
+    return instantiated(result, graph, made, NULL, exec)
 
 CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error_node, char *log, size_t size) {
     CUDA_REAL(cuGraphInstantiate);
@@ -121,20 +125,22 @@ static CUresult with_parameters(instantiate_function real, CUgraphExec *exec, CU
     if (!exec || !parameters)
         return real(exec, graph, parameters);
     CUDA_GRAPH_INSTANTIATE_PARAMS copy = *parameters;
-    struct vgpu_graph *found;
+    struct vgpu_graph *found = NULL;
     struct vgpu_graph_launch upload = {.count = 0};
     CUgraphExec made = NULL;
-    bool refused = read_first(graph, &found) != CUDA_SUCCESS;
-    if (found && copy.flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)
-        refused = !vgpu_graph_charge(found, own_default ? per_thread(copy.hUploadStream) : copy.hUploadStream, &upload);
-    if (refused) {
+    CUresult result = copy.flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD ? read_memory(graph, &found) : CUDA_SUCCESS;
+    if (found && !vgpu_graph_charge(found, own_default ? per_thread(copy.hUploadStream) : copy.hUploadStream, &upload))
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS) {
+        result = real(&made, graph, &copy);
+        vgpu_graph_settle(&upload);
+        result = instantiated(result, graph, made, found, exec);
+    } else {
         vgpu_graph_keep(found, NULL);
-        parameters->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        copy.result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
     }
-    CUresult result = real(&made, graph, &copy);
-    vgpu_graph_settle(&upload);
-    result = instantiated(result, found, made, exec);
+    if (result != CUDA_SUCCESS && copy.result_out == CUDA_GRAPH_INSTANTIATE_SUCCESS) /* the driver had been content */
+        copy.result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
     *parameters = copy;
     return result;
 }
