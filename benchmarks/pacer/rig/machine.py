@@ -206,6 +206,10 @@ class Machine:
         busy = {process.pid: process.busy_ns[0] for process in simulator.processes(self._folder / "cards")}
         return (before + time.monotonic()) / 2, [busy.get(program.pid, 0) for program in self.programs]
 
+    def waited(self, program: Program) -> float:
+        """Seconds in which a program had work for the card that did not run, as others had their turn."""
+        return {p.pid: p.waited_ns[0] for p in simulator.processes(self._folder / "cards")}[program.pid] / 1e9
+
     def record(self, seconds: float, step: float = STEP_S) -> Trace:
         """The truth of the next `seconds`; raises RuntimeError when a program ends meanwhile."""
         looks = [self.look()]

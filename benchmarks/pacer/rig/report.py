@@ -41,6 +41,7 @@ class Reading(msgspec.Struct, frozen=True):
     bar: float = 0  #: how far it may be from `expected`
     sense: Literal["within", "at most", "at least"] = "within"
     row: str = ""  #: of the table, where one trial fills several; else the trial's own
+    most: float | None = None  #: more than `expected`, up to here, is no error
 
     @property
     def error(self) -> float:
@@ -50,7 +51,7 @@ class Reading(msgspec.Struct, frozen=True):
         error = self.value - self.expected
         if (self.sense == "at most" and error < 0) or (self.sense == "at least" and error > 0):
             return 0
-        return error
+        return max(0, self.value - self.most) if self.most is not None and error > 0 else error
 
     @property
     def met(self) -> bool:
@@ -77,7 +78,9 @@ def _cell(readings: list[Reading]) -> str:
     text = f"{worst.value:.1f}" if abs(worst.value) < 1000 else f"{worst.value:.0f}"
     if worst.expected is None:
         return text
-    return text if worst.sense == "at most" else f"{text} ({worst.value - worst.expected:+.2f})"
+    if worst.sense == "at most":
+        return text
+    return f"{text} ({worst.error if worst.sense == 'within' else worst.value - worst.expected:+.2f})"
 
 
 def _bar(readings: Iterable[Reading]) -> str:

@@ -3,6 +3,9 @@
 from functools import partial
 from statistics import mean
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rig.machine import Container, Machine, Trace, share
 from rig.report import Plan, Reading, Trial
 
@@ -31,6 +34,7 @@ SINGLE = "One process: share of the card in percent"
 CROWD = "More launchers in one container: share in percent"
 PROCESSES = 4
 STREAMS = 4  # of shapes.c
+TENTH_S = 0.1
 
 
 def shares(trace: Trace, plan: Plan) -> tuple[float, list[float]]:
@@ -39,13 +43,25 @@ def shares(trace: Trace, plan: Plan) -> tuple[float, list[float]]:
     return share(window.at, window.whole()), [share(window.at, column) for column in window.busy.T]
 
 
-def demand(machine: Machine, container: Container, shape: str, plan: Plan) -> float:
-    """Percent that a program takes of the card when nothing holds it back, region and library as ever."""
+def tenths(trace: Trace, column: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Percent of the card in each tenth of a second of a trace."""
+    ends = np.arange(trace.at[0], trace.at[-1], TENTH_S)
+    return np.diff(np.interp(ends, trace.at, column)) / TENTH_S * 100
+
+
+def demand(machine: Machine, container: Container, shape: str, plan: Plan, limit: int) -> tuple[float, float]:
+    """What a program takes of the card when nothing holds it back, region and library as ever; and what is left of that
+    where the limit cuts off what lies above it. Percent.
+
+    On a busy machine a program that takes 82 % on average takes 70 in one tenth of a second and 88 in the next: no
+    limit of 80 can give it 80. Less than that tenth is made up for by credit.
+    """
     program = container.start(shape)
     machine.record(1)
     trace = machine.record(plan.measured_s / 2)
+    column = trace.busy[:, machine.programs.index(program)]
     machine.stop(program)
-    return share(trace.at, trace.whole())
+    return share(trace.at, column), float(np.minimum(tenths(trace, column), limit).mean())
 
 
 def single(shape: str, limit: int, machine: Machine, plan: Plan) -> tuple[list[Reading], Trace | None]:
@@ -53,16 +69,17 @@ def single(shape: str, limit: int, machine: Machine, plan: Plan) -> tuple[list[R
     if shape in OVERLAPPING:
         machine.simulate(f"kernels={STREAMS}")
     unlimited = machine.container(0)
-    taken = [demand(machine, unlimited, shape, plan)] if shape in RESTING else []
+    rests = shape in RESTING
+    taken = [demand(machine, unlimited, shape, plan, limit)] if rests else []
     program = machine.container(limit).start(shape)
     trace = machine.record(plan.whole_s)
     machine.stop(program)
-    taken += [demand(machine, unlimited, shape, plan)] if shape in RESTING else []
-    expected = min(limit, mean(taken)) if taken else limit
+    taken += [demand(machine, unlimited, shape, plan, limit)] if rests else []
+    expected = mean(cut for _, cut in taken) if taken else limit
     bar = 2 if shape == "alternating" else 1
     return [
-        Reading(f"{limit} %", shares(trace, plan)[0], expected, bar),
-        *(Reading("no limit", t) for t in taken),
+        Reading(f"{limit} %", shares(trace, plan)[0], expected, bar, most=limit),
+        *(Reading("no limit", whole) for whole, _ in taken),
     ], trace
 
 

@@ -1,14 +1,15 @@
 """Several containers on one card: does each get its share, idle time shared out and given back, priority respected?"""
 
+import time
 from functools import partial
 from itertools import product
 from statistics import mean, median
 
 import numpy as np
 
-from rig.machine import Machine, Trace, share
+from rig.machine import Machine, Program, Trace, share
 from rig.report import Plan, Reading, Trial
-from rig.single import shares
+from rig.single import demand, shares
 
 PAIRS = "Two containers on one card: share in percent"
 THREE = "Containers of 20, 30 and 50 % on one card: share in percent"
@@ -16,19 +17,27 @@ PRIORITY = "A high-priority container comes to a low one"
 KERNELS = {"short": "wide", "long": "long"}  # async 0.1 ms, sync 50 ms
 FINE_S = 0.005  # between two looks where milliseconds count
 RETURNS = 5
+COMINGS = 3  # of a container of high priority
 WINDOW_S = 0.1  # over which a returning owner is looked at
 SETTLE_S = 0.5
 
 
 def pair(limits: tuple[int, int], shapes: tuple[str, str], machine: Machine, plan: Plan) -> tuple[list[Reading], Trace]:
-    """Two containers whose limits fill the card."""
+    """Two containers whose limits fill the card. What the second could take beside the first if it had no limit is
+    measured before and after: what changes from one to the other cost is nobody's."""
     machine.arbitrate()
-    for limit, shape in zip(limits, shapes, strict=True):
-        machine.container(limit).start(shape)
+    machine.container(limits[0]).start(shapes[0])
+    unlimited = machine.container(0)
+    taken = [demand(machine, unlimited, shapes[1], plan, limits[1])]
+    second = machine.container(limits[1]).start(shapes[1])
     trace = machine.record(plan.whole_s)
     each = shares(trace, plan)[1]
+    machine.stop(second)
+    taken.append(demand(machine, unlimited, shapes[1], plan, limits[1]))
     return [
-        Reading(column, value, limit, 1) for column, value, limit in zip(("first", "second"), each, limits, strict=True)
+        Reading("first", each[0], limits[0], 1),
+        Reading("second", each[1], min(limits[1], mean(whole for whole, _ in taken)), 1, most=limits[1]),
+        *(Reading("second, if it had no limit", whole) for whole, _ in taken),
     ], trace
 
 
@@ -83,31 +92,44 @@ def three(policy: str, machine: Machine, plan: Plan) -> tuple[list[Reading], Tra
     return readings, trace
 
 
-def priority(low_shape: str, machine: Machine, plan: Plan) -> tuple[list[Reading], Trace]:
+def beside_low(high: Program, low_shape: str, machine: Machine, plan: Plan) -> tuple[list[Reading], Trace]:
     """The high one alone, then beside a low one that has been there before, and alone again: the machine varies."""
-    machine.arbitrate()
-    high = machine.container(0, priority=0).start("sync2ms", held=True)
     high.toggle()
     machine.record(1)
-    solo = machine.record(plan.measured_s / 2)
+    solo = machine.record(plan.measured_s / 4)
     high.toggle()
-    low_one = machine.container(0, priority=1).start(low_shape)
+    low_one = machine.containers[1].start(low_shape)
     machine.record(1)
     before = machine.record(0.5, FINE_S)
     high.toggle()
+    waited, begun = machine.waited(high), time.monotonic()
     trace = machine.record(plan.measured_s, FINE_S)
+    kept = (machine.waited(high) - waited) / (time.monotonic() - begun)
     machine.stop(low_one)
-    again = machine.record(plan.measured_s / 2)
+    again = machine.record(plan.measured_s / 4)
+    high.toggle()
+    machine.record(0.2)  # it comes to rest
     alone = mean(share(at, busy[:, 0]) for at, busy in ((solo.at, solo.busy), (again.at, again.busy)))
     first = trace.between(0, WINDOW_S)
     settled = trace.between(WINDOW_S, trace.at[-1])
     beside, low = (share(settled.at, column) for column in settled.busy.T)
-    shown = before.then(trace.between(0, 1.5))
     return [
         Reading("high, % of what it gets alone", beside / alone * 100, 95, 0, "at least"),
+        Reading("high waits for the card, %", kept * 100, 5, 0, "at most"),
         Reading("low, % of the card", low),
         Reading("low, ms of the first 100", float(first.busy[-1, 1] - first.busy[0, 1]) * 1000),
-    ], shown
+    ], before.then(trace.between(0, 1.5))
+
+
+def priority(low_shape: str, machine: Machine, plan: Plan) -> tuple[list[Reading], Trace]:
+    """The median of some comings: what a program that waits for each kernel gets alone differs from second to second
+    by as much as the low one may take."""
+    machine.arbitrate()
+    high = machine.container(0, priority=0).start("sync2ms", held=True)
+    machine.container(0, priority=1)
+    comings = [beside_low(high, low_shape, machine, plan) for _ in range(COMINGS)]
+    each = zip(*(readings for readings, _ in comings), strict=True)
+    return [sorted(same, key=lambda reading: reading.value)[COMINGS // 2] for same in each], comings[0][1]
 
 
 def trials() -> list[Trial]:
