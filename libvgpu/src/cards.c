@@ -153,18 +153,17 @@ bool vgpu_place_now(struct vgpu_place *place) {
     return true;
 }
 
+/* A stream of the program's own needs no current context (cuda.h, cuMemAllocAsync): its context is made current to look at it. */
 bool vgpu_place_of_stream(CUstream stream, struct vgpu_place *place) {
-    if (!vgpu_place_now(place))
-        return false;
-    CUcontext context;
+    const bool here = vgpu_place_now(place);
+    CUcontext context = NULL, popped;
     __typeof__(&cuStreamGetCtx) get_context = DRIVER(cuStreamGetCtx);
     if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || !get_context || get_context(stream, &context) != CUDA_SUCCESS ||
-        context == place->context || !context)
-        return true;
-    CUcontext popped;
+        !context || (here && context == place->context))
+        return here;
     if (!DRIVER(cuCtxPushCurrent_v2) || !DRIVER(cuCtxPopCurrent_v2) || DRIVER(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
-        return true;
-    bool found = vgpu_place_now(place);
+        return here;
+    const bool found = vgpu_place_now(place);
     DRIVER(cuCtxPopCurrent_v2)(&popped);
     return found;
 }

@@ -38,9 +38,9 @@ def pool_of(where, type=1):
     handle = c_void_p()
     ok(cu.cuMemPoolCreate(byref(handle), byref(PoolProperties(type=type, handles=0, location=Location(where, 0)))))
     return handle
-def from_pool(pool, size):
+def from_pool(pool, size, stream=1):
     pointer = c_ulonglong()
-    return cu.cuMemAllocFromPoolAsync(byref(pointer), c_size_t(size), pool, c_void_p(1))
+    return cu.cuMemAllocFromPoolAsync(byref(pointer), c_size_t(size), pool, c_void_p(stream))
 """
 
 
@@ -208,6 +208,23 @@ print(*books())
         env,
     )
     assert lines == ["60 60"]
+
+
+def test_a_stream_needs_no_current_context(env: dict[str, str]) -> None:
+    """cuda.h: only the default stream does."""
+    lines = python(
+        PRELUDE
+        + """
+pool = pool_of(DEVICE)
+ok(cu.cuCtxSetCurrent(None))
+print(alloc_async(200 * MIB, 16)[0], alloc_async(32 * MIB, 16)[0], *(from_pool(pool, n * MIB, 16) for n in (200, 32)))
+print(alloc_async(200 * MIB, 99)[0])
+ok(cu.cuCtxSetCurrent(c_void_p(4096)))
+print(*books())
+""",
+        env,
+    )
+    assert lines == ["2 0 2 0", "400", "64 64"]
 
 
 def test_no_capture_ends_while_an_allocation_is_recorded(env: dict[str, str]) -> None:

@@ -14,15 +14,18 @@ static CUstream per_thread(CUstream stream) {
     return stream ? stream : CU_STREAM_PER_THREAD;
 }
 
-/* The pool that an allocation comes from, in `pool` (NULL: nothing that is charged), and its handle. False: no memory to remember it. */
-static bool pool_for(CUstream stream, CUmemoryPool *handle, struct vgpu_pool **pool) {
+/* The pool that an allocation comes from, in `pool` (NULL: nothing that is charged), and its handle. Not CUDA_SUCCESS: the answer of the hook. */
+static CUresult pool_for(CUstream stream, CUmemoryPool *handle, struct vgpu_pool **pool) {
     struct vgpu_place place;
     *pool = NULL;
-    if (!vgpu_place_of_stream(stream, &place))
-        return true;
+    if (!vgpu_place_of_stream(stream, &place)) {
+        /* no current context, hence nothing for a default stream; any other may come into being until the driver looks */
+        bool usual = !stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+        return usual ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    }
     if (!*handle && (!DRIVER(cuDeviceGetMemPool) || DRIVER(cuDeviceGetMemPool)(handle, place.device) != CUDA_SUCCESS))
-        return true;
-    return vgpu_pool_of(*handle, &place, pool);
+        return CUDA_SUCCESS;
+    return vgpu_pool_of(*handle, &place, pool) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* `stream` is the one that the driver will use, `given` what the program passed on. What has been charged for a pool is asked of that pool, by `from`:
@@ -76,8 +79,9 @@ static CUresult allocate(allocate_function plain, allocate_from_function from, C
         vgpu_recorded();
         return result;
     }
-    if (!pool_for(stream, &wanted, &pool))
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    const CUresult found = pool_for(stream, &wanted, &pool);
+    if (found != CUDA_SUCCESS)
+        return found;
     return pool ? charged(from, pointer, bytes, pool, wanted, given, stream) : as_it_is(plain, from, pointer, bytes, handle, given);
 }
 

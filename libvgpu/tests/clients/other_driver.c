@@ -50,8 +50,22 @@ static CUresult let_go(uintptr_t handle) {
 }
 
 API CUresult cuInit(unsigned flags) { return flags ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; }
-API CUresult cuCtxGetCurrent(CUcontext *context) { *context = (CUcontext)4096; return CUDA_SUCCESS; }
-API CUresult cuCtxGetDevice(CUdevice *device) { *device = 0; return CUDA_SUCCESS; }
+
+static CUcontext current_context = (CUcontext)4096;
+API CUresult cuCtxGetCurrent(CUcontext *context) { *context = current_context; return CUDA_SUCCESS; }
+API CUresult cuCtxSetCurrent(CUcontext context) { current_context = context; return CUDA_SUCCESS; }
+API CUresult cuCtxPushCurrent_v2(CUcontext context) { return current_context ? CUDA_ERROR_NOT_SUPPORTED : cuCtxSetCurrent(context); }
+API CUresult cuCtxPopCurrent_v2(CUcontext *context) {
+    *context = current_context;
+    return cuCtxSetCurrent(NULL);
+}
+API CUresult cuCtxGetDevice(CUdevice *device) { *device = 0; return current_context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT; }
+
+/* There is one stream. */
+API CUresult cuStreamGetCtx(CUstream stream, CUcontext *context) {
+    *context = (CUcontext)4096;
+    return stream == (CUstream)16 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
 API CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
     memset(uuid, 7, sizeof *uuid);
     return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
