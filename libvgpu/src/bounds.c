@@ -11,6 +11,15 @@ void vgpu_measure_bounds(const struct vgpu_sample *sample, double fired, double 
     double begin = at_least(fired, launched), end = at_least(fired + whole, begin); /* the first event may have happened long before the launch */
     const double latest = at_least(fired, returned); /* beginning */
     out->queued = fired > launched;
+    if (sample->blocks && end <= returned + SPOILT_NS) { /* the call was back when the kernel had ended: it ran all the while, or nearly */
+        end = end < returned ? end : at_least(returned, begin);
+        out->spoilt = false;
+        out->least_ns = 0;
+        out->most_ns = (uint64_t)(end - begin);
+        out->begin_ns = (uint64_t)begin;
+        out->end_ns = (uint64_t)end;
+        return;
+    }
     out->spoilt = latest - begin > at_least(SPOILT_NS, (end - begin) / 8);
     out->least_ns = (uint64_t)at_least(end - latest, 0);
     out->most_ns = (uint64_t)(end - begin);

@@ -84,6 +84,17 @@ static void give_back(struct vgpu_sample *sample) {
     vgpu_spin_unlock(&lock);
 }
 
+/* Asked when the driver has read it: what a program changes later has no effect, and whoever sets it in vain is taken for busy for longer, not
+ * shorter. */
+static bool launches_block(void) {
+    static atomic_int state; /* 1: yes, 2: no */
+    if (!atomic_load_explicit(&state, memory_order_relaxed)) {
+        const char *asked = getenv("CUDA_LAUNCH_BLOCKING");
+        atomic_store_explicit(&state, asked && atoi(asked) != 0 ? 1 : 2, memory_order_relaxed);
+    }
+    return atomic_load_explicit(&state, memory_order_relaxed) == 1;
+}
+
 struct vgpu_sample *vgpu_sample_begin(CUcontext context, CUstream stream, bool must) {
     __typeof__(&cuEventRecord) record = DRIVER(cuEventRecord);
     if (vgpu_any_capture() || !record || (!must && !vgpu_spin_try(&lock)))
@@ -102,8 +113,10 @@ struct vgpu_sample *vgpu_sample_begin(CUcontext context, CUstream stream, bool m
         }
     }
     vgpu_restore(mode);
-    if (sample)
+    if (sample) {
+        sample->blocks = launches_block();
         sample->launched_ns = vgpu_now_ns();
+    }
     return sample;
 }
 

@@ -218,7 +218,29 @@ static void check_bounds(void) {
     CHECK(vgpu_measure_teaches(&seen, cost));
 }
 
+/* CUDA_LAUNCH_BLOCKING=1: each launch is measured by its call, so that one that grows longer is noticed. */
+static void check_blocking(void) {
+    const uint64_t launched = 1000 * MS;
+    struct vgpu_sample sample = {.kind = VGPU_SAMPLE_SETTLES, .reserved_ns = 10000, .apart_ns = MS, .launched_ns = launched,
+                                 .returned_ns = launched + 10 * MS, .blocks = true};
+    struct vgpu_measure measure = {0};
+    struct vgpu_cost *cost = vgpu_cost_of(1ull << 49);
+    vgpu_cost_learn(cost, 10000, VGPU_ALONE, false);
+    vgpu_measure_bounds(&sample, (double)launched - 1000, 10 * MS + 2500, &measure); /* the second event comes right behind the call */
+    CHECK(!measure.spoilt && measure.end_ns - measure.begin_ns == 10 * MS && vgpu_measure_teaches(&measure, cost));
+    vgpu_measure_bounds(&sample, (double)launched - 1000, 15 * MS, &measure); /* the host was away in between: bounds are all there is */
+    CHECK(measure.spoilt && !vgpu_measure_teaches(&measure, cost));
+    sample.returned_ns = launched + 3000; /* it did not block after all */
+    vgpu_measure_bounds(&sample, (double)launched + 1000, 10 * MS, &measure);
+    CHECK(!measure.spoilt && measure.end_ns - measure.begin_ns == 10 * MS && measure.least_ns == 10 * MS - 2000);
+    sample.blocks = false;
+    sample.returned_ns = launched + 10 * MS;
+    vgpu_measure_bounds(&sample, (double)launched - 1000, 10 * MS + 2500, &measure);
+    CHECK(measure.spoilt);
+}
+
 int main(void) {
+    check_blocking();
     check_bounds();
     check_spoilt();
     check_reservations();
