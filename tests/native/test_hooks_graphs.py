@@ -122,7 +122,7 @@ print(cu.cuGraphInstantiateWithFlags(byref(made), graph, c_uint64(0)), made.valu
 
 
 def test_an_upload_into_a_capture_is_charged_like_any_other(env: dict[str, str]) -> None:
-    """A capture records launches, never uploads: a driver that does not refuse one does it at once. Found by the fuzz target."""
+    """A capture records launches, never uploads: a driver that does not refuse one does it at once (fuzz target)."""
     script = """
 execution, too_much, graph = taking(320 * MIB), taking(1200 * MIB), c_void_p()
 ok(cu.cuStreamBeginCapture_v2(stream, 2))
