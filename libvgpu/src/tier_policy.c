@@ -10,8 +10,10 @@
 #define UNUSUAL 4.0   /* standard errors of recent misses */
 #define RESTED 4.0    /* mean gaps */
 #define AWAY 16.0
+#define PAYING 40u     /* touches in a row that pay for the moves of a block and of the one that it replaces, and for finding out */
 #define YOUNG 3u       /* touches, below which a block's own gaps tell nothing */
 #define GAPS_ENOUGH 16u /* before the oldest are forgotten */
+#define UNKNOWN 0x1p64 /* launches */
 #define POOL VGPU_TIER_MOVES /* the coldest and the hottest blocks that a plan chooses from */
 #define TRIES 8u              /* of the hottest, as the first one to come up */
 #define QUICK 0x1p80          /* before any gain, which is below the window */
@@ -21,14 +23,14 @@
 struct cold {
     uint32_t index;
     bool rested;
-    double rate, span, age;
+    double rate, span, age, variance; /* the latter of the rate */
 };
 
 /* A block in host memory that could come up. */
 struct hot {
     uint32_t index;
     bool quick; /* at once, for blocks that have rested */
-    double rate, span, gap;
+    double rate, span, gap, variance;
 };
 
 /* Those with the smallest keys of all that were offered, in order. */
@@ -41,13 +43,13 @@ struct pool {
 };
 
 void vgpu_tier_begin(struct vgpu_tier *tier, struct vgpu_tier_block *blocks, uint32_t capacity) {
-    *tier = (struct vgpu_tier){.blocks = blocks, .capacity = capacity, .free = VGPU_TIER_NONE, .weight = 1};
+    *tier = (struct vgpu_tier){.blocks = blocks, .capacity = capacity, .free = VGPU_TIER_NONE, .weight = 1, .usual_gap = UNKNOWN};
 }
 
 uint32_t vgpu_tier_add(struct vgpu_tier *tier, uint64_t bytes, bool on_device, bool pinned) {
     uint32_t index = tier->free;
     if (index != VGPU_TIER_NONE)
-        tier->free = tier->blocks[index].next;
+        tier->free = (uint32_t)tier->blocks[index].last;
     else if (tier->used < tier->capacity)
         index = tier->used++;
     else
@@ -61,7 +63,7 @@ uint32_t vgpu_tier_add(struct vgpu_tier *tier, uint64_t bytes, bool on_device, b
 void vgpu_tier_remove(struct vgpu_tier *tier, uint32_t index) {
     tier->movable -= !tier->blocks[index].pinned;
     tier->blocks[index].bytes = 0;
-    tier->blocks[index].next = tier->free;
+    tier->blocks[index].last = tier->free;
     tier->free = index;
 }
 
@@ -75,9 +77,13 @@ void vgpu_tier_moved(struct vgpu_tier *tier, uint32_t index, bool on_device) {
     tier->blocks[index].on_device = on_device;
 }
 
+static uint32_t longest_of(const struct vgpu_tier_block *block) {
+    return block->longest > block->lately ? block->longest : block->lately;
+}
+
 /* Whether a block that was last touched `age` launches ago has rested for `times` its mean gap and `longest_times` its longest. */
 static bool has_rested(const struct vgpu_tier_block *block, double age, double times, double longest_times) {
-    return age > longest_times * (double)block->longest && age * (double)(block->touches - 1) > times * (double)(block->last - block->since);
+    return age > longest_times * longest_of(block) && age * (block->touches - 1) > times * (double)(block->last - block->since);
 }
 
 static bool rested(const struct vgpu_tier *tier, const struct vgpu_tier_block *block) {
@@ -85,37 +91,48 @@ static bool rested(const struct vgpu_tier *tier, const struct vgpu_tier_block *b
     return block->touches < YOUNG ? age > RESTED / 2 * tier->usual_gap : has_rested(block, age, RESTED, 1);
 }
 
-/* Bursts with rests between them are one history: it has to be long for all blocks. */
 static bool away(const struct vgpu_tier *tier, const struct vgpu_tier_block *block) {
     const double age = (double)(tier->now - block->last);
     return age > AWAY / 2 * tier->usual_gap && (block->touches < YOUNG || has_rested(block, age, AWAY, 2));
 }
 
+/* Comes back after having been away. A few touches, a long rest and so on are one history: moves for each of them would not pay. */
+static bool begins_anew(const struct vgpu_tier *tier, const struct vgpu_tier_block *block, uint64_t gap) {
+    return block->touches == 0 || (block->touches >= PAYING && gap > 2ull * longest_of(block) && away(tier, block));
+}
+
+/* The older half counts no more. A loop that is longer than this has its longest gap in the younger half, since that ends with it. */
+static void forget_old_gaps(struct vgpu_tier_block *block) {
+    block->since += (block->last - block->since) / 2;
+    block->touches = block->touches / 2 + 1;
+    block->squares /= 2;
+    block->longest = block->lately;
+    block->lately = 0;
+}
+
 static void touch(struct vgpu_tier *tier, struct vgpu_tier_block *block) {
     const uint64_t now = tier->now, gap = now - block->last;
-    if (block->touches == 0 || (gap > 2 * block->longest && away(tier, block))) {
-        block->heat = 0;
+    if (begins_anew(tier, block, gap)) {
+        block->heat = block->squares = 0;
         block->birth = tier->sum;
         block->since = block->last = now;
-        block->longest = 0;
+        block->longest = block->lately = 0;
         block->touches = 1;
         return;
     }
     block->heat += tier->weight;
+    block->squares += (double)gap * (double)gap;
     block->touches++;
     block->last = now;
-    if (gap > block->longest)
-        block->longest = gap;
-    if (now - block->since > 4 * VGPU_TIER_WINDOW && block->touches > GAPS_ENOUGH) { /* gaps of long ago count less, too */
-        block->since += (now - block->since) / 2;
-        block->touches = block->touches / 2 + 1;
-        block->longest -= block->longest / 4;
-    }
+    if (gap > block->lately)
+        block->lately = gap < UINT32_MAX ? (uint32_t)gap : UINT32_MAX;
+    if (now - block->since > 4 * VGPU_TIER_WINDOW && block->touches > GAPS_ENOUGH)
+        forget_old_gaps(block);
 }
 
 static void look_at_traffic(struct vgpu_tier *tier) {
     const double touches = tier->hits + tier->misses;
-    tier->usual_gap = touches > 0 ? tier->movable * tier->sum / touches : (double)UINT64_MAX;
+    tier->usual_gap = touches > 0 ? tier->movable * tier->sum / touches : UNKNOWN;
 }
 
 static void end_period(struct vgpu_tier *tier) {
@@ -168,6 +185,13 @@ static double span_of(const struct vgpu_tier *tier, const struct vgpu_tier_block
     return (tier->sum - block->birth) / tier->weight + 1;
 }
 
+/* How much more the touches vary than those of a Poisson process do: the squared coefficient of variation of the gaps, at least 1. */
+static double dispersion_of(const struct vgpu_tier_block *block) {
+    const double gaps = (double)(block->last - block->since);
+    const double dispersion = gaps > 0 ? block->squares * (block->touches - 1) / (gaps * gaps) - 1 : 1;
+    return dispersion > 1 ? dispersion : 1;
+}
+
 static void offer(struct pool *pool, double key, uint32_t index) {
     uint32_t at = pool->count;
     if (at == POOL) {
@@ -198,13 +222,15 @@ static struct cold cold_of(const struct vgpu_tier *tier, bool turmoil, uint32_t 
     cold.span = cold.rested ? VGPU_TIER_WINDOW : span_of(tier, block);
     /* a touch more than was seen: what has little history is not taken for cold */
     cold.rate = cold.rested ? 0 : (block->heat / tier->weight + 1) / cold.span;
+    cold.variance = (cold.rate + 0.5 / cold.span) / cold.span * (cold.rested ? 1 : dispersion_of(block));
     return cold;
 }
 
 static struct hot hot_of(const struct vgpu_tier *tier, bool turmoil, bool fits, const struct cold *coldest, uint32_t index) {
     const struct vgpu_tier_block *block = &tier->blocks[index];
-    struct hot hot = {.index = index, .span = span_of(tier, block), .gap = (double)UINT64_MAX};
+    struct hot hot = {.index = index, .span = span_of(tier, block), .gap = UNKNOWN};
     hot.rate = block->heat / tier->weight / hot.span;
+    hot.variance = hot.rate / hot.span * dispersion_of(block);
     if (block->touches > 1)
         hot.gap = (double)(tier->now - block->since) / (double)(block->touches - 1);
     hot.quick = turmoil && block->touches > 1 && (fits || (coldest->rested && 2 * hot.gap < coldest->age));
@@ -274,6 +300,30 @@ static uint32_t cheapest(const struct vgpu_tier *tier, const struct sample *samp
     return found;
 }
 
+/* Marks what goes down to free `need` bytes, moving no more than `budget` but at least one. Returns the bytes of it: less than `need` where the
+ * budget or the blocks do not suffice. */
+static uint64_t choose(const struct vgpu_tier *tier, const struct sample *sample, uint64_t need, uint64_t budget, double horizon, bool taken[POOL]) {
+    uint64_t freed = 0;
+    while (freed < need) {
+        const uint32_t number = cheapest(tier, sample, taken, (double)(need - freed), horizon);
+        if (number == VGPU_TIER_NONE)
+            return freed;
+        const uint64_t bytes = tier->blocks[sample->colds[number].index].bytes;
+        if (freed && (freed >= budget || bytes > budget - freed))
+            return freed;
+        taken[number] = true;
+        freed += bytes;
+    }
+    for (uint32_t i = sample->cold_count; i-- > 0;) { /* those that a larger one has made needless */
+        const uint64_t bytes = tier->blocks[sample->colds[i].index].bytes;
+        if (taken[i] && bytes <= freed - need) {
+            taken[i] = false;
+            freed -= bytes;
+        }
+    }
+    return freed;
+}
+
 /* A plan while it is made: what it saves over the horizon and what it costs, in bytes. */
 struct draft {
     struct vgpu_tier_plan *plan;
@@ -290,7 +340,7 @@ static void come_up(const struct vgpu_tier *tier, struct draft *draft, const str
     draft->free -= bytes;
     draft->horizon = one->span < draft->horizon ? one->span : draft->horizon;
     draft->saved += size * one->rate;
-    draft->variance += size * size * one->rate / one->span;
+    draft->variance += size * size * one->variance;
 }
 
 static void go_down(const struct vgpu_tier *tier, struct draft *draft, const struct cold *one) {
@@ -301,7 +351,7 @@ static void go_down(const struct vgpu_tier *tier, struct draft *draft, const str
     draft->free += bytes;
     draft->horizon = one->span < draft->horizon ? one->span : draft->horizon;
     draft->saved -= size * one->rate;
-    draft->variance += size * size * (one->rate + 0.5 / one->span) / one->span;
+    draft->variance += size * size * one->variance;
 }
 
 /* What also comes up into the rest of the room that was made, where that pays by itself. */
@@ -320,20 +370,20 @@ static void fill_rest(const struct vgpu_tier *tier, const struct sample *sample,
 static bool make_room(const struct vgpu_tier *tier, const struct sample *sample, uint32_t first, int64_t room, uint64_t budget,
                       struct vgpu_tier_plan *plan) {
     const struct hot *one = &sample->hots[first];
-    const uint64_t bytes = tier->blocks[one->index].bytes;
+    const uint64_t bytes = tier->blocks[one->index].bytes, need = bytes > (uint64_t)room ? bytes - (uint64_t)room : 0;
     struct draft draft = {.plan = plan, .free = (uint64_t)room, .horizon = one->span, .quick = one->quick};
     bool taken[POOL] = {false};
+    const uint64_t freed = choose(tier, sample, need, budget - bytes, one->span, taken);
+    if (freed < need || freed > budget - bytes)
+        return false;
     plan->ups = plan->downs = 0;
     plan->bytes = 0;
-    while (draft.free < bytes) {
-        const uint32_t number = cheapest(tier, sample, taken, (double)(bytes - draft.free), one->span);
-        if (number == VGPU_TIER_NONE)
+    for (uint32_t i = 0; i < sample->cold_count; i++) {
+        const struct cold *cold = &sample->colds[i];
+        if (taken[i] && one->quick && !(cold->rested && 2 * one->gap < cold->age))
             return false;
-        const struct cold *cold = &sample->colds[number];
-        if (tier->blocks[cold->index].bytes > budget - bytes - plan->bytes || (one->quick && !(cold->rested && 2 * one->gap < cold->age)))
-            return false;
-        taken[number] = true;
-        go_down(tier, &draft, cold);
+        if (taken[i])
+            go_down(tier, &draft, cold);
     }
     come_up(tier, &draft, one);
     if (plan->downs)
@@ -344,20 +394,11 @@ static bool make_room(const struct vgpu_tier *tier, const struct sample *sample,
 
 static bool give_way(const struct vgpu_tier *tier, const struct sample *sample, int64_t room, uint64_t budget, struct vgpu_tier_plan *plan) {
     bool taken[POOL] = {false};
-    const uint64_t missing = -(uint64_t)room;
     plan->ups = plan->downs = 0;
-    plan->bytes = 0;
-    while (plan->bytes < missing) {
-        const uint32_t number = cheapest(tier, sample, taken, (double)(missing - plan->bytes), VGPU_TIER_WINDOW);
-        if (number == VGPU_TIER_NONE)
-            break;
-        const uint64_t bytes = tier->blocks[sample->colds[number].index].bytes;
-        if (plan->downs && (plan->bytes >= budget || bytes > budget - plan->bytes))
-            break;
-        taken[number] = true;
-        plan->down[plan->downs++] = sample->colds[number].index;
-        plan->bytes += bytes;
-    }
+    plan->bytes = choose(tier, sample, -(uint64_t)room, budget, VGPU_TIER_WINDOW, taken);
+    for (uint32_t i = 0; i < sample->cold_count; i++)
+        if (taken[i])
+            plan->down[plan->downs++] = sample->colds[i].index;
     return plan->downs > 0;
 }
 
@@ -372,9 +413,10 @@ bool vgpu_tier_plan(struct vgpu_tier *tier, int64_t room, uint64_t budget, struc
     look_at_traffic(tier);
     struct sample sample;
     sample.turmoil = in_turmoil(tier);
-    sample.step = tier->used > VGPU_TIER_LOOKED_AT ? tier->used / VGPU_TIER_LOOKED_AT : 1;
-    sample.count = tier->used > VGPU_TIER_LOOKED_AT ? VGPU_TIER_LOOKED_AT : tier->used;
     tier->offset = (tier->offset + 1) % tier->used;
+    sample.step = tier->used > VGPU_TIER_LOOKED_AT ? tier->used / VGPU_TIER_LOOKED_AT : 1;
+    sample.step -= tier->offset % ((sample.step + 1) / 2); /* not always the same ones together */
+    sample.count = tier->used > VGPU_TIER_LOOKED_AT ? VGPU_TIER_LOOKED_AT : tier->used;
     find_cold(tier, &sample);
     if (room < 0)
         return give_way(tier, &sample, room, budget, plan);

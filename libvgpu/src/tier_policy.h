@@ -23,14 +23,14 @@
 
 /* One entry of the caller's array; written by these functions alone. */
 struct vgpu_tier_block {
-    uint64_t bytes;   /* 0: free */
-    double heat;      /* weights of the touches of this history, but the first */
-    double birth;     /* the tier's sum of weights when it began */
-    uint64_t since;   /* launch from which gaps are counted */
-    uint64_t last;    /* launch of the last touch, or of the beginning */
-    uint64_t longest; /* gap between touches, in launches */
-    uint64_t touches; /* since `since` */
-    uint32_t next;    /* free entry */
+    uint64_t bytes;           /* 0: free */
+    double heat;              /* weights of the touches of this history, but the first */
+    double birth;             /* the tier's sum of weights when it began */
+    uint64_t since;           /* launch from which gaps between touches are counted */
+    uint64_t last;            /* launch of the last touch, or of the beginning; of a free entry: the next free one */
+    double squares;           /* of these gaps, summed up */
+    uint32_t touches;         /* since `since` */
+    uint32_t longest, lately; /* gap: before, and since the oldest ones were last forgotten; in launches */
     bool on_device, pinned;
 };
 
