@@ -196,7 +196,8 @@ calls = {{
 for name, call in calls.items():
     answers = []
     for code in (1, 2, 101, 800, 999):
-        simulator.inject_error(Path({folder!r}), name, code)
+        # an allocation from the device's pool is asked of the pool that was charged
+        simulator.inject_error(Path({folder!r}), name.replace("AllocAsync", "AllocFromPoolAsync"), code)
         answers.append(call())
     print(name, answers, used())
 """
