@@ -1,6 +1,7 @@
 """Files that are replaced in one step, so that a reader or a crash meets the old one or the new one."""
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -23,7 +24,12 @@ def replace(target: Path, content: bytes, mode: int) -> None:
 
 
 def link(target: Path, place: Path) -> None:
-    """Makes or repoints the symbolic link `place` in one step."""
+    """Makes or repoints the symbolic link `place` in one step.
+
+    A folder in its place is removed: a runtime makes one where it is to mount what is not there.
+    """
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)
     if place.is_symlink() and place.readlink() == target:
         return
     temporary = place.with_name(f".{place.name}.{os.getpid()}")

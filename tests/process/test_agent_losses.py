@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from agent_world import A, MakeWorld, until, worlds
 
-from device_plugin import files
+from device_plugin import files, ids
 from vgpu.devices import GpuSlice
 from vgpu.kube import writes
 
@@ -64,3 +64,13 @@ def test_what_a_killed_agent_was_writing_goes_with_the_next_one(make: MakeWorld)
         file.touch()
     world.agent()
     assert (left.exists(), other.exists()) == (False, True)
+
+
+def test_a_folder_that_a_runtime_made_where_a_link_was_missing_makes_room(make: MakeWorld) -> None:
+    world = make("envvar")
+    uid = world.pod("p", {"main": [GpuSlice(A, 100)]})
+    world.allocate(uid, "main", [ID])
+    link = world.sandboxes.by_ids / ids.key([ID])
+    (link / "limits").mkdir(parents=True)
+    world.starts.start([ID])
+    assert link.resolve() == world.sandboxes.directory(uid, "main").resolve()
