@@ -152,9 +152,13 @@ static void check_sizes(void) {
         vgpu_tier_launch(&tier, small, SMALL);
     /* none of the small ones would pay for the large one's move */
     CHECK(vgpu_tier_plan(&tier, 0, PLENTY, &plan) && plan.downs == 1 && plan.down[0] == large && plan.ups == SMALL && plan.bytes == 2 * SMALL);
+    CHECK(vgpu_tier_plan(&tier, 0, SMALL + 3, &plan) && plan.downs == 1 && plan.ups == 3 && plan.bytes == SMALL + 3);
     follow();
-    for (unsigned i = 0; i < 200; i++)
-        touch(large, 1);
+    for (uint32_t i = 0; i < plan.ups; i++)
+        vgpu_tier_moved(&tier, plan.up[i], false);
+    for (unsigned i = 0; i < SMALL; i++)
+        vgpu_tier_moved(&tier, small[i], true);
+    touch(large, 200);
     CHECK(vgpu_tier_plan(&tier, 0, PLENTY, &plan) && plan.ups == 1 && plan.up[0] == large && plan.downs == SMALL);
 
     start();
@@ -183,6 +187,29 @@ static void check_giving_way(void) {
     CHECK(vgpu_tier_plan(&tier, -101, PLENTY, &plan) && plan.bytes >= 101 && plan.downs == 2);
     CHECK(vgpu_tier_plan(&tier, -1000, PLENTY, &plan) && plan.bytes == 110 && plan.downs == 3);
     CHECK(vgpu_tier_plan(&tier, INT64_MIN, PLENTY, &plan) && plan.downs == 3);
+}
+
+/* Many small blocks that are used stay, and the large one goes that is not; who has just come is not taken for cold. */
+static void check_cold(void) {
+    uint32_t small[20];
+    start();
+    const uint32_t large = on_device(100);
+    for (unsigned i = 0; i < 20; i++)
+        small[i] = on_device(5);
+    touch(large, 3);
+    for (unsigned i = 0; i < 20; i++)
+        vgpu_tier_launch(&tier, small, 20);
+    CHECK(vgpu_tier_plan(&tier, -100, PLENTY, &plan) && plan.downs == 1 && plan.down[0] == large);
+
+    start();
+    const uint32_t seldom = on_device(1), hot = in_host(1);
+    for (unsigned i = 0; i < 10; i++) {
+        touch(seldom, 1);
+        touch(hot, 10);
+    }
+    const uint32_t fresh = on_device(1), both[2] = {fresh, hot};
+    vgpu_tier_launch(&tier, both, 2);
+    CHECK(vgpu_tier_plan(&tier, 0, PLENTY, &plan) && plan.up[0] == hot && plan.downs == 1 && plan.down[0] == seldom);
 }
 
 /* When the program turns to another working set, all of it is soon on the device, and little else has moved. */
@@ -217,6 +244,9 @@ static void check_billions(void) {
         for (unsigned i = 0; i < 8; i++)
             vgpu_tier_add(&tier, 1ull << 40, i >= 4, false);
         for (unsigned i = 0; i < 400000; i++) {
+            if (i == 300000)
+                for (unsigned rest = 0; rest < 2000; rest++)
+                    vgpu_tier_launch(&tier, NULL, 0);
             const uint32_t touched[2] = {below(4), 4 + below(i % 5 ? 3 : 4)};
             vgpu_tier_launch(&tier, touched, 2);
         }
@@ -342,6 +372,7 @@ int main(void) {
     check_room();
     check_sizes();
     check_giving_way();
+    check_cold();
     check_new_phase();
     check_billions();
     check_many();
