@@ -197,7 +197,7 @@ static void check_cold(void) {
     for (unsigned i = 0; i < 20; i++)
         small[i] = on_device(5);
     touch(large, 3);
-    for (unsigned i = 0; i < 20; i++)
+    for (unsigned i = 0; i < 10; i++)
         vgpu_tier_launch(&tier, small, 20);
     CHECK(vgpu_tier_plan(&tier, -100, PLENTY, &plan) && plan.downs == 1 && plan.down[0] == large);
 
