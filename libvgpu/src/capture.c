@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 
 #include "charge.h"
@@ -19,13 +20,15 @@ struct vgpu_capture {
 
 static struct vgpu_capture *captures;
 static vgpu_spin lock;
-/* Read: calls that are recorded; written: ends of captures. Writers first, so that threads that record all the time do not keep one waiting. */
-static pthread_rwlock_t ends = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
+/* Held while a capture may end, which waits until no call is being recorded; a call begins with a look at it. No rwlock: before glibc 2.34 it would need
+ * libpthread. */
+static pthread_mutex_t ends = PTHREAD_MUTEX_INITIALIZER;
+static atomic_uint recorders;
 static __thread __attribute__((tls_model("initial-exec"))) unsigned recording; /* calls of this thread: a driver may call the program back in one */
 
 void vgpu_captures_forget(void) {
-    static const pthread_rwlock_t open = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
-    ends = open;
+    pthread_mutex_init(&ends, NULL);
+    atomic_store(&recorders, 0);
     recording = 0;
     captures = NULL;
     atomic_store(&lock, 0);
@@ -99,8 +102,11 @@ bool vgpu_recording_slowly(CUstream stream) {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     __typeof__(&cuStreamIsCapturing) ask = DRIVER(cuStreamIsCapturing);
     vgpu_own_tables();
-    if (recording++ == 0)
-        pthread_rwlock_rdlock(&ends);
+    if (recording++ == 0) {
+        pthread_mutex_lock(&ends);
+        atomic_fetch_add(&recorders, 1);
+        pthread_mutex_unlock(&ends);
+    }
     if (ask && ask(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE)
         return true;
     vgpu_recorded();
@@ -109,16 +115,19 @@ bool vgpu_recording_slowly(CUstream stream) {
 
 void vgpu_recorded(void) {
     if (--recording == 0)
-        pthread_rwlock_unlock(&ends);
+        atomic_fetch_sub(&recorders, 1);
 }
 
 void vgpu_captures_ending(void) {
     vgpu_own_tables();
-    if (!recording)
-        pthread_rwlock_wrlock(&ends);
+    if (recording)
+        return;
+    pthread_mutex_lock(&ends);
+    while (atomic_load(&recorders))
+        sched_yield();
 }
 
 void vgpu_captures_ended(void) {
     if (!recording)
-        pthread_rwlock_unlock(&ends);
+        pthread_mutex_unlock(&ends);
 }
