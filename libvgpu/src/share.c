@@ -6,7 +6,7 @@
 
 #define MS 1000000u
 #define DEFAULT_BURST_MS 50u       /* also covers late wake-ups and waiting behind a long kernel of others */
-#define BORROWED_BURST_MS 5u       /* above the guaranteed share little may be under way when its owner returns */
+#define BORROWED_BURST_MS 20u       /* above the guaranteed share little may be under way when its owner returns; covers late wake-ups of a busy machine */
 #define CHANGES_PERCENT 1u         /* what the card needs to change between containers: lent too, it would queue up as work that cannot run */
 #define YIELDING_PERCENT 2u        /* what a low priority keeps beside a high one, so that it never stops for good */
 #define HEARTBEAT_NS 1000000000u   /* an arbiter that is silent for longer is gone */
