@@ -156,6 +156,31 @@ def test_waits_for_a_server_that_is_not_there_yet(world: World, follow: Follower
     assert follow.informer.synced.wait(SECONDS)
 
 
+@pytest.mark.parametrize("replace", [True, False])
+def test_a_version_is_reached_once_its_objects_were_told(world: World, replace: bool) -> None:
+    """Who waits for a version relies on what its listener then knows."""
+    early: list[tuple[str, str]] = []
+
+    def told(_change: str, item: Pod) -> None:
+        if int(informer.version or 0) >= int(item.metadata.resourceVersion):
+            early.append((item.metadata.name, informer.version))
+
+    def listed(items: list[Pod]) -> None:
+        for item in items:
+            told("set", item)
+
+    world.create(pod("a"))
+    informer = Informer(world.client, "/api/v1/pods", Pod, on_change=told, on_replace=listed if replace else None)
+    informer.start()
+    try:
+        assert informer.synced.wait(SECONDS)
+        version = int(world.create(pod("b"))["metadata"]["resourceVersion"])
+        wait_for("b", lambda: int(informer.version) >= version, SECONDS)
+    finally:
+        informer.stop()
+    assert early == []
+
+
 def test_an_exception_of_the_listener_does_not_end_it(world: World, caplog: pytest.LogCaptureFixture) -> None:
     told = []
 

@@ -80,7 +80,7 @@ class Informer(Generic[T]):
 
     @property
     def version(self) -> str:
-        """The resourceVersion that the store has reached; empty before the first list."""
+        """The resourceVersion up to which everything is in the store and was told; empty before the first list."""
         return self._version
 
     def start(self) -> None:
@@ -137,7 +137,6 @@ class Informer(Generic[T]):
             if not token:
                 break
         old, self.store = self.store, {_key(item): item for item in items}
-        self._version = page.metadata.resourceVersion
         if self._on_replace is not None:
             self._tell_all(items)
         else:
@@ -148,6 +147,7 @@ class Informer(Generic[T]):
             for key, item in old.items():
                 if key not in self.store:
                     self._tell("gone", item)
+        self._version = page.metadata.resourceVersion
         self.synced.set()
 
     def _follow(self) -> None:
@@ -190,8 +190,8 @@ class Informer(Generic[T]):
             self.store.pop(_key(item), None)
         else:
             self.store[_key(item)] = item
-        self._version = item.metadata.resourceVersion
         self._tell("gone" if event.type == "DELETED" else "set", item)
+        self._version = item.metadata.resourceVersion
 
     def _tell(self, change: str, item: T) -> None:
         if self._stopping.is_set():
