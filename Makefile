@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: all venv build demo demo-storm test red-team e2e e2e-all programs gpu-check lint bench bench-hooks bench-pacer fuzz storm sanitize clean
+.PHONY: all venv build demo demo-storm test red-team e2e e2e-all programs gpu-check lint bench bench-hooks bench-pacer bench-tier fuzz storm sanitize clean
 
 all: build
 
@@ -70,6 +70,11 @@ bench-hooks: build
 # time. ONLY=TEXT: rows with this in their name. DOCS=1: writes docs/core-limit.md.
 bench-pacer: build
 	@$(BIN)/python benchmarks/pacer/bench.py $(if $(QUICK),,--full) $(if $(JOBS),--jobs $(JOBS)) $(if $(ONLY),--only "$(ONLY)") $(if $(DOCS),--docs docs)
+
+# Which blocks the tier's policy would keep on a card, on traces of programs, against other ways. ONLY=TEXT: traces with this in their name. DOCS=1:
+# writes docs/oversubscription.md.
+bench-tier: $(STAMP)
+	@$(BIN)/python benchmarks/tier/bench.py $(if $(ONLY),--only "$(ONLY)") $(if $(DOCS),--docs docs)
 
 # Random programs against the simulator: SECONDS, SEED, INPUT (plays this file 100 times), FUZZER=libfuzzer (needs clang).
 fuzz: build
