@@ -107,6 +107,8 @@ UNENFORCED = [Condition(names.CONDITION_UNENFORCED, "True", message="set X in FI
         (changed(webhooks=(), trial=None), "webhook", "no MutatingWebhookConfiguration", "helm upgrade"),
         (changed(trial=Trial(error=CALLED)), "webhook", "connection refused", "Service gpu/vgpu-scheduler"),
         (changed(trial=Trial(error=GONE)), "webhook", "cannot call it", "Service gpu/vgpu-scheduler is not there"),
+        (changed(service=False), "webhook", "an open connection", "Service gpu/vgpu-scheduler is not there"),
+        (changed(service=False, trial=Trial(error=GONE)), "webhook", "cannot call it", "run helm upgrade"),
         (changed(trial=Trial(error=DISTRUSTED)), "webhook", "unknown authority", "caBundle"),
         (changed(trial=Trial(namespace="a")), "webhook", "in namespace a passes it by", "vgpu.io/webhook: ignore"),
         (changed(webhooks=(msgspec.structs.replace(HOOK, bundle=b""),)), "certificate", "is empty", "log"),

@@ -72,6 +72,7 @@ class Cluster(msgspec.Struct, frozen=True):
     parts: tuple[Part, ...] | None = None
     nodes: tuple[Node, ...] | None = None
     trial: Trial | None = None
+    service: bool | None = None  #: whether the Service of the webhook is there
     served: bytes | None = None  #: PEM of the webhook's certificate
     refused: Mapping[str, str] = {}
 
@@ -131,6 +132,13 @@ def _webhook(cluster: Cluster) -> Iterator[Finding]:
     trial = cluster.trial
     if trial is None:
         yield unseen("webhook", f"a GPU pod as a dry run: {cluster.why('trial')}")
+    elif trial.translated and cluster.service is False:
+        service = next((hook.service for hook in cluster.webhooks or ()), "")
+        yield wrong(
+            "webhook",
+            "the API server calls it over an open connection alone, which will end",
+            f"Service {service} is not there: run helm upgrade for the release again",
+        )
     elif trial.translated:
         yield ok("webhook", f"a GPU pod in namespace {trial.namespace} is translated (tried as a dry run)")
     elif "failed calling webhook" in trial.error:

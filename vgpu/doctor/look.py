@@ -109,6 +109,7 @@ def cluster(client: KubeClient, namespace: str) -> Cluster:
         parts=parts,
         nodes=ask("nodes", lambda: tuple(_list(client, "/api/v1/nodes", Node))),
         trial=ask("trial", lambda: _trial(client, namespace, first)) if webhooks or webhooks is None else None,
+        service=ask("service", lambda: _there(client, first.service)) if first.service else None,
         served=ask("secret", lambda: _served(client, secret)) if webhooks else None,
         refused=refused,
     )
@@ -180,6 +181,17 @@ def _trial(client: KubeClient, namespace: str, hook: Webhook) -> Trial:
         return Trial(error=str(error), namespace=namespace)
     labels = msgspec.json.decode(answer, type=_Pod).metadata.labels
     return Trial(labels.get(names.LABEL_MANAGED) == "true", namespace=namespace)
+
+
+def _there(client: KubeClient, place: str) -> bool:
+    namespace, _, name = place.partition("/")
+    try:
+        client.get(f"/api/v1/namespaces/{namespace}/services/{name}")
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return False
+    return True
 
 
 def _served(client: KubeClient, place: str) -> bytes:
