@@ -15,7 +15,7 @@ CUresult context_make(int device, unsigned flags, bool primary, unsigned api_ver
     CUresult result = charge(card, driver.sim.profile->context_bytes);
     if (result)
         return result;
-    CUcontext context = object_new(OBJECT_CONTEXT);
+    CUcontext context = object_new(OBJECT_UNFINISHED);
     if (!context) {
         uncharge(card, driver.sim.profile->context_bytes);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -34,6 +34,7 @@ CUresult context_make(int device, unsigned flags, bool primary, unsigned api_ver
     context->limits[CU_LIMIT_MAX_L2_FETCH_GRANULARITY] = 64;
     context->legacy = stream_new(context, CU_STREAM_DEFAULT, 0);
     atomic_fetch_add(&driver.sim.self->cards[card].contexts, 1);
+    object_made(context, OBJECT_CONTEXT);
     *out = context;
     return CUDA_SUCCESS;
 }

@@ -20,7 +20,8 @@ CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device); /* of CUDA 9.2; cuda.h 
 
 enum object_type {
     OBJECT_FREE, OBJECT_CONTEXT, OBJECT_STREAM, OBJECT_EVENT, OBJECT_MODULE, OBJECT_FUNCTION, OBJECT_LIBRARY, OBJECT_KERNEL, OBJECT_ARRAY,
-    OBJECT_MIPMAP, OBJECT_POOL, OBJECT_POOL_LEAVING, OBJECT_PHYSICAL, OBJECT_GRAPH, OBJECT_NODE, OBJECT_GRAPH_EXEC, OBJECT_EXTERNAL
+    OBJECT_MIPMAP, OBJECT_POOL, OBJECT_POOL_LEAVING, OBJECT_PHYSICAL, OBJECT_GRAPH, OBJECT_NODE, OBJECT_GRAPH_EXEC, OBJECT_EXTERNAL,
+    OBJECT_UNFINISHED
 };
 struct object {
     uint32_t type, reserved;
@@ -28,6 +29,8 @@ struct object {
 };
 /* Handles live in an arena of their own, so that any value a program passes can be checked, also one that was destroyed. */
 void *object_new(enum object_type type);
+/* For OBJECT_UNFINISHED, when all is filled in: a thread may still use the handle of what had this place before, such as its current context. */
+void object_made(void *object, enum object_type type);
 void object_free(void *object);
 bool object_is(const void *handle, enum object_type type);
 /* Calls visit for every live object of a type. */

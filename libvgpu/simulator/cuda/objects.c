@@ -36,6 +36,12 @@ void *object_new(enum object_type type)
     return object;
 }
 
+void object_made(void *handle, enum object_type type)
+{
+    struct object *object = handle;
+    __atomic_store_n(&object->type, type, __ATOMIC_RELEASE);
+}
+
 void object_free(void *handle)
 {
     struct object *object = handle;

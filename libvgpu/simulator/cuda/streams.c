@@ -13,12 +13,13 @@ static struct {
 
 CUstream stream_new(CUcontext context, unsigned flags, int priority)
 {
-    CUstream stream = object_new(OBJECT_STREAM);
+    CUstream stream = object_new(OBJECT_UNFINISHED);
     if (stream) {
         stream->context = context;
         stream->flags = flags;
         stream->priority = priority;
         stream->id = driver_id();
+        object_made(stream, OBJECT_STREAM);
     }
     return stream;
 }
