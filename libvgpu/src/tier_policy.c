@@ -13,7 +13,8 @@
 #define PAYING 40u     /* touches in a row that pay for the moves of a block and of the one that it replaces, and for finding out */
 #define YOUNG 3u       /* touches, below which a block's own gaps tell nothing */
 #define GAPS_ENOUGH 16u /* before the oldest are forgotten */
-#define UNKNOWN 0x1p64 /* launches */
+#define UNKNOWN 0x1p64           /* launches */
+#define LONGEST_GAP (1u << 26) /* that is told from longer ones; a run of them still counts in 32 bits */
 #define POOL VGPU_TIER_MOVES /* the coldest and the hottest blocks that a plan chooses from */
 #define TRIES 8u              /* of the hottest, as the first one to come up */
 #define QUICK 0x1p80          /* before any gain, which is below the window */
@@ -43,7 +44,7 @@ struct pool {
 };
 
 void vgpu_tier_begin(struct vgpu_tier *tier, struct vgpu_tier_block *blocks, uint32_t capacity) {
-    *tier = (struct vgpu_tier){.blocks = blocks, .capacity = capacity, .free = VGPU_TIER_NONE, .weight = 1, .usual_gap = UNKNOWN};
+    *tier = (struct vgpu_tier){.blocks = blocks, .capacity = capacity, .free = VGPU_TIER_NONE, .weight = 1, .long_gap = UNKNOWN};
 }
 
 uint32_t vgpu_tier_add(struct vgpu_tier *tier, uint64_t bytes, bool on_device, bool pinned) {
@@ -93,12 +94,7 @@ static bool rested(const struct vgpu_tier *tier, const struct vgpu_tier_block *b
 
 static bool away(const struct vgpu_tier *tier, const struct vgpu_tier_block *block) {
     const double age = (double)(tier->now - block->last);
-    return age > AWAY / 2 * tier->usual_gap && (block->touches < YOUNG || has_rested(block, age, AWAY, 2));
-}
-
-/* Comes back after having been away. A few touches, a long rest and so on are one history: moves for each of them would not pay. */
-static bool begins_anew(const struct vgpu_tier *tier, const struct vgpu_tier_block *block, uint64_t gap) {
-    return block->touches == 0 || (block->touches >= PAYING && gap > 2ull * longest_of(block) && away(tier, block));
+    return age > tier->long_gap && (block->touches < YOUNG || has_rested(block, age, AWAY, 2));
 }
 
 /* The older half counts no more. A loop that is longer than this has its longest gap in the younger half, since that ends with it. */
@@ -110,29 +106,66 @@ static void forget_old_gaps(struct vgpu_tier_block *block) {
     block->lately = 0;
 }
 
+static void begin_history(const struct vgpu_tier *tier, struct vgpu_tier_block *block) {
+    block->heat = block->squares = 0;
+    block->birth = tier->sum;
+    block->since = block->last = tier->now;
+    block->longest = block->lately = block->run_length = 0;
+    block->touches = block->run = 1;
+}
+
+/* The run that the block is in becomes its history; its gaps are taken for those of a Poisson process. */
+static void begin_with_run(const struct vgpu_tier *tier, struct vgpu_tier_block *block) {
+    const float gaps = (float)(block->run - 1), length = (float)block->run_length;
+    block->heat = (float)tier->weight * gaps;
+    block->birth = tier->sum - tier->weight * block->run_length;
+    block->since = block->last - block->run_length;
+    block->squares = 2 * length * length / gaps;
+    block->longest = 0;
+    block->lately = (uint32_t)((float)RESTED * length / gaps);
+    block->touches = block->run;
+}
+
+/* A gap that is long for all blocks and for the run of touches before it. */
+static bool is_rest(const struct vgpu_tier *tier, const struct vgpu_tier_block *block, double gap) {
+    if (gap <= tier->long_gap)
+        return false;
+    if (block->run < PAYING)
+        return gap * (block->run - 1) >= AWAY * block->run_length;
+    return gap * (block->touches - 1) >= AWAY * (double)(block->last - block->since);
+}
+
 static void touch(struct vgpu_tier *tier, struct vgpu_tier_block *block) {
-    const uint64_t now = tier->now, gap = now - block->last;
-    if (begins_anew(tier, block, gap)) {
-        block->heat = block->squares = 0;
-        block->birth = tier->sum;
-        block->since = block->last = now;
-        block->longest = block->lately = 0;
-        block->touches = 1;
+    const uint32_t gap = tier->now - block->last < LONGEST_GAP ? (uint32_t)(tier->now - block->last) : LONGEST_GAP;
+    const bool rest = is_rest(tier, block, gap);
+    /* a few touches, a long rest and so on are one history: moves for each of them would not pay */
+    if (block->touches == 0 || (rest && block->run >= PAYING)) {
+        begin_history(tier, block);
         return;
     }
-    block->heat += tier->weight;
-    block->squares += (double)gap * (double)gap;
+    block->heat += (float)tier->weight;
+    block->squares += (float)gap * (float)gap;
     block->touches++;
-    block->last = now;
+    block->last = tier->now;
     if (gap > block->lately)
-        block->lately = gap < UINT32_MAX ? (uint32_t)gap : UINT32_MAX;
-    if (now - block->since > 4 * VGPU_TIER_WINDOW && block->touches > GAPS_ENOUGH)
+        block->lately = gap;
+    if (rest) {
+        block->run = 1;
+        block->run_length = 0;
+    } else if (block->run < PAYING) {
+        block->run++;
+        block->run_length += gap;
+        if (block->run == PAYING && block->touches > PAYING)
+            begin_with_run(tier, block);
+    }
+    if (block->last - block->since > 4 * VGPU_TIER_WINDOW && block->touches > GAPS_ENOUGH)
         forget_old_gaps(block);
 }
 
 static void look_at_traffic(struct vgpu_tier *tier) {
     const double touches = tier->hits + tier->misses;
     tier->usual_gap = touches > 0 ? tier->movable * tier->sum / touches : UNKNOWN;
+    tier->long_gap = AWAY / 2 * tier->usual_gap;
 }
 
 static void end_period(struct vgpu_tier *tier) {
@@ -143,7 +176,7 @@ static void end_period(struct vgpu_tier *tier) {
         tier->hits /= TOO_HEAVY;
         tier->misses /= TOO_HEAVY;
         for (uint32_t i = 0; i < tier->used; i++) {
-            tier->blocks[i].heat /= TOO_HEAVY;
+            tier->blocks[i].heat /= (float)TOO_HEAVY;
             tier->blocks[i].birth /= TOO_HEAVY;
         }
     }
@@ -188,7 +221,7 @@ static double span_of(const struct vgpu_tier *tier, const struct vgpu_tier_block
 /* How much more the touches vary than those of a Poisson process do: the squared coefficient of variation of the gaps, at least 1. */
 static double dispersion_of(const struct vgpu_tier_block *block) {
     const double gaps = (double)(block->last - block->since);
-    const double dispersion = gaps > 0 ? block->squares * (block->touches - 1) / (gaps * gaps) - 1 : 1;
+    const double dispersion = gaps > 0 ? (double)block->squares * (block->touches - 1) / (gaps * gaps) - 1 : 1;
     return dispersion > 1 ? dispersion : 1;
 }
 

@@ -5,12 +5,14 @@
  * launch, the same for every byte of a block, and a move is worth it when (touches saved * bytes) is above the bytes moved.
  *
  *   * Time is launches. Each block has a rate, touches per launch since its birth, older launches weighing less (window VGPU_TIER_WINDOW). Blocks
- *     are exchanged when, over the shorter of the histories involved, the touches saved are above the moves by 1.5 standard errors (touches taken
- *     as a Poisson process): who has little history has to differ much, and blocks that are used alike never change places.
+ *     are exchanged when, over the shorter of the histories involved, the touches saved are above the moves by 1.5 standard errors: who has little
+ *     history has to differ much, and blocks that are used alike hardly ever change places. The error is that of a Poisson process, times the
+ *     squared coefficient of variation of the gaps where touches come in bursts.
  *   * While far more touches go to host memory than is usual, the program has begun something new. Then histories are of no use, and a block that
- *     was touched twice takes the place of blocks that have rested four times as long as usual and longer than ever before: a loop, however long,
- *     and a sweep over more than fits do neither.
- *   * A block that returns after it was away for very long begins a new history. */
+ *     was touched twice takes the place of blocks that have rested four times as long as usual and longer than ever before: in a loop, however
+ *     long, and in a sweep over more than fits nobody rests for longer than in the round before.
+ *   * A run of forty touches pays for the moves of a block and of the one that it replaces, and for finding out. Such a run after a long rest, or a
+ *     long rest after such a run, begins a new history; shorter ones with rests between them are one history, of bursts. */
 #ifndef VGPU_TIER_POLICY_H
 #define VGPU_TIER_POLICY_H
 #include <stdbool.h>
@@ -24,13 +26,14 @@
 /* One entry of the caller's array; written by these functions alone. */
 struct vgpu_tier_block {
     uint64_t bytes;           /* 0: free */
-    double heat;              /* weights of the touches of this history, but the first */
-    double birth;             /* the tier's sum of weights when it began */
+    double birth;             /* the tier's sum of weights when this history began */
     uint64_t since;           /* launch from which gaps between touches are counted */
     uint64_t last;            /* launch of the last touch, or of the beginning; of a free entry: the next free one */
-    double squares;           /* of these gaps, summed up */
+    float heat;               /* weights of the touches of this history, but the first */
+    float squares;            /* of the gaps, summed up */
     uint32_t touches;         /* since `since` */
     uint32_t longest, lately; /* gap: before, and since the oldest ones were last forgotten; in launches */
+    uint32_t run, run_length; /* touches since the last long rest, while they are few; launches from the first to the last of them */
     bool on_device, pinned;
 };
 
@@ -45,6 +48,7 @@ struct vgpu_tier {
     double hits, misses; /* touches of blocks on the device and in host memory, weighted; of those that can move */
     uint64_t recent_hits, recent_misses; /* 1/1024 touches, of about the last eight launches */
     double usual_gap;    /* launches between two touches of an average block */
+    double long_gap;     /* launches without a touch that are long for all blocks */
     uint64_t look_again; /* launch before which there is nothing to find with `room` and `budget`, but in turmoil */
     int64_t room;
     uint64_t budget;

@@ -236,6 +236,38 @@ static void check_new_phase(void) {
     }
 }
 
+/* Blocks that are used for a while and rest, again and again: at the end of each while they are on the device, also when the first one was short. */
+static void check_visits(void) {
+    enum { GROUP = 8, VISIT = 800 };
+    start();
+    const uint32_t other = on_device(1), late = in_host(1), both[2] = {other, late};
+    touch(late, 2);
+    touch(other, 1000);
+    for (unsigned i = 1; i <= 50; i++) { /* from the fortieth touch on, these are its history */
+        touch(other, 1);
+        vgpu_tier_launch(&tier, both, 2);
+        const struct vgpu_tier_block *block = &blocks[late];
+        const double length = (double)(block->last - block->since), span = (tier.sum - block->birth) / tier.weight;
+        CHECK(block->touches == (i < 40 ? i + 2 : i) && (length == 2.0 * (i - 1)) == (i >= 40));
+        CHECK(i < 40 || fabs(block->heat / tier.weight / span - 0.5) < 0.02);
+        CHECK(i != 40 || (block->longest == 0 && block->lately == 8 && fabs(block->squares * 39 / length / length - 2) < 0.01));
+    }
+    start();
+    for (unsigned i = 0; i < 3 * GROUP; i++)
+        vgpu_tier_add(&tier, 1, i < GROUP, false);
+    for (uint32_t visit = 0; visit < 12; visit++) {
+        const uint32_t first = visit % 3 * GROUP;
+        for (unsigned i = 0; i < (visit < 3 ? 80 : VISIT); i++) {
+            const uint32_t touched = first + i % GROUP;
+            vgpu_tier_launch(&tier, &touched, 1);
+            while (vgpu_tier_plan(&tier, 0, PLENTY, &plan))
+                follow();
+        }
+        for (uint32_t k = first; visit > 3 && k < first + GROUP; k++)
+            CHECK(blocks[k].on_device);
+    }
+}
+
 /* After any number of launches the figures are what they were after few. */
 static void check_billions(void) {
     for (unsigned shift = 0; shift < 64; shift += 21) {
@@ -374,6 +406,7 @@ int main(void) {
     check_giving_way();
     check_cold();
     check_new_phase();
+    check_visits();
     check_billions();
     check_many();
     check_random_programs();
