@@ -20,6 +20,7 @@
 #define LIMITS_EVERY 5u     /* looks from one at the limits themselves, which seldom change, to the next */
 #define GLANCE_NS 2500000u /* how often it looks whether the owner of lent time is back */
 #define MAX_CARDS 64u
+#define TIME_SLICE_NS 2000000u /* what NVIDIA's driver gives a compute context before it turns to another, where nothing else is set */
 
 struct vgpu_arbiter {
     pthread_mutex_t lock;
@@ -55,6 +56,7 @@ static struct vgpu_arbiter_card *card_of(struct vgpu_arbiter *arbiter, const str
     if (card) {
         memcpy(card->uuid, limit->uuid, sizeof card->uuid);
         card->index = index;
+        card->busy.slice_ns = TIME_SLICE_NS;
     }
     return arbiter->cards[place] = card;
 }

@@ -84,7 +84,8 @@ static void tidy(struct vgpu_busy *busy, uint32_t from, uint32_t to)
     uint32_t kept = from;
     for (uint32_t i = from + 1; i < next; i++) {
         struct vgpu_busy_span *last = &busy->spans[kept];
-        if (last->end == busy->spans[i].begin && last->members == busy->spans[i].members)
+        if (last->end == busy->spans[i].begin && last->members == busy->spans[i].members && last->ended == busy->spans[i].ended &&
+            last->ender == busy->spans[i].ender)
             last->end = busy->spans[i].end;
         else
             busy->spans[++kept] = busy->spans[i];
@@ -127,16 +128,33 @@ static double part_of_each(struct addition *add, unsigned count)
     return add->parts[count] = each > least ? each : least;
 }
 
-/* The member joins those who are busy in the span: each of them had less of it than was thought. */
-static void join(struct addition *add, struct vgpu_busy_span *span)
+/* What a member had of a span, in nanoseconds. */
+static double had(struct addition *add, const struct vgpu_busy *busy, const struct vgpu_busy_span *span, unsigned member)
 {
-    const double length = (double)(span->end - span->begin);
     const unsigned count = (unsigned)__builtin_popcountll(span->members);
-    const double after = part_of_each(add, count + 1), less = count ? part_of_each(add, count) - after : 0;
-    add->refunds[add->member] += length * (1 - after);
-    for (uint64_t others = span->members; others; others &= others - 1)
-        add->refunds[__builtin_ctzll(others)] += length * less;
-    span->members |= UINT64_C(1) << add->member;
+    const double length = (double)(span->end - span->begin), each = part_of_each(add, count);
+    const uint64_t last = span->ended > busy->slice_ns ? span->ended - busy->slice_ns : 0, from = last > span->begin ? last : span->begin;
+    const double alone = count > 1 && span->ended && from < span->end ? (double)(span->end - from) : 0;
+    return (length - alone) * each + (member == span->ender ? alone * each * count : 0);
+}
+
+/* The member joins those who are busy in the span, with a launch that ends at `end`: each of them had more or less of it than was thought. */
+static void join(struct addition *add, const struct vgpu_busy *busy, struct vgpu_busy_span *span, uint64_t end)
+{
+    const uint64_t bit = UINT64_C(1) << add->member;
+    struct vgpu_busy_span after = *span;
+    after.members |= bit;
+    if (busy->slice_ns && (!span->ended || end < span->ended)) {
+        after.ended = end;
+        after.ender = add->member;
+    }
+    if (!(span->members & bit))
+        add->refunds[add->member] += (double)(span->end - span->begin) - had(add, busy, &after, add->member);
+    for (uint64_t known = span->members; known; known &= known - 1) {
+        const unsigned member = (unsigned)__builtin_ctzll(known);
+        add->refunds[member] += had(add, busy, span, member) - had(add, busy, &after, member);
+    }
+    *span = after;
 }
 
 uint64_t vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, uint64_t end, const struct vgpu_meters *meters,
@@ -165,10 +183,9 @@ uint64_t vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, 
         }
         if (busy->spans[place].end > end)
             cut(busy, place, end);
-        if (!(busy->spans[place].members & bit)) {
-            join(&add, &busy->spans[place]);
+        if (!(busy->spans[place].members & bit))
             fresh += busy->spans[place].end - at;
-        }
+        join(&add, busy, &busy->spans[place], end);
         at = busy->spans[place].end;
     }
     uint32_t first = place;
@@ -183,6 +200,8 @@ void vgpu_busy_forget(struct vgpu_busy *busy, unsigned member)
     uint32_t kept = 0;
     for (uint32_t i = 0; i < busy->count; i++) {
         busy->spans[i].members &= ~(UINT64_C(1) << member);
+        if (busy->spans[i].ender == member)
+            busy->spans[i].ended = 0;
         if (busy->spans[i].members)
             busy->spans[kept++] = busy->spans[i];
     }

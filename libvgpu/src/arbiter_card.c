@@ -200,7 +200,7 @@ static void take_in_runs(struct vgpu_arbiter_card *card, uint64_t now)
 static void publish(struct vgpu_arbiter_member *member, const struct vgpu_arbiter_view *answer, uint64_t now)
 {
     struct vgpu_limits_file *file = member->container->limits_file;
-    const uint64_t refund = (uint64_t)member->refund_ns;
+    const uint64_t refund = member->refund_ns > 0 ? (uint64_t)member->refund_ns : 0; /* what was refunded too much is kept back from the next ones */
     const bool told = member->view.share == answer->share && member->view.yield == answer->yield && member->view.neighbours == answer->neighbours;
     if (told && !refund && now - member->beaten < BEAT_NS)
         return;

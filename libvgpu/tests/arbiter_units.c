@@ -91,31 +91,65 @@ static void check_meters(void)
     CHECK(NEAR(refunds[0], 800.0 / 3) && NEAR(refunds[1], 800.0 / 3));
 }
 
+/* Who had a time slice is known from who ended in it: only what runs can end. */
+static void check_slices(void)
+{
+    start();
+    busy.slice_ns = 100;
+    add(0, 0, 200); /* a launch of 100 that waited for one of 100 */
+    add(1, 0, 100);
+    CHECK(NEAR(refunds[0], 100) && NEAR(refunds[1], 0));
+    start();
+    busy.slice_ns = 100;
+    add(1, 0, 600); /* they take turns until the first one ends */
+    add(0, 0, 500);
+    CHECK(NEAR(refunds[0], 200) && NEAR(refunds[1], 300));
+    add(2, 0, 450); /* and of three the third was first: only what nobody could know before changes */
+    CHECK(NEAR(refunds[2], 350 * 2 / 3.0));
+    CHECK(NEAR(refunds[0], 500 - 50 - 350 / 3.0) && NEAR(refunds[1], 500 - 350 / 3.0));
+    start();
+    busy.slice_ns = 100;
+    add(0, 0, 500);
+    add(1, 100, 300);
+    vgpu_busy_forget(&busy, 1);
+    add(2, 0, 500); /* nothing is left of what the one that was forgotten said */
+    CHECK(NEAR(refunds[2], 300));
+}
+
 static void check_random(void)
 {
     for (unsigned seed = 1; seed <= 300; seed++) {
         bool ran[5][STEPS] = {{false}};
+        unsigned ends[STEPS] = {0}, enders[STEPS] = {0};
         srand(seed);
         start();
+        busy.slice_ns = seed % 3 ? (unsigned)rand() % 6 : 0;
         const unsigned intervals = 1 + (unsigned)rand() % 60;
         for (unsigned i = 0; i < intervals; i++) {
             const unsigned member = (unsigned)rand() % 5, begin = (unsigned)rand() % (STEPS - 1);
             const unsigned end = begin + 1 + (unsigned)rand() % (i % 3 ? 8 : STEPS - begin - 1 ? STEPS - begin - 1 : 1);
             add(member, begin, end < STEPS ? end : STEPS);
-            for (unsigned step = begin; step < end && step < STEPS; step++)
+            for (unsigned step = begin; step < end && step < STEPS; step++) {
                 ran[member][step] = true;
+                if (!ends[step] || end < ends[step]) {
+                    ends[step] = end < STEPS ? end : STEPS;
+                    enders[step] = member;
+                }
+            }
         }
         double expected[5] = {0};
         for (unsigned step = 0; step < STEPS; step++) {
             const int count = ran[0][step] + ran[1][step] + ran[2][step] + ran[3][step] + ran[4][step];
+            const bool last = count > 1 && step + busy.slice_ns >= ends[step];
             for (unsigned member = 0; member < 5; member++)
-                expected[member] += ran[member][step] ? 1 - 1.0 / count : 0;
+                expected[member] += !ran[member][step] ? 0 : last ? member != enders[step] : 1 - 1.0 / count;
         }
         for (unsigned member = 0; member < 5; member++)
             CHECK(NEAR(refunds[member], expected[member]));
         for (unsigned i = 0; i + 1 < busy.count; i++) {
             CHECK(busy.spans[i].begin < busy.spans[i].end && busy.spans[i].end <= busy.spans[i + 1].begin);
-            CHECK(busy.spans[i].end < busy.spans[i + 1].begin || busy.spans[i].members != busy.spans[i + 1].members);
+            CHECK(busy.spans[i].end < busy.spans[i + 1].begin || busy.spans[i].members != busy.spans[i + 1].members ||
+                  busy.spans[i].ended != busy.spans[i + 1].ended || busy.spans[i].ender != busy.spans[i + 1].ender);
         }
     }
 }
@@ -141,6 +175,7 @@ int main(void)
 {
     check_known();
     check_meters();
+    check_slices();
     check_random();
     check_forgetting();
     return 0;
