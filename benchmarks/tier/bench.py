@@ -60,6 +60,15 @@ CASES = [
     Case("tenants", "two tenants", 20_000),
 ]
 LENGTHS = (2_500, 5_000, 10_000, 20_000, 50_000, 100_000)
+#: blocks, the largest one in units, launches
+SIZES = (
+    (256, 1, 20_000),
+    (256, 8, 20_000),
+    (256, 256, 20_000),
+    (1024, 16, 50_000),
+    (4096, 1, 50_000),
+    (4096, 1, 200_000),
+)
 SAFE_POINTS = (1, 8, 32, 128)
 
 
@@ -98,6 +107,9 @@ class Player:
         ways = msgspec.convert(answer["ways"], dict[str, dict[str, int | list[int]]])
         columns = {key: {way: ways[way][key] for way in WAYS} for key in ("bus", "moves", "points")}
         return msgspec.convert({"launches": answer["launches"], **columns}, Run)
+
+    def sizes(self, blocks: int, largest: int, launches: int, seed: int) -> dict[str, int]:
+        return msgspec.convert(self._ask("sizes", blocks, largest, launches, seed), dict[str, int])
 
     def cost(self, blocks: int) -> dict[str, object]:
         return self._ask("cost", blocks)
@@ -149,6 +161,17 @@ def safe_points(player: Player, cases: Iterable[Case], seeds: Sequence[int]) -> 
         f"Total time over hindsight's at 2 times the card, with safe points of {BUDGET} units after every … launches"
     )
     return Sheet(title, ["", *map(str, SAFE_POINTS)], rows)
+
+
+def sizes(player: Player, seeds: Sequence[int]) -> Sheet:
+    rows = []
+    for blocks, largest, launches in SIZES:
+        played = [player.sizes(blocks, largest, launches, seed) for seed in seeds]
+        ratios = (max(bus[way] / bus["hindsight"] for bus in played) for way in ("policy", "never"))
+        cells = [f"1 to {largest}" if largest > 1 else "1", f"{launches:,}", *(f"{ratio:.3f}" for ratio in ratios)]
+        rows.append([f"{blocks:,}", *cells])
+    title = "Zipf with other numbers and sizes of blocks, 2 times the card: bus time over hindsight's"
+    return Sheet(title, ["blocks", "sizes", "launches", "policy", "never"], rows)
 
 
 def costs(player: Player) -> Sheet:
@@ -259,7 +282,7 @@ def main() -> int:
         sheets = [comparison(runs, cases, percent) for percent in PERCENTS]
         if len(cases) == len(CASES):
             some = [case for case in CASES if case.trace in ("zipf", "phases-100", "training", "inference")]
-            sheets += [lengths(player, seeds), safe_points(player, some, seeds), costs(player)]
+            sheets += [lengths(player, seeds), sizes(player, seeds), safe_points(player, some, seeds), costs(player)]
     judged = [row for sheet in sheets[: len(PERCENTS)] for row in sheet.rows if row[-1]]
     met = sum(row[-1] == "met" for row in judged)
     remark = f"The worst of {len(seeds)} seeds. {met} of {len(judged)} bars are met."

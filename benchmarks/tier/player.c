@@ -1,10 +1,12 @@
 /* player TRACE PERCENT LAUNCHES SEED EVERY BUDGET: plays one trace with every way of placing blocks, where the blocks are PERCENT of what fits on
- * the card, and prints a JSON object. player cost BLOCKS: what the policy takes, in nanoseconds. */
+ * the card, and prints a JSON object. player sizes BLOCKS LARGEST LAUNCHES SEED: the same for blocks of mixed sizes, in fewer ways. player cost
+ * BLOCKS: what the policy takes, in nanoseconds. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "sizes.h"
 #include "ways.h"
 
 static const char *const way_names[WAYS] = {"never", "managed", "hindsight", "policy"};
@@ -79,8 +81,16 @@ int main(int argc, char **argv) {
         cost(number(argv[2], "BLOCKS", TOUCHED, 1u << 20));
         return 0;
     }
+    if (argc == 6 && !strcmp(argv[1], "sizes")) {
+        const uint32_t count = number(argv[2], "BLOCKS", 16, 1u << 20), largest = number(argv[3], "LARGEST", 1, 1u << 20);
+        const struct bus_times times = play_sizes(count, largest, number(argv[4], "LAUNCHES", 100, 10000000), number(argv[5], "SEED", 1, UINT32_MAX));
+        printf("{\"policy\": %llu, \"hindsight\": %llu, \"never\": %llu}\n", (unsigned long long)times.policy, (unsigned long long)times.hindsight,
+               (unsigned long long)times.never);
+        return 0;
+    }
     if (argc != 7) {
-        fprintf(stderr, "usage: player TRACE PERCENT LAUNCHES SEED EVERY BUDGET | player cost BLOCKS\ntraces:");
+        fprintf(stderr, "usage: player TRACE PERCENT LAUNCHES SEED EVERY BUDGET | player sizes BLOCKS LARGEST LAUNCHES SEED | player cost BLOCKS\n");
+        fprintf(stderr, "traces:");
         for (unsigned i = 0; trace_names[i]; i++)
             fprintf(stderr, " %s", trace_names[i]);
         fprintf(stderr, "\n");

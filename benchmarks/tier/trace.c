@@ -18,11 +18,11 @@ static uint64_t next(uint64_t *random) { /* xorshift64 */
     return *random ^= *random << 17;
 }
 
-static double uniform(uint64_t *random) {
+double uniform(uint64_t *random) {
     return (double)(next(random) >> 11) * 0x1p-53;
 }
 
-static uint32_t below(uint64_t *random, uint32_t bound) {
+uint32_t below(uint64_t *random, uint32_t bound) {
     return (uint32_t)(uniform(random) * bound);
 }
 
@@ -60,9 +60,9 @@ static void touch_all(struct trace *trace, uint32_t first, uint32_t count) {
         touch(trace, first + i);
 }
 
-static void shuffle(struct trace *trace, uint32_t *order, uint32_t count) {
+void shuffle(uint64_t *random, uint32_t *order, uint32_t count) {
     for (uint32_t i = count - 1; i > 0; i--) {
-        const uint32_t other = below(&trace->random, i + 1), kept = order[i];
+        const uint32_t other = below(random, i + 1), kept = order[i];
         order[i] = order[other];
         order[other] = kept;
     }
@@ -74,7 +74,7 @@ static void add_blocks(struct trace *trace, uint32_t tenant, uint32_t from, uint
     for (uint32_t i = from; i < to; i++)
         order[i - from] = i;
     if (!in_order)
-        shuffle(trace, order, to - from);
+        shuffle(&trace->random, order, to - from);
     for (uint32_t i = 0; i < to - from; i++)
         put(trace, ADD, tenant, order[i]);
     put(trace, PHASE, tenant, 0);
@@ -125,20 +125,20 @@ static void phases(struct trace *trace, uint32_t size, uint32_t others, uint32_t
     for (uint32_t i = 0; i < BLOCKS; i++)
         order[i] = i;
     add_blocks(trace, 0, 0, BLOCKS, false);
-    shuffle(trace, order, BLOCKS);
+    shuffle(&trace->random, order, BLOCKS);
     for (uint32_t i = 0; i < launches; i++) {
         if (i && i % (PHASE_LENGTH * 2 * size) == 0) {
             put(trace, PHASE, 0, 0);
             if (others < size) {
-                shuffle(trace, order, size);
-                shuffle(trace, order + size, BLOCKS - size);
+                shuffle(&trace->random, order, size);
+                shuffle(&trace->random, order + size, BLOCKS - size);
                 for (uint32_t k = 0; k < others; k++) {
                     const uint32_t kept = order[k];
                     order[k] = order[size + k];
                     order[size + k] = kept;
                 }
             } else {
-                shuffle(trace, order, BLOCKS);
+                shuffle(&trace->random, order, BLOCKS);
             }
         }
         set_launch(trace, 0, order, size);
@@ -152,7 +152,7 @@ static void flicker(struct trace *trace, uint32_t launches) {
         order[i] = i;
     add_blocks(trace, 0, 0, BLOCKS, false);
     while (trace->launches < launches) {
-        shuffle(trace, order, BLOCKS);
+        shuffle(&trace->random, order, BLOCKS);
         for (uint32_t left = 10 + below(&trace->random, 50); left && trace->launches < launches; left--)
             set_launch(trace, 0, order, 100);
     }
@@ -273,7 +273,7 @@ static void tenants(struct trace *trace, uint32_t launches, uint32_t capacity) {
             continue;
         if (trace->launches * 5 / 4 < launches) {
             if (second++ % (PHASE_LENGTH * 2 * SET) == 0) {
-                shuffle(trace, order, EACH);
+                shuffle(&trace->random, order, EACH);
                 put(trace, PHASE, 1, 0);
             }
             set_launch(trace, 1, order, SET);

@@ -32,4 +32,10 @@ extern const char *const trace_names[]; /* ends with NULL */
 
 /* `launches` launches of the program `name` where `capacity` blocks fit on the card. Returns 0, -1: no such name. */
 int make_trace(struct trace *trace, const char *name, uint32_t launches, uint32_t capacity, uint64_t seed);
+
+/* Random numbers, from a state that is not 0: in [0, 1), and below `bound`. */
+double uniform(uint64_t *random);
+uint32_t below(uint64_t *random, uint32_t bound);
+
+void shuffle(uint64_t *random, uint32_t *order, uint32_t count);
 #endif

@@ -2,7 +2,8 @@
 
 #include <stddef.h>
 
-#define PERIOD 64u /* launches of one weight */
+#define PERIOD 64u         /* launches of one weight, at least */
+#define LONGEST_PERIOD 0x1p20
 #define GROWTH (1.0 + (double)PERIOD / VGPU_TIER_WINDOW)
 #define TOO_HEAVY 0x1p32 /* for a weight: all are divided by it */
 #define RECENT 1024u
@@ -17,7 +18,7 @@
 #define LONGEST_GAP (1u << 26) /* that is told from longer ones; a run of them still counts in 32 bits */
 #define POOL VGPU_TIER_MOVES /* the coldest and the hottest blocks that a plan chooses from */
 #define TRIES 8u              /* of the hottest, as the first one to come up */
-#define QUICK 0x1p80          /* before any gain, which is below the window */
+#define QUICK 0x1p100         /* before any gain, which is below the window */
 #define CALM 16u              /* launches after which it is worth looking again */
 
 /* A block on the device that could go down. */
@@ -44,7 +45,8 @@ struct pool {
 };
 
 void vgpu_tier_begin(struct vgpu_tier *tier, struct vgpu_tier_block *blocks, uint32_t capacity) {
-    *tier = (struct vgpu_tier){.blocks = blocks, .capacity = capacity, .free = VGPU_TIER_NONE, .weight = 1, .long_gap = UNKNOWN};
+    *tier = (struct vgpu_tier){
+        .blocks = blocks, .capacity = capacity, .free = VGPU_TIER_NONE, .weight = 1, .long_gap = UNKNOWN, .period_end = PERIOD};
 }
 
 uint32_t vgpu_tier_add(struct vgpu_tier *tier, uint64_t bytes, bool on_device, bool pinned) {
@@ -181,6 +183,8 @@ static void end_period(struct vgpu_tier *tier) {
         }
     }
     look_at_traffic(tier);
+    const double period = 2 * tier->usual_gap;
+    tier->period_end = tier->now + (period < PERIOD ? PERIOD : period < LONGEST_PERIOD ? (uint64_t)period : (uint64_t)LONGEST_PERIOD);
 }
 
 void vgpu_tier_launch(struct vgpu_tier *tier, const uint32_t *touched, uint32_t count) {
@@ -198,7 +202,7 @@ void vgpu_tier_launch(struct vgpu_tier *tier, const uint32_t *touched, uint32_t 
     tier->misses += tier->weight * places[false];
     tier->recent_hits += places[true] * (uint64_t)RECENT - tier->recent_hits / 8;
     tier->recent_misses += places[false] * (uint64_t)RECENT - tier->recent_misses / 8;
-    if (tier->now % PERIOD == 0)
+    if (tier->now >= tier->period_end)
         end_period(tier);
 }
 
@@ -252,7 +256,7 @@ struct sample {
 static struct cold cold_of(const struct vgpu_tier *tier, bool turmoil, uint32_t index) {
     const struct vgpu_tier_block *block = &tier->blocks[index];
     struct cold cold = {.index = index, .age = (double)(tier->now - block->last), .rested = turmoil ? rested(tier, block) : away(tier, block)};
-    cold.span = cold.rested ? VGPU_TIER_WINDOW : span_of(tier, block);
+    cold.span = cold.rested ? tier->sum / tier->weight + 1 : span_of(tier, block);
     /* a touch more than was seen: what has little history is not taken for cold */
     cold.rate = cold.rested ? 0 : (block->heat / tier->weight + 1) / cold.span;
     cold.variance = (cold.rate + 0.5 / cold.span) / cold.span * (cold.rested ? 1 : dispersion_of(block));

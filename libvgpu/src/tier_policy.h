@@ -19,7 +19,7 @@
 #include <stdint.h>
 
 #define VGPU_TIER_NONE UINT32_MAX
-#define VGPU_TIER_WINDOW 4096u   /* launches after which a touch weighs 1/e */
+#define VGPU_TIER_WINDOW 4096u   /* launches after which a touch weighs 1/e; more where blocks are touched more seldom than every 32nd launch */
 #define VGPU_TIER_LOOKED_AT 512u /* blocks per plan, at most */
 #define VGPU_TIER_MOVES 32u      /* of one plan and direction, at most */
 
@@ -43,6 +43,7 @@ struct vgpu_tier {
     uint32_t movable;    /* blocks that are not pinned */
     uint32_t offset;     /* of the last sample */
     uint64_t now;        /* launches so far */
+    uint64_t period_end; /* launch from which the weight is another one */
     double weight;       /* of a touch now; grows, so that nothing else has to shrink */
     double sum;          /* of the weights of all launches */
     double hits, misses; /* touches of blocks on the device and in host memory, weighted; of those that can move */

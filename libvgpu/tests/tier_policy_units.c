@@ -293,6 +293,16 @@ static void check_billions(void) {
     }
 }
 
+/* Where blocks are touched seldom, touches are remembered for longer. */
+static void check_window(void) {
+    start();
+    for (unsigned i = 0; i < 1024; i++)
+        vgpu_tier_add(&tier, 1, i < 512, false);
+    for (unsigned i = 0; i < 200000; i++)
+        touch(below(1024), 1);
+    CHECK(tier.sum / tier.weight > 16 * VGPU_TIER_WINDOW && fabs(tier.usual_gap / 1024 - 1) < 0.02);
+}
+
 /* Among more blocks than one look sees, the one that matters is found, and room for it. */
 static void check_many(void) {
     start();
@@ -408,6 +418,7 @@ int main(void) {
     check_new_phase();
     check_visits();
     check_billions();
+    check_window();
     check_many();
     check_random_programs();
     return 0;

@@ -21,7 +21,7 @@ def test_arithmetic() -> None:
 
 
 def play(*arguments: object) -> subprocess.CompletedProcess[str]:
-    parts = (str(BENCH / "trace.c"), str(BENCH / "ways.c"), str(POLICY))
+    parts = (*(str(BENCH / f"{name}.c") for name in ("trace", "ways", "sizes")), str(POLICY))
     program = compiled(str(BENCH / "player.c"), "-O2", f"-I{POLICY.parent}", *parts, output="tier-player")
     return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
 
@@ -57,6 +57,14 @@ def test_total_time_is_near_that_of_hindsight(trace: str, launches: int, percent
     total, bus = played(trace, percent, launches)
     assert total + bus["policy"] <= 1.1 * (total + bus["hindsight"])
     assert total + bus["policy"] <= 0.5 * (total + bus["never"])
+
+
+@pytest.mark.parametrize("largest", [1, 64])
+def test_blocks_of_mixed_sizes_are_placed_as_well(largest: int) -> None:
+    done = play("sizes", 256, largest, 20_000, SEED)
+    assert done.returncode == 0, done.stderr
+    bus = json.loads(done.stdout)
+    assert bus["policy"] <= 1.2 * bus["hindsight"] < bus["never"]
 
 
 def test_what_the_player_is_compared_with_is_known() -> None:
