@@ -3,7 +3,7 @@
 #include <stddef.h>
 
 #define PERIOD 64u         /* launches of one weight, at least */
-#define LONGEST_PERIOD 0x1p20
+#define LONGEST_PERIOD 0x1p16 /* the window stays below 2^24, which `heat` can count */
 #define GROWTH (1.0 + (double)PERIOD / VGPU_TIER_WINDOW)
 #define TOO_HEAVY 0x1p32 /* for a weight: all are divided by it */
 #define RECENT 1024u

@@ -78,11 +78,13 @@ void vgpu_tier_pin(struct vgpu_tier *tier, uint32_t index, bool pinned);
 /* A move that was done. */
 void vgpu_tier_moved(struct vgpu_tier *tier, uint32_t index, bool on_device);
 
-/* A launch that touches these blocks; one that is named twice counts once. A few nanoseconds per block. */
+/* A launch that touches these blocks; one that is named twice counts once. A few nanoseconds per block; every 90,000 launches or so all entries
+ * are passed over once. */
 void vgpu_tier_launch(struct vgpu_tier *tier, const uint32_t *touched, uint32_t count);
 
 /* The best moves of at most `budget` bytes where the device has `room` bytes left for this tier; false: none is worth it. With `room` below 0 the
  * tier has to give way: the blocks that are missed least, also when that does not pay, at least one whatever the budget; ask again until there is
- * room. Looks at no more than VGPU_TIER_LOOKED_AT blocks, at others each time. */
+ * room. Then false: none can move. Looks at no more than VGPU_TIER_LOOKED_AT blocks, at others each time, and not at all within some launches of a
+ * look that found nothing, unless room, budget or the program have changed. Some microseconds. */
 bool vgpu_tier_plan(struct vgpu_tier *tier, int64_t room, uint64_t budget, struct vgpu_tier_plan *plan);
 #endif
