@@ -2,24 +2,24 @@
 
 #include <stddef.h>
 
-#define PERIOD 64u         /* launches of one weight, at least */
-#define LONGEST_PERIOD 0x1p16 /* the window stays below 2^24, which `heat` can count */
+#define PERIOD 64u             /* launches of one weight, at least */
+#define LONGEST_PERIOD 0x1p16  /* the window stays below 2^24, which `heat` can count */
 #define GROWTH (1.0 + (double)PERIOD / VGPU_TIER_WINDOW)
-#define TOO_HEAVY 0x1p32 /* for a weight: all are divided by it */
+#define TOO_HEAVY 0x1p32       /* for a weight: all are divided by it */
 #define RECENT 1024u
-#define CERTAINTY 1.5 /* standard errors */
-#define UNUSUAL 4.0   /* standard errors of recent misses */
-#define RESTED 4.0    /* mean gaps */
+#define CERTAINTY 1.5          /* standard errors */
+#define UNUSUAL 4.0            /* standard errors of recent misses */
+#define RESTED 4.0             /* mean gaps */
 #define AWAY 16.0
-#define PAYING 40u     /* touches in a row that pay for the moves of a block and of the one that it replaces, and for finding out */
-#define YOUNG 3u       /* touches, below which a block's own gaps tell nothing */
-#define GAPS_ENOUGH 16u /* before the oldest are forgotten */
-#define UNKNOWN 0x1p64           /* launches */
+#define PAYING 40u             /* touches in a row that pay for the moves of a block and of the one that it replaces, and for finding out */
+#define YOUNG 3u               /* touches, below which a block's own gaps tell nothing */
+#define GAPS_ENOUGH 16u        /* before the oldest are forgotten */
+#define UNKNOWN 0x1p64         /* launches */
 #define LONGEST_GAP (1u << 26) /* that is told from longer ones; a run of them still counts in 32 bits */
-#define POOL VGPU_TIER_MOVES /* the coldest and the hottest blocks that a plan chooses from */
-#define TRIES 8u              /* of the hottest, as the first one to come up */
-#define QUICK 0x1p100         /* before any gain, which is below the window */
-#define CALM 16u              /* launches after which it is worth looking again */
+#define POOL VGPU_TIER_MOVES   /* the coldest and the hottest blocks that a plan chooses from */
+#define TRIES 8u               /* of the hottest, as the first one to come up */
+#define QUICK 0x1p100          /* before any gain, which is below the window */
+#define CALM 16u               /* launches after which it is worth looking again */
 
 /* A block on the device that could go down. */
 struct cold {
