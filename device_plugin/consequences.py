@@ -65,14 +65,14 @@ class Consequences:
         self._submit(("evict", pod.metadata.uid), self._evict, pod, sentence)
 
     def record(self, pod: Pod, record: Allocation) -> None:
-        """Replaces the pod's allocation; raises Refusal when the API server does not take it."""
+        """Replaces the pod's allocation; raises Refusal when it is not taken or the pod has changed."""
         meta = pod.metadata
-        annotations = {names.ALLOCATION: allocation.encode(record)}
+        change = {"annotations": {names.ALLOCATION: allocation.encode(record)}, "resourceVersion": meta.resourceVersion}
         try:
-            writes.patch_pod(self._client, meta.namespace, meta.name, {"annotations": annotations}, uid=meta.uid)
+            writes.patch_pod(self._client, meta.namespace, meta.name, change, uid=meta.uid)
         except ApiError as error:
             raise Refusal(f"the allocation of pod {full_name(pod)} was not recorded: {error}", transient=True) from None
-        log.info("%s: recorded where its ids are: %s", full_name(pod), annotations[names.ALLOCATION])
+        log.info("%s: recorded where its ids are: %s", full_name(pod), allocation.encode(record))
 
     def _say(self, reference: dict[str, str], reason: str, sentence: str, type_: str) -> None:
         self._submit(("event", reference["uid"], reason, sentence), self._event, reference, reason, sentence, type_)

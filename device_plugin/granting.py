@@ -22,7 +22,7 @@ from device_plugin.modes import Mode
 from device_plugin.pods import allocation_of, full_name
 from device_plugin.refusal import Refusal
 from device_plugin.sandbox import Sandboxes, limits_for
-from vgpu import allocation
+from vgpu.allocation import Allocation, excess
 from vgpu.config import Config
 from vgpu.devices import Gpu, GpuSlice
 from vgpu.inventory import InventoryError, readings
@@ -153,30 +153,38 @@ class Granting:
             self._put(device_ids, plan)
 
     def _where_ids_are(self, plan: Plan, device_ids: Sequence[str]) -> Plan:
-        """With mounts the ids decide which cards the container sees: the record is made to say so."""
+        """With mounts the ids decide which cards the container sees: it starts when the record says the same.
+
+        Only the scheduler knows what it is binding meanwhile. So it is asked to move the record, by the record itself.
+        """
         cards = self._cards.by_uuid
         moved = grants.move(plan.slices, sorted({ids.card(device_id) for device_id in device_ids}))
         if moved is None:
             raise Refusal(f"pod {full_name(plan.pod)} holds several ids of one card", pod=plan.pod)
-        if set(moved) == set(plan.slices):
+        record, name = allocation_of(plan.pod) or Allocation({}), plan.candidate.container
+        if set(moved) == set(record.containers.get(name, ())):
+            if name in record.moving:  # asked for when it held other ids
+                others = {other: slices for other, slices in record.moving.items() if other != name}
+                self._consequences.record(plan.pod, Allocation(record.containers, others))
             return plan
         for gpu in (cards[piece.uuid] for piece in moved):
             if plan.request and not _accepts(plan.request.selector, gpu):
                 sentence = f"pod {full_name(plan.pod)} holds ids of {gpu.model} {gpu.uuid}, which it does not accept"
                 raise Refusal(sentence, pod=plan.pod)
         plan = msgspec.structs.replace(plan, slices=edits.in_order(moved, cards))
+        if set(moved) != set(record.moving.get(name, ())):
+            self._consequences.record(plan.pod, Allocation(record.containers, {**record.moving, name: plan.slices}))
         self._guard(plan)
-        record = allocation_of(plan.pod)
-        containers = {**(record.containers if record else {}), plan.candidate.container: plan.slices}
-        self._consequences.record(plan.pod, allocation.Allocation(containers))
-        return plan
+        where = ", ".join(f"card {cards[piece.uuid].index}" for piece in plan.slices)
+        sentence = f"pod {full_name(plan.pod)} was given {where}, where the scheduler has not found room for it yet"
+        raise Refusal(sentence, transient=True, pod=plan.pod)
 
     def _guard(self, plan: Plan) -> None:
         uid = plan.pod.metadata.uid
         before = self._sandboxes.granted().get(uid, {})
         wanted = pod_holds(plan.pod, {**before, plan.candidate.container: plan.slices})
         granted = self._holdings.granted(without=uid)
-        sentence = grants.excess(self._cards.by_uuid, granted, wanted)
+        sentence = excess(self._cards.by_uuid, granted, wanted)
         if sentence:
             raise Refusal(f"pod {full_name(plan.pod)}: {sentence}", transient=True, pod=plan.pod)
 

@@ -7,7 +7,7 @@ from device_plugin.pods import Pods, allocation_of
 from device_plugin.refusal import Refusal
 from device_plugin.sandbox import Sandboxes
 from vgpu import allocation
-from vgpu.allocation import Held, Kind
+from vgpu.allocation import Allocation, Held, Kind
 from vgpu.devices import GpuSlice
 from vgpu.kube.objects import Pod, kinds
 
@@ -46,5 +46,6 @@ def pod_holds(pod: Pod, granted: Mapping[str, Sequence[GpuSlice]] | None = None)
         record = allocation_of(pod)
     except Refusal:
         record = None
-    slices: dict[str, Sequence[GpuSlice]] = {**(record.containers if record else {}), **(granted or {})}
-    return allocation.held((kind, slices.get(name, ())) for name, kind in kinds(pod))
+    record = record or Allocation({})
+    done = granted or {}
+    return allocation.held((kind, done[name] if name in done else record.of(name)) for name, kind in kinds(pod))

@@ -177,7 +177,9 @@ class Starts:
                 transient=patient,
                 pod=pod,
             )
-        slices, count = record.containers.get(candidate.container, ()), len(set(device_ids))
+        # On its way: the scheduler has only kept what the container will have.
+        on_its_way = record.moving.get(candidate.container, ())
+        slices, count = record.containers.get(candidate.container, on_its_way), len(set(device_ids))
         if len(slices) != count:
             raise Refusal(
                 f"container {candidate.container} of pod {full_name(pod)} holds {count} cards of the kubelet, but its "

@@ -18,8 +18,9 @@ from scheduler.binder import Binder
 from scheduler.certificates import Certificates
 from scheduler.cluster import ClusterState
 from scheduler.feed import Feed
-from scheduler.fence import Fence, term_in
+from scheduler.fence import Fence, beside, term_in
 from scheduler.metrics import REGISTRY
+from scheduler.moves import Moves
 from scheduler.server import Listener, any_address
 from scheduler.verbs import Recent, Verbs
 from vgpu import config, names
@@ -113,7 +114,11 @@ def run(args: argparse.Namespace) -> None:
         client, args.tls_secret, None if args.foreign_certificate else args.webhook_config, on_ready=wake.set
     )
     # Without a Lease nobody else binds: the first call waits for what earlier processes did, the others pass.
-    fence = Fence(feed.catch_up, term_in(client, *args.lease)) if args.lease else Fence(feed.catch_up, lambda: "alone")
+    if args.lease:
+        fence = Fence(feed.catch_up, term_in(client, *args.lease), own=beside)
+    else:
+        fence = Fence(feed.catch_up, lambda: "alone")
+    moves = Moves(client, state, lambda: feed.ready and fence.leads())
     verbs = extender_app(Verbs(state, rules, recent), binder, lambda: feed.ready, fence)
     address = args.webhook_address
     listeners: list[Listener] = []
@@ -121,6 +126,7 @@ def run(args: argparse.Namespace) -> None:
         listeners.append(Listener("extender", verbs, "127.0.0.1", args.extender_port, threads=BIND_THREADS))
         listeners.append(Listener("metrics", make_wsgi_app(REGISTRY), address, args.metrics_port, threads=2))
         feed.start()
+        moves.start()
         certificates.start()
         wake.wait()  # for the first certificate
         if not stopping.is_set():

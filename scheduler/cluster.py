@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from vgpu.allocation import Held
+from vgpu.allocation import Allocation, Held
 from vgpu.devices import Gpu, Inventory
 from vgpu.placement import room, rules
 from vgpu.placement.cards import SLOTS, Cards, CardState, Ints, figures, nothing_held, of_nodes
@@ -27,12 +27,24 @@ from vgpu.resources import CardSelector, GpuRequest
 DOUBT_SECONDS: Final = 90.0
 
 
+class Claim(msgspec.Struct, frozen=True):
+    """A pod whose ids are on other cards than its slices: its agent asks to move them."""
+
+    namespace: str
+    name: str
+    version: str  #: resourceVersion of the pod
+    record: Allocation
+    now: Mapping[str, Held]  #: what the record gives it now, by card UUID
+    then: Mapping[str, Held]  #: and after the move
+
+
 class Holding(msgspec.Struct, frozen=True):
     """What one pod holds on the cards of its node."""
 
     node: str
-    held: Mapping[str, Held]  #: by card UUID
+    held: Mapping[str, Held]  #: by card UUID; of a pod that moves, where it is and where it goes
     doubtful_until: float = 0.0  #: monotonic seconds; 0: the API server has confirmed it
+    claim: Claim | None = None
 
     @property
     def confirmed(self) -> bool:
@@ -81,6 +93,8 @@ class ClusterState:
         self._holdings: dict[str, Holding] = {}  # by pod uid
         self._on_node: dict[str, set[str]] = {}  # pod uids
         self._contexts: Counter[int] = Counter()  # cards by the bytes of a CUDA context, where that is known
+        self.claimed = threading.Event()  #: a pod asks for a move; cleared by who makes it
+        self._claims: dict[str, str] = {}  # pod uid → node, of pods that ask for a move
         self._sequence = 0
         self._changed: dict[str, int] = {}  # pod uid or node name → sequence of the last change, until reconciled
 
@@ -184,6 +198,11 @@ class ClusterState:
         """Records what a pod holds, in place of what it held before."""
         with self.lock:
             self._touch(uid)
+            if holding.claim is not None:
+                self._claims[uid] = holding.node
+                self.claimed.set()
+            else:
+                self._claims.pop(uid, None)
             known = self._holdings.get(uid)
             if known is not None:
                 if known.same_as(holding):
@@ -201,6 +220,7 @@ class ClusterState:
             known = self._holdings.get(uid)
             if known is not None:
                 self._drop(uid, known)
+                self._claims.pop(uid, None)
 
     def retract(self, uid: str) -> None:
         """Takes back what was recorded for a bind that did not happen, unless it turned out that it did."""
@@ -212,6 +232,14 @@ class ClusterState:
     def holding(self, uid: str) -> Holding | None:
         with self.lock:
             return self._holdings.get(uid)
+
+    def claims(self) -> dict[str, dict[str, Holding]]:
+        """Node → uid → holding of the pods that ask for a move."""
+        found: dict[str, dict[str, Holding]] = {}
+        with self.lock:
+            for uid, node in self._claims.items():
+                found.setdefault(node, {})[uid] = self._holdings[uid]
+        return found
 
     def _drop(self, uid: str, holding: Holding) -> None:
         self._count(holding, -1)

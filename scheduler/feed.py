@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from scheduler.cluster import ClusterState, Holding
+from scheduler.cluster import Claim, ClusterState, Holding
 from scheduler.metrics import DRIFT
 from vgpu import allocation, devices, names
 from vgpu.kube.client import ApiError, KubeClient
@@ -38,11 +38,21 @@ def holding_of(pod: Pod) -> Holding | None:
     if record is None or not pod.spec.nodeName or pod.finished:
         return None
     try:
-        slices = allocation.decode(record).containers
+        found = allocation.decode(record)
     except ValueError as error:
         log.warning("pod %s/%s: %s", pod.metadata.namespace, pod.metadata.name, error)
         return None
-    return Holding(pod.spec.nodeName, allocation.held((kind, slices.get(name, ())) for name, kind in kinds(pod)))
+    order = kinds(pod)
+    held = allocation.held((kind, found.of(name)) for name, kind in order)
+    if not found.moving:
+        return Holding(pod.spec.nodeName, held)
+    now, then = (
+        allocation.held((kind, slices.get(name, ())) for name, kind in order)
+        for slices in (found.containers, found.moved().containers)
+    )
+    meta = pod.metadata
+    claim = Claim(meta.namespace, meta.name, meta.resourceVersion, found, now, then)
+    return Holding(pod.spec.nodeName, held, claim=claim)
 
 
 def cards_of(node: Node) -> tuple[devices.Inventory, frozenset[str]]:

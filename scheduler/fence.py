@@ -5,6 +5,7 @@ pause its Lease tells whether anybody else has led meanwhile.
 """
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -46,6 +47,14 @@ def term_in(client: KubeClient, namespace: str, name: str) -> Callable[[], str]:
     return read
 
 
+def beside(term: str) -> bool:
+    """Whether the leader of this term runs in the same pod.
+
+    Source: kubernetes cmd/kube-scheduler/app/options: the identity is HOSTNAME_UUID.
+    """
+    return term.startswith(f"{socket.gethostname()}_")
+
+
 class Fence:
     """Lets a call pass once the state is known to be complete; `catch_up` makes it so or raises ApiError.
 
@@ -53,14 +62,35 @@ class Fence:
     """
 
     def __init__(
-        self, catch_up: Callable[[], None], term: Callable[[], str], idle_seconds: float = IDLE_SECONDS
+        self,
+        catch_up: Callable[[], None],
+        term: Callable[[], str],
+        idle_seconds: float = IDLE_SECONDS,
+        own: Callable[[str], bool] = lambda _: True,
     ) -> None:
+        """`own`: whether the leader of a term is the kube-scheduler beside this replica."""
+        self._own = own
         self._catch_up = catch_up
         self._read_term = term
         self._idle = idle_seconds
         self._lock = threading.Lock()
         self._term = ""  #: in which the state was complete
         self._last = float("-inf")  #: monotonic seconds of the last call that passed
+
+    def leads(self) -> bool:
+        """Whether this replica is the one that places pods, and its state is known to be complete."""
+        with self._lock:
+            try:
+                term = self._read_term()
+                if not term or not self._own(term):
+                    return False
+                if term != self._term:
+                    self._catch_up()
+                    self._term = term
+            except ApiError as error:
+                log.warning("who leads cannot be read: %s", error)
+                return False
+            return True
 
     def pass_(self) -> None:
         """Waits for the state to be complete where that is in doubt; raises Behind when that is not possible now."""

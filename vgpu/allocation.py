@@ -1,11 +1,11 @@
 """Who holds which slice: the record on a pod (`vgpu.io/allocation`) and what it occupies on the cards."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 import msgspec
 
-from vgpu.devices import GpuSlice
+from vgpu.devices import Gpu, GpuSlice
 from vgpu.names import ALLOCATION
 
 
@@ -18,10 +18,29 @@ class Kind(StrEnum):
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """Slices of every GPU container of a pod, by container name."""
+    """Slices of every GPU container of a pod, by container name.
+
+    `moving`: where the kubelet's ids are of containers whose slices are elsewhere. The agent asks so for a move, the
+    scheduler makes it (`moved`) when there is room. Until then the pod holds both.
+    """
 
     containers: dict[str, tuple[GpuSlice, ...]]
+    moving: dict[str, tuple[GpuSlice, ...]] = {}
     v: int = 1
+
+    def of(self, container: str) -> tuple[GpuSlice, ...]:
+        """All slices that a container keeps others from: its own, and those to which it moves."""
+        both = (*self.containers.get(container, ()), *self.moving.get(container, ()))
+        return tuple(dict.fromkeys(both))
+
+    def moved(self) -> "Allocation":
+        """The record after the move."""
+        return Allocation({**self.containers, **self.moving})
+
+    def leaving(self) -> "Allocation":
+        """The record of a pod that makes room for another one before it moves: it holds only where it goes."""
+        stay = {name: slices for name, slices in self.containers.items() if name not in self.moving}
+        return Allocation(stay, self.moving)
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -54,7 +73,9 @@ class Held(msgspec.Struct, frozen=True):
 
 
 def encode(allocation: Allocation) -> str:
-    body = {"v": allocation.v, "containers": allocation.containers}
+    body: dict[str, object] = {"v": allocation.v, "containers": allocation.containers}
+    if allocation.moving:
+        body["moving"] = allocation.moving
     return msgspec.json.encode(body).decode()
 
 
@@ -81,6 +102,34 @@ def of_slices(slices: Iterable[GpuSlice]) -> dict[str, Held]:
 def merge(left: dict[str, Held], right: dict[str, Held]) -> dict[str, Held]:
     """Sum, card by card."""
     return {uuid: left.get(uuid, Held()) + right.get(uuid, Held()) for uuid in left | right}
+
+
+def excess(cards: Mapping[str, Gpu], before: Mapping[str, Held], wanted: Mapping[str, Held]) -> str | None:
+    """A sentence for the first card on which `wanted` does not fit beside what others hold; None when all fits.
+
+    Σ limits ≤ card × scaling, Σ guarantees ≤ card, Σ cores ≤ 100 % × scaling, and nobody beside a pod that holds 100 %.
+    """
+    for uuid, asked in wanted.items():
+        gpu = cards.get(uuid)
+        if gpu is None:
+            return f"card {uuid} is not on this node"
+        others = before.get(uuid, Held())
+        name = f"card {gpu.index} ({gpu.model}, {uuid})"
+        if others.alone and asked.slots:
+            return f"{name} is held whole by another pod (cores 100)"
+        if asked.alone and others.slots:
+            return f"{name} has slices of other pods and cannot be given alone (cores 100)"
+        for what, taken, more, room in (
+            ("MiB of memory", others.mem, asked.mem, gpu.memory),
+            ("MiB of physical memory", others.phys, asked.phys, gpu.physical_memory),
+            ("% of cores", others.cores, asked.cores, gpu.cores),
+            ("slices", others.slots, asked.slots, gpu.slots),
+        ):
+            if what == "% of cores" and asked.alone:
+                continue  # nobody else is on the card, and 100 % of it is there whatever the scaling
+            if more and taken + more > room:
+                return f"{name} has {room} {what}, {taken} held by other pods: {more} more do not fit"
+    return None
 
 
 def held(containers: Iterable[tuple[Kind, Iterable[GpuSlice]]]) -> dict[str, Held]:

@@ -27,10 +27,14 @@ from device_plugin.sandbox import Sandboxes
 from device_plugin.starts import Starts
 from device_plugin.sweep import Sweep
 from device_plugin.watch import Watch
+from scheduler.cluster import ClusterState
+from scheduler.feed import Feed
+from scheduler.moves import Moves
 from vgpu import allocation, names
 from vgpu.allocation import Allocation
 from vgpu.config import Config, decode
-from vgpu.devices import Gpu, GpuSlice, Inventory
+from vgpu.devices import Gpu, GpuSlice, Inventory, encode_inventory
+from vgpu.kube import writes
 from vgpu.kube.client import ApiError, KubeClient
 from vgpu.kubelet import checkpoint
 from vgpu.local.apiserver import ApiServer
@@ -75,6 +79,7 @@ class World:
         )
         self._entries: list[checkpoint.Entry] = []
         self._pods: list[Pods] = []
+        self._schedulers: list[Feed | Moves] = []
         self.agent()
 
     def agent(self) -> None:
@@ -128,7 +133,20 @@ class World:
             ),
         )
 
+    def scheduler(self) -> None:
+        """From now on the scheduler moves the records of pods that ask for it."""
+        cards = {names.DEVICES: encode_inventory(self.cards.inventory)}
+        writes.patch_node(self.client, NODE, annotations=cards)
+        state = ClusterState()
+        feed = Feed(self.client, state, names.SCHEDULER_NAME, reconcile_seconds=3600)
+        moves = Moves(self.client, state, lambda: feed.ready)
+        self._schedulers += [feed, moves]
+        feed.start()
+        moves.start()
+
     def close(self) -> None:
+        for part in self._schedulers:
+            part.stop()
         self.consequences.stop()
         self.api.stop()
         for pods in self._pods:
@@ -167,6 +185,7 @@ class World:
             "metadata": meta,
             "spec": {
                 "nodeName": NODE,
+                "schedulerName": names.SCHEDULER_NAME,
                 "containers": [c for c in containers if c["name"] not in (*init, *sidecars)],
                 "initContainers": [
                     {**c, **({"restartPolicy": "Always"} if c["name"] in sidecars else {})}

@@ -411,33 +411,6 @@ def test_with_mounts_and_shared_ids_the_larger_slice_is_held(make: MakeWorld) ->
         assert region.limits().cards[0].memory == 900 * MIB
 
 
-def test_two_pods_that_swapped_cards_are_recorded_where_they_are(make: MakeWorld) -> None:
-    world = make("envvar")
-    one = world.pod("one", {"main": [GpuSlice(A, mem=10000, cores=60)]})
-    two = world.pod("two", {"main": [GpuSlice(B, mem=9000, cores=50)]})
-    world.allocate(one, "main", [ID_B])
-    world.allocate(two, "main", [ID_A])
-    world.starts.start([ID_B])
-    world.starts.start([ID_A])
-    for name, uid, card, mem in (("one", one, B, 10000), ("two", two, A, 9000)):
-        pod = world.read_pod(name)
-        assert pod is not None
-        record = allocation.decode(pod["metadata"]["annotations"][names.ALLOCATION])
-        assert [(piece.uuid, piece.mem) for piece in record.containers["main"]] == [(card, mem)]
-        assert world.limits(uid).cards[0].uuid == card
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_move_that_does_not_fit_is_refused_and_not_recorded(make: MakeWorld) -> None:
-    world = make("envvar")
-    world.allocate(world.pod("there", {"main": [GpuSlice(B, mem=10000)]}), "main", [ID_B])
-    world.starts.start([ID_B])
-    world.allocate(world.pod("moved", {"main": [GpuSlice(A, mem=6000)]}), "main", [f"{B}::1"])
-    with pytest.raises(Refusal, match="do not fit"):
-        world.starts.start([f"{B}::1"])
-    assert A in (world.read_pod("moved") or {})["metadata"]["annotations"][names.ALLOCATION]
-
-
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     ("slices", "device_ids", "annotations", "text"),

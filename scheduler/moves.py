@@ -1,0 +1,111 @@
+"""Moves records to the cards that pods were given.
+
+Where mounts give cards, the kubelet's ids decide, and it may choose others than were recorded. The agent asks for the
+move in the record (`moving`); it is made here, beside the binds: nobody else knows which pod is about to be bound.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from scheduler.cluster import Claim, ClusterState
+from vgpu import allocation, names
+from vgpu.allocation import Allocation
+from vgpu.kube import writes
+from vgpu.kube.client import ApiError, KubeClient, Unreachable
+from vgpu.placement.moves import Mover, steps
+
+log = logging.getLogger(__name__)
+
+PERIOD_SECONDS: Final = 0.5  #: between two looks, while pods wait for room
+
+
+class Moves:
+    """One thread. Each write names the version of the pod that it changes, so that none takes effect twice or late."""
+
+    def __init__(self, client: KubeClient, state: ClusterState, leads: Callable[[], bool]) -> None:
+        """`leads`: whether this replica places pods now, and has heard of everything."""
+        self._client = client
+        self._state = state
+        self._leads = leads
+        self._sent: dict[str, tuple[str, Allocation]] = {}  # uid → version that was to be changed, and to what
+        self._unsure: set[str] = set()  # uids whose writes had no answer
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="moves", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._state.claimed.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        waiting = False
+        while True:
+            self._state.claimed.wait(PERIOD_SECONDS if waiting else None)
+            if self._stopping.is_set():
+                return
+            self._state.claimed.clear()
+            try:
+                waiting = self.once()
+            except Exception:  # without this thread pods would wait for ever
+                log.exception("records cannot be moved now; trying again")
+                waiting = True
+
+    def once(self) -> bool:
+        """Writes what may be written now; returns whether pods still wait."""
+        if not self._state.claims():
+            self._sent.clear()
+            self._unsure.clear()
+            return False
+        if self._leads():
+            for claim, uid, record in self._next():
+                self._write(uid, claim, record)
+        return True
+
+    def _next(self) -> list[tuple[Claim, str, Allocation]]:
+        """Under the lock of the binds, so that what they choose and what is chosen here is never the same room."""
+        found: list[tuple[Claim, str, Allocation]] = []
+        with self._state.lock:
+            nodes = self._state.claims()
+            versions = {uid: one.claim.version for pods in nodes.values() for uid, one in pods.items() if one.claim}
+            self._sent = {uid: sent for uid, sent in self._sent.items() if versions.get(uid) == sent[0]}
+            self._unsure &= self._sent.keys()
+            for node, pods in nodes.items():
+                claims = {uid: one.claim for uid, one in pods.items() if one.claim is not None}
+                movers = [
+                    Mover(uid, claim.now, claim.then, pods[uid].held, not _stays(claim), uid in self._sent)
+                    for uid, claim in claims.items()
+                ]
+                cards = self._state.cards_of(node) or []
+                todo = steps({one.gpu.uuid: one.gpu for one in cards}, {c.gpu.uuid: c.held for c in cards}, movers)
+                found += [(claims[uid], uid, claims[uid].record.moved()) for uid in todo.there]
+                if todo.aside:
+                    found.append((claims[todo.aside], todo.aside, claims[todo.aside].record.leaving()))
+                found += [(claims[uid], uid, self._sent[uid][1]) for uid in claims if uid in self._unsure]
+            self._sent |= {uid: (claim.version, record) for claim, uid, record in found}
+        return found
+
+    def _write(self, uid: str, claim: Claim, record: Allocation) -> None:
+        text = allocation.encode(record)
+        change = {"annotations": {names.ALLOCATION: text}, "resourceVersion": claim.version}
+        self._unsure.discard(uid)
+        try:
+            writes.patch_pod(self._client, claim.namespace, claim.name, change, uid=uid)
+        except ApiError as error:
+            if isinstance(error, Unreachable) or error.status >= 500:
+                self._unsure.add(uid)
+            elif error.status not in (404, 409):  # else the watch tells what has changed
+                del self._sent[uid]
+                log.warning("pod %s/%s cannot be moved: %s", claim.namespace, claim.name, error)
+            return
+        log.info("pod %s/%s moved to where its ids are: %s", claim.namespace, claim.name, text)
+
+
+def _stays(claim: Claim) -> bool:
+    """Containers that move still have something where they were."""
+    return any(name in claim.record.containers for name in claim.record.moving)
