@@ -45,6 +45,7 @@ class Holding(msgspec.Struct, frozen=True):
     held: Mapping[str, Held]  #: by card UUID; of a pod that moves, where it is and where it goes
     doubtful_until: float = 0.0  #: monotonic seconds; 0: the API server has confirmed it
     claim: Claim | None = None
+    version: int = 0  #: resourceVersion of the pod that says so; 0: not known
 
     @property
     def confirmed(self) -> bool:
@@ -195,15 +196,17 @@ class ClusterState:
     # Pods
 
     def hold(self, uid: str, holding: Holding) -> None:
-        """Records what a pod holds, in place of what it held before."""
+        """Records what a pod holds, in place of what it held before; not where something later is known already."""
         with self.lock:
+            known = self._holdings.get(uid)
+            if known is not None and known.confirmed and 0 < holding.version < known.version:
+                return
             self._touch(uid)
             if holding.claim is not None:
                 self._claims[uid] = holding.node
                 self.claimed.set()
             else:
                 self._claims.pop(uid, None)
-            known = self._holdings.get(uid)
             if known is not None:
                 if known.same_as(holding):
                     self._holdings[uid] = holding

@@ -44,15 +44,16 @@ def holding_of(pod: Pod) -> Holding | None:
         return None
     order = kinds(pod)
     held = allocation.held((kind, found.of(name)) for name, kind in order)
+    meta = pod.metadata
+    version = int(meta.resourceVersion) if meta.resourceVersion.isdecimal() else 0
     if not found.moving:
-        return Holding(pod.spec.nodeName, held)
+        return Holding(pod.spec.nodeName, held, version=version)
     now, then = (
         allocation.held((kind, slices.get(name, ())) for name, kind in order)
         for slices in (found.containers, found.moved().containers)
     )
-    meta = pod.metadata
     claim = Claim(meta.namespace, meta.name, meta.resourceVersion, found, now, then)
-    return Holding(pod.spec.nodeName, held, claim=claim)
+    return Holding(pod.spec.nodeName, held, claim=claim, version=version)
 
 
 def cards_of(node: Node) -> tuple[devices.Inventory, frozenset[str]]:
@@ -80,8 +81,15 @@ class Feed:
             client, NODES, Node, on_change=self._node_changed, on_replace=self._nodes_listed
         )
         self._pods: Informer[Pod] = Informer(
-            client, PODS, Pod, params=self._selector, on_change=self._pod_changed, on_replace=self._pods_listed
+            client,
+            PODS,
+            Pod,
+            params=self._selector,
+            on_change=self._pod_changed,
+            on_list=self._pods_asked,
+            on_replace=self._pods_listed,
         )
+        self._mark = 0  # of the moment at which the pods' informer asked for its list
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reconcile", daemon=True)
 
@@ -152,9 +160,15 @@ class Feed:
             self.state.release(pod.metadata.uid)
         # Else the pod is not bound yet, as far as this event knows: a bind on its way stays counted.
 
+    def _pods_asked(self) -> None:
+        self._mark = self.state.mark()
+
     def _pods_listed(self, pods: Iterable[Pod]) -> None:
         expected = _expected(pods)
-        self.state.repair(self.state.differences(expected, self.state.mark()))
+        found = self.state.differences(expected, self.state.mark())
+        # A pod that the list lacks may have been bound, and confirmed, since it was asked for: the watch will tell.
+        old = self.state.differences(expected, self._mark)
+        self.state.repair({uid: wanted for uid, wanted in found.items() if wanted is not None or uid in old})
 
     # Comparison
 

@@ -49,8 +49,9 @@ class Informer(Generic[T]):
 
     `on_change("set" | "gone", object)` is called for each difference. After a list (the first one, and whenever the
     history was lost) `on_replace(objects)` is called instead where given; otherwise the differences are told singly.
-    Both are called in the informer's thread, after the store was changed; an exception of theirs is logged and does not
-    end it. `type_` is a msgspec struct with `metadata: Meta`.
+    `on_list()` is called before each list is asked for. All are called in the informer's thread, the others after the
+    store was changed; an exception of theirs is logged and does not end it. `type_` is a msgspec struct with
+    `metadata: Meta`.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Informer(Generic[T]):
         *,
         params: Mapping[str, str] | None = None,
         on_change: Callable[[str, T], None],
+        on_list: Callable[[], None] | None = None,
         on_replace: Callable[[list[T]], None] | None = None,
     ) -> None:
         self.synced = threading.Event()  #: set once the first list has been delivered
@@ -69,6 +71,7 @@ class Informer(Generic[T]):
         self._path = path
         self._params = dict(params or {})
         self._on_change = on_change
+        self._on_list = on_list
         self._on_replace = on_replace
         self._decode_object = msgspec.json.Decoder(type_)
         self._decode_list: msgspec.json.Decoder[ObjectList[T]] = msgspec.json.Decoder(ObjectList[type_])  # type: ignore[valid-type]  # a type known only at run time
@@ -124,6 +127,8 @@ class Informer(Generic[T]):
                 self._stopping.wait(pause)
 
     def _list(self) -> None:
+        if self._on_list is not None:
+            self._on_list()
         items: list[T] = []
         token = ""
         while True:
