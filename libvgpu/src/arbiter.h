@@ -16,10 +16,12 @@ struct vgpu_busy_span {
     uint64_t begin, end;
     uint64_t members; /* bit i: member i */
     uint64_t ended;   /* end of that of their measured launches which ended first; 0: unknown */
+    uint64_t last_ns; /* for so long before that its container had the card */
     uint32_t ender;   /* whose it was */
 };
 struct vgpu_busy {
     uint64_t slice_ns; /* for so long the card runs one container before it turns to another; 0: unknown */
+    uint64_t shortest_ns[VGPU_ARBITER_MEMBERS]; /* measured launch of late: what it takes without waiting */
     uint32_t count;
     struct vgpu_busy_span spans[VGPU_BUSY_SPANS];
 };
@@ -52,9 +54,9 @@ struct vgpu_meters {
 };
 
 /* Adds the interval in which `member` was measured as busy, and to refunds[] what the members turn out to have been charged although others had
- * the card: in the last time slice before a launch ends, it had the card, since only what runs can end; before, of k that are busy at once, each had
- * 1/k. Of either, the short launches of others take their part first. Intervals may come in any order; one that overlaps another of the same member
- * counts once: returns how much of it is new. */
+ * the card. Only what runs can end: before a launch ends, its container had the card for a time slice, or for as long as its launches take; before
+ * that the others had a slice each, and so on in turns. Short launches of others take their part first. Intervals may come in any order; one that
+ * overlaps another of the same member counts once: returns how much of it is new. */
 uint64_t vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, uint64_t end, const struct vgpu_meters *meters,
                        double refunds[VGPU_ARBITER_MEMBERS]);
 /* Forgets a member, so that its number can be given to another. */

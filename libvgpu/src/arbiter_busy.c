@@ -66,10 +66,32 @@ static void cut(struct vgpu_busy *busy, uint32_t place, uint64_t when)
     insert(busy, place + 1, second);
 }
 
+/* When each of the launches of one that was alone ended is not told for long. */
+static void forget_ends(struct vgpu_busy *busy)
+{
+    const uint32_t old = busy->count - busy->count / 8;
+    uint32_t kept = 0;
+    for (uint32_t i = 1; i < busy->count; i++) {
+        struct vgpu_busy_span *last = &busy->spans[kept];
+        const struct vgpu_busy_span next = busy->spans[i];
+        const bool alone = (next.members & (next.members - 1)) == 0;
+        if (i < old && alone && last->end == next.begin && last->members == next.members) {
+            last->end = next.end;
+            last->ended = 0;
+        } else {
+            busy->spans[++kept] = next;
+        }
+    }
+    busy->count = kept + 1;
+}
+
 /* One interval at most doubles the spans: with so few there is room for it. The oldest ones go. */
 static void make_room(struct vgpu_busy *busy)
 {
     const uint32_t most = VGPU_BUSY_SPANS / 2 - 2;
+    if (busy->count <= most)
+        return;
+    forget_ends(busy);
     if (busy->count <= most)
         return;
     const uint32_t kept = most / 2;
@@ -85,7 +107,7 @@ static void tidy(struct vgpu_busy *busy, uint32_t from, uint32_t to)
     for (uint32_t i = from + 1; i < next; i++) {
         struct vgpu_busy_span *last = &busy->spans[kept];
         if (last->end == busy->spans[i].begin && last->members == busy->spans[i].members && last->ended == busy->spans[i].ended &&
-            last->ender == busy->spans[i].ender)
+            last->last_ns == busy->spans[i].last_ns && last->ender == busy->spans[i].ender)
             last->end = busy->spans[i].end;
         else
             busy->spans[++kept] = busy->spans[i];
@@ -128,14 +150,25 @@ static double part_of_each(struct addition *add, unsigned count)
     return add->parts[count] = each > least ? each : least;
 }
 
+/* What the one that ended had of the last `before` nanoseconds, of which `count` shared in turns. */
+static double had_since(const struct vgpu_busy *busy, const struct vgpu_busy_span *span, unsigned count, uint64_t before)
+{
+    if (before <= span->last_ns)
+        return (double)before;
+    const uint64_t earlier = before - span->last_ns, turn = count * busy->slice_ns, others = turn - busy->slice_ns;
+    const uint64_t rest = earlier % turn;
+    return (double)(span->last_ns + earlier / turn * busy->slice_ns + (rest > others ? rest - others : 0));
+}
+
 /* What a member had of a span, in nanoseconds. */
 static double had(struct addition *add, const struct vgpu_busy *busy, const struct vgpu_busy_span *span, unsigned member)
 {
     const unsigned count = (unsigned)__builtin_popcountll(span->members);
     const double length = (double)(span->end - span->begin), each = part_of_each(add, count);
-    const uint64_t last = span->ended > busy->slice_ns ? span->ended - busy->slice_ns : 0, from = last > span->begin ? last : span->begin;
-    const double alone = count > 1 && span->ended && from < span->end ? (double)(span->end - from) : 0;
-    return (length - alone) * each + (member == span->ender ? alone * each * count : 0);
+    if (count == 1 || !span->ended)
+        return length * each;
+    const double last = had_since(busy, span, count, span->ended - span->begin) - had_since(busy, span, count, span->ended - span->end);
+    return (member == span->ender ? last : (length - last) / (count - 1)) * each * count;
 }
 
 /* The member joins those who are busy in the span, with a launch that ends at `end`: each of them had more or less of it than was thought. */
@@ -147,6 +180,7 @@ static void join(struct addition *add, const struct vgpu_busy *busy, struct vgpu
     if (busy->slice_ns && (!span->ended || end < span->ended)) {
         after.ended = end;
         after.ender = add->member;
+        after.last_ns = smaller(busy->slice_ns, busy->shortest_ns[add->member]);
     }
     if (!(span->members & bit))
         add->refunds[add->member] += (double)(span->end - span->begin) - had(add, busy, &after, add->member);
@@ -155,6 +189,13 @@ static void join(struct addition *add, const struct vgpu_busy *busy, struct vgpu
         add->refunds[member] += had(add, busy, span, member) - had(add, busy, &after, member);
     }
     *span = after;
+}
+
+/* Waiting for others only ever adds, so the shortest is it; it is forgotten in some dozens of launches. */
+static void note_length(struct vgpu_busy *busy, unsigned member, uint64_t length)
+{
+    const uint64_t forgotten = busy->shortest_ns[member] + busy->shortest_ns[member] / 32;
+    busy->shortest_ns[member] = !forgotten || length < forgotten ? length : forgotten;
 }
 
 uint64_t vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, uint64_t end, const struct vgpu_meters *meters,
@@ -169,6 +210,7 @@ uint64_t vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, 
     uint64_t fresh = 0;
     if (begin >= end)
         return 0;
+    note_length(busy, member, end - begin);
     find_shorts(&add, begin, end, meters);
     make_room(busy);
     uint32_t place = busy->count;
@@ -198,6 +240,7 @@ uint64_t vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, 
 void vgpu_busy_forget(struct vgpu_busy *busy, unsigned member)
 {
     uint32_t kept = 0;
+    busy->shortest_ns[member] = 0;
     for (uint32_t i = 0; i < busy->count; i++) {
         busy->spans[i].members &= ~(UINT64_C(1) << member);
         if (busy->spans[i].ender == member)

@@ -14,15 +14,16 @@
 #define MAX_SAMPLES 256u      /* per context: of events that exist at once */
 #define MAX_UNFINISHED 8u     /* looked at before a collection gives up: streams finish in any order, but not in every order */
 #define REBASE_MS 4000.0f     /* a float of milliseconds resolves 0.5 us up to here */
-#define ERA_NS 100000000u      /* two clocks may drift apart by some us in this time */
+#define ORIGIN_NS 1e9          /* the first measurements lie before the first base */
+#define DRIFT 1e-4             /* two clocks do not drift apart faster: one of 100 ppm is a bad one */
 
 struct sampler {
     CUcontext context;        /* NULL: free */
     CUevent base;             /* on this context's time line, which counts ns from its first base; NULL: not yet */
     double base_ns;           /* where it lies */
-    double lag, lag_before;   /* CLOCK_MONOTONIC less time line, ns, as found in this era and in the one before */
-    uint64_t era_ns;          /* when this one began */
-    struct vgpu_spans covered; /* what samples have covered, on the time line */
+    double lag;               /* CLOCK_MONOTONIC less time line, ns */
+    uint64_t lag_ns;          /* as it was then; 0: not yet known */
+    struct vgpu_spans covered; /* what samples have covered, on the time line, from ORIGIN_NS on */
     struct vgpu_sample *spare;
     struct vgpu_sample *first, **last;
     unsigned count;
@@ -152,16 +153,22 @@ static void rebase(struct sampler *sampler, struct vgpu_sample *sample, double w
 }
 
 /* Our clock less the time line. On an idle stream an event happens a constant time after it was recorded, and a kernel begins as long after its
- * launch: that constant may stay in the difference. On a busy one it happens later, so that the largest difference is the right one. */
+ * launch: that constant may stay in the difference. On a busy one it happens later, so that the largest difference is the right one, however long the
+ * stream has been busy since. */
 static double lag_of(struct sampler *sampler, const struct vgpu_sample *sample, double begin) {
     const double lag = (double)sample->recorded_ns - begin;
-    if (sample->recorded_ns - sampler->era_ns > ERA_NS) {
-        sampler->lag_before = sample->recorded_ns - sampler->era_ns > 2 * ERA_NS ? lag : sampler->lag;
+    const double known = sampler->lag - DRIFT * ((double)sample->recorded_ns - (double)sampler->lag_ns);
+    if (!sampler->lag_ns || lag > known) {
         sampler->lag = lag;
-        sampler->era_ns = sample->recorded_ns;
+        sampler->lag_ns = sample->recorded_ns;
+        return lag - VGPU_RESOLUTION_NS / 2; /* times are cut off */
     }
-    sampler->lag = lag > sampler->lag ? lag : sampler->lag;
-    return (sampler->lag > sampler->lag_before ? sampler->lag : sampler->lag_before) - VGPU_RESOLUTION_NS / 2; /* times are cut off */
+    return known - VGPU_RESOLUTION_NS / 2;
+}
+
+static uint64_t on_line(uint64_t clock_ns, double lag) {
+    const double line = (double)clock_ns - lag + ORIGIN_NS;
+    return line > 0 ? (uint64_t)line : 0;
 }
 
 static bool measure(struct sampler *sampler, struct vgpu_sample *sample, struct vgpu_measure *out) {
@@ -176,10 +183,12 @@ static bool measure(struct sampler *sampler, struct vgpu_sample *sample, struct 
             return false;
         line = sampler->base_ns + (double)start_ms * 1e6;
     }
-    vgpu_measure_bounds(sample, line + lag_of(sampler, sample, line), whole, out);
+    const double lag = lag_of(sampler, sample, line);
+    vgpu_measure_bounds(sample, line + lag, whole, out);
     if (!sampler->base || start_ms + whole_ms > REBASE_MS)
         rebase(sampler, sample, line + whole);
-    out->fresh_ns = vgpu_spans_add(&sampler->covered, out->begin_ns, out->end_ns);
+    /* where our clock is thought to be relative to it may change from one sample to the next */
+    out->fresh_ns = vgpu_spans_add(&sampler->covered, on_line(out->begin_ns, lag), on_line(out->end_ns, lag));
     return true;
 }
 

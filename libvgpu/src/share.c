@@ -65,7 +65,8 @@ struct vgpu_pace vgpu_pace_now(const struct vgpu_limits *limits, const struct vg
             share.moves = true;
             if (percent > card->cores) {
                 share.burst_ns = BORROWED_BURST_MS * MS;
-                percent -= atomic_load_explicit(&file->arbiter[place->card].neighbours, memory_order_relaxed) ? CHANGES_PERCENT : 0;
+                if (percent > CHANGES_PERCENT && atomic_load_explicit(&file->arbiter[place->card].neighbours, memory_order_relaxed))
+                    percent -= CHANGES_PERCENT; /* not to 0, which is no limit */
             }
         } else if (!percent) {
             percent = card->cores_ceiling;

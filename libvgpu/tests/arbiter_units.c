@@ -91,36 +91,48 @@ static void check_meters(void)
     CHECK(NEAR(refunds[0], 800.0 / 3) && NEAR(refunds[1], 800.0 / 3));
 }
 
-/* Who had a time slice is known from who ended in it: only what runs can end. */
+/* Who had the card is known from who ended: only what runs can end. */
 static void check_slices(void)
 {
     start();
     busy.slice_ns = 100;
-    add(0, 0, 200); /* a launch of 100 that waited for one of 100 */
     add(1, 0, 100);
-    CHECK(NEAR(refunds[0], 100) && NEAR(refunds[1], 0));
+    add(0, 50, 200); /* it waited until the other one had ended */
+    CHECK(NEAR(refunds[0], 50) && NEAR(refunds[1], 0));
     start();
     busy.slice_ns = 100;
-    add(1, 0, 600); /* they take turns until the first one ends */
+    add(0, 0, 40);    /* it takes no longer than that, or a 32nd */
+    add(0, 300, 400); /* so this one waited for 59 */
+    add(1, 250, 460);
+    CHECK(NEAR(refunds[0], 59) && NEAR(refunds[1], 41));
+    start();
+    busy.slice_ns = 100;
+    add(1, 0, 600); /* they take turns: 0 from 400, 1 from 300, 0 from 200, 1 from 100, 0 from 0 */
     add(0, 0, 500);
     CHECK(NEAR(refunds[0], 200) && NEAR(refunds[1], 300));
-    add(2, 0, 450); /* and of three the third was first: only what nobody could know before changes */
-    CHECK(NEAR(refunds[2], 350 * 2 / 3.0));
-    CHECK(NEAR(refunds[0], 500 - 50 - 350 / 3.0) && NEAR(refunds[1], 500 - 350 / 3.0));
+    add(2, 0, 450); /* of three the third was first: 2 from 350, the others from 150, 2 from 50, the others before */
+    CHECK(NEAR(refunds[2], 200 + 50));
+    CHECK(NEAR(refunds[0], 500 - 50 - 125) && NEAR(refunds[1], 500 - 125));
     start();
     busy.slice_ns = 100;
     add(0, 0, 500);
     add(1, 100, 300);
     vgpu_busy_forget(&busy, 1);
-    add(2, 0, 500); /* nothing is left of what the one that was forgotten said */
-    CHECK(NEAR(refunds[2], 300));
+    add(2, 0, 500); /* between 100 and 300 it is the only one who is known to end; elsewhere 0 was known before */
+    CHECK(NEAR(refunds[2], 100 + 100 + 100));
+}
+
+/* Of the last `before` steps, in which `count` took turns, whether the ender had the first. */
+static bool was_his(unsigned before, unsigned last, unsigned slice, unsigned count)
+{
+    return before <= last || (before - last - 1) % (count * slice) >= (count - 1) * slice;
 }
 
 static void check_random(void)
 {
     for (unsigned seed = 1; seed <= 300; seed++) {
         bool ran[5][STEPS] = {{false}};
-        unsigned ends[STEPS] = {0}, enders[STEPS] = {0};
+        unsigned ends[STEPS] = {0}, enders[STEPS] = {0}, lasts[STEPS] = {0};
         srand(seed);
         start();
         busy.slice_ns = seed % 3 ? (unsigned)rand() % 6 : 0;
@@ -129,27 +141,33 @@ static void check_random(void)
             const unsigned member = (unsigned)rand() % 5, begin = (unsigned)rand() % (STEPS - 1);
             const unsigned end = begin + 1 + (unsigned)rand() % (i % 3 ? 8 : STEPS - begin - 1 ? STEPS - begin - 1 : 1);
             add(member, begin, end < STEPS ? end : STEPS);
+            const unsigned shortest = (unsigned)busy.shortest_ns[member];
             for (unsigned step = begin; step < end && step < STEPS; step++) {
                 ran[member][step] = true;
                 if (!ends[step] || end < ends[step]) {
                     ends[step] = end < STEPS ? end : STEPS;
                     enders[step] = member;
+                    lasts[step] = shortest < busy.slice_ns ? shortest : (unsigned)busy.slice_ns;
                 }
             }
         }
         double expected[5] = {0};
         for (unsigned step = 0; step < STEPS; step++) {
             const int count = ran[0][step] + ran[1][step] + ran[2][step] + ran[3][step] + ran[4][step];
-            const bool last = count > 1 && step + busy.slice_ns >= ends[step];
-            for (unsigned member = 0; member < 5; member++)
-                expected[member] += !ran[member][step] ? 0 : last ? member != enders[step] : 1 - 1.0 / count;
+            const bool told = count > 1 && busy.slice_ns;
+            const bool his = told && was_his(ends[step] - step, lasts[step], (unsigned)busy.slice_ns, (unsigned)count);
+            for (unsigned member = 0; member < 5; member++) {
+                const double part = !told ? 1.0 / count : member == enders[step] ? his : his ? 0 : 1.0 / (count - 1);
+                expected[member] += ran[member][step] ? 1 - part : 0;
+            }
         }
         for (unsigned member = 0; member < 5; member++)
             CHECK(NEAR(refunds[member], expected[member]));
         for (unsigned i = 0; i + 1 < busy.count; i++) {
             CHECK(busy.spans[i].begin < busy.spans[i].end && busy.spans[i].end <= busy.spans[i + 1].begin);
             CHECK(busy.spans[i].end < busy.spans[i + 1].begin || busy.spans[i].members != busy.spans[i + 1].members ||
-                  busy.spans[i].ended != busy.spans[i + 1].ended || busy.spans[i].ender != busy.spans[i + 1].ender);
+                  busy.spans[i].ended != busy.spans[i + 1].ended || busy.spans[i].last_ns != busy.spans[i + 1].last_ns ||
+                  busy.spans[i].ender != busy.spans[i + 1].ender);
         }
     }
 }
@@ -166,6 +184,18 @@ static void check_forgetting(void)
     const uint64_t now = 200 * VGPU_BUSY_SPANS;
     add(1, now - 1000, now); /* over a hundred of them */
     CHECK(NEAR(refunds[0], 200) && NEAR(refunds[1], 200));
+    start(); /* launches end to end are one interval when they are old */
+    busy.slice_ns = 4;
+    for (uint64_t i = 0; i < 20 * VGPU_BUSY_SPANS; i++) {
+        add(0, 4 * i, 4 * i + 4);
+        CHECK(busy.count <= VGPU_BUSY_SPANS);
+    }
+    CHECK(busy.spans[0].begin == 0 && NEAR(refunds[0], 0));
+    add(1, 0, 80 * VGPU_BUSY_SPANS);
+    CHECK(NEAR(refunds[0] + refunds[1], 80 * VGPU_BUSY_SPANS));
+    start();
+    for (uint64_t i = 0; i < 20 * VGPU_BUSY_SPANS; i++)
+        add(0, 10 * i, 10 * i + 4);
     add(2, 0, now); /* over all, the forgotten ones included */
     CHECK(busy.count <= VGPU_BUSY_SPANS);
     CHECK(busy.spans[0].begin == 0 && busy.spans[busy.count - 1].end == now);

@@ -27,6 +27,7 @@ static void check_borrowers(void) {
     CHECK(elastic(30, 50, 60, 1).percent == 49);
     CHECK(elastic(30, 100, 30, 2).percent == 30); /* what is its own it has */
     CHECK(elastic(30, 100, 31, 2).percent == 30);
+    CHECK(elastic(0, 100, 1, 2).percent == 1 && elastic(0, 1, 60, 2).percent == 1); /* 0 would be no limit */
     CHECK(elastic(30, 100, 100, 0).percent == 100); /* nobody to change to */
     CHECK(elastic(30, 100, 60, 1).burst_ns < elastic(30, 100, 30, 1).burst_ns);
 }
