@@ -72,7 +72,7 @@ class Consequences:
             writes.patch_pod(self._client, meta.namespace, meta.name, change, uid=meta.uid)
         except ApiError as error:
             raise Refusal(f"the allocation of pod {full_name(pod)} was not recorded: {error}", transient=True) from None
-        log.info("%s: recorded where its ids are: %s", full_name(pod), allocation.encode(record))
+        log.info("%s: the record that goes with its ids: %s", full_name(pod), allocation.encode(record))
 
     def _say(self, reference: dict[str, str], reason: str, sentence: str, type_: str) -> None:
         self._submit(("event", reference["uid"], reason, sentence), self._event, reference, reason, sentence, type_)

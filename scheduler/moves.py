@@ -95,7 +95,7 @@ class Moves:
         change = {"annotations": {names.ALLOCATION: text}, "resourceVersion": claim.version}
         self._unsure.discard(uid)
         try:
-            writes.patch_pod(self._client, claim.namespace, claim.name, change, uid=uid)
+            writes.patch_pod(self._client, claim.namespace, claim.name, change, uid=uid, by_status=True)
         except ApiError as error:
             if isinstance(error, Unreachable) or error.status >= 500:
                 self._unsure.add(uid)

@@ -462,6 +462,7 @@ def test_rights_are_exactly_what_the_parts_do(default: list[dict[str, Any]]) -> 
     agent += ",delete pods,create pods/eviction,get events,create events,patch events"
     assert {right.strip() for right in permissions(default, "vgpu-device-plugin")} == set(agent.split(","))
     scheduler = "get nodes,list nodes,watch nodes,get pods,list pods,watch pods,create pods/binding,create secrets"
+    scheduler += ",patch pods/status"
     scheduler += ",get secrets vgpu-scheduler-tls,patch secrets vgpu-scheduler-tls"
     scheduler += ",get mutatingwebhookconfigurations vgpu-scheduler,patch mutatingwebhookconfigurations vgpu-scheduler"
     scheduler += ",create leases,get leases vgpu-scheduler,update leases vgpu-scheduler,patch leases vgpu-scheduler"

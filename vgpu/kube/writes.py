@@ -40,11 +40,22 @@ def bind(
 
 
 def patch_pod(
-    client: KubeClient, namespace: str, name: str, metadata: Mapping[str, Any], *, uid: str | None = None
+    client: KubeClient,
+    namespace: str,
+    name: str,
+    metadata: Mapping[str, Any],
+    *,
+    uid: str | None = None,
+    by_status: bool = False,
 ) -> None:
-    """Merges `metadata` ("annotations", "labels"; a value of None removes a key); ApiError 409 when `uid` differs."""
+    """Merges `metadata` ("annotations", "labels"; a value of None removes a key).
+
+    ApiError 409 when `uid` differs, or a `resourceVersion` in `metadata`. `by_status`: with the right to write the
+    pod's status alone, which takes annotations, too (source: kubernetes/pkg/registry/core/pod "podStatusStrategy").
+    """
     body = {"metadata": {**metadata, **({"uid": uid} if uid is not None else {})}}
-    client.request("PATCH", pod_path(namespace, name), body=body, content_type=MERGE_PATCH)
+    path = f"{pod_path(namespace, name)}/status" if by_status else pod_path(namespace, name)
+    client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
 
 def patch_node(
