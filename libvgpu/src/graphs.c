@@ -169,7 +169,8 @@ static struct vgpu_graph_part *part_of(struct vgpu_graph *graph, CUdevice device
     return &graph->parts[graph->count++];
 }
 
-/* A driver gives the address of what a graph has freed to its next allocation, so what counts is how many addresses there are. */
+/* A driver gives the address of what a graph has freed to its next allocation, so what counts is how many addresses there are; and one that is
+ * allocated again without having been freed, whatever that means (its context has gone), counts again. */
 static bool sum_up(struct vgpu_graph *graph, const struct node_list *list) {
     CUdeviceptr end = 0;
     for (size_t i = 0; i < list->count;) {
@@ -190,7 +191,7 @@ static bool sum_up(struct vgpu_graph *graph, const struct node_list *list) {
             return false;
         CUdeviceptr from = entry->base & ~(PAGE - 1), to = (last + PAGE - 1) & ~(PAGE - 1);
         from = from < end ? end : from;
-        part->bytes += to > from ? to - from : 0;
+        part->bytes += to > from ? (to - from) * (allocated > freed + 1 ? allocated - freed : 1) : 0;
         end = to > end ? to : end;
         part->contained &= freed >= allocated;
     }
