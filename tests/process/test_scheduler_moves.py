@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 from kube_world import World
-from scheduler_world import SECONDS, Scheduler, add_node, gpu_pod, record
+from scheduler_world import SECONDS, Scheduler, add_node, gpu_pod, inventory, record
 
 from scheduler import moves
+from scheduler.cluster import ClusterState
 from scheduler.feed import holding_of
 from scheduler.fence import Fence, beside
 from scheduler.moves import Moves
 from vgpu import allocation, names
 from vgpu.allocation import Allocation
-from vgpu.devices import GpuSlice
+from vgpu.devices import GpuSlice, decode_inventory
 from vgpu.kube import writes
 from vgpu.kube.client import ApiError, Unreachable
 from vgpu.kube.objects import Container, Meta, Pod, PodSpec
@@ -81,7 +82,7 @@ def card_of(world: World, name: str) -> tuple[str, ...]:
     return tuple(piece["uuid"] for piece in found["containers"]["main"]) if "moving" not in found else ()
 
 
-def test_a_pod_that_asks_for_a_move_holds_both_until_it_is_made(
+def test_a_pod_that_asks_for_a_move_holds_both_until_the_leader_makes_it(
     world: World, scheduler: Scheduler, run: Callable[..., Moves]
 ) -> None:
     uid = bound(world, scheduler, "moves", 6000, card=0)
@@ -89,6 +90,8 @@ def test_a_pod_that_asks_for_a_move_holds_both_until_it_is_made(
     other = world.create(gpu_pod("other", 3000))
     assert scheduler.filter(other, "n1")["NodeNames"] == []
     assert "no room" in scheduler.bind(other, "n1")
+    assert Moves(scheduler.client, scheduler.state, lambda: False).once()
+    assert card_of(world, "moves") == ()
     run()
     wait_for("moved", lambda: card_of(world, "moves") == (CARDS[1],), SECONDS)
     wait_for("told", lambda: (one := scheduler.state.holding(uid)) and list(one.held) == [CARDS[1]], SECONDS)
@@ -158,13 +161,31 @@ def test_a_move_that_is_forbidden_is_tried_again(
     wait_for("moved", lambda: card_of(world, "moves") == (CARDS[1],), SECONDS)
 
 
-def test_only_the_leader_moves(world: World, scheduler: Scheduler) -> None:
-    bound(world, scheduler, "moves", 6000, card=0)
-    ask(world, scheduler, "moves", card=1)
-    assert Moves(scheduler.client, scheduler.state, lambda: False).once()
-    assert card_of(world, "moves") == ()
-    assert Moves(scheduler.client, scheduler.state, lambda: True).once()
-    assert card_of(world, "moves") == (CARDS[1],)
+def moving(name: str, here: str, there: str, memory: int) -> Pod:
+    """A bound pod that asks for a move; its name is its UID."""
+    record = Allocation({"main": (GpuSlice(here, memory),)}, {"main": (GpuSlice(there, memory),)})
+    annotations = {names.ALLOCATION: allocation.encode(record)}
+    meta = Meta(name=name, namespace="default", uid=name, resourceVersion="7", annotations=annotations)
+    return Pod(meta, PodSpec(nodeName="n1", containers=[Container(name="main")]))
+
+
+def test_until_the_watch_tells_a_move_it_may_have_been_made_or_not(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = ClusterState()
+    state.set_node("n1", decode_inventory(inventory("n1", cards=3)))
+    asked: list[str] = []
+    monkeypatch.setattr(writes, "patch_pod", lambda _client, _namespace, name, *_, **__: asked.append(name))
+    maker = Moves(world.client, state, lambda: True)
+    for pod in (moving("b", *CARDS, memory=6000), moving("a", "GPU-n1-2", CARDS[1], memory=5000)):
+        holding = holding_of(pod)
+        assert holding is not None
+        state.hold(pod.metadata.uid, holding)
+        maker.once()
+        assert asked == ["b"]
+    state.release("b")
+    maker.once()
+    assert asked == ["b", "a"]
 
 
 def test_who_leads_is_told_by_the_lease_and_catches_up_first(monkeypatch: pytest.MonkeyPatch) -> None:
