@@ -6,7 +6,7 @@ One container at a time, so that the guard sees what was granted before.
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -53,6 +53,7 @@ class Plan(msgspec.Struct, frozen=True):
     pod: Pod
     request: PodRequest | None
     slices: tuple[GpuSlice, ...]
+    given: Mapping[str, frozenset[str]] = {}  #: ids of all containers of the pod that have theirs by mounts
 
     @property
     def container(self) -> Container | None:
@@ -172,12 +173,23 @@ class Granting:
                 sentence = f"pod {full_name(plan.pod)} holds ids of {gpu.model} {gpu.uuid}, which it does not accept"
                 raise Refusal(sentence, pod=plan.pod)
         plan = msgspec.structs.replace(plan, slices=edits.in_order(moved, cards))
-        if set(moved) != set(record.moving.get(name, ())):
-            self._consequences.record(plan.pod, Allocation(record.containers, {**record.moving, name: plan.slices}))
+        asked = {**record.moving, **self._asked(plan, record), name: plan.slices}
+        if asked != record.moving:
+            self._consequences.record(plan.pod, Allocation(record.containers, asked))
         self._guard(plan)
         where = ", ".join(f"card {cards[piece.uuid].index}" for piece in plan.slices)
         sentence = f"pod {full_name(plan.pod)} was given {where}, where the scheduler has not found room for it yet"
         raise Refusal(sentence, transient=True, pod=plan.pod)
+
+    def _asked(self, plan: Plan, record: Allocation) -> dict[str, tuple[GpuSlice, ...]]:
+        """Containers of the pod that are elsewhere than their ids: what one of them keeps, no other pod can have."""
+        found = {}
+        for name, device_ids in plan.given.items():
+            slices = record.containers.get(name, ())
+            moved = grants.move(slices, sorted({ids.card(device_id) for device_id in device_ids}))
+            if moved is not None and set(moved) != set(slices):
+                found[name] = edits.in_order(moved, self._cards.by_uuid)
+        return found
 
     def _guard(self, plan: Plan) -> None:
         uid = plan.pod.metadata.uid

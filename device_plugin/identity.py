@@ -79,6 +79,11 @@ class Identity:
         """(pod uid, container) of every container that has ids; empty when the checkpoint cannot be read."""
         return {(entry.PodUID, entry.ContainerName) for entry in self._entries()}
 
+    def mounted(self, pod_uid: str) -> dict[str, frozenset[str]]:
+        """Container → ids, of the containers of a pod whose answers are mounts."""
+        own = [entry for entry in self._entries() if entry.PodUID == pod_uid]
+        return {entry.ContainerName: entry.ids for entry in own if not self._candidate(entry).cdi_name}
+
     def sources(self) -> set[Path]:
         """Host paths that cached answers mount, or will; raises OSError or CheckpointError when nobody can tell."""
         return {Path(mount.host_path) for entry in self._read() for mount in entry.response.mounts}

@@ -194,7 +194,8 @@ class Starts:
             request = read_pod(msgspec.to_builtins(pod), rules(self._config))
         except RequestError as error:
             raise Refusal(f"pod {full_name(pod)}: {error}", pod=pod) from None
-        return Plan(candidate, pod, request, edits.in_order(slices, self._cards.by_uuid))
+        given = {} if candidate.cdi_name else self._identity.mounted(pod.metadata.uid)
+        return Plan(candidate, pod, request, edits.in_order(slices, self._cards.by_uuid), given)
 
 
 def _only(plans: Sequence[Plan]) -> Pod | None:

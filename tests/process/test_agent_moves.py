@@ -47,6 +47,22 @@ def test_two_pods_that_swapped_cards_are_recorded_where_they_are(make: MakeWorld
         assert world.limits(uid).cards[0].uuid == card
 
 
+def test_an_init_container_moves_with_the_container_that_inherits_its_ids(make: MakeWorld) -> None:
+    world = make("envvar")
+    world.scheduler()
+    slices = {"first": [GpuSlice(A, mem=9000)], "main": [GpuSlice(A, mem=10000)]}
+    one = world.pod("one", slices, init=["first"])
+    two = world.pod("two", {"main": [GpuSlice(B, mem=9000)]})
+    world.allocate(one, "first", [ID_B])
+    world.allocate(one, "main", [ID_B])
+    world.allocate(two, "main", [ID_A])
+    with ThreadPoolExecutor(2) as kubelet:
+        list(kubelet.map(world.starts.start, ([ID_B], [ID_A])))
+    moved = {"first": (GpuSlice(B, mem=9000),), "main": (GpuSlice(B, mem=10000),)}
+    assert recorded(world, "one") == Allocation(moved)
+    assert recorded(world, "two") == Allocation({"main": (GpuSlice(A, mem=9000),)})
+
+
 @pytest.mark.usefixtures("impatient")
 def test_a_move_to_what_a_pod_holds_that_has_not_started_waits(make: MakeWorld) -> None:
     world = make("envvar")
