@@ -17,7 +17,7 @@ from device_plugin.enforcement import Enforcement
 from device_plugin.exporter import Exporter
 from device_plugin.foreign import Observer
 from device_plugin.granting import Granting, Places
-from device_plugin.health import Health
+from device_plugin.health import CENSUS_SECONDS, Health
 from device_plugin.holdings import Holdings
 from device_plugin.identity import Identity
 from device_plugin.labels import Labels
@@ -69,6 +69,7 @@ class Agent:
         readiness = self._exporter.readiness
         cards = Cards(await self._cards(census))
         readiness.found_cards()
+        self._exporter.expect()
         settings = self._config.device_plugin
         kubelet = Path(settings.kubeletRoot)
         places = Places(
@@ -166,9 +167,16 @@ class Agent:
     async def _cards(self, census: Census) -> Inventory:
         """Waits for the first cards, or for the word of the API server that there were some: these are silent then."""
         complaint = ""
+        asking: asyncio.Future[Inventory] | None = None
         while True:
             try:
-                found = await asyncio.to_thread(census.take)
+                if asking is None:
+                    asking = asyncio.ensure_future(asyncio.to_thread(census.take))
+                    await asyncio.wait((asking,), timeout=CENSUS_SECONDS)
+                if not asking.done():  # a thread that is stuck in the kernel is left to itself, and no second one sent
+                    raise inventory.InventoryError("the driver hangs")
+                done, asking = asking, None
+                found = done.result()
             except inventory.InventoryError as error:
                 found, reason = Inventory(), str(error)
             else:
@@ -188,7 +196,9 @@ class Agent:
                     silent = tuple(gpu.index for gpu in before.devices if gpu.uuid not in found.mig)
                     return msgspec.structs.replace(found, silent=silent)
                 self._exporter.readiness.idle()
+                if asking is None:
+                    self._exporter.idle()
             if reason != complaint:
-                log.info("idle: %s", reason)
+                log.log(logging.WARNING if asking else logging.INFO, "idle: %s", reason)
                 complaint = reason
             await asyncio.sleep(pause)

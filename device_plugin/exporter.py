@@ -54,7 +54,7 @@ class Exporter(Collector):
     def __init__(self, node: str) -> None:
         self._node = node
         self._picture = Picture()
-        self._shown: float | None = None  # monotonic seconds
+        self._shown: float | None = time.monotonic()  # None: a node without cards has nothing to show
         self._unsafe = False
         self._conflict = False
         self.readiness = Readiness()
@@ -80,6 +80,15 @@ class Exporter(Collector):
         self._shown = time.monotonic()
         if whole:
             self.readiness.done(METRICS)
+
+    def idle(self) -> None:
+        """There are no cards, so that no picture is waited for."""
+        self._shown = None
+
+    def expect(self) -> None:
+        """There are cards: their picture is late from now on."""
+        if self._shown is None:
+            self._shown = time.monotonic()
 
     def show_unsafe(self, unsafe: bool) -> None:
         """The container runtime's settings let containers pass the limits by."""

@@ -27,7 +27,7 @@ _SILENT: Final = 3  #: questions without an answer after which a card counts as 
 _HANG_SECONDS: Final = (
     30.0  #: a question to the driver that takes longer will not be answered: asking blocks in the kernel
 )
-_CENSUS_SECONDS: Final = _HANG_SECONDS + contexts.LEARN_SECONDS  #: the same for a census
+CENSUS_SECONDS: Final = _HANG_SECONDS + contexts.LEARN_SECONDS  #: the same for a census
 _EVENTS: Final = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
 
 Tell = Callable[[str, str], None]
@@ -98,7 +98,7 @@ class Health:
         while not self._stopping.is_set():
             try:
                 if self._due():
-                    with self._asking(seconds=_CENSUS_SECONDS):
+                    with self._asking(seconds=CENSUS_SECONDS):
                         self._look()
                 with ExitStack() as stack:
                     with self._asking():

@@ -121,7 +121,19 @@ def test_figures_that_are_not_made_anew_grow_old(exporter: Exporter, monkeypatch
     exporter.show(Picture())
     (age,) = (sample.value for sample in samples(exporter) if sample.name == "vgpu_node_metrics_age_seconds")
     assert age == 0
-    assert "vgpu_node_metrics_age_seconds" not in {sample.name for sample in samples(Exporter("n"))}
+
+
+def test_a_driver_that_never_answered_is_seen_by_the_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    def age() -> list[float]:
+        return [sample.value for sample in samples(exporter) if sample.name == "vgpu_node_metrics_age_seconds"]
+
+    exporter, now = Exporter("n"), time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 100)
+    assert age() >= [100]
+    exporter.idle()  # a node without cards has none
+    assert age() == []
+    exporter.expect()
+    assert age() == [0]
 
 
 def test_a_card_that_does_not_answer_has_no_reading_and_keeps_the_rest() -> None:

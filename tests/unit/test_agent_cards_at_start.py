@@ -1,6 +1,7 @@
 """What an agent does on a node whose cards do not answer when it starts."""
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,18 @@ CARDS = tuple(Gpu(uuid=uuid, index=index, model="T4", memory=1000) for index, uu
 HERE = Path()
 
 
+class Hanging:
+    """Answers at the end."""
+
+    def __init__(self) -> None:
+        self.end, self.asked = threading.Event(), 0
+
+    def take(self) -> Inventory:
+        self.asked += 1
+        assert self.end.wait(60)
+        return Inventory(devices=CARDS)
+
+
 class Census:
     """Answers in turn."""
 
@@ -31,20 +44,23 @@ class Census:
 
 
 def begin(
-    monkeypatch: pytest.MonkeyPatch, census: Census, *published: Inventory | Unreachable
+    monkeypatch: pytest.MonkeyPatch, census: Census | Hanging, *published: Inventory | Unreachable
 ) -> tuple[Inventory, list[str]]:
     """The cards with which the agent begins, and what it had still to do before each pause."""
     made = Agent(Config(), Options("n", HERE, HERE, HERE, 0), cast(Any, None))
-    answers, left = list(published), list[str]()
+    answers, left, turn = list(published), list[str](), asyncio.sleep
 
     def before(*_: object) -> Inventory:
-        answer = answers.pop(0)
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
         if isinstance(answer, Unreachable):
             raise answer
         return answer
 
     async def pause(seconds: float) -> None:
         left.append(f"{seconds:.0f} s {made._exporter.readiness.left}")
+        if isinstance(census, Hanging) and len(left) == 2:
+            census.end.set()
+        await turn(0)
 
     monkeypatch.setattr(agent, "published", before)
     monkeypatch.setattr(agent.asyncio, "sleep", pause)
@@ -73,3 +89,25 @@ def test_without_the_api_server_nobody_knows_what_was_there(monkeypatch: pytest.
     )
     assert found == Inventory(silent=(0, 1))
     assert left == ["2 s the driver has not been asked for its cards yet"]
+
+
+def test_a_driver_that_hangs_keeps_nothing_else_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "CENSUS_SECONDS", 0.01)
+    census = Hanging()
+
+    def before(*_: object) -> Inventory:
+        census.end.set()  # asked while the driver hangs
+        return Inventory(devices=CARDS)
+
+    made = Agent(Config(), Options("n", HERE, HERE, HERE, 0), cast(Any, None))
+    monkeypatch.setattr(agent, "published", before)
+    assert asyncio.run(made._cards(cast(Any, census))) == Inventory(silent=(0, 1))
+
+
+def test_a_driver_that_hangs_is_asked_once_and_heard_when_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "CENSUS_SECONDS", 0.01)
+    census = Hanging()
+    found, left = begin(monkeypatch, census, Inventory())
+    assert found.devices == CARDS
+    assert left[:2] == ["30 s "] * 2  # no upgrade waits for it
+    assert census.asked == 1
