@@ -24,12 +24,17 @@ static vgpu_spin lock;
  * libpthread. */
 static pthread_mutex_t ends = PTHREAD_MUTEX_INITIALIZER;
 static atomic_uint recorders;
-static __thread __attribute__((tls_model("initial-exec"))) unsigned recording; /* calls of this thread: a driver may call the program back in one */
+/* Calls of this thread: a driver may call the program back in one. */
+static __thread __attribute__((tls_model("initial-exec"))) unsigned recording, ending;
+static struct vgpu_departure *departures;
+static atomic_uint departure_count;
 
 void vgpu_captures_forget(void) {
     pthread_mutex_init(&ends, NULL);
     atomic_store(&recorders, 0);
-    recording = 0;
+    recording = ending = 0;
+    departures = NULL;
+    atomic_store(&departure_count, 0);
     captures = NULL;
     atomic_store(&lock, 0);
     atomic_store(&vgpu_open_captures, 0);
@@ -98,36 +103,85 @@ void vgpu_captures_end(CUstream stream, CUcontext context) {
     vgpu_captures_settle(stream ? vgpu_captures_take(stream) : context ? take(0, context) : NULL, true);
 }
 
+/* Whether a stream is about to go, or all of its context's: then its handle may be another stream's before the call gets there. To be asked by a
+ * recorder, and before it asks for the stream's state. */
+static bool departs(CUstream stream) {
+    CUcontext context = NULL;
+    if (!atomic_load(&departure_count))
+        return false;
+    if (!DRIVER(cuStreamGetCtx) || DRIVER(cuStreamGetCtx)(stream, &context) != CUDA_SUCCESS)
+        return true;
+    vgpu_spin_lock(&lock);
+    const struct vgpu_departure *departure = departures;
+    while (departure && (departure->context ? departure->context != context : departure->stream != stream))
+        departure = departure->next;
+    vgpu_spin_unlock(&lock);
+    return departure != NULL;
+}
+
 bool vgpu_recording_slowly(CUstream stream) {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     __typeof__(&cuStreamIsCapturing) ask = DRIVER(cuStreamIsCapturing);
     vgpu_own_tables();
     if (recording++ == 0) {
-        pthread_mutex_lock(&ends);
+        if (!ending)
+            pthread_mutex_lock(&ends);
         atomic_fetch_add(&recorders, 1);
-        pthread_mutex_unlock(&ends);
+        if (!ending)
+            pthread_mutex_unlock(&ends);
     }
-    if (ask && ask(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE)
+    if (!departs(stream) && ask && ask(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE)
         return true;
     vgpu_recorded();
     return false;
 }
 
 void vgpu_recorded(void) {
-    if (--recording == 0)
+    if (recording && --recording == 0)
         atomic_fetch_sub(&recorders, 1);
 }
 
-void vgpu_captures_ending(void) {
-    vgpu_own_tables();
-    if (recording)
-        return;
+static void stop_recorders(void) {
     pthread_mutex_lock(&ends);
     while (atomic_load(&recorders))
         sched_yield();
 }
 
+void vgpu_captures_ending(void) {
+    vgpu_own_tables();
+    if (ending++ == 0 && !recording)
+        stop_recorders();
+}
+
 void vgpu_captures_ended(void) {
-    if (!recording)
+    if (ending && --ending == 0 && !recording) /* a child that was forked in between has let go of it */
         pthread_mutex_unlock(&ends);
+}
+
+/* No lock is held while the driver destroys: that may wait for the card, and so for other threads of the program, and tools are called back in it. Who
+ * was recording is waited for; who begins later finds the departure. */
+void vgpu_capture_departs(struct vgpu_departure *departure) {
+    vgpu_own_tables();
+    vgpu_spin_lock(&lock);
+    departure->next = departures;
+    departures = departure;
+    vgpu_spin_unlock(&lock);
+    atomic_fetch_add(&departure_count, 1);
+    if (atomic_load(&recorders) && !recording && !ending) {
+        stop_recorders();
+        pthread_mutex_unlock(&ends);
+    }
+}
+
+void vgpu_capture_departed(const struct vgpu_departure *departure) {
+    vgpu_spin_lock(&lock);
+    struct vgpu_departure **at = &departures;
+    while (*at && *at != departure)
+        at = &(*at)->next;
+    const bool found = *at != NULL; /* not in a child that was forked meanwhile */
+    if (found)
+        *at = departure->next;
+    vgpu_spin_unlock(&lock);
+    if (found)
+        atomic_fetch_sub(&departure_count, 1);
 }

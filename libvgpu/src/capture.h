@@ -41,9 +41,17 @@ static inline bool vgpu_recording(CUstream stream) {
     return __builtin_expect(vgpu_any_capture(), 0) && vgpu_recording_slowly(stream);
 }
 void vgpu_recorded(void);
-/* Around all that can end a capture, or destroy a stream whose handle another one gets. */
+/* Around the driver's call that ends a capture. */
 void vgpu_captures_ending(void);
 void vgpu_captures_ended(void);
+/* Around the one that destroys a stream or a context, whose handle another one may get: until it is over, nothing counts as recorded there. */
+struct vgpu_departure {
+    struct vgpu_departure *next;
+    CUstream stream;
+    CUcontext context; /* NULL: the stream alone */
+};
+void vgpu_capture_departs(struct vgpu_departure *departure);
+void vgpu_capture_departed(const struct vgpu_departure *departure);
 
 /* Around calls of our own: no capture that another thread has open, or begins meanwhile, refuses them or breaks by them. */
 static inline CUstreamCaptureMode vgpu_relax(void) {

@@ -42,6 +42,19 @@ def from_pool(pool, size, stream=1):
     pointer = c_ulonglong()
     return cu.cuMemAllocFromPoolAsync(byref(pointer), c_size_t(size), pool, c_void_p(stream))
 """
+SPARSE = """
+MAP, UNMAP, SPARSE = 1, 2, 0x40
+def sparse():
+    array = c_void_p()
+    ok(cu.cuArray3DCreate_v2(byref(array), byref(Array3DDescriptor(1 << 16, 1 << 16, 0, UINT8, 1, SPARSE))))
+    return array
+def tiles(array, operation, memory=0, width=1024):
+    info = bytearray(96)  # CUarrayMapInfo of cuda.h
+    struct.pack_into("<Q", info, 8, array.value)
+    struct.pack_into("<8I", info, 24, 0, 0, 0, 0, 0, width, 1024, 1)
+    struct.pack_into("<iiQQII", info, 56, operation, 0, memory, 0, 1, 0)
+    return cu.cuMemMapArrayAsync((c_char * len(info)).from_buffer(info), 1, None)
+"""
 
 
 def library(folder: Path, source: str, soname: str) -> None:
@@ -227,13 +240,17 @@ print(*books())
     assert lines == ["2 0 2 0", "400", "64 64"]
 
 
-def test_no_capture_ends_while_an_allocation_is_recorded(env: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "end",
+    ["cuStreamEndCapture(c_void_p(1), byref(c_void_p()))", "cuStreamDestroy_v2(1)", "cuCtxDestroy_v2(c_void_p(4096))"],
+)
+def test_no_capture_ends_while_an_allocation_is_recorded(env: dict[str, str], end: str) -> None:
     lines = python(
         PRELUDE
-        + """
+        + f"""
 ended = threading.Event()
 def end():
-    ok(cu.cuStreamEndCapture(c_void_p(1), byref(c_void_p())))
+    ok(cu.{end})
     ended.set()
 def try_to_end():
     threading.Thread(target=end).start()
@@ -247,6 +264,55 @@ print(alloc_async(200 * MIB, 1)[0], alloc_async(50 * MIB, 1)[0])
         env,
     )
     assert lines == ["True 0 0", "2 0"]
+
+
+DESTROYS = {"cuStreamDestroy": "cuStreamDestroy_v2(16)", "cuCtxDestroy": "cuCtxDestroy_v2(c_void_p(4096))"}
+
+
+@pytest.mark.parametrize("entry", DESTROYS)
+def test_nothing_is_recorded_where_a_stream_is_about_to_go(env: dict[str, str], entry: str) -> None:
+    """Its handle may be another stream's when the driver is asked."""
+    lines = python(
+        PRELUDE
+        + f"""
+ok(cu.cuStreamBeginCapture_v2(c_void_p(16), 2))
+print(alloc_async(200 * MIB, 16)[0])
+meanwhile("{entry}", 0, lambda: print(alloc_async(200 * MIB, 16)[0]))
+print(cu.{DESTROYS[entry]}, *books())
+""",
+        env,
+    )
+    assert lines == ["0", "2", "0 0 0"]
+
+
+@pytest.mark.parametrize("entry", [*DESTROYS, "cuDevicePrimaryCtxRelease"])
+@pytest.mark.parametrize("captures", [False, True])
+def test_who_is_called_back_while_something_is_destroyed_may_destroy(
+    env: dict[str, str], entry: str, captures: bool
+) -> None:
+    """As tools do in the thread itself, and what a host function of that context may wait for in another one."""
+    calls = DESTROYS | {"cuDevicePrimaryCtxRelease": "cuDevicePrimaryCtxRelease_v2(0)"}
+    lines = python(
+        PRELUDE
+        + SPARSE
+        + f"""
+ok(cu.cuDevicePrimaryCtxRetain(byref(c_void_p()), 0))
+if {captures}:
+    ok(cu.cuStreamBeginCapture_v2(c_void_p(1), 2))
+_, block, _ = made(60 * MIB, DEVICE)
+ok(tiles(sparse(), MAP, block))
+def here():
+    ok(cu.cuStreamDestroy_v2(16)), ok(release(block)), ok(cu.cuDevicePrimaryCtxRetain(byref(c_void_p()), 0))
+    there = threading.Thread(target=lambda: ok(cu.cuStreamDestroy_v2(16)), daemon=True)
+    there.start()
+    there.join(50)
+    print(there.is_alive())
+meanwhile("{entry}", 0, here)
+print(cu.{calls[entry]})
+""",
+        env,
+    )
+    assert lines == ["False", "0"]
 
 
 def test_memory_of_a_part_of_a_device_is_the_devices(env: dict[str, str]) -> None:
@@ -276,21 +342,6 @@ print(from_pool(managed, 101 * MIB), from_pool(managed, 64 * MIB), *books())
         env,
     )
     assert lines == ["0 0 0", "2 0 64 64"]
-
-
-SPARSE = """
-MAP, UNMAP, SPARSE = 1, 2, 0x40
-def sparse():
-    array = c_void_p()
-    ok(cu.cuArray3DCreate_v2(byref(array), byref(Array3DDescriptor(1 << 16, 1 << 16, 0, UINT8, 1, SPARSE))))
-    return array
-def tiles(array, operation, memory=0, width=1024):
-    info = bytearray(96)  # CUarrayMapInfo of cuda.h
-    struct.pack_into("<Q", info, 8, array.value)
-    struct.pack_into("<8I", info, 24, 0, 0, 0, 0, 0, width, 1024, 1)
-    struct.pack_into("<iiQQII", info, 56, operation, 0, memory, 0, 1, 0)
-    return cu.cuMemMapArrayAsync((c_char * len(info)).from_buffer(info), 1, None)
-"""
 
 
 def test_what_is_mapped_into_a_sparse_array_stays_charged(env: dict[str, str]) -> None:

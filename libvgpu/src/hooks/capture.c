@@ -105,10 +105,11 @@ CUresult cuStreamEndCaptureToCig_ptsz(CUstream stream) {
 
 /* A capture ends with its stream. It leaves the list before the driver may hand the same handle to another thread. */
 static CUresult destroy(CUresult (*real)(CUstream), CUstream stream) {
+    struct vgpu_departure departure = {.stream = stream};
     struct vgpu_capture *taken = vgpu_captures_take(stream);
-    vgpu_captures_ending();
+    vgpu_capture_departs(&departure);
     CUresult result = real(stream);
-    vgpu_captures_ended();
+    vgpu_capture_departed(&departure);
     vgpu_captures_settle(taken, result == CUDA_SUCCESS);
     return result;
 }

@@ -86,22 +86,22 @@ CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsig
 struct leaving {
     CUcontext context;
     struct vgpu_moment before;
+    struct vgpu_departure departure;
     bool sparse;
 };
 
-static struct leaving going(CUcontext context) {
-    struct leaving leaving = {.context = context};
+static void going(struct leaving *leaving, CUcontext context) {
+    *leaving = (struct leaving){.context = context, .departure.context = context};
     vgpu_own_tables();
     vgpu_pacer_context_going(context);
-    vgpu_sizes_moment(&leaving.before);
-    vgpu_captures_ending();
-    leaving.sparse = vgpu_sparse_going();
-    return leaving;
+    vgpu_sizes_moment(&leaving->before);
+    vgpu_capture_departs(&leaving->departure);
+    leaving->sparse = vgpu_sparse_going();
 }
 
 static void went(const struct leaving *leaving, bool gone) {
     vgpu_sparse_gone(leaving->sparse, gone, NULL, leaving->context);
-    vgpu_captures_ended();
+    vgpu_capture_departed(&leaving->departure);
     if (!gone)
         return;
     vgpu_context_gone(leaving->context, &leaving->before);
@@ -110,7 +110,8 @@ static void went(const struct leaving *leaving, bool gone) {
 
 CUresult cuCtxDestroy_v2(CUcontext context) {
     CUDA_REAL(cuCtxDestroy_v2);
-    const struct leaving leaving = going(context);
+    struct leaving leaving;
+    going(&leaving, context);
     CUresult result = real(context);
     went(&leaving, result == CUDA_SUCCESS && context);
     return result;
@@ -118,7 +119,8 @@ CUresult cuCtxDestroy_v2(CUcontext context) {
 
 CUresult cuCtxDestroy(CUcontext context) {
     CUDA_REAL(cuCtxDestroy);
-    const struct leaving leaving = going(context);
+    struct leaving leaving;
+    going(&leaving, context);
     CUresult result = real(context);
     went(&leaving, result == CUDA_SUCCESS && context);
     return result;
@@ -127,7 +129,8 @@ CUresult cuCtxDestroy(CUcontext context) {
 /* Destroys the context when it was attached only once; then asking it for its version fails. */
 CUresult cuCtxDetach(CUcontext context) {
     CUDA_REAL(cuCtxDetach);
-    const struct leaving leaving = going(context);
+    struct leaving leaving;
+    going(&leaving, context);
     CUresult result = real(context);
     unsigned version;
     went(&leaving, result == CUDA_SUCCESS && DRIVER(cuCtxGetApiVersion) && DRIVER(cuCtxGetApiVersion)(context, &version) != CUDA_SUCCESS);
@@ -140,8 +143,11 @@ static struct primary {
     bool held;         /* `context` and its charge are set */
     CUcontext context;
 } primaries[MAX_DEVICES];
+/* About which this thread asks: a driver may call the program back meanwhile. */
+static __thread __attribute__((tls_model("initial-exec"))) const struct primary *asked;
 
 void vgpu_primaries_forget(void) {
+    asked = NULL;
     memset(primaries, 0, sizeof primaries);
 }
 
@@ -157,7 +163,10 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     if (device < 0 || device >= MAX_DEVICES || vgpu_enforcement() == VGPU_UNLIMITED)
         return real(context, device);
     struct primary *primary = &primaries[device];
+    if (primary == asked)
+        return real(context, device);
     vgpu_spin_lock(&primary->asking);
+    asked = primary;
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
     if (primary->held) {
         result = real(context, device);
@@ -171,6 +180,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
         primary->held = result == CUDA_SUCCESS;
         primary->context = primary->held ? made : NULL;
     }
+    asked = NULL;
     vgpu_spin_unlock(&primary->asking);
     return result;
 }
@@ -181,17 +191,21 @@ static CUresult let_primary_go(CUresult (*real)(CUdevice), CUdevice device) {
     if (device < 0 || device >= MAX_DEVICES)
         return real(device);
     struct primary *primary = &primaries[device];
+    if (primary == asked)
+        return real(device);
     vgpu_spin_lock(&primary->asking);
+    asked = primary;
     CUcontext context = primary->held ? primary->context : NULL;
     struct leaving leaving;
     if (context)
-        leaving = going(context);
+        going(&leaving, context);
     CUresult result = real(device);
     if (context) {
         bool gone = result == CUDA_SUCCESS && !is_active(device);
         primary->held = !gone;
         went(&leaving, gone);
     }
+    asked = NULL;
     vgpu_spin_unlock(&primary->asking);
     return result;
 }

@@ -30,24 +30,26 @@ static struct exported *exports;
  * another is releasing, and be on the card without a charge. Blocks are made and mapped rarely, and in large pieces. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
+/* How often by this thread: a driver may call the program back in the middle of a call. */
+static __thread __attribute__((tls_model("initial-exec"))) unsigned locked;
+
 void vgpu_blocks_forget(void) {
+    locked = 0;
     for (unsigned i = 0; i < BUCKETS; i++)
         handles[i] = mappings[i] = NULL;
     exports = NULL;
     pthread_mutex_init(&lock, NULL);
 }
 
-static __thread __attribute__((tls_model("initial-exec"))) bool locked; /* by this thread */
-
 void vgpu_blocks_lock(void) {
     vgpu_own_tables();
-    pthread_mutex_lock(&lock);
-    locked = true;
+    if (locked++ == 0)
+        pthread_mutex_lock(&lock);
 }
 
 void vgpu_blocks_unlock(void) {
-    locked = false;
-    pthread_mutex_unlock(&lock);
+    if (locked && --locked == 0) /* a child that was forked in between has let go of it */
+        pthread_mutex_unlock(&lock);
 }
 
 static struct vgpu_link **slot_of(struct vgpu_link **table, uint64_t key) {

@@ -32,6 +32,7 @@ static struct {
     uint64_t used;
 } things[MOST];
 static unsigned count;
+static int capturing;
 
 static uintptr_t make(uint64_t bytes) {
     things[count].bytes = bytes;
@@ -66,6 +67,28 @@ API CUresult cuStreamGetCtx(CUstream stream, CUcontext *context) {
     *context = (CUcontext)4096;
     return stream == (CUstream)16 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
+API CUresult cuStreamDestroy_v2(CUstream stream) {
+    meanwhile("cuStreamDestroy", 0);
+    capturing = 0;
+    return stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+API CUresult cuCtxDestroy_v2(CUcontext context) {
+    meanwhile("cuCtxDestroy", 0);
+    capturing = 0;
+    return context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
+    *context = (CUcontext)4096;
+    return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+}
+
+API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+    meanwhile("cuDevicePrimaryCtxRelease", 0);
+    return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+}
+
 API CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
     memset(uuid, 7, sizeof *uuid);
     return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
@@ -183,7 +206,6 @@ static struct CUmemPoolHandle_st {
                  {.properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_HOST}}}};
 static unsigned pool_count = 2;
 static CUmemoryPool current = pools;
-static int capturing;
 
 API CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
     meanwhile("cuMemPoolCreate", 0);
