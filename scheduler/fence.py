@@ -78,18 +78,14 @@ class Fence:
         self._last = float("-inf")  #: monotonic seconds of the last call that passed
 
     def leads(self) -> bool:
-        """Whether this replica is the one that places pods, and its state is known to be complete."""
+        """Whether this replica is the one that places pods, its state being complete then; raises ApiError."""
         with self._lock:
-            try:
-                term = self._read_term()
-                if not term or not self._own(term):
-                    return False
-                if term != self._term:
-                    self._catch_up()
-                    self._term = term
-            except ApiError as error:
-                log.warning("who leads cannot be read: %s", error)
+            term = self._read_term()
+            if not term or not self._own(term):
                 return False
+            if term != self._term:
+                self._catch_up()
+                self._term = term
             return True
 
     def pass_(self) -> None:

@@ -25,12 +25,13 @@ class Moves:
     """One thread. Each write names the version of the pod that it changes, so that none takes effect twice or late."""
 
     def __init__(self, client: KubeClient, state: ClusterState, leads: Callable[[], bool]) -> None:
-        """`leads`: whether this replica places pods now, and has heard of everything."""
+        """`leads`: whether this replica places pods now, and has heard of everything; it may raise ApiError."""
         self._client = client
         self._state = state
         self._leads = leads
         self._sent: dict[str, tuple[str, Allocation]] = {}  # uid → version that was to be changed, and to what
         self._unsure: set[str] = set()  # uids whose writes had no answer
+        self._complaint = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="moves", daemon=True)
 
@@ -62,10 +63,20 @@ class Moves:
             self._sent.clear()
             self._unsure.clear()
             return False
-        if self._leads():
-            for claim, uid, record in self._next():
-                self._write(uid, claim, record)
+        try:
+            leads = self._leads()
+        except ApiError as error:
+            self._complain(f"pods wait to be moved: {error}")
+            return True
+        for claim, uid, record in self._next() if leads else ():
+            self._write(uid, claim, record)
         return True
+
+    def _complain(self, sentence: str) -> None:
+        """Once, however often it is tried again."""
+        if sentence != self._complaint:
+            log.warning("%s", sentence)
+            self._complaint = sentence
 
     def _next(self) -> list[tuple[Claim, str, Allocation]]:
         """Under the lock of the binds, so that what they choose and what is chosen here is never the same room."""
@@ -101,7 +112,7 @@ class Moves:
                 self._unsure.add(uid)
             elif error.status not in (404, 409):  # else the watch tells what has changed
                 del self._sent[uid]
-                log.warning("pod %s/%s cannot be moved: %s", claim.namespace, claim.name, error)
+                self._complain(f"pod {claim.namespace}/{claim.name} cannot be moved: {error}")
             return
         log.info("pod %s/%s moved to where its ids are: %s", claim.namespace, claim.name, text)
 

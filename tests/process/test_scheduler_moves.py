@@ -201,10 +201,24 @@ def test_who_leads_is_told_by_the_lease_and_catches_up_first(monkeypatch: pytest
     assert fence.leads()
     assert caught_up == ["vgpu-scheduler-1_uuid 5"]
 
-    def away() -> None:
-        raise Unreachable("no answer")
 
-    assert not Fence(away, lambda: "vgpu-scheduler-1_uuid 5", own=beside).leads()
+def test_who_cannot_read_who_leads_moves_nothing_and_says_so_once(
+    world: World, scheduler: Scheduler, run: Callable[..., Moves], caplog: pytest.LogCaptureFixture
+) -> None:
+    bound(world, scheduler, "moves", 6000, card=0)
+    ask(world, scheduler, "moves", card=1)
+    tried: list[None] = []
+
+    def away() -> bool:
+        tried.append(None)
+        if len(tried) < 4:
+            raise Unreachable("no answer")
+        return True
+
+    run(away)
+    wait_for("moved", lambda: card_of(world, "moves") == (CARDS[1],), SECONDS)
+    said = [one.message for one in caplog.records if one.name == moves.__name__ and one.levelname == "WARNING"]
+    assert said == ["pods wait to be moved: no answer"]
 
 
 def one_pod(version: str, *cards: str) -> Pod:
