@@ -189,7 +189,8 @@ class Starts:
         strange = [piece.uuid for piece in slices if piece.uuid not in self._cards.by_uuid]
         if strange:
             sentence = f"pod {full_name(pod)} is allocated to {', '.join(strange)}, not a card of this node"
-            raise Refusal(sentence, pod=pod)
+            # Not known yet which cards do not answer: an earlier agent may have published it.
+            raise Refusal(sentence, transient=not self._cards.complete, pod=pod)
         try:
             request = read_pod(msgspec.to_builtins(pod), rules(self._config))
         except RequestError as error:

@@ -15,7 +15,7 @@ from device_plugin import cdi, ids, labels, starts
 from device_plugin.refusal import Refusal
 from vgpu import allocation, names
 from vgpu.allocation import Allocation
-from vgpu.devices import GpuSlice
+from vgpu.devices import GpuSlice, Inventory
 from vgpu.kube import writes
 from vgpu.kubelet.podresources_v1 import api_pb2 as podresources
 from vgpu.kubelet.podresources_v1.api_pb2_grpc import (
@@ -262,6 +262,18 @@ def test_a_record_that_does_not_fit_is_never_a_limit(
         world.starts.start([ID_A])
     assert not cdi.path(world.places.cdi, name).exists()
     assert not (world.sandboxes.directory(uid, "main") / "limits").exists()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_card_that_is_not_known_yet_ends_no_pod(make: MakeWorld) -> None:
+    """An agent whose driver does not answer, before it was told what the one before it has published."""
+    world = make()
+    world.cards.found(Inventory(silent=(2,)))
+    uid = world.pod("p", {"main": [GpuSlice("GPU-cccc", 100)]})
+    world.allocate(uid, "main", [ID_A])
+    with pytest.raises(Refusal, match="not a card of this node") as refused:
+        world.starts.start([ID_A])
+    assert refused.value.transient
 
 
 @pytest.mark.usefixtures("impatient")
