@@ -17,7 +17,8 @@ struct vgpu_pool {
     _Atomic CUdevice device;      /* whose graphs */
     unsigned launching;           /* graphs that are about to take or reuse some of it: none is given back meanwhile */
     atomic_bool gone;             /* destroyed by the program */
-    atomic_uint leaving;          /* calls that are about to destroy it */
+    atomic_uint leaving;          /* calls that are about to destroy it: the driver is not asked about it any more */
+    atomic_uint trimming;         /* calls of ours that do so outside the lock */
     atomic_uint card;             /* VGPU_CARD_UNLISTED too; in host memory: `on_card` false */
     atomic_bool on_card;
     vgpu_spin lock;       /* of everything below */
@@ -33,8 +34,11 @@ struct vgpu_pool {
 
 static _Atomic(struct vgpu_pool *) pools; /* records are never freed, but used again: allocations point to them */
 static vgpu_spin list_lock;
+/* By this thread: a driver may call the program back meanwhile. */
+static __thread __attribute__((tls_model("initial-exec"))) struct vgpu_pool *trimmed;
 
 void vgpu_pools_forget(void) {
+    trimmed = NULL;
     atomic_store(&pools, NULL);
     atomic_store(&list_lock, 0);
 }
@@ -69,13 +73,23 @@ static struct vgpu_pool *vacant(void) {
     return pool;
 }
 
+/* Pool's lock held. Whether the driver may be asked about it. */
+static bool is_there(const struct vgpu_pool *pool) {
+    return !pool->gone && !pool->leaving;
+}
+
+static bool balance(struct vgpu_pool *pool);
+
 /* `made`: the driver has just given out the handle, so a record of the same one is that of a pool that is gone. */
 static struct vgpu_pool *add(CUmemoryPool handle, CUdevice device, bool made) {
     const unsigned card = device >= 0 ? vgpu_card_of_device(device) : VGPU_CARD_UNLISTED;
     vgpu_spin_lock(&list_lock);
     struct vgpu_pool *pool = find_one(handle, device);
     if (pool && made) {
+        vgpu_spin_lock(&pool->lock);
         pool->gone = true;
+        balance(pool);
+        vgpu_spin_unlock(&pool->lock);
         pool = NULL;
     }
     if (!pool && (pool = vacant())) {
@@ -171,7 +185,7 @@ static bool used_of(const struct vgpu_pool *pool, uint64_t *value) {
 uint64_t vgpu_pool_growth(struct vgpu_pool *pool, uint64_t bytes) {
     uint64_t used = 0, growth;
     vgpu_spin_lock(&pool->lock);
-    bool known = !pool->gone && used_of(pool, &used);
+    bool known = is_there(pool) && used_of(pool, &used);
     uint64_t held = pool->charged - pool->pending;
     uint64_t room = known && held > used && held - used > pool->promised ? held - used - pool->promised : 0;
     pool->promised += promise(bytes);
@@ -216,6 +230,8 @@ static void release_parts(struct vgpu_pool *pool, uint64_t bytes) {
 /* Makes the charge equal to the reserve plus what is expected; false: it would have to grow beyond the limit. */
 static bool balance(struct vgpu_pool *pool) {
     uint64_t reserved;
+    if (pool->leaving && !pool->gone)
+        return true; /* who destroys it does this after the driver's answer */
     if (pool->gone) /* its memory goes all at once, with the last allocation */
         reserved = pool->outstanding ? pool->charged - pool->pending : 0;
     else if (!reserve_of(pool, &reserved))
@@ -224,7 +240,7 @@ static bool balance(struct vgpu_pool *pool) {
         uint64_t used, keep = reserved;
         if (pool->launching)
             return true;
-        if (pool->promised && !pool->gone && used_of(pool, &used) && used + pool->promised > reserved)
+        if (pool->promised && is_there(pool) && used_of(pool, &used) && used + pool->promised > reserved)
             keep = (used + pool->promised + CHUNK - 1) & ~(CHUNK - 1);
         if (pool->charged > keep + pool->pending)
             release_parts(pool, pool->charged - keep - pool->pending);
@@ -291,6 +307,12 @@ struct vgpu_pool *vgpu_pool_going(CUmemoryPool handle) {
     if (pool)
         atomic_fetch_add(&pool->leaving, 1);
     vgpu_spin_unlock(&list_lock);
+    if (pool) { /* who has not seen that is waited for */
+        vgpu_spin_lock(&pool->lock);
+        vgpu_spin_unlock(&pool->lock);
+        while (pool->trimming && trimmed != pool)
+            sched_yield();
+    }
     return pool;
 }
 
@@ -298,12 +320,12 @@ void vgpu_pool_went(struct vgpu_pool *pool, bool gone) {
     if (!pool)
         return;
     vgpu_spin_lock(&pool->lock);
-    if (gone) {
+    if (gone)
         pool->gone = true;
-        balance(pool);
-    }
-    vgpu_spin_unlock(&pool->lock);
     atomic_fetch_sub(&pool->leaving, 1);
+    if (pool->on_card)
+        balance(pool);
+    vgpu_spin_unlock(&pool->lock);
 }
 
 void vgpu_pool_trimmed(CUmemoryPool handle) {
@@ -321,19 +343,27 @@ void vgpu_pools_settle(unsigned card) {
     }
 }
 
-/* What a pool must keep for allocations under way. */
-static uint64_t needed(struct vgpu_pool *pool) {
+/* Down to what a pool must keep for allocations under way. */
+static void trim_to_needed(struct vgpu_pool *pool) {
     uint64_t used = 0;
     vgpu_spin_lock(&pool->lock);
-    bool any = pool->promised && used_of(pool, &used);
-    uint64_t keep = any ? used + pool->promised : 0;
+    const bool there = is_there(pool);
+    const CUmemoryPool handle = pool->handle;
+    const uint64_t keep = there && pool->promised && used_of(pool, &used) ? used + pool->promised : 0;
+    atomic_fetch_add(&pool->trimming, there);
     vgpu_spin_unlock(&pool->lock);
-    return keep;
+    if (!there)
+        return;
+    struct vgpu_pool *before = trimmed;
+    trimmed = pool;
+    DRIVER(cuMemPoolTrimTo)(handle, keep);
+    trimmed = before;
+    atomic_fetch_sub(&pool->trimming, 1);
 }
 
 static void trim(struct vgpu_pool *pool) {
     if (pool->handle && DRIVER(cuMemPoolTrimTo))
-        DRIVER(cuMemPoolTrimTo)(pool->handle, needed(pool));
+        trim_to_needed(pool);
     else if (!pool->handle && !pool->launching && DRIVER(cuDeviceGraphMemTrim))
         DRIVER(cuDeviceGraphMemTrim)(pool->device);
 }

@@ -10,6 +10,7 @@
 static uint64_t reserved, used;    /* of the only pool */
 static uint64_t charged, limit;    /* of the only card */
 static struct vgpu_pool *pool;
+static bool destroyed;             /* nobody may ask about it any more */
 
 _Atomic(void *) vgpu_driver_entries[VGPU_ENTRY_COUNT];
 atomic_int vgpu_open_captures;
@@ -20,14 +21,14 @@ void *vgpu_driver_entry_slowly(enum vgpu_entry entry) {
 }
 
 static CUresult get_attribute(CUmemoryPool handle, CUmemPool_attribute which, void *value) {
-    CHECK(handle == POOL);
-    *(cuuint64_t *)value = which == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT ? reserved : used;
+    CHECK(handle != POOL || !destroyed);
+    *(cuuint64_t *)value = handle != POOL ? 0 : which == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT ? reserved : used;
     return CUDA_SUCCESS;
 }
 
 static CUresult trim_to(CUmemoryPool handle, size_t keep) {
     uint64_t least = ((keep > used ? keep : used) + 32 * MIB - 1) / (32 * MIB) * (32 * MIB);
-    CHECK(handle == POOL);
+    CHECK(handle == POOL && !destroyed);
     reserved = least < reserved ? least : reserved;
     return CUDA_SUCCESS;
 }
@@ -175,6 +176,40 @@ static void check_records_are_used_again(void) {
     vgpu_pool_went(vgpu_pool_going(other), true);
 }
 
+/* While the program destroys a pool, the driver is asked nothing about it; when it has refused that, all is as before. */
+static void check_who_destroys_a_pool_is_the_only_one_to_ask_about_it(void) {
+    for (unsigned refused = 2; refused-- > 0;) {
+        uint64_t growth = begin(64 * MIB);
+        CHECK(end(growth, 64 * MIB));
+        struct vgpu_pool *going = vgpu_pool_going(POOL);
+        destroyed = true;
+        CHECK(going == pool && !vgpu_pools_give_back(0) && charged == 64 * MIB);
+        vgpu_pool_trimmed(POOL);
+        growth = begin(32 * MIB); /* of nothing that is known to be there */
+        CHECK(growth == 32 * MIB && !vgpu_pools_give_back(0) && vgpu_pool_settle(pool, growth, 32 * MIB, false));
+        vgpu_pool_forget(pool, 64 * MIB);
+        used = 0;
+        destroyed = !refused;
+        vgpu_pool_went(going, !refused);
+        CHECK(charged == (refused ? 64 * MIB : 0));
+        CHECK(!refused || (vgpu_pools_give_back(0) && charged == 0));
+    }
+    destroyed = false;
+}
+
+/* The driver gives its handle to another pool before anybody has said that it is gone: what it held unused is on the card no more. */
+static void check_a_handle_that_comes_back(void) {
+    vgpu_pool_made(POOL, 0);
+    CHECK(vgpu_pool_of(POOL, NULL, &pool));
+    uint64_t growth = begin(64 * MIB);
+    CHECK(end(growth, 64 * MIB));
+    free_bytes(64 * MIB);
+    CHECK(charged == 64 * MIB);
+    reserved = 0;
+    vgpu_pool_made(POOL, 0);
+    CHECK(charged == 0);
+}
+
 int main(void) {
     atomic_store(&vgpu_driver_entries[ENTRY_cuMemPoolGetAttribute], (void *)get_attribute);
     atomic_store(&vgpu_driver_entries[ENTRY_cuMemPoolTrimTo], (void *)trim_to);
@@ -188,5 +223,8 @@ int main(void) {
     check_a_promise_that_is_taken_back();
     check_giving_back_leaves_what_is_promised();
     check_records_are_used_again();
+    CHECK(vgpu_pool_of(POOL, NULL, &pool));
+    check_who_destroys_a_pool_is_the_only_one_to_ask_about_it();
+    check_a_handle_that_comes_back();
     return 0;
 }
