@@ -6,6 +6,7 @@ pods against the numbers when it restarts (measured on 1.36): so they are never 
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
@@ -63,6 +64,7 @@ class Publisher:
         self._ending = threading.Event()
         self._node: Node | None = None
         self._complaint = ""
+        self._written = -PERIOD_SECONDS  # when cards and their condition were; monotonic seconds
         self._healed = ""  # version of the node whose mark of repaired cards was obeyed
         self._unmarked = ""  # and removed
         self._informer = Informer(
@@ -142,12 +144,10 @@ class Publisher:
         if repaired is not None:
             self._repair(repaired, meta.resourceVersion)
         inventory = self._cards.inventory
-        annotations, labels = marks(inventory)
-        if _differs(meta.annotations, annotations) or _differs(meta.labels, labels):
-            writes.patch_node(self._client, self._name, annotations=annotations, labels=labels)
-            log.info("node %s: %d cards published", self._name, len(inventory.devices))
-        for finding in (ailing(inventory), contested(self._cards.rival)):
-            conditions.put(self._client, self._name, node.status.conditions, finding)
+        # A card may have a hundred errors a second of several kinds: each write comes back here as a change.
+        if not (_reworded(meta.annotations, inventory) and time.monotonic() - self._written < PERIOD_SECONDS):
+            self._tell(node, inventory)
+        conditions.put(self._client, self._name, node.status.conditions, contested(self._cards.rival))
         wanted = capacity(inventory.devices, self._cards.cordoned, self._held(), self._config)
         known = {resource: node.status.capacity.get(resource) for resource in wanted}
         if not inventory.devices and all(value is None for value in known.values()):
@@ -155,6 +155,16 @@ class Publisher:
         if any(value is None or parse_quantity(value) != wanted[name] for name, value in known.items()):
             writes.patch_node_capacity(self._client, self._name, {n: str(value) for n, value in wanted.items()})
             log.info("node %s: capacity %s", self._name, ", ".join(f"{n}={v}" for n, v in wanted.items()))
+
+    def _tell(self, node: Node, inventory: Inventory) -> None:
+        """Cards and what is wrong with them."""
+        annotations, labels = marks(inventory)
+        told = _differs(node.metadata.annotations, annotations) or _differs(node.metadata.labels, labels)
+        if told:
+            writes.patch_node(self._client, self._name, annotations=annotations, labels=labels)
+            log.info("node %s: %d cards published", self._name, len(inventory.devices))
+        if conditions.put(self._client, self._name, node.status.conditions, ailing(inventory)) or told:
+            self._written = time.monotonic()
 
     def _repair(self, cards: str, version: str) -> None:
         """Heals, and only then removes the mark: an agent that ends in between leaves it to the next one."""
@@ -230,6 +240,20 @@ def capacity(
         config.resource_mem: memory,
         config.resource_cores: cores,
     }
+
+
+def _reworded(known: Mapping[str, str], inventory: Inventory) -> bool:
+    """Nothing is new but why cards are unhealthy."""
+    try:
+        before = decode_inventory(known.get(names.DEVICES, "{}"))
+    except ValueError:
+        return False
+    return before != inventory and _silenced(before) == _silenced(inventory)
+
+
+def _silenced(inventory: Inventory) -> Inventory:
+    devices = tuple(msgspec.structs.replace(gpu, trouble="") for gpu in inventory.devices)
+    return msgspec.structs.replace(inventory, devices=devices)
 
 
 def _differs(known: Mapping[str, str], wanted: Mapping[str, str | None]) -> bool:

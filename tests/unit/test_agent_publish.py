@@ -3,8 +3,10 @@
 from collections.abc import Collection
 from typing import Any, cast
 
+import msgspec
 import pytest
 
+from device_plugin import publish
 from device_plugin.cards import Cards
 from device_plugin.publish import Publisher, capacity, marks
 from vgpu import names
@@ -12,7 +14,7 @@ from vgpu.allocation import Held
 from vgpu.config import Config
 from vgpu.devices import Gpu, Inventory, decode_inventory
 from vgpu.kube.client import ApiError, Unreachable
-from vgpu.kube.objects import Meta, Node
+from vgpu.kube.objects import Condition, Meta, Node, NodeStatus
 
 
 def gpu(name: str, **changes: object) -> Gpu:
@@ -130,3 +132,54 @@ def test_a_removal_without_an_answer_is_tried_again_and_heals_no_second_time() -
         publisher._assert()
     publisher._assert()
     assert done == [["a", "b"], removal("7"), removal("7")]
+
+
+class Mirror:
+    """An API server with one node that tells of each write at once."""
+
+    def __init__(self) -> None:
+        self.writes, self.node = list[str](), Node(metadata=Meta(name="n"), status=NodeStatus())
+
+    def request(self, _: str, path: str, *, body: Any, **__: object) -> None:
+        self.writes.append(path.removeprefix("/api/v1/nodes/"))
+        meta, status = self.node.metadata, self.node.status
+        meta.annotations.update(body.get("metadata", {}).get("annotations", {}))
+        meta.labels.update(body.get("metadata", {}).get("labels", {}))
+        status.capacity.update(body.get("status", {}).get("capacity", {}))
+        for one in msgspec.convert(body.get("status", {}).get("conditions", []), list[Condition]):
+            status.conditions[:] = [*(known for known in status.conditions if known.type != one.type), one]
+
+
+def test_errors_of_many_kinds_are_few_writes_and_the_last_one_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(publish.time, "monotonic", lambda: clock[0])
+    api, cards = Mirror(), Cards(Inventory(devices=(gpu("a"), gpu("b", index=1))))
+    publisher = Publisher(
+        cast(Any, api), "n", Config(), cards, dict, suspect=cast(Any, None), gone=cast(Any, None), heal=cast(Any, None)
+    )
+
+    def look() -> int:
+        """How many writes one look is."""
+        before = len(api.writes)
+        publisher._change("set", api.node)
+        publisher._assert()
+        return len(api.writes) - before
+
+    assert look() == 2  # cards, capacity
+    cards.sicken("a", "XID 40")
+    assert look() == 3  # and the condition
+    written = 0
+    for turn in range(100):  # one look after each write, at most every 0.3 s
+        cards.sicken("a", f"XID {40 + turn % 20}")
+        clock[0] += 0.3
+        written += look()
+    assert written == 2 * 2  # cards and condition, every 10 s of 30
+    cards.sicken("b", "XID 79")  # news are told at once
+    assert look() == 3
+    cards.sicken("b", "XID 48")
+    assert look() == 0
+    clock[0] += 10
+    assert look() == 2
+    told = decode_inventory(api.node.metadata.annotations[names.DEVICES])
+    assert [one.trouble for one in told.devices] == ["XID 59", "XID 48"]
+    assert "XID 48" in api.node.status.conditions[0].message
