@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.samples import Sample
 
 from device_plugin.exporter import CardView, ContainerView, Exporter, Picture
-from device_plugin.readiness import CARDS, KUBELET, METRICS
+from device_plugin.readiness import CARDS, KUBELET, METRICS, PATIENCE_SECONDS, Readiness
 from vgpu.allocation import Held
 from vgpu.devices import Gpu, GpuSlice
 from vgpu.inventory import Reading
@@ -156,12 +156,24 @@ def test_strict_openmetrics_and_the_naming_rules(exporter: Exporter) -> None:
                 assert sample.name.endswith("_total")
 
 
+def bindable(address: str) -> bool:
+    """Where IPv6 is switched off a socket of it can be had, but no address."""
+    if not socket.has_dualstack_ipv6():
+        return False
+    with socket.socket(socket.AF_INET6) as one:
+        try:
+            one.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
 def test_served_by_http(exporter: Exporter) -> None:
     port = free_port()
     exporter.serve(port)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         assert b'vgpu_container_memory_limit_bytes{container="main"' in answer.read()
-    if socket.has_dualstack_ipv6():
+    if bindable("::1"):
         with urllib.request.urlopen(f"http://[::1]:{port}/metrics", timeout=10) as answer:
             assert answer.status == 200
 
@@ -190,3 +202,20 @@ def test_ready_when_cards_containers_and_kubelet_are_known() -> None:
     assert said() == ready
     exporter.show(Picture(), whole=False)
     assert said() == ready
+
+
+def test_no_roll_out_waits_for_ever_for_a_kubelet_or_driver(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    readiness = Readiness()
+    clock[0] += 10 * PATIENCE_SECONDS
+    assert readiness.left == CARDS
+    readiness.found_cards()
+    readiness.done(METRICS)
+    clock[0] += PATIENCE_SECONDS - 1
+    assert readiness.left == KUBELET
+    clock[0] += 2
+    assert [readiness.left, readiness.left] == ["", ""]
+    assert [record.getMessage() for record in caplog.records] == [f"counts as ready after 60 s: {KUBELET}"]
