@@ -16,10 +16,10 @@ static void process_path(const struct sim *sim, uint32_t slot, char path[256])
     snprintf(path, 256, "%s/process.%u", sim->dir, slot);
 }
 
-uint64_t sim_start_time(int pid)
+uint64_t sim_start_time(const char *name)
 {
     char path[64], text[1024];
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    snprintf(path, sizeof path, "/proc/%s/stat", name);
     FILE *file = fopen(path, "re");
     if (!file)
         return 0;
@@ -114,7 +114,7 @@ static void describe_self(struct sim *sim, struct sim_process *self, uint32_t ge
 {
     struct stat ns;
     self->pid = (int32_t)getpid();
-    self->start_time = sim_start_time(self->pid);
+    self->start_time = sim_start_time("self");
     self->pid_namespace = stat("/proc/self/ns/pid", &ns) == 0 ? ns.st_ino : 0;
     ssize_t length = readlink("/proc/self/exe", self->name, sizeof self->name - 1);
     self->name[length > 0 ? length : 0] = 0;

@@ -190,7 +190,8 @@ int sim_register(struct sim *sim);
 bool sim_alive(struct sim *sim, uint32_t slot);
 bool sim_self_valid(const struct sim *sim);
 struct sim_process *sim_peer(struct sim *sim, uint32_t slot);
-uint64_t sim_start_time(int pid);
+/* In clock ticks since boot, of a name below /proc: a pid or "self"; 0: unknown. */
+uint64_t sim_start_time(const char *name);
 
 /* Returns true when a dead holder was replaced: the caller then repairs what the lock guards. */
 bool sim_acquire(struct sim *sim, sim_lock *lock);

@@ -59,6 +59,8 @@ static inline unsigned instance_of(int card)
 {
     return library.sim.profile->mig ? 7u + (unsigned)card : 0xffffffffu;
 }
+/* The pid of a slot's process in the caller's pid namespace; 0: the caller cannot see it. */
+unsigned pid_for_caller(uint32_t slot, const struct sim_process *process);
 /* What the device is made of: of a board of MIG instances the board, else the cards. */
 const struct sim_profile *profile_of(nvmlDevice_t device);
 /* Share of the last second in which the card was busy, in parts per million. */

@@ -1,4 +1,4 @@
-/* The processes on a card: those that hold a context or memory there. */
+/* The processes on a card: those that hold a context or memory there, and that the caller can see. */
 #include "nvml/library.h"
 
 #define LISTED SIM_SLOTS
@@ -19,8 +19,10 @@ static unsigned users_of_card(int card, struct user *out, unsigned room)
     for (uint32_t slot = 0; slot < slots && count < room; slot++) {
         struct sim_process *process = sim_alive(&library.sim, slot) ? sim_peer(&library.sim, slot) : NULL;
         uint64_t bytes = process ? atomic_load(&process->cards[card].used) : 0;
-        if (bytes || (process && atomic_load(&process->cards[card].contexts)))
-            out[count++] = (struct user){.slot = slot, .card = card, .pid = (unsigned)process->pid, .bytes = bytes};
+        bool uses = bytes || (process && atomic_load(&process->cards[card].contexts));
+        unsigned pid = uses ? pid_for_caller(slot, process) : 0;
+        if (pid)
+            out[count++] = (struct user){.slot = slot, .card = card, .pid = pid, .bytes = bytes};
     }
     return count;
 }
