@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from preloaded import HERE
 
 BENCH = HERE.parents[1] / "benchmarks/pacer/bench.py"
@@ -30,3 +31,16 @@ def test_a_pattern_that_fits_no_row_is_refused() -> None:
     done = subprocess.run([sys.executable, BENCH, "--only", "nothing"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "nothing: no row has this in its name" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("tenths", "limit", "given"),
+    [([70, 94] * 30, 80, 80), ([30] * 9, 50, 30), ([100] * 9, 50, 50), ([60] * 5 + [95] * 5, 80, 74)],
+)
+def test_what_a_limit_gives_a_program_that_rests(tenths: list[int], limit: int, given: float) -> None:
+    """It may make up for what it left, but for no more than its credit of 50 ms."""
+    code = f"import numpy; from rig.single import served; print(round(served(numpy.array({tenths}), {limit}), 3))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(BENCH).parent, capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) == given

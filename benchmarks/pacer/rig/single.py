@@ -35,6 +35,7 @@ CROWD = "More launchers in one container: share in percent"
 PROCESSES = 4
 STREAMS = 4  # of shapes.c
 TENTH_S = 0.1
+CREDIT_S = 0.05  # of idle time, earned at most; DEFAULT_BURST_MS of libvgpu/src/share.c
 
 
 def shares(trace: Trace, plan: Plan) -> tuple[float, list[float]]:
@@ -49,19 +50,32 @@ def tenths(trace: Trace, column: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.diff(np.interp(ends, trace.at, column)) / TENTH_S * 100
 
 
-def demand(machine: Machine, container: Container, shape: str, plan: Plan, limit: int) -> tuple[float, float]:
-    """What a program takes of the card when nothing holds it back, region and library as ever; and what is left of that
-    where the limit cuts off what lies above it. Percent.
+def served(parts: NDArray[np.float64], limit: float) -> float:
+    """What a limit gives a program that could take `parts` of the card in successive tenths of a second, and may make
+    up for as much of what it left as there is credit for. Percent.
+    """
+    credit = given = 0.0  # seconds of GPU time
+    for part in parts / 100 * TENTH_S:
+        there = credit + limit / 100 * TENTH_S
+        used = min(float(part), there)
+        credit = min(there - used, limit / 100 * CREDIT_S)
+        given += used
+    return given / (len(parts) * TENTH_S) * 100
 
-    On a busy machine a program that takes 82 % on average takes 70 in one tenth of a second and 88 in the next: no
-    limit of 80 can give it 80. Less than that tenth is made up for by credit.
+
+def demand(machine: Machine, container: Container, shape: str, plan: Plan, limit: int) -> tuple[float, float]:
+    """What a program takes of the card when nothing holds it back, region and library as ever; and what the limit would
+    have given it then. Percent.
+
+    On a busy machine a program that takes 82 % on average may take 60 for half a second and 95 for the next: then no
+    limit of 80 can give it 80.
     """
     program = container.start(shape)
     machine.record(1)
     trace = machine.record(plan.measured_s / 2)
     column = trace.busy[:, machine.programs.index(program)]
     machine.stop(program)
-    return share(trace.at, column), float(np.minimum(tenths(trace, column), limit).mean())
+    return share(trace.at, column), served(tenths(trace, column), limit)
 
 
 def single(shape: str, limit: int, machine: Machine, plan: Plan) -> tuple[list[Reading], Trace | None]:

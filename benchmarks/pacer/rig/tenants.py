@@ -14,7 +14,7 @@ from rig.single import demand, shares
 PAIRS = "Two containers on one card: share in percent"
 THREE = "Containers of 20, 30 and 50 % on one card: share in percent"
 PRIORITY = "A high-priority container comes to a low one"
-KERNELS = {"short": "wide", "long": "long"}  # async 0.1 ms, sync 50 ms
+KERNELS = {"short": "wide", "long": "long", "2 ms": "2ms"}  # async 0.1 ms, sync 50 ms, async 2 ms
 FINE_S = 0.005  # between two looks where milliseconds count
 RETURNS = 5
 COMINGS = 3  # of a container of high priority
@@ -37,6 +37,7 @@ def pair(limits: tuple[int, int], shapes: tuple[str, str], machine: Machine, pla
     return [
         Reading("first", each[0], limits[0], 1),
         Reading("second", each[1], min(limits[1], mean(whole for whole, _ in taken)), 1, most=limits[1]),
+        Reading("second less its limit", each[1] - limits[1]),
         *(Reading("second, if it had no limit", whole) for whole, _ in taken),
     ], trace
 
@@ -129,14 +130,17 @@ def priority(low_shape: str, machine: Machine, plan: Plan) -> tuple[list[Reading
     machine.container(0, priority=1)
     comings = [beside_low(high, low_shape, machine, plan) for _ in range(COMINGS)]
     each = zip(*(readings for readings, _ in comings), strict=True)
-    return [sorted(same, key=lambda reading: reading.value)[COMINGS // 2] for same in each], comings[0][1]
+    readings = [sorted(same, key=lambda reading: reading.value)[COMINGS // 2] for same in each]
+    readings.append(Reading("worst coming, %", min(coming[0].value for coming, _ in comings)))
+    return readings, comings[0][1]
 
 
 def trials() -> list[Trial]:
     found = []
-    for limits, kinds in product(((10, 90), (30, 70), (50, 50)), product(KERNELS, KERNELS)):
-        if limits == (50, 50) and kinds == ("long", "short"):
-            continue  # the same as short and long
+    pairs = list(product(((10, 90), (30, 70), (50, 50)), product(("short", "long"), repeat=2)))
+    pairs.remove(((50, 50), ("long", "short")))  # the same as short and long
+    pairs += [((30, 70), ("2 ms", other)) for other in KERNELS]  # as long as a time slice
+    for limits, kinds in pairs:
         row = f"{limits[0]} / {limits[1]}, {kinds[0]} and {kinds[1]}"
         found.append(Trial(PAIRS, row, partial(pair, limits, (KERNELS[kinds[0]], KERNELS[kinds[1]]))))
     found += [Trial(THREE, policy, partial(three, policy), alone=True) for policy in ("fixed", "elastic")]
