@@ -121,6 +121,7 @@ static void tidy(struct vgpu_busy *busy, uint32_t from, uint32_t to)
 struct addition {
     unsigned member;
     double *refunds;
+    double least;                        /* part of the interval that was the launch's own: it cannot have taken less than the shortest of its like */
     unsigned shorts;                     /* others that launched short work meanwhile */
     double rates[VGPU_ARBITER_MEMBERS];  /* part of the time that each took, by their charges */
     double parts[VGPU_ARBITER_MEMBERS + 1]; /* by the number of busy members: what was left for each; 0: not yet reckoned */
@@ -182,8 +183,10 @@ static void join(struct addition *add, const struct vgpu_busy *busy, struct vgpu
         after.ender = add->member;
         after.last_ns = smaller(busy->slice_ns, busy->shortest_ns[add->member]);
     }
-    if (!(span->members & bit))
-        add->refunds[add->member] += (double)(span->end - span->begin) - had(add, busy, &after, add->member);
+    if (!(span->members & bit)) {
+        const double length = (double)(span->end - span->begin), part = had(add, busy, &after, add->member);
+        add->refunds[add->member] += length - (!span->members && part < length * add->least ? length * add->least : part);
+    }
     for (uint64_t known = span->members; known; known &= known - 1) {
         const unsigned member = (unsigned)__builtin_ctzll(known);
         add->refunds[member] += had(add, busy, span, member) - had(add, busy, &after, member);
@@ -191,7 +194,7 @@ static void join(struct addition *add, const struct vgpu_busy *busy, struct vgpu
     *span = after;
 }
 
-/* Waiting for others only ever adds, so the shortest is it; it is forgotten in some dozens of launches. */
+/* Waiting for others only ever adds, so the shortest is it, until it is forgotten in some dozens of launches. */
 static void note_length(struct vgpu_busy *busy, unsigned member, uint64_t length)
 {
     const uint64_t forgotten = busy->shortest_ns[member] + busy->shortest_ns[member] / 32;
@@ -211,6 +214,9 @@ uint64_t vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, 
     if (begin >= end)
         return 0;
     note_length(busy, member, end - begin);
+    /* longer ones may all have waited */
+    const bool fits = busy->shortest_ns[member] <= busy->slice_ns + busy->slice_ns / 8;
+    add.least = fits ? (double)busy->shortest_ns[member] / (double)(end - begin) : 0;
     find_shorts(&add, begin, end, meters);
     make_room(busy);
     uint32_t place = busy->count;

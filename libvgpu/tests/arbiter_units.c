@@ -80,6 +80,17 @@ static void check_meters(void)
     add(7, 200, 600); /* its own time is not taken from itself */
     CHECK(NEAR(refunds[7], 800.0 / 3));
 
+    start(); /* but the launch takes no less than another one of its kind has taken */
+    busy.slice_ns = 200;
+    vgpu_meter_note(&meter, 0, 0);
+    vgpu_meter_note(&meter, 2000, 1000);
+    meters.of[meters.count].member = 7;
+    meters.of[meters.count++].meter = &meter;
+    add(0, 2200, 2360);
+    CHECK(NEAR(refunds[0], 0));
+    add(0, 1000, 1200);
+    CHECK(NEAR(refunds[0], 35)); /* of 200 it had 160, and a 32nd */
+
     start(); /* launched faster than it can have run: it had every second turn at most */
     vgpu_meter_note(&meter, 0, 0);
     vgpu_meter_note(&meter, 1000, 900);
