@@ -367,12 +367,6 @@ CUresult vgpu_pacer_settle(struct vgpu_launch *launch, CUresult result) {
     return result;
 }
 
-void vgpu_pacer_context_going(CUcontext context) {
-    vgpu_own_tables();
-    if (context)
-        vgpu_samples_drop(context);
-}
-
 unsigned vgpu_pacer_utilization(unsigned card) {
     struct vgpu_pacer_card *pacer = vgpu_pacer_shared(card);
     uint64_t now = vgpu_now_ns(), start = atomic_load(&pacer->window_start), permille = atomic_load(&pacer->window_share);

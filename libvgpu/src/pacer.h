@@ -27,8 +27,6 @@ CUresult vgpu_pacer_settle(struct vgpu_launch *launch, CUresult result);
 static inline CUresult vgpu_pacer_after(struct vgpu_launch *launch, CUresult result) {
     return launch->counted ? vgpu_pacer_settle(launch, result) : result;
 }
-/* A context is about to be destroyed: nothing of it will be collected any more. */
-void vgpu_pacer_context_going(CUcontext context);
 /* Functions or graphs have gone: their handles may come back for something else. key 0: any of them. A graph that is updated keeps its estimate,
  * which follows it as it follows a function whose arguments change: programs that update one before each launch would learn nothing otherwise. */
 void vgpu_pacer_stale(uint64_t key);

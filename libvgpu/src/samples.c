@@ -19,6 +19,7 @@
 
 struct sampler {
     CUcontext context;        /* NULL: free */
+    unsigned leaving;         /* calls under way that may destroy it, and its events with it: the driver is not asked about these */
     CUevent base;             /* on this context's time line, which counts ns from its first base; NULL: not yet */
     double base_ns;           /* where it lies */
     double lag;               /* CLOCK_MONOTONIC less time line, ns */
@@ -104,7 +105,7 @@ struct vgpu_sample *vgpu_sample_begin(CUcontext context, CUstream stream, bool m
         vgpu_spin_lock(&lock);
     CUstreamCaptureMode mode = vgpu_relax();
     struct sampler *sampler = sampler_of(context, true);
-    struct vgpu_sample *sample = sampler ? new_sample(sampler) : NULL;
+    struct vgpu_sample *sample = sampler && !sampler->leaving ? new_sample(sampler) : NULL;
     vgpu_spin_unlock(&lock);
     if (sample) {
         sample->recorded_ns = vgpu_now_ns();
@@ -197,7 +198,7 @@ bool vgpu_samples_collect(CUcontext context, void (*each)(const struct vgpu_samp
     if (vgpu_any_capture() || !query || !vgpu_spin_try(&lock))
         return true;
     struct sampler *sampler = sampler_of(context, false);
-    struct vgpu_sample **at = sampler ? &sampler->first : NULL;
+    struct vgpu_sample **at = sampler && !sampler->leaving ? &sampler->first : NULL;
     unsigned unfinished = 0;
     CUstreamCaptureMode mode = at && *at ? vgpu_relax() : CU_STREAM_CAPTURE_MODE_RELAXED;
     bool relaxed = at && *at;
@@ -226,10 +227,24 @@ bool vgpu_samples_collect(CUcontext context, void (*each)(const struct vgpu_samp
     return waiting;
 }
 
-void vgpu_samples_drop(CUcontext context) {
+void vgpu_samples_going(CUcontext context) {
+    if (!context)
+        return;
     vgpu_spin_lock(&lock);
     struct sampler *sampler = sampler_of(context, false);
-    if (sampler) {
+    if (sampler)
+        sampler->leaving++;
+    vgpu_spin_unlock(&lock);
+}
+
+void vgpu_samples_went(CUcontext context, bool gone) {
+    if (!context)
+        return;
+    vgpu_spin_lock(&lock);
+    struct sampler *sampler = sampler_of(context, false);
+    if (sampler && sampler->leaving)
+        sampler->leaving--;
+    if (sampler && gone) {
         struct vgpu_sample *lists[] = {sampler->first, sampler->spare};
         for (unsigned i = 0; i < 2; i++) {
             while (lists[i]) {

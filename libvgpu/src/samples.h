@@ -66,6 +66,7 @@ struct vgpu_sample *vgpu_sample_begin(CUcontext context, CUstream stream, bool m
 void vgpu_sample_end(struct vgpu_sample *sample, CUstream stream, bool launched);
 /* Gives every finished sample of this context to `each`. Returns false if none is under way. */
 bool vgpu_samples_collect(CUcontext context, void (*each)(const struct vgpu_sample *, const struct vgpu_measure *));
-/* The context is about to go, and its events with it. */
-void vgpu_samples_drop(CUcontext context);
+/* Around a call that may destroy a context, and its events with it. */
+void vgpu_samples_going(CUcontext context);
+void vgpu_samples_went(CUcontext context, bool gone);
 #endif

@@ -39,7 +39,6 @@ bool vgpu_samples_collect(CUcontext context, void (*each)(const struct vgpu_samp
     (void)context, (void)each;
     return false;
 }
-void vgpu_samples_drop(CUcontext context) { (void)context; }
 
 struct vgpu_pace vgpu_pace_now(const struct vgpu_limits *now_limits, const struct vgpu_place *place, uint64_t now) {
     (void)now_limits, (void)place, (void)now;

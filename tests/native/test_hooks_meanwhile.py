@@ -315,6 +315,26 @@ print(cu.{calls[entry]})
     assert lines == ["False", "0"]
 
 
+def test_measuring_goes_on_in_a_primary_context_that_others_retain(env: dict[str, str]) -> None:
+    lines = python(
+        PRELUDE
+        + """
+def retain():
+    ok(cu.cuDevicePrimaryCtxRetain(byref(c_void_p()), 0))
+retain()
+for i in range(1000):
+    retain()
+    for j in range(20):
+        ok(launch(c_void_p(64)))
+    ok(cu.cuDevicePrimaryCtxRelease_v2(0))
+events = c_uint64.in_dll(cu, "other_events").value
+print(events > 0, events <= 2 * 256 + 1)  # of one context
+""",
+        env | {"CUDA_DEVICE_SM_LIMIT": "90"},
+    )
+    assert lines == ["True True"]
+
+
 def test_memory_of_a_part_of_a_device_is_the_devices(env: dict[str, str]) -> None:
     lines = python(
         PRELUDE

@@ -5,7 +5,7 @@
 #include "capture.h"
 #include "charge.h"
 #include "fork.h"
-#include "pacer.h"
+#include "samples.h"
 #include "sparse.h"
 #include "spin.h"
 
@@ -93,7 +93,7 @@ struct leaving {
 static void going(struct leaving *leaving, CUcontext context) {
     *leaving = (struct leaving){.context = context, .departure.context = context};
     vgpu_own_tables();
-    vgpu_pacer_context_going(context);
+    vgpu_samples_going(context);
     vgpu_sizes_moment(&leaving->before);
     vgpu_capture_departs(&leaving->departure);
     leaving->sparse = vgpu_sparse_going();
@@ -102,6 +102,7 @@ static void going(struct leaving *leaving, CUcontext context) {
 static void went(const struct leaving *leaving, bool gone) {
     vgpu_sparse_gone(leaving->sparse, gone, NULL, leaving->context);
     vgpu_capture_departed(&leaving->departure);
+    vgpu_samples_went(leaving->context, gone);
     if (!gone)
         return;
     vgpu_context_gone(leaving->context, &leaving->before);
