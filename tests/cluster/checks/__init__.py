@@ -44,6 +44,7 @@ CHECKS: Final = (
     Check(chart.node_tells_its_cards, gate=True),
     Check(first_pod.sees_its_slice),
     Check(first_pod.has_metrics),
+    Check(first_pod.is_no_stranger),
     Check(doctor.all_well),
     Check(refusals.node_name),
     Check(refusals.forged_record),

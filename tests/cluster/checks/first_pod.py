@@ -7,12 +7,16 @@ from tests.cluster.images import CLIENT
 from tests.cluster.kubectl import Object, phase, pod
 from tests.cluster.namespaces import ADDRESS
 from tests.cluster.node import Node
+from vgpu import names
 
 MIB = 1 << 20
 MEMORY = 3000 * MIB
 CORES = 30
 SLICE = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": MEMORY // MIB, "nvidia.com/gpucores": CORES}
 SECONDS = 120
+FOREIGN = "vgpu_card_foreign_processes"
+OBSERVED = "vgpu_container_observed_gpu_seconds_total"
+UNTRACKED = "vgpu_container_untracked_bytes"
 TOLERANCE = 6  #: percentage points of the core share: three times the bar
 
 
@@ -42,8 +46,7 @@ def has_metrics(node: Node) -> str:
     lines: list[str] = []
 
     def told(found: Object) -> bool:
-        with urllib.request.urlopen(f"http://{ADDRESS}:31992/metrics", timeout=30) as answer:
-            lines[:] = [line for line in answer.read().decode().splitlines() if 'pod="idle"' in line]
+        lines[:] = [line for line in _metrics() if 'pod="idle"' in line]
         events = node.kubectl.events("idle")
         return phase(found) == "Running" and bool(lines) and any(one.startswith("VgpuAllocated") for one in events)
 
@@ -52,3 +55,30 @@ def has_metrics(node: Node) -> str:
     assert limits == [MEMORY], lines
     node.kubectl.delete("pod", "idle")
     return f"{len(lines)} series"
+
+
+def is_no_stranger(node: Node) -> str:
+    """What the driver tells of a container's process is its container's: none is foreign, and nothing is untracked."""
+    node.kubectl.create(slice_pod("known", "vgpu", "probe", "--cores", "--seconds", "8"))
+    seen: dict[str, float] = {}  # name of a metric → its largest value
+
+    def done(found: Object) -> bool:
+        for line in _metrics():
+            name, value = line.partition("{")[0], float(line.split()[-1])
+            if name == FOREIGN or (name in (OBSERVED, UNTRACKED) and 'pod="known"' in line):
+                seen[name] = max(seen.get(name, 0), value)
+        return phase(found) == "Succeeded"
+
+    node.kubectl.until("done", done, "pod", "known", seconds=SECONDS)
+    assert seen.get(OBSERVED), f"the agent finds no GPU time of the container in what the driver tells: {seen}"
+    assert (seen[FOREIGN], seen[UNTRACKED]) == (0, 0), seen
+    events = [one for one in node.kubectl.items("events", "-A") if one.get("reason") == names.EVENT_FOREIGN]
+    assert not events, [one.get("message") for one in events]
+    node.kubectl.delete("pod", "known")
+    return f"{seen[OBSERVED]:.1f} s of GPU time, as the driver tells it"
+
+
+def _metrics() -> list[str]:
+    """The node's samples."""
+    with urllib.request.urlopen(f"http://{ADDRESS}:31992/metrics", timeout=30) as answer:
+        return [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
