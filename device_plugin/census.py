@@ -1,7 +1,11 @@
 """Which cards there are: taken when the agent starts, and again as long as one does not answer. Knows NVML."""
 
+import logging
+import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -10,12 +14,29 @@ from vgpu import contexts, inventory
 from vgpu.config import Config
 from vgpu.devices import Inventory
 
+log = logging.getLogger(__name__)
+
+#: Looks in a row that meet a driver of another version than the library, after which a new process loads that anew
+STALE_LOOKS: Final = 2
+#: The same where the driver has never answered this process: it may be the machine's own state, until it is booted
+STALE_LOOKS_AT_START: Final = 10
+
+
+def _end() -> None:
+    os._exit(1)  # what waits for the driver holds nothing that needs an orderly end
+
 
 class Census:
     """Who asks while another thread does waits for it: the driver is asked once at a time, also where it hangs."""
 
-    def __init__(self, config: Config, run_dir: Path, place: driver.Place) -> None:
-        """`place`: where the driver is; one that is installed later is found there, too."""
+    def __init__(self, config: Config, run_dir: Path, place: driver.Place, end: Callable[[], None] = _end) -> None:
+        """`place`: where the driver is; one that is installed later is found there, too.
+
+        `end` ends this process, which cannot load the library of another driver any more.
+        """
+        self._end = end
+        self._answered = False
+        self._stale = 0  # looks in a row
         self._simulated = bool(config.simulate)
         self._settings = config.device_plugin
         self._memory = run_dir / "contexts.json"
@@ -26,7 +47,19 @@ class Census:
     def take(self) -> Inventory:
         """All cards that can be shared and that answer; raises InventoryError, also when none does."""
         with self._lock:
-            return self._take()
+            try:
+                found = self._take()
+            except inventory.StaleLibrary as error:
+                self._stale += 1
+                if self._stale >= (STALE_LOOKS if self._answered else STALE_LOOKS_AT_START):
+                    log.error("%s; ending, so that the next agent loads the library of the driver that is there", error)
+                    self._end()
+                raise
+            except inventory.InventoryError:
+                self._stale = 0
+                raise
+            self._stale, self._answered = 0, True
+            return found
 
     def _take(self) -> Inventory:
         if not self._simulated:

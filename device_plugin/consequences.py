@@ -35,6 +35,7 @@ class Consequences:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="events")
         self._lock = threading.Lock()
         self._waiting: set[tuple[str, ...]] = set()
+        self._dropping = False
 
     def stop(self) -> None:
         self._worker.shutdown(wait=False, cancel_futures=True)
@@ -80,8 +81,17 @@ class Consequences:
     def _submit(self, what: tuple[str, ...], call: Callable[..., None], *arguments: object) -> None:
         """Does it as soon as what came before is done, unless the same waits already; `what` tells what is the same."""
         with self._lock:
-            if what in self._waiting or len(self._waiting) >= _REMEMBERED:
-                log.debug("not said again, or too much is waiting: %s", what)
+            if what in self._waiting:
+                log.debug("not said again: %s", what)
+                return
+            full = len(self._waiting) >= _REMEMBERED
+            if full:
+                level = logging.DEBUG if self._dropping else logging.WARNING
+                log.log(
+                    level, "the API server takes no events: %d wait, further ones are dropped: %s", _REMEMBERED, what
+                )
+            self._dropping = full
+            if full:
                 return
             self._waiting.add(what)
 

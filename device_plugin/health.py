@@ -4,6 +4,7 @@ Sources: NVIDIA's XID catalogue for the errors that a program makes by itself; n
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -17,12 +18,14 @@ from device_plugin.cards import Cards
 from device_plugin.recovery import Recovery
 from vgpu import contexts, names
 from vgpu.devices import Inventory
-from vgpu.inventory import InventoryError, session
+from vgpu.inventory import InventoryError, StaleLibrary, session
 
 log = logging.getLogger(__name__)
 
 _WAIT_MS: Final = 1000  #: one wait for events; also the period of the probe
 _LOOK_SECONDS: Final = 30.0  #: between two looks for cards that have not answered this agent yet
+_FRUITLESS: Final = 10  #: looks that found nothing, after which they are made more seldom
+_LOOK_SELDOM_SECONDS: Final = 300.0  #: each one stops the watch for errors of the other cards for a moment
 _SILENT: Final = 3  #: questions without an answer after which a card counts as lost, where the error does not say so
 _HANG_SECONDS: Final = (
     30.0  #: a question to the driver that takes longer will not be answered: asking blocks in the kernel
@@ -58,7 +61,9 @@ class Health:
         self._ignored = frozenset(ignored)
         self._count = count
         self._census = census
-        self._looked = -_LOOK_SECONDS  # monotonic seconds
+        self._looked = -math.inf  # monotonic seconds
+        self._fruitless = 0  # looks in a row
+        self._stale = False  # the driver is of another version than the library: asked for by a look, too
         self._lock = threading.RLock()  # what follows, and that the cards agree with it
         self._recovery = Recovery(recovery_seconds)
         self._judge = vitals.Judge()
@@ -89,7 +94,7 @@ class Health:
             if uuid not in self._cards.by_uuid:
                 log.warning("%s names card %s, which is not on this node", names.HEAL, uuid)
                 continue
-            self._looked = -_LOOK_SECONDS  # where it is absent
+            self._looked, self._fruitless = -math.inf, 0  # where it is absent
             with self._lock:
                 self._recovery.forgive(uuid, time.monotonic())
                 self._back(uuid, "somebody says that it is repaired")
@@ -104,11 +109,12 @@ class Health:
                     with self._asking():
                         stack.enter_context(session())
                     self._watch()
-                self._complaint = ""
+                self._complaint, self._stale = "", False
             except (InventoryError, pynvml.NVMLError) as error:
                 if str(error) != self._complaint:
                     log.warning("health of the cards is not watched: %s; trying again", error)
                     self._complaint = str(error)
+                self._stale = isinstance(error, StaleLibrary)
                 if isinstance(error, InventoryError):
                     for uuid in self._present():
                         self._trouble(uuid, str(error))
@@ -155,11 +161,12 @@ class Health:
                 pynvml.nvmlEventSetFree(events)
 
     def _due(self) -> bool:
-        return not self._cards.complete and time.monotonic() - self._looked >= _LOOK_SECONDS
+        pause = _LOOK_SECONDS if self._fruitless < _FRUITLESS else _LOOK_SELDOM_SECONDS
+        return (self._stale or not self._cards.complete) and time.monotonic() - self._looked >= pause
 
     def _look(self) -> None:
         """Takes in cards that did not answer before. One that had trouble before this agent has it still."""
-        self._looked = time.monotonic()
+        self._looked, self._fruitless = time.monotonic(), self._fruitless + 1
         try:
             now = self._census()
         except InventoryError as error:
@@ -169,7 +176,10 @@ class Health:
         for gpu in now.devices:
             if before.get(gpu.uuid):
                 self._trouble(gpu.uuid, before[gpu.uuid])
-        for gpu in self._cards.found(now):
+        found = self._cards.found(now)
+        if found or self._cards.complete:
+            self._fruitless = 0
+        for gpu in found:
             if not before.get(gpu.uuid):
                 self._tell(names.EVENT_HEALTHY, f"card {gpu.uuid} takes pods: it answers the driver")
 

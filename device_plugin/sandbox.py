@@ -52,7 +52,8 @@ class Sandboxes:
         self.by_ids.mkdir(mode=0o755, parents=True, exist_ok=True)
         # Containers see only files that root binds into them; other users of the host need no way in.
         self._containers.mkdir(mode=0o700, exist_ok=True)
-        self._containers.chmod(0o700)
+        if self._containers.stat().st_mode & 0o7777 != 0o700:
+            self._containers.chmod(0o700)
 
     def granted(self) -> dict[str, dict[str, tuple[GpuSlice, ...]]]:
         """pod uid → container → its slices, of all folders."""

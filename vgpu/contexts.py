@@ -10,6 +10,7 @@ import logging
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,8 @@ from vgpu.devices import Gpu, Inventory
 log = logging.getLogger(__name__)
 
 LEARN_SECONDS: Final = 60.0  #: the first context after boot may take seconds per card
+
+_DEATH_SECONDS: Final = 1.0  #: for a process that was killed
 
 
 def learn(inventory: Inventory, memory: Path) -> Inventory:
@@ -71,12 +74,19 @@ def _ask(uuids: list[str]) -> dict[str, int]:
         environment["LD_LIBRARY_PATH"] = str(paths.simulator())
     command = [sys.executable, "-m", __name__, *uuids]
     try:
-        output = subprocess.run(
-            command, env=environment, capture_output=True, timeout=LEARN_SECONDS, check=True, stdin=subprocess.DEVNULL
-        ).stdout
-        return msgspec.json.decode(output, type=dict[str, int])
-    except subprocess.CalledProcessError as error:
-        log.debug("contexts: %s", error.stderr.decode(errors="replace").strip())
+        child = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        try:
+            output, complaint = child.communicate(timeout=LEARN_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            with suppress(subprocess.TimeoutExpired):  # stuck in the kernel: nobody waits for its end
+                child.wait(_DEATH_SECONDS)
+            raise
+        if child.returncode == 0:
+            return msgspec.json.decode(output, type=dict[str, int])
+        log.debug("contexts: %s", complaint.decode(errors="replace").strip())
     except (OSError, subprocess.TimeoutExpired, msgspec.MsgspecError) as error:
         log.debug("contexts: %s", error)
     return {}

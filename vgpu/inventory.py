@@ -35,6 +35,10 @@ class InventoryError(RuntimeError):
     """The cards of this machine cannot be read; `str()` is a sentence that says why."""
 
 
+class StaleLibrary(InventoryError):
+    """NVML is of another version than the kernel's driver: what this process has loaded, it keeps."""
+
+
 class Reading(msgspec.Struct, frozen=True):
     """What a card does at this moment, all users of the card together."""
 
@@ -53,7 +57,8 @@ def session() -> Iterator[None]:
             reason = "no NVIDIA driver on this machine (libnvidia-ml.so.1 is not found)"
         else:
             reason = f"the NVIDIA driver does not answer: {error}"
-        raise InventoryError(reason) from None
+        stale = error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+        raise (StaleLibrary if stale else InventoryError)(reason) from None
     try:
         yield
     finally:
