@@ -23,23 +23,25 @@ def stopped_leader(node: Node) -> str:
     """The leader stops for longer than its lease, another one leads, the first wakes up: no slice is given twice."""
     changed = values(node)
     changed["scheduler"]["replicas"] = 2
-    upgrade(node, changed)
-    with Records(node.kubectl.kubeconfig, cards(node)) as records:
-        storm = Storm(KubeClient.connect(node.kubectl.kubeconfig), records)
-        storm.blow(PODS)
-        first = _leader(node)
-        with _stopped(node, first):
-            begin = time.monotonic()
-            while (second := _leader(node)) == first:
-                assert time.monotonic() < begin + SECONDS, f"{first} still leads"
-                time.sleep(0.3)
-            took = time.monotonic() - begin
+    try:
+        upgrade(node, changed)
+        with Records(node.kubectl.kubeconfig, cards(node)) as records:
+            storm = Storm(KubeClient.connect(node.kubectl.kubeconfig), records)
             storm.blow(PODS)
-        storm.blow(PODS)
-        _, ran = settle(node, records, storm.made, time.monotonic())
-        assert not records.over, f"{len(records.over)} states with too much: {records.over[0]}"
-    cleared(node)
-    upgrade(node, values(node))
+            first = _leader(node)
+            with _stopped(node, first):
+                begin = time.monotonic()
+                while (second := _leader(node)) == first:
+                    assert time.monotonic() < begin + SECONDS, f"{first} still leads"
+                    time.sleep(0.3)
+                took = time.monotonic() - begin
+                storm.blow(PODS)
+            storm.blow(PODS)
+            _, ran = settle(node, records, storm.made, time.monotonic())
+            assert not records.over, f"{len(records.over)} states with too much: {records.over[0]}"
+        cleared(node)
+    finally:
+        upgrade(node, values(node))
     assert second != first
     return f"another led after {took:.1f} s; {storm.made} pods, all ran {ran:.0f} s after the last was made"
 
