@@ -335,6 +335,25 @@ print(events > 0, events <= 2 * 256 + 1)  # of one context
     assert lines == ["True True"]
 
 
+def test_what_the_driver_says_that_a_context_may_take_is_charged(env: dict[str, str]) -> None:
+    """It may have rounded, or another call may come between."""
+    lines = python(
+        PRELUDE
+        + """
+STACK, HEAP = 0, 2
+def allow(limit, size):
+    return cu.cuCtxSetLimit(limit, c_size_t(size))
+print(allow(HEAP, 41 * MIB), charged(), allow(HEAP, 108 * MIB), charged(), allow(HEAP, 44 * MIB), charged())
+print(alloc(62 * MIB)[0], allow(HEAP, 45 * MIB), charged(), allow(HEAP, 30 * MIB), charged())
+meanwhile("cuCtxSetLimit", 0, lambda: print(allow(HEAP, 20 * MIB), charged()))
+print(allow(HEAP, 40 * MIB), charged(), allow(HEAP, 8 * MIB), charged())
+print(allow(STACK, 1024), allow(STACK, 2048))  # of how many threads is not known
+""",
+        env,
+    )
+    assert lines == ["0 36 0 100 0 36", "0 2 98 0 86", "0 74", "0 94 0 62", "0 2"]
+
+
 def test_memory_of_a_part_of_a_device_is_the_devices(env: dict[str, str]) -> None:
     lines = python(
         PRELUDE

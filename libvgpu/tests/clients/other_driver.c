@@ -62,6 +62,21 @@ API CUresult cuCtxPopCurrent_v2(CUcontext *context) {
 }
 API CUresult cuCtxGetDevice(CUdevice *device) { *device = 0; return current_context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT; }
 
+/* The heap of malloc, which it makes a multiple of 4 MiB. No attribute of the device is known. */
+static size_t heap = 8 << 20;
+
+API CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
+    meanwhile("cuCtxSetLimit", 0);
+    if (limit == CU_LIMIT_MALLOC_HEAP_SIZE)
+        heap = (value + (4 << 20) - 1) & ~(size_t)((4 << 20) - 1);
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuCtxGetLimit(size_t *value, CUlimit limit) {
+    *value = limit == CU_LIMIT_MALLOC_HEAP_SIZE ? heap : 0;
+    return CUDA_SUCCESS;
+}
+
 /* There is one stream. */
 API CUresult cuStreamGetCtx(CUstream stream, CUcontext *context) {
     *context = (CUcontext)4096;
