@@ -31,6 +31,28 @@ print(free(pointer), info()[0] // MIB, alloc(1000 * MIB)[0])
     assert lines == ["2", "0 0 2", "0 1000 0"]
 
 
+def test_what_the_driver_would_refuse_is_refused_for_its_reason(tmp_path: Path, env: dict[str, str]) -> None:
+    script = (
+        PRELUDE
+        + """
+made = byref(c_void_p())
+def tried(device):
+    return (cu.cuCtxCreate_v2(made, 0, device), cu.cuDevicePrimaryCtxRetain(made, device), alloc_async(16, 0x1234)[0],
+            alloc_async(16, 0)[0])
+print(*tried(0))
+ok(cu.cuInit(0))
+print(*tried(5))
+start()
+print(*tried(-1))
+"""
+    )
+    assert (
+        python(script, env)
+        == python(script, environment(tmp_path, preload=False))
+        == ["3 3 3 3", "101 101 201 201", "101 101 400 0"]
+    )
+
+
 def test_all_queries_tell_the_limit(env: dict[str, str]) -> None:
     lines = python(PRELUDE + "start()\nalloc(100 * MIB)\nprint(*info(), total_mem())", env)
     assert lines == [f"{900 * MIB} {LIMIT} {LIMIT}"]

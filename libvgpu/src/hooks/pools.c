@@ -21,7 +21,10 @@ static CUresult pool_for(CUstream stream, CUmemoryPool *handle, struct vgpu_pool
     if (!vgpu_place_of_stream(stream, &place)) {
         /* no current context, hence nothing for a default stream; any other may come into being until the driver looks */
         bool usual = !stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
-        return usual ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+        __typeof__(&cuStreamGetCtx) ask = DRIVER(cuStreamGetCtx);
+        CUcontext context;
+        const CUresult why = usual || !ask ? CUDA_SUCCESS : ask(stream, &context);
+        return usual || why != CUDA_SUCCESS ? why : CUDA_ERROR_INVALID_HANDLE;
     }
     if (!*handle && (!DRIVER(cuDeviceGetMemPool) || DRIVER(cuDeviceGetMemPool)(handle, place.device) != CUDA_SUCCESS))
         return CUDA_SUCCESS;
