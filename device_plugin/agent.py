@@ -59,6 +59,7 @@ class Agent:
         self._options = options
         self._client = client
         self._exporter = Exporter(options.node)
+        self._asking: asyncio.Future[Inventory] | None = None  # the driver for its cards, and no answer yet
 
     async def run(self) -> None:
         """Until cancelled. A node that has and had no cards waits for a driver that has some."""
@@ -130,6 +131,7 @@ class Agent:
             watch=Watch(
                 cards, pods, consequences, evict=self._config.device_plugin.backstop == "evict", look=Observer().look
             ),
+            hangs=lambda: self._asking is not None and not self._asking.done(),
         )
 
         def contested(sentence: str) -> None:
@@ -167,15 +169,16 @@ class Agent:
     async def _cards(self, census: Census) -> Inventory:
         """Waits for the first cards, or for the word of the API server that there were some: these are silent then."""
         complaint = ""
-        asking: asyncio.Future[Inventory] | None = None
         while True:
             try:
-                if asking is None:
-                    asking = asyncio.ensure_future(asyncio.to_thread(census.take))
-                    await asyncio.wait((asking,), timeout=CENSUS_SECONDS)
-                if not asking.done():  # a thread that is stuck in the kernel is left to itself, and no second one sent
+                if self._asking is None:
+                    self._asking = asyncio.ensure_future(asyncio.to_thread(census.take))
+                    await asyncio.wait((self._asking,), timeout=CENSUS_SECONDS)
+                if (
+                    not self._asking.done()
+                ):  # a thread that is stuck in the kernel is left to itself, and no second one sent
                     raise inventory.InventoryError("the driver hangs")
-                done, asking = asking, None
+                done, self._asking = self._asking, None
                 found = done.result()
             except inventory.InventoryError as error:
                 found, reason = Inventory(), str(error)
@@ -196,9 +199,9 @@ class Agent:
                     silent = tuple(gpu.index for gpu in before.devices if gpu.uuid not in found.mig)
                     return msgspec.structs.replace(found, silent=silent)
                 self._exporter.readiness.idle()
-                if asking is None:
+                if self._asking is None:
                     self._exporter.idle()
             if reason != complaint:
-                log.log(logging.WARNING if asking else logging.INFO, "idle: %s", reason)
+                log.log(logging.WARNING if self._asking else logging.INFO, "idle: %s", reason)
                 complaint = reason
             await asyncio.sleep(pause)

@@ -74,10 +74,11 @@ class Exporter(Collector):
         """Answers HTTP on all addresses; raises OSError when the port is taken."""
         serving.serve(serving.app(self.registry, lambda: self.readiness.left), port)
 
-    def show(self, picture: Picture, *, whole: bool = True) -> None:
-        """`whole`: pods that have not started yet are in it."""
+    def show(self, picture: Picture, *, whole: bool = True, fresh: bool = True) -> None:
+        """`whole`: pods that have not started yet are in it. `fresh`: the driver has been asked for it."""
         self._picture = picture
-        self._shown = time.monotonic()
+        if fresh:
+            self._shown = time.monotonic()
         if whole:
             self.readiness.done(METRICS)
 

@@ -51,9 +51,14 @@ class Sweep:
         places: Places,
         current: Callable[[], Iterable[Path]],
         watch: Watch,
+        hangs: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`current`: files of the rollout that new containers get."""
+        """`current`: files of the rollout that new containers get.
+
+        `hangs`: a question to the driver has had no answer for so long that this thread would only get stuck, too.
+        """
         self._watch = watch
+        self._hangs = hangs
         self._cards = cards
         self._pods = pods
         self._sandboxes = sandboxes
@@ -100,13 +105,15 @@ class Sweep:
             found = _read(entry)
             if found is not None:
                 usages[entry] = found
-        try:
-            self._settler.once(usages)
-        except InventoryError as error:
-            log.debug("overhead stays as it was: %s", error)
-        self._watch.once(usages, _read)
+        asks = not self._hangs()
+        if asks:
+            try:
+                self._settler.once(usages)
+            except InventoryError as error:
+                log.debug("overhead stays as it was: %s", error)
+            self._watch.once(usages, _read)
         synced = self._pods.synced
-        self._exporter.show(self._picture(usages), whole=synced)
+        self._exporter.show(self._picture(usages, asks), whole=synced, fresh=asks)
         if not self._pods.synced:
             return
         entries = [*self._sandboxes.entries(), *self._sandboxes.removed()]
@@ -122,7 +129,7 @@ class Sweep:
         if clean:
             self._remove_libraries()
 
-    def _picture(self, usages: dict[Entry, tuple[tuple[GpuSlice, ...], Usage]]) -> Picture:
+    def _picture(self, usages: dict[Entry, tuple[tuple[GpuSlice, ...], Usage]], asks: bool) -> Picture:
         paths = {(entry.pod_uid, entry.container): entry for entry in usages}
         views: dict[tuple[str, str], list[Share]] = {}
         started = {entry.pod_uid for entry in usages}
@@ -138,7 +145,7 @@ class Sweep:
         known = {uid for uid, _ in views}
         self._names = {uid: name for uid, name in self._names.items() if uid in known}
         try:
-            now = readings()
+            now = readings() if asks else {}
         except InventoryError:
             now = {}
         held = self._holdings.held()

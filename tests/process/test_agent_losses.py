@@ -6,10 +6,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import pynvml
 import pytest
-from agent_world import A, MakeWorld, until, worlds
+from agent_world import NODE, A, MakeWorld, until, worlds
+from prometheus_client import generate_latest
 
 from device_plugin import files, ids
+from device_plugin.readiness import CARDS
 from vgpu.devices import GpuSlice
 from vgpu.kube import writes
 
@@ -74,3 +77,28 @@ def test_a_folder_that_a_runtime_made_where_a_link_was_missing_makes_room(make: 
     (link / "limits").mkdir(parents=True)
     world.starts.start([ID])
     assert link.resolve() == world.sandboxes.directory(uid, "main").resolve()
+
+
+def test_folders_go_and_cards_are_shown_while_the_driver_hangs(
+    make: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make()
+    gone = world.pod("gone", {"main": [GpuSlice(A, 9000)]})
+    world.allocate(gone, "main", [ID])
+    world.starts.start([ID])
+    world.cards.sicken(A, "it does not answer")
+    asked = list[object]()
+    monkeypatch.setattr(world.sweep, "_hangs", lambda: True)
+    for entry in ("nvmlInitWithFlags", "nvmlInit"):
+        monkeypatch.setattr(pynvml, entry, asked.append)
+    until(lambda: world.pods.synced)
+    world.delete_pod("gone")
+    until(lambda: world.pods.get(gone) is None)
+    before = world.exporter._shown
+    world.sweep.once(clean=False)
+    assert not world.sandboxes.directory(gone, "main").exists()
+    shown = generate_latest(world.exporter.registry).decode()
+    assert f'vgpu_card_healthy{{index="0",model="Tesla T4",node="{NODE}",uuid="{A}"}} 0.0' in shown
+    assert asked == []
+    assert world.exporter._shown == before  # so that the age tells
+    assert world.exporter.readiness.left == CARDS
