@@ -44,14 +44,20 @@ static const char *reason(int error)
     }
 }
 
-/* Maps both files of `dir`. *missing: there is no region at all. */
-static bool map_region(const char *dir, bool *missing)
+/* What may be in the way at one moment and not at the next. */
+static bool passes(int error)
+{
+    return error == -EMFILE || error == -ENFILE || error == -ENOMEM;
+}
+
+/* Maps both files of `dir`. *missing: there is no region at all; *passing: whether there is one has to be asked again. */
+static bool map_region(const char *dir, bool *missing, bool *passing)
 {
     char limits_path[4096];
     struct vgpu_limits_file *limits;
     struct vgpu_usage_file *usage;
     int limits_fd, usage_fd;
-    *missing = false;
+    *missing = *passing = false;
     int result = vgpu_path_join(limits_path, sizeof limits_path, dir, "limits");
     if (result == 0)
         result = vgpu_path_join(usage_path, sizeof usage_path, dir, "usage");
@@ -59,6 +65,7 @@ static bool map_region(const char *dir, bool *missing)
         result = vgpu_limits_map(limits_path, false, &limits, &limits_fd);
     if (result < 0) {
         *missing = result == -ENOENT || result == -ENOTDIR;
+        *passing = passes(result);
         say("%s/limits: %s", dir, reason(result));
         return false;
     }
@@ -75,6 +82,7 @@ static bool map_region(const char *dir, bool *missing)
     }
     if (result < 0) {
         munmap(limits, sizeof *limits);
+        *passing = passes(result);
         say("%s/usage: %s", dir, reason(result));
         return false;
     }
@@ -104,19 +112,21 @@ static bool map_private(const struct vgpu_limits *from)
     return true;
 }
 
-static enum vgpu_mode decide(void)
+/* *passing: what is in the way may be gone at the next call. */
+static enum vgpu_mode decide(bool *passing)
 {
     struct vgpu_limits limits;
     char from_environment[256], from_region[512] = "";
     bool missing;
 
     vgpu_mapped.managed = true;
-    if (map_region(VGPU_MANAGED_DIR, &missing))
+    if (map_region(VGPU_MANAGED_DIR, &missing, passing))
         return VGPU_REGION;
     if (!missing)
         return VGPU_BROKEN;
-    if (vgpu_managed_elsewhere()) {
-        say("%s: this container's region is hidden or has been moved", VGPU_MANAGED_DIR);
+    if (vgpu_managed_elsewhere(passing)) {
+        say(*passing ? "%s: no descriptors or memory to see whether there is a region" : "%s: this container's region is hidden or has been moved",
+            VGPU_MANAGED_DIR);
         return VGPU_BROKEN;
     }
     vgpu_mapped.managed = false;
@@ -124,8 +134,10 @@ static enum vgpu_mode decide(void)
 
     const char *dir = secure_getenv("VGPU_DIR");
     const bool has_dir = dir && *dir;
-    if (has_dir && map_region(dir, &missing))
+    if (has_dir && map_region(dir, &missing, passing))
         return VGPU_REGION; /* where both exist the region wins */
+    if (*passing)
+        return VGPU_BROKEN;
     const int limited = vgpu_environment_limits(&limits, from_environment, sizeof from_environment);
     if (limited < 0) {
         say("%s", from_environment);
@@ -135,8 +147,10 @@ static enum vgpu_mode decide(void)
         const int result = vgpu_region_files_make(dir, &limits, false);
         if (result < 0 && result != -EEXIST)
             say("VGPU_DIR=%.200s: no region can be made there: %s", dir, reason(result));
-        else if (map_region(dir, &missing))
+        else if (map_region(dir, &missing, passing))
             return VGPU_REGION;
+        if (*passing)
+            return VGPU_BROKEN;
     }
     if (limited) {
         if (has_dir) {
@@ -178,7 +192,13 @@ enum vgpu_mode vgpu_attach_slowly(struct vgpu_local *local)
     if (attached == 0) {
         enum vgpu_mode mode;
         if (!atomic_load_explicit(&decided, memory_order_acquire)) {
-            mode = decided_mode = decide();
+            bool passing;
+            mode = decided_mode = decide(&passing);
+            if (passing) {
+                vgpu_spin_unlock(&local->setting_up);
+                errno = saved;
+                return mode;
+            }
             local->member = first_member;
             atomic_store_explicit(&decided, true, memory_order_release);
         } else {

@@ -16,8 +16,8 @@
 typedef _Atomic uint64_t cached_card;
 
 static uint64_t limits_state(void) {
-    const struct vgpu_limits_file *limits = vgpu_mapped.limits; /* who asks has attached */
-    return limits ? atomic_load_explicit(&limits->selector, memory_order_acquire) + 1 : 1;
+    const struct vgpu_limits_file *limits = vgpu_mapped.limits; /* who asks has attached, or could not yet: then it is the state of no limits */
+    return limits ? atomic_load_explicit(&limits->selector, memory_order_acquire) + 1 : UINT64_MAX >> 8;
 }
 
 static const char *without_prefix(const char *uuid) {

@@ -55,14 +55,14 @@ enum vgpu_mode vgpu_enforcement_slowly(void) {
     tell_once(mode);
     if (mode == VGPU_UNLIMITED) /* forked children inherit that decision */
         atomic_store_explicit(&vgpu_never_limited, true, memory_order_relaxed);
-    bool lasting = true;
+    bool lasting = local && atomic_load_explicit(&local->attached, memory_order_acquire) != 0; /* else it is asked again */
     if (disabled_by_environment()) {
         const struct vgpu_limits *limits = vgpu_limits_now();
-        lasting = mode != VGPU_REGION; /* whose limits may allow it, or not any more, at any time */
+        lasting = lasting && mode != VGPU_REGION; /* whose limits may allow it, or not any more, at any time */
         if (limits && (limits->flags & VGPU_ALLOW_DISABLE_CONTROL))
             mode = VGPU_UNLIMITED;
     }
-    if (local && lasting)
+    if (lasting)
         atomic_store_explicit(&local->enforced, (uint32_t)mode + 1, memory_order_release);
     return mode;
 }

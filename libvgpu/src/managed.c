@@ -44,7 +44,7 @@ static uint32_t hash_of(const char *text)
 }
 
 /* Both files are mounted, each by itself, from one folder: nobody but the agent does that. */
-static bool still_mounted(void)
+static bool still_mounted(bool *unsure)
 {
     char line[4096], folder[512];
     uint32_t limits[REMEMBERED], usage[REMEMBERED];
@@ -52,6 +52,7 @@ static bool still_mounted(void)
     struct statfs system;
     FILE *mounts = fopen("/proc/self/mountinfo", "re");
     /* nobody but who hides something keeps a program from reading that, or puts something else in its place */
+    *unsure = !mounts && (errno == EMFILE || errno == ENFILE || errno == ENOMEM);
     if (!mounts || fstatfs(fileno(mounts), &system) != 0 || system.f_type != PROC_SUPER_MAGIC) {
         if (mounts)
             fclose(mounts);
@@ -71,7 +72,8 @@ static bool still_mounted(void)
     return false;
 }
 
-bool vgpu_managed_elsewhere(void)
+bool vgpu_managed_elsewhere(bool *unsure)
 {
-    return found_at_load || still_mounted();
+    *unsure = false;
+    return found_at_load || still_mounted(unsure);
 }

@@ -3,11 +3,12 @@
 The driver is libvgpu/tests/clients/other_driver.c: it counts what it holds and calls the program back amid its work.
 """
 
+import sys
 from pathlib import Path
 from shutil import copy
 
 import pytest
-from preloaded import compiled, environment, python
+from preloaded import compiled, environment, python, run
 
 PRELUDE = """
 import os, struct, threading
@@ -453,3 +454,33 @@ print(*(bytes // MIB for bytes in memory))
         env,
     )
     assert lines == ["100 70 30"]
+
+
+@pytest.mark.parametrize("variables", [{}, {"CUDA_DEVICE_MEMORY_LIMIT_0": "100m"}, {"VGPU_DIR": "."}])
+def test_a_program_that_has_no_descriptors_left_is_limited_as_it_should_be_when_it_has(
+    tmp_path: Path, variables: dict[str, str]
+) -> None:
+    library(tmp_path / "driver", "other_driver.c", "libcuda.so.1")
+    if "VGPU_DIR" in variables:
+        variables = {"VGPU_DIR": str(tmp_path / "region"), "CUDA_DEVICE_MEMORY_LIMIT_0": "100m"}
+    script = """
+import os, resource
+from driver_client import *
+from ctypes import *
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+taken = []
+try:
+    while True:
+        taken.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+cu.cuInit(0)
+print(alloc(60 * MIB)[0], alloc(MIB)[0])
+for fd in taken:
+    os.close(fd)
+print(cu.cuInit(0), alloc(60 * MIB)[0], alloc(60 * MIB)[0])
+"""
+    env = environment(tmp_path, LD_LIBRARY_PATH=str(tmp_path / "driver"), **variables)
+    done = run([sys.executable, "-c", script], env)
+    assert "no GPU memory can be had: /run/vgpu/limits: Too many open files" in done.stderr
+    assert done.stdout.splitlines() == ["2 2", "0 0 2" if variables else "0 0 0"]
