@@ -58,11 +58,11 @@ def tiles(array, operation, memory=0, width=1024):
 """
 
 
-def library(folder: Path, source: str, soname: str) -> None:
-    """Puts a library in place of a driver's."""
-    flags = ("-shared", "-fPIC", f"-Wl,-soname,{soname},-Bsymbolic")
+def library(folder: Path, source: str, soname: str, *more: str) -> None:
+    """Puts a library in place of a driver's; `more`: flags of the compiler."""
+    flags = ("-shared", "-fPIC", f"-Wl,-soname,{soname},-Bsymbolic", *more)
     folder.mkdir(exist_ok=True)
-    (folder / soname).symlink_to(compiled(source, *flags, output=f"{source}.so"))
+    (folder / soname).symlink_to(compiled(source, *flags, output=f"{source}{''.join(more)}.so"))
 
 
 @pytest.fixture
@@ -222,6 +222,12 @@ print(*books())
         env,
     )
     assert lines == ["60 60"]
+
+
+def test_a_driver_that_cannot_be_asked_for_a_certain_pool_gives_nothing_uncharged(tmp_path: Path) -> None:
+    library(tmp_path / "driver", "other_driver.c", "libcuda.so.1", "-DWITHOUT_POOL_OF_CHOICE")
+    env = environment(tmp_path, LD_LIBRARY_PATH=str(tmp_path / "driver"), CUDA_DEVICE_MEMORY_LIMIT_0="100m")
+    assert python(PRELUDE + "print(alloc_async(200 * MIB, 1)[0], *books(), alloc(MIB)[0])", env) == ["2 0 0 0"]
 
 
 def test_a_stream_needs_no_current_context(env: dict[str, str]) -> None:

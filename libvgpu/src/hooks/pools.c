@@ -75,7 +75,7 @@ static CUresult allocate(allocate_function plain, allocate_from_function from, C
                          CUstream given, CUstream stream) {
     struct vgpu_pool *pool;
     CUmemoryPool wanted = handle;
-    if (!pointer || !bytes || !from || (!plain && !handle) || vgpu_enforcement() == VGPU_UNLIMITED)
+    if (!pointer || !bytes || (!plain && !handle) || vgpu_enforcement() == VGPU_UNLIMITED)
         return as_it_is(plain, from, pointer, bytes, handle, given);
     if (vgpu_recording(stream)) { /* a node of a graph, which takes nothing now */
         CUresult result = as_it_is(plain, from, pointer, bytes, handle, given);
@@ -85,6 +85,8 @@ static CUresult allocate(allocate_function plain, allocate_from_function from, C
     const CUresult found = pool_for(stream, &wanted, &pool);
     if (found != CUDA_SUCCESS)
         return found;
+    if (pool && !from) /* what has been charged for it cannot be asked of it */
+        return CUDA_ERROR_OUT_OF_MEMORY;
     return pool ? charged(from, pointer, bytes, pool, wanted, given, stream) : as_it_is(plain, from, pointer, bytes, handle, given);
 }
 

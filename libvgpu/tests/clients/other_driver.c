@@ -11,6 +11,11 @@
 #include <unistd.h>
 
 #define API __attribute__((visibility("default")))
+#ifdef WITHOUT_POOL_OF_CHOICE
+#undef cuMemAllocFromPoolAsync
+#define cuMemAllocFromPoolAsync another_name
+#endif
+
 #define TOTAL (UINT64_C(8) << 30)
 #define MOST 64
 
