@@ -133,3 +133,26 @@ def test_what_is_dropped_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: p
     warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warned) == 1
     assert "dropped" in warned[0]
+
+
+def test_a_stale_library_is_looked_into_also_where_every_card_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, sessions = list[int](), list[int]()
+
+    def take() -> Inventory:
+        asked.append(len(sessions))
+        watched.stop()
+        raise STALE
+
+    def session() -> object:
+        sessions.append(1)
+        if len(sessions) == 50:
+            watched.stop()
+        raise STALE
+
+    monkeypatch.setattr(health, "_WAIT_MS", 1)
+    monkeypatch.setattr(health, "session", session)
+    cards = Cards(Inventory(devices=(Gpu(uuid="a", index=0, model="T4", memory=1),)))
+    watched = Health(cards, lambda *_: None, ignored=(), recovery_seconds=0, count=lambda *_: None, census=take)
+    watched._run()
+    assert asked == [1]
+    assert cards.sick() == {"a": "version mismatch"}
