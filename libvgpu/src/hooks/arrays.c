@@ -98,17 +98,17 @@ static CUresult array_made(struct vgpu_attempt *attempt, CUresult result, CUarra
     return result;
 }
 
-#define CREATE(bytes)                                                                                                                              \
+#define CREATE(bytes, flags)                                                                                                                       \
     if (!array || !given)                                                                                                                          \
         return real(array, given);                                                                                                                 \
     const __typeof__(*given) d = *given;                                                                                                           \
     struct vgpu_attempt attempt;                                                                                                                   \
     if (!vgpu_attempt_here(&attempt, bytes))                                                                                                       \
         return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                           \
-    if (attempt.verdict == VGPU_UNCHARGED)                                                                                                         \
-        return real(array, &d);                                                                                                                    \
     CUarray made = NULL;                                                                                                                           \
     CUresult result = real(&made, &d);                                                                                                             \
+    if (result == CUDA_SUCCESS && (flags) & CUDA_ARRAY3D_SPARSE)                                                                                   \
+        vgpu_sparse_made(made);                                                                                                                    \
     return array_made(&attempt, result, made, array)
 
 #define FLAT_BYTES level_bytes(d.Width, d.Height, 1, d.NumChannels, d.Format)
@@ -116,22 +116,22 @@ static CUresult array_made(struct vgpu_attempt *attempt, CUresult result, CUarra
 
 CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *given) {
     CUDA_REAL(cuArrayCreate_v2);
-    CREATE(FLAT_BYTES);
+    CREATE(FLAT_BYTES, 0);
 }
 
 CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *given) {
     CUDA_REAL(cuArrayCreate);
-    CREATE(FLAT_BYTES);
+    CREATE(FLAT_BYTES, 0);
 }
 
 CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *given) {
     CUDA_REAL(cuArray3DCreate_v2);
-    CREATE(DEEP_BYTES);
+    CREATE(DEEP_BYTES, d.Flags);
 }
 
 CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *given) {
     CUDA_REAL(cuArray3DCreate);
-    CREATE(DEEP_BYTES);
+    CREATE(DEEP_BYTES, d.Flags);
 }
 
 CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *given, unsigned int levels) {
@@ -142,10 +142,10 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESC
     struct vgpu_attempt attempt;
     if (!vgpu_attempt_here(&attempt, d.Flags & NO_MEMORY_YET ? 0 : mipmap_bytes(&d, levels)))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (attempt.verdict == VGPU_UNCHARGED)
-        return real(array, &d, levels);
     CUmipmappedArray made = NULL;
     CUresult result = real(&made, &d, levels);
+    if (result == CUDA_SUCCESS && d.Flags & CUDA_ARRAY3D_SPARSE)
+        vgpu_sparse_made(made);
     if (!vgpu_attempt_booked(&attempt, result, VGPU_MIPMAP, number(made), attempt.bytes, VGPU_KIND_ARRAY)) {
         if (DRIVER(cuMipmappedArrayDestroy))
             DRIVER(cuMipmappedArrayDestroy)(made);

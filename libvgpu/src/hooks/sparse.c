@@ -14,21 +14,30 @@
 struct tiles {
     struct tiles *next;
     const void *array; /* or mipmapped array */
-    CUcontext context; /* with which the array goes */
+    CUcontext context; /* with which the array goes; NULL: not known, it stays */
     CUarrayMapInfo where;
     struct vgpu_block *block;
 };
 
+/* In which context a sparse array was made; under the lock of blocks. */
+struct home {
+    struct home *next;
+    const void *array;
+    CUcontext context;
+};
+
 static struct tiles *mapped[BUCKETS];
-static atomic_uint mapped_count;
+static struct home *homes[BUCKETS];
+static atomic_uint known; /* of both */
 
 void vgpu_sparse_forget(void) {
     memset(mapped, 0, sizeof mapped);
-    atomic_store(&mapped_count, 0);
+    memset(homes, 0, sizeof homes);
+    atomic_store(&known, 0);
 }
 
-static struct tiles **bucket_of(const void *array) {
-    return &mapped[((uintptr_t)array * 0x9e3779b97f4a7c15ull) >> 56];
+static unsigned bucket_of(const void *array) {
+    return (unsigned)(((uintptr_t)array * 0x9e3779b97f4a7c15ull) >> 56);
 }
 
 static bool within(uint64_t inner, uint64_t size, uint64_t outer, uint64_t outer_size) {
@@ -57,15 +66,52 @@ static void let_go(struct tiles **at, const void *array, CUcontext context, cons
             continue;
         }
         *at = tiles->next;
-        atomic_fetch_sub(&mapped_count, 1);
+        atomic_fetch_sub(&known, 1);
         vgpu_block_drop(tiles->block);
         free(tiles);
     }
 }
 
+/* Lock of blocks held. Of one bucket, as above. */
+static void leave_home(struct home **at, const void *array, CUcontext context) {
+    while (*at) {
+        struct home *home = *at;
+        if (array ? home->array != array : home->context != context) {
+            at = &home->next;
+            continue;
+        }
+        *at = home->next;
+        atomic_fetch_sub(&known, 1);
+        free(home);
+    }
+}
+
+/* Without memory to remember it, what is mapped into it is charged until it is unmapped or the array destroyed. */
+void vgpu_sparse_made(const void *array) {
+    struct vgpu_place place;
+    if (vgpu_enforcement() == VGPU_UNLIMITED || !vgpu_place_now(&place))
+        return;
+    struct home *home = malloc(sizeof *home), **bucket = &homes[bucket_of(array)];
+    vgpu_blocks_lock();
+    leave_home(bucket, array, NULL);
+    if (home) {
+        *home = (struct home){.next = *bucket, .array = array, .context = place.context};
+        *bucket = home;
+        atomic_fetch_add(&known, 1);
+    }
+    vgpu_blocks_unlock();
+}
+
+static CUcontext home_of(const void *array) {
+    const struct home *home = homes[bucket_of(array)];
+    while (home && home->array != array)
+        home = home->next;
+    return home ? home->context : NULL;
+}
+
 bool vgpu_sparse_going(void) {
     vgpu_own_tables();
-    if (!atomic_load(&mapped_count))
+    if (!atomic_load(&known))
         return false;
     vgpu_blocks_lock();
     return true;
@@ -74,8 +120,10 @@ bool vgpu_sparse_going(void) {
 void vgpu_sparse_gone(bool going, bool gone, const void *array, CUcontext context) {
     if (!going)
         return;
-    for (unsigned i = 0; gone && i < BUCKETS; i++)
+    for (unsigned i = 0; gone && i < BUCKETS; i++) {
         let_go(&mapped[i], array, context, NULL);
+        leave_home(&homes[i], array, context);
+    }
     vgpu_blocks_unlock();
 }
 
@@ -84,19 +132,19 @@ static const void *array_of(const CUarrayMapInfo *info) {
 }
 
 /* Lock of blocks held. Keeps what an operation maps on its card's account; what it replaces is let go of. */
-static void book(const CUarrayMapInfo *info, CUcontext context, struct tiles *record) {
+static void book(const CUarrayMapInfo *info, struct tiles *record) {
     struct vgpu_link *link = info->memOperationType == CU_MEM_OPERATION_TYPE_MAP ? vgpu_block_handle(info->memHandle.memHandle) : NULL;
     if (link)
         link->block->references++; /* first: it may be what is replaced */
-    struct tiles **bucket = bucket_of(array_of(info));
+    struct tiles **bucket = &mapped[bucket_of(array_of(info))];
     let_go(bucket, array_of(info), NULL, info);
     if (!link) {
         free(record);
         return;
     }
-    *record = (struct tiles){.next = *bucket, .array = array_of(info), .context = context, .where = *info, .block = link->block};
+    *record = (struct tiles){.next = *bucket, .array = array_of(info), .context = home_of(array_of(info)), .where = *info, .block = link->block};
     *bucket = record;
-    atomic_fetch_add(&mapped_count, 1);
+    atomic_fetch_add(&known, 1);
 }
 
 typedef CUresult (*map_function)(CUarrayMapInfo *, unsigned, CUstream);
@@ -110,14 +158,12 @@ static CUresult map(map_function real, CUarrayMapInfo *list, unsigned count, CUs
     for (unsigned i = 0; room && i < count; i++)
         room = (records[i] = malloc(sizeof **records)) != NULL;
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-    struct vgpu_place place = {.context = NULL};
-    vgpu_place_of_stream(stream, &place);
     if (room) {
         memcpy(copy, list, count * sizeof *copy);
         vgpu_blocks_lock();
         result = real(copy, count, stream);
         for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++) {
-            book(&copy[i], place.context, records[i]);
+            book(&copy[i], records[i]);
             records[i] = NULL;
         }
         vgpu_blocks_unlock();

@@ -5,6 +5,8 @@
 
 #include "driver.h"
 
+/* A sparse array (or mipmapped array) was made, in the current context. */
+void vgpu_sparse_made(const void *array);
 /* Before an array or a context is destroyed. What it answers goes to vgpu_sparse_gone; until then nothing is mapped into an array: the next one may get
  * the same handle. */
 bool vgpu_sparse_going(void);
