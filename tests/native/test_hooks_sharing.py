@@ -115,12 +115,13 @@ print(status, user.ask("used()"))
 maker.ask(f"os.close({where[1]})"), maker.ask(f"release({handle})")
 user.do("at, other = reserve(300 * MIB), reserve(300 * MIB)")
 print(user.ask(f"map_block(at, 100 * MIB, {own})"), user.ask(f"map_block(at, 300 * MIB, {own})"), user.ask("used()"))
+print(user.ask(f"map_block(other, 800 * MIB, {own})"), user.ask("used()"))  # 500 more, for the driver to refuse
 print(user.ask(f"map_block(other, 300 * MIB, {own})"), user.ask("unmap(at, 300 * MIB)"), user.ask(f"release({own})"))
 print(user.ask("used()"), user.ask("unmap(other, 300 * MIB)"), user.ask("used()"))
 """,
         env | {"VGPU_SIM_STRICT": "whole-blocks"},
     )
-    assert lines == ["0 300", "1 0 300", "0 0 0", "300 0 0"]
+    assert lines == ["0 300", "1 0 300", "1 300", "0 0 0", "300 0 0"]
 
 
 def test_a_first_mapping_that_fails_for_another_reason_tells_nothing(env: dict[str, str]) -> None:

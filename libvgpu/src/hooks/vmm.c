@@ -88,6 +88,13 @@ void vgpu_block_drop(struct vgpu_block *block) {
         vgpu_block_drop(bound->block);
         free(bound);
     }
+    while (block->supplements) {
+        struct vgpu_supplement *supplement = block->supplements;
+        block->supplements = supplement->next;
+        block->charged -= supplement->bytes;
+        vgpu_uncharge(supplement->ticket, supplement->bytes);
+        free(supplement);
+    }
     if (block->charged)
         vgpu_uncharge(block->ticket, block->charged);
     free(block);
@@ -119,22 +126,30 @@ bool vgpu_block_pay(const struct vgpu_block *block, uint64_t offset, uint64_t si
     if (block->kind != VGPU_BLOCK_OF_UNKNOWN_SIZE || __builtin_add_overflow(offset, size, &end) || end <= block->charged)
         return true;
     settle_exports(); /* which nobody else can do while the lock is held */
-    enum vgpu_verdict verdict = vgpu_reserve(vgpu_card_of_device(block->device), end, &payment->ticket);
-    payment->bytes = verdict == VGPU_CHARGED ? end : 0;
+    struct vgpu_supplement *supplement = calloc(1, sizeof *supplement);
+    if (!supplement)
+        return false;
+    supplement->bytes = end - block->charged;
+    const enum vgpu_verdict verdict = vgpu_reserve(vgpu_card_of_device(block->device), supplement->bytes, &supplement->ticket);
+    if (verdict == VGPU_CHARGED)
+        payment->supplement = supplement;
+    else
+        free(supplement);
     return verdict != VGPU_REFUSED;
 }
 
 void vgpu_block_paid(struct vgpu_block *block, const struct vgpu_payment *payment, CUresult result) {
-    if (!payment->bytes)
+    struct vgpu_supplement *supplement = payment->supplement;
+    if (!supplement)
         return;
     if (result != CUDA_SUCCESS) {
-        vgpu_uncharge(payment->ticket, payment->bytes);
+        vgpu_uncharge(supplement->ticket, supplement->bytes);
+        free(supplement);
         return;
     }
-    if (block->charged)
-        vgpu_uncharge(block->ticket, block->charged);
-    block->ticket = payment->ticket;
-    block->charged = payment->bytes;
+    supplement->next = block->supplements;
+    block->supplements = supplement;
+    block->charged += supplement->bytes;
 }
 
 bool vgpu_blocks_give_back(void) {

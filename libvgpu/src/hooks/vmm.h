@@ -10,9 +10,17 @@ enum vgpu_block_kind {
 };
 
 struct vgpu_bound;
+/* What was charged later, perhaps by another lane. */
+struct vgpu_supplement {
+    struct vgpu_supplement *next;
+    struct vgpu_ticket ticket;
+    uint64_t bytes;
+};
+
 struct vgpu_block {
     enum vgpu_block_kind kind;
-    uint64_t charged;    /* bytes */
+    uint64_t charged;    /* bytes, in all */
+    struct vgpu_supplement *supplements; /* what of them is not on the ticket */
     struct vgpu_bound *bound; /* what a multicast object keeps on the cards */
     struct vgpu_ticket ticket; /* where something is charged */
     CUdevice device;
@@ -50,8 +58,7 @@ void vgpu_block_drop(struct vgpu_block *block);
 
 /* What a use of a part of a block costs. */
 struct vgpu_payment {
-    uint64_t bytes; /* 0: nothing was due */
-    struct vgpu_ticket ticket;
+    struct vgpu_supplement *supplement; /* NULL: nothing was due */
 };
 /* Before the driver is asked for a use of a part of a block; false: it is beyond the limit. */
 bool vgpu_block_pay(const struct vgpu_block *block, uint64_t offset, uint64_t size, struct vgpu_payment *payment);
