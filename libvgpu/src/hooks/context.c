@@ -25,9 +25,9 @@ static struct context_charge charge_context(CUdevice device) {
         return charge;
     const struct vgpu_limits *limits = vgpu_limits_now();
     unsigned card = vgpu_card_of_device(device);
-    if (!vgpu_device_exists(device)) /* or the driver has not begun: it says so */
-        return charge;
     if (mode == VGPU_BROKEN || card == VGPU_CARD_UNLISTED) {
+        if (mode != VGPU_BROKEN && !vgpu_device_exists(device)) /* or the driver has not begun: it says so */
+            return charge;
         charge.verdict = VGPU_REFUSED;
         return charge;
     }
