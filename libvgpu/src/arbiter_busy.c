@@ -161,37 +161,44 @@ static double had_since(const struct vgpu_busy *busy, const struct vgpu_busy_spa
     return (double)(span->last_ns + earlier / turn * busy->slice_ns + (rest > others ? rest - others : 0));
 }
 
-/* What a member had of a span, in nanoseconds. */
-static double had(struct addition *add, const struct vgpu_busy *busy, const struct vgpu_busy_span *span, unsigned member)
+/* What its members had of a span, in nanoseconds. */
+struct parts {
+    double ender, other;
+};
+
+static struct parts parts_of(struct addition *add, const struct vgpu_busy *busy, const struct vgpu_busy_span *span)
 {
     const unsigned count = (unsigned)__builtin_popcountll(span->members);
-    const double length = (double)(span->end - span->begin), each = part_of_each(add, count);
-    if (count == 1 || !span->ended)
-        return length * each;
+    const double length = (double)(span->end - span->begin), each = count ? part_of_each(add, count) : 0;
+    if (count < 2 || !span->ended)
+        return (struct parts){length * each, length * each};
     const double last = had_since(busy, span, count, span->ended - span->begin) - had_since(busy, span, count, span->ended - span->end);
-    return (member == span->ender ? last : (length - last) / (count - 1)) * each * count;
+    return (struct parts){last * each * count, (length - last) / (count - 1) * each * count};
 }
 
 /* The member joins those who are busy in the span, with a launch that ends at `end`: each of them had more or less of it than was thought. */
 static void join(struct addition *add, const struct vgpu_busy *busy, struct vgpu_busy_span *span, uint64_t end)
 {
     const uint64_t bit = UINT64_C(1) << add->member;
-    struct vgpu_busy_span after = *span;
-    after.members |= bit;
-    if (busy->slice_ns && (!span->ended || end < span->ended)) {
-        after.ended = end;
-        after.ender = add->member;
-        after.last_ns = smaller(busy->slice_ns, busy->shortest_ns[add->member]);
+    const bool ends_first = busy->slice_ns && (!span->ended || end < span->ended);
+    if (span->members & bit && !ends_first)
+        return;
+    const struct vgpu_busy_span before = *span;
+    span->members |= bit;
+    if (ends_first) {
+        span->ended = end;
+        span->ender = add->member;
+        span->last_ns = smaller(busy->slice_ns, busy->shortest_ns[add->member]);
     }
-    if (!(span->members & bit)) {
-        const double length = (double)(span->end - span->begin), part = had(add, busy, &after, add->member);
-        add->refunds[add->member] += length - (!span->members && part < length * add->least ? length * add->least : part);
+    const struct parts had = parts_of(add, busy, &before), has = parts_of(add, busy, span);
+    if (!(before.members & bit)) {
+        const double length = (double)(span->end - span->begin), part = add->member == span->ender ? has.ender : has.other;
+        add->refunds[add->member] += length - (!before.members && part < length * add->least ? length * add->least : part);
     }
-    for (uint64_t known = span->members; known; known &= known - 1) {
+    for (uint64_t known = before.members; known; known &= known - 1) {
         const unsigned member = (unsigned)__builtin_ctzll(known);
-        add->refunds[member] += had(add, busy, span, member) - had(add, busy, &after, member);
+        add->refunds[member] += (member == before.ender ? had.ender : had.other) - (member == span->ender ? has.ender : has.other);
     }
-    *span = after;
 }
 
 /* Waiting for others only ever adds, so the shortest is it, until it is forgotten in some dozens of launches. */
