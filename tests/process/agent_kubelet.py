@@ -64,11 +64,14 @@ class SmallKubelet(RegistrationServicer):
         return DevicePluginStub(channel)
 
     async def _follow(self, plugin: Any) -> None:
+        call = plugin.ListAndWatch(api.Empty())
         try:
-            async for update in plugin.ListAndWatch(api.Empty()):
+            async for update in call:
                 self.devices.append({device.ID: device.health for device in update.devices})
         except grpc.aio.AioRpcError:
             self.devices.append({})
+        finally:
+            call.cancel()  # a task that is cancelled before its first read leaves the call to the garbage collector
 
 
 async def until(condition: Any, seconds: float = 15) -> None:
