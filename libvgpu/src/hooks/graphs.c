@@ -80,9 +80,9 @@ static CUresult read_memory(CUgraph graph, struct vgpu_graph **out) {
     return result;
 }
 
-/* What a graph allocates is read when it has been instantiated: no such node ever leaves a graph (cuda.h, cuGraphDestroyNode), so whatever other threads
- * add meanwhile, all that the executable graph has is found. It is known under the handle before the program can see that. `before`: what was read, and
- * charged, for an upload that comes with it. */
+/* What a graph allocates is read when it has been instantiated: no such node leaves the graph that it is in (cuda.h, cuGraphDestroyNode), so what other
+ * threads add meanwhile is found. A child graph that one of them adds and destroys in between is not: docs/limits.md. What was read is known under the
+ * handle before the program can see that. `before`: what was read, and charged, for an upload that comes with it. */
 static CUresult instantiated(CUresult result, CUgraph graph, CUgraphExec made, struct vgpu_graph *before, CUgraphExec *exec) {
     struct vgpu_graph *found = NULL;
     CUresult read = result == CUDA_SUCCESS ? read_memory(graph, &found) : CUDA_SUCCESS;
