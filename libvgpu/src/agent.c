@@ -105,6 +105,16 @@ int vgpu_limits_write(vgpu_region *region, const struct vgpu_limits *limits)
     return 0;
 }
 
+int vgpu_lent_write(vgpu_region *region, uint32_t card, uint64_t bytes)
+{
+    if (!region->writable)
+        return -EBADF;
+    if (card >= VGPU_MAX_CARDS)
+        return -EINVAL;
+    atomic_store_explicit(&region->limits->arbiter[card].lent, bytes, memory_order_release);
+    return 0;
+}
+
 static int read_exactly(int fd, void *out, size_t size, size_t offset)
 {
     for (size_t done = 0; done < size;) {
@@ -126,8 +136,11 @@ static void add_process(struct vgpu_usage *out, const struct vgpu_slot_head *hea
     process->pid_namespace = head->pid_namespace;
     process->start_time = head->start_time;
     for (unsigned card = 0; card < VGPU_MAX_CARDS; card++) {
-        for (unsigned lane = 0; lane < VGPU_LANES; lane++)
+        for (unsigned lane = 0; lane < VGPU_LANES; lane++) {
             process->used[card] += slot->lanes[lane][card][VGPU_DEVICE_BYTES].bytes;
+            process->host[card] += slot->lanes[lane][card][VGPU_HOST_BYTES].bytes;
+            process->resident[card] += slot->lanes[lane][card][VGPU_RESIDENT_BYTES].bytes;
+        }
         uint64_t others = 0;
         for (unsigned kind = 0; kind < VGPU_KINDS; kind++) {
             process->by_kind[card][kind] = kind == VGPU_KIND_BUFFER ? 0 : slot->by_kind[card][kind];
@@ -161,6 +174,7 @@ static int read_usage(int fd, struct vgpu_usage_file *file, struct vgpu_usage *o
     for (unsigned card = 0; card < VGPU_MAX_CARDS; card++) {
         out->cards[card].used = file->accounts[card][VGPU_DEVICE_BYTES].word.used;
         out->cards[card].host_used = file->accounts[card][VGPU_HOST_BYTES].word.used;
+        out->cards[card].resident = file->accounts[card][VGPU_RESIDENT_BYTES].word.used;
         out->cards[card].gpu_ns = file->pacer[card].gpu_ns;
         out->cards[card].throttled_ns = file->pacer[card].throttled_ns;
         out->cards[card].launches = file->pacer[card].launches;
@@ -189,6 +203,8 @@ int vgpu_usage_read(vgpu_region *region, struct vgpu_usage *out)
         return -ENOMEM;
     const int result = read_usage(region->usage_fd, file, out);
     free(file);
+    for (unsigned card = 0; card < VGPU_MAX_CARDS; card++)
+        out->cards[card].lent = atomic_load_explicit(&region->limits->arbiter[card].lent, memory_order_relaxed);
     return result;
 }
 
@@ -232,6 +248,17 @@ struct overhead {
     uint64_t bytes;
 };
 
+/* Makes what the region's own slot holds in an account equal to `bytes`. */
+static void hold(vgpu_region *region, unsigned card, enum vgpu_account_index account, uint64_t bytes)
+{
+    const uint32_t lane = VGPU_LANE_NUMBER(region->member.slot, 0);
+    const uint64_t held = vgpu_account_lane_of(region->usage, card, account, lane)->bytes;
+    if (bytes > held)
+        vgpu_account_charge(region->usage, card, account, lane, bytes - held, VGPU_NO_LIMIT);
+    else
+        vgpu_account_release(region->usage, card, account, lane, held - bytes);
+}
+
 static int charge_overhead(void *context)
 {
     const struct overhead *overhead = context;
@@ -242,12 +269,11 @@ static int charge_overhead(void *context)
     if (result < 0)
         return result;
     region->staying = true;
-    const uint32_t lane = VGPU_LANE_NUMBER(region->member.slot, 0);
-    const uint64_t held = vgpu_account_lane_of(region->usage, overhead->card, VGPU_DEVICE_BYTES, lane)->bytes;
-    if (overhead->bytes > held)
-        vgpu_account_charge(region->usage, overhead->card, VGPU_DEVICE_BYTES, lane, overhead->bytes - held, VGPU_NO_LIMIT);
-    else
-        vgpu_account_release(region->usage, overhead->card, VGPU_DEVICE_BYTES, lane, held - overhead->bytes);
+    struct vgpu_limits limits;
+    vgpu_limits_snapshot(region->limits, &limits);
+    hold(region, overhead->card, VGPU_DEVICE_BYTES, overhead->bytes);
+    if (limits.flags & VGPU_OVERSUBSCRIBE)
+        hold(region, overhead->card, VGPU_RESIDENT_BYTES, overhead->bytes);
     return 0;
 }
 

@@ -110,11 +110,29 @@ static inline __attribute__((always_inline)) unsigned lock_some_lane(struct vgpu
     }
 }
 
-static inline __attribute__((always_inline)) bool charge(struct vgpu_local *local, unsigned card, enum vgpu_account_index account,
-                                                         uint64_t bytes, uint64_t limit, struct vgpu_ticket *ticket)
+/* `limit` for the account; `on_card`: bytes of VGPU_DEVICE_BYTES are charged to VGPU_RESIDENT_BYTES as well, against `resident_limit`. */
+struct request {
+    enum vgpu_account_index account;
+    bool on_card;
+    uint64_t bytes, limit, resident_limit;
+};
+
+static __attribute__((noinline)) bool charge_resident_too(struct vgpu_local *local, unsigned card, uint32_t lane, const struct request *request)
+{
+    if (vgpu_account_charge(local->member.usage, card, VGPU_RESIDENT_BYTES, lane, request->bytes, request->resident_limit))
+        return true;
+    vgpu_account_release(local->member.usage, card, VGPU_DEVICE_BYTES, lane, request->bytes);
+    return false;
+}
+
+static inline __attribute__((always_inline)) bool charge(struct vgpu_local *local, unsigned card, const struct request *request,
+                                                         struct vgpu_ticket *ticket)
 {
     const unsigned lane = lock_some_lane(local);
-    bool granted = vgpu_account_charge(local->member.usage, card, account, VGPU_LANE_NUMBER(local->member.slot, lane), bytes, limit);
+    const uint32_t number = VGPU_LANE_NUMBER(local->member.slot, lane);
+    bool granted = vgpu_account_charge(local->member.usage, card, request->account, number, request->bytes, request->limit);
+    if (__builtin_expect(request->on_card, 0))
+        granted = granted && charge_resident_too(local, card, number, request);
     vgpu_spin_unlock(&local->lanes[lane].busy);
     if (__builtin_expect(granted && local->member.path && !vgpu_usage_intact(local->member.usage), 0))
         granted = false; /* looked at afterwards: what was granted on emptied accounts must not count, whenever they were emptied */
@@ -122,7 +140,7 @@ static inline __attribute__((always_inline)) bool charge(struct vgpu_local *loca
         *ticket = (struct vgpu_ticket){
             .lane = (uint16_t)((atomic_load_explicit(&takings, memory_order_relaxed) & TAKING_MASK) << LANE_BITS | lane),
             .card = (uint8_t)card,
-            .account = (uint8_t)account};
+            .account = (uint8_t)(request->on_card ? VGPU_ON_CARD : request->account)};
     return granted;
 }
 
@@ -138,14 +156,14 @@ static int reap(struct vgpu_local *local, unsigned *busy)
 }
 
 /* Before a refusal: what the dead have left may be enough. */
-__attribute__((noinline)) static bool charge_after_reaping(struct vgpu_local *local, unsigned card, enum vgpu_account_index account,
-                                                           uint64_t bytes, uint64_t limit, struct vgpu_ticket *ticket)
+__attribute__((noinline)) static bool charge_after_reaping(struct vgpu_local *local, unsigned card, const struct request *request,
+                                                           struct vgpu_ticket *ticket)
 {
     const uint64_t deadline = now_ns(CLOCK_MONOTONIC) + REFUSAL_PATIENCE_NS;
     for (;;) {
         unsigned busy;
         const int freed = reap(local, &busy);
-        if ((freed > 0 || busy > 0) && charge(local, card, account, bytes, limit, ticket))
+        if ((freed > 0 || busy > 0) && charge(local, card, request, ticket))
             return true;
         if (busy == 0 || now_ns(CLOCK_MONOTONIC) > deadline)
             return false;
@@ -153,34 +171,116 @@ __attribute__((noinline)) static bool charge_after_reaping(struct vgpu_local *lo
     }
 }
 
+static uint64_t resident_limit(const struct vgpu_limits *limits, unsigned card)
+{
+    const uint64_t guarantee = card < limits->card_count ? limits->cards[card].guarantee : 0;
+    const uint64_t lent = atomic_load_explicit(&vgpu_mapped.limits->arbiter[card].lent, memory_order_acquire);
+    return guarantee > UINT64_MAX - lent ? VGPU_NO_LIMIT : guarantee + lent;
+}
+
+static inline __attribute__((always_inline)) bool grant(struct vgpu_local *local, unsigned card, const struct request *request,
+                                                        struct vgpu_ticket *ticket)
+{
+    if (__builtin_expect(charge(local, card, request, ticket), 1))
+        return true;
+    return request->bytes <= request->limit && (!request->on_card || request->bytes <= request->resident_limit) &&
+           charge_after_reaping(local, card, request, ticket);
+}
+
+static inline void count_refusal(struct vgpu_local *local, unsigned card)
+{
+    atomic_fetch_add_explicit(&local->member.usage->pacer[card].refused, 1, memory_order_relaxed);
+}
+
+/* False: the answer is in `answer`. */
+static inline __attribute__((always_inline)) bool may_ask(struct vgpu_local **local, unsigned card, struct vgpu_ticket *ticket, bool *answer)
+{
+    enum vgpu_mode mode;
+    *local = vgpu_attached(&mode);
+    *ticket = (struct vgpu_ticket){0};
+    *answer = mode == VGPU_UNLIMITED;
+    return mode != VGPU_UNLIMITED && mode != VGPU_BROKEN && card < VGPU_MAX_CARDS && have_slot(*local);
+}
+
 bool vgpu_charge(unsigned card, enum vgpu_account_index account, uint64_t bytes, struct vgpu_ticket *ticket)
+{
+    struct vgpu_local *local;
+    bool answer;
+    if (!may_ask(&local, card, ticket, &answer))
+        return answer;
+    if (account == VGPU_RESIDENT_BYTES)
+        return vgpu_charge_resident(card, bytes, 0, ticket);
+    const struct vgpu_limits *limits = limits_now(local);
+    struct request request = {.account = account, .bytes = bytes};
+    request.limit = card >= limits->card_count     ? 0
+                    : account == VGPU_DEVICE_BYTES ? limits->cards[card].memory
+                                                   : limits->host_memory;
+    if (__builtin_expect(limits->flags & VGPU_OVERSUBSCRIBE, 0) && account == VGPU_DEVICE_BYTES) {
+        request.on_card = true;
+        request.resident_limit = resident_limit(limits, card);
+    }
+    if (__builtin_expect(grant(local, card, &request, ticket), 1))
+        return true;
+    if (account == VGPU_DEVICE_BYTES)
+        count_refusal(local, card);
+    return false;
+}
+
+void vgpu_count_refused(unsigned card)
 {
     enum vgpu_mode mode;
     struct vgpu_local *local = vgpu_attached(&mode);
-    *ticket = (struct vgpu_ticket){0};
-    if (mode == VGPU_UNLIMITED)
-        return true;
-    if (mode == VGPU_BROKEN || card >= VGPU_MAX_CARDS || !have_slot(local))
-        return false;
+    if ((mode == VGPU_REGION || mode == VGPU_PRIVATE) && card < VGPU_MAX_CARDS)
+        count_refusal(local, card);
+}
+
+bool vgpu_charge_allocated(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket)
+{
+    struct vgpu_local *local;
+    bool answer;
+    if (!may_ask(&local, card, ticket, &answer))
+        return answer;
     const struct vgpu_limits *limits = limits_now(local);
-    const uint64_t limit = card >= limits->card_count     ? 0
-                           : account == VGPU_DEVICE_BYTES ? limits->cards[card].memory
-                                                          : limits->host_memory;
-    if (__builtin_expect(charge(local, card, account, bytes, limit, ticket), 1))
+    const struct request request = {.bytes = bytes, .limit = card < limits->card_count ? limits->cards[card].memory : 0};
+    if (grant(local, card, &request, ticket))
         return true;
-    if (bytes <= limit && charge_after_reaping(local, card, account, bytes, limit, ticket))
-        return true;
-    atomic_fetch_add_explicit(&local->member.usage->pacer[card].refused, 1, memory_order_relaxed);
+    count_refusal(local, card);
     return false;
+}
+
+bool vgpu_charge_resident(unsigned card, uint64_t bytes, uint64_t spare, struct vgpu_ticket *ticket)
+{
+    struct vgpu_local *local;
+    bool answer;
+    if (!may_ask(&local, card, ticket, &answer))
+        return answer;
+    struct request request = {.account = VGPU_RESIDENT_BYTES, .bytes = bytes, .limit = resident_limit(limits_now(local), card)};
+    if (request.limit != VGPU_NO_LIMIT)
+        request.limit = request.limit > spare ? request.limit - spare : 0;
+    return grant(local, card, &request, ticket);
+}
+
+uint64_t vgpu_resident_limit(unsigned card)
+{
+    const struct vgpu_limits *limits = vgpu_limits_now();
+    return limits && card < VGPU_MAX_CARDS ? resident_limit(limits, card) : 0;
 }
 
 void vgpu_charge_always(unsigned card, enum vgpu_account_index account, uint64_t bytes, struct vgpu_ticket *ticket)
 {
-    enum vgpu_mode mode;
-    struct vgpu_local *local = vgpu_attached(&mode);
-    *ticket = (struct vgpu_ticket){0};
-    if ((mode == VGPU_REGION || mode == VGPU_PRIVATE) && card < VGPU_MAX_CARDS && have_slot(local))
-        charge(local, card, account, bytes, VGPU_NO_LIMIT, ticket);
+    struct vgpu_local *local;
+    bool answer;
+    if (!may_ask(&local, card, ticket, &answer))
+        return;
+    const bool on_card = account == VGPU_DEVICE_BYTES && limits_now(local)->flags & VGPU_OVERSUBSCRIBE;
+    const struct request request = {
+        .account = account, .on_card = on_card, .bytes = bytes, .limit = VGPU_NO_LIMIT, .resident_limit = VGPU_NO_LIMIT};
+    charge(local, card, &request, ticket);
+}
+
+static void release(struct vgpu_local *local, unsigned card, enum vgpu_account_index account, unsigned lane, uint64_t bytes)
+{
+    vgpu_account_release(local->member.usage, card, account, VGPU_LANE_NUMBER(local->member.slot, lane), bytes);
 }
 
 void vgpu_release(struct vgpu_ticket ticket, uint64_t bytes)
@@ -188,13 +288,18 @@ void vgpu_release(struct vgpu_ticket ticket, uint64_t bytes)
     enum vgpu_mode mode;
     struct vgpu_local *local = vgpu_attached(&mode);
     const uint32_t taking = atomic_load_explicit(&takings, memory_order_relaxed) & TAKING_MASK;
-    if (ticket.lane == 0 || (mode != VGPU_REGION && mode != VGPU_PRIVATE) || ticket.card >= VGPU_MAX_CARDS || ticket.account >= VGPU_ACCOUNTS)
+    if (ticket.lane == 0 || (mode != VGPU_REGION && mode != VGPU_PRIVATE) || ticket.card >= VGPU_MAX_CARDS || ticket.account > VGPU_ON_CARD)
         return;
     if ((uint32_t)(ticket.lane >> LANE_BITS) != taking || !atomic_load_explicit(&local->has_slot, memory_order_acquire))
         return; /* charged by the process that forked this one */
     const unsigned lane = ticket.lane & (VGPU_LANES - 1);
     vgpu_spin_lock(&local->lanes[lane].busy);
-    vgpu_account_release(local->member.usage, ticket.card, ticket.account, VGPU_LANE_NUMBER(local->member.slot, lane), bytes);
+    if (__builtin_expect(ticket.account == VGPU_ON_CARD, 0)) {
+        release(local, ticket.card, VGPU_RESIDENT_BYTES, lane, bytes);
+        release(local, ticket.card, VGPU_DEVICE_BYTES, lane, bytes);
+    } else {
+        release(local, ticket.card, ticket.account, lane, bytes);
+    }
     vgpu_spin_unlock(&local->lanes[lane].busy);
 }
 

@@ -42,7 +42,8 @@ class Limits(msgspec.Struct, frozen=True):
     host_memory: int | None = 0  #: budget of host memory behind each card; None: no limit
     burst_ms: int = 0  #: GPU time that idling earns at most, in ms of wall time: 20 to 100; 0: 50
     allow_disable_control: bool = False
-    oversubscribe: bool = False
+    oversubscribe: bool = False  #: what does not fit into the guarantee lies in host memory; for the region's life
+    movable: bool = False  #: with oversubscribe: blocks may move between both; for the region's life
     kill_on_oom: bool = False
 
 
@@ -54,7 +55,9 @@ class CardUsage(msgspec.Struct, frozen=True):
     """What all processes of the container use of one card."""
 
     used: int = 0  #: what the memory limit is tested against
-    host_used: int = 0
+    host_used: int = 0  #: of that, in host memory
+    resident: int = 0  #: of that, really on the card; 0 without oversubscribe
+    lent: int = 0  #: what it may hold on the card above its guarantee
     by_kind: dict[str, int] = msgspec.field(default_factory=_no_kinds)  #: KINDS → bytes; a statistic
     gpu_ns: int = 0  #: GPU time since the region was made
     throttled_ns: int = 0  #: time that launches waited for the core limit
@@ -75,6 +78,8 @@ class ProcessUsage(msgspec.Struct, frozen=True):
     gpu_ns: tuple[int, ...]
     throttled_ns: tuple[int, ...]
     launches: tuple[int, ...]
+    host: tuple[int, ...] = ()  #: of `used`, in host memory
+    resident: tuple[int, ...] = ()  #: of `used`, really on the card; 0 without oversubscribe
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -120,10 +125,13 @@ def _fill(out: Any, limits: Limits) -> None:
         raise ValueError(f"limits name {len(limits.cards)} cards; allowed: at most {_MAX_CARDS}")
     _, lib = load()
     out.card_count = len(limits.cards)
+    if limits.movable and not limits.oversubscribe:
+        raise ValueError("movable is set; allowed: with oversubscribe alone")
     out.flags = (
         (lib.VGPU_ALLOW_DISABLE_CONTROL if limits.allow_disable_control else 0)
         | (lib.VGPU_OVERSUBSCRIBE if limits.oversubscribe else 0)
         | (lib.VGPU_KILL_ON_OOM if limits.kill_on_oom else 0)
+        | (lib.VGPU_MOVABLE if limits.movable else 0)
     )
     if limits.core_policy not in _POLICIES:
         raise ValueError(f"core_policy is {limits.core_policy!r}; allowed: {', '.join(_POLICIES)}")
@@ -168,6 +176,7 @@ def _limits(raw: Any) -> Limits:
         burst_ms=raw.burst_ms,
         allow_disable_control=bool(raw.flags & lib.VGPU_ALLOW_DISABLE_CONTROL),
         oversubscribe=bool(raw.flags & lib.VGPU_OVERSUBSCRIBE),
+        movable=bool(raw.flags & lib.VGPU_MOVABLE),
         kill_on_oom=bool(raw.flags & lib.VGPU_KILL_ON_OOM),
     )
 
@@ -180,6 +189,8 @@ def _card_usage(raw: Any) -> CardUsage:
     return CardUsage(
         used=raw.used,
         host_used=raw.host_used,
+        resident=raw.resident,
+        lent=raw.lent,
         by_kind=_kinds(raw.by_kind),
         gpu_ns=raw.gpu_ns,
         throttled_ns=raw.throttled_ns,
@@ -196,6 +207,8 @@ def _process_usage(raw: Any, cards: int) -> ProcessUsage:
         pid_namespace=raw.pid_namespace,
         start_time=raw.start_time,
         used=tuple(raw.used[0:cards]),
+        host=tuple(raw.host[0:cards]),
+        resident=tuple(raw.resident[0:cards]),
         by_kind=tuple(_kinds(kinds) for kinds in raw.by_kind[0:cards]),
         gpu_ns=tuple(raw.gpu_ns[0:cards]),
         throttled_ns=tuple(raw.throttled_ns[0:cards]),
@@ -258,6 +271,16 @@ class Region:
         raw = ffi.new("struct vgpu_limits *")
         _fill(raw, limits)
         _checked(lib.vgpu_limits_write(self._open_handle(), raw), self.directory)
+
+    def lend(self, card: int, amount: int) -> None:
+        """Lets the container hold `amount` bytes on a card of the limits above its guarantee, from now on.
+
+        Less than it holds means that it has to give way, at its next safe point: for movable containers alone. Raises
+        OSError (EBADF) when opened read-only, (EINVAL) for no such card.
+        """
+        _, lib = load()
+        raw = _natural(amount, "lent")
+        _checked(lib.vgpu_lent_write(self._open_handle(), card, raw), self.directory)
 
     def usage(self) -> Usage:
         """What the container uses now; raises OSError (EPROTO) when it has cut its usage file short."""

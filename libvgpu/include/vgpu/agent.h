@@ -18,7 +18,12 @@
 enum vgpu_kind { VGPU_KIND_CONTEXT, VGPU_KIND_MODULE, VGPU_KIND_BUFFER, VGPU_KIND_ARRAY, VGPU_KIND_POOL, VGPU_KIND_OVERHEAD };
 /* who decides about a core limit */
 enum vgpu_core_policy { VGPU_CORES_FIXED, VGPU_CORES_ELASTIC, VGPU_CORES_NONE };
-enum vgpu_limit_flag { VGPU_ALLOW_DISABLE_CONTROL = 1, VGPU_OVERSUBSCRIBE = 2, VGPU_KILL_ON_OOM = 4 };
+enum vgpu_limit_flag {
+    VGPU_ALLOW_DISABLE_CONTROL = 1,
+    VGPU_OVERSUBSCRIBE = 2,  /* what does not fit into the guarantee lies in host memory; set or not for as long as the region is there */
+    VGPU_KILL_ON_OOM = 4,
+    VGPU_MOVABLE = 8,        /* with VGPU_OVERSUBSCRIBE: blocks may move between the card and host memory; as long as that */
+};
 
 struct vgpu_card_limit {
     char uuid[48];           /* "GPU-..." as NVML prints it, NUL-terminated */
@@ -42,7 +47,9 @@ struct vgpu_limits {
 
 struct vgpu_card_usage {
     uint64_t used;           /* the account's word: what limits are tested against */
-    uint64_t host_used;
+    uint64_t host_used;      /* of that, in host memory */
+    uint64_t resident;       /* of that, really on the card; 0 without VGPU_OVERSUBSCRIBE */
+    uint64_t lent;           /* what it may hold on the card above its guarantee: the last vgpu_lent_write */
     uint64_t by_kind[6];     /* enum vgpu_kind; a statistic of live processes */
     uint64_t gpu_ns;         /* GPU time charged since the region was made */
     uint64_t throttled_ns;   /* time that launches waited for the core limit */
@@ -57,6 +64,8 @@ struct vgpu_process_usage {
     uint64_t pid_namespace;  /* inode of /proc/self/ns/pid */
     uint64_t start_time;     /* clock ticks since boot, /proc/PID/stat field 22 */
     uint64_t used[16];       /* charge per card of the limits file */
+    uint64_t host[16];       /* of that, in host memory */
+    uint64_t resident[16];   /* of that, really on the card; 0 without VGPU_OVERSUBSCRIBE */
     uint64_t by_kind[16][6];
     uint64_t gpu_ns[16];
     uint64_t throttled_ns[16];
@@ -84,6 +93,10 @@ int vgpu_limits_read(vgpu_region *region, struct vgpu_limits *out);
 /* Publishes new limits in place: readers see the old ones or the new ones, never a mixture, even if the writer is killed. -EBADF: opened
  * read-only. */
 int vgpu_limits_write(vgpu_region *region, const struct vgpu_limits *limits);
+/* Publishes in place how many bytes the container may hold on a card (index into the limits) above its guarantee; 0 at the beginning. Less than it
+ * holds means that it has to give way, which takes it until its next safe point. For movable containers alone: what others hold stays. -EBADF:
+ * opened read-only; -EINVAL: no such card. */
+int vgpu_lent_write(vgpu_region *region, uint32_t card, uint64_t bytes);
 /* A consistent enough picture for metrics; out must hold a whole struct vgpu_usage. */
 int vgpu_usage_read(vgpu_region *region, struct vgpu_usage *out);
 /* Frees the charges of dead processes; returns how many slots were freed. -EBADF: opened read-only. */

@@ -11,7 +11,7 @@
 
 #include "vgpu/agent.h"
 
-#define VGPU_REGION_ABI 2u
+#define VGPU_REGION_ABI 3u
 #define VGPU_LIMITS_MAGIC 0x6c696d6975706776ull /* "vgpuimil" */
 #define VGPU_USAGE_MAGIC 0x6567617375706776ull  /* "vgpusage" */
 #define VGPU_SLOTS VGPU_MAX_PROCESSES
@@ -19,7 +19,12 @@
 #define VGPU_CACHE_LINE 64
 #define VGPU_RUNS 64         /* busy intervals that a container remembers per card; power of two */
 
-enum vgpu_account_index { VGPU_DEVICE_BYTES, VGPU_HOST_BYTES, VGPU_ACCOUNTS };
+enum vgpu_account_index {
+    VGPU_DEVICE_BYTES,         /* all that the container has allocated as memory of the card; tested against `memory` */
+    VGPU_HOST_BYTES,           /* the part of it that lies in host memory; tested against `host_memory` */
+    VGPU_RESIDENT_BYTES,       /* the part that is really on the card; tested against guarantee + lent; kept where VGPU_OVERSUBSCRIBE is set alone */
+    VGPU_ACCOUNTS
+};
 
 struct vgpu_file_header {
     uint64_t magic;
@@ -33,7 +38,7 @@ struct vgpu_limits_file {
     struct vgpu_file_header header;
     _Atomic uint64_t selector; /* even/odd chooses the copy; grows by one with every change: readers compare it to notice changes */
     struct vgpu_limits copies[2] __attribute__((aligned(VGPU_CACHE_LINE)));
-    /* what the arbiter publishes, per card, in place */
+    /* what the arbiter and the agent publish, per card, in place */
     struct {
         _Atomic uint64_t heartbeat_ns; /* CLOCK_MONOTONIC of the last publication; 0: no arbiter */
         _Atomic uint32_t neighbours;   /* other containers that were active on the card in the last period */
@@ -43,6 +48,8 @@ struct vgpu_limits_file {
         /* cumulative GPU time that this container was charged while its neighbours had the card (time slices in its measured intervals);
          * whoever launches next takes what is new back, see vgpu_pacer_card.refund_taken */
         _Atomic uint64_t refund_ns;
+        /* what the container may hold on the card above its guarantee; less than it holds means that it has to give way. See vgpu_lent_write */
+        _Atomic uint64_t lent;
     } arbiter[VGPU_MAX_CARDS] __attribute__((aligned(VGPU_CACHE_LINE)));
 };
 

@@ -21,6 +21,7 @@ struct vgpu_sim_card {
     uint64_t busy_ns;         /* time in which at least one kernel ran; the card's changes from process to process not included */
     uint64_t switches;        /* such changes */
     uint32_t processes;
+    uint64_t host;            /* host memory of the driver that live processes have for this card: pinned, registered, physical (cuMemCreate) */
 };
 
 struct vgpu_sim_process {
@@ -32,6 +33,9 @@ struct vgpu_sim_process {
     uint64_t busy_ns[16];     /* time in which at least one kernel of it really ran, per card */
     uint64_t waited_ns[16];   /* time in which it had work for the card that did not run, as others had their turn */
     uint64_t launches[16];
+    uint64_t host[16];        /* host memory of the driver now, by the card it is there for: that of the current context, else the first visible one */
+    uint64_t host_peak[16];
+    uint64_t faults[16];      /* launches whose memory was not there, or was unmapped before they had ended */
 };
 
 /* Makes the state directory for `spec` (PROFILE[xN][@DRIVER], e.g. "T4", "T4x2", "H100x8@12.4"); nothing happens when it is there with the same spec.
