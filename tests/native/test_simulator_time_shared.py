@@ -250,7 +250,11 @@ print(json.dumps(stamps))
 
 
 @pytest.mark.parametrize(
-    "times", ["slice=0", "slice=2", "nothing=1ms", "kernels=0", "kernels=33", "switch", "launch=11s"]
+    "times",
+    [
+        *("slice=0", "slice=2", "nothing=1ms", "kernels=0", "kernels=33", "switch", "launch=11s"),
+        *("bus=0GB/s", "bus=25", "bus=fast", "managed=maybe", "remap=1", "fault=30us,bus"),
+    ],
 )
 def test_wrong_times_are_refused(machine: Machine, times: str) -> None:
     simulator.create(machine.folder, machine.spec)

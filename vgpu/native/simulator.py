@@ -29,6 +29,7 @@ class SimCard(msgspec.Struct, frozen=True):
     busy_ns: int  #: time in which a kernel ran
     switches: int  #: changes from one process to another
     processes: int  #: that hold a context or memory
+    host: int  #: host memory of the driver that living processes have for this card: pinned, registered, physical
 
 
 class SimProcess(msgspec.Struct, frozen=True):
@@ -42,6 +43,9 @@ class SimProcess(msgspec.Struct, frozen=True):
     busy_ns: tuple[int, ...]  #: time in which at least one kernel of it really ran
     waited_ns: tuple[int, ...]  #: time in which it had work that did not run, as others had their turn
     launches: tuple[int, ...]
+    host: tuple[int, ...]  #: host memory of the driver, by the card it is there for; 0 for a dead process
+    host_peak: tuple[int, ...]
+    faults: tuple[int, ...]  #: launches whose memory was not there, or was unmapped before they had ended
 
 
 def profiles() -> list[str]:
@@ -105,6 +109,7 @@ def cards(directory: Path) -> list[SimCard]:
             busy_ns=view.busy_ns,
             switches=view.switches,
             processes=view.processes,
+            host=view.host,
         )
         for view in views[0:count]
     ]
@@ -127,6 +132,9 @@ def processes(directory: Path) -> list[SimProcess]:
             busy_ns=tuple(view.busy_ns[0:present]),
             waited_ns=tuple(view.waited_ns[0:present]),
             launches=tuple(view.launches[0:present]),
+            host=tuple(view.host[0:present]),
+            host_peak=tuple(view.host_peak[0:present]),
+            faults=tuple(view.faults[0:present]),
         )
         for view in views[0:count]
     ]

@@ -1,5 +1,5 @@
 /* The boards that can be simulated. Figures: nvidia-smi -q -x of a T4 and of H100 SXM5 (driver 580/595), data sheets of the A100 boards;
- * context sizes as commonly seen with CUDA 12 (nvidia-smi of an idle context). */
+ * context sizes as commonly seen with CUDA 12 (nvidia-smi of an idle context). Speed of memory: data sheets; of the bus: README. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,14 +15,18 @@ static const struct sim_profile profiles[] = {
      .video_clock_mhz = 1470, .bus_width = 256, .l2_bytes = 4 << 20, .shared_per_block_optin = 65536, .shared_per_multiprocessor = 65536,
      .threads_per_multiprocessor = 1024, .blocks_per_multiprocessor = 16, .pci_device = 0x1EB810DE, .pci_subsystem = 0x12A210DE,
      .first_bus = 0x18, .bus_step = 0x06, .power_mw = 70000, .idle_power_mw = 12000, .min_power_mw = 60000, .temperature = 33,
-     .slowdown_temperature = 93, .shutdown_temperature = 96, .pcie_generation = 3, .pcie_width = 16, .bar1 = 256 * MIB},
+     .slowdown_temperature = 93, .shutdown_temperature = 96,
+     .memory_speed = 320000, .bus_speed = 12500,
+     .pcie_generation = 3, .pcie_width = 16, .bar1 = 256 * MIB},
     {.id = "A100-40", .name = "NVIDIA A100-SXM4-40GB", .vbios = "92.00.45.00.03", .part_number = "692-2G506-0200-002",
      .total = 40960 * MIB, .reserved = 583 * MIB, .context_bytes = 430 * MIB, .module_bytes = 2 * MIB, .brand = 14, .architecture = 7,
      .major = 8, .minor = 0, .multiprocessors = 108, .cores = 6912, .clock_mhz = 1410, .idle_clock_mhz = 210, .memory_clock_mhz = 1215,
      .video_clock_mhz = 1290, .bus_width = 5120, .l2_bytes = 40 << 20, .shared_per_block_optin = 166912, .shared_per_multiprocessor = 167936,
      .threads_per_multiprocessor = 2048, .blocks_per_multiprocessor = 32, .pci_device = 0x20B010DE, .pci_subsystem = 0x134710DE,
      .first_bus = 0x07, .bus_step = 0x0C, .power_mw = 400000, .idle_power_mw = 52000, .min_power_mw = 100000, .temperature = 33,
-     .slowdown_temperature = 87, .shutdown_temperature = 92, .pcie_generation = 4, .pcie_width = 16, .nvlinks = 12, .nvlink_generation = 3,
+     .slowdown_temperature = 87, .shutdown_temperature = 92,
+     .memory_speed = 1555000, .bus_speed = 25000,
+     .pcie_generation = 4, .pcie_width = 16, .nvlinks = 12, .nvlink_generation = 3,
      .bar1 = 65536 * MIB, .mig_capable = true},
     {.id = "A100-80", .name = "NVIDIA A100-SXM4-80GB", .vbios = "92.00.45.00.05", .part_number = "692-2G506-0212-002",
      .total = 81920 * MIB, .reserved = 870 * MIB, .context_bytes = 430 * MIB, .module_bytes = 2 * MIB, .brand = 14, .architecture = 7,
@@ -30,7 +34,9 @@ static const struct sim_profile profiles[] = {
      .video_clock_mhz = 1290, .bus_width = 5120, .l2_bytes = 40 << 20, .shared_per_block_optin = 166912, .shared_per_multiprocessor = 167936,
      .threads_per_multiprocessor = 2048, .blocks_per_multiprocessor = 32, .pci_device = 0x20B210DE, .pci_subsystem = 0x147F10DE,
      .first_bus = 0x07, .bus_step = 0x0C, .power_mw = 400000, .idle_power_mw = 60000, .min_power_mw = 100000, .temperature = 33,
-     .slowdown_temperature = 87, .shutdown_temperature = 92, .pcie_generation = 4, .pcie_width = 16, .nvlinks = 12, .nvlink_generation = 3,
+     .slowdown_temperature = 87, .shutdown_temperature = 92,
+     .memory_speed = 2039000, .bus_speed = 25000,
+     .pcie_generation = 4, .pcie_width = 16, .nvlinks = 12, .nvlink_generation = 3,
      .bar1 = 131072 * MIB, .mig_capable = true},
     {.id = "H100", .name = "NVIDIA H100 80GB HBM3", .vbios = "96.00.99.00.01", .part_number = "692-2G520-0200-000",
      .total = 81559 * MIB, .reserved = 480 * MIB, .context_bytes = 520 * MIB, .module_bytes = 2 * MIB, .brand = 14, .architecture = 9,
@@ -38,7 +44,9 @@ static const struct sim_profile profiles[] = {
      .video_clock_mhz = 1545, .bus_width = 5120, .l2_bytes = 50 << 20, .shared_per_block_optin = 232448, .shared_per_multiprocessor = 233472,
      .threads_per_multiprocessor = 2048, .blocks_per_multiprocessor = 32, .pci_device = 0x233010DE, .pci_subsystem = 0x16C110DE,
      .first_bus = 0x53, .bus_step = 0x11, .power_mw = 700000, .idle_power_mw = 68000, .min_power_mw = 200000, .temperature = 29,
-     .slowdown_temperature = 87, .shutdown_temperature = 92, .pcie_generation = 5, .pcie_width = 16, .nvlinks = 18, .nvlink_generation = 4,
+     .slowdown_temperature = 87, .shutdown_temperature = 92,
+     .memory_speed = 3352000, .bus_speed = 55000,
+     .pcie_generation = 5, .pcie_width = 16, .nvlinks = 18, .nvlink_generation = 4,
      .bar1 = 131072 * MIB, .mig_capable = true},
     /* seven of these are one board of "A100-40"; figures of the MIG user guide, memory of nvidia-smi */
     {.id = "A100-40-1g.5gb", .name = "NVIDIA A100-SXM4-40GB MIG 1g.5gb", .vbios = "92.00.45.00.03", .part_number = "692-2G506-0200-002",
@@ -47,7 +55,9 @@ static const struct sim_profile profiles[] = {
      .video_clock_mhz = 1290, .bus_width = 5120, .l2_bytes = 5 << 20, .shared_per_block_optin = 166912, .shared_per_multiprocessor = 167936,
      .threads_per_multiprocessor = 2048, .blocks_per_multiprocessor = 32, .pci_device = 0x20B010DE, .pci_subsystem = 0x134710DE,
      .first_bus = 0x07, .bus_step = 0x0C, .power_mw = 400000, .idle_power_mw = 52000, .min_power_mw = 100000, .temperature = 33,
-     .slowdown_temperature = 87, .shutdown_temperature = 92, .pcie_generation = 4, .pcie_width = 16, .bar1 = 65536 * MIB,
+     .slowdown_temperature = 87, .shutdown_temperature = 92,
+     .memory_speed = 194000, .bus_speed = 25000,
+     .pcie_generation = 4, .pcie_width = 16, .bar1 = 65536 * MIB,
      .mig_capable = true, .mig = "1g.5gb", .board = 1},
     /* memory is the machine's own: CUDA counts it, NVML does not support the question. SMs, cores and memory of the data sheet; identifiers,
      * clocks and temperatures are only plausible */
@@ -57,7 +67,9 @@ static const struct sim_profile profiles[] = {
      .video_clock_mhz = 2418, .bus_width = 256, .l2_bytes = 24 << 20, .shared_per_block_optin = 101376, .shared_per_multiprocessor = 102400,
      .threads_per_multiprocessor = 1536, .blocks_per_multiprocessor = 24, .pci_device = 0x2E1210DE, .pci_subsystem = 0x000010DE,
      .first_bus = 0x0F, .bus_step = 0x01, .power_mw = 140000, .idle_power_mw = 5000, .min_power_mw = 40000, .temperature = 38,
-     .slowdown_temperature = 95, .shutdown_temperature = 100, .pcie_generation = 5, .pcie_width = 1, .unified = true},
+     .slowdown_temperature = 95, .shutdown_temperature = 100,
+     .memory_speed = 273000,
+     .pcie_generation = 5, .pcie_width = 1, .unified = true},
 };
 #define PROFILES (sizeof profiles / sizeof *profiles)
 

@@ -15,7 +15,7 @@
 #include "vgpu/simulator.h"
 
 #define SIM_MAGIC 0x6d69737570677631ull
-#define SIM_ABI 4u
+#define SIM_ABI 5u
 #define SIM_CARDS VGPU_SIM_MAX_CARDS
 #define SIM_SLOTS 1024u
 #define SIM_HISTORY 128u    /* dead processes that stay readable before their slots are used again */
@@ -52,6 +52,7 @@ struct sim_profile {
     uint64_t bar1;
     bool mig_capable;
     bool unified; /* no memory of its own */
+    uint64_t memory_speed, bus_speed; /* bytes per microsecond; no bus_speed: host memory is the card's own */
     const char *mig; /* cards are MIG instances of this shape, all of one board, the profile `board` */
     uint32_t board;
 };
@@ -62,6 +63,9 @@ struct sim_usage {
 };
 
 enum sim_phase { SIM_QUEUED, SIM_RUNNING, SIM_FINISHED };
+
+/* Copies to the card, from it and within it; each engine makes one at a time. */
+enum sim_engine_kind { SIM_TO_CARD, SIM_FROM_CARD, SIM_WITHIN_CARD, SIM_ENGINES };
 
 /* One launch. `due` is the busy time of its process at which it ends: all kernels that a process runs at one time go on together or, while another
  * process has the card, not at all. Where kernels run one by one it is known from the start. */
@@ -88,6 +92,9 @@ struct sim_card {
     sim_lock memory_lock __attribute__((aligned(SIM_LINE)));
     _Atomic uint64_t used, peak;
     sim_lock time_lock __attribute__((aligned(SIM_LINE)));
+    struct sim_engine {
+        _Atomic uint64_t free_ns, owner; /* when the last copy given to it ends, and whose that is: generation << 32 | slot + 1 */
+    } engines[SIM_ENGINES];
     _Atomic uint64_t clock_ns, busy_ns; /* all is decided up to clock_ns */
     _Atomic uint64_t current;           /* whose turn it is: generation << 32 | slot + 1; 0: nobody's yet */
     _Atomic uint64_t slice_start_ns, switches;
@@ -134,6 +141,8 @@ struct sim_process {
     uint32_t kernels; /* that it may run side by side */
     struct sim_share_of_card {
         _Atomic uint64_t used, peak, busy_ns, launches;
+        _Atomic uint64_t host, host_peak; /* host memory that is there for this card */
+        _Atomic uint64_t faults;          /* launches whose memory was not there, or was taken away under them */
         _Atomic uint64_t issued, completed; /* launches; all up to `completed` have ended */
         _Atomic uint64_t waited_ns, left_ns; /* time with work but without the card, up to the last turn; when that turn ended */
         _Atomic uint32_t contexts;
@@ -146,6 +155,9 @@ struct sim_process {
 struct sim_timing {
     uint64_t launch_ns;           /* from a launch or a record to its begin on an idle card */
     uint64_t record_ns, query_ns; /* that recording and querying an event take at least */
+    uint64_t remap_ns;            /* of unmapping, mapping and setting access, together */
+    uint64_t bus, fault_ns;       /* bytes per microsecond; of one group of managed memory that is not on the card, besides its bytes */
+    bool copies, migrate;         /* whether copies and memory behind the bus take time; whether managed memory comes and goes */
     uint32_t kernels;
 };
 
@@ -200,6 +212,17 @@ void sim_release(sim_lock *lock);
 /* 0, -ENOMEM: the card is full, -EIO: this process lost its place. */
 int sim_charge(struct sim *sim, int card, uint64_t bytes);
 void sim_uncharge(struct sim *sim, int card, uint64_t bytes);
+/* common/host.c: host memory of the driver, which has no limit here. It is counted by process and by the card that it is there for. */
+void sim_host_add(struct sim *sim, int card, uint64_t bytes);
+void sim_host_sub(struct sim *sim, int card, uint64_t bytes);
+/* As sim_transfer. */
+bool sim_host_transfer(struct sim *sim, int card, uint32_t slot, uint32_t generation, uint64_t bytes);
+/* Of live processes. */
+uint64_t sim_host(struct sim *sim, int card);
+/* The machine's NUMA nodes, and the one that a card is next to: the two halves of the cards lie at one each. */
+int sim_nodes(const struct sim *sim);
+int sim_node_of(const struct sim *sim, int card);
+
 /* Moves bytes that this process pays for to another one; false: that one is gone. */
 bool sim_transfer(struct sim *sim, int card, uint32_t slot, uint32_t generation, uint64_t bytes);
 /* Bytes in use by live processes, counted anew. */
@@ -219,6 +242,8 @@ struct sim_mark {
 /* Gives a launch to the card; waits while this process has SIM_IN_FLIGHT there. Returns its sequence, from 1; 0: this process lost its place.
  * `width`: of SIM_WHOLE. */
 uint64_t sim_launch(struct sim *sim, int card, uint64_t duration, uint32_t width, uint64_t not_before, struct sim_mark after);
+/* Gives a copy that may begin at `begin` to an engine of the card; returns when it ends. */
+uint64_t sim_engine(struct sim *sim, int card, enum sim_engine_kind engine, uint64_t begin, uint64_t duration);
 /* Moves the card's time to now; cheap when it has nothing to do. */
 void sim_advance(struct sim *sim, int card);
 /* Under the card's time lock. */

@@ -117,6 +117,27 @@ void sim_sleep_until(uint64_t deadline)
     }
 }
 
+/* Whoever died takes its last copy along; what waited behind it had its time already. */
+uint64_t sim_engine(struct sim *sim, int index, enum sim_engine_kind kind, uint64_t begin, uint64_t duration)
+{
+    struct sim_engine *engine = &sim->state->cards[index].engines[kind];
+    if (!sim_self_valid(sim))
+        return begin;
+    sim_acquire(sim, &sim->state->cards[index].time_lock);
+    uint64_t free_at = atomic_load(&engine->free_ns), owner = atomic_load(&engine->owner);
+    uint64_t own = (uint64_t)sim->generation << 32 | (sim->slot + 1);
+    if (free_at > begin && owner != own) {
+        uint32_t slot = (uint32_t)owner - 1;
+        if (!sim_alive(sim, slot) || atomic_load(&sim->state->slots[slot].owner) >> 2 != owner >> 32)
+            free_at = begin;
+    }
+    uint64_t end = (free_at > begin ? free_at : begin) + duration;
+    atomic_store(&engine->free_ns, end);
+    atomic_store(&engine->owner, own);
+    sim_release(&sim->state->cards[index].time_lock);
+    return end;
+}
+
 void sim_wait_mark(struct sim *sim, int index, struct sim_mark mark)
 {
     struct sim_card *card = &sim->state->cards[index];

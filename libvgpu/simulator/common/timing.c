@@ -9,6 +9,7 @@
 
 #define MAX_NS 10000000000ull
 #define MAX_KERNELS 32u
+#define MAX_MB 10000000ull
 
 /* "2ms" and the like; false: it is not, or is above MAX_NS. */
 static bool time_of(const char *text, uint64_t *ns)
@@ -27,6 +28,17 @@ static bool time_of(const char *text, uint64_t *ns)
     return false;
 }
 
+/* "25GB/s" or "12500MB/s", in bytes per microsecond. */
+static bool speed_of(const char *text, uint64_t *speed)
+{
+    char *end;
+    uint64_t number = *text >= '1' && *text <= '9' ? strtoull(text, &end, 10) : SIM_NEVER;
+    if (number > MAX_MB)
+        return false;
+    *speed = strcmp(end, "GB/s") == 0 ? number * 1000 : number;
+    return strcmp(end, "GB/s") == 0 || strcmp(end, "MB/s") == 0;
+}
+
 /* One KEY=VALUE; the cards' own times are taken together, when all is known to be right. */
 static bool take(char *word, struct sim_timing *timing, uint64_t *slice, uint64_t *change)
 {
@@ -39,10 +51,19 @@ static bool take(char *word, struct sim_timing *timing, uint64_t *slice, uint64_
         timing->kernels = (uint32_t)kernels;
         return *value >= '1' && *value <= '9' && !*end && kernels <= MAX_KERNELS;
     }
+    if (strcmp(word, "bus") == 0) {
+        timing->copies = strcmp(value, "off") != 0;
+        return !timing->copies || strcmp(value, "profile") == 0 || speed_of(value, &timing->bus);
+    }
+    if (strcmp(word, "managed") == 0) {
+        timing->migrate = strcmp(value, "migrate") == 0;
+        return timing->migrate || strcmp(value, "resident") == 0;
+    }
     const struct {
         const char *name;
         uint64_t *ns;
-    } times[] = {{"slice", slice}, {"switch", change}, {"launch", &timing->launch_ns}, {"record", &timing->record_ns}, {"query", &timing->query_ns}};
+    } times[] = {{"remap", &timing->remap_ns}, {"fault", &timing->fault_ns},
+                 {"slice", slice}, {"switch", change}, {"launch", &timing->launch_ns}, {"record", &timing->record_ns}, {"query", &timing->query_ns}};
     for (unsigned i = 0; i < sizeof times / sizeof *times; i++)
         if (strcmp(word, times[i].name) == 0)
             return time_of(value, times[i].ns) && (times[i].ns != slice || *slice >= 1000);
@@ -54,7 +75,7 @@ int sim_timing_read(struct sim *sim)
     const char *given = secure_getenv("VGPU_SIM_TIME");
     char text[256], *rest = text, *word;
     uint64_t slice = atomic_load(&sim->state->slice_ns), change = atomic_load(&sim->state->switch_ns);
-    sim->timing = (struct sim_timing){.launch_ns = 3000, .record_ns = 1000, .query_ns = 500, .kernels = 1};
+    sim->timing = (struct sim_timing){.launch_ns = 3000, .record_ns = 1000, .query_ns = 500, .fault_ns = 30000, .bus = sim->profile->bus_speed, .kernels = 1};
     if (!given || !*given)
         return 0;
     bool right = snprintf(text, sizeof text, "%s", given) < (int)sizeof text;
@@ -62,7 +83,8 @@ int sim_timing_read(struct sim *sim)
         right = take(word, &sim->timing, &slice, &change);
     if (!right) {
         fprintf(stderr, "vgpu simulator: VGPU_SIM_TIME=%s: not a list of slice=2ms (1us or more), switch=10us, launch=3us, record=1us, query=500ns, "
-                        "kernels=1 (to %u), with ns, us, ms or s up to 10s\n", given, MAX_KERNELS);
+                        "kernels=1 (to %u), remap=0ns, fault=30us, bus=off (profile, 25GB/s, 12500MB/s), managed=resident (migrate), with ns, us, ms or s up to "
+                        "10s\n", given, MAX_KERNELS);
         return -EINVAL;
     }
     atomic_store(&sim->state->slice_ns, slice);

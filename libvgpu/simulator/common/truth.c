@@ -31,6 +31,7 @@ int vgpu_sim_cards(const char *dir, struct vgpu_sim_card *out, int capacity)
             if (process && (atomic_load(&process->cards[i].contexts) || atomic_load(&process->cards[i].used)))
                 out[i].processes++;
         }
+        out[i].host = sim_host(&sim, i);
     }
     sim_close(&sim);
     return count;
@@ -59,6 +60,9 @@ int vgpu_sim_processes(const char *dir, struct vgpu_sim_process *out, int capaci
             view->busy_ns[card] = atomic_load(&process->cards[card].busy_ns);
             view->waited_ns[card] = card < (int)sim.state->card_count ? sim_waited(&sim, card, slot, sim_now()) : 0;
             view->launches[card] = atomic_load(&process->cards[card].launches);
+            view->host[card] = view->alive ? atomic_load(&process->cards[card].host) : 0;
+            view->host_peak[card] = atomic_load(&process->cards[card].host_peak);
+            view->faults[card] = atomic_load(&process->cards[card].faults);
         }
     }
     sim_close(&sim);

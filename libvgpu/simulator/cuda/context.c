@@ -91,6 +91,7 @@ void context_destroy(CUcontext context)
 {
     sim_wait(&driver.sim, context->card, context->last);
     host_wait(context->host);
+    copies_wait(context);
     events_settle();
     static const enum object_type owned[] = {OBJECT_STREAM, OBJECT_MODULE, OBJECT_ARRAY, OBJECT_MIPMAP, OBJECT_EVENT};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
@@ -369,6 +370,7 @@ static CUresult synchronize(CUcontext context)
         return result;
     sim_wait(&driver.sim, context->card, context->last);
     host_wait(context->host);
+    copies_wait(context);
     events_settle();
     pools_trim(context->card);
     return CUDA_SUCCESS;

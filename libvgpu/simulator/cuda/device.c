@@ -166,6 +166,15 @@ static const struct {
     {CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, 0}, {CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS, 1},
 };
 
+/* The CUDA version that brought an attribute about host memory; a driver before that answers an invalid value. */
+static int known_since(CUdevice_attribute attribute)
+{
+    return attribute == CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID                       ? 12020
+           : attribute < CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ? 0
+           : attribute < CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED       ? 12090
+                                                                               : 13000;
+}
+
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
 {
     ENTER_DEVICE(device);
@@ -173,9 +182,15 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
     unsigned domain, bus;
     if (!value || (int)attribute <= 0 || attribute >= CU_DEVICE_ATTRIBUTE_MAX)
         return CUDA_ERROR_INVALID_VALUE;
+    if (sim_driver()->cuda < known_since(attribute))
+        return CUDA_ERROR_INVALID_VALUE;
     sim_pci_address(&driver.sim, card_of(device), &domain, &bus);
     *value = 0;
     switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID: *value = sim_node_of(&driver.sim, card_of(device)); break;
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: case CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+        *value = host_memory_is_physical();
+        break;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = (int)mps_reported_multiprocessors(); break;
     case CU_DEVICE_ATTRIBUTE_MPS_ENABLED: *value = mps_enabled(); break;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = profile->major; break;

@@ -44,7 +44,8 @@ struct CUstream_st {
     int priority;
     _Atomic uint64_t last;  /* sequence of the last launch; 0: none */
     _Atomic uint64_t waits; /* it waits for all up to this one */
-    uint64_t not_before; /* set by waits for work of another card */
+    _Atomic uint64_t not_before; /* set by waits for work of another card, and by copies */
+    _Atomic uint64_t planned;    /* when its last kernel ends if nobody else has the card; kept where copies take time */
     uint64_t host;       /* ticket of its last host function */
     uint64_t id;
     struct capture *capture;
@@ -60,6 +61,8 @@ struct CUctx_st {
     unsigned references; /* of a primary context */
     uint64_t id;
     uint64_t host; /* ticket of the last host function of any stream */
+    CUresult failed; /* of a kernel, which every later call answers */
+    _Atomic uint64_t copied, copied_blocking, planned_blocking; /* as of a stream: over all streams, and over those that wait for the legacy stream */
     _Atomic uint64_t last, last_blocking; /* sequences over all streams, and over those that wait for the legacy stream */
     struct CUstream_st *legacy;
     size_t limits[8];
@@ -74,7 +77,7 @@ struct CUevent_st {
     unsigned flags;
     enum { EVENT_FRESH, EVENT_PENDING, EVENT_DONE } state;
     struct sim_mark mark;
-    uint64_t recorded, time, host;
+    uint64_t recorded, time, host, not_before, planned;
     struct CUevent_st *next_pending;
     struct capture *capture;
     size_t record; /* of the capture's events */
@@ -102,11 +105,15 @@ struct duration { /* of a kernel's launches, from its name */
 };
 
 #define MAX_PARAMETERS 64
+#define MAX_POINTERS 16
+enum touch { TOUCH_NOTHING, TOUCH_FILL, TOUCH_ADD, TOUCH_COPY, TOUCH_SUM };
 struct CUfunc_st {
     struct object object;
     CUmodule module;
     char *name;
     struct duration duration;
+    enum touch touch; /* what its launches do to memory, by its name */
+    unsigned part;    /* of a block that they touch, in percent */
     int dynamic_shared, carveout, parameters;
     uint16_t *parameter_sizes;
 };
@@ -157,7 +164,8 @@ struct CUmemPoolHandle_st {
 struct physical {
     struct object object;
     CUmemAllocationProp properties;
-    int card; /* -1: host */
+    int card;    /* -1: host */
+    int account; /* the card for which host memory is counted */
     uint64_t size;
     unsigned references; /* handles + mappings */
     unsigned handles;
@@ -189,6 +197,12 @@ struct range {
     struct physical *physical; /* of a mapping, from `offset` */
     uint64_t offset;
     CUmemAccess_flags access;
+    struct { /* of a mapping: the last launch that names it, and when the last copy ends */
+        CUcontext context;
+        uint64_t launch, copied;
+    } use;
+    struct managed *managed; /* of managed memory that comes and goes */
+    int card; /* for which host memory is counted */
     bool synchronous; /* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS */
 };
 
@@ -200,6 +214,7 @@ extern struct driver {
     CUmemoryPool default_pool[SIM_CARDS], current_pool[SIM_CARDS];
     pthread_mutex_t lock; /* contexts, modules, ranges: everything that is not hot */
     _Atomic uint64_t next_id;
+    _Atomic unsigned mapped; /* mappings of physical memory */
 } driver;
 
 struct thread_state {
@@ -259,6 +274,8 @@ static inline CUresult device_check(CUdevice device)
 
 /* -ENOMEM and the like as CUDA says it. */
 CUresult charge(int card, uint64_t bytes);
+/* The card that host memory made now is there for: that of the current context, else the first visible one. */
+int host_account(void);
 void uncharge(int card, uint64_t bytes);
 
 /* blocks.c: device memory by address */
@@ -309,6 +326,7 @@ void external_of_context_drop(CUcontext context);
 /* virtual.c: under driver.lock; NULL: no handle of physical memory */
 struct physical *physical_of(CUmemGenericAllocationHandle handle);
 void physical_drop(struct physical *physical);
+bool host_memory_is_physical(void); /* cuMemCreate makes host memory */
 
 /* multicast.c */
 bool multicast_supported(const struct sim_profile *profile, uint32_t cards);
@@ -355,9 +373,16 @@ struct launch_shape {
     CUfunction function;
     unsigned grid[3], block[3], shared;
     uint64_t argument; /* its first parameter, of a function that takes its time from it */
+    unsigned pointers;
+    uint64_t pointer[MAX_POINTERS], operand[3]; /* words of its parameters that name memory; the parameters of a function that touches memory */
 };
 CUresult stream_launch(CUstream stream, const struct launch_shape *shape);
 void events_settle(void);
+/* Work of a stream begins no earlier, besides what is launched before it. */
+uint64_t stream_not_before(CUstream stream);
+/* Gives time on an engine of the stream's card to a copy in stream order; returns when it ends. */
+uint64_t stream_engine(CUstream stream, enum sim_engine_kind engine, uint64_t duration);
+void copies_wait(CUcontext context);
 /* per_thread.c: this thread's own stream of a context; NULL: no room */
 CUstream stream_per_thread(CUcontext context);
 
@@ -373,6 +398,35 @@ void duration_free(struct duration *duration);
 uint64_t duration_next(struct duration *duration, uint64_t blocks, uint64_t argument);
 /* The first parameter, where the function's time depends on it. */
 uint64_t function_argument(CUfunction function, void **params, void **extra);
+
+/* touch.c: memory that launches touch */
+void touch_name(CUfunction function);
+/* Keeps what a launch needs to know of its parameters; `later`: it is for a graph. */
+void touch_read(struct launch_shape *shape, void **params, void **extra, bool later);
+/* Does what the kernel does; nanoseconds that it waits for memory which is not on the card. */
+uint64_t touch_launch(CUcontext context, const struct launch_shape *shape);
+/* Notes that a launch uses its mappings. */
+void touch_note(CUcontext context, const struct launch_shape *shape, uint64_t sequence);
+/* Under driver.lock: a mapping goes; whoever still uses it has failed. */
+void touch_unmap(const struct range *range);
+/* The memory of a kernel was not there. */
+void context_fail(CUcontext context);
+
+/* managed.c: managed memory that comes and goes; under driver.lock but the last */
+struct managed *managed_new(int card, uint64_t size);
+void managed_free(struct managed *managed);
+/* Brings memory to the card, or away from it; what that takes in ns. */
+uint64_t managed_touch(const struct range *range, uint64_t address, uint64_t bytes, bool fault);
+uint64_t managed_leave(const struct range *range, uint64_t address, uint64_t bytes);
+/* Makes some room for something else; false: nothing is there. */
+bool managed_give_way(int card);
+
+/* bus.c: time of copies and fills. A bit of `arrays`: TO or FROM is the contents of an array. */
+enum { BUS_TO_ARRAY = 1, BUS_FROM_ARRAY = 2 };
+void bus_copy(CUstream stream, CUdeviceptr to, CUdeviceptr from, uint64_t bytes, unsigned arrays);
+void bus_set(CUstream stream, CUdeviceptr to, uint64_t bytes);
+/* Of unmapping, mapping or setting access, in the calling thread. */
+void bus_remap(uint64_t begin);
 
 /* modules.c */
 CUresult function_resolve(CUfunction handle, CUcontext context, CUfunction *out);

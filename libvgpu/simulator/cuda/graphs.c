@@ -4,6 +4,8 @@
 
 #include "cuda/graph.h"
 
+_Static_assert(sizeof(struct CUgraphNode_st) <= 512, "larger than a slot of objects.c");
+
 CUgraphNode graph_add(CUgraph graph, enum node_kind kind)
 {
     if (graph->count == graph->room) {
@@ -101,12 +103,15 @@ CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphN
     CUresult result = function_resolve(params->func ? params->func : (CUfunction)params->kern, context, &function);
     if (!result)
         result = explicit_node(out, graph, dependencies, count, NODE_KERNEL);
-    if (!result)
-        (*out)->kernel = (struct launch_shape){function,
-                                               {params->gridDimX, params->gridDimY, params->gridDimZ},
-                                               {params->blockDimX, params->blockDimY, params->blockDimZ},
-                                               params->sharedMemBytes, function_argument(function, params->kernelParams, params->extra)};
-    return result;
+    if (result)
+        return result;
+    (*out)->kernel = (struct launch_shape){.function = function,
+                                           .grid = {params->gridDimX, params->gridDimY, params->gridDimZ},
+                                           .block = {params->blockDimX, params->blockDimY, params->blockDimZ},
+                                           .shared = params->sharedMemBytes,
+                                           .argument = function_argument(function, params->kernelParams, params->extra)};
+    touch_read(&(*out)->kernel, params->kernelParams, params->extra, true);
+    return CUDA_SUCCESS;
 }
 
 CUresult cuGraphAddKernelNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,
@@ -314,8 +319,12 @@ static CUresult run(CUstream stream, const struct CUgraphNode_st *node)
 {
     switch (node->kind) {
     case NODE_KERNEL: return stream_launch(stream, &node->kernel);
-    case NODE_COPY: return copy_bytes(node->copy.to, node->copy.from, node->copy.bytes);
-    case NODE_SET: return set_elements(node->set.to, node->set.pitch, node->set.value, node->set.element, node->set.width, node->set.height);
+    case NODE_COPY:
+        bus_copy(stream, node->copy.to, node->copy.from, node->copy.bytes, 0);
+        return copy_bytes(node->copy.to, node->copy.from, node->copy.bytes);
+    case NODE_SET:
+        bus_set(stream, node->set.to, (uint64_t)node->set.width * node->set.element * node->set.height);
+        return set_elements(node->set.to, node->set.pitch, node->set.value, node->set.element, node->set.width, node->set.height);
     case NODE_HOST: return host_launch(stream, node->host.function, node->host.data);
     case NODE_ALLOC: return graph_memory_back(node->address);
     case NODE_FREE: return memory_free(node->address);

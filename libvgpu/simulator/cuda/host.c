@@ -7,7 +7,7 @@ struct job {
     struct job *next;
     CUstream stream; /* what cuStreamAddCallback tells its function */
     int card;
-    uint64_t sequence, ticket;
+    uint64_t sequence, ticket, not_before;
     CUhostFn function;
     CUstreamCallback callback;
     void *data;
@@ -33,6 +33,8 @@ static void *work(void *unused)
             last = NULL;
         pthread_mutex_unlock(&lock);
         sim_wait(&driver.sim, job->card, job->sequence);
+        for (uint64_t now = sim_now(); job->not_before > now; now = sim_now())
+            sim_sleep_until(job->not_before);
         if (job->callback)
             job->callback(job->stream, CUDA_SUCCESS, job->data);
         else
@@ -65,7 +67,8 @@ static CUresult put(CUstream handle, CUstream stream, CUhostFn function, CUstrea
     struct job *job = malloc(sizeof *job);
     if (!job)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *job = (struct job){.stream = handle, .card = stream->context->card, .sequence = stream_last(stream), .function = function,
+    *job = (struct job){.stream = handle, .card = stream->context->card, .sequence = stream_last(stream), .not_before = stream_not_before(stream),
+                        .function = function,
                         .callback = callback, .data = data};
     pthread_mutex_lock(&lock);
     pthread_t thread;

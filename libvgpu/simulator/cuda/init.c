@@ -84,7 +84,7 @@ CUresult current_context(CUcontext *out)
     if (!context)
         return CUDA_ERROR_INVALID_CONTEXT;
     *out = context;
-    return context->dead || !object_is(context, OBJECT_CONTEXT) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS;
+    return context->dead || !object_is(context, OBJECT_CONTEXT) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : context->failed;
 }
 
 CUresult charge(int card, uint64_t bytes)
@@ -94,7 +94,16 @@ CUresult charge(int card, uint64_t bytes)
         pools_trim(card);
         error = sim_charge(&driver.sim, card, bytes);
     }
+    while (error == -ENOMEM && bytes <= sim_usable(driver.sim.profile) && managed_give_way(card))
+        error = sim_charge(&driver.sim, card, bytes);
     return error == 0 ? CUDA_SUCCESS : error == -ENOMEM ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_DEVICE_UNAVAILABLE;
+}
+
+int host_account(void)
+{
+    const struct thread_state *thread = thread_state();
+    CUcontext context = thread->depth ? thread->stack[thread->depth - 1] : NULL;
+    return context && object_is(context, OBJECT_CONTEXT) ? context->card : driver.visible[0];
 }
 
 void uncharge(int card, uint64_t bytes)

@@ -25,6 +25,7 @@ static CUresult launch(const struct launch_shape *given, CUstream handle, void *
     if (shape.shared > 49152u && (int)shape.shared > shape.function->dynamic_shared)
         return CUDA_ERROR_INVALID_VALUE;
     shape.argument = function_argument(shape.function, params, extra);
+    touch_read(&shape, params, extra, stream->capture);
     result = capture_kernel(stream, &shape);
     return result == CUDA_ERROR_NOT_READY ? stream_launch(stream, &shape) : result;
 }
@@ -35,7 +36,8 @@ CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int g
     ENTER();
     if (params && extra)
         return CUDA_ERROR_INVALID_VALUE;
-    return launch(&(struct launch_shape){function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, 0}, stream, params, extra);
+    struct launch_shape shape = {.function = function, .grid = {grid_x, grid_y, grid_z}, .block = {block_x, block_y, block_z}, .shared = shared};
+    return launch(&shape, stream, params, extra);
 }
 
 CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
@@ -49,7 +51,8 @@ CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, uns
         resident = (uint64_t)profile->blocks_per_multiprocessor;
     if (threads && threads <= MAX_THREADS && blocks > resident * (uint64_t)profile->multiprocessors)
         return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
-    return launch(&(struct launch_shape){function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, 0}, stream, params, NULL);
+    struct launch_shape shape = {.function = function, .grid = {grid_x, grid_y, grid_z}, .block = {block_x, block_y, block_z}, .shared = shared};
+    return launch(&shape, stream, params, NULL);
 }
 
 CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags)
@@ -79,10 +82,10 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
         if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && config->attrs[i].value.cooperative)
             return cuLaunchCooperativeKernel(function, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX, config->blockDimY,
                                              config->blockDimZ, config->sharedMemBytes, config->hStream, params);
-    return launch(&(struct launch_shape){function,
-                                         {config->gridDimX, config->gridDimY, config->gridDimZ},
-                                         {config->blockDimX, config->blockDimY, config->blockDimZ},
-                                         config->sharedMemBytes, 0},
+    return launch(&(struct launch_shape){.function = function,
+                                         .grid = {config->gridDimX, config->gridDimY, config->gridDimZ},
+                                         .block = {config->blockDimX, config->blockDimY, config->blockDimZ},
+                                         .shared = config->sharedMemBytes},
                   config->hStream, params, extra);
 }
 
@@ -100,7 +103,8 @@ CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream 
     ENTER();
     if (width <= 0 || height <= 0)
         return CUDA_ERROR_INVALID_VALUE;
-    return launch(&(struct launch_shape){function, {(unsigned)width, (unsigned)height, 1}, {1, 1, 1}, 0, 0}, stream, NULL, NULL);
+    struct launch_shape shape = {.function = function, .grid = {(unsigned)width, (unsigned)height, 1}, .block = {1, 1, 1}};
+    return launch(&shape, stream, NULL, NULL);
 }
 
 CUresult cuLaunchGrid(CUfunction function, int width, int height) { INJECT(); return cuLaunchGridAsync(function, width, height, NULL); }

@@ -57,8 +57,12 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_
 
 static void range_unmap(const struct range *range)
 {
-    if (range->kind == RANGE_MANAGED)
-        uncharge(range->context->card, range->size);
+    if (range->managed)
+        managed_free(range->managed);
+    else if (range->kind == RANGE_MANAGED)
+        uncharge(range->card, range->size);
+    else
+        sim_host_sub(&driver.sim, range->card, range->size);
     if (range->kind != RANGE_REGISTERED)
         munmap((void *)range->base, range->size);
 }
@@ -106,7 +110,7 @@ CUresult cuMemFree_v2(CUdeviceptr address)
 
 static bool range_of(const struct range *range, void *context)
 {
-    return range->context == context && (range->kind == RANGE_MANAGED || range->kind == RANGE_HOST);
+    return range->context == context && (range->kind == RANGE_MANAGED || range->kind == RANGE_HOST || range->kind == RANGE_REGISTERED);
 }
 
 static void range_gone(const struct range *range, void *context)
@@ -123,14 +127,18 @@ void ranges_of_context_drop(CUcontext context)
 }
 
 /* Host memory of the program's address space that the driver knows about. */
-static CUresult map_host(CUcontext context, void **out, size_t bytes, enum range_kind kind, unsigned flags)
+static CUresult map_host(CUcontext context, void **out, size_t bytes, enum range_kind kind, unsigned flags, struct managed *managed)
 {
     char *pages = zero_pages(bytes);
     CUresult result = pages ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&driver.lock);
-    if (pages && !range_add(&(struct range){.base = (uintptr_t)pages, .size = bytes, .kind = kind, .flags = flags, .context = context})) {
+    struct range range = {.base = (uintptr_t)pages, .size = bytes, .kind = kind, .flags = flags, .context = context, .managed = managed,
+                          .card = context->card};
+    if (pages && !range_add(&range)) {
         munmap(pages, bytes);
         result = CUDA_ERROR_OUT_OF_MEMORY;
+    } else if (pages && kind == RANGE_HOST) {
+        sim_host_add(&driver.sim, range.card, bytes);
     }
     pthread_mutex_unlock(&driver.lock);
     *out = result ? NULL : pages;
@@ -144,12 +152,16 @@ CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned int flags)
     if (!out || !bytes || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = capture_forbids(NULL);
-    if (!result)
-        result = charge(context->card, bytes);
+    bool migrate = driver.sim.timing.migrate;
+    struct managed *managed = !result && migrate ? managed_new(context->card, bytes) : NULL;
+    if (!result && !managed)
+        result = migrate ? CUDA_ERROR_OUT_OF_MEMORY : charge(context->card, bytes);
     if (result)
         return result;
-    result = map_host(context, &pages, bytes, RANGE_MANAGED, flags);
-    if (result)
+    result = map_host(context, &pages, bytes, RANGE_MANAGED, flags, managed);
+    if (result && migrate)
+        managed_free(managed);
+    else if (result)
         uncharge(context->card, bytes);
     else
         *out = (CUdeviceptr)(uintptr_t)pages;
@@ -162,7 +174,7 @@ CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned int flags)
     if (!out || !bytes || flags & ~7u)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = capture_forbids(NULL);
-    return result ? result : map_host(context, out, bytes, RANGE_HOST, flags | CU_MEMHOSTALLOC_DEVICEMAP);
+    return result ? result : map_host(context, out, bytes, RANGE_HOST, flags | CU_MEMHOSTALLOC_DEVICEMAP, NULL);
 }
 
 CUresult cuMemAllocHost_v2(void **out, size_t bytes) { INJECT(); return cuMemHostAlloc(out, bytes, 0); }
@@ -193,11 +205,15 @@ CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned int flags)
     CUresult result = capture_forbids(NULL);
     if (result)
         return result;
+    struct range range = {
+        .base = (uintptr_t)address, .size = bytes, .kind = RANGE_REGISTERED, .flags = flags, .context = context, .card = context->card};
     pthread_mutex_lock(&driver.lock);
     if (range_overlap((uintptr_t)address, bytes, false))
         result = CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-    else if (!range_add(&(struct range){.base = (uintptr_t)address, .size = bytes, .kind = RANGE_REGISTERED, .flags = flags, .context = context}))
+    else if (!range_add(&range))
         result = CUDA_ERROR_OUT_OF_MEMORY;
+    else
+        sim_host_add(&driver.sim, range.card, bytes);
     pthread_mutex_unlock(&driver.lock);
     return result;
 }
@@ -214,6 +230,7 @@ CUresult cuMemHostUnregister(void *address)
     pthread_mutex_lock(&driver.lock);
     struct range *range = range_find((uintptr_t)address, false);
     if (range && range->kind == RANGE_REGISTERED && range->base == (uintptr_t)address) {
+        range_unmap(range);
         range_remove(range);
         result = CUDA_SUCCESS;
     }
@@ -221,7 +238,7 @@ CUresult cuMemHostUnregister(void *address)
     return result;
 }
 
-/* Advice moves nothing here: managed memory has one place. */
+/* Advice moves nothing here. */
 static CUresult advise(CUdeviceptr address, size_t bytes)
 {
     ENTER();
@@ -256,22 +273,33 @@ CUresult cuMemAdvise_v2(CUdeviceptr address, size_t bytes, CUmem_advise advice, 
     return advise(address, bytes);
 }
 
-static CUresult prefetch(CUdeviceptr address, size_t bytes, CUstream handle)
+static CUresult prefetch(CUdeviceptr address, size_t bytes, CUstream handle, bool to_card)
 {
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
-    return result ? result : advise(address, bytes);
+    if (!result)
+        result = advise(address, bytes);
+    if (result || !driver.sim.timing.migrate)
+        return result;
+    pthread_mutex_lock(&driver.lock);
+    struct range *range = range_find(address, false);
+    bool moves = range && range->managed;
+    uint64_t ns = !moves ? 0 : to_card ? managed_touch(range, address, bytes, false) : managed_leave(range, address, bytes);
+    pthread_mutex_unlock(&driver.lock);
+    if (ns)
+        stream_engine(stream, to_card ? SIM_TO_CARD : SIM_FROM_CARD, ns);
+    return CUDA_SUCCESS;
 }
 
 CUresult cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUdevice device, CUstream stream)
 {
     INJECT();
-    return device < CU_DEVICE_CPU || device >= driver.count ? CUDA_ERROR_INVALID_DEVICE : prefetch(address, bytes, stream);
+    return device < CU_DEVICE_CPU || device >= driver.count ? CUDA_ERROR_INVALID_DEVICE : prefetch(address, bytes, stream, device != CU_DEVICE_CPU);
 }
 
 CUresult cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, CUmemLocation location, unsigned int flags, CUstream stream)
 {
     INJECT();
     bool device = location.type == CU_MEM_LOCATION_TYPE_DEVICE;
-    return flags || (device && (location.id < 0 || location.id >= driver.count)) ? CUDA_ERROR_INVALID_VALUE : prefetch(address, bytes, stream);
+    return flags || (device && (location.id < 0 || location.id >= driver.count)) ? CUDA_ERROR_INVALID_VALUE : prefetch(address, bytes, stream, device);
 }

@@ -58,6 +58,7 @@ static CUfunction add_function(CUmodule module, const char *name, size_t length)
     function->name = strndup(name, length);
     function->parameters = -1;
     duration_read(&function->duration, function->name);
+    touch_name(function);
     functions[module->count++] = function;
     return function;
 }

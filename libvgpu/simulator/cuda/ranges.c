@@ -62,6 +62,7 @@ struct range *range_add(const struct range *range)
     memmove(&list->items[at + 1], &list->items[at], (list->count - at) * sizeof *list->items);
     list->items[at] = copy;
     list->count++;
+    driver.mapped += range->kind == RANGE_MAPPED;
     return copy;
 }
 
@@ -71,6 +72,7 @@ void range_remove(struct range *range)
     size_t at = position(list, range->base);
     memmove(&list->items[at], &list->items[at + 1], (list->count - at - 1) * sizeof *list->items);
     list->count--;
+    driver.mapped -= range->kind == RANGE_MAPPED;
     free(range);
 }
 

@@ -23,6 +23,7 @@ struct holder {
 struct shareable {
     uint64_t magic, size;
     int32_t card; /* -1: host */
+    int32_t account;
     CUmemAllocationProp properties;
     sim_lock lock;
     struct holder payer, holders[HOLDERS];
@@ -76,6 +77,7 @@ static CUresult make_shareable(struct physical *physical)
     }
     shareable->size = physical->size;
     shareable->card = physical->card;
+    shareable->account = physical->account;
     shareable->properties = physical->properties;
     shareable->payer = self();
     join(shareable);
@@ -84,6 +86,12 @@ static CUresult make_shareable(struct physical *physical)
     physical->fd = fd;
     held++;
     return CUDA_SUCCESS;
+}
+
+static bool give(const struct physical *physical, const struct holder *holder)
+{
+    return physical->card >= 0 ? sim_transfer(&driver.sim, physical->card, holder->slot, holder->generation, physical->size)
+                               : sim_host_transfer(&driver.sim, physical->account, holder->slot, holder->generation, physical->size);
 }
 
 /* Whether this process must give the bytes back to the card: it paid, and nobody holds the memory any more. */
@@ -96,8 +104,7 @@ bool shareable_leave(struct physical *physical)
         if (is_self(&shareable->holders[i]))
             shareable->holders[i] = (struct holder){0};
     for (int i = 0; i < HOLDERS && paid; i++)
-        if (lives(&shareable->holders[i]) && (physical->card < 0 || sim_transfer(&driver.sim, physical->card, shareable->holders[i].slot,
-                                                                                 shareable->holders[i].generation, physical->size))) {
+        if (lives(&shareable->holders[i]) && give(physical, &shareable->holders[i])) {
             shareable->payer = shareable->holders[i];
             paid = false;
         }
@@ -122,6 +129,8 @@ static CUresult take_over(struct physical *physical)
             result = CUDA_ERROR_OUT_OF_MEMORY;
         else
             shareable->payer = self();
+        if (physical->card < 0)
+            sim_host_add(&driver.sim, physical->account, physical->size);
     }
     sim_release(&shareable->lock);
     return result;
@@ -204,6 +213,7 @@ static CUresult import(int fd, const struct stat *st, struct physical **out)
         if (shareable->card >= 0)
             physical->properties.location.id = ordinal_of(shareable->card);
         physical->card = shareable->card;
+        physical->account = shareable->account;
         physical->size = shareable->size;
         physical->contents = contents;
         physical->shareable = shareable;

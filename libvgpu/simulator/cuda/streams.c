@@ -62,6 +62,63 @@ static void raise_to(_Atomic uint64_t *last, uint64_t sequence)
         ;
 }
 
+/* As for the launches before it: the legacy stream waits for all blocking streams, and they for it. */
+static uint64_t at_least(CUstream stream, uint64_t own, const _Atomic uint64_t *blocking, const _Atomic uint64_t *legacy)
+{
+    uint64_t other = stream == stream->context->legacy ? *blocking : stream->flags & CU_STREAM_NON_BLOCKING ? 0 : *legacy;
+    return own > other ? own : other;
+}
+
+uint64_t stream_not_before(CUstream stream)
+{
+    return at_least(stream, stream->not_before, &stream->context->copied_blocking, &stream->context->legacy->not_before);
+}
+
+static uint64_t planned(CUstream stream)
+{
+    return at_least(stream, stream->planned, &stream->context->planned_blocking, &stream->context->legacy->planned);
+}
+
+/* A copy begins when the work before it is likely to have ended: by what the card says, and by what it cannot know, the copies that this work waits for. */
+uint64_t stream_engine(CUstream stream, enum sim_engine_kind engine, uint64_t duration)
+{
+    CUcontext context = stream->context;
+    host_wait(stream->host);
+    uint64_t begin = sim_now() + driver.sim.timing.launch_ns;
+    uint64_t others[] = {stream_not_before(stream), planned(stream), sim_expected_end(&driver.sim, context->card, mark_of(stream))};
+    for (unsigned i = 0; i < 3; i++)
+        begin = others[i] > begin ? others[i] : begin;
+    uint64_t end = sim_engine(&driver.sim, context->card, engine, begin, duration);
+    raise_to(&stream->not_before, end);
+    raise_to(&context->copied, end);
+    if (!(stream->flags & CU_STREAM_NON_BLOCKING))
+        raise_to(&context->copied_blocking, end);
+    return end;
+}
+
+void copies_wait(CUcontext context)
+{
+    for (uint64_t now = sim_now(); context->copied > now; now = sim_now())
+        sim_sleep_until(context->copied);
+}
+
+/* When a kernel ends if its process has the card alone. */
+static void plan(CUstream stream, uint64_t duration)
+{
+    static _Atomic uint64_t lanes[SIM_CARDS]; /* where kernels run one by one */
+    _Atomic uint64_t *lane = &lanes[stream->context->card];
+    uint64_t begin = sim_now() + driver.sim.timing.launch_ns, not_before = stream_not_before(stream), before = planned(stream);
+    begin = not_before > begin ? not_before : begin;
+    begin = before > begin ? before : begin;
+    if (driver.sim.timing.kernels <= 1) {
+        begin = *lane > begin ? *lane : begin;
+        raise_to(lane, begin + duration);
+    }
+    raise_to(&stream->planned, begin + duration);
+    if (!(stream->flags & CU_STREAM_NON_BLOCKING))
+        raise_to(&stream->context->planned_blocking, begin + duration);
+}
+
 /* The share of the card that a kernel's blocks fill when they all run at once. */
 static uint32_t width_of(const struct launch_shape *shape, uint64_t blocks)
 {
@@ -84,10 +141,15 @@ CUresult stream_launch(CUstream stream, const struct launch_shape *shape)
     host_wait(stream->host); /* the card cannot wait for a host function; the caller does */
     if (!(stream->flags & CU_STREAM_NON_BLOCKING) && stream != context->legacy && context->legacy->last > after.prefix)
         after.prefix = context->legacy->last;
+    duration += touch_launch(context, shape);
+    if (driver.sim.timing.copies)
+        plan(stream, duration);
     uint32_t width = driver.sim.timing.kernels > 1 ? width_of(shape, blocks) : SIM_WHOLE;
-    uint64_t sequence = sim_launch(&driver.sim, context->card, duration, width, stream->not_before, after);
+    uint64_t sequence = sim_launch(&driver.sim, context->card, duration, width, stream_not_before(stream), after);
     if (!sequence)
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    if (shape->pointers)
+        touch_note(context, shape, sequence);
     raise_to(&stream->last, sequence);
     raise_to(&context->last, sequence);
     if (!(stream->flags & CU_STREAM_NON_BLOCKING))
@@ -98,7 +160,7 @@ CUresult stream_launch(CUstream stream, const struct launch_shape *shape)
 static bool ended(CUstream stream)
 {
     return sim_reached(&driver.sim, stream->context->card, mark_of(stream)) && host_done(stream->host) &&
-           (!stream->not_before || stream->not_before <= sim_now());
+           (!stream_not_before(stream) || stream_not_before(stream) <= sim_now());
 }
 
 CUresult stream_wait(CUstream stream)
@@ -108,8 +170,8 @@ CUresult stream_wait(CUstream stream)
         return result;
     sim_wait_mark(&driver.sim, stream->context->card, mark_of(stream));
     host_wait(stream->host);
-    for (uint64_t now = sim_now(); stream->not_before > now; now = sim_now())
-        sim_sleep_until(stream->not_before);
+    for (uint64_t now = sim_now(), until = stream_not_before(stream); until > now; now = sim_now())
+        sim_sleep_until(until);
     return CUDA_SUCCESS;
 }
 
@@ -168,78 +230,6 @@ CUresult cuStreamSynchronize(CUstream handle)
         pools_trim(stream->context->card);
     }
     return result;
-}
-
-CUresult cuStreamGetPriority(CUstream handle, int *priority)
-{
-    INJECT();
-    CUstream stream;
-    CUresult result = stream_resolve(handle, &stream);
-    if (result || !priority)
-        return result ? result : CUDA_ERROR_INVALID_VALUE;
-    *priority = stream->priority;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags)
-{
-    INJECT();
-    CUstream stream;
-    CUresult result = stream_resolve(handle, &stream);
-    if (result || !flags)
-        return result ? result : CUDA_ERROR_INVALID_VALUE;
-    *flags = stream->flags;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetId(CUstream handle, unsigned long long *id)
-{
-    INJECT();
-    CUstream stream;
-    CUresult result = stream_resolve(handle, &stream);
-    if (result || !id)
-        return result ? result : CUDA_ERROR_INVALID_VALUE;
-    *id = stream->id;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetCtx(CUstream handle, CUcontext *context)
-{
-    INJECT();
-    CUstream stream;
-    CUresult result = stream_resolve(handle, &stream);
-    if (result || !context)
-        return result ? result : CUDA_ERROR_INVALID_VALUE;
-    *context = stream->context;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCtx *green)
-{
-    INJECT();
-    if (green)
-        *green = NULL;
-    return cuStreamGetCtx(handle, context);
-}
-
-CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
-{
-    INJECT();
-    CUstream stream;
-    CUresult result = stream_resolve(handle, &stream);
-    if (result || !device)
-        return result ? result : CUDA_ERROR_INVALID_VALUE;
-    *device = stream->context->device;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t length, unsigned int flags)
-{
-    INJECT();
-    CUstream stream;
-    (void)length, (void)flags;
-    CUresult result = stream_resolve(handle, &stream);
-    return result ? result : address ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuEventCreate(CUevent *out, unsigned int flags)
@@ -358,7 +348,9 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int fla
     event->capture = NULL;
     event->mark = mark;
     event->host = stream->host;
-    event->recorded = stream->not_before > now ? stream->not_before : now;
+    event->not_before = stream_not_before(stream);
+    event->planned = planned(stream);
+    event->recorded = event->not_before > now ? event->not_before : now;
     event->time = measured(event->recorded);
     event->state = done ? EVENT_DONE : EVENT_PENDING;
     event->card = stream->context->card;
@@ -465,12 +457,13 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
     if (event->context->card == stream->context->card) {
         /* where kernels run side by side it waits for more than the event: for all that was launched before */
         raise_to(&stream->waits, event->mark.launch > event->mark.prefix ? event->mark.launch : event->mark.prefix);
+        raise_to(&stream->not_before, event->not_before);
+        raise_to(&stream->planned, event->planned);
         if (event->host > stream->host)
             stream->host = event->host;
     } else {
         uint64_t end = sim_expected_end(&driver.sim, event->context->card, event->mark);
-        if (end > stream->not_before)
-            stream->not_before = end;
+        raise_to(&stream->not_before, end > event->not_before ? end : event->not_before);
     }
     return CUDA_SUCCESS;
 }

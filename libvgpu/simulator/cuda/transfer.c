@@ -1,5 +1,5 @@
-/* Copies and fills, with real contents. They happen at once: no simulated kernel changes memory, so nobody can tell the difference; the synchronous
- * ones also wait for the work before them, as the driver's do. */
+/* Copies and fills, with real contents. They happen at once, as what a kernel does to memory (touch.c), so that each sees what was issued before it;
+ * the synchronous ones also wait for the work before them, as the driver's do. What time they take: bus.c. */
 #include <string.h>
 
 #include "cuda/driver.h"
@@ -71,7 +71,8 @@ static CUresult legacy_set(CUstream stream)
     return result ? result : capture_forbids(stream);
 }
 
-static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream handle, bool wait)
+/* `arrays`: of bus_copy. */
+static CUresult copy_between(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream handle, bool wait, unsigned arrays)
 {
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
@@ -82,7 +83,15 @@ static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream ha
     result = wait ? legacy_wait(stream) : capture_copy(stream, to, from, bytes);
     if (wait ? result : result != CUDA_ERROR_NOT_READY)
         return result;
-    return copy_bytes(to, from, bytes);
+    result = copy_bytes(to, from, bytes);
+    if (!result)
+        bus_copy(stream, to, from, bytes, arrays);
+    return result || !wait || !driver.sim.timing.copies ? result : stream_wait(stream);
+}
+
+static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream handle, bool wait)
+{
+    return copy_between(to, from, bytes, handle, wait, 0);
 }
 
 static CUresult set(CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width, size_t height, CUstream handle, bool wait)
@@ -96,7 +105,10 @@ static CUresult set(CUdeviceptr to, size_t pitch, unsigned value, unsigned eleme
     result = wait ? legacy_set(stream) : capture_set(stream, to, pitch, value, element, width, height);
     if (wait ? result : result != CUDA_ERROR_NOT_READY)
         return result;
-    return set_elements(to, pitch, value, element, width, height);
+    result = set_elements(to, pitch, value, element, width, height);
+    if (!result)
+        bus_set(stream, to, (uint64_t)width * element * height);
+    return result;
 }
 
 #define HOST(p) ((CUdeviceptr)(uintptr_t)(p))
@@ -224,6 +236,7 @@ static CUresult copy_3d(const CUDA_MEMCPY3D *c, CUstream handle, bool wait)
         return result;
     if (!c)
         return CUDA_ERROR_INVALID_VALUE;
+    CUdeviceptr first_to = 0, first_from = 0;
     result = wait ? legacy_wait(stream) : CUDA_SUCCESS;
     for (size_t z = 0; z < c->Depth && !result; z++)
         for (size_t y = 0; y < c->Height && !result; y++) {
@@ -237,8 +250,17 @@ static CUresult copy_3d(const CUDA_MEMCPY3D *c, CUstream handle, bool wait)
                 result = wait ? copy_bytes(to, from, c->WidthInBytes) : capture_copy(stream, to, from, c->WidthInBytes);
             if (!wait && result == CUDA_ERROR_NOT_READY)
                 result = copy_bytes(to, from, c->WidthInBytes);
+            if (!y && !z) {
+                first_to = to;
+                first_from = from;
+            }
         }
-    return result;
+    uint64_t bytes = (uint64_t)c->WidthInBytes * c->Height * c->Depth;
+    if (result || !bytes || stream->capture)
+        return result;
+    bus_copy(stream, first_to, first_from, bytes,
+             (c->dstMemoryType == CU_MEMORYTYPE_ARRAY ? BUS_TO_ARRAY : 0) | (c->srcMemoryType == CU_MEMORYTYPE_ARRAY ? BUS_FROM_ARRAY : 0));
+    return wait ? stream_wait(stream) : CUDA_SUCCESS;
 }
 
 CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D *c) { INJECT(); return copy_3d(c, NULL, true); }
@@ -291,7 +313,7 @@ CUresult cuMemcpyDtoA_v2(CUarray to, size_t offset, CUdeviceptr from, size_t byt
     INJECT();
     CUdeviceptr row;
     CUresult result = array_row(to, offset, bytes, &row);
-    return result ? result : copy(row, from, bytes, NULL, true);
+    return result ? result : copy_between(row, from, bytes, NULL, true, BUS_TO_ARRAY);
 }
 
 CUresult cuMemcpyAtoD_v2(CUdeviceptr to, CUarray from, size_t offset, size_t bytes)
@@ -299,7 +321,7 @@ CUresult cuMemcpyAtoD_v2(CUdeviceptr to, CUarray from, size_t offset, size_t byt
     INJECT();
     CUdeviceptr row;
     CUresult result = array_row(from, offset, bytes, &row);
-    return result ? result : copy(to, row, bytes, NULL, true);
+    return result ? result : copy_between(to, row, bytes, NULL, true, BUS_FROM_ARRAY);
 }
 
 CUresult cuMemcpyHtoA_v2(CUarray to, size_t offset, const void *from, size_t bytes) { INJECT(); return cuMemcpyDtoA_v2(to, offset, HOST(from), bytes); }
@@ -308,9 +330,9 @@ CUresult cuMemcpyAtoH_v2(void *to, CUarray from, size_t offset, size_t bytes) { 
 CUresult cuMemcpyAtoA_v2(CUarray to, size_t to_offset, CUarray from, size_t from_offset, size_t bytes)
 {
     INJECT();
-    CUdeviceptr row;
-    CUresult result = array_row(from, from_offset, bytes, &row);
-    return result ? result : cuMemcpyDtoA_v2(to, to_offset, row, bytes);
+    CUdeviceptr row, target;
+    CUresult result = array_row(from, from_offset, bytes, &row), wrong = array_row(to, to_offset, bytes, &target);
+    return result || wrong ? (result ? result : wrong) : copy_between(target, row, bytes, NULL, true, BUS_TO_ARRAY | BUS_FROM_ARRAY);
 }
 
 CUresult cuMemcpyHtoAAsync_v2(CUarray to, size_t offset, const void *from, size_t bytes, CUstream stream)
@@ -318,7 +340,7 @@ CUresult cuMemcpyHtoAAsync_v2(CUarray to, size_t offset, const void *from, size_
     INJECT();
     CUdeviceptr row;
     CUresult result = array_row(to, offset, bytes, &row);
-    return result ? result : copy(row, HOST(from), bytes, stream, false);
+    return result ? result : copy_between(row, HOST(from), bytes, stream, false, BUS_TO_ARRAY);
 }
 
 CUresult cuMemcpyAtoHAsync_v2(void *to, CUarray from, size_t offset, size_t bytes, CUstream stream)
@@ -326,5 +348,5 @@ CUresult cuMemcpyAtoHAsync_v2(void *to, CUarray from, size_t offset, size_t byte
     INJECT();
     CUdeviceptr row;
     CUresult result = array_row(from, offset, bytes, &row);
-    return result ? result : copy(HOST(to), row, bytes, stream, false);
+    return result ? result : copy_between(HOST(to), row, bytes, stream, false, BUS_FROM_ARRAY);
 }

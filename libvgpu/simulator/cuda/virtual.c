@@ -15,6 +15,22 @@ static CUresult captures_forbid(void)
 
 static CUdeviceptr next_range = RESERVATION_WINDOW; /* addresses are plenty: never used twice */
 
+/* Locations on the host came with CUDA 12.2, the attribute that says whether a card takes them with 12.9; a location on no node in particular with
+ * 13.0 (cuda.h of these versions). A card that shares the machine's memory has nothing to gain. */
+bool host_memory_is_physical(void)
+{
+    return sim_driver()->cuda >= 12020 && !driver.sim.profile->unified && !strict_about("host-memory");
+}
+
+static CUresult host_of(const CUmemLocation *location)
+{
+    if (sim_driver()->cuda < (location->type == CU_MEM_LOCATION_TYPE_HOST ? 13000 : 12020))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (location->type == CU_MEM_LOCATION_TYPE_HOST_NUMA && (location->id < 0 || location->id >= sim_nodes(&driver.sim)))
+        return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
+}
+
 /* The card of a location; -1: host. */
 static CUresult card_of(const CUmemLocation *location, int *card)
 {
@@ -26,10 +42,22 @@ static CUresult card_of(const CUmemLocation *location, int *card)
         return CUDA_SUCCESS;
     case CU_MEM_LOCATION_TYPE_HOST: case CU_MEM_LOCATION_TYPE_HOST_NUMA: case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
         *card = -1;
-        return CUDA_SUCCESS;
+        return host_of(location);
     default:
         return CUDA_ERROR_INVALID_VALUE;
     }
+}
+
+/* Where physical memory can be made: CUDA_ERROR_INVALID_VALUE also for the calling thread's node, as cuMemCreate of cuda.h says. */
+static CUresult home_of(const CUmemAllocationProp *properties, int *card)
+{
+    const CUmemLocation *location = &properties->location;
+    CUresult result = location->type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT ? CUDA_ERROR_INVALID_VALUE : card_of(location, card);
+    if (!result && *card < 0 && !host_memory_is_physical())
+        result = CUDA_ERROR_NOT_SUPPORTED;
+    if (!result && location->type == CU_MEM_LOCATION_TYPE_HOST && properties->requestedHandleTypes)
+        result = CUDA_ERROR_INVALID_VALUE;
+    return result;
 }
 
 CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *properties, CUmemAllocationGranularity_flags option)
@@ -38,7 +66,7 @@ CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocatio
     int card;
     if (!granularity || !properties || (option != CU_MEM_ALLOC_GRANULARITY_MINIMUM && option != CU_MEM_ALLOC_GRANULARITY_RECOMMENDED))
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = card_of(&properties->location, &card);
+    CUresult result = home_of(properties, &card);
     if (!result)
         *granularity = GRANULARITY;
     return result;
@@ -52,7 +80,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, const CUmem
         return CUDA_ERROR_INVALID_VALUE;
     if (properties->requestedHandleTypes & ~(unsigned)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return CUDA_ERROR_NOT_SUPPORTED;
-    CUresult result = card_of(&properties->location, &card);
+    CUresult result = home_of(properties, &card);
     if (result)
         return result;
     if (!driver_register())
@@ -70,6 +98,10 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, const CUmem
     physical->card = card;
     physical->size = size;
     physical->references = physical->handles = 1;
+    if (card < 0) {
+        physical->account = host_account();
+        sim_host_add(&driver.sim, physical->account, size);
+    }
     *out = (CUmemGenericAllocationHandle)(uintptr_t)physical;
     return CUDA_SUCCESS;
 }
@@ -86,6 +118,8 @@ void physical_drop(struct physical *physical)
         munmap(physical->contents, physical->size);
     if (pays && physical->card >= 0)
         uncharge(physical->card, physical->size);
+    else if (pays && !physical->multicast)
+        sim_host_sub(&driver.sim, physical->account, physical->size);
     object_free(physical);
 }
 
@@ -156,6 +190,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
     CUresult result = captures_forbid();
     if (result)
         return result;
+    uint64_t begin = sim_now();
     result = CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&driver.lock);
     struct physical *physical = physical_of(handle);
@@ -168,6 +203,8 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
         result = CUDA_SUCCESS;
     }
     pthread_mutex_unlock(&driver.lock);
+    if (!result)
+        bus_remap(begin);
     return result;
 }
 
@@ -177,6 +214,7 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size)
     CUresult forbidden = captures_forbid();
     if (forbidden)
         return forbidden;
+    uint64_t begin = sim_now();
     pthread_mutex_lock(&driver.lock);
     /* whole mappings only, all of them inside the range */
     CUdeviceptr at = address;
@@ -189,10 +227,13 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size)
     }
     for (struct range *range; any && whole && (range = range_overlap(address, size, false));) {
         struct physical *physical = range->physical;
+        touch_unmap(range);
         range_remove(range);
         physical_drop(physical);
     }
     pthread_mutex_unlock(&driver.lock);
+    if (any && whole)
+        bus_remap(begin);
     return any && whole ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -208,6 +249,7 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc 
             return result;
     }
     CUresult result = CUDA_SUCCESS;
+    uint64_t begin = sim_now();
     pthread_mutex_lock(&driver.lock);
     for (CUdeviceptr at = address; at < address + size && !result;) {
         struct range *range = range_find(at, false);
@@ -220,6 +262,8 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc 
         at = range->base + range->size;
     }
     pthread_mutex_unlock(&driver.lock);
+    if (!result)
+        bus_remap(begin);
     return result;
 }
 

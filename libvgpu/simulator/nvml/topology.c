@@ -7,8 +7,7 @@
 
 static int node_of(nvmlDevice_t device)
 {
-    int cards = (int)library.sim.state->card_count;
-    return cards > 1 && device->card >= (cards + 1) / 2;
+    return sim_node_of(&library.sim, device->card);
 }
 
 static nvmlGpuTopologyLevel_t level_between(nvmlDevice_t a, nvmlDevice_t b)

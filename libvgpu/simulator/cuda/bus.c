@@ -1,0 +1,73 @@
+/* Time of copies and fills, where VGPU_SIM_TIME says that they take any. Between card and host memory their bytes cross the bus; within a card they are
+ * read and written at the speed of its memory. Contents are copied at once (transfer.c), whatever the time is. */
+#include "cuda/driver.h"
+
+static bool in_host(CUdeviceptr address)
+{
+    if (address >= DEVICE_WINDOW && address < RESERVATION_WINDOW)
+        return false;
+    pthread_mutex_lock(&driver.lock);
+    struct range *range = range_find(address, false);
+    bool host = address < DEVICE_WINDOW;
+    if (range && range->kind == RANGE_MAPPED)
+        host = range->physical->card < 0;
+    if (range && range->kind == RANGE_MANAGED)
+        host = range->managed != NULL;
+    pthread_mutex_unlock(&driver.lock);
+    return host;
+}
+
+static uint64_t at_speed(uint64_t bytes, uint64_t speed)
+{
+    return (uint64_t)((__uint128_t)bytes * 1000 / speed);
+}
+
+static uint64_t within_card(uint64_t bytes)
+{
+    return at_speed(bytes, driver.sim.profile->memory_speed);
+}
+
+/* Until a copy ends its mappings must stay. */
+static void note(CUcontext context, CUdeviceptr address, uint64_t end)
+{
+    if (address < RESERVATION_WINDOW)
+        return;
+    pthread_mutex_lock(&driver.lock);
+    struct range *range = range_find(address, false);
+    if (range && range->kind == RANGE_MAPPED && range->use.copied < end) {
+        if (!range->use.context)
+            range->use.context = context;
+        range->use.copied = end;
+    }
+    pthread_mutex_unlock(&driver.lock);
+}
+
+void bus_copy(CUstream stream, CUdeviceptr to, CUdeviceptr from, uint64_t bytes, unsigned arrays)
+{
+    if (!driver.sim.timing.copies)
+        return;
+    bool to_host = !(arrays & BUS_TO_ARRAY) && in_host(to), from_host = !(arrays & BUS_FROM_ARRAY) && in_host(from);
+    if (to_host && from_host)
+        return; /* the processor does that */
+    uint64_t bus = driver.sim.timing.bus, ns = within_card(2 * bytes);
+    if (bus && to_host != from_host)
+        ns = at_speed(bytes, bus);
+    uint64_t end = stream_engine(stream, to_host ? SIM_FROM_CARD : from_host ? SIM_TO_CARD : SIM_WITHIN_CARD, ns);
+    note(stream->context, to, end);
+    note(stream->context, from, end);
+}
+
+void bus_set(CUstream stream, CUdeviceptr to, uint64_t bytes)
+{
+    if (!driver.sim.timing.copies)
+        return;
+    bool across = in_host(to) && driver.sim.timing.bus;
+    note(stream->context, to, stream_engine(stream, across ? SIM_FROM_CARD : SIM_WITHIN_CARD,
+                                            across ? at_speed(bytes, driver.sim.timing.bus) : within_card(bytes)));
+}
+
+void bus_remap(uint64_t begin)
+{
+    if (driver.sim.timing.remap_ns)
+        sim_sleep_until(begin + driver.sim.timing.remap_ns / 3);
+}
