@@ -200,7 +200,7 @@ print(maker.ask(f"os.close({{where[1]}})"), maker.ask(f"release({{handle}})"), u
 def test_memory_of_the_host_is_not_charged_to_who_imports_it(env: dict[str, str]) -> None:
     lines = crew(
         """
-_, where = maker.ask("share(500 * MIB, where=2)")
+_, where = maker.ask("share(500 * MIB, where=3)")
 print(user.ask(f"take(*{where})[0]"), user.ask("used()"))
 """,
         env,
