@@ -12,6 +12,7 @@
 #include "fork.h"
 #include "log.h"
 #include "pools.h"
+#include "tier.h"
 
 atomic_bool vgpu_never_limited;
 
@@ -67,7 +68,7 @@ enum vgpu_mode vgpu_enforcement_slowly(void) {
     return mode;
 }
 
-static void refused(unsigned card, uint64_t bytes) {
+void vgpu_tell_refused(unsigned card, uint64_t bytes) {
     const struct vgpu_limits *limits = vgpu_limits_now();
     if (card == VGPU_CARD_UNLISTED || !limits) {
         vgpu_log(VGPU_LOG_ERROR, "refused %llu bytes: %s", (unsigned long long)bytes,
@@ -76,27 +77,47 @@ static void refused(unsigned card, uint64_t bytes) {
     }
     vgpu_log(VGPU_LOG_ERROR, "refused %llu bytes on card %u: %llu used of %llu", (unsigned long long)bytes, card,
              (unsigned long long)vgpu_used(card, VGPU_DEVICE_BYTES), (unsigned long long)limits->cards[card].memory);
+    if (limits->flags & VGPU_OVERSUBSCRIBE) {
+        vgpu_count_refused(card);
+        vgpu_log(VGPU_LOG_ERROR, "of them %llu on the card, where it may hold %llu, and %llu in host memory, where it may hold %llu",
+                 (unsigned long long)vgpu_used(card, VGPU_RESIDENT_BYTES), (unsigned long long)vgpu_resident_limit(card),
+                 (unsigned long long)vgpu_used(card, VGPU_HOST_BYTES), (unsigned long long)limits->host_memory);
+    }
     if (limits->flags & VGPU_KILL_ON_OOM) {
         vgpu_log(VGPU_LOG_ERROR, "ending process %d: ACTIVE_OOM_KILLER asked for it", (int)getpid());
         kill(getpid(), SIGKILL);
     }
 }
 
-enum vgpu_verdict vgpu_reserve(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket) {
+bool vgpu_give_back(unsigned card) {
+    const bool blocks = vgpu_blocks_give_back(), pools = vgpu_pools_give_back(card), freed = vgpu_tier_collect(); /* all, whatever the first finds */
+    return blocks || pools || freed;
+}
+
+/* Memory that the library itself keeps may be enough. */
+static __attribute__((noinline)) bool reserve_after_giving_back(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket) {
+    const int kept = errno;
+    const bool granted = card != VGPU_CARD_UNLISTED && vgpu_give_back(card) && vgpu_charge(card, VGPU_DEVICE_BYTES, bytes, ticket);
+    errno = kept;
+    return granted;
+}
+
+enum vgpu_verdict vgpu_reserve_quietly(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket) {
     if (vgpu_enforcement() == VGPU_UNLIMITED)
         return VGPU_UNCHARGED;
     if (__builtin_expect(vgpu_charge(card, VGPU_DEVICE_BYTES, bytes, ticket), 1))
         return VGPU_CHARGED;
-    int kept = errno;
-    bool granted = false;
-    if (card != VGPU_CARD_UNLISTED) {
-        bool blocks = vgpu_blocks_give_back(), pools = vgpu_pools_give_back(card);  // both, whatever the first finds
-        granted = (blocks || pools) && vgpu_charge(card, VGPU_DEVICE_BYTES, bytes, ticket);
+    return reserve_after_giving_back(card, bytes, ticket) ? VGPU_CHARGED : VGPU_REFUSED;
+}
+
+enum vgpu_verdict vgpu_reserve(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket) {
+    const enum vgpu_verdict verdict = vgpu_reserve_quietly(card, bytes, ticket);
+    if (__builtin_expect(verdict == VGPU_REFUSED, 0)) {
+        const int kept = errno;
+        vgpu_tell_refused(card, bytes);
+        errno = kept;
     }
-    if (!granted)
-        refused(card, bytes);
-    errno = kept;
-    return granted ? VGPU_CHARGED : VGPU_REFUSED;
+    return verdict;
 }
 
 void vgpu_uncharge(struct vgpu_ticket ticket, uint64_t bytes) {
@@ -176,4 +197,5 @@ void vgpu_context_gone(CUcontext context, const struct vgpu_moment *before) {
     vgpu_places_forget();
     vgpu_own_tables();
     vgpu_sizes_take_owned(context, before, let_go_each, NULL);
+    vgpu_tier_context_gone(context, before->tier);
 }

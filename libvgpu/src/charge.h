@@ -39,6 +39,13 @@ enum vgpu_verdict {
 
 /* Charges device bytes on a card (or VGPU_CARD_UNLISTED). Memory that pools keep unused is given back before a refusal. */
 enum vgpu_verdict vgpu_reserve(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket);
+/* The same for who may still find another way: a refusal is told by vgpu_tell_refused, if it stays one. */
+enum vgpu_verdict vgpu_reserve_quietly(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket);
+/* Tells the log of an allocation that is answered with out of memory, and ends the process where the limits say so. */
+void vgpu_tell_refused(unsigned card, uint64_t bytes);
+/* Gives back what nothing but the library keeps on a card: blocks whose descriptors were closed, unused memory of pools, blocks of the tier that were
+ * freed in stream order; true: there was some. */
+bool vgpu_give_back(unsigned card);
 void vgpu_uncharge(struct vgpu_ticket ticket, uint64_t bytes);
 /* Books a successful allocation under its handle. False: no memory to remember it; the charge has been given back, the caller frees. */
 bool vgpu_hold(enum vgpu_space space, uint64_t handle, const struct vgpu_holding *holding);
@@ -57,6 +64,14 @@ static inline bool vgpu_attempt_here(struct vgpu_attempt *attempt, uint64_t byte
     attempt->bytes = bytes;
     if (bytes && vgpu_enforcement() != VGPU_UNLIMITED && vgpu_place_now(&attempt->place))
         attempt->verdict = vgpu_reserve(attempt->place.card, bytes, &attempt->ticket);
+    return attempt->verdict != VGPU_REFUSED;
+}
+/* The same for who may still find another way: vgpu_tell_refused. */
+static inline bool vgpu_attempt_quietly(struct vgpu_attempt *attempt, uint64_t bytes) {
+    attempt->verdict = VGPU_UNCHARGED;
+    attempt->bytes = bytes;
+    if (bytes && vgpu_enforcement() != VGPU_UNLIMITED && vgpu_place_now(&attempt->place))
+        attempt->verdict = vgpu_reserve_quietly(attempt->place.card, bytes, &attempt->ticket);
     return attempt->verdict != VGPU_REFUSED;
 }
 /* After the driver's answer: books `chosen` bytes under the handle, or gives the charge back. False: the driver granted, but `chosen` is beyond

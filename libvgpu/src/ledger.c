@@ -221,7 +221,7 @@ bool vgpu_charge(unsigned card, enum vgpu_account_index account, uint64_t bytes,
     }
     if (__builtin_expect(grant(local, card, &request, ticket), 1))
         return true;
-    if (account == VGPU_DEVICE_BYTES)
+    if (account == VGPU_DEVICE_BYTES && !request.on_card)
         count_refusal(local, card);
     return false;
 }
@@ -242,10 +242,15 @@ bool vgpu_charge_allocated(unsigned card, uint64_t bytes, struct vgpu_ticket *ti
         return answer;
     const struct vgpu_limits *limits = limits_now(local);
     const struct request request = {.bytes = bytes, .limit = card < limits->card_count ? limits->cards[card].memory : 0};
-    if (grant(local, card, &request, ticket))
-        return true;
-    count_refusal(local, card);
-    return false;
+    return grant(local, card, &request, ticket);
+}
+
+static struct request resident_request(struct vgpu_local *local, unsigned card, uint64_t bytes, uint64_t spare)
+{
+    struct request request = {.account = VGPU_RESIDENT_BYTES, .bytes = bytes, .limit = resident_limit(limits_now(local), card)};
+    if (request.limit != VGPU_NO_LIMIT)
+        request.limit = request.limit > spare ? request.limit - spare : 0;
+    return request;
 }
 
 bool vgpu_charge_resident(unsigned card, uint64_t bytes, uint64_t spare, struct vgpu_ticket *ticket)
@@ -254,9 +259,7 @@ bool vgpu_charge_resident(unsigned card, uint64_t bytes, uint64_t spare, struct 
     bool answer;
     if (!may_ask(&local, card, ticket, &answer))
         return answer;
-    struct request request = {.account = VGPU_RESIDENT_BYTES, .bytes = bytes, .limit = resident_limit(limits_now(local), card)};
-    if (request.limit != VGPU_NO_LIMIT)
-        request.limit = request.limit > spare ? request.limit - spare : 0;
+    const struct request request = resident_request(local, card, bytes, spare);
     return grant(local, card, &request, ticket);
 }
 
@@ -283,15 +286,22 @@ static void release(struct vgpu_local *local, unsigned card, enum vgpu_account_i
     vgpu_account_release(local->member.usage, card, account, VGPU_LANE_NUMBER(local->member.slot, lane), bytes);
 }
 
-void vgpu_release(struct vgpu_ticket ticket, uint64_t bytes)
+/* The calling process has charged that, not one that forked it, and it is in a region still. */
+static inline __attribute__((always_inline)) bool is_own(struct vgpu_ticket ticket, struct vgpu_local **local)
 {
     enum vgpu_mode mode;
-    struct vgpu_local *local = vgpu_attached(&mode);
+    *local = vgpu_attached(&mode);
     const uint32_t taking = atomic_load_explicit(&takings, memory_order_relaxed) & TAKING_MASK;
     if (ticket.lane == 0 || (mode != VGPU_REGION && mode != VGPU_PRIVATE) || ticket.card >= VGPU_MAX_CARDS || ticket.account > VGPU_ON_CARD)
+        return false;
+    return (uint32_t)(ticket.lane >> LANE_BITS) == taking && atomic_load_explicit(&(*local)->has_slot, memory_order_acquire);
+}
+
+void vgpu_release(struct vgpu_ticket ticket, uint64_t bytes)
+{
+    struct vgpu_local *local;
+    if (!is_own(ticket, &local))
         return;
-    if ((uint32_t)(ticket.lane >> LANE_BITS) != taking || !atomic_load_explicit(&local->has_slot, memory_order_acquire))
-        return; /* charged by the process that forked this one */
     const unsigned lane = ticket.lane & (VGPU_LANES - 1);
     vgpu_spin_lock(&local->lanes[lane].busy);
     if (__builtin_expect(ticket.account == VGPU_ON_CARD, 0)) {
@@ -301,6 +311,42 @@ void vgpu_release(struct vgpu_ticket ticket, uint64_t bytes)
         release(local, ticket.card, ticket.account, lane, bytes);
     }
     vgpu_spin_unlock(&local->lanes[lane].busy);
+}
+
+static bool charge_beside(struct vgpu_local *local, const struct vgpu_ticket *allocated, const struct request *request)
+{
+    const unsigned lane = allocated->lane & (VGPU_LANES - 1);
+    vgpu_spin_lock(&local->lanes[lane].busy);
+    const bool granted = vgpu_account_charge(local->member.usage, allocated->card, VGPU_RESIDENT_BYTES,
+                                             VGPU_LANE_NUMBER(local->member.slot, lane), request->bytes, request->limit);
+    vgpu_spin_unlock(&local->lanes[lane].busy);
+    return granted;
+}
+
+bool vgpu_charge_beside(struct vgpu_ticket *allocated, uint64_t bytes, uint64_t spare)
+{
+    struct vgpu_local *local;
+    struct vgpu_ticket elsewhere;
+    if (!is_own(*allocated, &local))
+        return false;
+    const struct request request = resident_request(local, allocated->card, bytes, spare);
+    bool granted = charge_beside(local, allocated, &request);
+    if (!granted && bytes <= request.limit && charge_after_reaping(local, allocated->card, &request, &elsewhere)) {
+        /* there was room once the dead had been reaped: now in the right lane */
+        vgpu_release(elsewhere, bytes);
+        granted = charge_beside(local, allocated, &request);
+    }
+    if (granted)
+        allocated->account = VGPU_ON_CARD;
+    return granted;
+}
+
+void vgpu_release_beside(struct vgpu_ticket *on_card, uint64_t bytes)
+{
+    struct vgpu_ticket resident = *on_card;
+    resident.account = VGPU_RESIDENT_BYTES;
+    vgpu_release(resident, bytes);
+    on_card->account = VGPU_DEVICE_BYTES;
 }
 
 uint64_t vgpu_used(unsigned card, enum vgpu_account_index account)

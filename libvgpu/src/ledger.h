@@ -43,8 +43,8 @@ struct vgpu_ticket {
 /* What a ticket says of memory on the card where VGPU_OVERSUBSCRIBE is set: charged to VGPU_DEVICE_BYTES and VGPU_RESIDENT_BYTES. */
 #define VGPU_ON_CARD VGPU_ACCOUNTS
 
-/* Device bytes: of memory on the card, which VGPU_OVERSUBSCRIBE tests against guarantee + lent as well (VGPU_ON_CARD). Host and resident bytes are
- * charged beside vgpu_charge_allocated, and a refusal is not counted.
+/* Device bytes: of memory on the card, which VGPU_OVERSUBSCRIBE tests against guarantee + lent as well (VGPU_ON_CARD). Refusals are
+ * counted, but not of host bytes, and not where VGPU_OVERSUBSCRIBE is set: there may be another way.
  * Charges bytes against the account's limit, reaping dead processes before refusing. False: refused (counted), nothing changed; also when
  * broken, for a card that the limits do not list, and when all slots are taken. Unlimited: true, nothing is counted. */
 bool vgpu_charge(unsigned card, enum vgpu_account_index account, uint64_t bytes, struct vgpu_ticket *ticket);
@@ -52,13 +52,17 @@ bool vgpu_charge(unsigned card, enum vgpu_account_index account, uint64_t bytes,
 bool vgpu_charge_allocated(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket);
 /* Charges VGPU_RESIDENT_BYTES, of which `spare` bytes below the limit are left free. */
 bool vgpu_charge_resident(unsigned card, uint64_t bytes, uint64_t spare, struct vgpu_ticket *ticket);
+/* Charges VGPU_RESIDENT_BYTES beside what vgpu_charge_allocated has charged for the same bytes, whose ticket then says VGPU_ON_CARD. */
+bool vgpu_charge_beside(struct vgpu_ticket *allocated, uint64_t bytes, uint64_t spare);
+/* Takes that back; the ticket is of VGPU_DEVICE_BYTES alone again. */
+void vgpu_release_beside(struct vgpu_ticket *on_card, uint64_t bytes);
 /* What the container may hold on a card: guarantee + lent. */
 uint64_t vgpu_resident_limit(unsigned card);
 /* Charges even above the limit (memory that the driver has taken already, such as a module). */
 void vgpu_charge_always(unsigned card, enum vgpu_account_index account, uint64_t bytes, struct vgpu_ticket *ticket);
 /* Gives bytes of a charge back (all or part of it); never more than the lane holds. */
 void vgpu_release(struct vgpu_ticket ticket, uint64_t bytes);
-/* An allocation was answered with out of memory although VGPU_DEVICE_BYTES would have had room. */
+/* An allocation was answered with out of memory where VGPU_OVERSUBSCRIBE is set. */
 void vgpu_count_refused(unsigned card);
 /* What the account says now. */
 uint64_t vgpu_used(unsigned card, enum vgpu_account_index account);

@@ -20,7 +20,7 @@
 #define VGPU_TIER_SHIFT 21u                                 /* blocks are made of granules of 2 MiB */
 #define VGPU_TIER_GRANULE (UINT64_C(1) << VGPU_TIER_SHIFT)
 #define VGPU_TIER_LEAF_SHIFT 36u                            /* one leaf of the table names the blocks of 64 GiB of addresses */
-#define VGPU_TIER_LEAVES 4096u                              /* 48 bits of address */
+#define VGPU_TIER_LEAVES 8192u                              /* 49 bits of address: what cards have */
 #define VGPU_TIER_MOST (1u << 17)                           /* blocks of one process */
 
 struct vgpu_tier_record {
@@ -32,6 +32,7 @@ struct vgpu_tier_record {
     uint32_t card;            /* index into the limits */
     uint32_t entry;           /* in the card's policy; VGPU_TIER_NONE: not there, it never moves */
     CUmemGenericAllocationHandle handle; /* what is mapped at `base`; 0: pinned */
+    void *memory;             /* pinned: as cuMemHostAlloc gave it */
     struct vgpu_ticket allocated;        /* VGPU_DEVICE_BYTES, of `asked` */
     struct vgpu_ticket where;            /* VGPU_RESIDENT_BYTES or VGPU_HOST_BYTES, of `bytes` */
     uint64_t buffer_id;       /* what CU_POINTER_ATTRIBUTE_BUFFER_ID says, wherever the block is */
@@ -40,7 +41,8 @@ struct vgpu_tier_record {
     bool pinned;              /* cuMemHostAlloc: not in the table of addresses */
     bool shared;              /* exported, registered or mapped by others: never moves again */
     bool leaving;             /* freed in stream order: `event` has not passed yet */
-    CUevent event;
+    CUevent event;            /* NULL: freed while a capture was open */
+    CUcontext event_context;  /* of the event */
     uint32_t next;            /* free record, or of those that leave; VGPU_TIER_NONE: none */
 };
 
@@ -95,6 +97,8 @@ void vgpu_tier_leave(uint32_t number);
 void vgpu_tier_pin_block(uint32_t number);
 /* The number of the block around any address, pinned ones included; VGPU_TIER_NONE: none. */
 uint32_t vgpu_tier_around(CUdeviceptr address);
+/* All blocks that were made so far have smaller numbers of buffers. No lock. */
+uint64_t vgpu_tier_moment(void);
 /* The first block from number `from` on; VGPU_TIER_NONE: none any more. */
 uint32_t vgpu_tier_next(uint32_t from);
 #endif

@@ -8,6 +8,7 @@
 #include "samples.h"
 #include "sparse.h"
 #include "spin.h"
+#include "tier_blocks.h"
 
 #define MAX_DEVICES 64
 
@@ -97,6 +98,7 @@ static void going(struct leaving *leaving, CUcontext context) {
     vgpu_own_tables();
     vgpu_samples_going(context);
     vgpu_sizes_moment(&leaving->before);
+    leaving->before.tier = vgpu_tier_moment();
     vgpu_capture_departs(&leaving->departure);
     leaving->sparse = vgpu_sparse_going();
 }

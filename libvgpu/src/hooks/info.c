@@ -4,6 +4,7 @@
 
 #include "blocks.h"
 #include "charge.h"
+#include "tier.h"
 
 #define REAP_INTERVAL_MS 100 /* a killed process's memory shows as free soon, at no cost for programs that poll */
 
@@ -19,6 +20,7 @@ CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
         return result;
     vgpu_reap(REAP_INTERVAL_MS);
     vgpu_blocks_give_back();
+    vgpu_tier_collect();
     struct vgpu_view view = vgpu_view_of(place.card, total ? *total : UINT64_MAX, free ? *free : UINT64_MAX);
     if (free)
         *free = view.free;
@@ -35,6 +37,7 @@ CUresult cuMemGetInfo(unsigned int *free, unsigned int *total) {
         return result;
     vgpu_reap(REAP_INTERVAL_MS);
     vgpu_blocks_give_back();
+    vgpu_tier_collect();
     struct vgpu_view view = vgpu_view_of(place.card, total ? *total : UINT64_MAX, free ? *free : UINT64_MAX);
     if (free)
         *free = clamp32(view.free);

@@ -1,8 +1,22 @@
 /* Device memory that is allocated at once: linear, pitched, managed; and the free of any pointer. */
 #define _GNU_SOURCE
 #include "charge.h"
+#include "tier.h"
 
 #define PITCH_STEP 512u /* no driver seen pads rows further (texture pitch alignment); what it really chose is settled afterwards */
+
+/* A large block may go to host memory, and what goes where is decided in one place. Asked only about blocks whose making takes far longer. */
+static inline bool tiered(const void *out, uint64_t bytes) {
+    return __builtin_expect(vgpu_tier_is_large(bytes), 0) && out && vgpu_tier_mode() != VGPU_TIER_OFF;
+}
+
+/* A small block for which the card has no room: host memory is better than none. Tells the log if there is none either. */
+static __attribute__((noinline)) CUresult elsewhere(const struct vgpu_attempt *attempt, CUdeviceptr *pointer) {
+    const CUresult result = vgpu_tier_on_host(pointer, attempt->bytes, &attempt->place);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && attempt->verdict == VGPU_REFUSED)
+        vgpu_tell_refused(attempt->place.card, attempt->bytes);
+    return result;
+}
 
 /* What the driver answers goes into a variable of the hook's before it is booked: the program's own may be written by another of its threads, which
  * would book it under another address or size, or be seen there and freed before it is known here. */
@@ -18,8 +32,10 @@ static CUresult booked(struct vgpu_attempt *attempt, CUresult result, CUdevicept
 CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
     CUDA_REAL(cuMemAlloc_v2);
     struct vgpu_attempt attempt;
-    if (!vgpu_attempt_here(&attempt, pointer ? bytes : 0))
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (tiered(pointer, bytes))
+        return vgpu_tier_allocate(pointer, bytes);
+    if (!vgpu_attempt_quietly(&attempt, pointer ? bytes : 0))
+        return elsewhere(&attempt, pointer);
     if (__builtin_expect(attempt.verdict == VGPU_UNCHARGED, 0))
         return real(pointer, bytes);
     CUdeviceptr made = 0;
@@ -27,6 +43,8 @@ CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
     result = booked(&attempt, result, made, bytes);
     if (result == CUDA_SUCCESS)
         *pointer = made;
+    else if (result == CUDA_ERROR_OUT_OF_MEMORY)
+        result = elsewhere(&attempt, pointer);
     return result;
 }
 
@@ -68,9 +86,26 @@ static uint64_t pitch_bound(uint64_t width, uint64_t height) {
     return fits ? bytes : 0;
 }
 
+/* Sizes of elements that drivers take (cuda.h, cuMemAllocPitch). */
+static bool is_element(unsigned bytes) {
+    return bytes == 4 || bytes == 8 || bytes == 16;
+}
+
+static CUresult tiered_pitch(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height) {
+    CUdeviceptr made = 0;
+    const CUresult result = vgpu_tier_allocate(&made, pitch_bound(width, height));
+    if (result == CUDA_SUCCESS) {
+        *pointer = made;
+        *pitch = pitch_bound(width, 1);
+    }
+    return result;
+}
+
 CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned int element) {
     CUDA_REAL(cuMemAllocPitch_v2);
     struct vgpu_attempt attempt;
+    if (tiered(pointer && pitch ? pointer : NULL, pitch_bound(width, height)) && is_element(element))
+        return tiered_pitch(pointer, pitch, width, height);
     if (!vgpu_attempt_here(&attempt, pointer && pitch ? pitch_bound(width, height) : 0))
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (__builtin_expect(attempt.verdict == VGPU_UNCHARGED, 0))
@@ -108,6 +143,9 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned 
 CUresult cuMemFree_v2(CUdeviceptr pointer) {
     CUDA_REAL(cuMemFree_v2);
     struct vgpu_freeing freeing;
+    CUresult ours;
+    if (vgpu_tier_any() && vgpu_tier_free(pointer, &ours))
+        return ours;
     bool known = vgpu_freeing(VGPU_POINTER, pointer, &freeing);
     return vgpu_freed(real(pointer), VGPU_POINTER, pointer, known, &freeing);
 }

@@ -4,6 +4,7 @@
 
 #include "capture.h"
 #include "charge.h"
+#include "tier.h"
 
 typedef CUresult (*allocate_function)(CUdeviceptr *, size_t, CUstream);
 typedef CUresult (*allocate_from_function)(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
@@ -15,10 +16,9 @@ static CUstream per_thread(CUstream stream) {
 }
 
 /* The pool that an allocation comes from, in `pool` (NULL: nothing that is charged), and its handle. Not CUDA_SUCCESS: the answer of the hook. */
-static CUresult pool_for(CUstream stream, CUmemoryPool *handle, struct vgpu_pool **pool) {
-    struct vgpu_place place;
+static CUresult pool_for(CUstream stream, CUmemoryPool *handle, struct vgpu_pool **pool, struct vgpu_place *place) {
     *pool = NULL;
-    if (!vgpu_place_of_stream(stream, &place)) {
+    if (!vgpu_place_of_stream(stream, place)) {
         /* no current context, hence nothing for a default stream; any other may come into being until the driver looks */
         bool usual = !stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
         __typeof__(&cuStreamGetCtx) ask = DRIVER(cuStreamGetCtx);
@@ -26,22 +26,41 @@ static CUresult pool_for(CUstream stream, CUmemoryPool *handle, struct vgpu_pool
         const CUresult why = usual || !ask ? CUDA_SUCCESS : ask(stream, &context);
         return usual || why != CUDA_SUCCESS ? why : CUDA_ERROR_INVALID_HANDLE;
     }
-    if (!*handle && (!DRIVER(cuDeviceGetMemPool) || DRIVER(cuDeviceGetMemPool)(handle, place.device) != CUDA_SUCCESS))
+    if (!*handle && (!DRIVER(cuDeviceGetMemPool) || DRIVER(cuDeviceGetMemPool)(handle, place->device) != CUDA_SUCCESS))
         return CUDA_SUCCESS;
-    return vgpu_pool_of(*handle, &place, pool) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return vgpu_pool_of(*handle, place, pool) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* Charges what a pool grows by. Pools keep off the headroom of large blocks for those of that size. */
+static enum vgpu_verdict reserve(const struct vgpu_pool *pool, uint64_t growth, uint64_t bytes, struct vgpu_ticket *ticket) {
+    const unsigned card = vgpu_pool_card(pool);
+    if (vgpu_tier_mode() == VGPU_TIER_OFF)
+        return vgpu_reserve(card, growth, ticket);
+    const uint64_t spare = vgpu_tier_is_large(bytes) ? vgpu_tier_headroom(card) : 0;
+    return vgpu_tier_charge_card(card, growth, spare, ticket) ? VGPU_CHARGED : VGPU_REFUSED;
+}
+
+/* Where the pool cannot grow. Memory of the tier is there at once, and is freed in the order of streams like that of pools. */
+static CUresult elsewhere(CUdeviceptr *pointer, size_t bytes, const struct vgpu_pool *pool, const struct vgpu_place *place) {
+    if (vgpu_tier_mode() == VGPU_TIER_OFF)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    const CUresult result = vgpu_pool_card(pool) == place->card ? vgpu_tier_on_host(pointer, bytes, place) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_ERROR_OUT_OF_MEMORY)
+        vgpu_tell_refused(vgpu_pool_card(pool), bytes);
+    return result;
 }
 
 /* `stream` is the one that the driver will use, `given` what the program passed on. What has been charged for a pool is asked of that pool, by `from`:
  * another thread may make another one the device's meanwhile. */
 static CUresult charged(allocate_from_function from, CUdeviceptr *pointer, size_t bytes, struct vgpu_pool *pool, CUmemoryPool handle, CUstream given,
-                        CUstream stream) {
+                        CUstream stream, const struct vgpu_place *place) {
     struct vgpu_ticket ticket;
     uint64_t growth = vgpu_pool_growth(pool, bytes), expected = 0;
     if (growth || vgpu_enforcement() == VGPU_BROKEN) {
-        enum vgpu_verdict verdict = vgpu_reserve(vgpu_pool_card(pool), growth, &ticket);
+        enum vgpu_verdict verdict = reserve(pool, growth, bytes, &ticket);
         if (verdict == VGPU_REFUSED) {
             vgpu_pool_refused(pool, bytes);
-            return CUDA_ERROR_OUT_OF_MEMORY;
+            return elsewhere(pointer, bytes, pool, place);
         }
         if (verdict == VGPU_CHARGED) {
             expected = growth;
@@ -51,6 +70,8 @@ static CUresult charged(allocate_from_function from, CUdeviceptr *pointer, size_
     CUdeviceptr made = 0; /* the program sees it when it has been booked */
     CUresult result = from(&made, bytes, handle, given);
     bool fits = vgpu_pool_settle(pool, expected, bytes, result == CUDA_SUCCESS);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY)
+        return elsewhere(pointer, bytes, pool, place);
     if (result != CUDA_SUCCESS)
         return result;
     struct vgpu_holding holding = {.bytes = bytes, .owner = pool, .kind = VGPU_KIND_POOL, .payer = VGPU_PAID_BY_POOL};
@@ -62,7 +83,7 @@ static CUresult charged(allocate_from_function from, CUdeviceptr *pointer, size_
         DRIVER(cuMemFreeAsync)(made, stream);
     vgpu_pool_forget(pool, bytes);
     vgpu_pools_give_back(vgpu_pool_card(pool));
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    return fits ? CUDA_ERROR_OUT_OF_MEMORY : elsewhere(pointer, bytes, pool, place);
 }
 
 /* `plain` NULL: from the pool of that handle. */
@@ -73,6 +94,7 @@ static CUresult as_it_is(allocate_function plain, allocate_from_function from, C
 
 static CUresult allocate(allocate_function plain, allocate_from_function from, CUdeviceptr *pointer, size_t bytes, CUmemoryPool handle,
                          CUstream given, CUstream stream) {
+    struct vgpu_place place;
     struct vgpu_pool *pool;
     CUmemoryPool wanted = handle;
     if (!pointer || !bytes || (!plain && !handle) || vgpu_enforcement() == VGPU_UNLIMITED)
@@ -82,12 +104,12 @@ static CUresult allocate(allocate_function plain, allocate_from_function from, C
         vgpu_recorded();
         return result;
     }
-    const CUresult found = pool_for(stream, &wanted, &pool);
+    const CUresult found = pool_for(stream, &wanted, &pool, &place);
     if (found != CUDA_SUCCESS)
         return found;
     if (pool && !from) /* what has been charged for it cannot be asked of it */
         return CUDA_ERROR_OUT_OF_MEMORY;
-    return pool ? charged(from, pointer, bytes, pool, wanted, given, stream) : as_it_is(plain, from, pointer, bytes, handle, given);
+    return pool ? charged(from, pointer, bytes, pool, wanted, given, stream, &place) : as_it_is(plain, from, pointer, bytes, handle, given);
 }
 
 CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream) {
@@ -117,6 +139,9 @@ static CUresult release(free_function real, CUdeviceptr pointer, CUstream given,
         vgpu_recorded();
         return result;
     }
+    CUresult ours;
+    if (vgpu_tier_any() && vgpu_tier_free_in_order(pointer, stream, &ours))
+        return ours;
     bool known = vgpu_freeing(VGPU_POINTER, pointer, &freeing);
     return vgpu_freed(real(pointer, given), VGPU_POINTER, pointer, known, &freeing);
 }

@@ -24,6 +24,8 @@ struct vgpu_block {
     struct vgpu_bound *bound; /* what a multicast object keeps on the cards */
     struct vgpu_ticket ticket; /* where something is charged */
     CUdevice device;
+    bool spilled;              /* it lies in host memory: VGPU_HOST_BYTES of `where`, beside VGPU_DEVICE_BYTES of `ticket` */
+    struct vgpu_ticket where;
     uint32_t references; /* one per handle held, per mapping, also into arrays, per multicast object that it is bound to, per descriptor that it was
                           * exported as */
 };
@@ -51,6 +53,8 @@ void vgpu_blocks_unlock(void);
 /* The following with the lock held. */
 struct vgpu_link *vgpu_block_handle(CUmemGenericAllocationHandle handle); /* NULL: not known */
 struct vgpu_link *vgpu_block_around(uint64_t address);                    /* its mapping; NULL: none */
+/* How many blocks lie in host memory although the program has made them on a card. */
+extern atomic_uint vgpu_blocks_spilled;
 /* Books a handle that the driver has given out. */
 void vgpu_block_add_handle(struct vgpu_link *link);
 /* Ends a block with its last reference. */

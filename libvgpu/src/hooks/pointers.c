@@ -1,0 +1,149 @@
+/* Pointers of the tier look like those of any memory of the card, wherever it lies; and what cannot be had of them is refused with a word in the log. */
+#define _GNU_SOURCE
+#include <string.h>
+
+#include "charge.h"
+#include "log.h"
+#include "tier.h"
+#include "vmm.h"
+
+/* What a program is told of a block. */
+struct seen {
+    CUdeviceptr base;
+    uint64_t bytes;
+    CUcontext context;
+    CUdevice device;
+    unsigned long long buffer;
+    bool spilled; /* the program has mapped it itself: only where it is differs from what the driver says */
+};
+
+/* False: the driver's own answers are right. */
+static bool see(CUdeviceptr address, struct seen *seen) {
+    bool found = false;
+    if (vgpu_tier_any()) {
+        vgpu_tier_lock();
+        const uint32_t number = vgpu_tier_around(address);
+        found = number != VGPU_TIER_NONE;
+        if (found) {
+            const struct vgpu_tier_record *record = vgpu_tier_record(number);
+            *seen = (struct seen){.base = record->base, .bytes = record->asked, .context = record->context, .device = record->device,
+                                  .buffer = record->buffer_id};
+            found = address - record->base < record->asked;
+        }
+        vgpu_tier_unlock();
+    }
+    if (!found && atomic_load_explicit(&vgpu_blocks_spilled, memory_order_relaxed)) {
+        vgpu_blocks_lock();
+        const struct vgpu_link *mapping = vgpu_block_around(address);
+        found = mapping && mapping->block->spilled;
+        if (found)
+            *seen = (struct seen){.device = mapping->block->device, .spilled = true};
+        vgpu_blocks_unlock();
+    }
+    return found;
+}
+
+static inline bool any(void) {
+    return vgpu_tier_any() || __builtin_expect(atomic_load_explicit(&vgpu_blocks_spilled, memory_order_relaxed) != 0, 0);
+}
+
+/* Writes what the program is told; false: the driver's answer is right. Sizes as cuda.h says, CUpointer_attribute. */
+static bool told(const struct seen *seen, CUpointer_attribute attribute, CUdeviceptr address, void *out) {
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)out = CU_MEMORYTYPE_DEVICE; return true;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)out = seen->device; return true;
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: *(int *)out = 0; return true; /* who registers it would keep it where it is */
+    default: break;
+    }
+    if (seen->spilled)
+        return false;
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)out = seen->context; return true;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)out = address; return true;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(unsigned long long *)out = seen->buffer; return true;
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *(int *)out = 0; return true;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: *(CUdeviceptr *)out = seen->base; return true;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: *(size_t *)out = seen->bytes; return true;
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: *(unsigned long long *)out = 0; return true;
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: *(int *)out = CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE; return true;
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: *(CUmemoryPool *)out = NULL; return true;
+    default: return false;
+    }
+}
+
+CUresult cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdeviceptr address) {
+    CUDA_REAL(cuPointerGetAttribute);
+    struct seen seen;
+    if (!any() || !out || !see(address, &seen))
+        return real(out, attribute, address);
+    if (attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER) /* as for memory of the card */
+        return CUDA_ERROR_INVALID_VALUE;
+    return told(&seen, attribute, address, out) ? CUDA_SUCCESS : real(out, attribute, address);
+}
+
+CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data, CUdeviceptr address) {
+    CUDA_REAL(cuPointerGetAttributes);
+    const CUresult result = real(count, attributes, data, address);
+    struct seen seen;
+    if (!any() || result != CUDA_SUCCESS || !see(address, &seen))
+        return result;
+    for (unsigned i = 0; i < count; i++) {
+        if (attributes[i] == CU_POINTER_ATTRIBUTE_HOST_POINTER)
+            *(void **)data[i] = NULL;
+        else
+            told(&seen, attributes[i], address, data[i]);
+    }
+    return result;
+}
+
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {
+    CUDA_REAL(cuMemGetAddressRange_v2);
+    struct seen seen;
+    if (!any() || !see(address, &seen) || seen.spilled)
+        return real(base, bytes, address);
+    if (base)
+        *base = seen.base;
+    if (bytes)
+        *bytes = seen.bytes;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAddressRange(CUdeviceptr_v1 *base, unsigned int *bytes, CUdeviceptr_v1 address) {
+    CUDA_REAL(cuMemGetAddressRange);
+    return real(base, bytes, address); /* addresses of the tier do not fit into 32 bits */
+}
+
+/* A block of the tier at an address; from now on it does not move, if others are to see it. */
+static bool tiered(CUdeviceptr address, bool stays, bool *on_device) {
+    if (!vgpu_tier_any())
+        return false;
+    vgpu_tier_lock();
+    const uint32_t number = vgpu_tier_around(address);
+    if (number != VGPU_TIER_NONE) {
+        *on_device = vgpu_tier_record(number)->on_device;
+        if (stays && *on_device)
+            vgpu_tier_pin_block(number);
+    }
+    vgpu_tier_unlock();
+    return number != VGPU_TIER_NONE;
+}
+
+/* Drivers give such handles for memory of cuMemAlloc alone. */
+CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address) {
+    CUDA_REAL(cuIpcGetMemHandle);
+    bool on_device;
+    if (!handle || !tiered(address, false, &on_device))
+        return real(handle, address);
+    vgpu_log(VGPU_LOG_ERROR, "no IPC handle for %#llx: the block %s; vgpu.io/oversubscribe: \"false\" keeps all memory on the card",
+             (unsigned long long)address, on_device ? "may move to host memory" : "lies in host memory");
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address, size_t bytes, CUmemRangeHandleType type, unsigned long long flags) {
+    CUDA_REAL(cuMemGetHandleForAddressRange);
+    bool on_device;
+    if (!handle || !tiered(address, true, &on_device) || on_device)
+        return real(handle, address, bytes, type, flags);
+    vgpu_log(VGPU_LOG_ERROR, "no handle for the range at %#llx: the block lies in host memory", (unsigned long long)address);
+    return CUDA_ERROR_NOT_SUPPORTED;
+}

@@ -1,0 +1,60 @@
+/* The tier: memory that the container has allocated above what it may hold on the card lies in host memory, under an ordinary device pointer.
+ *
+ * Where a new block goes:
+ *   * to the card while that holds no more than guarantee + lent, less a headroom if it is a large block (2 MiB and more): contexts, modules, arrays,
+ *     pools and small blocks can be nowhere else;
+ *   * else, also where the driver has no room, to host memory, as long as the container's budget and the machine have some;
+ *   * else, if it is large, into the headroom;
+ *   * else it is refused as out of memory.
+ * In host memory, large blocks are memory of the card's node that is mapped, where the driver can, else pinned memory. On the card they are the driver's
+ * own in static mode, and mapped in movable mode. */
+#ifndef VGPU_TIER_H
+#define VGPU_TIER_H
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cards.h"
+#include "tier_blocks.h"
+
+enum vgpu_tier_mode { VGPU_TIER_OFF, VGPU_TIER_STATIC, VGPU_TIER_MOVABLE };
+/* What the limits say, for as long as the region is there. */
+enum vgpu_tier_mode vgpu_tier_mode(void);
+
+/* Blocks of this size may be anywhere. */
+static inline bool vgpu_tier_is_large(uint64_t bytes) {
+    return bytes >= VGPU_TIER_GRANULE;
+}
+
+/* What large blocks leave free on a card for what can be nowhere else: 1/32 of the guarantee, at most 256 MiB and at most what the limit is above the
+ * guarantee. A context of CUDA 12 takes 100 to 500 MiB once, at the start; what comes after large blocks is mostly modules, stacks and small blocks. */
+uint64_t vgpu_tier_headroom(unsigned card);
+
+/* A new block for the current context, of any size; the pointer is written when all is booked. Refusals have been told. Where the tier is on. */
+CUresult vgpu_tier_allocate(CUdeviceptr *pointer, uint64_t bytes);
+/* In host memory, after the card was tried; `place` as for the card. Not told. Tier off: out of memory. */
+CUresult vgpu_tier_on_host(CUdeviceptr *pointer, uint64_t bytes, const struct vgpu_place *place);
+/* Charges memory of the card, of which `spare` stays free (VGPU_ON_CARD); gives back what the library keeps, once. */
+bool vgpu_tier_charge_card(unsigned card, uint64_t bytes, uint64_t spare, struct vgpu_ticket *ticket);
+
+/* Makes a context current for calls of the driver that need one; false: it cannot be. */
+bool vgpu_tier_enter_context(CUcontext context, bool *pushed);
+void vgpu_tier_leave_context(bool pushed);
+
+/* Charges memory that lies in host memory behind a card, in whole granules; looks whether the machine has some. */
+bool vgpu_tier_charge_host(unsigned card, uint64_t bytes, struct vgpu_ticket *allocated, struct vgpu_ticket *where);
+/* Where such memory is made; false: the driver cannot map host memory. */
+bool vgpu_tier_host_location(CUdevice device, CUmemLocation *location);
+
+/* False: no block of the tier begins there, the driver decides. */
+bool vgpu_tier_free(CUdeviceptr pointer, CUresult *result);
+/* The same in the order of a stream: the block stays until the stream has got there. */
+bool vgpu_tier_free_in_order(CUdeviceptr pointer, CUstream stream, CUresult *result);
+/* Ends blocks that were freed in stream order and whose streams have got there; true: there were some. Never waits. */
+bool vgpu_tier_collect(void);
+
+/* The same for those that were freed while a capture was open, too: waits for their contexts. */
+void vgpu_tier_finish(void);
+
+/* A context is gone: its blocks that were made before the moment go, too. */
+void vgpu_tier_context_gone(CUcontext context, uint64_t moment);
+#endif

@@ -1,0 +1,321 @@
+/* The table of blocks: addresses, records, and what each card's policy knows of them. */
+#define _GNU_SOURCE
+#include "tier_blocks.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "capture.h"
+#include "charge.h"
+#include "fork.h"
+
+#define ARENAS 256u
+#define ARENA_BYTES (UINT64_C(1) << VGPU_TIER_LEAF_SHIFT)
+#define LEAST_ARENA_BYTES (UINT64_C(1) << 30)
+#define LEAF_ENTRIES (1u << (VGPU_TIER_LEAF_SHIFT - VGPU_TIER_SHIFT))
+/* Numbers of buffers as the driver counts them start at 1; these never meet them. */
+#define FIRST_BUFFER (UINT64_C(1) << 48)
+
+/* A range of addresses that was reserved; one bit per granule that a block has. */
+struct arena {
+    CUdeviceptr base;
+    uint64_t granules;
+    uint64_t hint; /* below it, no granule is free */
+    uint64_t *taken;
+};
+
+_Atomic(_Atomic uint32_t *) vgpu_tier_leaves[VGPU_TIER_LEAVES];
+atomic_bool vgpu_tier_used;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static __thread __attribute__((tls_model("initial-exec"))) unsigned locked; /* how often by this thread */
+
+/* Under the lock, but for `records`, which once set stays. */
+static struct arena arenas[ARENAS];
+static unsigned arena_count;
+static _Atomic(struct vgpu_tier_record *) records;
+static uint32_t high, vacant = VGPU_TIER_NONE, pinned_blocks;
+static _Atomic uint64_t buffers = FIRST_BUFFER;
+static _Atomic(struct vgpu_tier_card *) cards[VGPU_MAX_CARDS];
+
+void vgpu_tier_blocks_forget(void) {
+    locked = 0;
+    pthread_mutex_init(&lock, NULL);
+    memset(arenas, 0, sizeof arenas);
+    arena_count = high = pinned_blocks = 0;
+    vacant = VGPU_TIER_NONE;
+    atomic_store(&records, NULL);
+    for (unsigned i = 0; i < VGPU_MAX_CARDS; i++)
+        atomic_store(&cards[i], NULL);
+    for (unsigned i = 0; i < VGPU_TIER_LEAVES; i++)
+        atomic_store_explicit(&vgpu_tier_leaves[i], NULL, memory_order_relaxed);
+    atomic_store(&vgpu_tier_used, false);
+}
+
+void vgpu_tier_lock(void) {
+    vgpu_own_tables();
+    if (locked++ == 0)
+        pthread_mutex_lock(&lock);
+}
+
+bool vgpu_tier_try(void) {
+    vgpu_own_tables();
+    if (!locked && pthread_mutex_trylock(&lock) != 0)
+        return false;
+    locked++;
+    return true;
+}
+
+void vgpu_tier_unlock(void) {
+    if (locked && --locked == 0) /* a child that was forked in between has let go of it */
+        pthread_mutex_unlock(&lock);
+}
+
+/* Memory of the process that is there only where it is touched; NULL: none. */
+static void *sparse_memory(size_t bytes) {
+    const int kept = errno;
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    errno = kept;
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+struct vgpu_tier_record *vgpu_tier_record(uint32_t number) {
+    return &atomic_load_explicit(&records, memory_order_acquire)[number];
+}
+
+struct vgpu_tier_card *vgpu_tier_card(unsigned card) {
+    return card < VGPU_MAX_CARDS ? atomic_load_explicit(&cards[card], memory_order_acquire) : NULL;
+}
+
+static struct vgpu_tier_card *card_for(unsigned card) {
+    struct vgpu_tier_card *made = vgpu_tier_card(card);
+    if (made || card >= VGPU_MAX_CARDS)
+        return made;
+    made = calloc(1, sizeof *made);
+    struct vgpu_tier_block *blocks = sparse_memory(VGPU_TIER_MOST * sizeof *blocks);
+    uint32_t *record_of = sparse_memory(VGPU_TIER_MOST * sizeof *record_of);
+    if (!made || !blocks || !record_of) {
+        free(made);
+        if (blocks)
+            munmap(blocks, VGPU_TIER_MOST * sizeof *blocks);
+        if (record_of)
+            munmap(record_of, VGPU_TIER_MOST * sizeof *record_of);
+        return NULL;
+    }
+    vgpu_tier_begin(&made->policy, blocks, VGPU_TIER_MOST);
+    made->record_of = record_of;
+    atomic_store_explicit(&cards[card], made, memory_order_release);
+    return made;
+}
+
+/* Leaves for all addresses of a range. */
+static bool make_leaves(CUdeviceptr base, uint64_t bytes) {
+    if ((base + bytes - 1) >> VGPU_TIER_LEAF_SHIFT >= VGPU_TIER_LEAVES)
+        return false;
+    for (uint64_t i = base >> VGPU_TIER_LEAF_SHIFT; i <= (base + bytes - 1) >> VGPU_TIER_LEAF_SHIFT; i++) {
+        if (atomic_load_explicit(&vgpu_tier_leaves[i], memory_order_relaxed))
+            continue;
+        void *leaf = sparse_memory(LEAF_ENTRIES * sizeof(uint32_t));
+        if (!leaf)
+            return false;
+        atomic_store_explicit(&vgpu_tier_leaves[i], leaf, memory_order_release);
+    }
+    return true;
+}
+
+/* One more arena, in which `granules` fit. */
+static struct arena *add_arena(uint64_t granules) {
+    const uint64_t least = granules << VGPU_TIER_SHIFT;
+    uint64_t bytes = (least + ARENA_BYTES - 1) / ARENA_BYTES * ARENA_BYTES;
+    CUdeviceptr base = 0;
+    if (arena_count == ARENAS || granules > UINT64_MAX >> (VGPU_TIER_SHIFT + 1) || !DRIVER(cuMemAddressReserve) || !DRIVER(cuMemAddressFree))
+        return NULL;
+    const CUstreamCaptureMode mode = vgpu_relax();
+    CUresult result = DRIVER(cuMemAddressReserve)(&base, bytes, VGPU_TIER_GRANULE, 0, 0);
+    while (result != CUDA_SUCCESS && bytes / 2 >= least && bytes / 2 >= LEAST_ARENA_BYTES) { /* such as by a limit on addresses */
+        bytes /= 2;
+        result = DRIVER(cuMemAddressReserve)(&base, bytes, VGPU_TIER_GRANULE, 0, 0);
+    }
+    struct arena arena = {.base = base, .granules = bytes >> VGPU_TIER_SHIFT};
+    if (result == CUDA_SUCCESS) {
+        arena.taken = calloc((arena.granules + 63) / 64, sizeof *arena.taken);
+        if (!arena.taken || !make_leaves(base, bytes)) {
+            free(arena.taken);
+            arena.taken = NULL;
+            DRIVER(cuMemAddressFree)(base, bytes);
+        }
+    }
+    vgpu_restore(mode);
+    if (!arena.taken)
+        return NULL;
+    arenas[arena_count] = arena;
+    return &arenas[arena_count++];
+}
+
+static bool is_taken(const struct arena *arena, uint64_t granule) {
+    return arena->taken[granule / 64] >> granule % 64 & 1;
+}
+
+static void mark(struct arena *arena, uint64_t first, uint64_t count, bool taken) {
+    for (uint64_t granule = first; granule < first + count; granule++) {
+        const uint64_t bit = UINT64_C(1) << granule % 64;
+        arena->taken[granule / 64] = taken ? arena->taken[granule / 64] | bit : arena->taken[granule / 64] & ~bit;
+    }
+}
+
+/* The first place for so many granules; UINT64_MAX: none. */
+static uint64_t gap(struct arena *arena, uint64_t count) {
+    uint64_t begin = arena->hint;
+    while (begin < arena->granules && is_taken(arena, begin))
+        begin++;
+    arena->hint = begin;
+    for (uint64_t end = begin; end < arena->granules; end++) {
+        if (end % 64 == 0 && end == begin && arena->taken[end / 64] == UINT64_MAX) {
+            end += 63;
+            begin = end + 1;
+        } else if (is_taken(arena, end)) {
+            begin = end + 1;
+        } else if (end + 1 - begin == count) {
+            return begin;
+        }
+    }
+    return UINT64_MAX;
+}
+
+CUdeviceptr vgpu_tier_reserve(uint64_t bytes) {
+    const uint64_t count = bytes >> VGPU_TIER_SHIFT;
+    uint64_t found = UINT64_MAX;
+    struct arena *arena = arenas;
+    for (unsigned i = 0; i < arena_count && found == UINT64_MAX; i++) {
+        arena = &arenas[i];
+        found = gap(arena, count);
+    }
+    if (found == UINT64_MAX) {
+        arena = add_arena(count);
+        if (!arena)
+            return 0;
+        found = 0;
+    }
+    mark(arena, found, count, true);
+    return arena->base + (found << VGPU_TIER_SHIFT);
+}
+
+void vgpu_tier_unreserve(CUdeviceptr base, uint64_t bytes) {
+    for (unsigned i = 0; i < arena_count; i++) {
+        struct arena *arena = &arenas[i];
+        if (base < arena->base || (base - arena->base) >> VGPU_TIER_SHIFT >= arena->granules)
+            continue;
+        const uint64_t first = (base - arena->base) >> VGPU_TIER_SHIFT;
+        mark(arena, first, bytes >> VGPU_TIER_SHIFT, false);
+        if (first < arena->hint)
+            arena->hint = first;
+        return;
+    }
+}
+
+/* Names a block, or none, for all its granules. */
+static void name(const struct vgpu_tier_record *block, uint32_t number) {
+    for (CUdeviceptr at = block->base; at < block->base + block->bytes; at += VGPU_TIER_GRANULE) {
+        _Atomic uint32_t *leaf = atomic_load_explicit(&vgpu_tier_leaves[at >> VGPU_TIER_LEAF_SHIFT], memory_order_relaxed);
+        atomic_store_explicit(&leaf[at >> VGPU_TIER_SHIFT & (LEAF_ENTRIES - 1)], ~number, memory_order_release);
+    }
+}
+
+static uint32_t vacant_record(void) {
+    struct vgpu_tier_record *all = atomic_load_explicit(&records, memory_order_relaxed);
+    if (!all) {
+        all = sparse_memory(VGPU_TIER_MOST * sizeof *all);
+        if (!all)
+            return VGPU_TIER_NONE;
+        atomic_store_explicit(&records, all, memory_order_release);
+    }
+    if (vacant == VGPU_TIER_NONE)
+        return high < VGPU_TIER_MOST ? high++ : VGPU_TIER_NONE;
+    const uint32_t number = vacant;
+    vacant = all[number].next;
+    return number;
+}
+
+uint32_t vgpu_tier_enter(const struct vgpu_tier_record *block) {
+    const uint32_t number = vacant_record();
+    if (number == VGPU_TIER_NONE)
+        return number;
+    struct vgpu_tier_record *record = vgpu_tier_record(number);
+    struct vgpu_tier_card *card = block->movable ? card_for(block->card) : NULL;
+    *record = *block;
+    record->buffer_id = atomic_fetch_add(&buffers, 1);
+    record->next = VGPU_TIER_NONE;
+    record->entry = VGPU_TIER_NONE;
+    if (card) {
+        vgpu_spin_lock(&card->lock);
+        record->entry = vgpu_tier_add(&card->policy, record->bytes, record->on_device, false);
+        if (record->entry != VGPU_TIER_NONE)
+            card->record_of[record->entry] = number;
+        vgpu_spin_unlock(&card->lock);
+    }
+    record->movable = record->entry != VGPU_TIER_NONE;
+    if (record->pinned)
+        pinned_blocks++;
+    else
+        name(record, number);
+    atomic_store_explicit(&vgpu_tier_used, true, memory_order_relaxed);
+    return number;
+}
+
+void vgpu_tier_leave(uint32_t number) {
+    struct vgpu_tier_record *record = vgpu_tier_record(number);
+    struct vgpu_tier_card *card = vgpu_tier_card(record->card);
+    if (record->pinned)
+        pinned_blocks--;
+    else
+        name(record, VGPU_TIER_NONE);
+    if (card && record->entry != VGPU_TIER_NONE) {
+        vgpu_spin_lock(&card->lock);
+        vgpu_tier_remove(&card->policy, record->entry);
+        card->record_of[record->entry] = VGPU_TIER_NONE;
+        vgpu_spin_unlock(&card->lock);
+    }
+    record->bytes = 0;
+    record->movable = false;
+    record->entry = VGPU_TIER_NONE;
+    record->next = vacant;
+    vacant = number;
+}
+
+void vgpu_tier_pin_block(uint32_t number) {
+    struct vgpu_tier_record *record = vgpu_tier_record(number);
+    struct vgpu_tier_card *card = vgpu_tier_card(record->card);
+    record->shared = true;
+    record->movable = false;
+    if (card && record->entry != VGPU_TIER_NONE) {
+        vgpu_spin_lock(&card->lock);
+        vgpu_tier_pin(&card->policy, record->entry, true);
+        vgpu_spin_unlock(&card->lock);
+    }
+}
+
+uint64_t vgpu_tier_moment(void) {
+    return atomic_load(&buffers);
+}
+
+uint32_t vgpu_tier_next(uint32_t from) {
+    for (; from < high; from++)
+        if (vgpu_tier_record(from)->bytes)
+            return from;
+    return VGPU_TIER_NONE;
+}
+
+uint32_t vgpu_tier_around(CUdeviceptr address) {
+    const uint32_t number = vgpu_tier_find(address);
+    if (number != VGPU_TIER_NONE || !pinned_blocks)
+        return number;
+    for (uint32_t i = vgpu_tier_next(0); i != VGPU_TIER_NONE; i = vgpu_tier_next(i + 1)) {
+        const struct vgpu_tier_record *record = vgpu_tier_record(i);
+        if (record->pinned && address >= record->base && address - record->base < record->bytes)
+            return i;
+    }
+    return VGPU_TIER_NONE;
+}

@@ -1,0 +1,235 @@
+/* How blocks of the tier end: freed at once, freed in the order of a stream, or with their context. */
+#define _GNU_SOURCE
+#include "capture.h"
+#include "charge.h"
+#include "tier.h"
+
+/* Those that were freed in stream order, and those whose free came while a capture was open; linked by `next`. Under the lock. */
+static uint32_t leaving = VGPU_TIER_NONE;
+static atomic_uint leaving_count;
+
+void vgpu_tier_free_forget(void) {
+    leaving = VGPU_TIER_NONE;
+    atomic_store(&leaving_count, 0);
+}
+
+bool vgpu_tier_enter_context(CUcontext context, bool *pushed) {
+    CUcontext now = NULL;
+    *pushed = false;
+    if (DRIVER(cuCtxGetCurrent) && DRIVER(cuCtxGetCurrent)(&now) == CUDA_SUCCESS && now == context)
+        return true;
+    *pushed = DRIVER(cuCtxPushCurrent_v2) && DRIVER(cuCtxPopCurrent_v2) && DRIVER(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
+    return *pushed;
+}
+
+void vgpu_tier_leave_context(bool pushed) {
+    CUcontext popped;
+    if (pushed)
+        DRIVER(cuCtxPopCurrent_v2)(&popped);
+}
+
+/* Under the lock: gives the memory back to the driver, unless it went with its context, and the charges. */
+static void end(uint32_t number, bool context_gone) {
+    const struct vgpu_tier_record record = *vgpu_tier_record(number);
+    const CUstreamCaptureMode mode = vgpu_relax();
+    if (record.event && !context_gone && DRIVER(cuEventDestroy_v2))
+        DRIVER(cuEventDestroy_v2)(record.event);
+    if (!record.pinned) {
+        DRIVER(cuMemUnmap)(record.base, record.bytes);
+        DRIVER(cuMemRelease)(record.handle);
+    } else if (!context_gone) {
+        bool pushed;
+        if (vgpu_tier_enter_context(record.context, &pushed))
+            DRIVER(cuMemFreeHost)(record.memory);
+        vgpu_tier_leave_context(pushed);
+    }
+    vgpu_restore(mode);
+    vgpu_tier_leave(number);
+    if (!record.pinned)
+        vgpu_tier_unreserve(record.base, record.bytes);
+    vgpu_uncharge(record.where, record.bytes);
+    vgpu_uncharge(record.allocated, record.asked);
+}
+
+/* Under the lock: nobody finds it by a second free any more. */
+static void put_off(uint32_t number, CUevent event, CUcontext event_context) {
+    struct vgpu_tier_record *record = vgpu_tier_record(number);
+    record->leaving = true;
+    record->event = event;
+    record->event_context = event_context;
+    record->next = leaving;
+    leaving = number;
+    atomic_fetch_add(&leaving_count, 1);
+}
+
+/* The block that begins at an address, if it is to be freed; VGPU_TIER_NONE: there is none, or *answer says what is wrong. Under the lock. */
+static uint32_t begins_at(CUdeviceptr pointer, CUresult *answer) {
+    const uint32_t number = vgpu_tier_around(pointer);
+    *answer = CUDA_SUCCESS;
+    if (number == VGPU_TIER_NONE)
+        return number;
+    const struct vgpu_tier_record *record = vgpu_tier_record(number);
+    if (record->base == pointer && !record->leaving)
+        return number;
+    *answer = CUDA_ERROR_INVALID_VALUE;
+    return VGPU_TIER_NONE;
+}
+
+static CUresult synchronize(CUcontext context) {
+    bool pushed;
+    if (!DRIVER(cuCtxSynchronize) || !vgpu_tier_enter_context(context, &pushed))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    const CUresult result = DRIVER(cuCtxSynchronize)();
+    vgpu_tier_leave_context(pushed);
+    return result;
+}
+
+
+bool vgpu_tier_collect(void) {
+    bool any = false;
+    if (!atomic_load_explicit(&leaving_count, memory_order_relaxed) || vgpu_any_capture() || !vgpu_tier_try())
+        return false;
+    for (uint32_t *at = &leaving; *at != VGPU_TIER_NONE;) {
+        const uint32_t number = *at;
+        struct vgpu_tier_record *record = vgpu_tier_record(number);
+        if (!record->event || DRIVER(cuEventQuery)(record->event) == CUDA_ERROR_NOT_READY) {
+            at = &record->next;
+            continue;
+        }
+        *at = record->next;
+        atomic_fetch_sub(&leaving_count, 1);
+        end(number, false);
+        any = true;
+    }
+    vgpu_tier_unlock();
+    return any;
+}
+
+/* Under the lock: one that was freed while a capture was open, of this number of buffer (0: any); VGPU_TIER_NONE: none. */
+static uint32_t without_event(uint64_t buffer) {
+    uint32_t number = leaving;
+    while (number != VGPU_TIER_NONE && (vgpu_tier_record(number)->event || (buffer && vgpu_tier_record(number)->buffer_id != buffer)))
+        number = vgpu_tier_record(number)->next;
+    return number;
+}
+
+static void forget_leaving(uint32_t number);
+
+void vgpu_tier_finish(void) {
+    while (atomic_load_explicit(&leaving_count, memory_order_relaxed) && !vgpu_any_capture()) {
+        vgpu_tier_lock();
+        uint32_t number = without_event(0);
+        const CUcontext context = number == VGPU_TIER_NONE ? NULL : vgpu_tier_record(number)->context;
+        const uint64_t buffer = number == VGPU_TIER_NONE ? 0 : vgpu_tier_record(number)->buffer_id;
+        vgpu_tier_unlock();
+        if (!buffer || synchronize(context) != CUDA_SUCCESS)
+            break;
+        vgpu_tier_lock();
+        number = without_event(buffer);
+        if (number != VGPU_TIER_NONE) {
+            forget_leaving(number);
+            end(number, false);
+        }
+        vgpu_tier_unlock();
+    }
+    vgpu_tier_collect();
+}
+
+/* Takes a block that is freed at once out of the program's sight; false: no block of the tier begins there, or *answer says what is wrong. */
+static bool find_to_free(CUdeviceptr pointer, CUcontext *context, uint64_t *buffer, CUresult *answer) {
+    vgpu_tier_lock();
+    const uint32_t number = begins_at(pointer, answer);
+    const bool found = number != VGPU_TIER_NONE;
+    if (found) {
+        *context = vgpu_tier_record(number)->context;
+        *buffer = vgpu_tier_record(number)->buffer_id;
+    }
+    vgpu_tier_unlock();
+    return found;
+}
+
+/* As cuMemFree does, this waits for what the context still does with the block. */
+bool vgpu_tier_free(CUdeviceptr pointer, CUresult *result) {
+    CUcontext context;
+    uint64_t buffer;
+    if (!find_to_free(pointer, &context, &buffer, result))
+        return *result != CUDA_SUCCESS;
+    const bool capturing = vgpu_any_capture(); /* of whatever thread: a wait for the whole context would break it */
+    *result = capturing ? CUDA_SUCCESS : synchronize(context);
+    if (*result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || *result == CUDA_ERROR_STREAM_CAPTURE_UNMATCHED)
+        *result = CUDA_SUCCESS; /* it began in between */
+    else if (*result != CUDA_SUCCESS)
+        return true;
+    vgpu_tier_lock();
+    CUresult answer;
+    const uint32_t number = begins_at(pointer, &answer);
+    if (number == VGPU_TIER_NONE || vgpu_tier_record(number)->buffer_id != buffer)
+        *result = CUDA_ERROR_INVALID_VALUE; /* another free of it was faster */
+    else if (capturing)
+        put_off(number, NULL, NULL);
+    else
+        end(number, false);
+    vgpu_tier_unlock();
+    vgpu_tier_finish();
+    return true;
+}
+
+bool vgpu_tier_free_in_order(CUdeviceptr pointer, CUstream stream, CUresult *result) {
+    struct vgpu_place place;
+    CUcontext context;
+    uint64_t buffer;
+    if (!find_to_free(pointer, &context, &buffer, result))
+        return *result != CUDA_SUCCESS;
+    CUevent event = NULL;
+    bool pushed;
+    *result = CUDA_ERROR_INVALID_CONTEXT;
+    if (!DRIVER(cuEventCreate) || !DRIVER(cuEventRecord) || !DRIVER(cuEventDestroy_v2) || !vgpu_place_of_stream(stream, &place) ||
+        !vgpu_tier_enter_context(place.context, &pushed))
+        return true;
+    const CUstreamCaptureMode mode = vgpu_relax();
+    *result = DRIVER(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING);
+    if (*result == CUDA_SUCCESS)
+        *result = DRIVER(cuEventRecord)(event, stream);
+    vgpu_restore(mode);
+    vgpu_tier_leave_context(pushed);
+    CUresult answer;
+    vgpu_tier_lock();
+    const uint32_t number = begins_at(pointer, &answer);
+    if (*result == CUDA_SUCCESS && (number == VGPU_TIER_NONE || vgpu_tier_record(number)->buffer_id != buffer))
+        *result = CUDA_ERROR_INVALID_VALUE;
+    if (*result == CUDA_SUCCESS)
+        put_off(number, event, place.context);
+    else if (event)
+        DRIVER(cuEventDestroy_v2)(event);
+    vgpu_tier_unlock();
+    return true;
+}
+
+/* Under the lock. */
+static void forget_leaving(uint32_t number) {
+    for (uint32_t *at = &leaving; *at != VGPU_TIER_NONE; at = &vgpu_tier_record(*at)->next) {
+        if (*at != number)
+            continue;
+        *at = vgpu_tier_record(number)->next;
+        atomic_fetch_sub(&leaving_count, 1);
+        return;
+    }
+}
+
+void vgpu_tier_context_gone(CUcontext context, uint64_t moment) {
+    if (!vgpu_tier_any())
+        return;
+    vgpu_tier_lock();
+    for (uint32_t number = vgpu_tier_next(0); number != VGPU_TIER_NONE; number = vgpu_tier_next(number + 1)) {
+        struct vgpu_tier_record *record = vgpu_tier_record(number);
+        const bool passed = record->leaving && record->event_context == context; /* the event has gone, and all that it stood for has happened */
+        if ((record->context != context && !passed) || record->buffer_id >= moment)
+            continue;
+        if (passed)
+            record->event = NULL;
+        if (record->leaving)
+            forget_leaving(number);
+        end(number, record->context == context);
+    }
+    vgpu_tier_unlock();
+}

@@ -1,0 +1,129 @@
+#define _GNU_SOURCE
+#include "tier_memory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "capture.h"
+#include "tier_blocks.h"
+
+/* Numbers of cuda.h of CUDA 13; older headers lack some. */
+#define CARD_MAPS_MEMORY 102
+#define HOST_NODE 134
+#define HOST_NODE_MAPS_MEMORY 141
+
+#define LEAST_RESERVE (UINT64_C(256) << 20)
+#define MOST_RESERVE (UINT64_C(4) << 30)
+#define RESERVE_PART 20u
+
+uint64_t vgpu_tier_rounded(uint64_t bytes) {
+    return bytes <= UINT64_C(1) << 48 ? (bytes + VGPU_TIER_GRANULE - 1) & ~(VGPU_TIER_GRANULE - 1) : 0;
+}
+
+static bool attribute(CUdevice device, int which, int *value) {
+    *value = 0;
+    return DRIVER(cuDeviceGetAttribute) && DRIVER(cuDeviceGetAttribute)(value, (CUdevice_attribute)which, device) == CUDA_SUCCESS;
+}
+
+static bool has_calls(void) {
+    return DRIVER(cuMemCreate) && DRIVER(cuMemRelease) && DRIVER(cuMemMap) && DRIVER(cuMemUnmap) && DRIVER(cuMemSetAccess) &&
+           DRIVER(cuMemAddressReserve) && DRIVER(cuMemAddressFree);
+}
+
+bool vgpu_tier_maps_card(CUdevice device) {
+    int value;
+    return has_calls() && attribute(device, CARD_MAPS_MEMORY, &value) && value;
+}
+
+bool vgpu_tier_maps_host(CUdevice device, int *node) {
+    int value;
+    if (!has_calls() || !attribute(device, HOST_NODE_MAPS_MEMORY, &value) || !value)
+        return false;
+    if (!attribute(device, HOST_NODE, node) || *node < 0) /* a machine without nodes */
+        *node = 0;
+    return true;
+}
+
+/* Bytes of a line of /proc/meminfo (proc(5): kB, which are KiB). */
+static bool line_of(const char *text, const char *name, uint64_t *bytes) {
+    const char *line = strstr(text, name);
+    if (!line)
+        return false;
+    *bytes = strtoull(line + strlen(name), NULL, 10) << 10;
+    return true;
+}
+
+bool vgpu_meminfo_spares(const char *text, uint64_t bytes) {
+    uint64_t total, available;
+    if (!line_of(text, "MemTotal:", &total) || !line_of(text, "MemAvailable:", &available))
+        return true;
+    uint64_t reserve = total / RESERVE_PART;
+    reserve = reserve < LEAST_RESERVE ? LEAST_RESERVE : reserve > MOST_RESERVE ? MOST_RESERVE : reserve;
+    return available >= reserve && bytes <= available - reserve;
+}
+
+bool vgpu_host_spares(uint64_t bytes) {
+    char text[512]; /* both lines are among the first three */
+    const int kept = errno, file = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
+    ssize_t length = file >= 0 ? read(file, text, sizeof text - 1) : -1;
+    if (file >= 0)
+        close(file);
+    errno = kept;
+    if (length < 0)
+        return true;
+    text[length] = 0;
+    return vgpu_meminfo_spares(text, bytes);
+}
+
+CUresult vgpu_tier_create(CUdevice device, bool on_device, uint64_t bytes, CUmemGenericAllocationHandle *handle) {
+    CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED};
+    int node;
+    if (on_device) {
+        properties.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device};
+    } else {
+        if (!vgpu_tier_maps_host(device, &node))
+            return CUDA_ERROR_NOT_SUPPORTED;
+        properties.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_HOST_NUMA, .id = node};
+    }
+    const CUstreamCaptureMode mode = vgpu_relax();
+    const CUresult result = DRIVER(cuMemCreate)(handle, bytes, &properties, 0);
+    vgpu_restore(mode);
+    return result;
+}
+
+/* Other cards of the process may reach host memory as they may reach what the driver itself gives. */
+static void give_others_access(CUdevice device, CUdeviceptr base, uint64_t bytes) {
+    int count = 0;
+    if (!DRIVER(cuDeviceGetCount) || DRIVER(cuDeviceGetCount)(&count) != CUDA_SUCCESS)
+        return;
+    for (CUdevice other = 0; other < count; other++) {
+        const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = other},
+                                        .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+        if (other != device)
+            DRIVER(cuMemSetAccess)(base, bytes, &access, 1);
+    }
+}
+
+CUresult vgpu_tier_give_access(CUdevice device, bool on_device, CUdeviceptr base, uint64_t bytes) {
+    const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device},
+                                    .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    const CUresult result = DRIVER(cuMemSetAccess)(base, bytes, &access, 1);
+    if (result == CUDA_SUCCESS && !on_device)
+        give_others_access(device, base, bytes);
+    return result;
+}
+
+CUresult vgpu_tier_map(CUdevice device, bool on_device, CUdeviceptr base, uint64_t bytes, CUmemGenericAllocationHandle handle) {
+    const CUstreamCaptureMode mode = vgpu_relax();
+    CUresult result = DRIVER(cuMemMap)(base, bytes, 0, handle, 0);
+    if (result == CUDA_SUCCESS) {
+        result = vgpu_tier_give_access(device, on_device, base, bytes);
+        if (result != CUDA_SUCCESS)
+            DRIVER(cuMemUnmap)(base, bytes);
+    }
+    vgpu_restore(mode);
+    return result;
+}

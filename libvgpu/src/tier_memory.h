@@ -1,0 +1,28 @@
+/* What blocks of the tier are made of: memory of a card, or of the host behind it, and its mapping. Calls of the driver alone: charges and records are
+ * the caller's. */
+#ifndef VGPU_TIER_MEMORY_H
+#define VGPU_TIER_MEMORY_H
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "driver.h"
+
+/* Whole granules for so many bytes; 0: more than there can be. */
+uint64_t vgpu_tier_rounded(uint64_t bytes);
+/* The driver can map memory of this card by itself. */
+bool vgpu_tier_maps_card(CUdevice device);
+/* The driver can map memory of the host's node next to this card (CUDA 12.9 and newer say so); `node` is its number. */
+bool vgpu_tier_maps_host(CUdevice device, int *node);
+/* The machine can spare so much of its memory: what it says to have available stays above a reserve of 1/20 of all, 256 MiB to 4 GiB. True where
+ * nothing can be read. */
+bool vgpu_host_spares(uint64_t bytes);
+/* The same for the text of /proc/meminfo. */
+bool vgpu_meminfo_spares(const char *text, uint64_t bytes);
+
+/* Memory of whole granules, on the card or in host memory behind it, that nothing is mapped to yet. */
+CUresult vgpu_tier_create(CUdevice device, bool on_device, uint64_t bytes, CUmemGenericAllocationHandle *handle);
+/* Maps all of it for the card, and for the others that may reach it. After a failure nothing is mapped. */
+CUresult vgpu_tier_map(CUdevice device, bool on_device, CUdeviceptr base, uint64_t bytes, CUmemGenericAllocationHandle handle);
+/* Lets the card, and others that may reach it, use what is mapped. */
+CUresult vgpu_tier_give_access(CUdevice device, bool on_device, CUdeviceptr base, uint64_t bytes);
+#endif

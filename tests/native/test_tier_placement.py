@@ -1,0 +1,404 @@
+"""Where memory goes that does not fit into the guarantee, what it looks like, and that charges say what is really held."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from preloaded import MIB, environment, python
+
+from vgpu.native import CardLimit, Limits, Region, Usage, simulator
+
+PRELUDE = """from driver_client import *
+def attribute(which, pointer, kind=c_uint64):
+    out = kind()
+    return cu.cuPointerGetAttribute(byref(out), which, c_uint64(pointer)), out.value
+def where(pointer):  # 2: memory of a card
+    return attribute(2, pointer, c_uint)[1]
+"""
+
+
+@dataclass
+class Container:
+    """A region with the tier on, on simulated cards."""
+
+    folder: Path
+    region: Region
+    env: dict[str, str]
+
+    def python(self, script: str) -> list[str]:
+        return python(PRELUDE + script, self.env)
+
+    def usage(self) -> Usage:
+        self.region.reap()
+        return self.region.usage()
+
+    def truth(self, card: int = 0) -> simulator.SimCard:
+        return simulator.cards(self.folder / "cards")[card]
+
+
+def container(
+    folder: Path,
+    *,
+    cards: str = "H100",
+    memory: int = 1024,
+    guarantee: int = 512,
+    host: int | None = 768,
+    movable: bool = False,
+    **variables: str,
+) -> Container:
+    """Sizes in MiB, per card, beside one context of each card."""
+    simulator.create(folder / "cards", cards)
+    (folder / "region").mkdir()
+    limits = Limits(
+        tuple(
+            CardLimit(
+                card.uuid,
+                memory * MIB + card.context_bytes,
+                guarantee * MIB + card.context_bytes,
+                context_bytes=card.context_bytes,
+            )
+            for card in simulator.cards(folder / "cards")
+        ),
+        host_memory=None if host is None else host * MIB,
+        oversubscribe=True,
+        movable=movable,
+    )
+    region = Region.create(folder / "region", limits)
+    return Container(folder, region, environment(folder, cards=cards, VGPU_DIR=str(folder / "region"), **variables))
+
+
+#: what the program does at its end: charges, of the whole container, while it still runs, against what the cards hold
+TRUTH = """
+import os
+from pathlib import Path
+from vgpu.native import Region, simulator
+def truth(card=0, contexts=1):
+    usage = Region.open(Path(os.environ["VGPU_DIR"])).usage().cards[card]
+    really = simulator.cards(Path(os.environ["VGPU_SIM_DIR"]))[card]
+    assert (usage.resident, usage.host_used) == (really.used, really.host), (usage, really)
+    mine = contexts * really.context_bytes
+    return (usage.used - mine) // MIB, (usage.resident - mine) // MIB, usage.host_used // MIB
+"""
+
+
+@pytest.fixture(params=["H100", "T4"], ids=["mapped", "pinned"])
+def box(request: pytest.FixtureRequest, tmp_path: Path) -> Container:
+    """A driver that maps host memory, and one that cannot."""
+    return container(tmp_path, cards=request.param)
+
+
+def test_what_does_not_fit_into_the_guarantee_lies_in_host_memory(box: Container) -> None:
+    lines = box.python(
+        TRUTH
+        + """
+start()
+blocks = [alloc(64 * MIB) for _ in range(8)]
+print([status for status, _ in blocks], {where(pointer) for _, pointer in blocks})
+used, resident, host = truth()
+assert used == resident + host
+print(host, resident, info()[0] // MIB)
+for _, pointer in blocks:
+    ok(free(pointer))
+after = truth()
+print(after[2], after[0] == after[1])
+"""
+    )
+    assert lines == ["[0, 0, 0, 0, 0, 0, 0, 0] {2}", "64 448 512", "0 True"]
+    assert box.usage().cards[0].used == 0
+    assert box.truth().host == 0
+
+
+def test_the_limit_is_exact_and_nothing_stays_charged_after_a_refusal(box: Container) -> None:
+    lines = box.python(
+        TRUTH
+        + """
+start()
+left = info()[0]
+first, pointer = alloc(left // 4 // 4096 * 4096)
+rest = info()[0]
+while rest > 128 * MIB:
+    ok(alloc(128 * MIB)[0])
+    rest -= 128 * MIB
+print(first, rest == info()[0])
+before = truth()
+print(alloc(rest + 1)[0], truth() == before)
+print(alloc(rest)[0], info()[0], alloc(MIB)[0], alloc(64 * MIB)[0])
+truth()
+"""
+    )
+    assert lines == ["0 True", "2 True", "0 0 2 2"]
+    assert box.usage().cards[0].refused == 3
+
+
+def test_the_host_budget_ends_in_an_ordinary_out_of_memory(tmp_path: Path) -> None:
+    box = container(tmp_path, host=100)
+    lines = box.python(
+        TRUTH
+        + """
+start()
+statuses = [alloc(32 * MIB)[0] for _ in range(40)]
+print(statuses == sorted(statuses), set(statuses), truth()[2])
+before = truth()
+print([alloc(32 * MIB)[0], truth() == before, alloc(MIB)[0]])
+"""
+    )
+    assert lines == ["True {0, 2} 96", "[2, True, 0]"]
+
+
+def test_without_a_budget_large_blocks_have_all_of_the_guarantee(tmp_path: Path) -> None:
+    box = container(tmp_path, host=0)
+    lines = box.python(TRUTH + "start()\nn = 0\nwhile alloc(2 * MIB)[0] == 0: n += 1\nprint(truth()[1:], n > 0)")
+    assert lines == ["(512, 0) True"]
+
+
+def test_small_blocks_have_the_headroom_and_then_host_memory(tmp_path: Path) -> None:
+    box = container(tmp_path)
+    lines = box.python(
+        TRUTH
+        + """
+start()
+while truth()[2] == 0:
+    ok(alloc(2 * MIB)[0])
+host = truth()[2]
+small = [alloc(MIB) for _ in range(40)]
+print({status for status, _ in small}, {where(pointer) for _, pointer in small}, truth()[1], truth()[2] > host)
+print({free(pointer) for _, pointer in small}, truth()[2] == host)
+"""
+    )
+    assert lines == ["{0} {2} 512 True", "{0} True"]
+
+
+def test_a_card_that_others_fill_gives_way_to_host_memory(tmp_path: Path) -> None:
+    """The driver has no room although the guarantee has: nobody is refused what host memory can hold."""
+    box = container(tmp_path, cards="T4", memory=20000, guarantee=14000, host=8000)
+    lines = box.python(
+        TRUTH
+        + """
+import subprocess, sys
+env = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "VGPU_DIR")}
+other = subprocess.Popen([sys.executable, "-c", "from driver_client import *\\nstart()\\nprint(alloc(14000 * MIB)[0], flush=True)\\ninput()"],
+                         env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+print(other.stdout.readline().strip())
+start()
+print(alloc(1500 * MIB)[0])
+usage = Region.open(Path(os.environ["VGPU_DIR"])).usage().cards[0]
+print(usage.host_used // MIB)
+other.kill()
+"""
+    )
+    assert lines == ["0", "0", "1500"]
+
+
+# Other ways to allocate
+
+ALLOCATORS = {
+    "cuMemAllocPitch": ("(cu.cuMemAllocPitch_v2(byref(p), byref(n), c_size_t(MIB - 100), c_size_t(100), 16), p.value)", "free(pointer)"),
+    "cuMemAllocAsync": ("alloc_async(100 * MIB)", "free_async(pointer) or cu.cuStreamSynchronize(None)"),
+    "cuMemAllocFromPoolAsync": (
+        "(cu.cuMemAllocFromPoolAsync(byref(p), c_size_t(100 * MIB), the_pool, None), p.value)",
+        "free_async(pointer) or cu.cuCtxSynchronize()",
+    ),
+    "freed-otherwise": ("alloc_async(100 * MIB)", "free(pointer)"),
+    "freed-in-order": ("alloc(100 * MIB)", "free_async(pointer) or cu.cuStreamSynchronize(None)"),
+    "cuMemCreate": ("create(100 * MIB)", "release(pointer)"),
+}
+
+
+@pytest.mark.parametrize("family", ALLOCATORS)
+def test_every_family_goes_to_host_memory_and_comes_back(box: Container, family: str) -> None:
+    if family == "cuMemCreate" and box.truth().model == "Tesla T4":
+        pytest.skip("physical memory cannot be made in pinned memory")
+    allocate, release = ALLOCATORS[family]
+    lines = box.python(
+        TRUTH
+        + f"""
+start()
+the_pool, p, n = pool(), c_uint64(), c_size_t()
+ok(alloc(info()[0] - (1024 - 512) * MIB - 50 * MIB)[0])
+before = truth()
+status, pointer = {allocate}
+now = truth()
+print(status, now[1] == before[1], now[2] - before[2], now[0] - before[0])
+print({release}, info()[0] > 0, truth() == before)
+"""
+    )
+    assert lines == ["0 True 100 100", "0 True True"]
+
+
+def test_managed_memory_is_the_driver_s_own_and_stays_within_the_guarantee(tmp_path: Path) -> None:
+    box = container(tmp_path)
+    lines = box.python(
+        TRUTH
+        + """
+start()
+p = c_uint64()
+print(cu.cuMemAllocManaged(byref(p), c_size_t(600 * MIB), 1), cu.cuMemAllocManaged(byref(p), c_size_t(64 * MIB), 1))
+print(truth()[2])
+"""
+    )
+    assert lines == ["2 0", "0"]
+
+
+def test_a_block_made_by_the_program_is_on_the_card_as_far_as_anybody_can_tell(tmp_path: Path) -> None:
+    box = container(tmp_path)
+    lines = box.python(
+        TRUTH
+        + """
+start()
+ok(alloc(info()[0] - (1024 - 512) * MIB - 50 * MIB)[0])
+status, handle = create(64 * MIB)
+at = reserve(64 * MIB)
+ok(map_block(at, 64 * MIB, handle))
+class Access(Structure):
+    _fields_ = [("location", Location), ("flags", c_int)]
+ok(cu.cuMemSetAccess(c_uint64(at), c_size_t(64 * MIB), byref(Access(Location(1, 0), 3)), c_size_t(1)))
+asked = AllocationProperties()
+ok(cu.cuMemGetAllocationPropertiesFromHandle(byref(asked), c_ulonglong(handle)))
+print(status, (asked.location.type, asked.location.id), where(at + MIB), attribute(9, at, c_int)[1], truth()[2])
+ok(release(handle))
+print(truth()[2], unmap(at, 64 * MIB), truth()[2])
+shared = c_ulonglong()
+print(cu.cuMemCreate(byref(shared), c_size_t(64 * MIB), byref(AllocationProperties(type=1, handles=1, location=Location(1, 0))), c_ulonglong(0)))
+"""
+    )
+    assert lines == ["0 (1, 0) 2 0 64", "64 0 0", "2"]
+
+
+# What it looks like
+
+
+def test_a_pointer_into_host_memory_looks_like_one_of_the_card(box: Container) -> None:
+    lines = box.python(
+        """
+ctx = start()
+ok(alloc(info()[0] - (1024 - 512) * MIB - 50 * MIB)[0])
+size = 100 * MIB + 512
+status, pointer = alloc(size)
+inside = pointer + 3 * MIB + 8
+print(status, where(inside), attribute(9, inside, c_int), attribute(11, inside)[1] == pointer, attribute(12, inside)[1] - size)
+print(attribute(1, inside)[1] == ctx.value, attribute(8, inside, c_int)[1], attribute(4, inside)[0], attribute(3, inside)[1] == inside)
+print(attribute(7, inside)[1] == attribute(7, pointer)[1], attribute(7, pointer)[1] != attribute(7, alloc(64 * MIB)[1])[1])
+base, length = c_uint64(), c_size_t()
+print(cu.cuMemGetAddressRange_v2(byref(base), byref(length), c_uint64(inside)), base.value == pointer, length.value - size)
+kinds = (c_int * 3)(2, 9, 4)
+kind, ordinal, host = c_uint(7), c_int(7), c_uint64(7)
+data = (c_void_p * 3)(*(cast(byref(x), c_void_p) for x in (kind, ordinal, host)))
+print(cu.cuPointerGetAttributes(3, kinds, data, c_uint64(inside)), kind.value, ordinal.value, host.value)
+print(cu.cuIpcGetMemHandle(byref((c_char * 64)()), c_uint64(pointer)), cu.cuMemRetainAllocationHandle(byref(base), c_void_p(pointer)))
+print(free(inside), free(pointer), free(pointer))
+""".replace("ctx =", "from ctypes import cast\nctx =", 1)
+    )
+    assert lines == ["0 2 (0, 0) True 0", "True 0 1 True", "True True", "0 True 0", "0 2 0 0", "1 1", "1 0 1"]
+
+
+def test_the_contents_are_the_program_s(box: Container) -> None:
+    lines = box.python(
+        """
+start()
+ok(alloc(info()[0] - (1024 - 512) * MIB - 50 * MIB)[0])
+(_, one), (_, two) = alloc(96 * MIB), alloc(96 * MIB)
+ok(cu.cuMemsetD8_v2(c_uint64(one), 17, c_size_t(96 * MIB)))
+ok(cu.cuMemsetD8_v2(c_uint64(two), 18, c_size_t(96 * MIB)))
+ok(cu.cuMemcpyDtoD_v2(c_uint64(two + 10), c_uint64(one + 50 * MIB), c_size_t(MIB)))
+out = (c_char * 12)()
+ok(cu.cuMemcpyDtoH_v2(out, c_uint64(two + 4), c_size_t(12)))
+print(list(out.raw))
+"""
+    )
+    assert lines == ["[18, 18, 18, 18, 18, 18, 17, 17, 17, 17, 17, 17]"]
+
+
+# How it ends
+
+
+def test_a_free_in_stream_order_waits_for_the_stream(tmp_path: Path) -> None:
+    box = container(tmp_path)
+    lines = box.python(
+        TRUTH
+        + """
+start()
+ok(alloc(info()[0] - (1024 - 512) * MIB - 50 * MIB)[0])
+stream = c_void_p()
+ok(cu.cuStreamCreate(byref(stream), 1))
+status, pointer = alloc_async(100 * MIB, stream.value)
+ok(launch(function("busy_300ms"), stream.value))
+ok(free_async(pointer, stream.value))
+held = lambda: Region.open(Path(os.environ["VGPU_DIR"])).usage().cards[0].host_used // MIB
+info()
+print(cu.cuStreamQuery(stream), held(), where(pointer), free_async(pointer, stream.value))
+ok(cu.cuStreamSynchronize(stream))
+info()
+print(held())
+"""
+    )
+    assert lines == ["600 100 2 1", "0"]
+
+
+@pytest.mark.parametrize("end", ["cu.cuCtxDestroy_v2(ctx)", "cu.cuDevicePrimaryCtxReset_v2(0)"], ids=["destroy", "reset"])
+def test_blocks_go_with_their_context(box: Container, end: str) -> None:
+    lines = box.python(
+        TRUTH
+        + f"""
+ok(cu.cuInit(0))
+ctx = c_void_p()
+if "Primary" in {end!r}:
+    ok(cu.cuDevicePrimaryCtxRetain(byref(ctx), 0)); ok(cu.cuCtxSetCurrent(ctx))
+else:
+    ctx = context()
+ok(alloc(300 * MIB)[0])
+ok(alloc(500 * MIB)[0])
+ok(alloc(100 * MIB)[0])
+status, pointer = alloc_async(100 * MIB)
+print(truth()[2], status, free_async(pointer))
+print({end}, truth(contexts=0))
+context()
+ok(alloc(700 * MIB)[0])
+print(truth())
+"""
+    )
+    assert lines == ["600 0 0", "0 (0, 0, 0)", "(700, 0, 700)"]
+
+
+def test_a_child_has_nothing_of_its_parent_s(tmp_path: Path) -> None:
+    box = container(tmp_path)
+    lines = box.python(
+        TRUTH
+        + """
+start()
+ok(alloc(info()[0] - (1024 - 512) * MIB - 50 * MIB)[0])
+status, pointer = alloc(100 * MIB)
+before = truth()
+if os.fork() == 0:
+    free(pointer)
+    os._exit(0)
+os.wait()
+print(truth() == before, where(pointer), free(pointer), truth()[2])
+"""
+    )
+    assert lines == ["True 2 0 0"]
+
+
+def test_each_card_has_accounts_and_host_memory_of_its_own(tmp_path: Path) -> None:
+    box = container(tmp_path, cards="H100x2")
+    lines = box.python(
+        TRUTH
+        + """
+one, two = start(), context(1)
+first = alloc(600 * MIB)
+ok(cu.cuCtxSetCurrent(one))
+second = alloc(700 * MIB)
+print(first[0], second[0], attribute(9, first[1], c_int)[1], attribute(9, second[1], c_int)[1])
+print(truth(0), truth(1))
+print(free(first[1]), free(second[1]))
+"""
+    )
+    assert lines == ["0 0 1 0", "(700, 0, 700) (600, 0, 600)", "0 0"]
+
+
+def test_nothing_changes_without_the_flag(tmp_path: Path) -> None:
+    (tmp_path / "region").mkdir()
+    region = Region.create(tmp_path / "region", Limits((CardLimit("", 1024 * MIB, 512 * MIB),), host_memory=None))
+    env = environment(tmp_path, cards="H100", VGPU_DIR=str(tmp_path / "region"))
+    lines = python(PRELUDE + "start()\nprint(alloc(1000 * MIB)[0], alloc(100 * MIB)[0], info()[1] // MIB)", env)
+    assert lines == ["0 2 1024"]
+    assert region.usage().cards[0].resident == 0
