@@ -92,15 +92,15 @@ struct sim_card {
     sim_lock memory_lock __attribute__((aligned(SIM_LINE)));
     _Atomic uint64_t used, peak;
     sim_lock time_lock __attribute__((aligned(SIM_LINE)));
-    struct sim_engine {
-        _Atomic uint64_t free_ns, owner; /* when the last copy given to it ends, and whose that is: generation << 32 | slot + 1 */
-    } engines[SIM_ENGINES];
     _Atomic uint64_t clock_ns, busy_ns; /* all is decided up to clock_ns */
     _Atomic uint64_t current;           /* whose turn it is: generation << 32 | slot + 1; 0: nobody's yet */
     _Atomic uint64_t slice_start_ns, switches;
     _Atomic uint64_t active[SIM_SLOTS / 64]; /* a bit for each slot that may have work */
     struct sim_step step;
     struct sim_usage usage;
+    struct sim_engine {
+        _Atomic uint64_t free_ns, owner; /* when the last copy given to it ends, and whose that is: generation << 32 | slot + 1 */
+    } engines[SIM_ENGINES];
 };
 
 /* Slots are claimed, never freed: `owner` is generation << 2 | state. */
@@ -141,12 +141,12 @@ struct sim_process {
     uint32_t kernels; /* that it may run side by side */
     struct sim_share_of_card {
         _Atomic uint64_t used, peak, busy_ns, launches;
-        _Atomic uint64_t host, host_peak; /* host memory that is there for this card */
-        _Atomic uint64_t faults;          /* launches whose memory was not there, or was taken away under them */
         _Atomic uint64_t issued, completed; /* launches; all up to `completed` have ended */
         _Atomic uint64_t waited_ns, left_ns; /* time with work but without the card, up to the last turn; when that turn ended */
         _Atomic uint32_t contexts;
         struct sim_usage usage;
+        _Atomic uint64_t host, host_peak; /* host memory that is there for this card */
+        _Atomic uint64_t faults;          /* launches whose memory was not there, or was taken away under them */
     } cards[SIM_CARDS] __attribute__((aligned(SIM_LINE)));
     struct sim_launch launched[SIM_CARDS][SIM_RING] __attribute__((aligned(SIM_LINE)));
 };

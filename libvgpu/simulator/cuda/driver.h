@@ -401,8 +401,13 @@ uint64_t function_argument(CUfunction function, void **params, void **extra);
 
 /* touch.c: memory that launches touch */
 void touch_name(CUfunction function);
-/* Keeps what a launch needs to know of its parameters; `later`: it is for a graph. */
-void touch_read(struct launch_shape *shape, void **params, void **extra, bool later);
+/* Whether it matters what a launch touches. */
+static inline bool touch_matters(CUfunction function)
+{
+    return function->touch || driver.sim.timing.copies || driver.sim.timing.migrate || atomic_load_explicit(&driver.mapped, memory_order_relaxed);
+}
+/* Keeps what a launch needs to know of its parameters. */
+void touch_read(struct launch_shape *shape, void **params, void **extra);
 /* Does what the kernel does; nanoseconds that it waits for memory which is not on the card. */
 uint64_t touch_launch(CUcontext context, const struct launch_shape *shape);
 /* Notes that a launch uses its mappings. */

@@ -110,7 +110,7 @@ CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphN
                                            .block = {params->blockDimX, params->blockDimY, params->blockDimZ},
                                            .shared = params->sharedMemBytes,
                                            .argument = function_argument(function, params->kernelParams, params->extra)};
-    touch_read(&(*out)->kernel, params->kernelParams, params->extra, true);
+    touch_read(&(*out)->kernel, params->kernelParams, params->extra);
     return CUDA_SUCCESS;
 }
 

@@ -1,33 +1,45 @@
 /* Launches, and what can be asked of a function. */
+#include <string.h>
+
 #include "cuda/driver.h"
 
 #define MAX_THREADS 1024u
 
-static CUresult launch(const struct launch_shape *given, CUstream handle, void **params, void **extra)
+/* Of what the launch touches only its number is set: touch_read fills in the rest. */
+static CUresult launch(struct launch_shape *shape, CUstream handle, void **params, void **extra)
 {
     ENTER_CONTEXT(context);
-    struct launch_shape shape = *given;
     CUstream stream;
-    if (!shape.function)
+    if (!shape->function)
         return CUDA_ERROR_INVALID_HANDLE;
-    CUresult result = function_resolve(shape.function, context, &shape.function);
+    CUresult result = function_resolve(shape->function, context, &shape->function);
     if (!result)
         result = stream_resolve(handle, &stream);
     if (result)
         return result;
-    if (stream->context != context || shape.function->module->context != context)
+    if (stream->context != context || shape->function->module->context != context)
         return CUDA_ERROR_INVALID_HANDLE;
     for (int i = 0; i < 3; i++)
-        if (!shape.grid[i] || !shape.block[i] || shape.block[i] > (i == 2 ? 64u : 1024u) || shape.grid[i] > (i ? 65535u : 0x7fffffffu))
+        if (!shape->grid[i] || !shape->block[i] || shape->block[i] > (i == 2 ? 64u : 1024u) || shape->grid[i] > (i ? 65535u : 0x7fffffffu))
             return CUDA_ERROR_INVALID_VALUE;
-    if ((uint64_t)shape.block[0] * shape.block[1] * shape.block[2] > MAX_THREADS)
+    if ((uint64_t)shape->block[0] * shape->block[1] * shape->block[2] > MAX_THREADS)
         return CUDA_ERROR_INVALID_VALUE;
-    if (shape.shared > 49152u && (int)shape.shared > shape.function->dynamic_shared)
+    if (shape->shared > 49152u && (int)shape->shared > shape->function->dynamic_shared)
         return CUDA_ERROR_INVALID_VALUE;
-    shape.argument = function_argument(shape.function, params, extra);
-    touch_read(&shape, params, extra, stream->capture);
-    result = capture_kernel(stream, &shape);
-    return result == CUDA_ERROR_NOT_READY ? stream_launch(stream, &shape) : result;
+    shape->argument = function_argument(shape->function, params, extra);
+    if (stream->capture || touch_matters(shape->function))
+        touch_read(shape, params, extra);
+    result = capture_kernel(stream, shape);
+    return result == CUDA_ERROR_NOT_READY ? stream_launch(stream, shape) : result;
+}
+
+static void shape_of(struct launch_shape *shape, CUfunction function, const unsigned grid[3], const unsigned block[3], unsigned shared)
+{
+    shape->function = function;
+    memcpy(shape->grid, grid, sizeof shape->grid);
+    memcpy(shape->block, block, sizeof shape->block);
+    shape->shared = shared;
+    shape->pointers = 0;
 }
 
 CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
@@ -36,7 +48,8 @@ CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int g
     ENTER();
     if (params && extra)
         return CUDA_ERROR_INVALID_VALUE;
-    struct launch_shape shape = {.function = function, .grid = {grid_x, grid_y, grid_z}, .block = {block_x, block_y, block_z}, .shared = shared};
+    struct launch_shape shape;
+    shape_of(&shape, function, (unsigned[]){grid_x, grid_y, grid_z}, (unsigned[]){block_x, block_y, block_z}, shared);
     return launch(&shape, stream, params, extra);
 }
 
@@ -51,7 +64,8 @@ CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, uns
         resident = (uint64_t)profile->blocks_per_multiprocessor;
     if (threads && threads <= MAX_THREADS && blocks > resident * (uint64_t)profile->multiprocessors)
         return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
-    struct launch_shape shape = {.function = function, .grid = {grid_x, grid_y, grid_z}, .block = {block_x, block_y, block_z}, .shared = shared};
+    struct launch_shape shape;
+    shape_of(&shape, function, (unsigned[]){grid_x, grid_y, grid_z}, (unsigned[]){block_x, block_y, block_z}, shared);
     return launch(&shape, stream, params, NULL);
 }
 
@@ -82,11 +96,10 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
         if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && config->attrs[i].value.cooperative)
             return cuLaunchCooperativeKernel(function, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX, config->blockDimY,
                                              config->blockDimZ, config->sharedMemBytes, config->hStream, params);
-    return launch(&(struct launch_shape){.function = function,
-                                         .grid = {config->gridDimX, config->gridDimY, config->gridDimZ},
-                                         .block = {config->blockDimX, config->blockDimY, config->blockDimZ},
-                                         .shared = config->sharedMemBytes},
-                  config->hStream, params, extra);
+    struct launch_shape shape;
+    shape_of(&shape, function, (unsigned[]){config->gridDimX, config->gridDimY, config->gridDimZ},
+             (unsigned[]){config->blockDimX, config->blockDimY, config->blockDimZ}, config->sharedMemBytes);
+    return launch(&shape, config->hStream, params, extra);
 }
 
 /* The way of CUDA 3: the block shape is set on the function. */
@@ -103,7 +116,8 @@ CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream 
     ENTER();
     if (width <= 0 || height <= 0)
         return CUDA_ERROR_INVALID_VALUE;
-    struct launch_shape shape = {.function = function, .grid = {(unsigned)width, (unsigned)height, 1}, .block = {1, 1, 1}};
+    struct launch_shape shape;
+    shape_of(&shape, function, (unsigned[]){(unsigned)width, (unsigned)height, 1}, (unsigned[]){1, 1, 1}, 0);
     return launch(&shape, stream, NULL, NULL);
 }
 

@@ -141,7 +141,8 @@ CUresult stream_launch(CUstream stream, const struct launch_shape *shape)
     host_wait(stream->host); /* the card cannot wait for a host function; the caller does */
     if (!(stream->flags & CU_STREAM_NON_BLOCKING) && stream != context->legacy && context->legacy->last > after.prefix)
         after.prefix = context->legacy->last;
-    duration += touch_launch(context, shape);
+    if (touch_matters(shape->function))
+        duration += touch_launch(context, shape);
     if (driver.sim.timing.copies)
         plan(stream, duration);
     uint32_t width = driver.sim.timing.kernels > 1 ? width_of(shape, blocks) : SIM_WHOLE;

@@ -71,12 +71,10 @@ static const char *buffer_of(void **extra, size_t *size)
     return buffer;
 }
 
-void touch_read(struct launch_shape *shape, void **params, void **extra, bool later)
+void touch_read(struct launch_shape *shape, void **params, void **extra)
 {
     CUfunction function = shape->function;
-    const struct sim_timing *timing = &driver.sim.timing;
-    if (!function->touch && !later && !timing->copies && !timing->migrate && !atomic_load_explicit(&driver.mapped, memory_order_relaxed))
-        return;
+    memset(shape->operand, 0, sizeof shape->operand);
     size_t room, at = 0;
     const char *buffer = buffer_of(extra, &room);
     if (buffer)
