@@ -4,6 +4,10 @@
  *   limit CARD | cores CARD | policy | flags | priority | host
  *   charge CARD BYTES | force CARD BYTES     "ok TICKET" or "refused"; BYTES as CUDA_DEVICE_MEMORY_LIMIT takes them
  *   host-charge CARD BYTES           the same on the account of host bytes
+ *   allocate CARD BYTES              device bytes alone, wherever they are going to lie
+ *   resident CARD BYTES SPARE        resident bytes alone
+ *   beside TICKET BYTES SPARE        resident bytes beside an allocate
+ *   accounts CARD                    what each account says: device, host, resident
  *   release TICKET BYTES | used CARD | reap MS | kind CARD KIND BYTES | time CARD NS LAUNCHES
  *   size TEXT                        what a size means, or "no"
  *   fork                             goes on in the child (raw clone: no atfork handlers), when that is killed in the parent; "child PID"
@@ -71,6 +75,16 @@ static void charge(const char *command, unsigned card, const char *size)
         vgpu_charge_always(card, VGPU_DEVICE_BYTES, bytes, &ticket);
     else
         granted = vgpu_charge(card, strcmp(command, "charge") == 0 ? VGPU_DEVICE_BYTES : VGPU_HOST_BYTES, bytes, &ticket);
+    answer_charge(granted, ticket);
+}
+
+/* Of memory that is charged in two parts: what is allocated, and where it lies. */
+static void charge_part(const char *command, unsigned number, uint64_t bytes, uint64_t spare)
+{
+    struct vgpu_ticket ticket = tickets[number % 65536];
+    const bool granted = strcmp(command, "allocate") == 0   ? vgpu_charge_allocated(number, bytes, &ticket)
+                         : strcmp(command, "resident") == 0 ? vgpu_charge_resident(number, bytes, spare, &ticket)
+                                                            : vgpu_charge_beside(&ticket, bytes, spare);
     answer_charge(granted, ticket);
 }
 
@@ -160,6 +174,11 @@ static void obey(const char *command, const char *first, const char *second, con
         puts(vgpu_mapping()->managed ? "yes" : "no");
     else if (strcmp(command, "charge") == 0 || strcmp(command, "force") == 0 || strcmp(command, "host-charge") == 0)
         charge(command, number, second);
+    else if (strcmp(command, "allocate") == 0 || strcmp(command, "resident") == 0 || strcmp(command, "beside") == 0)
+        charge_part(command, number, strtoull(second, NULL, 10), strtoull(third, NULL, 10));
+    else if (strcmp(command, "accounts") == 0)
+        printf("%" PRIu64 " %" PRIu64 " %" PRIu64 "\n", vgpu_used(number, VGPU_DEVICE_BYTES), vgpu_used(number, VGPU_HOST_BYTES),
+               vgpu_used(number, VGPU_RESIDENT_BYTES));
     else if (strcmp(command, "release") == 0) {
         vgpu_release(tickets[number], strtoull(second, NULL, 10));
         puts("ok");
