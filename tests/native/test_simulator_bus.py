@@ -167,6 +167,24 @@ report(time.monotonic() - begin)
     assert seconds * 1000 >= least
 
 
+def test_a_host_function_is_called_after_the_copies_before_it(machine: Machine) -> None:
+    seconds = machine.run(
+        f"{CLIENT}{ROOMS}"
+        + """
+import ctypes
+called = []
+function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda data: called.append(time.monotonic()))
+begin = time.monotonic()
+ok(cu.cuMemcpyHtoDAsync(a, host, 10 * MIB, 0))
+ok(cu.cuLaunchHostFunc(0, cu.CUhostFn(ctypes.cast(function, ctypes.c_void_p).value), 0))
+ok(cu.cuCtxSynchronize())
+report(called[0] - begin)
+""",
+        VGPU_SIM_TIME="bus=200MB/s",
+    )
+    assert seconds >= across(10 * MIB, 0.2) / 1e9
+
+
 def test_a_copy_runs_beside_kernels_of_another_stream(machine: Machine) -> None:
     """The kernel, launched after the copy of 670 ms, ends before it; so does a copy the other way."""
     found = machine.run(
