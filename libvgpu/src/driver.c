@@ -10,8 +10,8 @@
 #include "loaded.h"
 #include "loader.h"
 
-#define NAME_SLOTS 512    /* power of two, at most half full: see the assertion below */
-#define ADDRESS_SLOTS 1024
+#define NAME_SLOTS 1024   /* power of two, at most half full: see the assertion below */
+#define ADDRESS_SLOTS 2048
 
 enum stream_meaning { ANY, LEGACY, PER_THREAD };
 enum library { LIBRARY_CUDA, LIBRARY_NVML, LIBRARIES };
@@ -56,16 +56,15 @@ static uint32_t hash_of(const char *text) {
 }
 
 /* Exact names, hashed on first use into a table that never changes afterwards. Threads that fill it at the same time write the same values. */
-static atomic_uchar name_table[NAME_SLOTS]; /* hook number + 1 */
+static atomic_ushort name_table[NAME_SLOTS]; /* hook number + 1 */
 static atomic_bool name_table_ready;
-_Static_assert(VGPU_HOOK_COUNT < 255, "hook numbers must fit into the table of names");
 
 static void fill_name_table(void) {
     for (int i = 0; i < VGPU_HOOK_COUNT; i++) {
         uint32_t slot = hash_of(symbols[i]) % NAME_SLOTS;
         while (true) {
-            unsigned char there = atomic_load(&name_table[slot]);
-            if (there == i + 1 || (there == 0 && atomic_compare_exchange_strong(&name_table[slot], &there, (unsigned char)(i + 1))))
+            unsigned short there = atomic_load(&name_table[slot]);
+            if (there == i + 1 || (there == 0 && atomic_compare_exchange_strong(&name_table[slot], &there, (unsigned short)(i + 1))))
                 break;
             if (there == i + 1)
                 break;
@@ -81,7 +80,7 @@ int vgpu_hook_number(const char *symbol) {
     if (!atomic_load_explicit(&name_table_ready, memory_order_acquire))
         fill_name_table();
     for (uint32_t slot = hash_of(symbol) % NAME_SLOTS;; slot = (slot + 1) % NAME_SLOTS) {
-        unsigned char there = atomic_load_explicit(&name_table[slot], memory_order_relaxed);
+        unsigned short there = atomic_load_explicit(&name_table[slot], memory_order_relaxed);
         if (there == 0)
             return -1;
         if (strcmp(symbols[there - 1], symbol) == 0)

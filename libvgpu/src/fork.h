@@ -20,4 +20,9 @@ void vgpu_samples_forget(void);
 void vgpu_pacer_forget(void);
 void vgpu_tier_blocks_forget(void);
 void vgpu_tier_free_forget(void);
+void vgpu_gate_forget(void);
+void vgpu_streams_forget(void);
+void vgpu_parameters_forget(void);
+void vgpu_moves_forget(void);
+void vgpu_graph_touches_forget(void);
 #endif

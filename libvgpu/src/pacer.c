@@ -11,6 +11,7 @@
 #include "contention.h"
 #include "crowd.h"
 #include "fork.h"
+#include "gate.h"
 #include "gcra.h"
 #include "prepaid.h"
 #include "settle.h"
@@ -69,7 +70,7 @@ void vgpu_pacer_stale(uint64_t key) {
 static void ask_for_cards(void) {
     int count = 0;
     if (DRIVER(cuDeviceGetCount) && DRIVER(cuDeviceGetCount)(&count) == CUDA_SUCCESS)
-        atomic_store(&vgpu_one_card, count == 1);
+        atomic_store(&vgpu_one_card, count == 1 && !vgpu_gate_is_armed()); /* an armed gate makes every launch look */
 }
 
 static uint64_t limits_selector(void) {

@@ -18,6 +18,7 @@ static struct vgpu_local local = {.enforced = VGPU_REGION + 1};
 struct vgpu_mapping vgpu_mapped = {.limits = &limits_file, .usage = &usage_file};
 _Atomic(struct vgpu_local *) vgpu_local_memory = &local;
 _Atomic(void *) vgpu_driver_entries[VGPU_ENTRY_COUNT];
+atomic_bool vgpu_gate_armed; /* nothing can move */
 atomic_int vgpu_open_captures, vgpu_samples_outstanding;
 
 void *vgpu_driver_entry_slowly(enum vgpu_entry entry) { (void)entry; return NULL; }

@@ -39,7 +39,7 @@ def test_every_hook_is_defined_in_one_family_file() -> None:
     for name in exported():
         if name in {"dlopen", "dlsym", "dlvsym"}:
             continue
-        definition = re.compile(rf"(CUresult|nvmlReturn_t) {name}\(|^(?:LIST_V[12]|PACED)\({name},", re.M)
+        definition = re.compile(rf"(CUresult|nvmlReturn_t) {name}\(|^(?:LIST_V[12]|PACED|GATED)\({name},", re.M)
         assert len([file for file, text in families.items() if definition.search(text)]) == 1, name
 
 
@@ -48,7 +48,7 @@ def test_versions_are_those_of_the_toolkit() -> None:
     (header,) = (found for d in header_dirs() if (found := Path(d) / "cudaTypedefs.h").exists())
     typedefs = set(re.findall(r"\*PFN_(\w+)\)", header.read_text()))
     for name, symbol, version, stream in listed("CUDA_HOOK"):
-        suffix = "_ptsz" if stream == "PER_THREAD" else ""
+        suffix = symbol[-5:] if stream == "PER_THREAD" else ""  # _ptsz, or _ptds of calls without a stream
         assert f"{name}_v{version}{suffix}" in typedefs, symbol
 
 

@@ -1,18 +1,18 @@
 /* Begin and end of stream captures, counted so that launches need not ask the driver as long as there is none. */
 #define _GNU_SOURCE
 #include "capture.h"
+#include "gated.h"
 
-static CUstream per_thread(CUstream stream) {
-    return stream ? stream : CU_STREAM_PER_THREAD;
-}
-
-/* Counted before the driver begins, so that no other thread's event gets in between. */
+/* Counted before the driver begins, so that no other thread's event gets in between; and not while somebody asks what streams do. */
 #define BEGIN(stream, ...)                                                                                                                         \
+    const bool gated = vgpu_gate_is_armed();                                                                                                       \
+    if (gated)                                                                                                                                     \
+        vgpu_gate_enter();                                                                                                                         \
     struct vgpu_capture *capture = vgpu_capture_beginning(stream);                                                                                 \
-    if (!capture)                                                                                                                                  \
-        return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                           \
-    CUresult result = real(__VA_ARGS__);                                                                                                           \
+    CUresult result = capture ? real(__VA_ARGS__) : CUDA_ERROR_OUT_OF_MEMORY;                                                                      \
     vgpu_captures_settle(capture, result != CUDA_SUCCESS);                                                                                         \
+    if (gated)                                                                                                                                     \
+        vgpu_gate_leave();                                                                                                                         \
     return result
 
 CUresult cuStreamBeginCapture(CUstream stream) {
@@ -106,6 +106,8 @@ CUresult cuStreamEndCaptureToCig_ptsz(CUstream stream) {
 /* A capture ends with its stream. It leaves the list before the driver may hand the same handle to another thread. */
 static CUresult destroy(CUresult (*real)(CUstream), CUstream stream) {
     struct vgpu_departure departure = {.stream = stream};
+    if (vgpu_gate_is_armed())
+        vgpu_stream_going(stream);
     struct vgpu_capture *taken = vgpu_captures_take(stream);
     vgpu_capture_departs(&departure);
     CUresult result = real(stream);

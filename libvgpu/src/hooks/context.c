@@ -5,9 +5,11 @@
 #include "capture.h"
 #include "charge.h"
 #include "fork.h"
+#include "parameters.h"
 #include "samples.h"
 #include "sparse.h"
 #include "spin.h"
+#include "streams.h"
 #include "tier_blocks.h"
 
 #define MAX_DEVICES 64
@@ -90,12 +92,15 @@ struct leaving {
     CUcontext context;
     struct vgpu_moment before;
     struct vgpu_departure departure;
-    bool sparse;
+    bool sparse, gated;
 };
 
 static void going(struct leaving *leaving, CUcontext context) {
     *leaving = (struct leaving){.context = context, .departure.context = context};
     vgpu_own_tables();
+    leaving->gated = vgpu_gate_is_armed();
+    if (leaving->gated)
+        vgpu_gate_enter(); /* nobody asks about its streams meanwhile */
     vgpu_samples_going(context);
     vgpu_sizes_moment(&leaving->before);
     leaving->before.tier = vgpu_tier_moment();
@@ -107,10 +112,17 @@ static void went(const struct leaving *leaving, bool gone) {
     vgpu_sparse_gone(leaving->sparse, gone, NULL, leaving->context);
     vgpu_capture_departed(&leaving->departure);
     vgpu_samples_went(leaving->context, gone);
-    if (!gone)
+    if (gone) {
+        vgpu_context_gone(leaving->context, &leaving->before);
+        vgpu_captures_end(NULL, leaving->context);
+    }
+    if (!leaving->gated)
         return;
-    vgpu_context_gone(leaving->context, &leaving->before);
-    vgpu_captures_end(NULL, leaving->context);
+    if (gone) {
+        vgpu_streams_context_gone(leaving->context);
+        vgpu_parameters_stale(); /* its functions have gone with it */
+    }
+    vgpu_gate_leave();
 }
 
 CUresult cuCtxDestroy_v2(CUcontext context) {

@@ -6,27 +6,34 @@
 
 #include "capture.h"
 #include "charge.h"
+#include "gated.h"
+#include "graph_touches.h"
 #include "pacer.h"
 #include "prepaid.h"
 
 typedef CUresult (*run_function)(CUgraphExec, CUstream);
 
-static CUstream per_thread(CUstream stream) {
-    return stream ? stream : CU_STREAM_PER_THREAD;
+static CUresult hand_in(run_function real, CUgraphExec exec, CUstream given, CUstream stream) {
+    if (!vgpu_gate_is_armed())
+        return real(exec, given);
+    vgpu_handing_in(stream);
+    CUresult result = real(exec, given);
+    vgpu_handed_in();
+    return result;
 }
 
 /* `stream` is the one that the driver will use, `given` what the program passed on. */
 static CUresult with_memory(run_function real, CUgraphExec exec, CUstream given, CUstream stream) {
     struct vgpu_graph *graph = vgpu_graph_find(exec);
     if (__builtin_expect(!graph, 1) || vgpu_enforcement() == VGPU_UNLIMITED)
-        return real(exec, given);
+        return hand_in(real, exec, given, stream);
     struct vgpu_graph_launch launch;
     int kept = errno;
     bool charged = vgpu_graph_charge(graph, stream, &launch);
     errno = kept;
     if (!charged)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = real(exec, given);
+    CUresult result = hand_in(real, exec, given, stream);
     kept = errno;
     vgpu_graph_settle(&launch);
     errno = kept;
@@ -47,6 +54,10 @@ static CUresult paced(run_function real, CUgraphExec exec, CUstream given, CUstr
     struct vgpu_launch launch;
     if (vgpu_pacer_prepaid(key, stream))
         return launch_with_memory(real, exec, given, stream);
+    if (vgpu_gate_is_armed()) {
+        vgpu_safe_point();
+        vgpu_touched_graph(exec);
+    }
     if (__builtin_expect(!vgpu_pacer_before(&launch, key, stream), 0))
         return CUDA_ERROR_OUT_OF_MEMORY;
     return vgpu_pacer_after(&launch, launch_with_memory(real, exec, given, stream));
@@ -93,6 +104,8 @@ static CUresult instantiated(CUresult result, CUgraph graph, CUgraphExec made, s
         return result != CUDA_SUCCESS ? result : read;
     }
     vgpu_graph_keep(vgpu_graph_later(before, found), made);
+    if (vgpu_gate_is_armed())
+        vgpu_graph_touches_read(graph, made);
     *exec = made;
     return CUDA_SUCCESS;
 }
@@ -159,6 +172,8 @@ CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, CUD
 CUresult cuGraphExecDestroy(CUgraphExec exec) {
     CUDA_REAL(cuGraphExecDestroy);
     struct vgpu_graph *graph = vgpu_graph_take(exec);
+    if (vgpu_gate_is_armed())
+        vgpu_graph_touches_gone(exec);
     CUresult result = real(exec);
     vgpu_graph_keep(graph, result == CUDA_SUCCESS ? NULL : exec);
     if (result == CUDA_SUCCESS)

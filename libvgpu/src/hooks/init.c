@@ -3,12 +3,17 @@
 #include <errno.h>
 
 #include "charge.h"
+#include "gate.h"
 #include "log.h"
 
+/* Before there is a context, and so before anything is handed in. */
 CUresult cuInit(unsigned int flags) {
     CUDA_REAL(cuInit);
     if (vgpu_enforcement() == VGPU_BROKEN)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    const struct vgpu_limits *limits = vgpu_limits_now();
+    if (limits && limits->flags & VGPU_OVERSUBSCRIBE && !vgpu_gate_is_armed())
+        vgpu_gate_arm();
     return real(flags);
 }
 

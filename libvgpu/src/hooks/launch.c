@@ -1,12 +1,10 @@
 /* Every way to start work on a card. */
 #define _GNU_SOURCE
 #include "charge.h"
+#include "gated.h"
 #include "pacer.h"
 #include "prepaid.h"
-
-static CUstream per_thread(CUstream stream) {
-    return stream ? stream : CU_STREAM_PER_THREAD;
-}
+#include "touched.h"
 
 /* Blocks or threads of a launch. Where it does not fit the launch is senseless, and refused by the driver. */
 static inline uint64_t product(uint64_t x, uint64_t y, uint64_t z) {
@@ -15,16 +13,27 @@ static inline uint64_t product(uint64_t x, uint64_t y, uint64_t z) {
 
 /* Defines the hook `symbol`. Without limits it asks one flag and jumps to the driver's function; a launch that is paid in advance calls nothing else
  * either. All else is in a function of its own, for whose sake these would have to keep their arguments. Those that the driver will refuse at once
- * (`countable` is false) are left to it. */
-#define PACED(symbol, parameters, arguments, countable, key, stream)                                                                              \
+ * (`countable` is false) are left to it. Where blocks can move nothing is paid in advance here (vgpu_one_card is false), and what the launch touches is
+ * noted by `touch`; it waits for its start outside the gate. */
+#define PACED(symbol, parameters, arguments, countable, key, stream, touch)                                                                              \
     static __attribute__((noinline)) CUresult paced_##symbol parameters {                                                                         \
         CUDA_REAL(symbol);                                                                                                                        \
         if (!(countable))                                                                                                                         \
             return real arguments;                                                                                                                \
         struct vgpu_launch launch;                                                                                                                \
+        const bool gated = vgpu_gate_is_armed();                                                                                                  \
+        if (gated) {                                                                                                                              \
+            vgpu_safe_point();                                                                                                                    \
+            touch;                                                                                                                                \
+        }                                                                                                                                         \
         if (__builtin_expect(!vgpu_pacer_before(&launch, key, stream), 0))                                                                        \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                      \
-        return vgpu_pacer_after(&launch, real arguments);                                                                                         \
+        if (!gated)                                                                                                                               \
+            return vgpu_pacer_after(&launch, real arguments);                                                                                     \
+        vgpu_handing_in(stream);                                                                                                                  \
+        CUresult result = real arguments;                                                                                                         \
+        vgpu_handed_in();                                                                                                                         \
+        return vgpu_pacer_after(&launch, result);                                                                                                 \
     }                                                                                                                                             \
     static __attribute__((noinline)) CUresult counted_##symbol parameters {                                                                       \
         __typeof__(&symbol) direct = (__typeof__(&symbol))atomic_load_explicit(&vgpu_driver_entries[ENTRY_##symbol], memory_order_acquire);       \
@@ -45,10 +54,12 @@ static inline uint64_t product(uint64_t x, uint64_t y, uint64_t z) {
 #define SHAPED function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters
 #define SHAPE_KEY vgpu_cost_key(function, product(grid_x, grid_y, grid_z), product(block_x, block_y, block_z))
 
-PACED(cuLaunchKernel, (SHAPE, void **extra), (SHAPED, extra), true, SHAPE_KEY, stream)
-PACED(cuLaunchKernel_ptsz, (SHAPE, void **extra), (SHAPED, extra), true, SHAPE_KEY, per_thread(stream))
-PACED(cuLaunchCooperativeKernel, (SHAPE), (SHAPED), true, SHAPE_KEY, stream)
-PACED(cuLaunchCooperativeKernel_ptsz, (SHAPE), (SHAPED), true, SHAPE_KEY, per_thread(stream))
+PACED(cuLaunchKernel, (SHAPE, void **extra), (SHAPED, extra), true, SHAPE_KEY, stream, vgpu_touched_kernel(function, parameters, extra))
+PACED(cuLaunchKernel_ptsz, (SHAPE, void **extra), (SHAPED, extra), true, SHAPE_KEY, per_thread(stream),
+      vgpu_touched_kernel(function, parameters, extra))
+PACED(cuLaunchCooperativeKernel, (SHAPE), (SHAPED), true, SHAPE_KEY, stream, vgpu_touched_kernel(function, parameters, NULL))
+PACED(cuLaunchCooperativeKernel_ptsz, (SHAPE), (SHAPED), true, SHAPE_KEY, per_thread(stream),
+      vgpu_touched_kernel(function, parameters, NULL))
 
 static uint64_t config_key(const CUlaunchConfig *config, CUfunction function) {
     return vgpu_cost_key(function, product(config->gridDimX, config->gridDimY, config->gridDimZ),
@@ -56,25 +67,33 @@ static uint64_t config_key(const CUlaunchConfig *config, CUfunction function) {
 }
 
 PACED(cuLaunchKernelEx, (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra), (config, function, parameters, extra),
-      config != NULL, config_key(config, function), config->hStream)
+      config != NULL, config_key(config, function), config->hStream, vgpu_touched_kernel(function, parameters, extra))
 PACED(cuLaunchKernelEx_ptsz, (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra),
-      (config, function, parameters, extra), config != NULL, config_key(config, function), per_thread(config->hStream))
+      (config, function, parameters, extra), config != NULL, config_key(config, function), per_thread(config->hStream),
+      vgpu_touched_kernel(function, parameters, extra))
 
 static uint64_t list_key(const CUDA_LAUNCH_PARAMS *list) {
     return vgpu_cost_key(list->function, product(list->gridDimX, list->gridDimY, list->gridDimZ),
                          product(list->blockDimX, list->blockDimY, list->blockDimZ));
 }
 
+static void touched_by_list(const CUDA_LAUNCH_PARAMS *list, unsigned devices) {
+    for (unsigned i = 0; i < devices; i++)
+        vgpu_touched_kernel(list[i].function, list[i].kernelParams, NULL);
+}
+
 /* One launch on several cards at once: paid on the card of the current context alone, as all of them run for the same time. */
 PACED(cuLaunchCooperativeKernelMultiDevice, (CUDA_LAUNCH_PARAMS * list, unsigned int devices, unsigned int flags), (list, devices, flags),
-      list && devices, list_key(list), list->hStream)
+      list && devices, list_key(list), list->hStream, touched_by_list(list, devices))
 
 static uint64_t plane_key(CUfunction function, int width, int height) {
     return vgpu_cost_key(function, product((uint64_t)width, (uint64_t)height, 1), 0);
 }
 
-PACED(cuLaunch, (CUfunction function), (function), true, plane_key(function, 1, 1), CU_STREAM_LEGACY)
+/* Their parameters were set one by one, by calls that are not looked at. */
+#define NOTHING (void)0
+PACED(cuLaunch, (CUfunction function), (function), true, plane_key(function, 1, 1), CU_STREAM_LEGACY, NOTHING)
 PACED(cuLaunchGrid, (CUfunction function, int width, int height), (function, width, height), true, plane_key(function, width, height),
-      CU_STREAM_LEGACY)
+      CU_STREAM_LEGACY, NOTHING)
 PACED(cuLaunchGridAsync, (CUfunction function, int width, int height, CUstream stream), (function, width, height, stream), true,
-      plane_key(function, width, height), stream)
+      plane_key(function, width, height), stream, NOTHING)

@@ -1,0 +1,140 @@
+/* Copies, and what else goes over ranges of memory without changing it. */
+#define _GNU_SOURCE
+#include "gated.h"
+
+GATED(cuMemDiscardAndPrefetchBatchAsync,
+      (CUdeviceptr *at, size_t *sizes, size_t count, CUmemLocation *locations, size_t *indices, size_t location_count, unsigned long long flags,
+       CUstream stream),
+      (at, sizes, count, locations, indices, location_count, flags, stream), stream)
+GATED(cuMemDiscardAndPrefetchBatchAsync_ptsz,
+      (CUdeviceptr *at, size_t *sizes, size_t count, CUmemLocation *locations, size_t *indices, size_t location_count, unsigned long long flags,
+       CUstream stream),
+      (at, sizes, count, locations, indices, location_count, flags, stream), per_thread(stream))
+GATED(cuMemDiscardBatchAsync, (CUdeviceptr *at, size_t *sizes, size_t count, unsigned long long flags, CUstream stream),
+      (at, sizes, count, flags, stream), stream)
+GATED(cuMemDiscardBatchAsync_ptsz, (CUdeviceptr *at, size_t *sizes, size_t count, unsigned long long flags, CUstream stream),
+      (at, sizes, count, flags, stream), per_thread(stream))
+GATED(cuMemPrefetchAsync, (CUdeviceptr at, size_t count, CUdevice device, CUstream stream), (at, count, device, stream), stream)
+GATED(cuMemPrefetchAsync_ptsz, (CUdeviceptr at, size_t count, CUdevice device, CUstream stream), (at, count, device, stream), per_thread(stream))
+GATED(cuMemPrefetchAsync_v2, (CUdeviceptr at, size_t count, CUmemLocation location, unsigned int flags, CUstream stream),
+      (at, count, location, flags, stream), stream)
+GATED(cuMemPrefetchAsync_v2_ptsz, (CUdeviceptr at, size_t count, CUmemLocation location, unsigned int flags, CUstream stream),
+      (at, count, location, flags, stream), per_thread(stream))
+GATED(cuMemPrefetchBatchAsync,
+      (CUdeviceptr *at, size_t *sizes, size_t count, CUmemLocation *locations, size_t *indices, size_t location_count, unsigned long long flags,
+       CUstream stream),
+      (at, sizes, count, locations, indices, location_count, flags, stream), stream)
+GATED(cuMemPrefetchBatchAsync_ptsz,
+      (CUdeviceptr *at, size_t *sizes, size_t count, CUmemLocation *locations, size_t *indices, size_t location_count, unsigned long long flags,
+       CUstream stream),
+      (at, sizes, count, locations, indices, location_count, flags, stream), per_thread(stream))
+GATED(cuMemcpy, (CUdeviceptr to, CUdeviceptr from, size_t bytes), (to, from, bytes), CU_STREAM_LEGACY)
+GATED(cuMemcpy_ptds, (CUdeviceptr to, CUdeviceptr from, size_t bytes), (to, from, bytes), CU_STREAM_PER_THREAD)
+GATED(cuMemcpy2D, (const CUDA_MEMCPY2D_v1 *copy), (copy), CU_STREAM_LEGACY)
+GATED(cuMemcpy2D_v2, (const CUDA_MEMCPY2D *copy), (copy), CU_STREAM_LEGACY)
+GATED(cuMemcpy2D_v2_ptds, (const CUDA_MEMCPY2D *copy), (copy), CU_STREAM_PER_THREAD)
+GATED(cuMemcpy2DAsync, (const CUDA_MEMCPY2D_v1 *copy, CUstream stream), (copy, stream), stream)
+GATED(cuMemcpy2DAsync_v2, (const CUDA_MEMCPY2D *copy, CUstream stream), (copy, stream), stream)
+GATED(cuMemcpy2DAsync_v2_ptsz, (const CUDA_MEMCPY2D *copy, CUstream stream), (copy, stream), per_thread(stream))
+GATED(cuMemcpy2DUnaligned, (const CUDA_MEMCPY2D_v1 *copy), (copy), CU_STREAM_LEGACY)
+GATED(cuMemcpy2DUnaligned_v2, (const CUDA_MEMCPY2D *copy), (copy), CU_STREAM_LEGACY)
+GATED(cuMemcpy2DUnaligned_v2_ptds, (const CUDA_MEMCPY2D *copy), (copy), CU_STREAM_PER_THREAD)
+GATED(cuMemcpy3D, (const CUDA_MEMCPY3D_v1 *copy), (copy), CU_STREAM_LEGACY)
+GATED(cuMemcpy3D_v2, (const CUDA_MEMCPY3D *copy), (copy), CU_STREAM_LEGACY)
+GATED(cuMemcpy3D_v2_ptds, (const CUDA_MEMCPY3D *copy), (copy), CU_STREAM_PER_THREAD)
+GATED(cuMemcpy3DAsync, (const CUDA_MEMCPY3D_v1 *copy, CUstream stream), (copy, stream), stream)
+GATED(cuMemcpy3DAsync_v2, (const CUDA_MEMCPY3D *copy, CUstream stream), (copy, stream), stream)
+GATED(cuMemcpy3DAsync_v2_ptsz, (const CUDA_MEMCPY3D *copy, CUstream stream), (copy, stream), per_thread(stream))
+GATED(cuMemcpy3DBatchAsync, (size_t count, CUDA_MEMCPY3D_BATCH_OP *list, size_t *failed, unsigned long long flags, CUstream stream),
+      (count, list, failed, flags, stream), stream)
+GATED(cuMemcpy3DBatchAsync_ptsz, (size_t count, CUDA_MEMCPY3D_BATCH_OP *list, size_t *failed, unsigned long long flags, CUstream stream),
+      (count, list, failed, flags, stream), per_thread(stream))
+GATED(cuMemcpy3DBatchAsync_v2, (size_t count, CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags, CUstream stream),
+      (count, list, flags, stream), stream)
+GATED(cuMemcpy3DBatchAsync_v2_ptsz, (size_t count, CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags, CUstream stream),
+      (count, list, flags, stream), per_thread(stream))
+GATED(cuMemcpy3DPeer, (const CUDA_MEMCPY3D_PEER *copy), (copy), CU_STREAM_LEGACY)
+GATED(cuMemcpy3DPeer_ptds, (const CUDA_MEMCPY3D_PEER *copy), (copy), CU_STREAM_PER_THREAD)
+GATED(cuMemcpy3DPeerAsync, (const CUDA_MEMCPY3D_PEER *copy, CUstream stream), (copy, stream), stream)
+GATED(cuMemcpy3DPeerAsync_ptsz, (const CUDA_MEMCPY3D_PEER *copy, CUstream stream), (copy, stream), per_thread(stream))
+GATED(cuMemcpy3DWithAttributesAsync, (CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags, CUstream stream), (list, flags, stream), stream)
+GATED(cuMemcpy3DWithAttributesAsync_ptsz, (CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags, CUstream stream),
+      (list, flags, stream), per_thread(stream))
+GATED(cuMemcpyAsync, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream), stream)
+GATED(cuMemcpyAsync_ptsz, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream), per_thread(stream))
+GATED(cuMemcpyAtoA, (CUarray to, unsigned int to_offset, CUarray from, unsigned int from_offset, unsigned int bytes),
+      (to, to_offset, from, from_offset, bytes), CU_STREAM_LEGACY)
+GATED(cuMemcpyAtoA_v2, (CUarray to, size_t to_offset, CUarray from, size_t from_offset, size_t bytes),
+      (to, to_offset, from, from_offset, bytes), CU_STREAM_LEGACY)
+GATED(cuMemcpyAtoA_v2_ptds, (CUarray to, size_t to_offset, CUarray from, size_t from_offset, size_t bytes),
+      (to, to_offset, from, from_offset, bytes), CU_STREAM_PER_THREAD)
+GATED(cuMemcpyAtoD, (CUdeviceptr_v1 to, CUarray from, unsigned int from_offset, unsigned int bytes), (to, from, from_offset, bytes), CU_STREAM_LEGACY)
+GATED(cuMemcpyAtoD_v2, (CUdeviceptr to, CUarray from, size_t from_offset, size_t bytes), (to, from, from_offset, bytes), CU_STREAM_LEGACY)
+GATED(cuMemcpyAtoD_v2_ptds, (CUdeviceptr to, CUarray from, size_t from_offset, size_t bytes), (to, from, from_offset, bytes), CU_STREAM_PER_THREAD)
+GATED(cuMemcpyAtoH, (void *to, CUarray from, unsigned int from_offset, unsigned int bytes), (to, from, from_offset, bytes), CU_STREAM_LEGACY)
+GATED(cuMemcpyAtoH_v2, (void *to, CUarray from, size_t from_offset, size_t bytes), (to, from, from_offset, bytes), CU_STREAM_LEGACY)
+GATED(cuMemcpyAtoH_v2_ptds, (void *to, CUarray from, size_t from_offset, size_t bytes), (to, from, from_offset, bytes), CU_STREAM_PER_THREAD)
+GATED(cuMemcpyAtoHAsync, (void *to, CUarray from, unsigned int from_offset, unsigned int bytes, CUstream stream),
+      (to, from, from_offset, bytes, stream), stream)
+GATED(cuMemcpyAtoHAsync_v2, (void *to, CUarray from, size_t from_offset, size_t bytes, CUstream stream),
+      (to, from, from_offset, bytes, stream), stream)
+GATED(cuMemcpyAtoHAsync_v2_ptsz, (void *to, CUarray from, size_t from_offset, size_t bytes, CUstream stream),
+      (to, from, from_offset, bytes, stream), per_thread(stream))
+GATED(cuMemcpyBatchAsync,
+      (CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, CUmemcpyAttributes *attributes, size_t *indices, size_t attribute_count,
+       size_t *failed, CUstream stream),
+      (to, from, sizes, count, attributes, indices, attribute_count, failed, stream), stream)
+GATED(cuMemcpyBatchAsync_ptsz,
+      (CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, CUmemcpyAttributes *attributes, size_t *indices, size_t attribute_count,
+       size_t *failed, CUstream stream),
+      (to, from, sizes, count, attributes, indices, attribute_count, failed, stream), per_thread(stream))
+GATED(cuMemcpyBatchAsync_v2,
+      (CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, CUmemcpyAttributes *attributes, size_t *indices, size_t attribute_count,
+       CUstream stream),
+      (to, from, sizes, count, attributes, indices, attribute_count, stream), stream)
+GATED(cuMemcpyBatchAsync_v2_ptsz,
+      (CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, CUmemcpyAttributes *attributes, size_t *indices, size_t attribute_count,
+       CUstream stream),
+      (to, from, sizes, count, attributes, indices, attribute_count, stream), per_thread(stream))
+GATED(cuMemcpyDtoA, (CUarray to, unsigned int to_offset, CUdeviceptr_v1 from, unsigned int bytes), (to, to_offset, from, bytes), CU_STREAM_LEGACY)
+GATED(cuMemcpyDtoA_v2, (CUarray to, size_t to_offset, CUdeviceptr from, size_t bytes), (to, to_offset, from, bytes), CU_STREAM_LEGACY)
+GATED(cuMemcpyDtoA_v2_ptds, (CUarray to, size_t to_offset, CUdeviceptr from, size_t bytes), (to, to_offset, from, bytes), CU_STREAM_PER_THREAD)
+GATED(cuMemcpyDtoD, (CUdeviceptr_v1 to, CUdeviceptr_v1 from, unsigned int bytes), (to, from, bytes), CU_STREAM_LEGACY)
+GATED(cuMemcpyDtoD_v2, (CUdeviceptr to, CUdeviceptr from, size_t bytes), (to, from, bytes), CU_STREAM_LEGACY)
+GATED(cuMemcpyDtoD_v2_ptds, (CUdeviceptr to, CUdeviceptr from, size_t bytes), (to, from, bytes), CU_STREAM_PER_THREAD)
+GATED(cuMemcpyDtoDAsync, (CUdeviceptr_v1 to, CUdeviceptr_v1 from, unsigned int bytes, CUstream stream), (to, from, bytes, stream), stream)
+GATED(cuMemcpyDtoDAsync_v2, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream), stream)
+GATED(cuMemcpyDtoDAsync_v2_ptsz, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream), per_thread(stream))
+GATED(cuMemcpyDtoH, (void *to, CUdeviceptr_v1 from, unsigned int bytes), (to, from, bytes), CU_STREAM_LEGACY)
+GATED(cuMemcpyDtoH_v2, (void *to, CUdeviceptr from, size_t bytes), (to, from, bytes), CU_STREAM_LEGACY)
+GATED(cuMemcpyDtoH_v2_ptds, (void *to, CUdeviceptr from, size_t bytes), (to, from, bytes), CU_STREAM_PER_THREAD)
+GATED(cuMemcpyDtoHAsync, (void *to, CUdeviceptr_v1 from, unsigned int bytes, CUstream stream), (to, from, bytes, stream), stream)
+GATED(cuMemcpyDtoHAsync_v2, (void *to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream), stream)
+GATED(cuMemcpyDtoHAsync_v2_ptsz, (void *to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream), per_thread(stream))
+GATED(cuMemcpyHtoA, (CUarray to, unsigned int to_offset, const void *from, unsigned int bytes), (to, to_offset, from, bytes), CU_STREAM_LEGACY)
+GATED(cuMemcpyHtoA_v2, (CUarray to, size_t to_offset, const void *from, size_t bytes), (to, to_offset, from, bytes), CU_STREAM_LEGACY)
+GATED(cuMemcpyHtoA_v2_ptds, (CUarray to, size_t to_offset, const void *from, size_t bytes), (to, to_offset, from, bytes), CU_STREAM_PER_THREAD)
+GATED(cuMemcpyHtoAAsync, (CUarray to, unsigned int to_offset, const void *from, unsigned int bytes, CUstream stream),
+      (to, to_offset, from, bytes, stream), stream)
+GATED(cuMemcpyHtoAAsync_v2, (CUarray to, size_t to_offset, const void *from, size_t bytes, CUstream stream),
+      (to, to_offset, from, bytes, stream), stream)
+GATED(cuMemcpyHtoAAsync_v2_ptsz, (CUarray to, size_t to_offset, const void *from, size_t bytes, CUstream stream),
+      (to, to_offset, from, bytes, stream), per_thread(stream))
+GATED(cuMemcpyHtoD, (CUdeviceptr_v1 to, const void *from, unsigned int bytes), (to, from, bytes), CU_STREAM_LEGACY)
+GATED(cuMemcpyHtoD_v2, (CUdeviceptr to, const void *from, size_t bytes), (to, from, bytes), CU_STREAM_LEGACY)
+GATED(cuMemcpyHtoD_v2_ptds, (CUdeviceptr to, const void *from, size_t bytes), (to, from, bytes), CU_STREAM_PER_THREAD)
+GATED(cuMemcpyHtoDAsync, (CUdeviceptr_v1 to, const void *from, unsigned int bytes, CUstream stream), (to, from, bytes, stream), stream)
+GATED(cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), (to, from, bytes, stream), stream)
+GATED(cuMemcpyHtoDAsync_v2_ptsz, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), (to, from, bytes, stream), per_thread(stream))
+GATED(cuMemcpyPeer, (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes),
+      (to, to_context, from, from_context, bytes), CU_STREAM_LEGACY)
+GATED(cuMemcpyPeer_ptds, (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes),
+      (to, to_context, from, from_context, bytes), CU_STREAM_PER_THREAD)
+GATED(cuMemcpyPeerAsync, (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes, CUstream stream),
+      (to, to_context, from, from_context, bytes, stream), stream)
+GATED(cuMemcpyPeerAsync_ptsz, (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes, CUstream stream),
+      (to, to_context, from, from_context, bytes, stream), per_thread(stream))
+GATED(cuMemcpyWithAttributesAsync, (CUdeviceptr to, CUdeviceptr from, size_t size, CUmemcpyAttributes *attributes, CUstream stream),
+      (to, from, size, attributes, stream), stream)
+GATED(cuMemcpyWithAttributesAsync_ptsz, (CUdeviceptr to, CUdeviceptr from, size_t size, CUmemcpyAttributes *attributes, CUstream stream),
+      (to, from, size, attributes, stream), per_thread(stream))

@@ -1,0 +1,136 @@
+/* Streams: which there are, what they do besides kernels and copies, and waiting for them. */
+#define _GNU_SOURCE
+#include "gated.h"
+
+/* What the driver answers is known before the program can see it. */
+#define MAKE(...)                                                                                                                                  \
+    CUstream made = NULL;                                                                                                                          \
+    CUresult result = real(stream ? &made : NULL, __VA_ARGS__);                                                                                    \
+    if (result != CUDA_SUCCESS || !stream)                                                                                                         \
+        return result;                                                                                                                             \
+    if (vgpu_gate_is_armed())                                                                                                                      \
+        vgpu_stream_made(made);                                                                                                                    \
+    *stream = made;                                                                                                                                \
+    return result
+
+CUresult cuStreamCreate(CUstream *stream, unsigned int flags) {
+    CUDA_REAL(cuStreamCreate);
+    MAKE(flags);
+}
+
+CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority) {
+    CUDA_REAL(cuStreamCreateWithPriority);
+    MAKE(flags, priority);
+}
+
+CUresult cuGreenCtxStreamCreate(CUstream *stream, CUgreenCtx context, unsigned int flags, int priority) {
+    CUDA_REAL(cuGreenCtxStreamCreate);
+    MAKE(context, flags, priority);
+}
+
+/* After a wait the card is likely to have nothing to do. */
+static CUresult waited(CUresult result, bool own) {
+    if (result == CUDA_SUCCESS && own)
+        vgpu_own_stream_finished();
+    if (result == CUDA_SUCCESS)
+        vgpu_safe_point_idle();
+    return result;
+}
+
+CUresult cuStreamSynchronize(CUstream stream) {
+    CUDA_REAL(cuStreamSynchronize);
+    CUresult result = real(stream);
+    return vgpu_gate_is_armed() ? waited(result, stream == CU_STREAM_PER_THREAD) : result;
+}
+
+CUresult cuStreamSynchronize_ptsz(CUstream stream) {
+    CUDA_REAL(cuStreamSynchronize_ptsz);
+    CUresult result = real(stream);
+    return vgpu_gate_is_armed() ? waited(result, per_thread(stream) == CU_STREAM_PER_THREAD) : result;
+}
+
+CUresult cuEventSynchronize(CUevent event) {
+    CUDA_REAL(cuEventSynchronize);
+    CUresult result = real(event);
+    return vgpu_gate_is_armed() ? waited(result, false) : result;
+}
+
+CUresult cuCtxSynchronize(void) {
+    CUDA_REAL(cuCtxSynchronize);
+    if (!vgpu_gate_is_armed())
+        return real();
+    struct vgpu_stream_wait wait;
+    vgpu_context_waiting(&wait, NULL);
+    CUresult result = real();
+    if (result == CUDA_SUCCESS)
+        vgpu_context_finished(&wait);
+    return waited(result, false);
+}
+
+CUresult cuCtxSynchronize_v2(CUcontext context) {
+    CUDA_REAL(cuCtxSynchronize_v2);
+    if (!vgpu_gate_is_armed())
+        return real(context);
+    struct vgpu_stream_wait wait;
+    vgpu_context_waiting(&wait, context);
+    CUresult result = real(context);
+    if (result == CUDA_SUCCESS)
+        vgpu_context_finished(&wait);
+    return waited(result, false);
+}
+
+GATED(cuLaunchHostFunc, (CUstream stream, CUhostFn function, void *data), (stream, function, data), stream)
+GATED(cuLaunchHostFunc_ptsz, (CUstream stream, CUhostFn function, void *data), (stream, function, data), per_thread(stream))
+GATED(cuLaunchHostFunc_v2, (CUstream stream, CUhostFn function, void *data, unsigned int mode), (stream, function, data, mode), stream)
+GATED(cuLaunchHostFunc_v2_ptsz, (CUstream stream, CUhostFn function, void *data, unsigned int mode),
+      (stream, function, data, mode), per_thread(stream))
+GATED(cuSignalExternalSemaphoresAsync,
+      (const CUexternalSemaphore *semaphores, const CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS *parameters, unsigned int count, CUstream stream),
+      (semaphores, parameters, count, stream), stream)
+GATED(cuSignalExternalSemaphoresAsync_ptsz,
+      (const CUexternalSemaphore *semaphores, const CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS *parameters, unsigned int count, CUstream stream),
+      (semaphores, parameters, count, stream), per_thread(stream))
+GATED(cuStreamAddCallback, (CUstream stream, CUstreamCallback function, void *data, unsigned int flags), (stream, function, data, flags), stream)
+GATED(cuStreamAddCallback_ptsz, (CUstream stream, CUstreamCallback function, void *data, unsigned int flags),
+      (stream, function, data, flags), per_thread(stream))
+GATED(cuStreamAttachMemAsync, (CUstream stream, CUdeviceptr at, size_t length, unsigned int flags), (stream, at, length, flags), stream)
+GATED(cuStreamAttachMemAsync_ptsz, (CUstream stream, CUdeviceptr at, size_t length, unsigned int flags),
+      (stream, at, length, flags), per_thread(stream))
+GATED(cuStreamBatchMemOp, (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *list, unsigned int flags),
+      (stream, count, list, flags), stream)
+GATED(cuStreamBatchMemOp_ptsz, (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *list, unsigned int flags),
+      (stream, count, list, flags), per_thread(stream))
+GATED(cuStreamBatchMemOp_v2, (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *list, unsigned int flags),
+      (stream, count, list, flags), stream)
+GATED(cuStreamBatchMemOp_v2_ptsz, (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *list, unsigned int flags),
+      (stream, count, list, flags), per_thread(stream))
+GATED(cuStreamWaitValue32, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags), (stream, at, value, flags), stream)
+GATED(cuStreamWaitValue32_ptsz, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags),
+      (stream, at, value, flags), per_thread(stream))
+GATED(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags), (stream, at, value, flags), stream)
+GATED(cuStreamWaitValue32_v2_ptsz, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags),
+      (stream, at, value, flags), per_thread(stream))
+GATED(cuStreamWaitValue64, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags), (stream, at, value, flags), stream)
+GATED(cuStreamWaitValue64_ptsz, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags),
+      (stream, at, value, flags), per_thread(stream))
+GATED(cuStreamWaitValue64_v2, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags), (stream, at, value, flags), stream)
+GATED(cuStreamWaitValue64_v2_ptsz, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags),
+      (stream, at, value, flags), per_thread(stream))
+GATED(cuStreamWriteValue32, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags), (stream, at, value, flags), stream)
+GATED(cuStreamWriteValue32_ptsz, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags),
+      (stream, at, value, flags), per_thread(stream))
+GATED(cuStreamWriteValue32_v2, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags), (stream, at, value, flags), stream)
+GATED(cuStreamWriteValue32_v2_ptsz, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags),
+      (stream, at, value, flags), per_thread(stream))
+GATED(cuStreamWriteValue64, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags), (stream, at, value, flags), stream)
+GATED(cuStreamWriteValue64_ptsz, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags),
+      (stream, at, value, flags), per_thread(stream))
+GATED(cuStreamWriteValue64_v2, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags), (stream, at, value, flags), stream)
+GATED(cuStreamWriteValue64_v2_ptsz, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags),
+      (stream, at, value, flags), per_thread(stream))
+GATED(cuWaitExternalSemaphoresAsync,
+      (const CUexternalSemaphore *semaphores, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *parameters, unsigned int count, CUstream stream),
+      (semaphores, parameters, count, stream), stream)
+GATED(cuWaitExternalSemaphoresAsync_ptsz,
+      (const CUexternalSemaphore *semaphores, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *parameters, unsigned int count, CUstream stream),
+      (semaphores, parameters, count, stream), per_thread(stream))

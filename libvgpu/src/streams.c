@@ -1,0 +1,358 @@
+#define _GNU_SOURCE
+#include "streams.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "capture.h"
+#include "charge.h"
+#include "fork.h"
+#include "log.h"
+#include "spin.h"
+
+enum kind {
+    STREAM,
+    DEFAULT,  /* the legacy stream of a context */
+    LEFTOVER, /* an event behind what a destroyed stream still had to do */
+};
+
+_Atomic uint64_t vgpu_streams_epoch = 1;
+static atomic_bool unknown; /* some stream is: nothing is ever idle */
+
+static struct entry {
+    enum kind kind;
+    union {
+        CUstream stream;
+        CUevent event;
+    };
+    CUcontext context;
+} *entries;
+static size_t entry_count, entry_room;
+/* Held while the driver is asked about streams, so that none of them goes. */
+static vgpu_spin lock;
+/* It may call the program back meanwhile. */
+static __thread __attribute__((tls_model("initial-exec"))) bool locked;
+/* One event per context, recorded behind all that it was given. */
+static struct mark {
+    struct mark *next;
+    CUcontext context;
+    CUevent event;
+} *marks;
+
+void vgpu_streams_forget(void) {
+    entry_count = 0;
+    marks = NULL;
+    locked = false;
+    atomic_store(&lock, 0);
+    atomic_store(&unknown, false);
+    atomic_fetch_add(&vgpu_streams_epoch, 1);
+}
+
+static bool lock_table(void) {
+    if (locked)
+        return false;
+    vgpu_spin_lock(&lock);
+    return locked = true;
+}
+
+static void unlock_table(void) {
+    locked = false;
+    vgpu_spin_unlock(&lock);
+}
+
+static void give_up(const char *why) {
+    if (!atomic_exchange(&unknown, true))
+        vgpu_log(VGPU_LOG_WARNING, "no memory moves between card and host any more: %s", why);
+}
+
+static struct entry *find(enum kind kind, CUstream stream, CUcontext context) {
+    for (size_t i = 0; i < entry_count; i++)
+        if (entries[i].kind == kind && (kind == DEFAULT ? entries[i].context == context : entries[i].stream == stream))
+            return &entries[i];
+    return NULL;
+}
+
+static void add(struct entry entry) {
+    if (entry_count == entry_room) {
+        const size_t room = entry_room ? entry_room * 2 : 64;
+        struct entry *larger = realloc(entries, room * sizeof *larger);
+        if (!larger) {
+            give_up("there is none left to remember a stream");
+            return;
+        }
+        entries = larger;
+        entry_room = room;
+    }
+    entries[entry_count++] = entry;
+}
+
+static CUcontext current(void) {
+    CUcontext context = NULL;
+    return DRIVER(cuCtxGetCurrent) && DRIVER(cuCtxGetCurrent)(&context) == CUDA_SUCCESS ? context : NULL;
+}
+
+/* A program's mistake is none of ours: the driver refuses what is no stream. */
+static void note_unknown(CUstream stream) {
+    CUcontext context;
+    if (DRIVER(cuStreamGetCtx) && DRIVER(cuStreamGetCtx)(stream, &context) == CUDA_SUCCESS)
+        give_up("a stream is used that was created in a way which is not known");
+}
+
+/* Work of a thread's own streams in two contexts is told apart only as far as the first has finished. */
+static void note_own(struct vgpu_passage *mine, CUcontext context) {
+    if (!mine) {
+        give_up("a thread that there was no memory for uses a stream of its own");
+        return;
+    }
+    const CUcontext before = atomic_load(&mine->own);
+    if (before != context && atomic_load(&mine->handed_in) != atomic_load(&mine->finished)) {
+        if (!mine->shared && vgpu_own_stream_idle(before))
+            vgpu_own_stream_finished();
+        else
+            give_up("a thread uses streams of its own in several contexts at once");
+    }
+    atomic_store(&mine->own, context);
+}
+
+void vgpu_stream_used_slowly(struct vgpu_passage *mine, CUstream stream, CUcontext context) {
+    const int kept = errno;
+    if (!mine)
+        mine = vgpu_passage_take();
+    const bool own = stream == CU_STREAM_PER_THREAD;
+    const uintptr_t key = context ? (uintptr_t)context + 1 + own : (uintptr_t)stream;
+    const uint64_t epoch = atomic_load(&vgpu_streams_epoch);
+    bool known = true;
+    if (own) {
+        note_own(mine, context);
+    } else if (lock_table()) {
+        known = find(context ? DEFAULT : STREAM, stream, context) != NULL;
+        if (!known && context) {
+            add((struct entry){DEFAULT, {CU_STREAM_LEGACY}, context});
+            known = true;
+        }
+        unlock_table();
+        if (!known)
+            note_unknown(stream);
+    } else {
+        known = false;
+    }
+    if (mine && known) {
+        if (mine->epoch != epoch)
+            memset(mine->streams, 0, sizeof mine->streams);
+        mine->epoch = epoch;
+        mine->streams[vgpu_stream_place(key)] = key;
+    }
+    errno = kept;
+}
+
+void vgpu_stream_made(CUstream stream) {
+    const int kept = errno;
+    vgpu_own_tables();
+    CUcontext context = NULL;
+    if (!DRIVER(cuStreamGetCtx) || DRIVER(cuStreamGetCtx)(stream, &context) != CUDA_SUCCESS || !context)
+        context = current();
+    if (lock_table()) {
+        add((struct entry){STREAM, {stream}, context});
+        unlock_table();
+    }
+    errno = kept;
+}
+
+static bool enter_context(CUcontext context) {
+    return DRIVER(cuCtxPushCurrent_v2) && DRIVER(cuCtxPopCurrent_v2) && DRIVER(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
+}
+
+static void leave_context(void) {
+    CUcontext popped;
+    DRIVER(cuCtxPopCurrent_v2)(&popped);
+}
+
+/* With the context current. */
+static bool finished(const struct entry *entry) {
+    if (entry->kind == LEFTOVER)
+        return DRIVER(cuEventQuery) && DRIVER(cuEventQuery)(entry->event) == CUDA_SUCCESS;
+    return DRIVER(cuStreamQuery) && DRIVER(cuStreamQuery)(entry->stream) == CUDA_SUCCESS;
+}
+
+/* An event behind what a stream still has to do, or nothing to do. False: neither is to be had. */
+static bool leave_over(struct entry *entry) {
+    CUevent event = NULL;
+    if (finished(entry))
+        return true;
+    if (!DRIVER(cuEventCreate) || !DRIVER(cuEventRecord) || DRIVER(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+        return false;
+    if (DRIVER(cuEventRecord)(event, entry->stream) != CUDA_SUCCESS) {
+        DRIVER(cuEventDestroy_v2)(event);
+        return false;
+    }
+    add((struct entry){LEFTOVER, {(CUstream)event}, entry->context});
+    return true;
+}
+
+void vgpu_stream_going(CUstream stream) {
+    const int kept = errno;
+    vgpu_own_tables();
+    if (!lock_table())
+        return;
+    struct entry *at = find(STREAM, stream, NULL);
+    if (at) {
+        struct entry entry = *at;
+        *at = entries[--entry_count];
+        atomic_fetch_add(&vgpu_streams_epoch, 1);
+        bool kept_in_mind = false;
+        if (!vgpu_capturing(stream) && enter_context(entry.context)) {
+            const CUstreamCaptureMode mode = vgpu_relax();
+            kept_in_mind = leave_over(&entry);
+            vgpu_restore(mode);
+            leave_context();
+        }
+        if (!kept_in_mind)
+            give_up("a stream was destroyed, and what it still has to do cannot be asked");
+    }
+    unlock_table();
+    errno = kept;
+}
+
+void vgpu_streams_context_gone(CUcontext context) {
+    vgpu_own_tables();
+    if (!lock_table())
+        return;
+    size_t left = 0;
+    for (size_t i = 0; i < entry_count; i++)
+        if (entries[i].context != context)
+            entries[left++] = entries[i];
+    entry_count = left;
+    for (struct mark **at = &marks; *at;) {
+        struct mark *mark = *at;
+        if (mark->context != context) {
+            at = &mark->next;
+            continue;
+        }
+        *at = mark->next;
+        free(mark);
+    }
+    for (struct vgpu_passage *passage = atomic_load(&vgpu_passages); passage; passage = passage->next)
+        if (atomic_load(&passage->own) == context)
+            atomic_store(&passage->finished, atomic_load(&passage->handed_in));
+    atomic_fetch_add(&vgpu_streams_epoch, 1);
+    unlock_table();
+}
+
+void vgpu_own_stream_finished(void) {
+    struct vgpu_passage *mine = vgpu_passage;
+    if (mine && !mine->shared)
+        atomic_store_explicit(&mine->finished, atomic_load_explicit(&mine->handed_in, memory_order_relaxed), memory_order_release);
+}
+
+void vgpu_context_waiting(struct vgpu_stream_wait *wait, CUcontext context) {
+    wait->count = 0;
+    if (!context)
+        context = current();
+    for (struct vgpu_passage *passage = atomic_load(&vgpu_passages); passage && wait->count < VGPU_WAITED_FOR; passage = passage->next) {
+        const uint64_t handed_in = atomic_load_explicit(&passage->handed_in, memory_order_acquire);
+        /* who is inside has counted what the driver may not have seen yet */
+        if (atomic_load(&passage->own) != context || handed_in == atomic_load(&passage->finished) || atomic_load(&passage->inside))
+            continue;
+        wait->own[wait->count].passage = passage;
+        wait->own[wait->count++].handed_in = handed_in;
+    }
+}
+
+static void raise_to(_Atomic uint64_t *value, uint64_t least) {
+    uint64_t now = atomic_load(value);
+    while (now < least && !atomic_compare_exchange_weak(value, &now, least))
+        ;
+}
+
+void vgpu_context_finished(const struct vgpu_stream_wait *wait) {
+    for (unsigned i = 0; i < wait->count; i++)
+        raise_to(&wait->own[i].passage->finished, wait->own[i].handed_in);
+}
+
+/* The calling thread's own stream of a context. */
+bool vgpu_own_stream_idle(CUcontext context) {
+    if (!enter_context(context))
+        return false;
+    const bool idle = DRIVER(cuStreamQuery) && DRIVER(cuStreamQuery)(CU_STREAM_PER_THREAD) == CUDA_SUCCESS;
+    leave_context();
+    return idle;
+}
+
+static CUevent mark_of(CUcontext context) {
+    for (struct mark *mark = marks; mark; mark = mark->next)
+        if (mark->context == context)
+            return mark->event;
+    struct mark *made = malloc(sizeof *made);
+    if (!made || !DRIVER(cuEventCreate) || DRIVER(cuEventCreate)(&made->event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) {
+        free(made);
+        return NULL;
+    }
+    made->context = context;
+    made->next = marks;
+    marks = made;
+    return made->event;
+}
+
+/* What other threads have handed in to streams of their own can only be asked for together with all else of the context (CUDA 12.5). */
+static bool context_idle(CUcontext context) {
+    if (!DRIVER(cuCtxRecordEvent) || !DRIVER(cuEventQuery) || !enter_context(context))
+        return false;
+    struct vgpu_stream_wait wait;
+    vgpu_context_waiting(&wait, context);
+    const CUevent event = mark_of(context);
+    const bool idle = event && DRIVER(cuCtxRecordEvent)(context, event) == CUDA_SUCCESS && DRIVER(cuEventQuery)(event) == CUDA_SUCCESS;
+    leave_context();
+    if (idle)
+        vgpu_context_finished(&wait);
+    return idle;
+}
+
+static bool own_streams_idle(void) {
+    for (struct vgpu_passage *passage = atomic_load(&vgpu_passages); passage; passage = passage->next) {
+        const uint64_t finished = atomic_load_explicit(&passage->finished, memory_order_acquire);
+        if (atomic_load_explicit(&passage->handed_in, memory_order_acquire) == finished)
+            continue;
+        const CUcontext context = atomic_load(&passage->own);
+        if (passage == vgpu_passage && !passage->shared) {
+            if (!vgpu_own_stream_idle(context))
+                return false;
+            vgpu_own_stream_finished();
+        } else if (!context_idle(context) || atomic_load(&passage->handed_in) != atomic_load(&passage->finished)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool entries_idle(void) {
+    for (size_t i = 0; i < entry_count;) {
+        if (!enter_context(entries[i].context))
+            return false;
+        const CUcontext context = entries[i].context;
+        bool idle = true;
+        while (idle && i < entry_count && entries[i].context == context) {
+            idle = finished(&entries[i]);
+            if (idle && entries[i].kind == LEFTOVER) {
+                DRIVER(cuEventDestroy_v2)(entries[i].event);
+                entries[i] = entries[--entry_count];
+            } else {
+                i++;
+            }
+        }
+        leave_context();
+        if (!idle)
+            return false;
+    }
+    return true;
+}
+
+bool vgpu_streams_idle(void) {
+    if (atomic_load_explicit(&unknown, memory_order_relaxed) || vgpu_any_capture() || !lock_table())
+        return false;
+    const CUstreamCaptureMode mode = vgpu_relax();
+    const bool idle = entries_idle() && own_streams_idle() && !vgpu_any_capture();
+    vgpu_restore(mode);
+    unlock_table();
+    return idle && !atomic_load(&unknown);
+}

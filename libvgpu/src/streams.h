@@ -1,0 +1,76 @@
+/* Which streams the process has, and whether all that it handed in has finished.
+ *
+ * Blocks move only when nothing runs that may use them, wherever it was handed in: a copy on one card's stream may read another card's memory. So it is
+ * asked for all streams of the process: those that were created, the default streams of all contexts that were used, the ones that threads have of
+ * their own, and what is left of destroyed ones. Asked, never waited for. One that came about in another way makes the answer no for good. */
+#ifndef VGPU_STREAMS_H
+#define VGPU_STREAMS_H
+#include <stdbool.h>
+
+#include "gate.h"
+
+extern _Atomic uint64_t vgpu_streams_epoch;
+
+void vgpu_stream_used_slowly(struct vgpu_passage *mine, CUstream stream, CUcontext context);
+
+static inline unsigned vgpu_stream_place(uintptr_t key) {
+    return (unsigned)((uint64_t)key * 0x9e3779b97f4a7c15ull >> 61);
+}
+
+/* Inside the gate, before the driver is called: something is handed in to a stream (CU_STREAM_PER_THREAD spelled out; NULL is the legacy one). */
+static inline void vgpu_stream_used(CUstream stream) {
+    struct vgpu_passage *mine = vgpu_passage;
+    CUcontext context = NULL;
+    uintptr_t key = (uintptr_t)stream;
+    if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) {
+        if (!DRIVER(cuCtxGetCurrent) || DRIVER(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || !context)
+            return; /* the driver will say so */
+        key = (uintptr_t)context + 1 + (stream == CU_STREAM_PER_THREAD);
+    }
+    if (__builtin_expect(!mine || mine->epoch != atomic_load_explicit(&vgpu_streams_epoch, memory_order_acquire) ||
+                             mine->streams[vgpu_stream_place(key)] != key,
+                         0)) {
+        vgpu_stream_used_slowly(mine, stream, context);
+        mine = vgpu_passage;
+    }
+    if (stream == CU_STREAM_PER_THREAD && mine)
+        atomic_store_explicit(&mine->handed_in, atomic_load_explicit(&mine->handed_in, memory_order_relaxed) + 1, memory_order_release);
+}
+
+/* Around a call that hands something in, where the gate is armed. */
+static inline void vgpu_handing_in(CUstream stream) {
+    vgpu_gate_enter();
+    vgpu_stream_used(stream);
+}
+
+static inline void vgpu_handed_in(void) {
+    vgpu_gate_leave();
+}
+
+/* A new one of the current context, before the program can see it. */
+void vgpu_stream_made(CUstream stream);
+/* Before the driver destroys it: what still runs in it is kept in mind. */
+void vgpu_stream_going(CUstream stream);
+/* The context has gone, with all its work. */
+void vgpu_streams_context_gone(CUcontext context);
+
+/* The calling thread's own stream of a context has nothing left to do. */
+bool vgpu_own_stream_idle(CUcontext context);
+/* The thread has waited for its own stream. */
+void vgpu_own_stream_finished(void);
+/* Around a wait for all work of a context. */
+#define VGPU_WAITED_FOR 64u
+struct vgpu_stream_wait {
+    unsigned count;
+    struct {
+        struct vgpu_passage *passage;
+        uint64_t handed_in;
+    } own[VGPU_WAITED_FOR]; /* streams that threads have of their own; others are asked */
+};
+void vgpu_context_waiting(struct vgpu_stream_wait *wait, CUcontext context);
+void vgpu_context_finished(const struct vgpu_stream_wait *wait);
+
+/* To be asked while the gate is closed. True: everything has finished, and stays so. False: also while a capture is open, or if anything is unknown.
+ * Some microseconds. */
+bool vgpu_streams_idle(void);
+#endif

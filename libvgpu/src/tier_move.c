@@ -1,0 +1,291 @@
+#define _GNU_SOURCE
+#include "tier_move.h"
+
+#include <errno.h>
+
+#include "capture.h"
+#include "charge.h"
+#include "clock.h"
+#include "fork.h"
+#include "log.h"
+#include "streams.h"
+#include "tier.h"
+#include "tier_memory.h"
+#include "touched.h"
+
+#define LOOK_EVERY_NS 200000u     /* between two looks whether anything should move, by whatever thread */
+#define BUSY_AGAIN_NS 1000000u    /* after one that found the card at work */
+#define PATIENCE_NS 50000u        /* for calls that are being handed in */
+#define DRAIN_NS 10000000u        /* under pressure it is waited for the end of what runs, with the gate closed; twice as long each time that was in vain */
+#define MOST_DRAIN_NS 500000000u
+#define DRAIN_PAUSE 3u            /* times as long until it is tried again */
+#define BUDGET (64ull << 20)      /* bytes that move at one safe point, */
+#define MOST_BUDGET (4ull << 30)  /* and what it grows to where nothing has moved for long */
+#define EARNED_PER_US 5000u       /* bytes; a fifth to a half of what a bus carries meanwhile */
+#define LONGEST_NS 250000000u     /* of moves in a row under pressure */
+#define LOOKED_AT 256u            /* blocks, by one look for some to come up */
+#define FULL_FOR_NS 100000000u    /* a card that had no memory is not asked again */
+#define FAST_NS 20000u            /* between launches, below which only some are noted */
+#define MOST_NOTED_OF 16u
+
+static _Atomic uint64_t next_look;
+/* The following under the tier's lock. */
+static uint64_t last_move, drain_ns, next_drain;
+static uint64_t full_until[VGPU_MAX_CARDS];
+static uint32_t next_block; /* to be looked at where blocks only come up */
+
+void vgpu_moves_forget(void) {
+    atomic_store(&next_look, 0);
+    last_move = drain_ns = next_drain = next_block = 0;
+    for (unsigned card = 0; card < VGPU_MAX_CARDS; card++)
+        full_until[card] = 0;
+}
+
+/* In the block's context, which has nothing else to do. */
+static CUresult copy(const struct vgpu_tier_record *block, CUdeviceptr to) {
+    CUcontext popped;
+    CUresult result = DRIVER(cuCtxPushCurrent_v2)(block->context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = DRIVER(cuMemcpyDtoD_v2)(to, block->base, block->bytes);
+    if (result == CUDA_SUCCESS)
+        result = DRIVER(cuStreamSynchronize)(CU_STREAM_LEGACY);
+    DRIVER(cuCtxPopCurrent_v2)(&popped);
+    return result;
+}
+
+/* The contents, into other memory that nothing is mapped to yet. */
+static CUresult copy_into(const struct vgpu_tier_record *block, CUmemGenericAllocationHandle handle) {
+    const CUdeviceptr window = vgpu_tier_reserve(block->bytes);
+    if (!window)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = vgpu_tier_map(block->device, !block->on_device, window, block->bytes, handle);
+    if (result == CUDA_SUCCESS) {
+        result = copy(block, window);
+        if (DRIVER(cuMemUnmap)(window, block->bytes) != CUDA_SUCCESS)
+            return CUDA_ERROR_UNKNOWN; /* these addresses are lost */
+    }
+    vgpu_tier_unreserve(window, block->bytes);
+    return result;
+}
+
+/* Puts other memory behind the block's address. What had been mapped there and is unmapped can be mapped again: that takes nothing. */
+static CUresult exchange(const struct vgpu_tier_record *block, CUmemGenericAllocationHandle handle) {
+    CUresult result = DRIVER(cuMemUnmap)(block->base, block->bytes);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = vgpu_tier_map(block->device, !block->on_device, block->base, block->bytes, handle);
+    if (result != CUDA_SUCCESS && vgpu_tier_map(block->device, block->on_device, block->base, block->bytes, block->handle) != CUDA_SUCCESS)
+        vgpu_log(VGPU_LOG_ALERT, "a block of %llu bytes is lost: the driver unmapped it and does not map it again (%d)",
+                 (unsigned long long)block->bytes, (int)result);
+    return result;
+}
+
+/* With the gate closed, all finished, and the tier's lock held. Whatever fails leaves the block where it was, and its charges as they were. */
+static CUresult move(struct vgpu_tier_record *block) {
+    const bool up = !block->on_device;
+    struct vgpu_ticket ticket;
+    CUmemGenericAllocationHandle handle;
+    if (up ? !vgpu_charge_resident(block->card, block->bytes, vgpu_tier_headroom(block->card), &ticket)
+           : !vgpu_host_spares(block->bytes) || !vgpu_charge(block->card, VGPU_HOST_BYTES, block->bytes, &ticket))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = vgpu_tier_create(block->device, up, block->bytes, &handle);
+    if (result == CUDA_SUCCESS) {
+        result = copy_into(block, handle);
+        if (result == CUDA_SUCCESS)
+            result = exchange(block, handle);
+        DRIVER(cuMemRelease)(result == CUDA_SUCCESS ? block->handle : handle);
+    }
+    if (result != CUDA_SUCCESS) {
+        vgpu_release(ticket, block->bytes);
+        return result;
+    }
+    vgpu_release(block->where, block->bytes);
+    block->handle = handle;
+    block->where = ticket;
+    block->on_device = up;
+    struct vgpu_tier_card *tier = vgpu_tier_card(block->card);
+    if (tier && block->entry != VGPU_TIER_NONE) {
+        vgpu_spin_lock(&tier->lock);
+        vgpu_tier_moved(&tier->policy, block->entry, up);
+        vgpu_spin_unlock(&tier->lock);
+    }
+    vgpu_log(VGPU_LOG_DEBUG, "moved %llu bytes %s card %u", (unsigned long long)block->bytes, up ? "to" : "from", block->card);
+    return CUDA_SUCCESS;
+}
+
+static bool can_move(const struct vgpu_tier_record *block) {
+    return block->bytes && block->handle && !block->shared && !block->pinned && !block->leaving;
+}
+
+static bool moved(struct vgpu_tier_record *block) {
+    const bool up = !block->on_device;
+    if (move(block) == CUDA_SUCCESS)
+        return true;
+    if (up)
+        full_until[block->card] = vgpu_now_ns() + FULL_FOR_NS;
+    return false;
+}
+
+/* Adds to *count what was moved; false: the driver, an account or the machine had no room. */
+static bool move_all(struct vgpu_tier_card *tier, const uint32_t *entries, uint32_t entry_count, unsigned *count) {
+    for (uint32_t i = 0; i < entry_count; i++) {
+        struct vgpu_tier_record *block = vgpu_tier_record(tier->record_of[entries[i]]);
+        if (!can_move(block))
+            continue;
+        if (!moved(block))
+            return false;
+        ++*count;
+    }
+    return true;
+}
+
+/* Bytes that the card has left for the container's large blocks; below 0: it has to give way. */
+static int64_t room_of(unsigned card, uint64_t now) {
+    const uint64_t limit = vgpu_resident_limit(card), used = vgpu_used(card, VGPU_RESIDENT_BYTES), spare = vgpu_tier_headroom(card);
+    if (limit == VGPU_NO_LIMIT)
+        return INT64_MAX;
+    if (used > limit)
+        return -(int64_t)(used - limit);
+    return now < full_until[card] || used + spare > limit ? 0 : (int64_t)(limit - spare - used);
+}
+
+/* A power of two times the least, so that it seldom is another one for the policy. */
+static uint64_t budget_now(uint64_t now) {
+    const uint64_t earned = (now - last_move) / 1000 * EARNED_PER_US;
+    uint64_t budget = BUDGET;
+    while (budget < MOST_BUDGET && budget * 2 <= earned)
+        budget *= 2;
+    return budget;
+}
+
+static bool plan(struct vgpu_tier_card *tier, int64_t room, uint64_t now, struct vgpu_tier_plan *out) {
+    vgpu_spin_lock(&tier->lock);
+    const bool found = vgpu_tier_plan(&tier->policy, room, budget_now(now), out);
+    vgpu_spin_unlock(&tier->lock);
+    return found;
+}
+
+/* With the gate closed. Under pressure what runs may be waited for; not for long, as it may wait for something that another thread is about to do. */
+static bool finished(bool pressed) {
+    if (vgpu_streams_idle())
+        return true;
+    const uint64_t begin = vgpu_now_ns();
+    if (!pressed || begin < next_drain)
+        return false;
+    drain_ns = drain_ns ? drain_ns : DRAIN_NS;
+    bool idle = false;
+    uint64_t now = begin;
+    while (!idle && now - begin < drain_ns) {
+        vgpu_sleep_until(now + 100000u);
+        idle = vgpu_streams_idle();
+        now = vgpu_now_ns();
+    }
+    next_drain = now + DRAIN_PAUSE * (now - begin);
+    drain_ns = idle ? 0 : drain_ns < MOST_DRAIN_NS / 2 ? 2 * drain_ns : MOST_DRAIN_NS;
+    return idle;
+}
+
+/* Moves what the policy wants moved on one card. `closed`: the gate, and everything has finished. False: nothing can move now. */
+static bool balance(struct vgpu_tier_card *tier, unsigned card, bool *closed) {
+    struct vgpu_tier_plan wanted;
+    const uint64_t begin = vgpu_now_ns();
+    for (bool again = true; again;) {
+        const uint64_t now = vgpu_now_ns();
+        const int64_t room = room_of(card, now);
+        again = room < 0;
+        if (!plan(tier, room, now, &wanted))
+            return true;
+        if (!*closed) {
+            if (!vgpu_gate_close(PATIENCE_NS))
+                return false;
+            *closed = true;
+            if (!finished(room < 0))
+                return false;
+        }
+        unsigned count = 0;
+        const bool all = move_all(tier, wanted.down, wanted.downs, &count) && move_all(tier, wanted.up, wanted.ups, &count);
+        if (!all || !count)
+            return true;
+        last_move = vgpu_now_ns();
+        again = again && last_move - begin < LONGEST_NS;
+    }
+    return true;
+}
+
+/* Where blocks do not move by what they are used for, those in host memory come up when there is room. Some are looked at each time. */
+static void promote(bool *closed) {
+    const uint64_t begin = vgpu_now_ns(), budget = budget_now(begin);
+    uint64_t bytes = 0;
+    for (unsigned i = 0; i < LOOKED_AT && bytes < budget; i++) {
+        next_block = vgpu_tier_next(next_block);
+        if (next_block == VGPU_TIER_NONE) {
+            next_block = 0;
+            return;
+        }
+        struct vgpu_tier_record *block = vgpu_tier_record(next_block++);
+        if (block->on_device || !can_move(block) || room_of(block->card, begin) < (int64_t)block->bytes)
+            continue;
+        if (!*closed && !vgpu_gate_close(PATIENCE_NS))
+            return;
+        *closed = true;
+        if (!bytes && !finished(false))
+            return;
+        if (!moved(block))
+            return;
+        bytes += block->bytes;
+        last_move = vgpu_now_ns();
+    }
+}
+
+static void look(struct vgpu_passage *mine) {
+    bool closed = false, possible = true;
+    vgpu_touched_tell(mine);
+    if (vgpu_any_capture() || !vgpu_tier_try())
+        return;
+    const CUstreamCaptureMode mode = vgpu_relax();
+    for (unsigned card = 0; card < VGPU_MAX_CARDS && possible; card++) {
+        struct vgpu_tier_card *tier = vgpu_tier_card(card);
+        if (tier && tier->policy.movable)
+            possible = balance(tier, card, &closed);
+    }
+    const struct vgpu_limits *limits = vgpu_limits_now();
+    if (limits && !(limits->flags & VGPU_MOVABLE))
+        promote(&closed);
+    if (closed)
+        vgpu_gate_open();
+    vgpu_restore(mode);
+    vgpu_tier_unlock();
+    if (!possible)
+        atomic_store(&next_look, vgpu_now_ns() + BUSY_AGAIN_NS);
+}
+
+/* One thread at a time looks, and none that is called back amid a call. */
+static void look_if_due(struct vgpu_passage *mine, uint64_t now) {
+    uint64_t due = atomic_load_explicit(&next_look, memory_order_relaxed);
+    if (now < due || vgpu_gate_inside() || !atomic_compare_exchange_strong(&next_look, &due, now + LOOK_EVERY_NS))
+        return;
+    look(mine);
+}
+
+void vgpu_safe_point_slowly(void) {
+    const int kept = errno;
+    struct vgpu_passage *mine = vgpu_passage_take();
+    if (mine && vgpu_tier_any()) {
+        const uint64_t now = vgpu_now_ns(), apart = (now - mine->looked_ns) / VGPU_CALLS_PER_LOOK;
+        mine->noted_of = apart >= FAST_NS ? 1 : apart * MOST_NOTED_OF > FAST_NS ? (uint32_t)(FAST_NS / apart) : MOST_NOTED_OF;
+        mine->looked_ns = now;
+        look_if_due(mine, now);
+    }
+    if (mine)
+        mine->until_look = VGPU_CALLS_PER_LOOK - 1;
+    errno = kept;
+}
+
+void vgpu_safe_point_idle(void) {
+    const int kept = errno;
+    struct vgpu_passage *mine = vgpu_passage_take();
+    if (mine && vgpu_tier_any())
+        look_if_due(mine, vgpu_now_ns());
+    errno = kept;
+}

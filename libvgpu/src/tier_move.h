@@ -1,0 +1,25 @@
+/* Moves of blocks between a card and host memory, under the pointer that the program has.
+ *
+ * At safe points: before something is handed in, and after a wait, at most every so often. A move happens only while all that the process handed in has
+ * finished, on all its cards, and with the gate closed: an address of the block may stand anywhere, also in device memory. */
+#ifndef VGPU_TIER_MOVE_H
+#define VGPU_TIER_MOVE_H
+#include <stdint.h>
+
+#include "gate.h"
+
+#define VGPU_CALLS_PER_LOOK 16u
+
+void vgpu_safe_point_slowly(void);
+/* After a wait: the card is likely to have nothing to do. */
+void vgpu_safe_point_idle(void);
+
+/* Outside the gate, before something is handed in. */
+static inline void vgpu_safe_point(void) {
+    struct vgpu_passage *mine = vgpu_passage;
+    if (__builtin_expect(mine != NULL && mine->until_look != 0, 1))
+        mine->until_look--;
+    else
+        vgpu_safe_point_slowly();
+}
+#endif

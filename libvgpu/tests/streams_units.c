@@ -1,0 +1,297 @@
+/* Which streams are asked whether they have finished, against a driver that is played here: prints nothing and ends with 0, or names the check that
+ * failed. */
+#define _GNU_SOURCE
+#include "streams.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#include "capture.h"
+#include "charge.h"
+#include "check.h"
+#include "fork.h"
+#include "log.h"
+
+#define CONTEXT(i) ((CUcontext)(uintptr_t)(0x1000 * (i)))
+#define STREAM(i) ((CUstream)(uintptr_t)(0x100000 + 0x100 * (i)))
+#define STREAMS 8
+
+_Atomic(struct vgpu_local *) vgpu_local_memory;
+_Atomic(void *) vgpu_driver_entries[VGPU_ENTRY_COUNT];
+atomic_int vgpu_open_captures;
+
+struct vgpu_local *vgpu_local_slowly(void) {
+    return NULL;
+}
+
+enum vgpu_mode vgpu_enforcement_slowly(void) {
+    return VGPU_REGION;
+}
+
+static int warnings;
+
+void vgpu_log(enum vgpu_log_level level, const char *format, ...) {
+    (void)level, (void)format;
+    warnings++;
+}
+
+void *vgpu_driver_entry_slowly(enum vgpu_entry entry) {
+    (void)entry;
+    return NULL;
+}
+
+/* The driver: what has not finished. */
+static __thread CUcontext stack[4];
+static __thread int depth;
+static bool busy[STREAMS], legacy_busy[4], event_busy, others_busy;
+static __thread bool own_busy;
+static bool exists[STREAMS];
+static int events;
+
+static CUresult get_current(CUcontext *context) {
+    *context = depth ? stack[depth - 1] : NULL;
+    return CUDA_SUCCESS;
+}
+
+static CUresult push(CUcontext context) {
+    CHECK(context == CONTEXT(1) || context == CONTEXT(2));
+    stack[depth++] = context;
+    return CUDA_SUCCESS;
+}
+
+static CUresult pop(CUcontext *context) {
+    CHECK(depth);
+    *context = stack[--depth];
+    return CUDA_SUCCESS;
+}
+
+static size_t number_of(CUstream stream) {
+    return ((uintptr_t)stream - 0x100000) / 0x100;
+}
+
+static CUresult get_context(CUstream stream, CUcontext *context) {
+    *context = CONTEXT(1);
+    return number_of(stream) < STREAMS && exists[number_of(stream)] ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+static CUresult answer(bool is_busy) {
+    return is_busy ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+}
+
+static CUresult query(CUstream stream) {
+    CHECK(depth);
+    if (stream == CU_STREAM_LEGACY)
+        return answer(legacy_busy[(uintptr_t)stack[depth - 1] / 0x1000]);
+    if (stream == CU_STREAM_PER_THREAD)
+        return answer(own_busy);
+    CHECK(exists[number_of(stream)]);
+    return answer(busy[number_of(stream)]);
+}
+
+static CUresult event_create(CUevent *event, unsigned flags) {
+    CHECK(flags == CU_EVENT_DISABLE_TIMING);
+    *event = (CUevent)(uintptr_t)(0x900000 + events++);
+    return CUDA_SUCCESS;
+}
+
+static CUresult event_destroy(CUevent event) {
+    CHECK(event);
+    events--;
+    return CUDA_SUCCESS;
+}
+
+static CUresult record(CUevent event, CUstream stream) {
+    CHECK(event && exists[number_of(stream)]);
+    return CUDA_SUCCESS;
+}
+
+static CUresult event_query(CUevent event) {
+    CHECK(event);
+    return answer(event_busy);
+}
+
+static CUresult record_context(CUcontext context, CUevent event) {
+    CHECK(context == CONTEXT(1) && event);
+    event_busy = others_busy;
+    return CUDA_SUCCESS;
+}
+
+static void play(void) {
+    vgpu_driver_entries[ENTRY_cuCtxGetCurrent] = (void *)get_current;
+    vgpu_driver_entries[ENTRY_cuCtxPushCurrent_v2] = (void *)push;
+    vgpu_driver_entries[ENTRY_cuCtxPopCurrent_v2] = (void *)pop;
+    vgpu_driver_entries[ENTRY_cuStreamGetCtx] = (void *)get_context;
+    vgpu_driver_entries[ENTRY_cuStreamQuery] = (void *)query;
+    vgpu_driver_entries[ENTRY_cuEventCreate] = (void *)event_create;
+    vgpu_driver_entries[ENTRY_cuEventDestroy_v2] = (void *)event_destroy;
+    vgpu_driver_entries[ENTRY_cuEventRecord] = (void *)record;
+    vgpu_driver_entries[ENTRY_cuEventQuery] = (void *)event_query;
+}
+
+static CUstream make(int i) {
+    exists[i] = true;
+    vgpu_stream_made(STREAM(i));
+    return STREAM(i);
+}
+
+static void use(CUstream stream) {
+    vgpu_handing_in(stream);
+    vgpu_handed_in();
+}
+
+static void destroy(int i) {
+    vgpu_stream_going(STREAM(i));
+    exists[i] = false;
+}
+
+/* As a forked child would. */
+static void begin(void) {
+    vgpu_streams_forget();
+    vgpu_gate_forget();
+    memset(busy, 0, sizeof busy);
+    memset(legacy_busy, 0, sizeof legacy_busy);
+    own_busy = others_busy = event_busy = false;
+    warnings = events = 0;
+    vgpu_driver_entries[ENTRY_cuCtxRecordEvent] = NULL;
+    depth = 0;
+    push(CONTEXT(1));
+    CHECK(vgpu_streams_idle());
+}
+
+static void check_created_streams(void) {
+    begin();
+    make(0);
+    make(1);
+    CHECK(vgpu_streams_idle());
+    busy[1] = true; /* used or not: somebody may know it by another way */
+    CHECK(!vgpu_streams_idle());
+    use(STREAM(1));
+    use(STREAM(0));
+    CHECK(!vgpu_streams_idle());
+    busy[1] = false;
+    CHECK(vgpu_streams_idle());
+    vgpu_open_captures = 1;
+    CHECK(!vgpu_streams_idle());
+    vgpu_open_captures = 0;
+    CHECK(vgpu_streams_idle() && !warnings);
+}
+
+static void check_legacy_streams(void) {
+    CUcontext popped;
+    begin();
+    use(NULL);
+    push(CONTEXT(2));
+    use(CU_STREAM_LEGACY);
+    pop(&popped);
+    CHECK(vgpu_streams_idle());
+    legacy_busy[2] = true; /* of a context that is not current */
+    CHECK(!vgpu_streams_idle());
+    vgpu_streams_context_gone(CONTEXT(2));
+    CHECK(vgpu_streams_idle());
+    legacy_busy[1] = true;
+    CHECK(!vgpu_streams_idle());
+    legacy_busy[1] = false;
+    CHECK(vgpu_streams_idle() && !warnings);
+}
+
+static void check_destroyed_streams(void) {
+    begin();
+    make(0);
+    make(1);
+    busy[0] = true;
+    destroy(0);
+    event_busy = true;
+    CHECK(events == 1 && !vgpu_streams_idle());
+    event_busy = false;
+    CHECK(vgpu_streams_idle() && events == 0 && vgpu_streams_idle());
+    destroy(1); /* with nothing to do: nothing to keep in mind */
+    CHECK(events == 0 && vgpu_streams_idle() && !warnings);
+    make(1); /* the same handle again */
+    use(STREAM(1));
+    busy[1] = true;
+    CHECK(!vgpu_streams_idle());
+}
+
+static void check_unknown_streams(void) {
+    begin();
+    use(STREAM(7)); /* none: the driver will say so */
+    CHECK(vgpu_streams_idle() && !warnings);
+    exists[6] = true;
+    use(STREAM(6));
+    CHECK(!vgpu_streams_idle() && warnings == 1);
+    use(STREAM(6));
+    CHECK(!vgpu_streams_idle() && warnings == 1);
+    begin();
+    make(5);
+    use(STREAM(5));
+    destroy(5);
+    exists[5] = true; /* the handle comes back by a way that nobody saw, and a thread remembers it */
+    use(STREAM(5));
+    CHECK(!vgpu_streams_idle() && warnings == 1);
+}
+
+static pthread_barrier_t steps;
+static bool waits;
+
+static void *other_thread(void *unused) {
+    push(CONTEXT(1));
+    use(CU_STREAM_PER_THREAD);
+    pthread_barrier_wait(&steps);
+    pthread_barrier_wait(&steps);
+    if (waits)
+        vgpu_own_stream_finished();
+    return unused;
+}
+
+/* Nobody but the thread itself can ask for its own stream. */
+static void check_streams_of_threads(void) {
+    pthread_t thread;
+    struct vgpu_stream_wait wait;
+    begin();
+    own_busy = true;
+    use(CU_STREAM_PER_THREAD);
+    CHECK(!vgpu_streams_idle());
+    own_busy = false;
+    CHECK(vgpu_streams_idle());
+    for (int round = 0; round < 4; round++) {
+        waits = round == 0;
+        pthread_create(&thread, NULL, other_thread, NULL);
+        pthread_barrier_wait(&steps);
+        CHECK(!vgpu_streams_idle());
+        if (round == 1) { /* a wait for all of the context */
+            vgpu_context_waiting(&wait, NULL);
+            vgpu_context_finished(&wait);
+            CHECK(vgpu_streams_idle());
+        }
+        if (round == 2) { /* of another one */
+            vgpu_context_waiting(&wait, CONTEXT(2));
+            vgpu_context_finished(&wait);
+        }
+        pthread_barrier_wait(&steps);
+        pthread_join(thread, NULL);
+        CHECK(vgpu_streams_idle() == (round < 2)); /* what a thread left behind goes on, whoever has its passage now */
+    }
+    vgpu_driver_entries[ENTRY_cuCtxRecordEvent] = (void *)record_context;
+    others_busy = true;
+    CHECK(!vgpu_streams_idle());
+    others_busy = false;
+    CHECK(vgpu_streams_idle() && !warnings);
+    use(CU_STREAM_PER_THREAD);
+    vgpu_context_waiting(&wait, NULL);
+    use(CU_STREAM_PER_THREAD); /* during the wait: not waited for */
+    vgpu_context_finished(&wait);
+    own_busy = true;
+    CHECK(!vgpu_streams_idle());
+}
+
+int main(void) {
+    pthread_barrier_init(&steps, NULL, 2);
+    play();
+    vgpu_gate_arm();
+    check_created_streams();
+    check_legacy_streams();
+    check_destroyed_streams();
+    check_unknown_streams();
+    check_streams_of_threads();
+    return 0;
+}

@@ -1,0 +1,29 @@
+"""The gate before everything that is handed in, and which streams are asked whether they have finished."""
+
+from pathlib import Path
+
+import pytest
+from preloaded import HERE, compiled, run
+
+SOURCES = HERE.parents[1] / "libvgpu" / "src"
+
+
+def units(name: str, *sources: str, flags: tuple[str, ...] = ()) -> Path:
+    includes = (f"-I{SOURCES}", f"-I{SOURCES.parent / 'include'}")
+    files = (str(SOURCES / f"{source}.c") for source in sources)
+    return compiled(f"../{name}.c", *includes, *files, *flags, output=f"{name}{'-'.join(flags)}")
+
+
+@pytest.mark.parametrize("kernel", ["", "fenced"])
+def test_a_closed_gate_keeps_everybody_out_and_holds_nobody_up(kernel: str) -> None:
+    """`fenced`: where the kernel, or a filter, knows no membarrier."""
+    run([units("gate_units", "gate"), *filter(None, [kernel])], {})
+
+
+def test_no_thread_races_with_another_one() -> None:
+    done = run([units("gate_units", "gate", flags=("-g", "-fsanitize=thread"))], {})
+    assert not done.stderr
+
+
+def test_all_streams_are_asked() -> None:
+    run([units("streams_units", "gate", "streams")], {})

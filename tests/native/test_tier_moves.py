@@ -1,0 +1,162 @@
+"""Blocks move between card and host memory under programs that use them: contents, charges, what the card saw."""
+
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from preloaded import MIB, compiled, environment
+
+from vgpu.native import CardLimit, Limits, Region, simulator
+
+GUARANTEE = 96 * MIB
+LIMIT = 256 * MIB
+
+
+def client() -> Path:
+    return compiled("tier_moves.c", driver=True)
+
+
+@contextmanager
+def container(folder: Path, *, movable: bool = True) -> Iterator[Region]:
+    """A region whose programs may allocate LIMIT, of which GUARANTEE is on the card."""
+    simulator.create(folder / "cards", "T4")
+    uuid = simulator.cards(folder / "cards")[0].uuid
+    (folder / "region").mkdir()
+    card = CardLimit(uuid, LIMIT, GUARANTEE)
+    limits = Limits((card,), host_memory=LIMIT, oversubscribe=True, movable=movable)
+    with Region.create(folder / "region", limits) as region:
+        yield region
+
+
+def start(folder: Path, *arguments: int, log: str = "4") -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [client(), *map(str, arguments)],
+        env=environment(folder, VGPU_DIR=str(folder / "region"), LIBCUDA_LOG_LEVEL=log),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=(folder / "log").open("a"),
+        text=True,
+    )
+
+
+def overhead(folder: Path, processes: int) -> int:
+    """What contexts and modules take, which the limits of these tests do not know."""
+    card = simulator.cards(folder / "cards")[0]
+    return processes * (card.context_bytes + card.module_bytes)
+
+
+def assert_charges_are_the_truth(folder: Path, region: Region, processes: int) -> None:
+    card, truth = region.usage().cards[0], simulator.cards(folder / "cards")[0]
+    assert card.resident == truth.used - overhead(folder, processes)
+    assert card.host_used == truth.host
+    assert card.used <= LIMIT
+    assert not any(sum(process.faults) for process in simulator.processes(folder / "cards"))
+
+
+def moves(folder: Path) -> tuple[int, int]:
+    """How many blocks went to the card, and from it."""
+    log = (folder / "log").read_text()
+    return len(re.findall("moved .* to card", log)), len(re.findall("moved .* from card", log))
+
+
+def end(program: subprocess.Popen[str]) -> None:
+    """Ends a client's input; it looks at all that it holds, and ends."""
+    said, _ = program.communicate(timeout=30)
+    assert program.returncode == 0, said
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_contents_survive_moves_up_and_down(tmp_path: Path, threads: int) -> None:
+    """What is lent changes all the time, so that blocks have to go down and may come up again."""
+    with container(tmp_path) as region:
+        program = start(tmp_path, 7, threads, 0, 48 // threads)
+        deadline = time.monotonic() + 2
+        lent = 0
+        while time.monotonic() < deadline and program.poll() is None:
+            lent = GUARANTEE - lent
+            region.lend(0, lent)
+            time.sleep(0.02)
+        end(program)
+        up, down = moves(tmp_path)
+        assert up > 10
+        assert down > 10
+
+
+def said_done(program: subprocess.Popen[str]) -> list[str]:
+    """Waits for a client's line, with all its work done and its blocks left; how many operations, and refusals."""
+    assert program.stdout
+    words = program.stdout.readline().split()
+    assert words[:1] == ["done"], words
+    return words[1:]
+
+
+def test_charges_are_the_truth_in_four_processes(tmp_path: Path) -> None:
+    with container(tmp_path) as region:
+        programs = [start(tmp_path, seed, 2, 4000, 12, log="0") for seed in range(4)]
+        for _ in range(20):
+            region.lend(0, GUARANTEE)
+            time.sleep(0.02)
+            region.lend(0, 0)
+            time.sleep(0.02)
+        assert all(int(said_done(program)[0]) >= 4000 for program in programs)
+        assert_charges_are_the_truth(tmp_path, region, 4)
+        programs[0].kill()
+        programs[0].wait()
+        region.reap()
+        assert_charges_are_the_truth(tmp_path, region, 3)
+        for program in programs[1:]:
+            end(program)
+        region.reap()
+        assert_charges_are_the_truth(tmp_path, region, 0)
+
+
+def test_processes_may_be_killed_amid_moves(tmp_path: Path) -> None:
+    with container(tmp_path) as region:
+        programs: dict[int, subprocess.Popen[str]] = {}
+        deadline, seed = time.monotonic() + 3, 0
+        while time.monotonic() < deadline:
+            place = seed % 4
+            if place in programs:
+                assert programs[place].poll() is None, programs[place].communicate()[0]
+                programs[place].kill()
+                programs[place].wait()
+            programs[place] = start(tmp_path, seed, 2, 0, 16, log="0")
+            region.lend(0, seed % 3 * GUARANTEE // 2)
+            seed += 1
+            time.sleep(0.1)
+        for program in programs.values():
+            end(program)
+        region.reap()
+        assert_charges_are_the_truth(tmp_path, region, 0)
+        assert region.usage().saturated == 0
+
+
+def test_static_blocks_come_up_when_there_is_room_and_stay(tmp_path: Path) -> None:
+    with container(tmp_path, movable=False) as region:
+        program = start(tmp_path, 3, 1, 20000, 40)
+        said_done(program)
+        assert_charges_are_the_truth(tmp_path, region, 1)
+        end(program)
+        up, down = moves(tmp_path)
+        assert up > 0
+        assert down == 0
+
+
+@pytest.mark.parametrize("entry", ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemcpyDtoD_v2"])
+def test_a_move_that_fails_leaves_everything_as_it_was(tmp_path: Path, entry: str) -> None:
+    """Whichever of the driver's calls fails amid moves: contents and charges are right, and moves go on."""
+    with container(tmp_path) as region:
+        program = start(tmp_path, 11, 2, 0, 20)
+        for number in range(20):
+            region.lend(0, number % 2 * GUARANTEE)
+            simulator.inject_error(tmp_path / "cards", entry, 2, 2)
+            time.sleep(0.05)
+        simulator.clear_errors(tmp_path / "cards")
+        end(program)
+        assert min(moves(tmp_path)) > 0
+        region.reap()
+        assert_charges_are_the_truth(tmp_path, region, 0)
