@@ -18,7 +18,7 @@ from statistics import fmean, median
 from rich.console import Console
 from rich.table import Table
 
-from vgpu.native import paths
+from vgpu.native import CardLimit, Limits, Region, paths
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -33,6 +33,8 @@ BARS = {
     CROWD: "2 x native",
     "cuMemAllocAsync+cuMemFreeAsync": "+100",
     "cuMemGetInfo": "+20",
+    "cuMemcpyHtoD": "+2 (where nothing moves)",
+    "...of four large blocks": "+30 (what moves over a memory limit)",
     "not hooked: cuCtxGetCurrent": "+0",
 }
 OURS = ("CUDA_", "VGPU_", "LD_", "GPU_CORE", "ACTIVE_OOM", "LIBCUDA", "NVIDIA_")
@@ -40,7 +42,11 @@ VARIANTS: dict[str, dict[str, str]] = {
     "no limits": {},
     "memory limit": {"CUDA_DEVICE_MEMORY_LIMIT": "8g"},
     "memory and core limit": {"CUDA_DEVICE_MEMORY_LIMIT": "8g", "CUDA_DEVICE_SM_LIMIT": "90"},
+    "memory that moves": {},
 }
+MOVES = "memory that moves"
+#: what the environment cannot say: half of the memory is on the card for sure, and blocks move
+MOVABLE = Limits((CardLimit("", 8 << 30, 4 << 30),), host_memory=4 << 30, oversubscribe=True, movable=True)
 
 
 def clean() -> dict[str, str]:
@@ -102,9 +108,11 @@ def driver_calls(console: Console) -> None:
             for variant in runs:
                 region = folder / f"region{turn}{variant}"
                 region.mkdir()
+                if variant == MOVES:
+                    Region.create(region, MOVABLE).close()
                 limits = VARIANTS.get(variant)
                 variables = {} if limits is None else limits | {"LD_PRELOAD": str(paths.libvgpu())}
-                variables |= {"VGPU_DIR": str(region)} if limits else {}
+                variables |= {"VGPU_DIR": str(region)} if limits or variant == MOVES else {}
                 one = calls(program, False, **variables) if turn < TURNS else {}
                 runs[variant].append(one | calls(program, True, **variables))
     native = summary(runs.pop("native"))

@@ -28,7 +28,8 @@ static void check(CUresult result, const char *what) {
     }
 }
 
-static CUfunction kernel;
+static CUfunction kernel, kernel_with_blocks;
+static CUdeviceptr blocks[4]; /* large enough for the tier, where there is one */
 
 static void alloc_and_free(int rounds) {
     CUdeviceptr pointer;
@@ -67,6 +68,22 @@ static void launch(int rounds) {
     check(cuCtxSynchronize(), "cuCtxSynchronize");
 }
 
+static void launch_with_blocks(int rounds) {
+    void *parameters[] = {&blocks[0], &blocks[1], &blocks[2], &blocks[3]};
+    for (int i = 0; i < rounds; i++) {
+        check(cuLaunchKernel(kernel_with_blocks, 1, 1, 1, 32, 1, 1, 0, NULL, parameters, NULL), "cuLaunchKernel");
+        if (i % 512 == 511)
+            check(cuCtxSynchronize(), "cuCtxSynchronize");
+    }
+    check(cuCtxSynchronize(), "cuCtxSynchronize");
+}
+
+static void small_copy(int rounds) {
+    unsigned long long word = 0;
+    for (int i = 0; i < rounds; i++)
+        check(cuMemcpyHtoD(blocks[0], &word, sizeof word), "cuMemcpyHtoD");
+}
+
 /* The fastest of several short runs: what other processes on the machine do only ever adds. */
 static void measure(const char *name, void (*work)(int)) {
     double best = 1e18, end = now(CLOCK_MONOTONIC) + MOST_NS;
@@ -88,13 +105,17 @@ static void start(void) {
 }
 
 static void alone(void) {
-    static const char text[] = ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry spin_100ns()\n{ ret; }\n";
+    static const char text[] = ".version 7.0\n.target sm_75\n.address_size 64\n"
+                               ".visible .entry spin_100ns()\n{ ret; }\n";
     static CUdeviceptr live[LIVE];
     CUdeviceptr kept;
     CUmodule module;
     start();
     check(cuModuleLoadData(&module, text), "cuModuleLoadData");
     check(cuModuleGetFunction(&kernel, module, "spin_100ns"), "cuModuleGetFunction");
+    check(cuModuleGetFunction(&kernel_with_blocks, module, "of_blocks_100ns"), "cuModuleGetFunction");
+    for (int i = 0; i < 4; i++)
+        check(cuMemAlloc(&blocks[i], 4 << 20), "cuMemAlloc");
     measure("cuMemAlloc+cuMemFree", alloc_and_free);
     for (int i = 0; i < LIVE; i++)
         check(cuMemAlloc(&live[i], 4096), "cuMemAlloc");
@@ -102,6 +123,8 @@ static void alone(void) {
     measure("cuMemGetInfo", info);
     measure("not hooked: cuCtxGetCurrent", unhooked);
     measure("cuLaunchKernel", launch);
+    measure("...of four large blocks", launch_with_blocks);
+    measure("cuMemcpyHtoD", small_copy);
     check(cuMemAllocAsync(&kept, 4096, CU_STREAM_LEGACY), "cuMemAllocAsync");
     measure("cuMemAllocAsync+cuMemFreeAsync", async_pair);
     check(cuModuleUnload(module), "cuModuleUnload");
