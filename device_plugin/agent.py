@@ -21,6 +21,7 @@ from device_plugin.health import CENSUS_SECONDS, Health
 from device_plugin.holdings import Holdings
 from device_plugin.identity import Identity
 from device_plugin.labels import Labels
+from device_plugin.lending import Lending
 from device_plugin.plugin import Plugin
 from device_plugin.pods import Pods
 from device_plugin.publish import Publisher, published
@@ -30,7 +31,8 @@ from device_plugin.sandbox import Sandboxes
 from device_plugin.starts import Starts
 from device_plugin.sweep import Sweep
 from device_plugin.watch import Watch
-from vgpu import inventory, names
+from vgpu import config as configuration
+from vgpu import inventory, names, tier
 from vgpu.config import Config
 from vgpu.devices import Inventory
 from vgpu.kube.client import ApiError, KubeClient
@@ -55,7 +57,7 @@ class Agent:
     """One node. Holds nothing that a restart would lose."""
 
     def __init__(self, config: Config, options: Options, client: KubeClient) -> None:
-        self._config = config
+        self._config = configuration.for_node(config, options.node)
         self._options = options
         self._client = client
         self._exporter = Exporter(options.node)
@@ -68,7 +70,7 @@ class Agent:
             inventory.use_simulator(self._config.simulate, self._simulator_state)
         census = Census(self._config, self._options.run_dir, self._driver)
         readiness = self._exporter.readiness
-        cards = Cards(await self._cards(census))
+        cards = Cards(await self._cards(census), tier.wanted(self._config))
         readiness.found_cards()
         self._exporter.expect()
         settings = self._config.device_plugin
@@ -98,7 +100,10 @@ class Agent:
             tell=consequences.node,
             show=self._exporter.show_unsafe,
         )
-        granting = Granting(self._config, cards, sandboxes, holdings, places, consequences, labels)
+        evict = settings.backstop == "evict"
+        watch = Watch(cards, pods, consequences, evict=evict, look=Observer().look)
+        lending = Lending(cards, sandboxes, holdings, foreign=lambda uuid: sum(watch.foreign(uuid)))
+        granting = Granting(self._config, cards, sandboxes, holdings, places, consequences, labels, lending)
         starts = Starts(self._config, cards, pods, identity, granting, consequences, mode=lambda: enforcement.current)
         plugin = Plugin(cards, starts, self._exporter.observe)
         health = Health(
@@ -118,6 +123,7 @@ class Agent:
             suspect=health.suspect,
             gone=lambda sentence: consequences.node(names.CONDITION_UNHEALTHY, sentence),
             heal=health.heal,
+            unbacked=lambda sentence: consequences.node(names.CONDITION_UNBACKED, sentence),
         )
         sweep = Sweep(
             cards,
@@ -128,9 +134,8 @@ class Agent:
             self._exporter,
             places=places,
             current=lambda: granting.rollout.sources(),
-            watch=Watch(
-                cards, pods, consequences, evict=self._config.device_plugin.backstop == "evict", look=Observer().look
-            ),
+            watch=watch,
+            lending=lending,
             hangs=lambda: self._asking is not None and not self._asking.done(),
         )
 

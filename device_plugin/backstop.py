@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from device_plugin.foreign import Picture, Real, Regions
-from device_plugin.sandbox import Entry
+from device_plugin.sandbox import Entry, on_card
 
 MIB: Final = 1 << 20
 TURNS: Final = 10  #: so often in a row, about seconds
@@ -85,7 +85,12 @@ def larger(before: Regions, after: Regions) -> Regions:
         known, old = before[entry]
         if known == slices:
             cards = tuple(
-                msgspec.structs.replace(late, used=max(early.used, late.used), gpu_ns=max(early.gpu_ns, late.gpu_ns))
+                msgspec.structs.replace(
+                    late,
+                    used=max(early.used, late.used),
+                    resident=max(early.resident, late.resident),
+                    gpu_ns=max(early.gpu_ns, late.gpu_ns),
+                )
                 for early, late in zip(old.cards, new.cards, strict=False)
             )
             found[entry] = slices, msgspec.structs.replace(new, cards=cards, processes=(*old.processes, *new.processes))
@@ -93,11 +98,11 @@ def larger(before: Regions, after: Regions) -> Regions:
 
 
 def _charges(regions: Regions, key: Key) -> tuple[int, int, int]:
-    """(bytes charged, ns charged, limit in bytes) of a container on a card; 0 on a card that it does not hold."""
+    """(bytes of the card charged, ns charged, limit in bytes) of a container; 0 on a card that it does not hold."""
     slices, usage = regions[key[0]]
     for piece, card in zip(slices, usage.cards, strict=False):
         if piece.uuid == key[1]:
-            return card.used, card.gpu_ns, piece.mem * MIB
+            return on_card(slices, card), card.gpu_ns, piece.mem * MIB
     return 0, 0, 0
 
 

@@ -11,7 +11,9 @@ from typing import Final
 
 import msgspec
 
+from vgpu import tier
 from vgpu.devices import Gpu, Inventory
+from vgpu.tier import Scaling
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +24,11 @@ ABSENT: Final = "it did not answer the driver when the agent started"
 class Cards:
     """The cards of this node; listeners are called (from any thread) after every change."""
 
-    def __init__(self, inventory: Inventory) -> None:
+    def __init__(self, inventory: Inventory, scaling: Scaling = tier.UNSCALED) -> None:
+        """`scaling`: of memory; upwards it counts when the node is known to keep host memory for it (`back`)."""
         self._lock = threading.Lock()
+        self.scaling = scaling
+        self._backed: bool | None = None
         self._inventory = inventory
         self._absent: dict[str, Gpu] = {}  # as they were published
         self._sick: dict[str, str] = {}
@@ -50,7 +55,8 @@ class Cards:
                 trouble = gpu.trouble or ABSENT
                 devices.append(msgspec.structs.replace(gpu, healthy=False, trouble=trouble, foreign=False))
             devices.sort(key=lambda gpu: gpu.index)
-            return msgspec.structs.replace(self._inventory, devices=tuple(devices))
+            found = tier.scaled(devices, self.scaling, backed=bool(self._backed))
+            return msgspec.structs.replace(self._inventory, devices=found)
 
     @property
     def by_uuid(self) -> Mapping[str, Gpu]:
@@ -173,6 +179,31 @@ class Cards:
             news = uuids != self._foreign
             self._foreign = uuids
         if news:
+            self._tell()
+
+    @property
+    def backed(self) -> bool | None:
+        """Whether host memory stands behind cards: it is wanted, and the node keeps it free; None: not known yet."""
+        wanted = self.scaling.host_memory and self.scaling.above(self.inventory.devices)
+        return self._backed if wanted else False
+
+    @property
+    def host_memory(self) -> int:
+        """MiB of the node that stand behind its cards."""
+        return self.scaling.host_memory if self.backed else 0
+
+    @property
+    def unbacked(self) -> bool:
+        """Memory of cards is to be scaled, and the node does not keep host memory for it."""
+        return self._backed is False and bool(self.scaling.above(self.inventory.devices))
+
+    def back(self, backed: bool) -> None:
+        """The node keeps the host memory that its cards need, or it does not."""
+        with self._lock:
+            news = backed != self._backed
+            self._backed = backed
+        if news and self.scaling.above(self.inventory.devices):
+            log.info("memory of cards is %s", "scaled" if backed else "not scaled")
             self._tell()
 
     @property

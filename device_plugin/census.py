@@ -66,7 +66,6 @@ class Census:
             driver.load_nvml(self._place)
         found = inventory.read(
             split=self._settings.deviceSplitCount,
-            memory_scaling=self._settings.deviceMemoryScaling,
             core_scaling=self._settings.deviceCoreScaling,
         )
         if any(gpu.uuid not in self._contexts for gpu in found.devices):

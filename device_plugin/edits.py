@@ -10,6 +10,7 @@ from device_plugin.library import Rollout
 from device_plugin.modes import Mode
 from vgpu import names
 from vgpu.devices import Gpu, GpuSlice
+from vgpu.tier import on_tier
 
 SIMULATOR_LIBRARIES: Final = "/usr/local/vgpu/simulator"  #: in a container
 SIMULATOR_STATE: Final = f"{names.REGION_DIR}/simulator"  #: in a container
@@ -54,7 +55,7 @@ def limits_environment(
         env[names.ENV_CORE_POLICY] = "disable"
     if priority is not None:
         env[names.ENV_PRIORITY] = str(priority)
-    if any(piece.guarantee < piece.mem for piece in slices):
+    if on_tier(slices):
         env[names.ENV_OVERSUBSCRIBE] = "true"
     return env
 

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from device_plugin import serving
 from device_plugin.readiness import METRICS, Readiness
+from device_plugin.sandbox import on_card
 from vgpu.allocation import Held
 from vgpu.devices import Gpu, GpuSlice
 from vgpu.inventory import Reading
@@ -41,11 +42,14 @@ class ContainerView(msgspec.Struct, frozen=True):
     usage: CardUsage | None = None  #: None: not started yet
     untracked: int = 0  #: bytes by NVML beyond the charges
     observed: float = 0.0  #: seconds of GPU time by NVML
+    host_limit: int = 0  #: bytes of host memory that it may use behind the card
 
 
 class Picture(msgspec.Struct, frozen=True):
     cards: tuple[CardView, ...] = ()
     containers: tuple[ContainerView, ...] = ()
+    host_memory: int = 0  #: bytes of the node that stand behind its cards
+    unbacked: bool = False  #: memory is not scaled, as it should be
 
 
 class Exporter(Collector):
@@ -128,6 +132,22 @@ class Exporter(Collector):
             ("node",),
             [((self._node,), int(self._conflict))],
         )
+        yield _gauge(
+            "vgpu_node_host_memory_bytes",
+            "Memory of the node that stands behind its cards; 0: none",
+            ("node",),
+            [((self._node,), picture.host_memory)],
+        )
+        yield _gauge(
+            "vgpu_node_unbacked",
+            "1: memory of the cards is not scaled, since the node does not keep the host memory for it",
+            ("node",),
+            [((self._node,), int(picture.unbacked))],
+        )
+        used = sum(one.usage.host_used for one in picture.containers if one.usage)
+        yield _gauge(
+            "vgpu_node_host_memory_used_bytes", "Of that, in use by containers", ("node",), [((self._node,), used)]
+        )
         yield _counter("vgpu_card_xids", "Errors that the driver reported", (*_CARD, "xid"), list(self._xids.items()))
         yield from self._cards(picture.cards)
         yield from self._containers(picture.containers)
@@ -144,6 +164,18 @@ class Exporter(Collector):
         )
         yield _gauge(
             "vgpu_card_memory_allocated_bytes", "Limits of all slices", _CARD, [(r, c.held.mem * MIB) for r, c in rows]
+        )
+        yield _gauge(
+            "vgpu_card_memory_scaled_bytes",
+            "What limits may sum up to: more than the size where host memory stands behind the card",
+            _CARD,
+            [(r, c.gpu.memory * MIB) for r, c in rows],
+        )
+        yield _gauge(
+            "vgpu_card_memory_guaranteed_bytes",
+            "Physical parts of all slices",
+            _CARD,
+            [(r, c.held.phys * MIB) for r, c in rows],
         )
         yield _gauge(
             "vgpu_card_cores_allocated_ratio",
@@ -183,7 +215,7 @@ class Exporter(Collector):
         )
         yield _gauge(
             "vgpu_container_memory_guarantee_bytes",
-            "The physical part of the limit",
+            "The part of the limit that is on the card for sure",
             _CONTAINER,
             [(r, c.piece.guarantee * MIB) for r, c in rows],
         )
@@ -214,9 +246,27 @@ class Exporter(Collector):
         )
         yield _gauge(
             "vgpu_container_host_memory_bytes",
-            "Host memory in use behind the card",
+            "Of the memory in use, in host memory behind the card",
             _CONTAINER,
             [(r, u.host_used) for r, u in used],
+        )
+        yield _gauge(
+            "vgpu_container_host_memory_limit_bytes",
+            "Host memory that it may use behind the card",
+            _CONTAINER,
+            [(r, c.host_limit) for r, c in rows],
+        )
+        yield _gauge(
+            "vgpu_container_memory_resident_bytes",
+            "Of the memory in use, on the card itself",
+            _CONTAINER,
+            [(r, on_card((c.piece,), u)) for (r, c), (_, u) in zip(rows, used, strict=True)],
+        )
+        yield _gauge(
+            "vgpu_container_memory_lent_bytes",
+            "What it may have on the card above its guarantee, as long as nobody else needs it",
+            _CONTAINER,
+            [(r, u.lent) for r, u in used],
         )
         yield _gauge(
             "vgpu_container_processes", "Processes that use the card", _CONTAINER, [(r, u.processes) for r, u in used]

@@ -18,17 +18,19 @@ from device_plugin.consequences import Consequences
 from device_plugin.holdings import Holdings, pod_holds
 from device_plugin.identity import Candidate
 from device_plugin.labels import Labels
+from device_plugin.lending import Lending
 from device_plugin.modes import Mode
 from device_plugin.pods import allocation_of, full_name
 from device_plugin.refusal import Refusal
 from device_plugin.sandbox import Sandboxes, limits_for
-from vgpu.allocation import Allocation, excess
+from vgpu.allocation import Allocation, Held, excess
 from vgpu.config import Config
 from vgpu.devices import Gpu, GpuSlice
 from vgpu.inventory import InventoryError, readings
 from vgpu.kube.objects import Container, Pod
 from vgpu.placement.selection import accepts_model
 from vgpu.resources import CardSelector, PodRequest
+from vgpu.tier import on_tier
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +84,7 @@ class Granting:
         places: Places,
         consequences: Consequences,
         labels: Labels,
+        lending: Lending,
     ) -> None:
         """Installs the library on the host; raises OSError naming the path."""
         self._config = config
@@ -92,6 +95,7 @@ class Granting:
         self._consequences = consequences
         self._lock = threading.Lock()
         self._labels = labels
+        self._lending = lending
         self._minors: dict[str, int] = {}
         self.rollout = self._install()
         cdi.sweep(self._places.cdi)
@@ -146,12 +150,15 @@ class Granting:
                     largest.candidate.container,
                 )
             chosen.append(self._where_ids_are(largest, device_ids))
+        chosen = [self._as_backed(plan) for plan in chosen]
         for plan in chosen:
             self._driver_is_there(plan)
             self._guard(plan)
         self._verify(chosen)
         for plan in chosen:
-            self._put(device_ids, plan)
+            uid, holds = plan.pod.metadata.uid, self._holds(plan)
+            with self._lending.making_room(uid, plan.candidate.container, holds, plan.slices) as host_memory:
+                self._put(device_ids, plan, host_memory)
 
     def _where_ids_are(self, plan: Plan, device_ids: Sequence[str]) -> Plan:
         """With mounts the ids decide which cards the container sees: it starts when the record says the same.
@@ -191,12 +198,27 @@ class Granting:
                 found[name] = edits.in_order(moved, self._cards.by_uuid)
         return found
 
+    def _as_backed(self, plan: Plan) -> Plan:
+        """Where no host memory is kept any more, all of a slice has to be on the card; what started keeps its own."""
+        before = self._sandboxes.granted().get(plan.pod.metadata.uid, {}).get(plan.candidate.container)
+        if not on_tier(plan.slices) or before == plan.slices or self._cards.backed:
+            return plan
+        if self._cards.backed is None:
+            sentence = (
+                f"pod {full_name(plan.pod)}: the node has not told yet whether it keeps host memory for its cards"
+            )
+            raise Refusal(sentence, transient=True, pod=plan.pod)
+        whole = tuple(msgspec.structs.replace(piece, phys=None) for piece in plan.slices)
+        return msgspec.structs.replace(plan, slices=whole)
+
+    def _holds(self, plan: Plan) -> dict[str, Held]:
+        """What the pod holds with this container started, by card."""
+        before = self._sandboxes.granted().get(plan.pod.metadata.uid, {})
+        return pod_holds(plan.pod, {**before, plan.candidate.container: plan.slices})
+
     def _guard(self, plan: Plan) -> None:
-        uid = plan.pod.metadata.uid
-        before = self._sandboxes.granted().get(uid, {})
-        wanted = pod_holds(plan.pod, {**before, plan.candidate.container: plan.slices})
-        granted = self._holdings.granted(without=uid)
-        sentence = excess(self._cards.by_uuid, granted, wanted)
+        granted = self._holdings.granted(without=plan.pod.metadata.uid)
+        sentence = excess(self._cards.by_uuid, granted, self._holds(plan))
         if sentence:
             raise Refusal(f"pod {full_name(plan.pod)}: {sentence}", transient=True, pod=plan.pod)
 
@@ -224,7 +246,7 @@ class Granting:
                 pod=plan.pod,
             )
 
-    def _put(self, device_ids: Sequence[str], plan: Plan) -> None:
+    def _put(self, device_ids: Sequence[str], plan: Plan, host_memory: int) -> None:
         settings = self._config.device_plugin
         policy = grants.core_policy(plan.request, plan.container, may_disable=settings.allowDisableControl)
         limits = limits_for(
@@ -234,6 +256,8 @@ class Granting:
             cores_limit=plan.request.cores_limit if plan.request else None,
             priority=plan.priority,
             allow_disable_control=settings.allowDisableControl,
+            movable=((plan.request and plan.request.memory_mode) or settings.memoryMode) == "movable",
+            host_memory=host_memory,
         )
         try:
             directory = self._sandboxes.prepare(plan.pod.metadata.uid, plan.candidate.container, limits)
@@ -262,7 +286,8 @@ class Granting:
     def _share(self, piece: GpuSlice) -> str:
         gpu = self._cards.by_uuid[piece.uuid]
         time_share = f" and {piece.cores} % of the time" if piece.cores else ""
-        return f"{piece.mem} MiB{time_share} of card {gpu.index} ({gpu.model}, {gpu.uuid})"
+        physical = f", {piece.guarantee} of them guaranteed on it," if on_tier((piece,)) else ""
+        return f"{piece.mem} MiB{physical}{time_share} of card {gpu.index} ({gpu.model}, {gpu.uuid})"
 
     def _driver_edits(self, cards: Sequence[Gpu]) -> driver.DriverEdits:
         if self._places.simulator_state:

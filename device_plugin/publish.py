@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from device_plugin import conditions
+from device_plugin import backing, conditions
 from device_plugin.cards import ABSENT, Cards
 from device_plugin.conditions import Finding
 from vgpu import names
@@ -36,7 +36,8 @@ class Publisher:
     """One thread that keeps the node object as it should be; `held` tells what live pods hold, by card.
 
     `suspect(uuid, reason)` is told of cards that an earlier agent published as unhealthy, `gone(sentence)` of those
-    that are not there any more, `heal(uuids)` of those that somebody says are repaired.
+    that are not there any more, `heal(uuids)` of those that somebody says are repaired, `unbacked(sentence)` why memory
+    is not scaled.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Publisher:
         suspect: Callable[[str, str], None],
         gone: Callable[[str], None],
         heal: Callable[[Collection[str]], None],
+        unbacked: Callable[[str], None],
     ) -> None:
         self._client = client
         self._name = node
@@ -59,6 +61,8 @@ class Publisher:
         self._suspect = suspect
         self._gone = gone
         self._heal = heal
+        self._unbacked = unbacked
+        self._flat: str | None = None  # why memory is not scaled; None: not known yet
         self.recalled = threading.Event()  #: what an earlier agent has published is known
         self._wake = threading.Event()
         self._ending = threading.Event()
@@ -89,11 +93,23 @@ class Publisher:
     def _change(self, change: str, node: Node) -> None:
         if change == "set":
             self._cards.cordon(cardmarks.listed(node.metadata.annotations.get(names.CORDON, "")))
+            self._weigh(node)
             if not self.recalled.is_set():
                 self._recall(node)
                 self.recalled.set()
         self._node = node if change == "set" else None
         self._wake.set()
+
+    def _weigh(self, node: Node) -> None:
+        """Whether memory is scaled, as of what the node says of its own memory."""
+        sentence = backing.verdict(self._cards.inventory.devices, self._cards.scaling, node)
+        if sentence is None:
+            return
+        if sentence and sentence != self._flat:
+            log.warning("node %s: %s", self._name, sentence)
+            self._unbacked(sentence)
+        self._flat = sentence
+        self._cards.back(not sentence)
 
     def _recall(self, node: Node) -> None:
         """Cards that were unhealthy when an earlier agent published them stay so until they prove themselves.
@@ -148,6 +164,8 @@ class Publisher:
         if not (_reworded(meta.annotations, inventory) and time.monotonic() - self._written < PERIOD_SECONDS):
             self._tell(node, inventory)
         conditions.put(self._client, self._name, node.status.conditions, contested(self._cards.rival))
+        if self._flat is not None:
+            conditions.put(self._client, self._name, node.status.conditions, backing.finding(self._flat))
         wanted = capacity(inventory.devices, self._cards.cordoned, self._held(), self._config)
         known = {resource: node.status.capacity.get(resource) for resource in wanted}
         if not inventory.devices and all(value is None for value in known.values()):

@@ -15,8 +15,9 @@ import msgspec
 from device_plugin import files
 from device_plugin.labels import Labels
 from vgpu.devices import GpuSlice
-from vgpu.native import CardLimit, Limits, Region
+from vgpu.native import CardLimit, CardUsage, Limits, Region
 from vgpu.native.region import CorePolicy
+from vgpu.tier import on_tier
 
 log = logging.getLogger(__name__)
 MIB = 1 << 20
@@ -102,7 +103,13 @@ class Sandboxes:
             try:
                 with Region.open(path, writable=True) as region:
                     region.reap()
-                    if region.limits() != limits:
+                    now = region.limits()
+                    # Whether blocks may lie in host memory, and move, holds for the life of a region.
+                    if (now.oversubscribe, now.movable) != (limits.oversubscribe, limits.movable):
+                        if region.usage().process_count:
+                            raise OSError(errno.EBUSY, "processes use its region, which is to be made anew", str(path))
+                        raise OSError(errno.EPROTO, "its memory is of another kind now", str(path))
+                    if now != limits:
                         region.set_limits(limits)
             except OSError as error:
                 if error.errno not in {errno.EPROTO, errno.ENOENT}:
@@ -145,12 +152,16 @@ def limits_for(
     cores_limit: int | None = None,
     priority: int | None = None,
     allow_disable_control: bool = False,
+    movable: bool = False,
+    host_memory: int = 0,
 ) -> Limits:
     """What the library enforces for one container; `slices` in the order in which it sees the cards.
 
     `contexts`: card UUID → bytes that one CUDA context takes there. `cores_limit`: % that an elastic share never
-    exceeds; it takes nothing from what is guaranteed.
+    exceeds; it takes nothing from what is guaranteed. Where a slice is not guaranteed as a whole: `movable`, whether
+    blocks may move between card and host memory; `host_memory`: bytes that they may take of it behind each card.
     """
+    oversubscribe = on_tier(slices)
     return Limits(
         cards=tuple(
             CardLimit(
@@ -166,8 +177,15 @@ def limits_for(
         core_policy=core_policy,
         priority=priority or 0,
         allow_disable_control=allow_disable_control,
-        oversubscribe=any(piece.guarantee < piece.mem for piece in slices),
+        oversubscribe=oversubscribe,
+        movable=oversubscribe and movable,
+        host_memory=host_memory if oversubscribe else 0,
     )
+
+
+def on_card(slices: Sequence[GpuSlice], usage: CardUsage) -> int:
+    """Bytes of the card itself that a container with these slices was charged: what the driver should say, too."""
+    return usage.resident if on_tier(slices) else usage.used
 
 
 def slices_of(limits: Limits) -> tuple[GpuSlice, ...]:

@@ -82,11 +82,12 @@ def overheads(
     for usage in (*before, *after):
         who = Identity(usage.pid, usage.pid_namespace, usage.start_time)
         known = charged.setdefault(who, [0] * len(limits.cards))
-        charged[who] = [max(pair) for pair in zip(known, usage.used, strict=True)]
+        own = usage.resident if limits.oversubscribe else usage.used  # the driver counts what is on the card
+        charged[who] = [max(pair) for pair in zip(known, own, strict=True)]
     found = []
     for index, card in enumerate(limits.cards):
         given = memory.get(card.uuid, {})
-        found.append(sum(max(0, given.get(who, 0) - own[index]) for who, own in charged.items()))
+        found.append(sum(max(0, given.get(who, 0) - paid[index]) for who, paid in charged.items()))
     return found
 
 

@@ -16,6 +16,7 @@ from device_plugin.exporter import CardView, ContainerView, Exporter, Picture
 from device_plugin.granting import Places
 from device_plugin.holdings import Holdings
 from device_plugin.identity import Identity
+from device_plugin.lending import Lending
 from device_plugin.pods import Pods, allocation_of
 from device_plugin.refusal import Refusal
 from device_plugin.sandbox import Entry, Sandboxes, slices_of
@@ -27,6 +28,7 @@ from vgpu.inventory import InventoryError, readings
 from vgpu.kube.objects import Pod
 from vgpu.kubelet.checkpoint import CheckpointError
 from vgpu.native import CardUsage, Region, Usage
+from vgpu.tier import MIB
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ class Sweep:
         places: Places,
         current: Callable[[], Iterable[Path]],
         watch: Watch,
+        lending: Lending,
         hangs: Callable[[], bool] = lambda: False,
     ) -> None:
         """`current`: files of the rollout that new containers get.
@@ -58,6 +61,7 @@ class Sweep:
         `hangs`: a question to the driver has had no answer for so long that this thread would only get stuck, too.
         """
         self._watch = watch
+        self._lending = lending
         self._hangs = hangs
         self._cards = cards
         self._pods = pods
@@ -112,6 +116,7 @@ class Sweep:
             except InventoryError as error:
                 log.debug("overhead stays as it was: %s", error)
             self._watch.once(usages, _read)
+        self._lending.settle()
         synced = self._pods.synced
         self._exporter.show(self._picture(usages, asks), whole=synced, fresh=asks)
         if not self._pods.synced:
@@ -155,13 +160,16 @@ class Sweep:
             entry_of = paths.get((uid, container))
             for piece, share in shares:
                 untracked, observed = self._watch.of(entry_of, piece.uuid) if entry_of else (0, 0.0)
-                containers.append(ContainerView(namespace, name, container, piece, share, untracked, observed))
+                budget = self._lending.host_memory(entry_of) if entry_of else 0
+                containers.append(ContainerView(namespace, name, container, piece, share, untracked, observed, budget))
         return Picture(
             cards=tuple(
                 CardView(gpu, held.get(gpu.uuid, Held()), now.get(gpu.uuid), self._watch.foreign(gpu.uuid))
                 for gpu in self._cards.inventory.devices
             ),
             containers=tuple(containers),
+            host_memory=self._cards.host_memory * MIB,
+            unbacked=self._cards.unbacked,
         )
 
     def _remove_specs(self) -> None:

@@ -3,8 +3,10 @@
 The JSON schema of the chart (charts/vgpu/values.schema.json) and docs/reference.md come from these types.
 """
 
+import fnmatch
 import os
 import re
+import types
 import typing
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -13,12 +15,22 @@ import msgspec
 import yaml
 
 from vgpu import names
-from vgpu.resources import ResourceNames, Rules
+from vgpu.resources import ResourceNames, Rules, parse_quantity
 
 Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Scaling = Annotated[float, msgspec.Meta(gt=0)]
+MemoryMode = Literal["static", "movable"]
+HostMemory = (
+    Annotated[int, msgspec.Meta(ge=0)]
+    | Annotated[
+        str,
+        msgspec.Meta(
+            pattern=r"^[0-9]+([kMGT]|[KMGT]i)$", description="a number of MiB or a quantity with its unit, such as 64Gi"
+        ),
+    ]
+)
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 ResourceName = Annotated[
     str,
@@ -58,11 +70,32 @@ class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     reconcile_seconds: Positive = 60  #: period of the full comparison with the API server
 
 
+class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is different on some nodes; what is left out is as on all others."""
+
+    deviceMemoryScaling: Scaling | None = None  #: as that of devicePlugin
+    deviceMemoryScalingByModel: dict[str, Scaling] | None = None  #: as that of devicePlugin
+    hostMemory: HostMemory | None = None  #: as that of devicePlugin
+    memoryMode: MemoryMode | None = None  #: as that of devicePlugin
+
+
 class DevicePlugin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The node agent; camelCase and the historic spelling of `disablecorelimit` as in 4paradigm's chart."""
 
     deviceSplitCount: Positive = 10  #: slices per card
-    deviceMemoryScaling: Scaling = 1.0  #: limits may sum up to this multiple of the card's memory
+    deviceMemoryScaling: Scaling = (
+        1.0  #: limits may sum up to this multiple of the card's memory; above 1: see hostMemory
+    )
+    deviceMemoryScalingByModel: dict[str, Scaling] = msgspec.field(
+        default_factory=dict
+    )  #: the same for models, by patterns as in nvidia.com/use-gputype, such as {T4: 2}; the longest that fits counts
+    hostMemory: HostMemory = 0  #: MiB, or such as 64Gi, behind the cards of a node, which the kubelet reserves; 0: none
+    memoryMode: MemoryMode = (
+        "static"  #: movable: blocks may move between card and host memory, for pods that do not choose
+    )
+    nodeOverrides: dict[str, NodeSettings] = msgspec.field(
+        default_factory=dict
+    )  #: other values of these four for nodes, by name or pattern, such as {"big-*": {hostMemory: 512Gi}}
     deviceCoreScaling: Scaling = 1.0  #: guaranteed cores may sum up to this multiple of 100 % of a card
     migStrategy: Literal["none"] = "none"  #: MIG: cards are shared by limits, never partitioned
     disablecorelimit: bool = False  #: true: gpucores are counted but not enforced
@@ -116,12 +149,20 @@ def _allowed(message: str) -> str:
     for encoded in where[1].split("."):
         fields = {field.encode_name: field.name for field in msgspec.structs.fields(hint)}
         hint = typing.get_type_hints(hint, include_extras=True)[fields[encoded]]
+        if typing.get_origin(hint) in (types.UnionType, typing.Union):
+            hint = next((one for one in typing.get_args(hint) if _described(one)), hint)
         if typing.get_origin(hint) not in (None, Annotated, Literal):
             return ""
     if typing.get_origin(hint) is Literal:
         return f": must be one of {', '.join(typing.get_args(hint))}"
+    description = _described(hint)
+    return f": must be {description}" if description else ""
+
+
+def _described(hint: Any) -> str:
+    """In words, where the type has them."""
     meta = next((one for one in typing.get_args(hint) if isinstance(one, msgspec.Meta)), None)
-    return f": must be {meta.description}" if meta is not None and meta.description else ""
+    return (meta and meta.description) or ""
 
 
 def load(path: Path | None = None) -> Config:
@@ -142,6 +183,22 @@ def load(path: Path | None = None) -> Config:
 def encode(config: Config) -> str:
     """The YAML text that `decode` reads back."""
     return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False)
+
+
+def for_node(config: Config, name: str) -> Config:
+    """The configuration with what is different on this node; of several patterns that fit the longest one counts."""
+    plugin = config.device_plugin
+    fitting = [pattern for pattern in plugin.nodeOverrides if fnmatch.fnmatchcase(name, pattern)]
+    if not fitting:
+        return config
+    other = plugin.nodeOverrides[max(fitting, key=lambda pattern: (pattern == name, len(pattern), pattern))]
+    said = {field: value for field, value in msgspec.structs.asdict(other).items() if value is not None}
+    return msgspec.structs.replace(config, device_plugin=msgspec.structs.replace(plugin, **said))
+
+
+def mebibytes(amount: int | str) -> int:
+    """MiB of a HostMemory value, rounded down."""
+    return amount if isinstance(amount, int) else int(parse_quantity(amount) // 2**20)
 
 
 def rules(config: Config) -> Rules:

@@ -15,7 +15,7 @@ class Gpu(msgspec.Struct, frozen=True, omit_defaults=True):
     uuid: str  #: as NVML prints it, "GPU-…"
     index: Natural  #: NVML index on the node
     model: str  #: NVML name, e.g. "NVIDIA H100 80GB HBM3"
-    memory: Natural  #: MiB that slices may share: physical size × deviceMemoryScaling
+    memory: Natural  #: MiB that limits may sum up to: more than the card has where it is scaled (vgpu.tier)
     physical: Natural = 0  #: MiB of the card itself; 0: the same as `memory`
     cores: Natural = 100  #: % that slices may share: 100 × deviceCoreScaling
     context: Natural = 0  #: bytes that one CUDA context takes, charged to the container that makes it; 0: not known

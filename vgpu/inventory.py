@@ -65,10 +65,10 @@ def session() -> Iterator[None]:
         pynvml.nvmlShutdown()
 
 
-def read(*, split: int = 10, memory_scaling: float = 1.0, core_scaling: float = 1.0) -> Inventory:
+def read(*, split: int = 10, core_scaling: float = 1.0) -> Inventory:
     """All cards that can be shared and that answer, by NVML index; raises InventoryError, also when none answers.
 
-    `split`: slices per card; the scalings multiply what slices may share (MiB of limits, % of time).
+    `split`: slices per card; `core_scaling` multiplies what slices may share of their time. Memory is that of the card.
     Cards in MIG mode run nothing by themselves: only their UUIDs are told.
     """
     with session():
@@ -85,7 +85,7 @@ def read(*, split: int = 10, memory_scaling: float = 1.0, core_scaling: float = 
                         log.warning("card %d is in MIG mode and is not shared", index)
                         partitioned.append(uuid)
                         continue
-                    cards.append(_card(index, handle, split, memory_scaling, core_scaling))
+                    cards.append(_card(index, handle, split, core_scaling))
                     handles[uuid] = handle
                 except pynvml.NVMLError as error:
                     log.warning("card %d does not answer the driver and is left out: %s", index, error)
@@ -170,7 +170,7 @@ def _ask(question: Callable[..., T], *arguments: Any, otherwise: T) -> T:
         return otherwise
 
 
-def _card(index: int, handle: Any, split: int, memory_scaling: float, core_scaling: float) -> Gpu:
+def _card(index: int, handle: Any, split: int, core_scaling: float) -> Gpu:
     uuid = str(pynvml.nvmlDeviceGetUUID(handle))
     physical = _usable(handle) // MIB
     info = _ask(pynvml.nvmlDeviceGetPciInfo, handle, otherwise=None)
@@ -179,7 +179,7 @@ def _card(index: int, handle: Any, split: int, memory_scaling: float, core_scali
         uuid=uuid,
         index=index,
         model=_text(pynvml.nvmlDeviceGetName(handle)),
-        memory=int(physical * memory_scaling),
+        memory=physical,
         physical=physical,
         cores=int(100 * core_scaling),
         slots=split,

@@ -30,6 +30,7 @@ GPU_POLICY: Final = "vgpu.io/gpu-policy"  #: which card: spread, binpack
 CORES_LIMIT: Final = "vgpu.io/cores-limit"  #: ceiling in % for elastic sharing
 CORE_POLICY: Final = "vgpu.io/core-policy"  #: fixed, elastic or none
 OVERSUBSCRIBE: Final = "vgpu.io/oversubscribe"  #: "false": all of the slice is physical memory
+MEMORY_MODE: Final = "vgpu.io/memory-mode"  #: static or movable: what lies in host memory stays there, or may move
 
 # Annotations that are reserved and have no effect
 RESIZE: Final = "vgpu.io/resize"  #: JSON {"container": {"mem": MiB, "cores": %}}
@@ -94,7 +95,10 @@ NODE_PORT_NODE_METRICS: Final = 31992  #: node port of a node's own metrics
 CONDITION_UNENFORCED: Final = "VgpuUnenforced"  #: settings of its runtime let containers pass limits by; an event too
 CONDITION_UNHEALTHY: Final = "VgpuUnhealthy"  #: a card of the node does not work; an event too
 CONDITION_CONFLICT: Final = "VgpuConflict"  #: another device plugin serves the same resource or cards; an event too
-CONDITIONS: Final = (CONDITION_UNENFORCED, CONDITION_UNHEALTHY, CONDITION_CONFLICT)  #: all of them
+CONDITION_UNBACKED: Final = (
+    "VgpuUnbacked"  #: memory of its cards is not scaled: no host memory is kept for it; an event too
+)
+CONDITIONS: Final = (CONDITION_UNENFORCED, CONDITION_UNHEALTHY, CONDITION_CONFLICT, CONDITION_UNBACKED)  #: all of them
 
 # Reasons of events
 EVENT_ALLOCATED: Final = "VgpuAllocated"  #: on a pod: a container may start, and with which slices

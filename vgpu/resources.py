@@ -36,6 +36,7 @@ _QUANTITY: Final = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d{1,3})|
 PLACEMENT_POLICIES: Final = ("spread", "binpack")
 CORE_POLICIES: Final = ("fixed", "elastic", "none")
 MODES: Final = ("share",)
+MEMORY_MODES: Final = ("static", "movable")
 
 
 class RequestError(ValueError):
@@ -136,6 +137,7 @@ class PodRequest(msgspec.Struct, frozen=True):
     core_policy: str = "fixed"
     cores_limit: int | None = None  #: elastic ceiling in %
     oversubscribe: bool | None = None
+    memory_mode: str | None = None  #: of MEMORY_MODES; None: that of its node
 
 
 def containers_of(spec: Mapping[str, Any]) -> Iterator[tuple[str, Kind, Mapping[str, Any]]]:
@@ -243,4 +245,7 @@ def read_pod(pod: Mapping[str, Any], rules: Rules) -> PodRequest | None:
         oversubscribe=None
         if names.OVERSUBSCRIBE not in notes
         else _choice(notes, names.OVERSUBSCRIBE, flags, "true") == "true",
+        memory_mode=None
+        if names.MEMORY_MODE not in notes
+        else _choice(notes, names.MEMORY_MODE, MEMORY_MODES, "static"),
     )

@@ -13,7 +13,7 @@ OURS: Final = "vgpu.io/"  #: nobody else's: an unknown annotation of this prefix
 ANNOTATIONS: Final = (
     names.USE_GPU_TYPE, names.NOUSE_GPU_TYPE, names.USE_GPU_UUID, names.NOUSE_GPU_UUID, names.NUMA_BIND,
     names.VGPU_MODE, names.NODE_POLICY, names.GPU_POLICY, names.CORES_LIMIT, names.CORE_POLICY, names.OVERSUBSCRIBE,
-    names.RESIZE, names.POD_GROUP, names.POD_GROUP_MIN, *names.RECORDS,
+    names.MEMORY_MODE, names.RESIZE, names.POD_GROUP, names.POD_GROUP_MIN, *names.RECORDS,
 )  # fmt: skip
 CLOSE: Final = 0.75  #: similarity (difflib) from which a name is taken for a misspelt one: gpu-memory for gpumem
 

@@ -30,10 +30,15 @@ MIB = 1 << 20
 EXPECTED: dict[str, tuple[set[str], float]] = {
     "vgpu_node_conflict": ({"node"}, 1),
     "vgpu_node_unenforced": ({"node"}, 1),
+    "vgpu_node_host_memory_bytes": ({"node"}, 500),
+    "vgpu_node_unbacked": ({"node"}, 1),
+    "vgpu_node_host_memory_used_bytes": ({"node"}, 7),
     "vgpu_card_info": (CARD, 1),
     "vgpu_card_memory_bytes": (CARD, 15360 * MIB),
     "vgpu_card_memory_used_bytes": (CARD, 123456),
     "vgpu_card_memory_allocated_bytes": (CARD, 3000 * MIB),
+    "vgpu_card_memory_scaled_bytes": (CARD, 20480 * MIB),
+    "vgpu_card_memory_guaranteed_bytes": (CARD, 2000 * MIB),
     "vgpu_card_cores_allocated_ratio": (CARD, 0.3),
     "vgpu_card_utilization_ratio": (CARD, 0.25),
     "vgpu_card_healthy": (CARD, 1),
@@ -46,6 +51,9 @@ EXPECTED: dict[str, tuple[set[str], float]] = {
     "vgpu_container_memory_used_bytes": (CONTAINER, 1000),
     "vgpu_container_memory_kind_bytes": (CONTAINER | {"kind"}, 1000),
     "vgpu_container_host_memory_bytes": (CONTAINER, 7),
+    "vgpu_container_host_memory_limit_bytes": (CONTAINER, 40),
+    "vgpu_container_memory_resident_bytes": (CONTAINER, 993),
+    "vgpu_container_memory_lent_bytes": (CONTAINER, 12),
     "vgpu_container_core_limit_ratio": (CONTAINER, 0.3),
     "vgpu_container_gpu_seconds_total": (CONTAINER, 1.5),
     "vgpu_container_throttled_seconds_total": (CONTAINER, 0.5),
@@ -59,11 +67,13 @@ EXPECTED: dict[str, tuple[set[str], float]] = {
 
 @pytest.fixture
 def exporter() -> Exporter:
-    gpu = Gpu(uuid="GPU-a", index=0, model='Tesla "T4"', memory=15360, physical=15360)
+    gpu = Gpu(uuid="GPU-a", index=0, model='Tesla "T4"', memory=20480, physical=15360)
     kinds = {"context": 0, "module": 0, "buffer": 1000, "array": 0, "pool": 0, "overhead": 0}
     usage = CardUsage(
         used=1000,
         host_used=7,
+        resident=993,
+        lent=12,
         by_kind=kinds,
         gpu_ns=1_500_000_000,
         throttled_ns=500_000_000,
@@ -77,9 +87,11 @@ def exporter() -> Exporter:
         Picture(
             cards=(CardView(gpu, Held(2, 3000, 2000, 30), Reading(used=123456, utilization=0.25, minor=0), (30, 40)),),
             containers=(
-                ContainerView("ns", "pod", "main", piece, usage, untracked=9, observed=2.5),
+                ContainerView("ns", "pod", "main", piece, usage, untracked=9, observed=2.5, host_limit=40),
                 ContainerView("ns", "pod", "waiting", piece),
             ),
+            host_memory=500,
+            unbacked=True,
         )
     )
     made.observe("Allocate", 0.003)

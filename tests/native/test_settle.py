@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from preloaded import MIB, environment
 
@@ -137,6 +138,12 @@ def test_the_larger_of_two_readings_of_the_charges_counts() -> None:
     assert overheads(limits, [], memory, []) == [0, 0], "nobody of this container"
     assert overheads(limits, [usage(1, 90, 5)], memory, [usage(1, 60, 6)]) == [10, 0]
     assert overheads(limits, [usage(1, 0, 0)], memory, [usage(1, 100, 0), usage(2, 50, 0)]) == [20, 5]
+
+
+def test_only_charges_of_the_card_itself_are_compared_with_the_driver() -> None:
+    limits = Limits((CardLimit("a", 1000, guarantee=400),), oversubscribe=True)
+    paid = msgspec.structs.replace(usage(1, 900), host=(600,), resident=(300,))
+    assert overheads(limits, [paid], {"a": {Identity(1, 4, 9): 350}}, [paid]) == [50]
 
 
 def test_who_a_process_is_inside(tmp_path: Path) -> None:

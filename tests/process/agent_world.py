@@ -22,6 +22,7 @@ from device_plugin.granting import Granting, Places
 from device_plugin.holdings import Holdings
 from device_plugin.identity import Identity
 from device_plugin.labels import Labels
+from device_plugin.lending import Lending
 from device_plugin.pods import Pods
 from device_plugin.sandbox import Sandboxes
 from device_plugin.starts import Starts
@@ -30,7 +31,7 @@ from device_plugin.watch import Watch
 from scheduler.cluster import ClusterState
 from scheduler.feed import Feed
 from scheduler.moves import Moves
-from vgpu import allocation, names
+from vgpu import allocation, names, tier
 from vgpu.allocation import Allocation
 from vgpu.config import Config, decode
 from vgpu.devices import Gpu, GpuSlice, Inventory, encode_inventory
@@ -68,7 +69,7 @@ class World:
             Gpu(uuid=uuid, index=index, model="Tesla T4", memory=15360, physical=15360)
             for index, uuid in enumerate((A, B))
         )
-        self.cards = Cards(Inventory(devices=gpus))
+        self.cards = Cards(Inventory(devices=gpus), tier.wanted(self.config))
         self.places = Places(
             cdi=root / "cdi",
             library=root / "usr" / "vgpu",
@@ -92,8 +93,9 @@ class World:
         self.sandboxes = Sandboxes(self.root / "run", labels)
         self.holdings = Holdings(self.pods, self.sandboxes)
         self.consequences = Consequences(self.client, NODE)
+        self.lending = Lending(self.cards, self.sandboxes, self.holdings, foreign=lambda _: 0)
         self.granting = Granting(
-            self.config, self.cards, self.sandboxes, self.holdings, self.places, self.consequences, labels
+            self.config, self.cards, self.sandboxes, self.holdings, self.places, self.consequences, labels, self.lending
         )
         self.exporter = Exporter(NODE)
         self.enforcement = Enforcement(
@@ -131,6 +133,7 @@ class World:
                 evict=self.config.device_plugin.backstop == "evict",
                 look=Observer().look,
             ),
+            lending=self.lending,
         )
 
     def scheduler(self) -> None:

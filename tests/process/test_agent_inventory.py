@@ -24,24 +24,24 @@ from pathlib import Path
 from vgpu import inventory
 from vgpu.devices import encode_inventory
 inventory.use_simulator(sys.argv[1], Path(sys.argv[2]))
-print(encode_inventory(inventory.read(split=int(sys.argv[3]), memory_scaling=float(sys.argv[4]), core_scaling=0.5)))
+print(encode_inventory(inventory.read(split=int(sys.argv[3]), core_scaling=0.5)))
 """
 
 
-def read(spec: str, state: Path, split: int = 10, scaling: float = 1.0) -> Inventory:
-    done = python(READ, spec, str(state), str(split), str(scaling))
+def read(spec: str, state: Path, split: int = 10) -> Inventory:
+    done = python(READ, spec, str(state), str(split))
     assert done.returncode == 0, done.stderr
     return decode_inventory(done.stdout)
 
 
 def test_cards_of_the_simulator_without_any_environment(tmp_path: Path) -> None:
-    found = read("T4x2", tmp_path / "state", split=7, scaling=1.5)
+    found = read("T4x2", tmp_path / "state", split=7)
     assert [gpu.index for gpu in found.devices] == [0, 1]
     for gpu in found.devices:
         assert gpu.uuid.startswith("GPU-")
         assert "T4" in gpu.model
         assert gpu.physical == 14912  # of 15360 MiB: the driver keeps the rest
-        assert (gpu.memory, gpu.slots, gpu.cores) == (22368, 7, 50)
+        assert (gpu.memory, gpu.slots, gpu.cores) == (14912, 7, 50)
         assert gpu.pci
     assert found.devices[0].links == {found.devices[1].uuid: "SYS"}
     assert found.driver.count(".") == 2

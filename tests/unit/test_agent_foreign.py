@@ -166,6 +166,21 @@ def test_memory_far_beyond_the_slice_is_told_though_it_is_charged() -> None:
     assert "of a slice of 1000 MiB" in said
 
 
+def test_what_lies_in_host_memory_is_no_charge_of_the_card() -> None:
+    """The driver counts what is on the card: so does who compares with it, where a slice is not all there."""
+    slices = (GpuSlice(CARD, 1000, phys=400),)
+    pays = Usage((CardUsage(used=900 * MIB, host_used=600 * MIB, resident=300 * MIB),), usage().processes)
+    assert turns(Backstop(), 2 * TURNS, {CARD: Real(300 * MIB)}, {MAIN: (slices, pays)}) == []
+    (said,) = turns(Backstop(), TURNS, {CARD: Real(500 * MIB)}, {MAIN: (slices, pays)})
+    assert said == "it has 500 MiB and was charged 300 MiB"
+    moved = Usage((CardUsage(used=900 * MIB, host_used=300 * MIB, resident=600 * MIB),), usage().processes)
+    for both in (
+        larger({MAIN: (slices, pays)}, {MAIN: (slices, moved)}),
+        larger({MAIN: (slices, moved)}, {MAIN: (slices, pays)}),
+    ):
+        assert both[MAIN][1].cards[0].resident == 600 * MIB
+
+
 def test_a_card_that_the_container_does_not_hold() -> None:
     (said,) = turns(Backstop(), TURNS, {OTHER: Real(300 * MIB)}, regions())
     assert said == "it has 300 MiB and was charged 0 MiB"

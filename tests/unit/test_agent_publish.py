@@ -91,6 +91,7 @@ def healing() -> tuple[Publisher, Api, list[object]]:
         suspect=cast(Any, None),
         gone=cast(Any, None),
         heal=heal,
+        unbacked=cast(Any, None),
     )
     return found, api, done
 
@@ -154,8 +155,9 @@ def test_errors_of_many_kinds_are_few_writes_and_the_last_one_is_told(monkeypatc
     clock = [1000.0]
     monkeypatch.setattr(publish.time, "monotonic", lambda: clock[0])
     api, cards = Mirror(), Cards(Inventory(devices=(gpu("a"), gpu("b", index=1))))
+    unused = cast(Any, None)
     publisher = Publisher(
-        cast(Any, api), "n", Config(), cards, dict, suspect=cast(Any, None), gone=cast(Any, None), heal=cast(Any, None)
+        cast(Any, api), "n", Config(), cards, dict, suspect=unused, gone=unused, heal=unused, unbacked=unused
     )
 
     def look() -> int:

@@ -34,12 +34,14 @@ def failing(stop: Callable[[], None], turns: list[str]) -> Callable[..., None]:
 
 
 def a_sweep() -> Sweep:
-    return Sweep(*[UNUSED] * 6, places=UNUSED, current=UNUSED, watch=UNUSED)
+    return Sweep(*[UNUSED] * 6, places=UNUSED, current=UNUSED, watch=UNUSED, lending=UNUSED)
 
 
 def a_publisher() -> Publisher:
     cards = Cards(Inventory())
-    found = Publisher(UNUSED, "n", Config(), cards, dict, suspect=UNUSED, gone=UNUSED, heal=lambda _: None)
+    found = Publisher(
+        UNUSED, "n", Config(), cards, dict, suspect=UNUSED, gone=UNUSED, heal=lambda _: None, unbacked=UNUSED
+    )
     found._informer.stop = lambda: None  # type: ignore[method-assign]  # it was not started
     return found
 

@@ -16,7 +16,7 @@ SECOND = 10**9
 
 
 def piece(uuid: str = "GPU-a", index: int = 0, gpu_ns: int = 0, cores: int = 30) -> SliceFigures:
-    return SliceFigures(uuid, index, "Tesla T4", 3000 * MIB, 2048 * MIB, cores, gpu_ns)
+    return SliceFigures(uuid, index, "Tesla T4", 3000 * MIB, 2048 * MIB, 512 * MIB, cores, gpu_ns)
 
 
 def run(*slices: SliceFigures) -> RunFigures:
@@ -38,7 +38,7 @@ def text(thing: RenderableType) -> list[list[str]]:
 def test_ps_has_one_line_per_slice() -> None:
     found = text(table.runs_table([run(piece(), piece("GPU-b", 1, cores=0))], 1190.0))
     assert found == [
-        ["ID", "PID", "CARD", "MODEL", "LIMIT", "USED", "CORES", "SINCE", "COMMAND"],
+        ["ID", "PID", "CARD", "MODEL", "LIMIT", "USED", "HOST", "CORES", "SINCE", "COMMAND"],
         [
             "4d7831",
             "4711",
@@ -46,11 +46,12 @@ def test_ps_has_one_line_per_slice() -> None:
             "Tesla T4",
             "3000 MiB",
             "2048 MiB",
+            "512 MiB",
             "30 %",
             "3m10s",
             "python 'train it.py'",
         ],
-        ["1 (simulated)", "Tesla T4", "3000 MiB", "2048 MiB", "-"],
+        ["1 (simulated)", "Tesla T4", "3000 MiB", "2048 MiB", "512 MiB", "-"],
     ]
 
 
@@ -73,7 +74,7 @@ def test_top_measures_between_two_moments() -> None:
     after = Moment(12.0, (card(busy_ns=SECOND),), (run(piece(gpu_ns=5 * SECOND + 600_000_000)),))
     found = text(table.frame(before, after))
     assert found[1] == ["0 (simulated)", "Tesla T4", "2148 MiB", "3000 MiB", "15360 MiB", "50.0 %", "1", "0 MiB"]
-    assert found[3][:7] == ["4d7831", "4711", "0 (simulated)", "2048 MiB", "3000 MiB", "30 %", "30.0 %"]
+    assert found[3][:8] == ["4d7831", "4711", "0 (simulated)", "2048 MiB", "512 MiB", "3000 MiB", "30 %", "30.0 %"]
 
 
 def test_top_takes_the_drivers_utilisation_where_the_card_has_no_counter() -> None:
@@ -91,7 +92,7 @@ def test_top_tells_what_processes_outside_of_slices_have() -> None:
 def test_top_does_not_guess_what_it_has_not_seen_before() -> None:
     after = Moment(2.0, (card(busy_ns=SECOND),), (run(piece(gpu_ns=SECOND)),))
     found = text(table.frame(Moment(1.0, (), ()), after))
-    assert found[1][5] == found[3][6] == "-"
+    assert found[1][5] == found[3][7] == "-"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vgpu import config, names
-from vgpu.config import Config, ConfigError, DevicePlugin, Global, Scheduler
+from vgpu.config import Config, ConfigError, DevicePlugin, Global, NodeSettings, Scheduler
 from vgpu.native import simulator
 
 CONFIGS = st.builds(
@@ -29,6 +29,9 @@ CONFIGS = st.builds(
         deviceSplitCount=st.integers(1, 1000),
         deviceMemoryScaling=st.floats(0.01, 100),
         disablecorelimit=st.booleans(),
+        hostMemory=st.sampled_from([0, 4096, "64Gi"]),
+        memoryMode=st.sampled_from(["static", "movable"]),
+        nodeOverrides=st.sampled_from([{}, {"big-*": NodeSettings(hostMemory="1Ti", deviceMemoryScaling=2.0)}]),
         deviceListStrategy=st.sampled_from(["auto", "cdi", "envvar", "device-specs"]),
     ),
 )
@@ -76,6 +79,14 @@ def test_names_are_those_of_the_chart() -> None:
         ("scheduler: {defaultMem: '1'}", r"Expected `int`, got `str` - at `\$.scheduler.defaultMem`"),
         ("devicePlugin: {deviceSplitCount: 0}", r">= 1 - at `\$.devicePlugin.deviceSplitCount`"),
         ("devicePlugin: {deviceMemoryScaling: 0}", r"> 0(.0)? - at `\$.devicePlugin.deviceMemoryScaling`"),
+        ("devicePlugin: {hostMemory: 64Gb}", r"at `\$.devicePlugin.hostMemory`: must be a number of MiB or a quantity"),
+        ("devicePlugin: {hostMemory: -1}", r">= 0 - at `\$.devicePlugin.hostMemory`"),
+        (
+            "devicePlugin: {deviceMemoryScalingByModel: {T4: 0}}",
+            r"> 0(.0)? - at `\$.devicePlugin.deviceMemoryScalingBy",
+        ),
+        ("devicePlugin: {memoryMode: moving}", r"at `\$.devicePlugin.memoryMode`: must be one of static, movable"),
+        ("devicePlugin: {nodeOverrides: {a: {driverRoot: /}}}", r"unknown field `driverRoot`"),
         ("devicePlugin: {migStrategy: mixed}", r"'mixed' - at `\$.devicePlugin.migStrategy`"),
         ("resourceName: gpu", r"at `\$.resourceName`: must be a qualified name: domain/name$"),
         ("[]", "Expected `object`, got `array`"),

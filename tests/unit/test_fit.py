@@ -143,6 +143,16 @@ def test_percentage_is_of_physical_memory_and_phys_is_written_only_on_scaled_car
     assert physical == [GpuSlice("dev-0", 4000)]
 
 
+@pytest.mark.parametrize(
+    ("memory", "guarantee"), [(2000, 1000), (1024, 512), (1000, 512), (513, 512), (512, None), (9, None)]
+)
+def test_contexts_and_modules_of_a_slice_have_room_on_the_card(memory: int, guarantee: int | None) -> None:
+    scaled = card(0, 16000, physical=8000)
+    assert fit_container([scaled], ask(1, memory), CardSelector(), SPREAD) == [
+        GpuSlice("dev-0", memory, phys=guarantee)
+    ]
+
+
 def test_guarantees_never_exceed_the_card_itself() -> None:
     scaled = card(0, 16000, Held(2, 8000, 6001), physical=8000)
     found = fit_container([scaled], ask(1, 2000), CardSelector(), SPREAD, oversubscribe=False)

@@ -281,6 +281,7 @@ class TestPod:
                     names.CORE_POLICY: "elastic",
                     names.CORES_LIMIT: "80",
                     names.OVERSUBSCRIBE: "false",
+                    names.MEMORY_MODE: "movable",
                     names.VGPU_MODE: "share",
                 },
             ),
@@ -292,7 +293,7 @@ class TestPod:
         assert (selector.use_uuids, selector.nouse_uuids) == (("GPU-1", "GPU-2"), ("GPU-3",))
         assert selector.numa_bind
         assert (found.node_policy, found.gpu_policy, found.core_policy) == ("binpack", "binpack", "elastic")
-        assert (found.cores_limit, found.oversubscribe) == (80, False)
+        assert (found.cores_limit, found.oversubscribe, found.memory_mode) == (80, False, "movable")
 
     def test_policies_of_the_cluster_where_the_pod_says_none(self) -> None:
         rules = Rules(node_policy="binpack", gpu_policy="binpack", core_policy="none")
@@ -300,6 +301,7 @@ class TestPod:
         assert found is not None
         assert (found.node_policy, found.gpu_policy, found.core_policy) == ("binpack", "binpack", "none")
         assert (found.cores_limit, found.oversubscribe, found.selector.numa_bind) == (None, None, False)
+        assert found.memory_mode is None
 
     @pytest.mark.parametrize(
         ("annotation", "value", "allowed"),
@@ -308,6 +310,7 @@ class TestPod:
             (names.GPU_POLICY, "", "must be one of spread, binpack"),
             (names.CORE_POLICY, "soft", "must be one of fixed, elastic, none"),
             (names.OVERSUBSCRIBE, "yes", "must be one of true, false"),
+            (names.MEMORY_MODE, "managed", "must be one of static, movable"),
             (names.NUMA_BIND, "True", "must be one of true, false"),
             (names.VGPU_MODE, "mig", "must be one of share"),
             (names.CORES_LIMIT, "0", "must be a whole number from 1 to 100 (%)"),

@@ -43,6 +43,38 @@ def test_a_full_card_is_not_given_again() -> None:
     assert isinstance(place(CARDS, [*full, run(GpuSlice(C, 15360))], [], ask(1)), NoRoom)
 
 
+def big(memory: int, host: int = 10**6, *, percent: int = 100, count: int = 1) -> Demand:
+    return Demand(GpuRequest(count, memory, percent), memory_mode="static", host_memory=host)
+
+
+def test_what_does_not_fit_on_a_card_may_lie_in_host_memory() -> None:
+    assert place(CARDS, [], [], big(10000)) == [GpuSlice(A, 10000)]
+    assert place(CARDS, [], [], big(20000)) == [GpuSlice(A, 20000, phys=15360)]
+    taken = [run(GpuSlice(A, 20000, phys=15360)), run(GpuSlice(B, 6000)), run(GpuSlice(C, 8000))]
+    assert place(CARDS, taken, [], big(20000)) == [GpuSlice(B, 20000, phys=9360)], "the most of the card"
+    assert place(CARDS, taken, [], big(0)) == [GpuSlice(B, 15360, phys=9360)]
+    two = place(CARDS, taken, [], big(20000, count=2))
+    assert sorted(two, key=lambda one: one.uuid) == [GpuSlice(B, 20000, phys=7360), GpuSlice(C, 20000, phys=7360)]
+
+
+def test_what_lies_in_host_memory_takes_no_room_of_the_card() -> None:
+    taken = [run(GpuSlice(uuid, 20000, phys=5360)) for uuid in (A, B, C)]
+    assert place(CARDS, taken, [], ask(10000)) == [GpuSlice(A, 10000)]
+    assert isinstance(place(CARDS, taken, [], ask(10001)), NoRoom)
+
+
+def test_a_part_of_it_has_to_be_on_the_card_and_the_rest_in_the_budget() -> None:
+    full = [run(*(GpuSlice(uuid, 15000) for uuid in (A, B, C)))]
+    assert place(CARDS, full, [], big(4 * 360)) == [GpuSlice(A, 1440, phys=360)]
+    assert isinstance(place(CARDS, full, [], big(4 * 360 + 1)), NoRoom)
+    assert place(CARDS, [], [], big(20000, 4640)) == [GpuSlice(A, 20000, phys=15360)]
+    found = place(CARDS, [], [], big(20000, 4639))
+    assert isinstance(found, NoRoom)
+    assert found.sentence == "4640 MiB of host memory needed, and 4639 MiB may be used (--host-memory)"
+    assert acceptable(CARDS, big(20000)) == {A, B, C}
+    assert acceptable(CARDS, big(20000, 4639)) == set()
+
+
 def test_the_refusal_says_for_each_card_what_is_free_and_what_lacks() -> None:
     runs = [run(GpuSlice(A, 15000, 30)), run(GpuSlice(B, 100, 100))]
     found = place(CARDS, runs, [], ask(3000, count=2, cores=80))

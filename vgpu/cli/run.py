@@ -44,6 +44,17 @@ class Seconds(click.ParamType[float]):
         return seconds
 
 
+class MemoryMode(click.Choice[str]):
+    """Where memory that does not fit on the card stays."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.choices:
+            self.fail(
+                f"{value!r}: write static or movable, or nothing for static; put -- before the command.", param, ctx
+            )
+        return str(value)
+
+
 def _list(texts: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
 
@@ -78,6 +89,20 @@ def _list(texts: tuple[str, ...]) -> tuple[str, ...]:
     metavar="PERCENT",
     help="With elastic: never above this share. Default: 100.",
 )
+@click.option(
+    "--oversubscribe",
+    type=MemoryMode(["static", "movable"]),
+    is_flag=False,
+    flag_value="static",
+    metavar="[static|movable]",
+    help="What does not fit on the card may lie in host memory, and stays there (static) or moves (movable).",
+)
+@click.option(
+    "--host-memory",
+    type=Memory(),
+    metavar="MIB",
+    help="With --oversubscribe: at most so much of it. Default: half of what this machine has available.",
+)
 @click.option("--gpus", type=click.IntRange(1, 16), default=1, metavar="N", help="Different cards. Default: 1.")
 @click.option("--priority", type=click.IntRange(0, 1), metavar="0|1", help="0 high, 1 low.")
 @click.option(
@@ -105,13 +130,15 @@ def command(command_line: tuple[str, ...], **options: Any) -> NoReturn:
     """
     from vgpu import config as configuration
     from vgpu.local.place import Demand
-    from vgpu.local.run import run
+    from vgpu.local.run import available_memory, run
     from vgpu.resources import CardSelector, GpuRequest
 
     try:
         config = configuration.load()
     except configuration.ConfigError as error:
         raise UserError(str(error)) from None
+    if options["host_memory"] and not options["oversubscribe"]:
+        raise UserError("--host-memory has no effect without --oversubscribe", 2)
     rules = configuration.rules(config)
     memory, percent, cores = options["gpumem"], options["gpumem_percentage"], options["gpucores"]
     if memory is None and percent is None:
@@ -134,6 +161,8 @@ def command(command_line: tuple[str, ...], **options: Any) -> NoReturn:
         policy=options["policy"] or rules.gpu_policy,
         core_policy=options["core_policy"] or config.core_policy,
         cores_limit=options["cores_limit"],
+        memory_mode=options["oversubscribe"] or "",
+        host_memory=(options["host_memory"] or available_memory() // 2) if options["oversubscribe"] else 0,
     )
     simulate = options["simulate"] or config.simulate
     run(command_line, demand, config, simulate=simulate, wait=options["wait"])

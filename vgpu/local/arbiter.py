@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from vgpu import names
-from vgpu.local import locks
+from vgpu.local import lending, locks
 from vgpu.local.slices import Run, SliceStore
 from vgpu.native import Limits
 from vgpu.native.arbiter import Arbiter
@@ -25,8 +25,11 @@ SWEEP_SECONDS: Final = 2.0
 
 
 def needed(limits: Limits, record: Run, runs: Iterable[Run]) -> bool:
-    """Whether a command cannot do without: its share may move, or neighbours on its cards disturb what is measured."""
-    if limits.core_policy == "elastic" or limits.priority:
+    """Whether a command cannot do without.
+
+    Its share may move, room of the card may be lent to it, or neighbours on its cards disturb what is measured.
+    """
+    if limits.core_policy == "elastic" or limits.priority or limits.movable:
         return True
     limited = {piece.uuid for piece in record.slices if piece.cores}
     cards = {piece.uuid for piece in record.slices}
@@ -62,9 +65,11 @@ def follow(arbiter: Arbiter, store: SliceStore, lock: int) -> None:
     while True:
         if time.monotonic() - swept > SWEEP_SECONDS:
             with store.locked():
-                if not store.sweep():
+                runs = store.sweep()
+                if not runs:
                     os.close(lock)
                     return
+                lending.settle(store, runs)
             swept = time.monotonic()
         arbiter.follow(path.parent for path in (store.root / "slices").glob("*/limits"))
         time.sleep(FOLLOW_SECONDS)

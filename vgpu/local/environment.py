@@ -23,8 +23,11 @@ def environment(
     library: Path,
     priority: int | None = None,
     simulator: tuple[Path, Path] | None = None,
+    oversubscribe: bool = False,
 ) -> dict[str, str]:
     """`base` with the library, its region and the cards; `simulator`: (folder of its libraries, its state directory).
+
+    `oversubscribe`: not all of the memory has to be on the cards.
 
     Limits that `base` states itself are dropped: those are an outer scope's. Raises UserError for a library path that
     the dynamic linker would not take as one: it would only warn, and the command would run without limits.
@@ -34,7 +37,7 @@ def environment(
             f"the library's path {str(library)!r} has a space, a colon or a dollar sign, "
             "which LD_PRELOAD cannot carry: choose a state directory without them ($VGPU_STATE_DIR)"
         )
-    ours = (names.ENV_MEMORY_LIMIT, names.ENV_CORE_LIMIT, names.ENV_PRIORITY)
+    ours = (names.ENV_MEMORY_LIMIT, names.ENV_CORE_LIMIT, names.ENV_PRIORITY, names.ENV_OVERSUBSCRIBE)
     result = {name: value for name, value in base.items() if not name.startswith(ours)}
     result["LD_PRELOAD"] = _prepend(str(library), base.get("LD_PRELOAD"))
     result[names.ENV_REGION_DIR] = str(region)
@@ -46,6 +49,8 @@ def environment(
         result[names.ENV_CORE_LIMIT] = str(min(cores))
     if priority is not None:
         result[names.ENV_PRIORITY] = str(priority)
+    if oversubscribe:
+        result[names.ENV_OVERSUBSCRIBE] = "true"
     if simulator is not None:
         libraries, state = simulator
         result["LD_LIBRARY_PATH"] = _prepend(str(libraries), base.get("LD_LIBRARY_PATH"))

@@ -1,7 +1,7 @@
 """Which cards a request gets on this machine, by the rules and policies of the cluster's scheduler. Pure."""
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -28,6 +28,9 @@ _AGAINST: Final = {
 }
 
 
+LEAST: Final = 4  #: memory that need not fit on a card: one part of so many has to
+
+
 class Demand(msgspec.Struct, frozen=True):
     """What `vgpu run` asks for its command."""
 
@@ -36,6 +39,10 @@ class Demand(msgspec.Struct, frozen=True):
     policy: str = "spread"
     core_policy: CorePolicy = "fixed"
     cores_limit: int | None = None  #: elastic ceiling in %
+    memory_mode: Literal["", "static", "movable"] = (
+        ""  #: of memory that does not fit on the card; empty: all of it has to
+    )
+    host_memory: int = 0  #: MiB that may lie in host memory, where it need not fit
 
 
 class NoRoom(msgspec.Struct, frozen=True):
@@ -55,7 +62,7 @@ def place(
     """
     held: dict[str, Held] = {}
     for run in runs:
-        held = merge(held, of_slices(run.slices))
+        held = merge(held, of_slices(map(_physical, run.slices)))
     closed = {uuid for ticket in ahead for uuid in ticket.accepts}
     states = [CardState(card, held.get(card.uuid, Held())) for card in sorted(cards, key=lambda card: card.index)]
     found = _fit([state for state in states if state.gpu.uuid not in closed], demand)
@@ -68,7 +75,34 @@ def place(
 
 
 def _fit(states: Sequence[CardState], demand: Demand) -> list[GpuSlice] | Rejection:
-    return fit_container(states, demand.request, demand.selector, policies()[demand.policy])
+    request, selector, policy = demand.request, demand.selector, policies()[demand.policy]
+    found = fit_container(states, request, selector, policy)
+    if not demand.memory_mode or not isinstance(found, Rejection):
+        return found
+    # As much as possible on cards, and at least LEAST of it: from there down all would be at the speed of the bus.
+    for room in sorted({state.gpu.memory - state.held.mem for state in states}, reverse=True):
+        part = (
+            fit_container(states, msgspec.structs.replace(request, memory=room), selector, policy)
+            if room > 0
+            else found
+        )
+        if isinstance(part, Rejection):
+            continue
+        physical = {state.gpu.uuid: state.gpu.physical_memory for state in states}
+        slices = [msgspec.structs.replace(one, mem=request.memory_on(physical[one.uuid]), phys=room) for one in part]
+        if any(one.mem > LEAST * room for one in slices):
+            break
+        missing = sum(one.mem - one.guarantee for one in slices)
+        if missing > demand.host_memory:
+            sentence = f"{missing} MiB of host memory needed, and {demand.host_memory} MiB may be used (--host-memory)"
+            return Rejection({Reason.GUARANTEE: len(states)}, sentence)
+        return slices
+    return found
+
+
+def _physical(piece: GpuSlice) -> GpuSlice:
+    """What a command takes of a card itself."""
+    return msgspec.structs.replace(piece, mem=piece.guarantee, phys=None)
 
 
 def _sentence(rejection: Rejection, ahead: Sequence[Ticket], waits: bool, cards: int, needed: int) -> str:
@@ -82,7 +116,7 @@ def _sentence(rejection: Rejection, ahead: Sequence[Ticket], waits: bool, cards:
 
 def _against(state: CardState, demand: Demand) -> str:
     """What speaks against this one card, were it asked for one; empty: nothing."""
-    found = _fit([state], Demand(msgspec.structs.replace(demand.request, count=1), demand.selector, demand.policy))
+    found = _fit([state], msgspec.structs.replace(demand, request=msgspec.structs.replace(demand.request, count=1)))
     return _AGAINST[next(iter(found.reasons))] if isinstance(found, Rejection) else ""
 
 

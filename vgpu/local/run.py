@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
-from vgpu import contexts, inventory, names
+from vgpu import contexts, inventory, names, tier
 from vgpu.config import Config
 from vgpu.devices import Gpu
-from vgpu.local import arbiter
+from vgpu.local import arbiter, lending
 from vgpu.local.environment import environment
 from vgpu.local.errors import UserError
 from vgpu.local.library import preloadable
@@ -60,7 +60,9 @@ def run(command: Sequence[str], demand: Demand, config: Config, *, simulate: str
         wanted = limits(claim, demand, config)
         Region.create(claim.directory, wanted).close()
         with store.locked():
-            if arbiter.needed(wanted, claim.record, store.sweep()):
+            runs = store.sweep()
+            lending.settle(store, runs)
+            if arbiter.needed(wanted, claim.record, runs):
                 arbiter.ensure(root)
         environ = environment(
             os.environ,
@@ -69,6 +71,7 @@ def run(command: Sequence[str], demand: Demand, config: Config, *, simulate: str
             library=library,
             priority=demand.request.priority,
             simulator=(paths.simulator(), simulator) if simulator else None,
+            oversubscribe=bool(demand.memory_mode),
         )
         become(program, command, environ, claim.descriptor)
     except BaseException:
@@ -109,11 +112,7 @@ def read_cards(root: Path, config: Config, simulate: str, simulator: Path | None
         if simulator is not None:
             inventory.use_simulator(simulate, simulator)
         plugin = config.device_plugin
-        cards = inventory.read(
-            split=plugin.deviceSplitCount,
-            memory_scaling=plugin.deviceMemoryScaling,
-            core_scaling=plugin.deviceCoreScaling,
-        )
+        cards = inventory.read(split=plugin.deviceSplitCount, core_scaling=plugin.deviceCoreScaling)
     except ValueError as error:
         raise UserError(f"--simulate is {simulate!r}: {error}", 2) from None
     except inventory.InventoryError as error:
@@ -123,11 +122,17 @@ def read_cards(root: Path, config: Config, simulate: str, simulator: Path | None
             "the driver shows no card; to try it on simulated cards, write: vgpu run --simulate T4 -- COMMAND"
         )
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = contexts.learn(cards, root / "contexts.json").devices
+    found = tier.scaled(contexts.learn(cards, root / "contexts.json").devices, tier.wanted(config), backed=False)
     chosen = list(found) if setting is None else visible(found, setting)
     if not chosen:
         raise UserError(f"CUDA_VISIBLE_DEVICES is {setting!r}: it names no card of this machine")
     return chosen
+
+
+def available_memory(file: Path = Path("/proc/meminfo")) -> int:
+    """MiB of host memory that programs can have now without swapping (proc(5), MemAvailable); 0: not told."""
+    match = re.search(r"^MemAvailable: +([0-9]+) kB$", file.read_text(), re.MULTILINE)
+    return int(match[1]) // 1024 if match else 0
 
 
 def acquire(
@@ -201,6 +206,9 @@ def limits(claim: Claim, demand: Demand, config: Config) -> Limits:
         core_policy="none" if config.device_plugin.disablecorelimit else demand.core_policy,
         priority=demand.request.priority or 0,
         allow_disable_control=config.device_plugin.allowDisableControl,
+        oversubscribe=bool(demand.memory_mode),
+        movable=demand.memory_mode == "movable",
+        host_memory=demand.host_memory * MIB // len(claim.record.slices) if demand.memory_mode else 0,
     )
 
 

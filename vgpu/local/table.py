@@ -28,6 +28,7 @@ class SliceFigures(msgspec.Struct, frozen=True):
     model: str
     memory_limit_bytes: int
     memory_used_bytes: int
+    host_memory_bytes: int  #: of that, in host memory
     cores: int  #: %, 0: no limit
     gpu_ns: int  #: GPU time charged since the start
 
@@ -60,11 +61,12 @@ def figures(store: SliceStore) -> list[RunFigures]:
 
 
 def _figures(store: SliceStore, run: Run) -> RunFigures:
-    used, spent, users = [0] * len(run.slices), [0] * len(run.slices), []
+    used, host, spent, users = [0] * len(run.slices), [0] * len(run.slices), [0] * len(run.slices), []
     try:
         with Region.open(store.directory(run)) as region:
             usage = region.usage()
         used = [card.used for card in usage.cards]
+        host = [card.host_used for card in usage.cards]
         spent = [card.gpu_ns for card in usage.cards]
         users = [process.pid for process in usage.processes]
     except FileNotFoundError:
@@ -83,6 +85,7 @@ def _figures(store: SliceStore, run: Run) -> RunFigures:
                 model=card.model,
                 memory_limit_bytes=piece.mem * MIB,
                 memory_used_bytes=used[at],
+                host_memory_bytes=host[at],
                 cores=piece.cores,
                 gpu_ns=spent[at],
             )
@@ -120,7 +123,7 @@ def as_json(runs: Sequence[RunFigures]) -> str:
 
 def runs_table(runs: Sequence[RunFigures], now: float) -> Table:
     """One line per slice; `now`: seconds since the epoch."""
-    table = _table("ID", "PID", "CARD", "MODEL", ">LIMIT", ">USED", ">CORES", ">SINCE", "COMMAND")
+    table = _table("ID", "PID", "CARD", "MODEL", ">LIMIT", ">USED", ">HOST", ">CORES", ">SINCE", "COMMAND")
     for run in runs:
         for at, piece in enumerate(run.slices):
             table.add_row(
@@ -130,6 +133,7 @@ def runs_table(runs: Sequence[RunFigures], now: float) -> Table:
                 piece.model,
                 mib(piece.memory_limit_bytes),
                 mib(piece.memory_used_bytes),
+                mib(piece.host_memory_bytes),
                 f"{piece.cores} %" if piece.cores else "-",
                 age(now - run.since) if at == 0 else "",
                 Text(one_line(run.command)) if at == 0 else "",
@@ -155,7 +159,7 @@ def frame(before: Moment, after: Moment) -> Group:
             mib(sum(size for pid, size in card.users.items() if pid not in after.pids)),
         )
     spent = {(run.id, piece.uuid): piece.gpu_ns for run in before.runs for piece in run.slices}
-    slices = _table("ID", "PID", "CARD", ">USED", ">LIMIT", ">CORES", ">MEASURED", "COMMAND")
+    slices = _table("ID", "PID", "CARD", ">USED", ">HOST", ">LIMIT", ">CORES", ">MEASURED", "COMMAND")
     for run in after.runs:
         for piece in run.slices:
             earlier = spent.get((run.id, piece.uuid))
@@ -165,6 +169,7 @@ def frame(before: Moment, after: Moment) -> Group:
                 str(run.pid),
                 _card(piece.index, run.simulated),
                 mib(piece.memory_used_bytes),
+                mib(piece.host_memory_bytes),
                 mib(piece.memory_limit_bytes),
                 f"{piece.cores} %" if piece.cores else "-",
                 percent(share),

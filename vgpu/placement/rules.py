@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -10,6 +11,8 @@ import numpy as np
 from vgpu.placement.cards import ALONE, CORES, MEM, PHYS, SLOTS, Bools, Cards, Ints, of_nodes
 from vgpu.placement.selection import by_model, by_uuid
 from vgpu.resources import CardSelector, GpuRequest, PodRequest
+
+LEAST_GUARANTEE: Final = 512  #: MiB of a slice that are physical, also where memory is scaled; of a smaller one all
 
 
 class Reason(StrEnum):
@@ -74,13 +77,17 @@ def memory_asked(cards: Cards, request: GpuRequest) -> Ints:
 
 
 def ask(cards: Cards, request: GpuRequest, selector: CardSelector, *, oversubscribe: bool) -> Ask:
-    """`oversubscribe`: on cards whose memory is scaled up, only limit / scaling is guaranteed to be physical."""
+    """`oversubscribe`: on cards whose memory is scaled up, only limit / scaling is guaranteed to be physical.
+
+    Never less than what contexts and modules take, which cannot lie elsewhere.
+    """
     memory = memory_asked(cards, request)
     guarantee = memory
     if oversubscribe:
         scaled = cards.memory > cards.physical
         if scaled.any():
-            guarantee = np.where(scaled, memory * cards.physical // np.maximum(cards.memory, 1), memory)
+            share = memory * cards.physical // np.maximum(cards.memory, 1)
+            guarantee = np.where(scaled, np.maximum(share, np.minimum(memory, LEAST_GUARANTEE)), memory)
     return Ask(request, memory, guarantee, by_model(cards, selector), by_uuid(cards, selector))
 
 

@@ -1,0 +1,31 @@
+"""Whether this node keeps host memory free that is to stand behind its cards: what it says of its memory decides.
+
+The driver's pages may escape a pod's memory cgroup, so the kubelet has to keep them from pods: allocatable memory of
+the node is capacity less what it reserves.
+"""
+
+from collections.abc import Sequence
+
+from device_plugin.conditions import Finding
+from vgpu import names, tier
+from vgpu.devices import Gpu
+from vgpu.kube.objects import Node
+from vgpu.resources import parse_quantity
+from vgpu.tier import Scaling
+
+
+def verdict(cards: Sequence[Gpu], scaling: Scaling, node: Node) -> str | None:
+    """Why memory of the cards is not scaled; empty: it is, or need not be. None: the node has not told its memory."""
+    try:
+        capacity, allocatable = (
+            parse_quantity(part["memory"]) for part in (node.status.capacity, node.status.allocatable)
+        )
+    except (KeyError, ValueError):
+        return None
+    return tier.unbacked(cards, scaling, int(capacity), int(allocatable))
+
+
+def finding(sentence: str) -> Finding:
+    """The condition that tells it."""
+    well = "the node keeps the host memory that is behind its cards"
+    return Finding(names.CONDITION_UNBACKED, sentence, "HostMemoryMissing", "HostMemoryKept", well)

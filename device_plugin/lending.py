@@ -1,0 +1,152 @@
+"""What containers with more memory than their guarantee may have beyond it: room of the card, which is lent to those
+whose blocks can move, and host memory behind the card.
+
+Written into the containers' limits once a second, and before a new container starts: what is lent of its cards is taken
+back first. Guarantees and loans never sum up to more than a card.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+
+import msgspec
+
+from device_plugin.cards import Cards
+from device_plugin.holdings import Holdings
+from device_plugin.sandbox import Entry, Sandboxes
+from vgpu import tier
+from vgpu.allocation import Held, merge
+from vgpu.devices import GpuSlice
+from vgpu.native import CardLimit, Limits, Region, Usage
+from vgpu.tier import MIB, Need, Want, on_tier
+
+log = logging.getLogger(__name__)
+
+
+class _Tenant(msgspec.Struct, frozen=True):
+    """One container on the tier; its region is open."""
+
+    region: Region
+    limits: Limits
+    usage: Usage
+
+
+_Tenants = Mapping[Entry, _Tenant]
+
+
+class Lending:
+    """Thread-safe. While it works on a container's limits nobody else does."""
+
+    def __init__(self, cards: Cards, sandboxes: Sandboxes, holdings: Holdings, foreign: Callable[[str], int]) -> None:
+        """`foreign`: bytes of a card (UUID) that processes of nobody have."""
+        self._cards = cards
+        self._sandboxes = sandboxes
+        self._holdings = holdings
+        self._foreign = foreign
+        self._lock = threading.Lock()
+        self._host_memory: Mapping[Entry, int] = {}  # of each container, as last written
+
+    def settle(self) -> None:
+        """Loans and budgets by what containers have allocated now; OSError: the folders cannot be listed."""
+        with self._lock, ExitStack() as stack:
+            tenants = self._tenants(stack)
+            if tenants:
+                self._lend(tenants, self._holdings.granted())
+            self._budget(tenants)
+
+    @contextmanager
+    def making_room(
+        self, uid: str, container: str, holds: Mapping[str, Held], slices: Sequence[GpuSlice]
+    ) -> Iterator[int]:
+        """Around the start of one container: bytes of host memory that it may use behind each of its cards.
+
+        What it and the rest of its pod hold is lent to nobody any more. `uid`: of its pod; `holds`: what that holds
+        with this container, by card.
+        """
+        with self._lock:
+            with ExitStack() as stack:
+                tenants = self._tenants(stack)
+                if tenants:
+                    self._lend(tenants, merge(self._holdings.granted(without=uid), dict(holds)))
+                others = {
+                    entry: one for entry, one in tenants.items() if (entry.pod_uid, entry.container) != (uid, container)
+                }
+                budget = self._budget(others, need(slices))
+            yield budget
+
+    def _tenants(self, stack: ExitStack) -> _Tenants:
+        known = self._sandboxes.granted()
+        found = {}
+        for entry in self._sandboxes.entries():
+            if not on_tier(known.get(entry.pod_uid, {}).get(entry.container, ())):
+                continue
+            try:
+                region = stack.enter_context(Region.open(entry.path, writable=True))
+                found[entry] = _Tenant(region, region.limits(), region.usage())
+            except OSError as error:
+                log.debug("%s: %s", entry.path, error)
+        return found
+
+    def _lend(self, tenants: _Tenants, promised: Mapping[str, Held]) -> None:
+        wants: dict[str, dict[tuple[Entry, int], Want]] = {}
+        for entry, tenant in tenants.items():
+            for at, card in enumerate(tenant.limits.cards if tenant.limits.movable else ()):
+                wants.setdefault(card.uuid, {})[entry, at] = _want(tenant, at)
+        cards = self._cards.by_uuid
+        loans: dict[tuple[Entry, int], int] = {}
+        for uuid, of_card in wants.items():
+            physical = cards[uuid].physical_memory * MIB if uuid in cards else 0
+            free = tier.room(physical, promised.get(uuid, Held()).phys * MIB, self._foreign(uuid))
+            loans |= tier.loans(free, of_card)
+        changes = [(loan - tenants[entry].usage.cards[at].lent, entry, at) for (entry, at), loan in loans.items()]
+        for change, entry, at in sorted(changes, key=lambda one: one[0]):  # what is taken back comes first
+            if change:
+                try:
+                    tenants[entry].region.lend(at, loans[entry, at])
+                except OSError as error:
+                    log.warning("%s: %s", entry.path, error)
+
+    def _budget(self, tenants: _Tenants, coming: Need | None = None) -> int:
+        """Puts the budgets of host memory in force; returns that of a container that is to start."""
+        if self._cards.backed is None:
+            return coming.bytes if coming else 0  # how much there is to share is not known yet
+        total = self._cards.host_memory * MIB
+        needs: dict[Entry | None, Need] = {entry: _need_of(tenant.limits) for entry, tenant in tenants.items()}
+        if coming:
+            needs[None] = coming
+        budgets = tier.budgets(total, needs)
+        for entry, tenant in tenants.items():
+            if tenant.limits.host_memory != budgets[entry]:
+                try:
+                    tenant.region.set_limits(msgspec.structs.replace(tenant.limits, host_memory=budgets[entry]))
+                except OSError as error:
+                    log.warning("%s: %s", entry.path, error)
+        self._host_memory = {entry: budgets[entry] for entry in tenants}
+        return budgets.get(None, 0)
+
+    def host_memory(self, entry: Entry) -> int:
+        """Bytes of host memory that a container may use behind each of its cards."""
+        return self._host_memory.get(entry, 0)
+
+
+def need(slices: Sequence[GpuSlice]) -> Need | None:
+    """What a container with these slices has to have of host memory; None: nothing."""
+    if not on_tier(slices):
+        return None
+    return Need(max(piece.mem - piece.guarantee for piece in slices) * MIB, len(slices))
+
+
+def _need_of(limits: Limits) -> Need:
+    missing = [(card.memory or 0) - _guarantee(card) for card in limits.cards]
+    return Need(max(missing, default=0), len(limits.cards))
+
+
+def _guarantee(card: CardLimit) -> int:
+    return (card.memory or 0) if card.guarantee is None else card.guarantee
+
+
+def _want(tenant: _Tenant, at: int) -> Want:
+    card = tenant.limits.cards[at]
+    guarantee = _guarantee(card)
+    return Want(max(0, tenant.usage.cards[at].used - guarantee), (card.memory or 0) - guarantee)

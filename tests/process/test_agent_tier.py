@@ -1,0 +1,173 @@
+"""More memory than cards have: what containers get of it, and from whom it is taken back."""
+
+import os
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from agent_world import MIB, A, B, MakeWorld, World, worlds
+
+from device_plugin import starts
+from device_plugin.refusal import Refusal
+from vgpu import names
+from vgpu.devices import GpuSlice
+from vgpu.native import CardUsage, Region
+from vgpu.tier import GRAIN
+
+CARD = 15360  #: MiB
+RESERVE = CARD // 64
+SCALED = "deviceMemoryScaling: 2, hostMemory: 40960"
+MOVABLE = {names.MEMORY_MODE: "movable"}
+
+
+@pytest.fixture
+def make() -> Iterator[MakeWorld]:
+    with worlds() as one:
+        yield one
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starts, "ANSWER_SECONDS", 0.3)
+
+
+def start(
+    world: World, name: str, *slices: GpuSlice, number: int = 0, annotations: dict[str, str] | None = None
+) -> str:
+    """A pod whose container has started; its UID."""
+    uid = world.pod(name, {"main": slices}, annotations=annotations)
+    device_ids = [f"{piece.uuid}::{number}" for piece in slices]
+    world.allocate(uid, "main", device_ids)
+    world.starts.start(device_ids)
+    return uid
+
+
+def usage(world: World, uid: str) -> tuple[CardUsage, ...]:
+    with Region.open(world.sandboxes.directory(uid, "main")) as region:
+        return region.usage().cards
+
+
+def use(world: World, uid: str, amount: int) -> Region:
+    """A container that has so much (MiB) charged, as long as the region stays open."""
+    region = Region.open(world.sandboxes.directory(uid, "main"), writable=True)
+    region.charge_overhead(0, amount * MIB)
+    return region
+
+
+def whole(mib: int) -> int:
+    """Bytes that can be lent of so many MiB."""
+    return mib * MIB // GRAIN * GRAIN
+
+
+def test_a_slice_of_a_scaled_card_has_host_memory_behind_it(make: MakeWorld) -> None:
+    world = make(plugin=SCALED)
+    world.cards.back(True)
+    assert [gpu.memory for gpu in world.cards.inventory.devices] == [2 * CARD, 2 * CARD]
+    first = start(world, "first", GpuSlice(A, 10000, phys=5000))
+    limits = world.limits(first)
+    assert (limits.oversubscribe, limits.movable) == (True, False)
+    assert (limits.cards[0].memory, limits.cards[0].guarantee) == (10000 * MIB, 5000 * MIB)
+    assert limits.host_memory == whole(40960), "all of it, as long as nobody else is there"
+    second = start(world, "second", GpuSlice(A, 20000, phys=10000), GpuSlice(B, 20000, phys=10000), number=1)
+    left = (40960 - 5000 - 2 * 10000) // 3
+    assert world.limits(first).host_memory == 5000 * MIB + whole(left)
+    assert world.limits(second).host_memory == 10000 * MIB + whole(left)
+    plain = start(world, "plain", GpuSlice(B, 5000), number=2)
+    assert (world.limits(plain).oversubscribe, world.limits(plain).host_memory) == (False, 0)
+    world.delete_pod("second")
+    world.forget(second)
+    world.pods.refresh()
+    world.sweep.once(clean=False)
+    world.sweep.once(clean=False)
+    assert world.limits(first).host_memory == whole(40960)
+
+
+def test_the_mode_is_that_of_the_pod_else_of_the_node(make: MakeWorld) -> None:
+    world = make(plugin=f"{SCALED}, memoryMode: movable")
+    world.cards.back(True)
+    assert world.limits(start(world, "node", GpuSlice(A, 100, phys=50))).movable
+    static = start(world, "pod", GpuSlice(A, 100, phys=50), number=1, annotations={names.MEMORY_MODE: "static"})
+    assert not world.limits(static).movable
+    assert not world.limits(start(world, "whole", GpuSlice(A, 100), number=2)).movable, "nothing of it ever moves"
+
+
+def test_room_is_lent_to_what_can_move_and_taken_back_before_somebody_starts(make: MakeWorld) -> None:
+    world = make(plugin=SCALED)
+    world.cards.back(True)
+    first = start(world, "first", GpuSlice(A, 16000, phys=8000), annotations=MOVABLE)
+    still = start(world, "still", GpuSlice(A, 4000, phys=2000), number=1)
+    world.lending.settle()
+    free = CARD - RESERVE - 8000 - 2000
+    assert [card.lent for card in (*usage(world, first), *usage(world, still))] == [whole(free), 0]
+    second = start(world, "second", GpuSlice(A, 6000, phys=3000), number=2, annotations=MOVABLE)
+    assert usage(world, first)[0].lent == whole(free - 3000), "before the other one began"
+    world.lending.settle()
+    assert usage(world, first)[0].lent == usage(world, second)[0].lent == whole((free - 3000) // 2)
+    uses = use(world, first, 12000)
+    world.lending.settle()
+    assert (usage(world, first)[0].lent, usage(world, second)[0].lent) == (whole(free - 3000), 0), "who needs it has it"
+    uses.close()
+    start(world, "plain", GpuSlice(A, CARD - 8000 - 2000 - 3000), number=3)
+    assert usage(world, first)[0].lent == 0
+
+
+def test_what_others_have_of_a_card_is_not_lent(make: MakeWorld) -> None:
+    world = make(plugin=SCALED)
+    world.cards.back(True)
+    uid = start(world, "first", GpuSlice(A, 16000, phys=8000), annotations=MOVABLE)
+    world.lending._foreign = {A: 500 * MIB}.get  # type: ignore[assignment]  # what a look at the card would find
+    world.lending.settle()
+    assert usage(world, uid)[0].lent == whole(CARD - RESERVE - 8000 - 500)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_without_host_memory_all_of_a_slice_is_on_the_card_or_it_does_not_start(make: MakeWorld) -> None:
+    world = make(plugin=SCALED)
+    uid = world.pod("early", {"main": [GpuSlice(A, 10000, phys=5000)]})
+    world.allocate(uid, "main", [f"{A}::0"])
+    with pytest.raises(Refusal, match="has not told yet"):
+        world.starts.start([f"{A}::0"])
+    world.cards.back(True)
+    world.starts.start([f"{A}::0"])
+    world.cards.back(False)
+    assert [gpu.memory for gpu in world.cards.inventory.devices] == [CARD, CARD]
+    small = start(world, "small", GpuSlice(A, 5000, phys=2500), number=1)
+    assert (world.limits(small).oversubscribe, world.limits(small).cards[0].guarantee) == (False, None)
+    with pytest.raises(Refusal, match="15360 MiB of memory"):
+        start(world, "late", GpuSlice(A, 1000, phys=500), number=2)
+    assert world.holdings.granted()[A].phys == 10000, "what runs keeps its own, the other one has all of its slice"
+    world.starts.start([f"{A}::0"])
+    limits = world.limits(uid)
+    assert (limits.oversubscribe, limits.host_memory) == (True, 5000 * MIB)
+
+
+def test_a_region_is_made_anew_where_its_memory_is_of_another_kind(make: MakeWorld) -> None:
+    world = make(plugin=SCALED)
+    world.cards.back(True)
+    uid = start(world, "p", GpuSlice(A, 100, phys=50))
+    path = world.sandboxes.directory(uid, "main") / "limits"
+    with path.open() as before:
+        world.starts.start([f"{A}::0"])
+        assert path.stat().st_ino == os.fstat(before.fileno()).st_ino
+        limits = msgspec.structs.replace(world.limits(uid), movable=True)
+        world.sandboxes.prepare(uid, "main", limits)
+        assert world.limits(uid).movable
+        assert path.stat().st_ino != os.fstat(before.fileno()).st_ino
+
+
+def test_the_picture_of_the_metrics_has_loans_and_budgets(make: MakeWorld) -> None:
+    world = make(plugin=SCALED)
+    world.cards.back(True)
+    start(world, "p", GpuSlice(A, 16000, phys=8000), annotations=MOVABLE)
+    for _ in range(2):
+        world.sweep.once(clean=False)
+    found = {
+        family.name: [sample.value for sample in family.samples]
+        for family in world.exporter.collect()
+        if "host_memory" in family.name or "lent" in family.name or family.name.startswith("vgpu_card_memory")
+    }
+    assert found["vgpu_node_host_memory_bytes"] == [40960 * MIB]
+    assert found["vgpu_container_host_memory_limit_bytes"] == [whole(40960)]
+    assert found["vgpu_container_memory_lent_bytes"] == [whole(CARD - RESERVE - 8000)]
+    assert found["vgpu_card_memory_scaled_bytes"] == [2 * CARD * MIB] * 2
+    assert found["vgpu_card_memory_guaranteed_bytes"] == [8000 * MIB, 0]

@@ -1,0 +1,156 @@
+"""How much host memory stands behind cards, and who is given how much of both."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vgpu import config, tier
+from vgpu.allocation import excess, of_slices
+from vgpu.devices import Gpu, GpuSlice
+from vgpu.placement import policies
+from vgpu.placement.fit import CardState, Rejection, fit_container
+from vgpu.resources import CardSelector, GpuRequest
+from vgpu.tier import GRAIN, MIB, Need, Scaling, Want
+
+AMOUNTS = st.integers(0, 2**40)
+
+
+def cards(*models: str, physical: int = 15000) -> list[Gpu]:
+    return [Gpu(f"GPU-{index}", index, model, physical) for index, model in enumerate(models)]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "backed", "memory"),
+    [
+        (Scaling(), True, [15000, 15000]),
+        (Scaling(2.0, host_memory=64000), True, [30000, 30000]),
+        (Scaling(2.0, host_memory=64000), False, [15000, 15000]),
+        (Scaling(2.0), True, [15000, 15000]),
+        (Scaling(2.0, host_memory=10000), True, [20000, 20000]),  # as much as there is behind each of them
+        (Scaling(0.5, host_memory=10000), True, [7500, 7500]),
+        (Scaling(0.5), False, [7500, 7500]),
+        (Scaling(1.0, {"a100*": 1.5}, 64000), True, [15000, 15000]),
+        (Scaling(1.0, {"T4": 2, "*T4": 1.5}, 8000), True, [19000, 19000]),  # the longer pattern
+    ],
+)
+def test_no_card_is_scaled_beyond_what_is_behind_it(scaling: Scaling, backed: bool, memory: list[int]) -> None:
+    found = tier.scaled(cards("Tesla T4", "Tesla T4"), scaling, backed=backed)
+    assert [gpu.memory for gpu in found] == memory
+    assert [gpu.physical_memory for gpu in found] == [15000, 15000]
+
+
+def test_host_memory_is_divided_among_the_cards_that_are_scaled_up() -> None:
+    found = tier.scaled(cards("Tesla T4", "NVIDIA A100"), Scaling(1.0, {"A100": 3}, 10000), backed=True)
+    assert [gpu.memory for gpu in found] == [15000, 25000]
+
+
+def test_what_an_earlier_agent_published_is_scaled_from_the_card_itself() -> None:
+    before = Gpu("GPU-0", 0, "T4", memory=45000, physical=15000)
+    assert [gpu.memory for gpu in tier.scaled([before], Scaling(2.0, host_memory=99999), backed=True)] == [30000]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "kept", "said"),
+    [
+        (Scaling(), 0, ""),
+        (Scaling(host_memory=1000), 0, ""),  # nothing is scaled up
+        (Scaling(2.0), 8000, "is not scaled by 2: devicePlugin.hostMemory"),
+        (Scaling(1.5, host_memory=8000), 8000, ""),
+        (Scaling(1.5, host_memory=8000), 7000, "not scaled by 1.5: 8000 MiB .* keeps 7000 MiB .* by 1000 MiB"),
+        (Scaling(1.0, {"T4": 2.0}, 8000), 0, "not scaled by 2"),
+    ],
+)
+def test_why_memory_is_not_scaled(scaling: Scaling, kept: int, said: str) -> None:
+    found = tier.unbacked(cards("Tesla T4"), scaling, 64000 * MIB, (64000 - kept) * MIB)
+    assert bool(found) == bool(said)
+    assert re.search(said, found)
+
+
+@given(st.lists(st.tuples(AMOUNTS, st.integers(1, 8)), max_size=8), AMOUNTS)
+def test_budgets_cover_every_need_and_no_more_than_there_is(needs: list[tuple[int, int]], total: int) -> None:
+    asked = {at: Need(*need) for at, need in enumerate(needs)}
+    found = tier.budgets(total, asked)
+    assert all(found[at] >= need.bytes for at, need in asked.items())
+    needed = sum(need.bytes * need.cards for need in asked.values())
+    assert sum(found[at] * need.cards for at, need in asked.items()) <= max(total, needed)
+
+
+def test_what_is_left_of_the_host_memory_goes_to_all_alike() -> None:
+    found = tier.budgets(100 * GRAIN, {"a": Need(10 * GRAIN, 1), "b": Need(20 * GRAIN, 2)})
+    assert found == {"a": 10 * GRAIN + 50 // 3 * GRAIN, "b": 20 * GRAIN + 50 // 3 * GRAIN}
+
+
+@given(AMOUNTS, st.lists(st.tuples(AMOUNTS, AMOUNTS).map(sorted), max_size=8))
+def test_loans_never_pass_the_room_nor_what_is_wanted(free: int, wants: list[list[int]]) -> None:
+    asked = {at: Want(*want) for at, want in enumerate(wants)}
+    found = tier.loans(free, asked)
+    assert sum(found.values()) <= free
+    assert all(0 <= found[at] <= want.most for at, want in asked.items())
+    if asked and free >= sum(want.most for want in asked.values()):
+        assert all(found[at] == want.most // GRAIN * GRAIN for at, want in asked.items())
+
+
+def test_who_has_allocated_more_comes_before_who_might() -> None:
+    wants = {"busy": Want(8 * GRAIN, 100 * GRAIN), "idle": Want(0, 100 * GRAIN)}
+    assert tier.loans(8 * GRAIN, wants) == {"busy": 8 * GRAIN, "idle": 0}
+    assert tier.loans(10 * GRAIN, wants) == {"busy": 9 * GRAIN, "idle": GRAIN}
+
+
+def test_the_reserve_of_a_card_is_lent_to_nobody() -> None:
+    assert tier.room(6400, 0) == 6300
+    assert tier.room(6400, 6000, 200) == 100
+    assert tier.room(6400, 6400) == 0
+
+
+PIECES = st.lists(st.tuples(st.integers(1, 40000), st.booleans(), st.sampled_from([0, 25, 100])), max_size=12)
+
+
+@given(
+    PIECES,
+    st.integers(1000, 30000),
+    st.floats(1.0, 4.0),
+    st.integers(0, 100000),
+)
+def test_whatever_is_asked_limits_guarantees_and_host_memory_hold(
+    pieces: list[tuple[int, bool, int]], physical: int, factor: float, host: int
+) -> None:
+    """The scheduler's rules and the guard of the agent, one slice after the other on a card that is scaled up."""
+    (gpu,) = tier.scaled(cards("T4", physical=physical), Scaling(factor, host_memory=host), backed=True)
+    held = of_slices(())
+    slices: list[GpuSlice] = []
+    for memory, oversubscribe, percent in pieces:
+        request = GpuRequest(1, 0 if percent else memory, percent or 100)
+        state = CardState(gpu, held.get(gpu.uuid, CardState(gpu).held))
+        found = fit_container([state], request, CardSelector(), policies()["spread"], oversubscribe=oversubscribe)
+        if isinstance(found, Rejection):
+            continue
+        assert excess({gpu.uuid: gpu}, held, of_slices(found)) is None
+        slices += found
+        held = of_slices(slices)
+        assert all(piece.mem == physical * percent // 100 for piece in found if percent)
+        assert all(piece.guarantee == piece.mem for piece in found if not oversubscribe)
+    assert sum(piece.mem for piece in slices) <= gpu.memory
+    assert sum(piece.guarantee for piece in slices) <= physical
+    behind = sum(piece.mem - piece.guarantee for piece in slices)
+    assert behind <= min(host, int(physical * (factor - 1))) + len(slices)  # guarantees are rounded down to MiB
+
+
+def test_the_configuration_of_a_node() -> None:
+    text = """
+    devicePlugin:
+      deviceMemoryScaling: 1.5
+      hostMemory: 64Gi
+      nodeOverrides:
+        big-*: {hostMemory: 300000, memoryMode: movable}
+        big-2: {deviceMemoryScaling: 3}
+        "*-old": {deviceMemoryScaling: 1, deviceMemoryScalingByModel: {T4: 2}, hostMemory: 1G}
+    """
+    found = config.decode(text)
+    assert tier.wanted(config.for_node(found, "other")) == Scaling(1.5, {}, 65536)
+    assert tier.wanted(config.for_node(found, "big-1")) == Scaling(1.5, {}, 300000)
+    assert tier.wanted(config.for_node(found, "big-2")) == Scaling(3, {}, 65536)
+    assert tier.wanted(config.for_node(found, "very-old")) == Scaling(1, {"T4": 2}, 953)
+    modes = [config.for_node(found, name).device_plugin.memoryMode for name in ("big-1", "big-2")]
+    assert modes == ["movable", "static"]

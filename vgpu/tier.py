@@ -1,0 +1,135 @@
+"""More memory than cards have: how much host memory stands behind them, and who may have what. Pure.
+
+Every limit is backed: what is not guaranteed to be on the card has its bytes in the host memory that the node keeps
+free for it.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+
+from vgpu.config import Config, mebibytes
+from vgpu.devices import Gpu, GpuSlice
+from vgpu.placement.selection import matches
+
+MIB: Final = 1 << 20
+GRAIN: Final = 2 * MIB  #: blocks that move are made of pages of this size
+_RESERVE: Final = 64  #: one part of so many of a card is lent to nobody: contexts, modules, pages that do not fill
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Scaling(msgspec.Struct, frozen=True):
+    """What the administrator wants of a node's cards."""
+
+    factor: float = 1.0  #: limits may sum up to this multiple of a card
+    by_model: Mapping[str, float] = {}  #: the same for models, by patterns as in use-gputype; the longest one counts
+    host_memory: int = 0  #: MiB behind all cards of the node
+
+    def of(self, model: str) -> float:
+        patterns = [pattern for pattern in self.by_model if matches(model, pattern)]
+        return self.by_model[max(patterns, key=lambda one: (len(one), one))] if patterns else self.factor
+
+    def above(self, cards: Sequence[Gpu]) -> float:
+        """The largest factor above 1 of these cards; 0: there is none."""
+        return max((factor for gpu in cards if (factor := self.of(gpu.model)) > 1), default=0.0)
+
+
+UNSCALED: Final = Scaling()
+
+
+def wanted(config: Config) -> Scaling:
+    """How the configuration (of this node) wants memory to be scaled."""
+    plugin = config.device_plugin
+    return Scaling(plugin.deviceMemoryScaling, plugin.deviceMemoryScalingByModel, mebibytes(plugin.hostMemory))
+
+
+def scaled(cards: Sequence[Gpu], scaling: Scaling, *, backed: bool) -> tuple[Gpu, ...]:
+    """The cards with the memory that limits may sum up to; `backed`: the node keeps the host memory free.
+
+    Each card that is scaled up has the same part of the host memory behind it, and no more than that.
+    """
+    shares = sum(scaling.of(gpu.model) > 1 for gpu in cards)
+    found = []
+    for gpu in cards:
+        factor, physical = scaling.of(gpu.model), gpu.physical_memory
+        memory = int(physical * min(factor, 1.0))
+        if factor > 1 and backed:
+            memory += min(int(physical * (factor - 1)), scaling.host_memory // shares)
+        same = memory == gpu.memory
+        found.append(gpu if same else msgspec.structs.replace(gpu, memory=memory, physical=physical))
+    return tuple(found)
+
+
+def unbacked(cards: Sequence[Gpu], scaling: Scaling, capacity: int, allocatable: int) -> str:
+    """Why memory is not scaled on a node with so many bytes, and so many for pods; empty: it is, or need not be."""
+    factor = scaling.above(cards)
+    if not factor:
+        return ""
+    begin = f"the memory of the cards is not scaled by {factor:g}"
+    if not scaling.host_memory:
+        return f"{begin}: devicePlugin.hostMemory says how much memory of the node is behind them, and is 0"
+    kept = (capacity - allocatable) // MIB
+    if kept < scaling.host_memory:
+        return (
+            f"{begin}: {scaling.host_memory} MiB of the node are to be behind them (devicePlugin.hostMemory), and "
+            f"the kubelet keeps {kept} MiB from pods: raise memory in its systemReserved "
+            f"by {scaling.host_memory - kept} MiB"
+        )
+    return ""
+
+
+def on_tier(slices: Iterable[GpuSlice]) -> bool:
+    """A part of these slices is not guaranteed to be on the card, so that host memory stands behind it."""
+    return any(piece.guarantee < piece.mem for piece in slices)
+
+
+class Need(msgspec.Struct, frozen=True):
+    """What one container has to be given of the node's host memory."""
+
+    bytes: int  #: on each card: limit less guarantee, the largest where they differ
+    cards: int
+
+
+def budgets(total: int, needs: Mapping[K, Need]) -> dict[K, int]:
+    """Bytes of host memory that each may use behind each of its cards; `total`: of the node.
+
+    More than the need where there is some left: whoever comes to a card whose memory a neighbour still gives back is
+    not refused.
+    """
+    left = total - sum(need.bytes * need.cards for need in needs.values())
+    parts = sum(need.cards for need in needs.values())
+    more = max(left, 0) // parts // GRAIN * GRAIN if parts else 0
+    return {key: need.bytes + more for key, need in needs.items()}
+
+
+class Want(msgspec.Struct, frozen=True):
+    """What one movable container could do with on a card, in bytes above its guarantee."""
+
+    now: int  #: it has allocated that much
+    most: int  #: its limit allows that much
+
+
+def room(physical: int, promised: int, others: int = 0) -> int:
+    """Bytes of a card that can be lent: what is not guaranteed, less a reserve and what processes of nobody have."""
+    return max(0, physical - physical // _RESERVE - promised - others)
+
+
+def loans(free: int, wants: Mapping[K, Want]) -> dict[K, int]:
+    """Divides bytes of a card evenly, first among those that have allocated more than their guarantee."""
+    first = _level(free, {key: min(want.now, want.most) for key, want in wants.items()})
+    rest = _level(free - sum(first.values()), {key: want.most - first[key] for key, want in wants.items()})
+    return {key: (first[key] + rest[key]) // GRAIN * GRAIN for key in wants}
+
+
+def _level(free: int, wants: Mapping[K, int]) -> dict[K, int]:
+    """As evenly as possible, nobody more than it wants."""
+    found: dict[K, int] = {}
+    left = sorted(wants, key=lambda key: wants[key])
+    while left:
+        key = left[0]
+        found[key] = max(0, min(wants[key], free // len(left)))
+        free -= found[key]
+        left.pop(0)
+    return found
