@@ -44,17 +44,18 @@ def container(
     guarantee: int = 512,
     host: int | None = 768,
     movable: bool = False,
+    contexts: int = 1,
     **variables: str,
 ) -> Container:
-    """Sizes in MiB, per card, beside one context of each card."""
+    """Sizes in MiB, per card, beside so many contexts of each card."""
     simulator.create(folder / "cards", cards)
     (folder / "region").mkdir()
     limits = Limits(
         tuple(
             CardLimit(
                 card.uuid,
-                memory * MIB + card.context_bytes,
-                guarantee * MIB + card.context_bytes,
+                memory * MIB + contexts * card.context_bytes,
+                guarantee * MIB + contexts * card.context_bytes,
                 context_bytes=card.context_bytes,
             )
             for card in simulator.cards(folder / "cards")
@@ -192,7 +193,10 @@ other.kill()
 # Other ways to allocate
 
 ALLOCATORS = {
-    "cuMemAllocPitch": ("(cu.cuMemAllocPitch_v2(byref(p), byref(n), c_size_t(MIB - 100), c_size_t(100), 16), p.value)", "free(pointer)"),
+    "cuMemAllocPitch": (
+        "(cu.cuMemAllocPitch_v2(byref(p), byref(n), c_size_t(MIB - 100), c_size_t(100), 16), p.value)",
+        "free(pointer)",
+    ),
     "cuMemAllocAsync": ("alloc_async(100 * MIB)", "free_async(pointer) or cu.cuStreamSynchronize(None)"),
     "cuMemAllocFromPoolAsync": (
         "(cu.cuMemAllocFromPoolAsync(byref(p), c_size_t(100 * MIB), the_pool, None), p.value)",
@@ -334,7 +338,9 @@ print(held())
     assert lines == ["600 100 2 1", "0"]
 
 
-@pytest.mark.parametrize("end", ["cu.cuCtxDestroy_v2(ctx)", "cu.cuDevicePrimaryCtxReset_v2(0)"], ids=["destroy", "reset"])
+@pytest.mark.parametrize(
+    "end", ["cu.cuCtxDestroy_v2(ctx)", "cu.cuDevicePrimaryCtxReset_v2(0)"], ids=["destroy", "reset"]
+)
 def test_blocks_go_with_their_context(box: Container, end: str) -> None:
     lines = box.python(
         TRUTH
