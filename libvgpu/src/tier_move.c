@@ -110,7 +110,8 @@ static CUresult move(struct vgpu_tier_record *block) {
         vgpu_tier_moved(&tier->policy, block->entry, up);
         vgpu_spin_unlock(&tier->lock);
     }
-    vgpu_log(VGPU_LOG_DEBUG, "moved %llu bytes %s card %u", (unsigned long long)block->bytes, up ? "to" : "from", block->card);
+    vgpu_log(VGPU_LOG_DEBUG, "moved %llu bytes at 0x%llx %s card %u", (unsigned long long)block->bytes, (unsigned long long)block->base,
+             up ? "to" : "from", block->card);
     return CUDA_SUCCESS;
 }
 

@@ -2,13 +2,14 @@
 
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from preloaded import MIB, compiled, environment
+from preloaded import MIB, compiled, environment, python, run
 
 from vgpu.native import CardLimit, Limits, Region, simulator
 
@@ -69,11 +70,14 @@ def end(program: subprocess.Popen[str]) -> None:
     assert program.returncode == 0, said
 
 
-@pytest.mark.parametrize("threads", [1, 4])
-def test_contents_survive_moves_up_and_down(tmp_path: Path, threads: int) -> None:
-    """What is lent changes all the time, so that blocks have to go down and may come up again."""
+@pytest.mark.parametrize(("seed", "threads"), [(0, 1), (3, 1), (0, 4)])
+def test_contents_survive_moves_up_and_down(tmp_path: Path, seed: int, threads: int) -> None:
+    """What is lent changes all the time, so that blocks have to go down and may come up again.
+
+    The seed chooses the first thread's kind of stream; 3: one that nothing else waits for.
+    """
     with container(tmp_path) as region:
-        program = start(tmp_path, 7, threads, 0, 48 // threads)
+        program = start(tmp_path, seed, threads, 0, 48 // threads)
         deadline = time.monotonic() + 2
         lent = 0
         while time.monotonic() < deadline and program.poll() is None:
@@ -160,3 +164,135 @@ def test_a_move_that_fails_leaves_everything_as_it_was(tmp_path: Path, entry: st
         assert min(moves(tmp_path)) > 0
         region.reap()
         assert_charges_are_the_truth(tmp_path, region, 0)
+
+
+WAITING = """
+from ctypes import addressof
+from pathlib import Path
+import os, threading, time
+from driver_client import *
+from vgpu.native import Region
+
+LEGACY, OWN = 1, 2
+start()
+region = Region.open(Path(os.environ["VGPU_DIR"]), writable=True)
+region.lend(0, {guarantee})
+image = b".version 8.0\\n.target sm_75\\n.address_size 64\\n.visible .entry touch_fill_400ms(" \\
+    b".param .u64 to, .param .u64 words, .param .u64 value) {{ ret; }}\\n"
+module, kernel, event = c_void_p(), c_void_p(), c_void_p()
+ok(cu.cuModuleLoadData(byref(module), c_char_p(image)))
+ok(cu.cuModuleGetFunction(byref(kernel), module, c_char_p(b"touch_fill_400ms")))
+ok(cu.cuEventCreate(byref(event), 2))
+blocks = [alloc(8 << 20)[1] for _ in range(20)]
+small = alloc(4096)[1]
+
+def stream(flags):
+    made = c_void_p()
+    ok(cu.cuStreamCreate(byref(made), flags))
+    return made.value
+
+def run(where):
+    values = (c_uint64 * 3)(blocks[-1], 8, 1)
+    parameters = (c_void_p * 3)(*(addressof(values) + 8 * i for i in range(3)))
+    ok(cu.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, c_void_p(where), parameters, None))
+    ok(cu.cuEventRecord(event, c_void_p(where)))
+
+def host():
+    return region.usage().cards[0].host_used
+
+other = stream(1)
+assert host() == 0
+{before}
+region.lend(0, 0)
+busy_seen, deadline = 0, time.monotonic() + 20
+while time.monotonic() < deadline:
+    for _ in range(40):
+        ok(cu.cuMemsetD8Async(c_uint64(small), 0, c_size_t(8), c_void_p(other)))
+    held = host()
+    if cu.cuEventQuery(event) == 600:  # CUDA_ERROR_NOT_READY
+        assert held == 0, "moved while a kernel ran"
+        busy_seen += 1
+        continue
+    {after}
+    if held:
+        break
+print(busy_seen > 0, held > 0)
+"""
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "run(stream(0))",
+        "run(stream(1))",
+        "run(0)",
+        "run(OWN)",
+        "gone = stream(1); run(gone); ok(cu.cuStreamDestroy_v2(c_void_p(gone)))",
+    ],
+    ids=["created", "non-blocking", "legacy", "own", "destroyed"],
+)
+def test_nothing_moves_while_a_kernel_runs(tmp_path: Path, before: str) -> None:
+    """Under pressure, and whatever stream it runs in; when it has ended, blocks go down."""
+    script = WAITING.format(guarantee=GUARANTEE, before=before, after="pass")
+    with container(tmp_path):
+        assert python(script, environment(tmp_path, VGPU_DIR=str(tmp_path / "region"))) == ["True True"]
+
+
+def test_a_thread_must_finish_what_it_has_in_its_own_stream(tmp_path: Path) -> None:
+    """Nobody else can ask for it: blocks go down when the thread has waited for it."""
+    before = """
+done = threading.Event()
+def work():
+    ok(cu.cuCtxSetCurrent(mine))
+    run(OWN)
+    started.set()
+    done.wait()
+    ok(cu.cuStreamSynchronize(c_void_p(OWN)))
+mine, started = c_void_p(), threading.Event()
+ok(cu.cuCtxGetCurrent(byref(mine)))
+thread = threading.Thread(target=work)
+thread.start()
+started.wait()
+"""
+    after = "assert done.is_set() or held == 0, 'moved without a word'; done.set()"
+    script = WAITING.format(guarantee=GUARANTEE, before=before, after=after)
+    with container(tmp_path):
+        assert python(script, environment(tmp_path, VGPU_DIR=str(tmp_path / "region"))) == ["True True"]
+
+
+HOT = """
+from ctypes import addressof
+from driver_client import *
+
+start()
+image = b".version 8.0\\n.target sm_75\\n.address_size 64\\n.visible .entry touch_add_20us(" \\
+    b".param .u64 to, .param .u64 words, .param .u64 value) { ret; }\\n"
+module, kernel = c_void_p(), c_void_p()
+ok(cu.cuModuleLoadData(byref(module), c_char_p(image)))
+ok(cu.cuModuleGetFunction(byref(kernel), module, c_char_p(b"touch_add_20us")))
+blocks = [alloc(8 << 20)[1] for _ in range(20)]
+
+def add(block, buffer):
+    values = (c_uint64 * 3)(block, 1, 1)
+    size = c_size_t(24)
+    parameters = (c_void_p * 3)(*(addressof(values) + 8 * i for i in range(3)))
+    extra = (c_void_p * 5)(1, addressof(values), 2, addressof(size), 0)
+    ok(cu.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, None, *((None, extra) if buffer else (parameters, None))))
+
+for turn in range(1500):
+    add(blocks[-1 - turn % 4], turn % 3)
+    ok(cu.cuCtxSynchronize())
+for block in blocks[-4:]:
+    print(hex(block))
+"""
+
+
+def test_blocks_that_kernels_use_come_up(tmp_path: Path) -> None:
+    """Those made last have found no room on the card; what is used is learned from the parameters of launches."""
+    with container(tmp_path):
+        done = run(
+            [sys.executable, "-c", HOT], environment(tmp_path, VGPU_DIR=str(tmp_path / "region"), LIBCUDA_LOG_LEVEL="4")
+        )
+    came = re.findall(r"moved \d+ bytes at (0x\w+) to card", done.stderr)
+    assert set(done.stdout.split()) <= set(came)
+    assert len(came) < 10

@@ -1,9 +1,9 @@
 /* Threads that allocate, fill, copy, add up, wait for and free blocks of 2 to 8 MiB while the library moves them: every byte that is looked at must be
  * the one that was written.
  *
- * SEED THREADS OPERATIONS BLOCKS (per thread; 0 operations: until the input ends). Each thread uses another kind of stream: one that was created, its
- * own default one, the legacy one, one that does not block. Prints "done OPERATIONS REFUSED" and waits for the end of its input, with its blocks left
- * allocated; or says what was wrong where, and ends with 1. */
+ * SEED THREADS OPERATIONS BLOCKS (per thread; 0 operations: until the input ends). Each thread has another kind of stream: one that was created, its own
+ * default one, the legacy one, one that does not block; the first the one of number SEED % 4. Prints "done OPERATIONS REFUSED" and waits for the end of
+ * its input, with its blocks left allocated; or says what was wrong where, and ends with 1. */
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <pthread.h>
@@ -51,7 +51,7 @@ struct block {
 struct worker {
     pthread_t thread;
     uint64_t random;
-    unsigned number;
+    unsigned number, kind;
     CUstream stream;
     struct block blocks[MOST_BLOCKS];
 };
@@ -179,7 +179,7 @@ static void step(struct worker *me) {
 static void *work(void *argument) {
     struct worker *me = argument;
     OK(cuCtxSetCurrent(context));
-    switch (me->number % 4) {
+    switch (me->kind) {
     case 0: OK(cuStreamCreate(&me->stream, CU_STREAM_DEFAULT)); break;
     case 1: me->stream = CU_STREAM_PER_THREAD; break;
     case 2: me->stream = NULL; break;
@@ -188,7 +188,7 @@ static void *work(void *argument) {
     while (!atomic_load(&over) && (!wanted || atomic_load(&operations) < wanted)) {
         step(me);
         atomic_fetch_add(&operations, 1);
-        if (me->number % 4 == 0 && draw(me, 256) == 0) {
+        if (me->kind == 0 && draw(me, 256) == 0) {
             OK(cuStreamDestroy(me->stream)); /* with what is still to be done */
             CUstream next;
             OK(cuStreamCreate(&next, CU_STREAM_DEFAULT));
@@ -228,6 +228,7 @@ int main(int count, char **words) {
     OK(cuModuleGetFunction(&copy_kernel, module, "touch_copy_20us"));
     for (unsigned i = 0; i < threads; i++) {
         workers[i].number = i;
+        workers[i].kind = (unsigned)(strtoull(words[1], NULL, 10) + i) % 4;
         workers[i].random = strtoull(words[1], NULL, 10) * 1000003 + i;
         pthread_create(&workers[i].thread, NULL, work, &workers[i]);
     }
