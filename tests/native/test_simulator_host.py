@@ -78,49 +78,60 @@ def test_host_memory_goes_with_its_process(machine: Machine) -> None:
     assert machine.card().host == 0
 
 
-def test_shared_host_memory_is_paid_for_by_who_still_has_it(machine: Machine) -> None:
-    """The creator lets go, then the importer."""
-    maker = machine.start(
-        CLIENT
-        + """
-import socket
+MAKER = (
+    CLIENT
+    + """
 context()
 p = home(node=0)
 p.requestedHandleTypes = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 handle = ok(cu.cuMemCreate(4 * MIB, p, 0))
-fd = ok(cu.cuMemExportToShareableHandle(handle, p.requestedHandleTypes, 0))
-report(int(fd))
+report(int(ok(cu.cuMemExportToShareableHandle(handle, p.requestedHandleTypes, 0))))
 wait()
 ok(cu.cuMemRelease(handle))
 report(1)
 wait()
 """
-    )
-    fd = heard(maker)
-    taker = machine.start(
-        CLIENT
-        + f"""
+)
+TAKER = (
+    CLIENT
+    + """
 context()
-fd = os.open("/proc/{maker.pid}/fd/{fd}", os.O_RDWR)
+fd = os.open("/proc/{pid}/fd/{fd}", os.O_RDWR)
 kind = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 handle = ok(cu.cuMemImportFromShareableHandle(fd, kind))
 report(1)
 wait()
+report(free())
+wait()
 ok(cu.cuMemRelease(handle))
 report(1)
 wait()
 """
-    )
+)
+
+
+@pytest.mark.parametrize("death", [False, True])
+def test_shared_host_memory_is_paid_for_by_who_still_has_it(machine: Machine, *, death: bool) -> None:
+    """The creator lets go or is killed, then the importer lets go."""
+    maker = machine.start(MAKER)
+    fd = heard(maker)
+    taker = machine.start(TAKER.format(pid=maker.pid, fd=fd))
     heard(taker)
     payers = (maker.pid, taker.pid)
     assert [machine.process(pid).host[0] for pid in payers] == [4 * MIB, 0]
-    tell(maker)
-    heard(maker)
+    if death:
+        maker.kill()
+        maker.wait()
+    else:
+        tell(maker)
+        heard(maker)
+    tell(taker)  # asks the card, which is when it pays for a dead one
+    heard(taker)
     assert [machine.process(pid).host[0] for pid in payers] == [0, 4 * MIB]
     tell(taker)
     heard(taker)
     assert machine.card().host == 0
-    for client in (maker, taker):
+    for client in (taker,) if death else (maker, taker):
         tell(client)
         assert client.wait() == 0
 

@@ -102,8 +102,9 @@ FAULTS = {
     "no address": "go(touching('touch_fill'), 4096, 1, 1)",
     "unmapped under a kernel": "go(touching('spin_200ms'), 5, block, 0); unmap(block, 2 * MIB)",
     "unmapped under the last of several": (
-        "f = touching('spin_20ms'); other = touching('spin_300ms')\n"
-        "go(f, block, 0, 0); go(other, 0, 0, block); unmap(block, 2 * MIB)"
+        "f, other, e = touching('spin_1ms'), touching('spin_300ms'), ok(cu.cuEventCreate(0))\n"
+        "go(f, block, 0, 0); ok(cu.cuEventRecord(e, 0)); go(other, 0, 0, block)\n"
+        "ok(cu.cuEventSynchronize(e)); unmap(block, 2 * MIB)"
     ),
 }
 

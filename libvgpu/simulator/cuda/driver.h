@@ -61,7 +61,7 @@ struct CUctx_st {
     unsigned references; /* of a primary context */
     uint64_t id;
     uint64_t host; /* ticket of the last host function of any stream */
-    CUresult failed; /* of a kernel, which every later call answers */
+    _Atomic unsigned failed; /* the error of a kernel, which every later call answers */
     _Atomic uint64_t copied, copied_blocking, planned_blocking; /* as of a stream: over all streams, and over those that wait for the legacy stream */
     _Atomic uint64_t last, last_blocking; /* sequences over all streams, and over those that wait for the legacy stream */
     struct CUstream_st *legacy;

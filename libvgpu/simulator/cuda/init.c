@@ -84,7 +84,7 @@ CUresult current_context(CUcontext *out)
     if (!context)
         return CUDA_ERROR_INVALID_CONTEXT;
     *out = context;
-    return context->dead || !object_is(context, OBJECT_CONTEXT) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : context->failed;
+    return context->dead || !object_is(context, OBJECT_CONTEXT) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : (CUresult)context->failed;
 }
 
 CUresult charge(int card, uint64_t bytes)
