@@ -1,4 +1,4 @@
-"""The accounts of a container whose memory may lie in host memory: what is allocated, what is on the card, what is not."""
+"""The accounts of a container whose memory may lie in host memory: allocated, on the card, not on the card."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""Where memory goes that does not fit into the guarantee, what it looks like, and that charges say what is really held."""
+"""Where memory goes that does not fit into the guarantee, what it looks like, and that charges say what is held."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,6 @@ def container(
     host: int | None = 768,
     movable: bool = False,
     contexts: int = 1,
-    **variables: str,
 ) -> Container:
     """Sizes in MiB, per card, beside so many contexts of each card."""
     simulator.create(folder / "cards", cards)
@@ -65,7 +64,7 @@ def container(
         movable=movable,
     )
     region = Region.create(folder / "region", limits)
-    return Container(folder, region, environment(folder, cards=cards, VGPU_DIR=str(folder / "region"), **variables))
+    return Container(folder, region, environment(folder, cards=cards, VGPU_DIR=str(folder / "region")))
 
 
 #: what the program does at its end: charges, of the whole container, while it still runs, against what the cards hold
@@ -82,10 +81,11 @@ def truth(card=0, contexts=1):
 """
 
 
-@pytest.fixture(params=["H100", "T4"], ids=["mapped", "pinned"])
+@pytest.fixture(params=["static", "movable", "pinned"])
 def box(request: pytest.FixtureRequest, tmp_path: Path) -> Container:
-    """A driver that maps host memory, and one that cannot."""
-    return container(tmp_path, cards=request.param)
+    """Both modes; and a driver that cannot map host memory."""
+    cards = "T4" if request.param == "pinned" else "H100"
+    return container(tmp_path, cards=cards, movable=request.param == "movable")
 
 
 def test_what_does_not_fit_into_the_guarantee_lies_in_host_memory(box: Container) -> None:
@@ -177,8 +177,9 @@ def test_a_card_that_others_fill_gives_way_to_host_memory(tmp_path: Path) -> Non
         + """
 import subprocess, sys
 env = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "VGPU_DIR")}
-other = subprocess.Popen([sys.executable, "-c", "from driver_client import *\\nstart()\\nprint(alloc(14000 * MIB)[0], flush=True)\\ninput()"],
-                         env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+program = "from driver_client import *\\nstart()\\nprint(alloc(14000 * MIB)[0], flush=True)\\ninput()"
+pipe = subprocess.PIPE
+other = subprocess.Popen([sys.executable, "-c", program], env=env, stdin=pipe, stdout=pipe, text=True)
 print(other.stdout.readline().strip())
 start()
 print(alloc(1500 * MIB)[0])
@@ -262,7 +263,8 @@ print(status, (asked.location.type, asked.location.id), where(at + MIB), attribu
 ok(release(handle))
 print(truth()[2], unmap(at, 64 * MIB), truth()[2])
 shared = c_ulonglong()
-print(cu.cuMemCreate(byref(shared), c_size_t(64 * MIB), byref(AllocationProperties(type=1, handles=1, location=Location(1, 0))), c_ulonglong(0)))
+asked = AllocationProperties(type=1, handles=1, location=Location(1, 0))
+print(cu.cuMemCreate(byref(shared), c_size_t(64 * MIB), byref(asked), c_ulonglong(0)))
 """
     )
     assert lines == ["0 (1, 0) 2 0 64", "64 0 0", "2"]
@@ -279,16 +281,19 @@ ok(alloc(info()[0] - (1024 - 512) * MIB - 50 * MIB)[0])
 size = 100 * MIB + 512
 status, pointer = alloc(size)
 inside = pointer + 3 * MIB + 8
-print(status, where(inside), attribute(9, inside, c_int), attribute(11, inside)[1] == pointer, attribute(12, inside)[1] - size)
-print(attribute(1, inside)[1] == ctx.value, attribute(8, inside, c_int)[1], attribute(4, inside)[0], attribute(3, inside)[1] == inside)
-print(attribute(7, inside)[1] == attribute(7, pointer)[1], attribute(7, pointer)[1] != attribute(7, alloc(64 * MIB)[1])[1])
+start, length, owner, buffer = (attribute(which, inside)[1] for which in (11, 12, 1, 7))
+print(status, where(inside), attribute(9, inside, c_int), start == pointer, length - size)
+print(owner == ctx.value, attribute(8, inside, c_int)[1], attribute(4, inside)[0], attribute(3, inside)[1] == inside)
+print(buffer == attribute(7, pointer)[1], buffer != attribute(7, alloc(64 * MIB)[1])[1])
 base, length = c_uint64(), c_size_t()
-print(cu.cuMemGetAddressRange_v2(byref(base), byref(length), c_uint64(inside)), base.value == pointer, length.value - size)
+status = cu.cuMemGetAddressRange_v2(byref(base), byref(length), c_uint64(inside))
+print(status, base.value == pointer, length.value - size)
 kinds = (c_int * 3)(2, 9, 4)
 kind, ordinal, host = c_uint(7), c_int(7), c_uint64(7)
 data = (c_void_p * 3)(*(cast(byref(x), c_void_p) for x in (kind, ordinal, host)))
 print(cu.cuPointerGetAttributes(3, kinds, data, c_uint64(inside)), kind.value, ordinal.value, host.value)
-print(cu.cuIpcGetMemHandle(byref((c_char * 64)()), c_uint64(pointer)), cu.cuMemRetainAllocationHandle(byref(base), c_void_p(pointer)))
+shared = cu.cuIpcGetMemHandle(byref((c_char * 64)()), c_uint64(pointer))
+print(shared, cu.cuMemRetainAllocationHandle(byref(base), c_void_p(pointer)))
 print(free(inside), free(pointer), free(pointer))
 """.replace("ctx =", "from ctypes import cast\nctx =", 1)
     )
