@@ -1,11 +1,14 @@
 """The demo and the storm as a user starts them: every expectation in them holds, and is able to fail."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+
+from vgpu.local.run import available_memory
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -22,6 +25,16 @@ def test_every_example_gets_what_it_asks_for() -> None:
     for path in EXAMPLES.glob("*.yaml"):
         assert f"{yaml.safe_load(path.read_text())['metadata']['name']}/" in done.stdout
     assert 'vgpu_container_memory_limit_bytes{container="main",pod="share"' in done.stdout
+
+
+@pytest.mark.skipif(available_memory() < 16_000, reason="half of the cards' memory is that of this machine")
+def test_a_pod_has_more_memory_than_the_card_and_finds_what_it_wrote() -> None:
+    done = demo("--oversubscribe")
+    assert done.returncode == 0, done.stdout + done.stderr
+    host = re.findall(r'host_memory_bytes\{container="main",pod="(\w+)",[^ ]* (\S+)', done.stdout)
+    assert [pod for pod, _ in host] == ["large"], "and of the other one nothing"
+    assert float(host[0][1]) >= (23859 - 14912) * 2**20
+    assert re.search(r"large/main .* 23859 MiB +23859 MiB +23859 MiB +granted +refused", done.stdout)
 
 
 def test_a_broken_expectation_is_told_and_ends_with_1(tmp_path: Path) -> None:

@@ -100,7 +100,8 @@ class LocalCluster:
         self.client = KubeClient.connect(self.kubeconfig)
         self._running.callback(self.client.close)
         self._register_webhook()
-        kubelet = Kubelet(self.client, NODE, self.directory / "kubelet", self.directory / "cdi")
+        kept = configuration.mebibytes(self.config.device_plugin.hostMemory)
+        kubelet = Kubelet(self.client, NODE, self.directory / "kubelet", self.directory / "cdi", kept)
         scheduler = KubeScheduler(self.client, f"http://127.0.0.1:{self.extender_port}", self.config.scheduler_name)
         default = KubeScheduler(self.client, "", DEFAULT_SCHEDULER)
         for part in (self.scheduler, self.agent, kubelet, scheduler, default):

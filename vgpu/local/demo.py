@@ -35,6 +35,7 @@ class Finding(msgspec.Struct):
     exact: str = ""  #: result of allocating exactly the rest of the slice
     over: str = ""  #: result of one more allocation
     core_share: float | None = None  #: % of the card's time by the simulator's truth
+    data: str = ""  #: whether its blocks hold what was written into them
     problems: list[str] = []
 
 
@@ -174,7 +175,9 @@ class Demo:
             return found
         found.cuda_total, found.nvml_total = seen["cuda_total"], seen["nvml_total"]
         found.exact, found.over = seen.get("fill") or "", seen.get("over") or ""
-        found.core_share = seen.get("core_share")
+        found.core_share, found.data = seen.get("core_share"), seen.get("data") or ""
+        if found.data not in ("", "right"):
+            found.problems.append(f"what it wrote is not what it read: {found.data}")
         for what, total in (("cuMemGetInfo", found.cuda_total), ("NVML", found.nvml_total)):
             if total != piece.mem * MIB:
                 found.problems.append(f"{what} says {total} bytes, the slice has {piece.mem * MIB}")

@@ -169,6 +169,8 @@ def probe_card(cuda: Cuda, device: ctypes.c_int, options: argparse.Namespace) ->
             card["error"] = f"{card['cuda_total'] / MIB:.0f} MiB seen, {options.expect_memory} MiB expected"
         if options.fill:
             card["fill"], _ = cuda.allocate(card["cuda_free"])
+        if options.blocks:
+            card |= fill_in_blocks(cuda, options.blocks * MIB)
         if options.over:
             card["over"], _ = cuda.allocate(cuda.memory()[0] + 1)
         if kernel:
@@ -176,6 +178,29 @@ def probe_card(cuda: Cuda, device: ctypes.c_int, options: argparse.Namespace) ->
     except CudaError as error:
         card["error"] = str(error)
     return card
+
+
+def fill_in_blocks(cuda: Cuda, size: int) -> dict[str, Any]:
+    """Allocates what is free in blocks of `size` bytes, writes both ends of each, and reads them when all are written.
+
+    `blocks` of them were there, `fill` is the status of the last allocation, `data` "right" or which block is wrong.
+    """
+    found: list[tuple[ctypes.c_uint64, int]] = []
+    status = "CUDA_SUCCESS"
+    while status == "CUDA_SUCCESS" and (free := cuda.memory()[0]):
+        status, pointer = cuda.allocate(min(size, free))
+        if status == "CUDA_SUCCESS":
+            found.append((pointer, min(size, free)))
+    word = ctypes.c_uint64()
+    ends = [(at, pointer.value + end) for at, (pointer, length) in enumerate(found) for end in (0, length - 8)]
+    for at, address in ends:
+        word.value = address ^ at
+        cuda.call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), ctypes.byref(word), ctypes.c_size_t(8))
+    for at, address in ends:
+        cuda.call("cuMemcpyDtoH_v2", ctypes.byref(word), ctypes.c_uint64(address), ctypes.c_size_t(8))
+        if word.value != address ^ at:
+            return {"blocks": len(found), "fill": status, "data": f"block {at} is wrong"}
+    return {"blocks": len(found), "fill": status, "data": "right"}
 
 
 def uuid_of(cuda: Cuda, device: ctypes.c_int) -> str:
@@ -272,6 +297,9 @@ def parser(program: str) -> argparse.ArgumentParser:
     )
     result.add_argument("--allocate", type=int, metavar="MIB", help="allocate this much on each card first")
     result.add_argument("--fill", action="store_true", help="then allocate exactly what is free")
+    result.add_argument(
+        "--blocks", type=int, metavar="MIB", help="then allocate what is free in such blocks, and use them"
+    )
     result.add_argument("--over", action="store_true", help="then allocate one byte more than what is free")
     result.add_argument("--expect-memory", type=int, metavar="MIB", help="fail unless each card has exactly this much")
     result.add_argument("--cores", action="store_true", help="measure the share of the card's time that launches get")

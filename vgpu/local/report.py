@@ -13,11 +13,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from vgpu.config import Config
 from vgpu.local.cluster import LocalCluster, scratch
 from vgpu.local.demo import MIB, Demo, DemoResult, read_pods, truth_lines
 from vgpu.local.storm import Storm, StormResult
 
-METRICS_SHOWN = ("memory_limit_bytes", "memory_used_bytes", "core_limit_ratio", "gpu_seconds_total")
+METRICS_SHOWN = (
+    "memory_limit_bytes", "memory_used_bytes", "host_memory_bytes", "core_limit_ratio", "gpu_seconds_total",
+)  # fmt: skip
 WIDTH = 120  #: columns where the output is no terminal
 WORDS = {"CUDA_SUCCESS": "granted", "CUDA_ERROR_OUT_OF_MEMORY": "refused"}
 
@@ -61,6 +64,7 @@ def table_of(result: DemoResult) -> Table:
 def metric_lines(metrics: list[str]) -> list[str]:
     """The lines that matter here, pod by pod, without the label that is the same everywhere."""
     shown = [line for line in metrics if any(f"vgpu_container_{name}{{" in line for name in METRICS_SHOWN)]
+    shown = [line for line in shown if "_host_memory_" not in line or not line.endswith(" 0.0")]
     plain = [re.sub(r'node="[^"]*",|namespace="[^"]*",', "", line) for line in shown]
     pods = [re.search(r'pod="([^"]*)"', line) for line in plain]
     return [line for _, line in sorted(zip((pod[1] if pod else "" for pod in pods), plain, strict=True))]
@@ -95,7 +99,9 @@ def print_storm(console: Console, result: StormResult) -> None:
         console.print(f"[red]✗[/] not finished: {', '.join(result.unfinished)}")
 
 
-def run(simulate: str, folder: Path, pods: int | None, kills: int, seed: int, keep: bool) -> bool:
+def run(
+    simulate: str, folder: Path, pods: int | None, kills: int, seed: int, keep: bool, config: Config | None = None
+) -> bool:
     """The pods of `folder`, or `pods` generated ones with `kills` × kill -9; tells whether every expectation held."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _frame: sys.exit(128 + received))  # so that everything is ended
@@ -108,7 +114,7 @@ def run(simulate: str, folder: Path, pods: int | None, kills: int, seed: int, ke
     try:
         with (
             console.status("starting agent, scheduler and stand-ins") as status,
-            LocalCluster(directory, simulate=simulate) as cluster,
+            LocalCluster(directory, simulate=simulate, config=config) as cluster,
         ):
             if pods is None:
                 outcome = Demo(cluster, manifests).run(lambda text: status.update(text))

@@ -31,8 +31,10 @@ MAX_SOCKET_PATH = 100  #: bytes; a unix socket address holds 107 and gRPC adds a
 class Kubelet:
     """One node. `start` returns once plugins can register; the API server may be away then or later."""
 
-    def __init__(self, client: KubeClient, node_name: str, root: Path, cdi_dir: Path) -> None:
-        """Raises ValueError when `root` is too long for the sockets below it."""
+    def __init__(self, client: KubeClient, node_name: str, root: Path, cdi_dir: Path, reserved: int = 0) -> None:
+        """`reserved`: MiB of memory that are kept from pods. Raises ValueError when `root` is too long for the sockets
+        below it.
+        """
         if len(str(root / "device-plugins" / "kubelet.sock")) > MAX_SOCKET_PATH:
             raise ValueError(f"{root}: too long for a unix socket below it, use a path of at most 70 bytes")
         self.client = client
@@ -45,7 +47,7 @@ class Kubelet:
         self._stopping = False
         self._devices = self._device_manager()
         self._resources = PodResources(root / "pod-resources", self._devices, self._active_pods)
-        self._node = NodeStatus(client, node_name, lambda: self._devices.capacity())
+        self._node = NodeStatus(client, node_name, lambda: self._devices.capacity(), reserved)
         self._informer = Informer(
             client, "/api/v1/pods", RawObject,
             params={"fieldSelector": f"spec.nodeName={node_name}"}, on_change=self._changed,

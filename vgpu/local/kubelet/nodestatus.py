@@ -23,16 +23,18 @@ RETRY_SECONDS: Final = 0.3
 DeviceCapacity = Callable[[], tuple[dict[str, int], dict[str, int]]]
 
 
-def _machine() -> dict[str, str]:
-    """What a node offers without any plugin."""
-    kib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1024
+def _machine(reserved: int = 0) -> dict[str, str]:
+    """What a node offers without any plugin, less `reserved` MiB of memory."""
+    kib = max(0, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1024 - reserved * 1024)
     return {"cpu": str(os.cpu_count()), "memory": f"{kib}Ki", "pods": "110", "ephemeral-storage": "100Gi"}
 
 
 class NodeStatus:
     """Extended resources that others write into the node's capacity are copied to allocatable, as the kubelet does."""
 
-    def __init__(self, client: KubeClient, name: str, devices: DeviceCapacity) -> None:
+    def __init__(self, client: KubeClient, name: str, devices: DeviceCapacity, reserved: int = 0) -> None:
+        """`reserved`: MiB of memory that are kept from pods (systemReserved)."""
+        self._reserved = reserved
         self._client = client
         self._name = name
         self._devices = devices
@@ -108,7 +110,7 @@ class NodeStatus:
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastTransitionTime": stamp()}
         status = {
             "capacity": _machine(),
-            "allocatable": _machine(),
+            "allocatable": _machine(self._reserved),
             "conditions": [ready],
             "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
             "nodeInfo": {"kubeletVersion": "v1.36.3", "operatingSystem": "linux"},
@@ -136,7 +138,9 @@ class NodeStatus:
         if self._reset:
             published = dict.fromkeys(published, "0")
         capacity = _machine() | published | {name: str(count) for name, count in plugin_capacity.items()}
-        allocatable = _machine() | published | {name: str(count) for name, count in plugin_allocatable.items()}
+        allocatable = (
+            _machine(self._reserved) | published | {name: str(count) for name, count in plugin_allocatable.items()}
+        )
         patch: dict[str, Any] = {}
         for part, wanted in (("capacity", capacity), ("allocatable", allocatable)):
             before = known.get(part) or {}
