@@ -49,7 +49,11 @@ class Lending:
 
     def settle(self) -> None:
         """Loans and budgets by what containers have allocated now; OSError: the folders cannot be listed."""
-        with self._lock, ExitStack() as stack:
+        with self._lock:
+            self._settle()
+
+    def _settle(self) -> None:
+        with ExitStack() as stack:
             tenants = self._tenants(stack)
             if tenants:
                 self._lend(tenants, self._holdings.granted())
@@ -74,6 +78,8 @@ class Lending:
                 }
                 budget = self._budget(others, need(slices))
             yield budget
+            if on_tier(slices):
+                self._settle()  # its first allocations find what can be lent to it
 
     def _tenants(self, stack: ExitStack) -> _Tenants:
         known = self._sandboxes.granted()

@@ -95,20 +95,18 @@ def test_room_is_lent_to_what_can_move_and_taken_back_before_somebody_starts(mak
     world = make(plugin=SCALED)
     world.cards.back(True)
     first = start(world, "first", GpuSlice(A, 16000, phys=8000), annotations=MOVABLE)
+    assert usage(world, first)[0].lent == whole(CARD - RESERVE - 8000) > 0, "from the beginning"
     still = start(world, "still", GpuSlice(A, 4000, phys=2000), number=1)
-    world.lending.settle()
     free = CARD - RESERVE - 8000 - 2000
     assert [card.lent for card in (*usage(world, first), *usage(world, still))] == [whole(free), 0]
     second = start(world, "second", GpuSlice(A, 6000, phys=3000), number=2, annotations=MOVABLE)
-    assert usage(world, first)[0].lent == whole(free - 3000), "before the other one began"
-    world.lending.settle()
     assert usage(world, first)[0].lent == usage(world, second)[0].lent == whole((free - 3000) // 2)
     uses = use(world, first, 12000)
     world.lending.settle()
     assert (usage(world, first)[0].lent, usage(world, second)[0].lent) == (whole(free - 3000), 0), "who needs it has it"
     uses.close()
     start(world, "plain", GpuSlice(A, CARD - 8000 - 2000 - 3000), number=3)
-    assert usage(world, first)[0].lent == 0
+    assert usage(world, first)[0].lent == 0, "before the other one began"
 
 
 def test_what_others_have_of_a_card_is_not_lent(make: MakeWorld) -> None:
