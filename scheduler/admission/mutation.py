@@ -46,6 +46,9 @@ class Mutation:
         self.patch.merge(("metadata", "labels"), pod.metadata.labels, {names.LABEL_MANAGED: "true"})
         if pod.spec.schedulerName != scheduler_name:
             self.patch.add(("spec", "schedulerName"), scheduler_name)
+        if request.memory_mode and request.oversubscribe is False:
+            key = f"metadata.annotations[{names.MEMORY_MODE}]"
+            self.warnings.append(f"{key} has no effect beside {names.OVERSUBSCRIBE}: all of the memory is on the card")
         for group, index, container in containers(pod):
             path: tuple[str | int, ...] = ("spec", group, index)
             asked = asks.get(container.name)

@@ -24,8 +24,8 @@ LEASE = "vgpu-scheduler"
 MODEL = "NVIDIA H100 80GB HBM3"
 
 
-def inventory(node: str, cards: int = 2, memory: int = 8000) -> str:
-    return encode_inventory(Inventory(tuple(Gpu(f"GPU-{node}-{n}", n, MODEL, memory) for n in range(cards))))
+def inventory(node: str, cards: int = 2, memory: int = 8000, physical: int = 0) -> str:
+    return encode_inventory(Inventory(tuple(Gpu(f"GPU-{node}-{n}", n, MODEL, memory, physical) for n in range(cards))))
 
 
 def add_node(world: World, name: str, **more: int) -> None:

@@ -147,6 +147,7 @@ def test_a_region_is_made_anew_where_its_memory_is_of_another_kind(make: MakeWor
     with path.open() as before:
         world.starts.start([f"{A}::0"])
         assert path.stat().st_ino == os.fstat(before.fileno()).st_ino
+        assert world.limits(uid).host_memory == whole(40960), "what it has itself is not another one's"
         limits = msgspec.structs.replace(world.limits(uid), movable=True)
         world.sandboxes.prepare(uid, "main", limits)
         assert world.limits(uid).movable

@@ -12,6 +12,7 @@ from kube_world import World
 from scheduler_world import SECONDS, Scheduler, add_node, gpu_pod, post, record
 
 from scheduler.metrics import DRIFT
+from vgpu import names
 from vgpu.devices import decode_inventory
 from vgpu.kube import writes
 from vgpu.kube.client import MERGE_PATCH, ApiError, Unreachable
@@ -67,6 +68,28 @@ def test_a_pod_gets_its_cards_in_the_transaction_that_binds_it(world: World, sch
     assert scheduler.state.slices() == 1
     assert scheduler.bind(item, "node-a") == "", "asked again, the same answer"
     assert "already bound to node node-a" in scheduler.bind(item, "node-b")
+
+
+def test_on_a_scaled_card_limits_may_sum_up_to_more_than_it_has_and_guarantees_may_not(
+    world: World, scheduler: Scheduler
+) -> None:
+    add_node(world, "node-a", cards=1, memory=16000, physical=8000)
+    scheduler.start()
+
+    def bind(name: str, memory: int, **notes: str) -> str:
+        item = world.create(gpu_pod(name, memory, metadata={"annotations": notes}))
+        return scheduler.bind(item, "node-a")
+
+    def has(name: str) -> Any:
+        return record(world, name)["containers"]["main"]
+
+    assert bind("half", 6000) == ""
+    assert has("half") == [{"uuid": "GPU-node-a-0", "mem": 6000, "phys": 3000}]
+    assert bind("whole", 3000, **{names.OVERSUBSCRIBE: "false"}) == ""
+    assert has("whole") == [{"uuid": "GPU-node-a-0", "mem": 3000}]
+    assert "physical memory free that a slice of 2001 MiB" in bind("too-much", 2001, **{names.OVERSUBSCRIBE: "false"})
+    assert bind("rest", 4000) == ""
+    assert "physical memory free" in bind("more", 1000), "of the limit 3000 MiB are left, to guarantee nothing"
 
 
 def test_a_bind_without_a_filter_before_it_reads_the_pod(world: World, scheduler: Scheduler) -> None:

@@ -324,6 +324,15 @@ def test_less_than_a_context_takes_is_warned_of() -> None:
     assert "warnings" not in ask(gpu_pod({"nvidia.com/gpumem": "257"}), cards=cards)
 
 
+def test_a_mode_of_memory_that_is_all_on_the_card_is_warned_of() -> None:
+    item = gpu_pod({"nvidia.com/gpumem": "3000"})
+    item["metadata"]["annotations"] = {names.MEMORY_MODE: "movable"}
+    assert "warnings" not in ask(item)
+    item["metadata"]["annotations"][names.OVERSUBSCRIBE] = "false"
+    (warning,) = ask(item)["warnings"]
+    assert warning.startswith("metadata.annotations[vgpu.io/memory-mode] has no effect beside vgpu.io/oversubscribe")
+
+
 def test_what_has_no_effect_is_warned_of() -> None:
     item = gpu_pod({"nvidia.com/gpumem": "3000", "nvidia.com/gpumem-percentage": "50"})
     item["spec"]["containers"][0]["resources"]["requests"] = {"nvidia.com/gpumem": "2k"}

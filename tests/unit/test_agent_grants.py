@@ -42,8 +42,8 @@ def test_cores_100_means_alone() -> None:
 
 
 def test_moved_slices_keep_their_size_and_stay_where_they_can() -> None:
-    slices = (GpuSlice(A, mem=1000, cores=10), GpuSlice(B, mem=2000, cores=20))
-    assert grants.move(slices, [B, C]) == (GpuSlice(C, mem=1000, cores=10), GpuSlice(B, mem=2000, cores=20))
+    slices = (GpuSlice(A, mem=1000, cores=10, phys=500), GpuSlice(B, mem=2000, cores=20))
+    assert grants.move(slices, [B, C]) == (GpuSlice(C, mem=1000, cores=10, phys=500), GpuSlice(B, mem=2000, cores=20))
     assert grants.move(slices, [A, B]) == slices
     assert grants.move(slices, [A]) is None
 

@@ -32,7 +32,7 @@ def cards(*models: str, physical: int = 15000) -> list[Gpu]:
         (Scaling(0.5, host_memory=10000), True, [7500, 7500]),
         (Scaling(0.5), False, [7500, 7500]),
         (Scaling(1.0, {"a100*": 1.5}, 64000), True, [15000, 15000]),
-        (Scaling(1.0, {"T4": 2, "*T4": 1.5}, 8000), True, [19000, 19000]),  # the longer pattern
+        (Scaling(1.0, {"T4": 2, "*T4": 1.5}, 64000), True, [22500, 22500]),  # the longer pattern
     ],
 )
 def test_no_card_is_scaled_beyond_what_is_behind_it(scaling: Scaling, backed: bool, memory: list[int]) -> None:
