@@ -17,30 +17,33 @@ struct seen {
     bool spilled; /* the program has mapped it itself: only where it is differs from what the driver says */
 };
 
-/* False: the driver's own answers are right. */
+/* False: the driver's own answers are right. Else `done` follows: a block of the tier does not move until then. */
 static bool see(CUdeviceptr address, struct seen *seen) {
-    bool found = false;
     if (vgpu_tier_any()) {
         vgpu_tier_lock();
         const uint32_t number = vgpu_tier_around(address);
-        found = number != VGPU_TIER_NONE;
-        if (found) {
-            const struct vgpu_tier_record *record = vgpu_tier_record(number);
+        const struct vgpu_tier_record *record = number == VGPU_TIER_NONE ? NULL : vgpu_tier_record(number);
+        if (record && address - record->base < record->asked) {
             *seen = (struct seen){.base = record->base, .bytes = record->asked, .context = record->context, .device = record->device,
                                   .buffer = record->buffer_id};
-            found = address - record->base < record->asked;
+            return true;
         }
         vgpu_tier_unlock();
     }
-    if (!found && atomic_load_explicit(&vgpu_blocks_spilled, memory_order_relaxed)) {
-        vgpu_blocks_lock();
-        const struct vgpu_link *mapping = vgpu_block_around(address);
-        found = mapping && mapping->block->spilled;
-        if (found)
-            *seen = (struct seen){.device = mapping->block->device, .spilled = true};
-        vgpu_blocks_unlock();
-    }
+    if (!atomic_load_explicit(&vgpu_blocks_spilled, memory_order_relaxed))
+        return false;
+    vgpu_blocks_lock();
+    const struct vgpu_link *mapping = vgpu_block_around(address);
+    const bool found = mapping && mapping->block->spilled;
+    if (found)
+        *seen = (struct seen){.device = mapping->block->device, .spilled = true};
+    vgpu_blocks_unlock();
     return found;
+}
+
+static void done(const struct seen *seen) {
+    if (!seen->spilled)
+        vgpu_tier_unlock();
 }
 
 static inline bool any(void) {
@@ -76,23 +79,26 @@ CUresult cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdevic
     struct seen seen;
     if (!any() || !out || !see(address, &seen))
         return real(out, attribute, address);
-    if (attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER) /* as for memory of the card */
-        return CUDA_ERROR_INVALID_VALUE;
-    return told(&seen, attribute, address, out) ? CUDA_SUCCESS : real(out, attribute, address);
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    if (attribute != CU_POINTER_ATTRIBUTE_HOST_POINTER) /* as for memory of the card */
+        result = told(&seen, attribute, address, out) ? CUDA_SUCCESS : real(out, attribute, address);
+    done(&seen);
+    return result;
 }
 
 CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data, CUdeviceptr address) {
     CUDA_REAL(cuPointerGetAttributes);
-    const CUresult result = real(count, attributes, data, address);
     struct seen seen;
-    if (!any() || result != CUDA_SUCCESS || !see(address, &seen))
-        return result;
-    for (unsigned i = 0; i < count; i++) {
+    if (!any() || !see(address, &seen))
+        return real(count, attributes, data, address);
+    const CUresult result = real(count, attributes, data, address);
+    for (unsigned i = 0; result == CUDA_SUCCESS && i < count; i++) {
         if (attributes[i] == CU_POINTER_ATTRIBUTE_HOST_POINTER)
             *(void **)data[i] = NULL;
         else
             told(&seen, attributes[i], address, data[i]);
     }
+    done(&seen);
     return result;
 }
 
@@ -105,6 +111,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr a
         *base = seen.base;
     if (bytes)
         *bytes = seen.bytes;
+    done(&seen);
     return CUDA_SUCCESS;
 }
 

@@ -18,6 +18,7 @@
 uint8_t *world_features;
 static char folder[100], region_folder[120], cards_folder[120];
 static pid_t owner;
+static enum { ALL_ON_CARD, STATIC, MOVABLE } tier; /* FUZZ_TIER=static, movable: half of each limit is the guarantee, the rest lies in host memory */
 static bool tracing; /* FUZZ_TRACE: every operation, and what the cards hold after it */
 static vgpu_region *region;
 static struct sim sim; /* only to set back peaks */
@@ -59,6 +60,20 @@ static void must(int error, const char *what) {
     }
 }
 
+/* What a card may hold of a limit. */
+static uint64_t guarantee_of(uint64_t memory) {
+    return tier == ALL_ON_CARD ? memory : memory / 2;
+}
+
+static void choose_tier(void) {
+    const char *wanted = getenv("FUZZ_TIER");
+    tier = !wanted || !*wanted ? ALL_ON_CARD : strcmp(wanted, "movable") == 0 ? MOVABLE : STATIC;
+    if (tier == ALL_ON_CARD)
+        return;
+    limits.flags = VGPU_OVERSUBSCRIBE | (tier == MOVABLE ? VGPU_MOVABLE : 0);
+    limits.host_memory = VGPU_NO_LIMIT;
+}
+
 void world_make(void) {
     struct vgpu_sim_card cards[DEVICES];
     const char *base = getenv("TMPDIR");
@@ -72,10 +87,12 @@ void world_make(void) {
     must(vgpu_sim_cards(cards_folder, cards, DEVICES), "cards");
     must(sim_open(&sim, cards_folder), "cards");
     limits.card_count = LIMITED;
+    choose_tier();
     for (unsigned i = 0; i < LIMITED; i++) {
         memcpy(limits.cards[i].uuid, cards[i].uuid, sizeof limits.cards[i].uuid);
         limits.cards[i].context_bytes = cards[i].context_bytes;
-        limits.cards[i].memory = limits.cards[i].guarantee = UINT64_C(1) << 30;
+        limits.cards[i].memory = UINT64_C(1) << 30;
+        limits.cards[i].guarantee = guarantee_of(limits.cards[i].memory);
     }
     must(mkdir(region_folder, 0700) ? -1 : 0, "folder of the region");
     must(vgpu_region_create(region_folder, &limits), "region");
@@ -108,7 +125,8 @@ uint64_t world_left(unsigned card) {
 void world_set_limit(unsigned card, uint64_t bytes) {
     if (getpid() != owner)
         return; /* one writer, as in life */
-    limits.cards[card].memory = limits.cards[card].guarantee = bytes;
+    limits.cards[card].memory = bytes;
+    limits.cards[card].guarantee = guarantee_of(bytes);
     if (bytes > ceiling[card])
         ceiling[card] = bytes;
     must(vgpu_limits_write(region, &limits), "new limits");
@@ -120,7 +138,8 @@ void world_begin(unsigned choice) {
         ceiling[i] = 0;
         limits.cards[i].cores = choice & 128 ? 50 : 0;
         limits.cards[i].cores_ceiling = limits.cards[i].cores;
-        limits.cards[i].memory = limits.cards[i].guarantee = sizes[(choice >> 4 * i) % (sizeof sizes / sizeof *sizes)];
+        limits.cards[i].memory = sizes[(choice >> 4 * i) % (sizeof sizes / sizeof *sizes)];
+        limits.cards[i].guarantee = guarantee_of(limits.cards[i].memory);
         ceiling[i] = limits.cards[i].memory;
         atomic_store(&sim.state->cards[i].peak, 0);
     }
@@ -134,22 +153,26 @@ static bool agrees(uint64_t charged, uint64_t held, uint64_t beyond) {
 
 static void compare_card(const char *moment, const struct vgpu_sim_card *truth, unsigned card, uint64_t slack, uint64_t beyond) {
     const struct vgpu_card_usage *ledger = &usage.cards[card];
+    const uint64_t on_card = tier == ALL_ON_CARD ? ledger->used : ledger->resident;
     uint64_t kinds = 0, processes = 0;
     for (unsigned kind = 0; kind < VGPU_KINDS; kind++)
         kinds += ledger->by_kind[kind];
     for (unsigned i = 0; i < usage.process_count; i++)
         processes += usage.processes[i].used[card];
-    if (!agrees(ledger->used, truth->used, beyond))
+    if (!agrees(on_card, truth->used, beyond))
         world_violation("%s: card %u: the ledger says %" PRIu64 ", the card holds %" PRIu64 " (difference %" PRId64 ", of graphs %" PRIu64 ")", moment,
-                        card, ledger->used, truth->used, (int64_t)(ledger->used - truth->used), beyond);
+                        card, on_card, truth->used, (int64_t)(on_card - truth->used), beyond);
+    if (on_card > guarantee_of(ceiling[card]))
+        world_violation("%s: card %u: %" PRIu64 " on it, the guarantee never was above %" PRIu64, moment, card, on_card, guarantee_of(ceiling[card]));
     if (ledger->used != processes)
         world_violation("%s: card %u: %" PRIu64 " used, the processes hold %" PRIu64, moment, card, ledger->used, processes);
     if (ledger->used != kinds)
         world_violation("%s: card %u: %" PRIu64 " used, all kinds together %" PRIu64, moment, card, ledger->used, kinds);
     if (ledger->used > ceiling[card])
         world_violation("%s: card %u: %" PRIu64 " used, the limit never was above %" PRIu64, moment, card, ledger->used, ceiling[card]);
-    if (truth->peak > ceiling[card] + slack)
-        world_violation("%s: card %u: held %" PRIu64 " at one moment, the limit never was above %" PRIu64, moment, card, truth->peak, ceiling[card]);
+    if (truth->peak > guarantee_of(ceiling[card]) + slack)
+        world_violation("%s: card %u: held %" PRIu64 " at one moment, the limit never was above %" PRIu64, moment, card, truth->peak,
+                        guarantee_of(ceiling[card]));
 }
 
 static void compare_processes(const char *moment, const uint64_t *beyond) {
@@ -162,7 +185,7 @@ static void compare_processes(const char *moment, const uint64_t *beyond) {
         for (unsigned card = 0; card < LIMITED; card++) {
             uint64_t charged = 0;
             for (unsigned k = 0; k < usage.process_count; k++)
-                charged += usage.processes[k].pid == truth[i].pid ? usage.processes[k].used[card] : 0;
+                charged += usage.processes[k].pid != truth[i].pid ? 0 : tier == ALL_ON_CARD ? usage.processes[k].used[card] : usage.processes[k].resident[card];
             if (!agrees(charged, truth[i].used[card], truth[i].pid == owner ? beyond[card] : 0))
                 world_violation("%s: card %u: process %d is charged %" PRIu64 " and holds %" PRIu64, moment, card, truth[i].pid, charged,
                                 truth[i].used[card]);
@@ -189,6 +212,7 @@ void world_compare_empty(const char *moment, uint64_t slack) {
     must(vgpu_region_reap(region), "reaping");
     world_compare(moment, slack, NULL);
     for (unsigned card = 0; card < LIMITED; card++)
-        if (usage.cards[card].used)
-            world_violation("%s: card %u: %" PRIu64 " bytes are left", moment, card, usage.cards[card].used);
+        if (usage.cards[card].used || usage.cards[card].resident || usage.cards[card].host_used)
+            world_violation("%s: card %u: %" PRIu64 " bytes are left, %" PRIu64 " on the card, %" PRIu64 " in host memory", moment, card, usage.cards[card].used,
+                            usage.cards[card].resident, usage.cards[card].host_used);
 }
