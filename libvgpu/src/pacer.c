@@ -55,7 +55,7 @@ static __thread __attribute__((tls_model("initial-exec"))) struct {
 } thread;
 
 _Atomic uint32_t vgpu_prepaid_epoch = 1;
-atomic_bool vgpu_one_card;
+_Atomic uint8_t vgpu_one_card;
 
 void vgpu_pacer_forget(void) {
     atomic_fetch_add(&vgpu_prepaid_epoch, 1);
@@ -70,7 +70,7 @@ void vgpu_pacer_stale(uint64_t key) {
 static void ask_for_cards(void) {
     int count = 0;
     if (DRIVER(cuDeviceGetCount) && DRIVER(cuDeviceGetCount)(&count) == CUDA_SUCCESS)
-        atomic_store(&vgpu_one_card, count == 1 && !vgpu_gate_is_armed()); /* an armed gate makes every launch look */
+        atomic_store(&vgpu_one_card, count != 1 ? VGPU_SEVERAL_CARDS : vgpu_gate_is_armed() ? VGPU_ONE_CARD_GATED : VGPU_ONE_CARD);
 }
 
 static uint64_t limits_selector(void) {

@@ -30,7 +30,9 @@ struct vgpu_prepaid {
 
 extern __thread __attribute__((tls_model("initial-exec"))) struct vgpu_prepaid vgpu_prepaid;
 extern _Atomic uint32_t vgpu_prepaid_epoch;
-extern atomic_bool vgpu_one_card; /* the process sees one card: there is no need to ask where a launch goes */
+/* The process sees one card: there is no need to ask where a launch goes. VGPU_ONE_CARD_GATED: nor to leave the gate out. */
+enum { VGPU_SEVERAL_CARDS, VGPU_ONE_CARD, VGPU_ONE_CARD_GATED };
+extern _Atomic uint8_t vgpu_one_card;
 
 static inline unsigned vgpu_prepaid_place(uint64_t key) {
     return (unsigned)(key / (UINT64_MAX / VGPU_PREPAID_KEYS + 1));
@@ -66,7 +68,16 @@ static inline __attribute__((always_inline)) void vgpu_prepaid_spend(uint64_t pr
  * 50 us that a thread pays in advance, or the millisecond that it counts by itself where there is no limit. */
 static inline __attribute__((always_inline)) bool vgpu_pacer_prepaid(uint64_t key, CUstream stream) {
     uint64_t price;
-    if (!atomic_load_explicit(&vgpu_one_card, memory_order_relaxed) || !vgpu_prepaid_covers(key, &price))
+    if (atomic_load_explicit(&vgpu_one_card, memory_order_relaxed) != VGPU_ONE_CARD || !vgpu_prepaid_covers(key, &price))
+        return false;
+    vgpu_prepaid_spend(price, stream);
+    return true;
+}
+
+/* The same for a launch that goes through the gate. */
+static inline __attribute__((always_inline)) bool vgpu_pacer_prepaid_gated(uint64_t key, CUstream stream) {
+    uint64_t price;
+    if (atomic_load_explicit(&vgpu_one_card, memory_order_relaxed) != VGPU_ONE_CARD_GATED || !vgpu_prepaid_covers(key, &price))
         return false;
     vgpu_prepaid_spend(price, stream);
     return true;

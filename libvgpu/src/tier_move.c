@@ -25,7 +25,7 @@
 #define LONGEST_NS 250000000u     /* of moves in a row under pressure */
 #define LOOKED_AT 256u            /* blocks, by one look for some to come up */
 #define FULL_FOR_NS 100000000u    /* a card that had no memory is not asked again */
-#define FAST_NS 20000u            /* between launches, below which only some are noted */
+#define FAST_NS 60000u            /* between launches, below which only some are noted */
 #define MOST_NOTED_OF 16u
 
 static _Atomic uint64_t next_look;

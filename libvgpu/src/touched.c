@@ -87,27 +87,39 @@ void vgpu_touched_kernel_slowly(struct vgpu_passage *mine, CUfunction function, 
     mine->noted += noting.count;
 }
 
-/* The launch as each of the cards sees whose blocks it touches. */
-static void tell_launch(const uint32_t *numbers, uint32_t count) {
-    bool told[MOST] = {false};
-    for (uint32_t first = 0; first < count; first++) {
-        uint32_t entries[MOST], found = 0;
-        const struct vgpu_tier_record *block = vgpu_tier_record(numbers[first]);
-        if (told[first] || !block->bytes || block->entry == VGPU_TIER_NONE)
-            continue;
-        const unsigned card = block->card;
-        for (uint32_t i = first; i < count; i++) {
-            block = vgpu_tier_record(numbers[i]);
-            if (told[i] || !block->bytes || block->entry == VGPU_TIER_NONE || block->card != card)
-                continue;
-            told[i] = true;
+static const struct vgpu_tier_record *known(uint32_t number) {
+    const struct vgpu_tier_record *block = vgpu_tier_record(number);
+    return block->bytes && block->entry != VGPU_TIER_NONE ? block : NULL;
+}
+
+/* The launch as one card sees whose blocks it touches; returns whether there are others'. */
+static bool tell_card(unsigned card, const uint32_t *numbers, uint32_t count) {
+    uint32_t entries[MOST], found = 0;
+    bool others = false;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct vgpu_tier_record *block = known(numbers[i]);
+        if (block && block->card == card)
             entries[found++] = block->entry;
-        }
-        struct vgpu_tier_card *tier = vgpu_tier_card(card);
+        others |= block && block->card != card;
+    }
+    struct vgpu_tier_card *tier = vgpu_tier_card(card);
+    if (found && tier) {
         vgpu_spin_lock(&tier->lock);
         vgpu_tier_launch(&tier->policy, entries, found);
         vgpu_spin_unlock(&tier->lock);
     }
+    return others;
+}
+
+static void tell_launch(const uint32_t *numbers, uint32_t count) {
+    const struct vgpu_tier_record *first = NULL;
+    for (uint32_t i = 0; i < count && !first; i++)
+        first = known(numbers[i]);
+    if (!first || !tell_card(first->card, numbers, count))
+        return;
+    for (unsigned card = 0; card < VGPU_MAX_CARDS; card++)
+        if (card != first->card)
+            tell_card(card, numbers, count);
 }
 
 void vgpu_touched_tell(struct vgpu_passage *mine) {

@@ -13,23 +13,24 @@ static inline uint64_t product(uint64_t x, uint64_t y, uint64_t z) {
 
 /* Defines the hook `symbol`. Without limits it asks one flag and jumps to the driver's function; a launch that is paid in advance calls nothing else
  * either. All else is in a function of its own, for whose sake these would have to keep their arguments. Those that the driver will refuse at once
- * (`countable` is false) are left to it. Where blocks can move nothing is paid in advance here (vgpu_one_card is false), and what the launch touches is
- * noted by `touch`; it waits for its start outside the gate. */
+ * (`countable` is false) are left to it. Where blocks can move, all launches take the long way (vgpu_one_card says so): what one touches is noted by
+ * `touch`, and it waits for its start before it goes through the gate. */
 #define PACED(symbol, parameters, arguments, countable, key, stream, touch)                                                                              \
     static __attribute__((noinline)) CUresult paced_##symbol parameters {                                                                         \
         CUDA_REAL(symbol);                                                                                                                        \
         if (!(countable))                                                                                                                         \
             return real arguments;                                                                                                                \
         struct vgpu_launch launch;                                                                                                                \
-        const bool gated = vgpu_gate_is_armed();                                                                                                  \
-        if (gated) {                                                                                                                              \
-            vgpu_safe_point();                                                                                                                    \
-            touch;                                                                                                                                \
-        }                                                                                                                                         \
-        if (__builtin_expect(!vgpu_pacer_before(&launch, key, stream), 0))                                                                        \
-            return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                      \
-        if (!gated)                                                                                                                               \
+        if (!vgpu_gate_is_armed()) {                                                                                                              \
+            if (__builtin_expect(!vgpu_pacer_before(&launch, key, stream), 0))                                                                    \
+                return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                  \
             return vgpu_pacer_after(&launch, real arguments);                                                                                     \
+        }                                                                                                                                         \
+        vgpu_safe_point();                                                                                                                        \
+        touch;                                                                                                                                    \
+        launch.counted = false;                                                                                                                   \
+        if (!vgpu_pacer_prepaid_gated(key, stream) && __builtin_expect(!vgpu_pacer_before(&launch, key, stream), 0))                              \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                      \
         vgpu_handing_in(stream);                                                                                                                  \
         CUresult result = real arguments;                                                                                                         \
         vgpu_handed_in();                                                                                                                         \
