@@ -34,7 +34,7 @@ BARS = {
     "cuMemAllocAsync+cuMemFreeAsync": "+100",
     "cuMemGetInfo": "+20",
     "cuMemcpyHtoD": "+2 (where nothing moves)",
-    "...of four large blocks": "+30 (what moves over a memory limit)",
+    "...of four large blocks": "+30 (memory that moves, over a memory limit)",
     "not hooked: cuCtxGetCurrent": "+0",
 }
 OURS = ("CUDA_", "VGPU_", "LD_", "GPU_CORE", "ACTIVE_OOM", "LIBCUDA", "NVIDIA_")
@@ -113,6 +113,7 @@ def driver_calls(console: Console) -> None:
                 limits = VARIANTS.get(variant)
                 variables = {} if limits is None else limits | {"LD_PRELOAD": str(paths.libvgpu())}
                 variables |= {"VGPU_DIR": str(region)} if limits or variant == MOVES else {}
+                variables |= {"MAPPED": "1"} if variant != MOVES else {}
                 one = calls(program, False, **variables) if turn < TURNS else {}
                 runs[variant].append(one | calls(program, True, **variables))
     native = summary(runs.pop("native"))
