@@ -48,9 +48,16 @@ class Lending:
         self._host_memory: Mapping[Entry, int] = {}  # of each container, as last written
 
     def settle(self) -> None:
-        """Loans and budgets by what containers have allocated now; OSError: the folders cannot be listed."""
-        with self._lock:
+        """Loans and budgets by what containers have allocated now; OSError: the folders cannot be listed.
+
+        Not while a container is being started, which may take as long as the driver takes to answer.
+        """
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
             self._settle()
+        finally:
+            self._lock.release()
 
     def _settle(self) -> None:
         with ExitStack() as stack:

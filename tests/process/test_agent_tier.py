@@ -10,6 +10,7 @@ from agent_world import MIB, A, B, MakeWorld, World, worlds
 from device_plugin import starts
 from device_plugin.refusal import Refusal
 from vgpu import names
+from vgpu.allocation import Held
 from vgpu.devices import GpuSlice
 from vgpu.native import CardUsage, Region
 from vgpu.tier import GRAIN
@@ -107,6 +108,18 @@ def test_room_is_lent_to_what_can_move_and_taken_back_before_somebody_starts(mak
     uses.close()
     start(world, "plain", GpuSlice(A, CARD - 8000 - 2000 - 3000), number=3)
     assert usage(world, first)[0].lent == 0, "before the other one began"
+
+
+def test_a_start_that_hangs_in_the_driver_stops_nothing_else(make: MakeWorld) -> None:
+    world = make(plugin=SCALED)
+    world.cards.back(True)
+    uid = start(world, "first", GpuSlice(A, 16000, phys=8000), annotations=MOVABLE)
+    before = usage(world, uid)[0].lent
+    with world.lending.making_room("another", "main", {A: Held(1, 3000, 3000)}, ()):
+        world.sweep.once(clean=False)
+        assert usage(world, uid)[0].lent == before - 3000 * MIB
+    world.sweep.once(clean=False)
+    assert usage(world, uid)[0].lent == before
 
 
 def test_what_others_have_of_a_card_is_not_lent(make: MakeWorld) -> None:

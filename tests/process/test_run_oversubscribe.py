@@ -42,6 +42,10 @@ def test_memory_that_does_not_fit_on_the_card_may_lie_in_host_memory(machine: Ma
     (shown,) = machine.ps()
     assert (shown["slices"][0]["memory_limit_bytes"], shown["slices"][0]["host_memory_bytes"]) == (20000 * MIB, 0)
     end(held)
+    probed = machine.probe("--gpumem", "20000", "--oversubscribe", probe=("--blocks", "512", "--over"))
+    (card,) = probed["cards"]
+    assert (card["cuda_total"], card["nvml_total"]) == (20000 * MIB, 20000 * MIB)
+    assert (card["fill"], card["data"], card["over"]) == ("CUDA_SUCCESS", "right", "CUDA_ERROR_OUT_OF_MEMORY")
     done = machine.run("--gpumem", "20000", "--oversubscribe", command=("sh", "-c", "echo $CUDA_OVERSUBSCRIBE"))
     assert done.stdout == "true\n", done.stderr
     for said, options in {
@@ -56,17 +60,21 @@ def test_memory_that_does_not_fit_on_the_card_may_lie_in_host_memory(machine: Ma
 
 def test_room_that_nobody_is_sure_to_need_is_lent_to_blocks_that_can_move(machine: Machine) -> None:
     others = [machine.hold("--gpumem", "9000", "--use-gpuuuid", uuid) for uuid in machine_cards(machine)]
+    still = machine.hold("--gpumem", "12001", "--oversubscribe")
     big = machine.hold("--gpumem", "12000", "--oversubscribe=movable")
-    (limits, lent), *_ = limits_of(machine)
-    assert (limits.movable, limits.cards[0].guarantee, lent) == (True, (T4 - 9000) * MIB, (0,))
+    assert [(limits.movable, limits.cards[0].guarantee, lent) for limits, lent in limits_of(machine)[:2]] == [
+        (False, (T4 - 9000) * MIB, (0,)),
+        (True, (T4 - 9000) * MIB, (0,)),
+    ]
     for other in others:
         end(other)
     wanted = (12000 - (T4 - 9000)) * MIB
-    eventually("the room is lent", lambda: limits_of(machine)[0][1] == (wanted,))
-    (card,) = (one["slices"][0]["uuid"] for one in machine.ps())
+    eventually("the room is lent", lambda: [lent for _, lent in limits_of(machine)] == [(0,), (wanted,)])
+    card = next(
+        one["slices"][0]["uuid"] for one in machine.ps() if one["slices"][0]["memory_limit_bytes"] == 12000 * MIB
+    )
     small = machine.hold("--gpumem", "5000", "--use-gpuuuid", card)
-    reserve = T4 * MIB // 64
-    taken_back = (T4 - 5000 - (T4 - 9000)) * MIB - reserve
-    assert limits_of(machine)[0][1] == (taken_back // (2 * MIB) * 2 * MIB,), "before the other one began"
-    end(small)
-    end(big)
+    left = (T4 - 5000 - (T4 - 9000)) * MIB - T4 * MIB // 64
+    assert limits_of(machine)[1][1] == (left // (2 * MIB) * 2 * MIB,), "before the other one began"
+    for one in (small, still, big):
+        end(one)
