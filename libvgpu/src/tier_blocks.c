@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -94,19 +93,16 @@ static struct vgpu_tier_card *card_for(unsigned card) {
     struct vgpu_tier_card *made = vgpu_tier_card(card);
     if (made || card >= VGPU_MAX_CARDS)
         return made;
-    made = calloc(1, sizeof *made);
-    struct vgpu_tier_block *blocks = sparse_memory(VGPU_TIER_MOST * sizeof *blocks);
-    uint32_t *record_of = sparse_memory(VGPU_TIER_MOST * sizeof *record_of);
-    if (!made || !blocks || !record_of) {
-        free(made);
-        if (blocks)
-            munmap(blocks, VGPU_TIER_MOST * sizeof *blocks);
-        if (record_of)
-            munmap(record_of, VGPU_TIER_MOST * sizeof *record_of);
+    struct {
+        struct vgpu_tier_card card;
+        uint32_t record_of[VGPU_TIER_MOST];
+        struct vgpu_tier_block blocks[VGPU_TIER_MOST];
+    } *memory = sparse_memory(sizeof *memory);
+    if (!memory)
         return NULL;
-    }
-    vgpu_tier_begin(&made->policy, blocks, VGPU_TIER_MOST);
-    made->record_of = record_of;
+    made = &memory->card;
+    made->record_of = memory->record_of;
+    vgpu_tier_begin(&made->policy, memory->blocks, VGPU_TIER_MOST);
     atomic_store_explicit(&cards[card], made, memory_order_release);
     return made;
 }
@@ -141,9 +137,11 @@ static struct arena *add_arena(uint64_t granules) {
     }
     struct arena arena = {.base = base, .granules = bytes >> VGPU_TIER_SHIFT};
     if (result == CUDA_SUCCESS) {
-        arena.taken = calloc((arena.granules + 63) / 64, sizeof *arena.taken);
+        const size_t map_bytes = (arena.granules + 63) / 64 * sizeof *arena.taken;
+        arena.taken = sparse_memory(map_bytes);
         if (!arena.taken || !make_leaves(base, bytes)) {
-            free(arena.taken);
+            if (arena.taken)
+                munmap(arena.taken, map_bytes);
             arena.taken = NULL;
             DRIVER(cuMemAddressFree)(base, bytes);
         }
