@@ -1,9 +1,13 @@
 """Kernels that touch memory: what they store and read, wherever it is, and what happens where it is not."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
+from preloaded import compiled
 from simulated import Machine
+
+from vgpu.native import simulator
 
 CLIENT = "from simulator_client import *\nfrom simulator_blocks import *\n"
 
@@ -98,6 +102,7 @@ FAULTS = {
     "nothing there": "go(touching('touch_fill'), reserved, 10, 1)",
     "freed": "p = int(ok(cu.cuMemAlloc(4096))); ok(cu.cuMemFree(p)); go(touching('touch_fill'), p, 10, 1)",
     "more than there is": "go(touching('touch_fill'), block, 2 * MIB // 8 + 1, 1)",
+    "more than is pinned": "go(touching('touch_fill'), pinned(4096), 513, 1)",
     "of the program alone": "own = ctypes.c_uint64(); go(touching('touch_fill'), ctypes.addressof(own), 1, 1)",
     "no address": "go(touching('touch_fill'), 4096, 1, 1)",
     "unmapped under a kernel": "go(touching('spin_200ms'), 5, block, 0); unmap(block, 2 * MIB)",
@@ -136,3 +141,18 @@ def test_memory_that_no_kernel_uses_can_go(machine: Machine, case: str) -> None:
     )
     assert found[1] == 0
     assert machine.process(found[0]).faults[0] == 0
+
+
+def test_threads_lose_no_word_while_everything_moves(machine: Machine) -> None:
+    """Blocks change places between launches, copies take time, and managed memory comes and goes."""
+    done = subprocess.run(
+        [compiled("bus_storm.c", driver=True), "200"],
+        env=machine.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+    assert (machine.card().used, machine.card().host) == (0, 0)
+    assert simulator.processes(machine.folder)[0].faults == (0,)
