@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: all venv build demo demo-storm test red-team e2e e2e-all programs gpu-check lint bench bench-hooks bench-pacer bench-tier fuzz storm sanitize clean
+.PHONY: all venv build demo demo-storm test red-team e2e e2e-all programs gpu-check lint bench bench-hooks bench-pacer bench-tier fuzz storm storm-moves sanitize clean
 
 all: build
 
@@ -83,6 +83,10 @@ fuzz: build
 # kill -9 at random moments, 300 starts at once, requests in lock-step.
 storm: build
 	@$(BIN)/python benchmarks/storm/bench.py
+
+# Random work in four processes while blocks move between card and host memory, with kill -9. OPERATIONS (a million), SEED.
+storm-moves: build
+	@$(BIN)/python libvgpu/tests/storm/moves.py $(if $(OPERATIONS),--operations $(OPERATIONS)) $(if $(SEED),--seed $(SEED))
 
 sanitize: build
 	@$(BIN)/pytest -q -rs tests/native/test_sanitizers.py tests/native/test_ledger_storm.py

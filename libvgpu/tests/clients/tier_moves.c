@@ -241,5 +241,7 @@ int main(int count, char **words) {
     printf("done %lu %lu\n", operations, refused);
     fflush(stdout);
     until_the_input_ends();
+    OK(cuModuleUnload(module));
+    free(workers);
     return 0;
 }
