@@ -14,6 +14,7 @@ void vgpu_forget_parent(void) {
     vgpu_pacer_forget();
     vgpu_tier_blocks_forget();
     vgpu_tier_free_forget();
+    vgpu_tier_peers_forget();
     vgpu_gate_forget();
     vgpu_streams_forget();
     vgpu_parameters_forget();

@@ -20,6 +20,7 @@ void vgpu_samples_forget(void);
 void vgpu_pacer_forget(void);
 void vgpu_tier_blocks_forget(void);
 void vgpu_tier_free_forget(void);
+void vgpu_tier_peers_forget(void);
 void vgpu_gate_forget(void);
 void vgpu_streams_forget(void);
 void vgpu_parameters_forget(void);

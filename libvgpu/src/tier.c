@@ -114,6 +114,9 @@ static CUresult plain(const struct placing *placing, uint64_t spare, CUdeviceptr
 static CUresult entered(const struct vgpu_tier_record *record, CUdeviceptr *pointer) {
     if (vgpu_tier_enter(record) == VGPU_TIER_NONE)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!record->on_device)
+        vgpu_log(VGPU_LOG_DEBUG, "%llu bytes at 0x%llx lie in host memory behind card %u", (unsigned long long)record->asked,
+                 (unsigned long long)record->base, record->card);
     *pointer = record->base;
     return CUDA_SUCCESS;
 }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "capture.h"
+#include "fork.h"
 #include "tier_blocks.h"
 
 /* Numbers of cuda.h of CUDA 13; older headers lack some. */
@@ -94,15 +95,33 @@ CUresult vgpu_tier_create(CUdevice device, bool on_device, uint64_t bytes, CUmem
     return result;
 }
 
-/* Other cards of the process may reach host memory as they may reach what the driver itself gives. */
-static void give_others_access(CUdevice device, CUdeviceptr base, uint64_t bytes) {
+/* By device: bit of every other one that may reach its memory. Devices of larger numbers have no peers. */
+static _Atomic uint64_t peers[64];
+
+void vgpu_tier_add_peer(CUdevice device, CUdevice other) {
+    if (device >= 0 && device < 64 && other >= 0 && other < 64)
+        atomic_fetch_or(&peers[device], UINT64_C(1) << other);
+}
+
+void vgpu_tier_peers_forget(void) {
+    for (unsigned i = 0; i < 64; i++)
+        atomic_store(&peers[i], 0);
+}
+
+static bool may_reach(CUdevice other, CUdevice device, bool on_device) {
+    if (!on_device) /* all may, as with host memory that the driver itself gives */
+        return true;
+    return device >= 0 && device < 64 && other < 64 && atomic_load(&peers[device]) >> other & 1;
+}
+
+static void give_others_access(CUdevice device, bool on_device, CUdeviceptr base, uint64_t bytes) {
     int count = 0;
     if (!DRIVER(cuDeviceGetCount) || DRIVER(cuDeviceGetCount)(&count) != CUDA_SUCCESS)
         return;
     for (CUdevice other = 0; other < count; other++) {
         const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = other},
                                         .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-        if (other != device)
+        if (other != device && may_reach(other, device, on_device))
             DRIVER(cuMemSetAccess)(base, bytes, &access, 1);
     }
 }
@@ -111,8 +130,8 @@ CUresult vgpu_tier_give_access(CUdevice device, bool on_device, CUdeviceptr base
     const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device},
                                     .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     const CUresult result = DRIVER(cuMemSetAccess)(base, bytes, &access, 1);
-    if (result == CUDA_SUCCESS && !on_device)
-        give_others_access(device, base, bytes);
+    if (result == CUDA_SUCCESS)
+        give_others_access(device, on_device, base, bytes);
     return result;
 }
 

@@ -181,6 +181,37 @@ static void test_a_child_begins_with_nothing(void) {
     vgpu_tier_unlock();
 }
 
+static unsigned given; /* devices that got access, by their bits */
+
+static CUresult set_access(CUdeviceptr base, size_t bytes, const CUmemAccessDesc *access, size_t count) {
+    CHECK(base == 4096 && bytes == 2 * MIB && count == 1 && access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    given |= 1u << access->location.id;
+    return CUDA_SUCCESS;
+}
+
+static CUresult device_count(int *count) {
+    *count = 4;
+    return CUDA_SUCCESS;
+}
+
+static unsigned given_by(CUdevice device, bool on_device) {
+    given = 0;
+    CHECK(vgpu_tier_give_access(device, on_device, 4096, 2 * MIB) == CUDA_SUCCESS);
+    return given;
+}
+
+/* Host memory is every card's; a card's is its own, and that of whom the program let in. */
+static void test_who_may_reach_it(void) {
+    vgpu_driver_entries[ENTRY_cuMemSetAccess] = set_access;
+    vgpu_driver_entries[ENTRY_cuDeviceGetCount] = device_count;
+    CHECK(given_by(1, true) == 1 << 1 && given_by(1, false) == 15);
+    vgpu_tier_add_peer(1, 3);
+    vgpu_tier_add_peer(1, 64);
+    CHECK(given_by(1, true) == (1 << 1 | 1 << 3) && given_by(3, true) == 1 << 3 && given_by(3, false) == 15);
+    vgpu_tier_peers_forget();
+    CHECK(given_by(1, true) == 1 << 1);
+}
+
 static void test_what_the_machine_spares(void) {
     const char *large = "MemTotal:       65536000 kB\nMemFree:         1000000 kB\nMemAvailable:   10000000 kB\n";
     const uint64_t reserve = UINT64_C(65536000) / 20 << 10;
@@ -205,6 +236,7 @@ int main(void) {
     test_gaps();
     test_lock();
     test_a_child_begins_with_nothing();
+    test_who_may_reach_it();
     test_what_the_machine_spares();
     return 0;
 }

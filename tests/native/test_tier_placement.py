@@ -169,26 +169,25 @@ print({free(pointer) for _, pointer in small}, truth()[2] == host)
     assert lines == ["{0} {2} 512 True", "{0} True"]
 
 
-def test_a_card_that_others_fill_gives_way_to_host_memory(tmp_path: Path) -> None:
+def test_a_card_that_others_fill_gives_way_to_host_memory(box: Container) -> None:
     """The driver has no room although the guarantee has: nobody is refused what host memory can hold."""
-    box = container(tmp_path, cards="T4", memory=20000, guarantee=14000, host=8000)
     lines = box.python(
         TRUTH
         + """
 import subprocess, sys
 env = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "VGPU_DIR")}
-program = "from driver_client import *\\nstart()\\nprint(alloc(14000 * MIB)[0], flush=True)\\ninput()"
+program = "from driver_client import *\\nstart()\\nok(alloc(info()[0])[0])\\nprint(flush=True)\\ninput()"
 pipe = subprocess.PIPE
-other = subprocess.Popen([sys.executable, "-c", program], env=env, stdin=pipe, stdout=pipe, text=True)
-print(other.stdout.readline().strip())
 start()
-print(alloc(1500 * MIB)[0])
-usage = Region.open(Path(os.environ["VGPU_DIR"])).usage().cards[0]
-print(usage.host_used // MIB)
+other = subprocess.Popen([sys.executable, "-c", program], env=env, stdin=pipe, stdout=pipe, text=True)
+other.stdout.readline()
+print(alloc(100 * MIB)[0], alloc(200 * MIB)[0], alloc(MIB)[0])
 other.kill()
+other.wait()
+print(truth())
 """
     )
-    assert lines == ["0", "0", "1500"]
+    assert lines == ["0 0 0", "(301, 0, 301)"]
 
 
 # Other ways to allocate
@@ -387,6 +386,34 @@ print(truth() == before, where(pointer), free(pointer), truth()[2])
 """
     )
     assert lines == ["True 2 0 0"]
+
+
+def test_what_is_lent_is_used_and_no_more(tmp_path: Path) -> None:
+    box = container(tmp_path, movable=True)
+    box.region.lend(0, 200 * MIB)
+    lines = box.python(
+        TRUTH + "start()\nprint([alloc(80 * MIB)[0] for _ in range(10)], truth()[1] <= 712 - 32, truth()[1] > 712 - 32 - 80)"
+    )
+    assert lines == ["[0, 0, 0, 0, 0, 0, 0, 0, 0, 0] True True"]
+
+
+def test_cards_may_reach_each_other(tmp_path: Path) -> None:
+    box = container(tmp_path, cards="H100x2", movable=True)
+    lines = box.python(
+        """
+one, two = start(), context(1)
+status, there = alloc(64 * MIB)
+ok(cu.cuCtxSetCurrent(one))
+print(cu.cuCtxEnablePeerAccess(two, 0), cu.cuCtxEnablePeerAccess(two, 0))
+status, here = alloc(64 * MIB)
+ok(cu.cuMemsetD8_v2(c_uint64(here), 9, c_size_t(MIB)))
+ok(cu.cuMemcpyDtoD_v2(c_uint64(there), c_uint64(here), c_size_t(MIB)))
+out = (c_char * 4)()
+ok(cu.cuMemcpyDtoH_v2(out, c_uint64(there + MIB - 4), c_size_t(4)))
+print(list(out.raw))
+"""
+    )
+    assert lines == ["0 704", "[9, 9, 9, 9]"]
 
 
 def test_each_card_has_accounts_and_host_memory_of_its_own(tmp_path: Path) -> None:
