@@ -76,6 +76,17 @@ def test_the_speed_is_the_profiles_or_what_was_said(tmp_path: Path, spec: str, b
     assert machine.card().busy_ns == 10 * US + across(8 * MIB, gigabytes)
 
 
+def test_a_card_that_shares_the_machines_memory_has_no_bus(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "cards", "GB10")
+    machine.run(
+        f"{CLIENT}context()\np, q = pinned(8 * MIB), int(ok(cu.cuMemAllocManaged(8 * MIB, 1)))\n"
+        "go(touching('k'), p, q, 2)\nok(cu.cuMemsetD8(p, 1, 8 * MIB))\n"
+        "ok(cu.cuMemcpyHtoD(int(ok(cu.cuMemAlloc(MIB))), p, MIB))\nok(cu.cuCtxSynchronize())",
+        VGPU_SIM_TIME="bus=profile,managed=migrate,fault=5us",
+    )
+    assert machine.card().busy_ns == 10 * US + 4 * 5 * US
+
+
 def test_a_graph_pays_for_where_its_memory_is_now(machine: Machine) -> None:
     machine.run(
         CLIENT
@@ -145,6 +156,26 @@ ORDERS = {
     "one engine": ("copy(s), copy(t)", 80),
     "one engine for all": ("[copy(x) for x in (s, t, u)]", 120),
 }
+
+
+def test_what_crosses_no_bus_does_not_wait_for_it(machine: Machine) -> None:
+    """On a bus that would take eight seconds for each."""
+    calls = (
+        "cu.cuMemcpyDtoDAsync(a, b, 8 * MIB, s)",
+        "cu.cuMemsetD8Async(a, 0, 8 * MIB, s)",
+        "cu.cuMemcpyAsync(host, host + 32 * MIB, 8 * MIB, s)",
+        "cu.cuMemcpyAtoA(arrays[0], 0, arrays[1], 0, 8 * MIB)",
+        "cu.cuMemcpyDtoA(arrays[0], 0, a, 8 * MIB)",
+    )
+    steps = "".join(f"took.append(elapsed(lambda: ok({call}), s))\n" for call in calls)
+    milliseconds = machine.run(
+        f"{CLIENT}{ROOMS}s, took = ok(cu.cuStreamCreate(0)), []\n"
+        "d = cu.CUDA_ARRAY_DESCRIPTOR()\n"
+        "d.Width, d.Height, d.NumChannels, d.Format = 8 * MIB, 0, 1, cu.CUarray_format.CU_AD_FORMAT_UNSIGNED_INT8\n"
+        f"arrays = [ok(cu.cuArrayCreate(d)) for _ in range(2)]\n{steps}report(took)",
+        VGPU_SIM_TIME="bus=1MB/s",
+    )
+    assert all(took < 8000 for took in milliseconds), milliseconds
 
 
 def test_copies_and_kernels_keep_the_order_of_streams(machine: Machine) -> None:
