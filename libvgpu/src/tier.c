@@ -9,6 +9,7 @@
 
 #define HEADROOM_PART 32u
 #define MOST_HEADROOM (UINT64_C(256) << 20)
+#define CONTEXT_PART 8u
 
 enum vgpu_tier_mode vgpu_tier_mode(void) {
     if (vgpu_enforcement() == VGPU_UNLIMITED)
@@ -28,6 +29,8 @@ uint64_t vgpu_tier_headroom(unsigned card) {
     uint64_t headroom = limit->guarantee / HEADROOM_PART;
     if (headroom > MOST_HEADROOM)
         headroom = MOST_HEADROOM;
+    if (headroom < limit->context_bytes && limit->context_bytes <= limit->guarantee / CONTEXT_PART)
+        headroom = limit->context_bytes;
     return (headroom < above ? headroom : above) & ~(VGPU_TIER_GRANULE - 1);
 }
 

@@ -25,8 +25,9 @@ static inline bool vgpu_tier_is_large(uint64_t bytes) {
     return bytes >= VGPU_TIER_GRANULE;
 }
 
-/* What large blocks leave free on a card for what can be nowhere else: 1/32 of the guarantee, at most 256 MiB and at most what the limit is above the
- * guarantee. A context of CUDA 12 takes 100 to 500 MiB once, at the start; what comes after large blocks is mostly modules, stacks and small blocks. */
+/* What large blocks leave free on a card for what can be nowhere else: modules, stacks, arrays, small blocks, and one more context of the container, as
+ * a second process needs it when the first one has filled the card. 1/32 of the guarantee, at most 256 MiB; or a context's cost (100 to 500 MiB with
+ * CUDA 12), if that is no more than 1/8 of the guarantee; never more than what the limit is above the guarantee. */
 uint64_t vgpu_tier_headroom(unsigned card);
 
 /* A new block for the current context, of any size; the pointer is written when all is booked. Refusals have been told. Where the tier is on. */

@@ -169,6 +169,23 @@ print({free(pointer) for _, pointer in small}, truth()[2] == host)
     assert lines == ["{0} {2} 512 True", "{0} True"]
 
 
+def test_a_second_process_finds_room_for_its_context(tmp_path: Path) -> None:
+    """Large blocks that have filled the card would else leave none: a context cannot be in host memory."""
+    box = container(tmp_path, memory=8192, guarantee=4096, host=4096)
+    lines = box.python(
+        TRUTH
+        + """
+import subprocess, sys
+start()
+while truth()[2] == 0:
+    ok(alloc(64 * MIB)[0])
+other = [sys.executable, "-c", "from driver_client import *\\nstart()\\nprint(alloc(MIB)[0])"]
+print(subprocess.run(other, capture_output=True, text=True, check=True).stdout.strip())
+"""
+    )
+    assert lines == ["0"]
+
+
 def test_a_card_that_others_fill_gives_way_to_host_memory(box: Container) -> None:
     """The driver has no room although the guarantee has: nobody is refused what host memory can hold."""
     lines = box.python(
