@@ -17,6 +17,13 @@ VALUES: dict[str, dict[str, Any]] = {
         "scheduler": {"certManager": {"enabled": True}},
         "monitoring": {"podMonitor": True, "prometheusRule": True},
     },
+    "more memory than cards have": {
+        "devicePlugin": {
+            "deviceMemoryScaling": 2,
+            "hostMemory": "64Gi",
+            "nodeOverrides": {"big-*": {"hostMemory": 2**20}},
+        }
+    },
     "beside another release": {
         "fullnameOverride": "gpu-b",
         "otherReleases": [{"namespace": "kube-system", "fullname": "vgpu"}],

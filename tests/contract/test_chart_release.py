@@ -154,7 +154,7 @@ def test_a_second_release_with_other_names_is_rendered(kubeconfig: Path) -> None
     assert "second-scheduler" in install(kubeconfig, "b", "b", SECOND)
 
 
-def test_notes_say_what_to_do(kubeconfig: Path) -> None:
+def notes_of(kubeconfig: Path, values: dict[str, Any]) -> str:
     where = (
         "--kubeconfig",
         str(kubeconfig),
@@ -165,9 +165,28 @@ def test_notes_say_what_to_do(kubeconfig: Path) -> None:
         "-f",
         "-",
     )
-    values = yaml.safe_dump({**SECOND, "simulate": "T4x2"})
-    output = helm.run("install", "vgpu", str(helm.CHART), *where, stdin=values)
-    notes = output[output.index("NOTES:") :]
+    output = helm.run("install", "vgpu", str(helm.CHART), *where, stdin=yaml.safe_dump({**SECOND, **values}))
+    return output[output.index("NOTES:") :]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "told"),
+    [
+        ({}, False),
+        ({"deviceMemoryScaling": 0.5}, False),
+        ({"deviceMemoryScaling": 1.5}, True),
+        ({"deviceMemoryScaling": 2, "hostMemory": 65536}, False),
+        ({"deviceMemoryScaling": 2, "hostMemory": "64Gi"}, False),
+        ({"deviceMemoryScaling": 2, "nodeOverrides": {"a": {"hostMemory": 4096}}}, False),
+    ],
+)
+def test_notes_say_that_nothing_is_behind_scaled_memory(kubeconfig: Path, plugin: dict[str, Any], told: bool) -> None:
+    notes = notes_of(kubeconfig, {"devicePlugin": {**SECOND.get("devicePlugin", {}), **plugin}})
+    assert ("and has no effect: devicePlugin.hostMemory" in notes) == told
+
+
+def test_notes_say_what_to_do(kubeconfig: Path) -> None:
+    notes = notes_of(kubeconfig, {"simulate": "T4x2"})
     assert "SIMULATED (T4x2)" in notes
     assert "example.com/gpumem: 3000" in notes
     assert "curl http://NODE:31992/metrics" in notes
