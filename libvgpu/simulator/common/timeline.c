@@ -149,7 +149,7 @@ void sim_wait_mark(struct sim *sim, int index, struct sim_mark mark)
         uint64_t end = ended(sim, index, mark) ? 0 : sim_predict(sim, index, mark, &shared);
         atomic_store_explicit(&sim->state->slots[sim->slot].seen_ns, now, memory_order_relaxed);
         sim_release(&card->time_lock);
-        if (end && shared && end > now + LOOK_NS)
+        if (end && (shared || end == SIM_NEVER) && end > now + LOOK_NS) /* never: as it looks while a lost lock is being made good */
             doze_until(now + LOOK_NS);
         else if (end)
             sim_sleep_until(end);

@@ -216,6 +216,6 @@ void touch_unmap(const struct range *range)
     CUcontext context = range->use.context;
     if (!context || !object_is(context, OBJECT_CONTEXT))
         return;
-    if (!sim_finished(&driver.sim, context->card, range->use.launch) || range->use.copied > sim_now())
+    if (!sim_reached(&driver.sim, context->card, (struct sim_mark){.launch = range->use.launch}) || range->use.copied > sim_now())
         context_fail(context);
 }
