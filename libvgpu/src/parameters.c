@@ -3,22 +3,29 @@
 
 #include <errno.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "fork.h"
 #include "spin.h"
 
 #define SLOTS 4096u /* power of two */
-#define TRIES 8u
+#define TRIES 4u
 #define MOST_PARAMETERS 4096u
-#define MOST 65536u /* entries ever made: none is freed, as another thread may be reading it */
-static _Atomic(struct vgpu_parameters *) slots[SLOTS];
+
+/* Written by one thread at a time; `version` is odd meanwhile. What was read while it changed, or was odd, counts for nothing. */
+static struct slot {
+    _Atomic uint32_t version;
+    _Atomic uint32_t count;
+    _Atomic uint64_t epoch; /* another one than now: nobody's */
+    _Atomic(CUfunction) function;
+    _Atomic uint32_t words[VGPU_PARAMETER_WORDS]; /* parameter << 16 | offset */
+} slots[SLOTS];
 static _Atomic uint64_t epoch = 1;
 static vgpu_spin filling;
-static atomic_uint made;
 
 void vgpu_parameters_forget(void) {
+    for (unsigned i = 0; i < SLOTS; i++) /* of one that was being written there is nobody left to write it */
+        if (atomic_load_explicit(&slots[i].version, memory_order_relaxed) & 1)
+            atomic_fetch_add(&slots[i].version, 1);
     atomic_store(&filling, 0);
     atomic_fetch_add(&epoch, 1);
 }
@@ -35,50 +42,58 @@ static CUresult info(CUfunction function, size_t index, size_t *offset, size_t *
     return result;
 }
 
-static void read(struct vgpu_parameters *parameters) {
+static void ask(CUfunction function, struct vgpu_parameters *out) {
     size_t offset, size;
-    for (size_t i = 0; i < MOST_PARAMETERS && info(parameters->function, i, &offset, &size) == CUDA_SUCCESS; i++)
-        for (size_t at = (8 - offset % 8) % 8; at + 8 <= size && parameters->count < VGPU_PARAMETER_WORDS; at += 8) {
-            parameters->words[parameters->count].parameter = (uint16_t)i;
-            parameters->words[parameters->count++].offset = (uint16_t)at;
-        }
+    for (size_t i = 0; i < MOST_PARAMETERS && info(function, i, &offset, &size) == CUDA_SUCCESS; i++)
+        for (size_t at = (8 - offset % 8) % 8; at + 8 <= size && out->count < VGPU_PARAMETER_WORDS; at += 8)
+            out->words[out->count++] = (struct vgpu_parameter_word){(uint16_t)i, (uint16_t)at};
 }
 
-static const struct vgpu_parameters *ask(CUfunction function, unsigned slot) {
-    const int kept = errno;
-    const uint64_t now = atomic_load(&epoch);
-    struct vgpu_parameters asked = {.function = function, .epoch = now}, *entry = NULL;
-    if (atomic_load_explicit(&made, memory_order_relaxed) >= MOST)
-        return NULL;
-    read(&asked);
+static struct slot *place(CUfunction function, unsigned number) {
+    return &slots[(((uint64_t)(uintptr_t)function * 0x9e3779b97f4a7c15ull >> 52) + number) % SLOTS];
+}
+
+static bool find(const struct slot *slot, CUfunction function, uint64_t now, struct vgpu_parameters *out) {
+    const uint32_t version = atomic_load_explicit(&slot->version, memory_order_acquire);
+    if (version & 1 || atomic_load_explicit(&slot->function, memory_order_relaxed) != function ||
+        atomic_load_explicit(&slot->epoch, memory_order_relaxed) != now)
+        return false;
+    out->count = atomic_load_explicit(&slot->count, memory_order_relaxed);
+    for (uint32_t i = 0; i < out->count && i < VGPU_PARAMETER_WORDS; i++) {
+        const uint32_t word = atomic_load_explicit(&slot->words[i], memory_order_relaxed);
+        out->words[i] = (struct vgpu_parameter_word){(uint16_t)(word >> 16), (uint16_t)word};
+    }
+    atomic_thread_fence(memory_order_acquire);
+    return atomic_load_explicit(&slot->version, memory_order_relaxed) == version;
+}
+
+static void keep(CUfunction function, uint64_t now, const struct vgpu_parameters *asked) {
+    struct slot *slot = place(function, 0);
     vgpu_spin_lock(&filling);
-    if ((entry = malloc(sizeof *entry)) != NULL) {
-        atomic_fetch_add(&made, 1);
-        *entry = asked;
-        unsigned at = slot;
-        for (unsigned i = 0; i < TRIES; i++) {
-            const struct vgpu_parameters *there = atomic_load(&slots[(slot + i) % SLOTS]);
-            if (!there || there->epoch != now || there->function == function) {
-                at = (slot + i) % SLOTS;
-                break;
-            }
+    for (unsigned i = 0; i < TRIES; i++)
+        if (atomic_load(&place(function, i)->epoch) != now) {
+            slot = place(function, i);
+            break;
         }
-        atomic_store_explicit(&slots[at], entry, memory_order_release);
-    }
+    atomic_fetch_add(&slot->version, 1);
+    atomic_thread_fence(memory_order_release);
+    atomic_store_explicit(&slot->function, function, memory_order_relaxed);
+    atomic_store_explicit(&slot->epoch, now, memory_order_relaxed);
+    atomic_store_explicit(&slot->count, asked->count, memory_order_relaxed);
+    for (uint32_t i = 0; i < asked->count; i++)
+        atomic_store_explicit(&slot->words[i], (uint32_t)asked->words[i].parameter << 16 | asked->words[i].offset, memory_order_relaxed);
+    atomic_fetch_add_explicit(&slot->version, 1, memory_order_release);
     vgpu_spin_unlock(&filling);
-    errno = kept;
-    return entry;
 }
 
-const struct vgpu_parameters *vgpu_parameters_of(CUfunction function) {
-    const unsigned slot = (unsigned)((uint64_t)(uintptr_t)function * 0x9e3779b97f4a7c15ull >> 52) % SLOTS;
+void vgpu_parameters_of(CUfunction function, struct vgpu_parameters *out) {
     const uint64_t now = atomic_load_explicit(&epoch, memory_order_acquire);
-    for (unsigned i = 0; i < TRIES; i++) {
-        const struct vgpu_parameters *there = atomic_load_explicit(&slots[(slot + i) % SLOTS], memory_order_acquire);
-        if (!there)
-            break;
-        if (there->function == function && there->epoch == now)
-            return there;
-    }
-    return ask(function, slot);
+    for (unsigned i = 0; i < TRIES; i++)
+        if (find(place(function, i), function, now, out))
+            return;
+    const int kept = errno;
+    out->count = 0;
+    ask(function, out);
+    keep(function, now, out);
+    errno = kept;
 }

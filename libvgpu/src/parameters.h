@@ -9,17 +9,15 @@
 #define VGPU_PARAMETER_WORDS 60u /* of one kernel, at most; further ones are not looked at */
 
 struct vgpu_parameters {
-    CUfunction function;
-    uint64_t epoch;
     uint32_t count;
-    struct {
+    struct vgpu_parameter_word {
         uint16_t parameter; /* its number */
         uint16_t offset;    /* in it, in bytes */
     } words[VGPU_PARAMETER_WORDS];
 };
 
-/* NULL: the driver does not say, or there is no memory to keep it. Valid until the next call of this thread that ends with a function gone. */
-const struct vgpu_parameters *vgpu_parameters_of(CUfunction function);
+/* None where the driver does not say. */
+void vgpu_parameters_of(CUfunction function, struct vgpu_parameters *out);
 /* Functions have gone, or are about to. */
 void vgpu_parameters_stale(void);
 #endif

@@ -18,27 +18,30 @@
 #define PATIENCE_NS 50000u        /* for calls that are being handed in */
 #define DRAIN_NS 10000000u        /* under pressure it is waited for the end of what runs, with the gate closed; twice as long each time that was in vain */
 #define MOST_DRAIN_NS 500000000u
-#define DRAIN_PAUSE 3u            /* times as long until it is tried again */
+#define DRAIN_PAUSE 3u            /* times as long until it is tried again; */
+#define MOST_DRAIN_PAUSE 96u      /* twice as often each time, up to this */
 #define BUDGET (64ull << 20)      /* bytes that move at one safe point, */
 #define MOST_BUDGET (4ull << 30)  /* and what it grows to where nothing has moved for long */
 #define EARNED_PER_US 5000u       /* bytes; a fifth to a half of what a bus carries meanwhile */
 #define LONGEST_NS 250000000u     /* of moves in a row under pressure */
 #define LOOKED_AT 256u            /* blocks, by one look for some to come up */
 #define FULL_FOR_NS 100000000u    /* a card that had no memory is not asked again */
+#define STUCK_FOR_NS 1000000000u  /* nor is it tried again to make room on it */
 #define FAST_NS 60000u            /* between launches, below which only some are noted */
 #define MOST_NOTED_OF 16u
 
 static _Atomic uint64_t next_look;
 /* The following under the tier's lock. */
-static uint64_t last_move, drain_ns, next_drain;
-static uint64_t full_until[VGPU_MAX_CARDS];
+static uint64_t last_move, drain_ns, drain_pause, next_drain;
+static uint64_t full_until[VGPU_MAX_CARDS];  /* the card */
+static uint64_t stuck_until[VGPU_MAX_CARDS]; /* what is on it: the host has no room, or the driver cannot map its memory */
 static uint32_t next_block; /* to be looked at where blocks only come up */
 
 void vgpu_moves_forget(void) {
     atomic_store(&next_look, 0);
-    last_move = drain_ns = next_drain = next_block = 0;
+    last_move = drain_ns = drain_pause = next_drain = next_block = 0;
     for (unsigned card = 0; card < VGPU_MAX_CARDS; card++)
-        full_until[card] = 0;
+        full_until[card] = stuck_until[card] = 0;
 }
 
 /* In the block's context, which has nothing else to do. */
@@ -125,6 +128,8 @@ static bool moved(struct vgpu_tier_record *block) {
         return true;
     if (up)
         full_until[block->card] = vgpu_now_ns() + FULL_FOR_NS;
+    else
+        stuck_until[block->card] = vgpu_now_ns() + STUCK_FOR_NS;
     return false;
 }
 
@@ -147,7 +152,7 @@ static int64_t room_of(unsigned card, uint64_t now) {
     if (limit == VGPU_NO_LIMIT)
         return INT64_MAX;
     if (used > limit)
-        return -(int64_t)(used - limit);
+        return now < stuck_until[card] ? 0 : -(int64_t)(used - limit);
     return now < full_until[card] || used + spare > limit ? 0 : (int64_t)(limit - spare - used);
 }
 
@@ -175,6 +180,7 @@ static bool finished(bool pressed) {
     if (!pressed || begin < next_drain)
         return false;
     drain_ns = drain_ns ? drain_ns : DRAIN_NS;
+    drain_pause = drain_pause ? drain_pause : DRAIN_PAUSE;
     bool idle = false;
     uint64_t now = begin;
     while (!idle && now - begin < drain_ns) {
@@ -182,7 +188,8 @@ static bool finished(bool pressed) {
         idle = vgpu_streams_idle();
         now = vgpu_now_ns();
     }
-    next_drain = now + DRAIN_PAUSE * (now - begin);
+    next_drain = now + drain_pause * (now - begin);
+    drain_pause = idle ? 0 : drain_ns < MOST_DRAIN_NS || drain_pause == MOST_DRAIN_PAUSE ? drain_pause : 2 * drain_pause;
     drain_ns = idle ? 0 : drain_ns < MOST_DRAIN_NS / 2 ? 2 * drain_ns : MOST_DRAIN_NS;
     return idle;
 }
@@ -214,29 +221,31 @@ static bool balance(struct vgpu_tier_card *tier, unsigned card, bool *closed) {
     return true;
 }
 
-/* Where blocks do not move by what they are used for, those in host memory come up when there is room. Some are looked at each time. */
-static void promote(bool *closed) {
+/* Where blocks do not move by what they are used for, those in host memory come up when there is room. Some are looked at each time. False: nothing
+ * can move now. */
+static bool promote(bool *closed) {
     const uint64_t begin = vgpu_now_ns(), budget = budget_now(begin);
     uint64_t bytes = 0;
     for (unsigned i = 0; i < LOOKED_AT && bytes < budget; i++) {
         next_block = vgpu_tier_next(next_block);
         if (next_block == VGPU_TIER_NONE) {
             next_block = 0;
-            return;
+            return true;
         }
         struct vgpu_tier_record *block = vgpu_tier_record(next_block++);
         if (block->on_device || !can_move(block) || room_of(block->card, begin) < (int64_t)block->bytes)
             continue;
-        if (!*closed && !vgpu_gate_close(PATIENCE_NS))
-            return;
-        *closed = true;
-        if (!bytes && !finished(false))
-            return;
+        if (!*closed) {
+            *closed = vgpu_gate_close(PATIENCE_NS);
+            if (!*closed || !finished(false))
+                return false;
+        }
         if (!moved(block))
-            return;
+            return true;
         bytes += block->bytes;
         last_move = vgpu_now_ns();
     }
+    return true;
 }
 
 static void look(struct vgpu_passage *mine) {
@@ -252,7 +261,7 @@ static void look(struct vgpu_passage *mine) {
     }
     const struct vgpu_limits *limits = vgpu_limits_now();
     if (limits && !(limits->flags & VGPU_MOVABLE))
-        promote(&closed);
+        possible = promote(&closed);
     if (closed)
         vgpu_gate_open();
     vgpu_restore(mode);

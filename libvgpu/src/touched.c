@@ -4,10 +4,10 @@
 #include <string.h>
 
 #include "parameters.h"
-#include "tier_blocks.h"
+#include "tier.h"
 
 #define MOST 256u     /* blocks of one launch, of a graph; further ones count as touched by another launch */
-#define NO_BLOCKS 64u /* launches until it is looked again whether there are any */
+#define NO_BLOCKS 64u /* launches until it is looked again whether there are any that move */
 
 /* How many launches go by without a note: any number from none to twice the mean, so that what repeats itself is seen whole. */
 static uint32_t distance(struct vgpu_passage *mine) {
@@ -28,13 +28,12 @@ static inline void look_at(struct vgpu_noting *noting, const void *word) {
 }
 
 static void look_at_list(struct vgpu_noting *noting, CUfunction function, void **list) {
-    const struct vgpu_parameters *parameters = vgpu_parameters_of(function);
-    if (!parameters)
-        return;
-    for (uint32_t i = 0; i < parameters->count; i++) {
-        const char *storage = list[parameters->words[i].parameter];
+    struct vgpu_parameters parameters;
+    vgpu_parameters_of(function, &parameters);
+    for (uint32_t i = 0; i < parameters.count; i++) {
+        const char *storage = list[parameters.words[i].parameter];
         if (storage)
-            look_at(noting, storage + parameters->words[i].offset);
+            look_at(noting, storage + parameters.words[i].offset);
     }
 }
 
@@ -70,7 +69,7 @@ void vgpu_touched_kernel_slowly(struct vgpu_passage *mine, CUfunction function, 
         mine = vgpu_passage_take();
     if (!mine)
         return;
-    if (!vgpu_tier_any()) {
+    if (!vgpu_tier_any() || vgpu_tier_mode() != VGPU_TIER_MOVABLE) {
         mine->until_noted = NO_BLOCKS;
         return;
     }

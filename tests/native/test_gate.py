@@ -1,4 +1,4 @@
-"""The gate before everything that is handed in, and which streams are asked whether they have finished."""
+"""The gate before everything that is handed in, which streams are asked, and what launches are found to touch."""
 
 from pathlib import Path
 
@@ -27,3 +27,7 @@ def test_no_thread_races_with_another_one() -> None:
 
 def test_all_streams_are_asked() -> None:
     run([units("streams_units", "gate", "streams")], {})
+
+
+def test_what_launches_and_graphs_touch() -> None:
+    run([units("touched_units", "gate", "touched", "graph_touches", "parameters", "tier_policy")], {})
