@@ -110,37 +110,47 @@ static inline __attribute__((always_inline)) unsigned lock_some_lane(struct vgpu
     }
 }
 
-/* `limit` for the account; `on_card`: bytes of VGPU_DEVICE_BYTES are charged to VGPU_RESIDENT_BYTES as well, against `resident_limit`. */
-struct request {
-    enum vgpu_account_index account;
-    bool on_card;
-    uint64_t bytes, limit, resident_limit;
-};
-
-static __attribute__((noinline)) bool charge_resident_too(struct vgpu_local *local, unsigned card, uint32_t lane, const struct request *request)
+static inline __attribute__((always_inline)) struct vgpu_ticket ticket_of(unsigned card, unsigned account, unsigned lane)
 {
-    if (vgpu_account_charge(local->member.usage, card, VGPU_RESIDENT_BYTES, lane, request->bytes, request->resident_limit))
-        return true;
-    vgpu_account_release(local->member.usage, card, VGPU_DEVICE_BYTES, lane, request->bytes);
-    return false;
+    return (struct vgpu_ticket){.lane = (uint16_t)((atomic_load_explicit(&takings, memory_order_relaxed) & TAKING_MASK) << LANE_BITS | lane),
+                                .card = (uint8_t)card,
+                                .account = (uint8_t)account};
 }
 
-static inline __attribute__((always_inline)) bool charge(struct vgpu_local *local, unsigned card, const struct request *request,
-                                                         struct vgpu_ticket *ticket)
+/* Looked at afterwards: what was granted on emptied accounts must not count, whenever they were emptied. */
+static inline __attribute__((always_inline)) bool intact(const struct vgpu_local *local)
+{
+    return !local->member.path || vgpu_usage_intact(local->member.usage);
+}
+
+static inline __attribute__((always_inline)) bool charge(struct vgpu_local *local, unsigned card, enum vgpu_account_index account,
+                                                         uint64_t bytes, uint64_t limit, struct vgpu_ticket *ticket)
+{
+    const unsigned lane = lock_some_lane(local);
+    bool granted = vgpu_account_charge(local->member.usage, card, account, VGPU_LANE_NUMBER(local->member.slot, lane), bytes, limit);
+    vgpu_spin_unlock(&local->lanes[lane].busy);
+    if (__builtin_expect(granted && !intact(local), 0))
+        granted = false;
+    if (granted)
+        *ticket = ticket_of(card, account, lane);
+    return granted;
+}
+
+/* Bytes of VGPU_DEVICE_BYTES that are on the card: in the same lane to VGPU_RESIDENT_BYTES, too. */
+static bool charge_on_card(struct vgpu_local *local, unsigned card, uint64_t bytes, uint64_t limit, uint64_t resident, struct vgpu_ticket *ticket)
 {
     const unsigned lane = lock_some_lane(local);
     const uint32_t number = VGPU_LANE_NUMBER(local->member.slot, lane);
-    bool granted = vgpu_account_charge(local->member.usage, card, request->account, number, request->bytes, request->limit);
-    if (__builtin_expect(request->on_card, 0))
-        granted = granted && charge_resident_too(local, card, number, request);
+    bool granted = vgpu_account_charge(local->member.usage, card, VGPU_DEVICE_BYTES, number, bytes, limit);
+    if (granted && !vgpu_account_charge(local->member.usage, card, VGPU_RESIDENT_BYTES, number, bytes, resident)) {
+        vgpu_account_release(local->member.usage, card, VGPU_DEVICE_BYTES, number, bytes);
+        granted = false;
+    }
     vgpu_spin_unlock(&local->lanes[lane].busy);
-    if (__builtin_expect(granted && local->member.path && !vgpu_usage_intact(local->member.usage), 0))
-        granted = false; /* looked at afterwards: what was granted on emptied accounts must not count, whenever they were emptied */
+    if (granted && !intact(local))
+        granted = false;
     if (granted)
-        *ticket = (struct vgpu_ticket){
-            .lane = (uint16_t)((atomic_load_explicit(&takings, memory_order_relaxed) & TAKING_MASK) << LANE_BITS | lane),
-            .card = (uint8_t)card,
-            .account = (uint8_t)(request->on_card ? VGPU_ON_CARD : request->account)};
+        *ticket = ticket_of(card, VGPU_ON_CARD, lane);
     return granted;
 }
 
@@ -155,15 +165,30 @@ static int reap(struct vgpu_local *local, unsigned *busy)
     return freed;
 }
 
+/* What is asked for: on_card as charge_on_card does, against two limits. */
+struct request {
+    unsigned card;
+    enum vgpu_account_index account;
+    bool on_card;
+    uint64_t bytes, limit, resident;
+};
+
+static bool try_request(struct vgpu_local *local, const struct request *request, struct vgpu_ticket *ticket)
+{
+    return request->on_card ? charge_on_card(local, request->card, request->bytes, request->limit, request->resident, ticket)
+                            : charge(local, request->card, request->account, request->bytes, request->limit, ticket);
+}
+
 /* Before a refusal: what the dead have left may be enough. */
-__attribute__((noinline)) static bool charge_after_reaping(struct vgpu_local *local, unsigned card, const struct request *request,
-                                                           struct vgpu_ticket *ticket)
+__attribute__((noinline)) static bool charge_after_reaping(struct vgpu_local *local, const struct request *request, struct vgpu_ticket *ticket)
 {
     const uint64_t deadline = now_ns(CLOCK_MONOTONIC) + REFUSAL_PATIENCE_NS;
+    if (request->bytes > request->limit || (request->on_card && request->bytes > request->resident))
+        return false;
     for (;;) {
         unsigned busy;
         const int freed = reap(local, &busy);
-        if ((freed > 0 || busy > 0) && charge(local, card, request, ticket))
+        if ((freed > 0 || busy > 0) && try_request(local, request, ticket))
             return true;
         if (busy == 0 || now_ns(CLOCK_MONOTONIC) > deadline)
             return false;
@@ -178,112 +203,73 @@ static uint64_t resident_limit(const struct vgpu_limits *limits, unsigned card)
     return guarantee > UINT64_MAX - lent ? VGPU_NO_LIMIT : guarantee + lent;
 }
 
-static inline __attribute__((always_inline)) bool grant(struct vgpu_local *local, unsigned card, const struct request *request,
-                                                        struct vgpu_ticket *ticket)
+static uint64_t memory_limit(const struct vgpu_limits *limits, unsigned card)
 {
-    if (__builtin_expect(charge(local, card, request, ticket), 1))
-        return true;
-    return request->bytes <= request->limit && (!request->on_card || request->bytes <= request->resident_limit) &&
-           charge_after_reaping(local, card, request, ticket);
+    return card < limits->card_count ? limits->cards[card].memory : 0;
 }
 
-static inline void count_refusal(struct vgpu_local *local, unsigned card)
+static __attribute__((noinline)) bool charge_with_tier(struct vgpu_local *local, const struct vgpu_limits *limits, unsigned card,
+                                                       enum vgpu_account_index account, uint64_t bytes, struct vgpu_ticket *ticket)
+{
+    const bool on_card = account == VGPU_DEVICE_BYTES;
+    const struct request request = {.card = card,
+                                    .account = account,
+                                    .on_card = on_card,
+                                    .bytes = bytes,
+                                    .limit = on_card ? memory_limit(limits, card) : limits->host_memory,
+                                    .resident = resident_limit(limits, card)};
+    return try_request(local, &request, ticket) || charge_after_reaping(local, &request, ticket);
+}
+
+static void count_refusal(struct vgpu_local *local, unsigned card)
 {
     atomic_fetch_add_explicit(&local->member.usage->pacer[card].refused, 1, memory_order_relaxed);
 }
 
-/* False: the answer is in `answer`. */
-static inline __attribute__((always_inline)) bool may_ask(struct vgpu_local **local, unsigned card, struct vgpu_ticket *ticket, bool *answer)
-{
-    enum vgpu_mode mode;
-    *local = vgpu_attached(&mode);
-    *ticket = (struct vgpu_ticket){0};
-    *answer = mode == VGPU_UNLIMITED;
-    return mode != VGPU_UNLIMITED && mode != VGPU_BROKEN && card < VGPU_MAX_CARDS && have_slot(*local);
-}
-
 bool vgpu_charge(unsigned card, enum vgpu_account_index account, uint64_t bytes, struct vgpu_ticket *ticket)
-{
-    struct vgpu_local *local;
-    bool answer;
-    if (!may_ask(&local, card, ticket, &answer))
-        return answer;
-    if (account == VGPU_RESIDENT_BYTES)
-        return vgpu_charge_resident(card, bytes, 0, ticket);
-    const struct vgpu_limits *limits = limits_now(local);
-    struct request request = {.account = account, .bytes = bytes};
-    request.limit = card >= limits->card_count     ? 0
-                    : account == VGPU_DEVICE_BYTES ? limits->cards[card].memory
-                                                   : limits->host_memory;
-    if (__builtin_expect(limits->flags & VGPU_OVERSUBSCRIBE, 0) && account == VGPU_DEVICE_BYTES) {
-        request.on_card = true;
-        request.resident_limit = resident_limit(limits, card);
-    }
-    if (__builtin_expect(grant(local, card, &request, ticket), 1))
-        return true;
-    if (account == VGPU_DEVICE_BYTES && !request.on_card)
-        count_refusal(local, card);
-    return false;
-}
-
-void vgpu_count_refused(unsigned card)
 {
     enum vgpu_mode mode;
     struct vgpu_local *local = vgpu_attached(&mode);
-    if ((mode == VGPU_REGION || mode == VGPU_PRIVATE) && card < VGPU_MAX_CARDS)
-        count_refusal(local, card);
-}
-
-bool vgpu_charge_allocated(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket)
-{
-    struct vgpu_local *local;
-    bool answer;
-    if (!may_ask(&local, card, ticket, &answer))
-        return answer;
+    *ticket = (struct vgpu_ticket){0};
+    if (mode == VGPU_UNLIMITED)
+        return true;
+    if (mode == VGPU_BROKEN || card >= VGPU_MAX_CARDS || !have_slot(local))
+        return false;
     const struct vgpu_limits *limits = limits_now(local);
-    const struct request request = {.bytes = bytes, .limit = card < limits->card_count ? limits->cards[card].memory : 0};
-    return grant(local, card, &request, ticket);
-}
-
-static struct request resident_request(struct vgpu_local *local, unsigned card, uint64_t bytes, uint64_t spare)
-{
-    struct request request = {.account = VGPU_RESIDENT_BYTES, .bytes = bytes, .limit = resident_limit(limits_now(local), card)};
-    if (request.limit != VGPU_NO_LIMIT)
-        request.limit = request.limit > spare ? request.limit - spare : 0;
-    return request;
-}
-
-bool vgpu_charge_resident(unsigned card, uint64_t bytes, uint64_t spare, struct vgpu_ticket *ticket)
-{
-    struct vgpu_local *local;
-    bool answer;
-    if (!may_ask(&local, card, ticket, &answer))
-        return answer;
-    const struct request request = resident_request(local, card, bytes, spare);
-    return grant(local, card, &request, ticket);
-}
-
-uint64_t vgpu_resident_limit(unsigned card)
-{
-    const struct vgpu_limits *limits = vgpu_limits_now();
-    return limits && card < VGPU_MAX_CARDS ? resident_limit(limits, card) : 0;
+    if (__builtin_expect(limits->flags & VGPU_OVERSUBSCRIBE, 0))
+        return charge_with_tier(local, limits, card, account, bytes, ticket);
+    const uint64_t limit = account == VGPU_DEVICE_BYTES ? memory_limit(limits, card) : limits->host_memory;
+    if (__builtin_expect(charge(local, card, account, bytes, limit, ticket), 1))
+        return true;
+    const struct request request = {.card = card, .account = account, .bytes = bytes, .limit = limit};
+    if (charge_after_reaping(local, &request, ticket))
+        return true;
+    count_refusal(local, card);
+    return false;
 }
 
 void vgpu_charge_always(unsigned card, enum vgpu_account_index account, uint64_t bytes, struct vgpu_ticket *ticket)
 {
-    struct vgpu_local *local;
-    bool answer;
-    if (!may_ask(&local, card, ticket, &answer))
+    enum vgpu_mode mode;
+    struct vgpu_local *local = vgpu_attached(&mode);
+    *ticket = (struct vgpu_ticket){0};
+    if ((mode != VGPU_REGION && mode != VGPU_PRIVATE) || card >= VGPU_MAX_CARDS || !have_slot(local))
         return;
     const bool on_card = account == VGPU_DEVICE_BYTES && limits_now(local)->flags & VGPU_OVERSUBSCRIBE;
     const struct request request = {
-        .account = account, .on_card = on_card, .bytes = bytes, .limit = VGPU_NO_LIMIT, .resident_limit = VGPU_NO_LIMIT};
-    charge(local, card, &request, ticket);
+        .card = card, .account = account, .on_card = on_card, .bytes = bytes, .limit = VGPU_NO_LIMIT, .resident = VGPU_NO_LIMIT};
+    try_request(local, &request, ticket);
 }
 
-static void release(struct vgpu_local *local, unsigned card, enum vgpu_account_index account, unsigned lane, uint64_t bytes)
+static void release(struct vgpu_local *local, struct vgpu_ticket ticket, enum vgpu_account_index account, uint64_t bytes)
 {
-    vgpu_account_release(local->member.usage, card, account, VGPU_LANE_NUMBER(local->member.slot, lane), bytes);
+    vgpu_account_release(local->member.usage, ticket.card, account, VGPU_LANE_NUMBER(local->member.slot, ticket.lane & (VGPU_LANES - 1)), bytes);
+}
+
+static __attribute__((noinline)) void release_on_card(struct vgpu_local *local, struct vgpu_ticket ticket, uint64_t bytes)
+{
+    release(local, ticket, VGPU_RESIDENT_BYTES, bytes);
+    release(local, ticket, VGPU_DEVICE_BYTES, bytes);
 }
 
 /* The calling process has charged that, not one that forked it, and it is in a region still. */
@@ -304,49 +290,11 @@ void vgpu_release(struct vgpu_ticket ticket, uint64_t bytes)
         return;
     const unsigned lane = ticket.lane & (VGPU_LANES - 1);
     vgpu_spin_lock(&local->lanes[lane].busy);
-    if (__builtin_expect(ticket.account == VGPU_ON_CARD, 0)) {
-        release(local, ticket.card, VGPU_RESIDENT_BYTES, lane, bytes);
-        release(local, ticket.card, VGPU_DEVICE_BYTES, lane, bytes);
-    } else {
-        release(local, ticket.card, ticket.account, lane, bytes);
-    }
+    if (__builtin_expect(ticket.account == VGPU_ON_CARD, 0))
+        release_on_card(local, ticket, bytes);
+    else
+        vgpu_account_release(local->member.usage, ticket.card, ticket.account, VGPU_LANE_NUMBER(local->member.slot, lane), bytes);
     vgpu_spin_unlock(&local->lanes[lane].busy);
-}
-
-static bool charge_beside(struct vgpu_local *local, const struct vgpu_ticket *allocated, const struct request *request)
-{
-    const unsigned lane = allocated->lane & (VGPU_LANES - 1);
-    vgpu_spin_lock(&local->lanes[lane].busy);
-    const bool granted = vgpu_account_charge(local->member.usage, allocated->card, VGPU_RESIDENT_BYTES,
-                                             VGPU_LANE_NUMBER(local->member.slot, lane), request->bytes, request->limit);
-    vgpu_spin_unlock(&local->lanes[lane].busy);
-    return granted;
-}
-
-bool vgpu_charge_beside(struct vgpu_ticket *allocated, uint64_t bytes, uint64_t spare)
-{
-    struct vgpu_local *local;
-    struct vgpu_ticket elsewhere;
-    if (!is_own(*allocated, &local))
-        return false;
-    const struct request request = resident_request(local, allocated->card, bytes, spare);
-    bool granted = charge_beside(local, allocated, &request);
-    if (!granted && bytes <= request.limit && charge_after_reaping(local, allocated->card, &request, &elsewhere)) {
-        /* there was room once the dead had been reaped: now in the right lane */
-        vgpu_release(elsewhere, bytes);
-        granted = charge_beside(local, allocated, &request);
-    }
-    if (granted)
-        allocated->account = VGPU_ON_CARD;
-    return granted;
-}
-
-void vgpu_release_beside(struct vgpu_ticket *on_card, uint64_t bytes)
-{
-    struct vgpu_ticket resident = *on_card;
-    resident.account = VGPU_RESIDENT_BYTES;
-    vgpu_release(resident, bytes);
-    on_card->account = VGPU_DEVICE_BYTES;
 }
 
 uint64_t vgpu_used(unsigned card, enum vgpu_account_index account)
@@ -407,4 +355,93 @@ void vgpu_count_throttled(unsigned card, uint64_t ns)
     struct vgpu_usage_file *usage = local->member.usage;
     atomic_fetch_add_explicit(&usage->slots[local->member.slot].throttled_ns[card], ns, memory_order_relaxed);
     atomic_fetch_add_explicit(&usage->pacer[card].throttled_ns, ns, memory_order_relaxed);
+}
+
+/* Where VGPU_OVERSUBSCRIBE is set: memory whose place is charged by itself. */
+
+/* False: the answer is in `answer`. */
+static bool may_ask(struct vgpu_local **local, unsigned card, struct vgpu_ticket *ticket, bool *answer)
+{
+    enum vgpu_mode mode;
+    *local = vgpu_attached(&mode);
+    *ticket = (struct vgpu_ticket){0};
+    *answer = mode == VGPU_UNLIMITED;
+    return (mode == VGPU_REGION || mode == VGPU_PRIVATE) && card < VGPU_MAX_CARDS && have_slot(*local);
+}
+
+bool vgpu_charge_allocated(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket)
+{
+    struct vgpu_local *local;
+    bool answer;
+    if (!may_ask(&local, card, ticket, &answer))
+        return answer;
+    const struct request request = {.card = card, .bytes = bytes, .limit = memory_limit(limits_now(local), card)};
+    return try_request(local, &request, ticket) || charge_after_reaping(local, &request, ticket);
+}
+
+static struct request resident_request(struct vgpu_local *local, unsigned card, uint64_t bytes, uint64_t spare)
+{
+    struct request request = {.card = card, .account = VGPU_RESIDENT_BYTES, .bytes = bytes, .limit = resident_limit(limits_now(local), card)};
+    if (request.limit != VGPU_NO_LIMIT)
+        request.limit = request.limit > spare ? request.limit - spare : 0;
+    return request;
+}
+
+bool vgpu_charge_resident(unsigned card, uint64_t bytes, uint64_t spare, struct vgpu_ticket *ticket)
+{
+    struct vgpu_local *local;
+    bool answer;
+    if (!may_ask(&local, card, ticket, &answer))
+        return answer;
+    const struct request request = resident_request(local, card, bytes, spare);
+    return try_request(local, &request, ticket) || charge_after_reaping(local, &request, ticket);
+}
+
+static bool charge_beside(struct vgpu_local *local, const struct vgpu_ticket *allocated, const struct request *request)
+{
+    const unsigned lane = allocated->lane & (VGPU_LANES - 1);
+    vgpu_spin_lock(&local->lanes[lane].busy);
+    const bool granted = vgpu_account_charge(local->member.usage, allocated->card, VGPU_RESIDENT_BYTES,
+                                             VGPU_LANE_NUMBER(local->member.slot, lane), request->bytes, request->limit);
+    vgpu_spin_unlock(&local->lanes[lane].busy);
+    return granted;
+}
+
+bool vgpu_charge_beside(struct vgpu_ticket *allocated, uint64_t bytes, uint64_t spare)
+{
+    struct vgpu_local *local;
+    struct vgpu_ticket elsewhere;
+    if (!is_own(*allocated, &local))
+        return false;
+    const struct request request = resident_request(local, allocated->card, bytes, spare);
+    bool granted = charge_beside(local, allocated, &request);
+    if (!granted && charge_after_reaping(local, &request, &elsewhere)) { /* there is room once the dead have been reaped: in the right lane now */
+        vgpu_release(elsewhere, bytes);
+        granted = charge_beside(local, allocated, &request);
+    }
+    if (granted)
+        allocated->account = VGPU_ON_CARD;
+    return granted;
+}
+
+void vgpu_release_beside(struct vgpu_ticket *on_card, uint64_t bytes)
+{
+    struct vgpu_ticket resident = *on_card;
+    resident.account = VGPU_RESIDENT_BYTES;
+    vgpu_release(resident, bytes);
+    on_card->account = VGPU_DEVICE_BYTES;
+}
+
+uint64_t vgpu_resident_limit(unsigned card)
+{
+    const struct vgpu_limits *limits = vgpu_limits_now();
+    return limits && card < VGPU_MAX_CARDS ? resident_limit(limits, card) : 0;
+}
+
+void vgpu_count_refused(unsigned card)
+{
+    enum vgpu_mode mode;
+    struct vgpu_local *local = vgpu_attached(&mode);
+    if ((mode == VGPU_REGION || mode == VGPU_PRIVATE) && card < VGPU_MAX_CARDS)
+        count_refusal(local, card);
 }

@@ -414,6 +414,28 @@ def test_what_is_lent_is_used_and_no_more(tmp_path: Path) -> None:
     assert lines == ["[0, 0, 0, 0, 0, 0, 0, 0, 0, 0] True True"]
 
 
+def test_a_block_that_moves_looks_the_same(tmp_path: Path) -> None:
+    box = container(tmp_path, movable=True)
+    box.region.lend(0, 400 * MIB)
+    lines = box.python(
+        TRUTH
+        + """
+import time
+start()
+blocks = [alloc(64 * MIB)[1] for _ in range(12)]
+def seen():
+    return [[attribute(which, pointer + 4096)[1] for which in (1, 2, 3, 7, 9, 11, 12)] for pointer in blocks]
+before, moved = seen(), truth()[2]
+Region.open(Path(os.environ["VGPU_DIR"]), writable=True).lend(0, 0)
+deadline = time.monotonic() + 20
+while truth()[1] > 512 and time.monotonic() < deadline:
+    ok(cu.cuCtxSynchronize())
+print(moved, truth()[2] > 0, seen() == before)
+"""
+    )
+    assert lines == ["0 True True"]
+
+
 def test_cards_may_reach_each_other(tmp_path: Path) -> None:
     box = container(tmp_path, cards="H100x2", movable=True)
     lines = box.python(

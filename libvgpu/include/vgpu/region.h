@@ -25,6 +25,7 @@ enum vgpu_account_index {
     VGPU_RESIDENT_BYTES,       /* the part that is really on the card; tested against guarantee + lent; kept where VGPU_OVERSUBSCRIBE is set alone */
     VGPU_ACCOUNTS
 };
+#define VGPU_ACCOUNT_ROOM 4u  /* of arrays: a power of two, which makes an index cheap */
 
 struct vgpu_file_header {
     uint64_t magic;
@@ -70,7 +71,7 @@ struct vgpu_lane {
     _Atomic uint64_t after;    /* what it will hold when the operation under way has been applied */
     _Atomic uint64_t intent;   /* seq << 1 | active */
     _Atomic uint64_t done;     /* largest seq that anybody saw applied; only ever raised */
-} __attribute__((aligned(VGPU_CACHE_LINE)));
+} __attribute__((aligned(VGPU_CACHE_LINE / 2))); /* one operation at a time concerns a lane, whichever account it is on: two may share a line */
 
 enum vgpu_slot_state { VGPU_SLOT_FREE, VGPU_SLOT_CLAIMED, VGPU_SLOT_LIVE };
 enum vgpu_slot_flag {
@@ -93,7 +94,7 @@ struct vgpu_slot {
     _Atomic uint64_t gpu_ns[VGPU_MAX_CARDS];
     _Atomic uint64_t throttled_ns[VGPU_MAX_CARDS];
     _Atomic uint64_t launches[VGPU_MAX_CARDS];
-    struct vgpu_lane lanes[VGPU_LANES][VGPU_MAX_CARDS][VGPU_ACCOUNTS];
+    struct vgpu_lane lanes[VGPU_LANES][VGPU_MAX_CARDS][VGPU_ACCOUNT_ROOM];
 } __attribute__((aligned(4096)));
 
 /* One measured busy interval of the container on a card, CLOCK_MONOTONIC ns. end_ns 0: being written, or its writer was killed. */
@@ -135,13 +136,14 @@ struct vgpu_usage_file {
     _Atomic uint32_t slots_high;   /* slots at and above this number have never been taken */
     _Atomic uint32_t unhooked;     /* entry points that the driver answered and no hook covers */
     _Atomic uint32_t saturated;    /* releases of more than was charged, cut to what was there */
-    struct vgpu_account accounts[VGPU_MAX_CARDS][VGPU_ACCOUNTS];
+    struct vgpu_account accounts[VGPU_MAX_CARDS][VGPU_ACCOUNT_ROOM];
     struct vgpu_pacer_card pacer[VGPU_MAX_CARDS];
     struct vgpu_slot_head heads[VGPU_SLOTS];
     struct vgpu_slot slots[VGPU_SLOTS]; /* sparse: only pages of taken slots ever exist */
 };
 
-_Static_assert(sizeof(struct vgpu_lane) == VGPU_CACHE_LINE && sizeof(struct vgpu_slot_head) == VGPU_CACHE_LINE, "one cache line each");
+_Static_assert(sizeof(struct vgpu_slot_head) == VGPU_CACHE_LINE && 2 * sizeof(struct vgpu_lane) == VGPU_CACHE_LINE, "whole cache lines");
+_Static_assert((int)VGPU_ACCOUNTS <= (int)VGPU_ACCOUNT_ROOM, "room for all accounts");
 _Static_assert(sizeof(struct vgpu_limits) % sizeof(uint64_t) == 0, "limits are copied word by word");
 _Static_assert(VGPU_SLOTS * VGPU_LANES <= 1u << 16, "a lane number must fit into the tag of a word");
 #endif
