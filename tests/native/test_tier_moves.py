@@ -260,6 +260,59 @@ started.wait()
         assert python(script, environment(tmp_path, VGPU_DIR=str(tmp_path / "region"))) == ["True True"]
 
 
+def test_a_program_that_never_waits_gives_way_all_the_same(tmp_path: Path) -> None:
+    """Its queue is full all the time: launches are held back until the card has nothing to do."""
+    before = """
+short = function("spin_100us")
+def fill():
+    for _ in range(100):
+        ok(launch(short, other))
+run = lambda where: ok(cu.cuEventRecord(event, c_void_p(where)))
+run(other)
+"""
+    after = "fill()"
+    with container(tmp_path) as region:
+        script = WAITING.format(guarantee=GUARANTEE, before=before, after=after).replace("busy_seen > 0", "True")
+        assert python(script, environment(tmp_path, VGPU_DIR=str(tmp_path / "region"))) == ["True True"]
+        region.reap()
+        assert_charges_are_the_truth(tmp_path, region, 0)
+
+
+def test_blocks_of_two_cards_move_each_on_its_own(tmp_path: Path) -> None:
+    simulator.create(tmp_path / "cards", "T4x2")
+    (tmp_path / "region").mkdir()
+    cards = tuple(CardLimit(card.uuid, LIMIT, GUARANTEE) for card in simulator.cards(tmp_path / "cards"))
+    script = """
+import os, time
+from pathlib import Path
+from driver_client import *
+from vgpu.native import Region
+ok(cu.cuInit(0))
+region = Region.open(Path(os.environ["VGPU_DIR"]), writable=True)
+blocks = []
+for card in range(2):
+    context(card)
+    region.lend(card, 64 << 20)
+    blocks += [alloc(8 << 20)[1] for _ in range(20)]
+    ok(cu.cuMemsetD8_v2(c_uint64(blocks[-1]), 7 + card, c_size_t(8)))
+region.lend(1, 0)
+deadline = time.monotonic() + 20
+while region.usage().cards[1].host_used < 64 << 20 and time.monotonic() < deadline:
+    ok(cu.cuCtxSynchronize())
+found = (c_char * 8)()
+for card in range(2):
+    ok(cu.cuMemcpyDtoH_v2(found, c_uint64(blocks[20 * card + 19]), c_size_t(8)))
+    print(found.raw[7], region.usage().cards[card].host_used >> 20)
+"""
+    limits = Limits(cards, host_memory=LIMIT, oversubscribe=True, movable=True)
+    with Region.create(tmp_path / "region", limits):
+        said = python(script, environment(tmp_path, cards="T4x2", VGPU_DIR=str(tmp_path / "region")))
+    first, second = (tuple(map(int, line.split())) for line in said)
+    assert first == (7, 8)  # what did not fit at once: the loan, less the headroom
+    assert second[0] == 8
+    assert second[1] >= 64
+
+
 HOT = """
 from ctypes import addressof
 from driver_client import *
