@@ -63,7 +63,8 @@ def one_round(folder: Path, region: Region, chance: random.Random, operations: i
     running = [start(folder, chance.randrange(1 << 30), operations) for _ in range(PROCESSES)]
     victim = chance.choice([*running, None])
     begin, kill_after = time.monotonic(), chance.random()
-    waiting, lines = {process.stdout: process for process in running}, dict.fromkeys(running, "")
+    waiting = {process.stdout: process for process in running if process.stdout}
+    lines = dict.fromkeys(running, "")
     while waiting:
         region.lend(0, chance.randrange(4) * GUARANTEE // 3)
         for output in select(list(waiting), [], [], 0.02)[0]:
