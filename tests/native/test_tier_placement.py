@@ -486,6 +486,12 @@ print(free(first[1]), free(second[1]))
     assert lines == ["0 0 1 0", "(700, 0, 700) (600, 0, 600)", "0 0"]
 
 
+def test_limits_of_the_environment_may_be_more_than_the_card_has(tmp_path: Path) -> None:
+    env = environment(tmp_path, cards="T4", CUDA_DEVICE_MEMORY_LIMIT_0="16g", CUDA_OVERSUBSCRIBE="true")
+    lines = python(PRELUDE + "start()\nprint([alloc(1500 * MIB)[0] for _ in range(11)], info()[1] // MIB)", env)
+    assert lines == ["[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2] 16384"]
+
+
 def test_nothing_changes_without_the_flag(tmp_path: Path) -> None:
     (tmp_path / "region").mkdir()
     region = Region.create(tmp_path / "region", Limits((CardLimit("", 1024 * MIB, 512 * MIB),), host_memory=None))
