@@ -3,7 +3,7 @@
 
 #include "common/state.h"
 
-static void add(struct sim_share_of_card *share, uint64_t bytes)
+void sim_host_note(struct sim_share_of_card *share, uint64_t bytes)
 {
     uint64_t now = atomic_fetch_add_explicit(&share->host, bytes, memory_order_relaxed) + bytes;
     uint64_t peak = atomic_load_explicit(&share->host_peak, memory_order_relaxed);
@@ -14,7 +14,7 @@ static void add(struct sim_share_of_card *share, uint64_t bytes)
 void sim_host_add(struct sim *sim, int card, uint64_t bytes)
 {
     if (sim_self_valid(sim))
-        add(&sim->self->cards[card], bytes);
+        sim_host_note(&sim->self->cards[card], bytes);
 }
 
 void sim_host_sub(struct sim *sim, int card, uint64_t bytes)
@@ -28,7 +28,7 @@ bool sim_host_transfer(struct sim *sim, int card, uint32_t slot, uint32_t genera
     struct sim_process *peer = sim_peer(sim, slot);
     if (!peer || !sim_self_valid(sim) || atomic_load(&sim->state->slots[slot].owner) != ((uint64_t)generation << 2 | SIM_LIVE))
         return false;
-    add(&peer->cards[card], bytes);
+    sim_host_note(&peer->cards[card], bytes);
     sim_host_sub(sim, card, bytes);
     return true;
 }

@@ -1,6 +1,7 @@
 /* Bytes in use. A process's own file says what it holds; a card's `used` is the sum of the files, kept up to date under the card's lock and
  * counted anew from the files of live processes whenever that could matter: a request does not fit, somebody asks, a holder died. */
 #include <errno.h>
+#include <stddef.h>
 
 #include "common/state.h"
 
@@ -92,4 +93,78 @@ uint64_t sim_used(struct sim *sim, int index)
     uint64_t used = recount(sim, index);
     sim_release(&card->memory_lock);
     return used;
+}
+
+/* Managed memory that comes and goes: who needs room takes it from the process that touched its oldest longest ago, which learns of that when it next
+ * touches some. */
+static uint64_t read_of(const _Atomic uint64_t *word)
+{
+    return atomic_load_explicit(word, memory_order_relaxed);
+}
+
+static void write_to(_Atomic uint64_t *word, uint64_t value)
+{
+    atomic_store_explicit(word, value, memory_order_relaxed);
+}
+
+/* Under the card's memory lock: that much of a process's managed memory is host memory from now on. */
+static void leave(struct sim_card *card, struct sim_share_of_card *share, uint64_t bytes)
+{
+    write_to(&share->managed, read_of(&share->managed) - bytes);
+    write_to(&share->used, read_of(&share->used) - bytes);
+    write_to(&card->used, read_of(&card->used) - bytes);
+    sim_host_note(share, bytes);
+}
+
+void sim_managed_came(struct sim *sim, int index, uint64_t bytes)
+{
+    if (!sim_self_valid(sim))
+        return;
+    if (sim_acquire(sim, &sim->state->cards[index].memory_lock))
+        recount(sim, index);
+    write_to(&sim->self->cards[index].managed, read_of(&sim->self->cards[index].managed) + bytes);
+    sim_release(&sim->state->cards[index].memory_lock);
+    sim_host_sub(sim, index, bytes);
+}
+
+void sim_managed_go(struct sim *sim, int index, uint64_t bytes, bool lost)
+{
+    struct sim_card *card = &sim->state->cards[index];
+    if (!sim_self_valid(sim))
+        return;
+    struct sim_share_of_card *own = &sim->self->cards[index];
+    if (sim_acquire(sim, &card->memory_lock))
+        recount(sim, index);
+    uint64_t taken = read_of(&own->taken), here = read_of(&own->managed), gone;
+    if (lost)
+        gone = taken < bytes ? taken : bytes;
+    else
+        gone = here < bytes ? bytes - here : 0;
+    write_to(&own->taken, taken - gone);
+    leave(card, own, bytes - gone);
+    sim_release(&card->memory_lock);
+}
+
+uint64_t sim_managed_take(struct sim *sim, int index, uint64_t bytes, uint64_t before_ns)
+{
+    struct sim_card *card = &sim->state->cards[index];
+    struct sim_share_of_card *victim = NULL;
+    if (sim_acquire(sim, &card->memory_lock))
+        recount(sim, index);
+    for (uint32_t slot = 0; slot < atomic_load(&sim->state->slots_used); slot++) {
+        struct sim_process *peer = (atomic_load(&sim->state->slots[slot].owner) & 3) == SIM_LIVE ? sim_peer(sim, slot) : NULL;
+        struct sim_share_of_card *share = peer && peer != sim->self ? &peer->cards[index] : NULL;
+        if (!share || !read_of(&share->managed) || read_of(&share->oldest_ns) >= before_ns || !sim_alive(sim, slot))
+            continue;
+        victim = share;
+        before_ns = read_of(&victim->oldest_ns);
+    }
+    uint64_t most = victim ? read_of(&victim->managed) : 0;
+    bytes = bytes < most ? bytes : most;
+    if (bytes) {
+        write_to(&victim->taken, read_of(&victim->taken) + bytes);
+        leave(card, victim, bytes);
+    }
+    sim_release(&card->memory_lock);
+    return bytes;
 }

@@ -147,6 +147,9 @@ struct sim_process {
         struct sim_usage usage;
         _Atomic uint64_t host, host_peak; /* host memory that is there for this card */
         _Atomic uint64_t faults;          /* launches whose memory was not there, or was taken away under them */
+        /* of managed memory that comes and goes: bytes on the card, those that others have taken although this process believes them to be there, and
+         * when the oldest group was touched; the first two under the card's memory lock */
+        _Atomic uint64_t managed, taken, oldest_ns;
     } cards[SIM_CARDS] __attribute__((aligned(SIM_LINE)));
     struct sim_launch launched[SIM_CARDS][SIM_RING] __attribute__((aligned(SIM_LINE)));
 };
@@ -212,8 +215,17 @@ void sim_release(sim_lock *lock);
 /* 0, -ENOMEM: the card is full, -EIO: this process lost its place. */
 int sim_charge(struct sim *sim, int card, uint64_t bytes);
 void sim_uncharge(struct sim *sim, int card, uint64_t bytes);
+/* Managed memory on the card that comes and goes. What a process believes to be there is `managed` + `taken`. */
+/* Charged bytes are managed memory, no host memory any more. */
+void sim_managed_came(struct sim *sim, int card, uint64_t bytes);
+/* Managed memory goes from the card; `lost`: of it, first what others have taken. */
+void sim_managed_go(struct sim *sim, int card, uint64_t bytes, bool lost);
+/* Takes up to so much from the process whose managed memory was touched longest ago, and before `before_ns`; returns how much. */
+uint64_t sim_managed_take(struct sim *sim, int card, uint64_t bytes, uint64_t before_ns);
+
 /* common/host.c: host memory of the driver, which has no limit here. It is counted by process and by the card that it is there for. */
 void sim_host_add(struct sim *sim, int card, uint64_t bytes);
+void sim_host_note(struct sim_share_of_card *share, uint64_t bytes); /* the same, of any process */
 void sim_host_sub(struct sim *sim, int card, uint64_t bytes);
 /* As sim_transfer. */
 bool sim_host_transfer(struct sim *sim, int card, uint32_t slot, uint32_t generation, uint64_t bytes);

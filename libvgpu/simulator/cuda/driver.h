@@ -423,8 +423,8 @@ void managed_free(struct managed *managed);
 /* Brings memory to the card, or away from it; what that takes in ns. */
 uint64_t managed_touch(const struct range *range, uint64_t address, uint64_t bytes, bool fault);
 uint64_t managed_leave(const struct range *range, uint64_t address, uint64_t bytes);
-/* Makes some room for something else; false: nothing is there. */
-bool managed_give_way(int card);
+/* Makes some room for so much of something else; false: there is nothing to make it of. */
+bool managed_give_way(int card, uint64_t bytes);
 
 /* bus.c: time of copies and fills. A bit of `arrays`: TO or FROM is the contents of an array. */
 enum { BUS_TO_ARRAY = 1, BUS_FROM_ARRAY = 2 };

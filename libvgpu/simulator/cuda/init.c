@@ -94,7 +94,7 @@ CUresult charge(int card, uint64_t bytes)
         pools_trim(card);
         error = sim_charge(&driver.sim, card, bytes);
     }
-    while (error == -ENOMEM && bytes <= sim_usable(driver.sim.profile) && managed_give_way(card))
+    while (error == -ENOMEM && bytes <= sim_usable(driver.sim.profile) && managed_give_way(card, bytes))
         error = sim_charge(&driver.sim, card, bytes);
     return error == 0 ? CUDA_SUCCESS : error == -ENOMEM ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_DEVICE_UNAVAILABLE;
 }

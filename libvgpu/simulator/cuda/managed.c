@@ -1,8 +1,8 @@
 /* Managed memory that comes and goes, as where it oversubscribes a card (VGPU_SIM_TIME=managed=migrate).
  *
  * It comes by groups of 2 MiB, the largest that the driver moves at once, when a launch touches them, and goes in the order in which groups were
- * touched last. Both cost their bytes over the bus, coming by a fault its time besides. Only groups of the same process make room. Contents are pages
- * of the program, wherever the group is said to be. */
+ * touched last, of whichever process. Both cost their bytes over the bus, coming by a fault its time besides. Contents are pages of the program,
+ * wherever the group is said to be. */
 #include <stdlib.h>
 
 #include "cuda/driver.h"
@@ -12,7 +12,8 @@
 struct group {
     struct group *newer, *older;
     struct managed *of;
-    bool here; /* on the card, and in its list */
+    uint64_t touched;
+    bool here; /* on the card, and in its list; others may have taken the oldest */
 };
 
 struct managed {
@@ -50,18 +51,45 @@ static void put_first(struct group *group)
 {
     int card = group->of->card;
     group->newer = NULL;
+    group->touched = sim_now();
     group->older = cards[card].newest;
     *(group->older ? &group->older->newer : &cards[card].oldest) = group;
     cards[card].newest = group;
 }
 
-static uint64_t go(struct group *group)
+static uint64_t go(struct group *group, bool lost)
 {
     take_out(group);
     group->here = false;
-    sim_uncharge(&driver.sim, group->of->card, bytes_of(group));
-    sim_host_add(&driver.sim, group->of->card, bytes_of(group));
+    sim_managed_go(&driver.sim, group->of->card, bytes_of(group), lost);
     return bus_ns(bytes_of(group));
+}
+
+/* Finds out what others have taken. */
+static void settle(int card)
+{
+    while (cards[card].oldest && driver.sim.self && atomic_load(&driver.sim.self->cards[card].taken))
+        go(cards[card].oldest, true);
+}
+
+static uint64_t oldest_ns(int card)
+{
+    return cards[card].oldest ? cards[card].oldest->touched : SIM_NEVER;
+}
+
+/* What is oldest makes room, here or in another process; nanoseconds, 0: there is nothing. */
+static uint64_t make_room(int card, uint64_t bytes)
+{
+    uint64_t taken = sim_managed_take(&driver.sim, card, bytes, oldest_ns(card));
+    if (taken)
+        return bus_ns(taken) + 1;
+    return cards[card].oldest ? go(cards[card].oldest, false) + 1 : 0;
+}
+
+static void tell(int card)
+{
+    if (driver.sim.self)
+        atomic_store(&driver.sim.self->cards[card].oldest_ns, oldest_ns(card));
 }
 
 /* What is not on the card and finds no room is used over the bus. */
@@ -70,11 +98,12 @@ static uint64_t come(struct group *group, bool fault)
     uint64_t bytes = bytes_of(group), ns = bus_ns(bytes) + (fault ? driver.sim.timing.fault_ns : 0);
     int card = group->of->card;
     while (sim_charge(&driver.sim, card, bytes) != 0) {
-        if (!cards[card].oldest)
+        uint64_t took = make_room(card, bytes);
+        if (!took)
             return bus_ns(bytes);
-        ns += go(cards[card].oldest);
+        ns += took - 1;
     }
-    sim_host_sub(&driver.sim, card, bytes);
+    sim_managed_came(&driver.sim, card, bytes);
     group->here = true;
     put_first(group);
     return ns;
@@ -98,9 +127,11 @@ struct managed *managed_new(int card, uint64_t size)
 void managed_free(struct managed *managed)
 {
     pthread_mutex_lock(&lock);
+    settle(managed->card);
     for (uint64_t i = 0; i < managed->count; i++)
         if (managed->groups[i].here)
-            go(&managed->groups[i]);
+            go(&managed->groups[i], false);
+    tell(managed->card);
     pthread_mutex_unlock(&lock);
     sim_host_sub(&driver.sim, managed->card, managed->size);
     free(managed);
@@ -114,6 +145,7 @@ uint64_t managed_touch(const struct range *range, uint64_t address, uint64_t byt
     pthread_mutex_lock(&lock);
     uint64_t ns = cards[managed->card].debt_ns;
     cards[managed->card].debt_ns = 0;
+    settle(managed->card);
     for (uint64_t i = 0; i < count && i < managed->count; i++) {
         struct group *group = &managed->groups[(first + i) % managed->count];
         if (group->here) {
@@ -123,6 +155,7 @@ uint64_t managed_touch(const struct range *range, uint64_t address, uint64_t byt
             ns += come(group, fault);
         }
     }
+    tell(managed->card);
     pthread_mutex_unlock(&lock);
     return ns;
 }
@@ -132,19 +165,22 @@ uint64_t managed_leave(const struct range *range, uint64_t address, uint64_t byt
     struct managed *managed = range->managed;
     uint64_t ns = 0, first = (address - range->base) / GROUP, end = (address - range->base + bytes + GROUP - 1) / GROUP;
     pthread_mutex_lock(&lock);
+    settle(managed->card);
     for (uint64_t i = first; i < end && i < managed->count; i++)
         if (managed->groups[i].here)
-            ns += go(&managed->groups[i]);
+            ns += go(&managed->groups[i], false);
+    tell(managed->card);
     pthread_mutex_unlock(&lock);
     return ns;
 }
 
-bool managed_give_way(int card)
+bool managed_give_way(int card, uint64_t bytes)
 {
     pthread_mutex_lock(&lock);
-    bool some = cards[card].oldest != NULL;
-    if (some)
-        cards[card].debt_ns += go(cards[card].oldest);
+    settle(card);
+    uint64_t took = make_room(card, bytes < GROUP ? bytes : GROUP);
+    cards[card].debt_ns += took ? took - 1 : 0;
+    tell(card);
     pthread_mutex_unlock(&lock);
-    return some;
+    return took;
 }
