@@ -16,7 +16,8 @@
 #include "fork.h"
 #include "spin.h"
 
-#define PASSAGES 32 /* made at once */
+#define PASSAGES 32     /* made at once */
+#define SPUN_NS 50000u  /* then who closes the gate sleeps between two looks */
 
 atomic_bool vgpu_gate_armed;
 _Atomic uint32_t vgpu_gate_state;
@@ -182,8 +183,11 @@ bool vgpu_gate_close(uint64_t patience_ns) {
     atomic_thread_fence(memory_order_seq_cst);
     const uint64_t until = vgpu_now_ns() + patience_ns;
     bool empty = ordered && !anybody_inside();
-    while (ordered && !empty && vgpu_now_ns() < until) {
-        sched_yield();
+    for (uint64_t now = until - patience_ns, begin = now; ordered && !empty && now < until; now = vgpu_now_ns()) {
+        if (now - begin < SPUN_NS)
+            sched_yield();
+        else
+            vgpu_sleep_until(now + SPUN_NS);
         empty = !anybody_inside();
     }
     if (!ordered) /* the kernel has changed its mind, as a filter that came later makes it: from now on it is not asked */

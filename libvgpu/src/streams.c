@@ -17,6 +17,8 @@ enum kind {
     LEFTOVER, /* an event behind what a destroyed stream still had to do */
 };
 
+#define MANY 16u /* leftovers, after which it is looked which of them have finished */
+
 _Atomic uint64_t vgpu_streams_epoch = 1;
 static atomic_bool unknown; /* some stream is: nothing is ever idle */
 
@@ -28,7 +30,7 @@ static struct entry {
     };
     CUcontext context;
 } *entries;
-static size_t entry_count, entry_room;
+static size_t entry_count, entry_room, leftovers;
 /* Held while the driver is asked about streams, so that none of them goes. */
 static vgpu_spin lock;
 /* It may call the program back meanwhile. */
@@ -41,7 +43,7 @@ static struct mark {
 } *marks;
 
 void vgpu_streams_forget(void) {
-    entry_count = 0;
+    entry_count = leftovers = 0;
     marks = NULL;
     locked = false;
     atomic_store(&lock, 0);
@@ -168,11 +170,34 @@ static void leave_context(void) {
     DRIVER(cuCtxPopCurrent_v2)(&popped);
 }
 
+/* Of an event that has passed; with the context current. */
+static void drop(size_t i) {
+    DRIVER(cuEventDestroy_v2)(entries[i].event);
+    entries[i] = entries[--entry_count];
+    leftovers--;
+}
+
 /* With the context current. */
 static bool finished(const struct entry *entry) {
     if (entry->kind == LEFTOVER)
         return DRIVER(cuEventQuery) && DRIVER(cuEventQuery)(entry->event) == CUDA_SUCCESS;
     return DRIVER(cuStreamQuery) && DRIVER(cuStreamQuery)(entry->stream) == CUDA_SUCCESS;
+}
+
+/* Drops what is left of destroyed streams and has finished, before it becomes much. */
+static void sweep(void) {
+    if (leftovers < MANY)
+        return;
+    for (size_t i = 0; i < entry_count;) {
+        bool gone = false;
+        if (entries[i].kind == LEFTOVER && enter_context(entries[i].context)) {
+            gone = finished(&entries[i]);
+            if (gone)
+                drop(i);
+            leave_context();
+        }
+        i += !gone;
+    }
 }
 
 /* An event behind what a stream still has to do, or nothing to do. False: neither is to be had. */
@@ -186,6 +211,7 @@ static bool leave_over(struct entry *entry) {
         DRIVER(cuEventDestroy_v2)(event);
         return false;
     }
+    leftovers++;
     add((struct entry){LEFTOVER, {(CUstream)event}, entry->context});
     return true;
 }
@@ -201,12 +227,13 @@ void vgpu_stream_going(CUstream stream) {
         *at = entries[--entry_count];
         atomic_fetch_add(&vgpu_streams_epoch, 1);
         bool kept_in_mind = false;
+        const CUstreamCaptureMode mode = vgpu_relax();
         if (!vgpu_capturing(stream) && enter_context(entry.context)) {
-            const CUstreamCaptureMode mode = vgpu_relax();
             kept_in_mind = leave_over(&entry);
-            vgpu_restore(mode);
             leave_context();
         }
+        sweep();
+        vgpu_restore(mode);
         if (!kept_in_mind)
             give_up("a stream was destroyed, and what it still has to do cannot be asked");
     }
@@ -219,9 +246,13 @@ void vgpu_streams_context_gone(CUcontext context) {
     if (!lock_table())
         return;
     size_t left = 0;
-    for (size_t i = 0; i < entry_count; i++)
-        if (entries[i].context != context)
-            entries[left++] = entries[i];
+    leftovers = 0;
+    for (size_t i = 0; i < entry_count; i++) {
+        if (entries[i].context == context)
+            continue;
+        leftovers += entries[i].kind == LEFTOVER;
+        entries[left++] = entries[i];
+    }
     entry_count = left;
     for (struct mark **at = &marks; *at;) {
         struct mark *mark = *at;
@@ -333,12 +364,10 @@ static bool entries_idle(void) {
         bool idle = true;
         while (idle && i < entry_count && entries[i].context == context) {
             idle = finished(&entries[i]);
-            if (idle && entries[i].kind == LEFTOVER) {
-                DRIVER(cuEventDestroy_v2)(entries[i].event);
-                entries[i] = entries[--entry_count];
-            } else {
+            if (idle && entries[i].kind == LEFTOVER)
+                drop(i);
+            else
                 i++;
-            }
         }
         leave_context();
         if (!idle)

@@ -172,25 +172,31 @@ static bool plan(struct vgpu_tier_card *tier, int64_t room, uint64_t now, struct
     return found;
 }
 
-/* With the gate closed. Under pressure what runs may be waited for; not for long, as it may wait for something that another thread is about to do. */
-static bool finished(bool pressed) {
-    if (vgpu_streams_idle())
-        return true;
+/* Has tried to wait for the end of what runs, from `begin` to `end`. */
+static void drained(uint64_t begin, uint64_t end, bool idle) {
+    next_drain = end + drain_pause * (end - begin);
+    drain_pause = idle ? 0 : drain_ns < MOST_DRAIN_NS || drain_pause == MOST_DRAIN_PAUSE ? drain_pause : 2 * drain_pause;
+    drain_ns = idle ? 0 : drain_ns < MOST_DRAIN_NS / 2 ? 2 * drain_ns : MOST_DRAIN_NS;
+}
+
+/* Closes the gate; true: it is closed, and everything has finished. Under pressure what runs, and who is handing in, may be waited for; not for long,
+ * as it may wait for something that another thread is about to do. */
+static bool quiet(bool pressed, bool *closed) {
     const uint64_t begin = vgpu_now_ns();
-    if (!pressed || begin < next_drain)
-        return false;
+    const bool patient = pressed && begin >= next_drain;
     drain_ns = drain_ns ? drain_ns : DRAIN_NS;
     drain_pause = drain_pause ? drain_pause : DRAIN_PAUSE;
-    bool idle = false;
-    uint64_t now = begin;
-    while (!idle && now - begin < drain_ns) {
+    *closed = vgpu_gate_close(patient ? drain_ns : PATIENCE_NS);
+    bool idle = *closed && vgpu_streams_idle();
+    uint64_t now = vgpu_now_ns();
+    if (!patient || (idle && now - begin < DRAIN_NS))
+        return idle;
+    while (*closed && !idle && now - begin < drain_ns) {
         vgpu_sleep_until(now + 100000u);
         idle = vgpu_streams_idle();
         now = vgpu_now_ns();
     }
-    next_drain = now + drain_pause * (now - begin);
-    drain_pause = idle ? 0 : drain_ns < MOST_DRAIN_NS || drain_pause == MOST_DRAIN_PAUSE ? drain_pause : 2 * drain_pause;
-    drain_ns = idle ? 0 : drain_ns < MOST_DRAIN_NS / 2 ? 2 * drain_ns : MOST_DRAIN_NS;
+    drained(begin, now, idle);
     return idle;
 }
 
@@ -204,13 +210,8 @@ static bool balance(struct vgpu_tier_card *tier, unsigned card, bool *closed) {
         again = room < 0;
         if (!plan(tier, room, now, &wanted))
             return true;
-        if (!*closed) {
-            if (!vgpu_gate_close(PATIENCE_NS))
-                return false;
-            *closed = true;
-            if (!finished(room < 0))
-                return false;
-        }
+        if (!*closed && !quiet(room < 0, closed))
+            return false;
         unsigned count = 0;
         const bool all = move_all(tier, wanted.down, wanted.downs, &count) && move_all(tier, wanted.up, wanted.ups, &count);
         if (!all || !count)
@@ -235,11 +236,8 @@ static bool promote(bool *closed) {
         struct vgpu_tier_record *block = vgpu_tier_record(next_block++);
         if (block->on_device || !can_move(block) || room_of(block->card, begin) < (int64_t)block->bytes)
             continue;
-        if (!*closed) {
-            *closed = vgpu_gate_close(PATIENCE_NS);
-            if (!*closed || !finished(false))
-                return false;
-        }
+        if (!*closed && !quiet(false, closed))
+            return false;
         if (!moved(block))
             return true;
         bytes += block->bytes;

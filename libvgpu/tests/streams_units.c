@@ -206,6 +206,15 @@ static void check_destroyed_streams(void) {
     CHECK(vgpu_streams_idle() && events == 0 && vgpu_streams_idle());
     destroy(1); /* with nothing to do: nothing to keep in mind */
     CHECK(events == 0 && vgpu_streams_idle() && !warnings);
+    for (int i = 0; i < 100; i++) { /* many of them, and nobody asks */
+        event_busy = i % 40 == 39;
+        make(0);
+        busy[0] = true;
+        destroy(0);
+    }
+    CHECK(events < 50);
+    event_busy = false;
+    CHECK(vgpu_streams_idle() && events == 0);
     make(1); /* the same handle again */
     use(STREAM(1));
     busy[1] = true;
