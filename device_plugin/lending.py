@@ -125,7 +125,7 @@ class Lending:
         if self._cards.backed is None:
             return coming.bytes if coming else 0  # how much there is to share is not known yet
         total = self._cards.host_memory * MIB
-        needs: dict[Entry | None, Need] = {entry: _need_of(tenant.limits) for entry, tenant in tenants.items()}
+        needs: dict[Entry | None, Need] = {entry: _need_of(tenant) for entry, tenant in tenants.items()}
         if coming:
             needs[None] = coming
         budgets = tier.budgets(total, needs)
@@ -144,15 +144,23 @@ class Lending:
 
 
 def need(slices: Sequence[GpuSlice]) -> Need | None:
-    """What a container with these slices has to have of host memory; None: nothing."""
+    """What a container with these slices has to have of host memory when it starts; None: nothing."""
     if not on_tier(slices):
         return None
-    return Need(max(piece.mem - piece.guarantee for piece in slices) * MIB, len(slices))
+    behind = max(piece.mem - piece.guarantee for piece in slices)
+    return Need(behind * MIB, len(slices), lack=max(piece.guarantee for piece in slices) * MIB)
 
 
-def _need_of(limits: Limits) -> Need:
-    missing = [(card.memory or 0) - _guarantee(card) for card in limits.cards]
-    return Need(max(missing, default=0), len(limits.cards))
+def _need_of(tenant: _Tenant) -> Need:
+    cards = list(zip(tenant.limits.cards, tenant.usage.cards, strict=True))
+    used = [usage.host_used for _, usage in cards]
+    return Need(
+        bytes=max(((card.memory or 0) - _guarantee(card) for card, _ in cards), default=0),
+        cards=len(cards),
+        lack=max((max(0, _guarantee(card) - usage.resident) for card, usage in cards), default=0),
+        used=max(used, default=0),
+        sum=sum(used),
+    )
 
 
 def _guarantee(card: CardLimit) -> int:

@@ -86,22 +86,30 @@ def on_tier(slices: Iterable[GpuSlice]) -> bool:
 
 
 class Need(msgspec.Struct, frozen=True):
-    """What one container has to be given of the node's host memory."""
+    """What one container has to be given of the node's host memory, and what it has; the largest of its cards."""
 
-    bytes: int  #: on each card: limit less guarantee, the largest where they differ
-    cards: int
+    bytes: int  #: on each card: limit less guarantee
+    cards: int = 1
+    lack: int = 0  #: on one card: the part of the guarantee that it has not got, or not asked for
+    used: int = 0  #: on one card, of host memory
+    sum: int = 0  #: of host memory on all of its cards
 
 
 def budgets(total: int, needs: Mapping[K, Need]) -> dict[K, int]:
     """Bytes of host memory that each may use behind each of its cards; `total`: of the node.
 
-    More than the need where there is some left: whoever comes to a card whose memory a neighbour still gives back is
-    not refused.
+    What no limit needs is for all alike. Beyond that, whoever lacks a part of its guarantee may use what nobody has
+    taken yet: it comes to that only where the card has no room, as a neighbour still has to give back what it was lent.
+    Then all of them together have in host memory what does not fit on the card, which is what their limits need.
     """
     left = total - sum(need.bytes * need.cards for need in needs.values())
     parts = sum(need.cards for need in needs.values())
     more = max(left, 0) // parts // GRAIN * GRAIN if parts else 0
-    return {key: need.bytes + more for key, need in needs.items()}
+    free = max(0, total - sum(need.sum for need in needs.values()))
+    return {
+        key: max(need.bytes + more, min(need.bytes + need.lack, need.used + free // need.cards))
+        for key, need in needs.items()
+    }
 
 
 class Want(msgspec.Struct, frozen=True):

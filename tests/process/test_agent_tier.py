@@ -48,10 +48,10 @@ def usage(world: World, uid: str) -> tuple[CardUsage, ...]:
         return region.usage().cards
 
 
-def use(world: World, uid: str, amount: int) -> Region:
-    """A container that has so much (MiB) charged, as long as the region stays open."""
+def use(world: World, uid: str, amount: int, card: int = 0) -> Region:
+    """A container that has so much (MiB) of a card charged, as long as the region stays open."""
     region = Region.open(world.sandboxes.directory(uid, "main"), writable=True)
-    region.charge_overhead(0, amount * MIB)
+    region.charge_overhead(card, amount * MIB)
     return region
 
 
@@ -72,7 +72,12 @@ def test_a_slice_of_a_scaled_card_has_host_memory_behind_it(make: MakeWorld) -> 
     second = start(world, "second", GpuSlice(A, 20000, phys=10000), GpuSlice(B, 20000, phys=10000), number=1)
     left = (40960 - 5000 - 2 * 10000) // 3
     assert world.limits(first).host_memory == 5000 * MIB + whole(left)
+    assert world.limits(second).host_memory == 20000 * MIB, "all of it, as long as it has nothing of the card"
+    uses = [use(world, second, 10000, card) for card in (0, 1)]
+    world.lending.settle()
     assert world.limits(second).host_memory == 10000 * MIB + whole(left)
+    for one in uses:
+        one.close()
     plain = start(world, "plain", GpuSlice(B, 5000), number=2)
     assert (world.limits(plain).oversubscribe, world.limits(plain).host_memory) == (False, 0)
     world.delete_pod("second")
@@ -108,6 +113,25 @@ def test_room_is_lent_to_what_can_move_and_taken_back_before_somebody_starts(mak
     uses.close()
     start(world, "plain", GpuSlice(A, CARD - 8000 - 2000 - 3000), number=3)
     assert usage(world, first)[0].lent == 0, "before the other one began"
+
+
+def test_what_a_neighbour_still_has_of_the_card_may_lie_in_host_memory_until_it_is_back(make: MakeWorld) -> None:
+    world = make(plugin=f"deviceMemoryScaling: 1.5, hostMemory: {CARD}")  # for both cards, and all of it is needed
+    world.cards.back(True)
+    half, behind = CARD // 2, CARD // 4
+    first = start(world, "first", GpuSlice(A, half + behind, phys=half), annotations=MOVABLE)
+    uses = use(world, first, half + 1000)
+    second = start(world, "second", GpuSlice(A, half + behind, phys=half), number=1, annotations=MOVABLE)
+    other = start(world, "other", GpuSlice(B, 2 * half + 2 * behind, phys=2 * half), number=2)
+    assert usage(world, first)[0].lent == 0
+    assert world.limits(second).host_memory == (behind + half) * MIB
+    assert world.limits(other).host_memory == CARD * MIB, "nobody has taken anything yet"
+    taken = use(world, second, half - 300)
+    world.lending.settle()
+    assert world.limits(first).host_memory == behind * MIB
+    assert world.limits(second).host_memory == (behind + 300) * MIB, "what it lacks of its guarantee"
+    for one in (uses, taken):
+        one.close()
 
 
 def test_a_start_that_hangs_in_the_driver_stops_nothing_else(make: MakeWorld) -> None:

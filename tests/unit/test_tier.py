@@ -82,6 +82,24 @@ def test_what_is_left_of_the_host_memory_goes_to_all_alike() -> None:
     assert found == {"a": 10 * GRAIN + 50 // 3 * GRAIN, "b": 20 * GRAIN + 50 // 3 * GRAIN}
 
 
+@pytest.mark.parametrize(
+    ("lacks", "budget"),
+    [
+        (Need(10, lack=7), 17),
+        (Need(10, lack=700), 18),  # 2 of 20 are taken
+        (Need(10, lack=700, used=5, sum=5), 18),
+        (Need(10, lack=8, used=5, sum=5), 18),
+        (
+            Need(10, lack=3, used=15, sum=15),
+            13,
+        ),  # the card has given what it lacked; what it has in host memory it keeps
+        (Need(5, 2, lack=700, used=3, sum=4), 10),  # on each of two cards, of 14
+    ],
+)
+def test_what_is_guaranteed_and_not_there_may_take_what_nobody_has_taken(lacks: Need, budget: int) -> None:
+    assert tier.budgets(20, {"has": Need(10, used=2, sum=2), "lacks": lacks}) == {"has": 10, "lacks": budget}
+
+
 @given(AMOUNTS, st.lists(st.tuples(AMOUNTS, AMOUNTS).map(sorted), max_size=8))
 def test_loans_never_pass_the_room_nor_what_is_wanted(free: int, wants: list[list[int]]) -> None:
     asked = {at: Want(*want) for at, want in enumerate(wants)}
