@@ -128,6 +128,11 @@ def test_memory_that_is_not_there_is_an_error_for_good(machine: Machine, fault: 
 
 WELL = {
     "ended": "go(f, block, 0, 0); ok(cu.cuCtxSynchronize()); unmap(block, 2 * MIB)",
+    "ended, beside one that has not": (
+        "s, t = ok(cu.cuStreamCreate(1)), ok(cu.cuStreamCreate(1))\n"
+        "go(touching('spin_500ms'), second, 0, 0, stream=s); go(f, block, 0, 0, stream=t)\n"
+        "ok(cu.cuStreamSynchronize(t)); unmap(block, 2 * MIB)"
+    ),
     "another block": "go(f, block, 0, 0); unmap(second, 2 * MIB)",
     "a number": "go(f, block & 0xffffffff, 12345678901, 0); unmap(block, 2 * MIB)",
 }
@@ -137,7 +142,8 @@ WELL = {
 def test_memory_that_no_kernel_uses_can_go(machine: Machine, case: str) -> None:
     found = machine.run(
         f"{CLIENT}context()\nblock, second, f = mapped(2 * MIB), mapped(2 * MIB), touching('spin_20ms')\n{WELL[case]}\n"
-        "report([os.getpid(), code(cu.cuCtxSynchronize())])"
+        "report([os.getpid(), code(cu.cuCtxSynchronize())])",
+        VGPU_SIM_TIME="kernels=4",
     )
     assert found[1] == 0
     assert machine.process(found[0]).faults[0] == 0
