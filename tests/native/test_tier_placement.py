@@ -84,7 +84,7 @@ def truth(card=0, contexts=1):
 @pytest.fixture(params=["static", "movable", "pinned"])
 def box(request: pytest.FixtureRequest, tmp_path: Path) -> Container:
     """Both modes; and a driver that cannot map host memory."""
-    cards = "T4" if request.param == "pinned" else "H100"
+    cards = "T4@12.4" if request.param == "pinned" else "H100"
     return container(tmp_path, cards=cards, movable=request.param == "movable")
 
 
@@ -107,6 +107,27 @@ print(after[2], after[0] == after[1])
     assert lines == ["[0, 0, 0, 0, 0, 0, 0, 0] {2}", "64 448 512", "0 True"]
     assert box.usage().cards[0].used == 0
     assert box.truth().host == 0
+
+
+@pytest.mark.parametrize(("driver", "pinned"), [("T4@11.8", True), ("T4@12.4", True), ("T4", False)])
+def test_drivers_that_cannot_map_host_memory_pin_it(tmp_path: Path, driver: str, pinned: bool) -> None:
+    """Addresses tell: the simulated driver's ranges are above all of the process's own. Small blocks are always pinned."""
+    box = container(tmp_path, cards=driver)
+    lines = box.python(
+        TRUTH
+        + """
+start()
+pinned = lambda pointer: pointer < 1 << 47
+first, large = alloc(400 * MIB)[1], alloc(300 * MIB)[1]
+small = [alloc(MIB)[1] for _ in range(120)][-1]
+print(pinned(large), pinned(small), truth())
+print([cu.cuMemFreeHost(c_void_p(pointer)) for pointer in (first, large, small)])
+print([cu.cuMemHostGetFlags(byref(c_uint()), c_void_p(pointer)) for pointer in (first, large, small)])
+print([cu.cuMemHostGetDevicePointer_v2(byref(c_uint64()), c_void_p(pointer), 0) for pointer in (first, large, small)])
+print([free(pointer) for pointer in (first, large, small)], truth()[2] < 10)
+"""
+    )
+    assert lines == [f"{pinned} True (820, 512, 308)", *["[1, 1, 1]"] * 3, "[0, 0, 0] True"]
 
 
 def test_the_limit_is_exact_and_nothing_stays_charged_after_a_refusal(box: Container) -> None:
@@ -423,7 +444,8 @@ def test_what_is_lent_is_used_and_no_more(tmp_path: Path) -> None:
     box = container(tmp_path, movable=True)
     box.region.lend(0, 200 * MIB)
     lines = box.python(
-        TRUTH + "start()\nprint([alloc(80 * MIB)[0] for _ in range(10)], truth()[1] <= 712 - 32, truth()[1] > 712 - 32 - 80)"
+        TRUTH
+        + "start()\nprint([alloc(80 * MIB)[0] for _ in range(10)], truth()[1] <= 712 - 32, truth()[1] > 712 - 32 - 80)"
     )
     assert lines == ["[0, 0, 0, 0, 0, 0, 0, 0, 0, 0] True True"]
 

@@ -34,7 +34,7 @@ def check(box: Container) -> None:
 @pytest.mark.parametrize("mode", ["static", "movable", "pinned"])
 def test_kill_9_at_random_moments_loses_and_keeps_nothing(tmp_path: Path, mode: str) -> None:
     chance = random.Random(mode)
-    cards = "T4" if mode == "pinned" else "H100"
+    cards = "T4@12.4" if mode == "pinned" else "H100"
     box = container(
         tmp_path, cards=cards, memory=1200, guarantee=400, host=700, contexts=PROCESSES, movable=mode == "movable"
     )

@@ -135,6 +135,32 @@ static bool tiered(CUdeviceptr address, bool stays, bool *on_device) {
     return number != VGPU_TIER_NONE;
 }
 
+/* A pointer of the card is none of the host's, also where the memory behind it is. */
+static bool is_of_card(const void *address) {
+    bool on_device;
+    return tiered((CUdeviceptr)(uintptr_t)address, false, &on_device);
+}
+
+CUresult cuMemHostGetFlags(unsigned int *flags, void *address) {
+    CUDA_REAL(cuMemHostGetFlags);
+    return is_of_card(address) ? CUDA_ERROR_INVALID_VALUE : real(flags, address);
+}
+
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *pointer, void *address, unsigned int flags) {
+    CUDA_REAL(cuMemHostGetDevicePointer_v2);
+    return is_of_card(address) ? CUDA_ERROR_INVALID_VALUE : real(pointer, address, flags);
+}
+
+CUresult cuMemHostGetDevicePointer(CUdeviceptr_v1 *pointer, void *address, unsigned int flags) {
+    CUDA_REAL(cuMemHostGetDevicePointer);
+    return is_of_card(address) ? CUDA_ERROR_INVALID_VALUE : real(pointer, address, flags);
+}
+
+CUresult cuMemFreeHost(void *address) {
+    CUDA_REAL(cuMemFreeHost);
+    return is_of_card(address) ? CUDA_ERROR_INVALID_VALUE : real(address);
+}
+
 /* Drivers give such handles for memory of cuMemAlloc alone. */
 CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address) {
     CUDA_REAL(cuIpcGetMemHandle);
