@@ -1,0 +1,56 @@
+"""Three pods on one card whose limits sum up to more than it has: each gets its limit, one all of it on the card."""
+
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vgpu import names
+from vgpu.config import Config, DevicePlugin
+from vgpu.local.cluster import LocalCluster, scratch
+from vgpu.local.demo import Demo
+from vgpu.local.run import available_memory
+
+SCALING, HOST = 1.5, 9320  #: of a T4 with 14912 MiB: 7456 MiB, and a quarter more
+
+
+def tenant(name: str, memory: int, **notes: str) -> dict[str, Any]:
+    command = ["python3", "-m", "vgpu.local.probe", "--blocks", "128", "--over", "--hold", "3"]
+    container = {"name": "main", "command": command, "resources": {"limits": {names.RESOURCE_MEMORY: memory}}}
+    return {
+        "kind": "Pod",
+        "metadata": {"name": name, "annotations": notes},
+        "spec": {"containers": [container], "restartPolicy": "Never"},
+    }
+
+
+@pytest.mark.skipif(available_memory() < HOST + 2000, reason="a part of the card's memory is that of this machine")
+def test_nobody_is_refused_below_its_limit_and_what_is_guaranteed_is_on_the_card() -> None:
+    plugin = DevicePlugin(deviceMemoryScaling=SCALING, hostMemory=HOST)
+    pods = [
+        tenant("movable", 9000, **{names.MEMORY_MODE: "movable"}),
+        tenant("static", 9000),
+        tenant("whole", 2500, **{names.OVERSUBSCRIBE: "false"}),
+    ]
+    with (
+        tempfile.TemporaryDirectory(dir=scratch()) as folder,
+        LocalCluster(Path(folder), simulate="T4", config=Config(device_plugin=plugin)) as cluster,
+    ):
+        capacity = cluster.node()["status"]["capacity"]
+        assert capacity[names.RESOURCE_MEMORY] == str(14912 + 7456)
+        found = Demo(cluster, pods).run(lambda _: None)
+    assert not found.problems
+    assert [one.problems for one in found.findings] == [[], [], []]
+    assert [(one.pod, one.over, one.data) for one in found.findings] == [
+        (name, "CUDA_ERROR_OUT_OF_MEMORY", "right") for name in ("movable", "static", "whole")
+    ]
+    assert {one.pod: one.slice_.guarantee for one in found.findings} == {"movable": 6000, "static": 6000, "whole": 2500}
+    shown = {
+        pod: float(value) / 2**20
+        for line in found.metrics
+        for pod, value in re.findall(r'^vgpu_container_host_memory_bytes\{.*pod="(\w+)".*\} (\S+)', line)
+    }
+    assert shown["whole"] == 0
+    assert 3000 <= shown["static"] <= 3000 + 512, "what is above the guarantee, and what would not fit into it"
