@@ -20,4 +20,5 @@ void vgpu_forget_parent(void) {
     vgpu_parameters_forget();
     vgpu_moves_forget();
     vgpu_graph_touches_forget();
+    vgpu_watch_forget();
 }

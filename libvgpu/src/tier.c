@@ -6,6 +6,7 @@
 #include "charge.h"
 #include "log.h"
 #include "tier_memory.h"
+#include "tier_move.h"
 
 #define HEADROOM_PART 32u
 #define MOST_HEADROOM (UINT64_C(256) << 20)
@@ -243,6 +244,7 @@ CUresult vgpu_tier_allocate(CUdeviceptr *pointer, uint64_t bytes) {
         vgpu_tell_refused(place.card, bytes);
     else if (result == CUDA_SUCCESS)
         *pointer = made;
+    vgpu_look_after_loans(); /* this may have been the last call for long */
     return result;
 }
 

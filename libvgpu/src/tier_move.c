@@ -11,6 +11,7 @@
 #include "streams.h"
 #include "tier.h"
 #include "tier_memory.h"
+#include "tier_watch.h"
 #include "touched.h"
 
 #define LOOK_EVERY_NS 200000u     /* between two looks whether anything should move, by whatever thread */
@@ -156,6 +157,22 @@ static int64_t room_of(unsigned card, uint64_t now) {
     return now < full_until[card] || used + spare > limit ? 0 : (int64_t)(limit - spare - used);
 }
 
+/* Whether the container holds more of a card than it is guaranteed; `pressed`: and more than it may. */
+static bool on_loan(bool *pressed) {
+    const struct vgpu_limits *limits = vgpu_limits_now();
+    bool any = false;
+    *pressed = false;
+    for (unsigned card = 0; limits && limits->flags & VGPU_MOVABLE && card < limits->card_count; card++) {
+        const struct vgpu_tier_card *tier = vgpu_tier_card(card);
+        if (!tier || !tier->policy.movable || limits->cards[card].guarantee == VGPU_NO_LIMIT)
+            continue;
+        const uint64_t used = vgpu_used(card, VGPU_RESIDENT_BYTES);
+        any |= used > limits->cards[card].guarantee;
+        *pressed |= used > vgpu_resident_limit(card);
+    }
+    return any;
+}
+
 /* A power of two times the least, so that it seldom is another one for the policy. */
 static uint64_t budget_now(uint64_t now) {
     const uint64_t earned = (now - last_move) / 1000 * EARNED_PER_US;
@@ -252,6 +269,7 @@ static void look(struct vgpu_passage *mine) {
     if (vgpu_any_capture() || !vgpu_tier_try())
         return;
     const CUstreamCaptureMode mode = vgpu_relax();
+    vgpu_look_after_loans();
     for (unsigned card = 0; card < VGPU_MAX_CARDS && possible; card++) {
         struct vgpu_tier_card *tier = vgpu_tier_card(card);
         if (tier && tier->policy.movable)
@@ -274,6 +292,21 @@ static void look_if_due(struct vgpu_passage *mine, uint64_t now) {
     if (now < due || vgpu_gate_inside() || !atomic_compare_exchange_strong(&next_look, &due, now + LOOK_EVERY_NS))
         return;
     look(mine);
+}
+
+void vgpu_look_after_loans(void) {
+    bool pressed;
+    if (on_loan(&pressed))
+        vgpu_watch_loans();
+}
+
+bool vgpu_give_way(void) {
+    bool pressed;
+    struct vgpu_passage *mine = vgpu_passage_take();
+    const bool any = on_loan(&pressed);
+    if (mine && pressed)
+        look_if_due(mine, vgpu_now_ns());
+    return any;
 }
 
 void vgpu_safe_point_slowly(void) {

@@ -11,6 +11,10 @@
 #define VGPU_CALLS_PER_LOOK 16u
 
 void vgpu_safe_point_slowly(void);
+/* Has the room of a card that the process holds on loan watched, if it holds some: see tier_watch.h. */
+void vgpu_look_after_loans(void);
+/* Gives way, if it has to, on behalf of a process that makes no calls. True: it holds some. */
+bool vgpu_give_way(void);
 /* After a wait: the card is likely to have nothing to do. */
 void vgpu_safe_point_idle(void);
 

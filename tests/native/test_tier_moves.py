@@ -278,6 +278,29 @@ run(other)
         assert_charges_are_the_truth(tmp_path, region, 0)
 
 
+def test_a_program_that_makes_no_calls_gives_way(tmp_path: Path) -> None:
+    script = """
+import os, time
+from pathlib import Path
+from driver_client import *
+from vgpu.native import Region
+region = Region.open(Path(os.environ["VGPU_DIR"]), writable=True)
+region.lend(0, 64 << 20)
+start()
+blocks = [alloc(8 << 20)[1] for _ in range(18)]
+assert region.usage().cards[0].host_used == 0
+region.lend(0, 0)
+deadline = time.monotonic() + 20
+while region.usage().cards[0].resident > 96 << 20 and time.monotonic() < deadline:
+    time.sleep(0.01)
+print(region.usage().cards[0].host_used >> 20)
+"""
+    with container(tmp_path) as region:
+        assert int(python(script, environment(tmp_path, VGPU_DIR=str(tmp_path / "region")))[0]) >= 48
+        region.reap()
+        assert_charges_are_the_truth(tmp_path, region, 0)
+
+
 def test_blocks_of_two_cards_move_each_on_its_own(tmp_path: Path) -> None:
     simulator.create(tmp_path / "cards", "T4x2")
     (tmp_path / "region").mkdir()
