@@ -1,0 +1,62 @@
+"""Loans are changed one container after the other: guarantees and loans never sum up to more than the card."""
+
+from pathlib import Path
+from typing import Any, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_plugin.cards import Cards
+from device_plugin.lending import Lending, _Tenant
+from device_plugin.sandbox import Entry
+from vgpu.allocation import Held
+from vgpu.devices import Gpu, Inventory
+from vgpu.native import CardLimit, CardUsage, Limits, Region, Usage
+from vgpu.tier import MIB
+
+CARD = 1000  #: MiB
+SIZES = st.integers(0, 400)
+
+
+class Loans:
+    """What is lent to containers, and the most that ever was."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, int] = {}
+        self.most = 0
+
+    def take(self, name: str, amount: int) -> None:
+        self.now[name] = amount
+        self.most = max(self.most, sum(self.now.values()))
+
+
+class Container:
+    """A region that tells what is lent to it."""
+
+    def __init__(self, loans: Loans, name: str) -> None:
+        self.loans, self.name = loans, name
+
+    def lend(self, card: int, amount: int) -> None:
+        assert card == 0
+        self.loans.take(self.name, amount)
+
+
+@given(st.lists(st.tuples(SIZES, SIZES, SIZES), min_size=1, max_size=6), st.data())
+def test_what_is_taken_back_comes_before_what_is_given(pods: list[tuple[int, int, int]], data: st.DataObject) -> None:
+    """Each pod: guarantee, what its limit is above that, and what it has allocated above it."""
+    unused = cast(Any, None)
+    cards = Cards(Inventory(devices=(Gpu("GPU-a", 0, "T4", CARD, CARD),)))
+    lending, loans = Lending(cards, unused, unused, foreign=lambda _: 0), Loans()
+    promised = {"GPU-a": Held(phys=sum(guarantee for guarantee, _, _ in pods))}
+    for _ in range(2):
+        tenants = {}
+        for at, (guarantee, more, _) in enumerate(pods):
+            beyond = data.draw(st.integers(0, more))
+            limit = CardLimit("GPU-a", (guarantee + more) * MIB, guarantee=guarantee * MIB)
+            usage = CardUsage(used=(guarantee + beyond) * MIB, lent=loans.now.get(str(at), 0))
+            limits = Limits((limit,), oversubscribe=True, movable=True)
+            tenants[Entry("uid", str(at), Path())] = _Tenant(
+                cast(Region, Container(loans, str(at))), limits, Usage((usage,), ())
+            )
+        lending._lend(tenants, promised)
+        assert promised["GPU-a"].phys * MIB + loans.most <= max(CARD, promised["GPU-a"].phys) * MIB
