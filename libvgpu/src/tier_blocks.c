@@ -28,6 +28,7 @@ struct arena {
 
 _Atomic(_Atomic uint32_t *) vgpu_tier_leaves[VGPU_TIER_LEAVES];
 atomic_bool vgpu_tier_used;
+atomic_uint vgpu_tier_pinned;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread __attribute__((tls_model("initial-exec"))) unsigned locked; /* how often by this thread */
@@ -36,7 +37,8 @@ static __thread __attribute__((tls_model("initial-exec"))) unsigned locked; /* h
 static struct arena arenas[ARENAS];
 static unsigned arena_count;
 static _Atomic(struct vgpu_tier_record *) records;
-static uint32_t high, vacant = VGPU_TIER_NONE, pinned_blocks;
+static uint32_t high, vacant = VGPU_TIER_NONE;
+static uint32_t *by_address; /* the pinned blocks, in the order of their addresses */
 static _Atomic uint64_t buffers = FIRST_BUFFER;
 static _Atomic(struct vgpu_tier_card *) cards[VGPU_MAX_CARDS];
 
@@ -44,7 +46,9 @@ void vgpu_tier_blocks_forget(void) {
     locked = 0;
     pthread_mutex_init(&lock, NULL);
     memset(arenas, 0, sizeof arenas);
-    arena_count = high = pinned_blocks = 0;
+    arena_count = high = 0;
+    by_address = NULL;
+    atomic_store(&vgpu_tier_pinned, 0);
     vacant = VGPU_TIER_NONE;
     atomic_store(&records, NULL);
     for (unsigned i = 0; i < VGPU_MAX_CARDS; i++)
@@ -237,6 +241,36 @@ static uint32_t vacant_record(void) {
     return number;
 }
 
+/* How many pinned blocks begin at or below an address. */
+static uint32_t begun_by(CUdeviceptr address) {
+    uint32_t low = 0, end = atomic_load_explicit(&vgpu_tier_pinned, memory_order_relaxed);
+    while (low < end) {
+        const uint32_t middle = low + (end - low) / 2;
+        if (vgpu_tier_record(by_address[middle])->base <= address)
+            low = middle + 1;
+        else
+            end = middle;
+    }
+    return low;
+}
+
+static bool order_pinned(uint32_t number) {
+    const uint32_t count = atomic_load_explicit(&vgpu_tier_pinned, memory_order_relaxed);
+    if (!by_address && !(by_address = sparse_memory(VGPU_TIER_MOST * sizeof *by_address)))
+        return false;
+    const uint32_t at = begun_by(vgpu_tier_record(number)->base);
+    memmove(&by_address[at + 1], &by_address[at], (count - at) * sizeof *by_address);
+    by_address[at] = number;
+    atomic_store_explicit(&vgpu_tier_pinned, count + 1, memory_order_release);
+    return true;
+}
+
+static void forget_pinned(uint32_t number) {
+    const uint32_t count = atomic_load_explicit(&vgpu_tier_pinned, memory_order_relaxed), at = begun_by(vgpu_tier_record(number)->base) - 1;
+    memmove(&by_address[at], &by_address[at + 1], (count - at - 1) * sizeof *by_address);
+    atomic_store_explicit(&vgpu_tier_pinned, count - 1, memory_order_release);
+}
+
 uint32_t vgpu_tier_enter(const struct vgpu_tier_record *block) {
     const uint32_t number = vacant_record();
     if (number == VGPU_TIER_NONE)
@@ -255,10 +289,14 @@ uint32_t vgpu_tier_enter(const struct vgpu_tier_record *block) {
         vgpu_spin_unlock(&card->lock);
     }
     record->movable = record->entry != VGPU_TIER_NONE;
-    if (record->pinned)
-        pinned_blocks++;
-    else
+    if (!record->pinned) {
         name(record, number);
+    } else if (!order_pinned(number)) {
+        record->bytes = 0;
+        record->next = vacant;
+        vacant = number;
+        return VGPU_TIER_NONE;
+    }
     atomic_store_explicit(&vgpu_tier_used, true, memory_order_relaxed);
     return number;
 }
@@ -267,7 +305,7 @@ void vgpu_tier_leave(uint32_t number) {
     struct vgpu_tier_record *record = vgpu_tier_record(number);
     struct vgpu_tier_card *card = vgpu_tier_card(record->card);
     if (record->pinned)
-        pinned_blocks--;
+        forget_pinned(number);
     else
         name(record, VGPU_TIER_NONE);
     if (card && record->entry != VGPU_TIER_NONE) {
@@ -308,12 +346,9 @@ uint32_t vgpu_tier_next(uint32_t from) {
 
 uint32_t vgpu_tier_around(CUdeviceptr address) {
     const uint32_t number = vgpu_tier_find(address);
-    if (number != VGPU_TIER_NONE || !pinned_blocks)
+    const uint32_t begun = number == VGPU_TIER_NONE ? begun_by(address) : 0;
+    if (!begun)
         return number;
-    for (uint32_t i = vgpu_tier_next(0); i != VGPU_TIER_NONE; i = vgpu_tier_next(i + 1)) {
-        const struct vgpu_tier_record *record = vgpu_tier_record(i);
-        if (record->pinned && address >= record->base && address - record->base < record->bytes)
-            return i;
-    }
-    return VGPU_TIER_NONE;
+    const struct vgpu_tier_record *record = vgpu_tier_record(by_address[begun - 1]);
+    return address - record->base < record->bytes ? by_address[begun - 1] : VGPU_TIER_NONE;
 }

@@ -55,6 +55,7 @@ struct vgpu_tier_card {
 
 extern _Atomic(_Atomic uint32_t *) vgpu_tier_leaves[VGPU_TIER_LEAVES];
 extern atomic_bool vgpu_tier_used;
+extern atomic_uint vgpu_tier_pinned; /* pinned blocks */
 
 /* False: no block was ever made. */
 static inline bool vgpu_tier_any(void) {
@@ -70,6 +71,12 @@ static inline uint32_t vgpu_tier_find(CUdeviceptr address) {
     if (!leaf)
         return VGPU_TIER_NONE;
     return ~atomic_load_explicit(&leaf[address >> VGPU_TIER_SHIFT & ((1u << (VGPU_TIER_LEAF_SHIFT - VGPU_TIER_SHIFT)) - 1)], memory_order_acquire);
+}
+
+/* False: no block of the tier is at an address. No lock. */
+static inline bool vgpu_tier_maybe(CUdeviceptr address) {
+    return vgpu_tier_any() &&
+           (vgpu_tier_find(address) != VGPU_TIER_NONE || atomic_load_explicit(&vgpu_tier_pinned, memory_order_acquire) != 0);
 }
 
 /* The record of a number that vgpu_tier_find has given. */

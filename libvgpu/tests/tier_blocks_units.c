@@ -98,8 +98,25 @@ static void test_pinned_blocks(void) {
     CHECK(vgpu_tier_find(small.base) == VGPU_TIER_NONE);
     CHECK(vgpu_tier_around(small.base + 4999) == a && vgpu_tier_around(small.base + 5000) == b);
     CHECK(vgpu_tier_around(small.base - 1) == VGPU_TIER_NONE && vgpu_tier_around(small.base + 10000) == VGPU_TIER_NONE);
+    CHECK(vgpu_tier_maybe(small.base) && vgpu_tier_maybe(1)); /* whoever asks has to look */
     vgpu_tier_leave(a);
     CHECK(vgpu_tier_around(small.base) == VGPU_TIER_NONE && vgpu_tier_around(neighbour.base) == b);
+    static uint32_t numbers[500];
+    for (unsigned i = 0; i < 500; i++) { /* in no order of addresses, with gaps of 16 bytes */
+        struct vgpu_tier_record one = {.base = 0x6600000000 + (i * 7919 % 500) * 4096, .asked = 4080, .bytes = 4080, .pinned = true};
+        numbers[i] = vgpu_tier_enter(&one);
+    }
+    for (unsigned i = 0; i < 500; i += 2)
+        vgpu_tier_leave(numbers[i]);
+    for (unsigned i = 0; i < 500; i++) {
+        const CUdeviceptr base = 0x6600000000 + (i * 7919 % 500) * 4096;
+        const uint32_t wanted = i % 2 ? numbers[i] : VGPU_TIER_NONE;
+        CHECK(vgpu_tier_around(base) == wanted && vgpu_tier_around(base + 4079) == wanted && vgpu_tier_around(base + 4080) == VGPU_TIER_NONE);
+    }
+    for (unsigned i = 1; i < 500; i += 2)
+        vgpu_tier_leave(numbers[i]);
+    vgpu_tier_leave(b);
+    CHECK(!vgpu_tier_maybe(small.base));
     vgpu_tier_unlock();
 }
 

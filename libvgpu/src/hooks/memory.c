@@ -144,7 +144,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
     CUDA_REAL(cuMemFree_v2);
     struct vgpu_freeing freeing;
     CUresult ours;
-    if (vgpu_tier_any() && vgpu_tier_free(pointer, &ours))
+    if (vgpu_tier_maybe(pointer) && vgpu_tier_free(pointer, &ours))
         return ours;
     bool known = vgpu_freeing(VGPU_POINTER, pointer, &freeing);
     return vgpu_freed(real(pointer), VGPU_POINTER, pointer, known, &freeing);

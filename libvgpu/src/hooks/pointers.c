@@ -19,7 +19,7 @@ struct seen {
 
 /* False: the driver's own answers are right. Else `done` follows: a block of the tier does not move until then. */
 static bool see(CUdeviceptr address, struct seen *seen) {
-    if (vgpu_tier_any()) {
+    if (vgpu_tier_maybe(address)) {
         vgpu_tier_lock();
         const uint32_t number = vgpu_tier_around(address);
         const struct vgpu_tier_record *record = number == VGPU_TIER_NONE ? NULL : vgpu_tier_record(number);
@@ -46,8 +46,8 @@ static void done(const struct seen *seen) {
         vgpu_tier_unlock();
 }
 
-static inline bool any(void) {
-    return vgpu_tier_any() || __builtin_expect(atomic_load_explicit(&vgpu_blocks_spilled, memory_order_relaxed) != 0, 0);
+static inline bool any(CUdeviceptr address) {
+    return vgpu_tier_maybe(address) || __builtin_expect(atomic_load_explicit(&vgpu_blocks_spilled, memory_order_relaxed) != 0, 0);
 }
 
 /* Writes what the program is told; false: the driver's answer is right. Sizes as cuda.h says, CUpointer_attribute. */
@@ -77,7 +77,7 @@ static bool told(const struct seen *seen, CUpointer_attribute attribute, CUdevic
 CUresult cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdeviceptr address) {
     CUDA_REAL(cuPointerGetAttribute);
     struct seen seen;
-    if (!any() || !out || !see(address, &seen))
+    if (!any(address) || !out || !see(address, &seen))
         return real(out, attribute, address);
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     if (attribute != CU_POINTER_ATTRIBUTE_HOST_POINTER) /* as for memory of the card */
@@ -89,7 +89,7 @@ CUresult cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdevic
 CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data, CUdeviceptr address) {
     CUDA_REAL(cuPointerGetAttributes);
     struct seen seen;
-    if (!any() || !see(address, &seen))
+    if (!any(address) || !see(address, &seen))
         return real(count, attributes, data, address);
     const CUresult result = real(count, attributes, data, address);
     for (unsigned i = 0; result == CUDA_SUCCESS && i < count; i++) {
@@ -105,7 +105,7 @@ CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attribu
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {
     CUDA_REAL(cuMemGetAddressRange_v2);
     struct seen seen;
-    if (!any() || !see(address, &seen) || seen.spilled)
+    if (!any(address) || !see(address, &seen) || seen.spilled)
         return real(base, bytes, address);
     if (base)
         *base = seen.base;
@@ -122,7 +122,7 @@ CUresult cuMemGetAddressRange(CUdeviceptr_v1 *base, unsigned int *bytes, CUdevic
 
 /* A block of the tier at an address; from now on it does not move, if others are to see it. */
 static bool tiered(CUdeviceptr address, bool stays, bool *on_device) {
-    if (!vgpu_tier_any())
+    if (!vgpu_tier_maybe(address))
         return false;
     vgpu_tier_lock();
     const uint32_t number = vgpu_tier_around(address);

@@ -140,7 +140,7 @@ static CUresult release(free_function real, CUdeviceptr pointer, CUstream given,
         return result;
     }
     CUresult ours;
-    if (vgpu_tier_any() && vgpu_tier_free_in_order(pointer, stream, &ours))
+    if (vgpu_tier_maybe(pointer) && vgpu_tier_free_in_order(pointer, stream, &ours))
         return ours;
     bool known = vgpu_freeing(VGPU_POINTER, pointer, &freeing);
     return vgpu_freed(real(pointer, given), VGPU_POINTER, pointer, known, &freeing);
