@@ -76,9 +76,10 @@ bench-pacer: build
 bench-tier: $(STAMP)
 	@$(BIN)/python benchmarks/tier/bench.py $(if $(ONLY),--only "$(ONLY)") $(if $(DOCS),--docs docs)
 
-# Random programs against the simulator: SECONDS, SEED, INPUT (plays this file 100 times), FUZZER=libfuzzer (needs clang).
+# Random programs against the simulator: SECONDS, SEED, INPUT (plays this file 100 times), TIER=static or movable (half of each limit lies in host
+# memory), FUZZER=libfuzzer (needs clang).
 fuzz: build
-	@$(BIN)/python libvgpu/tests/fuzz/run.py $(if $(filter libfuzzer,$(FUZZER)),--libfuzzer) --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(INPUT),--replay $(INPUT))
+	@$(BIN)/python libvgpu/tests/fuzz/run.py $(if $(filter libfuzzer,$(FUZZER)),--libfuzzer) --seconds $(or $(SECONDS),60) $(if $(TIER),--tier $(TIER)) $(if $(SEED),--seed $(SEED)) $(if $(INPUT),--replay $(INPUT))
 
 # kill -9 at random moments, 300 starts at once, requests in lock-step.
 storm: build

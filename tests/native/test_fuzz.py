@@ -27,6 +27,14 @@ def test_ledger_and_truth_agree_after_every_program() -> None:
 
 
 @pytest.mark.xdist_group("fuzz")
+@pytest.mark.parametrize("tier", ["static", "movable"])
+def test_they_agree_where_a_half_lies_in_host_memory(tier: str) -> None:
+    done = fuzz("--seed", "2", "--seconds", "8", "--tier", tier)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 found" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.xdist_group("fuzz")
 def test_memory_that_the_limits_do_not_know_is_found(tmp_path: Path) -> None:
     """A process that allocates without the library breaks the comparison: the target can fail."""
     program = tmp_path / "program"

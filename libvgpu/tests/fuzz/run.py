@@ -93,13 +93,13 @@ def compile_all(libfuzzer: bool, flags: str = "") -> Path:
     return folder / "fuzz"
 
 
-def environment(program: Path) -> dict[str, str]:
+def environment(program: Path, tier: str) -> dict[str, str]:
     """Preloaded as in a container, without anything that limits or simulates by itself."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("CUDA_", "VGPU_", "LD_", "NVIDIA_", "GPU_CORE"))}
     preload = {} if program.parent.name != "plain" else {"LD_PRELOAD": str(program.parent / "libvgpu.so")}
     # a forked child finds its parent's threads ended, and nobody could join them there; the parent joins its own
     sanitizer = {"TSAN_OPTIONS": "report_thread_leaks=0 halt_on_error=1"}
-    return clean | preload | sanitizer | {"LD_LIBRARY_PATH": str(program.parent)}
+    return clean | preload | sanitizer | {"FUZZ_TIER": tier} | {"LD_LIBRARY_PATH": str(program.parent)}
 
 
 def main() -> int:
@@ -113,6 +113,9 @@ def main() -> int:
     parser.add_argument("--hang", type=int, default=120, help="seconds after which a program hangs")
     parser.add_argument("--found", type=Path, default=BUILD / "found", help="folder of what breaks something")
     parser.add_argument("--bare", action="store_true", help="without the library: everything must be found")
+    parser.add_argument(
+        "--tier", choices=("static", "movable"), default="", help="half of each limit is in host memory"
+    )
     parser.add_argument("--save", type=Path, help="keep the inputs that did something new in this folder")
     parser.add_argument("--replay", nargs="+", type=Path, help="play these inputs 100 times each, nothing else")
     options = parser.parse_args()
@@ -159,7 +162,7 @@ def main() -> int:
         command += [str(CORPUS)] if CORPUS.is_dir() else []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the program too
     with TemporaryDirectory(prefix="vgpu-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as scratch:
-        variables = environment(program) | {"TMPDIR": scratch}
+        variables = environment(program, options.tier) | {"TMPDIR": scratch}
         if options.bare:
             variables.pop("LD_PRELOAD", None)
         return subprocess.run([program, *command], env=variables, check=False).returncode
