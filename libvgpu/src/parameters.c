@@ -11,7 +11,8 @@
 #define TRIES 4u
 #define MOST_PARAMETERS 4096u
 
-/* Written by one thread at a time; `version` is odd meanwhile. What was read while it changed, or was odd, counts for nothing. */
+/* Written by one thread at a time; `version` is odd meanwhile. What was read while it changed, or was odd, counts for nothing: who
+ * has read something new (acquire) then finds another version (each is stored by release). */
 static struct slot {
     _Atomic uint32_t version;
     _Atomic uint32_t count;
@@ -55,15 +56,14 @@ static struct slot *place(CUfunction function, unsigned number) {
 
 static bool find(const struct slot *slot, CUfunction function, uint64_t now, struct vgpu_parameters *out) {
     const uint32_t version = atomic_load_explicit(&slot->version, memory_order_acquire);
-    if (version & 1 || atomic_load_explicit(&slot->function, memory_order_relaxed) != function ||
-        atomic_load_explicit(&slot->epoch, memory_order_relaxed) != now)
+    if (version & 1 || atomic_load_explicit(&slot->function, memory_order_acquire) != function ||
+        atomic_load_explicit(&slot->epoch, memory_order_acquire) != now)
         return false;
-    out->count = atomic_load_explicit(&slot->count, memory_order_relaxed);
+    out->count = atomic_load_explicit(&slot->count, memory_order_acquire);
     for (uint32_t i = 0; i < out->count && i < VGPU_PARAMETER_WORDS; i++) {
-        const uint32_t word = atomic_load_explicit(&slot->words[i], memory_order_relaxed);
+        const uint32_t word = atomic_load_explicit(&slot->words[i], memory_order_acquire);
         out->words[i] = (struct vgpu_parameter_word){(uint16_t)(word >> 16), (uint16_t)word};
     }
-    atomic_thread_fence(memory_order_acquire);
     return atomic_load_explicit(&slot->version, memory_order_relaxed) == version;
 }
 
@@ -76,12 +76,11 @@ static void keep(CUfunction function, uint64_t now, const struct vgpu_parameters
             break;
         }
     atomic_fetch_add(&slot->version, 1);
-    atomic_thread_fence(memory_order_release);
-    atomic_store_explicit(&slot->function, function, memory_order_relaxed);
-    atomic_store_explicit(&slot->epoch, now, memory_order_relaxed);
-    atomic_store_explicit(&slot->count, asked->count, memory_order_relaxed);
+    atomic_store_explicit(&slot->function, function, memory_order_release);
+    atomic_store_explicit(&slot->epoch, now, memory_order_release);
+    atomic_store_explicit(&slot->count, asked->count, memory_order_release);
     for (uint32_t i = 0; i < asked->count; i++)
-        atomic_store_explicit(&slot->words[i], (uint32_t)asked->words[i].parameter << 16 | asked->words[i].offset, memory_order_relaxed);
+        atomic_store_explicit(&slot->words[i], (uint32_t)asked->words[i].parameter << 16 | asked->words[i].offset, memory_order_release);
     atomic_fetch_add_explicit(&slot->version, 1, memory_order_release);
     vgpu_spin_unlock(&filling);
 }
