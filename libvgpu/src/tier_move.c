@@ -32,6 +32,7 @@
 #define MOST_NOTED_OF 16u
 
 static _Atomic uint64_t next_look;
+static _Atomic uint64_t wanted_room[VGPU_MAX_CARDS]; /* bytes that calls of vgpu_make_room wait for */
 /* The following under the tier's lock. */
 static uint64_t last_move, drain_ns, drain_pause, next_drain;
 static uint64_t full_until[VGPU_MAX_CARDS];  /* the card */
@@ -40,6 +41,8 @@ static uint32_t next_block; /* to be looked at where blocks only come up */
 
 void vgpu_moves_forget(void) {
     atomic_store(&next_look, 0);
+    for (unsigned card = 0; card < VGPU_MAX_CARDS; card++)
+        atomic_store(&wanted_room[card], 0);
     last_move = drain_ns = drain_pause = next_drain = next_block = 0;
     for (unsigned card = 0; card < VGPU_MAX_CARDS; card++)
         full_until[card] = stuck_until[card] = 0;
@@ -149,8 +152,9 @@ static bool move_all(struct vgpu_tier_card *tier, const uint32_t *entries, uint3
 
 /* Bytes that the card has left for the container's large blocks; below 0: it has to give way. */
 static int64_t room_of(unsigned card, uint64_t now) {
-    const uint64_t limit = vgpu_resident_limit(card), used = vgpu_used(card, VGPU_RESIDENT_BYTES), spare = vgpu_tier_headroom(card);
-    if (limit == VGPU_NO_LIMIT)
+    const uint64_t most = vgpu_resident_limit(card), used = vgpu_used(card, VGPU_RESIDENT_BYTES), spare = vgpu_tier_headroom(card);
+    const uint64_t wanted = atomic_load_explicit(&wanted_room[card], memory_order_relaxed), limit = most > wanted ? most - wanted : 0;
+    if (most == VGPU_NO_LIMIT)
         return INT64_MAX;
     if (used > limit)
         return now < stuck_until[card] ? 0 : -(int64_t)(used - limit);
@@ -163,8 +167,7 @@ static bool on_loan(bool *pressed) {
     bool any = false;
     *pressed = false;
     for (unsigned card = 0; limits && limits->flags & VGPU_MOVABLE && card < limits->card_count; card++) {
-        const struct vgpu_tier_card *tier = vgpu_tier_card(card);
-        if (!tier || !tier->policy.movable || limits->cards[card].guarantee == VGPU_NO_LIMIT)
+        if (!vgpu_tier_card(card) || limits->cards[card].guarantee == VGPU_NO_LIMIT)
             continue;
         const uint64_t used = vgpu_used(card, VGPU_RESIDENT_BYTES);
         any |= used > limits->cards[card].guarantee;
@@ -284,6 +287,20 @@ static void look(struct vgpu_passage *mine) {
     vgpu_tier_unlock();
     if (!possible)
         atomic_store(&next_look, vgpu_now_ns() + BUSY_AGAIN_NS);
+}
+
+bool vgpu_make_room(unsigned card, uint64_t bytes) {
+    const struct vgpu_tier_card *tier = vgpu_tier_card(card);
+    struct vgpu_passage *mine = vgpu_passage_take();
+    if (!tier || !tier->policy.movable || !mine || vgpu_gate_inside() || bytes > vgpu_resident_limit(card))
+        return false;
+    const int kept = errno;
+    atomic_fetch_add(&wanted_room[card], bytes);
+    look(mine);
+    atomic_fetch_sub(&wanted_room[card], bytes);
+    errno = kept;
+    const uint64_t used = vgpu_used(card, VGPU_RESIDENT_BYTES), limit = vgpu_resident_limit(card);
+    return used <= limit && bytes <= limit - used;
 }
 
 /* One thread at a time looks, and none that is called back amid a call. */
