@@ -290,9 +290,8 @@ static void look(struct vgpu_passage *mine) {
 }
 
 bool vgpu_make_room(unsigned card, uint64_t bytes) {
-    const struct vgpu_tier_card *tier = vgpu_tier_card(card);
     struct vgpu_passage *mine = vgpu_passage_take();
-    if (!tier || !tier->policy.movable || !mine || vgpu_gate_inside() || bytes > vgpu_resident_limit(card))
+    if (!vgpu_tier_card(card) || !mine || vgpu_gate_inside() || bytes > vgpu_resident_limit(card))
         return false;
     const int kept = errno;
     atomic_fetch_add(&wanted_room[card], bytes);

@@ -74,7 +74,7 @@ def clean(client: Client, flags: str, libraries: Path) -> bool:
             Region.create(Path(scratch) / "region", MOVING).close()
         own = {"VGPU_SIMULATE": "T4", "VGPU_SIM_DIR": f"{scratch}/cards", "VGPU_DIR": f"{scratch}/region"}
         stopping = {"UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
-        variables = fuzz.environment(libraries / "fuzz") | LIMITS | own | stopping
+        variables = fuzz.environment(libraries / "fuzz", "") | LIMITS | own | stopping
         if client.moves:  # its threads launch at once, for which the simulator has no locks everywhere
             (Path(scratch) / "suppressed").write_text("race:libcuda.so.1\n")
             variables["TSAN_OPTIONS"] += f" suppressions={scratch}/suppressed"
