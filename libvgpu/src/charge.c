@@ -13,6 +13,7 @@
 #include "log.h"
 #include "pools.h"
 #include "tier.h"
+#include "tier_move.h"
 
 atomic_bool vgpu_never_limited;
 
@@ -110,14 +111,25 @@ enum vgpu_verdict vgpu_reserve_quietly(unsigned card, uint64_t bytes, struct vgp
     return reserve_after_giving_back(card, bytes, ticket) ? VGPU_CHARGED : VGPU_REFUSED;
 }
 
+/* The limit has room, the card has not, and blocks of the tier can give way. */
+static bool moves_help(unsigned card, uint64_t bytes) {
+    const struct vgpu_limits *limits = vgpu_limits_now();
+    if (!limits || !(limits->flags & VGPU_MOVABLE) || card >= limits->card_count)
+        return false;
+    const uint64_t used = vgpu_used(card, VGPU_DEVICE_BYTES), limit = limits->cards[card].memory;
+    return used <= limit && bytes <= limit - used && vgpu_make_room(card, bytes);
+}
+
 enum vgpu_verdict vgpu_reserve(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket) {
     const enum vgpu_verdict verdict = vgpu_reserve_quietly(card, bytes, ticket);
-    if (__builtin_expect(verdict == VGPU_REFUSED, 0)) {
-        const int kept = errno;
+    if (__builtin_expect(verdict != VGPU_REFUSED, 1))
+        return verdict;
+    const int kept = errno;
+    const bool granted = moves_help(card, bytes) && vgpu_charge(card, VGPU_DEVICE_BYTES, bytes, ticket);
+    if (!granted)
         vgpu_tell_refused(card, bytes);
-        errno = kept;
-    }
-    return verdict;
+    errno = kept;
+    return granted ? VGPU_CHARGED : VGPU_REFUSED;
 }
 
 void vgpu_uncharge(struct vgpu_ticket ticket, uint64_t bytes) {

@@ -15,6 +15,9 @@ void vgpu_safe_point_slowly(void);
 void vgpu_look_after_loans(void);
 /* Gives way, if it has to, on behalf of a process that makes no calls. True: it holds some. */
 bool vgpu_give_way(void);
+/* Moves blocks of this process down until the container has room for `bytes` more on a card, for what can be nowhere else. False: it has not, such as
+ * while the card is at work. Waits for it, but not for long. Movable containers; outside the gate. */
+bool vgpu_make_room(unsigned card, uint64_t bytes);
 /* After a wait: the card is likely to have nothing to do. */
 void vgpu_safe_point_idle(void);
 

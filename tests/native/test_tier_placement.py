@@ -472,6 +472,22 @@ print(moved, truth()[2] > 0, seen() == before)
     assert lines == ["0 True True"]
 
 
+def test_blocks_that_can_move_give_way_to_what_can_be_nowhere_else(tmp_path: Path) -> None:
+    box = container(tmp_path, movable=True)
+    lines = box.python(
+        TRUTH
+        + """
+start()
+while truth()[2] == 0:
+    ok(alloc(20 * MIB)[0])
+before, array = truth(), c_void_p()
+print(cu.cuArrayCreate_v2(byref(array), byref(ArrayDescriptor(32768, 6400, UINT8, 1))), truth()[2] > before[2], truth()[1] <= 512)
+print(cu.cuArrayCreate_v2(byref(array), byref(ArrayDescriptor(32768, 32768, UINT8, 1))), truth()[0] - before[0])
+"""
+    )
+    assert lines == ["0 True True", "2 200"]
+
+
 def test_cards_may_reach_each_other(tmp_path: Path) -> None:
     box = container(tmp_path, cards="H100x2", movable=True)
     lines = box.python(
