@@ -253,6 +253,32 @@ report(resident() - before)
     assert grown < 8 * MIB
 
 
+def test_a_copy_of_what_nobody_wrote_costs_no_host_memory(machine: Machine) -> None:
+    grown, *found = machine.run(
+        CLIENT
+        + """
+from simulator_blocks import mapped
+context()
+resident = lambda: int(open("/proc/self/statm").read().split()[1]) * 4096
+p, q = mapped(64 * MIB), mapped(64 * MIB, 0)
+before = resident()
+ok(cu.cuMemcpyDtoD(q, p, 64 * MIB))
+grown = resident() - before
+def byte(at):
+    found = bytearray(1)
+    ok(cu.cuMemcpyDtoH(found, at, 1))
+    return found[0]
+ok(cu.cuMemsetD8(p + 63 * MIB, 7, 1))
+ok(cu.cuMemcpyDtoD(q, p, 64 * MIB))
+written = byte(q + 63 * MIB)
+ok(cu.cuMemcpyDtoD(p, mapped(64 * MIB), 64 * MIB))
+report([grown, written, byte(p + 63 * MIB), code(cu.cuMemcpyDtoD(mapped(2 * MIB), q, 4 * MIB))])
+"""
+    )
+    assert grown < 8 * MIB
+    assert found == [7, 0, 1]
+
+
 def test_pointers_tell_what_they_are(machine: Machine) -> None:
     found = machine.run(
         CLIENT
