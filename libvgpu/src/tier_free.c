@@ -154,11 +154,13 @@ bool vgpu_tier_free(CUdeviceptr pointer, CUresult *result) {
     uint64_t buffer;
     if (!find_to_free(pointer, &context, &buffer, result))
         return *result != CUDA_SUCCESS;
-    const bool capturing = vgpu_any_capture(); /* of whatever thread: a wait for the whole context would break it */
+    bool capturing = vgpu_any_capture(); /* of whatever thread: a wait for the whole context would break it */
     *result = capturing ? CUDA_SUCCESS : synchronize(context);
-    if (*result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || *result == CUDA_ERROR_STREAM_CAPTURE_UNMATCHED)
-        *result = CUDA_SUCCESS; /* it began in between */
-    else if (*result != CUDA_SUCCESS)
+    if (*result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) { /* it began in between */
+        capturing = true;
+        *result = CUDA_SUCCESS;
+    }
+    if (*result != CUDA_SUCCESS)
         return true;
     vgpu_tier_lock();
     CUresult answer;
