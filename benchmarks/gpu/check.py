@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import msgspec
 import pynvml
-from checks import core, frameworks, hooks, memory, pairs
+from checks import core, frameworks, hooks, memory, pairs, tier, training
 from checks.children import Budget
 from checks.machine import Machine, NoDriver
 from checks.rows import COLUMNS, Row, broken, families, markdown, not_run, status
@@ -48,6 +48,7 @@ def plan(python: str, trials: int, times: core.Plan) -> list[Check]:
         Check(pairs.FAMILY, f"{pairs.BOTH}; {pairs.KILLED}", 30, partial(pairs.together, trials=trials)),
         Check(pairs.FAMILY, "nvidia-smi", 15, pairs.nvidia_smi),
     ]
+    found += [Check(tier.FAMILY, what, 20, partial(tier.check, what=what)) for what in tier.CHECKS]
     one = times.warm_s + times.measured_s + 3
     each = one * (1 + len(core.LIMITS)) + times.settle_s - times.warm_s + one
     found += [
@@ -58,7 +59,8 @@ def plan(python: str, trials: int, times: core.Plan) -> list[Check]:
         Check(frameworks.FAMILY, what, 30, partial(frameworks.check, what=what, python=python))
         for what in (*frameworks.ROWS, frameworks.SHARE)
     ]
-    return [*found, Check(hooks.FAMILY, "calls.c", 60, hooks.check)]
+    found.append(Check(hooks.FAMILY, "calls.c", 60, hooks.check))
+    return [*found, Check(training.FAMILY, training.TRAINING, 60, partial(training.check, python=python))]
 
 
 def run(machine: Machine, checks: Sequence[Check], console: Console) -> list[Row]:

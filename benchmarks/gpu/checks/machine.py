@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
+import msgspec
 import pynvml
 
 from vgpu import contexts, inventory, names
@@ -41,6 +42,15 @@ Command: TypeAlias = Sequence[str | Path]
 
 class NoDriver(Exception):
     """There is no card to check; `str()` is one sentence."""
+
+
+class Tier(msgspec.Struct, frozen=True):
+    """A slice that may hold more than its guarantee in host memory; MiB, contexts included."""
+
+    memory: int
+    guarantee: int
+    host: int  #: at most so much in host memory
+    movable: bool
 
 
 class Machine:
@@ -145,17 +155,30 @@ class Machine:
     ) -> Child:
         """A program in a slice of its own: by `vgpu run`; on a MIG instance, which that leaves alone, by a region."""
         if self.mig:
-            return self._by_region(command, memory, cores, seconds, variables)
+            limits = Limits((CardLimit("", memory * MIB, cores=cores),))
+            return self._by_region(command, limits, seconds, variables)
         environment = self._environment | dict(variables)
         return Child(self.command(command, memory, cores), environment, self._within(seconds))
 
-    def _by_region(
-        self, command: Command, memory: int, cores: int, seconds: float, variables: Mapping[str, str]
+    def tiered(
+        self,
+        command: Command,
+        tier: Tier,
+        *,
+        seconds: float = 60,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> Child:
+        """A program in a slice with the tier: by a region, since `vgpu run` guarantees all that fits on the card."""
+        uuid = "" if self.mig else self.uuid
+        card = CardLimit(uuid, tier.memory * MIB, tier.guarantee * MIB, context_bytes=self.context)
+        limits = Limits((card,), host_memory=tier.host * MIB, oversubscribe=True, movable=tier.movable)
+        return self._by_region(command, limits, seconds, variables)
+
+    def _by_region(self, command: Command, limits: Limits, seconds: float, variables: Mapping[str, str]) -> Child:
         self._slices += 1
         folder = self.folder / f"region{self._slices}"
         folder.mkdir()
-        Region.create(folder, Limits((CardLimit("", memory * MIB, cores=cores),))).close()
+        Region.create(folder, limits).close()
         ours = {
             "LD_PRELOAD": str(paths.libvgpu()),
             names.ENV_REGION_DIR: str(folder),
@@ -163,9 +186,11 @@ class Machine:
         }
         return Child(command, self._environment | ours | dict(variables), self._within(seconds))
 
-    def native(self, command: Command, *, seconds: float = 60) -> Child:
+    def native(
+        self, command: Command, *, seconds: float = 60, variables: Mapping[str, str] = MappingProxyType({})
+    ) -> Child:
         """A program on the same card without the library."""
-        environment = self._environment | {"CUDA_VISIBLE_DEVICES": self.uuid}
+        environment = self._environment | {"CUDA_VISIBLE_DEVICES": self.uuid} | dict(variables)
         return Child(command, environment, self._within(seconds))
 
     def _within(self, seconds: float) -> float:
