@@ -101,6 +101,10 @@ static void note_unknown(CUstream stream) {
         give_up("a stream is used that was created in a way which is not known");
 }
 
+static void own_finished(struct vgpu_passage *mine) {
+    atomic_store_explicit(&mine->finished, atomic_load_explicit(&mine->handed_in, memory_order_relaxed), memory_order_release);
+}
+
 /* Work of a thread's own streams in two contexts is told apart only as far as the first has finished. */
 static void note_own(struct vgpu_passage *mine, CUcontext context) {
     if (!mine) {
@@ -110,7 +114,7 @@ static void note_own(struct vgpu_passage *mine, CUcontext context) {
     const CUcontext before = atomic_load(&mine->own);
     if (before != context && atomic_load(&mine->handed_in) != atomic_load(&mine->finished)) {
         if (!mine->shared && vgpu_own_stream_idle(before))
-            vgpu_own_stream_finished();
+            own_finished(mine);
         else
             give_up("a thread uses streams of its own in several contexts at once");
     }
@@ -272,8 +276,8 @@ void vgpu_streams_context_gone(CUcontext context) {
 
 void vgpu_own_stream_finished(void) {
     struct vgpu_passage *mine = vgpu_passage;
-    if (mine && !mine->shared)
-        atomic_store_explicit(&mine->finished, atomic_load_explicit(&mine->handed_in, memory_order_relaxed), memory_order_release);
+    if (mine && !mine->shared && atomic_load(&mine->own) == current()) /* else it has waited for another one */
+        own_finished(mine);
 }
 
 void vgpu_context_waiting(struct vgpu_stream_wait *wait, CUcontext context) {
@@ -348,7 +352,7 @@ static bool own_streams_idle(void) {
         if (passage == vgpu_passage && !passage->shared) {
             if (!vgpu_own_stream_idle(context))
                 return false;
-            vgpu_own_stream_finished();
+            own_finished(passage);
         } else if (!context_idle(context) || atomic_load(&passage->handed_in) != atomic_load(&passage->finished)) {
             return false;
         }

@@ -28,7 +28,8 @@ static inline void vgpu_stream_used(CUstream stream) {
         key = (uintptr_t)context + 1 + (stream == CU_STREAM_PER_THREAD);
     }
     if (__builtin_expect(!mine || mine->epoch != atomic_load_explicit(&vgpu_streams_epoch, memory_order_acquire) ||
-                             mine->streams[vgpu_stream_place(key)] != key,
+                             mine->streams[vgpu_stream_place(key)] != key ||
+                             (stream == CU_STREAM_PER_THREAD && atomic_load_explicit(&mine->own, memory_order_relaxed) != context),
                          0)) {
         vgpu_stream_used_slowly(mine, stream, context);
         mine = vgpu_passage;
@@ -56,7 +57,7 @@ void vgpu_streams_context_gone(CUcontext context);
 
 /* The calling thread's own stream of a context has nothing left to do. */
 bool vgpu_own_stream_idle(CUcontext context);
-/* The thread has waited for its own stream. */
+/* The thread has waited for its own stream of the current context. */
 void vgpu_own_stream_finished(void);
 /* Around a wait for all work of a context. */
 #define VGPU_WAITED_FOR 64u

@@ -44,7 +44,7 @@ void *vgpu_driver_entry_slowly(enum vgpu_entry entry) {
 static __thread CUcontext stack[4];
 static __thread int depth;
 static bool busy[STREAMS], legacy_busy[4], event_busy, others_busy;
-static __thread bool own_busy;
+static __thread bool own_busy[4];
 static bool exists[STREAMS];
 static int events;
 
@@ -83,7 +83,7 @@ static CUresult query(CUstream stream) {
     if (stream == CU_STREAM_LEGACY)
         return answer(legacy_busy[(uintptr_t)stack[depth - 1] / 0x1000]);
     if (stream == CU_STREAM_PER_THREAD)
-        return answer(own_busy);
+        return answer(own_busy[(uintptr_t)stack[depth - 1] / 0x1000]);
     CHECK(exists[number_of(stream)]);
     return answer(busy[number_of(stream)]);
 }
@@ -150,7 +150,8 @@ static void begin(void) {
     vgpu_gate_forget();
     memset(busy, 0, sizeof busy);
     memset(legacy_busy, 0, sizeof legacy_busy);
-    own_busy = others_busy = event_busy = false;
+    memset(own_busy, 0, sizeof own_busy);
+    others_busy = event_busy = false;
     warnings = events = 0;
     vgpu_driver_entries[ENTRY_cuCtxRecordEvent] = NULL;
     depth = 0;
@@ -257,10 +258,10 @@ static void check_streams_of_threads(void) {
     pthread_t thread;
     struct vgpu_stream_wait wait;
     begin();
-    own_busy = true;
+    own_busy[1] = true;
     use(CU_STREAM_PER_THREAD);
     CHECK(!vgpu_streams_idle());
-    own_busy = false;
+    own_busy[1] = false;
     CHECK(vgpu_streams_idle());
     for (int round = 0; round < 4; round++) {
         waits = round == 0;
@@ -289,8 +290,39 @@ static void check_streams_of_threads(void) {
     vgpu_context_waiting(&wait, NULL);
     use(CU_STREAM_PER_THREAD); /* during the wait: not waited for */
     vgpu_context_finished(&wait);
-    own_busy = true;
+    own_busy[1] = true;
     CHECK(!vgpu_streams_idle());
+}
+
+/* A thread has one in each context; what it still has to do in one is no secret of the other one. */
+static void check_own_streams_of_two_contexts(void) {
+    CUcontext popped;
+    begin();
+    for (int i = 1; i <= 2; i++) { /* both are known, and have been waited for */
+        push(CONTEXT(i));
+        use(CU_STREAM_PER_THREAD);
+        vgpu_own_stream_finished();
+        pop(&popped);
+    }
+    use(CU_STREAM_PER_THREAD);
+    own_busy[1] = true;
+    CHECK(!vgpu_streams_idle());
+    push(CONTEXT(2));
+    vgpu_own_stream_finished(); /* a wait for the one that has nothing to do */
+    pop(&popped);
+    CHECK(!vgpu_streams_idle());
+    vgpu_own_stream_finished();
+    own_busy[1] = false;
+    CHECK(vgpu_streams_idle() && !warnings);
+    use(CU_STREAM_PER_THREAD);
+    push(CONTEXT(2));
+    use(CU_STREAM_PER_THREAD); /* the first has finished, though nobody has asked */
+    CHECK(vgpu_streams_idle() && !warnings);
+    use(CU_STREAM_PER_THREAD);
+    own_busy[2] = true;
+    pop(&popped);
+    use(CU_STREAM_PER_THREAD);
+    CHECK(!vgpu_streams_idle() && warnings == 1);
 }
 
 int main(void) {
@@ -302,5 +334,6 @@ int main(void) {
     check_destroyed_streams();
     check_unknown_streams();
     check_streams_of_threads();
+    check_own_streams_of_two_contexts();
     return 0;
 }
