@@ -217,7 +217,7 @@ class Granting:
         return pod_holds(plan.pod, {**before, plan.candidate.container: plan.slices})
 
     def _guard(self, plan: Plan) -> None:
-        granted = self._holdings.granted(without=plan.pod.metadata.uid)
+        granted = self._holdings.granted(without={plan.pod.metadata.uid})
         sentence = excess(self._cards.by_uuid, granted, self._holds(plan))
         if sentence:
             raise Refusal(f"pod {full_name(plan.pod)}: {sentence}", transient=True, pod=plan.pod)

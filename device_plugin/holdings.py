@@ -1,6 +1,6 @@
 """What this node's pods hold on its cards, from what was granted here and from what the scheduler recorded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from device_plugin import grants
 from device_plugin.pods import Pods, allocation_of
@@ -19,10 +19,10 @@ class Holdings:
         self._pods = pods
         self._sandboxes = sandboxes
 
-    def granted(self, without: str = "") -> dict[str, Held]:
-        """What pods hold that have started here and may still run; `without`: UID of a pod to leave out."""
+    def granted(self, without: Collection[str] = ()) -> dict[str, Held]:
+        """What pods hold that have started here and may still run; `without`: UIDs of pods to leave out."""
         started = self._sandboxes.granted()
-        return grants.total(self._started(uid, slices) for uid, slices in started.items() if uid != without)
+        return grants.total(self._started(uid, slices) for uid, slices in started.items() if uid not in without)
 
     def held(self) -> dict[str, Held]:
         """What all live pods hold, those included that have an allocation and have not started yet."""

@@ -2,18 +2,22 @@
 whose blocks can move, and host memory behind the card.
 
 Written into the containers' limits once a second, and before a new container starts: what is lent of its cards is taken
-back first. Guarantees and loans never sum up to more than a card.
+back first. Guarantees and loans never sum up to more than a card. A container all of whose memory is guaranteed starts
+when what was lent has been given back.
 """
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Final
 
 import msgspec
 
 from device_plugin.cards import Cards
 from device_plugin.holdings import Holdings
+from device_plugin.refusal import Refusal
 from device_plugin.sandbox import Entry, Sandboxes
 from vgpu import tier
 from vgpu.allocation import Held, merge
@@ -22,6 +26,9 @@ from vgpu.native import CardLimit, Limits, Region, Usage
 from vgpu.tier import MIB, Need, Want, on_tier
 
 log = logging.getLogger(__name__)
+
+#: Room is kept for so long for a container that was refused for want of it; the kubelet tries again within that
+COMING_SECONDS: Final = 60.0
 
 
 class _Tenant(msgspec.Struct, frozen=True):
@@ -46,6 +53,7 @@ class Lending:
         self._foreign = foreign
         self._lock = threading.Lock()
         self._host_memory: Mapping[Entry, int] = {}  # of each container, as last written
+        self._coming: dict[str, tuple[Mapping[str, Held], float]] = {}  # pod uid → what it will hold, monotonic end
 
     def settle(self) -> None:
         """Loans and budgets by what containers have allocated now; OSError: the folders cannot be listed.
@@ -63,7 +71,7 @@ class Lending:
         with ExitStack() as stack:
             tenants = self._tenants(stack)
             if tenants:
-                self._lend(tenants, self._holdings.granted())
+                self._lend(tenants, self._promised())
             self._budget(tenants)
 
     @contextmanager
@@ -73,20 +81,53 @@ class Lending:
         """Around the start of one container: bytes of host memory that it may use behind each of its cards.
 
         What it and the rest of its pod hold is lent to nobody any more. `uid`: of its pod; `holds`: what that holds
-        with this container, by card.
+        with this container, by card. Raises Refusal while neighbours still have what was lent to them, where this
+        container can use nothing else.
         """
         with self._lock:
+            self._coming[uid] = holds, time.monotonic() + COMING_SECONDS
             with ExitStack() as stack:
                 tenants = self._tenants(stack)
                 if tenants:
-                    self._lend(tenants, merge(self._holdings.granted(without=uid), dict(holds)))
+                    self._lend(tenants, self._promised())
+                if not on_tier(slices):
+                    promised = merge(self._holdings.granted(without={uid}), dict(holds))
+                    self._given_back(tenants, promised, [piece.uuid for piece in slices])
                 others = {
                     entry: one for entry, one in tenants.items() if (entry.pod_uid, entry.container) != (uid, container)
                 }
                 budget = self._budget(others, need(slices))
             yield budget
+            self._coming.pop(uid, None)
             if on_tier(slices):
                 self._settle()  # its first allocations find what can be lent to it
+
+    def _promised(self) -> dict[str, Held]:
+        """What has started, and what is about to."""
+        now = time.monotonic()
+        self._coming = {uid: one for uid, one in self._coming.items() if one[1] > now}
+        promised = self._holdings.granted(without=self._coming)
+        for holds, _ in self._coming.values():
+            promised = merge(promised, dict(holds))
+        return promised
+
+    def _given_back(self, tenants: _Tenants, promised: Mapping[str, Held], uuids: Sequence[str]) -> None:
+        """Raises Refusal while not everybody can have its guarantee of these cards."""
+        for gpu in (gpu for uuid, gpu in self._cards.by_uuid.items() if uuid in uuids):
+            above = sum(
+                max(0, usage.resident - _guarantee(card))
+                for tenant in tenants.values()
+                for card, usage in zip(tenant.limits.cards, tenant.usage.cards, strict=True)
+                if tenant.limits.movable and card.uuid == gpu.uuid
+            )
+            guaranteed = promised.get(gpu.uuid, Held()).phys * MIB
+            owed = tier.owed(gpu.physical_memory * MIB, guaranteed, above, self._foreign(gpu.uuid))
+            if owed:
+                raise Refusal(
+                    f"others still have {-(-owed // MIB)} MiB of card {gpu.index} ({gpu.model}, {gpu.uuid}) that were "
+                    "lent to them: they give them back when their work on it pauses",
+                    transient=True,
+                )
 
     def _tenants(self, stack: ExitStack) -> _Tenants:
         known = self._sandboxes.granted()
@@ -96,6 +137,7 @@ class Lending:
                 continue
             try:
                 region = stack.enter_context(Region.open(entry.path, writable=True))
+                region.reap()  # what has ended gives nothing back
                 found[entry] = _Tenant(region, region.limits(), region.usage())
             except OSError as error:
                 log.debug("%s: %s", entry.path, error)

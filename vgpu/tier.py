@@ -124,6 +124,15 @@ def room(physical: int, promised: int, others: int = 0) -> int:
     return max(0, physical - physical // _RESERVE - promised - others)
 
 
+def owed(physical: int, promised: int, above: int, others: int = 0) -> int:
+    """Bytes of a card that were lent and are to be given back before everybody can have what it is guaranteed.
+
+    `above`: what containers have on it beyond their guarantees. Of that, the reserve is not asked for: contexts and
+    modules stay where they are.
+    """
+    return max(0, above - max(physical - promised - others, physical // _RESERVE))
+
+
 def loans(free: int, wants: Mapping[K, Want]) -> dict[K, int]:
     """Divides bytes of a card evenly, first among those that have allocated more than their guarantee."""
     first = _level(free, {key: min(want.now, want.most) for key, want in wants.items()})

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from agent_world import MIB, A, B, MakeWorld, World, worlds
 
-from device_plugin import starts
+from device_plugin import lending, starts
 from device_plugin.refusal import Refusal
 from vgpu import names
 from vgpu.allocation import Held
@@ -113,6 +113,35 @@ def test_room_is_lent_to_what_can_move_and_taken_back_before_somebody_starts(mak
     uses.close()
     start(world, "plain", GpuSlice(A, CARD - 8000 - 2000 - 3000), number=3)
     assert usage(world, first)[0].lent == 0, "before the other one began"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_container_without_host_memory_waits_for_what_was_lent(
+    make: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make(plugin=SCALED)
+    world.cards.back(True)
+    first = start(world, "first", GpuSlice(A, 16000, phys=8000), annotations=MOVABLE)
+    uses = use(world, first, 13000)
+    world.lending.settle()
+    start(world, "fits", GpuSlice(A, CARD - 13000), number=1)
+    with pytest.raises(Refusal, match=r"others still have 2000 MiB of card 0 .* lent to them"):
+        start(world, "plain", GpuSlice(A, 2000), number=2)
+    world.sweep.once(clean=False)
+    rest = CARD - 8000 - (CARD - 13000) - 2000
+    assert usage(world, first)[0].lent == whole(rest - RESERVE), "kept for it until the kubelet tries again"
+    start(world, "moves", GpuSlice(A, 2000, phys=1000), number=3)  # it may have host memory meanwhile
+    uses.charge_overhead(0, (8000 + RESERVE) * MIB)
+    world.starts.start([f"{A}::2"])
+    uses.charge_overhead(0, 13000 * MIB)
+    with pytest.raises(Refusal, match="others still have"):
+        start(world, "late", GpuSlice(A, 1500), number=4)
+    monkeypatch.setattr(lending, "COMING_SECONDS", 0.0)
+    with pytest.raises(Refusal, match="others still have"):
+        world.starts.start([f"{A}::4"])
+    world.lending.settle()
+    assert usage(world, first)[0].lent == whole(CARD - RESERVE - 8000 - (CARD - 13000) - 2000 - 1000)
+    uses.close()
 
 
 def test_what_a_neighbour_still_has_of_the_card_may_lie_in_host_memory_until_it_is_back(make: MakeWorld) -> None:
