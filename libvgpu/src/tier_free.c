@@ -79,20 +79,32 @@ static CUresult synchronize(CUcontext context) {
     bool pushed;
     if (!DRIVER(cuCtxSynchronize) || !vgpu_tier_enter_context(context, &pushed))
         return CUDA_ERROR_INVALID_CONTEXT;
+    const CUstreamCaptureMode mode = vgpu_relax();
     const CUresult result = DRIVER(cuCtxSynchronize)();
+    vgpu_restore(mode);
     vgpu_tier_leave_context(pushed);
     return result;
 }
 
+/* An answer that is none, such as that a capture has begun, is no end. */
+static bool passed(const struct vgpu_tier_record *record) {
+    bool pushed;
+    if (!record->event || !DRIVER(cuEventQuery) || !vgpu_tier_enter_context(record->event_context, &pushed))
+        return false;
+    const CUresult result = DRIVER(cuEventQuery)(record->event);
+    vgpu_tier_leave_context(pushed);
+    return result == CUDA_SUCCESS;
+}
 
 bool vgpu_tier_collect(void) {
     bool any = false;
     if (!atomic_load_explicit(&leaving_count, memory_order_relaxed) || vgpu_any_capture() || !vgpu_tier_try())
         return false;
+    const CUstreamCaptureMode mode = vgpu_relax();
     for (uint32_t *at = &leaving; *at != VGPU_TIER_NONE;) {
         const uint32_t number = *at;
         struct vgpu_tier_record *record = vgpu_tier_record(number);
-        if (!record->event || DRIVER(cuEventQuery)(record->event) == CUDA_ERROR_NOT_READY) {
+        if (!passed(record)) {
             at = &record->next;
             continue;
         }
@@ -101,6 +113,7 @@ bool vgpu_tier_collect(void) {
         end(number, false);
         any = true;
     }
+    vgpu_restore(mode);
     vgpu_tier_unlock();
     return any;
 }
@@ -224,10 +237,10 @@ void vgpu_tier_context_gone(CUcontext context, uint64_t moment) {
     vgpu_tier_lock();
     for (uint32_t number = vgpu_tier_next(0); number != VGPU_TIER_NONE; number = vgpu_tier_next(number + 1)) {
         struct vgpu_tier_record *record = vgpu_tier_record(number);
-        const bool passed = record->leaving && record->event_context == context; /* the event has gone, and all that it stood for has happened */
-        if ((record->context != context && !passed) || record->buffer_id >= moment)
+        const bool has_passed = record->leaving && record->event_context == context; /* the event has gone, and all that it stood for has happened */
+        if ((record->context != context && !has_passed) || record->buffer_id >= moment)
             continue;
-        if (passed)
+        if (has_passed)
             record->event = NULL;
         if (record->leaving)
             forget_leaving(number);

@@ -1,0 +1,71 @@
+"""Blocks end when nothing uses them any more, whatever the driver answers meanwhile."""
+
+from pathlib import Path
+
+import pytest
+from preloaded import MIB, environment, python
+
+from vgpu.native import CardLimit, Limits, Region, simulator
+
+PRELUDE = """
+import os
+from pathlib import Path
+from driver_client import *
+from vgpu.native import Region, simulator
+cards = Path(os.environ["VGPU_SIM_DIR"])
+held = lambda: Region.open(Path(os.environ["VGPU_DIR"])).usage().cards[0].host_used // MIB
+start()
+status, pointer = alloc(100 * MIB)
+kernel, stream, event = function("busy_300ms"), c_void_p(), c_void_p()
+ok(cu.cuStreamCreate(byref(stream), 1))
+ok(cu.cuEventCreate(byref(event), 2))
+"""
+
+
+def program(folder: Path, script: str, *, movable: bool = False) -> list[str]:
+    """Runs a script in a container that is guaranteed next to nothing: its block lies in host memory."""
+    simulator.create(folder / "cards", "T4")
+    (folder / "region").mkdir()
+    card = CardLimit(simulator.cards(folder / "cards")[0].uuid, 256 * MIB, 32 * MIB)
+    limits = Limits((card,), host_memory=256 * MIB, oversubscribe=True, movable=movable)
+    with Region.create(folder / "region", limits):
+        return python(PRELUDE + script, environment(folder, VGPU_DIR=str(folder / "region")))
+
+
+@pytest.mark.parametrize("code", [900, 999], ids=["a capture has begun", "unknown"])
+def test_a_block_that_was_freed_in_order_stays_until_its_event_has_passed(tmp_path: Path, code: int) -> None:
+    """Whatever else the driver answers, it does not say that the stream has got there."""
+    script = f"""
+ok(launch(kernel, stream.value))
+ok(cu.cuEventRecord(event, stream))
+ok(free_async(pointer, stream.value))
+simulator.inject_error(cards, "cuEventQuery", {code})
+info()
+print(held(), cu.cuEventQuery(event))
+ok(cu.cuStreamSynchronize(stream))
+info()
+print(held())
+"""
+    assert program(tmp_path, script) == ["100 600", "0"]
+
+
+def test_a_block_that_was_freed_in_order_ends_in_whatever_context_it_is_asked_for(tmp_path: Path) -> None:
+    script = """
+ok(free_async(pointer, stream.value))
+ok(cu.cuStreamSynchronize(stream))
+ok(cu.cuCtxSetCurrent(None))
+other = context()
+info()
+print(held())
+"""
+    assert program(tmp_path, script) == ["0"]
+
+
+def test_a_free_beside_a_capture_that_has_just_begun_waits_all_the_same(tmp_path: Path) -> None:
+    script = """
+ok(launch(kernel, stream.value))
+ok(cu.cuEventRecord(event, stream))
+simulator.inject_error(cards, "cuCtxSynchronize", 900)
+print(free(pointer), held(), cu.cuEventQuery(event), free(pointer))
+"""
+    assert program(tmp_path, script) == ["0 0 0 1"]
