@@ -30,6 +30,8 @@ _Atomic(_Atomic uint32_t *) vgpu_tier_leaves[VGPU_TIER_LEAVES];
 atomic_bool vgpu_tier_used;
 atomic_uint vgpu_tier_pinned;
 
+/* Weak: before glibc 2.34 it is in libpthread, which this library does not bring into programs that have no threads. */
+#pragma weak pthread_mutex_trylock
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread __attribute__((tls_model("initial-exec"))) unsigned locked; /* how often by this thread */
 
@@ -66,7 +68,7 @@ void vgpu_tier_lock(void) {
 
 bool vgpu_tier_try(void) {
     vgpu_own_tables();
-    if (!locked && pthread_mutex_trylock(&lock) != 0)
+    if (!locked && (pthread_mutex_trylock ? pthread_mutex_trylock(&lock) : pthread_mutex_lock(&lock)) != 0)
         return false;
     locked++;
     return true;

@@ -66,9 +66,9 @@ static bool start(void) {
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before); /* the program's signals are for its own threads */
+    sigprocmask(SIG_BLOCK, &all, &before); /* the program's signals are for its own threads */
     const bool made = pthread_create(&thread, &attributes, watch, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    sigprocmask(SIG_SETMASK, &before, NULL);
     return made;
 }
 
