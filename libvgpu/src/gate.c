@@ -37,6 +37,7 @@ void vgpu_gate_forget(void) {
         atomic_store(&passage->finished, 0);
         atomic_store(&passage->taken, passage == vgpu_passage);
         passage->epoch = 0;
+        passage->noted = 0;
     }
     atomic_fetch_and(&vgpu_gate_state, ~VGPU_GATE_CLOSED);
     atomic_store(&strangers, 0);

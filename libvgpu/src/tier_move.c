@@ -327,6 +327,7 @@ bool vgpu_give_way(void) {
 
 void vgpu_safe_point_slowly(void) {
     const int kept = errno;
+    vgpu_own_tables();
     struct vgpu_passage *mine = vgpu_passage_take();
     if (mine && vgpu_tier_any()) {
         const uint64_t now = vgpu_now_ns(), apart = (now - mine->looked_ns) / VGPU_CALLS_PER_LOOK;
@@ -341,6 +342,7 @@ void vgpu_safe_point_slowly(void) {
 
 void vgpu_safe_point_idle(void) {
     const int kept = errno;
+    vgpu_own_tables();
     struct vgpu_passage *mine = vgpu_passage_take();
     if (mine && vgpu_tier_any())
         look_if_due(mine, vgpu_now_ns());

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "charge.h"
 #include "parameters.h"
 #include "tier.h"
 
@@ -65,6 +66,7 @@ void vgpu_note_parameters(struct vgpu_noting *noting, CUfunction function, void 
 
 void vgpu_touched_kernel_slowly(struct vgpu_passage *mine, CUfunction function, void **parameters, void **extra) {
     struct vgpu_noting noting;
+    vgpu_own_tables(); /* a child has none of its parent's blocks */
     if (!mine)
         mine = vgpu_passage_take();
     if (!mine)

@@ -69,3 +69,28 @@ simulator.inject_error(cards, "cuCtxSynchronize", 900)
 print(free(pointer), held(), cu.cuEventQuery(event), free(pointer))
 """
     assert program(tmp_path, script) == ["0 0 0 1"]
+
+
+@pytest.mark.parametrize("movable", [False, True], ids=["static", "movable"])
+def test_a_child_knows_nothing_of_what_its_parent_launched(tmp_path: Path, movable: bool) -> None:
+    """It cannot use the driver, and is told so: it does not die of it."""
+    script = """
+from ctypes import addressof
+image = b".version 8.0\\n.target sm_70\\n.address_size 64\\n.visible .entry touch_fill_3us(" \\
+    b".param .u64 to, .param .u64 words, .param .u64 value) { ret; }\\n"
+module, kernel = c_void_p(), c_void_p()
+ok(cu.cuModuleLoadData(byref(module), c_char_p(image)))
+ok(cu.cuModuleGetFunction(byref(kernel), module, c_char_p(b"touch_fill_3us")))
+values = (c_uint64 * 3)(pointer, 16, 7)
+parameters = (c_void_p * 3)(*(addressof(values) + 8 * i for i in range(3)))
+def touch(times):
+    return [cu.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, None, parameters, None) for _ in range(times)]
+assert set(touch(37)) == {0}
+for call in (lambda: cu.cuMemsetD8_v2(c_uint64(pointer), 0, c_size_t(64)), lambda: touch(1)[0], cu.cuCtxSynchronize):
+    child = os.fork()
+    if not child:
+        os._exit(max(call() for _ in range(40)))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(touch(1)[0])
+"""
+    assert program(tmp_path, script, movable=movable) == ["3", "3", "3", "0"]  # CUDA_ERROR_NOT_INITIALIZED
