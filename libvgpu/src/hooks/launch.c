@@ -15,7 +15,7 @@ static inline uint64_t product(uint64_t x, uint64_t y, uint64_t z) {
  * either. All else is in a function of its own, for whose sake these would have to keep their arguments. Those that the driver will refuse at once
  * (`countable` is false) are left to it. Where blocks can move, all launches take the long way (vgpu_one_card says so): what one touches is noted by
  * `touch`, and it waits for its start before it goes through the gate. */
-#define PACED(symbol, parameters, arguments, countable, key, stream, touch)                                                                              \
+#define PACED(symbol, parameters, arguments, countable, key, stream, touch)                                                                       \
     static __attribute__((noinline)) CUresult paced_##symbol parameters {                                                                         \
         CUDA_REAL(symbol);                                                                                                                        \
         if (!(countable))                                                                                                                         \
