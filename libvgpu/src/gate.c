@@ -62,8 +62,10 @@ void vgpu_gate_arm(void) {
 static pthread_key_t ending;
 
 static void give_back(void *passage) {
+    struct vgpu_passage *mine = passage;
     vgpu_passage = NULL;
-    atomic_store_explicit(&((struct vgpu_passage *)passage)->taken, 0, memory_order_release);
+    atomic_store_explicit(&mine->inside, 0, memory_order_release); /* it may end amid a call: cancelled, or by a callback */
+    atomic_store_explicit(&mine->taken, 0, memory_order_release);
 }
 
 /* Has it called when the thread ends. The key is made by whoever comes first; the passage of who comes meanwhile is not used again. */

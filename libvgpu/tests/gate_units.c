@@ -136,6 +136,19 @@ static void check_passages_are_used_again(void) {
     CHECK(count_passages() == before);
 }
 
+static void *end_inside(void *unused) {
+    vgpu_gate_enter(); /* as who is called back by the driver, and ends there */
+    return unused;
+}
+
+static void check_a_thread_may_end_inside(void) {
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, end_inside, NULL) == 0);
+    pthread_join(thread, NULL);
+    CHECK(vgpu_gate_close(PATIENCE_NS));
+    vgpu_gate_open();
+}
+
 #ifndef __SANITIZE_THREAD__
 static void *keep_closed(void *steps) {
     atomic_int *step = steps;
@@ -205,6 +218,7 @@ int main(int count, char **words) {
     check_a_closed_gate_keeps_everybody_out();
     check_somebody_inside_is_not_waited_for_long();
     check_passages_are_used_again();
+    check_a_thread_may_end_inside();
 #ifndef __SANITIZE_THREAD__ /* which allows no threads after a fork beside threads */
     check_a_child_starts_with_an_open_gate();
 #endif
