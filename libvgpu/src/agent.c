@@ -272,8 +272,10 @@ static int charge_overhead(void *context)
     struct vgpu_limits limits;
     vgpu_limits_snapshot(region->limits, &limits);
     hold(region, overhead->card, VGPU_DEVICE_BYTES, overhead->bytes);
-    if (limits.flags & VGPU_OVERSUBSCRIBE)
+    if (limits.flags & VGPU_OVERSUBSCRIBE) {
         hold(region, overhead->card, VGPU_RESIDENT_BYTES, overhead->bytes);
+        hold(region, overhead->card, VGPU_FIXED_BYTES, overhead->bytes);
+    }
     return 0;
 }
 

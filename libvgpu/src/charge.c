@@ -117,7 +117,8 @@ static bool moves_help(unsigned card, uint64_t bytes) {
     if (!limits || !(limits->flags & VGPU_MOVABLE) || card >= limits->card_count)
         return false;
     const uint64_t used = vgpu_used(card, VGPU_DEVICE_BYTES), limit = limits->cards[card].memory;
-    return used <= limit && bytes <= limit - used && vgpu_make_room(card, bytes);
+    const uint64_t fixed = vgpu_used(card, VGPU_FIXED_BYTES), most = limits->cards[card].guarantee;
+    return used <= limit && bytes <= limit - used && fixed <= most && bytes <= most - fixed && vgpu_make_room(card, bytes);
 }
 
 enum vgpu_verdict vgpu_reserve(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket) {

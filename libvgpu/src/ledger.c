@@ -136,21 +136,40 @@ static inline __attribute__((always_inline)) bool charge(struct vgpu_local *loca
     return granted;
 }
 
-/* Bytes of VGPU_DEVICE_BYTES that are on the card: in the same lane to VGPU_RESIDENT_BYTES, too. */
-static bool charge_on_card(struct vgpu_local *local, unsigned card, uint64_t bytes, uint64_t limit, uint64_t resident, struct vgpu_ticket *ticket)
+/* What is asked for: the same bytes of several accounts, each with its limit; and what the ticket says then. */
+struct request {
+    unsigned card;
+    uint64_t bytes;
+    unsigned account, count;
+    struct {
+        enum vgpu_account_index account;
+        uint64_t limit;
+    } parts[3];
+};
+
+/* All or none of it, in a lane that the caller holds. */
+static bool charge_parts(struct vgpu_local *local, const struct request *request, uint32_t number)
+{
+    struct vgpu_usage_file *usage = local->member.usage;
+    unsigned done = 0;
+    while (done < request->count && vgpu_account_charge(usage, request->card, request->parts[done].account, number, request->bytes,
+                                                        request->parts[done].limit))
+        done++;
+    const bool granted = done == request->count;
+    while (!granted && done > 0)
+        vgpu_account_release(usage, request->card, request->parts[--done].account, number, request->bytes);
+    return granted;
+}
+
+static bool try_request(struct vgpu_local *local, const struct request *request, struct vgpu_ticket *ticket)
 {
     const unsigned lane = lock_some_lane(local);
-    const uint32_t number = VGPU_LANE_NUMBER(local->member.slot, lane);
-    bool granted = vgpu_account_charge(local->member.usage, card, VGPU_DEVICE_BYTES, number, bytes, limit);
-    if (granted && !vgpu_account_charge(local->member.usage, card, VGPU_RESIDENT_BYTES, number, bytes, resident)) {
-        vgpu_account_release(local->member.usage, card, VGPU_DEVICE_BYTES, number, bytes);
-        granted = false;
-    }
+    bool granted = charge_parts(local, request, VGPU_LANE_NUMBER(local->member.slot, lane));
     vgpu_spin_unlock(&local->lanes[lane].busy);
     if (granted && !intact(local))
         granted = false;
     if (granted)
-        *ticket = ticket_of(card, VGPU_ON_CARD, lane);
+        *ticket = ticket_of(request->card, request->account, lane);
     return granted;
 }
 
@@ -165,26 +184,13 @@ static int reap(struct vgpu_local *local, unsigned *busy)
     return freed;
 }
 
-/* What is asked for: on_card as charge_on_card does, against two limits. */
-struct request {
-    unsigned card;
-    enum vgpu_account_index account;
-    bool on_card;
-    uint64_t bytes, limit, resident;
-};
-
-static bool try_request(struct vgpu_local *local, const struct request *request, struct vgpu_ticket *ticket)
-{
-    return request->on_card ? charge_on_card(local, request->card, request->bytes, request->limit, request->resident, ticket)
-                            : charge(local, request->card, request->account, request->bytes, request->limit, ticket);
-}
-
 /* Before a refusal: what the dead have left may be enough. */
 __attribute__((noinline)) static bool charge_after_reaping(struct vgpu_local *local, const struct request *request, struct vgpu_ticket *ticket)
 {
     const uint64_t deadline = now_ns(CLOCK_MONOTONIC) + REFUSAL_PATIENCE_NS;
-    if (request->bytes > request->limit || (request->on_card && request->bytes > request->resident))
-        return false;
+    for (unsigned i = 0; i < request->count; i++)
+        if (request->bytes > request->parts[i].limit)
+            return false;
     for (;;) {
         unsigned busy;
         const int freed = reap(local, &busy);
@@ -196,11 +202,15 @@ __attribute__((noinline)) static bool charge_after_reaping(struct vgpu_local *lo
     }
 }
 
+static uint64_t guarantee(const struct vgpu_limits *limits, unsigned card)
+{
+    return card < limits->card_count ? limits->cards[card].guarantee : 0;
+}
+
 static uint64_t resident_limit(const struct vgpu_limits *limits, unsigned card)
 {
-    const uint64_t guarantee = card < limits->card_count ? limits->cards[card].guarantee : 0;
     const uint64_t lent = atomic_load_explicit(&vgpu_mapped.limits->arbiter[card].lent, memory_order_acquire);
-    return guarantee > UINT64_MAX - lent ? VGPU_NO_LIMIT : guarantee + lent;
+    return guarantee(limits, card) > UINT64_MAX - lent ? VGPU_NO_LIMIT : guarantee(limits, card) + lent;
 }
 
 static uint64_t memory_limit(const struct vgpu_limits *limits, unsigned card)
@@ -208,16 +218,29 @@ static uint64_t memory_limit(const struct vgpu_limits *limits, unsigned card)
     return card < limits->card_count ? limits->cards[card].memory : 0;
 }
 
+static void ask(struct request *request, enum vgpu_account_index account, uint64_t limit)
+{
+    request->parts[request->count].account = account;
+    request->parts[request->count++].limit = limit;
+}
+
+/* The place of memory on the card: what is lent is for what can go down again. */
+static void ask_place(struct request *request, const struct vgpu_limits *limits, uint64_t spare, bool fixed)
+{
+    const uint64_t most = resident_limit(limits, request->card);
+    ask(request, VGPU_RESIDENT_BYTES, most == VGPU_NO_LIMIT ? most : most > spare ? most - spare : 0);
+    if (fixed)
+        ask(request, VGPU_FIXED_BYTES, guarantee(limits, request->card));
+}
+
 static __attribute__((noinline)) bool charge_with_tier(struct vgpu_local *local, const struct vgpu_limits *limits, unsigned card,
                                                        enum vgpu_account_index account, uint64_t bytes, struct vgpu_ticket *ticket)
 {
     const bool on_card = account == VGPU_DEVICE_BYTES;
-    const struct request request = {.card = card,
-                                    .account = account,
-                                    .on_card = on_card,
-                                    .bytes = bytes,
-                                    .limit = on_card ? memory_limit(limits, card) : limits->host_memory,
-                                    .resident = resident_limit(limits, card)};
+    struct request request = {.card = card, .bytes = bytes, .account = on_card ? VGPU_ON_CARD : (unsigned)account};
+    ask(&request, account, on_card ? memory_limit(limits, card) : limits->host_memory);
+    if (on_card)
+        ask_place(&request, limits, 0, true);
     return try_request(local, &request, ticket) || charge_after_reaping(local, &request, ticket);
 }
 
@@ -241,7 +264,7 @@ bool vgpu_charge(unsigned card, enum vgpu_account_index account, uint64_t bytes,
     const uint64_t limit = account == VGPU_DEVICE_BYTES ? memory_limit(limits, card) : limits->host_memory;
     if (__builtin_expect(charge(local, card, account, bytes, limit, ticket), 1))
         return true;
-    const struct request request = {.card = card, .account = account, .bytes = bytes, .limit = limit};
+    const struct request request = {.card = card, .bytes = bytes, .account = account, .count = 1, .parts = {{account, limit}}};
     if (charge_after_reaping(local, &request, ticket))
         return true;
     count_refusal(local, card);
@@ -256,8 +279,12 @@ void vgpu_charge_always(unsigned card, enum vgpu_account_index account, uint64_t
     if ((mode != VGPU_REGION && mode != VGPU_PRIVATE) || card >= VGPU_MAX_CARDS || !have_slot(local))
         return;
     const bool on_card = account == VGPU_DEVICE_BYTES && limits_now(local)->flags & VGPU_OVERSUBSCRIBE;
-    const struct request request = {
-        .card = card, .account = account, .on_card = on_card, .bytes = bytes, .limit = VGPU_NO_LIMIT, .resident = VGPU_NO_LIMIT};
+    struct request request = {.card = card, .bytes = bytes, .account = on_card ? VGPU_ON_CARD : (unsigned)account};
+    ask(&request, account, VGPU_NO_LIMIT);
+    if (on_card) {
+        ask(&request, VGPU_RESIDENT_BYTES, VGPU_NO_LIMIT);
+        ask(&request, VGPU_FIXED_BYTES, VGPU_NO_LIMIT);
+    }
     try_request(local, &request, ticket);
 }
 
@@ -266,10 +293,12 @@ static void release(struct vgpu_local *local, struct vgpu_ticket ticket, enum vg
     vgpu_account_release(local->member.usage, ticket.card, account, VGPU_LANE_NUMBER(local->member.slot, ticket.lane & (VGPU_LANES - 1)), bytes);
 }
 
-static __attribute__((noinline)) void release_on_card(struct vgpu_local *local, struct vgpu_ticket ticket, uint64_t bytes)
+static __attribute__((noinline)) void release_fixed(struct vgpu_local *local, struct vgpu_ticket ticket, uint64_t bytes)
 {
+    release(local, ticket, VGPU_FIXED_BYTES, bytes);
     release(local, ticket, VGPU_RESIDENT_BYTES, bytes);
-    release(local, ticket, VGPU_DEVICE_BYTES, bytes);
+    if (ticket.account == VGPU_ON_CARD)
+        release(local, ticket, VGPU_DEVICE_BYTES, bytes);
 }
 
 /* The calling process has charged that, not one that forked it, and it is in a region still. */
@@ -278,7 +307,7 @@ static inline __attribute__((always_inline)) bool is_own(struct vgpu_ticket tick
     enum vgpu_mode mode;
     *local = vgpu_attached(&mode);
     const uint32_t taking = atomic_load_explicit(&takings, memory_order_relaxed) & TAKING_MASK;
-    if (ticket.lane == 0 || (mode != VGPU_REGION && mode != VGPU_PRIVATE) || ticket.card >= VGPU_MAX_CARDS || ticket.account > VGPU_ON_CARD)
+    if (ticket.lane == 0 || (mode != VGPU_REGION && mode != VGPU_PRIVATE) || ticket.card >= VGPU_MAX_CARDS || ticket.account > VGPU_FIXED_PLACE)
         return false;
     return (uint32_t)(ticket.lane >> LANE_BITS) == taking && atomic_load_explicit(&(*local)->has_slot, memory_order_acquire);
 }
@@ -290,8 +319,8 @@ void vgpu_release(struct vgpu_ticket ticket, uint64_t bytes)
         return;
     const unsigned lane = ticket.lane & (VGPU_LANES - 1);
     vgpu_spin_lock(&local->lanes[lane].busy);
-    if (__builtin_expect(ticket.account == VGPU_ON_CARD, 0))
-        release_on_card(local, ticket, bytes);
+    if (__builtin_expect(ticket.account >= VGPU_ON_CARD, 0))
+        release_fixed(local, ticket, bytes);
     else
         vgpu_account_release(local->member.usage, ticket.card, ticket.account, VGPU_LANE_NUMBER(local->member.slot, lane), bytes);
     vgpu_spin_unlock(&local->lanes[lane].busy);
@@ -375,16 +404,9 @@ bool vgpu_charge_allocated(unsigned card, uint64_t bytes, struct vgpu_ticket *ti
     bool answer;
     if (!may_ask(&local, card, ticket, &answer))
         return answer;
-    const struct request request = {.card = card, .bytes = bytes, .limit = memory_limit(limits_now(local), card)};
+    struct request request = {.card = card, .bytes = bytes, .account = VGPU_DEVICE_BYTES};
+    ask(&request, VGPU_DEVICE_BYTES, memory_limit(limits_now(local), card));
     return try_request(local, &request, ticket) || charge_after_reaping(local, &request, ticket);
-}
-
-static struct request resident_request(struct vgpu_local *local, unsigned card, uint64_t bytes, uint64_t spare)
-{
-    struct request request = {.card = card, .account = VGPU_RESIDENT_BYTES, .bytes = bytes, .limit = resident_limit(limits_now(local), card)};
-    if (request.limit != VGPU_NO_LIMIT)
-        request.limit = request.limit > spare ? request.limit - spare : 0;
-    return request;
 }
 
 bool vgpu_charge_resident(unsigned card, uint64_t bytes, uint64_t spare, struct vgpu_ticket *ticket)
@@ -393,16 +415,17 @@ bool vgpu_charge_resident(unsigned card, uint64_t bytes, uint64_t spare, struct 
     bool answer;
     if (!may_ask(&local, card, ticket, &answer))
         return answer;
-    const struct request request = resident_request(local, card, bytes, spare);
+    struct request request = {.card = card, .bytes = bytes, .account = VGPU_RESIDENT_BYTES};
+    ask_place(&request, limits_now(local), spare, false);
     return try_request(local, &request, ticket) || charge_after_reaping(local, &request, ticket);
 }
 
-static bool charge_beside(struct vgpu_local *local, const struct vgpu_ticket *allocated, const struct request *request)
+/* In the lane of another charge. */
+static bool charge_beside(struct vgpu_local *local, struct vgpu_ticket other, const struct request *request)
 {
-    const unsigned lane = allocated->lane & (VGPU_LANES - 1);
+    const unsigned lane = other.lane & (VGPU_LANES - 1);
     vgpu_spin_lock(&local->lanes[lane].busy);
-    const bool granted = vgpu_account_charge(local->member.usage, allocated->card, VGPU_RESIDENT_BYTES,
-                                             VGPU_LANE_NUMBER(local->member.slot, lane), request->bytes, request->limit);
+    const bool granted = charge_parts(local, request, VGPU_LANE_NUMBER(local->member.slot, lane));
     vgpu_spin_unlock(&local->lanes[lane].busy);
     return granted;
 }
@@ -413,11 +436,12 @@ bool vgpu_charge_beside(struct vgpu_ticket *allocated, uint64_t bytes, uint64_t 
     struct vgpu_ticket elsewhere;
     if (!is_own(*allocated, &local))
         return false;
-    const struct request request = resident_request(local, allocated->card, bytes, spare);
-    bool granted = charge_beside(local, allocated, &request);
+    struct request request = {.card = allocated->card, .bytes = bytes, .account = VGPU_FIXED_PLACE};
+    ask_place(&request, limits_now(local), spare, true);
+    bool granted = charge_beside(local, *allocated, &request);
     if (!granted && charge_after_reaping(local, &request, &elsewhere)) { /* there is room once the dead have been reaped: in the right lane now */
         vgpu_release(elsewhere, bytes);
-        granted = charge_beside(local, allocated, &request);
+        granted = charge_beside(local, *allocated, &request);
     }
     if (granted)
         allocated->account = VGPU_ON_CARD;
@@ -426,10 +450,19 @@ bool vgpu_charge_beside(struct vgpu_ticket *allocated, uint64_t bytes, uint64_t 
 
 void vgpu_release_beside(struct vgpu_ticket *on_card, uint64_t bytes)
 {
-    struct vgpu_ticket resident = *on_card;
-    resident.account = VGPU_RESIDENT_BYTES;
-    vgpu_release(resident, bytes);
+    struct vgpu_ticket place = *on_card;
+    place.account = VGPU_FIXED_PLACE;
+    vgpu_release(place, bytes);
     on_card->account = VGPU_DEVICE_BYTES;
+}
+
+void vgpu_charge_fixed(struct vgpu_ticket *resident, uint64_t bytes)
+{
+    struct vgpu_local *local;
+    struct request request = {.card = resident->card, .bytes = bytes};
+    ask(&request, VGPU_FIXED_BYTES, VGPU_NO_LIMIT);
+    if (resident->account == VGPU_RESIDENT_BYTES && is_own(*resident, &local) && charge_beside(local, *resident, &request))
+        resident->account = VGPU_FIXED_PLACE;
 }
 
 uint64_t vgpu_resident_limit(unsigned card)

@@ -40,22 +40,26 @@ struct vgpu_ticket {
     uint8_t account;   /* enum vgpu_account_index, or VGPU_ON_CARD */
 };
 
-/* What a ticket says of memory on the card where VGPU_OVERSUBSCRIBE is set: charged to VGPU_DEVICE_BYTES and VGPU_RESIDENT_BYTES. */
+/* What a ticket says of memory on the card that cannot move, where VGPU_OVERSUBSCRIBE is set: charged to VGPU_DEVICE_BYTES, VGPU_RESIDENT_BYTES and
+ * VGPU_FIXED_BYTES; or to the last two alone. */
 #define VGPU_ON_CARD VGPU_ACCOUNTS
+#define VGPU_FIXED_PLACE (VGPU_ACCOUNTS + 1)
 
-/* Device bytes: of memory on the card, which VGPU_OVERSUBSCRIBE tests against guarantee + lent as well (VGPU_ON_CARD). Refusals are
+/* Device bytes: of memory on the card that cannot move (VGPU_ON_CARD where VGPU_OVERSUBSCRIBE is set). Refusals are
  * counted, but not of host bytes, and not where VGPU_OVERSUBSCRIBE is set: there may be another way.
  * Charges bytes against the account's limit, reaping dead processes before refusing. False: refused (counted), nothing changed; also when
  * broken, for a card that the limits do not list, and when all slots are taken. Unlimited: true, nothing is counted. */
 bool vgpu_charge(unsigned card, enum vgpu_account_index account, uint64_t bytes, struct vgpu_ticket *ticket);
 /* Charges VGPU_DEVICE_BYTES alone: where the memory is going to lie is charged separately. */
 bool vgpu_charge_allocated(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket);
-/* Charges VGPU_RESIDENT_BYTES, of which `spare` bytes below the limit are left free. */
+/* Charges VGPU_RESIDENT_BYTES, of which `spare` bytes below the limit are left free: memory on the card that can move. */
 bool vgpu_charge_resident(unsigned card, uint64_t bytes, uint64_t spare, struct vgpu_ticket *ticket);
-/* Charges VGPU_RESIDENT_BYTES beside what vgpu_charge_allocated has charged for the same bytes, whose ticket then says VGPU_ON_CARD. */
+/* The same for memory that cannot move, beside what vgpu_charge_allocated has charged for the same bytes, whose ticket then says VGPU_ON_CARD. */
 bool vgpu_charge_beside(struct vgpu_ticket *allocated, uint64_t bytes, uint64_t spare);
 /* Takes that back; the ticket is of VGPU_DEVICE_BYTES alone again. */
 void vgpu_release_beside(struct vgpu_ticket *on_card, uint64_t bytes);
+/* What vgpu_charge_resident has charged cannot move any more: from now on a part of the guarantee, even above it (VGPU_FIXED_PLACE). */
+void vgpu_charge_fixed(struct vgpu_ticket *resident, uint64_t bytes);
 /* What the container may hold on a card: guarantee + lent. */
 uint64_t vgpu_resident_limit(unsigned card);
 /* Charges even above the limit (memory that the driver has taken already, such as a module). */

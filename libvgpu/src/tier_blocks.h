@@ -34,7 +34,7 @@ struct vgpu_tier_record {
     CUmemGenericAllocationHandle handle; /* what is mapped at `base`; 0: pinned */
     void *memory;             /* pinned: as cuMemHostAlloc gave it */
     struct vgpu_ticket allocated;        /* VGPU_DEVICE_BYTES, of `asked` */
-    struct vgpu_ticket where;            /* VGPU_RESIDENT_BYTES or VGPU_HOST_BYTES, of `bytes` */
+    struct vgpu_ticket where;            /* VGPU_RESIDENT_BYTES (also VGPU_FIXED_PLACE) or VGPU_HOST_BYTES, of `bytes` */
     uint64_t buffer_id;       /* what CU_POINTER_ATTRIBUTE_BUFFER_ID says, wherever the block is */
     bool on_device;
     bool movable;             /* may move, for all that is known: made in movable mode, mapped, neither exported nor handed to others */

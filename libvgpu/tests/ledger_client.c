@@ -179,7 +179,12 @@ static void obey(const char *command, const char *first, const char *second, con
     else if (strcmp(command, "accounts") == 0)
         printf("%" PRIu64 " %" PRIu64 " %" PRIu64 "\n", vgpu_used(number, VGPU_DEVICE_BYTES), vgpu_used(number, VGPU_HOST_BYTES),
                vgpu_used(number, VGPU_RESIDENT_BYTES));
-    else if (strcmp(command, "release") == 0) {
+    else if (strcmp(command, "fixed") == 0)
+        printf("%" PRIu64 "\n", vgpu_used(number, VGPU_FIXED_BYTES));
+    else if (strcmp(command, "stays") == 0) {
+        vgpu_charge_fixed(&tickets[number], strtoull(second, NULL, 10));
+        puts("ok");
+    } else if (strcmp(command, "release") == 0) {
         vgpu_release(tickets[number], strtoull(second, NULL, 10));
         puts("ok");
     } else if (strcmp(command, "used") == 0)

@@ -30,6 +30,13 @@ enum vgpu_mode vgpu_enforcement_slowly(void) {
     return VGPU_REGION;
 }
 
+static unsigned fixed;
+
+void vgpu_charge_fixed(struct vgpu_ticket *resident, uint64_t bytes) {
+    (void)resident;
+    fixed += bytes > 0;
+}
+
 struct vgpu_local *vgpu_local_slowly(void) {
     return NULL;
 }
@@ -76,7 +83,7 @@ static void test_names(void) {
     CHECK(vgpu_tier_record(a)->movable && card->record_of[vgpu_tier_record(a)->entry] == a);
     CHECK(!vgpu_tier_record(b)->movable && vgpu_tier_record(b)->entry == VGPU_TIER_NONE);
     vgpu_tier_pin_block(a);
-    CHECK(!vgpu_tier_record(a)->movable && vgpu_tier_record(a)->shared && card->policy.movable == 0);
+    CHECK(!vgpu_tier_record(a)->movable && vgpu_tier_record(a)->shared && card->policy.movable == 0 && fixed == 1);
 
     vgpu_tier_leave(a);
     vgpu_tier_unreserve(one, 4 * MIB);

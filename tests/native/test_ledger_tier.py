@@ -57,19 +57,37 @@ def test_the_parts_of_a_block_have_limits_of_their_own(tmp_path: Path) -> None:
 
 def test_what_is_lent_comes_on_top_of_the_guarantee(tmp_path: Path) -> None:
     with region_in(tmp_path, movable=True) as region, client_in(region) as client:
-        assert client.charge(GUARANTEE) is not None
+        assert client.ask(f"resident 0 {GUARANTEE} 0") == "ok 0"
         region.lend(0, 1000)
-        assert client.charge(1001) is None
-        ticket = client.charge(1000)
-        assert ticket is not None
+        assert client.ask("resident 0 1001 0") == "refused"
+        assert client.ask("resident 0 1000 0") == "ok 1"
         region.lend(0, 500)  # what is held already stays: it is the library's to give way
-        assert client.charge(1) is None
-        client.release(ticket, 501)
-        assert client.charge(1) is not None
+        assert client.ask("resident 0 1 0") == "refused"
+        client.release(1, 501)
+        assert client.ask("resident 0 1 0") == "ok 2"
         assert region.usage().cards[0].lent == 500
         assert region.limits().movable
         with pytest.raises(OSError, match="read-only"), Region.open(tmp_path) as looker:
             looker.lend(0, 1)
+
+
+def test_what_is_lent_is_for_memory_that_can_move(tmp_path: Path) -> None:
+    with region_in(tmp_path, movable=True) as region, client_in(region) as client:
+        region.lend(0, 30_000)
+        ticket = client.charge(GUARANTEE - 1000)
+        assert client.charge(1001) is None
+        assert client.ask("allocate 0 1001") == "ok 1"
+        assert client.ask("beside 1 1001 0") == "refused"
+        assert client.ask("fixed 0") == f"{GUARANTEE - 1000}"
+        assert client.ask("resident 0 20000 0") == "ok 2"
+        assert client.ask("stays 2 20000") == "ok"  # such as when it is exported
+        assert client.ask("fixed 0") == f"{GUARANTEE + 19_000}"
+        client.release(ticket or 0, 21_000)
+        assert client.ask("beside 1 1001 0") == "ok 3"
+        assert client.charge(1000) is None
+        client.release(2, 20_000)
+        assert client.ask("fixed 0") == f"{GUARANTEE - 22_000 + 1001}"
+        assert client.ask("accounts 0") == f"{GUARANTEE - 22_000 + 1001} 0 {GUARANTEE - 22_000 + 1001}"
 
 
 def test_a_container_that_can_move_is_one_with_a_tier(tmp_path: Path) -> None:
@@ -168,6 +186,7 @@ def test_an_owner_may_die_at_any_store(tmp_path: Path) -> None:
             with client_in(region) as neighbour:
                 neighbour.ask("reap 0")
                 assert neighbour.ask("accounts 0") == "0 0 0", f"point {point}"
+                assert neighbour.ask("fixed 0") == "0", f"point {point}"
                 assert neighbour.charge(GUARANTEE * MIB) is not None, f"point {point}"
             assert region.usage().saturated == 0, f"point {point}"
     assert point > 60  # the points are there at all

@@ -23,6 +23,7 @@ enum vgpu_account_index {
     VGPU_DEVICE_BYTES,         /* all that the container has allocated as memory of the card; tested against `memory` */
     VGPU_HOST_BYTES,           /* the part of it that lies in host memory; tested against `host_memory` */
     VGPU_RESIDENT_BYTES,       /* the part that is really on the card; tested against guarantee + lent; kept where VGPU_OVERSUBSCRIBE is set alone */
+    VGPU_FIXED_BYTES,          /* the part of that which cannot move to host memory; tested against the guarantee: what is lent may be taken back */
     VGPU_ACCOUNTS
 };
 #define VGPU_ACCOUNT_ROOM 4u  /* of arrays: a power of two, which makes an index cheap */
