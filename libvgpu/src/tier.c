@@ -212,7 +212,9 @@ static CUresult on_host(const struct placing *placing, CUdeviceptr *pointer) {
 }
 
 static CUresult on_card(const struct placing *placing, uint64_t spare, CUdeviceptr *pointer) {
-    const bool maps = vgpu_tier_is_large(placing->asked) && vgpu_tier_mode() == VGPU_TIER_MOVABLE && vgpu_tier_maps_card(placing->place->device);
+    int node;
+    const bool maps = vgpu_tier_is_large(placing->asked) && vgpu_tier_mode() == VGPU_TIER_MOVABLE && vgpu_tier_maps_card(placing->place->device) &&
+                      vgpu_tier_maps_host(placing->place->device, &node); /* else it could not go down again */
     return maps ? mapped(placing, true, spare, pointer) : plain(placing, spare, pointer);
 }
 

@@ -450,6 +450,32 @@ def test_what_is_lent_is_used_and_no_more(tmp_path: Path) -> None:
     assert lines == ["[0, 0, 0, 0, 0, 0, 0, 0, 0, 0] True True"]
 
 
+FIXED = {
+    "cuMemAllocAsync": ("H100", "alloc_async(80 * MIB)[0]"),
+    "cuMemCreate": ("H100", "create(80 * MIB)[0]"),
+    "cuMemAllocManaged": ("H100", "cu.cuMemAllocManaged(byref(p), c_size_t(80 * MIB), 1)"),
+    "arrays": ("H100", "cu.cuArrayCreate_v2(byref(p), byref(ArrayDescriptor(32768, 2560, UINT8, 1)))"),
+    "a driver that cannot map host memory": ("T4@12.4", "alloc(80 * MIB)[0]"),
+}
+
+
+@pytest.mark.parametrize("kind", FIXED)
+def test_what_can_never_move_is_not_lent_any_room(tmp_path: Path, kind: str) -> None:
+    cards, allocate = FIXED[kind]
+    box = container(tmp_path, cards=cards, movable=True)
+    box.region.lend(0, 400 * MIB)
+    lines = box.python(
+        TRUTH
+        + f"""
+p = c_uint64()
+start()
+answers = [{allocate} for _ in range(10)]
+print(answers[:6], truth()[1] <= 512, truth()[1] > 512 - 80 - 32)
+"""
+    )
+    assert lines == ["[0, 0, 0, 0, 0, 0] True True"]
+
+
 def test_a_block_that_moves_looks_the_same(tmp_path: Path) -> None:
     box = container(tmp_path, movable=True)
     box.region.lend(0, 400 * MIB)
