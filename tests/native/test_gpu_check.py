@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -114,6 +115,11 @@ def test_calls_may_cost_some_nanoseconds_or_a_part_of_themselves() -> None:
     (fast,) = hooks.judged("limit", {"cuMemGetInfo": 50.0}, {"cuMemGetInfo": 75.0})
     (slow,) = hooks.judged("limit", {"cuMemGetInfo": 1000.0}, {"cuMemGetInfo": 1025.0})
     assert (fast.verdict, slow.verdict) == ("missed", "met")
+
+
+def test_every_call_of_the_bench_has_its_bar() -> None:
+    measured = re.findall(r'measure\("([^"]+)"', (HERE.parents[1] / "benchmarks/hooks/calls.c").read_text())
+    assert set(measured) == set(hooks.BARS) == set(hooks.MOVING)
 
 
 def test_the_status_is_that_of_the_rows_with_a_bar() -> None:
