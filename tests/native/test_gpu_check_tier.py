@@ -2,10 +2,11 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from test_gpu_check import GPU, LIMIT, MIB, check
@@ -13,6 +14,8 @@ from test_gpu_check import GPU, LIMIT, MIB, check
 sys.path.insert(0, str(GPU / "programs"))
 import tier_train
 from checks import tier, training  # test_gpu_check has made them known
+from checks.children import Child
+from checks.machine import Command, Machine, Tier
 
 FULL = {
     "used": LIMIT, "resident": 600 * MIB, "host": LIMIT - 600 * MIB, "refused": 3, "status": 2,
@@ -154,3 +157,47 @@ def test_what_only_hardware_can_tell_is_told_as_simulated(tmp_path: Path) -> Non
     assert {row.verdict for row in found} == {"met", "not run", ""}
     assert all("simulated" in row.remark for row in found)
     assert next(row for row in found if row.what == "kernels on HOST_NUMA memory").got.startswith("read ")
+
+
+class Stub:
+    """A machine without a card, whose slices are none: for programs that need neither."""
+
+    simulate, context_mib = "", 300
+
+    def __init__(self) -> None:
+        self.slices: list[Tier] = []
+
+    def native(self, command: Command, *, seconds: float) -> Child:
+        return Child(command, os.environ, seconds)
+
+    def tiered(self, command: Command, tier: Tier, *, seconds: float) -> Child:
+        self.slices.append(tier)
+        return Child(command, os.environ, seconds)
+
+
+def interpreter(folder: Path, text: str) -> str:
+    """A program to be taken for a Python with PyTorch."""
+    program = folder / "python"
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_each_training_is_tried_in_both_modes(tmp_path: Path) -> None:
+    machine = Stub()
+    lines = "".join(f"echo '{json.dumps(trained(layers=layers))}'\n" for layers in (1, 2, 3))
+    rows = training.check(cast(Machine, machine), interpreter(tmp_path, lines))
+    assert [row.what for row in rows] == [training.title(r, mode) for mode in tier.MODES for r in training.RATIOS]
+    assert {row.verdict for row in rows} == {"met"}
+    assert [(one.movable, one.guarantee, one.memory > 2 * one.guarantee) for one in machine.slices] == [
+        (False, 1324, True), (True, 1324, True),
+    ]  # fmt: skip
+
+
+def test_a_training_that_ends_is_told_of(tmp_path: Path) -> None:
+    (row,) = training.check(cast(Machine, Stub()), interpreter(tmp_path, "echo why >&2; exit 3"))
+    assert (row.verdict, row.remark) == ("missed", "without a limit: ended with 3: why")
+    (row,) = training.check(cast(Machine, Stub()), interpreter(tmp_path, """echo '{"missing": "torch"}'"""))
+    assert (row.verdict, row.remark) == ("not run", "not installed: torch")
+    (row,) = training.check(cast(Machine, Stub()), str(tmp_path / "nobody"))
+    assert row.verdict == "not run"
