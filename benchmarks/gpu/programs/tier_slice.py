@@ -115,7 +115,7 @@ def contents(region: Region, size: int, rounds: int, loan: int) -> None:
     up = down = wrong = 0
     host = region.usage().cards[0].host_used
     answer["host"] = host
-    for turn in range(rounds if answer["granted"] else 0):
+    for turn in range(rounds if answer["granted"] and answer["maps_host"] else 0):
         region.lend(0, 0 if turn % 2 else loan)
         deadline, settled = time.monotonic() + PATIENCE_S, False
         while not settled and time.monotonic() < deadline:
