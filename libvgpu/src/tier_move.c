@@ -185,9 +185,9 @@ static uint64_t budget_now(uint64_t now) {
     return budget;
 }
 
-static bool plan(struct vgpu_tier_card *tier, int64_t room, uint64_t now, struct vgpu_tier_plan *out) {
+static bool plan(struct vgpu_tier_card *tier, int64_t room, uint64_t budget, struct vgpu_tier_plan *out) {
     vgpu_spin_lock(&tier->lock);
-    const bool found = vgpu_tier_plan(&tier->policy, room, budget_now(now), out);
+    const bool found = vgpu_tier_plan(&tier->policy, room, budget, out);
     vgpu_spin_unlock(&tier->lock);
     return found;
 }
@@ -224,11 +224,9 @@ static bool quiet(bool pressed, bool *closed) {
 static bool balance(struct vgpu_tier_card *tier, unsigned card, bool *closed) {
     struct vgpu_tier_plan wanted;
     const uint64_t begin = vgpu_now_ns();
-    for (bool again = true; again;) {
-        const uint64_t now = vgpu_now_ns();
-        const int64_t room = room_of(card, now);
-        again = room < 0;
-        if (!plan(tier, room, now, &wanted))
+    uint64_t left = budget_now(begin);
+    for (int64_t room; (room = room_of(card, vgpu_now_ns())) < 0 || left != 0;) {
+        if (!plan(tier, room, room < 0 ? BUDGET : left, &wanted))
             return true;
         if (!*closed && !quiet(room < 0, closed))
             return false;
@@ -237,7 +235,9 @@ static bool balance(struct vgpu_tier_card *tier, unsigned card, bool *closed) {
         if (!all || !count)
             return true;
         last_move = vgpu_now_ns();
-        again = again && last_move - begin < LONGEST_NS;
+        left -= wanted.bytes < left ? wanted.bytes : left;
+        if (room < 0 && last_move - begin >= LONGEST_NS)
+            return true;
     }
     return true;
 }
