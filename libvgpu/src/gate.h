@@ -24,6 +24,7 @@ struct vgpu_passage {
     uintptr_t streams[8];       /* known ones that the thread used lately, by a hash */
     _Atomic uint64_t handed_in; /* calls that used the stream which the thread has of its own */
     _Atomic uint64_t finished;  /* of them, all up to this one have been seen finished */
+    _Atomic uint64_t going;     /* of them, those that go with its context */
     _Atomic(CUcontext) own;     /* context of that stream */
     bool shared;                /* some of it is a thread's that had this passage before */
     /* for tier_move.c and touched.c */

@@ -29,6 +29,7 @@ static struct entry {
         CUevent event;
     };
     CUcontext context;
+    bool going; /* with its context, which is being destroyed */
 } *entries;
 static size_t entry_count, entry_room, leftovers;
 /* Held while the driver is asked about streams, so that none of them goes. */
@@ -68,11 +69,17 @@ static void give_up(const char *why) {
         vgpu_log(VGPU_LOG_WARNING, "no memory moves between card and host any more: %s", why);
 }
 
+/* One that goes with its context only if there is no other one: another context may have its handle already. */
 static struct entry *find(enum kind kind, CUstream stream, CUcontext context) {
-    for (size_t i = 0; i < entry_count; i++)
-        if (entries[i].kind == kind && (kind == DEFAULT ? entries[i].context == context : entries[i].stream == stream))
+    struct entry *going = NULL;
+    for (size_t i = 0; i < entry_count; i++) {
+        if (entries[i].kind != kind || (kind == DEFAULT ? entries[i].context != context : entries[i].stream != stream))
+            continue;
+        if (!entries[i].going)
             return &entries[i];
-    return NULL;
+        going = &entries[i];
+    }
+    return going;
 }
 
 static void add(struct entry entry) {
@@ -132,11 +139,10 @@ void vgpu_stream_used_slowly(struct vgpu_passage *mine, CUstream stream, CUconte
     if (own) {
         note_own(mine, context);
     } else if (lock_table()) {
-        known = find(context ? DEFAULT : STREAM, stream, context) != NULL;
-        if (!known && context) {
-            add((struct entry){DEFAULT, {CU_STREAM_LEGACY}, context});
-            known = true;
-        }
+        const struct entry *found = find(context ? DEFAULT : STREAM, stream, context);
+        known = found || context;
+        if (context && (!found || found->going))
+            add((struct entry){DEFAULT, {CU_STREAM_LEGACY}, context, false});
         unlock_table();
         if (!known)
             note_unknown(stream);
@@ -159,7 +165,7 @@ void vgpu_stream_made(CUstream stream) {
     if (!DRIVER(cuStreamGetCtx) || DRIVER(cuStreamGetCtx)(stream, &context) != CUDA_SUCCESS || !context)
         context = current();
     if (lock_table()) {
-        add((struct entry){STREAM, {stream}, context});
+        add((struct entry){STREAM, {stream}, context, false});
         unlock_table();
     }
     errno = kept;
@@ -216,7 +222,7 @@ static bool leave_over(struct entry *entry) {
         return false;
     }
     leftovers++;
-    add((struct entry){LEFTOVER, {(CUstream)event}, entry->context});
+    add((struct entry){LEFTOVER, {(CUstream)event}, entry->context, entry->going});
     return true;
 }
 
@@ -245,31 +251,55 @@ void vgpu_stream_going(CUstream stream) {
     errno = kept;
 }
 
-void vgpu_streams_context_gone(CUcontext context) {
+void vgpu_streams_context_going(CUcontext context) {
     vgpu_own_tables();
+    if (!lock_table())
+        return;
+    for (size_t i = 0; i < entry_count; i++)
+        entries[i].going |= entries[i].context == context;
+    for (struct vgpu_passage *passage = atomic_load(&vgpu_passages); passage; passage = passage->next)
+        if (atomic_load(&passage->own) == context)
+            atomic_store(&passage->going, atomic_load(&passage->handed_in));
+    atomic_fetch_add(&vgpu_streams_epoch, 1); /* what is used from here on is noted again */
+    unlock_table();
+}
+
+static void raise_to(_Atomic uint64_t *value, uint64_t least) {
+    uint64_t now = atomic_load(value);
+    while (now < least && !atomic_compare_exchange_weak(value, &now, least))
+        ;
+}
+
+static void drop_mark(CUcontext context) {
+    for (struct mark **at = &marks; *at; at = &(*at)->next) {
+        struct mark *mark = *at;
+        if (mark->context != context)
+            continue;
+        *at = mark->next;
+        free(mark);
+        return;
+    }
+}
+
+void vgpu_streams_context_went(CUcontext context, bool gone) {
     if (!lock_table())
         return;
     size_t left = 0;
     leftovers = 0;
     for (size_t i = 0; i < entry_count; i++) {
-        if (entries[i].context == context)
+        const bool its = entries[i].going && entries[i].context == context;
+        if (its && (gone || (entries[i].kind == DEFAULT && !find(DEFAULT, NULL, context)->going)))
             continue;
+        entries[i].going &= !its;
         leftovers += entries[i].kind == LEFTOVER;
         entries[left++] = entries[i];
     }
     entry_count = left;
-    for (struct mark **at = &marks; *at;) {
-        struct mark *mark = *at;
-        if (mark->context != context) {
-            at = &mark->next;
-            continue;
-        }
-        *at = mark->next;
-        free(mark);
-    }
-    for (struct vgpu_passage *passage = atomic_load(&vgpu_passages); passage; passage = passage->next)
+    if (gone)
+        drop_mark(context); /* no new one is made while somebody is inside the gate */
+    for (struct vgpu_passage *passage = atomic_load(&vgpu_passages); gone && passage; passage = passage->next)
         if (atomic_load(&passage->own) == context)
-            atomic_store(&passage->finished, atomic_load(&passage->handed_in));
+            raise_to(&passage->finished, atomic_load(&passage->going));
     atomic_fetch_add(&vgpu_streams_epoch, 1);
     unlock_table();
 }
@@ -292,12 +322,6 @@ void vgpu_context_waiting(struct vgpu_stream_wait *wait, CUcontext context) {
         wait->own[wait->count].passage = passage;
         wait->own[wait->count++].handed_in = handed_in;
     }
-}
-
-static void raise_to(_Atomic uint64_t *value, uint64_t least) {
-    uint64_t now = atomic_load(value);
-    while (now < least && !atomic_compare_exchange_weak(value, &now, least))
-        ;
 }
 
 void vgpu_context_finished(const struct vgpu_stream_wait *wait) {

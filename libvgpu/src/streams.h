@@ -52,8 +52,9 @@ static inline void vgpu_handed_in(void) {
 void vgpu_stream_made(CUstream stream);
 /* Before the driver destroys it: what still runs in it is kept in mind. */
 void vgpu_stream_going(CUstream stream);
-/* The context has gone, with all its work. */
-void vgpu_streams_context_gone(CUcontext context);
+/* Inside the gate, around the driver's call with which a context may go, with all its work; another one may get its handle before that has returned. */
+void vgpu_streams_context_going(CUcontext context);
+void vgpu_streams_context_went(CUcontext context, bool gone);
 
 /* The calling thread's own stream of a context has nothing left to do. */
 bool vgpu_own_stream_idle(CUcontext context);

@@ -187,12 +187,61 @@ static void check_legacy_streams(void) {
     CHECK(vgpu_streams_idle());
     legacy_busy[2] = true; /* of a context that is not current */
     CHECK(!vgpu_streams_idle());
-    vgpu_streams_context_gone(CONTEXT(2));
+    vgpu_streams_context_going(CONTEXT(2));
+    vgpu_streams_context_went(CONTEXT(2), false); /* somebody else holds it, too */
+    CHECK(!vgpu_streams_idle());
+    vgpu_streams_context_going(CONTEXT(2));
+    vgpu_streams_context_went(CONTEXT(2), true);
     CHECK(vgpu_streams_idle());
     legacy_busy[1] = true;
     CHECK(!vgpu_streams_idle());
     legacy_busy[1] = false;
     CHECK(vgpu_streams_idle() && !warnings);
+}
+
+/* Before the driver has returned from destroying one, another one may have its handle. */
+static void check_contexts_with_the_handle_of_one_that_goes(void) {
+    begin();
+    make(0);
+    busy[0] = true;
+    use(NULL);
+    use(CU_STREAM_PER_THREAD);
+    own_busy[1] = true;
+    CHECK(!vgpu_streams_idle());
+    vgpu_streams_context_going(CONTEXT(1));
+    own_busy[1] = busy[0] = exists[0] = false; /* the first one has gone; now the second one: */
+    make(1);
+    use(STREAM(1));
+    use(NULL);
+    vgpu_streams_context_went(CONTEXT(1), true);
+    CHECK(vgpu_streams_idle());
+    legacy_busy[1] = true;
+    CHECK(!vgpu_streams_idle());
+    legacy_busy[1] = false;
+    busy[1] = true;
+    CHECK(!vgpu_streams_idle());
+    vgpu_streams_context_going(CONTEXT(1)); /* a third one, in which a stream has the handle of one of the second */
+    make(1);
+    destroy(1);
+    event_busy = true;
+    make(2);
+    use(CU_STREAM_PER_THREAD);
+    own_busy[1] = true;
+    busy[1] = false;
+    vgpu_streams_context_went(CONTEXT(1), true);
+    CHECK(events == 1 && !vgpu_streams_idle());
+    event_busy = false;
+    CHECK(!vgpu_streams_idle());
+    own_busy[1] = false;
+    CHECK(vgpu_streams_idle() && events == 0 && !warnings);
+    for (int i = 0; i < 3; i++) { /* it stays, and is in use meanwhile */
+        vgpu_streams_context_going(CONTEXT(1));
+        use(NULL);
+        use(STREAM(2));
+        vgpu_streams_context_went(CONTEXT(1), false);
+    }
+    busy[2] = true;
+    CHECK(!vgpu_streams_idle() && !warnings);
 }
 
 static void check_destroyed_streams(void) {
@@ -331,6 +380,7 @@ int main(void) {
     vgpu_gate_arm();
     check_created_streams();
     check_legacy_streams();
+    check_contexts_with_the_handle_of_one_that_goes();
     check_destroyed_streams();
     check_unknown_streams();
     check_streams_of_threads();

@@ -99,8 +99,11 @@ static void going(struct leaving *leaving, CUcontext context) {
     *leaving = (struct leaving){.context = context, .departure.context = context};
     vgpu_own_tables();
     leaving->gated = vgpu_gate_is_armed();
-    if (leaving->gated)
+    if (leaving->gated) {
         vgpu_gate_enter(); /* nobody asks about its streams meanwhile */
+        vgpu_streams_context_going(context);
+        vgpu_parameters_stale(); /* its functions go with it: their handles may come back before the driver has returned */
+    }
     vgpu_samples_going(context);
     vgpu_sizes_moment(&leaving->before);
     leaving->before.tier = vgpu_tier_moment();
@@ -118,10 +121,9 @@ static void went(const struct leaving *leaving, bool gone) {
     }
     if (!leaving->gated)
         return;
-    if (gone) {
-        vgpu_streams_context_gone(leaving->context);
-        vgpu_parameters_stale(); /* its functions have gone with it */
-    }
+    vgpu_streams_context_went(leaving->context, gone);
+    if (gone)
+        vgpu_parameters_stale(); /* what was asked about them meanwhile */
     vgpu_gate_leave();
 }
 
