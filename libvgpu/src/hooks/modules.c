@@ -3,6 +3,7 @@
 #include "pacer.h"
 #include "parameters.h"
 
+/* Parameters are stale before the driver is called, as a handle may come back before it has returned, and after, for what was asked meanwhile. */
 static CUresult gone(CUresult result) {
     if (result == CUDA_SUCCESS)
         vgpu_pacer_stale(0);
@@ -12,10 +13,12 @@ static CUresult gone(CUresult result) {
 
 CUresult cuModuleUnload(CUmodule module) {
     CUDA_REAL(cuModuleUnload);
+    vgpu_parameters_stale();
     return gone(real(module));
 }
 
 CUresult cuLibraryUnload(CUlibrary library) {
     CUDA_REAL(cuLibraryUnload);
+    vgpu_parameters_stale();
     return gone(real(library));
 }
