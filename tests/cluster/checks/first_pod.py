@@ -46,7 +46,7 @@ def has_metrics(node: Node) -> str:
     lines: list[str] = []
 
     def told(found: Object) -> bool:
-        lines[:] = [line for line in _metrics() if 'pod="idle"' in line]
+        lines[:] = [line for line in metrics() if 'pod="idle"' in line]
         events = node.kubectl.events("idle")
         return phase(found) == "Running" and bool(lines) and any(one.startswith("VgpuAllocated") for one in events)
 
@@ -63,7 +63,7 @@ def is_no_stranger(node: Node) -> str:
     seen: dict[str, float] = {}  # name of a metric → its largest value; of what is untracked the last one
 
     def done(found: Object) -> bool:
-        for line in _metrics():
+        for line in metrics():
             name, value = line.partition("{")[0], float(line.split()[-1])
             if name == FOREIGN or (name in (OBSERVED, UNTRACKED) and 'pod="known"' in line):
                 seen[name] = value if name == UNTRACKED else max(seen.get(name, 0), value)
@@ -78,7 +78,7 @@ def is_no_stranger(node: Node) -> str:
     return f"{seen[OBSERVED]:.1f} s of GPU time, as the driver tells it"
 
 
-def _metrics() -> list[str]:
+def metrics() -> list[str]:
     """The node's samples."""
     with urllib.request.urlopen(f"http://{ADDRESS}:31992/metrics", timeout=30) as answer:
         return [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
