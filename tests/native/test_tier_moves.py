@@ -51,9 +51,15 @@ def overhead(folder: Path, processes: int) -> int:
 
 
 def assert_charges_are_the_truth(folder: Path, region: Region, processes: int) -> None:
-    card, truth = region.usage().cards[0], simulator.cards(folder / "cards")[0]
-    assert card.resident == truth.used - overhead(folder, processes)
-    assert card.host_used == truth.host
+    """Once blocks have come to rest: who holds a loan that was taken back gives way by himself."""
+    deadline = time.monotonic() + 10
+    while True:
+        card, truth = region.usage().cards[0], simulator.cards(folder / "cards")[0]
+        charged, held = (card.resident, card.host_used), (truth.used - overhead(folder, processes), truth.host)
+        if charged == held or time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    assert charged == held
     assert card.used <= LIMIT
     assert not any(sum(process.faults) for process in simulator.processes(folder / "cards"))
 
@@ -78,16 +84,15 @@ def test_contents_survive_moves_up_and_down(tmp_path: Path, seed: int, threads: 
     """
     with container(tmp_path) as region:
         program = start(tmp_path, seed, threads, 0, 48 // threads)
-        deadline = time.monotonic() + 2
-        lent = 0
-        while time.monotonic() < deadline and program.poll() is None:
-            lent = GUARANTEE - lent
-            region.lend(0, lent)
+        begin, turn = time.monotonic(), 0
+        while program.poll() is None and time.monotonic() < begin + 30:
+            turn += 1
+            region.lend(0, turn % 2 * GUARANTEE)
             time.sleep(0.02)
+            if time.monotonic() > begin + 1.5 and min(moves(tmp_path)) > 10:
+                break
         end(program)
-        up, down = moves(tmp_path)
-        assert up > 10
-        assert down > 10
+        assert min(moves(tmp_path)) > 10
 
 
 def said_done(program: subprocess.Popen[str]) -> list[str]:
@@ -155,10 +160,14 @@ def test_a_move_that_fails_leaves_everything_as_it_was(tmp_path: Path, entry: st
     """Whichever of the driver's calls fails amid moves: contents and charges are right, and moves go on."""
     with container(tmp_path) as region:
         program = start(tmp_path, 11, 2, 0, 20)
-        for number in range(20):
-            region.lend(0, number % 2 * GUARANTEE)
+        begin, turn = time.monotonic(), 0
+        while program.poll() is None and time.monotonic() < begin + 30:
+            turn += 1
+            region.lend(0, turn % 2 * GUARANTEE)
             simulator.inject_error(tmp_path / "cards", entry, 2, 2)
             time.sleep(0.05)
+            if turn > 20 and min(moves(tmp_path)) > 0:
+                break
         simulator.clear_errors(tmp_path / "cards")
         end(program)
         assert min(moves(tmp_path)) > 0
