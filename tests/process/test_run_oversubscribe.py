@@ -1,13 +1,18 @@
 """`vgpu run --oversubscribe`: more memory than the card has."""
 
+import shlex
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from run_machine import Machine, end, eventually
+from run_machine import PROBE, Machine, end, eventually
 
-from vgpu.native import Limits, Region, simulator
+from vgpu.local import run
+from vgpu.local.errors import UserError
+from vgpu.local.slices import Claim, SliceStore
+from vgpu.native import Limits, Region, paths, simulator
 
 MIB = 1 << 20
 T4 = 14912  #: MiB that programs can have of its 15360
@@ -32,6 +37,15 @@ def limits_of(machine: Machine) -> list[tuple[Limits, tuple[int, ...]]]:
         with suppress(FileNotFoundError), Region.open(path) as region:  # one that has ended is swept meanwhile
             found.append((region.limits(), tuple(card.lent for card in region.usage().cards)))
     return sorted(found, key=lambda one: -(one[0].cards[0].memory or 0))
+
+
+def on_card(machine: Machine) -> int:
+    """Bytes of cards that all commands together have."""
+    found = 0
+    for path in (machine.state / "slices").iterdir():
+        with suppress(FileNotFoundError), Region.open(path) as region:
+            found += sum(card.resident for card in region.usage().cards)
+    return found
 
 
 def test_memory_that_does_not_fit_on_the_card_may_lie_in_host_memory(machine: Machine) -> None:
@@ -78,3 +92,66 @@ def test_room_that_nobody_is_sure_to_need_is_lent_to_blocks_that_can_move(machin
     assert limits_of(machine)[1][1] == (left // (2 * MIB) * 2 * MIB,), "before the other one began"
     for one in (small, still, big):
         end(one)
+
+
+def test_what_was_lent_is_back_before_a_command_starts_that_can_have_nothing_else(machine: Machine) -> None:
+    card = machine_cards(machine)[0]
+    other = machine.hold("--gpumem", "9000", "--use-gpuuuid", card)
+    fills = f"echo running; read line; exec {shlex.join(PROBE)} --blocks 100 --hold 60"
+    options = ("--gpumem", "7500", "--oversubscribe=movable", "--use-gpuuuid", card)
+    big = machine.start(*options, command=("sh", "-c", fills))
+    assert big.stdout is not None
+    assert big.stdin is not None
+    big.stdout.readline()
+    end(other)
+    eventually("the room is lent", lambda: limits_of(machine)[0][1] == ((7500 - (T4 - 9000)) * MIB,))
+    big.stdin.write("\n")
+    big.stdin.flush()
+    assert '"right"' in big.stdout.readline()
+    assert on_card(machine) > 7300 * MIB
+    machine.hold("--gpumem", "8900", "--use-gpuuuid", card)
+    assert on_card(machine) <= (T4 - 9000 + T4 // 64) * MIB, "but for the reserve"
+
+
+def test_a_command_does_not_start_while_others_keep_what_was_lent(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "BACK_SECONDS", 0.2)
+    card = machine_cards(machine)[0]
+    plain = machine.hold("--gpumem", "9000", "--use-gpuuuid", card)
+    big = machine.hold("--gpumem", "11000", "--oversubscribe=movable", "--use-gpuuuid", card)
+    store = SliceStore(machine.state)
+    with store.locked():
+        first, second = store.sweep()
+    claim = Claim(first, store.directory(first), -1)
+    run.await_room(store, claim)
+    with Region.open(store.directory(second), writable=True) as region:
+        region.charge_overhead(0, (T4 - 9000 + T4 // 64 + 500) * MIB)
+        with pytest.raises(UserError, match=rf"other commands still have 500 MiB of card 0 .*{card}.* lent to them"):
+            run.await_room(store, claim)
+        region.charge_overhead(0, (T4 - 9000) * MIB)
+        run.await_room(store, claim)
+    for one in (plain, big):
+        end(one)
+
+
+def test_what_others_have_of_a_card_and_what_is_kept_back_of_it_is_not_lent(machine: Machine, tmp_path: Path) -> None:
+    machine_cards(machine)
+    half = tmp_path / "half.yaml"
+    half.write_text("devicePlugin: {deviceMemoryScaling: 0.5}")
+    big = machine.hold("--gpumem", "10000", "--oversubscribe=movable", "--host-memory", "9000", VGPU_CONFIG=str(half))
+    assert limits_of(machine)[0][1] == (0,)
+    end(big)
+    environ = {**machine.environ, "LD_LIBRARY_PATH": str(paths.simulator()), "VGPU_SIM_DIR": str(machine.simulator)}
+    nobodys = subprocess.Popen(
+        (*PROBE, "--allocate", "3000", "--hold", "60"), env=environ, stdout=subprocess.PIPE, text=True
+    )
+    machine.started.append(nobodys)
+    assert nobodys.stdout is not None
+    nobodys.stdout.readline()
+    first = simulator.cards(machine.simulator)[0]
+    still = machine.hold("--gpumem", "8000", "--use-gpuuuid", first.uuid)
+    machine.hold("--gpumem", "15000", "--oversubscribe=movable", "--host-memory", "9000", "--use-gpuuuid", first.uuid)
+    end(still)
+    free = (8000 - T4 // 64) * MIB - first.used
+    eventually("the rest is lent", lambda: limits_of(machine)[0][1] == (free // (2 * MIB) * 2 * MIB,))

@@ -33,6 +33,7 @@ from vgpu.native import CardLimit, Limits, Region, paths
 MIB: Final = 1 << 20
 POLL: Final = 0.2  #: seconds between two looks of the first waiter; the n-th looks n times as rarely
 SLOWEST_POLL: Final = 2.0
+BACK_SECONDS: Final = 10.0  #: without anything given back of what was lent: nothing will be
 NOT_EXECUTABLE: Final = 126  #: exit codes as the POSIX shell has them
 NOT_FOUND: Final = 127
 LOCK_DESCRIPTOR: Final = (
@@ -64,6 +65,8 @@ def run(command: Sequence[str], demand: Demand, config: Config, *, simulate: str
             lending.settle(store, runs)
             if arbiter.needed(wanted, claim.record, runs):
                 arbiter.ensure(root)
+        if not demand.memory_mode:
+            await_room(store, claim)
         environ = environment(
             os.environ,
             claim.record.slices,
@@ -173,6 +176,26 @@ def acquire(
                     raise UserError(refusal(f"no room within {wait:g} s", outcome), os.EX_TEMPFAIL)
             shown.update(position, outcome.sentence)
             time.sleep(min(POLL * position, SLOWEST_POLL, left))
+
+
+def await_room(store: SliceStore, claim: Claim) -> None:
+    """Returns when what was lent of the claim's cards has been given back; UserError when that does not go on."""
+    least, deadline = -1, 0.0
+    while True:
+        with store.locked():
+            owed = lending.settle(store, store.sweep())
+        if least < 0 or sum(owed.values()) < least:
+            least, deadline = sum(owed.values()), time.monotonic() + BACK_SECONDS
+        lacking = lending.sentence(claim.record.cards, owed)
+        if not lacking:
+            return
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"no room now: other commands still have {lacking}, which were lent to them and which they give back "
+                "when their work pauses",
+                os.EX_TEMPFAIL,
+            )
+        time.sleep(POLL)
 
 
 def too_small(record: Run) -> list[str]:
