@@ -325,10 +325,15 @@ void vgpu_tier_leave(uint32_t number) {
 
 void vgpu_tier_pin_block(uint32_t number) {
     struct vgpu_tier_record *record = vgpu_tier_record(number);
-    struct vgpu_tier_card *card = vgpu_tier_card(record->card);
     record->shared = true;
     record->movable = false;
     vgpu_charge_fixed(&record->where, record->bytes);
+    vgpu_tier_disregard(number);
+}
+
+void vgpu_tier_disregard(uint32_t number) {
+    struct vgpu_tier_record *record = vgpu_tier_record(number);
+    struct vgpu_tier_card *card = vgpu_tier_card(record->card);
     if (card && record->entry != VGPU_TIER_NONE) {
         vgpu_spin_lock(&card->lock);
         vgpu_tier_pin(&card->policy, record->entry, true);

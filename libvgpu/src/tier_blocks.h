@@ -100,8 +100,10 @@ void vgpu_tier_unreserve(CUdeviceptr base, uint64_t bytes);
 uint32_t vgpu_tier_enter(const struct vgpu_tier_record *block);
 /* Takes it out of the table and of the policy; its record is free from then on. */
 void vgpu_tier_leave(uint32_t number);
-/* It never moves again. */
+/* It never moves again: if it is on the card, it is a part of the guarantee from now on. */
 void vgpu_tier_pin_block(uint32_t number);
+/* No move of it is planned any more. */
+void vgpu_tier_disregard(uint32_t number);
 /* The number of the block around any address, pinned ones included; VGPU_TIER_NONE: none. */
 uint32_t vgpu_tier_around(CUdeviceptr address);
 /* All blocks that were made so far have smaller numbers of buffers. No lock. */

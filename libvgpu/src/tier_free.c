@@ -59,6 +59,7 @@ static void put_off(uint32_t number, CUevent event, CUcontext event_context) {
     record->event_context = event_context;
     record->next = leaving;
     leaving = number;
+    vgpu_tier_disregard(number);
     atomic_fetch_add(&leaving_count, 1);
 }
 

@@ -126,10 +126,19 @@ static bool can_move(const struct vgpu_tier_record *block) {
     return block->bytes && block->handle && !block->shared && !block->pinned && !block->leaving;
 }
 
-static bool moved(struct vgpu_tier_record *block) {
+/* False: there was no room for it. One that fails for another reason stays where it is from now on, and is in nobody's way. */
+static bool moved(uint32_t number) {
+    struct vgpu_tier_record *block = vgpu_tier_record(number);
     const bool up = !block->on_device;
-    if (move(block) == CUDA_SUCCESS)
+    const CUresult result = move(block);
+    if (result == CUDA_SUCCESS)
         return true;
+    if (result != CUDA_ERROR_OUT_OF_MEMORY) {
+        vgpu_tier_pin_block(number);
+        vgpu_log(VGPU_LOG_WARNING, "a block of %llu bytes at 0x%llx stays %s: the driver does not move it (%d)", (unsigned long long)block->bytes,
+                 (unsigned long long)block->base, up ? "in host memory" : "on the card", (int)result);
+        return true;
+    }
     if (up)
         full_until[block->card] = vgpu_now_ns() + FULL_FOR_NS;
     else
@@ -137,13 +146,13 @@ static bool moved(struct vgpu_tier_record *block) {
     return false;
 }
 
-/* Adds to *count what was moved; false: the driver, an account or the machine had no room. */
+/* Adds to *count what was moved, or cannot be; false: the driver, an account or the machine had no room. */
 static bool move_all(struct vgpu_tier_card *tier, const uint32_t *entries, uint32_t entry_count, unsigned *count) {
     for (uint32_t i = 0; i < entry_count; i++) {
-        struct vgpu_tier_record *block = vgpu_tier_record(tier->record_of[entries[i]]);
-        if (!can_move(block))
+        const uint32_t number = tier->record_of[entries[i]];
+        if (!can_move(vgpu_tier_record(number)))
             continue;
-        if (!moved(block))
+        if (!moved(number))
             return false;
         ++*count;
     }
@@ -253,12 +262,13 @@ static bool promote(bool *closed) {
             next_block = 0;
             return true;
         }
-        struct vgpu_tier_record *block = vgpu_tier_record(next_block++);
+        const uint32_t number = next_block++;
+        const struct vgpu_tier_record *block = vgpu_tier_record(number);
         if (block->on_device || !can_move(block) || room_of(block->card, begin) < (int64_t)block->bytes)
             continue;
         if (!*closed && !quiet(false, closed))
             return false;
-        if (!moved(block))
+        if (!moved(number))
             return true;
         bytes += block->bytes;
         last_move = vgpu_now_ns();
@@ -272,6 +282,7 @@ static void look(struct vgpu_passage *mine) {
     if (vgpu_any_capture() || !vgpu_tier_try())
         return;
     const CUstreamCaptureMode mode = vgpu_relax();
+    vgpu_tier_collect(); /* what has been freed meanwhile need not move */
     vgpu_look_after_loans();
     for (unsigned card = 0; card < VGPU_MAX_CARDS && possible; card++) {
         struct vgpu_tier_card *tier = vgpu_tier_card(card);

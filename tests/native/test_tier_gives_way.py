@@ -1,0 +1,69 @@
+"""A container whose loan is taken back gives way, whatever stands in the way of a single block."""
+
+from pathlib import Path
+
+import pytest
+from preloaded import MIB, environment, python
+
+from vgpu.native import CardLimit, Limits, Region, simulator
+
+GUARANTEE = 96 * MIB
+
+#: all blocks are on the card, half of them on loan
+PRELUDE = """
+import os, time
+from pathlib import Path
+from driver_client import *
+from vgpu.native import Region, simulator
+cards = Path(os.environ["VGPU_SIM_DIR"])
+region = Region.open(Path(os.environ["VGPU_DIR"]), writable=True)
+region.lend(0, 128 << 20)
+start()
+blocks = [alloc(16 << 20)[1] for _ in range(12)]
+usage = lambda: region.usage().cards[0]
+assert (usage().host_used, usage().resident) == (0, 192 << 20)
+def press(call=lambda: ok(cu.cuCtxSynchronize())):
+    region.lend(0, 0)
+    deadline = time.monotonic() + 20
+    while usage().resident > 96 << 20 and time.monotonic() < deadline:
+        call()
+        time.sleep(0.001)
+    return usage().resident >> 20, usage().host_used >> 20
+"""
+
+
+def program(folder: Path, script: str, *, card: str = "T4") -> list[str]:
+    simulator.create(folder / "cards", card)
+    (folder / "region").mkdir()
+    limit = CardLimit(simulator.cards(folder / "cards")[0].uuid, 512 * MIB, GUARANTEE)
+    limits = Limits((limit,), host_memory=512 * MIB, oversubscribe=True, movable=True)
+    with Region.create(folder / "region", limits) as region:
+        answer = python(PRELUDE + script, environment(folder, VGPU_DIR=str(folder / "region")))
+        truth = simulator.cards(folder / "cards")[0]
+        region.reap()
+        assert (truth.used, truth.host, region.usage().cards[0].resident) == (0, 0, 0)
+    return answer
+
+
+def test_blocks_that_were_freed_in_order_make_room(tmp_path: Path) -> None:
+    """Nothing is allocated after them, and nobody asks how much is free."""
+    script = """
+for block in blocks[:6]:
+    ok(free_async(block))
+ok(cu.cuCtxSynchronize())
+print(*press())
+"""
+    assert program(tmp_path, script) == ["96 0"]
+
+
+@pytest.mark.parametrize("entry", ["cuMemMap", "cuMemcpyDtoD_v2", "cuMemUnmap"])
+def test_a_block_that_does_not_move_stops_no_other(tmp_path: Path, entry: str) -> None:
+    """It is a part of the guarantee from then on."""
+    script = f"""
+simulator.inject_error(cards, "{entry}", 999)
+print(*press())
+array = c_void_p()
+for height in (2816, 2048):  # 88 and 64 MiB
+    print(cu.cuArrayCreate_v2(byref(array), byref(ArrayDescriptor(32768, height, UINT8, 1))))
+"""
+    assert program(tmp_path, script) == ["96 96", "2", "0"]
