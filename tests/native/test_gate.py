@@ -31,3 +31,7 @@ def test_all_streams_are_asked() -> None:
 
 def test_what_launches_and_graphs_touch() -> None:
     run([units("touched_units", "gate", "touched", "graph_touches", "parameters", "tier_policy")], {})
+
+
+def test_what_looks_addresses_up_is_inside() -> None:
+    run([units("addresses_units", "gate", "hooks/addresses")], {})

@@ -2,6 +2,14 @@
 #define _GNU_SOURCE
 #include "gated.h"
 
+GATED(cuFabricCpyBatchAsync, (size_t count, CUDA_FABRIC_COPY_BATCH_OP *list, unsigned long long flags, CUstream stream),
+      (count, list, flags, stream), stream)
+GATED(cuFabricCpyBatchAsync_ptsz, (size_t count, CUDA_FABRIC_COPY_BATCH_OP *list, unsigned long long flags, CUstream stream),
+      (count, list, flags, stream), per_thread(stream))
+GATED(cuMemBatchDecompressAsync, (CUmemDecompressParams *list, size_t count, unsigned int flags, size_t *failed, CUstream stream),
+      (list, count, flags, failed, stream), stream)
+GATED(cuMemBatchDecompressAsync_ptsz, (CUmemDecompressParams *list, size_t count, unsigned int flags, size_t *failed, CUstream stream),
+      (list, count, flags, failed, stream), per_thread(stream))
 GATED(cuMemDiscardAndPrefetchBatchAsync,
       (CUdeviceptr *at, size_t *sizes, size_t count, CUmemLocation *locations, size_t *indices, size_t location_count, unsigned long long flags,
        CUstream stream),

@@ -110,9 +110,15 @@ static CUresult instantiated(CUresult result, CUgraph graph, CUgraphExec made, s
     return CUDA_SUCCESS;
 }
 
+/* The driver looks addresses of nodes up. */
 #define INSTANTIATE(...)                                                                                                                           \
     CUgraphExec made = NULL;                                                                                                                       \
+    const bool gated = vgpu_gate_is_armed();                                                                                                       \
+    if (gated)                                                                                                                                     \
+        vgpu_gate_enter();                                                                                                                         \
     CUresult result = real(exec ? &made : NULL, __VA_ARGS__);                                                                                      \
+    if (gated)                                                                                                                                     \
+        vgpu_gate_leave();                                                                                                                         \
     return instantiated(result, graph, made, NULL, exec)
 
 CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error_node, char *log, size_t size) {
@@ -132,6 +138,17 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned 
 
 typedef CUresult (*instantiate_function)(CUgraphExec *, CUgraph, CUDA_GRAPH_INSTANTIATE_PARAMS *);
 
+static CUresult instantiate(instantiate_function real, CUgraphExec *made, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters, CUstream stream) {
+    if (!vgpu_gate_is_armed())
+        return real(made, graph, parameters);
+    vgpu_gate_enter();
+    if (parameters->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)
+        vgpu_stream_used(stream);
+    CUresult result = real(made, graph, parameters);
+    vgpu_gate_leave();
+    return result;
+}
+
 /* With an upload in it, it reserves as a launch does. */
 static CUresult with_parameters(instantiate_function real, CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters,
                                 bool own_default) {
@@ -142,10 +159,11 @@ static CUresult with_parameters(instantiate_function real, CUgraphExec *exec, CU
     struct vgpu_graph_launch upload = {.count = 0};
     CUgraphExec made = NULL;
     CUresult result = copy.flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD ? read_memory(graph, &found) : CUDA_SUCCESS;
-    if (found && !vgpu_graph_charge(found, own_default ? per_thread(copy.hUploadStream) : copy.hUploadStream, &upload))
+    const CUstream stream = own_default ? per_thread(copy.hUploadStream) : copy.hUploadStream;
+    if (found && !vgpu_graph_charge(found, stream, &upload))
         result = CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS) {
-        result = real(&made, graph, &copy);
+        result = instantiate(real, &made, graph, &copy, stream);
         vgpu_graph_settle(&upload);
         result = instantiated(result, graph, made, found, exec);
     } else {
