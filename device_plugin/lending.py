@@ -21,7 +21,7 @@ from device_plugin.refusal import Refusal
 from device_plugin.sandbox import Entry, Sandboxes
 from vgpu import tier
 from vgpu.allocation import Held, merge
-from vgpu.devices import GpuSlice
+from vgpu.devices import Gpu, GpuSlice
 from vgpu.native import CardLimit, Limits, Region, Usage
 from vgpu.tier import MIB, Need, Want, on_tier
 
@@ -96,7 +96,7 @@ class Lending:
                 others = {
                     entry: one for entry, one in tenants.items() if (entry.pod_uid, entry.container) != (uid, container)
                 }
-                budget = self._budget(others, need(slices))
+                budget = self._budget(others, slices)
             yield budget
             self._coming.pop(uid, None)
             if on_tier(slices):
@@ -113,15 +113,10 @@ class Lending:
 
     def _given_back(self, tenants: _Tenants, promised: Mapping[str, Held], uuids: Sequence[str]) -> None:
         """Raises Refusal while not everybody can have its guarantee of these cards."""
+        above = _above(tenants)
         for gpu in (gpu for uuid, gpu in self._cards.by_uuid.items() if uuid in uuids):
-            above = sum(
-                max(0, usage.resident - _guarantee(card))
-                for tenant in tenants.values()
-                for card, usage in zip(tenant.limits.cards, tenant.usage.cards, strict=True)
-                if tenant.limits.movable and card.uuid == gpu.uuid
-            )
             guaranteed = promised.get(gpu.uuid, Held()).phys * MIB
-            owed = tier.owed(gpu.physical_memory * MIB, guaranteed, above, self._foreign(gpu.uuid))
+            owed = tier.owed(_lendable(gpu), guaranteed, above.get(gpu.uuid, 0), self._foreign(gpu.uuid))
             if owed:
                 raise Refusal(
                     f"others still have {-(-owed // MIB)} MiB of card {gpu.index} ({gpu.model}, {gpu.uuid}) that were "
@@ -151,7 +146,7 @@ class Lending:
         cards = self._cards.by_uuid
         loans: dict[tuple[Entry, int], int] = {}
         for uuid, of_card in wants.items():
-            physical = cards[uuid].physical_memory * MIB if uuid in cards else 0
+            physical = _lendable(cards[uuid]) if uuid in cards else 0
             free = tier.room(physical, promised.get(uuid, Held()).phys * MIB, self._foreign(uuid))
             loans |= tier.loans(free, of_card)
         changes = [(loan - tenants[entry].usage.cards[at].lent, entry, at) for (entry, at), loan in loans.items()]
@@ -162,12 +157,14 @@ class Lending:
                 except OSError as error:
                     log.warning("%s: %s", entry.path, error)
 
-    def _budget(self, tenants: _Tenants, coming: Need | None = None) -> int:
-        """Puts the budgets of host memory in force; returns that of a container that is to start."""
+    def _budget(self, tenants: _Tenants, slices: Sequence[GpuSlice] = ()) -> int:
+        """Puts the budgets of host memory in force; returns that of a container with these slices that is to start."""
+        above = _above(tenants)
+        coming = need(slices, above)
         if self._cards.backed is None:
             return coming.bytes if coming else 0  # how much there is to share is not known yet
         total = self._cards.host_memory * MIB
-        needs: dict[Entry | None, Need] = {entry: _need_of(tenant) for entry, tenant in tenants.items()}
+        needs: dict[Entry | None, Need] = {entry: _need_of(tenant, above) for entry, tenant in tenants.items()}
         if coming:
             needs[None] = coming
         budgets = tier.budgets(total, needs)
@@ -185,24 +182,45 @@ class Lending:
         return self._host_memory.get(entry, 0)
 
 
-def need(slices: Sequence[GpuSlice]) -> Need | None:
-    """What a container with these slices has to have of host memory when it starts; None: nothing."""
+def _above(tenants: _Tenants) -> dict[str, int]:
+    """Bytes of each card that movable containers have beyond their guarantees."""
+    found: dict[str, int] = {}
+    for tenant in tenants.values():
+        for card, usage in zip(tenant.limits.cards, tenant.usage.cards, strict=True):
+            more = max(0, usage.resident - _guarantee(card)) if tenant.limits.movable else 0
+            found[card.uuid] = found.get(card.uuid, 0) + more
+    return found
+
+
+def need(slices: Sequence[GpuSlice], above: Mapping[str, int]) -> Need | None:
+    """What a container with these slices has to have of host memory when it starts; None: nothing.
+
+    `above`: bytes of each card that others have beyond their guarantees.
+    """
     if not on_tier(slices):
         return None
+    lack = max(min(piece.guarantee * MIB, above.get(piece.uuid, 0)) for piece in slices)
     behind = max(piece.mem - piece.guarantee for piece in slices)
-    return Need(behind * MIB, len(slices), lack=max(piece.guarantee for piece in slices) * MIB)
+    return Need(behind * MIB, len(slices), lack=lack)
 
 
-def _need_of(tenant: _Tenant) -> Need:
+def _need_of(tenant: _Tenant, above: Mapping[str, int]) -> Need:
     cards = list(zip(tenant.limits.cards, tenant.usage.cards, strict=True))
     used = [usage.host_used for _, usage in cards]
     return Need(
         bytes=max(((card.memory or 0) - _guarantee(card) for card, _ in cards), default=0),
         cards=len(cards),
-        lack=max((max(0, _guarantee(card) - usage.resident) for card, usage in cards), default=0),
+        lack=max(
+            (max(0, min(_guarantee(card) - usage.resident, above[card.uuid])) for card, usage in cards), default=0
+        ),
         used=max(used, default=0),
         sum=sum(used),
     )
+
+
+def _lendable(gpu: Gpu) -> int:
+    """Bytes of a card that containers may have, less what the administrator keeps back."""
+    return min(gpu.memory, gpu.physical_memory) * MIB
 
 
 def _guarantee(card: CardLimit) -> int:

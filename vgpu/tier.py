@@ -90,7 +90,7 @@ class Need(msgspec.Struct, frozen=True):
 
     bytes: int  #: on each card: limit less guarantee
     cards: int = 1
-    lack: int = 0  #: on one card: the part of the guarantee that it has not got, or not asked for
+    lack: int = 0  #: on one card: the part of the guarantee that it has not got, as far as neighbours still have it
     used: int = 0  #: on one card, of host memory
     sum: int = 0  #: of host memory on all of its cards
 

@@ -9,7 +9,7 @@ from agent_world import MIB, A, B, MakeWorld, World, worlds
 
 from device_plugin import lending, starts
 from device_plugin.refusal import Refusal
-from vgpu import names
+from vgpu import names, tier
 from vgpu.allocation import Held
 from vgpu.devices import GpuSlice
 from vgpu.native import CardUsage, Region
@@ -72,12 +72,7 @@ def test_a_slice_of_a_scaled_card_has_host_memory_behind_it(make: MakeWorld) -> 
     second = start(world, "second", GpuSlice(A, 20000, phys=10000), GpuSlice(B, 20000, phys=10000), number=1)
     left = (40960 - 5000 - 2 * 10000) // 3
     assert world.limits(first).host_memory == 5000 * MIB + whole(left)
-    assert world.limits(second).host_memory == 20000 * MIB, "all of it, as long as it has nothing of the card"
-    uses = [use(world, second, 10000, card) for card in (0, 1)]
-    world.lending.settle()
-    assert world.limits(second).host_memory == 10000 * MIB + whole(left)
-    for one in uses:
-        one.close()
+    assert world.limits(second).host_memory == 10000 * MIB + whole(left), "nobody has any of its guarantee"
     plain = start(world, "plain", GpuSlice(B, 5000), number=2)
     assert (world.limits(plain).oversubscribe, world.limits(plain).host_memory) == (False, 0)
     world.delete_pod("second")
@@ -153,14 +148,23 @@ def test_what_a_neighbour_still_has_of_the_card_may_lie_in_host_memory_until_it_
     second = start(world, "second", GpuSlice(A, half + behind, phys=half), number=1, annotations=MOVABLE)
     other = start(world, "other", GpuSlice(B, 2 * half + 2 * behind, phys=2 * half), number=2)
     assert usage(world, first)[0].lent == 0
-    assert world.limits(second).host_memory == (behind + half) * MIB
-    assert world.limits(other).host_memory == CARD * MIB, "nobody has taken anything yet"
+    assert world.limits(second).host_memory == (behind + 1000) * MIB
+    assert world.limits(other).host_memory == 2 * behind * MIB, "nobody has any of its guarantee"
     taken = use(world, second, half - 300)
     world.lending.settle()
     assert world.limits(first).host_memory == behind * MIB
     assert world.limits(second).host_memory == (behind + 300) * MIB, "what it lacks of its guarantee"
     for one in (uses, taken):
         one.close()
+
+
+def test_what_is_kept_back_of_a_card_is_not_lent(make: MakeWorld) -> None:
+    world = make(plugin="deviceMemoryScaling: 2, hostMemory: 40960")
+    world.cards.back(True)
+    uid = start(world, "first", GpuSlice(A, 16000, phys=4000), annotations=MOVABLE)
+    world.cards.scaling = tier.Scaling(0.5, host_memory=40960)
+    world.lending.settle()
+    assert usage(world, uid)[0].lent == whole(CARD // 2 - CARD // 2 // 64 - 4000)
 
 
 def test_a_start_that_hangs_in_the_driver_stops_nothing_else(make: MakeWorld) -> None:

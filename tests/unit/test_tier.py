@@ -68,13 +68,14 @@ def test_why_memory_is_not_scaled(scaling: Scaling, kept: int, said: str) -> Non
     assert re.search(said, found)
 
 
-@given(st.lists(st.tuples(AMOUNTS, st.integers(1, 8)), max_size=8), AMOUNTS)
-def test_budgets_cover_every_need_and_no_more_than_there_is(needs: list[tuple[int, int]], total: int) -> None:
-    asked = {at: Need(*need) for at, need in enumerate(needs)}
+@given(st.lists(st.tuples(AMOUNTS, st.integers(1, 8), AMOUNTS, AMOUNTS), max_size=8), AMOUNTS)
+def test_budgets_cover_every_need_and_no_more_than_there_is(needs: list[tuple[int, int, int, int]], total: int) -> None:
+    asked = {at: Need(need, cards, lack, used, used) for at, (need, cards, lack, used) in enumerate(needs)}
     found = tier.budgets(total, asked)
     assert all(found[at] >= need.bytes for at, need in asked.items())
     needed = sum(need.bytes * need.cards for need in asked.values())
-    assert sum(found[at] * need.cards for at, need in asked.items()) <= max(total, needed)
+    lacking = sum(need.lack * need.cards for need in asked.values())
+    assert sum(found[at] * need.cards for at, need in asked.items()) <= max(total, needed) + lacking
 
 
 def test_what_is_left_of_the_host_memory_goes_to_all_alike() -> None:
@@ -120,6 +121,14 @@ def test_the_reserve_of_a_card_is_lent_to_nobody() -> None:
     assert tier.room(6400, 0) == 6300
     assert tier.room(6400, 6000, 200) == 100
     assert tier.room(6400, 6400) == 0
+
+
+def test_what_was_lent_is_owed_as_far_as_others_are_sure_to_need_it() -> None:
+    assert tier.owed(6400, 6000, 400) == 0
+    assert tier.owed(6400, 6000, 401) == 1
+    assert tier.owed(6400, 6000, 400, 100) == 100
+    assert tier.owed(6400, 6400, 100, 100) == 0, "contexts and modules, for which there is the reserve, stay"
+    assert tier.owed(6400, 6400, 101) == 1
 
 
 PIECES = st.lists(st.tuples(st.integers(1, 40000), st.booleans(), st.sampled_from([0, 25, 100])), max_size=12)
