@@ -60,7 +60,7 @@ def plan(python: str, trials: int, times: core.Plan) -> list[Check]:
         for what in (*frameworks.ROWS, frameworks.SHARE)
     ]
     found.append(Check(hooks.FAMILY, "calls.c", 60, hooks.check))
-    return [*found, Check(training.FAMILY, training.TRAINING, 60, partial(training.check, python=python))]
+    return [*found, Check(tier.FAMILY, training.TRAINING, 60, partial(training.check, python=python))]
 
 
 def run(machine: Machine, checks: Sequence[Check], console: Console) -> list[Row]:
