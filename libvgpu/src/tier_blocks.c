@@ -30,10 +30,12 @@ _Atomic(_Atomic uint32_t *) vgpu_tier_leaves[VGPU_TIER_LEAVES];
 atomic_bool vgpu_tier_used;
 atomic_uint vgpu_tier_pinned;
 
-/* Weak: before glibc 2.34 it is in libpthread, which this library does not bring into programs that have no threads. */
+/* Weak: before glibc 2.34 they are in libpthread, which this library does not bring into programs that have no threads. */
 #pragma weak pthread_mutex_trylock
+#pragma weak pthread_setcancelstate
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread __attribute__((tls_model("initial-exec"))) unsigned locked; /* how often by this thread */
+static __thread __attribute__((tls_model("initial-exec"))) int cancelled_before; /* whether it could be, before it had the lock */
 
 /* Under the lock, but for `records`, which once set stays. */
 static struct arena arenas[ARENAS];
@@ -44,7 +46,21 @@ static uint32_t *by_address; /* the pinned blocks, in the order of their address
 static _Atomic uint64_t buffers = FIRST_BUFFER;
 static _Atomic(struct vgpu_tier_card *) cards[VGPU_MAX_CARDS];
 
+/* Who is cancelled amid a move would leave the lock, and the gate, closed behind it for good. */
+static void cancel_later(void) {
+    if (pthread_setcancelstate)
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancelled_before);
+}
+
+static void cancel_as_before(void) {
+    int disabled;
+    if (pthread_setcancelstate)
+        pthread_setcancelstate(cancelled_before, &disabled);
+}
+
 void vgpu_tier_blocks_forget(void) {
+    if (locked)
+        cancel_as_before();
     locked = 0;
     pthread_mutex_init(&lock, NULL);
     memset(arenas, 0, sizeof arenas);
@@ -62,21 +78,30 @@ void vgpu_tier_blocks_forget(void) {
 
 void vgpu_tier_lock(void) {
     vgpu_own_tables();
-    if (locked++ == 0)
-        pthread_mutex_lock(&lock);
+    if (locked++ != 0)
+        return;
+    cancel_later();
+    pthread_mutex_lock(&lock);
 }
 
 bool vgpu_tier_try(void) {
     vgpu_own_tables();
-    if (!locked && (pthread_mutex_trylock ? pthread_mutex_trylock(&lock) : pthread_mutex_lock(&lock)) != 0)
-        return false;
+    if (!locked) {
+        cancel_later();
+        if ((pthread_mutex_trylock ? pthread_mutex_trylock(&lock) : pthread_mutex_lock(&lock)) != 0) {
+            cancel_as_before();
+            return false;
+        }
+    }
     locked++;
     return true;
 }
 
 void vgpu_tier_unlock(void) {
-    if (locked && --locked == 0) /* a child that was forked in between has let go of it */
-        pthread_mutex_unlock(&lock);
+    if (!locked || --locked != 0) /* a child that was forked in between has let go of it */
+        return;
+    pthread_mutex_unlock(&lock);
+    cancel_as_before();
 }
 
 /* Memory of the process that is there only where it is touched; NULL: none. */

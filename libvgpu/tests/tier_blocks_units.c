@@ -195,6 +195,38 @@ static void test_lock(void) {
     pthread_join(thread, NULL);
 }
 
+static pthread_barrier_t cancelled;
+
+static void *is_cancelled(void *got_through) {
+    vgpu_tier_lock();
+    vgpu_tier_lock();
+    pthread_barrier_wait(&cancelled);
+    pthread_barrier_wait(&cancelled);
+    pthread_testcancel();
+    vgpu_tier_unlock();
+    pthread_testcancel();
+    *(bool *)got_through = true;
+    vgpu_tier_unlock();
+    pthread_testcancel();
+    *(bool *)got_through = false;
+    return got_through;
+}
+
+/* Whoever holds the lock, and with it the gate, is not cancelled before it lets go. */
+static void test_cancelled_threads_let_go(void) {
+    pthread_t thread;
+    void *answer;
+    bool got_through = false;
+    pthread_barrier_init(&cancelled, NULL, 2);
+    pthread_create(&thread, NULL, is_cancelled, &got_through);
+    pthread_barrier_wait(&cancelled);
+    pthread_cancel(thread);
+    pthread_barrier_wait(&cancelled);
+    pthread_join(thread, &answer);
+    CHECK(got_through && answer == PTHREAD_CANCELED && vgpu_tier_try());
+    vgpu_tier_unlock();
+}
+
 static void test_a_child_begins_with_nothing(void) {
     vgpu_tier_blocks_forget();
     CHECK(!vgpu_tier_any() && vgpu_tier_next(0) == VGPU_TIER_NONE && !vgpu_tier_card(3));
@@ -259,6 +291,7 @@ int main(void) {
     test_large_ranges();
     test_gaps();
     test_lock();
+    test_cancelled_threads_let_go();
     test_a_child_begins_with_nothing();
     test_who_may_reach_it();
     test_what_the_machine_spares();
