@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define LINE_SIZE 512
@@ -38,7 +39,7 @@ void vgpu_log(enum vgpu_log_level level, const char *format, ...) {
     if (length > sizeof line - 2)
         length = sizeof line - 2;
     line[length++] = '\n';
-    if (write(STDERR_FILENO, line, length) < 0)
+    if (syscall(SYS_write, STDERR_FILENO, line, length) < 0) /* by write() a thread could be cancelled, amid whatever it holds */
         errno = 0; /* a closed stderr is no concern of the program that runs */
     errno = kept;
 }
