@@ -36,11 +36,13 @@ static size_t entry_count, entry_room, leftovers;
 static vgpu_spin lock;
 /* It may call the program back meanwhile. */
 static __thread __attribute__((tls_model("initial-exec"))) bool locked;
-/* One event per context, recorded behind all that it was given. */
+/* One event per context, recorded behind all that it was given. It is asked when it is looked again: no card passes one at once. */
 static struct mark {
     struct mark *next;
     CUcontext context;
     CUevent event;
+    bool recorded;                /* and not seen to have passed yet */
+    struct vgpu_stream_wait wait; /* what it stands behind */
 } *marks;
 
 void vgpu_streams_forget(void) {
@@ -338,11 +340,11 @@ bool vgpu_own_stream_idle(CUcontext context) {
     return idle;
 }
 
-static CUevent mark_of(CUcontext context) {
+static struct mark *mark_of(CUcontext context) {
     for (struct mark *mark = marks; mark; mark = mark->next)
         if (mark->context == context)
-            return mark->event;
-    struct mark *made = malloc(sizeof *made);
+            return mark;
+    struct mark *made = calloc(1, sizeof *made);
     if (!made || !DRIVER(cuEventCreate) || DRIVER(cuEventCreate)(&made->event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) {
         free(made);
         return NULL;
@@ -350,20 +352,29 @@ static CUevent mark_of(CUcontext context) {
     made->context = context;
     made->next = marks;
     marks = made;
-    return made->event;
+    return made;
+}
+
+static bool passed(struct mark *mark) {
+    const CUresult result = DRIVER(cuEventQuery)(mark->event);
+    mark->recorded = result == CUDA_ERROR_NOT_READY;
+    if (result == CUDA_SUCCESS)
+        vgpu_context_finished(&mark->wait);
+    return result == CUDA_SUCCESS;
 }
 
 /* What other threads have handed in to streams of their own can only be asked for together with all else of the context (CUDA 12.5). */
 static bool context_idle(CUcontext context) {
     if (!DRIVER(cuCtxRecordEvent) || !DRIVER(cuEventQuery) || !enter_context(context))
         return false;
-    struct vgpu_stream_wait wait;
-    vgpu_context_waiting(&wait, context);
-    const CUevent event = mark_of(context);
-    const bool idle = event && DRIVER(cuCtxRecordEvent)(context, event) == CUDA_SUCCESS && DRIVER(cuEventQuery)(event) == CUDA_SUCCESS;
+    struct mark *mark = mark_of(context);
+    bool idle = mark && (!mark->recorded || passed(mark));
+    if (idle) {
+        vgpu_context_waiting(&mark->wait, context); /* what has come since */
+        if (mark->wait.count)
+            idle = DRIVER(cuCtxRecordEvent)(context, mark->event) == CUDA_SUCCESS && passed(mark);
+    }
     leave_context();
-    if (idle)
-        vgpu_context_finished(&wait);
     return idle;
 }
 

@@ -44,6 +44,7 @@ void *vgpu_driver_entry_slowly(enum vgpu_entry entry) {
 static __thread CUcontext stack[4];
 static __thread int depth;
 static bool busy[STREAMS], legacy_busy[4], event_busy, others_busy;
+static bool takes_time; /* to pass an event, even with nothing before it */
 static __thread bool own_busy[4];
 static bool exists[STREAMS];
 static int events;
@@ -112,7 +113,7 @@ static CUresult event_query(CUevent event) {
 
 static CUresult record_context(CUcontext context, CUevent event) {
     CHECK(context == CONTEXT(1) && event);
-    event_busy = others_busy;
+    event_busy = others_busy || takes_time;
     return CUDA_SUCCESS;
 }
 
@@ -333,7 +334,7 @@ static void check_streams_of_threads(void) {
     vgpu_driver_entries[ENTRY_cuCtxRecordEvent] = (void *)record_context;
     others_busy = true;
     CHECK(!vgpu_streams_idle());
-    others_busy = false;
+    others_busy = event_busy = false;
     CHECK(vgpu_streams_idle() && !warnings);
     use(CU_STREAM_PER_THREAD);
     vgpu_context_waiting(&wait, NULL);
@@ -341,6 +342,34 @@ static void check_streams_of_threads(void) {
     vgpu_context_finished(&wait);
     own_busy[1] = true;
     CHECK(!vgpu_streams_idle());
+}
+
+/* An event is asked again, not recorded anew, until it has passed. */
+static void check_a_card_that_takes_time(void) {
+    pthread_t thread;
+    begin();
+    vgpu_driver_entries[ENTRY_cuCtxRecordEvent] = (void *)record_context;
+    takes_time = true;
+    waits = false;
+    for (int round = 0; round < 2; round++) {
+        pthread_create(&thread, NULL, other_thread, NULL);
+        pthread_barrier_wait(&steps);
+        CHECK(!vgpu_streams_idle() && !vgpu_streams_idle());
+        pthread_barrier_wait(&steps);
+        pthread_join(thread, NULL);
+        if (round == 1) { /* more has come since */
+            pthread_create(&thread, NULL, other_thread, NULL);
+            pthread_barrier_wait(&steps);
+            event_busy = false;
+            CHECK(!vgpu_streams_idle());
+            pthread_barrier_wait(&steps);
+            pthread_join(thread, NULL);
+        }
+        event_busy = false;
+        CHECK(vgpu_streams_idle() && vgpu_streams_idle());
+    }
+    takes_time = false;
+    CHECK(!warnings);
 }
 
 /* A thread has one in each context; what it still has to do in one is no secret of the other one. */
@@ -385,5 +414,6 @@ int main(void) {
     check_unknown_streams();
     check_streams_of_threads();
     check_own_streams_of_two_contexts();
+    check_a_card_that_takes_time();
     return 0;
 }
