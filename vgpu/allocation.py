@@ -52,6 +52,11 @@ class Held(msgspec.Struct, frozen=True):
     cores: int = 0  #: %
     alone: int = 0  #: slices with cores 100, which share the card with nobody, whatever the card's core scaling
 
+    @property
+    def behind(self) -> int:
+        """MiB that may lie in host memory."""
+        return self.mem - self.phys
+
     def __add__(self, other: "Held") -> "Held":
         return Held(
             self.slots + other.slots,
@@ -104,10 +109,14 @@ def merge(left: dict[str, Held], right: dict[str, Held]) -> dict[str, Held]:
     return {uuid: left.get(uuid, Held()) + right.get(uuid, Held()) for uuid in left | right}
 
 
-def excess(cards: Mapping[str, Gpu], before: Mapping[str, Held], wanted: Mapping[str, Held]) -> str | None:
+def excess(
+    cards: Mapping[str, Gpu], before: Mapping[str, Held], wanted: Mapping[str, Held], *, known: bool = False
+) -> str | None:
     """A sentence for the first card on which `wanted` does not fit beside what others hold; None when all fits.
 
-    Σ limits ≤ card × scaling, Σ guarantees ≤ card, Σ cores ≤ 100 % × scaling, and nobody beside a pod that holds 100 %.
+    Σ limits ≤ card × scaling, Σ guarantees ≤ card, Σ of what is not guaranteed ≤ host memory behind the card, Σ cores ≤
+    100 % × scaling, and nobody beside a pod that holds 100 %. `known`: it has been there before, and so has its host
+    memory, whatever the scaling is now.
     """
     for uuid, asked in wanted.items():
         gpu = cards.get(uuid)
@@ -120,7 +129,13 @@ def excess(cards: Mapping[str, Gpu], before: Mapping[str, Held], wanted: Mapping
         if asked.alone and others.slots:
             return f"{name} has slices of other pods and cannot be given alone (cores 100)"
         for what, taken, more, room in (
-            ("MiB of memory", others.mem, asked.mem, gpu.memory),
+            ("MiB of memory", others.mem, 0 if known else asked.mem, gpu.memory),
+            (
+                "MiB of host memory",
+                others.behind,
+                0 if known else asked.behind,
+                max(0, gpu.memory - gpu.physical_memory),
+            ),
             ("MiB of physical memory", others.phys, asked.phys, gpu.physical_memory),
             ("% of cores", others.cores, asked.cores, gpu.cores),
             ("slices", others.slots, asked.slots, gpu.slots),

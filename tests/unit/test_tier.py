@@ -131,6 +131,30 @@ def test_what_was_lent_is_owed_as_far_as_others_are_sure_to_need_it() -> None:
     assert tier.owed(6400, 6400, 101) == 1
 
 
+def test_no_more_is_behind_a_card_than_there_is_also_when_that_was_more_before() -> None:
+    scaled = Gpu("GPU-0", 0, "T4", memory=20000, physical=15000)
+    before = of_slices([GpuSlice("GPU-0", 9000, phys=4500)])
+    late = of_slices([GpuSlice("GPU-0", 2000, phys=1400)])
+    assert excess({"GPU-0": scaled}, before, late) == (
+        "card 0 (T4, GPU-0) has 5000 MiB of host memory, 4500 held by other pods: 600 more do not fit"
+    )
+    assert excess({"GPU-0": scaled}, before, late, known=True) is None
+    found = fit_container(
+        [CardState(scaled, before["GPU-0"])], GpuRequest(1, 2100), CardSelector(), policies()["spread"]
+    )
+    assert isinstance(found, Rejection)
+    whole = of_slices([GpuSlice("GPU-0", 2000)])
+    assert excess({"GPU-0": scaled}, before, whole) is None
+
+
+def test_who_has_a_card_alone_has_all_of_it() -> None:
+    scaled = Gpu("GPU-0", 0, "T4", memory=30000, physical=15000)
+    for memory, guarantee in {14000: 14000, 20000: 15000}.items():
+        found = fit_container([CardState(scaled)], GpuRequest(1, memory, 0, 100), CardSelector(), policies()["spread"])
+        assert not isinstance(found, Rejection)
+        assert (found[0].mem, found[0].guarantee) == (memory, guarantee)
+
+
 PIECES = st.lists(st.tuples(st.integers(1, 40000), st.booleans(), st.sampled_from([0, 25, 100])), max_size=12)
 
 
@@ -161,7 +185,7 @@ def test_whatever_is_asked_limits_guarantees_and_host_memory_hold(
     assert sum(piece.mem for piece in slices) <= gpu.memory
     assert sum(piece.guarantee for piece in slices) <= physical
     behind = sum(piece.mem - piece.guarantee for piece in slices)
-    assert behind <= min(host, int(physical * (factor - 1))) + len(slices)  # guarantees are rounded down to MiB
+    assert behind <= min(host, int(physical * (factor - 1)))
 
 
 def test_the_configuration_of_a_node() -> None:

@@ -79,6 +79,9 @@ def eligible(left: Small, want: Want) -> Bools:
     good: Bools = left[SLOTS] > 0
     good &= left[MEM] >= want.memory
     good &= left[PHYS] >= want.guarantee
+    if want.guarantee is not want.memory:
+        behind = want.memory - want.guarantee  # of which there is as much left as limits have more left than guarantees
+        good &= (behind <= 0) | (left[MEM] - left[PHYS] >= behind)
     good &= left[UNUSED] > 0 if want.alone else left[CORES] >= max(want.cores, 1)
     if want.accepted is not None:
         good &= want.accepted

@@ -79,15 +79,18 @@ def memory_asked(cards: Cards, request: GpuRequest) -> Ints:
 def ask(cards: Cards, request: GpuRequest, selector: CardSelector, *, oversubscribe: bool) -> Ask:
     """`oversubscribe`: on cards whose memory is scaled up, only limit / scaling is guaranteed to be physical.
 
-    Never less than what contexts and modules take, which cannot lie elsewhere.
+    Never less than what contexts and modules take, which cannot lie elsewhere. Who has a card alone has all of it.
     """
     memory = memory_asked(cards, request)
     guarantee = memory
     if oversubscribe:
         scaled = cards.memory > cards.physical
         if scaled.any():
-            share = memory * cards.physical // np.maximum(cards.memory, 1)
-            guarantee = np.where(scaled, np.maximum(share, np.minimum(memory, LEAST_GUARANTEE)), memory)
+            if request.cores == 100:
+                share = cards.physical
+            else:  # rounded up: what is left of all limits together is no more than the host memory behind the card
+                share = np.maximum(-(memory * -cards.physical // np.maximum(cards.memory, 1)), LEAST_GUARANTEE)
+            guarantee = np.where(scaled, np.minimum(memory, share), memory)
     return Ask(request, memory, guarantee, by_model(cards, selector), by_uuid(cards, selector))
 
 
@@ -110,7 +113,11 @@ def faults(cards: Cards, usage: Ints, asked: Ask) -> Iterator[tuple[Reason, Bool
         yield Reason.UNUSED, usage[SLOTS] > 0
     else:
         yield Reason.ALONE, usage[ALONE] > 0
-    yield Reason.MEMORY, usage[MEM] + asked.memory > cards.memory
+    full = usage[MEM] + asked.memory > cards.memory
+    if asked.guarantee is not asked.memory:
+        behind, more = cards.memory - cards.physical, asked.memory - asked.guarantee
+        full |= (more > 0) & (usage[MEM] - usage[PHYS] + more > behind)
+    yield Reason.MEMORY, full
     yield Reason.GUARANTEE, usage[PHYS] + asked.guarantee > cards.physical
     if not alone:
         # One without a guarantee still needs time that is not promised to others, else it would never run.
