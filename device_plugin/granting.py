@@ -198,10 +198,13 @@ class Granting:
                 found[name] = edits.in_order(moved, self._cards.by_uuid)
         return found
 
+    def _before(self, plan: Plan) -> tuple[GpuSlice, ...] | None:
+        """What the container was granted when it started before."""
+        return self._sandboxes.granted().get(plan.pod.metadata.uid, {}).get(plan.candidate.container)
+
     def _as_backed(self, plan: Plan) -> Plan:
         """Where no host memory is kept any more, all of a slice has to be on the card; what started keeps its own."""
-        before = self._sandboxes.granted().get(plan.pod.metadata.uid, {}).get(plan.candidate.container)
-        if not on_tier(plan.slices) or before == plan.slices or self._cards.backed:
+        if not on_tier(plan.slices) or self._before(plan) == plan.slices or self._cards.backed:
             return plan
         if self._cards.backed is None:
             sentence = (
@@ -218,7 +221,8 @@ class Granting:
 
     def _guard(self, plan: Plan) -> None:
         granted = self._holdings.granted(without={plan.pod.metadata.uid})
-        sentence = excess(self._cards.by_uuid, granted, self._holds(plan))
+        known = self._before(plan) == plan.slices
+        sentence = excess(self._cards.by_uuid, granted, self._holds(plan), known=known)
         if sentence:
             raise Refusal(f"pod {full_name(plan.pod)}: {sentence}", transient=True, pod=plan.pod)
 

@@ -209,6 +209,17 @@ def test_without_host_memory_all_of_a_slice_is_on_the_card_or_it_does_not_start(
     assert (limits.oversubscribe, limits.host_memory) == (True, 5000 * MIB)
 
 
+def test_a_container_that_has_started_starts_again_when_scaling_is_lower(make: MakeWorld) -> None:
+    world = make(plugin=SCALED)
+    world.cards.back(True)
+    first = start(world, "first", GpuSlice(A, 15000, phys=7500))
+    second = start(world, "second", GpuSlice(A, 15000, phys=7500), number=1)
+    world.cards.scaling = tier.UNSCALED
+    world.starts.start([f"{A}::0"])
+    world.starts.start([f"{A}::1"])
+    assert [world.limits(uid).host_memory for uid in (first, second)] == [7500 * MIB, 7500 * MIB]
+
+
 def test_a_region_is_made_anew_where_its_memory_is_of_another_kind(make: MakeWorld) -> None:
     world = make(plugin=SCALED)
     world.cards.back(True)
