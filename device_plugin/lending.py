@@ -45,8 +45,19 @@ _Tenants = Mapping[Entry, _Tenant]
 class Lending:
     """Thread-safe. While it works on a container's limits nobody else does."""
 
-    def __init__(self, cards: Cards, sandboxes: Sandboxes, holdings: Holdings, foreign: Callable[[str], int]) -> None:
-        """`foreign`: bytes of a card (UUID) that processes of nobody have."""
+    def __init__(
+        self,
+        cards: Cards,
+        sandboxes: Sandboxes,
+        holdings: Holdings,
+        foreign: Callable[[str], int],
+        knows: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`foreign`: bytes of a card (UUID) that processes of nobody have; `knows`: it is known, else nothing is lent.
+
+        What was lent before is taken back all the same.
+        """
+        self._knows = knows
         self._cards = cards
         self._sandboxes = sandboxes
         self._holdings = holdings
@@ -151,7 +162,7 @@ class Lending:
             loans |= tier.loans(free, of_card)
         changes = [(loan - tenants[entry].usage.cards[at].lent, entry, at) for (entry, at), loan in loans.items()]
         for change, entry, at in sorted(changes, key=lambda one: one[0]):  # what is taken back comes first
-            if change:
+            if change < 0 or (change and self._knows()):
                 try:
                     tenants[entry].region.lend(at, loans[entry, at])
                 except OSError as error:

@@ -116,14 +116,15 @@ class Sweep:
             except InventoryError as error:
                 log.debug("overhead stays as it was: %s", error)
             self._watch.once(usages, _read)
-        self._lending.settle()
         synced = self._pods.synced
+        if synced:  # before, what pods hold is not known
+            self._lending.settle()
         self._exporter.show(self._picture(usages, asks), whole=synced, fresh=asks)
         if not self._pods.synced:
             return
         entries = [*self._sandboxes.entries(), *self._sandboxes.removed()]
         leftover = [entry for entry in entries if self._pods.get(entry.pod_uid) is None]
-        dead = [entry for entry in leftover if entry not in usages or not usages[entry][1].processes]
+        dead = [entry for entry in leftover if not self._sandboxes.lives(entry.pod_uid, entry.container)]
         if dead:
             self._pods.refresh()  # a pod that has come meanwhile is known afterwards
         for entry in dead:

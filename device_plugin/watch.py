@@ -2,14 +2,14 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import pynvml
 
 from device_plugin.backstop import Backstop, larger
 from device_plugin.cards import Cards
 from device_plugin.consequences import Consequences
-from device_plugin.foreign import Foreign, Observed, Picture, Process, Region, Regions, attribute, process_of
+from device_plugin.foreign import TURNS, Foreign, Observed, Picture, Process, Region, Regions, attribute, process_of
 from device_plugin.pods import Pods
 from device_plugin.sandbox import Entry
 from vgpu import names
@@ -30,10 +30,12 @@ class Watch:
         evict: bool,
         look: Callable[[], list[Observed]],
         who: Callable[[int], Process | None] = process_of,
+        strangers: Callable[[], Collection[str]] = frozenset,
     ) -> None:
         """`evict`: a container that has more of a card than it was charged is not only told.
 
-        `look` tells the processes on all cards, `who` more about one of them.
+        `look` tells the processes on all cards, `who` more about one of them, `strangers` the pods (UIDs) that another
+        version has started.
         """
         self._cards = cards
         self._pods = pods
@@ -41,9 +43,11 @@ class Watch:
         self._evict = evict
         self._look = look
         self._who = who
+        self._strangers = strangers
         self._foreign = Foreign()
         self._backstop = Backstop()
         self._others: Mapping[str, Mapping[int, int]] = {}
+        self._looks = 0
 
     def once(self, regions: Regions, read: Callable[[Entry], Region | None]) -> None:
         """`read`: a region of a container once more, None: it is not whole."""
@@ -52,10 +56,13 @@ class Watch:
         except (InventoryError, pynvml.NVMLError) as error:
             log.debug("who uses the cards is not known: %s", error)
             return
+        self._looks += 1
         # What was allocated meanwhile is charged meanwhile.
         again = {entry: found for entry in regions if (found := read(entry)) is not None}
         regions = larger(regions, again)
-        picture = attribute(observed, regions, self._who)
+        # Their records count. Who has none any more is like somebody of whom nobody knows.
+        strangers = {uid for uid in self._strangers() if self._pods.get(uid) is not None}
+        picture = attribute(observed, regions, self._who, strangers=strangers)
         self._tell_foreign(picture)
         for excess in self._backstop.once(picture, regions, time.monotonic()):
             pod = self._pods.get(excess.entry.pod_uid)
@@ -68,6 +75,11 @@ class Watch:
                     self._consequences.untracked(pod, sentence)
             if pod is not None and self._evict:
                 self._consequences.evict(pod, sentence)
+
+    @property
+    def knows(self) -> bool:
+        """Processes that are no containers of ours would have been seen often enough by now to be told."""
+        return self._looks >= TURNS
 
     def of(self, entry: Entry, card: str) -> tuple[int, float]:
         """(bytes by NVML beyond the charges, seconds of GPU time by NVML) of a container on a card."""

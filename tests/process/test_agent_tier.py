@@ -8,6 +8,7 @@ import pytest
 from agent_world import MIB, A, B, MakeWorld, World, worlds
 
 from device_plugin import lending, starts
+from device_plugin.foreign import TURNS
 from device_plugin.refusal import Refusal
 from vgpu import names, tier
 from vgpu.allocation import Held
@@ -156,6 +157,30 @@ def test_what_a_neighbour_still_has_of_the_card_may_lie_in_host_memory_until_it_
     assert world.limits(second).host_memory == (behind + 300) * MIB, "what it lacks of its guarantee"
     for one in (uses, taken):
         one.close()
+
+
+def test_nothing_is_lent_before_it_is_known_who_uses_the_cards(make: MakeWorld) -> None:
+    world = make(plugin=SCALED)
+    world.cards.back(True)
+    uid = start(world, "first", GpuSlice(A, 16000, phys=8000), annotations=MOVABLE)
+    before, little = usage(world, uid)[0].lent, 1000 * MIB
+    watch = world.sweep._watch
+    watch._look = list
+    world.lending._knows = lambda: watch.knows
+    with Region.open(world.sandboxes.directory(uid, "main"), writable=True) as region:
+        region.lend(0, before + 1000 * MIB)
+        world.lending.settle()
+        assert usage(world, uid)[0].lent == before, "taken back at once"
+        region.lend(0, little)
+        for _ in range(TURNS):
+            world.lending.settle()
+            assert usage(world, uid)[0].lent == little
+            world.sweep.once(clean=False)
+        assert usage(world, uid)[0].lent == before
+        region.lend(0, little)
+        world.pods._informer.synced.clear()
+        world.sweep.once(clean=False)
+        assert usage(world, uid)[0].lent == little
 
 
 def test_what_is_kept_back_of_a_card_is_not_lent(make: MakeWorld) -> None:
