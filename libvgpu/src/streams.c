@@ -132,6 +132,7 @@ static void note_own(struct vgpu_passage *mine, CUcontext context) {
 
 void vgpu_stream_used_slowly(struct vgpu_passage *mine, CUstream stream, CUcontext context) {
     const int kept = errno;
+    vgpu_own_tables();
     if (!mine)
         mine = vgpu_passage_take();
     const bool own = stream == CU_STREAM_PER_THREAD;
@@ -160,13 +161,14 @@ void vgpu_stream_used_slowly(struct vgpu_passage *mine, CUstream stream, CUconte
     errno = kept;
 }
 
-void vgpu_stream_made(CUstream stream) {
+void vgpu_stream_made(CUstream stream, CUcontext context) {
     const int kept = errno;
     vgpu_own_tables();
-    CUcontext context = NULL;
-    if (!DRIVER(cuStreamGetCtx) || DRIVER(cuStreamGetCtx)(stream, &context) != CUDA_SUCCESS || !context)
+    if (!context && (!DRIVER(cuStreamGetCtx) || DRIVER(cuStreamGetCtx)(stream, &context) != CUDA_SUCCESS || !context))
         context = current();
-    if (lock_table()) {
+    if (!context)
+        give_up("a stream was created in a context that cannot be asked for");
+    else if (lock_table()) {
         add((struct entry){STREAM, {stream}, context, false});
         unlock_table();
     }
@@ -264,6 +266,28 @@ void vgpu_streams_context_going(CUcontext context) {
             atomic_store(&passage->going, atomic_load(&passage->handed_in));
     atomic_fetch_add(&vgpu_streams_epoch, 1); /* what is used from here on is noted again */
     unlock_table();
+}
+
+bool vgpu_streams_context_idle(CUcontext context) {
+    bool idle = false;
+    if (!lock_table())
+        return false;
+    const CUstreamCaptureMode mode = vgpu_relax();
+    if (enter_context(context)) {
+        idle = true;
+        for (size_t i = 0; i < entry_count && idle; i++)
+            idle = entries[i].context != context || finished(&entries[i]);
+        leave_context();
+    }
+    vgpu_restore(mode);
+    for (struct vgpu_passage *passage = atomic_load(&vgpu_passages); idle && passage; passage = passage->next)
+        idle = atomic_load(&passage->own) != context || atomic_load(&passage->handed_in) == atomic_load(&passage->finished);
+    unlock_table();
+    return idle;
+}
+
+void vgpu_streams_lost(const char *why) {
+    give_up(why);
 }
 
 static void raise_to(_Atomic uint64_t *value, uint64_t least) {

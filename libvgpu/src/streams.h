@@ -48,13 +48,18 @@ static inline void vgpu_handed_in(void) {
     vgpu_gate_leave();
 }
 
-/* A new one of the current context, before the program can see it. */
-void vgpu_stream_made(CUstream stream);
+/* A new one, before the program can see it; NULL: the driver is asked for its context. */
+void vgpu_stream_made(CUstream stream, CUcontext context);
 /* Before the driver destroys it: what still runs in it is kept in mind. */
 void vgpu_stream_going(CUstream stream);
 /* Inside the gate, around the driver's call with which a context may go, with all its work; another one may get its handle before that has returned. */
 void vgpu_streams_context_going(CUcontext context);
 void vgpu_streams_context_went(CUcontext context, bool gone);
+
+/* All that is known to have been handed in to streams of a context has finished. */
+bool vgpu_streams_context_idle(CUcontext context);
+/* Something runs that can never be asked for: nothing moves from now on. */
+void vgpu_streams_lost(const char *why);
 
 /* The calling thread's own stream of a context has nothing left to do. */
 bool vgpu_own_stream_idle(CUcontext context);

@@ -5,6 +5,8 @@
 
 #include <pthread.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "capture.h"
 #include "charge.h"
@@ -24,7 +26,15 @@ struct vgpu_local *vgpu_local_slowly(void) {
     return NULL;
 }
 
+/* A child forgets its parent when it first asks. */
+static int process;
+
 enum vgpu_mode vgpu_enforcement_slowly(void) {
+    if (process && process != (int)getpid()) {
+        process = (int)getpid();
+        vgpu_streams_forget();
+        vgpu_gate_forget();
+    }
     return VGPU_REGION;
 }
 
@@ -79,8 +89,16 @@ static CUresult answer(bool is_busy) {
     return is_busy ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
+static pthread_barrier_t steps;
+static __thread bool stays; /* in the next query */
+
 static CUresult query(CUstream stream) {
     CHECK(depth);
+    if (stays) {
+        pthread_barrier_wait(&steps);
+        pthread_barrier_wait(&steps);
+        stays = false;
+    }
     if (stream == CU_STREAM_LEGACY)
         return answer(legacy_busy[(uintptr_t)stack[depth - 1] / 0x1000]);
     if (stream == CU_STREAM_PER_THREAD)
@@ -131,7 +149,7 @@ static void play(void) {
 
 static CUstream make(int i) {
     exists[i] = true;
-    vgpu_stream_made(STREAM(i));
+    vgpu_stream_made(STREAM(i), NULL);
     return STREAM(i);
 }
 
@@ -198,6 +216,30 @@ static void check_legacy_streams(void) {
     CHECK(!vgpu_streams_idle());
     legacy_busy[1] = false;
     CHECK(vgpu_streams_idle() && !warnings);
+}
+
+static void check_streams_of_green_contexts(void) {
+    CUcontext popped;
+    begin();
+    exists[3] = exists[4] = true;
+    vgpu_stream_made(STREAM(3), CONTEXT(2)); /* whatever cuStreamGetCtx says */
+    vgpu_stream_made(STREAM(4), CONTEXT(2));
+    use(STREAM(3));
+    CHECK(vgpu_streams_context_idle(CONTEXT(2)) && vgpu_streams_idle());
+    busy[4] = true;
+    CHECK(!vgpu_streams_context_idle(CONTEXT(2)) && vgpu_streams_context_idle(CONTEXT(1)) && !vgpu_streams_idle());
+    vgpu_streams_context_going(CONTEXT(2));
+    vgpu_streams_context_went(CONTEXT(2), true);
+    exists[3] = exists[4] = false; /* detached: the driver does not answer for them */
+    CHECK(vgpu_streams_idle() && !warnings);
+    vgpu_streams_lost("it had work to do");
+    CHECK(!vgpu_streams_idle() && warnings == 1);
+    begin();
+    pop(&popped);
+    vgpu_driver_entries[ENTRY_cuStreamGetCtx] = NULL;
+    vgpu_stream_made(STREAM(3), NULL);
+    CHECK(!vgpu_streams_idle() && warnings == 1);
+    play();
 }
 
 /* Before the driver has returned from destroying one, another one may have its handle. */
@@ -290,7 +332,6 @@ static void check_unknown_streams(void) {
     CHECK(!vgpu_streams_idle() && warnings == 1);
 }
 
-static pthread_barrier_t steps;
 static bool waits;
 
 static void *other_thread(void *unused) {
@@ -403,17 +444,45 @@ static void check_own_streams_of_two_contexts(void) {
     CHECK(!vgpu_streams_idle() && warnings == 1);
 }
 
+static void *look_for_long(void *unused) {
+    stays = true;
+    CHECK(vgpu_streams_idle());
+    return unused;
+}
+
+/* Forked while another thread asks about streams. */
+static void check_a_child_waits_for_nobody(void) {
+    pthread_t thread;
+    int status;
+    begin();
+    make(0);
+    process = (int)getpid();
+    pthread_create(&thread, NULL, look_for_long, NULL);
+    pthread_barrier_wait(&steps);
+    const pid_t child = fork();
+    if (!child) {
+        alarm(10);
+        use(STREAM(1));
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    pthread_barrier_wait(&steps);
+    pthread_join(thread, NULL);
+}
+
 int main(void) {
     pthread_barrier_init(&steps, NULL, 2);
     play();
     vgpu_gate_arm();
     check_created_streams();
     check_legacy_streams();
+    check_streams_of_green_contexts();
     check_contexts_with_the_handle_of_one_that_goes();
     check_destroyed_streams();
     check_unknown_streams();
     check_streams_of_threads();
     check_own_streams_of_two_contexts();
     check_a_card_that_takes_time();
+    check_a_child_waits_for_nobody();
     return 0;
 }

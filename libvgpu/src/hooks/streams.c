@@ -3,29 +3,53 @@
 #include "gated.h"
 
 /* What the driver answers is known before the program can see it. */
-#define MAKE(...)                                                                                                                                  \
+#define MAKE(in_context, ...)                                                                                                                      \
     CUstream made = NULL;                                                                                                                          \
     CUresult result = real(stream ? &made : NULL, __VA_ARGS__);                                                                                    \
     if (result != CUDA_SUCCESS || !stream)                                                                                                         \
         return result;                                                                                                                             \
     if (vgpu_gate_is_armed())                                                                                                                      \
-        vgpu_stream_made(made);                                                                                                                    \
+        vgpu_stream_made(made, in_context);                                                                                                        \
     *stream = made;                                                                                                                                \
     return result
 
 CUresult cuStreamCreate(CUstream *stream, unsigned int flags) {
     CUDA_REAL(cuStreamCreate);
-    MAKE(flags);
+    MAKE(NULL, flags);
 }
 
 CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority) {
     CUDA_REAL(cuStreamCreateWithPriority);
-    MAKE(flags, priority);
+    MAKE(NULL, flags, priority);
+}
+
+static CUcontext of_green(CUgreenCtx green) {
+    CUcontext context = NULL;
+    return DRIVER(cuCtxFromGreenCtx) && DRIVER(cuCtxFromGreenCtx)(&context, green) == CUDA_SUCCESS ? context : NULL;
 }
 
 CUresult cuGreenCtxStreamCreate(CUstream *stream, CUgreenCtx context, unsigned int flags, int priority) {
     CUDA_REAL(cuGreenCtxStreamCreate);
-    MAKE(context, flags, priority);
+    MAKE(of_green(context), context, flags, priority);
+}
+
+/* Its streams stay, and cannot be asked any more (CUDA_ERROR_STREAM_DETACHED); memory is the primary context's. */
+CUresult cuGreenCtxDestroy(CUgreenCtx green) {
+    CUDA_REAL(cuGreenCtxDestroy);
+    if (!vgpu_gate_is_armed())
+        return real(green);
+    vgpu_gate_enter(); /* nobody asks about its streams meanwhile */
+    const CUcontext context = of_green(green);
+    const bool idle = context && vgpu_streams_context_idle(context);
+    if (context)
+        vgpu_streams_context_going(context);
+    const CUresult result = real(green);
+    if (context)
+        vgpu_streams_context_went(context, result == CUDA_SUCCESS);
+    if (result == CUDA_SUCCESS && !idle)
+        vgpu_streams_lost("a green context was destroyed that had work to do");
+    vgpu_gate_leave();
+    return result;
 }
 
 /* After a wait the card is likely to have nothing to do. */
