@@ -69,8 +69,8 @@ def _figures(store: SliceStore, run: Run) -> RunFigures:
         host = [card.host_used for card in usage.cards]
         spent = [card.gpu_ns for card in usage.cards]
         users = [process.pid for process in usage.processes]
-    except FileNotFoundError:
-        pass  # claimed a moment ago: its region comes next
+    except OSError:
+        pass  # claimed a moment ago: its region comes next; or of another version
     return RunFigures(
         id=run.id,
         pid=run.pid if start_time(run.pid) == run.start_time or not users else users[0],
@@ -107,8 +107,8 @@ def _pids(store: SliceStore, run: Run) -> list[int]:
     try:
         with Region.open(store.directory(run)) as region:
             return [process.pid for process in region.usage().processes]
-    except FileNotFoundError:
-        return []  # claimed a moment ago
+    except OSError:
+        return []  # claimed a moment ago, or of another version
 
 
 def console() -> Console:
