@@ -6,7 +6,6 @@ names a pod that holds a slice here. The last two find those that keep out of th
 
 import logging
 import os
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -14,6 +13,7 @@ from typing import Final
 import msgspec
 import pynvml
 
+from device_plugin import cgroups
 from device_plugin.sandbox import Entry
 from device_plugin.settle import PROC, Identity, identity_of
 from vgpu.devices import GpuSlice
@@ -26,8 +26,6 @@ TURNS: Final = 3  #: a process is foreign when it is seen so often in a row: a n
 #: Seconds that a sample of utilization may stand for. NVML samples every 1/6 to 1 s (nvml.h), so a look each second may
 #: find two; after an idle time, or when a look came late, the newest sample says nothing about what was before
 _LONGEST: Final = 2.0
-#: kubelet and runtimes: …/pod<uid>/… (cgroupfs) and …-pod<uid with underscores>.slice (systemd)
-_POD: Final = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
 
 Region = tuple[tuple[GpuSlice, ...], Usage]  #: of a container: what it holds, and what it was charged
 Regions = Mapping[Entry, Region]
@@ -111,8 +109,7 @@ def process_of(pid: int, proc: Path = PROC) -> Process | None:
         cgroup = (proc / str(pid) / "cgroup").read_text(errors="replace")
     except OSError:
         return None
-    pod = _POD.search(cgroup)
-    return Process(name, identity, pod[1].replace("_", "-") if pod else "")
+    return Process(name, identity, cgroups.pod_of(cgroup))
 
 
 def attribute(
@@ -120,8 +117,12 @@ def attribute(
     regions: Regions,
     who: Callable[[int], Process | None] = process_of,
     own_namespace: int | None = None,
+    strangers: Collection[str] = (),
 ) -> Picture:
-    """Which container each process belongs to. `own_namespace`: of the host's processes, which marks no container."""
+    """Which container each process belongs to. `own_namespace`: of the host's processes, which marks no container.
+
+    `strangers`: UIDs of pods whose regions are of another version; their processes are left out.
+    """
     if own_namespace is None:
         own_namespace = os.stat("/proc/self/ns/pid").st_ino
     by_identity: dict[Identity, Entry] = {}
@@ -143,7 +144,7 @@ def attribute(
         if entry_of:
             before = containers.get((entry_of, one.card), Real())
             containers[entry_of, one.card] = Real(before.bytes + one.bytes, before.seconds + one.seconds)
-        else:
+        elif process is None or process.pod_uid not in strangers:
             foreign.setdefault(one.card, {})[one.pid] = one.bytes
     return Picture(containers, foreign)
 

@@ -156,6 +156,8 @@ class Granting:
             self._guard(plan)
         self._verify(chosen)
         for plan in chosen:
+            self._library_reads_regions(plan)
+        for plan in chosen:
             uid, holds = plan.pod.metadata.uid, self._holds(plan)
             with self._lending.making_room(uid, plan.candidate.container, holds, plan.slices) as host_memory:
                 self._put(device_ids, plan, host_memory)
@@ -237,6 +239,16 @@ class Granting:
 
     def _sources_of(self, plans: Sequence[Plan]) -> set[Path]:
         return {*self.rollout.sources(), *(source for plan in plans for source in plan.candidate.sources)}
+
+    def _library_reads_regions(self, plan: Plan) -> None:
+        """The kubelet replays the answer for ever, also that of an agent whose regions were of another version."""
+        for source in plan.candidate.sources:
+            if not library.reads_regions(source):
+                raise Refusal(
+                    f"pod {full_name(plan.pod)} was given {source.name}, which does not work with this version of vgpu: "
+                    "make the pod anew",
+                    pod=plan.pod,
+                )
 
     def _driver_is_there(self, plan: Plan) -> None:
         """The kubelet replays the answer for ever; a file that is gone would be made an empty folder by the runtime."""

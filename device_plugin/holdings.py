@@ -21,16 +21,20 @@ class Holdings:
 
     def granted(self, without: Collection[str] = ()) -> dict[str, Held]:
         """What pods hold that have started here and may still run; `without`: UIDs of pods to leave out."""
-        started = self._sandboxes.granted()
+        started = self._all_started()
         return grants.total(self._started(uid, slices) for uid, slices in started.items() if uid not in without)
 
     def held(self) -> dict[str, Held]:
         """What all live pods hold, those included that have an allocation and have not started yet."""
-        started = self._sandboxes.granted()
+        started = self._all_started()
         waiting = [pod for pod in self._pods.all() if not pod.finished and pod.metadata.uid not in started]
         return grants.total(
             [*(self._started(uid, slices) for uid, slices in started.items()), *(pod_holds(pod) for pod in waiting)]
         )
+
+    def _all_started(self) -> dict[str, dict[str, tuple[GpuSlice, ...]]]:
+        """Pod UID → container → its slices. Those of containers that another version started are in the pod's record."""
+        return {**{uid: {} for uid in self._sandboxes.strangers()}, **self._sandboxes.granted()}
 
     def _started(self, uid: str, slices: Mapping[str, Sequence[GpuSlice]]) -> dict[str, Held]:
         pod = self._pods.get(uid)

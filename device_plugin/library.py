@@ -20,6 +20,7 @@ import msgspec
 from device_plugin import files
 from device_plugin.refusal import Refusal
 from vgpu import names
+from vgpu.native.region import REGION_ABI
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ def install(folder: Path, library: Path, simulator: Path | None = None) -> Rollo
     content = library.read_bytes()
     target = folder / f"libvgpu-{_digest(content)}.so"
     _place(target, content, 0o755)
+    _place(_abi_file(target), f"{REGION_ABI}\n".encode(), 0o644)
     preload = folder / _PRELOAD
     _place(preload, _PRELOAD_TEXT, 0o644)
     return Rollout(target, preload, _install_folder(folder, simulator) if simulator else None)
@@ -74,6 +76,21 @@ def verify(source: Path) -> None:
         )
 
 
+def reads_regions(source: Path) -> bool:
+    """A library among the mount sources understands the regions of this agent; other names are not judged."""
+    if not _LIBRARY.fullmatch(source.name):
+        return True
+    try:
+        return _abi_file(source).read_text() == f"{REGION_ABI}\n"
+    except OSError:
+        return False  # of an agent before there were such files, or gone
+
+
+def _abi_file(library: Path) -> Path:
+    """Beside a library: the version of the regions that it reads."""
+    return library.with_suffix(".abi")
+
+
 def prune(folder: Path, unnamed: Collection[Path]) -> list[Path]:
     """Removes the versions in `unnamed`: what neither cached answers nor CDI specs name."""
     removed = []
@@ -84,6 +101,7 @@ def prune(folder: Path, unnamed: Collection[Path]) -> list[Path]:
             shutil.rmtree(entry)
         else:
             entry.unlink()
+            _abi_file(entry).unlink(missing_ok=True)
         removed.append(entry)
         log.info("removed %s: no container names it", entry)
     return removed

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from device_plugin import files
+from device_plugin import files, strangers
 from device_plugin.labels import Labels
 from vgpu.devices import GpuSlice
 from vgpu.native import CardLimit, CardUsage, Limits, Region
@@ -34,19 +34,26 @@ class Entry(msgspec.Struct, frozen=True):
 class Sandboxes:
     """All container folders of this node, below `run_dir`."""
 
-    def __init__(self, run_dir: Path, labels: Labels) -> None:
+    def __init__(self, run_dir: Path, labels: Labels, proc: Path = Path("/proc")) -> None:
+        """`proc`: where the processes of the node are."""
         self._labels = labels
+        self._proc = proc
         self._containers = run_dir / "containers"
         self.by_ids = run_dir / "by-ids"
         self._make()
         self._lock = threading.Lock()
         self._granted: dict[tuple[str, str], tuple[GpuSlice, ...]] = {}
+        self._strangers: set[tuple[str, str]] = set()
         for entry in self.entries():
             try:
                 with Region.open(entry.path) as region:
                     self._granted[entry.pod_uid, entry.container] = slices_of(region.limits())
             except OSError as error:
-                log.warning("%s grants nothing: %s", entry.path, error)
+                if strangers.is_one(entry.path):
+                    self._strangers.add((entry.pod_uid, entry.container))
+                    log.info("%s is of another version: what its pod was allocated holds for it", entry.path)
+                else:
+                    log.warning("%s grants nothing: %s", entry.path, error)
 
     def _make(self) -> None:
         """The two folders; also where somebody has removed them while this agent runs."""
@@ -64,14 +71,20 @@ class Sandboxes:
                 found.setdefault(pod_uid, {})[container] = slices
         return found
 
+    def strangers(self) -> set[str]:
+        """UIDs of pods with containers that an agent of another version started: they may still run."""
+        with self._lock:
+            return {uid for uid, _ in self._strangers}
+
     def lives(self, pod_uid: str, container: str) -> bool:
-        """A process that uses a card still runs in this container."""
+        """A process that uses a card still runs in this container; of another version: any process of its pod."""
+        directory = self.directory(pod_uid, container)
         try:
-            with Region.open(self.directory(pod_uid, container), writable=True) as region:
+            with Region.open(directory, writable=True) as region:
                 region.reap()
                 return region.usage().process_count > 0
         except OSError:
-            return False
+            return strangers.lives(directory, pod_uid, self._proc)
 
     def directory(self, pod_uid: str, container: str) -> Path:
         return self._containers / f"{pod_uid}_{container}"
@@ -124,6 +137,7 @@ class Sandboxes:
         self._labels.put(path)
         with self._lock:
             self._granted[pod_uid, container] = slices_of(limits)
+            self._strangers.discard((pod_uid, container))
         return path
 
     def point(self, key: str, directory: Path) -> Path:
@@ -141,6 +155,7 @@ class Sandboxes:
         shutil.rmtree(entry.path, ignore_errors=True)
         with self._lock:
             self._granted.pop((entry.pod_uid, entry.container), None)
+            self._strangers.discard((entry.pod_uid, entry.container))
         log.info("removed %s: its pod is gone", entry.path)
 
 

@@ -193,3 +193,11 @@ def test_gpu_time_that_is_not_charged() -> None:
     (said,) = turns(Backstop(), 2 * WINDOW, busy, regions())
     assert "GPU time" in said
     assert "charged 0 s" in said
+
+
+def test_processes_of_a_pod_that_another_version_has_started_are_not_foreign() -> None:
+    who = process(8, 300, UID)
+    assert attribute([Observed(CARD, 1, MIB)], {}, lambda _: who, HOST).foreign == {CARD: {1: MIB}}
+    assert attribute([Observed(CARD, 1, MIB)], {}, lambda _: who, HOST, {UID}) == Picture({}, {})
+    seen = attribute([Observed(CARD, 1, MIB)], regions(), lambda _: who, HOST, {UID})  # beside one of this version
+    assert set(seen.containers) == {(MAIN, CARD)}

@@ -17,6 +17,7 @@ from vgpu.native.binding import c_string, load
 CorePolicy = Literal["fixed", "elastic", "none"]
 _POLICIES: Final[tuple[CorePolicy, ...]] = ("fixed", "elastic", "none")  # enum vgpu_core_policy
 KINDS: Final = ("context", "module", "buffer", "array", "pool", "overhead")  #: enum vgpu_kind
+REGION_ABI: Final = 3  #: VGPU_REGION_ABI of libvgpu/include/vgpu/region.h
 _NO_LIMIT: Final = 2**64 - 1  # VGPU_NO_LIMIT
 _MAX_CARDS: Final = 16  # VGPU_MAX_CARDS
 _UUID_BYTES: Final = 47  # VGPU_UUID_SIZE less the NUL

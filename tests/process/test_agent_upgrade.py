@@ -1,0 +1,106 @@
+"""An agent beside containers that an agent of another version has started."""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agent_world import A, MakeWorld, World, until, worlds
+
+from device_plugin import library, starts, strangers
+from device_plugin.labels import Labels
+from device_plugin.refusal import Refusal
+from device_plugin.sandbox import Sandboxes, limits_for
+from vgpu.devices import GpuSlice
+from vgpu.native import Region
+from vgpu.native.region import REGION_ABI
+
+UID = "0a1b2c3d-0000-4000-8000-00000000000a"
+ABI_AT = 8  # bytes into both files, behind the magic number
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeWorld]:
+    monkeypatch.setattr(starts, "ANSWER_SECONDS", 0.2)
+    with worlds() as made:
+        yield made
+
+
+def age(directory: Path) -> None:
+    """Its region is one that an agent of another version has made."""
+    for name in ("limits", "usage"):
+        with (directory / name).open("r+b") as file:
+            file.seek(ABI_AT)
+            file.write(struct.pack("=I", REGION_ABI - 1))
+    with pytest.raises(OSError, match="not a region of this version"):
+        Region.open(directory)
+
+
+def started(world: World, name: str, key: str, slices: list[GpuSlice]) -> str:
+    uid = world.pod(name, {"main": slices})
+    until(lambda: world.pods.get(uid))
+    world.allocate(uid, "main", [key])
+    world.starts.start([key])
+    return uid
+
+
+def upgrade(world: World) -> None:
+    world.agent()
+    until(lambda: world.pods.synced)
+
+
+def test_the_version_is_where_the_library_puts_it(tmp_path: Path) -> None:
+    Region.create(tmp_path, limits_for([GpuSlice(A, 1)])).close()
+    assert strangers.abi_of(tmp_path) == REGION_ABI
+    assert not strangers.is_one(tmp_path)
+    age(tmp_path)
+    assert strangers.is_one(tmp_path)
+    with (tmp_path / "limits").open("r+b") as file:  # of the boot before: nobody uses it
+        file.seek(16)
+        file.write(b"x")
+    assert strangers.abi_of(tmp_path) is None
+    (tmp_path / "limits").write_bytes(b"cut short")
+    assert strangers.abi_of(tmp_path) is None
+
+
+def test_what_another_version_has_granted_is_not_granted_again(make: MakeWorld) -> None:
+    world = make()
+    uid = started(world, "old", f"{A}::0", [GpuSlice(A, 10000)])
+    age(world.sandboxes.directory(uid, "main"))
+    upgrade(world)
+    assert world.sandboxes.strangers() == {uid}
+    assert world.holdings.granted()[A].mem == 10000
+    assert world.holdings.held()[A].mem == 10000
+    with pytest.raises(Refusal, match="10000 held by other pods"):
+        started(world, "new", f"{A}::1", [GpuSlice(A, 6000)])
+    world.starts.start([f"{A}::0"])  # it starts again, with a region of this version
+    assert world.sandboxes.strangers() == set()
+    assert world.holdings.granted()[A].mem == 10000
+
+
+def test_a_folder_of_another_version_stays_while_its_pod_has_processes(tmp_path: Path) -> None:
+    sandboxes = Sandboxes(tmp_path / "run", Labels(tmp_path), proc=tmp_path / "proc")
+    directory = sandboxes.prepare(UID, "main", limits_for([GpuSlice(A, 1)]))
+    process = tmp_path / "proc" / "42"
+    process.mkdir(parents=True)
+    (process / "cgroup").write_text(f"0::/kubepods/burstable/pod{UID}/0123abc\n")
+    assert not sandboxes.lives(UID, "main")  # of this version, the region itself tells
+    age(directory)
+    assert sandboxes.lives(UID, "main")
+    (process / "cgroup").write_text("0::/user.slice\n")
+    assert not sandboxes.lives(UID, "main")
+
+
+def test_a_replayed_answer_with_a_library_of_another_version_starts_nothing(make: MakeWorld) -> None:
+    world = make("envvar")
+    uid = started(world, "p", f"{A}::0", [GpuSlice(A, 1)])
+    old = world.granting.rollout.library
+    world.places.built_library.write_bytes(b"another library")
+    upgrade(world)
+    world.starts.start([f"{A}::0"])  # another build, and the same kind of region
+    old.with_suffix(".abi").unlink()  # agents before wrote none
+    with pytest.raises(Refusal, match=f"{old.name}, which does not work .* make the pod anew") as refused:
+        world.starts.start([f"{A}::0"])
+    assert not refused.value.transient
+    assert library.prune(world.places.library, {old}) == [old]
+    assert uid in world.sandboxes.granted()
