@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "charge.h"
 #include "fork.h"
 #include "spin.h"
 #include "tier_blocks.h"
@@ -124,6 +125,7 @@ void vgpu_graph_touches_read(CUgraph graph, CUgraphExec exec) {
 }
 
 void vgpu_graph_touches_gone(CUgraphExec exec) {
+    vgpu_own_tables();
     vgpu_spin_lock(&lock);
     struct touches **at = place(exec), *touches = *at;
     if (touches)
@@ -136,6 +138,7 @@ void vgpu_touched_graph(CUgraphExec exec) {
     if (!vgpu_tier_any())
         return;
     const int kept = errno;
+    vgpu_own_tables();
     vgpu_spin_lock(&lock);
     const struct touches *touches = *place(exec);
     if (touches)
