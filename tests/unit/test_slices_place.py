@@ -54,7 +54,20 @@ def test_what_does_not_fit_on_a_card_may_lie_in_host_memory() -> None:
     assert place(CARDS, taken, [], big(20000)) == [GpuSlice(B, 20000, phys=9360)], "the most of the card"
     assert place(CARDS, taken, [], big(0)) == [GpuSlice(B, 15360, phys=9360)]
     two = place(CARDS, taken, [], big(20000, count=2))
+    assert isinstance(two, list)
     assert sorted(two, key=lambda one: one.uuid) == [GpuSlice(B, 20000, phys=7360), GpuSlice(C, 20000, phys=7360)]
+
+
+def test_shares_of_cards_of_different_sizes_have_the_same_host_memory_behind_each() -> None:
+    cards = [Gpu(A, 0, "T4", 4000), Gpu(B, 1, "A100", 16000)]
+    taken = [run(GpuSlice(B, 12000))]
+    half = big(0, 8000, percent=50, count=2)
+    found = place(cards, taken, [], half)
+    assert isinstance(found, list)
+    assert sorted(found, key=lambda one: one.uuid) == [GpuSlice(A, 2000), GpuSlice(B, 8000, phys=4000)]
+    refused = place(cards, taken, [], big(0, 7999, percent=50, count=2))
+    assert isinstance(refused, NoRoom)
+    assert "8000 MiB of host memory needed, and 7999 MiB may be used" in refused.sentence
 
 
 def test_what_lies_in_host_memory_takes_no_room_of_the_card() -> None:

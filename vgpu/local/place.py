@@ -42,7 +42,7 @@ class Demand(msgspec.Struct, frozen=True):
     memory_mode: Literal["", "static", "movable"] = (
         ""  #: of memory that does not fit on the card; empty: all of it has to
     )
-    host_memory: int = 0  #: MiB that may lie in host memory, where it need not fit
+    host_memory: int = 0  #: MiB that may lie in host memory, where it need not fit: the same part behind each card
 
 
 class NoRoom(msgspec.Struct, frozen=True):
@@ -89,10 +89,13 @@ def _fit(states: Sequence[CardState], demand: Demand) -> list[GpuSlice] | Reject
         if isinstance(part, Rejection):
             continue
         physical = {state.gpu.uuid: state.gpu.physical_memory for state in states}
-        slices = [msgspec.structs.replace(one, mem=request.memory_on(physical[one.uuid]), phys=room) for one in part]
+        wanted = [(one, request.memory_on(physical[one.uuid])) for one in part]
+        slices = [
+            msgspec.structs.replace(one, mem=memory, phys=room if room < memory else None) for one, memory in wanted
+        ]
         if any(one.mem > LEAST * room for one in slices):
             break
-        missing = sum(one.mem - one.guarantee for one in slices)
+        missing = len(slices) * max(one.mem - one.guarantee for one in slices)  # each card has the same part of it
         if missing > demand.host_memory:
             sentence = f"{missing} MiB of host memory needed, and {demand.host_memory} MiB may be used (--host-memory)"
             return Rejection({Reason.GUARANTEE: len(states)}, sentence)
