@@ -71,10 +71,10 @@ bench-hooks: build
 bench-pacer: build
 	@$(BIN)/python benchmarks/pacer/bench.py $(if $(QUICK),,--full) $(if $(JOBS),--jobs $(JOBS)) $(if $(ONLY),--only "$(ONLY)") $(if $(DOCS),--docs docs)
 
-# Which blocks the tier's policy would keep on a card, on traces of programs, against other ways. ONLY=TEXT: traces with this in their name. DOCS=1:
-# writes docs/oversubscription.md.
-bench-tier: $(STAMP)
-	@$(BIN)/python benchmarks/tier/bench.py $(if $(ONLY),--only "$(ONLY)") $(if $(DOCS),--docs docs)
+# Which blocks the tier's policy would keep on a card, on traces of programs, against other ways. LIVE=1: programs under the library on a simulated
+# card. ONLY=TEXT: traces with this in their name. DOCS=1: writes docs/oversubscription.md.
+bench-tier: $(if $(LIVE),build,$(STAMP))
+	@$(BIN)/python benchmarks/tier/$(if $(LIVE),live,bench).py $(if $(ONLY),--only "$(ONLY)") $(if $(DOCS),--docs docs)
 
 # Random programs against the simulator: SECONDS, SEED, INPUT (plays this file 100 times), TIER=static or movable (half of each limit lies in host
 # memory), FUZZER=libfuzzer (needs clang).

@@ -200,12 +200,12 @@ def markdown(sheets: Iterable[Sheet], remark: str) -> str:
     return "\n".join([*text, "", remark]) + "\n"
 
 
-def replace_part(page: Path, text: str) -> None:
+def replace_part(page: Path, text: str, begin: str = BEGIN, end: str = END) -> None:
     """Puts `text` between the two marks of a page; raises ValueError when it has none."""
     whole = page.read_text()
-    if BEGIN not in whole or END not in whole:
-        raise ValueError(f"{page} has no lines {BEGIN} and {END}")
-    page.write_text(f"{whole.partition(BEGIN)[0]}{BEGIN}\n{text}{END}{whole.partition(END)[2]}")
+    if begin not in whole or end not in whole:
+        raise ValueError(f"{page} has no lines {begin} and {end}")
+    page.write_text(f"{whole.partition(begin)[0]}{begin}\n{text}{end}{whole.partition(end)[2]}")
 
 
 #: text stays text, and the same figures give the same file
