@@ -245,8 +245,8 @@ class Granting:
         for source in plan.candidate.sources:
             if not library.reads_regions(source):
                 raise Refusal(
-                    f"pod {full_name(plan.pod)} was given {source.name}, which does not work with this version of vgpu: "
-                    "make the pod anew",
+                    f"pod {full_name(plan.pod)} was given {source.name}, which does not work with this version of "
+                    "vgpu: make the pod anew",
                     pod=plan.pod,
                 )
 

@@ -33,7 +33,7 @@ class Holdings:
         )
 
     def _all_started(self) -> dict[str, dict[str, tuple[GpuSlice, ...]]]:
-        """Pod UID → container → its slices. Those of containers that another version started are in the pod's record."""
+        """Pod UID → container → its slices; of containers that another version started, the pod's record tells."""
         return {**{uid: {} for uid in self._sandboxes.strangers()}, **self._sandboxes.granted()}
 
     def _started(self, uid: str, slices: Mapping[str, Sequence[GpuSlice]]) -> dict[str, Held]:

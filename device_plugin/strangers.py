@@ -1,4 +1,4 @@
-"""Containers that an agent of another version started: their regions cannot be read, their pods' records hold for them."""
+"""Containers that an agent of another version started: their regions cannot be read, their pods' records tell."""
 
 import struct
 from pathlib import Path
