@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "capture.h"
 #include "charge.h"
+#include "log.h"
 #include "tier.h"
 
 /* Those that were freed in stream order, and those whose free came while a capture was open; linked by `next`. Under the lock. */
@@ -28,14 +29,16 @@ void vgpu_tier_leave_context(bool pushed) {
         DRIVER(cuCtxPopCurrent_v2)(&popped);
 }
 
-/* Under the lock: gives the memory back to the driver, unless it went with its context, and the charges. */
+/* Under the lock: gives the memory back to the driver, unless it went with its context, and the charges. What the driver does not unmap stays there:
+ * neither its addresses nor its bytes are free. */
 static void end(uint32_t number, bool context_gone) {
     const struct vgpu_tier_record record = *vgpu_tier_record(number);
+    CUresult result = CUDA_SUCCESS;
     const CUstreamCaptureMode mode = vgpu_relax();
     if (record.event && !context_gone && DRIVER(cuEventDestroy_v2))
         DRIVER(cuEventDestroy_v2)(record.event);
     if (!record.pinned) {
-        DRIVER(cuMemUnmap)(record.base, record.bytes);
+        result = DRIVER(cuMemUnmap)(record.base, record.bytes);
         DRIVER(cuMemRelease)(record.handle);
     } else if (!context_gone) {
         bool pushed;
@@ -45,6 +48,11 @@ static void end(uint32_t number, bool context_gone) {
     }
     vgpu_restore(mode);
     vgpu_tier_leave(number);
+    if (result != CUDA_SUCCESS) {
+        vgpu_log(VGPU_LOG_ALERT, "%llu bytes at 0x%llx are lost: the driver does not unmap them (%d)", (unsigned long long)record.bytes,
+                 (unsigned long long)record.base, (int)result);
+        return;
+    }
     if (!record.pinned)
         vgpu_tier_unreserve(record.base, record.bytes);
     vgpu_uncharge(record.where, record.bytes);

@@ -108,31 +108,33 @@ void vgpu_tier_peers_forget(void) {
         atomic_store(&peers[i], 0);
 }
 
-static bool may_reach(CUdevice other, CUdevice device, bool on_device) {
-    if (!on_device) /* all may, as with host memory that the driver itself gives */
-        return true;
+static bool is_peer(CUdevice other, CUdevice device) {
     return device >= 0 && device < 64 && other < 64 && atomic_load(&peers[device]) >> other & 1;
 }
 
-static void give_others_access(CUdevice device, bool on_device, CUdeviceptr base, uint64_t bytes) {
+/* Host memory all may reach, as with what the driver itself gives; one that cannot is no failure unless it was made a peer. */
+static CUresult give_others_access(CUdevice device, bool on_device, CUdeviceptr base, uint64_t bytes) {
     int count = 0;
     if (!DRIVER(cuDeviceGetCount) || DRIVER(cuDeviceGetCount)(&count) != CUDA_SUCCESS)
-        return;
+        return CUDA_SUCCESS;
     for (CUdevice other = 0; other < count; other++) {
         const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = other},
                                         .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-        if (other != device && may_reach(other, device, on_device))
-            DRIVER(cuMemSetAccess)(base, bytes, &access, 1);
+        const bool peer = is_peer(other, device);
+        if (other == device || (on_device && !peer))
+            continue;
+        const CUresult result = DRIVER(cuMemSetAccess)(base, bytes, &access, 1);
+        if (result != CUDA_SUCCESS && peer)
+            return result;
     }
+    return CUDA_SUCCESS;
 }
 
 CUresult vgpu_tier_give_access(CUdevice device, bool on_device, CUdeviceptr base, uint64_t bytes) {
     const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device},
                                     .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     const CUresult result = DRIVER(cuMemSetAccess)(base, bytes, &access, 1);
-    if (result == CUDA_SUCCESS)
-        give_others_access(device, on_device, base, bytes);
-    return result;
+    return result == CUDA_SUCCESS ? give_others_access(device, on_device, base, bytes) : result;
 }
 
 CUresult vgpu_tier_map(CUdevice device, bool on_device, CUdeviceptr base, uint64_t bytes, CUmemGenericAllocationHandle handle) {

@@ -61,16 +61,17 @@ static CUresult copy(const struct vgpu_tier_record *block, CUdeviceptr to) {
     return result;
 }
 
-/* The contents, into other memory that nothing is mapped to yet. */
-static CUresult copy_into(const struct vgpu_tier_record *block, CUmemGenericAllocationHandle handle) {
+/* The contents, into other memory that nothing is mapped to yet. `lost`: that memory stays mapped, and so do its addresses. */
+static CUresult copy_into(const struct vgpu_tier_record *block, CUmemGenericAllocationHandle handle, bool *lost) {
     const CUdeviceptr window = vgpu_tier_reserve(block->bytes);
     if (!window)
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = vgpu_tier_map(block->device, !block->on_device, window, block->bytes, handle);
     if (result == CUDA_SUCCESS) {
         result = copy(block, window);
-        if (DRIVER(cuMemUnmap)(window, block->bytes) != CUDA_SUCCESS)
-            return CUDA_ERROR_UNKNOWN; /* these addresses are lost */
+        *lost = DRIVER(cuMemUnmap)(window, block->bytes) != CUDA_SUCCESS;
+        if (*lost)
+            return CUDA_ERROR_UNKNOWN;
     }
     vgpu_tier_unreserve(window, block->bytes);
     return result;
@@ -93,18 +94,20 @@ static CUresult move(struct vgpu_tier_record *block) {
     const bool up = !block->on_device;
     struct vgpu_ticket ticket;
     CUmemGenericAllocationHandle handle;
+    bool lost = false;
     if (up ? !vgpu_charge_resident(block->card, block->bytes, vgpu_tier_headroom(block->card), &ticket)
            : !vgpu_host_spares(block->bytes) || !vgpu_charge(block->card, VGPU_HOST_BYTES, block->bytes, &ticket))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = vgpu_tier_create(block->device, up, block->bytes, &handle);
     if (result == CUDA_SUCCESS) {
-        result = copy_into(block, handle);
+        result = copy_into(block, handle, &lost);
         if (result == CUDA_SUCCESS)
             result = exchange(block, handle);
         DRIVER(cuMemRelease)(result == CUDA_SUCCESS ? block->handle : handle);
     }
     if (result != CUDA_SUCCESS) {
-        vgpu_release(ticket, block->bytes);
+        if (!lost)
+            vgpu_release(ticket, block->bytes);
         return result;
     }
     vgpu_release(block->where, block->bytes);

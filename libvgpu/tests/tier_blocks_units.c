@@ -237,10 +237,12 @@ static void test_a_child_begins_with_nothing(void) {
     vgpu_tier_unlock();
 }
 
-static unsigned given; /* devices that got access, by their bits */
+static unsigned given, refusing; /* devices that got access, or get none, by their bits */
 
 static CUresult set_access(CUdeviceptr base, size_t bytes, const CUmemAccessDesc *access, size_t count) {
     CHECK(base == 4096 && bytes == 2 * MIB && count == 1 && access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    if (refusing >> access->location.id & 1)
+        return CUDA_ERROR_UNKNOWN;
     given |= 1u << access->location.id;
     return CUDA_SUCCESS;
 }
@@ -264,8 +266,11 @@ static void test_who_may_reach_it(void) {
     vgpu_tier_add_peer(1, 3);
     vgpu_tier_add_peer(1, 64);
     CHECK(given_by(1, true) == (1 << 1 | 1 << 3) && given_by(3, true) == 1 << 3 && given_by(3, false) == 15);
+    refusing = 1 << 3; /* a peer that gets none is a failure */
+    CHECK(vgpu_tier_give_access(1, true, 4096, 2 * MIB) == CUDA_ERROR_UNKNOWN);
+    CHECK(vgpu_tier_give_access(1, false, 4096, 2 * MIB) == CUDA_ERROR_UNKNOWN);
     vgpu_tier_peers_forget();
-    CHECK(given_by(1, true) == 1 << 1);
+    CHECK(given_by(1, true) == 1 << 1 && given_by(1, false) == 7);
 }
 
 static void test_what_the_machine_spares(void) {
