@@ -5,6 +5,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
+import pynvml
 
 from vgpu import inventory, tier
 from vgpu.devices import Gpu
@@ -77,7 +78,7 @@ def _shares(stack: ExitStack, store: SliceStore, runs: Sequence[Run]) -> list[_S
                 card,
                 card.resident if limits.oversubscribe else card.used,
             )
-            for at, (piece, card) in enumerate(zip(run.slices, usage.cards, strict=True))
+            for at, (piece, card) in enumerate(zip(run.slices, usage.cards, strict=False))
         ]
     return found
 
@@ -92,10 +93,12 @@ def _wants(shares: Mapping[int, _Share]) -> dict[int, Want]:
 def _in_use(runs: Sequence[Run]) -> dict[str, int]:
     """Bytes of cards that all processes together have, those of nobody's commands, too; by UUID, of those that tell."""
     found: dict[str, int] = {}
+    # Nothing more is lent of cards about which nobody answers.
     for directory in {run.simulator for run in runs if run.simulator}:
-        found |= {card.uuid: card.used for card in simulator.cards(Path(directory))}
+        with suppress(OSError, ValueError):
+            found |= {card.uuid: card.used for card in simulator.cards(Path(directory))}
     if not all(run.simulator for run in runs):
-        with suppress(inventory.InventoryError):  # nothing more is lent of cards whose processes are not known
+        with suppress(inventory.InventoryError, pynvml.NVMLError):
             found |= {uuid: sum(sizes.values()) for uuid, sizes in inventory.users().items() if uuid not in found}
     return found
 
