@@ -201,8 +201,13 @@ class Granting:
         return found
 
     def _before(self, plan: Plan) -> tuple[GpuSlice, ...] | None:
-        """What the container was granted when it started before."""
-        return self._sandboxes.granted().get(plan.pod.metadata.uid, {}).get(plan.candidate.container)
+        """What the container was granted when it started before; by the record, where another version did that."""
+        uid, name = plan.pod.metadata.uid, plan.candidate.container
+        found = self._sandboxes.granted().get(uid, {}).get(name)
+        if found is None and uid in self._sandboxes.strangers():
+            record = allocation_of(plan.pod) or Allocation({})
+            return edits.in_order(record.containers.get(name, ()), self._cards.by_uuid)
+        return found
 
     def _as_backed(self, plan: Plan) -> Plan:
         """Where no host memory is kept any more, all of a slice has to be on the card; what started keeps its own."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from agent_world import MIB, A, B, MakeWorld, World, worlds
+from agent_world import MIB, A, B, MakeWorld, World, until, worlds
 
 from device_plugin import lending, starts
 from device_plugin.foreign import TURNS
@@ -14,6 +14,7 @@ from vgpu import names, tier
 from vgpu.allocation import Held
 from vgpu.devices import GpuSlice
 from vgpu.native import CardUsage, Region
+from vgpu.native.region import REGION_ABI
 from vgpu.tier import GRAIN
 
 CARD = 15360  #: MiB
@@ -243,6 +244,24 @@ def test_a_container_that_has_started_starts_again_when_scaling_is_lower(make: M
     world.starts.start([f"{A}::0"])
     world.starts.start([f"{A}::1"])
     assert [world.limits(uid).host_memory for uid in (first, second)] == [7500 * MIB, 7500 * MIB]
+
+
+def test_what_another_version_started_starts_again_without_host_memory(make: MakeWorld) -> None:
+    world = make(plugin=SCALED)
+    world.cards.back(True)
+    uids = [start(world, name, GpuSlice(A, 15000, phys=7500), number=at) for at, name in enumerate(("first", "second"))]
+    for uid in uids:
+        for name in ("limits", "usage"):
+            with (world.sandboxes.directory(uid, "main") / name).open("r+b") as file:
+                file.seek(8)
+                file.write((REGION_ABI - 1).to_bytes(4, "little"))
+    world.cards.scaling = tier.Scaling(2.0)
+    world.agent()
+    until(lambda: world.pods.synced)
+    assert world.sandboxes.granted() == {}
+    for at, uid in enumerate(uids):
+        world.starts.start([f"{A}::{at}"])
+        assert (world.limits(uid).oversubscribe, world.limits(uid).host_memory) == (True, 7500 * MIB)
 
 
 def test_a_region_is_made_anew_where_its_memory_is_of_another_kind(make: MakeWorld) -> None:
