@@ -366,6 +366,31 @@ void vgpu_tier_disregard(uint32_t number) {
     }
 }
 
+/* False: there is no block. */
+static bool hold(CUdeviceptr address, bool on_host_too, bool *on_device) {
+    if (!vgpu_tier_maybe(address))
+        return false;
+    vgpu_tier_lock();
+    const uint32_t number = vgpu_tier_around(address);
+    if (number != VGPU_TIER_NONE) {
+        *on_device = vgpu_tier_record(number)->on_device;
+        if (*on_device || on_host_too)
+            vgpu_tier_pin_block(number);
+    }
+    vgpu_tier_unlock();
+    return number != VGPU_TIER_NONE;
+}
+
+bool vgpu_tier_show(CUdeviceptr address) {
+    bool on_device;
+    return !hold(address, false, &on_device) || on_device;
+}
+
+void vgpu_tier_hold(CUdeviceptr address) {
+    bool on_device;
+    hold(address, true, &on_device);
+}
+
 uint64_t vgpu_tier_moment(void) {
     return atomic_load(&buffers);
 }

@@ -90,6 +90,11 @@ void vgpu_tier_lock(void);
 bool vgpu_tier_try(void);
 void vgpu_tier_unlock(void);
 
+/* Others are about to see what is at an address: a block of the tier there never moves again. False: it lies in host memory, where they cannot. */
+bool vgpu_tier_show(CUdeviceptr address);
+/* A block of the tier at an address never moves again, wherever it is. */
+void vgpu_tier_hold(CUdeviceptr address);
+
 /* The following under the lock. */
 
 /* Addresses for a block of `bytes`, reserved and not mapped; 0: the driver has none. */

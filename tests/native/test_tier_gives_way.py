@@ -32,6 +32,13 @@ def press(call=lambda: ok(cu.cuCtxSynchronize())):
 """
 
 
+TEAM = """
+class Team(Structure):  # CUmulticastObjectProp of cuda.h
+    _fields_ = [("devices", c_uint), ("size", c_size_t), ("handles", c_ulonglong), ("flags", c_ulonglong)]
+team, zero, size, flags = c_ulonglong(1), c_size_t(0), c_size_t(16 << 20), c_ulonglong(0)
+"""
+
+
 def program(folder: Path, script: str) -> list[str]:
     simulator.create(folder / "cards", "T4")
     (folder / "region").mkdir()
@@ -78,3 +85,35 @@ print(usage().resident >> 20, before == simulator.cards(cards)[0].used)
 print(alloc(16 << 20)[1] in blocks)
 """
     assert program(tmp_path, script)[1:] == ["192 True", "False"]
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        "cu.cuMulticastBindAddr(team, zero, c_uint64(at), size, flags)",
+        "cu.cuMulticastBindAddr_v2(team, 0, zero, c_uint64(at), size, flags)",
+        "cu.cuPointerSetAttribute(byref(c_int(1)), 6, c_uint64(at))",  # SYNC_MEMOPS
+    ],
+)
+def test_a_block_that_is_tied_to_its_place_stays(tmp_path: Path, show: str) -> None:
+    """Others see it, or the driver has been told something of it. It is a part of the guarantee from then on."""
+    script = f"""{TEAM}
+at = blocks[0]
+cu.cuMulticastCreate(byref(team), byref(Team(1, 16 << 20, 0, 0)))
+cu.cuMulticastAddDevice(team, 0)
+{show}
+print(*press())
+array = c_void_p()
+for height in (2816, 2048):  # 88 and 64 MiB
+    print(cu.cuArrayCreate_v2(byref(array), byref(ArrayDescriptor(32768, height, UINT8, 1))))
+"""
+    assert program(tmp_path, script) == ["96 96", "2", "0"]
+
+
+def test_a_block_in_host_memory_is_not_shown_to_others(tmp_path: Path) -> None:
+    script = f"""{TEAM}
+at = alloc(128 << 20)[1]
+assert usage().host_used == 128 << 20
+print(cu.cuMulticastBindAddr(team, zero, c_uint64(at), size, flags))
+"""
+    assert program(tmp_path, script) == ["801"]  # CUDA_ERROR_NOT_SUPPORTED

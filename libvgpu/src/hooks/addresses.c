@@ -49,4 +49,3 @@ INSIDE(cuTexRefSetAddress2D, (CUtexref reference, const CUDA_ARRAY_DESCRIPTOR_v1
        (reference, what, at, pitch))
 INSIDE(cuTexRefSetAddress2D_v2, (CUtexref reference, const CUDA_ARRAY_DESCRIPTOR *what, CUdeviceptr at, size_t pitch), (reference, what, at, pitch))
 INSIDE(cuTexRefSetAddress2D_v3, (CUtexref reference, const CUDA_ARRAY_DESCRIPTOR *what, CUdeviceptr at, size_t pitch), (reference, what, at, pitch))
-INSIDE(cuPointerSetAttribute, (const void *value, CUpointer_attribute attribute, CUdeviceptr at), (value, attribute, at))

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 
 #include "fork.h"
+#include "log.h"
+#include "tier_blocks.h"
 #include "vmm.h"
 
 /* Under the lock of blocks. */
@@ -64,6 +66,10 @@ CUresult cuLogicalEndpointBindMem(CUlogicalEndpointId id, CUdevice device, cuuin
 CUresult cuLogicalEndpointBindAddr(CUlogicalEndpointId id, CUdevice device, cuuint64_t offset, void *address, cuuint64_t size,
                                    unsigned long long flags) {
     CUDA_REAL(cuLogicalEndpointBindAddr);
+    if (!vgpu_tier_show((CUdeviceptr)(uintptr_t)address)) {
+        vgpu_log(VGPU_LOG_ERROR, "no endpoint is bound at %p: the block lies in host memory", address);
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
     struct endpoint *fresh = calloc(1, sizeof *fresh);
     vgpu_blocks_lock();
     struct vgpu_link *memory = vgpu_block_around((uint64_t)(uintptr_t)address);

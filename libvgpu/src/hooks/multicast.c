@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include <stdlib.h>
 
+#include "log.h"
+#include "tier_blocks.h"
 #include "vmm.h"
 
 CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle, const CUmulticastObjectProp *properties) {
@@ -65,6 +67,10 @@ static CUresult bind_memory(bind_handle plain, bind_handle_of with_device, CUmem
 
 static CUresult bind_mapped(bind_address plain, bind_address_of with_device, CUmemGenericAllocationHandle object, CUdevice device, size_t offset,
                             CUdeviceptr address, size_t size, unsigned long long flags) {
+    if (!vgpu_tier_show(address)) {
+        vgpu_log(VGPU_LOG_ERROR, "nothing is bound to a multicast object at %#llx: the block lies in host memory", (unsigned long long)address);
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
     struct vgpu_bound *bound = calloc(1, sizeof *bound);
     vgpu_blocks_lock();
     struct vgpu_link *to = vgpu_block_handle(object), *what = vgpu_block_around(address);

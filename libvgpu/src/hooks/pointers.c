@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "charge.h"
+#include "gate.h"
 #include "log.h"
 #include "tier.h"
 #include "vmm.h"
@@ -120,17 +121,14 @@ CUresult cuMemGetAddressRange(CUdeviceptr_v1 *base, unsigned int *bytes, CUdevic
     return real(base, bytes, address); /* addresses of the tier do not fit into 32 bits */
 }
 
-/* A block of the tier at an address; from now on it does not move, if others are to see it. */
-static bool tiered(CUdeviceptr address, bool stays, bool *on_device) {
+/* A block of the tier at an address. */
+static bool tiered(CUdeviceptr address, bool *on_device) {
     if (!vgpu_tier_maybe(address))
         return false;
     vgpu_tier_lock();
     const uint32_t number = vgpu_tier_around(address);
-    if (number != VGPU_TIER_NONE) {
+    if (number != VGPU_TIER_NONE)
         *on_device = vgpu_tier_record(number)->on_device;
-        if (stays && *on_device)
-            vgpu_tier_pin_block(number);
-    }
     vgpu_tier_unlock();
     return number != VGPU_TIER_NONE;
 }
@@ -138,7 +136,7 @@ static bool tiered(CUdeviceptr address, bool stays, bool *on_device) {
 /* A pointer of the card is none of the host's, also where the memory behind it is. */
 static bool is_of_card(const void *address) {
     bool on_device;
-    return tiered((CUdeviceptr)(uintptr_t)address, false, &on_device);
+    return tiered((CUdeviceptr)(uintptr_t)address, &on_device);
 }
 
 CUresult cuMemHostGetFlags(unsigned int *flags, void *address) {
@@ -165,7 +163,7 @@ CUresult cuMemFreeHost(void *address) {
 CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address) {
     CUDA_REAL(cuIpcGetMemHandle);
     bool on_device;
-    if (!handle || !tiered(address, false, &on_device))
+    if (!handle || !tiered(address, &on_device))
         return real(handle, address);
     vgpu_log(VGPU_LOG_ERROR, "no IPC handle for %#llx: the block %s; vgpu.io/oversubscribe: \"false\" keeps all memory on the card",
              (unsigned long long)address, on_device ? "may move to host memory" : "lies in host memory");
@@ -174,9 +172,20 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address) {
 
 CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address, size_t bytes, CUmemRangeHandleType type, unsigned long long flags) {
     CUDA_REAL(cuMemGetHandleForAddressRange);
-    bool on_device;
-    if (!handle || !tiered(address, true, &on_device) || on_device)
+    if (!handle || vgpu_tier_show(address))
         return real(handle, address, bytes, type, flags);
     vgpu_log(VGPU_LOG_ERROR, "no handle for the range at %#llx: the block lies in host memory", (unsigned long long)address);
     return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+/* What is said of an address, such as that copies there are synchronous, is said of what is mapped there now. */
+CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr address) {
+    CUDA_REAL(cuPointerSetAttribute);
+    if (!vgpu_gate_is_armed())
+        return real(value, attribute, address);
+    vgpu_tier_hold(address);
+    vgpu_gate_enter();
+    const CUresult result = real(value, attribute, address);
+    vgpu_gate_leave();
+    return result;
 }
