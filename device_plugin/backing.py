@@ -15,7 +15,12 @@ from vgpu.tier import Scaling
 
 
 def verdict(cards: Sequence[Gpu], scaling: Scaling, node: Node) -> str | None:
-    """Why memory of the cards is not scaled; empty: it is, or need not be. None: the node has not told its memory."""
+    """Why memory of the cards is not scaled; empty: it is, or need not be.
+
+    None: the node has not told its memory, or its cards are not known yet.
+    """
+    if not cards:
+        return None
     try:
         capacity, allocatable = (
             parse_quantity(part["memory"]) for part in (node.status.capacity, node.status.allocatable)
@@ -27,5 +32,5 @@ def verdict(cards: Sequence[Gpu], scaling: Scaling, node: Node) -> str | None:
 
 def finding(sentence: str) -> Finding:
     """The condition that tells it."""
-    well = "the node keeps the host memory that is behind its cards"
+    well = "the node keeps the host memory that is to be behind its cards, if any is"
     return Finding(names.CONDITION_UNBACKED, sentence, "HostMemoryMissing", "HostMemoryKept", well)

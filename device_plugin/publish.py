@@ -155,6 +155,7 @@ class Publisher:
         node = self._node
         if node is None:
             return
+        self._weigh(node)  # other cards may be there than when it changed
         meta = node.metadata
         repaired = meta.annotations.get(names.HEAL)
         if repaired is not None:

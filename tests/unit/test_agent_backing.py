@@ -103,3 +103,19 @@ def test_what_is_published_follows_the_scaled_cards() -> None:
         capacity(cards.inventory.devices, frozenset(), {"GPU-a": Held(1, 20000)}, Config())[names.RESOURCE_MEMORY]
         == 20000
     )
+
+
+def test_cards_that_come_later_are_weighed_then() -> None:
+    cards, told = Cards(Inventory(), WANTED), list[str]()
+    api = Mirror()
+    publisher = Publisher(
+        cast(Any, api), "n", Config(), cards, dict, suspect=UNUSED, gone=UNUSED, heal=UNUSED, unbacked=told.append
+    )
+    publisher._change("set", node(4096))
+    publisher._assert()
+    assert (told, api.conditions) == ([], [])
+    cards.found(Inventory(devices=(T4,)))
+    assert cards.backed is None
+    publisher._assert()
+    assert cards.backed is False
+    assert (decode_inventory(api.annotations[names.DEVICES]).devices[0].memory, len(told)) == (15000, 1)
