@@ -14,7 +14,6 @@ from prometheus_client.registry import Collector
 
 from device_plugin import serving
 from device_plugin.readiness import METRICS, Readiness
-from device_plugin.sandbox import on_card
 from vgpu.allocation import Held
 from vgpu.devices import Gpu, GpuSlice
 from vgpu.inventory import Reading
@@ -43,6 +42,7 @@ class ContainerView(msgspec.Struct, frozen=True):
     untracked: int = 0  #: bytes by NVML beyond the charges
     observed: float = 0.0  #: seconds of GPU time by NVML
     host_limit: int = 0  #: bytes of host memory that it may use behind the card
+    on_card: int = 0  #: bytes of `usage` that are on the card itself
 
 
 class Picture(msgspec.Struct, frozen=True):
@@ -260,7 +260,7 @@ class Exporter(Collector):
             "vgpu_container_memory_resident_bytes",
             "Of the memory in use, on the card itself",
             _CONTAINER,
-            [(r, on_card((c.piece,), u)) for (r, c), (_, u) in zip(rows, used, strict=True)],
+            [(r, c.on_card) for r, c in rows],
         )
         yield _gauge(
             "vgpu_container_memory_lent_bytes",

@@ -19,7 +19,7 @@ from device_plugin.identity import Identity
 from device_plugin.lending import Lending
 from device_plugin.pods import Pods, allocation_of
 from device_plugin.refusal import Refusal
-from device_plugin.sandbox import Entry, Sandboxes, slices_of
+from device_plugin.sandbox import Entry, Sandboxes, on_card, slices_of
 from device_plugin.settle import Settler
 from device_plugin.watch import Watch
 from vgpu.allocation import Held
@@ -159,10 +159,14 @@ class Sweep:
         for (uid, container), shares in views.items():
             namespace, name = self._names.get(uid, ("", uid))
             entry_of = paths.get((uid, container))
+            slices = [piece for piece, _ in shares]
             for piece, share in shares:
                 untracked, observed = self._watch.of(entry_of, piece.uuid) if entry_of else (0, 0.0)
                 budget = self._lending.host_memory(entry_of) if entry_of else 0
-                containers.append(ContainerView(namespace, name, container, piece, share, untracked, observed, budget))
+                here = on_card(slices, share) if share else 0
+                containers.append(
+                    ContainerView(namespace, name, container, piece, share, untracked, observed, budget, here)
+                )
         return Picture(
             cards=tuple(
                 CardView(gpu, held.get(gpu.uuid, Held()), now.get(gpu.uuid), self._watch.foreign(gpu.uuid))

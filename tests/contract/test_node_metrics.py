@@ -87,7 +87,7 @@ def exporter() -> Exporter:
         Picture(
             cards=(CardView(gpu, Held(2, 3000, 2000, 30), Reading(used=123456, utilization=0.25, minor=0), (30, 40)),),
             containers=(
-                ContainerView("ns", "pod", "main", piece, usage, untracked=9, observed=2.5, host_limit=40),
+                ContainerView("ns", "pod", "main", piece, usage, untracked=9, observed=2.5, host_limit=40, on_card=993),
                 ContainerView("ns", "pod", "waiting", piece),
             ),
             host_memory=500,

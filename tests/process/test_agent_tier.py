@@ -7,13 +7,14 @@ import msgspec
 import pytest
 from agent_world import MIB, A, B, MakeWorld, World, until, worlds
 
-from device_plugin import lending, starts
+from device_plugin import lending, starts, sweep
 from device_plugin.foreign import TURNS
 from device_plugin.refusal import Refusal
+from device_plugin.sandbox import Entry
 from vgpu import names, tier
 from vgpu.allocation import Held
 from vgpu.devices import GpuSlice
-from vgpu.native import CardUsage, Region
+from vgpu.native import CardUsage, Region, Usage
 from vgpu.native.region import REGION_ABI
 from vgpu.tier import GRAIN
 
@@ -295,3 +296,22 @@ def test_the_picture_of_the_metrics_has_loans_and_budgets(make: MakeWorld) -> No
     assert found["vgpu_container_memory_lent_bytes"] == [whole(CARD - RESERVE - 8000)]
     assert found["vgpu_card_memory_scaled_bytes"] == [2 * CARD * MIB] * 2
     assert found["vgpu_card_memory_guaranteed_bytes"] == [8000 * MIB, 0]
+
+
+def test_what_lies_in_host_memory_behind_a_card_that_is_not_scaled_is_not_on_it(
+    make: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make(plugin=SCALED)
+    world.cards.back(True)
+    start(world, "p", GpuSlice(A, 16000, phys=8000), GpuSlice(B, 1000))
+    start(world, "q", GpuSlice(A, 100), number=1)
+
+    def read(entry: Entry) -> tuple[tuple[GpuSlice, ...], Usage]:
+        slices = world.sandboxes.granted()[entry.pod_uid][entry.container]
+        return slices, Usage((CardUsage(used=10, host_used=4, resident=6 if len(slices) > 1 else 0),) * len(slices), ())
+
+    monkeypatch.setattr(sweep, "_read", read)
+    world.sweep.once(clean=False)
+    (family,) = (one for one in world.exporter.collect() if one.name == "vgpu_container_memory_resident_bytes")
+    found = {(sample.labels["pod"], sample.labels["uuid"]): sample.value for sample in family.samples}
+    assert found == {("p", A): 6, ("p", B): 6, ("q", A): 10}
