@@ -25,9 +25,11 @@ def verdict(cards: Sequence[Gpu], scaling: Scaling, node: Node) -> str | None:
         capacity, allocatable = (
             parse_quantity(part["memory"]) for part in (node.status.capacity, node.status.allocatable)
         )
+        # The kubelet takes huge pages that were set up off allocatable memory: they are for pods.
+        huge = sum(parse_quantity(size) for name, size in node.status.capacity.items() if name.startswith("hugepages-"))
     except (KeyError, ValueError):
         return None
-    return tier.unbacked(cards, scaling, int(capacity), int(allocatable))
+    return tier.unbacked(cards, scaling, int(capacity - huge), int(allocatable))
 
 
 def finding(sentence: str) -> Finding:

@@ -42,6 +42,15 @@ def test_what_the_node_says(scaling: Scaling, kept: int | None, verdict: str | N
     assert found is None or (verdict in found if verdict else not found)
 
 
+def test_huge_pages_are_not_kept_for_the_cards() -> None:
+    """The kubelet's allocatable memory is less by them, since pods may have them (node allocatable, kubelet)."""
+    huge = {"hugepages-2Mi": "10Gi", "hugepages-1Gi": "4Gi"}
+    status = NodeStatus(capacity={"memory": "64Gi", **huge}, allocatable={"memory": f"{65536 - 16384}Mi", **huge})
+    found = backing.verdict([T4], WANTED, Node(status=status))
+    assert found
+    assert "keeps 2048 MiB from pods: raise memory in its systemReserved by 14336 MiB" in found
+
+
 class Mirror:
     """An API server with one node that takes what is written to it."""
 
