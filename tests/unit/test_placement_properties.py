@@ -62,7 +62,8 @@ def nodes(draw: st.DrawFn) -> list[CardState]:
     result = []
     for index in range(draw(st.integers(0, 4))):
         slots, memory, cores = draw(st.integers(0, 2)), draw(st.integers(0, 4000)), draw(st.integers(0, 99))
-        used = Held(slots, memory, memory, cores) if slots else Held()
+        behind = draw(st.sampled_from((0, 0, 3000, 3900)))  # in host memory; a card has 4000 of it, or none
+        used = Held(slots, memory + behind, memory, cores) if slots else Held()
         result.append(CardState(draw(gpus(index)), used, draw(st.sampled_from((False, False, True)))))
     return result
 
@@ -95,6 +96,16 @@ def test_the_fleet_is_judged_as_each_node_is(states: list[list[CardState]], pod:
         if isinstance(found, Rejection) and len(pod.containers) == 1:
             told, kind = fleet.rejections(cards, usage, asks[0], np.array([row]), numa_bind=pod.selector.numa_bind)
             assert [told[at] for at in kind] == [found]
+
+
+def test_host_memory_that_is_taken_is_taken_in_the_fleet_too() -> None:
+    gpu = Gpu("dev-0", 0, "Tesla T4", memory=8000, physical=4000)
+    states = [[CardState(gpu, Held(1, mem, 2000))] for mem in (5900, 5000, 2000)]
+    cards, usage = fleet_of(states)
+    pod = PodRequest((ContainerRequest("c", Kind.APP, GpuRequest(1, 2000)),))
+    verdict = fleet.survey(cards, room.of(cards, usage), rules.asks(cards, pod), pod)
+    assert verdict.fits.tolist() == [False, True, True]
+    assert [isinstance(fit_pod(node, pod, policy("spread")), Allocation) for node in states] == [False, True, True]
 
 
 @pytest.mark.parametrize("kinds", [(Kind.APP, Kind.APP), (Kind.SIDECAR, Kind.INIT, Kind.APP), (Kind.APP,) * 3])
