@@ -229,6 +229,23 @@ print(busy_seen > 0, held > 0)
 """
 
 
+#: the thread has waited in both of them before, and waits in the other one after
+TWO_CONTEXTS = """
+first = c_void_p()
+ok(cu.cuCtxGetCurrent(byref(first)))
+second = context()
+for one in (first, second):
+    ok(cu.cuCtxSetCurrent(one))
+    ok(cu.cuMemsetD8Async(c_uint64(small), 0, c_size_t(8), c_void_p(OWN)))
+    ok(cu.cuStreamSynchronize(c_void_p(OWN)))
+ok(cu.cuCtxSetCurrent(first))
+run(OWN)
+ok(cu.cuCtxSetCurrent(second))
+ok(cu.cuStreamSynchronize(c_void_p(OWN)))
+ok(cu.cuCtxSetCurrent(first))
+"""
+
+
 @pytest.mark.parametrize(
     "before",
     [
@@ -237,8 +254,9 @@ print(busy_seen > 0, held > 0)
         "run(0)",
         "run(OWN)",
         "gone = stream(1); run(gone); ok(cu.cuStreamDestroy_v2(c_void_p(gone)))",
+        TWO_CONTEXTS,
     ],
-    ids=["created", "non-blocking", "legacy", "own", "destroyed"],
+    ids=["created", "non-blocking", "legacy", "own", "destroyed", "own of one of two contexts"],
 )
 def test_nothing_moves_while_a_kernel_runs(tmp_path: Path, before: str) -> None:
     """Under pressure, and whatever stream it runs in; when it has ended, blocks go down."""
