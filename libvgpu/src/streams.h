@@ -38,6 +38,15 @@ static inline void vgpu_stream_used(CUstream stream) {
         atomic_store_explicit(&mine->handed_in, atomic_load_explicit(&mine->handed_in, memory_order_relaxed) + 1, memory_order_release);
 }
 
+/* The same for the legacy stream of a context that need not be current. */
+static inline void vgpu_default_stream_used(CUcontext context) {
+    const struct vgpu_passage *mine = vgpu_passage;
+    const uintptr_t key = (uintptr_t)context + 1;
+    if (context && (!mine || mine->epoch != atomic_load_explicit(&vgpu_streams_epoch, memory_order_acquire) ||
+                    mine->streams[vgpu_stream_place(key)] != key))
+        vgpu_stream_used_slowly(vgpu_passage, CU_STREAM_LEGACY, context);
+}
+
 /* Around a call that hands something in, where the gate is armed. */
 static inline void vgpu_handing_in(CUstream stream) {
     vgpu_gate_enter();

@@ -218,6 +218,19 @@ static void check_legacy_streams(void) {
     CHECK(vgpu_streams_idle() && !warnings);
 }
 
+/* A copy between contexts uses more than the current one's. */
+static void check_default_streams_of_others(void) {
+    begin();
+    vgpu_handing_in(NULL);
+    vgpu_default_stream_used(CONTEXT(2));
+    vgpu_default_stream_used(CONTEXT(2));
+    vgpu_default_stream_used(NULL);
+    vgpu_handed_in();
+    CHECK(vgpu_streams_idle());
+    legacy_busy[2] = true;
+    CHECK(!vgpu_streams_idle() && !warnings);
+}
+
 static void check_streams_of_green_contexts(void) {
     CUcontext popped;
     begin();
@@ -476,6 +489,7 @@ int main(void) {
     vgpu_gate_arm();
     check_created_streams();
     check_legacy_streams();
+    check_default_streams_of_others();
     check_streams_of_green_contexts();
     check_contexts_with_the_handle_of_one_that_goes();
     check_destroyed_streams();

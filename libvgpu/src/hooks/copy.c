@@ -2,6 +2,10 @@
 #define _GNU_SOURCE
 #include "gated.h"
 
+/* Copies from one context to another: the driver may use the default streams of both besides the one that it is given. They are noted when it has
+ * found that they are contexts; nobody asks for streams before the gate is left. */
+#define BETWEEN(to, from) (vgpu_default_stream_used(to), vgpu_default_stream_used(from))
+
 GATED(cuFabricCpyBatchAsync, (size_t count, CUDA_FABRIC_COPY_BATCH_OP *list, unsigned long long flags, CUstream stream),
       (count, list, flags, stream), stream)
 GATED(cuFabricCpyBatchAsync_ptsz, (size_t count, CUDA_FABRIC_COPY_BATCH_OP *list, unsigned long long flags, CUstream stream),
@@ -61,10 +65,14 @@ GATED(cuMemcpy3DBatchAsync_v2, (size_t count, CUDA_MEMCPY3D_BATCH_OP *list, unsi
       (count, list, flags, stream), stream)
 GATED(cuMemcpy3DBatchAsync_v2_ptsz, (size_t count, CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags, CUstream stream),
       (count, list, flags, stream), per_thread(stream))
-GATED(cuMemcpy3DPeer, (const CUDA_MEMCPY3D_PEER *copy), (copy), CU_STREAM_LEGACY)
-GATED(cuMemcpy3DPeer_ptds, (const CUDA_MEMCPY3D_PEER *copy), (copy), CU_STREAM_PER_THREAD)
-GATED(cuMemcpy3DPeerAsync, (const CUDA_MEMCPY3D_PEER *copy, CUstream stream), (copy, stream), stream)
-GATED(cuMemcpy3DPeerAsync_ptsz, (const CUDA_MEMCPY3D_PEER *copy, CUstream stream), (copy, stream), per_thread(stream))
+GATED_NOTING(cuMemcpy3DPeer, (const CUDA_MEMCPY3D_PEER *copy), (copy), CU_STREAM_LEGACY,
+             BETWEEN(copy->dstContext, copy->srcContext))
+GATED_NOTING(cuMemcpy3DPeer_ptds, (const CUDA_MEMCPY3D_PEER *copy), (copy), CU_STREAM_PER_THREAD,
+             BETWEEN(copy->dstContext, copy->srcContext))
+GATED_NOTING(cuMemcpy3DPeerAsync, (const CUDA_MEMCPY3D_PEER *copy, CUstream stream), (copy, stream), stream,
+             BETWEEN(copy->dstContext, copy->srcContext))
+GATED_NOTING(cuMemcpy3DPeerAsync_ptsz, (const CUDA_MEMCPY3D_PEER *copy, CUstream stream), (copy, stream), per_thread(stream),
+             BETWEEN(copy->dstContext, copy->srcContext))
 GATED(cuMemcpy3DWithAttributesAsync, (CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags, CUstream stream), (list, flags, stream), stream)
 GATED(cuMemcpy3DWithAttributesAsync_ptsz, (CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags, CUstream stream),
       (list, flags, stream), per_thread(stream))
@@ -134,14 +142,14 @@ GATED(cuMemcpyHtoD_v2_ptds, (CUdeviceptr to, const void *from, size_t bytes), (t
 GATED(cuMemcpyHtoDAsync, (CUdeviceptr_v1 to, const void *from, unsigned int bytes, CUstream stream), (to, from, bytes, stream), stream)
 GATED(cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), (to, from, bytes, stream), stream)
 GATED(cuMemcpyHtoDAsync_v2_ptsz, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), (to, from, bytes, stream), per_thread(stream))
-GATED(cuMemcpyPeer, (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes),
-      (to, to_context, from, from_context, bytes), CU_STREAM_LEGACY)
-GATED(cuMemcpyPeer_ptds, (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes),
-      (to, to_context, from, from_context, bytes), CU_STREAM_PER_THREAD)
-GATED(cuMemcpyPeerAsync, (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes, CUstream stream),
-      (to, to_context, from, from_context, bytes, stream), stream)
-GATED(cuMemcpyPeerAsync_ptsz, (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes, CUstream stream),
-      (to, to_context, from, from_context, bytes, stream), per_thread(stream))
+GATED_NOTING(cuMemcpyPeer, (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes),
+             (to, to_context, from, from_context, bytes), CU_STREAM_LEGACY, BETWEEN(to_context, from_context))
+GATED_NOTING(cuMemcpyPeer_ptds, (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes),
+             (to, to_context, from, from_context, bytes), CU_STREAM_PER_THREAD, BETWEEN(to_context, from_context))
+GATED_NOTING(cuMemcpyPeerAsync, (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes, CUstream stream),
+             (to, to_context, from, from_context, bytes, stream), stream, BETWEEN(to_context, from_context))
+GATED_NOTING(cuMemcpyPeerAsync_ptsz, (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes, CUstream stream),
+             (to, to_context, from, from_context, bytes, stream), per_thread(stream), BETWEEN(to_context, from_context))
 GATED(cuMemcpyWithAttributesAsync, (CUdeviceptr to, CUdeviceptr from, size_t size, CUmemcpyAttributes *attributes, CUstream stream),
       (to, from, size, attributes, stream), stream)
 GATED(cuMemcpyWithAttributesAsync_ptsz, (CUdeviceptr to, CUdeviceptr from, size_t size, CUmemcpyAttributes *attributes, CUstream stream),

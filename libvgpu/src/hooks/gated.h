@@ -9,8 +9,9 @@ static inline CUstream per_thread(CUstream stream) {
     return stream ? stream : CU_STREAM_PER_THREAD;
 }
 
-/* Defines the hook `symbol`: where nothing can move it asks one flag and jumps to the driver's function. `stream`: the one that the driver will use. */
-#define GATED(symbol, parameters, arguments, stream)                                                                                              \
+/* Defines the hook `symbol`: where nothing can move it asks one flag and jumps to the driver's function. `stream`: the one that the driver will use.
+ * `noting`: what is to be done, inside the gate, when the driver has taken it. */
+#define GATED_NOTING(symbol, parameters, arguments, stream, noting)                                                                               \
     static __attribute__((noinline)) CUresult gated_##symbol parameters {                                                                         \
         CUDA_REAL(symbol);                                                                                                                        \
         if (!vgpu_gate_is_armed())                                                                                                                \
@@ -18,6 +19,8 @@ static inline CUstream per_thread(CUstream stream) {
         vgpu_safe_point();                                                                                                                        \
         vgpu_handing_in(stream);                                                                                                                  \
         CUresult result = real arguments;                                                                                                         \
+        if (result == CUDA_SUCCESS)                                                                                                               \
+            noting;                                                                                                                               \
         vgpu_handed_in();                                                                                                                         \
         return result;                                                                                                                            \
     }                                                                                                                                             \
@@ -27,4 +30,5 @@ static inline CUstream per_thread(CUstream stream) {
             return gated_##symbol arguments;                                                                                                      \
         return direct arguments;                                                                                                                  \
     }
+#define GATED(symbol, parameters, arguments, stream) GATED_NOTING(symbol, parameters, arguments, stream, (void)0)
 #endif
