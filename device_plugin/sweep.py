@@ -159,7 +159,7 @@ class Sweep:
         for (uid, container), shares in views.items():
             namespace, name = self._names.get(uid, ("", uid))
             entry_of = paths.get((uid, container))
-            slices = [piece for piece, _ in shares]
+            slices = tuple(piece for piece, _ in shares)
             for piece, share in shares:
                 untracked, observed = self._watch.of(entry_of, piece.uuid) if entry_of else (0, 0.0)
                 budget = self._lending.host_memory(entry_of) if entry_of else 0
