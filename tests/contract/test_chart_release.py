@@ -175,6 +175,10 @@ def notes_of(kubeconfig: Path, values: dict[str, Any]) -> str:
         ({}, False),
         ({"deviceMemoryScaling": 0.5}, False),
         ({"deviceMemoryScaling": 1.5}, True),
+        ({"deviceMemoryScaling": 1.5, "hostMemory": "0Gi"}, True),
+        ({"deviceMemoryScalingByModel": {"T4": 2}}, True),
+        ({"deviceMemoryScalingByModel": {"T4": 0.5}}, False),
+        ({"deviceMemoryScalingByModel": {"T4": 2}, "hostMemory": "1Gi"}, False),
         ({"deviceMemoryScaling": 2, "hostMemory": 65536}, False),
         ({"deviceMemoryScaling": 2, "hostMemory": "64Gi"}, False),
         ({"deviceMemoryScaling": 2, "nodeOverrides": {"a": {"hostMemory": 4096}}}, False),
@@ -182,7 +186,7 @@ def notes_of(kubeconfig: Path, values: dict[str, Any]) -> str:
 )
 def test_notes_say_that_nothing_is_behind_scaled_memory(kubeconfig: Path, plugin: dict[str, Any], told: bool) -> None:
     notes = notes_of(kubeconfig, {"devicePlugin": {**SECOND.get("devicePlugin", {}), **plugin}})
-    assert ("and has no effect: devicePlugin.hostMemory" in notes) == told
+    assert ("which has no effect: devicePlugin.hostMemory" in notes) == told
 
 
 def test_notes_say_what_to_do(kubeconfig: Path) -> None:
