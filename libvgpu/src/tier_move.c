@@ -17,9 +17,10 @@
 #define LOOK_EVERY_NS 200000u     /* between two looks whether anything should move, by whatever thread */
 #define BUSY_AGAIN_NS 1000000u    /* after one that found the card at work */
 #define PATIENCE_NS 50000u        /* for calls that are being handed in */
-#define DRAIN_NS 10000000u        /* under pressure it is waited for the end of what runs, with the gate closed; twice as long each time that was in vain */
-#define MOST_DRAIN_NS 500000000u
-#define DRAIN_PAUSE 3u            /* times as long until it is tried again; */
+#define DRAIN_NS 10000000u        /* under pressure it is waited for the end of what runs, with the gate closed; longer each time that was in vain, */
+#define DRAIN_GROWTH 4u           /* times; */
+#define MOST_DRAIN_NS 2000000000u /* a full queue has 1,024 launches */
+#define DRAIN_PAUSE 1u            /* times as long until it is tried again; */
 #define MOST_DRAIN_PAUSE 96u      /* twice as often each time, up to this */
 #define BUDGET (64ull << 20)      /* bytes that move at one safe point, */
 #define MOST_BUDGET (4ull << 30)  /* and what it grows to where nothing has moved for long */
@@ -204,11 +205,17 @@ static bool plan(struct vgpu_tier_card *tier, int64_t room, uint64_t budget, str
     return found;
 }
 
-/* Has tried to wait for the end of what runs, from `begin` to `end`. */
+/* Has tried to wait for the end of what runs, from `begin` to `end`. Not in vain: there may be more to move, and before the queue is full again. */
 static void drained(uint64_t begin, uint64_t end, bool idle) {
+    if (idle) {
+        next_drain = end;
+        drain_pause = 0;
+        drain_ns /= 2;
+        return;
+    }
     next_drain = end + drain_pause * (end - begin);
-    drain_pause = idle ? 0 : drain_ns < MOST_DRAIN_NS || drain_pause == MOST_DRAIN_PAUSE ? drain_pause : 2 * drain_pause;
-    drain_ns = idle ? 0 : drain_ns < MOST_DRAIN_NS / 2 ? 2 * drain_ns : MOST_DRAIN_NS;
+    drain_pause = drain_ns < MOST_DRAIN_NS || drain_pause == MOST_DRAIN_PAUSE ? drain_pause : 2 * drain_pause;
+    drain_ns = drain_ns < MOST_DRAIN_NS / DRAIN_GROWTH ? DRAIN_GROWTH * drain_ns : MOST_DRAIN_NS;
 }
 
 /* Closes the gate; true: it is closed, and everything has finished. Under pressure what runs, and who is handing in, may be waited for; not for long,
@@ -216,7 +223,7 @@ static void drained(uint64_t begin, uint64_t end, bool idle) {
 static bool quiet(bool pressed, bool *closed) {
     const uint64_t begin = vgpu_now_ns();
     const bool patient = pressed && begin >= next_drain;
-    drain_ns = drain_ns ? drain_ns : DRAIN_NS;
+    drain_ns = drain_ns > DRAIN_NS ? drain_ns : DRAIN_NS;
     drain_pause = drain_pause ? drain_pause : DRAIN_PAUSE;
     *closed = vgpu_gate_close(patient ? drain_ns : PATIENCE_NS);
     bool idle = *closed && vgpu_streams_idle();
@@ -235,13 +242,13 @@ static bool quiet(bool pressed, bool *closed) {
 /* Moves what the policy wants moved on one card. `closed`: the gate, and everything has finished. False: nothing can move now. */
 static bool balance(struct vgpu_tier_card *tier, unsigned card, bool *closed) {
     struct vgpu_tier_plan wanted;
-    const uint64_t begin = vgpu_now_ns();
-    uint64_t left = budget_now(begin);
+    uint64_t begin = 0, left = budget_now(vgpu_now_ns());
     for (int64_t room; (room = room_of(card, vgpu_now_ns())) < 0 || left != 0;) {
         if (!plan(tier, room, room < 0 ? BUDGET : left, &wanted))
             return true;
         if (!*closed && !quiet(room < 0, closed))
             return false;
+        begin = begin ? begin : vgpu_now_ns(); /* all that was waited for is over */
         unsigned count = 0;
         const bool all = move_all(tier, wanted.down, wanted.downs, &count) && move_all(tier, wanted.up, wanted.ups, &count);
         if (!all || !count)

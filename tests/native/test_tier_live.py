@@ -51,6 +51,17 @@ def test_another_working_set_comes_in_as_fast_as_safe_points_allow(tmp_path: Pat
     assert bus["movable"] < 1.25 * reckoned["policy"] < 0.05 * reckoned["never"]
 
 
+def test_a_full_queue_gives_a_loan_back(tmp_path: Path) -> None:
+    """A thousand launches that have not ended, while a neighbour has half of the card's time."""
+    code = (
+        "import sys; from pathlib import Path; from playing.loans import Machine, taken_back; "
+        "back = taken_back(Machine(Path(sys.argv[1])), 0, False); print(back.given_s is not None, back.taken_s is not None)"
+    )
+    command = [sys.executable, "-c", code, tmp_path]
+    done = subprocess.run(command, cwd=BENCH, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout == "True True\n", done.stderr
+
+
 def test_what_fits_no_trace_is_refused() -> None:
     command = [sys.executable, str(BENCH / "live.py"), "--only", "nothing"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
