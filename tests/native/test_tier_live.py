@@ -55,7 +55,8 @@ def test_a_full_queue_gives_a_loan_back(tmp_path: Path) -> None:
     """A thousand launches that have not ended, while a neighbour has half of the card's time."""
     code = (
         "import sys; from pathlib import Path; from playing.loans import Machine, taken_back; "
-        "back = taken_back(Machine(Path(sys.argv[1])), 0, False); print(back.given_s is not None, back.taken_s is not None)"
+        "back = taken_back(Machine(Path(sys.argv[1])), 0, False); "
+        "print(back.given_s is not None, back.taken_s is not None)"
     )
     command = [sys.executable, "-c", code, tmp_path]
     done = subprocess.run(command, cwd=BENCH, capture_output=True, text=True, timeout=100, check=False)
