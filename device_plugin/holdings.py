@@ -32,6 +32,11 @@ class Holdings:
             [*(self._started(uid, slices) for uid, slices in started.items()), *(pod_holds(pod) for pod in waiting)]
         )
 
+    def finished(self, uid: str) -> bool:
+        """The pod has come to its end: nothing of it starts again."""
+        pod = self._pods.get(uid)
+        return pod is not None and pod.finished
+
     def _all_started(self) -> dict[str, dict[str, tuple[GpuSlice, ...]]]:
         """Pod UID → container → its slices; of containers that another version started, the pod's record tells."""
         return {**{uid: {} for uid in self._sandboxes.strangers()}, **self._sandboxes.granted()}

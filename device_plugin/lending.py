@@ -144,9 +144,12 @@ class Lending:
             try:
                 region = stack.enter_context(Region.open(entry.path, writable=True))
                 region.reap()  # what has ended gives nothing back
-                found[entry] = _Tenant(region, region.limits(), region.usage())
+                tenant = _Tenant(region, region.limits(), region.usage())
             except OSError as error:
                 log.debug("%s: %s", entry.path, error)
+                continue
+            if tenant.usage.process_count or not self._holdings.finished(entry.pod_uid):
+                found[entry] = tenant
         return found
 
     def _lend(self, tenants: _Tenants, promised: Mapping[str, Held]) -> None:

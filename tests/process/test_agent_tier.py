@@ -315,3 +315,18 @@ def test_what_lies_in_host_memory_behind_a_card_that_is_not_scaled_is_not_on_it(
     (family,) = (one for one in world.exporter.collect() if one.name == "vgpu_container_memory_resident_bytes")
     found = {(sample.labels["pod"], sample.labels["uuid"]): sample.value for sample in family.samples}
     assert found == {("p", A): 6, ("p", B): 6, ("q", A): 10}
+
+
+def test_a_finished_pod_has_no_part_of_what_is_shared(make: MakeWorld) -> None:
+    world = make(plugin=SCALED)
+    world.cards.back(True)
+    for number, name in enumerate(("ends", "stays")):
+        uid = start(world, name, GpuSlice(A, 10000, phys=5000), number=number, annotations=MOVABLE)
+    for _ in range(2):
+        world.sweep.once(clean=False)
+    assert world.limits(uid).host_memory == 20480 * MIB
+    world.finish_pod("ends")
+    until(lambda: any(pod.finished for pod in world.pods.all()))
+    world.lending.settle()
+    assert world.limits(uid).host_memory == 40960 * MIB
+    assert usage(world, uid)[0].lent == 5000 * MIB
