@@ -150,8 +150,8 @@ class Granting:
                     largest.candidate.container,
                 )
             chosen.append(self._where_ids_are(largest, device_ids))
-        chosen = [self._as_backed(plan) for plan in chosen]
         for plan in chosen:
+            self._is_backed(plan)
             self._driver_is_there(plan)
             self._guard(plan)
         self._verify(chosen)
@@ -209,17 +209,16 @@ class Granting:
             return edits.in_order(record.containers.get(name, ()), self._cards.by_uuid)
         return found
 
-    def _as_backed(self, plan: Plan) -> Plan:
-        """Where no host memory is kept any more, all of a slice has to be on the card; what started keeps its own."""
+    def _is_backed(self, plan: Plan) -> None:
+        """Where no host memory is kept any more, what was placed for it goes elsewhere; what started keeps its own.
+
+        To have all of its slice on the card instead is not for this node to decide: the scheduler gives that to others.
+        """
         if not on_tier(plan.slices) or self._before(plan) == plan.slices or self._cards.backed:
-            return plan
-        if self._cards.backed is None:
-            sentence = (
-                f"pod {full_name(plan.pod)}: the node has not told yet whether it keeps host memory for its cards"
-            )
-            raise Refusal(sentence, transient=True, pod=plan.pod)
-        whole = tuple(msgspec.structs.replace(piece, phys=None) for piece in plan.slices)
-        return msgspec.structs.replace(plan, slices=whole)
+            return
+        why = "has not told yet whether it keeps" if self._cards.backed is None else "does not keep"
+        sentence = f"pod {full_name(plan.pod)}: the node {why} the host memory that a part of its slice needs"
+        raise Refusal(sentence, transient=True, pod=plan.pod)
 
     def _holds(self, plan: Plan) -> dict[str, Held]:
         """What the pod holds with this container started, by card."""
