@@ -9,7 +9,7 @@ import pytest
 
 from vgpu import names
 from vgpu.devices import Gpu, GpuSlice
-from vgpu.local import locks, slices, state
+from vgpu.local import locks, slices, state, table
 from vgpu.local.errors import UserError
 from vgpu.local.queue import Queue
 from vgpu.local.slices import Claim, SliceStore
@@ -36,6 +36,15 @@ def test_a_claimed_slice_is_listed(store: SliceStore, claim: Claim) -> None:
     assert claim.record.pid == os.getpid()
     assert claim.record.start_time == state.start_time(os.getpid())
     assert store.directory(claim.record) == claim.directory
+
+
+def test_a_region_that_cannot_be_read_ends_no_table(store: SliceStore, claim: Claim) -> None:
+    """A command that another version has started runs on."""
+    for name in ("limits", "usage"):
+        (claim.directory / name).write_bytes(b"of another version")
+    (shown,) = table.figures(store)
+    assert (shown.id, shown.processes, shown.slices[0].memory_used_bytes) == (claim.record.id, 0, 0)
+    assert [run.id for run in table.moment(store).runs] == [claim.record.id]
 
 
 def test_a_slice_whose_lock_is_free_is_swept(store: SliceStore, claim: Claim) -> None:
