@@ -19,9 +19,15 @@ struct vgpu_busy_span {
     uint64_t last_ns; /* for so long before that its container had the card */
     uint32_t ender;   /* whose it was */
 };
+/* What is known of the kernels of one that is busy. */
+struct vgpu_busy_kernel {
+    uint64_t shortest_ns;    /* measured launch of late: what it takes without waiting */
+    uint64_t without_slices; /* the last one, as far as it did not wait; 0: not known */
+    uint64_t last_end;
+};
 struct vgpu_busy {
     uint64_t slice_ns; /* for so long the card runs one container before it turns to another; 0: unknown */
-    uint64_t shortest_ns[VGPU_ARBITER_MEMBERS]; /* measured launch of late: what it takes without waiting */
+    struct vgpu_busy_kernel kernels[VGPU_ARBITER_MEMBERS];
     uint32_t count;
     struct vgpu_busy_span spans[VGPU_BUSY_SPANS];
 };

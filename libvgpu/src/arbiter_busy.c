@@ -3,6 +3,9 @@
 
 #include "arbiter.h"
 
+#define FEW_TURNS 4u
+#define NEXT_NS 200000u /* a launch that comes so soon after the one before finds others in the slice that they were given then */
+
 static uint64_t smaller(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
@@ -156,9 +159,15 @@ static double had_since(const struct vgpu_busy *busy, const struct vgpu_busy_spa
 {
     if (before <= span->last_ns)
         return (double)before;
-    const uint64_t earlier = before - span->last_ns, turn = count * busy->slice_ns, others = turn - busy->slice_ns;
-    const uint64_t rest = earlier % turn;
-    return (double)(span->last_ns + earlier / turn * busy->slice_ns + (rest > others ? rest - others : 0));
+    const uint64_t turn = count * busy->slice_ns, others = turn - busy->slice_ns;
+    uint64_t rest = before - span->last_ns, had = span->last_ns;
+    if (rest >= turn * FEW_TURNS) {
+        had += rest / turn * busy->slice_ns;
+        rest %= turn;
+    }
+    for (; rest >= turn; rest -= turn) /* seldom more than once, where a division takes as long as all else */
+        had += busy->slice_ns;
+    return (double)(had + (rest > others ? rest - others : 0));
 }
 
 /* What its members had of a span, in nanoseconds. */
@@ -188,7 +197,7 @@ static void join(struct addition *add, const struct vgpu_busy *busy, struct vgpu
     if (ends_first) {
         span->ended = end;
         span->ender = add->member;
-        span->last_ns = smaller(busy->slice_ns, busy->shortest_ns[add->member]);
+        span->last_ns = smaller(busy->slice_ns, busy->kernels[add->member].shortest_ns);
     }
     const struct parts had = parts_of(add, busy, &before), has = parts_of(add, busy, span);
     if (!(before.members & bit)) {
@@ -201,11 +210,28 @@ static void join(struct addition *add, const struct vgpu_busy *busy, struct vgpu
     }
 }
 
-/* Waiting for others only ever adds, so the shortest is it, until it is forgotten in some dozens of launches. */
-static void note_length(struct vgpu_busy *busy, unsigned member, uint64_t length)
+/* What a launch itself took that has waited for others' slices, when `since` the one before of the same program had ended: others had the card from
+ * then on, and had as many slices as it had, one after the other. It took more if they gave some of them back. 0: it has not waited. */
+static uint64_t without_slices(const struct vgpu_busy *busy, uint64_t since, uint64_t length)
 {
-    const uint64_t forgotten = busy->shortest_ns[member] + busy->shortest_ns[member] / 32;
-    busy->shortest_ns[member] = !forgotten || length < forgotten ? length : forgotten;
+    const uint64_t turn = 2 * busy->slice_ns, slack = busy->slice_ns / 32, whole = since + length;
+    return busy->slice_ns && length > busy->slice_ns ? whole - (whole - slack + turn - 1) / turn * busy->slice_ns : 0;
+}
+
+/* Waiting for others only ever adds, so the shortest is it, until it is forgotten in some dozens of launches; or what is seen twice in a row where
+ * each comes right after the one before and waits for others' slices. */
+static void note_length(struct vgpu_busy *busy, unsigned member, uint64_t begin, uint64_t end, bool others)
+{
+    struct vgpu_busy_kernel *kernel = &busy->kernels[member];
+    const uint64_t length = end - begin, known = kernel->shortest_ns, forgotten = known + known / 32;
+    const uint64_t since = begin > kernel->last_end ? begin - kernel->last_end : 0;
+    const bool follows = since < NEXT_NS && begin + NEXT_NS > kernel->last_end;
+    const uint64_t before = kernel->without_slices, now = others && follows ? without_slices(busy, since, length) : 0;
+    kernel->shortest_ns = !known || length < forgotten ? length : forgotten;
+    if (before && now && (now > before ? now - before : before - now) <= before / 64)
+        kernel->shortest_ns = smaller(kernel->shortest_ns, now);
+    kernel->without_slices = now;
+    kernel->last_end = end;
 }
 
 uint64_t vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, uint64_t end, const struct vgpu_meters *meters,
@@ -220,11 +246,11 @@ uint64_t vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, 
     uint64_t fresh = 0;
     if (begin >= end)
         return 0;
-    note_length(busy, member, end - begin);
-    /* longer ones may all have waited */
-    const bool fits = busy->shortest_ns[member] <= busy->slice_ns + busy->slice_ns / 8;
-    add.least = fits ? (double)busy->shortest_ns[member] / (double)(end - begin) : 0;
     find_shorts(&add, begin, end, meters);
+    note_length(busy, member, begin, end, add.shorts == 1);
+    /* longer ones may all have waited */
+    const bool fits = busy->kernels[member].shortest_ns <= busy->slice_ns + busy->slice_ns / 8;
+    add.least = fits ? (double)busy->kernels[member].shortest_ns / (double)(end - begin) : 0;
     make_room(busy);
     uint32_t place = busy->count;
     while (place > 0 && busy->spans[place - 1].end > begin)
@@ -253,7 +279,7 @@ uint64_t vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, 
 void vgpu_busy_forget(struct vgpu_busy *busy, unsigned member)
 {
     uint32_t kept = 0;
-    busy->shortest_ns[member] = 0;
+    busy->kernels[member] = (struct vgpu_busy_kernel){0};
     for (uint32_t i = 0; i < busy->count; i++) {
         busy->spans[i].members &= ~(UINT64_C(1) << member);
         if (busy->spans[i].ender == member)

@@ -133,6 +133,27 @@ static void check_slices(void)
     CHECK(NEAR(refunds[2], 100 + 100 + 100));
 }
 
+/* Beside one that always has short work, kernels as long as a slice wait for one of its slices each; one that comes later for the rest of one. */
+static void check_waiting(void)
+{
+    const uint64_t us = 1000;
+    start();
+    busy.slice_ns = 2000 * us;
+    vgpu_meter_note(&meter, 0, 0);
+    vgpu_meter_note(&meter, 40000 * us, 20000 * us);
+    meters.of[meters.count].member = 7;
+    meters.of[meters.count++].meter = &meter;
+    add(0, 10000 * us, 13990 * us);
+    add(0, 14000 * us, 17990 * us); /* since the one before ended, the other has had one slice */
+    add(0, 18000 * us, 21990 * us);
+    refunds[0] = 0;
+    add(0, 29000 * us, 32000 * us);
+    CHECK(fabs(refunds[0] - (1000e3 - 2000e3 / 32)) < 1); /* forgotten by a 32nd */
+    refunds[0] = 0;
+    add(0, 32000 * us, 39000 * us); /* it has become longer */
+    CHECK(fabs(refunds[0] - 3500e3) < 1);
+}
+
 /* Of the last `before` steps, in which `count` took turns, whether the ender had the first. */
 static bool was_his(unsigned before, unsigned last, unsigned slice, unsigned count)
 {
@@ -152,7 +173,7 @@ static void check_random(void)
             const unsigned member = (unsigned)rand() % 5, begin = (unsigned)rand() % (STEPS - 1);
             const unsigned end = begin + 1 + (unsigned)rand() % (i % 3 ? 8 : STEPS - begin - 1 ? STEPS - begin - 1 : 1);
             add(member, begin, end < STEPS ? end : STEPS);
-            const unsigned shortest = (unsigned)busy.shortest_ns[member];
+            const unsigned shortest = (unsigned)busy.kernels[member].shortest_ns;
             for (unsigned step = begin; step < end && step < STEPS; step++) {
                 ran[member][step] = true;
                 if (!ends[step] || end < ends[step]) {
@@ -217,6 +238,7 @@ int main(void)
     check_known();
     check_meters();
     check_slices();
+    check_waiting();
     check_random();
     check_forgetting();
     return 0;
