@@ -20,11 +20,12 @@ def test_a_waiter_starts_when_there_is_room(machine: Machine) -> None:
     first = machine.hold("--gpumem", "10000")
     second = machine.start("--gpumem", "10000", "--wait", command=("echo", "served"))
     eventually("a ticket", machine.waiting)
+    assert second.stderr is not None
+    said = second.stderr.readline()  # the first one's end must not come before it has looked
+    assert said == "vgpu run: waiting for a slice, next in the queue: 0 of 1 cards have 10000 MiB free, 1 needed\n"
     assert second.poll() is None
     end(first)
-    out, err = second.communicate(timeout=60)
-    assert (out, second.returncode) == ("served\n", 0)
-    assert err == ("vgpu run: waiting for a slice, next in the queue: 0 of 1 cards have 10000 MiB free, 1 needed\n")
+    assert (*second.communicate(timeout=60), second.returncode) == ("served\n", "", 0)
     assert machine.waiting() == 0
 
 
