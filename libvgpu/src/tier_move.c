@@ -18,7 +18,7 @@
 #define BUSY_AGAIN_NS 1000000u    /* after one that found the card at work */
 #define PATIENCE_NS 50000u        /* for calls that are being handed in */
 #define DRAIN_NS 10000000u        /* under pressure it is waited for the end of what runs, with the gate closed; longer each time that was in vain, */
-#define DRAIN_GROWTH 4u           /* times; */
+#define DRAIN_GROWTH 100u         /* times; */
 #define MOST_DRAIN_NS 2000000000u /* a full queue has 1,024 launches */
 #define DRAIN_PAUSE 1u            /* times as long until it is tried again; */
 #define MOST_DRAIN_PAUSE 96u      /* twice as often each time, up to this */
@@ -29,6 +29,7 @@
 #define LOOKED_AT 256u            /* blocks, by one look for some to come up */
 #define FULL_FOR_NS 100000000u    /* a card that had no memory is not asked again */
 #define STUCK_FOR_NS 1000000000u  /* nor is it tried again to make room on it */
+#define IDLE_FOR_NS 100000000u    /* programs that free and allocate all the time do so within less */
 #define FAST_NS 60000u            /* between launches, below which only some are noted */
 #define MOST_NOTED_OF 16u
 
@@ -38,6 +39,7 @@ static _Atomic uint64_t wanted_room[VGPU_MAX_CARDS]; /* bytes that calls of vgpu
 static uint64_t last_move, drain_ns, drain_pause, next_drain;
 static uint64_t full_until[VGPU_MAX_CARDS];  /* the card */
 static uint64_t stuck_until[VGPU_MAX_CARDS]; /* what is on it: the host has no room, or the driver cannot map its memory */
+static uint64_t idle_since[VGPU_MAX_CARDS];  /* room that is guaranteed, and that nobody takes */
 static uint32_t next_block; /* to be looked at where blocks only come up */
 
 void vgpu_moves_forget(void) {
@@ -46,7 +48,7 @@ void vgpu_moves_forget(void) {
         atomic_store(&wanted_room[card], 0);
     last_move = drain_ns = drain_pause = next_drain = next_block = 0;
     for (unsigned card = 0; card < VGPU_MAX_CARDS; card++)
-        full_until[card] = stuck_until[card] = 0;
+        full_until[card] = stuck_until[card] = idle_since[card] = 0;
 }
 
 /* In the block's context, which has nothing else to do. */
@@ -261,8 +263,26 @@ static bool balance(struct vgpu_tier_card *tier, unsigned card, bool *closed) {
     return true;
 }
 
-/* Where blocks do not move by what they are used for, those in host memory come up when there is room. Some are looked at each time. False: nothing
- * can move now. */
+/* Bytes of the card that blocks in host memory may have whatever they are used for: in movable mode what is guaranteed and nobody has asked for in a
+ * while; what is lent goes to those that are known to be used. */
+static int64_t idle_room(unsigned card, uint64_t now) {
+    const struct vgpu_limits *limits = vgpu_limits_now();
+    const uint64_t most = vgpu_resident_limit(card);
+    const int64_t room = room_of(card, now);
+    if (!limits || !(limits->flags & VGPU_MOVABLE) || now < full_until[card])
+        return room;
+    const uint64_t guarantee = card < limits->card_count ? limits->cards[card].guarantee : 0;
+    const int64_t lent = most != VGPU_NO_LIMIT && most > guarantee ? (int64_t)(most - guarantee) : 0;
+    if (room - lent < (int64_t)VGPU_TIER_GRANULE) {
+        idle_since[card] = 0;
+        return 0;
+    }
+    if (!idle_since[card])
+        idle_since[card] = now;
+    return now - idle_since[card] < IDLE_FOR_NS ? 0 : room - lent;
+}
+
+/* Blocks in host memory come up when there is room. Some are looked at each time. False: nothing can move now. */
 static bool promote(bool *closed) {
     const uint64_t begin = vgpu_now_ns(), budget = budget_now(begin);
     uint64_t bytes = 0;
@@ -274,7 +294,7 @@ static bool promote(bool *closed) {
         }
         const uint32_t number = next_block++;
         const struct vgpu_tier_record *block = vgpu_tier_record(number);
-        if (block->on_device || !can_move(block) || room_of(block->card, begin) < (int64_t)block->bytes)
+        if (block->on_device || !can_move(block) || idle_room(block->card, begin) < (int64_t)block->bytes)
             continue;
         if (!*closed && !quiet(false, closed))
             return false;
@@ -299,8 +319,7 @@ static void look(struct vgpu_passage *mine) {
         if (tier && tier->policy.movable)
             possible = balance(tier, card, &closed);
     }
-    const struct vgpu_limits *limits = vgpu_limits_now();
-    if (limits && !(limits->flags & VGPU_MOVABLE))
+    if (possible)
         possible = promote(&closed);
     if (closed)
         vgpu_gate_open();

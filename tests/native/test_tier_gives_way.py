@@ -117,3 +117,31 @@ assert usage().host_used == 128 << 20
 print(cu.cuMulticastBindAddr(team, zero, c_uint64(at), size, flags))
 """
     assert program(tmp_path, script) == ["801"]  # CUDA_ERROR_NOT_SUPPORTED
+
+
+def test_room_that_is_guaranteed_is_used_and_what_is_lent_is_not(tmp_path: Path) -> None:
+    """By blocks in host memory, though no kernel has touched them."""
+    script = """
+press()
+low = usage().resident
+for block in reversed(blocks):  # the first ones went down
+    if usage().resident <= 48 << 20:
+        break
+    ok(free(block))
+freed = usage().resident
+region.lend(0, 64 << 20)
+deadline = time.monotonic() + 20
+while usage().resident < 80 << 20 and time.monotonic() < deadline:
+    ok(cu.cuCtxSynchronize())
+    time.sleep(0.001)
+for _ in range(300):
+    ok(cu.cuCtxSynchronize())
+    time.sleep(0.001)
+print(low >> 20, freed >> 20, usage().resident >> 20, usage().host_used > 0)
+"""
+    (line,) = program(tmp_path, script)
+    low, freed, resident, beyond = line.split()
+    assert int(low) <= 96
+    assert int(freed) <= 48
+    assert 80 <= int(resident) <= 96
+    assert beyond == "True"
