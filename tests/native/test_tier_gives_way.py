@@ -134,7 +134,7 @@ deadline = time.monotonic() + 20
 while usage().resident < 80 << 20 and time.monotonic() < deadline:
     ok(cu.cuCtxSynchronize())
     time.sleep(0.001)
-for _ in range(300):
+for _ in range(300):  # three times as long as room has to be idle: time enough to take what is lent, too
     ok(cu.cuCtxSynchronize())
     time.sleep(0.001)
 print(low >> 20, freed >> 20, usage().resident >> 20, usage().host_used > 0)

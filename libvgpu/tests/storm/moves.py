@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[2] / "tests/native")]
 from preloaded import MIB, compiled, environment  # noqa: E402  (behind the folder above)
 
-from vgpu.native import CardLimit, Limits, Region, simulator  # noqa: E402
+from vgpu.native import CardLimit, Limits, Region, simulator  # noqa: E402  (behind the folder above)
 
 GUARANTEE, LIMIT = 128 * MIB, 256 * MIB
 PROCESSES, THREADS, BLOCKS = 4, 2, 10
