@@ -72,5 +72,7 @@ SETS: Final = {
     for found in (
         VersionSet("1.36", kubernetes("kubernetes-1.36"), CONTAINERD, "cdi", helm=4),
         VersionSet("1.34", kubernetes("kubernetes-1.34"), None, "envvar", helm=3),
+        VersionSet("1.30", kubernetes("kubernetes-1.30"), None, "envvar", helm=3),
+        VersionSet("1.37", kubernetes("kubernetes-1.37"), CONTAINERD, "cdi", helm=4),
     )
 }
