@@ -33,8 +33,11 @@ BARS = {
     CROWD: "2 x native",
     "cuMemAllocAsync+cuMemFreeAsync": "+100",
     "cuMemGetInfo": "+20",
+    "cuMemAlloc alone": "+150 (memory that moves)",
+    "...of 4 MiB": "+150 (memory that moves)",
     "cuMemcpyHtoD": "+2 (where nothing moves)",
     "...of four large blocks": "+30 (memory that moves, over a memory limit)",
+    "...every 100 us": "+30 (memory that moves, over a memory limit)",
     "not hooked: cuCtxGetCurrent": "+0",
 }
 OURS = ("CUDA_", "VGPU_", "LD_", "GPU_CORE", "ACTIVE_OOM", "LIBCUDA", "NVIDIA_")

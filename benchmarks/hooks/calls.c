@@ -13,6 +13,9 @@
 #define MOST_NS 2e9 /* for all repeats: a real driver may take 100 us for what takes 0.1 us here */
 #define LIVE 10000
 #define LARGE (4u << 20)
+#define LARGE_ONES 64
+#define PACED 100
+#define PACE_NS 100000.0
 #define PROCESSES 16
 #define CROWD_ROUNDS 400000
 
@@ -30,6 +33,7 @@ static void check(CUresult result, const char *what) {
 }
 
 static CUfunction kernel, kernel_with_blocks;
+static int mapped; /* whether large blocks are the program's own mappings */
 static CUdeviceptr blocks[4]; /* large enough for the tier, where there is one */
 
 static void alloc_and_free(int rounds) {
@@ -69,21 +73,68 @@ static void launch(int rounds) {
     check(cuCtxSynchronize(), "cuCtxSynchronize");
 }
 
-/* With MAPPED in the environment by the program's own mapping, as the library makes them where they can move: so that both cost the driver the same. */
-static CUdeviceptr large_block(void) {
+/* Where MAPPED is in the environment by the program's own mapping, as the library makes them where they can move: so that both cost the driver the same. */
+static CUdeviceptr large_block(CUmemGenericAllocationHandle *handle) {
     const CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
     const CUmemAccessDesc access = {.location = properties.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    CUmemGenericAllocationHandle handle;
     CUdeviceptr block;
-    if (!getenv("MAPPED")) {
+    *handle = 0;
+    if (!mapped) {
         check(cuMemAlloc(&block, LARGE), "cuMemAlloc");
         return block;
     }
-    check(cuMemCreate(&handle, LARGE, &properties, 0), "cuMemCreate");
+    check(cuMemCreate(handle, LARGE, &properties, 0), "cuMemCreate");
     check(cuMemAddressReserve(&block, LARGE, 0, 0, 0), "cuMemAddressReserve");
-    check(cuMemMap(block, LARGE, 0, handle, 0), "cuMemMap");
+    check(cuMemMap(block, LARGE, 0, *handle, 0), "cuMemMap");
     check(cuMemSetAccess(block, LARGE, &access, 1), "cuMemSetAccess");
     return block;
+}
+
+static void free_mapped(CUdeviceptr block, CUmemGenericAllocationHandle handle) {
+    check(cuMemUnmap(block, LARGE), "cuMemUnmap");
+    check(cuMemRelease(handle), "cuMemRelease");
+    check(cuMemAddressFree(block, LARGE), "cuMemAddressFree");
+}
+
+static double small_ones(void) {
+    static CUdeviceptr made[ROUNDS];
+    double begun = now(CLOCK_MONOTONIC);
+    for (int i = 0; i < ROUNDS; i++)
+        check(cuMemAlloc(&made[i], 4096), "cuMemAlloc");
+    double took = now(CLOCK_MONOTONIC) - begun;
+    for (int i = 0; i < ROUNDS; i++)
+        check(cuMemFree(made[i]), "cuMemFree");
+    return took / ROUNDS;
+}
+
+static double large_ones(void) {
+    CUdeviceptr made[LARGE_ONES];
+    CUmemGenericAllocationHandle handles[LARGE_ONES];
+    double begun = now(CLOCK_MONOTONIC);
+    for (int i = 0; i < LARGE_ONES; i++)
+        made[i] = large_block(&handles[i]);
+    double took = now(CLOCK_MONOTONIC) - begun;
+    for (int i = 0; i < LARGE_ONES; i++)
+        if (handles[i])
+            free_mapped(made[i], handles[i]);
+        else
+            check(cuMemFree(made[i]), "cuMemFree");
+    return took / LARGE_ONES;
+}
+
+/* Of launches so far apart that the card has nothing to do in between. */
+static double paced_launches(void) {
+    void *parameters[] = {&blocks[0], &blocks[1], &blocks[2], &blocks[3]};
+    double took = 0;
+    for (int i = 0; i < PACED; i++) {
+        double begun = now(CLOCK_MONOTONIC);
+        check(cuLaunchKernel(kernel_with_blocks, 1, 1, 1, 32, 1, 1, 0, NULL, parameters, NULL), "cuLaunchKernel");
+        double ended = now(CLOCK_MONOTONIC);
+        took += ended - begun;
+        while (now(CLOCK_MONOTONIC) < ended + PACE_NS)
+            continue;
+    }
+    return took / PACED;
 }
 
 static void launch_with_blocks(int rounds) {
@@ -115,6 +166,17 @@ static void measure(const char *name, void (*work)(int)) {
     printf("%s %.1f\n", name, best);
 }
 
+/* The same of work that says itself what a call took, since it does other things as well. */
+static void measure_part(const char *name, double (*work)(void)) {
+    double best = 1e18, end = now(CLOCK_MONOTONIC) + MOST_NS;
+    work();
+    for (int i = 0; i < REPEATS && (i == 0 || now(CLOCK_MONOTONIC) < end); i++) {
+        double each = work();
+        best = each < best ? each : best;
+    }
+    printf("%s %.1f\n", name, best);
+}
+
 static void start(void) {
     CUcontext context;
     check(cuInit(0), "cuInit");
@@ -128,14 +190,18 @@ static void alone(void) {
                                ".visible .entry blocks_100ns(.param .u64 a, .param .u64 b, .param .u64 c, .param .u64 d)\n{ ret; }\n";
     static CUdeviceptr live[LIVE];
     CUdeviceptr kept;
+    CUmemGenericAllocationHandle handle;
     CUmodule module;
+    mapped = getenv("MAPPED") != NULL;
     start();
     check(cuModuleLoadData(&module, text), "cuModuleLoadData");
     check(cuModuleGetFunction(&kernel, module, "spin_100ns"), "cuModuleGetFunction");
     check(cuModuleGetFunction(&kernel_with_blocks, module, "blocks_100ns"), "cuModuleGetFunction");
     for (int i = 0; i < 4; i++)
-        blocks[i] = large_block();
+        blocks[i] = large_block(&handle);
     measure("cuMemAlloc+cuMemFree", alloc_and_free);
+    measure_part("cuMemAlloc alone", small_ones);
+    measure_part("...of 4 MiB", large_ones);
     for (int i = 0; i < LIVE; i++)
         check(cuMemAlloc(&live[i], 4096), "cuMemAlloc");
     measure("...with 10000 live blocks", alloc_and_free);
@@ -143,6 +209,7 @@ static void alone(void) {
     measure("not hooked: cuCtxGetCurrent", unhooked);
     measure("cuLaunchKernel", launch);
     measure("...of four large blocks", launch_with_blocks);
+    measure_part("...every 100 us", paced_launches);
     measure("cuMemcpyHtoD", small_copy);
     check(cuMemAllocAsync(&kept, 4096, CU_STREAM_LEGACY), "cuMemAllocAsync");
     measure("cuMemAllocAsync+cuMemFreeAsync", async_pair);

@@ -164,12 +164,14 @@ static CUresult mapped(const struct placing *placing, bool on_device, uint64_t s
         room = charge_host(card, record.bytes, &record.where);
     if (!room)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    const CUstreamCaptureMode mode = vgpu_relax();
     CUresult result = vgpu_tier_create(record.device, on_device, record.bytes, &record.handle);
     if (result == CUDA_SUCCESS) {
         result = map(&record, pointer);
         if (result != CUDA_SUCCESS)
             DRIVER(cuMemRelease)(record.handle);
     }
+    vgpu_restore(mode);
     if (result != CUDA_SUCCESS)
         vgpu_uncharge(record.where, record.bytes);
     return result;

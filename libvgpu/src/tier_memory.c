@@ -3,11 +3,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "capture.h"
 #include "fork.h"
 #include "tier_blocks.h"
 
@@ -34,18 +34,41 @@ static bool has_calls(void) {
            DRIVER(cuMemAddressReserve) && DRIVER(cuMemAddressFree);
 }
 
+#define DEVICES 64 /* whose abilities are kept; of devices of larger numbers the driver is asked each time */
+enum { KNOWN = 1, MAPS_CARD = 2, MAPS_HOST = 4, NODE_SHIFT = 3 };
+/* What the driver can do with a device does not change. */
+static _Atomic uint32_t abilities[DEVICES];
+
+static uint32_t ask_abilities(CUdevice device) {
+    int maps_card, maps_host, node;
+    if (!has_calls())
+        return KNOWN;
+    const bool answered = attribute(device, CARD_MAPS_MEMORY, &maps_card);
+    attribute(device, HOST_NODE_MAPS_MEMORY, &maps_host); /* older drivers do not know it */
+    if (!attribute(device, HOST_NODE, &node) || node < 0) /* a machine without nodes */
+        node = 0;
+    return (answered ? KNOWN : 0u) | (maps_card ? MAPS_CARD : 0u) | (maps_host ? MAPS_HOST : 0u) | (uint32_t)node << NODE_SHIFT;
+}
+
+static uint32_t abilities_of(CUdevice device) {
+    const bool kept = device >= 0 && device < DEVICES;
+    uint32_t found = kept ? atomic_load_explicit(&abilities[device], memory_order_relaxed) : 0;
+    if (found)
+        return found;
+    found = ask_abilities(device);
+    if (kept && found & KNOWN)
+        atomic_store_explicit(&abilities[device], found, memory_order_relaxed);
+    return found;
+}
+
 bool vgpu_tier_maps_card(CUdevice device) {
-    int value;
-    return has_calls() && attribute(device, CARD_MAPS_MEMORY, &value) && value;
+    return abilities_of(device) & MAPS_CARD;
 }
 
 bool vgpu_tier_maps_host(CUdevice device, int *node) {
-    int value;
-    if (!has_calls() || !attribute(device, HOST_NODE_MAPS_MEMORY, &value) || !value)
-        return false;
-    if (!attribute(device, HOST_NODE, node) || *node < 0) /* a machine without nodes */
-        *node = 0;
-    return true;
+    const uint32_t found = abilities_of(device);
+    *node = (int)(found >> NODE_SHIFT);
+    return found & MAPS_HOST;
 }
 
 /* Bytes of a line of /proc/meminfo (proc(5): kB, which are KiB). */
@@ -89,27 +112,24 @@ CUresult vgpu_tier_create(CUdevice device, bool on_device, uint64_t bytes, CUmem
             return CUDA_ERROR_NOT_SUPPORTED;
         properties.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_HOST_NUMA, .id = node};
     }
-    const CUstreamCaptureMode mode = vgpu_relax();
-    const CUresult result = DRIVER(cuMemCreate)(handle, bytes, &properties, 0);
-    vgpu_restore(mode);
-    return result;
+    return DRIVER(cuMemCreate)(handle, bytes, &properties, 0);
 }
 
 /* By device: bit of every other one that may reach its memory. Devices of larger numbers have no peers. */
-static _Atomic uint64_t peers[64];
+static _Atomic uint64_t peers[DEVICES];
 
 void vgpu_tier_add_peer(CUdevice device, CUdevice other) {
-    if (device >= 0 && device < 64 && other >= 0 && other < 64)
+    if (device >= 0 && device < DEVICES && other >= 0 && other < DEVICES)
         atomic_fetch_or(&peers[device], UINT64_C(1) << other);
 }
 
 void vgpu_tier_peers_forget(void) {
-    for (unsigned i = 0; i < 64; i++)
+    for (unsigned i = 0; i < DEVICES; i++)
         atomic_store(&peers[i], 0);
 }
 
 static bool is_peer(CUdevice other, CUdevice device) {
-    return device >= 0 && device < 64 && other < 64 && atomic_load(&peers[device]) >> other & 1;
+    return device >= 0 && device < DEVICES && other < DEVICES && atomic_load(&peers[device]) >> other & 1;
 }
 
 /* Host memory all may reach, as with what the driver itself gives; one that cannot is no failure unless it was made a peer. */
@@ -138,13 +158,11 @@ CUresult vgpu_tier_give_access(CUdevice device, bool on_device, CUdeviceptr base
 }
 
 CUresult vgpu_tier_map(CUdevice device, bool on_device, CUdeviceptr base, uint64_t bytes, CUmemGenericAllocationHandle handle) {
-    const CUstreamCaptureMode mode = vgpu_relax();
     CUresult result = DRIVER(cuMemMap)(base, bytes, 0, handle, 0);
     if (result == CUDA_SUCCESS) {
         result = vgpu_tier_give_access(device, on_device, base, bytes);
         if (result != CUDA_SUCCESS)
             DRIVER(cuMemUnmap)(base, bytes);
     }
-    vgpu_restore(mode);
     return result;
 }

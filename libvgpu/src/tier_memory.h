@@ -1,5 +1,5 @@
 /* What blocks of the tier are made of: memory of a card, or of the host behind it, and its mapping. Calls of the driver alone: charges and records are
- * the caller's. */
+ * the caller's, who also relaxes the rules of captures for them (capture.h). */
 #ifndef VGPU_TIER_MEMORY_H
 #define VGPU_TIER_MEMORY_H
 #include <stdbool.h>

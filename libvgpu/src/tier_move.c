@@ -352,7 +352,7 @@ static void look_if_due(struct vgpu_passage *mine, uint64_t now) {
 
 void vgpu_look_after_loans(void) {
     bool pressed;
-    if (on_loan(&pressed))
+    if (!vgpu_watching_loans() && on_loan(&pressed))
         vgpu_watch_loans();
 }
 

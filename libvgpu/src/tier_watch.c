@@ -72,10 +72,14 @@ static bool start(void) {
     return made;
 }
 
+bool vgpu_watching_loans(void) {
+    return atomic_load_explicit(&state, memory_order_relaxed) != NOBODY;
+}
+
 void vgpu_watch_loans(void) {
     static atomic_bool announced;
     int nobody = NOBODY;
-    if (atomic_load_explicit(&state, memory_order_relaxed) != NOBODY || !atomic_compare_exchange_strong(&state, &nobody, WATCHING))
+    if (vgpu_watching_loans() || !atomic_compare_exchange_strong(&state, &nobody, WATCHING))
         return;
     const int kept = errno;
     if ((!atomic_exchange(&announced, true) && atexit(stop) != 0) || !start())

@@ -3,6 +3,10 @@
 #ifndef VGPU_TIER_WATCH_H
 #define VGPU_TIER_WATCH_H
 
+#include <stdbool.h>
+
+/* There is nothing to start: it runs, or cannot. */
+bool vgpu_watching_loans(void);
 /* Of a process that holds more of a card than it is guaranteed. */
 void vgpu_watch_loans(void);
 #endif

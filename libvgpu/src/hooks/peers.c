@@ -12,24 +12,28 @@ static bool device_of(CUcontext context, CUdevice *device) {
 }
 
 /* Blocks of the device that are there already; those that come, or come back, get it when they are mapped. */
-static void open_blocks(CUdevice device) {
+static CUresult open_blocks(CUdevice device) {
+    CUresult result = CUDA_SUCCESS;
     vgpu_tier_lock();
-    for (uint32_t number = vgpu_tier_next(0); number != VGPU_TIER_NONE; number = vgpu_tier_next(number + 1)) {
+    for (uint32_t number = vgpu_tier_next(0); number != VGPU_TIER_NONE && result == CUDA_SUCCESS; number = vgpu_tier_next(number + 1)) {
         const struct vgpu_tier_record *record = vgpu_tier_record(number);
         if (record->device == device && record->on_device && !record->pinned)
-            vgpu_tier_give_access(device, true, record->base, record->bytes);
+            result = vgpu_tier_give_access(device, true, record->base, record->bytes);
     }
     vgpu_tier_unlock();
+    return result;
 }
 
 CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags) {
     CUDA_REAL(cuCtxEnablePeerAccess);
-    const CUresult result = real(peer, flags);
+    CUresult result = real(peer, flags);
     CUdevice device, here;
     if (result != CUDA_SUCCESS || vgpu_tier_mode() == VGPU_TIER_OFF || !device_of(peer, &device) || !DRIVER(cuCtxGetDevice) ||
         DRIVER(cuCtxGetDevice)(&here) != CUDA_SUCCESS || here == device)
         return result;
     vgpu_tier_add_peer(device, here);
-    open_blocks(device);
+    result = open_blocks(device);
+    if (result != CUDA_SUCCESS && DRIVER(cuCtxDisablePeerAccess))
+        DRIVER(cuCtxDisablePeerAccess)(peer); /* with some blocks out of reach it would be half of an answer */
     return result;
 }
