@@ -1,5 +1,6 @@
 """Looks at the node's kubelet, container runtime and NVIDIA's settings again and again: chooses the mode and, where the
-settings let containers pass the limits by, says so as a condition of the node, an event and a metric.
+settings let containers pass the limits by, says so as a condition of the node, an event and a metric. The mode is an
+annotation of the node.
 """
 
 import logging
@@ -15,6 +16,7 @@ from device_plugin.conditions import Finding
 from device_plugin.cri import Facts, Runtime
 from device_plugin.modes import Mode, Toolkit
 from vgpu import names
+from vgpu.kube import writes
 from vgpu.kube.client import ApiError, KubeClient
 from vgpu.kube.objects import Node
 
@@ -72,7 +74,7 @@ class Enforcement:
 
     def once(self) -> bool:
         """One look with all that follows from it; False: the API server is away, to be tried again soon."""
-        _, sentence, node = self._look()
+        mode, sentence, node = self._look()
         self._show(bool(sentence))
         if sentence != self._told:
             if sentence:
@@ -84,9 +86,11 @@ class Enforcement:
         if node is None:
             return False
         try:
+            if node.metadata.annotations.get(names.MODE) != str(mode):
+                writes.patch_node(self._client, self._node, annotations={names.MODE: str(mode)})
             conditions.put(self._client, self._node, node.status.conditions, _finding(sentence))
         except ApiError as error:
-            log.warning("condition %s of node %s is not written: %s", names.CONDITION_UNENFORCED, self._node, error)
+            log.warning("mode and condition of node %s are not written: %s", self._node, error)
             return False
         return True
 
@@ -99,7 +103,7 @@ class Enforcement:
             if node is None and self._mode is not None:
                 mode = self._mode  # what is not known now was known before
             if mode != self._mode:
-                log.info("cards reach containers by %s: %s", mode.strategy, mode.reason)
+                log.info("cards reach containers by %s", mode)
                 self._mode = mode
             return mode, modes.unsafe(seen), node
 

@@ -52,6 +52,9 @@ class Mode(msgspec.Struct, frozen=True):
     volume_mounts: bool = True  #: envvar: cards are told by mounts, which an image's environment cannot fake
     reason: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.strategy}: {self.reason}"
+
 
 def read_toolkit(text: str, file: str) -> Toolkit:
     """Settings from config.toml; raises ValueError when it is not TOML."""

@@ -11,6 +11,7 @@ from cri_world import SmallRuntime
 from device_plugin import cri, granting, modes, plugin
 from device_plugin.edits import DeviceNode
 from device_plugin.refusal import Refusal
+from vgpu import names
 from vgpu.devices import GpuSlice
 from vgpu.inventory import Reading
 from vgpu.kube import writes
@@ -52,6 +53,11 @@ def condition(world: World) -> dict[str, Any]:
     return found[0] if found else {}
 
 
+def told(world: World) -> str:
+    node = msgspec.json.decode(world.client.get(f"/api/v1/nodes/{NODE}"))
+    return str(node["metadata"].get("annotations", {}).get(names.MODE))
+
+
 def metric(world: World) -> float | None:
     return world.exporter.registry.get_sample_value("vgpu_node_unenforced", {"node": NODE})
 
@@ -84,9 +90,12 @@ def test_an_unsafe_setting_is_a_condition_an_event_and_a_metric_until_it_is_fixe
 
 def test_the_mode_follows_the_runtime_and_waits_for_nobody(world: World, runtime: SmallRuntime) -> None:
     assert world.starts.answer([ID_A]).cdi_names
+    world.enforcement.once()
+    assert told(world) == "cdi: kubelet and container runtime know CDI"
     runtime.version, runtime.config = "1.6.20~ds1", {key: value for key, value in NVIDIA.items() if key != "enableCDI"}
     settings(world, unprivileged=False, mounts=True)
     world.enforcement.once()
+    assert told(world).startswith("envvar: containerd 1.6.20~ds1 does not know CDI, ")
     answer = world.starts.answer([ID_A])
     assert not answer.cdi_names
     assert answer.env["LD_LIBRARY_PATH"]  # simulated cards bring their driver

@@ -18,6 +18,7 @@ from vgpu.local.cluster import NODE, WEBHOOK, LocalCluster
 
 HOOK = f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{WEBHOOK}"
 SECONDS = 60.0
+AREAS = ("webhook", "certificate", "agents", "plugin", "runtime", "settings", "conflict", "driver", "library")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def test_a_cluster_that_works(cluster: LocalCluster) -> None:
     code, found = doctor(cluster)
     assert (code, wrong(found)) == (0, []), found
     told = {(each["area"], each["verdict"]) for each in found}
-    assert {(area, "ok") for area in ("webhook", "certificate", "plugin", "driver", "library", "agents")} <= told
+    assert {(area, "ok") for area in AREAS} <= told
     assert any("the kubelet has nvidia.com/gpu registered" in each["sentence"] for each in found), "seen from the node"
     assert any("registered on 1 nodes; 2 cards" in each["sentence"] for each in found), "seen from the cluster"
     assert [pod["metadata"]["name"] for pod in cluster.pods()] == [pod["metadata"]["name"] for pod in before]
@@ -98,7 +99,7 @@ def test_a_condition_of_the_node_is_told(cluster: LocalCluster) -> None:
     finally:
         set_condition("False")
     assert code == 1
-    assert wrong(found) == [("runtime", f"node {NODE}: set it")]
+    assert wrong(found) == [("settings", f"node {NODE}: set it")]
 
 
 def test_an_api_server_that_does_not_answer(cluster: LocalCluster, tmp_path: Path) -> None:

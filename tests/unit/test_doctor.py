@@ -27,7 +27,7 @@ def node(name: str = "n1", *, capacity: str = "20", runtime: str = "containerd:/
     cards = Inventory(
         tuple(Gpu(f"GPU-{name}-{n}", n, "Tesla T4", 15360) for n in range(2)), driver="550.54", cuda="12.4"
     )
-    notes = {names.DEVICES: encode_inventory(cards)}
+    notes = {names.DEVICES: encode_inventory(cards), names.MODE: more.pop("mode", "cdi: it is known")}
     status = NodeStatus(
         {names.RESOURCE_GPU: capacity}, nodeInfo=NodeInfo(more.pop("kubelet", "v1.36.3"), runtime), **more
     )
@@ -67,28 +67,38 @@ def test_a_healthy_cluster_is_all_ok() -> None:
     assert {each.verdict for each in found} == {"ok"}, found
     areas = {each.area for each in found}
     assert areas == {
-        "kubernetes", "scheduler", "webhook", "certificate", "agents", "plugin", "runtime", "versions",
+        "kubernetes", "scheduler", "webhook", "certificate", "agents", "plugin", "runtime", "settings", "conflict",
+        "versions",
     }  # fmt: skip
     text = "\n".join(map(str, found))
     assert "registered on 1 nodes; 2 cards" in text
     assert "driver 550.54 (CUDA 12.4) on n1" in text
-    assert "cards come by CDI" in text
+    assert "containerd://2.3.7 with kubelet v1.36.3 on n1: cards reach containers by cdi: it is known" in text
 
 
 @pytest.mark.parametrize(
-    ("runtime", "said"),
+    ("runtime", "mode"),
     [
-        ("containerd://2.3.7", "come by CDI"),
-        ("cri-o://1.30.2", "come by CDI"),
-        ("containerd://1.7.20", "come by CDI where enable_cdi is set, else by NVIDIA's runtime or as device nodes"),
-        ("containerd://1.6.20~ds1", "come by NVIDIA's runtime or as device nodes"),
-        ("cri-o://1.27.0", "come by NVIDIA's runtime or as device nodes"),
-        ("other://1.0", "come by NVIDIA's runtime or as device nodes"),
+        ("containerd://2.3.7", "cdi: w"),
+        ("containerd://1.7.20", "cdi: w"),
+        ("containerd://1.6.20~ds1", "device-specs: w"),
+        ("cri-o://1.28.2", "cdi: w"),
+        ("docker://27.1", "envvar: w"),
+        ("other://1.0", "cdi: w"),
     ],
 )
-def test_how_cards_come_follows_from_the_runtime(runtime: str, said: str) -> None:
-    (found,) = (each for each in examine(changed(nodes=(node(runtime=runtime),))) if each.area == "runtime")
-    assert (found.verdict, found.sentence.partition("auto, cards ")[2]) == ("ok", said)
+def test_how_cards_come_is_what_the_agent_tells(runtime: str, mode: str) -> None:
+    facts = changed(nodes=(node(runtime=runtime, mode=mode),))
+    (found,) = (each for each in examine(facts) if each.area == "runtime")
+    assert (found.verdict, found.sentence.partition("containers by ")[2]) == ("ok", mode)
+
+
+def test_what_no_agent_has_told_is_not_looked_at() -> None:
+    bare = node()
+    del bare.metadata.annotations[names.MODE]
+    found = examine(changed(nodes=(bare, node("n2"))))
+    seen = {(each.area, each.verdict) for each in found if each.area in ("runtime", "settings")}
+    assert seen == {("runtime", "ok"), ("runtime", "unseen"), ("settings", "ok"), ("settings", "unseen")}
 
 
 CALLED = 'failed calling webhook "pods.vgpu.io": connection refused'
@@ -96,6 +106,7 @@ GONE = 'failed calling webhook "pods.vgpu.io": failed to call webhook: service "
 DISTRUSTED = 'failed calling webhook "pods.vgpu.io": x509: certificate signed by unknown authority'
 FOREIGN = Part("", "kube-system/nv", "n1", images=("nvcr.io/nvidia/k8s-device-plugin:v0.17.0",))
 UNENFORCED = [Condition(names.CONDITION_UNENFORCED, "True", message="set X in FILE of the node")]
+CONTESTED = [Condition(names.CONDITION_CONFLICT, "True", message="another one")]
 
 
 @pytest.mark.parametrize(
@@ -142,8 +153,11 @@ UNENFORCED = [Condition(names.CONDITION_UNENFORCED, "True", message="set X in FI
             "node b: annotation vgpu.io/devices cannot be read",
             "one version",
         ),
-        (changed(nodes=(node(conditions=UNENFORCED),)), "runtime", "n1: set X in FILE", "VgpuUnenforced"),
-        (changed(nodes=(node(runtime="docker://27.1"),)), "runtime", "docker://27.1", "containerd or CRI-O"),
+        (changed(nodes=(node(conditions=UNENFORCED),)), "settings", "n1: set X in FILE", "VgpuUnenforced"),
+        (changed(nodes=(node(conditions=CONTESTED),)), "conflict", "n1: another one", "VgpuConflict"),
+        (changed(nodes=(node(runtime="docker://27.1"),)), "runtime", "docker://27.1", "at auto"),
+        (changed(nodes=(node(runtime="containerd://1.6.20~ds1"),)), "runtime", "takes no CDI names", "at auto"),
+        (changed(nodes=(node(runtime="cri-o://1.27.0"),)), "runtime", "takes no CDI names", "at auto"),
         (changed(nodes=(node(kubelet="v1.29.1"),)), "runtime", "kubelet v1.29.1", "1.30"),
         (changed(parts=part(1, version="0.2.0")), "versions", "0.1.0, 0.2.0", "rollout status"),
         (changed(version="v1.35.1"), "versions", "kube-scheduler v1.36.3 beside API server v1.35.1", "helm upgrade"),
@@ -169,6 +183,7 @@ def test_what_may_not_be_read_is_said_and_is_no_fault() -> None:
     refused = {what: f"{what} is forbidden" for what in ("version", "webhooks", "pods", "nodes", "trial", "secret")}
     found = examine(Cluster(refused=refused))
     assert {each.verdict for each in found} == {"unseen"}
+    assert "conflict" in {each.area for each in found}
     text = "\n".join(map(str, found))
     assert all(f"{what} is forbidden" in text for what in refused if what != "secret")
     (told,) = [each for each in examine(changed(served=None, refused=refused)) if each.area == "certificate"]
@@ -206,7 +221,7 @@ def local(facts: Host, *, alone: bool = True) -> list[Finding]:
 
 def test_a_healthy_machine_is_all_ok() -> None:
     assert {each.verdict for each in local(GOOD)} == {"ok"}, local(GOOD)
-    assert {each.area for each in local(GOOD)} == {"driver", "library", "vgpu run", "plugin", "runtime"}
+    assert {each.area for each in local(GOOD)} == {"driver", "library", "vgpu run", "plugin", "settings"}
 
 
 @pytest.mark.parametrize(
@@ -219,8 +234,8 @@ def test_a_healthy_machine_is_all_ok() -> None:
         ({"kubelet": Kubelet("/k", ("kubelet.sock",), ())}, "plugin", "only nothing"),
         ({"kubelet": Kubelet("/k", ("nvidia-gpu.sock",), ("nvidia.com/gpu",))}, "conflict", "nvidia-gpu.sock in /k"),
         ({"rolled_out": ()}, "library", "no GPU container can start"),
-        ({"settings": {}}, "runtime", "shows every card"),
-        ({"settings": None}, "runtime", "cannot be read"),
+        ({"settings": {}}, "settings", "shows every card"),
+        ({"settings": None}, "settings", "cannot be read"),
     ],
 )
 def test_a_fault_of_the_machine_is_told(fields: dict[str, Any], area: str, said: str) -> None:

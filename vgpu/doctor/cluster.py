@@ -25,6 +25,12 @@ OTHER_PLUGINS: Final = (
 )  # fmt: skip
 #: The API server of a Service that it should call
 _NO_SERVICE: Final = re.compile(r'service "[^"]*" not found')
+UNENFORCED: Final = names.CONDITION_UNENFORCED
+#: Area of a condition of a node
+_CONDITIONS: Final = {UNENFORCED: "settings", names.CONDITION_CONFLICT: "conflict"}
+#: The oldest versions that take CDI names from a kubelet, where they are told to
+_TAKES_CDI: Final = {"containerd": (1, 7), "cri-o": (1, 28), "docker": (math.inf, 0)}
+_NO_MODE: Final = f"is the agent there ready, and of this version? It writes {names.MODE}"
 #: Containers of the same images that serve no device plugin
 HARMLESS: Final = ("gpu-feature-discovery", "mps-control-daemon", "config-manager")
 
@@ -82,15 +88,17 @@ class Cluster(msgspec.Struct, frozen=True):
 
 def examine(cluster: Cluster, now: datetime, own_version: str) -> list[Finding]:
     """Everything about a cluster, the cause before what follows from it."""
-    return [
+    found = [
         *_api_server(cluster),
         *_scheduler(cluster),
         *_webhook(cluster),
         *_certificate(cluster, now),
         *_agents(cluster),
         *_nodes(cluster),
-        *_versions(cluster, own_version),
     ]
+    if not any(one.area == "conflict" for one in found):
+        found.append(_no_conflict(cluster))
+    return [*found, *_versions(cluster, own_version)]
 
 
 def _api_server(cluster: Cluster) -> Iterator[Finding]:
@@ -187,6 +195,13 @@ def _agents(cluster: Cluster) -> Iterator[Finding]:
             )
 
 
+def _no_conflict(cluster: Cluster) -> Finding:
+    """For a cluster in which nothing tells of another device plugin."""
+    if cluster.parts is None or cluster.nodes is None:
+        return unseen("conflict", cluster.why("pods" if cluster.parts is None else "nodes"))
+    return ok("conflict", "no other device plugin on the nodes of the agents, by their pods and what the nodes say")
+
+
 def _nodes(cluster: Cluster) -> Iterator[Finding]:
     if cluster.nodes is None:
         yield unseen("plugin", cluster.why("nodes"), "give this account the right to list nodes")
@@ -201,7 +216,8 @@ def _nodes(cluster: Cluster) -> Iterator[Finding]:
             cards += len(inventory.devices)
             serving += not told
             info = node.status.nodeInfo
-            runtimes[info.containerRuntimeVersion, info.kubeletVersion].append(node.metadata.name)
+            mode = node.metadata.annotations.get(names.MODE, "")
+            runtimes[info.containerRuntimeVersion, info.kubeletVersion, mode].append(node.metadata.name)
     if serving:
         yield ok("plugin", f"registered on {serving} nodes; {cards} cards in the cluster")
     elif not cards:
@@ -210,8 +226,23 @@ def _nodes(cluster: Cluster) -> Iterator[Finding]:
             f"none of {len(cluster.nodes)} nodes tells of cards",
             "look at the agent's log on a node with a card; without NVML there: devicePlugin.runtimeClassName=nvidia",
         )
-    for (runtime, kubelet), where in sorted(runtimes.items()):
-        yield _runtime(runtime, kubelet, where)
+    for (runtime, kubelet, mode), where in sorted(runtimes.items()):
+        yield _runtime(runtime, kubelet, mode, where)
+    yield from _settings([node for node in cluster.nodes if (found := _inventory(node)) and found.devices])
+
+
+def _settings(nodes: list[Node]) -> Iterator[Finding]:
+    """Of nodes with cards; those that are wrong are told as conditions."""
+    silent = [node.metadata.name for node in nodes if names.MODE not in node.metadata.annotations]
+    safe = [node.metadata.name for node in nodes if node.metadata.name not in silent and not _says(node, UNENFORCED)]
+    if safe:
+        yield ok("settings", f"no container runtime shows cards to those who were not given them, on {some(safe)}")
+    if silent:
+        yield unseen("settings", f"no agent has told its mode on {some(silent)}", _NO_MODE)
+
+
+def _says(node: Node, condition: str) -> bool:
+    return any(each.type == condition and each.status == "True" for each in node.status.conditions)
 
 
 def _node(node: Node, resource: str) -> Iterator[Finding]:
@@ -248,7 +279,7 @@ def _node(node: Node, resource: str) -> Iterator[Finding]:
             )
     for condition in node.status.conditions:
         if condition.type in names.CONDITIONS and condition.status == "True":
-            area = "runtime" if condition.type == names.CONDITION_UNENFORCED else "cards"
+            area = _CONDITIONS.get(condition.type, "cards")
             yield wrong(area, f"node {name}: {condition.message}", f"see {condition.type} in docs/troubleshooting.md")
 
 
@@ -261,20 +292,17 @@ def _inventory(node: Node) -> Inventory | None:
         return None
 
 
-def _runtime(runtime: str, kubelet: str, nodes: list[str]) -> Finding:
+def _runtime(runtime: str, kubelet: str, mode: str, nodes: list[str]) -> Finding:
     where = f"{runtime} with kubelet {kubelet} on {some(nodes)}"
     name, _, version = runtime.partition("://")
     number, kubelets = minor(version), minor(kubelet)
     if kubelets is not None and kubelets < OLDEST:
         return wrong("runtime", where, "upgrade the kubelet to 1.30 or newer")
-    if name == "docker":
-        return wrong("runtime", f"{where}: cri-dockerd hands no CDI names on", "use containerd or CRI-O")
-    how = "by NVIDIA's runtime or as device nodes"
-    if number is not None and number >= {"containerd": (2, 0), "cri-o": (1, 28)}.get(name, (math.inf, 0)):
-        how = "by CDI"
-    elif number is not None and name == "containerd" and number >= (1, 7):
-        how = f"by CDI where enable_cdi is set, else {how}"
-    return ok("runtime", f"{where}: with deviceListStrategy auto, cards come {how}")
+    if not mode:
+        return unseen("runtime", f"{where}: no agent has told how cards reach containers", _NO_MODE)
+    if mode.startswith("cdi:") and number is not None and number < _TAKES_CDI.get(name, (0, 0)):
+        return wrong("runtime", f"{where} takes no CDI names", "leave devicePlugin.deviceListStrategy at auto")
+    return ok("runtime", f"{where}: cards reach containers by {mode}")
 
 
 def _versions(cluster: Cluster, own: str) -> Iterator[Finding]:

@@ -105,15 +105,15 @@ def _toolkit(host: Host) -> Iterator[Finding]:
     if not host.toolkit:
         return
     if host.settings is None:
-        yield wrong("runtime", f"{host.toolkit} cannot be read", "mend the file: it has to be TOML")
+        yield wrong("settings", f"{host.toolkit} cannot be read", "mend the file: it has to be TOML")
         return
     bad = [name for name, value in SAFE.items() if host.settings.get(name) is not value]
     if "when-unprivileged" in " ".join(bad):
         wanted = ", ".join(f"{name} = {str(SAFE[name]).lower()}" for name in bad)
         yield wrong(
-            "runtime",
+            "settings",
             f"NVIDIA's container runtime shows every card to images that set {names.ENV_VISIBLE_DEVICES}",
             f"in {host.toolkit}: {wanted}",
         )
     else:
-        yield ok("runtime", f"{host.toolkit} gives cards to nobody who was not given them")
+        yield ok("settings", f"{host.toolkit} gives cards to nobody who was not given them")

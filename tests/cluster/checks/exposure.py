@@ -59,7 +59,7 @@ def unsafe_runtime(node: Node) -> str:
         file.write_text(before + runc + RUNTIME.format(plugin=plugin))
         node.services["containerd"].restart()
         sentence = _condition(node, "True")
-        told = [one for one in doctor.wrong(node) if one.area == "runtime" and sentence in one.sentence]
+        told = [one for one in doctor.wrong(node) if one.area == "settings" and sentence in one.sentence]
         assert told, "the doctor says nothing of it"
         TOOLKIT.parent.mkdir(exist_ok=True)
         TOOLKIT.write_text("accept-nvidia-visible-devices-envvar-when-unprivileged = false\n")
