@@ -33,9 +33,15 @@ def evaluate(expression: str, data: dict[str, Any]) -> Any:
     return found.plain_value()
 
 
-def verdict(policy: dict[str, Any], request: dict[str, Any], new: Any, old: Any = None) -> list[str]:
-    """Messages of the validations that fail, as the API server evaluates a policy; [] lets the request through."""
-    data = {"request": request, "object": new, "oldObject": old}
+def verdict(
+    policy: dict[str, Any], request: dict[str, Any], new: Any, old: Any = None, space: dict[str, str] | None = None
+) -> list[str]:
+    """Messages of the validations that fail, as the API server evaluates a policy; [] lets the request through.
+
+    `space`: labels of the namespace.
+    """
+    where = {"metadata": {"name": "d", "labels": {"kubernetes.io/metadata.name": "d", **(space or {})}}}
+    data = {"request": request, "object": new, "oldObject": old, "namespaceObject": where}
     if not all(evaluate(condition["expression"], data) for condition in policy.get("matchConditions", ())):
         return []
     variables: dict[str, Any] = {}
@@ -58,7 +64,7 @@ def pod(annotations: dict[str, str] | None = None, labels: dict[str, str] | None
         metadata["annotations"] = annotations
     if labels:
         metadata["labels"] = labels
-    return {"metadata": metadata, "spec": {"nodeName": node} if node else {}}
+    return {"metadata": metadata, "spec": {"containers": [{"name": "c"}], **({"nodeName": node} if node else {})}}
 
 
 BOUND = pod(RECORD, MANAGED, "n1")
@@ -102,6 +108,54 @@ def test_records_of_pods(objects: list[dict[str, Any]], who: Any, new: Any, old:
     assert any(refusal in message for message in messages) or not refusal
 
 
+OUT = {names.WEBHOOK_LABELS[0]: names.WEBHOOK_IGNORE}
+OURS, DEFAULT = ({"schedulerName": name} for name in (names.SCHEDULER_NAME, "default-scheduler"))
+WITH_GPU, WITHOUT = ({"containers": [{"name": "c", "resources": {"limits": {key: "1"}}}]} for key in (
+    names.RESOURCE_GPU, "cpu"
+))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("labels", "space", "spec", "refused"),
+    [
+        *(({label: names.WEBHOOK_IGNORE}, {}, OURS | WITH_GPU, True) for label in names.WEBHOOK_LABELS),
+        *(({}, {label: names.WEBHOOK_IGNORE}, OURS | WITH_GPU, True) for label in names.WEBHOOK_LABELS),
+        ({**OUT, **MANAGED}, {}, OURS | WITH_GPU, True),
+        (OUT, {}, OURS | WITHOUT | {"initContainers": WITH_GPU["containers"]}, True),
+        (OUT, {}, OURS | WITH_GPU | {"nodeName": "n1"}, True),
+        (MANAGED, {}, OURS | WITH_GPU, False),
+        ({names.WEBHOOK_LABELS[0]: "yes"}, {names.WEBHOOK_LABELS[0]: "yes"}, OURS | WITH_GPU, False),
+        (OUT, OUT, OURS | WITHOUT, False),
+        (OUT, OUT, DEFAULT | WITH_GPU, False),
+        (OUT, OUT, DEFAULT | WITH_GPU | {"nodeName": "n1"}, False),
+        (OUT, OUT, WITH_GPU, False),
+    ],
+)
+def test_who_passes_admission_by_is_not_placed_by_our_scheduler(
+    objects: list[dict[str, Any]], labels: dict[str, str], space: dict[str, str], spec: Any, refused: bool
+) -> None:
+    policy = spec_of(objects, "ValidatingAdmissionPolicy", "vgpu-records")
+    new = {"metadata": {"name": "p", **({"labels": labels} if labels else {})}, "spec": spec}
+    messages = verdict(policy, request("CREATE"), new, space=space)
+    assert bool(messages) is refused
+    assert all("opts out of admission" in message for message in messages)
+    # Labels can be added afterwards; what was checked when it was created stays as it was.
+    assert verdict(policy, request("UPDATE"), new, new, space) == []
+
+
+def test_another_release_has_a_scheduler_of_another_name() -> None:
+    objects = helm.objects({"schedulerName": "other", "resourceName": "example.com/gpu"})
+    policy = spec_of(objects, "ValidatingAdmissionPolicy", "vgpu-records")
+    for scheduler, resource, refused in (
+        ("other", "example.com/gpu", True),
+        ("other", "nvidia.com/gpu", False),
+        (names.SCHEDULER_NAME, "example.com/gpu", False),
+    ):
+        spec = {"schedulerName": scheduler, "containers": [gpu(resource)]}
+        messages = verdict(policy, request("CREATE"), {"metadata": {"name": "p", "labels": OUT}, "spec": spec})
+        assert bool(messages) is refused
+
+
 def test_records_policy_covers_every_way_to_change_a_pod(objects: list[dict[str, Any]]) -> None:
     def covered(name: str) -> dict[str, list[str]]:
         rules = spec_of(objects, "ValidatingAdmissionPolicy", name)["matchConstraints"]["resourceRules"]
@@ -112,20 +166,25 @@ def test_records_policy_covers_every_way_to_change_a_pod(objects: list[dict[str,
 
 
 @pytest.mark.parametrize(
-    ("user", "annotations", "allowed"),
+    ("user", "annotations", "labels", "allowed"),
     [
-        (SCHEDULER, RECORD, True),
-        (SECOND, RECORD, True),
-        ("system:kube-scheduler", {}, True),
-        ("system:kube-scheduler", {"note": "x"}, True),
-        ("system:kube-scheduler", RECORD, False),
-        (AGENT, RECORD, False),
-        ("alice", RECORD, False),
+        (SCHEDULER, RECORD, {}, True),
+        (SECOND, RECORD, {}, True),
+        ("system:kube-scheduler", {}, {}, True),
+        ("system:kube-scheduler", {"note": "x"}, {"topology.kubernetes.io/zone": "z"}, True),
+        ("system:kube-scheduler", RECORD, {}, False),
+        (AGENT, RECORD, {}, False),
+        ("alice", RECORD, {}, False),
+        ("alice", {}, {names.LABEL_MANAGED: "no"}, False),
+        (SCHEDULER, RECORD, MANAGED, False),
     ],
 )
-def test_bindings(objects: list[dict[str, Any]], user: str, annotations: dict[str, str], allowed: bool) -> None:
+def test_bindings(
+    objects: list[dict[str, Any]], user: str, annotations: dict[str, str], labels: dict[str, str], allowed: bool
+) -> None:
     policy = spec_of(objects, "ValidatingAdmissionPolicy", "vgpu-bindings")
-    binding = {"metadata": {"name": "p", **({"annotations": annotations} if annotations else {})}}
+    given = {"annotations": annotations, "labels": labels}
+    binding = {"metadata": {"name": "p", **{key: value for key, value in given.items() if value}}}
     assert (verdict(policy, request("CREATE", user), binding) == []) is allowed
 
 

@@ -78,6 +78,19 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- toJson (list .Values.resourceName .Values.resourceMem .Values.resourceMemPercentage .Values.resourceCores .Values.resourcePriority "vgpu.io/memory" "vgpu.io/cores") -}}
 {{- end -}}
 
+{{- /* CEL: a pod, `object`, asks for something of ours. */ -}}
+{{- define "vgpu.asks" -}}
+(object.spec.containers + (has(object.spec.initContainers) ? object.spec.initContainers : []))
+.exists(c, has(c.resources) && {{ include "vgpu.resources" . }}
+.exists(name, (has(c.resources.limits) && name in c.resources.limits)
+|| (has(c.resources.requests) && name in c.resources.requests)))
+{{- end -}}
+
+{{- /* JSON list of the labels that opt out of admission where they say "ignore", on a pod or on its namespace. */ -}}
+{{- define "vgpu.optOuts" -}}
+{{- toJson (list "vgpu.io/webhook" "4pd.io/webhook" "hami.io/webhook") -}}
+{{- end -}}
+
 {{- /* How the API server calls the scheduler for admission. */ -}}
 {{- define "vgpu.webhookCall" -}}
 admissionReviewVersions: [v1]

@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +21,9 @@ from tests.cluster.images import CLIENT
 from tests.cluster.kubectl import Kubectl, Refused, phase, pod
 from tests.cluster.node import Node
 from vgpu.kube.objects import Pod
+from vgpu.names import SCHEDULER_NAME
 
+OUTSIDE: Final = "passes-by"  #: a namespace that opts out of admission
 USER: Final = "somebody"  #: a service account with Kubernetes' role `edit` in the namespace `default`
 RECORD: Final = "vgpu.io/allocation"
 SECONDS = 120
@@ -77,6 +80,7 @@ def forged_record(node: Node) -> str:
     binding: dict[str, Any] = {"apiVersion": "v1", "kind": "Binding", "target": {"kind": "Node", "name": NODE}}
     binding["metadata"] = {"name": "waits", "annotations": {RECORD: "{}"}}
     body, pods = json.dumps(binding), "/api/v1/namespaces/default/pods"
+    labelled = json.dumps(binding | {"metadata": {"name": "waits", "labels": {"vgpu.io/managed": "no"}}})
     ways: dict[str, Callable[[], object]] = {
         "update": lambda: user.run("annotate", "pod", "honest", f"{RECORD}={{}}", "--overwrite"),
         "removal": lambda: user.run("annotate", "pod", "honest", f"{RECORD}-"),
@@ -86,13 +90,15 @@ def forged_record(node: Node) -> str:
         "old binding": lambda: user.run(
             "create", "--raw", "/api/v1/namespaces/default/bindings", "-f", "-", stdin=body
         ),
+        "label by binding": lambda: user.run("create", "--raw", f"{pods}/waits/binding", "-f", "-", stdin=labelled),
     }
     for way in ways.values():
         refused(way)
     kubectl.run("create", "role", USER, "--verb=*", "--resource=pods,pods/status,pods/binding,bindings")
     kubectl.run("create", "rolebinding", f"{USER}-all", f"--role={USER}", who)
+    reason = {"binding": "scheduler only", "old binding": "scheduler only", "label by binding": "leaves it as it is"}
     for name, way in ways.items():
-        refused(way, "ValidatingAdmissionPolicy", "scheduler only" if "binding" in name else "by vgpu only")
+        refused(way, "ValidatingAdmissionPolicy", reason.get(name, "by vgpu only"))
     refused(lambda: kubectl.run("label", "pod", "honest", "vgpu.io/managed-"), "by vgpu only")
     assert kubectl.get("pod", "honest")["metadata"]["labels"]["vgpu.io/managed"] == "true"
     assert _held(node) == held
@@ -131,19 +137,39 @@ def extender_is_not_served(node: Node) -> str:
 
 
 def past_the_webhook(node: Node) -> str:
-    """A pod that opts out of admission is created and never starts; its events say why."""
-    body = slice_pod("ignored", "true")
-    body["metadata"]["labels"] = {"vgpu.io/webhook": "ignore"}
-    node.kubectl.create(body)
+    """A pod that opts out of admission does not start; its events say why, also where it names its node.
+
+    One that names our scheduler is not even created, nor is one in a namespace that opts out.
+    """
+    out = {"vgpu.io/webhook": "ignore"}
+    ignored, placed, ours, inside = (slice_pod(name, "true") for name in ("ignored", "placed", "ours", "inside"))
+    for body in (ignored, placed, ours):
+        body["metadata"]["labels"] = out
+    placed["spec"]["nodeName"] = NODE
+    for body in (ours, inside):
+        body["spec"]["schedulerName"] = SCHEDULER_NAME
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OUTSIDE, "labels": out}}
+    inside["metadata"]["namespace"] = OUTSIDE
+    node.kubectl.create(space, ignored, placed)
+    node.kubectl.until("made", bool, "serviceaccount", "default", namespace=OUTSIDE)  # no pod is created before
+    for body in (ours, inside):
+        refused(partial(node.kubectl.create, body), "ValidatingAdmissionPolicy", "opts out of admission")
+    node.kubectl.delete("namespace", OUTSIDE, now=False)
+    told = [_mismatch(node, name) for name in ("ignored", "placed")]
+    node.kubectl.delete("pod", "ignored", "placed")
+    return told[0]
+
+
+def _mismatch(node: Node, name: str) -> str:
+    """The event that tells why a pod does not start."""
 
     def told(_: object) -> bool:
-        return any(event.startswith("VgpuMismatch") for event in node.kubectl.events("ignored"))
+        return any(event.startswith("VgpuMismatch") for event in node.kubectl.events(name))
 
-    found = node.kubectl.until("told why", told, "pod", "ignored", seconds=SECONDS)
+    found = node.kubectl.until("told why", told, "pod", name, seconds=SECONDS)
     assert phase(found) in {"Pending", "Failed"}, found["status"]
-    events = [event for event in node.kubectl.events("ignored") if event.startswith("VgpuMismatch")]
-    node.kubectl.delete("pod", "ignored")
-    return events[0]
+    assert not [one for one in found["status"].get("containerStatuses", ()) if "running" in one["state"]]
+    return next(event for event in node.kubectl.events(name) if event.startswith("VgpuMismatch"))
 
 
 def of_a_controller(node: Node) -> str:
