@@ -22,15 +22,13 @@ class Holdings:
     def granted(self, without: Collection[str] = ()) -> dict[str, Held]:
         """What pods hold that have started here and may still run; `without`: UIDs of pods to leave out."""
         started = self._all_started()
-        return grants.total(self._started(uid, slices) for uid, slices in started.items() if uid not in without)
+        return grants.total(self._holds({uid: slices for uid, slices in started.items() if uid not in without}))
 
     def held(self) -> dict[str, Held]:
         """What all live pods hold, those included that have an allocation and have not started yet."""
         started = self._all_started()
         waiting = [pod for pod in self._pods.all() if not pod.finished and pod.metadata.uid not in started]
-        return grants.total(
-            [*(self._started(uid, slices) for uid, slices in started.items()), *(pod_holds(pod) for pod in waiting)]
-        )
+        return grants.total([*self._holds(started), *(pod_holds(pod) for pod in waiting)])
 
     def finished(self, uid: str) -> bool:
         """The pod has come to its end: nothing of it starts again."""
@@ -41,12 +39,25 @@ class Holdings:
         """Pod UID → container → its slices; of containers that another version started, the pod's record tells."""
         return {**{uid: {} for uid in self._sandboxes.strangers()}, **self._sandboxes.granted()}
 
-    def _started(self, uid: str, slices: Mapping[str, Sequence[GpuSlice]]) -> dict[str, Held]:
-        pod = self._pods.get(uid)
-        if pod is not None and not pod.finished:
-            return pod_holds(pod, slices)
-        living = [pieces for container, pieces in slices.items() if self._sandboxes.lives(uid, container)]
-        return allocation.held((Kind.APP, pieces) for pieces in living)
+    def _holds(self, started: Mapping[str, Mapping[str, Sequence[GpuSlice]]]) -> list[dict[str, Held]]:
+        """What each of these pods (uid → container → slices) holds."""
+        pods = {uid: self._pods.get(uid) for uid in started}
+        survivors = self._sandboxes.survivors(
+            {(uid, container) for uid, pod in pods.items() if pod is None for container in started[uid]}
+        )
+        found = []
+        for uid, pod in pods.items():
+            slices = started[uid]
+            if pod is not None and not pod.finished:
+                found.append(pod_holds(pod, slices))
+                continue
+            living = [
+                pieces
+                for container, pieces in slices.items()
+                if (uid, container) in survivors or (pod is not None and self._sandboxes.lives(uid, container))
+            ]
+            found.append(allocation.held((Kind.APP, pieces) for pieces in living))
+        return found
 
 
 def pod_holds(pod: Pod, granted: Mapping[str, Sequence[GpuSlice]] | None = None) -> dict[str, Held]:

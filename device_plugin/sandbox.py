@@ -7,12 +7,13 @@ import errno
 import logging
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from device_plugin import files, strangers
+from device_plugin.cgroups import Running
 from device_plugin.labels import Labels
 from vgpu.devices import GpuSlice
 from vgpu.native import CardLimit, CardUsage, Limits, Region
@@ -37,7 +38,7 @@ class Sandboxes:
     def __init__(self, run_dir: Path, labels: Labels, proc: Path = Path("/proc")) -> None:
         """`proc`: where the processes of the node are."""
         self._labels = labels
-        self._proc = proc
+        self._running = Running(proc)
         self._containers = run_dir / "containers"
         self.by_ids = run_dir / "by-ids"
         self._make()
@@ -84,7 +85,18 @@ class Sandboxes:
                 region.reap()
                 return region.usage().process_count > 0
         except OSError:
-            return strangers.lives(directory, pod_uid, self._proc)
+            return strangers.is_one(directory) and bool(self._running.among({pod_uid}))
+
+    def survivors(self, containers: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Which of these (pod uid, container), whose pods the API server knows no longer, may still use a card.
+
+        A pod that was deleted by force has its grace all the same: while any process of it runs, one that has not used
+        a card so far may begin to.
+        """
+        living = {one for one in containers if self.lives(*one)}
+        rest = set(containers) - living
+        running = self._running.among({uid for uid, _ in rest})
+        return living | {one for one in rest if one[0] in running}
 
     def directory(self, pod_uid: str, container: str) -> Path:
         return self._containers / f"{pod_uid}_{container}"

@@ -4,7 +4,6 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from device_plugin import cgroups
 from vgpu.native.region import REGION_ABI
 
 #: struct vgpu_file_header (libvgpu/include/vgpu/region.h): its begin is the same in every version
@@ -27,8 +26,3 @@ def abi_of(directory: Path) -> int | None:
 def is_one(directory: Path) -> bool:
     """A container's region is of another version than this agent reads."""
     return abi_of(directory) not in {None, REGION_ABI}
-
-
-def lives(directory: Path, pod_uid: str, proc: Path) -> bool:
-    """The region is of another version, and a process of its pod still runs."""
-    return is_one(directory) and cgroups.has_processes(pod_uid, proc)

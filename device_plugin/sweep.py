@@ -123,17 +123,21 @@ class Sweep:
         if not self._pods.synced:
             return
         entries = [*self._sandboxes.entries(), *self._sandboxes.removed()]
-        leftover = [entry for entry in entries if self._pods.get(entry.pod_uid) is None]
-        dead = [entry for entry in leftover if not self._sandboxes.lives(entry.pod_uid, entry.container)]
+        dead = self._dead(entries)
         if dead:
             self._pods.refresh()  # a pod that has come meanwhile is known afterwards
-        for entry in dead:
-            if self._pods.get(entry.pod_uid) is None and not self._sandboxes.lives(entry.pod_uid, entry.container):
+            for entry in self._dead(dead):
                 self._sandboxes.remove(entry)
         if dead or clean:
             self._remove_specs()
         if clean:
             self._remove_libraries()
+
+    def _dead(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Those whose pods are gone and of which no process lives."""
+        left = {(one.pod_uid, one.container): one for one in entries if self._pods.get(one.pod_uid) is None}
+        survivors = self._sandboxes.survivors(left.keys())
+        return [entry for key, entry in left.items() if key not in survivors]
 
     def _picture(self, usages: dict[Entry, tuple[tuple[GpuSlice, ...], Usage]], asks: bool) -> Picture:
         paths = {(entry.pod_uid, entry.container): entry for entry in usages}

@@ -90,7 +90,7 @@ class World:
         runtime = Runtime(sockets(self.root / "host"))
         self.identity = Identity(self.root / "kubelet", self.config.resource_name, runtime)
         labels = Labels(self.root / "host")
-        self.sandboxes = Sandboxes(self.root / "run", labels)
+        self.sandboxes = Sandboxes(self.root / "run", labels, proc=self.root / "proc")
         self.holdings = Holdings(self.pods, self.sandboxes)
         self.consequences = Consequences(self.client, NODE)
         self.lending = Lending(self.cards, self.sandboxes, self.holdings, foreign=lambda _: 0)
@@ -219,6 +219,15 @@ class World:
             body={"status": {"phase": "Succeeded"}},
             content_type="application/merge-patch+json",
         )
+
+    def process(self, uid: str, pid: int) -> None:
+        """A process of this pod, as its cgroup tells."""
+        file = self.root / "proc" / str(pid) / "cgroup"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"0::/kubepods/burstable/pod{uid}/0123abc\n")
+
+    def end_process(self, pid: int) -> None:
+        shutil.rmtree(self.root / "proc" / str(pid))
 
     def allocate(self, uid: str, container: str, device_ids: Sequence[str]) -> str:
         """What the kubelet does at admission: Allocate, then its checkpoint; the CDI name, if one was given."""

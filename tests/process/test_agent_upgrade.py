@@ -78,17 +78,21 @@ def test_what_another_version_has_granted_is_not_granted_again(make: MakeWorld) 
     assert world.holdings.granted()[A].mem == 10000
 
 
-def test_a_folder_of_another_version_stays_while_its_pod_has_processes(tmp_path: Path) -> None:
+def test_a_folder_stays_while_its_pod_has_processes(tmp_path: Path) -> None:
     sandboxes = Sandboxes(tmp_path / "run", Labels(tmp_path), proc=tmp_path / "proc")
     directory = sandboxes.prepare(UID, "main", limits_for([GpuSlice(A, 1)]))
     process = tmp_path / "proc" / "42"
     process.mkdir(parents=True)
     (process / "cgroup").write_text(f"0::/kubepods/burstable/pod{UID}/0123abc\n")
-    assert not sandboxes.lives(UID, "main")  # of this version, the region itself tells
+    here = {(UID, "main")}
+    assert sandboxes.survivors(here) == here
+    assert not sandboxes.lives(UID, "main")  # where the API server still knows the pod: the region itself tells
     age(directory)
+    assert sandboxes.survivors(here) == here
     assert sandboxes.lives(UID, "main")
     (process / "cgroup").write_text("0::/user.slice\n")
     assert not sandboxes.lives(UID, "main")
+    assert not sandboxes.survivors(here)
 
 
 def test_a_replayed_answer_with_a_library_of_another_version_starts_nothing(make: MakeWorld) -> None:
