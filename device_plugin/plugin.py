@@ -23,6 +23,8 @@ from vgpu.kubelet.deviceplugin_v1beta1.api_pb2_grpc import DevicePluginServicer
 log = logging.getLogger(__name__)
 
 MAX_STARTS: Final = 32  #: containers prepared at once; the others wait
+#: answers at once to what the kubelet asks when it admits a pod, which it does for one pod after the other
+MAX_ANSWERS: Final = 4
 
 
 class Node(Protocol):
@@ -45,14 +47,17 @@ class Plugin(DevicePluginServicer):
         self._cards = cards
         self._node = node
         self._observe = observe
-        self._threads = ThreadPoolExecutor(MAX_STARTS, thread_name_prefix="start")
+        # Starts may wait for seconds, all of them at once: no other pod's admission waits behind them.
+        self._starts = ThreadPoolExecutor(MAX_STARTS, thread_name_prefix="start")
+        self._answers = ThreadPoolExecutor(MAX_ANSWERS, thread_name_prefix="answer")
         self._stopping = asyncio.Event()
         self.streams = 0  #: open ListAndWatch streams
 
     def stop(self) -> None:
         """Ends the streams; calls in progress end by themselves."""
         self._stopping.set()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._starts, self._answers):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     async def GetDevicePluginOptions(self, request: api.Empty, context: Any) -> api.DevicePluginOptions:  # noqa: ARG002 signature of gRPC
         return options()
@@ -93,7 +98,7 @@ class Plugin(DevicePluginServicer):
     ) -> api.PreferredAllocationResponse:
         answers = []
         for one in request.container_requests:
-            cards = await self._run(self._node.steer, one.allocation_size)
+            cards = await self._run(self._answers, self._node.steer, one.allocation_size)
             chosen = ids.prefer(
                 one.available_deviceIDs, list(one.must_include_deviceIDs), one.allocation_size, list(cards)
             )
@@ -109,7 +114,7 @@ class Plugin(DevicePluginServicer):
             if strange:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not ids of this node: {', '.join(strange)}")
             try:
-                answers.append(response(await self._run(self._node.answer, list(one.devices_ids))))
+                answers.append(response(await self._run(self._answers, self._node.answer, list(one.devices_ids))))
             except (Refusal, OSError) as error:
                 log.warning("no answer to Allocate: %s", error)
                 await context.abort(grpc.StatusCode.UNAVAILABLE, f"vgpu: {error}")
@@ -121,7 +126,7 @@ class Plugin(DevicePluginServicer):
     ) -> api.PreStartContainerResponse:
         began = time.monotonic()
         try:
-            await self._run(self._node.start, list(request.devices_ids))
+            await self._run(self._starts, self._node.start, list(request.devices_ids))
         except Refusal as refusal:
             log.warning("not started: %s", refusal)
             code = grpc.StatusCode.UNAVAILABLE if refusal.transient else grpc.StatusCode.FAILED_PRECONDITION
@@ -133,8 +138,8 @@ class Plugin(DevicePluginServicer):
             self._observe("PreStartContainer", time.monotonic() - began)
         return api.PreStartContainerResponse()
 
-    async def _run(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+    async def _run(self, threads: ThreadPoolExecutor, call: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(threads, call, *arguments)
 
 
 def options() -> api.DevicePluginOptions:
