@@ -9,7 +9,7 @@ import msgspec
 
 from scheduler.cluster import DOUBT_SECONDS, ClusterState, Holding
 from scheduler.feed import holding_of
-from scheduler.verbs import Recent
+from scheduler.verbs import Recent, asked
 from scheduler.wire import ExtenderBindingArgs, Pod
 from vgpu import allocation, names
 from vgpu.allocation import Allocation
@@ -17,7 +17,7 @@ from vgpu.kube import objects, writes
 from vgpu.kube.client import ApiError, KubeClient, Unreachable
 from vgpu.placement import policy
 from vgpu.placement.fit import Rejection, fit_pod
-from vgpu.resources import PodRequest, RequestError, Rules, read_pod
+from vgpu.resources import PodRequest, RequestError, Rules
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Binder:
         if pod.metadata.uid != args.PodUID:
             raise Refused("the pod has been replaced by another one of the same name")
         try:
-            return read_pod(pod.mapping(), self._rules)
+            return asked(pod, self._rules)
         except RequestError as error:
             raise Refused(f"the pod cannot be placed: {error}") from None
 

@@ -13,6 +13,7 @@ from scheduler.cluster import ClusterState
 from scheduler.metrics import UNSCHEDULABLE
 from scheduler.survey import Survey
 from scheduler.wire import ExtenderArgs, ExtenderFilterResult, HostPriority, Pod, node_names
+from vgpu import names
 from vgpu.placement import policy
 from vgpu.placement.cards import Bools, Floats
 from vgpu.resources import PodRequest, RequestError, Rules, read_pod
@@ -93,9 +94,24 @@ class Verbs:
         return [HostPriority(name, points) for name, points in zip(nodes, _points(nodes, scores), strict=True)]
 
     def _request(self, pod: Pod) -> PodRequest | None:
-        request = read_pod(pod.mapping(), self._rules)
+        request = asked(pod, self._rules)
         self._recent.put(pod.metadata.uid, request)
         return request
+
+
+def asked(pod: Pod, rules_: Rules) -> PodRequest | None:
+    """What the pod asks of cards, None when nothing; raises RequestError, also where admission has not seen the pod.
+
+    Such a pod was checked by nobody, and no quota counts it. The label is admission's: policies keep it as it is.
+    """
+    request = read_pod(pod.mapping(), rules_)
+    mark = (pod.metadata.labels or {}).get(names.LABEL_MANAGED)
+    if request is not None and mark != "true":
+        told = (
+            "admission sets it to true, and has not seen this pod: create the pod anew, without a label that opts out"
+        )
+        raise RequestError(f"metadata.labels[{names.LABEL_MANAGED}]", mark, told)
+    return request
 
 
 def _points(nodes: Sequence[str], scores: Floats) -> list[int]:

@@ -24,6 +24,7 @@ from scheduler.fence import Fence
 from scheduler.server import Listener
 from scheduler.verbs import Recent, Verbs
 from scheduler.wire import ExtenderArgs, parse
+from vgpu import names
 from vgpu.allocation import Held
 from vgpu.devices import Gpu, Inventory
 from vgpu.local.services import free_port
@@ -60,8 +61,15 @@ def body(nodes: int, containers: list[dict[str, object]], annotations: dict[str,
         }
         for number, each in enumerate(containers)
     ]
+    labels = {names.LABEL_MANAGED: "true"}
     pod = {
-        "metadata": {"name": "p", "namespace": "default", "uid": "bench", "annotations": annotations or {}},
+        "metadata": {
+            "name": "p",
+            "namespace": "default",
+            "uid": "bench",
+            "annotations": annotations or {},
+            "labels": labels,
+        },
         "spec": {"containers": listed},
     }
     return json.dumps({"Pod": pod, "Nodes": None, "NodeNames": [f"node-{n:05d}" for n in range(nodes)]}).encode()

@@ -11,12 +11,14 @@ from scheduler.cluster import ClusterState, Holding
 from scheduler.metrics import UNSCHEDULABLE
 from scheduler.verbs import Recent, Verbs
 from scheduler.wire import BadBody, ExtenderArgs, ExtenderBindingArgs, parse
+from vgpu import names
 from vgpu.allocation import Held
 from vgpu.devices import Gpu, Inventory
 from vgpu.resources import Rules
 
 WIRE = Path(__file__).parents[1] / "data" / "wire"
 BODIES = {path.stem: path.read_bytes() for path in WIRE.glob("*.json")}
+MANAGED = {names.LABEL_MANAGED: "true"}
 MODES = ("nodecache", "fullnodes")
 
 # The captured pod asks for one card with 60,000 MiB ("60k" on the wire) and 50 % of its cores.
@@ -36,9 +38,16 @@ def gpu(uuid: str, memory: int = 81920, **more: Any) -> Gpu:
 def answer(state: ClusterState, stem: str, recent: Recent | None = None) -> Any:
     """The JSON of the answer, as kube-scheduler gets it."""
     verbs = Verbs(state, Rules(), recent or Recent())
-    args = parse(BODIES[stem], ExtenderArgs)
+    args = parse(admitted(BODIES[stem]), ExtenderArgs)
     reply = verbs.prioritize(args) if stem.startswith("prioritize") else verbs.filter(args)
     return json.loads(msgspec.json.encode(reply))
+
+
+def admitted(body: bytes) -> bytes:
+    """The captured pod with the label that admission gives it."""
+    found = json.loads(body)
+    found["Pod"]["metadata"]["labels"] = MANAGED
+    return json.dumps(found).encode()
 
 
 def fitting(reply: Any) -> list[str]:
@@ -117,7 +126,10 @@ def test_a_node_without_cards_scores_nothing() -> None:
 
 
 def request(pod_spec: dict[str, Any], nodes: list[str], **metadata: Any) -> ExtenderArgs:
-    body = {"Pod": {"metadata": {"name": "p", "uid": "u", **metadata}, "spec": pod_spec}, "NodeNames": nodes}
+    body = {
+        "Pod": {"metadata": {"name": "p", "uid": "u", "labels": MANAGED, **metadata}, "spec": pod_spec},
+        "NodeNames": nodes,
+    }
     return parse(json.dumps(body).encode(), ExtenderArgs)
 
 
@@ -153,6 +165,18 @@ def test_several_containers_are_fitted_together() -> None:
 def test_a_pod_without_gpu_fits_everywhere() -> None:
     reply = Verbs(ClusterState(), Rules(), Recent()).filter(request({"containers": [{"name": "c"}]}, ["a", "b"]))
     assert reply.NodeNames == ["a", "b"]
+
+
+@pytest.mark.parametrize("labels", [{}, {names.LABEL_MANAGED: "no"}, {names.WEBHOOK_LABELS[0]: names.WEBHOOK_IGNORE}])
+def test_a_gpu_pod_that_admission_has_not_seen_is_not_placed(labels: dict[str, str]) -> None:
+    state, recent = cluster(a=[gpu("a")]), Recent()
+    args = request({"containers": [limits("main", gpumem=1000)]}, ["a"], labels=labels)
+    reply = Verbs(state, Rules(), recent).filter(args)
+    assert (reply.NodeNames, reply.FailedNodes) == ([], {})
+    assert "admission sets it to true and has not seen this pod" in reply.FailedAndUnresolvableNodes["a"]
+    assert recent.get("u") == (False, None)
+    plain = request({"containers": [{"name": "main"}]}, ["a"], labels=labels)
+    assert Verbs(state, Rules(), recent).filter(plain).NodeNames == ["a"]
 
 
 def test_a_pod_that_admission_would_have_denied_is_told_why() -> None:

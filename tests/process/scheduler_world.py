@@ -15,6 +15,7 @@ from scheduler.feed import Feed
 from scheduler.fence import IDLE_SECONDS, Fence, term_in
 from scheduler.server import Listener
 from scheduler.verbs import Recent, Verbs
+from vgpu import names
 from vgpu.devices import Gpu, Inventory, encode_inventory
 from vgpu.local.services import free_port, wait_for
 from vgpu.resources import Rules
@@ -34,6 +35,8 @@ def add_node(world: World, name: str, **more: int) -> None:
 
 
 def gpu_pod(name: str, memory: int = 3000, **more: Any) -> dict[str, Any]:
+    """A pod as admission leaves it."""
+    more["metadata"] = {"labels": {names.LABEL_MANAGED: "true"}, **more.get("metadata", {})}
     limits = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": str(memory)}
     return pod(name, limits=limits, schedulerName="vgpu-scheduler", **more)
 

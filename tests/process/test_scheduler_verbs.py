@@ -98,6 +98,8 @@ def test_a_bind_without_a_filter_before_it_reads_the_pod(world: World, scheduler
     scheduler.start()
     other = {**item, "metadata": {**item["metadata"], "uid": "another"}}
     assert scheduler.bind(other, "node-a") == "the pod has been replaced by another one of the same name"
+    unseen = world.create(gpu_pod("unseen", metadata={"labels": {}}))
+    assert "has not seen this pod" in scheduler.bind(unseen, "node-a")
     assert scheduler.bind(item, "node-a") == ""
     assert record(world, "p") is not None
 
