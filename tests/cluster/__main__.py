@@ -41,7 +41,7 @@ NEEDED = {
 }
 PROBE_SECONDS = 60
 PREPARE_SECONDS = 3600  #: with an empty cache
-RUN_SECONDS = 1740  #: of the node and its checks
+RUN_SECONDS = 1740  #: of the node and its checks; the total, with images of a changed product, is printed
 GRACE_SECONDS = 180  #: for logs and the report after that
 HOLD_SECONDS = 90  #: that a cluster before this one may take to go
 
@@ -58,6 +58,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    begin = time.monotonic()
     options = arguments(argv)
     try:
         namespaces.need_root()
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return status  # before anything is built; it has said why
             cgroups.watch(partial(_locked, _lock()))
         seconds = float("inf") if options.action == "up" else PREPARE_SECONDS + RUN_SECONDS + GRACE_SECONDS
-        return namespaces.run_inside(partial(inside, options, os.getpid()), seconds)
+        return namespaces.run_inside(partial(inside, options, os.getpid(), begin), seconds)
     except ClusterError as error:
         print(f"e2e: {error}", file=sys.stderr)
         return error.status
@@ -135,8 +136,11 @@ def _locked(lock: int) -> bool:
     return True
 
 
-def inside(options: argparse.Namespace, outer: int) -> int:
-    """In the namespaces: what is needed, the node, the checks, the report. `outer`: the process that ends all of it."""
+def inside(options: argparse.Namespace, outer: int, begin: float) -> int:
+    """In the namespaces: what is needed, the node, the checks, the report.
+
+    `outer`: the process that ends all of it; `begin`: when it began, monotonic seconds.
+    """
     versions = SETS[options.set]
     archives = prepare(versions)
     if options.action == "prepare":
@@ -147,7 +151,7 @@ def inside(options: argparse.Namespace, outer: int) -> int:
     options.logs.mkdir(parents=True, exist_ok=True)
     cgroups.remove()
     namespaces.prepare([options.logs])
-    report = Report(options.logs, RUN_SECONDS)
+    report = Report(options.logs, RUN_SECONDS, time.monotonic() - begin)
     node = Node(versions, options.logs)
     try:
         started = report.check("basis/node-ready", lambda: f"{node.start(archives):.1f} s")

@@ -15,8 +15,12 @@ SECONDS: Final = 60  #: that the kernel may take to empty them
 NAMES: Final = ("kubepods", "kubelet", "vgpu-cluster-probe")
 
 
+#: Of version 2: without these no kubelet starts; it passes them on to its pods from the top down.
+CONTROLLERS: Final = ("cpu", "memory", "pids")
+
+
 def need() -> None:
-    """Raises ClusterError where no cgroup can be made."""
+    """Raises ClusterError where no cgroup can be made, or where those below get no controllers (version 2)."""
     for parent in {folder.parent for folder in _folders("cgroup.procs")}:
         probe = parent / NAMES[-1]
         try:
@@ -26,6 +30,20 @@ def need() -> None:
             continue  # the parent went meanwhile
         except OSError as error:
             raise ClusterError(f"no cgroup can be made in {parent}: {error.strerror}; a kubelet needs them") from None
+    if (ROOT / "cgroup.controllers").exists():
+        _pass_on()
+
+
+def _pass_on() -> None:
+    """As a kubelet does. A container whose own processes are in ROOT cannot: the kernel says that it is busy."""
+    file, wanted = ROOT / "cgroup.subtree_control", " ".join(f"+{name}" for name in CONTROLLERS)
+    try:
+        file.write_text(wanted)
+    except OSError as error:
+        raise ClusterError(
+            f"{file} takes no {wanted}: {error.strerror}; a kubelet needs that. In a container: run it in the cgroup "
+            "namespace of the machine (docker run --cgroupns=host), or move its processes into a cgroup below first"
+        ) from None
 
 
 def remove() -> bool:

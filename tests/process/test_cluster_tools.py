@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -184,6 +185,14 @@ def test_folders_of_other_programs_are_no_hierarchies(
         (tmp_path / "cgroup.controllers").touch()
     assert cgroups._folders("cgroup.procs") == [tmp_path / wanted / "cgroup.procs"]
     cgroups.need()
+    control = tmp_path / "cgroup.subtree_control"
+    assert of_version_2 is control.exists()
+    if of_version_2:
+        assert control.read_text() == "+cpu +memory +pids"
+        control.unlink()
+        control.mkdir()  # stands for a kernel that does not take it
+        with pytest.raises(ClusterError, match=r"subtree_control takes no .cpu .memory .pids: .*--cgroupns=host"):
+            cgroups.need()
 
 
 @pytest.mark.parametrize("versions", SETS.values(), ids=SETS)
@@ -239,16 +248,19 @@ def test_ci_leaves_the_cluster_out_for_one_reason_alone(probe: int, status: int,
         file.chmod(0o755)
     environ = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     done = subprocess.run([script], capture_output=True, text=True, env=environ, timeout=SECONDS, check=False)
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (status, f"make {word}"), done.stdout
+    *_, last, total = done.stdout.splitlines()
+    assert (done.returncode, last) == (status, f"make {word}"), done.stdout
+    assert re.fullmatch(r"\.ci/run: \d+ s in all", total)
 
 
-def test_a_check_ends_with_the_time_of_the_run(tmp_path: Path) -> None:
-    report = Report(tmp_path, 0.3)
+def test_a_check_ends_with_the_time_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report(tmp_path, 0.3, 1000)
     assert not report.check("one", lambda: time.sleep(SECONDS) or "slept")
     assert not report.check("two", lambda: "never begun")
     assert [one.outcome for one in report.results] == ["failed", "failed"]
     assert "is over" in report.results[0].detail
     assert report.close("nothing") == 1
+    assert re.search(r"^e2e: 0 passed, 2 failed, 1\d{3} s in all, \d+ s of the node", capsys.readouterr().out, re.M)
 
 
 def running(marker: str) -> bool:

@@ -4,6 +4,7 @@ import itertools
 import os
 import random
 import signal
+import statistics
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +32,8 @@ PODS_PER_FAULT: Final = 10
 SLICES: Final = (300, 700, 1100, 1500, 2300)  #: MiB; ALIVE of them are more than there is
 CORES: Final = (0, 2, 5)
 FREE_SECONDS, RAN_SECONDS = 60, 120  # bars; a check fails at three times them
-REGISTERED_SECONDS: Final = 30  #: one on a machine that has time for it; two cores start ALIVE pods meanwhile
+REGISTERED_SECONDS: Final = 3  #: three times the bar: the median of the registrations of a storm
+REGISTERED_LONGEST: Final = 30  #: any of them: two cores start ALIVE pods meanwhile
 WAIT_SECONDS: Final = 120  #: for a part that was killed to be there again
 JOBS: Final = "/apis/batch/v1/namespaces/default/jobs"
 LABEL: Final = "storm"
@@ -94,11 +96,15 @@ def killed_in_turn(node: Node) -> str:
         free, ran = settle(node, records, storm.made, last)
         assert not records.over, f"{len(records.over)} states with too much: {records.over[0]}"
     cleared(node)
-    assert max(registered) < REGISTERED_SECONDS, f"registered {registered} s after the kubelet's socket was back"
+    median = statistics.median(registered)
+    late = f"registered {registered} s after the kubelet's socket was back"
+    assert median <= REGISTERED_SECONDS, late
+    assert max(registered) < REGISTERED_LONGEST, late
     peak = ", ".join(str(mib) for mib in records.peak.values())
     return (
         f"{storm.made} pods, {len(faults) * TIMES} kills; {records.states} states, at most {peak} MiB of the cards; "
-        f"free after {free:.0f} s, all ran after {ran:.0f} s; registered after {max(registered):.2f} s"
+        f"free after {free:.0f} s, all ran after {ran:.0f} s; "
+        f"registered after {median:.2f} s (median), {max(registered):.2f} s (longest)"
     )
 
 
