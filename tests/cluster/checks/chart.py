@@ -11,6 +11,7 @@ from tests.cluster.images import CLIENT, PRODUCT
 from tests.cluster.kubectl import Object, phase, pod, ready
 from tests.cluster.node import Node
 from tests.tools import helm
+from vgpu import names
 
 CARDS = 2
 PROFILE = f"T4x{CARDS}"
@@ -107,6 +108,7 @@ def uninstall(node: Node) -> str:
     probe = ["sh", "-c", "while vgpu probe --over --expect-memory=1000; do sleep 1; done; sleep 3600"]
     node.kubectl.create(pod("stays", CLIENT, probe, container={"resources": {"limits": limits}}))
     node.kubectl.until("running", lambda found: phase(found) == "Running", "pod", "stays", seconds=SECONDS)
+    told = sorted(_conditions(node.kubectl.get("node", NODE)))
     begin = time.monotonic()
     node.kubectl.program([node.helm, "uninstall", "vgpu", "-n", NAMESPACE, "--wait"], timeout=SECONDS * 2)
     took = time.monotonic() - begin
@@ -115,7 +117,8 @@ def uninstall(node: Node) -> str:
         status, meta = found["status"], found["metadata"]
         ours = {"vgpu.io/memory", "vgpu.io/cores", "nvidia.com/gpumem", "nvidia.com/gpucores"}
         left = ours & {*status["capacity"], *status["allocatable"]}
-        return not left and "vgpu.io/present" not in meta["labels"] and "vgpu.io/devices" not in meta["annotations"]
+        marks = {"vgpu.io/present", "vgpu.io/devices", "vgpu.io/mode"} & {*meta["labels"], *meta["annotations"]}
+        return not left and not marks and not _conditions(found)
 
     node.kubectl.until("clean", clean, "node", NODE, seconds=SECONDS)
     before = len(node.kubectl.logs("stays").splitlines())
@@ -126,4 +129,9 @@ def uninstall(node: Node) -> str:
     node.kubectl.until("goes on within its limits", goes_on, "pod", "stays", seconds=SECONDS)
     assert list(LIBRARIES.glob("libvgpu-*.so")), "the library of a running container is gone"
     node.kubectl.delete("pod", "stays")
-    return f"{took:.1f} s"
+    return f"{took:.1f} s; of its conditions the node had {', '.join(told) or 'none'}"
+
+
+def _conditions(found: Object) -> set[str]:
+    """Those of a node that agents write."""
+    return {one["type"] for one in found["status"]["conditions"]} & {*names.CONDITIONS}

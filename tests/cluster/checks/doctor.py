@@ -1,26 +1,33 @@
 """`vgpu doctor` as an administrator runs it on the node, and as the agent's pod does."""
 
+import base64
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from scheduler import pki
 from tests.cluster.checks.chart import NAMESPACE, PROFILE
 from tests.cluster.credentials import NODE
-from tests.cluster.kubectl import Object, pod
+from tests.cluster.images import CLIENT
+from tests.cluster.kubectl import Object, phase, pod
 from tests.cluster.node import Node
 from vgpu import names
 from vgpu.doctor.findings import Finding
+from vgpu.kube.client import JSON_PATCH, KubeClient
 
 ROOT: Final = Path(__file__).parents[3]
 SERVICE: Final = "vgpu-scheduler"
+HOOKS: Final = f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{SERVICE}"
 AGENTS: Final = "daemonset/vgpu-device-plugin"
 OUTSIDE: Final = "outside"  #: a namespace without admission
 AREAS: Final = {
@@ -30,10 +37,14 @@ AREAS: Final = {
     "certificate",
     "agents",
     "plugin",
+    "conflict",
     "runtime",
+    "settings",
     "versions",
     "library",
 }
+UNREACHABLE: Final = ("Service gone", "authority unknown")  #: faults by which the webhook cannot be called
+BREAK_SECONDS: Final = 0.5  #: the scheduler mends caBundle every ten seconds
 SECONDS: Final = 120
 
 
@@ -56,13 +67,16 @@ def finds_faults(node: Node) -> str:
         "Service gone": (_without_service(node), {"webhook": f"Service {NAMESPACE}/{SERVICE} is not there"}),
         "agent gone": (_without_agent(node), {"agents": "nodeSelector", "plugin": "is the agent ready"}),
         "another plugin": (_with_another_plugin(node), {"conflict": "take it off"}),
+        "authority unknown": (_without_trust(node), {"webhook": "caBundle", "certificate": "the scheduler's log"}),
         "no admission": (_without_admission(node), {"webhook": f"label {names.WEBHOOK_LABELS[0]}"}),
     }
     for name, (fault, todo) in faults.items():
         with fault:
             _until(node, name, todo, *(("-n", OUTSIDE) if name == "no admission" else ()))
+            if name in UNREACHABLE:
+                _plain_pod(node)
         _until(node, f"mended: {name}", {})
-    return ", ".join(faults)
+    return f"{', '.join(faults)}; pods without GPU are created while the webhook cannot be called"
 
 
 def wrong(node: Node, *arguments: str) -> list[Finding]:
@@ -104,6 +118,40 @@ def _without_service(node: Node) -> Iterator[None]:
         yield
     finally:
         node.kubectl.run("apply", "--server-side", "--field-manager=helm", "-f", "-", stdin=json.dumps(body))
+
+
+@contextmanager
+def _without_trust(node: Node) -> Iterator[None]:
+    """The API server trusts an authority that has signed nothing, however often the scheduler writes the right one."""
+    client = KubeClient.connect(node.kubectl.kubeconfig)
+    before = msgspec.json.decode(client.get(HOOKS))["webhooks"][0]["clientConfig"]["caBundle"]
+    other = base64.b64encode(pki._authority(datetime.now(UTC))[0].encode()).decode()
+    ending = threading.Event()
+
+    def trust(bundle: str) -> None:
+        body = [{"op": "replace", "path": "/webhooks/0/clientConfig/caBundle", "value": bundle}]
+        client.request("PATCH", HOOKS, body=body, content_type=JSON_PATCH)
+
+    def repeat() -> None:
+        while not ending.wait(BREAK_SECONDS):
+            trust(other)
+
+    trust(other)
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
+        trust(before)
+
+
+def _plain_pod(node: Node) -> None:
+    """Only pods with a GPU wait for the webhook."""
+    node.kubectl.create(pod("plain", CLIENT, ["sleep", "3600"]))
+    node.kubectl.until("running", lambda found: phase(found) == "Running", "pod", "plain", seconds=SECONDS)
+    node.kubectl.delete("pod", "plain")
 
 
 @contextmanager

@@ -50,13 +50,13 @@ def failed_card(node: Node) -> str:
         _slices(node, SPLIT)
         kubectl.delete("pod", at[ill.uuid].pop()["metadata"]["name"])
         kubectl.create(_pod("next", size))
-        why = kubectl.until("refused a place", _unschedulable, "pod", "next", seconds=SECONDS)
+        why = kubectl.until("refused a place", unschedulable, "pod", "next", seconds=SECONDS)
         for before in at[well.uuid]:
-            _runs_on(node, before)
+            runs_on(node, before)
         kubectl.delete("pod", at[well.uuid].pop()["metadata"]["name"])
         assert _card(_until(node, "next", "Running")) == well.uuid
         kubectl.create(_pod("last", size))
-        kubectl.until("refused a place", _unschedulable, "pod", "last", seconds=SECONDS)
+        kubectl.until("refused a place", unschedulable, "pod", "last", seconds=SECONDS)
     begin = time.monotonic()
     _healthy(node, ill.uuid, True, BACK_SECONDS)
     assert _card(_until(node, "last", "Running")) == ill.uuid
@@ -118,12 +118,12 @@ def _slices(node: Node, wanted: int) -> None:
     node.kubectl.until(f"offering {wanted} slices", told, "node", NODE, seconds=SECONDS)
 
 
-def _unschedulable(found: Object) -> bool:
+def unschedulable(found: Object) -> bool:
     conditions = found["status"].get("conditions", ())
     return any(one["type"] == "PodScheduled" and one["status"] == "False" for one in conditions)
 
 
-def _runs_on(node: Node, before: Object) -> None:
+def runs_on(node: Node, before: Object) -> None:
     """The same container, never restarted."""
     now = node.kubectl.get("pod", before["metadata"]["name"])
     assert phase(now) == "Running", now["status"]

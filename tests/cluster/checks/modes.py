@@ -1,18 +1,17 @@
 """The ways by which cards reach containers, changed on a node that runs."""
 
-from contextlib import suppress
-from pathlib import Path
+from functools import partial
 from typing import Final
 
-from tests.cluster.checks.chart import NAMESPACE, SECONDS, upgrade, values
+from tests.cluster.checks.chart import SECONDS, upgrade, values
 from tests.cluster.checks.sight import SEEN, last_words
+from tests.cluster.credentials import NODE
 from tests.cluster.images import CLIENT
-from tests.cluster.kubectl import phase, pod
+from tests.cluster.kubectl import Object, phase, pod
 from tests.cluster.node import Node
 from vgpu import names
 
 MIB: Final = 1300
-CHOSEN: Final = "cards reach containers by "
 
 
 def other_ways(node: Node) -> str:
@@ -31,7 +30,7 @@ def other_ways(node: Node) -> str:
             node.kubectl.create(pod(name, CLIENT, command, container={"resources": {"limits": limits}}))
             found = node.kubectl.until("done", lambda one: phase(one) == "Succeeded", "pod", name, seconds=SECONDS)
             assert last_words(found) == f"{MIB}\n", last_words(found)
-            assert _chosen() == chosen, f"{strategy}: cards came by {_chosen()}, not by {chosen}"
+            node.kubectl.until(f"telling {chosen}", partial(_tells, chosen), "node", NODE, seconds=SECONDS)
             node.kubectl.delete("pod", name)
             told.append(f"{strategy} ({chosen}) after {took:.1f} s")
     finally:
@@ -39,12 +38,6 @@ def other_ways(node: Node) -> str:
     return ", ".join(told)
 
 
-def _chosen() -> str:
-    """What the newest agent has chosen, by its log."""
-    logs = Path("/var/log/pods").glob(f"{NAMESPACE}_vgpu-device-plugin-*/device-plugin/*.log")
-    newest = (0.0, "")
-    for log in logs:
-        with suppress(FileNotFoundError):  # of a pod that goes meanwhile
-            newest = max(newest, (log.stat().st_mtime, log.read_text(errors="replace")))
-    said = [line.partition(CHOSEN)[2] for line in newest[1].splitlines() if CHOSEN in line]
-    return said[-1].partition(":")[0] if said else ""
+def _tells(mode: str, found: Object) -> bool:
+    """The node says so, as its agent has told it."""
+    return str(found["metadata"]["annotations"].get(names.MODE)).startswith(f"{mode}: ")
