@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from test_tier_placement import container
+from tiered import container
 
 
 def test_access_to_all_blocks_or_to_none(tmp_path: Path) -> None:

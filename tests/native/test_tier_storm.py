@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from preloaded import compiled
-from test_tier_placement import Container, container
+from tiered import Container, container
 
 PROCESSES, KILLS = 4, 25
 
