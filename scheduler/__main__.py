@@ -108,7 +108,6 @@ def run(args: argparse.Namespace) -> None:
     client = KubeClient.connect(args.kubeconfig)
     state, recent = ClusterState(), Recent()
     feed = Feed(client, state, settings.scheduler_name, settings.scheduler.reconcile_seconds)
-    binder = Binder(client, state, rules, recent)
     admission = Admission(settings, rules, state, trusted_namespace=args.tls_secret[0])
     certificates = Certificates(
         client, args.tls_secret, None if args.foreign_certificate else args.webhook_config, on_ready=wake.set
@@ -118,6 +117,7 @@ def run(args: argparse.Namespace) -> None:
         fence = Fence(feed.catch_up, term_in(client, *args.lease), own=beside)
     else:
         fence = Fence(feed.catch_up, lambda: "alone")
+    binder = Binder(client, state, rules, recent, fence.pass_)
     moves = Moves(client, state, lambda: feed.ready and fence.leads())
     verbs = extender_app(Verbs(state, rules, recent), binder, lambda: feed.ready, fence)
     address = args.webhook_address

@@ -109,7 +109,7 @@ def extender_app(verbs: Verbs, binder: Binder, ready: Callable[[], bool], fence:
                 if error := obstacle():
                     raise Refused(error)
                 binder.bind(args)
-            except Refused as refused:
+            except (Refused, Behind) as refused:
                 log.warning("pod %s/%s not bound to %s: %s", args.PodNamespace, args.PodName, args.Node, refused)
                 return _json(ExtenderBindingResult(str(refused)))
             return _json(ExtenderBindingResult())

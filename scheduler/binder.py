@@ -3,12 +3,14 @@
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from scheduler.cluster import DOUBT_SECONDS, ClusterState, Holding
 from scheduler.feed import holding_of
+from scheduler.fence import Behind
 from scheduler.verbs import Recent, asked
 from scheduler.wire import ExtenderBindingArgs, Pod
 from vgpu import allocation, names
@@ -21,6 +23,7 @@ from vgpu.resources import PodRequest, RequestError, Rules
 
 log = logging.getLogger(__name__)
 
+CHOICES: Final = 3  #: of cards, each in a state that was caught up with during the one before
 SETTLE_ATTEMPTS: Final = 5  #: reads of a pod whose bind had no answer
 SETTLE_PAUSE: Final = 0.2  #: seconds before the second read; doubled for each further one
 
@@ -32,10 +35,14 @@ class Refused(Exception):
 class Binder:
     """Binds pods, several at once; only the choice of the cards is serial."""
 
-    def __init__(self, client: KubeClient, state: ClusterState, rules: Rules, recent: Recent) -> None:
+    def __init__(
+        self, client: KubeClient, state: ClusterState, rules: Rules, recent: Recent, complete: Callable[[], int]
+    ) -> None:
+        """`complete`: Fence.pass_, which tells whether the state is the same as it was, and may raise Behind."""
         self._client = client
         self._state = state
         self._rules = rules
+        self._complete = complete
         self._recent = recent
         self._stopping = threading.Event()
 
@@ -46,17 +53,16 @@ class Binder:
     def bind(self, args: ExtenderBindingArgs) -> None:
         """Puts the pod on the node, with its allocation in the same transaction; raises Refused when it is not there.
 
-        Does not assume to be the only one who binds: the API server decides, and a conflict is a refusal.
+        Does not assume to be the only one who binds: the API server decides, and a conflict is a refusal. Raises Behind
+        where another replica leads.
         """
         request = self._request(args)
         record: str | None = None
         if request is not None:
-            known = self._state.holding(args.PodUID)
-            if known is not None and known.confirmed:
-                if known.node == args.Node:
-                    return
-                raise Refused(f"the pod is already bound to node {known.node}")
-            record = allocation.encode(self._choose(args, request))
+            chosen = self._chosen(args, request)
+            if chosen is None:
+                return
+            record = allocation.encode(chosen)
         try:
             annotations = {names.ALLOCATION: record} if record is not None else {}
             writes.bind(self._client, args.PodNamespace, args.PodName, args.PodUID, args.Node, annotations)
@@ -79,6 +85,28 @@ class Binder:
             return asked(pod, self._rules)
         except RequestError as error:
             raise Refused(f"the pod cannot be placed: {error}") from None
+
+    def _chosen(self, args: ExtenderBindingArgs, request: PodRequest) -> Allocation | None:
+        """The cards, chosen in a state that is complete still; None when the pod is on that node already.
+
+        This thread may have been held up since it was let in, for so long that another replica has led meanwhile.
+        """
+        for _ in range(CHOICES):
+            before = self._complete()
+            known = self._state.holding(args.PodUID)
+            if known is not None and known.confirmed:
+                if known.node == args.Node:
+                    return None
+                raise Refused(f"the pod is already bound to node {known.node}")
+            found = self._choose(args, request)
+            try:
+                if self._complete() == before:
+                    return found
+            except Behind:
+                self._state.retract(args.PodUID)
+                raise
+            self._state.retract(args.PodUID)
+        raise Refused("what other replicas may have bound had to be read again and again")
 
     def _choose(self, args: ExtenderBindingArgs, request: PodRequest) -> Allocation:
         """Chooses the cards and counts them at once, so that the next bind sees them taken."""

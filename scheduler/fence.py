@@ -1,7 +1,7 @@
 """Another replica may have bound pods of which this one has not heard yet: it catches up before it places anything.
 
 kube-scheduler calls only while it leads, so a change of the leader always comes with a pause of the calls. After a
-pause its Lease tells whether anybody else has led meanwhile.
+pause its Lease tells whether anybody else has led meanwhile, or leads now: calls of a replica that was frozen are late.
 """
 
 import logging
@@ -75,6 +75,7 @@ class Fence:
         self._idle = idle_seconds
         self._lock = threading.Lock()
         self._term = ""  #: in which the state was complete
+        self._round = 0  #: how often it was made so
         self._last = float("-inf")  #: monotonic seconds of the last call that passed
 
     def leads(self) -> bool:
@@ -85,23 +86,31 @@ class Fence:
                 return False
             if term != self._term:
                 self._catch_up()
+                self._round += 1
                 self._term = term
             return True
 
-    def pass_(self) -> None:
-        """Waits for the state to be complete where that is in doubt; raises Behind when that is not possible now."""
+    def pass_(self) -> int:
+        """Waits for the state to be complete where that is in doubt; raises Behind when that is not possible now.
+
+        Returns a number that is another one once something was caught up with: what was chosen before may be taken.
+        """
         begin = time.monotonic()
         if begin - self._last < self._idle:
             self._last = begin
-            return
+            return self._round
         with self._lock:  # the first of several calls catches up for all
             if time.monotonic() - self._last >= self._idle:
                 try:
                     term = self._read_term()  # first: who leads from now on binds after the read
+                    if term and not self._own(term):
+                        raise Behind("another replica leads")
                     if not term or term != self._term:
                         self._catch_up()
+                        self._round += 1
                         log.info("caught up with the API server in %.3f s", time.monotonic() - begin)
                     self._term = term
                 except ApiError as error:
                     raise Behind(f"what other replicas did cannot be read: {error}") from None
             self._last = time.monotonic()
+            return self._round

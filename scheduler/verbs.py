@@ -107,9 +107,7 @@ def asked(pod: Pod, rules_: Rules) -> PodRequest | None:
     request = read_pod(pod.mapping(), rules_)
     mark = (pod.metadata.labels or {}).get(names.LABEL_MANAGED)
     if request is not None and mark != "true":
-        told = (
-            "admission sets it to true, and has not seen this pod: create the pod anew, without a label that opts out"
-        )
+        told = "admission sets it to true and has not seen this pod: create it anew, without a label that opts out"
         raise RequestError(f"metadata.labels[{names.LABEL_MANAGED}]", mark, told)
     return request
 

@@ -106,7 +106,8 @@ def main() -> None:
     verbs = Verbs(state, Rules(), recent)
     client = None  # no bind here
     fence = Fence(lambda: None, lambda: "alone")
-    app = extender_app(verbs, Binder(client, state, Rules(), recent), lambda: True, fence)  # type: ignore[arg-type]  # it never binds
+    binder = Binder(client, state, Rules(), recent, fence.pass_)  # type: ignore[arg-type]  # it never binds
+    app = extender_app(verbs, binder, lambda: True, fence)
     port = free_port()
     listener = Listener("extender", app, "127.0.0.1", port, threads=4)
     connection = http.client.HTTPConnection("127.0.0.1", port)

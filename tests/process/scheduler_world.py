@@ -45,15 +45,23 @@ class Scheduler:
     """Feed, verbs and binder in this process, the extender on a real port; `client_world` may be another API server."""
 
     def __init__(
-        self, world: World, folder: Path, *, reconcile_seconds: float = 3600, idle_seconds: float = IDLE_SECONDS
+        self,
+        world: World,
+        folder: Path,
+        *,
+        holder: str = "a",
+        reconcile_seconds: float = 3600,
+        idle_seconds: float = IDLE_SECONDS,
     ) -> None:
+        """`holder`: whom the Lease names while this replica leads."""
         self.client = connect(world.server, folder)
         self.state, self.recent = ClusterState(), Recent()
         self.feed = Feed(self.client, self.state, "vgpu-scheduler", reconcile_seconds)
-        self.binder = Binder(self.client, self.state, Rules(), self.recent)
+        term = term_in(self.client, "kube-system", LEASE)
+        fence = Fence(self.feed.catch_up, term, idle_seconds, own=lambda term: term.startswith(f"{holder} "))
+        self.binder = Binder(self.client, self.state, Rules(), self.recent, fence.pass_)
         self.port = free_port()
         verbs = Verbs(self.state, Rules(), self.recent)
-        fence = Fence(self.feed.catch_up, term_in(self.client, "kube-system", LEASE), idle_seconds)
         app = extender_app(verbs, self.binder, lambda: self.feed.ready, fence)
         self.listener = Listener("extender", app, "127.0.0.1", self.port, threads=48)
 

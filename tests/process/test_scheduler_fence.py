@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 from kube_world import World
-from scheduler_world import LEASE, SECONDS, Scheduler, add_node, gpu_pod
+from scheduler_world import LEASE, SECONDS, Scheduler, add_node, gpu_pod, record
 
+from scheduler.wire import ExtenderBindingArgs
+from vgpu.allocation import Allocation
 from vgpu.kube.client import MERGE_PATCH, KubeClient, Watch
 from vgpu.local.services import wait_for
+from vgpu.resources import PodRequest
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
 
@@ -35,10 +38,11 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 @pytest.fixture
-def replicas(world: World, tmp_path: Path) -> Iterator[tuple[Scheduler, Scheduler]]:
+def replicas(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Scheduler, Scheduler]]:
     """The leader, and one whose watches are late."""
+    monkeypatch.setattr("scheduler.feed.CATCH_UP_SECONDS", 0.1)
     LateClient.told.clear()
-    pair = Scheduler(world, tmp_path, idle_seconds=0), Scheduler(world, tmp_path, idle_seconds=0)
+    pair = Scheduler(world, tmp_path, idle_seconds=0), Scheduler(world, tmp_path, holder="b", idle_seconds=0)
     pair[1].client.__class__ = LateClient
     for replica in pair:
         replica.start()
@@ -57,7 +61,6 @@ def test_the_new_leader_gives_no_slice_twice(world: World, replicas: tuple[Sched
     first, second = replicas
     one, two = (world.create(gpu_pod(name, memory=6000)) for name in ("one", "two"))
     assert first.filter(one, "n1")["NodeNames"] == ["n1"]
-    assert second.filter(two, "n1")["NodeNames"] == ["n1"]
     assert first.bind(one, "n1") == ""
     lead(world, "b", 2)
     assert second.filter(two, "n1")["NodeNames"] == []
@@ -66,6 +69,49 @@ def test_the_new_leader_gives_no_slice_twice(world: World, replicas: tuple[Sched
     assert second.filter(two, "n1")["NodeNames"] == [], "the same leader still: watches tell it, not a list"
     LateClient.told.set()
     wait_for("the watches tell", lambda: second.filter(two, "n1")["NodeNames"] == ["n1"], SECONDS)
+
+
+def test_who_does_not_lead_places_nothing(world: World, replicas: tuple[Scheduler, Scheduler]) -> None:
+    """A replica that was frozen, and goes on with a call from when it led."""
+    first, second = replicas
+    item = world.create(gpu_pod("one"))
+    args = {"Pod": item, "NodeNames": ["n1"]}
+    assert first.filter(item, "n1")["NodeNames"] == ["n1"]
+    for _ in range(2):
+        lead(world, "b", 2)
+        assert first.filter(item, "n1")["Error"] == "another replica leads"
+        assert first.post("/prioritize", args) == (503, "another replica leads\n")
+        assert first.bind(item, "n1") == "another replica leads"
+        lead(world, "a", 1)
+        assert second.bind(item, "n1") == "another replica leads"
+    lead(world, "a", 3)
+    assert first.bind(item, "n1") == ""
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_bind_that_was_held_up_looks_again_who_leads(
+    world: World, replicas: tuple[Scheduler, Scheduler], monkeypatch: pytest.MonkeyPatch, back: bool
+) -> None:
+    """Between the choice of the cards and the Binding another replica has led and bound, and may lead still."""
+    first, second = replicas
+    one, two = (world.create(gpu_pod(name, memory=6000)) for name in ("one", "two"))
+    choose = first.binder._choose
+
+    def held_up(args: ExtenderBindingArgs, request: PodRequest) -> Allocation:
+        found = choose(args, request)
+        monkeypatch.setattr(first.binder, "_choose", choose)
+        lead(world, "b", 2)
+        assert second.bind(two, "n1") == ""
+        if back:
+            lead(world, "a", 3)
+        return found
+
+    monkeypatch.setattr(first.binder, "_choose", held_up)
+    told = first.bind(one, "n1")
+    assert ("no room any more" if back else "another replica leads") in told
+    assert record(world, "one") is None
+    assert record(world, "two") is not None
+    assert first.state.holding(one["metadata"]["uid"]) is None
 
 
 def test_nothing_is_placed_while_the_lease_cannot_be_read(world: World, replicas: tuple[Scheduler, Scheduler]) -> None:
