@@ -16,6 +16,7 @@ from vgpu.placement.selection import matches
 MIB: Final = 1 << 20
 GRAIN: Final = 2 * MIB  #: blocks that move are made of pages of this size
 _RESERVE: Final = 64  #: one part of so many of a card is lent to nobody: contexts, modules, pages that do not fill
+_FIRST: Final = 512 * MIB  #: of a guarantee that a start waits for in any case
 
 K = TypeVar("K", bound=Hashable)
 
@@ -149,4 +150,12 @@ def _level(free: int, wants: Mapping[K, int]) -> dict[K, int]:
         found[key] = max(0, min(wants[key], free // len(left)))
         free -= found[key]
         left.pop(0)
+def at_first(guarantee: int, context: int) -> int:
+    """Bytes of its guarantee without which a container is not started: what can be nowhere but on the card comes first.
+
+    `context`: bytes that a context takes there, 0: not known. Room is left for a second one, or for modules.
+    """
+    return min(guarantee, max(_FIRST, 2 * context))
+
+
     return found
