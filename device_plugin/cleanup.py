@@ -7,7 +7,7 @@ import argparse
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -35,10 +35,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def end_agents(client: KubeClient, namespace: str, daemonset: str, selector: str) -> None:
+def end_agents(client: KubeClient, namespace: str, daemonset: str, selector: str) -> list[Pod]:
     """Deletes the DaemonSet and waits until its pods are gone: agents publish anew what is taken away.
 
-    Raises ApiError, and TimeoutError when a pod stays.
+    Returns those that stay. Raises ApiError.
     """
     try:
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
@@ -50,9 +50,9 @@ def end_agents(client: KubeClient, namespace: str, daemonset: str, selector: str
     path = f"/api/v1/namespaces/{namespace}/pods"
     while left := msgspec.json.decode(client.get(path, labelSelector=selector), type=ObjectList[Pod]).items:
         if time.monotonic() > deadline:
-            stuck = ", ".join(f"{pod.metadata.name} on {pod.spec.nodeName}" for pod in left)
-            raise TimeoutError(f"still there after {GONE_SECONDS:.0f} s: {stuck}")
+            return left
         time.sleep(LOOK_SECONDS)
+    return []
 
 
 def clean_node(client: KubeClient, node: Node, resources: Sequence[str]) -> bool:
@@ -78,8 +78,12 @@ def clean_node(client: KubeClient, node: Node, resources: Sequence[str]) -> bool
     return bool(published or told or marked)
 
 
-def clean_nodes(client: KubeClient, selector: str, settings: config.Config) -> int:
-    """Cleans every node with these labels and returns how many there were to clean; raises ApiError."""
+def clean_nodes(client: KubeClient, selector: str, settings: config.Config, stuck: Collection[str]) -> list[str]:
+    """Cleans every node with these labels, but those that are ready and among `stuck`: these are returned.
+
+    `stuck`: names of nodes whose agents stay. That of a node which is down writes nothing any more: until the node is
+    back, its account has gone with the release. Raises ApiError.
+    """
     resources = (
         settings.resource_name,
         settings.resource_mem,
@@ -89,18 +93,26 @@ def clean_nodes(client: KubeClient, selector: str, settings: config.Config) -> i
         names.RESOURCE_TOTAL_MEMORY,
         names.RESOURCE_TOTAL_CORES,
     )
-    cleaned, token = 0, ""
+    cleaned, kept, token = 0, [], ""
     while True:
         query = {"limit": PAGE} | ({"labelSelector": selector} if selector else {})
         query |= {"continue": token} if token else {}
         page = msgspec.json.decode(client.get("/api/v1/nodes", **query), type=ObjectList[Node])
         for node in page.items or ():
-            if clean_node(client, node, resources):
+            if node.metadata.name in stuck and is_ready(node):
+                kept.append(node.metadata.name)
+            elif clean_node(client, node, resources):
                 log.info("node %s cleaned", node.metadata.name)
                 cleaned += 1
         token = page.metadata.continue_
         if not token:
-            return cleaned
+            log.info("%d nodes cleaned", cleaned)
+            return kept
+
+
+def is_ready(node: Node) -> bool:
+    """Its kubelet has told lately that it works."""
+    return any(condition.type == "Ready" and condition.status == "True" for condition in node.status.conditions)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -109,10 +121,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         settings = config.load(args.config)
         client = KubeClient.connect(args.kubeconfig)
-        end_agents(client, args.namespace, args.daemonset, args.selector)
-        log.info("%d nodes cleaned", clean_nodes(client, args.node_selector, settings))
-    except (ApiError, ValueError, OSError) as error:  # ConfigError is a ValueError, TimeoutError an OSError
+        left = end_agents(client, args.namespace, args.daemonset, args.selector)
+        for pod in left:
+            where = pod.spec.nodeName or "no node"
+            log.warning("%s on %s is still there after %.0f s", pod.metadata.name, where, GONE_SECONDS)
+        kept = clean_nodes(client, args.node_selector, settings, {pod.spec.nodeName for pod in left})
+    except (ApiError, ValueError, OSError) as error:  # ConfigError is a ValueError
         sys.exit(f"cleanup: {error}")
+    if kept:
+        sys.exit(f"cleanup: agents do not end on {', '.join(kept)}, which are ready: what they published stays there")
 
 
 if __name__ == "__main__":

@@ -113,6 +113,38 @@ def test_clean_up_is_told_what_the_chart_made() -> None:
     }
 
 
+def as_admitted(tolerations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the API server's DefaultTolerationSeconds adds where nothing is said about taints of nodes that are down."""
+    found = list(tolerations)
+    for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
+        if not any(t.get("key") in (None, key) and t.get("effect") in (None, "NoExecute") for t in tolerations):
+            found.append({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300})
+    return found
+
+
+def tolerated(tolerations: list[dict[str, Any]], key: str, effect: str) -> bool:
+    """A taint without a value, by the rules of the field `tolerations` of a pod."""
+    return any(
+        t.get("key") in (None, key)
+        and t.get("effect") in (None, effect)
+        and (t.get("operator") == "Exists" or t.get("value", "") == "")
+        for t in tolerations
+    )
+
+
+@pytest.mark.parametrize(("kind", "part"), [("Job", "scheduler"), ("Pod", "devicePlugin")])
+def test_hooks_run_on_no_node_that_is_down(default: list[dict[str, Any]], kind: str, part: str) -> None:
+    found = as_admitted(pod_specs(default)[kind]["tolerations"])
+    assert tolerated(found, "nvidia.com/gpu", "NoSchedule")
+    assert tolerated(found, "node.kubernetes.io/unreachable", "NoSchedule")
+    for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "ours"):
+        assert not tolerated(found, key, "NoExecute")
+    own = [{"operator": "Exists"}, {"key": "ours", "operator": "Exists", "effect": "NoExecute"}]
+    found = as_admitted(pod_specs(helm.objects({part: {"tolerations": own}}))[kind]["tolerations"])
+    assert tolerated(found, "ours", "NoExecute")
+    assert not tolerated(found, "node.kubernetes.io/unreachable", "NoExecute")
+
+
 @pytest.mark.parametrize("issuer", [{}, {"name": "ours", "kind": "ClusterIssuer"}])
 def test_cert_manager_in_place_of_an_own_authority(issuer: dict[str, str]) -> None:
     objects = helm.objects({"scheduler": {"certManager": {"enabled": True, "issuerRef": issuer}}})

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from kube_world import World, pod
 
+from device_plugin import cleanup
 from vgpu import names
 from vgpu.kube.client import STRATEGIC_PATCH
 from vgpu.local.services import wait_for
@@ -23,6 +24,7 @@ CARDS = {
     "vgpu.io/memory": "8192",
     "vgpu.io/cores": "100",
 }
+FLAGS = ["--namespace=default", "--daemonset=agents", "--selector=app=agent", "--node-selector=gpu=yes"]
 PLAIN = {"cpu": "4", "memory": "1Gi", "example.com/fpga": "1"}
 
 
@@ -33,11 +35,11 @@ def world(tmp_path: Path) -> Iterator[World]:
     found.close()
 
 
-def add_node(world: World, name: str, gpu: str) -> None:
+def add_node(world: World, name: str, gpu: str, ready: str = "True") -> None:
     notes = {names.DEVICES: "{}", names.MODE: "cdi: why", names.CORDON: "GPU-1", "note": "x"}
     labels = {names.LABEL_PRESENT: "true", "gpu": gpu}
     world.send("POST", "/api/v1/nodes", {"metadata": {"name": name, "annotations": notes, "labels": labels}})
-    told = [{"type": "Ready", "status": "True"}, {"type": names.CONDITION_UNENFORCED, "status": "True"}]
+    told = [{"type": "Ready", "status": ready}, {"type": names.CONDITION_UNENFORCED, "status": "True"}]
     status = {"capacity": CARDS | PLAIN, "allocatable": CARDS | PLAIN, "conditions": told}
     body = {"status": status}
     world.send("PATCH", f"/api/v1/nodes/{name}/status", body, content_type=STRATEGIC_PATCH)
@@ -50,8 +52,7 @@ def start(world: World) -> "subprocess.Popen[str]":
         "device_plugin.cleanup",
         f"--kubeconfig={world.folder}/kubeconfig-kubernetes-admin",
     ]
-    flags = ["--namespace=default", "--daemonset=agents", "--selector=app=agent", "--node-selector=gpu=yes"]
-    return subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    return subprocess.Popen([*command, *FLAGS], stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
 
 
 def test_nodes_are_cleaned_after_their_agents_have_gone(world: World) -> None:
@@ -81,3 +82,24 @@ def test_nodes_are_cleaned_after_their_agents_have_gone(world: World) -> None:
     assert world.pod("bystander")
     again = start(world)
     assert "0 nodes cleaned" in again.communicate(timeout=SECONDS)[1]
+
+
+def test_an_agent_that_stays_keeps_no_other_node_from_being_cleaned(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cleanup, "GONE_SECONDS", 0.0)
+    flags = [f"--kubeconfig={world.folder}/kubeconfig-kubernetes-admin", *FLAGS]
+    add_node(world, "down", "yes", ready="Unknown")
+    add_node(world, "fine", "yes")
+    world.create(pod("agent-of-down", metadata={"labels": {"app": "agent"}}, nodeName="down"))
+    cleanup.main(flags)  # a node that is down is no failure, and its agent writes nothing any more
+    assert "agent-of-down on down is still there" in caplog.text
+    for name in ("down", "fine"):
+        assert world.node(name)["status"]["capacity"] == PLAIN
+    for name in ("busy", "other"):
+        add_node(world, name, "yes")
+    world.create(pod("agent-of-busy", metadata={"labels": {"app": "agent"}}, nodeName="busy"))
+    with pytest.raises(SystemExit, match="agents do not end on busy, which are ready"):
+        cleanup.main(flags)
+    assert world.node("other")["status"]["capacity"] == PLAIN
+    assert world.node("busy")["status"]["capacity"] == CARDS | PLAIN

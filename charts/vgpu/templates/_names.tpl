@@ -28,6 +28,25 @@ annotations:
   helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
 
+{{- /* All taints but those of a node that is down. The API server would add tolerations of these for five minutes where a pod
+       says nothing about them; what is said here is true of no taint. Argument: further tolerations, of which only those
+       that name a taint count. */ -}}
+{{- define "vgpu.tolerateAllButDown" -}}
+- operator: Exists
+  effect: NoSchedule
+{{- range list "not-ready" "unreachable" }}
+- key: node.kubernetes.io/{{ . }}
+  operator: Equal
+  value: never
+  effect: NoExecute
+{{- end }}
+{{- range . }}
+{{- if .key }}
+- {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{- define "vgpu.tlsSecret" -}}{{ include "vgpu.scheduler" . }}-tls{{- end -}}
 
 {{- /* Argument: list of the root context and the component. */ -}}
