@@ -3,12 +3,11 @@
 import errno
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pynvml
 import pytest
-from agent_world import NODE, A, MakeWorld, until, worlds
+from agent_world import NODE, A, MakeWorld, until
 from prometheus_client import generate_latest
 
 from device_plugin import files, ids
@@ -17,12 +16,6 @@ from vgpu.devices import GpuSlice
 from vgpu.kube import writes
 
 ID = f"{A}::0"
-
-
-@pytest.fixture
-def make() -> Iterator[MakeWorld]:
-    with worlds() as one:
-        yield one
 
 
 @pytest.mark.parametrize("strategy", ["cdi", "envvar"])

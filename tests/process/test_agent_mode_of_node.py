@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from agent_world import MIB, NODE, A, B, MakeWorld, World, until, worlds
+from agent_world import MIB, NODE, A, B, MakeWorld, World, until
 from cri_world import SmallRuntime
 
 from device_plugin import cri, granting, modes, plugin
@@ -18,12 +18,6 @@ from vgpu.kube import writes
 
 ID_A, ID_B = f"{A}::0", f"{B}::0"
 NVIDIA = {"containerd": {"defaultRuntimeName": "nvidia", "runtimes": {"nvidia": {"options": {}}}}, "enableCDI": True}
-
-
-@pytest.fixture
-def make() -> Iterator[MakeWorld]:
-    with worlds() as one:
-        yield one
 
 
 @pytest.fixture

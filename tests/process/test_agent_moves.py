@@ -1,12 +1,10 @@
 """Where mounts give cards, records follow the ids that the kubelet gave; no card is ever recorded beyond its size."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from agent_world import A, B, MakeWorld, World, until, worlds
+from agent_world import A, B, MakeWorld, World, until
 
-from device_plugin import starts
 from device_plugin.refusal import Refusal
 from vgpu import allocation, names
 from vgpu.allocation import Allocation
@@ -14,17 +12,6 @@ from vgpu.devices import GpuSlice
 from vgpu.kube import writes
 
 ID_A, ID_B = f"{A}::0", f"{B}::0"
-
-
-@pytest.fixture
-def make() -> Iterator[MakeWorld]:
-    with worlds() as one:
-        yield one
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starts, "ANSWER_SECONDS", 0.3)
 
 
 def recorded(world: World, name: str) -> Allocation:

@@ -3,15 +3,14 @@
 import json
 import os
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import pytest
-from agent_world import MIB, NODE, A, B, MakeWorld, World, until, worlds
+from agent_world import MIB, NODE, A, B, MakeWorld, World, until
 
-from device_plugin import cdi, ids, labels, starts
+from device_plugin import cdi, ids, labels
 from device_plugin.refusal import Refusal
 from vgpu import allocation, names
 from vgpu.allocation import Allocation
@@ -25,18 +24,6 @@ from vgpu.kubelet.podresources_v1.api_pb2_grpc import (
 from vgpu.native import Region
 
 ID_A, ID_B = f"{A}::0", f"{B}::0"
-
-
-@pytest.fixture
-def make() -> Iterator[MakeWorld]:
-    with worlds() as one:
-        yield one
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starts, "ANSWER_SECONDS", 0.3)
-    monkeypatch.setattr(starts, "RECORD_SECONDS", 0.2)
 
 
 def spec_env(world: World, name: str) -> dict[str, str]:

@@ -1,13 +1,12 @@
 """More memory than cards have: what containers get of it, and from whom it is taken back."""
 
 import os
-from collections.abc import Iterator
 
 import msgspec
 import pytest
-from agent_world import MIB, A, B, MakeWorld, World, until, worlds
+from agent_world import MIB, A, B, MakeWorld, World, until
 
-from device_plugin import lending, starts, sweep
+from device_plugin import lending, sweep
 from device_plugin.foreign import TURNS
 from device_plugin.refusal import Refusal
 from device_plugin.sandbox import Entry
@@ -22,17 +21,6 @@ CARD = 15360  #: MiB
 RESERVE = CARD // 64
 SCALED = "deviceMemoryScaling: 2, hostMemory: 40960"
 MOVABLE = {names.MEMORY_MODE: "movable"}
-
-
-@pytest.fixture
-def make() -> Iterator[MakeWorld]:
-    with worlds() as one:
-        yield one
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starts, "ANSWER_SECONDS", 0.3)
 
 
 def start(
@@ -232,6 +220,22 @@ def test_a_slice_that_needs_host_memory_does_not_start_without(make: MakeWorld) 
     world.starts.start([f"{A}::0"])
     limits = world.limits(uid)
     assert (limits.oversubscribe, limits.host_memory) == (True, 5000 * MIB)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_host_memory_that_is_held_behind_one_card_is_promised_behind_no_other(make: MakeWorld) -> None:
+    world = make(plugin="deviceMemoryScaling: 3, hostMemory: 16000")
+    both = world.cards.inventory
+    world.cards = Cards(Inventory(devices=both.devices[:1], silent=(1,)), tier.wanted(world.config))
+    world.cards.back(True)
+    world.agent()
+    first = start(world, "first", GpuSlice(A, 31000, phys=15360))
+    world.cards.found(both)  # the other card answers late
+    with pytest.raises(Refusal, match=r"card 1 .* has 15720 MiB of memory"):
+        start(world, "second", GpuSlice(B, 20000, phys=15360))
+    third = start(world, "third", GpuSlice(B, 15700, phys=15360), number=1)
+    world.starts.start([f"{A}::0"])
+    assert [world.limits(uid).host_memory for uid in (first, third)] == [(31000 - CARD) * MIB, 340 * MIB]
 
 
 def test_a_container_that_has_started_starts_again_when_scaling_is_lower(make: MakeWorld) -> None:
