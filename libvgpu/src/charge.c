@@ -111,14 +111,27 @@ enum vgpu_verdict vgpu_reserve_quietly(unsigned card, uint64_t bytes, struct vgp
     return reserve_after_giving_back(card, bytes, ticket) ? VGPU_CHARGED : VGPU_REFUSED;
 }
 
-/* The limit has room, the card has not, and blocks of the tier can give way. */
-static bool moves_help(unsigned card, uint64_t bytes) {
+struct request {
+    unsigned card;
+    uint64_t bytes;
+    struct vgpu_ticket *ticket;
+};
+
+static bool charge_request(void *argument) {
+    const struct request *request = argument;
+    return vgpu_charge(request->card, VGPU_DEVICE_BYTES, request->bytes, request->ticket);
+}
+
+/* The limit has room, the card has not, and blocks of the tier can give way: then it is charged. */
+static bool charge_after_moves(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket) {
+    struct request request = {card, bytes, ticket};
     const struct vgpu_limits *limits = vgpu_limits_now();
     if (!limits || !(limits->flags & VGPU_MOVABLE) || card >= limits->card_count)
         return false;
     const uint64_t used = vgpu_used(card, VGPU_DEVICE_BYTES), limit = limits->cards[card].memory;
     const uint64_t fixed = vgpu_used(card, VGPU_FIXED_BYTES), most = limits->cards[card].guarantee;
-    return used <= limit && bytes <= limit - used && fixed <= most && bytes <= most - fixed && vgpu_make_room(card, bytes);
+    return used <= limit && bytes <= limit - used && fixed <= most && bytes <= most - fixed &&
+           vgpu_with_room(card, bytes, charge_request, &request);
 }
 
 enum vgpu_verdict vgpu_reserve(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket) {
@@ -126,7 +139,7 @@ enum vgpu_verdict vgpu_reserve(unsigned card, uint64_t bytes, struct vgpu_ticket
     if (__builtin_expect(verdict != VGPU_REFUSED, 1))
         return verdict;
     const int kept = errno;
-    const bool granted = moves_help(card, bytes) && vgpu_charge(card, VGPU_DEVICE_BYTES, bytes, ticket);
+    const bool granted = charge_after_moves(card, bytes, ticket);
     if (!granted)
         vgpu_tell_refused(card, bytes);
     errno = kept;

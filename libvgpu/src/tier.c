@@ -222,7 +222,8 @@ static CUresult on_card(const struct placing *placing, uint64_t spare, CUdevicep
 
 /* Out of memory: any way to be so; all other answers of the driver are the program's. */
 static CUresult anywhere(const struct placing *placing, CUdeviceptr *pointer) {
-    const uint64_t spare = vgpu_tier_is_large(placing->asked) ? vgpu_tier_headroom(placing->place->card) : 0;
+    const unsigned card = placing->place->card;
+    const uint64_t spare = vgpu_tier_is_large(placing->asked) ? vgpu_tier_headroom(card) + vgpu_room_wanted(card) : 0;
     CUresult result = on_card(placing, spare, pointer);
     if (result == CUDA_ERROR_OUT_OF_MEMORY)
         result = on_host(placing, pointer);

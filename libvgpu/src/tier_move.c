@@ -20,10 +20,14 @@
 #define DRAIN_NS 10000000u        /* under pressure it is waited for the end of what runs, with the gate closed; longer each time that was in vain, */
 #define DRAIN_GROWTH 100u         /* times; */
 #define MOST_DRAIN_NS 2000000000u /* a full queue has 1,024 launches */
-#define DRAIN_PAUSE 1u            /* times as long until it is tried again; */
-#define MOST_DRAIN_PAUSE 96u      /* twice as often each time, up to this */
+#define DRAIN_PAUSE 1u            /* times as long until it is tried again, */
+#define PAUSE_GROWTH 4u           /* so much longer each time, */
+#define MOST_DRAIN_PAUSE 64u      /* up to this */
+#define ROOM_PAUSE_NS 100000000u  /* until it is waited again for room that an allocation asks for, after that was in vain */
+#define ROOM_NS 100000000u        /* that an allocation tries to have room made, while others have the tier or take what was made */
 #define BUDGET (64ull << 20)      /* bytes that move at one safe point, */
-#define MOST_BUDGET (4ull << 30)  /* and what it grows to where nothing has moved for long */
+#define MOST_BUDGET (4ull << 30)  /* and what it grows to where nothing has moved for long; */
+#define LARGEST (1ull << 40)      /* one block that is larger may move once its bytes are earned */
 #define EARNED_PER_US 5000u       /* bytes; a fifth to a half of what a bus carries meanwhile */
 #define LONGEST_NS 250000000u     /* of moves in a row under pressure */
 #define LOOKED_AT 256u            /* blocks, by one look for some to come up */
@@ -36,7 +40,7 @@
 static _Atomic uint64_t next_look;
 static _Atomic uint64_t wanted_room[VGPU_MAX_CARDS]; /* bytes that calls of vgpu_make_room wait for */
 /* The following under the tier's lock. */
-static uint64_t last_move, drain_ns, drain_pause, next_drain;
+static uint64_t last_move, drain_ns, drain_pause, next_drain, next_room_drain;
 static uint64_t full_until[VGPU_MAX_CARDS];  /* the card */
 static uint64_t stuck_until[VGPU_MAX_CARDS]; /* what is on it: the host has no room, or the driver cannot map its memory */
 static uint64_t idle_since[VGPU_MAX_CARDS];  /* room that is guaranteed, and that nobody takes */
@@ -46,7 +50,7 @@ void vgpu_moves_forget(void) {
     atomic_store(&next_look, 0);
     for (unsigned card = 0; card < VGPU_MAX_CARDS; card++)
         atomic_store(&wanted_room[card], 0);
-    last_move = drain_ns = drain_pause = next_drain = next_block = 0;
+    last_move = drain_ns = drain_pause = next_drain = next_room_drain = next_block = 0;
     for (unsigned card = 0; card < VGPU_MAX_CARDS; card++)
         full_until[card] = stuck_until[card] = idle_since[card] = 0;
 }
@@ -170,7 +174,7 @@ static int64_t room_of(unsigned card, uint64_t now) {
     const uint64_t most = vgpu_resident_limit(card), used = vgpu_used(card, VGPU_RESIDENT_BYTES), spare = vgpu_tier_headroom(card);
     const uint64_t wanted = atomic_load_explicit(&wanted_room[card], memory_order_relaxed), limit = most > wanted ? most - wanted : 0;
     if (most == VGPU_NO_LIMIT)
-        return INT64_MAX;
+        return now < full_until[card] ? 0 : INT64_MAX;
     if (used > limit)
         return now < stuck_until[card] ? 0 : -(int64_t)(used - limit);
     return now < full_until[card] || used + spare > limit ? 0 : (int64_t)(limit - spare - used);
@@ -192,10 +196,10 @@ static bool on_loan(bool *pressed) {
 }
 
 /* A power of two times the least, so that it seldom is another one for the policy. */
-static uint64_t budget_now(uint64_t now) {
+static uint64_t budget_now(uint64_t now, uint64_t most) {
     const uint64_t earned = (now - last_move) / 1000 * EARNED_PER_US;
     uint64_t budget = BUDGET;
-    while (budget < MOST_BUDGET && budget * 2 <= earned)
+    while (budget < most && budget * 2 <= earned)
         budget *= 2;
     return budget;
 }
@@ -207,48 +211,60 @@ static bool plan(struct vgpu_tier_card *tier, int64_t room, uint64_t budget, str
     return found;
 }
 
-/* Has tried to wait for the end of what runs, from `begin` to `end`. Not in vain: there may be more to move, and before the queue is full again. */
-static void drained(uint64_t begin, uint64_t end, bool idle) {
-    if (idle) {
-        next_drain = end;
-        drain_pause = 0;
-        drain_ns /= 2;
-        return;
-    }
+static void forget_drains(void) {
+    drain_ns = drain_pause = next_drain = 0;
+}
+
+/* Has waited in vain for the end of what runs, from `begin` to `end`. */
+static void drained_in_vain(uint64_t begin, uint64_t end) {
     next_drain = end + drain_pause * (end - begin);
-    drain_pause = drain_ns < MOST_DRAIN_NS || drain_pause == MOST_DRAIN_PAUSE ? drain_pause : 2 * drain_pause;
+    drain_pause = drain_pause < MOST_DRAIN_PAUSE ? PAUSE_GROWTH * drain_pause : MOST_DRAIN_PAUSE;
     drain_ns = drain_ns < MOST_DRAIN_NS / DRAIN_GROWTH ? DRAIN_GROWTH * drain_ns : MOST_DRAIN_NS;
 }
 
-/* Closes the gate; true: it is closed, and everything has finished. Under pressure what runs, and who is handing in, may be waited for; not for long,
- * as it may wait for something that another thread is about to do. */
-static bool quiet(bool pressed, bool *closed) {
-    const uint64_t begin = vgpu_now_ns();
-    const bool patient = pressed && begin >= next_drain;
+/* Why something has to move: the longer it may be waited for the end of what runs, with the gate closed. */
+enum reason { IT_PAYS, ROOM_IS_WANTED, A_LOAN_WAS_TAKEN_BACK };
+
+static uint64_t patience(enum reason why, uint64_t now) {
+    if (why == ROOM_IS_WANTED)
+        return now < next_room_drain ? 0 : DRAIN_NS;
+    if (why == IT_PAYS || now < next_drain)
+        return 0;
     drain_ns = drain_ns > DRAIN_NS ? drain_ns : DRAIN_NS;
     drain_pause = drain_pause ? drain_pause : DRAIN_PAUSE;
-    *closed = vgpu_gate_close(patient ? drain_ns : PATIENCE_NS);
+    return drain_ns;
+}
+
+/* Closes the gate; true: it is closed, and everything has finished. What runs, and who is handing in, may be waited for; not for long, as it may wait for
+ * something that another thread is about to do. */
+static bool quiet(enum reason why, bool *closed) {
+    const uint64_t begin = vgpu_now_ns(), most = patience(why, begin);
+    *closed = vgpu_gate_close(most ? most : PATIENCE_NS);
     bool idle = *closed && vgpu_streams_idle();
     uint64_t now = vgpu_now_ns();
-    if (!patient || (idle && now - begin < DRAIN_NS))
-        return idle;
-    while (*closed && !idle && now - begin < drain_ns) {
+    while (*closed && !idle && now - begin < most) {
         vgpu_sleep_until(now + 100000u);
         idle = vgpu_streams_idle();
         now = vgpu_now_ns();
     }
-    drained(begin, now, idle);
+    if (why == A_LOAN_WAS_TAKEN_BACK && idle)
+        forget_drains();
+    else if (why == A_LOAN_WAS_TAKEN_BACK && most)
+        drained_in_vain(begin, now);
+    else if (why == ROOM_IS_WANTED && most && !idle)
+        next_room_drain = now + ROOM_PAUSE_NS;
     return idle;
 }
 
 /* Moves what the policy wants moved on one card. `closed`: the gate, and everything has finished. False: nothing can move now. */
-static bool balance(struct vgpu_tier_card *tier, unsigned card, bool *closed) {
+static bool balance(struct vgpu_tier_card *tier, unsigned card, enum reason why, bool *closed) {
     struct vgpu_tier_plan wanted;
-    uint64_t begin = 0, left = budget_now(vgpu_now_ns());
+    const uint64_t asked = vgpu_now_ns();
+    uint64_t begin = 0, left = budget_now(asked, MOST_BUDGET), large = budget_now(asked, LARGEST);
     for (int64_t room; (room = room_of(card, vgpu_now_ns())) < 0 || left != 0;) {
-        if (!plan(tier, room, room < 0 ? BUDGET : left, &wanted))
+        if (!plan(tier, room, room < 0 ? BUDGET : left, &wanted) && (room < 0 || large <= left || !plan(tier, room, large, &wanted)))
             return true;
-        if (!*closed && !quiet(room < 0, closed))
+        if (!*closed && !quiet(room < 0 ? why : IT_PAYS, closed))
             return false;
         begin = begin ? begin : vgpu_now_ns(); /* all that was waited for is over */
         unsigned count = 0;
@@ -257,6 +273,7 @@ static bool balance(struct vgpu_tier_card *tier, unsigned card, bool *closed) {
             return true;
         last_move = vgpu_now_ns();
         left -= wanted.bytes < left ? wanted.bytes : left;
+        large = 0;
         if (room < 0 && last_move - begin >= LONGEST_NS)
             return true;
     }
@@ -284,7 +301,7 @@ static int64_t idle_room(unsigned card, uint64_t now) {
 
 /* Blocks in host memory come up when there is room. Some are looked at each time. False: nothing can move now. */
 static bool promote(bool *closed) {
-    const uint64_t begin = vgpu_now_ns(), budget = budget_now(begin);
+    const uint64_t begin = vgpu_now_ns(), budget = budget_now(begin, MOST_BUDGET);
     uint64_t bytes = 0;
     for (unsigned i = 0; i < LOOKED_AT && bytes < budget; i++) {
         next_block = vgpu_tier_next(next_block);
@@ -296,7 +313,7 @@ static bool promote(bool *closed) {
         const struct vgpu_tier_record *block = vgpu_tier_record(number);
         if (block->on_device || !can_move(block) || idle_room(block->card, begin) < (int64_t)block->bytes)
             continue;
-        if (!*closed && !quiet(false, closed))
+        if (!*closed && !quiet(IT_PAYS, closed))
             return false;
         if (!moved(number))
             return true;
@@ -306,18 +323,22 @@ static bool promote(bool *closed) {
     return true;
 }
 
-static void look(struct vgpu_passage *mine) {
-    bool closed = false, possible = true;
+/* False: another thread has the tier, or a capture is open. */
+static bool look(struct vgpu_passage *mine, bool for_room) {
+    bool closed = false, possible = true, pressed;
     vgpu_touched_tell(mine);
     if (vgpu_any_capture() || !vgpu_tier_try())
-        return;
+        return false;
     const CUstreamCaptureMode mode = vgpu_relax();
     vgpu_tier_collect(); /* what has been freed meanwhile need not move */
-    vgpu_look_after_loans();
+    if (on_loan(&pressed))
+        vgpu_watch_loans();
+    if (!pressed)
+        forget_drains();
     for (unsigned card = 0; card < VGPU_MAX_CARDS && possible; card++) {
         struct vgpu_tier_card *tier = vgpu_tier_card(card);
         if (tier && tier->policy.movable)
-            possible = balance(tier, card, &closed);
+            possible = balance(tier, card, for_room ? ROOM_IS_WANTED : pressed ? A_LOAN_WAS_TAKEN_BACK : IT_PAYS, &closed);
     }
     if (possible)
         possible = promote(&closed);
@@ -327,19 +348,36 @@ static void look(struct vgpu_passage *mine) {
     vgpu_tier_unlock();
     if (!possible)
         atomic_store(&next_look, vgpu_now_ns() + BUSY_AGAIN_NS);
+    return true;
 }
 
-bool vgpu_make_room(unsigned card, uint64_t bytes) {
+uint64_t vgpu_room_wanted(unsigned card) {
+    return card < VGPU_MAX_CARDS ? atomic_load_explicit(&wanted_room[card], memory_order_relaxed) : 0;
+}
+
+static bool has_room(unsigned card, uint64_t bytes) {
+    const uint64_t used = vgpu_used(card, VGPU_RESIDENT_BYTES), limit = vgpu_resident_limit(card);
+    return used <= limit && bytes <= limit - used;
+}
+
+bool vgpu_with_room(unsigned card, uint64_t bytes, bool (*take)(void *), void *argument) {
     struct vgpu_passage *mine = vgpu_passage_take();
     if (!vgpu_tier_card(card) || !mine || vgpu_gate_inside() || bytes > vgpu_resident_limit(card))
         return false;
     const int kept = errno;
+    bool taken = false;
     atomic_fetch_add(&wanted_room[card], bytes);
-    look(mine);
+    for (uint64_t now = vgpu_now_ns(), until = now + ROOM_NS; !taken && now < until; now = vgpu_now_ns()) {
+        const bool looked = look(mine, true), room = has_room(card, bytes);
+        taken = room && take(argument);
+        if (!taken && !room && looked)
+            break;
+        if (!taken)
+            vgpu_sleep_until(now + 1000000u);
+    }
     atomic_fetch_sub(&wanted_room[card], bytes);
     errno = kept;
-    const uint64_t used = vgpu_used(card, VGPU_RESIDENT_BYTES), limit = vgpu_resident_limit(card);
-    return used <= limit && bytes <= limit - used;
+    return taken;
 }
 
 /* One thread at a time looks, and none that is called back amid a call. */
@@ -347,7 +385,7 @@ static void look_if_due(struct vgpu_passage *mine, uint64_t now) {
     uint64_t due = atomic_load_explicit(&next_look, memory_order_relaxed);
     if (now < due || vgpu_gate_inside() || !atomic_compare_exchange_strong(&next_look, &due, now + LOOK_EVERY_NS))
         return;
-    look(mine);
+    look(mine, false);
 }
 
 void vgpu_look_after_loans(void) {

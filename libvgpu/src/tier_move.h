@@ -15,9 +15,12 @@ void vgpu_safe_point_slowly(void);
 void vgpu_look_after_loans(void);
 /* Gives way, if it has to, on behalf of a process that makes no calls. True: it holds some. */
 bool vgpu_give_way(void);
-/* Moves blocks of this process down until the container has room for `bytes` more on a card, for what can be nowhere else. False: it has not, such as
- * while the card is at work. Waits for it, but not for long. Movable containers; outside the gate. */
-bool vgpu_make_room(unsigned card, uint64_t bytes);
+/* Moves blocks of this process down until the container has room for `bytes` more on a card, for what can be nowhere else, and calls `take`, which is to
+ * charge them and may find that another process was faster. Meanwhile no block of this process gets that room. False: it was not taken, such as while
+ * the card is at work. Waits for that, but not for long. Movable containers; outside the gate. */
+bool vgpu_with_room(unsigned card, uint64_t bytes, bool (*take)(void *), void *argument);
+/* Bytes of a card that calls of vgpu_with_room wait for. */
+uint64_t vgpu_room_wanted(unsigned card);
 /* After a wait: the card is likely to have nothing to do. */
 void vgpu_safe_point_idle(void);
 
