@@ -119,7 +119,7 @@ class Agent:
             self._options.node,
             self._config,
             cards,
-            holdings.held,
+            lambda: holdings.held() if pods.synced else None,
             suspect=health.suspect,
             gone=lambda sentence: consequences.node(names.CONDITION_UNHEALTHY, sentence),
             heal=health.heal,

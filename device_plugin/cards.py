@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from vgpu import tier
+from vgpu.allocation import Held
 from vgpu.devices import Gpu, Inventory
 from vgpu.tier import Scaling
 
@@ -29,6 +30,7 @@ class Cards:
         self._lock = threading.Lock()
         self.scaling = scaling
         self._backed: bool | None = None
+        self._behind: Mapping[str, int] = {}  # MiB of host memory that pods hold behind each card
         self._inventory = inventory
         self._absent: dict[str, Gpu] = {}  # as they were published
         self._sick: dict[str, str] = {}
@@ -41,6 +43,9 @@ class Cards:
     @property
     def inventory(self) -> Inventory:
         """The cards with their health as of now, by NVML index."""
+        return self._now(self._behind)
+
+    def _now(self, behind: Mapping[str, int]) -> Inventory:
         with self._lock:
             devices = [
                 msgspec.structs.replace(
@@ -55,12 +60,20 @@ class Cards:
                 trouble = gpu.trouble or ABSENT
                 devices.append(msgspec.structs.replace(gpu, healthy=False, trouble=trouble, foreign=False))
             devices.sort(key=lambda gpu: gpu.index)
-            found = tier.scaled(devices, self.scaling, backed=bool(self._backed))
+            found = tier.scaled(devices, self.scaling, backed=bool(self._backed), behind=behind)
             return msgspec.structs.replace(self._inventory, devices=found)
 
     @property
     def by_uuid(self) -> Mapping[str, Gpu]:
         return {gpu.uuid: gpu for gpu in self.inventory.devices}
+
+    def beside(self, held: Mapping[str, Held]) -> Mapping[str, Gpu]:
+        """By UUID, with the host memory that is behind each card when pods hold this."""
+        return {gpu.uuid: gpu for gpu in self._now(_behind(held)).devices}
+
+    def hold(self, held: Mapping[str, Held]) -> None:
+        """What pods hold: from now on no more host memory is shown behind cards than that leaves."""
+        self._behind = _behind(held)
 
     @property
     def absent(self) -> Mapping[str, str]:
@@ -221,3 +234,7 @@ class Cards:
             listeners = list(self._listeners)
         for listener in listeners:
             listener()
+
+
+def _behind(held: Mapping[str, Held]) -> dict[str, int]:
+    return {uuid: one.behind for uuid, one in held.items() if one.behind}

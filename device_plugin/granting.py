@@ -228,7 +228,7 @@ class Granting:
     def _guard(self, plan: Plan) -> None:
         granted = self._holdings.granted(without={plan.pod.metadata.uid})
         known = self._before(plan) == plan.slices
-        sentence = excess(self._cards.by_uuid, granted, self._holds(plan), known=known)
+        sentence = excess(self._cards.beside(granted), granted, self._holds(plan), known=known)
         if sentence:
             raise Refusal(f"pod {full_name(plan.pod)}: {sentence}", transient=True, pod=plan.pod)
 

@@ -35,6 +35,8 @@ _SPACING_SECONDS: Final = 0.3  #: at least, between two looks: what changes in b
 class Publisher:
     """One thread that keeps the node object as it should be; `held` tells what live pods hold, by card.
 
+    None: that is not known yet, and what an earlier agent has published is not made less until it is.
+
     `suspect(uuid, reason)` is told of cards that an earlier agent published as unhealthy, `gone(sentence)` of those
     that are not there any more, `heal(uuids)` of those that somebody says are repaired, `unbacked(sentence)` why memory
     is not scaled.
@@ -46,7 +48,7 @@ class Publisher:
         node: str,
         config: Config,
         cards: Cards,
-        held: Callable[[], Mapping[str, Held]],
+        held: Callable[[], Mapping[str, Held] | None],
         *,
         suspect: Callable[[str, str], None],
         gone: Callable[[str], None],
@@ -134,9 +136,8 @@ class Publisher:
         while not self._ending.is_set():
             self._wake.clear()
             try:
-                self._assert()
+                pause = PERIOD_SECONDS if self._assert() else _RETRY_SECONDS
                 self._complaint = ""
-                pause = PERIOD_SECONDS
             except ApiError as error:
                 if str(error) != self._complaint:
                     log.warning("node %s is not up to date: %s; trying again", self._name, error)
@@ -151,29 +152,38 @@ class Publisher:
             self._ending.wait(_SPACING_SECONDS)
             self._wake.wait(pause)
 
-    def _assert(self) -> None:
+    def _assert(self) -> bool:
+        """Whether all is told; else what pods hold is not known yet."""
         node = self._node
         if node is None:
-            return
+            return True
         self._weigh(node)  # other cards may be there than when it changed
         meta = node.metadata
         repaired = meta.annotations.get(names.HEAL)
         if repaired is not None:
             self._repair(repaired, meta.resourceVersion)
-        inventory = self._cards.inventory
+        held = self._held()
+        if held is None:
+            inventory = unraised(self._cards.inventory, meta.annotations)
+        else:
+            self._cards.hold(held)
+            inventory = self._cards.inventory
         # A card may have a hundred errors a second of several kinds: each write comes back here as a change.
         if not (_reworded(meta.annotations, inventory) and time.monotonic() - self._written < PERIOD_SECONDS):
             self._tell(node, inventory)
         conditions.put(self._client, self._name, node.status.conditions, contested(self._cards.rival))
         if self._flat is not None:
             conditions.put(self._client, self._name, node.status.conditions, backing.finding(self._flat))
-        wanted = capacity(inventory.devices, self._cards.cordoned, self._held(), self._config)
-        known = {resource: node.status.capacity.get(resource) for resource in wanted}
-        if not inventory.devices and all(value is None for value in known.values()):
-            return  # a node without cards
-        if any(value is None or parse_quantity(value) != wanted[name] for name, value in known.items()):
+        wanted = capacity(inventory.devices, self._cards.cordoned, held or {}, self._config)
+        known = {name: parse_quantity(node.status.capacity[name]) for name in wanted if name in node.status.capacity}
+        if not inventory.devices and not known:
+            return True  # a node without cards
+        if held is None:
+            wanted = {name: value for name, value in wanted.items() if value > known.get(name, -1)}
+        if any(value != known.get(name) for name, value in wanted.items()):
             writes.patch_node_capacity(self._client, self._name, {n: str(value) for n, value in wanted.items()})
             log.info("node %s: capacity %s", self._name, ", ".join(f"{n}={v}" for n, v in wanted.items()))
+        return held is not None
 
     def _tell(self, node: Node, inventory: Inventory) -> None:
         """Cards and what is wrong with them."""
@@ -219,6 +229,21 @@ def marks(inventory: Inventory) -> tuple[dict[str, str | None], dict[str, str | 
     if not inventory.devices:
         return {names.DEVICES: None}, {names.LABEL_PRESENT: None}
     return {names.DEVICES: encode_inventory(inventory)}, {names.LABEL_PRESENT: "true"}
+
+
+def unraised(inventory: Inventory, known: Mapping[str, str]) -> Inventory:
+    """The cards with no more memory than the annotations `known` say: what pods hold behind them is not known yet."""
+    try:
+        before = {gpu.uuid: gpu.memory for gpu in decode_inventory(known.get(names.DEVICES, "{}")).devices}
+    except ValueError:
+        return inventory
+    devices = tuple(
+        msgspec.structs.replace(gpu, memory=before[gpu.uuid], physical=gpu.physical_memory)
+        if before.get(gpu.uuid, gpu.memory) < gpu.memory
+        else gpu
+        for gpu in inventory.devices
+    )
+    return msgspec.structs.replace(inventory, devices=devices)
 
 
 def ailing(inventory: Inventory) -> Finding:

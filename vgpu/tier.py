@@ -4,6 +4,7 @@ Every limit is backed: what is not guaranteed to be on the card has its bytes in
 free for it.
 """
 
+from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
@@ -15,8 +16,8 @@ from vgpu.placement.selection import matches
 
 MIB: Final = 1 << 20
 GRAIN: Final = 2 * MIB  #: blocks that move are made of pages of this size
-_RESERVE: Final = 64  #: one part of so many of a card is lent to nobody: contexts, modules, pages that do not fill
 _FIRST: Final = 512 * MIB  #: of a guarantee that a start waits for in any case
+_RESERVE: Final = 64  #: one part of so many of a card is lent to nobody: contexts, modules, pages that do not fill
 
 K = TypeVar("K", bound=Hashable)
 
@@ -38,6 +39,7 @@ class Scaling(msgspec.Struct, frozen=True):
 
 
 UNSCALED: Final = Scaling()
+NOTHING: Final[Mapping[str, int]] = {}
 
 
 def wanted(config: Config) -> Scaling:
@@ -46,21 +48,33 @@ def wanted(config: Config) -> Scaling:
     return Scaling(plugin.deviceMemoryScaling, plugin.deviceMemoryScalingByModel, mebibytes(plugin.hostMemory))
 
 
-def scaled(cards: Sequence[Gpu], scaling: Scaling, *, backed: bool) -> tuple[Gpu, ...]:
+def scaled(
+    cards: Sequence[Gpu], scaling: Scaling, *, backed: bool, behind: Mapping[str, int] = NOTHING
+) -> tuple[Gpu, ...]:
     """The cards with the memory that limits may sum up to; `backed`: the node keeps the host memory free.
 
-    Each card that is scaled up has the same part of the host memory behind it, and no more than that.
+    Each card that is scaled up has the same part of the host memory behind it. `behind`: MiB that pods hold behind
+    cards (UUID); where that is more than a card's part, as there was more before, or fewer cards, it is taken off all
+    parts.
     """
-    shares = sum(scaling.of(gpu.model) > 1 for gpu in cards)
+    most = {gpu.uuid: int(gpu.physical_memory * (factor - 1)) for gpu in cards if (factor := scaling.of(gpu.model)) > 1}
+    part = _part(scaling.host_memory, most, behind) if backed and most else 0
     found = []
     for gpu in cards:
-        factor, physical = scaling.of(gpu.model), gpu.physical_memory
-        memory = int(physical * min(factor, 1.0))
-        if factor > 1 and backed:
-            memory += min(int(physical * (factor - 1)), scaling.host_memory // shares)
+        physical = gpu.physical_memory
+        memory = int(physical * min(scaling.of(gpu.model), 1.0)) + min(most.get(gpu.uuid, 0), part)
         same = memory == gpu.memory
         found.append(gpu if same else msgspec.structs.replace(gpu, memory=memory, physical=physical))
     return tuple(found)
+
+
+def _part(total: int, most: Mapping[str, int], behind: Mapping[str, int]) -> int:
+    """What each card may have of `total` at the most, so that all of them together have no more, with what is held."""
+
+    def needed(part: int) -> int:
+        return sum(max(min(most.get(uuid, 0), part), behind.get(uuid, 0)) for uuid in most.keys() | behind.keys())
+
+    return max(0, bisect_right(range(total // len(most) + 1), total, key=needed) - 1)
 
 
 def unbacked(cards: Sequence[Gpu], scaling: Scaling, capacity: int, allocatable: int) -> str:
@@ -134,6 +148,14 @@ def owed(physical: int, promised: int, above: int, others: int = 0) -> int:
     return max(0, above - max(physical - promised - others, physical // _RESERVE))
 
 
+def at_first(guarantee: int, context: int) -> int:
+    """Bytes of its guarantee without which a container is not started: what can be nowhere but on the card comes first.
+
+    `context`: bytes that a context takes there, 0: not known. Room is left for a second one, or for modules.
+    """
+    return min(guarantee, max(_FIRST, 2 * context))
+
+
 def loans(free: int, wants: Mapping[K, Want]) -> dict[K, int]:
     """Divides bytes of a card evenly, first among those that have allocated more than their guarantee."""
     first = _level(free, {key: min(want.now, want.most) for key, want in wants.items()})
@@ -150,12 +172,4 @@ def _level(free: int, wants: Mapping[K, int]) -> dict[K, int]:
         found[key] = max(0, min(wants[key], free // len(left)))
         free -= found[key]
         left.pop(0)
-def at_first(guarantee: int, context: int) -> int:
-    """Bytes of its guarantee without which a container is not started: what can be nowhere but on the card comes first.
-
-    `context`: bytes that a context takes there, 0: not known. Room is left for a second one, or for modules.
-    """
-    return min(guarantee, max(_FIRST, 2 * context))
-
-
     return found

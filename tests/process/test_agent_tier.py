@@ -222,22 +222,6 @@ def test_a_slice_that_needs_host_memory_does_not_start_without(make: MakeWorld) 
     assert (limits.oversubscribe, limits.host_memory) == (True, 5000 * MIB)
 
 
-@pytest.mark.usefixtures("impatient")
-def test_host_memory_that_is_held_behind_one_card_is_promised_behind_no_other(make: MakeWorld) -> None:
-    world = make(plugin="deviceMemoryScaling: 3, hostMemory: 16000")
-    both = world.cards.inventory
-    world.cards = Cards(Inventory(devices=both.devices[:1], silent=(1,)), tier.wanted(world.config))
-    world.cards.back(True)
-    world.agent()
-    first = start(world, "first", GpuSlice(A, 31000, phys=15360))
-    world.cards.found(both)  # the other card answers late
-    with pytest.raises(Refusal, match=r"card 1 .* has 15720 MiB of memory"):
-        start(world, "second", GpuSlice(B, 20000, phys=15360))
-    third = start(world, "third", GpuSlice(B, 15700, phys=15360), number=1)
-    world.starts.start([f"{A}::0"])
-    assert [world.limits(uid).host_memory for uid in (first, third)] == [(31000 - CARD) * MIB, 340 * MIB]
-
-
 def test_a_container_that_has_started_starts_again_when_scaling_is_lower(make: MakeWorld) -> None:
     world = make(plugin=SCALED)
     world.cards.back(True)

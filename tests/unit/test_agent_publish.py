@@ -1,6 +1,6 @@
 """What a node publishes about its cards."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -15,6 +15,7 @@ from vgpu.config import Config
 from vgpu.devices import Gpu, Inventory, decode_inventory
 from vgpu.kube.client import ApiError, Unreachable
 from vgpu.kube.objects import Condition, Meta, Node, NodeStatus
+from vgpu.tier import Scaling
 
 
 def gpu(name: str, **changes: object) -> Gpu:
@@ -151,14 +152,18 @@ class Mirror:
             status.conditions[:] = [*(known for known in status.conditions if known.type != one.type), one]
 
 
+def publisher_of(api: Mirror, cards: Cards, held: Callable[[], Mapping[str, Held] | None] = dict) -> Publisher:
+    unused = cast(Any, None)
+    return Publisher(
+        cast(Any, api), "n", Config(), cards, held, suspect=unused, gone=unused, heal=unused, unbacked=unused
+    )
+
+
 def test_errors_of_many_kinds_are_few_writes_and_the_last_one_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr(publish.time, "monotonic", lambda: clock[0])
     api, cards = Mirror(), Cards(Inventory(devices=(gpu("a"), gpu("b", index=1))))
-    unused = cast(Any, None)
-    publisher = Publisher(
-        cast(Any, api), "n", Config(), cards, dict, suspect=unused, gone=unused, heal=unused, unbacked=unused
-    )
+    publisher = publisher_of(api, cards)
 
     def look() -> int:
         """How many writes one look is."""
@@ -185,3 +190,63 @@ def test_errors_of_many_kinds_are_few_writes_and_the_last_one_is_told(monkeypatc
     told = decode_inventory(api.node.metadata.annotations[names.DEVICES])
     assert [one.trouble for one in told.devices] == ["XID 59", "XID 48"]
     assert "XID 48" in api.node.status.conditions[0].message
+
+
+def test_nothing_is_made_less_before_it_is_known_what_pods_hold() -> None:
+    """The kubelet admits running pods again by these numbers, also when it restarts together with the agent."""
+    api, held = Mirror(), list[dict[str, Held] | None]([None])
+
+    def publisher(cards: Cards) -> Publisher:
+        return publisher_of(api, cards, lambda: held[-1])
+
+    def look(found: Publisher) -> bool:
+        found._change("set", api.node)
+        return found._assert()
+
+    def memory() -> tuple[str, int]:
+        told = decode_inventory(api.node.metadata.annotations[names.DEVICES])
+        return api.node.status.capacity[names.RESOURCE_TOTAL_MEMORY], told.devices[0].memory
+
+    assert not look(publisher(Cards(Inventory(devices=(gpu("a", memory=600),)))))
+    assert memory() == ("600", 600)  # there was none
+    cards = Cards(Inventory(devices=(gpu("a"),)), Scaling(2.0, host_memory=500))
+    cards.back(True)
+    scaled = publisher(cards)
+    scaled._flat = ""
+    assert not look(scaled)
+    assert memory() == ("600", 600)
+    held.append({"a": Held(1, 1500, 1000)})
+    assert look(scaled)
+    assert memory() == ("1500", 1500)
+    held.append(None)
+    lower = publisher(Cards(Inventory(devices=(gpu("a"),))))
+    assert not look(lower)
+    assert memory() == ("1500", 1000), "the card as it is, and no less capacity than pods may hold"
+    api.node.status.capacity[names.RESOURCE_TOTAL_MEMORY] = "0"  # a kubelet that lost its checkpoint
+    assert not look(lower)
+    assert memory() == ("1000", 1000)
+    held.append({"a": Held(1, 1200, 900)})
+    assert look(lower)
+    assert memory() == ("1200", 1000)
+    held.append({})
+    assert look(lower)
+    assert memory() == ("1000", 1000)
+
+
+def test_no_more_is_told_of_a_card_than_what_is_held_behind_others_leaves() -> None:
+    api = Mirror()
+    cards = Cards(Inventory(devices=(gpu("a", memory=1000),)), Scaling(3.0, host_memory=1600))
+    cards.back(True)
+    held = {"a": Held(1, 2400, 900)}
+    publisher = publisher_of(api, cards, lambda: held)
+
+    def look() -> list[int]:
+        publisher._change("set", api.node)
+        publisher._assert()
+        return [one.memory for one in decode_inventory(api.node.metadata.annotations[names.DEVICES]).devices]
+
+    assert look() == [2600]
+    cards.found(Inventory(devices=(gpu("a"), gpu("b", index=1))))  # answers late
+    assert look() == [1100, 1100]
+    held.clear()
+    assert look() == [1800, 1800]

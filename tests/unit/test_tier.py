@@ -46,6 +46,44 @@ def test_host_memory_is_divided_among_the_cards_that_are_scaled_up() -> None:
     assert [gpu.memory for gpu in found] == [15000, 25000]
 
 
+@pytest.mark.parametrize(
+    ("behind", "memory"),
+    [
+        ({"GPU-0": 5000, "GPU-1": 100}, [20000, 20000]),  # within their parts
+        ({"GPU-0": 8000}, [17000, 17000]),  # of 10000, which was more before
+        ({"GPU-0": 8000, "gone": 1500}, [15500, 15500]),
+        ({"GPU-0": 7000, "GPU-1": 4000}, [15000, 15000]),
+        ({"GPU-0": 20000}, [15000, 15000]),
+    ],
+)
+def test_what_is_held_behind_one_card_is_not_given_behind_another(behind: dict[str, int], memory: list[int]) -> None:
+    found = tier.scaled(cards("T4", "T4"), Scaling(2.0, host_memory=10000), backed=True, behind=behind)
+    assert [gpu.memory for gpu in found] == memory
+    flat = tier.scaled(cards("T4", "T4"), Scaling(2.0, host_memory=10000), backed=False, behind=behind)
+    assert [gpu.memory for gpu in flat] == [15000, 15000]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0.5, 1, 1.2, 2, 3]), st.integers(0, 40000)), min_size=1, max_size=6),
+    st.integers(0, 100000),
+    st.integers(0, 5000),
+)
+def test_what_is_given_and_what_is_held_is_never_more_than_there_is(
+    each: list[tuple[float, int]], host: int, gone: int
+) -> None:
+    scaling = Scaling(1.0, {f"m{at}": factor for at, (factor, _) in enumerate(each)}, host)
+    gpus = cards(*(f"m{at}" for at in range(len(each))))
+    behind = {"gone": gone, **{gpu.uuid: held for gpu, (_, held) in zip(gpus, each, strict=True)}}
+    parts = {
+        gpu.uuid: max(0, gpu.memory - gpu.physical_memory)
+        for gpu in tier.scaled(gpus, scaling, backed=True, behind=behind)
+    }
+    promised = sum(max(parts.get(uuid, 0), held) for uuid, held in behind.items())
+    assert promised <= max(host, sum(behind.values()))
+    before = {gpu.uuid: gpu.memory for gpu in tier.scaled(gpus, scaling, backed=True)}
+    assert all(part <= before[uuid] for uuid, part in parts.items())
+
+
 def test_what_an_earlier_agent_published_is_scaled_from_the_card_itself() -> None:
     before = Gpu("GPU-0", 0, "T4", memory=45000, physical=15000)
     assert [gpu.memory for gpu in tier.scaled([before], Scaling(2.0, host_memory=99999), backed=True)] == [30000]
