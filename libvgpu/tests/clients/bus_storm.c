@@ -10,20 +10,12 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "ok.h"
+
 #define MIB (UINT64_C(1) << 20)
 #define BLOCK (2 * MIB)
 #define WORDS 512u
 #define THREADS 4
-
-#define OK(call)                                                        \
-    do {                                                                \
-        CUresult answer_ = (call);                                      \
-        if (answer_ != CUDA_SUCCESS) {                                  \
-            printf("line %d: %s: %d\n", __LINE__, #call, (int)answer_); \
-            fflush(stdout);                                             \
-            _exit(1);                                                   \
-        }                                                               \
-    } while (0)
 
 static const char image[] = ".version 8.0\n.visible .entry touch_add_2us(.param .u64 to, .param .u64 words, .param .u64 value) { ret; }\n"
                             ".visible .entry k_1us(.param .u64 a, .param .u64 b, .param .u64 c) { ret; }\n";

@@ -15,19 +15,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "ok.h"
+
 #define MIB (UINT64_C(1) << 20)
 #define WORDS 256u /* at either end of a block, that are looked at */
 #define MOST_BLOCKS 64
-
-#define OK(call)                                                                    \
-    do {                                                                            \
-        CUresult answer_ = (call);                                                  \
-        if (answer_ != CUDA_SUCCESS) {                                              \
-            printf("line %d: %s: %d\n", __LINE__, #call, (int)answer_);             \
-            fflush(stdout);                                                         \
-            _exit(1);                                                               \
-        }                                                                           \
-    } while (0)
 
 static const char image[] = ".version 8.0\n.target sm_70\n.address_size 64\n"
                             ".visible .entry touch_fill_3us(.param .u64 to, .param .u64 words, .param .u64 value) { ret; }\n"
