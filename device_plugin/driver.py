@@ -12,11 +12,11 @@ import yaml
 
 from device_plugin import cdi
 from device_plugin.edits import DeviceNode, Mount
+from vgpu import names
 from vgpu.devices import Gpu
 
 log = logging.getLogger(__name__)
 
-SPEC_DIRS: Final = (Path("/etc/cdi"), Path("/var/run/cdi"))  #: later ones win (CDI specification, "Spec directories")
 _KIND: Final = "nvidia.com/gpu"
 _CONTROL: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 #: In a container; NVIDIA's CUDA images, like GKE, have its lib64 and bin in LD_LIBRARY_PATH and PATH
@@ -55,16 +55,23 @@ class Place(msgspec.Struct, frozen=True):
 
     host_root: Path = Path("/")  #: the host's files as seen from here
     driver_root: str = "/"  #: on the host
-    specs: tuple[Path, ...] = SPEC_DIRS  #: as seen from here
+    specs: tuple[Path, ...] | None = None  #: folders of CDI specs as seen from here; None: those of the host
 
     def seen(self, path: str) -> Path:
         """A path of the host as seen from here."""
         return self.host_root / path.lstrip("/")
 
+    @property
+    def spec_folders(self) -> tuple[Path, ...]:
+        """Later ones win (CDI specification, "Spec directories")."""
+        if self.specs is not None:
+            return self.specs
+        return self.seen("/etc/cdi"), Path(names.CDI_DIR)  # that has the same place in the agent's container
+
 
 def edits_for(cards: Sequence[tuple[Gpu, int]], place: Place) -> DriverEdits:
     """Edits for `cards` (each with its device minor number); FileNotFoundError when one has no device node."""
-    for body in reversed(list(_specs(place.specs))):
+    for body in reversed(list(_specs(place.spec_folders))):
         by_name = {str(d.get("name")): d.get("containerEdits", {}) for d in body.get("devices", ())}
         chosen = [by_name.get(gpu.uuid, by_name.get(str(gpu.index))) for gpu, _ in cards]
         if all(part is not None for part in chosen):

@@ -407,10 +407,16 @@ def test_places_on_the_host(default: list[dict[str, Any]]) -> None:
     volumes = one(default, "DaemonSet", "vgpu-device-plugin")["spec"]["template"]["spec"]["volumes"]
     hosts = {volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume}
     kubelet = {f"{names.KUBELET_ROOT}/device-plugins", f"{names.KUBELET_ROOT}/pod-resources"}
-    same = kubelet | {names.REGION_DIR, names.CDI_DIR, "/etc/cdi", "/usr/local/vgpu"}
+    same = kubelet | {names.REGION_DIR, names.CDI_DIR, "/usr/local/vgpu"}
     assert hosts == same | {"/"}
     mounts = container(default, "DaemonSet", "vgpu-device-plugin", "device-plugin")["volumeMounts"]
     assert {mount["mountPath"] for mount in mounts} == same | {"/etc/vgpu", "/host"}, "same path on both sides"
+    made = {
+        volume["hostPath"]["path"]
+        for volume in volumes
+        if volume.get("hostPath", {}).get("type", "").endswith("Create")
+    }
+    assert not [path for path in made if path.startswith("/etc")], "may be read-only"
 
 
 def test_agent_runs_on_every_linux_node(default: list[dict[str, Any]]) -> None:

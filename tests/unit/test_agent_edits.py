@@ -98,6 +98,14 @@ def test_nvidias_own_edits_are_taken_over(tmp_path: Path, host: Path) -> None:
     assert found.edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
 
 
+def test_nvidias_edits_are_read_where_the_host_has_them(host: Path) -> None:
+    given = {"kind": "nvidia.com/gpu", "devices": [{"name": A, "containerEdits": {"env": ["OURS=1"]}}]}
+    (host / "etc" / "cdi").mkdir(parents=True)
+    (host / "etc" / "cdi" / "nvidia.yaml").write_text(json.dumps(given))
+    found = driver.edits_for([(Gpu(uuid=A, index=0, model="T4", memory=1), 0)], driver.Place(host))
+    assert found.edits == {"env": ["OURS=1"]}
+
+
 def test_where_nvidia_has_no_spec_the_drivers_files_come_too(host: Path) -> None:
     folder = host / "run" / "nvidia" / "driver" / "usr" / "lib64"
     folder.mkdir(parents=True)
