@@ -190,7 +190,7 @@ static CUresult touch(struct block *block, char **contents)
     return same ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult view(CUdeviceptr address, size_t size, char **host, size_t *length)
+CUresult view(int device, CUdeviceptr address, size_t size, bool writes, char **host, size_t *length)
 {
     CUdeviceptr base;
     CUresult result = CUDA_ERROR_INVALID_VALUE;
@@ -219,9 +219,10 @@ CUresult view(CUdeviceptr address, size_t size, char **host, size_t *length)
             physical->contents = zero_pages(physical->size);
         *host = physical->contents + range->offset + offset;
         *length = range->size - offset < size ? range->size - offset : size;
-        result = range->access == CU_MEM_ACCESS_FLAGS_PROT_NONE || physical->multicast ? CUDA_ERROR_INVALID_VALUE
-                 : physical->contents                            ? CUDA_SUCCESS
-                                                                 : CUDA_ERROR_OUT_OF_MEMORY;
+        CUmemAccess_flags needed = writes ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ;
+        result = access_of(range, device) < needed || physical->multicast ? CUDA_ERROR_INVALID_VALUE
+                 : physical->contents                                     ? CUDA_SUCCESS
+                                                                          : CUDA_ERROR_OUT_OF_MEMORY;
     }
     pthread_mutex_unlock(&driver.lock);
     return result;

@@ -96,11 +96,12 @@ CUresult capture_kernel(CUstream stream, const struct launch_shape *shape)
     return result;
 }
 
-CUresult capture_copy(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes)
+CUresult capture_copy(CUstream stream, struct sides sides, CUdeviceptr to, CUdeviceptr from, size_t bytes)
 {
     CUgraphNode node;
     CUresult result = captured(stream, NODE_COPY, &node);
     if (!result) {
+        node->copy.sides = sides;
         node->copy.to = to;
         node->copy.from = from;
         node->copy.bytes = bytes;

@@ -156,6 +156,7 @@ struct CUmemPoolHandle_st {
     bool is_default;
     uint64_t used, used_high, reserved, reserved_high, threshold, maximum;
     CUmemAllocationHandleType handle_types;
+    uint32_t readers, writers; /* a bit for each other ordinal that may use it so */
     int reuse[3];
     pthread_mutex_t lock;
 };
@@ -196,7 +197,7 @@ struct range {
     CUcontext context;
     struct physical *physical; /* of a mapping, from `offset` */
     uint64_t offset;
-    CUmemAccess_flags access;
+    uint32_t readers, writers; /* of a mapping: a bit for each ordinal that may use it so, and one for the host */
     struct { /* of a mapping: the last launch that names it, and when the last copy ends */
         CUcontext context;
         uint64_t launch, copied;
@@ -298,9 +299,14 @@ void range_remove(struct range *range);
 struct range *range_overlap(uint64_t base, uint64_t size, bool reserved);
 void range_each(bool (*match)(const struct range *, void *), void (*drop)(const struct range *, void *), void *argument);
 
-/* Host address of up to `size` bytes of any memory a program may name; *length says how many lie in one piece. */
-CUresult view(CUdeviceptr address, size_t size, char **host, size_t *length);
+/* Host address of up to `size` bytes of any memory a program may name; *length says how many lie in one piece. `device`: the ordinal of who reads or
+ * writes it, and has to have access to mappings. */
+CUresult view(int device, CUdeviceptr address, size_t size, bool writes, char **host, size_t *length);
 char *zero_pages(uint64_t size);
+/* The ordinals of the cards that reach the two ends of a copy: that of its stream, or those of the contexts that the call names. */
+struct sides {
+    int to, from;
+};
 
 /* shared.c: contents that other processes see */
 int shared_memory_file(const char *name);
@@ -327,6 +333,8 @@ void external_of_context_drop(CUcontext context);
 struct physical *physical_of(CUmemGenericAllocationHandle handle);
 void physical_drop(struct physical *physical);
 bool host_memory_is_physical(void); /* cuMemCreate makes host memory */
+/* What the card of an ordinal (-1: the host) may do with a mapping; under driver.lock. */
+CUmemAccess_flags access_of(const struct range *range, int device);
 
 /* multicast.c */
 bool multicast_supported(const struct sim_profile *profile, uint32_t cards);
@@ -439,7 +447,7 @@ void module_unload(CUmodule module);
 
 /* capture.c: what a stream under capture does instead. CUDA_ERROR_NOT_READY: the stream is not capturing. */
 CUresult capture_kernel(CUstream stream, const struct launch_shape *shape);
-CUresult capture_copy(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes);
+CUresult capture_copy(CUstream stream, struct sides sides, CUdeviceptr to, CUdeviceptr from, size_t bytes);
 CUresult capture_set(CUstream stream, CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width, size_t height);
 CUresult capture_record(CUstream stream, CUevent event);
 CUresult capture_wait(CUstream stream, CUevent event);
@@ -452,8 +460,9 @@ void capture_abandon(CUstream stream);
 CUresult capture_implicit(CUstream stream);
 /* Whether a call that waits for the device must fail because of an open capture. */
 CUresult capture_forbids(CUstream stream);
-CUresult copy_bytes(CUdeviceptr to, CUdeviceptr from, size_t bytes);
-CUresult set_elements(CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width, size_t height);
+/* transfer.c: contents */
+CUresult copy_bytes(struct sides sides, CUdeviceptr to, CUdeviceptr from, size_t bytes);
+CUresult set_elements(int device, CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width, size_t height);
 /* mps.c: whether an MPS daemon is there, the multiprocessors that it leaves to this process, and those that the device's attribute says: all of them
  * only where contexts, not the device, are partitioned. */
 bool mps_enabled(void);

@@ -12,6 +12,7 @@ struct CUgraphNode_st {
     union {
         struct launch_shape kernel;
         struct {
+            struct sides sides;
             CUdeviceptr to, from;
             size_t bytes;
         } copy;

@@ -321,10 +321,11 @@ static CUresult run(CUstream stream, const struct CUgraphNode_st *node)
     case NODE_KERNEL: return stream_launch(stream, &node->kernel);
     case NODE_COPY:
         bus_copy(stream, node->copy.to, node->copy.from, node->copy.bytes, 0);
-        return copy_bytes(node->copy.to, node->copy.from, node->copy.bytes);
+        return copy_bytes(node->copy.sides, node->copy.to, node->copy.from, node->copy.bytes);
     case NODE_SET:
         bus_set(stream, node->set.to, (uint64_t)node->set.width * node->set.element * node->set.height);
-        return set_elements(node->set.to, node->set.pitch, node->set.value, node->set.element, node->set.width, node->set.height);
+        return set_elements(stream->context->device, node->set.to, node->set.pitch, node->set.value, node->set.element, node->set.width,
+                            node->set.height);
     case NODE_HOST: return host_launch(stream, node->host.function, node->host.data);
     case NODE_ALLOC: return graph_memory_back(node->address);
     case NODE_FREE: return memory_free(node->address);

@@ -95,7 +95,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address)
     struct handle handle = handle_of(block);
     char *pages;
     size_t length;
-    CUresult result = view(base, block->size, &pages, &length); /* from now on they stay where they are */
+    CUresult result = view(block->context->device, base, block->size, true, &pages, &length); /* from now on they stay where they are */
     pthread_mutex_lock(&driver.lock);
     if (!result && !block->shared) {
         char path[300];

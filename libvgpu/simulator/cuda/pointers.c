@@ -3,6 +3,13 @@
 
 #include "cuda/driver.h"
 
+/* Of the card whose access an attribute tells. */
+static int ordinal_here(void)
+{
+    CUcontext context;
+    return current_context(&context) == CUDA_SUCCESS ? context->device : 0;
+}
+
 struct place place_of(CUdeviceptr address)
 {
     struct place place = {.card = -1};
@@ -46,7 +53,7 @@ struct place place_of(CUdeviceptr address)
     if (range && place.virtual) {
         place.mapping = range->base;
         place.mapping_size = range->size;
-        place.access = range->access;
+        place.access = access_of(range, ordinal_here());
         place.handle_types = (unsigned)range->physical->properties.requestedHandleTypes;
         place.host = place.host && !range->physical->multicast;
     }

@@ -349,6 +349,13 @@ CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_
     for (size_t i = 0; i < count; i++)
         if (map[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || map[i].location.id < 0 || map[i].location.id >= driver.count)
             return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&pool->lock);
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bit = 1u << map[i].location.id;
+        pool->readers = map[i].flags & CU_MEM_ACCESS_FLAGS_PROT_READ ? pool->readers | bit : pool->readers & ~bit;
+        pool->writers = map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? pool->writers | bit : pool->writers & ~bit;
+    }
+    pthread_mutex_unlock(&pool->lock);
     return CUDA_SUCCESS;
 }
 
@@ -357,6 +364,13 @@ CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool pool, CUmemLo
     ENTER();
     if (!flags || !location || !object_is(pool, OBJECT_POOL))
         return CUDA_ERROR_INVALID_VALUE;
-    *flags = location->id == pool->device ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    if (location->type != CU_MEM_LOCATION_TYPE_DEVICE || location->id < 0 || location->id >= driver.count)
+        return CUDA_ERROR_INVALID_VALUE;
+    uint32_t bit = 1u << location->id;
+    pthread_mutex_lock(&pool->lock);
+    *flags = location->id == pool->device || pool->writers & bit ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+             : pool->readers & bit                              ? CU_MEM_ACCESS_FLAGS_PROT_READ
+                                                                : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    pthread_mutex_unlock(&pool->lock);
     return CUDA_SUCCESS;
 }

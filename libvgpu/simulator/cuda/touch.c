@@ -98,8 +98,8 @@ void context_fail(CUcontext context)
         atomic_fetch_add(&driver.sim.self->cards[context->card].faults, 1);
 }
 
-/* The piece of memory at an address; false: a kernel has none there. */
-static bool piece(uint64_t address, uint64_t words, uint64_t **out, uint64_t *length)
+/* The piece of memory at an address; false: a kernel on that card has none there. */
+static bool piece(int device, uint64_t address, uint64_t words, bool writes, uint64_t **out, uint64_t *length)
 {
     char *host;
     size_t bytes;
@@ -113,17 +113,17 @@ static bool piece(uint64_t address, uint64_t words, uint64_t **out, uint64_t *le
         if (!inside)
             return false;
     }
-    if (view(address, words * 8, &host, &bytes) != CUDA_SUCCESS)
+    if (view(device, address, words * 8, writes, &host, &bytes) != CUDA_SUCCESS)
         return false;
     *out = (uint64_t *)(void *)host;
     *length = bytes / 8;
     return *length > 0;
 }
 
-static bool change(uint64_t to, uint64_t words, uint64_t value, bool add)
+static bool change(int device, uint64_t to, uint64_t words, uint64_t value, bool add)
 {
     for (uint64_t *at, length; words; words -= length, to += length * 8) {
-        if (!piece(to, words, &at, &length))
+        if (!piece(device, to, words, true, &at, &length))
             return false;
         for (uint64_t i = 0; i < length; i++)
             at[i] = add ? at[i] + value : value;
@@ -131,31 +131,31 @@ static bool change(uint64_t to, uint64_t words, uint64_t value, bool add)
     return true;
 }
 
-static bool carry(uint64_t to, uint64_t from, uint64_t words, bool sum)
+static bool carry(int device, uint64_t to, uint64_t from, uint64_t words, bool sum)
 {
     uint64_t total = 0;
     for (uint64_t *at, *target, length, room; words; words -= length, from += length * 8) {
-        if (!piece(from, words, &at, &length))
+        if (!piece(device, from, words, false, &at, &length))
             return false;
         for (uint64_t i = 0; sum && i < length; i++)
             total += at[i];
         if (sum)
             continue;
-        if (!piece(to, length, &target, &room))
+        if (!piece(device, to, length, true, &target, &room))
             return false;
         length = length < room ? length : room;
         memmove(target, at, length * 8);
         to += length * 8;
     }
-    return !sum || change(to, 1, total, false);
+    return !sum || change(device, to, 1, total, false);
 }
 
-static bool act(const struct launch_shape *shape)
+static bool act(int device, const struct launch_shape *shape)
 {
     const uint64_t *operand = shape->operand;
     switch (shape->function->touch) {
-    case TOUCH_FILL: case TOUCH_ADD: return change(operand[0], operand[1], operand[2], shape->function->touch == TOUCH_ADD);
-    case TOUCH_COPY: case TOUCH_SUM: return carry(operand[0], operand[1], operand[2], shape->function->touch == TOUCH_SUM);
+    case TOUCH_FILL: case TOUCH_ADD: return change(device, operand[0], operand[1], operand[2], shape->function->touch == TOUCH_ADD);
+    case TOUCH_COPY: case TOUCH_SUM: return carry(device, operand[0], operand[1], operand[2], shape->function->touch == TOUCH_SUM);
     default: return true;
     }
 }
@@ -177,7 +177,7 @@ uint64_t touch_launch(CUcontext context, const struct launch_shape *shape)
 {
     const struct sim_timing *timing = &driver.sim.timing;
     uint64_t bytes = 0, ns = 0;
-    if (shape->function->touch && !act(shape))
+    if (shape->function->touch && !act(context->device, shape))
         context_fail(context);
     if (!timing->copies && !timing->migrate)
         return 0;

@@ -5,28 +5,28 @@
 #include "cuda/driver.h"
 
 /* A mapping that is there as a whole and was never written: all zero. */
-static bool is_blank(CUdeviceptr address, size_t bytes)
+static bool is_blank(int device, CUdeviceptr address, size_t bytes)
 {
     if (address < RESERVATION_WINDOW)
         return false;
     pthread_mutex_lock(&driver.lock);
     const struct range *range = range_find(address, false);
-    bool blank = range && range->kind == RANGE_MAPPED && range->access != CU_MEM_ACCESS_FLAGS_PROT_NONE && !range->physical->multicast &&
+    bool blank = range && range->kind == RANGE_MAPPED && access_of(range, device) == CU_MEM_ACCESS_FLAGS_PROT_READWRITE && !range->physical->multicast &&
                  !range->physical->contents && bytes <= range->size - (address - range->base);
     pthread_mutex_unlock(&driver.lock);
     return blank;
 }
 
-CUresult copy_bytes(CUdeviceptr to, CUdeviceptr from, size_t bytes)
+CUresult copy_bytes(struct sides sides, CUdeviceptr to, CUdeviceptr from, size_t bytes)
 {
-    if (is_blank(from, bytes) && is_blank(to, bytes))
+    if (is_blank(sides.from, from, bytes) && is_blank(sides.to, to, bytes))
         return CUDA_SUCCESS;
     while (bytes) {
         char *target, *source;
         size_t target_length, source_length;
-        CUresult result = view(to, bytes, &target, &target_length);
+        CUresult result = view(sides.to, to, bytes, true, &target, &target_length);
         if (!result)
-            result = view(from, bytes, &source, &source_length);
+            result = view(sides.from, from, bytes, false, &source, &source_length);
         if (result)
             return result;
         size_t length = target_length < source_length ? target_length : source_length;
@@ -38,7 +38,7 @@ CUresult copy_bytes(CUdeviceptr to, CUdeviceptr from, size_t bytes)
     return CUDA_SUCCESS;
 }
 
-CUresult set_elements(CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width, size_t height)
+CUresult set_elements(int device, CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width, size_t height)
 {
     if (to % element || (height > 1 && pitch < width * element))
         return CUDA_ERROR_INVALID_VALUE;
@@ -47,7 +47,7 @@ CUresult set_elements(CUdeviceptr to, size_t pitch, unsigned value, unsigned ele
         for (CUdeviceptr at = to + row * pitch; left;) {
             char *target;
             size_t length;
-            CUresult result = view(at, left, &target, &length);
+            CUresult result = view(device, at, left, true, &target, &length);
             if (result)
                 return result;
             length -= length % element;
@@ -86,8 +86,13 @@ static CUresult legacy_set(CUstream stream)
     return result ? result : capture_forbids(stream);
 }
 
-/* `arrays`: of bus_copy. */
-static CUresult copy_between(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream handle, bool wait, unsigned arrays)
+static struct sides sides_of(CUstream stream)
+{
+    return (struct sides){stream->context->device, stream->context->device};
+}
+
+/* `arrays`: of bus_copy; `named`: the contexts' that the call names, NULL: that of the stream on both sides. */
+static CUresult copy_between(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream handle, bool wait, unsigned arrays, const struct sides *named)
 {
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
@@ -95,10 +100,11 @@ static CUresult copy_between(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUs
         return result;
     if (!to || !from)
         return CUDA_ERROR_INVALID_VALUE;
-    result = wait ? legacy_wait(stream) : capture_copy(stream, to, from, bytes);
+    struct sides sides = named ? *named : sides_of(stream);
+    result = wait ? legacy_wait(stream) : capture_copy(stream, sides, to, from, bytes);
     if (wait ? result : result != CUDA_ERROR_NOT_READY)
         return result;
-    result = copy_bytes(to, from, bytes);
+    result = copy_bytes(sides, to, from, bytes);
     if (!result)
         bus_copy(stream, to, from, bytes, arrays);
     return result || !wait || !driver.sim.timing.copies ? result : stream_wait(stream);
@@ -106,7 +112,7 @@ static CUresult copy_between(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUs
 
 static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream handle, bool wait)
 {
-    return copy_between(to, from, bytes, handle, wait, 0);
+    return copy_between(to, from, bytes, handle, wait, 0, NULL);
 }
 
 static CUresult set(CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width, size_t height, CUstream handle, bool wait)
@@ -120,7 +126,7 @@ static CUresult set(CUdeviceptr to, size_t pitch, unsigned value, unsigned eleme
     result = wait ? legacy_set(stream) : capture_set(stream, to, pitch, value, element, width, height);
     if (wait ? result : result != CUDA_ERROR_NOT_READY)
         return result;
-    result = set_elements(to, pitch, value, element, width, height);
+    result = set_elements(stream->context->device, to, pitch, value, element, width, height);
     if (!result)
         bus_set(stream, to, (uint64_t)width * element * height);
     return result;
@@ -188,7 +194,7 @@ CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CU
     ENTER();
     if (!object_is(to_context, OBJECT_CONTEXT) || !object_is(from_context, OBJECT_CONTEXT))
         return CUDA_ERROR_INVALID_CONTEXT;
-    return copy(to, from, bytes, NULL, true);
+    return copy_between(to, from, bytes, NULL, true, 0, &(struct sides){to_context->device, from_context->device});
 }
 
 CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes, CUstream stream)
@@ -196,7 +202,7 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr fro
     ENTER();
     if (!object_is(to_context, OBJECT_CONTEXT) || !object_is(from_context, OBJECT_CONTEXT))
         return CUDA_ERROR_INVALID_CONTEXT;
-    return copy(to, from, bytes, stream, false);
+    return copy_between(to, from, bytes, stream, false, 0, &(struct sides){to_context->device, from_context->device});
 }
 
 CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count) { INJECT(); return set(to, 0, value, 1, count, 1, NULL, true); }
@@ -243,7 +249,7 @@ static CUresult row_of(CUmemorytype type, const void *host, CUdeviceptr device, 
     return CUDA_SUCCESS;
 }
 
-static CUresult copy_3d(const CUDA_MEMCPY3D *c, CUstream handle, bool wait)
+static CUresult copy_3d_between(const CUDA_MEMCPY3D *c, CUstream handle, bool wait, const struct sides *named)
 {
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
@@ -251,6 +257,7 @@ static CUresult copy_3d(const CUDA_MEMCPY3D *c, CUstream handle, bool wait)
         return result;
     if (!c)
         return CUDA_ERROR_INVALID_VALUE;
+    struct sides sides = named ? *named : sides_of(stream);
     CUdeviceptr first_to = 0, first_from = 0;
     result = wait ? legacy_wait(stream) : CUDA_SUCCESS;
     for (size_t z = 0; z < c->Depth && !result; z++)
@@ -262,9 +269,9 @@ static CUresult copy_3d(const CUDA_MEMCPY3D *c, CUstream handle, bool wait)
                 result = row_of(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcArray, c->srcPitch, c->srcHeight, c->srcXInBytes, c->srcY + y,
                                 c->srcZ + z, c->WidthInBytes, &from);
             if (!result)
-                result = wait ? copy_bytes(to, from, c->WidthInBytes) : capture_copy(stream, to, from, c->WidthInBytes);
+                result = wait ? copy_bytes(sides, to, from, c->WidthInBytes) : capture_copy(stream, sides, to, from, c->WidthInBytes);
             if (!wait && result == CUDA_ERROR_NOT_READY)
-                result = copy_bytes(to, from, c->WidthInBytes);
+                result = copy_bytes(sides, to, from, c->WidthInBytes);
             if (!y && !z) {
                 first_to = to;
                 first_from = from;
@@ -276,6 +283,11 @@ static CUresult copy_3d(const CUDA_MEMCPY3D *c, CUstream handle, bool wait)
     bus_copy(stream, first_to, first_from, bytes,
              (c->dstMemoryType == CU_MEMORYTYPE_ARRAY ? BUS_TO_ARRAY : 0) | (c->srcMemoryType == CU_MEMORYTYPE_ARRAY ? BUS_FROM_ARRAY : 0));
     return wait ? stream_wait(stream) : CUDA_SUCCESS;
+}
+
+static CUresult copy_3d(const CUDA_MEMCPY3D *c, CUstream stream, bool wait)
+{
+    return copy_3d_between(c, stream, wait, NULL);
 }
 
 CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D *c) { INJECT(); return copy_3d(c, NULL, true); }
@@ -294,7 +306,7 @@ static CUresult copy_3d_peer(const CUDA_MEMCPY3D_PEER *c, CUstream stream, bool 
         .dstY = c->dstY, .dstZ = c->dstZ, .dstMemoryType = c->dstMemoryType, .dstHost = c->dstHost, .dstDevice = c->dstDevice,
         .dstArray = c->dstArray, .dstPitch = c->dstPitch, .dstHeight = c->dstHeight, .WidthInBytes = c->WidthInBytes, .Height = c->Height,
         .Depth = c->Depth};
-    return copy_3d(&plain, stream, wait);
+    return copy_3d_between(&plain, stream, wait, &(struct sides){c->dstContext->device, c->srcContext->device});
 }
 
 CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER *c) { INJECT(); return copy_3d_peer(c, NULL, true); }
@@ -328,7 +340,7 @@ CUresult cuMemcpyDtoA_v2(CUarray to, size_t offset, CUdeviceptr from, size_t byt
     INJECT();
     CUdeviceptr row;
     CUresult result = array_row(to, offset, bytes, &row);
-    return result ? result : copy_between(row, from, bytes, NULL, true, BUS_TO_ARRAY);
+    return result ? result : copy_between(row, from, bytes, NULL, true, BUS_TO_ARRAY, NULL);
 }
 
 CUresult cuMemcpyAtoD_v2(CUdeviceptr to, CUarray from, size_t offset, size_t bytes)
@@ -336,7 +348,7 @@ CUresult cuMemcpyAtoD_v2(CUdeviceptr to, CUarray from, size_t offset, size_t byt
     INJECT();
     CUdeviceptr row;
     CUresult result = array_row(from, offset, bytes, &row);
-    return result ? result : copy_between(to, row, bytes, NULL, true, BUS_FROM_ARRAY);
+    return result ? result : copy_between(to, row, bytes, NULL, true, BUS_FROM_ARRAY, NULL);
 }
 
 CUresult cuMemcpyHtoA_v2(CUarray to, size_t offset, const void *from, size_t bytes) { INJECT(); return cuMemcpyDtoA_v2(to, offset, HOST(from), bytes); }
@@ -347,7 +359,7 @@ CUresult cuMemcpyAtoA_v2(CUarray to, size_t to_offset, CUarray from, size_t from
     INJECT();
     CUdeviceptr row, target;
     CUresult result = array_row(from, from_offset, bytes, &row), wrong = array_row(to, to_offset, bytes, &target);
-    return result || wrong ? (result ? result : wrong) : copy_between(target, row, bytes, NULL, true, BUS_TO_ARRAY | BUS_FROM_ARRAY);
+    return result || wrong ? (result ? result : wrong) : copy_between(target, row, bytes, NULL, true, BUS_TO_ARRAY | BUS_FROM_ARRAY, NULL);
 }
 
 CUresult cuMemcpyHtoAAsync_v2(CUarray to, size_t offset, const void *from, size_t bytes, CUstream stream)
@@ -355,7 +367,7 @@ CUresult cuMemcpyHtoAAsync_v2(CUarray to, size_t offset, const void *from, size_
     INJECT();
     CUdeviceptr row;
     CUresult result = array_row(to, offset, bytes, &row);
-    return result ? result : copy_between(row, HOST(from), bytes, stream, false, BUS_TO_ARRAY);
+    return result ? result : copy_between(row, HOST(from), bytes, stream, false, BUS_TO_ARRAY, NULL);
 }
 
 CUresult cuMemcpyAtoHAsync_v2(void *to, CUarray from, size_t offset, size_t bytes, CUstream stream)
@@ -363,5 +375,5 @@ CUresult cuMemcpyAtoHAsync_v2(void *to, CUarray from, size_t offset, size_t byte
     INJECT();
     CUdeviceptr row;
     CUresult result = array_row(from, offset, bytes, &row);
-    return result ? result : copy_between(HOST(to), row, bytes, stream, false, BUS_FROM_ARRAY);
+    return result ? result : copy_between(HOST(to), row, bytes, stream, false, BUS_FROM_ARRAY, NULL);
 }

@@ -237,6 +237,30 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size)
     return any && whole ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+/* A location is a card or, whatever the node, the host. */
+static uint32_t bit_of(int device)
+{
+    return 1u << (device < 0 ? SIM_CARDS : device);
+}
+
+static int device_of(const CUmemLocation *location)
+{
+    return location->type == CU_MEM_LOCATION_TYPE_DEVICE ? location->id : -1;
+}
+
+CUmemAccess_flags access_of(const struct range *range, int device)
+{
+    return range->writers & bit_of(device) ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+           : range->readers & bit_of(device) ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+}
+
+static void set_access(struct range *range, const CUmemAccessDesc *descriptor)
+{
+    uint32_t bit = bit_of(device_of(&descriptor->location));
+    range->readers = descriptor->flags & CU_MEM_ACCESS_FLAGS_PROT_READ ? range->readers | bit : range->readers & ~bit;
+    range->writers = descriptor->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? range->writers | bit : range->writers & ~bit;
+}
+
 CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *descriptors, size_t count)
 {
     ENTER();
@@ -248,7 +272,9 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc 
         if (result)
             return result;
     }
-    CUresult result = CUDA_SUCCESS;
+    CUresult result = captures_forbid();
+    if (result)
+        return result;
     uint64_t begin = sim_now();
     pthread_mutex_lock(&driver.lock);
     for (CUdeviceptr at = address; at < address + size && !result;) {
@@ -258,7 +284,7 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc 
             break;
         }
         for (size_t i = 0; i < count; i++)
-            range->access = descriptors[i].flags;
+            set_access(range, &descriptors[i]);
         at = range->base + range->size;
     }
     pthread_mutex_unlock(&driver.lock);
@@ -270,13 +296,17 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc 
 CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address)
 {
     ENTER();
+    int card;
     if (!flags || !location)
         return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = card_of(location, &card);
+    if (result)
+        return result;
     pthread_mutex_lock(&driver.lock);
     struct range *range = range_find(address, false);
-    CUresult result = range && range->kind == RANGE_MAPPED ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    result = range && range->kind == RANGE_MAPPED ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     if (!result)
-        *flags = range->access;
+        *flags = access_of(range, device_of(location));
     pthread_mutex_unlock(&driver.lock);
     return result;
 }
