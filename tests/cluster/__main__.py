@@ -58,7 +58,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    begin = time.monotonic()
+    started = time.monotonic()
     options = arguments(argv)
     try:
         namespaces.need_root()
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return status  # before anything is built; it has said why
             cgroups.watch(partial(_locked, _lock()))
         seconds = float("inf") if options.action == "up" else PREPARE_SECONDS + RUN_SECONDS + GRACE_SECONDS
-        return namespaces.run_inside(partial(inside, options, os.getpid(), begin), seconds)
+        return namespaces.run_inside(partial(inside, options, os.getpid(), started), seconds)
     except ClusterError as error:
         print(f"e2e: {error}", file=sys.stderr)
         return error.status
