@@ -113,6 +113,13 @@ def compile_library(output: Path, sources: list[Path], *, soname: str, version_s
     stamp.write_text(shlex.join(link))
 
 
+def client(program: Path, sources: list[Path], driver: Path, *flags: str) -> None:
+    """Compiles a program that calls the driver, linked with the libcuda.so.1 in `driver`; raises CalledProcessError."""
+    includes = [f"-I{directory}" for directory in header_dirs()]
+    command = [*compiler(), "-std=gnu11", "-O2", "-pthread", *WARNINGS, *flags, *includes, "-o", str(program)]
+    subprocess.run([*command, *map(str, sources), f"-L{driver}", "-l:libcuda.so.1"], check=True)
+
+
 def sources_of(*folders: str) -> list[Path]:
     """All C files of these folders."""
     return [f for folder in folders for f in (HERE / folder).glob("*.c")]

@@ -36,14 +36,7 @@ def compiled(folder: Path) -> Path:
     finally:
         sys.path.pop(0)
     program = folder / "shapes"
-    includes = [f"-I{directory}" for directory in build.header_dirs()]
-    warnings = ["-Wall", "-Wextra", "-Werror"]
-    link = [f"-L{paths.simulator()}", "-l:libcuda.so.1", "-pthread"]
-    compiler = os.environ.get("CC", "cc").split()
-    subprocess.run(
-        [*compiler, "-std=gnu11", "-O2", *warnings, *includes, "-o", program, HERE.parent / "shapes.c", *link],
-        check=True,
-    )
+    build.client(program, [HERE.parent / "shapes.c"], paths.simulator())
     return program
 
 

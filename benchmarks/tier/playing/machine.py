@@ -26,7 +26,8 @@ WAIT = 8  #: launches between two waits for the card
 SEED = 1
 LIMIT = 2 * BLOCKS * BLOCK  #: enough for all blocks, and what is beside them
 GRANULE = 2 << 20
-HEADROOM_PART = 32  #: of a guarantee, that large blocks leave free (libvgpu/src/tier.c)
+#: Of a guarantee, that large blocks leave free
+HEADROOM_PART = int(re.findall(r"^#define HEADROOM_PART (\d+)u$", (ROOT / "libvgpu/src/tier.c").read_text(), re.M)[0])
 OURS = ("CUDA_", "VGPU_", "LD_", "GPU_CORE", "ACTIVE_OOM", "LIBCUDA", "NVIDIA_")
 
 
@@ -44,11 +45,7 @@ def compiled(folder: Path) -> Path:
     finally:
         sys.path.pop(0)
     program = folder / "play"
-    includes = [f"-I{directory}" for directory in (TRACES, *build.header_dirs())]
-    flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", *includes]
-    sources = [HERE / "play.c", TRACES / "trace.c"]
-    link = [f"-L{paths.simulator()}", "-l:libcuda.so.1"]
-    subprocess.run([*os.environ.get("CC", "cc").split(), *flags, "-o", program, *sources, *link], check=True)
+    build.client(program, [HERE / "play.c", TRACES / "trace.c"], paths.simulator(), f"-I{TRACES}")
     return program
 
 
