@@ -116,7 +116,8 @@ def compile_library(output: Path, sources: list[Path], *, soname: str, version_s
 def client(program: Path, sources: list[Path], driver: Path, *flags: str) -> None:
     """Compiles a program that calls the driver, linked with the libcuda.so.1 in `driver`; raises CalledProcessError."""
     includes = [f"-I{directory}" for directory in header_dirs()]
-    command = [*compiler(), "-std=gnu11", "-O2", "-pthread", *WARNINGS, *flags, *includes, "-o", str(program)]
+    chosen = shlex.split(os.environ.get("CC", "cc"))
+    command = [*chosen, "-std=gnu11", "-O2", "-pthread", *WARNINGS, *flags, *includes, "-o", str(program)]
     subprocess.run([*command, *map(str, sources), f"-L{driver}", "-l:libcuda.so.1"], check=True)
 
 
