@@ -56,6 +56,7 @@ class Real(msgspec.Struct, frozen=True):
 class Picture(msgspec.Struct, frozen=True):
     containers: dict[tuple[Entry, str], Real]  #: by folder and card
     foreign: dict[str, dict[int, int]]  #: card → host pid → bytes
+    strange: Mapping[str, Mapping[str, int]] = {}  #: of pods with containers of another version: card → uid → bytes
 
 
 class Observer:
@@ -121,7 +122,8 @@ def attribute(
 ) -> Picture:
     """Which container each process belongs to. `own_namespace`: of the host's processes, which marks no container.
 
-    `strangers`: UIDs of pods whose regions are of another version; their processes are left out.
+    `strangers`: UIDs of pods with containers whose regions are of another version. What no region of this version
+    names is of these.
     """
     if own_namespace is None:
         own_namespace = os.stat("/proc/self/ns/pid").st_ino
@@ -134,19 +136,22 @@ def attribute(
                 by_namespace[known.pid_namespace] = entry
     containers: dict[tuple[Entry, str], Real] = {}
     foreign: dict[str, dict[int, int]] = {}
+    strange: dict[str, dict[str, int]] = {}
     for one in observed:
         process = who(one.pid)
-        entry_of = process and (
-            by_identity.get(process.identity)
-            or by_namespace.get(process.identity.pid_namespace)
-            or _of_pod(process.pod_uid, one.card, regions)
-        )
+        uid = process.pod_uid if process else ""
+        entry_of = process and (by_identity.get(process.identity) or by_namespace.get(process.identity.pid_namespace))
+        if not entry_of and uid not in strangers:
+            entry_of = _of_pod(uid, one.card, regions)
         if entry_of:
             before = containers.get((entry_of, one.card), Real())
             containers[entry_of, one.card] = Real(before.bytes + one.bytes, before.seconds + one.seconds)
-        elif process is None or process.pod_uid not in strangers:
+        elif uid in strangers:
+            of_card = strange.setdefault(one.card, {})
+            of_card[uid] = of_card.get(uid, 0) + one.bytes
+        else:
             foreign.setdefault(one.card, {})[one.pid] = one.bytes
-    return Picture(containers, foreign)
+    return Picture(containers, foreign, strange)
 
 
 def _of_pod(uid: str, card: str, regions: Regions) -> Entry | None:

@@ -10,10 +10,13 @@ from device_plugin.backstop import Backstop, larger
 from device_plugin.cards import Cards
 from device_plugin.consequences import Consequences
 from device_plugin.foreign import TURNS, Foreign, Observed, Picture, Process, Region, Regions, attribute, process_of
+from device_plugin.holdings import pod_holds
 from device_plugin.pods import Pods
 from device_plugin.sandbox import Entry
 from vgpu import names
+from vgpu.allocation import Held
 from vgpu.inventory import InventoryError
+from vgpu.tier import MIB
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +50,8 @@ class Watch:
         self._foreign = Foreign()
         self._backstop = Backstop()
         self._others: Mapping[str, Mapping[int, int]] = {}
+        self._strange: Mapping[str, Mapping[str, int]] = {}  # card → pod uid → bytes
+        self._charged: Mapping[tuple[str, str], int] = {}  # pod uid and card → guarantees (MiB) of its other containers
         self._looks = 0
 
     def once(self, regions: Regions, read: Callable[[Entry], Region | None]) -> None:
@@ -60,9 +65,12 @@ class Watch:
         # What was allocated meanwhile is charged meanwhile.
         again = {entry: found for entry in regions if (found := read(entry)) is not None}
         regions = larger(regions, again)
-        # Their records count. Who has none any more is like somebody of whom nobody knows.
-        strangers = {uid for uid in self._strangers() if self._pods.get(uid) is not None}
+        # Their records count. Who has none any more is like somebody of whom nobody knows, once all pods are known.
+        known = self._pods.synced
+        strangers = {uid for uid in self._strangers() if not known or self._pods.get(uid) is not None}
         picture = attribute(observed, regions, self._who, strangers=strangers)
+        self._charged = _guaranteed(regions)
+        self._strange = picture.strange
         self._tell_foreign(picture)
         for excess in self._backstop.once(picture, regions, time.monotonic()):
             pod = self._pods.get(excess.entry.pod_uid)
@@ -89,6 +97,22 @@ class Watch:
         """Bytes of each process on the card that is no container of ours."""
         return tuple(self._others.get(card, {}).values())
 
+    def uncounted(self, card: str) -> int:
+        """Bytes of the card that are nobody's guarantee and cannot be taken back."""
+        return sum(self.foreign(card)) + self.beyond(card)
+
+    def beyond(self, card: str) -> int:
+        """Bytes of the card that containers of another version have beyond what their pods' records guarantee.
+
+        Where memory was scaled before without host memory behind it, they allocated all of it on the card.
+        """
+        more = 0
+        for uid, size in self._strange.get(card, {}).items():
+            pod = self._pods.get(uid)
+            held = pod_holds(pod).get(card, Held()).phys if pod and not pod.finished else 0
+            more += max(0, size - max(0, held - self._charged.get((uid, card), 0)) * MIB)
+        return more
+
     def _tell_foreign(self, picture: Picture) -> None:
         lasting, new = self._foreign.once(picture.foreign)
         self._others = {card: {pid: picture.foreign[card][pid] for pid in pids} for card, pids in lasting.items()}
@@ -99,3 +123,13 @@ class Watch:
             sentence = f"card {card} is used by process {name}, which is no container of vgpu: nobody counts its use"
             log.warning("%s", sentence)
             self._consequences.node(names.EVENT_FOREIGN, sentence)
+
+
+def _guaranteed(regions: Regions) -> dict[tuple[str, str], int]:
+    """Pod uid and card → MiB that its containers of this version are guaranteed."""
+    found: dict[tuple[str, str], int] = {}
+    for entry, (slices, _) in regions.items():
+        for piece in slices:
+            key = entry.pod_uid, piece.uuid
+            found[key] = found.get(key, 0) + piece.guarantee
+    return found

@@ -5,12 +5,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_world import A, MakeWorld, World, until, worlds
+from agent_world import MIB, A, B, MakeWorld, World, until, worlds
 
 from device_plugin import library, starts, strangers
+from device_plugin.foreign import TURNS, Observed, Process
 from device_plugin.labels import Labels
+from device_plugin.pods import Pods
 from device_plugin.refusal import Refusal
 from device_plugin.sandbox import Sandboxes, limits_for
+from device_plugin.settle import Identity
+from device_plugin.watch import Watch
+from vgpu import names
 from vgpu.devices import GpuSlice
 from vgpu.native import Region
 from vgpu.native.region import REGION_ABI
@@ -108,3 +113,43 @@ def test_a_replayed_answer_with_a_library_of_another_version_starts_nothing(make
     assert not refused.value.transient
     assert library.prune(world.places.library, {old}) == [old]
     assert uid in world.sandboxes.granted()
+
+
+def test_what_another_version_s_containers_have_above_their_guarantee_is_lent_to_nobody(
+    make: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their memory was scaled without host memory behind it: all that they allocated is on the card."""
+    world = make(plugin="deviceMemoryScaling: 2, hostMemory: 40960")
+    world.cards.back(True)
+    old = started(world, "old", f"{A}::0", [GpuSlice(A, 10000, phys=5000)])
+    age(world.sandboxes.directory(old, "main"))
+    with monkeypatch.context() as quiet:
+        quiet.setattr(Pods, "start", lambda _: None)
+        world.agent()
+    watch = Watch(
+        world.cards,
+        world.pods,
+        world.consequences,
+        evict=False,
+        look=lambda: [Observed(A, 77, 10000 * MIB)],
+        who=lambda _: Process("python3", Identity(1, 2, 3), old),
+        strangers=world.sandboxes.strangers,
+    )
+    world.sweep._watch = watch
+    world.lending._foreign = watch.uncounted
+    for _ in range(TURNS):  # the pods of the node are not known yet
+        world.sweep.once(clean=False)
+    assert not watch.foreign(A)
+    assert not world.cards.inventory.devices[0].foreign
+    world.pods.start()
+    until(lambda: world.pods.synced)
+    world.sweep.once(clean=False)
+    assert (watch.foreign(A), watch.beyond(A), watch.beyond(B)) == ((), 5000 * MIB, 0)
+    uid = world.pod("new", {"main": [GpuSlice(A, 12000, phys=4000)]}, annotations={names.MEMORY_MODE: "movable"})
+    world.allocate(uid, "main", [f"{A}::1"])
+    world.starts.start([f"{A}::1"])
+    with Region.open(world.sandboxes.directory(uid, "main")) as region:
+        assert region.usage().cards[0].lent == (15360 - 15360 // 64 - 5000 - 5000 - 4000) // 2 * 2 * MIB
+    world.finish_pod("old")
+    until(lambda: world.holdings.finished(old))
+    assert watch.beyond(A) == 10000 * MIB, "its guarantee counts no longer, and what it still has does"

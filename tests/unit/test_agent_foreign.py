@@ -198,6 +198,10 @@ def test_gpu_time_that_is_not_charged() -> None:
 def test_processes_of_a_pod_that_another_version_has_started_are_not_foreign() -> None:
     who = process(8, 300, UID)
     assert attribute([Observed(CARD, 1, MIB)], {}, lambda _: who, HOST).foreign == {CARD: {1: MIB}}
-    assert attribute([Observed(CARD, 1, MIB)], {}, lambda _: who, HOST, {UID}) == Picture({}, {})
-    seen = attribute([Observed(CARD, 1, MIB)], regions(), lambda _: who, HOST, {UID})  # beside one of this version
-    assert set(seen.containers) == {(MAIN, CARD)}
+    two = [Observed(CARD, 1, MIB), Observed(CARD, 2, MIB), Observed(OTHER, 1, 7)]
+    theirs = {CARD: {UID: 2 * MIB}, OTHER: {UID: 7}}
+    assert attribute(two, {}, lambda _: who, HOST, {UID}) == Picture({}, {}, theirs)
+    beside = attribute(two, regions(), lambda _: who, HOST, {UID})
+    assert beside == Picture({}, {}, theirs), "nor are they a container's of this version that was charged nothing"
+    known = attribute(two, regions(), lambda _: process(8, INSIDE, UID), HOST, {UID})
+    assert set(known.containers) == {(MAIN, CARD), (MAIN, OTHER)}
