@@ -2,8 +2,8 @@
 whose blocks can move, and host memory behind the card.
 
 Written into the containers' limits once a second, and before a new container starts: what is lent of its cards is taken
-back first. Guarantees and loans never sum up to more than a card. A container all of whose memory is guaranteed starts
-when what was lent has been given back.
+back first. Guarantees and loans never sum up to more than a card. A container starts when what was lent has been given
+back; one that may have host memory, too, waits for all of its guarantee for some seconds only.
 """
 
 import logging
@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 
 #: Room is kept for so long for a container that was refused for want of it; the kubelet tries again within that
 COMING_SECONDS: Final = 60.0
+#: A container that may have host memory waits for all of its guarantee for so long, then for what it needs at once.
+#: Neighbours whose work pauses from time to time give back within that
+WHOLE_SECONDS: Final = 5.0
 
 
 class _Tenant(msgspec.Struct, frozen=True):
@@ -37,6 +40,14 @@ class _Tenant(msgspec.Struct, frozen=True):
     region: Region
     limits: Limits
     usage: Usage
+
+
+class _Coming(msgspec.Struct, frozen=True):
+    """A pod of which a container is about to start; monotonic seconds."""
+
+    holds: Mapping[str, Held]  #: by card, with this container
+    since: float
+    until: float  #: room is kept for it
 
 
 _Tenants = Mapping[Entry, _Tenant]
@@ -64,7 +75,7 @@ class Lending:
         self._foreign = foreign
         self._lock = threading.Lock()
         self._host_memory: Mapping[Entry, int] = {}  # of each container, as last written
-        self._coming: dict[str, tuple[Mapping[str, Held], float]] = {}  # pod uid → what it will hold, monotonic end
+        self._coming: dict[str, _Coming] = {}  # by pod uid
 
     def settle(self) -> None:
         """Loans and budgets by what containers have allocated now; OSError: the folders cannot be listed.
@@ -92,18 +103,20 @@ class Lending:
         """Around the start of one container: bytes of host memory that it may use behind each of its cards.
 
         What it and the rest of its pod hold is lent to nobody any more. `uid`: of its pod; `holds`: what that holds
-        with this container, by card. Raises Refusal while neighbours still have what was lent to them, where this
-        container can use nothing else.
+        with this container, by card. Raises Refusal while neighbours still have what was lent to them and what this
+        container needs.
         """
         with self._lock:
-            self._coming[uid] = holds, time.monotonic() + COMING_SECONDS
+            now = time.monotonic()
+            since = self._coming[uid].since if uid in self._coming else now
+            self._coming[uid] = _Coming(holds, since, now + COMING_SECONDS)
             with ExitStack() as stack:
                 tenants = self._tenants(stack)
                 if tenants:
                     self._lend(tenants, self._promised())
-                if not on_tier(slices):
-                    promised = merge(self._holdings.granted(without={uid}), dict(holds))
-                    self._given_back(tenants, promised, [piece.uuid for piece in slices])
+                promised = merge(self._holdings.granted(without={uid}), dict(holds))
+                whole = not on_tier(slices) or now - since < WHOLE_SECONDS
+                self._given_back(tenants, promised, slices, whole=whole)
                 others = {
                     entry: one for entry, one in tenants.items() if (entry.pod_uid, entry.container) != (uid, container)
                 }
@@ -116,17 +129,27 @@ class Lending:
     def _promised(self) -> dict[str, Held]:
         """What has started, and what is about to."""
         now = time.monotonic()
-        self._coming = {uid: one for uid, one in self._coming.items() if one[1] > now}
+        self._coming = {uid: one for uid, one in self._coming.items() if one.until > now}
         promised = self._holdings.granted(without=self._coming)
-        for holds, _ in self._coming.values():
-            promised = merge(promised, dict(holds))
+        for coming in self._coming.values():
+            promised = merge(promised, dict(coming.holds))
         return promised
 
-    def _given_back(self, tenants: _Tenants, promised: Mapping[str, Held], uuids: Sequence[str]) -> None:
-        """Raises Refusal while not everybody can have its guarantee of these cards."""
+    def _given_back(
+        self, tenants: _Tenants, promised: Mapping[str, Held], slices: Sequence[GpuSlice], *, whole: bool
+    ) -> None:
+        """Raises Refusal while not everybody can have its guarantee of these cards; of the one that starts, a part.
+
+        `whole`: all of that, too.
+        """
         above = _above(tenants)
-        for gpu in (gpu for uuid, gpu in self._cards.by_uuid.items() if uuid in uuids):
-            guaranteed = promised.get(gpu.uuid, Held()).phys * MIB
+        for piece in slices:
+            gpu = self._cards.by_uuid.get(piece.uuid)
+            if gpu is None:
+                continue
+            guarantee = piece.guarantee * MIB
+            later = 0 if whole else guarantee - tier.at_first(guarantee, gpu.context)
+            guaranteed = promised.get(gpu.uuid, Held()).phys * MIB - later
             owed = tier.owed(_lendable(gpu), guaranteed, above.get(gpu.uuid, 0), self._foreign(gpu.uuid))
             if owed:
                 raise Refusal(

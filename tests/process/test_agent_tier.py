@@ -105,6 +105,7 @@ def test_room_is_lent_to_what_can_move_and_taken_back_before_somebody_starts(mak
 def test_a_container_without_host_memory_waits_for_what_was_lent(
     make: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(lending, "WHOLE_SECONDS", 0.0)
     world = make(plugin=SCALED)
     world.cards.back(True)
     first = start(world, "first", GpuSlice(A, 16000, phys=8000), annotations=MOVABLE)
@@ -116,9 +117,9 @@ def test_a_container_without_host_memory_waits_for_what_was_lent(
     world.sweep.once(clean=False)
     rest = CARD - 8000 - (CARD - 13000) - 2000
     assert usage(world, first)[0].lent == whole(rest - RESERVE), "kept for it until the kubelet tries again"
-    start(world, "moves", GpuSlice(A, 2000, phys=1000), number=3)  # it may have host memory meanwhile
     uses.charge_overhead(0, (8000 + RESERVE) * MIB)
     world.starts.start([f"{A}::2"])
+    start(world, "moves", GpuSlice(A, 2000, phys=1000), number=3)
     uses.charge_overhead(0, 13000 * MIB)
     with pytest.raises(Refusal, match="others still have"):
         start(world, "late", GpuSlice(A, 1500), number=4)
@@ -130,7 +131,10 @@ def test_a_container_without_host_memory_waits_for_what_was_lent(
     uses.close()
 
 
-def test_what_a_neighbour_still_has_of_the_card_may_lie_in_host_memory_until_it_is_back(make: MakeWorld) -> None:
+def test_what_a_neighbour_still_has_of_the_card_may_lie_in_host_memory_until_it_is_back(
+    make: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lending, "WHOLE_SECONDS", 0.0)
     world = make(plugin=f"deviceMemoryScaling: 1.5, hostMemory: {CARD}")  # for both cards, and all of it is needed
     world.cards.back(True)
     half, behind = CARD // 2, CARD // 4

@@ -129,6 +129,13 @@ def test_a_command_does_not_start_while_others_keep_what_was_lent(
         region.charge_overhead(0, (T4 - 9000 + T4 // 64 + 500) * MIB)
         with pytest.raises(UserError, match=rf"other commands still have 500 MiB of card 0 .*{card}.* lent to them"):
             run.await_room(store, claim)
+        monkeypatch.setattr(run, "WHOLE_SECONDS", 0.0)
+        least = 512  # of the guarantee of 9000
+        region.charge_overhead(0, (T4 - 9000 + 9000 - least) * MIB)
+        run.await_room(store, claim, tiered=True)
+        region.charge_overhead(0, (T4 - 9000 + 9000 - least + 1) * MIB)
+        with pytest.raises(UserError, match="other commands still have 1 MiB of card 0"):
+            run.await_room(store, claim, tiered=True)
         region.charge_overhead(0, (T4 - 9000) * MIB)
         run.await_room(store, claim)
     for one in (plain, big):

@@ -27,10 +27,11 @@ class _Share(msgspec.Struct, frozen=True):
     on_card: int  #: of that, on the card
 
 
-def settle(store: SliceStore, runs: Sequence[Run]) -> dict[str, int]:
+def settle(store: SliceStore, runs: Sequence[Run], later: Mapping[str, int] | None = None) -> dict[str, int]:
     """Writes loans by what is allocated now; `runs`: all of them. Needs the store's lock.
 
-    Returns, by card, the bytes that were lent and are still to be given back before everybody has its guarantee.
+    Returns, by card, the bytes that were lent and are still to be given back before everybody has its guarantee, less
+    what of these need not be there yet (`later`, by card).
     """
     with ExitStack() as stack:
         shares = _shares(stack, store, runs)
@@ -48,7 +49,7 @@ def settle(store: SliceStore, runs: Sequence[Run]) -> dict[str, int]:
             others = max(0, in_use[uuid] - sum(share.on_card for share in of_card.values())) if uuid in in_use else 0
             movable = {number: share for number, share in of_card.items() if share.movable}
             above = sum(max(0, share.usage.resident - share.guarantee) for share in movable.values())
-            owed[uuid] = tier.owed(physical, promised, above, others)
+            owed[uuid] = tier.owed(physical, promised - (later or {}).get(uuid, 0), above, others)
             for number, loan in tier.loans(tier.room(physical, promised, others), _wants(movable)).items():
                 change = loan - shares[number].usage.lent
                 if change < 0 or (change and uuid in in_use):
@@ -56,6 +57,14 @@ def settle(store: SliceStore, runs: Sequence[Run]) -> dict[str, int]:
         for _, number, loan in sorted(changes):  # what is taken back comes first
             shares[number].region.lend(shares[number].at, loan)
         return owed
+
+
+def later(run: Run) -> dict[str, int]:
+    """By card, the bytes of its guarantees that a command that may have host memory does not need at once."""
+    return {
+        piece.uuid: piece.guarantee * MIB - tier.at_first(piece.guarantee * MIB, card.context)
+        for piece, card in zip(run.slices, run.cards, strict=True)
+    }
 
 
 def _shares(stack: ExitStack, store: SliceStore, runs: Sequence[Run]) -> list[_Share]:

@@ -34,6 +34,7 @@ MIB: Final = 1 << 20
 POLL: Final = 0.2  #: seconds between two looks of the first waiter; the n-th looks n times as rarely
 SLOWEST_POLL: Final = 2.0
 BACK_SECONDS: Final = 10.0  #: without anything given back of what was lent: nothing will be
+WHOLE_SECONDS: Final = 5.0  #: a command that may have host memory waits so long for all of its guarantees
 NOT_EXECUTABLE: Final = 126  #: exit codes as the POSIX shell has them
 NOT_FOUND: Final = 127
 LOCK_DESCRIPTOR: Final = (
@@ -65,8 +66,7 @@ def run(command: Sequence[str], demand: Demand, config: Config, *, simulate: str
             lending.settle(store, runs)
             if arbiter.needed(wanted, claim.record, runs):
                 arbiter.ensure(root)
-        if not demand.memory_mode:
-            await_room(store, claim)
+        await_room(store, claim, tiered=bool(demand.memory_mode))
         environ = environment(
             os.environ,
             claim.record.slices,
@@ -178,12 +178,16 @@ def acquire(
             time.sleep(min(POLL * position, SLOWEST_POLL, left))
 
 
-def await_room(store: SliceStore, claim: Claim) -> None:
-    """Returns when what was lent of the claim's cards has been given back; UserError when that does not go on."""
-    least, deadline = -1, 0.0
+def await_room(store: SliceStore, claim: Claim, *, tiered: bool = False) -> None:
+    """Returns when what was lent of the claim's cards has been given back; UserError when that does not go on.
+
+    `tiered`: the command may have host memory, too, and waits for all of its guarantees for WHOLE_SECONDS alone.
+    """
+    least, deadline, began = -1, 0.0, time.monotonic()
     while True:
+        late = tiered and time.monotonic() - began > WHOLE_SECONDS
         with store.locked():
-            owed = lending.settle(store, store.sweep())
+            owed = lending.settle(store, store.sweep(), lending.later(claim.record) if late else None)
         if least < 0 or sum(owed.values()) < least:
             least, deadline = sum(owed.values()), time.monotonic() + BACK_SECONDS
         lacking = lending.sentence(claim.record.cards, owed)
