@@ -55,7 +55,12 @@ def test_what_does_not_fit_on_a_card_may_lie_in_host_memory() -> None:
     assert place(CARDS, taken, [], big(0)) == [GpuSlice(B, 15360, phys=9360)]
     two = place(CARDS, taken, [], big(20000, count=2))
     assert isinstance(two, list)
-    assert sorted(two, key=lambda one: one.uuid) == [GpuSlice(B, 20000, phys=7360), GpuSlice(C, 20000, phys=7360)]
+    assert sorted(two, key=lambda one: one.uuid) == [GpuSlice(B, 20000, phys=9360), GpuSlice(C, 20000, phys=7360)]
+    one_is_free = [run(GpuSlice(B, 12360), GpuSlice(C, 15000))]
+    two = place(CARDS, one_is_free, [], big(5000, 4000, count=2))
+    assert isinstance(two, list)
+    assert sorted(two, key=lambda one: one.uuid) == [GpuSlice(A, 5000), GpuSlice(B, 5000, phys=3000)]
+    assert isinstance(place(CARDS, one_is_free, [], big(5000, 3999, count=2)), NoRoom)
 
 
 def test_shares_of_cards_of_different_sizes_have_the_same_host_memory_behind_each() -> None:

@@ -80,21 +80,18 @@ def _fit(states: Sequence[CardState], demand: Demand) -> list[GpuSlice] | Reject
     if not demand.memory_mode or not isinstance(found, Rejection):
         return found
     # As much as possible on cards, and at least LEAST of it: from there down all would be at the speed of the bus.
-    for room in sorted({state.gpu.memory - state.held.mem for state in states}, reverse=True):
-        part = (
-            fit_container(states, msgspec.structs.replace(request, memory=room), selector, policy)
-            if room > 0
-            else found
-        )
+    wanted = {state.gpu.uuid: request.memory_on(state.gpu.physical_memory) for state in states}
+    free = {state.gpu.uuid: state.gpu.memory - state.held.mem for state in states}
+    for room in sorted({room for room in free.values() if room > 0}, reverse=True):
+        part = fit_container(states, msgspec.structs.replace(request, memory=room), selector, policy)
         if isinstance(part, Rejection):
             continue
-        physical = {state.gpu.uuid: state.gpu.physical_memory for state in states}
-        wanted = [(one, request.memory_on(physical[one.uuid])) for one in part]
         slices = [
-            msgspec.structs.replace(one, mem=memory, phys=room if room < memory else None) for one, memory in wanted
+            msgspec.structs.replace(one, mem=memory, phys=free[one.uuid] if free[one.uuid] < memory else None)
+            for one, memory in ((one, wanted[one.uuid]) for one in part)
         ]
-        if any(one.mem > LEAST * room for one in slices):
-            break
+        if any(one.mem > LEAST * one.guarantee for one in slices):
+            continue
         missing = len(slices) * max(one.mem - one.guarantee for one in slices)  # each card has the same part of it
         if missing > demand.host_memory:
             sentence = f"{missing} MiB of host memory needed, and {demand.host_memory} MiB may be used (--host-memory)"
