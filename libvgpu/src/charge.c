@@ -223,5 +223,4 @@ void vgpu_context_gone(CUcontext context, const struct vgpu_moment *before) {
     vgpu_places_forget();
     vgpu_own_tables();
     vgpu_sizes_take_owned(context, before, let_go_each, NULL);
-    vgpu_tier_context_gone(context, before->tier);
 }

@@ -80,7 +80,7 @@ bool vgpu_attempt_booked(struct vgpu_attempt *attempt, CUresult result, enum vgp
                          enum vgpu_kind kind);
 /* The end of a free that was `known`: lets go of what the handle stood for, once, however many frees of it were under way. Returns `result`. */
 CUresult vgpu_freed(CUresult result, enum vgpu_space space, uint64_t handle, bool known, const struct vgpu_freeing *freeing);
-/* The context is gone and all memory of its own with it. `before`: a moment before the driver was asked; what came later is another context's, to which
+/* The context is gone and all memory of its own with it, but for blocks of the tier. `before`: a moment before the driver was asked; what came later is another context's, to which
  * the driver has given the same handle. */
 void vgpu_context_gone(CUcontext context, const struct vgpu_moment *before);
 #endif

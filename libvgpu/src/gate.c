@@ -35,6 +35,7 @@ void vgpu_gate_forget(void) {
         atomic_store(&passage->inside, 0);
         atomic_store(&passage->handed_in, 0);
         atomic_store(&passage->finished, 0);
+        atomic_store(&passage->going, 0);
         atomic_store(&passage->taken, passage == vgpu_passage);
         passage->epoch = 0;
         passage->noted = 0;

@@ -64,7 +64,6 @@ bool vgpu_sizes_join(enum vgpu_space space, uint64_t handle, struct vgpu_holding
 /* What had been put in by now. */
 struct vgpu_moment {
     uint64_t newest[VGPU_SHARDS];
-    uint64_t tier; /* what vgpu_tier_moment says, from who needs it */
 };
 void vgpu_sizes_moment(struct vgpu_moment *moment);
 /* Takes out every entry of this owner that was there at `until`, of whatever space, and gives it to `each`. */

@@ -15,6 +15,7 @@ enum kind {
     STREAM,
     DEFAULT,  /* the legacy stream of a context */
     LEFTOVER, /* an event behind what a destroyed stream still had to do */
+    LEFT,     /* what a thread still had to do in its own stream of a context, when it turned to another one and that context was going */
 };
 
 #define MANY 16u /* leftovers, after which it is looked which of them have finished */
@@ -114,20 +115,29 @@ static void own_finished(struct vgpu_passage *mine) {
     atomic_store_explicit(&mine->finished, atomic_load_explicit(&mine->handed_in, memory_order_relaxed), memory_order_release);
 }
 
-/* Work of a thread's own streams in two contexts is told apart only as far as the first has finished. */
+/* Work of a thread's own streams in two contexts is told apart only as far as the first has finished, or goes with its context, which is not asked
+ * any more then. */
 static void note_own(struct vgpu_passage *mine, CUcontext context) {
     if (!mine) {
         give_up("a thread that there was no memory for uses a stream of its own");
         return;
     }
+    const bool entered = lock_table(); /* no context begins to go meanwhile */
     const CUcontext before = atomic_load(&mine->own);
-    if (before != context && atomic_load(&mine->handed_in) != atomic_load(&mine->finished)) {
-        if (!mine->shared && vgpu_own_stream_idle(before))
+    const uint64_t handed_in = atomic_load(&mine->handed_in);
+    if (before != context && handed_in != atomic_load(&mine->finished)) {
+        if (handed_in == atomic_load(&mine->going)) {
+            add((struct entry){LEFT, {NULL}, before, true});
             own_finished(mine);
-        else
+        } else if (!mine->shared && vgpu_own_stream_idle(before)) {
+            own_finished(mine);
+        } else {
             give_up("a thread uses streams of its own in several contexts at once");
+        }
     }
     atomic_store(&mine->own, context);
+    if (entered)
+        unlock_table();
 }
 
 void vgpu_stream_used_slowly(struct vgpu_passage *mine, CUstream stream, CUcontext context) {
@@ -195,7 +205,7 @@ static void drop(size_t i) {
 static bool finished(const struct entry *entry) {
     if (entry->kind == LEFTOVER)
         return DRIVER(cuEventQuery) && DRIVER(cuEventQuery)(entry->event) == CUDA_SUCCESS;
-    return DRIVER(cuStreamQuery) && DRIVER(cuStreamQuery)(entry->stream) == CUDA_SUCCESS;
+    return entry->kind != LEFT && DRIVER(cuStreamQuery) && DRIVER(cuStreamQuery)(entry->stream) == CUDA_SUCCESS;
 }
 
 /* Drops what is left of destroyed streams and has finished, before it becomes much. */
@@ -204,7 +214,7 @@ static void sweep(void) {
         return;
     for (size_t i = 0; i < entry_count;) {
         bool gone = false;
-        if (entries[i].kind == LEFTOVER && enter_context(entries[i].context)) {
+        if (entries[i].kind == LEFTOVER && !entries[i].going && enter_context(entries[i].context)) {
             gone = finished(&entries[i]);
             if (gone)
                 drop(i);
@@ -214,44 +224,57 @@ static void sweep(void) {
     }
 }
 
-/* An event behind what a stream still has to do, or nothing to do. False: neither is to be had. */
-static bool leave_over(struct entry *entry) {
-    CUevent event = NULL;
+static bool take_out(CUstream stream, struct entry *entry) {
+    if (!lock_table())
+        return false;
+    struct entry *at = find(STREAM, stream, NULL);
+    if (at) {
+        *entry = *at;
+        *at = entries[--entry_count];
+        atomic_fetch_add(&vgpu_streams_epoch, 1);
+    }
+    unlock_table();
+    return at;
+}
+
+/* An event behind what a stream still has to do; NULL: it has nothing to do. False: neither is to be had. Without the lock: a driver whose queue is full
+ * waits until there is room in it. With the context current. */
+static bool leave_over(const struct entry *entry, CUevent *event) {
     if (finished(entry))
         return true;
-    if (!DRIVER(cuEventCreate) || !DRIVER(cuEventRecord) || DRIVER(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+    if (!DRIVER(cuEventCreate) || !DRIVER(cuEventRecord) || DRIVER(cuEventCreate)(event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
         return false;
-    if (DRIVER(cuEventRecord)(event, entry->stream) != CUDA_SUCCESS) {
-        DRIVER(cuEventDestroy_v2)(event);
-        return false;
-    }
-    leftovers++;
-    add((struct entry){LEFTOVER, {(CUstream)event}, entry->context, entry->going});
-    return true;
+    if (DRIVER(cuEventRecord)(*event, entry->stream) == CUDA_SUCCESS)
+        return true;
+    DRIVER(cuEventDestroy_v2)(*event);
+    *event = NULL;
+    return false;
 }
 
 void vgpu_stream_going(CUstream stream) {
     const int kept = errno;
+    struct entry entry;
     vgpu_own_tables();
-    if (!lock_table())
-        return;
-    struct entry *at = find(STREAM, stream, NULL);
-    if (at) {
-        struct entry entry = *at;
-        *at = entries[--entry_count];
-        atomic_fetch_add(&vgpu_streams_epoch, 1);
+    vgpu_gate_enter(); /* nobody asks what has finished while it is nowhere */
+    if (take_out(stream, &entry)) {
+        CUevent event = NULL;
         bool kept_in_mind = false;
         const CUstreamCaptureMode mode = vgpu_relax();
         if (!vgpu_capturing(stream) && enter_context(entry.context)) {
-            kept_in_mind = leave_over(&entry);
+            kept_in_mind = leave_over(&entry, &event);
             leave_context();
         }
-        sweep();
+        if (event && lock_table()) {
+            leftovers++;
+            add((struct entry){LEFTOVER, {(CUstream)event}, entry.context, entry.going});
+            sweep();
+            unlock_table();
+        }
         vgpu_restore(mode);
         if (!kept_in_mind)
             give_up("a stream was destroyed, and what it still has to do cannot be asked");
     }
-    unlock_table();
+    vgpu_gate_leave();
     errno = kept;
 }
 
@@ -314,7 +337,9 @@ void vgpu_streams_context_went(CUcontext context, bool gone) {
     leftovers = 0;
     for (size_t i = 0; i < entry_count; i++) {
         const bool its = entries[i].going && entries[i].context == context;
-        if (its && (gone || (entries[i].kind == DEFAULT && !find(DEFAULT, NULL, context)->going)))
+        if (its && !gone && entries[i].kind == LEFT)
+            give_up("a thread has left work in a context that was about to go and stays");
+        if (its && (gone || entries[i].kind == LEFT || (entries[i].kind == DEFAULT && !find(DEFAULT, NULL, context)->going)))
             continue;
         entries[i].going &= !its;
         leftovers += entries[i].kind == LEFTOVER;
@@ -323,9 +348,13 @@ void vgpu_streams_context_went(CUcontext context, bool gone) {
     entry_count = left;
     if (gone)
         drop_mark(context); /* no new one is made while somebody is inside the gate */
-    for (struct vgpu_passage *passage = atomic_load(&vgpu_passages); gone && passage; passage = passage->next)
-        if (atomic_load(&passage->own) == context)
+    for (struct vgpu_passage *passage = atomic_load(&vgpu_passages); passage; passage = passage->next) {
+        if (atomic_load(&passage->own) != context)
+            continue;
+        if (gone)
             raise_to(&passage->finished, atomic_load(&passage->going));
+        atomic_store(&passage->going, 0);
+    }
     atomic_fetch_add(&vgpu_streams_epoch, 1);
     unlock_table();
 }
@@ -355,12 +384,15 @@ void vgpu_context_finished(const struct vgpu_stream_wait *wait) {
         raise_to(&wait->own[i].passage->finished, wait->own[i].handed_in);
 }
 
-/* The calling thread's own stream of a context. */
+/* The calling thread's own stream of a context. One that is being captured must not be asked. */
 bool vgpu_own_stream_idle(CUcontext context) {
-    if (!enter_context(context))
-        return false;
-    const bool idle = DRIVER(cuStreamQuery) && DRIVER(cuStreamQuery)(CU_STREAM_PER_THREAD) == CUDA_SUCCESS;
-    leave_context();
+    const CUstreamCaptureMode mode = vgpu_relax();
+    const bool entered = enter_context(context);
+    const bool idle = entered && !vgpu_capturing(CU_STREAM_PER_THREAD) && DRIVER(cuStreamQuery) &&
+                      DRIVER(cuStreamQuery)(CU_STREAM_PER_THREAD) == CUDA_SUCCESS;
+    if (entered)
+        leave_context();
+    vgpu_restore(mode);
     return idle;
 }
 

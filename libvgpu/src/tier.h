@@ -56,6 +56,8 @@ bool vgpu_tier_collect(void);
 /* The same for those that were freed while a capture was open, too: waits for their contexts. */
 void vgpu_tier_finish(void);
 
-/* A context is gone: its blocks that were made before the moment go, too. */
-void vgpu_tier_context_gone(CUcontext context, uint64_t moment);
+/* Outside the gate, around the driver's call with which a context may go: meanwhile nobody enters it for a block. When it is gone, its blocks that were
+ * made before the moment go, too. */
+void vgpu_tier_context_going(CUcontext context);
+void vgpu_tier_context_went(CUcontext context, bool gone, uint64_t moment);
 #endif

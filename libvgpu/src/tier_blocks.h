@@ -43,6 +43,8 @@ struct vgpu_tier_record {
     bool leaving;             /* freed in stream order: `event` has not passed yet */
     CUevent event;            /* NULL: freed while a capture was open */
     CUcontext event_context;  /* of the event */
+    uint32_t going;           /* calls under way with which its context, or its event's, may go: neither is entered, and it does not move */
+    uint32_t awaited;         /* threads that wait for its context, which must not go meanwhile */
     uint32_t next;            /* free record, or of those that leave; VGPU_TIER_NONE: none */
 };
 

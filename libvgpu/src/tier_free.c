@@ -1,9 +1,17 @@
 /* How blocks of the tier end: freed at once, freed in the order of a stream, or with their context. */
 #define _GNU_SOURCE
+#include <pthread.h>
+
 #include "capture.h"
 #include "charge.h"
+#include "clock.h"
 #include "log.h"
 #include "tier.h"
+
+#define AGAIN_NS 50000u /* between two looks whether others have left a context */
+
+/* Weak: before glibc 2.34 it is in libpthread, which this library does not bring into programs that have no threads. */
+#pragma weak pthread_setcancelstate
 
 /* Those that were freed in stream order, and those whose free came while a capture was open; linked by `next`. Under the lock. */
 static uint32_t leaving = VGPU_TIER_NONE;
@@ -35,7 +43,7 @@ static void end(uint32_t number, bool context_gone) {
     const struct vgpu_tier_record record = *vgpu_tier_record(number);
     CUresult result = CUDA_SUCCESS;
     const CUstreamCaptureMode mode = vgpu_relax();
-    if (record.event && !context_gone && DRIVER(cuEventDestroy_v2))
+    if (record.event && !record.going && DRIVER(cuEventDestroy_v2))
         DRIVER(cuEventDestroy_v2)(record.event);
     if (!record.pinned) {
         result = DRIVER(cuMemUnmap)(record.base, record.bytes);
@@ -98,7 +106,7 @@ static CUresult synchronize(CUcontext context) {
 /* An answer that is none, such as that a capture has begun, is no end. */
 static bool passed(const struct vgpu_tier_record *record) {
     bool pushed;
-    if (!record->event || !DRIVER(cuEventQuery) || !vgpu_tier_enter_context(record->event_context, &pushed))
+    if (!record->event || record->going || !DRIVER(cuEventQuery) || !vgpu_tier_enter_context(record->event_context, &pushed))
         return false;
     const CUresult result = DRIVER(cuEventQuery)(record->event);
     vgpu_tier_leave_context(pushed);
@@ -130,31 +138,53 @@ bool vgpu_tier_collect(void) {
 /* Under the lock: one that was freed while a capture was open, of this number of buffer (0: any); VGPU_TIER_NONE: none. */
 static uint32_t without_event(uint64_t buffer) {
     uint32_t number = leaving;
-    while (number != VGPU_TIER_NONE && (vgpu_tier_record(number)->event || (buffer && vgpu_tier_record(number)->buffer_id != buffer)))
-        number = vgpu_tier_record(number)->next;
+    while (number != VGPU_TIER_NONE) {
+        const struct vgpu_tier_record *record = vgpu_tier_record(number);
+        if (!record->event && (buffer ? record->buffer_id == buffer : !record->going))
+            break;
+        number = record->next;
+    }
     return number;
 }
 
 static void forget_leaving(uint32_t number);
 
-void vgpu_tier_finish(void) {
-    while (atomic_load_explicit(&leaving_count, memory_order_relaxed) && !vgpu_any_capture()) {
-        vgpu_tier_lock();
-        uint32_t number = without_event(0);
-        const CUcontext context = number == VGPU_TIER_NONE ? NULL : vgpu_tier_record(number)->context;
-        const uint64_t buffer = number == VGPU_TIER_NONE ? 0 : vgpu_tier_record(number)->buffer_id;
+/* Ends one that has no event, when its context has done all. Who is about to destroy that waits for it. False: there is none, or the driver does not
+ * wait. */
+static bool finish_one(void) {
+    vgpu_tier_lock();
+    uint32_t number = without_event(0);
+    if (number == VGPU_TIER_NONE) {
         vgpu_tier_unlock();
-        if (!buffer || synchronize(context) != CUDA_SUCCESS)
-            break;
-        vgpu_tier_lock();
-        number = without_event(buffer);
-        if (number != VGPU_TIER_NONE) {
-            forget_leaving(number);
-            end(number, false);
-        }
-        vgpu_tier_unlock();
+        return false;
     }
+    struct vgpu_tier_record *record = vgpu_tier_record(number);
+    const CUcontext context = record->context;
+    const uint64_t buffer = record->buffer_id;
+    record->awaited++;
+    vgpu_tier_unlock();
+    const bool finished = synchronize(context) == CUDA_SUCCESS;
+    vgpu_tier_lock();
+    number = without_event(buffer);
+    if (number != VGPU_TIER_NONE && --vgpu_tier_record(number)->awaited == 0 && finished) {
+        forget_leaving(number);
+        end(number, false);
+    }
+    vgpu_tier_unlock();
+    return finished;
+}
+
+void vgpu_tier_finish(void) {
+    if (!atomic_load_explicit(&leaving_count, memory_order_relaxed))
+        return;
+    int before, disabled;
+    if (pthread_setcancelstate)
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before); /* a context that it waits for could never be destroyed */
+    while (!vgpu_any_capture() && finish_one())
+        ;
     vgpu_tier_collect();
+    if (pthread_setcancelstate)
+        pthread_setcancelstate(before, &disabled);
 }
 
 /* Takes a block that is freed at once out of the program's sight; false: no block of the tier begins there, or *answer says what is wrong. */
@@ -240,20 +270,52 @@ static void forget_leaving(uint32_t number) {
     }
 }
 
-void vgpu_tier_context_gone(CUcontext context, uint64_t moment) {
-    if (!vgpu_tier_any())
+static bool concerns(const struct vgpu_tier_record *record, CUcontext context) {
+    return record->context == context || (record->leaving && record->event_context == context);
+}
+
+/* Under the lock. */
+static bool awaited(CUcontext context) {
+    for (uint32_t number = leaving; number != VGPU_TIER_NONE; number = vgpu_tier_record(number)->next)
+        if (vgpu_tier_record(number)->awaited && vgpu_tier_record(number)->context == context)
+            return true;
+    return false;
+}
+
+void vgpu_tier_context_going(CUcontext context) {
+    if (!context || !vgpu_tier_any())
+        return;
+    vgpu_tier_lock(); /* who is in it holds that */
+    for (uint32_t number = vgpu_tier_next(0); number != VGPU_TIER_NONE; number = vgpu_tier_next(number + 1))
+        vgpu_tier_record(number)->going += concerns(vgpu_tier_record(number), context);
+    while (awaited(context)) {
+        vgpu_tier_unlock();
+        vgpu_sleep_until(vgpu_now_ns() + AGAIN_NS);
+        vgpu_tier_lock();
+    }
+    vgpu_tier_unlock();
+}
+
+void vgpu_tier_context_went(CUcontext context, bool gone, uint64_t moment) {
+    if (!context || !vgpu_tier_any())
         return;
     vgpu_tier_lock();
     for (uint32_t number = vgpu_tier_next(0); number != VGPU_TIER_NONE; number = vgpu_tier_next(number + 1)) {
         struct vgpu_tier_record *record = vgpu_tier_record(number);
-        const bool has_passed = record->leaving && record->event_context == context; /* the event has gone, and all that it stood for has happened */
-        if ((record->context != context && !has_passed) || record->buffer_id >= moment)
+        if (!concerns(record, context))
             continue;
-        if (has_passed)
-            record->event = NULL;
+        const bool its = record->context == context && record->buffer_id < moment;
+        const bool marked = record->going && record->leaving && record->event_context == context; /* not by another one that has its handle now */
+        record->going -= record->going != 0;
+        if (!gone)
+            continue;
+        if (marked)
+            record->event = NULL; /* it has gone, and all that it stood for has happened */
+        if (!its && (!marked || record->going))
+            continue;
         if (record->leaving)
             forget_leaving(number);
-        end(number, record->context == context);
+        end(number, its);
     }
     vgpu_tier_unlock();
 }

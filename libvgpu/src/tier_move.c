@@ -133,7 +133,7 @@ static CUresult move(struct vgpu_tier_record *block) {
 }
 
 static bool can_move(const struct vgpu_tier_record *block) {
-    return block->bytes && block->handle && !block->shared && !block->pinned && !block->leaving;
+    return block->bytes && block->handle && !block->shared && !block->pinned && !block->leaving && !block->going;
 }
 
 /* False: there was no room for it. One that fails for another reason stays where it is from now on, and is in nobody's way. */

@@ -10,7 +10,7 @@
 #include "sparse.h"
 #include "spin.h"
 #include "streams.h"
-#include "tier_blocks.h"
+#include "tier.h"
 
 #define MAX_DEVICES 64
 
@@ -91,6 +91,7 @@ CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsig
 struct leaving {
     CUcontext context;
     struct vgpu_moment before;
+    uint64_t blocks_before;
     struct vgpu_departure departure;
     bool sparse, gated;
 };
@@ -98,6 +99,7 @@ struct leaving {
 static void going(struct leaving *leaving, CUcontext context) {
     *leaving = (struct leaving){.context = context, .departure.context = context};
     vgpu_own_tables();
+    vgpu_tier_context_going(context); /* outside the gate: who moves blocks waits for all who are inside */
     leaving->gated = vgpu_gate_is_armed();
     if (leaving->gated) {
         vgpu_gate_enter(); /* nobody asks about its streams meanwhile */
@@ -106,7 +108,7 @@ static void going(struct leaving *leaving, CUcontext context) {
     }
     vgpu_samples_going(context);
     vgpu_sizes_moment(&leaving->before);
-    leaving->before.tier = vgpu_tier_moment();
+    leaving->blocks_before = vgpu_tier_moment();
     vgpu_capture_departs(&leaving->departure);
     leaving->sparse = vgpu_sparse_going();
 }
@@ -119,12 +121,13 @@ static void went(const struct leaving *leaving, bool gone) {
         vgpu_context_gone(leaving->context, &leaving->before);
         vgpu_captures_end(NULL, leaving->context);
     }
-    if (!leaving->gated)
-        return;
-    vgpu_streams_context_went(leaving->context, gone);
-    if (gone)
-        vgpu_parameters_stale(); /* what was asked about them meanwhile */
-    vgpu_gate_leave();
+    if (leaving->gated) {
+        vgpu_streams_context_went(leaving->context, gone);
+        if (gone)
+            vgpu_parameters_stale(); /* what was asked about them meanwhile */
+        vgpu_gate_leave();
+    }
+    vgpu_tier_context_went(leaving->context, gone, leaving->blocks_before);
 }
 
 CUresult cuCtxDestroy_v2(CUcontext context) {
