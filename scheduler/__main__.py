@@ -13,14 +13,15 @@ from typing import Final
 from prometheus_client import make_wsgi_app
 
 from scheduler.admission.webhook import Admission
-from scheduler.app import extender_app, service_app
+from scheduler.app import extender_app, open_app, service_app
 from scheduler.binder import Binder
 from scheduler.certificates import Certificates
 from scheduler.cluster import ClusterState
 from scheduler.feed import Feed
-from scheduler.fence import Fence, beside, term_in
+from scheduler.fence import Fence, held_here, term_in
 from scheduler.metrics import REGISTRY
 from scheduler.moves import Moves
+from scheduler.neighbour import ANSWER_SECONDS, Neighbour
 from scheduler.server import Listener, any_address
 from scheduler.verbs import Recent, Verbs
 from vgpu import config, names
@@ -61,6 +62,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--extender-port", type=_port, default=names.PORT_EXTENDER, help="on 127.0.0.1 only")
     parser.add_argument("--webhook-port", type=_port, default=names.PORT_WEBHOOK, help="webhook and health, TLS")
     parser.add_argument("--metrics-port", type=_port, default=names.PORT_SCHEDULER_METRICS)
+    parser.add_argument(
+        "--kube-scheduler-port", type=_port, default=10259, help="of the kube-scheduler in this pod (default: 10259)"
+    )
     parser.add_argument(
         "--webhook-address", default=any_address(), help="where webhook and metrics listen (default: everywhere)"
     )
@@ -114,9 +118,11 @@ def run(args: argparse.Namespace) -> None:
     )
     # Without a Lease nobody else binds: the first call waits for what earlier processes did, the others pass.
     if args.lease:
-        fence = Fence(feed.catch_up, term_in(client, *args.lease), own=beside)
+        fence = Fence(feed.catch_up, term_in(client, *args.lease), own=held_here)
     else:
         fence = Fence(feed.catch_up, lambda: "alone")
+    leader = term_in(client, *args.lease, seconds=ANSWER_SECONDS) if args.lease else lambda: ""
+    neighbour = Neighbour(args.kube_scheduler_port, lambda: feed.ready, leader)
     binder = Binder(client, state, rules, recent, fence.pass_)
     moves = Moves(client, state, lambda: feed.ready and fence.leads())
     verbs = extender_app(Verbs(state, rules, recent), binder, lambda: feed.ready, fence)
@@ -124,7 +130,8 @@ def run(args: argparse.Namespace) -> None:
     listeners: list[Listener] = []
     try:
         listeners.append(Listener("extender", verbs, "127.0.0.1", args.extender_port, threads=BIND_THREADS))
-        listeners.append(Listener("metrics", make_wsgi_app(REGISTRY), address, args.metrics_port, threads=2))
+        told = open_app(make_wsgi_app(REGISTRY), neighbour.obstacle)
+        listeners.append(Listener("metrics", told, address, args.metrics_port, threads=2))
         feed.start()
         moves.start()
         certificates.start()

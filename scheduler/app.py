@@ -2,18 +2,20 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import IO, Final
+from typing import IO, Any, Final
 
 import msgspec
 from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
 
+from scheduler import neighbour
 from scheduler.admission.webhook import Admission
 from scheduler.binder import Binder, Refused
 from scheduler.fence import Behind, Fence
 from scheduler.metrics import DURATION
+from scheduler.server import WsgiApp
 from scheduler.verbs import Verbs
 from scheduler.wire import (
     BadBody,
@@ -113,6 +115,23 @@ def extender_app(verbs: Verbs, binder: Binder, ready: Callable[[], bool], fence:
                 log.warning("pod %s/%s not bound to %s: %s", args.PodNamespace, args.PodName, args.Node, refused)
                 return _json(ExtenderBindingResult(str(refused)))
             return _json(ExtenderBindingResult())
+
+    return app
+
+
+def open_app(metrics: WsgiApp, obstacle: Callable[[], str]) -> WsgiApp:
+    """/metrics for everybody, /kube-scheduler for the kubelet, both without TLS, which waits for its certificate.
+
+    `obstacle` says why the kube-scheduler of the same pod should be started anew, "" where it should not.
+    """
+
+    def app(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+        if environ["PATH_INFO"] != neighbour.PATH:
+            return metrics(environ, start)
+        said = obstacle()
+        if said:
+            log.warning("%s", said)
+        return (_text(503, said) if said else _text(200, "ok"))(environ, start)
 
     return app
 

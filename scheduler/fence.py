@@ -27,16 +27,17 @@ class Behind(Exception):
     """The state may lack what another replica did; the text says why, and kube-scheduler tries again."""
 
 
-def term_in(client: KubeClient, namespace: str, name: str) -> Callable[[], str]:
+def term_in(client: KubeClient, namespace: str, name: str, *, seconds: float = 10) -> Callable[[], str]:
     """A function that tells by a consistent read which term of which leader this is; it raises ApiError.
 
-    Empty where nobody leads. Source: client-go leaderelection.go: whoever acquires a Lease counts leaseTransitions up.
+    Empty where nobody leads; `seconds` for an answer. Source: client-go leaderelection.go: whoever acquires a Lease
+    counts leaseTransitions up.
     """
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
 
     def read() -> str:
         try:
-            spec = msgspec.json.decode(client.get(path), type=RawObject).spec
+            spec = msgspec.json.decode(client.request("GET", path, timeout=seconds), type=RawObject).spec
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -47,7 +48,7 @@ def term_in(client: KubeClient, namespace: str, name: str) -> Callable[[], str]:
     return read
 
 
-def beside(term: str) -> bool:
+def held_here(term: str) -> bool:
     """Whether the leader of this term runs in the same pod.
 
     Source: kubernetes cmd/kube-scheduler/app/options: the identity is HOSTNAME_UUID.

@@ -8,6 +8,7 @@ from tools import helm
 
 from device_plugin import cleanup, serving
 from scheduler import __main__ as scheduler_main
+from scheduler import neighbour
 from vgpu import names
 
 KUBE_VERSION = ("--kube-version", "v1.34.2")
@@ -151,7 +152,8 @@ def test_cert_manager_in_place_of_an_own_authority(issuer: dict[str, str]) -> No
     certificate = one(objects, "Certificate", "vgpu-scheduler")["spec"]
     assert "vgpu-scheduler.kube-system.svc" in certificate["dnsNames"]
     assert certificate["issuerRef"] == (issuer or {"name": "vgpu-scheduler", "kind": "Issuer"})
-    assert bool(issuer) is not any(item["kind"] == "Issuer" for item in objects)
+    own = [item["metadata"]["name"] for item in objects if item["kind"] == "Issuer"]
+    assert own == ([] if issuer else ["vgpu-scheduler-root", "vgpu-scheduler"])
     webhook = one(objects, "MutatingWebhookConfiguration", "vgpu-scheduler")
     assert webhook["metadata"]["annotations"]["cert-manager.io/inject-ca-from"] == "kube-system/vgpu-scheduler"
     scheduler = next(c for c in pod_specs(objects)["Deployment"]["containers"] if c["name"] == "vgpu-scheduler")
@@ -166,6 +168,36 @@ def test_cert_manager_in_place_of_an_own_authority(issuer: dict[str, str]) -> No
     ]
     assert [verbs for resource, verbs in rights if resource == "secrets"] == [["get"]]
     assert "mutatingwebhookconfigurations" not in dict(rights)
+
+
+def test_cert_manager_renews_the_certificate_and_keeps_the_authority() -> None:
+    """What is injected into the webhook is the authority: with a self-signed certificate each renewal changes it."""
+    objects = helm.objects({"scheduler": {"certManager": {"enabled": True}}})
+    serving, authority = (one(objects, "Certificate", f"vgpu-scheduler{end}")["spec"] for end in ("", "-authority"))
+    signer = one(objects, "Issuer", serving["issuerRef"]["name"])["spec"]
+    assert signer == {"ca": {"secretName": authority["secretName"]}}
+    assert authority["secretName"] != serving["secretName"]
+    assert authority["isCA"]
+    assert "isCA" not in serving
+    assert authority["privateKey"]["rotationPolicy"] == "Never"
+    assert one(objects, "Issuer", authority["issuerRef"]["name"])["spec"] == {"selfSigned": {}}
+    spare = int(authority["renewBefore"].removesuffix("h"))
+    assert spare > 90 * 24, "more than what it signs is valid, which is cert-manager's default of 90 days"
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_kube_scheduler_makes_room_for_one_whose_extender_answers(replicas: int) -> None:
+    """Where there is another one; alone it would only be started ever later."""
+    beside, kube_scheduler = pod_specs(helm.objects({"scheduler": {"replicas": replicas}}))["Deployment"]["containers"]
+    assert beside["name"] == "vgpu-scheduler", "first: kube-scheduler is not started, and probed, while its image comes"
+    port = next(one["containerPort"] for one in kube_scheduler["ports"] if one["name"] == "https")
+    assert scheduler_main.arguments(beside["args"]).kube_scheduler_port == port
+    own = {"path": "/healthz", "port": "https", "scheme": "HTTPS"}
+    asked = {"path": neighbour.PATH, "port": names.PORT_SCHEDULER_METRICS}
+    assert kube_scheduler["startupProbe"]["httpGet"] == own
+    assert kube_scheduler["livenessProbe"]["httpGet"] == (own if replicas == 1 else asked)
+    waits = kube_scheduler["livenessProbe"].get("timeoutSeconds", 1)
+    assert replicas == 1 or waits > 2 * neighbour.ANSWER_SECONDS
 
 
 def test_alerts_ask_for_metrics_that_exist() -> None:

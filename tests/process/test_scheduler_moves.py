@@ -12,7 +12,7 @@ from scheduler_world import SECONDS, Scheduler, add_node, gpu_pod, inventory, re
 from scheduler import moves
 from scheduler.cluster import ClusterState
 from scheduler.feed import holding_of
-from scheduler.fence import Fence, beside
+from scheduler.fence import Fence, held_here
 from scheduler.moves import Moves
 from vgpu import allocation, names
 from vgpu.allocation import Allocation
@@ -192,7 +192,7 @@ def test_who_leads_is_told_by_the_lease_and_catches_up_first(monkeypatch: pytest
     monkeypatch.setattr("socket.gethostname", lambda: "vgpu-scheduler-1")
     terms = {"now": "vgpu-scheduler-2_uuid 4"}
     caught_up: list[str] = []
-    fence = Fence(lambda: caught_up.append(terms["now"]), lambda: terms["now"], own=beside)
+    fence = Fence(lambda: caught_up.append(terms["now"]), lambda: terms["now"], own=held_here)
     assert not fence.leads()
     terms["now"] = ""
     assert not fence.leads()
