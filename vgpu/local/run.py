@@ -188,8 +188,9 @@ def await_room(store: SliceStore, claim: Claim, *, tiered: bool = False) -> None
         late = tiered and time.monotonic() - began > WHOLE_SECONDS
         with store.locked():
             owed = lending.settle(store, store.sweep(), lending.later(claim.record) if late else None)
-        if least < 0 or sum(owed.values()) < least:
-            least, deadline = sum(owed.values()), time.monotonic() + BACK_SECONDS
+        mine = sum(owed.get(card.uuid, 0) for card in claim.record.cards)
+        if least < 0 or mine < least:
+            least, deadline = mine, time.monotonic() + BACK_SECONDS
         lacking = lending.sentence(claim.record.cards, owed)
         if not lacking:
             return
