@@ -1,9 +1,10 @@
-/* The driver of streams_units.c, which is played, and what the gate and the streams need besides: contexts, streams and events, of which the checks say
+/* The driver of the unit tests of streams, which is played, and what the gate and the streams need besides: contexts, streams and events, of which the checks say
  * what has not finished. */
 #ifndef VGPU_TESTS_STREAMS_DRIVER_H
 #define VGPU_TESTS_STREAMS_DRIVER_H
 #include <pthread.h>
 #include <stdbool.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "capture.h"
@@ -57,6 +58,10 @@ static bool takes_time; /* to pass an event, even with nothing before it */
 static __thread bool own_busy[4];
 static bool exists[STREAMS];
 static int events;
+static CUcontext dying; /* the driver destroys it: nobody may enter it */
+static CUstream captured;
+static __thread CUstreamCaptureMode strictness;
+static void (*meanwhile)(void); /* an event is being recorded */
 
 static CUresult get_current(CUcontext *context) {
     *context = depth ? stack[depth - 1] : NULL;
@@ -64,7 +69,7 @@ static CUresult get_current(CUcontext *context) {
 }
 
 static CUresult push(CUcontext context) {
-    CHECK(context == CONTEXT(1) || context == CONTEXT(2));
+    CHECK((context == CONTEXT(1) || context == CONTEXT(2)) && context != dying);
     stack[depth++] = context;
     return CUDA_SUCCESS;
 }
@@ -91,8 +96,20 @@ static CUresult answer(bool is_busy) {
 static pthread_barrier_t steps;
 static __thread bool stays; /* in the next query */
 
+static CUresult exchange_mode(CUstreamCaptureMode *mode) {
+    const CUstreamCaptureMode before = strictness;
+    strictness = *mode;
+    *mode = before;
+    return CUDA_SUCCESS;
+}
+
+static CUresult is_capturing(CUstream stream, CUstreamCaptureStatus *status) {
+    *status = stream == captured ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+}
+
 static CUresult query(CUstream stream) {
-    CHECK(depth);
+    CHECK(depth && (!vgpu_open_captures || (strictness == CU_STREAM_CAPTURE_MODE_RELAXED && stream != captured))); /* else one breaks */
     if (stays) {
         pthread_barrier_wait(&steps);
         pthread_barrier_wait(&steps);
@@ -120,6 +137,8 @@ static CUresult event_destroy(CUevent event) {
 
 static CUresult record(CUevent event, CUstream stream) {
     CHECK(event && exists[number_of(stream)]);
+    if (meanwhile)
+        meanwhile();
     return CUDA_SUCCESS;
 }
 
@@ -128,7 +147,7 @@ static CUresult event_query(CUevent event) {
     return answer(event_busy);
 }
 
-static CUresult record_context(CUcontext context, CUevent event) {
+static __attribute__((unused)) CUresult record_context(CUcontext context, CUevent event) {
     CHECK(context == CONTEXT(1) && event);
     event_busy = others_busy || takes_time;
     return CUDA_SUCCESS;
@@ -139,10 +158,44 @@ static void play(void) {
     vgpu_driver_entries[ENTRY_cuCtxPushCurrent_v2] = (void *)push;
     vgpu_driver_entries[ENTRY_cuCtxPopCurrent_v2] = (void *)pop;
     vgpu_driver_entries[ENTRY_cuStreamGetCtx] = (void *)get_context;
+    vgpu_driver_entries[ENTRY_cuStreamIsCapturing] = (void *)is_capturing;
+    vgpu_driver_entries[ENTRY_cuThreadExchangeStreamCaptureMode] = (void *)exchange_mode;
     vgpu_driver_entries[ENTRY_cuStreamQuery] = (void *)query;
     vgpu_driver_entries[ENTRY_cuEventCreate] = (void *)event_create;
     vgpu_driver_entries[ENTRY_cuEventDestroy_v2] = (void *)event_destroy;
     vgpu_driver_entries[ENTRY_cuEventRecord] = (void *)record;
     vgpu_driver_entries[ENTRY_cuEventQuery] = (void *)event_query;
+}
+
+static CUstream make(int i) {
+    exists[i] = true;
+    vgpu_stream_made(STREAM(i), NULL);
+    return STREAM(i);
+}
+
+static void use(CUstream stream) {
+    vgpu_handing_in(stream);
+    vgpu_handed_in();
+}
+
+static void destroy(int i) {
+    vgpu_stream_going(STREAM(i));
+    exists[i] = false;
+}
+
+/* As a forked child would. */
+static void begin(void) {
+    vgpu_streams_forget();
+    vgpu_gate_forget();
+    memset(busy, 0, sizeof busy);
+    memset(legacy_busy, 0, sizeof legacy_busy);
+    memset(own_busy, 0, sizeof own_busy);
+    others_busy = event_busy = false;
+    dying = NULL;
+    warnings = events = 0;
+    vgpu_driver_entries[ENTRY_cuCtxRecordEvent] = NULL;
+    depth = 0;
+    push(CONTEXT(1));
+    CHECK(vgpu_streams_idle());
 }
 #endif

@@ -11,37 +11,6 @@
 #include "check.h"
 #include "streams_driver.h"
 
-static CUstream make(int i) {
-    exists[i] = true;
-    vgpu_stream_made(STREAM(i), NULL);
-    return STREAM(i);
-}
-
-static void use(CUstream stream) {
-    vgpu_handing_in(stream);
-    vgpu_handed_in();
-}
-
-static void destroy(int i) {
-    vgpu_stream_going(STREAM(i));
-    exists[i] = false;
-}
-
-/* As a forked child would. */
-static void begin(void) {
-    vgpu_streams_forget();
-    vgpu_gate_forget();
-    memset(busy, 0, sizeof busy);
-    memset(legacy_busy, 0, sizeof legacy_busy);
-    memset(own_busy, 0, sizeof own_busy);
-    others_busy = event_busy = false;
-    warnings = events = 0;
-    vgpu_driver_entries[ENTRY_cuCtxRecordEvent] = NULL;
-    depth = 0;
-    push(CONTEXT(1));
-    CHECK(vgpu_streams_idle());
-}
-
 static void check_created_streams(void) {
     begin();
     make(0);

@@ -27,6 +27,7 @@ def test_no_thread_races_with_another_one() -> None:
 
 def test_all_streams_are_asked() -> None:
     run([units("streams_units", "gate", "streams")], {})
+    run([units("streams_going_units", "gate", "streams")], {})
 
 
 def test_what_launches_and_graphs_touch() -> None:

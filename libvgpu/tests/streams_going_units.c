@@ -1,0 +1,146 @@
+/* Streams that go, contexts that go, and captures beside them: prints nothing and ends with 0, or names the check that failed. */
+#define _GNU_SOURCE
+#include "streams.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "streams_driver.h"
+
+#define MANY 40
+
+static void begins_to_go(int i) {
+    vgpu_streams_context_going(CONTEXT(i));
+    dying = CONTEXT(i);
+}
+
+static void went(int i, bool gone) {
+    dying = NULL;
+    vgpu_streams_context_went(CONTEXT(i), gone);
+}
+
+/* Who destroys a stream of another context looks through what is left of others. */
+static void check_what_is_left_in_a_context_that_goes_is_not_asked_for(void) {
+    begin();
+    for (int i = 0; i < MANY; i++) {
+        exists[0] = busy[0] = event_busy = true;
+        vgpu_stream_made(STREAM(0), CONTEXT(2));
+        destroy(0);
+    }
+    CHECK(events == MANY);
+    begins_to_go(2);
+    event_busy = false;
+    make(1);
+    busy[1] = true;
+    destroy(1);
+    CHECK(events == MANY); /* the last one has passed, and the others are left alone */
+    went(2, false);
+    make(1);
+    destroy(1);
+    CHECK(vgpu_streams_idle() && events == 0 && !warnings);
+}
+
+static void turn_to_the_other_one(void) {
+    CUcontext popped;
+    push(CONTEXT(2));
+    use(CU_STREAM_PER_THREAD);
+    pop(&popped);
+}
+
+/* What a thread did in it may run still, and goes with it. */
+static void check_a_thread_turns_away_from_a_context_that_goes(void) {
+    begin();
+    use(CU_STREAM_PER_THREAD);
+    own_busy[1] = true;
+    begins_to_go(1);
+    turn_to_the_other_one();
+    went(1, true);
+    CHECK(vgpu_streams_idle() && !warnings);
+    own_busy[2] = true;
+    turn_to_the_other_one();
+    CHECK(!vgpu_streams_idle() && !warnings);
+    own_busy[2] = false;
+    CHECK(vgpu_streams_idle());
+
+    begin();
+    use(CU_STREAM_PER_THREAD);
+    begins_to_go(1);
+    turn_to_the_other_one();
+    went(1, false); /* it stays, and nobody knows when that work ends */
+    CHECK(!vgpu_streams_idle() && warnings == 1);
+}
+
+/* One that was about to go, and stays, is asked as before. */
+static void check_a_thread_turns_away_from_a_context_that_stayed(void) {
+    begin();
+    use(CU_STREAM_PER_THREAD);
+    begins_to_go(1);
+    went(1, false);
+    turn_to_the_other_one();
+    CHECK(vgpu_streams_idle() && !warnings);
+    vgpu_own_stream_finished();
+    use(CU_STREAM_PER_THREAD);
+    own_busy[1] = true;
+    begins_to_go(1);
+    went(1, false);
+    turn_to_the_other_one();
+    CHECK(!vgpu_streams_idle() && warnings == 1);
+}
+
+/* A query in an ordinary mode breaks what another thread captures, and any query what is captured in that very stream. */
+static void check_captures_are_not_broken(void) {
+    for (int own = 0; own < 2; own++) {
+        begin();
+        use(CU_STREAM_PER_THREAD);
+        vgpu_open_captures = 1;
+        captured = own ? CU_STREAM_PER_THREAD : STREAM(5);
+        turn_to_the_other_one();
+        CHECK(warnings == own && strictness == CU_STREAM_CAPTURE_MODE_GLOBAL);
+        vgpu_open_captures = 0;
+        captured = NULL;
+        CHECK(vgpu_streams_idle() == !own);
+    }
+}
+
+static void *look_and_use(void *unused) {
+    push(CONTEXT(1));
+    CHECK(!vgpu_gate_close(1000)); /* what it has to do is nowhere yet */
+    make(2);
+    use(STREAM(2));
+    return unused;
+}
+
+static void have_others_go_on(void) {
+    pthread_t thread;
+    pthread_create(&thread, NULL, look_and_use, NULL);
+    pthread_join(thread, NULL);
+}
+
+/* The driver waits in a call, as one does whose queue is full, for what another thread is about to do. */
+static void check_nobody_waits_for_an_event_that_is_being_recorded(void) {
+    begin();
+    make(0);
+    busy[0] = event_busy = true;
+    meanwhile = have_others_go_on;
+    alarm(20);
+    destroy(0);
+    alarm(0);
+    meanwhile = NULL;
+    CHECK(vgpu_gate_close(1000000000));
+    CHECK(events == 1 && !vgpu_streams_idle());
+    event_busy = false;
+    CHECK(vgpu_streams_idle() && !warnings);
+    vgpu_gate_open();
+}
+
+int main(void) {
+    play();
+    vgpu_gate_arm();
+    check_what_is_left_in_a_context_that_goes_is_not_asked_for();
+    check_a_thread_turns_away_from_a_context_that_goes();
+    check_a_thread_turns_away_from_a_context_that_stayed();
+    check_captures_are_not_broken();
+    check_nobody_waits_for_an_event_that_is_being_recorded();
+    return 0;
+}
