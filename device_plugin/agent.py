@@ -102,7 +102,7 @@ class Agent:
         )
         evict = settings.backstop == "evict"
         watch = Watch(cards, pods, consequences, evict=evict, look=Observer().look, strangers=sandboxes.strangers)
-        lending = Lending(cards, sandboxes, holdings, watch.uncounted, lambda: watch.knows)
+        lending = Lending(cards, sandboxes, holdings, watch)
         granting = Granting(self._config, cards, sandboxes, holdings, places, consequences, labels, lending)
         starts = Starts(self._config, cards, pods, identity, granting, consequences, mode=lambda: enforcement.current)
         plugin = Plugin(cards, starts, self._exporter.observe)

@@ -40,6 +40,8 @@ class Backstop:
         self._told: set[Key] = set()
         self.observed: dict[Key, float] = {}  #: GPU time by NVML, seconds since the container's folder was first seen
         self.untracked: dict[Key, int] = {}  #: bytes by NVML beyond the charges, as of the last turn
+        self._absent: dict[Key, deque[int]] = {}  # bytes charged beyond those by NVML, of the last turns
+        self.absent: dict[Key, int] = {}  #: the least of these: nobody has them
 
     def once(self, picture: Picture, regions: Regions, now: float) -> list[Excess]:
         """One turn: what has lasted long enough, once more each time that it lasts as long again.
@@ -51,7 +53,7 @@ class Backstop:
         self._told &= keys
         self.observed = {key: self.observed.get(key, 0.0) for key in keys}
         self.untracked = {}
-        turns, times = {}, {}
+        turns, times, absent = {}, {}, {}
         found = []
         for key in sorted(keys, key=lambda key: (str(key[0].path), key[1])):
             entry, card = key
@@ -59,6 +61,8 @@ class Backstop:
             used, gpu_ns, limit = _charges(regions, key)
             self.observed[key] += real.seconds
             self.untracked[key] = max(0, real.bytes - used)
+            absent[key] = self._absent.get(key) or deque(maxlen=TURNS)
+            absent[key].append(max(0, used - real.bytes) if real.bytes else 0)  # where NVML counts it at all
             sentences = []
             if self.untracked[key] > TOLERANCE:
                 sentences.append(f"it has {real.bytes // MIB} MiB and was charged {used // MIB} MiB")
@@ -74,7 +78,8 @@ class Backstop:
                 turns[key] = 0
                 if late:
                     times[key].clear()
-        self._turns, self._times = turns, times
+        self._turns, self._times, self._absent = turns, times, absent
+        self.absent = {key: min(sizes) for key, sizes in absent.items() if len(sizes) == TURNS and min(sizes)}
         return found
 
 

@@ -61,6 +61,12 @@ class Consequences:
         reference = writes.pod_reference(meta.namespace, meta.name, meta.uid)
         self._say(reference, names.EVENT_UNTRACKED, sentence, "Warning")
 
+    def kept(self, pod: Pod, sentence: str) -> None:
+        """A container of the pod gives back nothing of what was lent to it: an event."""
+        meta = pod.metadata
+        reference = writes.pod_reference(meta.namespace, meta.name, meta.uid)
+        self._say(reference, names.EVENT_KEPT, sentence, "Warning")
+
     def evict(self, pod: Pod, sentence: str) -> None:
         """Where a controller owns the pod; who asks again later asks again of an API server that did not take it."""
         self._submit(("evict", pod.metadata.uid), self._evict, pod, sentence)

@@ -30,6 +30,10 @@ class Holdings:
         waiting = [pod for pod in self._pods.all() if not pod.finished and pod.metadata.uid not in started]
         return grants.total([*self._holds(started), *(pod_holds(pod) for pod in waiting)])
 
+    def pod(self, uid: str) -> Pod | None:
+        """The pod as the API server knows it."""
+        return self._pods.get(uid)
+
     def finished(self, uid: str) -> bool:
         """The pod has come to its end: nothing of it starts again."""
         pod = self._pods.get(uid)

@@ -9,16 +9,19 @@ back; one that may have host memory, too, waits for all of its guarantee for som
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
 import msgspec
 
 from device_plugin.cards import Cards
+from device_plugin.course import Course
+from device_plugin.debts import OVERDUE_SECONDS, Debts
 from device_plugin.holdings import Holdings
 from device_plugin.refusal import Refusal
 from device_plugin.sandbox import Entry, Sandboxes
+from device_plugin.watch import Watch
 from vgpu import tier
 from vgpu.allocation import Held, merge
 from vgpu.devices import Gpu, GpuSlice
@@ -40,6 +43,16 @@ class _Tenant(msgspec.Struct, frozen=True):
     region: Region
     limits: Limits
     usage: Usage
+    absent: tuple[int, ...] = ()  #: of each card: bytes that it says it has and has not
+
+    def resident(self, at: int) -> int:
+        """Bytes of a card that it has. Its books are its own word: its limit bounds it, and what the driver counts."""
+        limit, said = self.limits.cards[at].memory or 0, self.usage.cards[at].resident
+        return max(0, min(limit, said - (self.absent[at] if self.absent else 0)))
+
+    def above(self, at: int) -> int:
+        """Bytes of a card that it has beyond its guarantee and can give back."""
+        return max(0, self.resident(at) - _guarantee(self.limits.cards[at])) if self.limits.movable else 0
 
 
 class _Coming(msgspec.Struct, frozen=True):
@@ -61,21 +74,22 @@ class Lending:
         cards: Cards,
         sandboxes: Sandboxes,
         holdings: Holdings,
-        foreign: Callable[[str], int],
-        knows: Callable[[], bool] = lambda: True,
+        watch: Watch,
     ) -> None:
-        """`foreign`: bytes of a card (UUID) that processes of nobody have; `knows`: it is known, else nothing is lent.
+        """`watch`: who uses the cards; before it knows that, nothing more is lent.
 
         What was lent before is taken back all the same.
         """
-        self._knows = knows
+        self._watch = watch
         self._cards = cards
         self._sandboxes = sandboxes
         self._holdings = holdings
-        self._foreign = foreign
         self._lock = threading.Lock()
         self._host_memory: Mapping[Entry, int] = {}  # of each container, as last written
+        self._most_host: dict[Entry, int] = {}  # bytes that each may have in host memory, by budgets now and before
         self._coming: dict[str, _Coming] = {}  # by pod uid
+        self._course = Course()
+        self._debts = Debts()
 
     def settle(self) -> None:
         """Loans and budgets by what containers have allocated now; OSError: the folders cannot be listed.
@@ -91,9 +105,7 @@ class Lending:
 
     def _settle(self) -> None:
         with ExitStack() as stack:
-            tenants = self._tenants(stack)
-            if tenants:
-                self._lend(tenants, self._promised())
+            self._lend(tenants := self._tenants(stack))
             self._budget(tenants)
 
     @contextmanager
@@ -110,10 +122,9 @@ class Lending:
             now = time.monotonic()
             since = self._coming[uid].since if uid in self._coming else now
             self._coming[uid] = _Coming(holds, since, now + COMING_SECONDS)
+            self._course.starts(uid, container, self._holdings.pod(uid))
             with ExitStack() as stack:
-                tenants = self._tenants(stack)
-                if tenants:
-                    self._lend(tenants, self._promised())
+                self._lend(tenants := self._tenants(stack))
                 promised = merge(self._holdings.granted(without={uid}), dict(holds))
                 whole = not on_tier(slices) or now - since < WHOLE_SECONDS
                 self._given_back(tenants, promised, slices, whole=whole)
@@ -150,16 +161,18 @@ class Lending:
             guarantee = piece.guarantee * MIB
             later = 0 if whole else guarantee - tier.at_first(guarantee, gpu.context)
             guaranteed = promised.get(gpu.uuid, Held()).phys * MIB - later
-            owed = tier.owed(_lendable(gpu), guaranteed, above.get(gpu.uuid, 0), self._foreign(gpu.uuid))
+            owed = tier.owed(_lendable(gpu), guaranteed, above.get(gpu.uuid, 0), self._watch.uncounted(gpu.uuid))
             if owed:
                 raise Refusal(
                     f"others still have {-(-owed // MIB)} MiB of card {gpu.index} ({gpu.model}, {gpu.uuid}) that were "
                     "lent to them: they give them back when their work on it pauses",
                     transient=True,
+                    waits=True,
                 )
 
     def _tenants(self, stack: ExitStack) -> _Tenants:
         known = self._sandboxes.granted()
+        self._course.forget(known.keys() | self._coming.keys())
         found = {}
         for entry in self._sandboxes.entries():
             if not on_tier(known.get(entry.pod_uid, {}).get(entry.container, ())):
@@ -167,15 +180,27 @@ class Lending:
             try:
                 region = stack.enter_context(Region.open(entry.path, writable=True))
                 region.reap()  # what has ended gives nothing back
-                tenant = _Tenant(region, region.limits(), region.usage())
+                limits = region.limits()
+                absent = tuple(self._watch.absent(entry, card.uuid) for card in limits.cards)
+                tenant = _Tenant(region, limits, region.usage(), absent)
             except OSError as error:
                 log.debug("%s: %s", entry.path, error)
                 continue
-            if tenant.usage.process_count or not self._holdings.finished(entry.pod_uid):
+            if tenant.usage.process_count or not self._ended(entry, known[entry.pod_uid]):
                 found[entry] = tenant
         return found
 
-    def _lend(self, tenants: _Tenants, promised: Mapping[str, Held]) -> None:
+    def _ended(self, entry: Entry, granted: Collection[str]) -> bool:
+        """A container without processes will not run again."""
+        pod = self._holdings.pod(entry.pod_uid)
+        return pod is not None and (pod.finished or self._course.ended(pod, entry.container, granted))
+
+    def _lend(self, tenants: _Tenants) -> None:
+        """Puts the loans in force."""
+        if not tenants:
+            return
+        promised = self._promised()
+        self._tell(tenants, promised)
         wants: dict[str, dict[tuple[Entry, int], Want]] = {}
         for entry, tenant in tenants.items():
             for at, card in enumerate(tenant.limits.cards if tenant.limits.movable else ()):
@@ -184,15 +209,40 @@ class Lending:
         loans: dict[tuple[Entry, int], int] = {}
         for uuid, of_card in wants.items():
             physical = _lendable(cards[uuid]) if uuid in cards else 0
-            free = tier.room(physical, promised.get(uuid, Held()).phys * MIB, self._foreign(uuid))
+            free = tier.room(physical, promised.get(uuid, Held()).phys * MIB, self._watch.uncounted(uuid))
             loans |= tier.loans(free, of_card)
         changes = [(loan - tenants[entry].usage.cards[at].lent, entry, at) for (entry, at), loan in loans.items()]
         for change, entry, at in sorted(changes, key=lambda one: one[0]):  # what is taken back comes first
-            if change < 0 or (change and self._knows()):
+            if change < 0 or (change and self._watch.knows):
                 try:
                     tenants[entry].region.lend(at, loans[entry, at])
                 except OSError as error:
                     log.warning("%s: %s", entry.path, error)
+
+    def _tell(self, tenants: _Tenants, promised: Mapping[str, Held]) -> None:
+        """Of who has given back nothing for long of what others are guaranteed."""
+        above, cards = _above(tenants), self._cards.by_uuid
+        short = {
+            uuid
+            for uuid, gpu in cards.items()
+            if tier.owed(
+                _lendable(gpu), promised.get(uuid, Held()).phys * MIB, above.get(uuid, 0), self._watch.uncounted(uuid)
+            )
+        }
+        owed = {
+            (entry, card.uuid): max(0, tenant.above(at) - tenant.usage.cards[at].lent)
+            for entry, tenant in tenants.items()
+            for at, card in enumerate(tenant.limits.cards)
+            if card.uuid in short
+        }
+        for one in self._debts.once(owed, time.monotonic()):
+            gpu = cards[one.card]
+            sentence = (
+                f"Container {one.entry.container} has {-(-one.bytes // MIB)} MiB of card {gpu.index} ({gpu.model}, "
+                f"{gpu.uuid}) that were lent to it, others are guaranteed them, and it has given back nothing for "
+                f"{OVERDUE_SECONDS:.0f} s: its work on the card does not pause"
+            )
+            self._watch.keeps(one.entry, sentence, again=one.again)
 
     def _budget(self, tenants: _Tenants, slices: Sequence[GpuSlice] = ()) -> int:
         """Puts the budgets of host memory in force; returns that of a container with these slices that is to start."""
@@ -201,7 +251,9 @@ class Lending:
         if self._cards.backed is None:
             return coming.bytes if coming else 0  # how much there is to share is not known yet
         total = self._cards.host_memory * MIB
-        needs: dict[Entry | None, Need] = {entry: _need_of(tenant, above) for entry, tenant in tenants.items()}
+        needs: dict[Entry | None, Need] = {
+            entry: _need_of(tenant, above, self._may_have(entry, tenant)) for entry, tenant in tenants.items()
+        }
         if coming:
             needs[None] = coming
         budgets = tier.budgets(total, needs)
@@ -212,7 +264,16 @@ class Lending:
                 except OSError as error:
                     log.warning("%s: %s", entry.path, error)
         self._host_memory = {entry: budgets[entry] for entry in tenants}
+        self._most_host = {entry: max(budgets[entry], self._may_have(entry, one)) for entry, one in tenants.items()}
         return budgets.get(None, 0)
+
+    def _may_have(self, entry: Entry, tenant: _Tenant) -> int:
+        """Bytes of host memory that a container can have behind a card, whatever it says itself.
+
+        Its budget; or what it has still of one that was larger.
+        """
+        used = max((card.host_used for card in tenant.usage.cards), default=0)
+        return max(tenant.limits.host_memory or 0, min(self._most_host.get(entry, 0), used))
 
     def host_memory(self, entry: Entry) -> int:
         """Bytes of host memory that a container may use behind each of its cards."""
@@ -223,9 +284,8 @@ def _above(tenants: _Tenants) -> dict[str, int]:
     """Bytes of each card that movable containers have beyond their guarantees."""
     found: dict[str, int] = {}
     for tenant in tenants.values():
-        for card, usage in zip(tenant.limits.cards, tenant.usage.cards, strict=True):
-            more = max(0, usage.resident - _guarantee(card)) if tenant.limits.movable else 0
-            found[card.uuid] = found.get(card.uuid, 0) + more
+        for at, card in enumerate(tenant.limits.cards):
+            found[card.uuid] = found.get(card.uuid, 0) + tenant.above(at)
     return found
 
 
@@ -241,9 +301,10 @@ def need(slices: Sequence[GpuSlice], above: Mapping[str, int]) -> Need | None:
     return Need(behind * MIB, len(slices), lack=lack)
 
 
-def _need_of(tenant: _Tenant, above: Mapping[str, int]) -> Need:
+def _need_of(tenant: _Tenant, above: Mapping[str, int], most: int) -> Need:
+    """`most`: bytes that it can have behind a card."""
     cards = list(zip(tenant.limits.cards, tenant.usage.cards, strict=True))
-    used = [usage.host_used for _, usage in cards]
+    used = [min(usage.host_used, most) for _, usage in cards]
     return Need(
         bytes=max(((card.memory or 0) - _guarantee(card) for card, _ in cards), default=0),
         cards=len(cards),

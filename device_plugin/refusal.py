@@ -7,10 +7,12 @@ class Refusal(Exception):
     """A start that must not happen now; `str()` is one sentence.
 
     `transient`: trying again may help (a predecessor still dying, the API server away); otherwise nothing but a new
-    pod will, so that `pod` (None: unknown) gets an event and, where a controller owns it, is evicted.
+    pod will, so that `pod` (None: unknown) gets an event and, where a controller owns it, is evicted. `waits`: for what
+    others have, who are told: the pod stays, however long that takes.
     """
 
-    def __init__(self, sentence: str, *, transient: bool = False, pod: Pod | None = None) -> None:
+    def __init__(self, sentence: str, *, transient: bool = False, pod: Pod | None = None, waits: bool = False) -> None:
         super().__init__(sentence)
         self.transient = transient
         self.pod = pod
+        self.waits = waits

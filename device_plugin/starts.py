@@ -110,7 +110,10 @@ class Starts:
                     log.debug("trying again: %s", refusal)
                     self._pods.wait(LOOK_SECONDS)
                     continue
-                self._refused(refusal.pod or _only(plans), str(refusal), incurable=not refusal.transient)
+                if refusal.waits:
+                    self._stays(_only(plans))
+                else:
+                    self._refused(refusal.pod or _only(plans), str(refusal), incurable=not refusal.transient)
                 raise
             except OSError as error:
                 self._refused(_only(plans), f"the node could not prepare the container: {error}")
@@ -134,6 +137,12 @@ class Starts:
         elif waited > END_SECONDS:
             # The same words each time: an event that comes again is counted.
             self._consequences.refused(pod, f"{sentence} (for more than {END_SECONDS:.0f} s)")
+
+    def _stays(self, pod: Pod | None) -> None:
+        """It waits for others, and to place it anew would change nothing; what it was refused for before is over."""
+        if pod is not None:
+            with self._lock:
+                self._refused_since.pop(pod.metadata.uid, None)
 
     def _plans(self, device_ids: Sequence[str], *, patient: bool) -> list[Plan]:
         candidates = self._identity.candidates(device_ids)

@@ -93,6 +93,20 @@ class Watch:
         """(bytes by NVML beyond the charges, seconds of GPU time by NVML) of a container on a card."""
         return self._backstop.untracked.get((entry, card), 0), self._backstop.observed.get((entry, card), 0.0)
 
+    def absent(self, entry: Entry, card: str) -> int:
+        """Bytes that a container says it has of a card, and has not, as NVML counts for a while now."""
+        return self._backstop.absent.get((entry, card), 0)
+
+    def keeps(self, entry: Entry, sentence: str, *, again: bool) -> None:
+        """A container has what is not its own and does not give it back. In any thread."""
+        pod = self._pods.get(entry.pod_uid)
+        if not again:
+            log.warning("%s: %s", entry.pod_uid, sentence)
+        if pod is not None:
+            self._consequences.kept(pod, sentence)
+            if self._evict:
+                self._consequences.evict(pod, sentence)
+
     def foreign(self, card: str) -> tuple[int, ...]:
         """Bytes of each process on the card that is no container of ours."""
         return tuple(self._others.get(card, {}).values())

@@ -17,7 +17,7 @@ from device_plugin.consequences import Consequences
 from device_plugin.cri import Runtime, sockets
 from device_plugin.enforcement import Enforcement
 from device_plugin.exporter import Exporter
-from device_plugin.foreign import Observer
+from device_plugin.foreign import TURNS, Observed, Process, process_of
 from device_plugin.granting import Granting, Places
 from device_plugin.holdings import Holdings
 from device_plugin.identity import Identity
@@ -78,6 +78,8 @@ class World:
             simulator_state=root / "run" / "simulator",
             driver_at=driver.Place(root / "host"),
         )
+        self.observed: list[Observed] = []  # what NVML tells of processes on cards
+        self.who: Callable[[int], Process | None] = process_of
         self._entries: list[checkpoint.Entry] = []
         self._pods: list[Pods] = []
         self._schedulers: list[Feed | Moves] = []
@@ -93,7 +95,18 @@ class World:
         self.sandboxes = Sandboxes(self.root / "run", labels, proc=self.root / "proc")
         self.holdings = Holdings(self.pods, self.sandboxes)
         self.consequences = Consequences(self.client, NODE)
-        self.lending = Lending(self.cards, self.sandboxes, self.holdings, foreign=lambda _: 0)
+        self.watch = Watch(
+            self.cards,
+            self.pods,
+            self.consequences,
+            evict=self.config.device_plugin.backstop == "evict",
+            look=lambda: list(self.observed),
+            who=lambda pid: self.who(pid),
+            strangers=self.sandboxes.strangers,
+        )
+        for _ in range(TURNS):  # it has seen enough to tell
+            self.watch.once({}, lambda _: None)
+        self.lending = Lending(self.cards, self.sandboxes, self.holdings, self.watch)
         self.granting = Granting(
             self.config, self.cards, self.sandboxes, self.holdings, self.places, self.consequences, labels, self.lending
         )
@@ -126,13 +139,7 @@ class World:
             self.exporter,
             places=self.places,
             current=lambda: self.granting.rollout.sources(),
-            watch=Watch(
-                self.cards,
-                self.pods,
-                self.consequences,
-                evict=self.config.device_plugin.backstop == "evict",
-                look=Observer().look,
-            ),
+            watch=self.watch,
             lending=self.lending,
         )
 

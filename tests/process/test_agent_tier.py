@@ -7,7 +7,7 @@ import pytest
 from agent_world import MIB, A, B, MakeWorld, World, until
 
 from device_plugin import lending, sweep
-from device_plugin.foreign import TURNS
+from device_plugin.foreign import TURNS, Observed
 from device_plugin.refusal import Refusal
 from device_plugin.sandbox import Entry
 from vgpu import names, tier
@@ -158,9 +158,7 @@ def test_nothing_is_lent_before_it_is_known_who_uses_the_cards(make: MakeWorld) 
     world.cards.back(True)
     uid = start(world, "first", GpuSlice(A, 16000, phys=8000), annotations=MOVABLE)
     before, little = usage(world, uid)[0].lent, 1000 * MIB
-    watch = world.sweep._watch
-    watch._look = list
-    world.lending._knows = lambda: watch.knows
+    world.watch._looks = 0  # as after a restart
     with Region.open(world.sandboxes.directory(uid, "main"), writable=True) as region:
         region.lend(0, before + 1000 * MIB)
         world.lending.settle()
@@ -202,8 +200,10 @@ def test_what_others_have_of_a_card_is_not_lent(make: MakeWorld) -> None:
     world = make(plugin=SCALED)
     world.cards.back(True)
     uid = start(world, "first", GpuSlice(A, 16000, phys=8000), annotations=MOVABLE)
-    world.lending._foreign = {A: 500 * MIB}.get  # type: ignore[assignment]  # what a look at the card would find
-    world.lending.settle()
+    world.observed = [Observed(A, 77, 500 * MIB)]
+    world.who = lambda _: None
+    for _ in range(TURNS):
+        world.sweep.once(clean=False)
     assert usage(world, uid)[0].lent == whole(CARD - RESERVE - 8000 - 500)
 
 

@@ -14,7 +14,6 @@ from device_plugin.pods import Pods
 from device_plugin.refusal import Refusal
 from device_plugin.sandbox import Sandboxes, limits_for
 from device_plugin.settle import Identity
-from device_plugin.watch import Watch
 from vgpu import names
 from vgpu.devices import GpuSlice
 from vgpu.native import Region
@@ -126,17 +125,7 @@ def test_what_another_version_s_containers_have_above_their_guarantee_is_lent_to
     with monkeypatch.context() as quiet:
         quiet.setattr(Pods, "start", lambda _: None)
         world.agent()
-    watch = Watch(
-        world.cards,
-        world.pods,
-        world.consequences,
-        evict=False,
-        look=lambda: [Observed(A, 77, 10000 * MIB)],
-        who=lambda _: Process("python3", Identity(1, 2, 3), old),
-        strangers=world.sandboxes.strangers,
-    )
-    world.sweep._watch = watch
-    world.lending._foreign = watch.uncounted
+    watch = world.watch
     for _ in range(TURNS):  # the pods of the node are not known yet
         world.sweep.once(clean=False)
     assert not watch.foreign(A)
@@ -153,3 +142,5 @@ def test_what_another_version_s_containers_have_above_their_guarantee_is_lent_to
     world.finish_pod("old")
     until(lambda: world.holdings.finished(old))
     assert watch.beyond(A) == 10000 * MIB, "its guarantee counts no longer, and what it still has does"
+    world.observed = [Observed(A, 77, 10000 * MIB)]
+    world.who = lambda _: Process("python3", Identity(1, 2, 3), old)

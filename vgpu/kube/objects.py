@@ -54,6 +54,7 @@ class Variable(msgspec.Struct, frozen=True, omit_defaults=True):
 class Container(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str = ""
     restartPolicy: str = ""  #: "Always" makes an init container a sidecar
+    restartPolicyRules: list[dict[str, Any]] = []
     resources: Resources = Resources()
     env: list[Variable] = []
 
@@ -74,12 +75,27 @@ class Condition(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str = ""
 
 
+class Terminated(msgspec.Struct, frozen=True, omit_defaults=True):
+    exitCode: int = 0
+
+
+class ContainerState(msgspec.Struct, frozen=True, omit_defaults=True):
+    terminated: Terminated | None = None
+
+
+class ContainerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    name: str = ""
+    containerID: str = ""
+    state: ContainerState = ContainerState()
+
+
 class PodStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     phase: str = "Pending"
     reason: str = ""
     message: str = ""
     nominatedNodeName: str = ""
     conditions: list[Condition] = []
+    containerStatuses: list[ContainerStatus] = []  #: of application containers
 
 
 class Pod(msgspec.Struct, frozen=True, omit_defaults=True):
