@@ -161,7 +161,7 @@ import time
 start()
 blocks = [alloc(64 * MIB)[1] for _ in range(12)]
 def seen():
-    return [[attribute(which, pointer + 4096)[1] for which in (1, 2, 3, 7, 9, 11, 12)] for pointer in blocks]
+    return [[attribute(which, pointer + 4096)[1] for which in (1, 2, 3, 7, 9, 11, 12, 20)] for pointer in blocks]
 before, moved = seen(), truth()[2]
 Region.open(Path(os.environ["VGPU_DIR"]), writable=True).lend(0, 0)
 deadline = time.monotonic() + 20
