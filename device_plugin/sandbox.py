@@ -48,13 +48,17 @@ class Sandboxes:
         for entry in self.entries():
             try:
                 with Region.open(entry.path) as region:
-                    self._granted[entry.pod_uid, entry.container] = slices_of(region.limits())
+                    limits: Limits | None = region.limits()
             except OSError as error:
-                if strangers.is_one(entry.path):
-                    self._strangers.add((entry.pod_uid, entry.container))
-                    log.info("%s is of another version: what its pod was allocated holds for it", entry.path)
-                else:
+                if not strangers.is_one(entry.path):
                     log.warning("%s grants nothing: %s", entry.path, error)
+                    continue
+                self._strangers.add((entry.pod_uid, entry.container))
+                limits = strangers.limits_of(entry.path)
+                what = "its limits hold" if limits else "what its pod was allocated holds for it"
+                log.info("%s is of another version: %s, and its use is not known", entry.path, what)
+            if limits:
+                self._granted[entry.pod_uid, entry.container] = slices_of(limits)
 
     def _make(self) -> None:
         """The two folders; also where somebody has removed them while this agent runs."""

@@ -1,14 +1,24 @@
-"""Containers that an agent of another version started: their regions cannot be read, their pods' records tell."""
+"""Containers that an agent of another version started: their use cannot be read.
+
+What they may use can, where the limits lie as they do now; else their pods' records tell.
+"""
 
 import struct
 from pathlib import Path
 from typing import Final
 
-from vgpu.native.region import REGION_ABI
+from vgpu.native import Limits
+from vgpu.native.region import REGION_ABI, limits_in
 
 #: struct vgpu_file_header (libvgpu/include/vgpu/region.h): its begin is the same in every version
 _HEADER: Final = struct.Struct("=QII40s")
 _MAGIC: Final = int.from_bytes(b"vgpuimil", "little")
+#: Versions whose `limits` differs from this one's behind the two copies at most (struct vgpu_limits_file)
+_LIMITS_AS_NOW: Final = frozenset({2})
+_SELECTOR: Final = struct.Struct("=Q")
+_SELECTOR_AT: Final = 64
+_COPIES_AT: Final = 128
+_COPY_BYTES: Final = 1312
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -26,3 +36,16 @@ def abi_of(directory: Path) -> int | None:
 def is_one(directory: Path) -> bool:
     """A container's region is of another version than this agent reads."""
     return abi_of(directory) not in {None, REGION_ABI}
+
+
+def limits_of(directory: Path) -> Limits | None:
+    """What the container may use by a region of another version; None: it cannot be read."""
+    if abi_of(directory) not in _LIMITS_AS_NOW:
+        return None
+    try:
+        data = (directory / "limits").read_bytes()
+        (selector,) = _SELECTOR.unpack_from(data, _SELECTOR_AT)
+        begin = _COPIES_AT + selector % 2 * _COPY_BYTES
+        return limits_in(data[begin : begin + _COPY_BYTES])
+    except (OSError, struct.error, ValueError):
+        return None

@@ -12,13 +12,16 @@ from device_plugin.foreign import TURNS, Observed, Process
 from device_plugin.labels import Labels
 from device_plugin.pods import Pods
 from device_plugin.refusal import Refusal
-from device_plugin.sandbox import Sandboxes, limits_for
+from device_plugin.sandbox import Sandboxes, limits_for, slices_of
 from device_plugin.settle import Identity
 from vgpu import names
 from vgpu.devices import GpuSlice
 from vgpu.native import Region
 from vgpu.native.region import REGION_ABI
 
+#: A region of version 2, as its own library wrote it (tests/data/README.md)
+SECOND = Path(__file__).parents[1] / "data" / "regions" / "2"
+SECOND_HAS = (GpuSlice(A, 10000, cores=30), GpuSlice(B, 4000, cores=10, phys=2000))
 UID = "0a1b2c3d-0000-4000-8000-00000000000a"
 ABI_AT = 8  # bytes into both files, behind the magic number
 
@@ -82,6 +85,74 @@ def test_what_another_version_has_granted_is_not_granted_again(make: MakeWorld) 
     assert world.holdings.granted()[A].mem == 10000
 
 
+def second(directory: Path) -> None:
+    """In place of what is there: a region that an agent made whose regions were of version 2, under this boot."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    for name in ("limits", "usage"):
+        content = (SECOND / name).read_bytes()
+        header = content[:16] + boot.ljust(40, b"\0") + content[56:64]
+        (directory / name).write_bytes(header + content[64:])
+    (size,) = struct.unpack_from("=I", content, 12)
+    with (directory / "usage").open("r+b") as file:
+        file.truncate(size)
+
+
+def test_limits_of_version_2_are_read(tmp_path: Path) -> None:
+    second(tmp_path)
+    with pytest.raises(OSError, match="not a region of this version"):
+        Region.open(tmp_path)
+    found = strangers.limits_of(tmp_path)
+    assert found is not None
+    assert slices_of(found) == SECOND_HAS
+    assert (found.core_policy, found.priority, found.oversubscribe) == ("elastic", 1, True)
+    assert found.cards[0].context_bytes == 105 * MIB
+    with (tmp_path / "limits").open("r+b") as file:  # the copy before
+        file.seek(64)
+        file.write(struct.pack("=Q", 2))
+    before = strangers.limits_of(tmp_path)
+    assert before is not None
+    assert slices_of(before) == (GpuSlice(A, 9000),)
+    content = (tmp_path / "limits").read_bytes()
+    for broken in (content[:1000], content[:128] + struct.pack("=I", 17) + content[132:]):
+        (tmp_path / "limits").write_bytes(broken)
+        assert strangers.limits_of(tmp_path) is None
+
+
+def test_regions_of_this_version_are_no_strangers(tmp_path: Path) -> None:
+    Region.create(tmp_path, limits_for(SECOND_HAS)).close()
+    assert strangers.limits_of(tmp_path) is None
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_container_of_version_2_keeps_what_it_has_also_without_its_pod(make: MakeWorld, again: bool) -> None:
+    world = make()
+    keys = [f"{A}::0", f"{B}::0"]
+    uid = world.pod("old", {"main": SECOND_HAS})
+    until(lambda: world.pods.get(uid))
+    world.allocate(uid, "main", keys)
+    world.sandboxes.directory(uid, "main").mkdir()
+    second(world.sandboxes.directory(uid, "main"))
+    world.process(uid, 42)
+    upgrade(world)
+    assert world.sandboxes.granted() == {uid: {"main": SECOND_HAS}}
+    assert world.sandboxes.strangers() == {uid}
+    if again:  # it starts once more, with a region of this version
+        world.starts.start(keys)
+        assert world.sandboxes.strangers() == set()
+        assert world.limits(uid).cards[0].memory == 10000 * MIB
+    world.delete_pod("old")
+    until(lambda: world.pods.get(uid) is None)
+    world.sweep.once(clean=True)
+    held = world.holdings.held()
+    assert (held[A].mem, held[A].cores, held[B].mem, held[B].phys) == (10000, 30, 4000, 2000)
+    with pytest.raises(Refusal, match="10000 held by other pods"):
+        started(world, "new", f"{A}::1", [GpuSlice(A, 6000)])
+    world.end_process(42)
+    world.sweep.once(clean=False)
+    assert not world.sandboxes.directory(uid, "main").exists()
+    world.starts.start([f"{A}::1"])
+
+
 def test_a_folder_stays_while_its_pod_has_processes(tmp_path: Path) -> None:
     sandboxes = Sandboxes(tmp_path / "run", Labels(tmp_path), proc=tmp_path / "proc")
     directory = sandboxes.prepare(UID, "main", limits_for([GpuSlice(A, 1)]))
@@ -122,6 +193,8 @@ def test_what_another_version_s_containers_have_above_their_guarantee_is_lent_to
     world.cards.back(True)
     old = started(world, "old", f"{A}::0", [GpuSlice(A, 10000, phys=5000)])
     age(world.sandboxes.directory(old, "main"))
+    world.observed = [Observed(A, 77, 10000 * MIB)]
+    world.who = lambda _: Process("python3", Identity(1, 2, 3), old)
     with monkeypatch.context() as quiet:
         quiet.setattr(Pods, "start", lambda _: None)
         world.agent()
@@ -142,5 +215,3 @@ def test_what_another_version_s_containers_have_above_their_guarantee_is_lent_to
     world.finish_pod("old")
     until(lambda: world.holdings.finished(old))
     assert watch.beyond(A) == 10000 * MIB, "its guarantee counts no longer, and what it still has does"
-    world.observed = [Observed(A, 77, 10000 * MIB)]
-    world.who = lambda _: Process("python3", Identity(1, 2, 3), old)

@@ -182,6 +182,18 @@ def _limits(raw: Any) -> Limits:
     )
 
 
+def limits_in(data: bytes) -> Limits:
+    """What a struct vgpu_limits, as it lies in a file, says; raises ValueError when it is none or makes no sense."""
+    ffi, _ = load()
+    size = ffi.sizeof("struct vgpu_limits")
+    if len(data) != size:
+        raise ValueError(f"limits of {len(data)} bytes; allowed: {size}")
+    raw = ffi.from_buffer("struct vgpu_limits *", data)
+    if raw.card_count > _MAX_CARDS or raw.core_policy >= len(_POLICIES):
+        raise ValueError(f"limits of {raw.card_count} cards, policy {raw.core_policy}: these are none")
+    return _limits(raw)
+
+
 def _kinds(raw: Any) -> dict[str, int]:
     return dict(zip(KINDS, raw, strict=True))
 
