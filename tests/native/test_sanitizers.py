@@ -19,6 +19,7 @@ UNITS = {
     "arbiter_units": ("arbiter_busy",),
     "sizes_units": ("sizes",),
     "pools_units": ("pools",),
+    "tier_free_units": ("tier_free", "tier_blocks", "tier_policy"),
     "tier_blocks_units": ("tier_blocks", "tier_memory", "tier_policy"),
 }
 
