@@ -203,7 +203,7 @@ def test_nothing_is_made_less_before_it_is_known_what_pods_hold() -> None:
         found._change("set", api.node)
         return found._assert()
 
-    def memory() -> tuple[str, int]:
+    def memory() -> tuple[object, int]:
         told = decode_inventory(api.node.metadata.annotations[names.DEVICES])
         return api.node.status.capacity[names.RESOURCE_TOTAL_MEMORY], told.devices[0].memory
 

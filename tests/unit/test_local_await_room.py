@@ -1,6 +1,6 @@
 """A command of `vgpu run` waits as long as what was lent of its own cards is being given back."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -27,20 +27,20 @@ class Store:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds, in one element; waiting moves it on."""
     now = [0.0]
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr(run.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(run.time, "sleep", sleep)
-    yield now
+    monkeypatch.setattr("vgpu.local.run.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("vgpu.local.run.time.sleep", sleep)
+    return now
 
 
 def wait(monkeypatch: pytest.MonkeyPatch, owed: Callable[[], dict[str, int]]) -> None:
-    monkeypatch.setattr(run.lending, "settle", lambda *_: {uuid: size << 20 for uuid, size in owed().items()})
+    monkeypatch.setattr("vgpu.local.lending.settle", lambda *_: {uuid: size << 20 for uuid, size in owed().items()})
     run.await_room(cast(SliceStore, Store()), CLAIM)
 
 
