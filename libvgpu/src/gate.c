@@ -98,6 +98,21 @@ static void make_more(void) {
     atomic_store_explicit(&vgpu_passages, made, memory_order_release);
 }
 
+struct vgpu_passage *vgpu_passage_of_nobody(void) {
+    const int kept = errno;
+    struct vgpu_passage *made = mmap(NULL, sizeof *made, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    errno = kept;
+    if (made == MAP_FAILED)
+        return NULL;
+    made->taken = VGPU_PASSAGE_OF_NOBODY;
+    made->shared = true;
+    vgpu_spin_lock(&making);
+    made->next = atomic_load(&vgpu_passages);
+    atomic_store_explicit(&vgpu_passages, made, memory_order_release);
+    vgpu_spin_unlock(&making);
+    return made;
+}
+
 struct vgpu_passage *vgpu_passage_take(void) {
     if (vgpu_passage)
         return vgpu_passage;

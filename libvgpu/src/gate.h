@@ -12,12 +12,13 @@
 #include "driver.h"
 
 #define VGPU_GATE_CLOSED 1u
+#define VGPU_PASSAGE_OF_NOBODY 2u
 #define VGPU_GATE_FENCED 2u /* the kernel has no membarrier for us: every passage has to order itself */
 
 /* What one thread tells the others. Reused by a later thread, never freed. */
 struct vgpu_passage {
     _Atomic uint32_t inside;    /* calls under way; more than one: within each other */
-    _Atomic uint32_t taken;     /* by a living thread */
+    _Atomic uint32_t taken;     /* by a living thread, or VGPU_PASSAGE_OF_NOBODY */
     struct vgpu_passage *next;
     /* for streams.c */
     uint64_t epoch;             /* of what is known of streams; another one: nothing below is */
@@ -46,6 +47,8 @@ extern __thread __attribute__((tls_model("initial-exec"))) struct vgpu_passage *
 void vgpu_gate_arm(void);
 /* The calling thread's; NULL: no memory for one, then the process counts such threads. */
 struct vgpu_passage *vgpu_passage_take(void);
+/* A new one that no thread takes, for streams.c to count work of others in; NULL: no memory. */
+struct vgpu_passage *vgpu_passage_of_nobody(void);
 void vgpu_gate_wait(struct vgpu_passage *mine, uint32_t depth);
 void vgpu_gate_leave_strangely(void); /* entered without a passage, or before a fork */
 

@@ -251,6 +251,25 @@ static bool leave_over(const struct entry *entry, CUevent *event) {
     return false;
 }
 
+/* What a stream that goes still has to do, where only the whole context can be asked: one that is being captured must not be. It counts as what a thread
+ * without a name has handed in to its own stream. */
+static bool leave_to_context(CUcontext context) {
+    struct vgpu_passage *nobodys = NULL;
+    if (!lock_table())
+        return false;
+    for (struct vgpu_passage *passage = atomic_load(&vgpu_passages); passage && !nobodys; passage = passage->next)
+        if (atomic_load(&passage->taken) == VGPU_PASSAGE_OF_NOBODY &&
+            (atomic_load(&passage->own) == context || atomic_load(&passage->handed_in) == atomic_load(&passage->finished)))
+            nobodys = passage;
+    nobodys = nobodys ? nobodys : vgpu_passage_of_nobody();
+    if (nobodys) {
+        atomic_store(&nobodys->own, context);
+        atomic_fetch_add(&nobodys->handed_in, 1);
+    }
+    unlock_table();
+    return nobodys;
+}
+
 void vgpu_stream_going(CUstream stream) {
     const int kept = errno;
     struct entry entry;
@@ -271,7 +290,7 @@ void vgpu_stream_going(CUstream stream) {
             unlock_table();
         }
         vgpu_restore(mode);
-        if (!kept_in_mind)
+        if (!kept_in_mind && !leave_to_context(entry.context))
             give_up("a stream was destroyed, and what it still has to do cannot be asked");
     }
     vgpu_gate_leave();

@@ -103,6 +103,42 @@ static void check_captures_are_not_broken(void) {
     }
 }
 
+static void destroy_amid_a_capture(int i) {
+    make(i);
+    vgpu_open_captures = 1;
+    captured = STREAM(i);
+    destroy(i);
+    vgpu_open_captures = 0;
+    captured = NULL;
+}
+
+/* What it did before can be asked for with all else of its context alone, also by the program's own wait. */
+static void check_a_stream_goes_amid_its_capture(void) {
+    struct vgpu_stream_wait wait;
+    begin();
+    vgpu_driver_entries[ENTRY_cuCtxRecordEvent] = (void *)record_context;
+    others_busy = true;
+    destroy_amid_a_capture(3);
+    CHECK(!vgpu_streams_idle());
+    others_busy = event_busy = false;
+    CHECK(vgpu_streams_idle() && !warnings);
+
+    begin();
+    destroy_amid_a_capture(3);
+    vgpu_context_waiting(&wait, CONTEXT(1));
+    destroy_amid_a_capture(3);
+    vgpu_context_finished(&wait);
+    CHECK(!vgpu_streams_idle());
+    vgpu_context_waiting(&wait, CONTEXT(1));
+    vgpu_context_finished(&wait);
+    CHECK(vgpu_streams_idle() && !warnings);
+
+    destroy_amid_a_capture(3);
+    begins_to_go(1);
+    went(1, true);
+    CHECK(vgpu_streams_idle() && !warnings);
+}
+
 static void *look_and_use(void *unused) {
     push(CONTEXT(1));
     CHECK(!vgpu_gate_close(1000)); /* what it has to do is nowhere yet */
@@ -141,6 +177,7 @@ int main(void) {
     check_a_thread_turns_away_from_a_context_that_goes();
     check_a_thread_turns_away_from_a_context_that_stayed();
     check_captures_are_not_broken();
+    check_a_stream_goes_amid_its_capture();
     check_nobody_waits_for_an_event_that_is_being_recorded();
     return 0;
 }
