@@ -40,7 +40,7 @@ class Holdings:
         return pod is not None and pod.finished
 
     def _all_started(self) -> dict[str, dict[str, tuple[GpuSlice, ...]]]:
-        """Pod UID → container → its slices; of containers that another version started, the pod's record tells."""
+        """Pod UID → container → its slices; where another version's limits cannot be read, the pod's record tells."""
         return {**{uid: {} for uid in self._sandboxes.strangers()}, **self._sandboxes.granted()}
 
     def _holds(self, started: Mapping[str, Mapping[str, Sequence[GpuSlice]]]) -> list[dict[str, Held]]:
