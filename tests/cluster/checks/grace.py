@@ -1,0 +1,55 @@
+"""Pods that were deleted by force: the API server has forgotten them, and the kubelet still gives them their grace."""
+
+import time
+from pathlib import Path
+from typing import Final
+
+from device_plugin.cgroups import Running
+from tests.cluster.checks.chart import CARDS
+from tests.cluster.images import CLIENT
+from tests.cluster.kubectl import Object, phase, pod
+from tests.cluster.node import Node
+
+PERCENT: Final = 60  #: of a card's memory: no two pods on one
+GRACE_SECONDS: Final = 20
+SECONDS = 120
+STUBBORN: Final = ("sh", "-c", "trap '' TERM; while :; do sleep 0.2; done")
+
+
+def slices_stay_held(node: Node) -> str:
+    """Their slices are given to nobody until their processes have ended, which have not called the driver yet."""
+    kubectl = node.kubectl
+    old = [f"forced-{number}" for number in range(CARDS)]
+    kubectl.create(*(_pod(name, *STUBBORN) for name in old))
+    uids = [
+        kubectl.until("running", lambda found: phase(found) == "Running", "pod", name, seconds=SECONDS)["metadata"][
+            "uid"
+        ]
+        for name in old
+    ]
+    kubectl.run("delete", "pod", *old, "--force", "--grace-period=0", "--wait=false")
+    begin = time.monotonic()
+    kubectl.create(_pod("after", "sleep", "3600"))
+    running = Running(Path("/proc"))
+    left: set[str] = set()
+
+    def runs(found: Object) -> bool:
+        if phase(found) != "Running":
+            return False
+        left.update(running.among(uids))
+        return True
+
+    kubectl.until("running", runs, "pod", "after", seconds=SECONDS)
+    took = time.monotonic() - begin
+    assert len(left) < CARDS, "it runs, and on every card a pod that was there before does, too"
+    refused = [one for one in kubectl.events("after") if "held by other pods" in one]
+    assert refused, f"it was not refused while other pods still ran: {kubectl.events('after')}"
+    kubectl.delete("pod", "after")
+    return f"started after {took:.1f} s, with {GRACE_SECONDS} s of grace"
+
+
+def _pod(name: str, *command: str) -> Object:
+    limits = {"nvidia.com/gpu": 1, "nvidia.com/gpumem-percentage": PERCENT}
+    return pod(
+        name, CLIENT, command, container={"resources": {"limits": limits}}, terminationGracePeriodSeconds=GRACE_SECONDS
+    )
