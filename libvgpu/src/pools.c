@@ -171,6 +171,11 @@ unsigned vgpu_pool_card(const struct vgpu_pool *pool) {
     return pool->card;
 }
 
+CUdevice vgpu_pool_device(CUmemoryPool handle) {
+    const struct vgpu_pool *pool = find(handle);
+    return !pool ? device_of(handle, VGPU_NO_DEVICE) : pool->on_card ? pool->device : VGPU_NO_DEVICE;
+}
+
 /* Requests that no pool can hold are promised nothing, so that sums stay in 64 bits. */
 static uint64_t promise(uint64_t bytes) {
     return bytes < UINT64_C(1) << 48 ? bytes : 0;

@@ -23,6 +23,8 @@ struct vgpu_pool *vgpu_pool_going(CUmemoryPool handle);
 void vgpu_pool_went(struct vgpu_pool *pool, bool gone);
 
 unsigned vgpu_pool_card(const struct vgpu_pool *pool);
+/* The device that a pool is on; VGPU_NO_DEVICE: host memory, or the driver does not say. */
+CUdevice vgpu_pool_device(CUmemoryPool handle);
 /* Before an allocation: how much the pool may take from the card for it beyond what it holds unused, at most; 0: nothing. What is unused is
  * promised to this allocation until vgpu_pool_settle. */
 uint64_t vgpu_pool_growth(struct vgpu_pool *pool, uint64_t bytes);

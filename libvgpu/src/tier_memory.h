@@ -21,7 +21,8 @@ bool vgpu_meminfo_spares(const char *text, uint64_t bytes);
 
 /* Memory of whole granules, on the card or in host memory behind it, that nothing is mapped to yet. */
 CUresult vgpu_tier_create(CUdevice device, bool on_device, uint64_t bytes, CUmemGenericAllocationHandle *handle);
-/* Contexts of `other` may reach what is on the card from now on (cuCtxEnablePeerAccess), also where it is mapped. For as long as the process lives. */
+/* Contexts of `other` may reach what is on the card from now on (cuCtxEnablePeerAccess, cuMemPoolSetAccess), also where it is mapped. For as long as the
+ * process lives. */
 void vgpu_tier_add_peer(CUdevice device, CUdevice other);
 /* Maps all of it for the card, and for the others that may reach it. After a failure nothing is mapped. */
 CUresult vgpu_tier_map(CUdevice device, bool on_device, CUdeviceptr base, uint64_t bytes, CUmemGenericAllocationHandle handle);

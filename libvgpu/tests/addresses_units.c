@@ -38,7 +38,7 @@ static CUresult answer(void) {
     DO(cuGraphNodeSetParams) DO(cuGraphNodeSetParams_v2) DO(cuGraphExecMemcpyNodeSetParams) DO(cuGraphExecMemsetNodeSetParams)                     \
     DO(cuGraphExecBatchMemOpNodeSetParams) DO(cuGraphExecChildGraphNodeSetParams) DO(cuGraphExecNodeSetParams) DO(cuGraphExecUpdate)               \
     DO(cuGraphExecUpdate_v2) DO(cuTexObjectCreate) DO(cuTexRefSetAddress) DO(cuTexRefSetAddress_v2) DO(cuTexRefSetAddress2D)                       \
-    DO(cuTexRefSetAddress2D_v2) DO(cuTexRefSetAddress2D_v3)
+    DO(cuTexRefSetAddress2D_v2) DO(cuTexRefSetAddress2D_v3) DO(cuMemGetAccess)
 
 typedef CUresult (*any_function)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t);
 

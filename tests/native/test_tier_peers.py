@@ -2,18 +2,55 @@
 
 from pathlib import Path
 
-from tiered import container
+import pytest
+from tiered import TRUTH, container
+
+TWO = (
+    TRUTH
+    + """
+import time
+one, two = start(), context(1)
+class Access(Structure):
+    _fields_ = [("location", Location), ("flags", c_int)]
+the_pool = c_void_p()
+ok(cu.cuDeviceGetDefaultMemPool(byref(the_pool), 0))
+def open_pool(flags=3):
+    return cu.cuMemPoolSetAccess(the_pool, byref(Access(Location(1, 1), flags)), c_size_t(1))
+def access(pointer):
+    flags = c_ulonglong(7)
+    ok(cu.cuMemGetAccess(byref(flags), byref(Location(1, 1)), c_uint64(pointer)))
+    return flags.value
+def used_by_two(pointer):
+    ok(cu.cuCtxSetCurrent(two))
+    status = cu.cuMemsetD8_v2(c_uint64(pointer), 9, c_size_t(MIB))
+    ok(cu.cuCtxSetCurrent(one))
+    return status
+def in_host():
+    return Region.open(Path(os.environ["VGPU_DIR"])).usage().cards[0].host_used // MIB
+def from_pool_by_way_of_host():
+    filling = []
+    while in_host() == 0:
+        filling.append(alloc(64 * MIB)[1])
+    status, pointer = alloc_async(64 * MIB)
+    seen = in_host(), access(pointer), used_by_two(pointer)
+    for other in filling:
+        ok(free(other))
+    end = time.monotonic() + 20
+    while in_host() and time.monotonic() < end:
+        ok(cu.cuCtxSynchronize())
+    return pointer, (*seen, in_host())
+ok(cu.cuCtxSetCurrent(one))
+"""
+)
 
 
 def test_access_to_all_blocks_or_to_none(tmp_path: Path) -> None:
     """A block that the driver does not open: the program is told, and may try again."""
     box = container(tmp_path, cards="H100x2", movable=True)
     lines = box.python(
-        """
-import os
-from pathlib import Path
-from vgpu.native import simulator
-one, two = start(), context(1)
+        TWO
+        + """
+ok(cu.cuCtxSetCurrent(two))
 status, there = alloc(64 * MIB)
 ok(cu.cuCtxSetCurrent(one))
 status, here = alloc(64 * MIB)
@@ -24,3 +61,69 @@ print(cu.cuMemcpyDtoD_v2(c_uint64(there), c_uint64(here), c_size_t(MIB)))
 """
     )
     assert lines == ["2 0", "0"]
+
+
+@pytest.mark.parametrize("opened", ["before", "after"])
+def test_a_pool_s_access_stays_when_its_block_comes_up(tmp_path: Path, opened: str) -> None:
+    """In host memory, where the pool had no room, every card may reach it; on the card it is as open as the pool."""
+    box = container(tmp_path, cards="H100x2", movable=True)
+    before, after = ("ok(open_pool())", "") if opened == "before" else ("", "print(access(pointer))\nok(open_pool())")
+    lines = box.python(
+        TWO
+        + f"""
+{before}
+pointer, seen = from_pool_by_way_of_host()
+{after}
+print(seen, access(pointer), used_by_two(pointer), access(alloc(64 * MIB)[1]))
+"""
+    )
+    assert lines == [*(["0"] if opened == "after" else []), "(128, 3, 0, 0) 3 0 3"]
+
+
+def test_access_that_a_pool_refuses_opens_nothing(tmp_path: Path) -> None:
+    box = container(tmp_path, cards="H100x2", movable=True)
+    lines = box.python(
+        TWO
+        + """
+block = alloc(64 * MIB)[1]
+bad = cu.cuMemPoolSetAccess(the_pool, byref(Access(Location(1, 2), 3)), c_size_t(1))
+print(bad, cu.cuMemPoolSetAccess(None, byref(Access(Location(1, 1), 3)), c_size_t(1)), open_pool(0), access(block))
+print(cu.cuMemPoolSetAccess(the_pool, None, c_size_t(0)), open_pool(1), access(block))
+"""
+    )
+    assert lines == ["1 1 0 0", "0 0 3"]
+
+
+def test_a_block_that_the_pool_s_access_does_not_open_is_told(tmp_path: Path) -> None:
+    box = container(tmp_path, cards="H100x2", movable=True)
+    lines = box.python(
+        TWO
+        + """
+block = alloc(64 * MIB)[1]
+simulator.inject_error(Path(os.environ["VGPU_SIM_DIR"]), "cuMemSetAccess", 2, 1)
+print(open_pool(), access(block), open_pool(), access(block))
+"""
+    )
+    assert lines == ["2 0 0 3"]
+
+
+OPENINGS = {"peers": "cu.cuCtxEnablePeerAccess(two, 0)", "pool": "open_pool()"}
+
+
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_a_capture_meanwhile_neither_forbids_access_nor_breaks(tmp_path: Path, opening: str) -> None:
+    box = container(tmp_path, cards="H100x2", movable=True)
+    box.env["VGPU_SIM_STRICT"] = "captures"
+    lines = box.python(
+        TWO
+        + f"""
+pointer, stream, graph = alloc(64 * MIB)[1], c_void_p(), c_void_p()
+ok(cu.cuCtxSetCurrent(two))
+theirs = alloc(64 * MIB)[1]
+ok(cu.cuCtxSetCurrent(one))
+ok(cu.cuStreamCreate(byref(stream), 1))
+ok(cu.cuStreamBeginCapture_v2(stream, 0))
+print({OPENINGS[opening]}, cu.cuStreamEndCapture(stream, byref(graph)), access(pointer))
+"""
+    )
+    assert lines == ["0 0 3" if opening == "pool" else "0 0 0"]

@@ -40,6 +40,7 @@ INSIDE(cuGraphExecChildGraphNodeSetParams, (CUgraphExec exec, CUgraphNode node, 
 INSIDE(cuGraphExecNodeSetParams, (CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *parameters), (exec, node, parameters))
 INSIDE(cuGraphExecUpdate, (CUgraphExec exec, CUgraph graph, CUgraphNode *error_node, CUgraphExecUpdateResult *why), (exec, graph, error_node, why))
 INSIDE(cuGraphExecUpdate_v2, (CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *why), (exec, graph, why))
+INSIDE(cuMemGetAccess, (unsigned long long *flags, const CUmemLocation *location, CUdeviceptr at), (flags, location, at))
 INSIDE(cuTexObjectCreate,
        (CUtexObject *object, const CUDA_RESOURCE_DESC *resource, const CUDA_TEXTURE_DESC *texture, const CUDA_RESOURCE_VIEW_DESC *view),
        (object, resource, texture, view))

@@ -1,6 +1,8 @@
 /* Access of one card to another one's memory: what the tier has mapped does not get it by itself, as the driver's own memory does. */
 #define _GNU_SOURCE
+#include "capture.h"
 #include "charge.h"
+#include "pools.h"
 #include "tier.h"
 #include "tier_memory.h"
 
@@ -14,6 +16,9 @@ static bool device_of(CUcontext context, CUdevice *device) {
 /* Blocks of the device that are there already; those that come, or come back, get it when they are mapped. */
 static CUresult open_blocks(CUdevice device) {
     CUresult result = CUDA_SUCCESS;
+    if (!vgpu_tier_any())
+        return result;
+    const CUstreamCaptureMode mode = vgpu_relax();
     vgpu_tier_lock();
     for (uint32_t number = vgpu_tier_next(0); number != VGPU_TIER_NONE && result == CUDA_SUCCESS; number = vgpu_tier_next(number + 1)) {
         const struct vgpu_tier_record *record = vgpu_tier_record(number);
@@ -21,6 +26,7 @@ static CUresult open_blocks(CUdevice device) {
             result = vgpu_tier_give_access(device, true, record->base, record->bytes);
     }
     vgpu_tier_unlock();
+    vgpu_restore(mode);
     return result;
 }
 
@@ -36,4 +42,23 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags) {
     if (result != CUDA_SUCCESS && DRIVER(cuCtxDisablePeerAccess))
         DRIVER(cuCtxDisablePeerAccess)(peer); /* with some blocks out of reach it would be half of an answer */
     return result;
+}
+
+/* What a pool cannot hold is a block of the tier, which the program takes for the pool's. Access that is taken away stays: there is no call without it
+ * that would have to fail. */
+CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count) {
+    CUDA_REAL(cuMemPoolSetAccess);
+    const CUresult result = real(pool, map, count);
+    if (result != CUDA_SUCCESS || vgpu_tier_mode() == VGPU_TIER_OFF)
+        return result;
+    const CUdevice device = vgpu_pool_device(pool);
+    bool any = false;
+    for (size_t i = 0; i < count && device != VGPU_NO_DEVICE; i++) {
+        const CUmemLocation *other = &map[i].location;
+        if (other->type != CU_MEM_LOCATION_TYPE_DEVICE || other->id == device || !(map[i].flags & CU_MEM_ACCESS_FLAGS_PROT_READ))
+            continue;
+        vgpu_tier_add_peer(device, other->id);
+        any = true;
+    }
+    return any ? open_blocks(device) : result; /* a failure may be tried again: the driver takes it twice */
 }
