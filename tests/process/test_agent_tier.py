@@ -245,7 +245,7 @@ def test_what_another_version_started_starts_again_without_host_memory(make: Mak
         for name in ("limits", "usage"):
             with (world.sandboxes.directory(uid, "main") / name).open("r+b") as file:
                 file.seek(8)
-                file.write((REGION_ABI - 1).to_bytes(4, "little"))
+                file.write((REGION_ABI + 1).to_bytes(4, "little"))  # limits that cannot be read
     world.cards.scaling = tier.Scaling(2.0)
     world.agent()
     until(lambda: world.pods.synced)

@@ -33,12 +33,12 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeWorld]:
         yield made
 
 
-def age(directory: Path) -> None:
-    """Its region is one that an agent of another version has made."""
+def age(directory: Path, version: int = REGION_ABI + 1) -> None:
+    """Its region is one that an agent of another version has made; of a later one, limits cannot be read, either."""
     for name in ("limits", "usage"):
         with (directory / name).open("r+b") as file:
             file.seek(ABI_AT)
-            file.write(struct.pack("=I", REGION_ABI - 1))
+            file.write(struct.pack("=I", version))
     with pytest.raises(OSError, match="not a region of this version"):
         Region.open(directory)
 
@@ -70,11 +70,13 @@ def test_the_version_is_where_the_library_puts_it(tmp_path: Path) -> None:
     assert strangers.abi_of(tmp_path) is None
 
 
-def test_what_another_version_has_granted_is_not_granted_again(make: MakeWorld) -> None:
+@pytest.mark.parametrize(("version", "read"), [(2, True), (REGION_ABI + 1, False)])
+def test_what_another_version_has_granted_is_not_granted_again(make: MakeWorld, version: int, read: bool) -> None:
     world = make()
     uid = started(world, "old", f"{A}::0", [GpuSlice(A, 10000)])
-    age(world.sandboxes.directory(uid, "main"))
+    age(world.sandboxes.directory(uid, "main"), version)
     upgrade(world)
+    assert (uid in world.sandboxes.granted()) == read
     assert world.sandboxes.strangers() == {uid}
     assert world.holdings.granted()[A].mem == 10000
     assert world.holdings.held()[A].mem == 10000
