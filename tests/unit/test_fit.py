@@ -166,6 +166,18 @@ def test_a_whole_card_fits_where_slices_may_have_less_than_the_card() -> None:
     assert fit_container([reserved], ask(), CardSelector(), SPREAD) == [GpuSlice("dev-0", 7200)]
 
 
+def test_a_whole_card_is_all_of_it_where_memory_is_scaled() -> None:
+    scaled = card(0, 16000, physical=8000)
+    for asked in (ask(), GpuRequest(1, cores=100)):
+        assert fit_container([scaled], asked, CardSelector(), SPREAD) == [GpuSlice("dev-0", 8000, asked.cores)]
+    assert fit_container([scaled], GpuRequest(1, percent=50), CardSelector(), SPREAD) == [
+        GpuSlice("dev-0", 4000, phys=2000)
+    ]
+    found = fit_container([card(0, 16000, Held(1, 1000, 500), physical=8000)], ask(), CardSelector(), SPREAD)
+    assert isinstance(found, Rejection)
+    assert found.reasons == {Reason.GUARANTEE: 1}
+
+
 def pod(*containers: tuple[str, Kind, GpuRequest]) -> PodRequest:
     return PodRequest(tuple(ContainerRequest(*each) for each in containers))
 

@@ -79,14 +79,15 @@ def memory_asked(cards: Cards, request: GpuRequest) -> Ints:
 def ask(cards: Cards, request: GpuRequest, selector: CardSelector, *, oversubscribe: bool) -> Ask:
     """`oversubscribe`: on cards whose memory is scaled up, only limit / scaling is guaranteed to be physical.
 
-    Never less than what contexts and modules take, which cannot lie elsewhere. Who has a card alone has all of it.
+    Never less than what contexts and modules take, which cannot lie elsewhere. Who has a card alone, or asks for all
+    memory of it, has all of it.
     """
     memory = memory_asked(cards, request)
     guarantee = memory
     if oversubscribe:
         scaled = cards.memory > cards.physical
         if scaled.any():
-            if request.cores == 100:
+            if request.cores == 100 or request.whole_card:
                 share = cards.physical
             else:  # rounded up: what is left of all limits together is no more than the host memory behind the card
                 share = np.maximum(-(memory * -cards.physical // np.maximum(cards.memory, 1)), LEAST_GUARANTEE)
