@@ -43,6 +43,7 @@ class ContainerView(msgspec.Struct, frozen=True):
     observed: float = 0.0  #: seconds of GPU time by NVML
     host_limit: int = 0  #: bytes of host memory that it may use behind the card
     on_card: int = 0  #: bytes of `usage` that are on the card itself
+    owed: int = 0  #: bytes of the card that it has to give back
 
 
 class Picture(msgspec.Struct, frozen=True):
@@ -267,6 +268,12 @@ class Exporter(Collector):
             "What it may have on the card above its guarantee, as long as nobody else needs it",
             _CONTAINER,
             [(r, u.lent) for r, u in used],
+        )
+        yield _gauge(
+            "vgpu_container_memory_owed_bytes",
+            "What it has on the card above guarantee and loan, and has to give back since others are guaranteed it",
+            _CONTAINER,
+            [(r, c.owed) for r, c in rows],
         )
         yield _gauge(
             "vgpu_container_processes", "Processes that use the card", _CONTAINER, [(r, u.processes) for r, u in used]

@@ -90,6 +90,7 @@ class Lending:
         self._coming: dict[str, _Coming] = {}  # by pod uid
         self._course = Course()
         self._debts = Debts()
+        self._owed: Mapping[tuple[Entry, str], int] = {}
 
     def settle(self) -> None:
         """Loans and budgets by what containers have allocated now; OSError: the folders cannot be listed.
@@ -197,9 +198,7 @@ class Lending:
 
     def _lend(self, tenants: _Tenants) -> None:
         """Puts the loans in force."""
-        if not tenants:
-            return
-        promised = self._promised()
+        promised = self._promised() if tenants else {}
         self._tell(tenants, promised)
         wants: dict[str, dict[tuple[Entry, int], Want]] = {}
         for entry, tenant in tenants.items():
@@ -229,13 +228,13 @@ class Lending:
                 _lendable(gpu), promised.get(uuid, Held()).phys * MIB, above.get(uuid, 0), self._watch.uncounted(uuid)
             )
         }
-        owed = {
+        self._owed = {
             (entry, card.uuid): max(0, tenant.above(at) - tenant.usage.cards[at].lent)
             for entry, tenant in tenants.items()
             for at, card in enumerate(tenant.limits.cards)
             if card.uuid in short
         }
-        for one in self._debts.once(owed, time.monotonic()):
+        for one in self._debts.once(self._owed, time.monotonic()):
             gpu = cards[one.card]
             sentence = (
                 f"Container {one.entry.container} has {-(-one.bytes // MIB)} MiB of card {gpu.index} ({gpu.model}, "
@@ -278,6 +277,10 @@ class Lending:
     def host_memory(self, entry: Entry) -> int:
         """Bytes of host memory that a container may use behind each of its cards."""
         return self._host_memory.get(entry, 0)
+
+    def owed(self, entry: Entry, card: str) -> int:
+        """Bytes of a card (UUID) that a container has to give back, because others are guaranteed them."""
+        return self._owed.get((entry, card), 0)
 
 
 def _above(tenants: _Tenants) -> dict[str, int]:

@@ -168,8 +168,9 @@ class Sweep:
                 untracked, observed = self._watch.of(entry_of, piece.uuid) if entry_of else (0, 0.0)
                 budget = self._lending.host_memory(entry_of) if entry_of else 0
                 here = on_card(slices, share) if share else 0
+                owed = self._lending.owed(entry_of, piece.uuid) if entry_of else 0
                 containers.append(
-                    ContainerView(namespace, name, container, piece, share, untracked, observed, budget, here)
+                    ContainerView(namespace, name, container, piece, share, untracked, observed, budget, here, owed)
                 )
         return Picture(
             cards=tuple(

@@ -54,6 +54,7 @@ EXPECTED: dict[str, tuple[set[str], float]] = {
     "vgpu_container_host_memory_limit_bytes": (CONTAINER, 40),
     "vgpu_container_memory_resident_bytes": (CONTAINER, 993),
     "vgpu_container_memory_lent_bytes": (CONTAINER, 12),
+    "vgpu_container_memory_owed_bytes": (CONTAINER, 5),
     "vgpu_container_core_limit_ratio": (CONTAINER, 0.3),
     "vgpu_container_gpu_seconds_total": (CONTAINER, 1.5),
     "vgpu_container_throttled_seconds_total": (CONTAINER, 0.5),
@@ -87,7 +88,9 @@ def exporter() -> Exporter:
         Picture(
             cards=(CardView(gpu, Held(2, 3000, 2000, 30), Reading(used=123456, utilization=0.25, minor=0), (30, 40)),),
             containers=(
-                ContainerView("ns", "pod", "main", piece, usage, untracked=9, observed=2.5, host_limit=40, on_card=993),
+                ContainerView(
+                    "ns", "pod", "main", piece, usage, untracked=9, observed=2.5, host_limit=40, on_card=993, owed=5
+                ),
                 ContainerView("ns", "pod", "waiting", piece),
             ),
             host_memory=500,

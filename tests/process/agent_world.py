@@ -173,6 +173,7 @@ class World:
         annotations: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
         limits: Mapping[str, str] | None = None,
+        restart: str = "Always",
     ) -> str:
         """A bound pod with one container for each entry of `slices` (None: one container, no allocation); its UID."""
         variables = [{"name": name, "value": value} for name, value in (env or {}).items()]
@@ -195,6 +196,7 @@ class World:
             "metadata": meta,
             "spec": {
                 "nodeName": NODE,
+                "restartPolicy": restart,
                 "schedulerName": names.SCHEDULER_NAME,
                 "containers": [c for c in containers if c["name"] not in (*init, *sidecars)],
                 "initContainers": [

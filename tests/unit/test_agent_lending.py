@@ -14,7 +14,7 @@ from device_plugin.watch import Watch
 from vgpu.allocation import Held
 from vgpu.devices import Gpu, Inventory
 from vgpu.native import CardLimit, CardUsage, Limits, Region, Usage
-from vgpu.tier import MIB
+from vgpu.tier import MIB, Scaling
 
 CARD = 1000  #: MiB
 SIZES = st.integers(0, 400)
@@ -73,3 +73,42 @@ def test_what_is_taken_back_comes_before_what_is_given(pods: list[tuple[int, int
             )
         lending._lend(tenants)
         assert promised["GPU-a"].phys * MIB + loans.most <= max(CARD, promised["GPU-a"].phys) * MIB
+
+
+class Books:
+    """A region whose limits can be set."""
+
+    def __init__(self) -> None:
+        self.limits = Limits(())
+
+    def set_limits(self, limits: Limits) -> None:
+        self.limits = limits
+
+
+def test_who_says_that_it_has_host_memory_that_it_was_never_given_takes_none_from_others() -> None:
+    cards = Cards(Inventory(devices=(Gpu("GPU-a", 0, "T4", CARD, CARD),)), Scaling(2, host_memory=1000))
+    cards.back(True)
+    unused = cast(Any, None)
+    lending = Lending(cards, unused, unused, cast(Watch, Knowing()))
+    first, lacks = (Entry("uid", name, Path()) for name in ("first", "lacks"))
+    books = {entry: Books() for entry in (first, lacks)}
+
+    def turn(budget: int, uses: int) -> dict[Entry, int]:
+        """Budgets (MiB) after a look: the first is above its guarantee and says that it uses so much."""
+        limit = CardLimit("GPU-a", 700 * MIB, guarantee=300 * MIB)
+        tenants = {
+            entry: _Tenant(
+                cast(Region, books[entry]),
+                Limits((limit,), oversubscribe=True, movable=True, host_memory=given * MIB),
+                Usage((CardUsage(host_used=used * MIB, resident=resident * MIB),), ()),
+            )
+            for entry, given, used, resident in ((first, budget, uses, 600), (lacks, 400, 0, 0))
+        }
+        lending._budget(tenants)
+        return {entry: (books[entry].limits.host_memory or 0) // MIB for entry in tenants}
+
+    assert turn(100, 10**6)[lacks] == 700, "its budget is what it can have: all else is free"
+    assert turn(500, 10**6)[lacks] == 500, "500 of 1000 are free"
+    assert turn(100, 500)[lacks] == 500, "it may have that still of a budget that was larger"
+    assert turn(100, 200)[lacks] == 700
+    assert turn(100, 500)[lacks] == 500, "what was put in force is 500 again"
