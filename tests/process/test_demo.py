@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vgpu.local.run import available_memory
+from vgpu.local import host_memory
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -27,7 +27,7 @@ def test_every_example_gets_what_it_asks_for() -> None:
     assert 'vgpu_container_memory_limit_bytes{container="main",pod="share"' in done.stdout
 
 
-@pytest.mark.skipif(available_memory() < 16_000, reason="half of the cards' memory is that of this machine")
+@pytest.mark.skipif(host_memory.read().available < 16_000, reason="half of the cards' memory is that of this machine")
 def test_a_pod_has_more_memory_than_the_card_and_finds_what_it_wrote() -> None:
     done = demo("--oversubscribe")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from run_machine import PROBE, Machine, end, eventually
 
-from vgpu.local import run
+from vgpu.local import host_memory, run
 from vgpu.local.errors import UserError
 from vgpu.local.slices import Claim, SliceStore
 from vgpu.native import Limits, Region, paths, simulator
@@ -64,7 +64,10 @@ def test_memory_that_does_not_fit_on_the_card_may_lie_in_host_memory(machine: Ma
     assert done.stdout == "true\n", done.stderr
     for said, options in {
         "5088 MiB of host memory needed, and 5087 MiB may be used": ("--oversubscribe", "--host-memory", "5087"),
-        "no effect without --oversubscribe": ("--host-memory", "5087"),
+        "--host-memory has no effect without --oversubscribe": ("--host-memory", "5087"),
+        "--guarantee has no effect without --oversubscribe": ("--guarantee", "5087"),
+        "--guarantee is 4999 MiB; allowed: from 5000 MiB": ("--oversubscribe", "--guarantee", "4999"),
+        "with --oversubscribe, what does not fit on the card may lie in host memory": (),
         "write static or movable": ("--oversubscribe=managed",),
     }.items():
         refused = machine.run("--gpumem", "20000", *options, command=("true",))
@@ -72,10 +75,27 @@ def test_memory_that_does_not_fit_on_the_card_may_lie_in_host_memory(machine: Ma
         assert said in refused.stderr
 
 
+def test_no_command_is_promised_host_memory_that_is_not_there(machine: Machine) -> None:
+    most = host_memory.read().most
+    held = machine.hold("--gpumem", "3000", "--oversubscribe", "--guarantee", "1000", "--host-memory", str(most - 2500))
+    ((limits, _),) = limits_of(machine)
+    assert (limits.cards[0].guarantee, limits.host_memory) == (1000 * MIB, (most - 2500) * MIB)
+    for code, amount, said in (
+        (75, 2501, f"of which {most - 2500} MiB are promised to commands that run"),
+        (1, most + 1, f"this can never fit here: --host-memory asks for {most + 1} MiB"),
+    ):
+        refused = machine.run("--gpumem", "3000", "--oversubscribe", "--host-memory", str(amount), command=("true",))
+        assert (refused.returncode, said in refused.stderr) == (code, True), refused.stderr
+    beside = machine.run("--gpumem", "3000", "--oversubscribe", "--host-memory", "2500", command=("true",))
+    assert beside.returncode == 0, beside.stderr
+    end(held)
+
+
 def test_room_that_nobody_is_sure_to_need_is_lent_to_blocks_that_can_move(machine: Machine) -> None:
     others = [machine.hold("--gpumem", "9000", "--use-gpuuuid", uuid) for uuid in machine_cards(machine)]
-    still = machine.hold("--gpumem", "12001", "--oversubscribe")
-    big = machine.hold("--gpumem", "12000", "--oversubscribe=movable")
+    host = ("--host-memory", "6100")
+    still = machine.hold("--gpumem", "12001", "--oversubscribe", *host)
+    big = machine.hold("--gpumem", "12000", "--oversubscribe=movable", *host)
     assert [(limits.movable, limits.cards[0].guarantee, lent) for limits, lent in limits_of(machine)[:2]] == [
         (False, (T4 - 9000) * MIB, (0,)),
         (True, (T4 - 9000) * MIB, (0,)),

@@ -9,9 +9,9 @@ import pytest
 
 from vgpu import names
 from vgpu.config import Config, DevicePlugin
+from vgpu.local import host_memory
 from vgpu.local.cluster import LocalCluster, scratch
 from vgpu.local.demo import Demo
-from vgpu.local.run import available_memory
 
 SCALING, HOST = 1.5, 9320  #: of a T4 with 14912 MiB: 7456 MiB, and a quarter more
 
@@ -28,7 +28,9 @@ def tenant(name: str, memory: int, **notes: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.skipif(available_memory() < HOST + 2000, reason="a part of the card's memory is that of this machine")
+@pytest.mark.skipif(
+    host_memory.read().available < HOST + 2000, reason="a part of the card's memory is that of this machine"
+)
 def test_nobody_is_refused_below_its_limit_and_what_is_guaranteed_is_on_the_card() -> None:
     plugin = DevicePlugin(deviceMemoryScaling=SCALING, hostMemory=HOST)
     pods = [

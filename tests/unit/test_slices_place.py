@@ -1,5 +1,6 @@
 """Which cards a request of `vgpu run` gets, and the words when it gets none."""
 
+import msgspec
 import pytest
 
 from vgpu.devices import Gpu, GpuSlice
@@ -91,6 +92,37 @@ def test_a_part_of_it_has_to_be_on_the_card_and_the_rest_in_the_budget() -> None
     assert found.sentence == "4640 MiB of host memory needed, and 4639 MiB may be used (--host-memory)"
     assert acceptable(CARDS, big(20000)) == {A, B, C}
     assert acceptable(CARDS, big(20000, 4639)) == set()
+
+
+def test_a_smaller_guarantee_leaves_the_rest_of_the_card_to_others() -> None:
+    less = msgspec.structs.replace(big(8000), guarantee=2000)
+    assert place(CARDS, [], [], less) == [GpuSlice(A, 8000, phys=2000)]
+    two = place(CARDS, [], [], msgspec.structs.replace(less, request=GpuRequest(2, 8000)))
+    assert two == [GpuSlice(A, 8000, phys=2000), GpuSlice(B, 8000, phys=2000)]
+    assert place(CARDS, [], [], msgspec.structs.replace(less, guarantee=8000)) == [GpuSlice(A, 8000)]
+    budget = msgspec.structs.replace(less, host_memory=5999)
+    assert isinstance(place(CARDS, [], [], budget), NoRoom)
+    full = [run(*(GpuSlice(uuid, 15360 - 1999) for uuid in (A, B, C)))]
+    found = place(CARDS, full, [], less)
+    assert isinstance(found, NoRoom)
+    assert found.sentence == "0 of 3 cards have 2000 MiB free, 1 needed: the guarantee is 2000 MiB (--guarantee)"
+    found = place(CARDS, [], [], msgspec.structs.replace(less, guarantee=1999))
+    assert isinstance(found, NoRoom)
+    assert found.sentence == "a quarter of 8000 MiB has to be on the card"
+
+
+def test_the_refusal_names_the_part_that_has_to_be_on_the_card_and_what_lacks() -> None:
+    full = [run(*(GpuSlice(uuid, 15000) for uuid in (A, B, C)))]
+    found = place(CARDS, full, [], big(6000))
+    assert isinstance(found, NoRoom)
+    assert found.sentence == "0 of 3 cards have 1500 MiB free, 1 needed: a quarter of 6000 MiB has to be on the card"
+    assert found.per_card[0].endswith("too little memory free")
+    found = place(CARDS, [], [], big(20000, 4639))
+    assert isinstance(found, NoRoom)
+    assert found.per_card[0].endswith("too little host memory behind it")
+    other = place(CARDS, [], [], msgspec.structs.replace(big(20000), selector=CardSelector(use_types=("H100",))))
+    assert isinstance(other, NoRoom)
+    assert other.sentence == "0 of 3 cards are of an accepted model, 1 needed"
 
 
 def test_the_refusal_says_for_each_card_what_is_free_and_what_lacks() -> None:

@@ -101,7 +101,14 @@ def _list(texts: tuple[str, ...]) -> tuple[str, ...]:
     "--host-memory",
     type=Memory(),
     metavar="MIB",
-    help="With --oversubscribe: at most so much of it. Default: half of what this machine has available.",
+    help="With --oversubscribe: at most so much of it. "
+    "Default: half of what is available and promised to no other command.",
+)
+@click.option(
+    "--guarantee",
+    type=Memory(),
+    metavar="MIB",
+    help="With --oversubscribe: what of it is on each card for sure, a quarter at least. Default: what fits.",
 )
 @click.option("--gpus", type=click.IntRange(1, 16), default=1, metavar="N", help="Different cards. Default: 1.")
 @click.option("--priority", type=click.IntRange(0, 1), metavar="0|1", help="0 high, 1 low.")
@@ -129,20 +136,25 @@ def command(command_line: tuple[str, ...], **options: Any) -> NoReturn:
     The exit code is the command's. Without room: exit code 75 and the reason per card, or --wait.
     """
     from vgpu import config as configuration
-    from vgpu.local.place import Demand
-    from vgpu.local.run import available_memory, run
+    from vgpu.local.place import LEAST, Demand
+    from vgpu.local.run import run
     from vgpu.resources import CardSelector, GpuRequest
 
     try:
         config = configuration.load()
     except configuration.ConfigError as error:
         raise UserError(str(error)) from None
-    if options["host_memory"] and not options["oversubscribe"]:
-        raise UserError("--host-memory has no effect without --oversubscribe", 2)
+    for name in ("host_memory", "guarantee"):
+        if options[name] and not options["oversubscribe"]:
+            raise UserError(f"--{name.replace('_', '-')} has no effect without --oversubscribe", 2)
     rules = configuration.rules(config)
     memory, percent, cores = options["gpumem"], options["gpumem_percentage"], options["gpucores"]
     if memory is None and percent is None:
         memory = rules.default_memory or None
+    guarantee = options["guarantee"]
+    if guarantee and memory and not memory <= LEAST * guarantee <= LEAST * memory:
+        allowed = f"from {-(-memory // LEAST)} MiB, a quarter of --gpumem, to {memory}"
+        raise UserError(f"--guarantee is {guarantee} MiB; allowed: {allowed}", 2)
     demand = Demand(
         request=GpuRequest(
             count=options["gpus"],
@@ -162,7 +174,8 @@ def command(command_line: tuple[str, ...], **options: Any) -> NoReturn:
         core_policy=options["core_policy"] or config.core_policy,
         cores_limit=options["cores_limit"],
         memory_mode=options["oversubscribe"] or "",
-        host_memory=(options["host_memory"] or available_memory() // 2) if options["oversubscribe"] else 0,
+        guarantee=guarantee,
+        host_memory=options["host_memory"],
     )
     simulate = options["simulate"] or config.simulate
     run(command_line, demand, config, simulate=simulate, wait=options["wait"])

@@ -1,6 +1,6 @@
 """Which cards a request gets on this machine, by the rules and policies of the cluster's scheduler. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -42,7 +42,9 @@ class Demand(msgspec.Struct, frozen=True):
     memory_mode: Literal["", "static", "movable"] = (
         ""  #: of memory that does not fit on the card; empty: all of it has to
     )
-    host_memory: int = 0  #: MiB that may lie in host memory, where it need not fit: the same part behind each card
+    guarantee: int | None = None  #: MiB of it on each card, where it need not fit; None: what fits
+    host_memory: int | None = None  #: MiB that may lie in host memory: the same part behind each card; None: not said
+    host_rule: str = "--host-memory"  #: where `host_memory` comes from, for people
 
 
 class NoRoom(msgspec.Struct, frozen=True):
@@ -74,29 +76,63 @@ def place(
     )
 
 
+class _TooLittleHostMemory(Rejection, frozen=True):
+    """The cards would do, and what lies behind them would not."""
+
+
 def _fit(states: Sequence[CardState], demand: Demand) -> list[GpuSlice] | Rejection:
     request, selector, policy = demand.request, demand.selector, policies()[demand.policy]
-    found = fit_container(states, request, selector, policy)
-    if not demand.memory_mode or not isinstance(found, Rejection):
-        return found
+    if not demand.memory_mode:
+        return fit_container(states, request, selector, policy)
+    if demand.guarantee is None:
+        found = fit_container(states, request, selector, policy)
+        if not isinstance(found, Rejection):
+            return found
     # As much as possible on cards, and at least LEAST of it: from there down all would be at the speed of the bus.
     wanted = {state.gpu.uuid: request.memory_on(state.gpu.physical_memory) for state in states}
     free = {state.gpu.uuid: state.gpu.memory - state.held.mem for state in states}
-    for room in sorted({room for room in free.values() if room > 0}, reverse=True):
+    for room in _rooms(free, demand.guarantee):
         part = fit_container(states, msgspec.structs.replace(request, memory=room), selector, policy)
         if isinstance(part, Rejection):
             continue
+        most = free if demand.guarantee is None else dict.fromkeys(free, room)
         slices = [
-            msgspec.structs.replace(one, mem=memory, phys=free[one.uuid] if free[one.uuid] < memory else None)
+            GpuSlice(one.uuid, memory, one.cores, most[one.uuid] if most[one.uuid] < memory else None)
             for one, memory in ((one, wanted[one.uuid]) for one in part)
         ]
         if any(one.mem > LEAST * one.guarantee for one in slices):
             continue
         missing = len(slices) * max(one.mem - one.guarantee for one in slices)  # each card has the same part of it
-        if missing > demand.host_memory:
-            sentence = f"{missing} MiB of host memory needed, and {demand.host_memory} MiB may be used (--host-memory)"
-            return Rejection({Reason.GUARANTEE: len(states)}, sentence)
+        budget = demand.host_memory or 0
+        if missing > budget:
+            sentence = f"{missing} MiB of host memory needed, and {budget} MiB may be used ({demand.host_rule})"
+            return _TooLittleHostMemory({Reason.GUARANTEE: len(states)}, sentence)
         return slices
+    return _no_part(states, demand, max(wanted.values(), default=0))
+
+
+def _rooms(free: Mapping[str, int], guarantee: int | None) -> list[int]:
+    """MiB of a card to try, the most first."""
+    if guarantee is not None:
+        return [guarantee]
+    return sorted({room for room in free.values() if room > 0}, reverse=True)
+
+
+def _no_part(states: Sequence[CardState], demand: Demand, wanted: int) -> Rejection:
+    """Why what has to be on a card is not there, of `wanted` MiB."""
+    least = -(-wanted // LEAST)
+    needed = least if demand.guarantee is None else max(demand.guarantee, least)
+    request = msgspec.structs.replace(demand.request, memory=needed)
+    found = fit_container(states, request, demand.selector, policies()[demand.policy])
+    rule = (
+        f"the guarantee is {needed} MiB (--guarantee)"
+        if demand.guarantee == needed
+        else f"a quarter of {wanted} MiB has to be on the card"
+    )
+    if not isinstance(found, Rejection):  # by cards of different sizes, of which each has another part
+        return Rejection({Reason.MEMORY: len(states)}, rule)
+    if found.reasons.keys() & {Reason.MEMORY, Reason.GUARANTEE}:
+        return Rejection(found.reasons, f"{found.sentence}: {rule}")
     return found
 
 
@@ -117,6 +153,8 @@ def _sentence(rejection: Rejection, ahead: Sequence[Ticket], waits: bool, cards:
 def _against(state: CardState, demand: Demand) -> str:
     """What speaks against this one card, were it asked for one; empty: nothing."""
     found = _fit([state], msgspec.structs.replace(demand, request=msgspec.structs.replace(demand.request, count=1)))
+    if isinstance(found, _TooLittleHostMemory):
+        return "too little host memory behind it"
     return _AGAINST[next(iter(found.reasons))] if isinstance(found, Rejection) else ""
 
 

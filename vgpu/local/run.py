@@ -16,10 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
+import msgspec
+
 from vgpu import contexts, inventory, names, tier
 from vgpu.config import Config
 from vgpu.devices import Gpu
-from vgpu.local import arbiter, lending
+from vgpu.local import arbiter, host_memory, lending
 from vgpu.local.environment import environment
 from vgpu.local.errors import UserError
 from vgpu.local.library import preloadable
@@ -132,12 +134,6 @@ def read_cards(root: Path, config: Config, simulate: str, simulator: Path | None
     return chosen
 
 
-def available_memory(file: Path = Path("/proc/meminfo")) -> int:
-    """MiB of host memory that programs can have now without swapping (proc(5), MemAvailable); 0: not told."""
-    match = re.search(r"^MemAvailable: +([0-9]+) kB$", file.read_text(), re.MULTILINE)
-    return int(match[1]) // 1024 if match else 0
-
-
 def acquire(
     store: SliceStore, cards: Sequence[Gpu], demand: Demand, command: Sequence[str], simulator: str, wait: float | None
 ) -> Claim:
@@ -145,20 +141,25 @@ def acquire(
     queue = Queue(store.root)
 
     def attempt(ticket: Ticket | None) -> Claim | NoRoom:
-        found = place(cards, store.sweep(), queue.ahead(ticket), demand)
+        runs = store.sweep()
+        asked = host_memory.bounded(demand, host_memory.now(store, runs)) if demand.memory_mode else demand
+        if isinstance(asked, NoRoom):
+            return asked
+        found = place(cards, runs, queue.ahead(ticket), asked)
         if isinstance(found, NoRoom):
             return found
         by_uuid = {card.uuid: card for card in cards}
-        return store.claim(found, [by_uuid[piece.uuid] for piece in found], command, simulator, time.time())
+        promised = host_memory.promised(demand.host_memory, asked, found)
+        return store.claim(found, [by_uuid[piece.uuid] for piece in found], command, simulator, time.time(), promised)
 
     deadline = time.monotonic() + (wait or 0)
     with store.locked():
         outcome = attempt(None)
         if isinstance(outcome, Claim):
             return outcome
-        accepts = acceptable(cards, demand)
+        accepts = acceptable_here(cards, demand)
         if not accepts:
-            raise UserError(refusal("this can never fit here", outcome))
+            raise UserError(refusal("this can never fit here", outcome, hint(cards, demand)))
         if wait is None:
             raise UserError(refusal("no room now (--wait waits for it)", outcome), os.EX_TEMPFAIL)
         ticket = queue.enter(accepts)
@@ -176,6 +177,19 @@ def acquire(
                     raise UserError(refusal(f"no room within {wait:g} s", outcome), os.EX_TEMPFAIL)
             shown.update(position, outcome.sentence)
             time.sleep(min(POLL * position, SLOWEST_POLL, left))
+
+
+def acceptable_here(cards: Sequence[Gpu], demand: Demand) -> frozenset[str]:
+    """UUIDs of the cards that could serve `demand` were this machine idle."""
+    asked = host_memory.bounded(demand, host_memory.read().idle)
+    return frozenset() if isinstance(asked, NoRoom) else acceptable(cards, asked)
+
+
+def hint(cards: Sequence[Gpu], demand: Demand) -> str:
+    """What would let a demand fit that can never fit; empty: nothing is known."""
+    if demand.memory_mode or not acceptable_here(cards, msgspec.structs.replace(demand, memory_mode="static")):
+        return ""
+    return "; with --oversubscribe, what does not fit on the card may lie in host memory"
 
 
 def await_room(store: SliceStore, claim: Claim, *, tiered: bool = False) -> None:
@@ -197,7 +211,7 @@ def await_room(store: SliceStore, claim: Claim, *, tiered: bool = False) -> None
         if time.monotonic() > deadline:
             raise UserError(
                 f"no room now: other commands still have {lacking}, which were lent to them and which they give back "
-                "when their work pauses",
+                "when their work pauses; a stopped process or one with an open capture gives nothing back",
                 os.EX_TEMPFAIL,
             )
         time.sleep(POLL)
@@ -213,8 +227,8 @@ def too_small(record: Run) -> list[str]:
     ]
 
 
-def refusal(start: str, outcome: NoRoom) -> str:
-    return "\n  ".join((f"{start}: {outcome.sentence}", *outcome.per_card))
+def refusal(start: str, outcome: NoRoom, advice: str = "") -> str:
+    return "\n  ".join((f"{start}: {outcome.sentence}{advice}", *outcome.per_card))
 
 
 def limits(claim: Claim, demand: Demand, config: Config) -> Limits:
@@ -236,7 +250,7 @@ def limits(claim: Claim, demand: Demand, config: Config) -> Limits:
         allow_disable_control=config.device_plugin.allowDisableControl,
         oversubscribe=bool(demand.memory_mode),
         movable=demand.memory_mode == "movable",
-        host_memory=demand.host_memory * MIB // len(claim.record.slices) if demand.memory_mode else 0,
+        host_memory=claim.record.host_memory * MIB // len(claim.record.slices),
     )
 
 

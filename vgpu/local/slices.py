@@ -36,6 +36,7 @@ class Run(msgspec.Struct, frozen=True):
     slices: tuple[GpuSlice, ...]  #: in the order in which the command counts its cards
     cards: tuple[Gpu, ...]  #: the cards of `slices`, in the same order
     simulator: str = ""  #: state directory of the simulated cards; empty: cards of the driver
+    host_memory: int = 0  #: MiB of host memory that it was promised, behind all of its cards together
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -109,7 +110,13 @@ class SliceStore:
             return None
 
     def claim(
-        self, slices: Sequence[GpuSlice], cards: Sequence[Gpu], command: Sequence[str], simulator: str, now: float
+        self,
+        slices: Sequence[GpuSlice],
+        cards: Sequence[Gpu],
+        command: Sequence[str],
+        simulator: str,
+        now: float,
+        host_memory: int = 0,
     ) -> Claim:
         """Records that this process has `slices`, before anybody else can look. Needs `locked`."""
         name = secrets.token_hex(3)
@@ -128,6 +135,7 @@ class SliceStore:
             slices=tuple(slices),
             cards=tuple(cards),
             simulator=simulator,
+            host_memory=host_memory,
         )
         (directory / _RECORD).write_bytes(msgspec.json.encode(record))
         return Claim(record, directory, descriptor)
