@@ -1,14 +1,17 @@
 """A second device plugin for the same resource or the same cards: how it is noticed, and that nobody fights. Pure.
 
-The kubelet keeps the plugin that registered last and ends the stream of the one before. Two that both register again
-would push each other out for ever, so each try here waits longer than the one before.
-Source: k8s.io/kubernetes v1.36.3, pkg/kubelet/cm/devicemanager/plugin/v1beta1 "Server.connectClient".
+The kubelet asks the plugin that registered last, and lists the ids that came last from any of them: the stream of the
+one before stays open, so ids that are not ours tell. When any of these streams ends, kubelets before 1.37 let go of
+whoever registered last. Two that both register again would push each other out for ever, so each try here waits longer
+than the one before.
+Source: k8s.io/kubernetes v1.30.14 to v1.37.2, pkg/kubelet/cm/devicemanager: plugin/v1beta1 "connectClient" and
+"runClient", manager.go "PluginConnected" and "genericDeviceUpdateCallback".
 """
 
 from collections.abc import Collection, Mapping
 from typing import Final
 
-#: Without a stream for so long, though the kubelet answers: it has dropped us; doubled with every time that we lose
+#: Without the resource for so long, though the kubelet answers: it has dropped us; doubled with every time that we lose
 PATIENCE_SECONDS: Final = (15.0, 600.0)
 CALM_SECONDS: Final = 600.0  #: the stream was kept for so long: whatever it was is over
 
@@ -18,12 +21,15 @@ class Contest:
 
     def __init__(self) -> None:
         self.lost = 0
-        self._missing: float | None = None  # since when there is no stream
-        self._kept: float | None = None  # since when there is one
+        self._missing: float | None = None  # since when we do not have the resource
+        self._kept: float | None = None  # since when we have it
 
-    def look(self, streaming: bool, now: float) -> bool:
-        """One look at a kubelet that answers and with which we are registered; True: register again."""
-        if streaming:
+    def look(self, ours: bool, now: float) -> bool:
+        """One look at a kubelet that answers and with which we are registered; True: register again.
+
+        `ours`: it has a stream of ours, and lists our ids.
+        """
+        if ours:
             self._missing = None
             self._kept = now if self._kept is None else self._kept
             if now - self._kept >= CALM_SECONDS:
@@ -43,6 +49,11 @@ class Contest:
         self._missing = self._kept = None
 
 
+def strange(resource: str, cards: Collection[str], registered: Mapping[str, Collection[str] | None]) -> bool:
+    """The kubelet lists ids of somebody else for the resource."""
+    return any(not one.startswith(tuple(cards)) for one in registered.get(resource) or ())
+
+
 def sentence(
     resource: str,
     cards: Collection[str],
@@ -55,14 +66,13 @@ def sentence(
     `cards`: UUIDs of the node; `registered`: resource → ids, of the kubelet's checkpoint; `sockets`: names in its
     folder that are neither ours nor its own; `lost`: how often another plugin took the resource.
     """
-    strange = [one for one in registered.get(resource) or () if not one.startswith(tuple(cards))]
     same = sorted(
         other
         for other, ids in registered.items()
         if other != resource and any(uuid in one for one in ids or () for uuid in cards)
     )
     where = f" (sockets beside ours: {', '.join(sorted(sockets))})" if sockets else ""
-    if lost or strange:
+    if lost or strange(resource, cards, registered):
         return (
             f"another device plugin registers {resource} at the kubelet{where}: remove it from this node, or give vgpu "
             "another resourceName"

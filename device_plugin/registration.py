@@ -30,6 +30,8 @@ KUBELET_SOCKET: Final = "kubelet.sock"
 _POLL_SECONDS: Final = 1.0  #: a look without any inotify event: the folder itself may have been replaced
 _RETRY_SECONDS: Final = 0.1  #: the kubelet's socket appears shortly before it answers
 _OTHERS_SECONDS: Final = 5.0  #: between two looks for other plugins
+#: For a kubelet to see that our stream has ended; it would let go of the next one if it were told of that before
+_LEAVE_SECONDS: Final = 0.5
 
 Identity = tuple[int, int, int]
 
@@ -61,6 +63,7 @@ class Registration:
         self._tell = tell
         self._on_registered = registered
         self._told = ""
+        self._displaced = False  # the kubelet listed ids of somebody else when we last looked
         self._looked = -_OTHERS_SECONDS
         self._contest = Contest()
         self._complaint = ""
@@ -119,9 +122,10 @@ class Registration:
         if not streaming and not await asyncio.to_thread(answers, self._folder / KUBELET_SOCKET):
             self._contest.pause()  # its socket outlives a kubelet that was stopped
             return
-        if self._contest.look(streaming, now):
-            log.warning("the kubelet has left our stream: registering again")
-            self._registered = None
+        if self._contest.look(streaming and not self._displaced, now):
+            log.warning("the kubelet has left us: registering again")
+            await self._serve(self._folder / SOCKET)  # which ends our streams
+            await asyncio.sleep(_LEAVE_SECONDS)
         elif now - self._looked < _OTHERS_SECONDS:
             return
         self._looked = now
@@ -136,6 +140,7 @@ class Registration:
             registered = checkpoint.read(self._folder / checkpoint.FILE_NAME).registered
         except (OSError, checkpoint.CheckpointError):
             registered = {}
+        self._displaced = conflict.strange(self._resource, self._cards.by_uuid.keys(), registered)
         own = (SOCKET, KUBELET_SOCKET)
         sockets = [one.name for one in self._folder.iterdir() if one.is_socket() and one.name not in own]
         return conflict.sentence(self._resource, self._cards.by_uuid.keys(), registered, sockets, self._contest.lost)
@@ -165,6 +170,7 @@ class Registration:
             self._complain(f"the kubelet does not register us yet: {error.details()}")
             return
         self._registered = kubelet
+        self._displaced = False
         self._looked = asyncio.get_running_loop().time()  # its checkpoint tells of our ids a moment later
         self._complaint = ""
         log.info("registered %s with the kubelet", self._resource)

@@ -202,6 +202,7 @@ def test_another_plugin_that_takes_our_resource_is_told_and_not_fought(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conflict, "PATIENCE_SECONDS", (0.2, 1.0))
+    monkeypatch.setattr(registration, "_LEAVE_SECONDS", 0.05)
 
     async def story(world: World) -> None:
         await world.kubelet.start()
@@ -217,8 +218,32 @@ def test_another_plugin_that_takes_our_resource_is_told_and_not_fought(
     play(world, story)
 
 
+def test_a_kubelet_that_asks_another_plugin_and_keeps_our_stream_is_told_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once our stream has ended: the kubelet would let go of whoever registered last."""
+    monkeypatch.setattr(conflict, "PATIENCE_SECONDS", (0.2, 1.0))
+    monkeypatch.setattr(registration, "_OTHERS_SECONDS", 0.1)
+    path = world.kubelet.folder / checkpoint.FILE_NAME
+
+    async def story(world: World) -> None:
+        await world.kubelet.start()
+        async with world.running():
+            await until(lambda: world.plugin.streams)
+            checkpoint.write(path, Checkpoint([], {"nvidia.com/gpu": ["x-0", "x-1"]}))
+            await until(lambda: len(world.kubelet.registered) == 2)
+            checkpoint.write(path, Checkpoint([], {"nvidia.com/gpu": IDS}))
+            await until(lambda: len(world.kubelet.devices) >= 3)
+            ours = dict.fromkeys(IDS, "Healthy")
+            assert world.kubelet.devices[:3] == [ours, {}, ours], "the stream did not end before"
+            assert world.plugin.streams == 1
+
+    play(world, story)
+
+
 def test_a_kubelet_that_was_stopped_is_no_conflict(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conflict, "PATIENCE_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(registration, "_LEAVE_SECONDS", 0.0)
     world.kubelet.folder.mkdir()
     path = world.kubelet.folder / "kubelet.sock"
 
@@ -232,6 +257,7 @@ def test_a_kubelet_that_was_stopped_is_no_conflict(world: World, monkeypatch: py
             serving.bind(str(path))
             serving.listen()
             await world.registration._others()
+        await world.registration._stop_server()
         assert len(world.conflicts) == 1
 
     play(world, story)
