@@ -22,6 +22,7 @@ from tests.cluster.kubectl import Object, phase, pod
 from tests.cluster.node import Node
 from tests.cluster.settings import KUBELET_ROOT
 from vgpu import names
+from vgpu.kubelet import checkpoint
 from vgpu.kubelet.deviceplugin_v1beta1 import api_pb2 as api
 from vgpu.kubelet.deviceplugin_v1beta1 import api_pb2_grpc as rpc
 
@@ -33,18 +34,18 @@ SECONDS: Final = 120
 
 
 class Another(rpc.DevicePluginServicer):
-    """Offers ids of its own for as long as the kubelet listens; `left` is set once it does not any more."""
+    """Offers ids of its own for as long as the kubelet listens, or until `over` is set."""
 
     def __init__(self) -> None:
-        self.left = threading.Event()
+        self.over = threading.Event()
 
     def GetDevicePluginOptions(self, *_: Any) -> api.DevicePluginOptions:
         return api.DevicePluginOptions()
 
     def ListAndWatch(self, _: Any, context: grpc.ServicerContext) -> Iterator[api.ListAndWatchResponse]:
-        context.add_callback(self.left.set)
+        context.add_callback(self.over.set)
         yield api.ListAndWatchResponse(devices=[api.Device(ID=f"x-{at}", health="Healthy") for at in range(IDS)])
-        self.left.wait()
+        self.over.wait()
 
 
 def same_resource(node: Node) -> str:
@@ -54,14 +55,15 @@ def same_resource(node: Node) -> str:
     with Records(kubectl.kubeconfig, cards(node)) as records:
         kubectl.create(_pod("before", ["sleep", "3600"]))
         before = kubectl.until("running", lambda one: phase(one) == "Running", "pod", "before", seconds=SECONDS)
-        with _another() as other:
+        with _another():
             sentence = _condition(node, "True")
             assert "conflict" in {one.area for one in doctor.wrong(node)}, "the doctor says nothing of it"
-            assert other.left.wait(SECONDS), "the kubelet stays with the other plugin"
-            kubectl.until("offering our slices", _offers_ours, "node", NODE, seconds=SECONDS)
+            kubectl.until("offering our slices again", _offers_ours, "node", NODE, seconds=SECONDS)
             kubectl.create(_pod("after", ["sh", "-c", f"{SEEN} > /dev/termination-log"]))
             found = kubectl.until("done", lambda one: phase(one) == "Succeeded", "pod", "after", seconds=SECONDS)
             assert last_words(found) == f"{MIB}\n", last_words(found)
+        # Kubelets before 1.37 let go of whoever registered last when any plugin of a resource ends
+        kubectl.until("offering our slices", _offers_ours, "node", NODE, seconds=SECONDS)
         runs_on(node, before)
         assert not records.over, f"{len(records.over)} states with too much: {records.over[0]}"
         kubectl.delete("pod", "before", "after")
@@ -85,7 +87,7 @@ def _another() -> Iterator[Another]:
             rpc.RegistrationStub(channel).Register(request, timeout=30)
         yield plugin
     finally:
-        plugin.left.set()
+        plugin.over.set()
         server.stop(None).wait()
         (FOLDER / SOCKET).unlink(missing_ok=True)
 
@@ -96,9 +98,11 @@ def _pod(name: str, command: list[str]) -> Object:
 
 
 def _offers_ours(found: Object) -> bool:
+    """The node does, and the kubelet, from whose list the node's is made some seconds later."""
     status = found["status"]
     offered = {int(status[each].get(names.RESOURCE_GPU, 0)) for each in ("capacity", "allocatable")}
-    return offered == {CARDS * SPLIT}
+    listed = checkpoint.read(FOLDER / checkpoint.FILE_NAME).registered[names.RESOURCE_GPU]
+    return offered == {CARDS * SPLIT} and not any(one.startswith("x-") for one in listed)
 
 
 def _condition(node: Node, wanted: str) -> str:
