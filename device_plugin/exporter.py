@@ -44,6 +44,7 @@ class ContainerView(msgspec.Struct, frozen=True):
     host_limit: int = 0  #: bytes of host memory that it may use behind the card
     on_card: int = 0  #: bytes of `usage` that are on the card itself
     owed: int = 0  #: bytes of the card that it has to give back
+    told: bool = True  #: what it uses is known, be it nothing yet; else it has no figures of that
 
 
 class Picture(msgspec.Struct, frozen=True):
@@ -207,7 +208,8 @@ class Exporter(Collector):
 
     def _containers(self, containers: Sequence[ContainerView]) -> Iterator[Metric]:
         rows = [((self._node, c.piece.uuid, c.namespace, c.pod, c.container), c) for c in containers]
-        used = [(labels, c.usage or _UNUSED) for labels, c in rows]
+        told = [(labels, c) for labels, c in rows if c.told]
+        used = [(labels, c.usage or _UNUSED) for labels, c in told]
         yield _gauge(
             "vgpu_container_memory_limit_bytes",
             "What it may allocate",
@@ -237,13 +239,13 @@ class Exporter(Collector):
             "vgpu_container_untracked_bytes",
             "Memory that the driver counts for it and that was not charged",
             _CONTAINER,
-            [(r, c.untracked) for r, c in rows],
+            [(r, c.untracked) for r, c in told],
         )
         yield _counter(
             "vgpu_container_observed_gpu_seconds",
             "GPU time by the driver's samples, to be compared with what was charged",
             _CONTAINER,
-            [(r, c.observed) for r, c in rows],
+            [(r, c.observed) for r, c in told],
         )
         yield _gauge(
             "vgpu_container_host_memory_bytes",
@@ -261,7 +263,7 @@ class Exporter(Collector):
             "vgpu_container_memory_resident_bytes",
             "Of the memory in use, on the card itself",
             _CONTAINER,
-            [(r, c.on_card) for r, c in rows],
+            [(r, c.on_card) for r, c in told],
         )
         yield _gauge(
             "vgpu_container_memory_lent_bytes",
@@ -273,7 +275,7 @@ class Exporter(Collector):
             "vgpu_container_memory_owed_bytes",
             "What it has on the card above guarantee and loan, and has to give back since others are guaranteed it",
             _CONTAINER,
-            [(r, c.owed) for r, c in rows],
+            [(r, c.owed) for r, c in told],
         )
         yield _gauge(
             "vgpu_container_processes", "Processes that use the card", _CONTAINER, [(r, u.processes) for r, u in used]

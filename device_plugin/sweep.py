@@ -158,7 +158,7 @@ class Sweep:
             now = readings() if asks else {}
         except InventoryError:
             now = {}
-        held = self._holdings.held()
+        held, strangers = self._holdings.held(), self._sandboxes.strangers()
         containers = []
         for (uid, container), shares in views.items():
             namespace, name = self._names.get(uid, ("", uid))
@@ -169,8 +169,11 @@ class Sweep:
                 budget = self._lending.host_memory(entry_of) if entry_of else 0
                 here = on_card(slices, share) if share else 0
                 owed = self._lending.owed(entry_of, piece.uuid) if entry_of else 0
+                told = share is not None or uid not in strangers
                 containers.append(
-                    ContainerView(namespace, name, container, piece, share, untracked, observed, budget, here, owed)
+                    ContainerView(
+                        namespace, name, container, piece, share, untracked, observed, budget, here, owed, told
+                    )
                 )
         return Picture(
             cards=tuple(

@@ -82,9 +82,22 @@ def test_what_another_version_has_granted_is_not_granted_again(make: MakeWorld, 
     assert world.holdings.held()[A].mem == 10000
     with pytest.raises(Refusal, match="10000 held by other pods"):
         started(world, "new", f"{A}::1", [GpuSlice(A, 6000)])
+    assert figures(world, "old") == {"limit_bytes", "guarantee_bytes", "host_memory_limit_bytes", "core_limit_ratio"}
+    assert len(figures(world, "new")) > 10, "it has used nothing yet"
     world.starts.start([f"{A}::0"])  # it starts again, with a region of this version
     assert world.sandboxes.strangers() == set()
     assert world.holdings.granted()[A].mem == 10000
+    assert figures(world, "old") == figures(world, "new")
+
+
+def figures(world: World, pod: str) -> set[str]:
+    """Names of the metrics that a pod's container has."""
+    world.sweep.once(clean=False)
+    return {
+        family.name.removeprefix("vgpu_container_").removeprefix("memory_")
+        for family in world.exporter.collect()
+        if any(sample.labels.get("pod") == pod for sample in family.samples)
+    }
 
 
 def second(directory: Path) -> None:
