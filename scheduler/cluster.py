@@ -96,6 +96,7 @@ class ClusterState:
         self._contexts: Counter[int] = Counter()  # cards by the bytes of a CUDA context, where that is known
         self.claimed = threading.Event()  #: a pod asks for a move; cleared by who makes it
         self._claims: dict[str, str] = {}  # pod uid → node, of pods that ask for a move
+        self._news = threading.Condition(self.lock)
         self._sequence = 0
         self._changed: dict[str, int] = {}  # pod uid or node name → sequence of the last change, until reconciled
 
@@ -329,11 +330,17 @@ class ClusterState:
     def _touch(self, key: str) -> None:
         self._sequence += 1
         self._changed[key] = self._sequence
+        self._news.notify_all()
 
     def mark(self) -> int:
         """A moment; `differences` and `stale_nodes` leave alone whatever changed after it."""
         with self.lock:
             return self._sequence
+
+    def news(self, mark: int, seconds: float) -> bool:
+        """Waits until something has changed after `mark`, for `seconds` at most; whether it has."""
+        with self._news:
+            return self._news.wait_for(lambda: self._sequence > mark, seconds)
 
     def settled(self, mark: int) -> None:
         """Forgets when things changed up to `mark`: the comparison of that moment is over."""

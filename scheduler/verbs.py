@@ -1,6 +1,7 @@
 """The extender's pure verbs: which nodes can take a pod (filter), and which of them is the best (prioritize)."""
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import compress
@@ -20,6 +21,8 @@ from vgpu.resources import PodRequest, RequestError, Rules, read_pod
 
 RECENT: Final = 10_000  #: pods whose request is kept for their bind
 BEST: Final = 10  #: extender.MaxExtenderPriority of kube-scheduler
+PATIENCE: Final = 0.1  #: seconds for news to arrive here that kube-scheduler has already
+PATIENT_EVERY: Final = 1.0  #: seconds: kube-scheduler asks for one pod after the other, and an event is news to all
 
 
 class Recent:
@@ -53,6 +56,8 @@ class Verbs:
         self._state = state
         self._rules = rules_
         self._recent = recent
+        self._lock = threading.Lock()
+        self._patient_again = 0.0  #: monotonic seconds
 
     def filter(self, args: ExtenderArgs) -> ExtenderFilterResult:
         """Every node that can take the pod, and for every other one a sentence.
@@ -68,9 +73,10 @@ class Verbs:
             )
         if request is None:
             return _result(nodes, whole, np.ones(len(nodes), dtype=np.bool_), {}, {})
-        with self._state.lock:
-            view = self._state.view(without=args.Pod.metadata.uid or "")
-            survey = Survey(self._state, view, args.Pod.metadata.uid or "", request, nodes)
+        survey, mark = self._look(args.Pod, request, nodes)
+        until = self._patience() if not survey.fits.any() else 0.0
+        while not survey.fits.any() and (left := until - time.monotonic()) > 0 and self._state.news(mark, left):
+            survey, mark = self._look(args.Pod, request, nodes)
         if not survey.fits.any():
             for reason in survey.reasons:
                 UNSCHEDULABLE.labels(reason).inc()
@@ -92,6 +98,25 @@ class Verbs:
             known = rows >= 0
             scores[known] = policy(request.node_policy).node_score(view.cards, view.usage)[rows[known]]
         return [HostPriority(name, points) for name, points in zip(nodes, _points(nodes, scores), strict=True)]
+
+    def _look(self, pod: Pod, request: PodRequest, nodes: Sequence[str]) -> tuple[Survey, int]:
+        """The survey of this moment, and which moment that was."""
+        uid = pod.metadata.uid or ""
+        with self._state.lock:
+            return Survey(self._state, self._state.view(without=uid), uid, request, nodes), self._state.mark()
+
+    def _patience(self) -> float:
+        """Until when (monotonic seconds) to wait for what may change the answer that nothing fits.
+
+        kube-scheduler asks as soon as a pod has gone, and the news of that may arrive here a moment later. Told "no",
+        it would leave the pod alone until something else happens, for minutes.
+        """
+        now = time.monotonic()
+        with self._lock:
+            if now < self._patient_again:
+                return now
+            self._patient_again = now + PATIENT_EVERY
+        return now + PATIENCE
 
     def _request(self, pod: Pod) -> PodRequest | None:
         request = asked(pod, self._rules)

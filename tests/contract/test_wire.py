@@ -107,6 +107,43 @@ def test_no_node_at_all_is_counted_by_reason() -> None:
         assert UNSCHEDULABLE.labels(reason)._value.get() == count + 1
 
 
+class Late(ClusterState):
+    """Hears at last that a pod has gone: when it is waited for."""
+
+    def __init__(self, gone: str) -> None:
+        super().__init__()
+        self.gone = gone
+        self.waits = 0
+
+    def news(self, mark: int, seconds: float) -> bool:
+        self.waits += 1
+        if self.waits == 1:
+            self.set_node("elsewhere", Inventory((gpu("e", 1000),)))
+        elif self.gone:
+            self.release(self.gone)
+        return super().news(mark, min(seconds, 0))
+
+
+@pytest.mark.parametrize("gone", ["other", ""])
+def test_news_that_kube_scheduler_has_already_is_waited_for_now_and_then(
+    gone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pause in ("PATIENCE", "PATIENT_EVERY"):
+        monkeypatch.setattr(f"scheduler.verbs.{pause}", 3600.0)
+    state = Late(gone)
+    state.set_node("a", Inventory((gpu("a"),)))
+    state.hold("other", Holding("a", {"a": Held(1, 81000, 81000, 0)}))
+    args = request({"containers": [limits("main", gpumem=1000)]}, ["a"])
+    verbs = Verbs(state, Rules(), Recent())
+    before = UNSCHEDULABLE.labels("memory")._value.get()
+    assert verbs.filter(args).NodeNames == (["a"] if gone else [])
+    assert state.waits == 2, "for what changes nothing, and for what does"
+    assert UNSCHEDULABLE.labels("memory")._value.get() == before + (not gone)
+    state.hold("other", Holding("a", {"a": Held(1, 81000, 81000, 0)}))
+    assert verbs.filter(args).NodeNames == []
+    assert state.waits == 2, "not for each of many pods that are waiting"
+
+
 def test_prioritize_gives_ten_to_one_node_the_least_loaded() -> None:
     state = cluster(node_a=[gpu("a")], node_b=[gpu("b")])
     state.hold("other", Holding("node-a", {"a": Held(1, 20000, 20000, 0)}))

@@ -1,5 +1,6 @@
 """The scheduler's arrays: whatever events come in whatever order, they show what a fresh count would show."""
 
+import threading
 import time
 
 import numpy as np
@@ -164,6 +165,20 @@ def test_what_changed_after_the_mark_or_is_on_its_way_is_no_difference() -> None
     state.hold("given up", Holding("a", {"x": Held(1)}, time.monotonic() - 1))
     assert "given up" in state.differences({}, state.mark())
     assert state.repair({"given up": None}) == 0, "an unconfirmed bind is no drift"
+
+
+def test_news_wake_who_waits_for_them() -> None:
+    state = ClusterState()
+    state.set_node("a", inventory("x"))
+    mark = state.mark()
+    assert not state.news(mark, 0)
+    told: list[bool] = []
+    waiting = threading.Thread(target=lambda: told.append(state.news(mark, 3600)), daemon=True)
+    waiting.start()
+    state.hold("one", holds("a", "x"))
+    waiting.join(20)
+    assert told == [True]
+    assert state.news(mark, 0), "it has happened already"
 
 
 def test_the_smallest_accepted_card_decides_what_a_percentage_means() -> None:
