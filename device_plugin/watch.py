@@ -33,7 +33,7 @@ class Watch:
         evict: bool,
         look: Callable[[], list[Observed]],
         who: Callable[[int], Process | None] = process_of,
-        strangers: Callable[[], Collection[str]] = frozenset,
+        strangers: Callable[[], Collection[str]],
     ) -> None:
         """`evict`: a container that has more of a card than it was charged is not only told.
 

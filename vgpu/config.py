@@ -108,7 +108,7 @@ class DevicePlugin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ignoredXids: tuple[Natural, ...] = (13, 31, 43, 45, 68)  #: XIDs that are errors of a program, not of its card
     recoverySeconds: Natural = 300  #: an unhealthy card that is quiet for so long takes pods again; 0: never by itself
     backstop: Literal["warn", "evict"] = (
-        "warn"  #: a container with more of a card than was charged, or that keeps what was lent: an event, or eviction too
+        "warn"  #: a container that was charged too little of a card, or keeps what was lent: an event, or eviction too
     )
     allowDisableControl: bool = False  #: containers may switch their limits off by CUDA_DISABLE_CONTROL=true
 

@@ -1,8 +1,8 @@
 """What placing blocks costs the bus, by the tier's policy and by other ways, on traces of what programs do.
 
 `make bench-tier` prints the tables of docs/oversubscription.md (half a minute). Nothing here touches a card: a
-program in C plays the policy of libvgpu and its peers on the same launches. A missed bar is marked, not an error: the
-exit status is 1 only when the player broke.
+program in C plays the policy of libvgpu and its peers on the same launches. The exit status is 1
+when a bar is missed, or the player broke.
 """
 
 import argparse
@@ -295,7 +295,7 @@ def main() -> int:
             draw_totals(runs, cases, options.docs / "images/tier-total.svg")
             draw_over_time(runs, cases, options.docs / "images/tier-over-time.svg")
         replace_part(options.docs / "oversubscription.md", markdown(sheets, remark))
-    return 0
+    return int(met < len(judged))
 
 
 if __name__ == "__main__":

@@ -68,3 +68,26 @@ def test_what_fits_no_trace_is_refused() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "nothing: no trace has this in its name" in done.stderr
+
+
+BARS = """
+import sys
+import bench, live
+for bar in (1.02, 0.98):
+    bench.CASES[:] = [bench.Case("cyclic", "sweep", 320, "bus/never", bar), bench.Case("zipf", "Zipf", 320)]
+    sys.argv[1:] = ["--only", "sweep", "--seeds", "1"]
+    print("status", bench.main())
+for taken in (1.0, 1.1, None):
+    live.taken_back = lambda *_: live.Return(0.1, taken)
+    sys.argv[1:] = ["--only", "two tenants"]
+    print("status", live.main())
+"""
+
+
+def test_both_benches_fail_where_a_bar_is_missed() -> None:
+    done = subprocess.run([sys.executable, "-c", BARS], cwd=BENCH, capture_output=True, text=True, check=False)
+    said = [line for line in done.stdout.splitlines() if line.startswith("status") or "bars are met" in line]
+    statuses = [line for line in said if line.startswith("status")]
+    assert statuses == ["status 0", "status 1", "status 0", "status 1", "status 1"], done
+    for line, met in zip(said[::2], ("2 of 2", "0 of 2", "6 of 6", "0 of 6", "0 of 6"), strict=True):
+        assert line.endswith(f" {met} bars are met.")

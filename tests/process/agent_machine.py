@@ -31,9 +31,13 @@ REPORT = (
 
 
 class Machine:
-    """`cards`: number of simulated cards; `split`: slices of each; `plugin`: more settings of devicePlugin."""
+    """`cards`: number of simulated cards; `split`: slices of each; `plugin`: more settings of devicePlugin; `reserved`:
+    MiB of the node's memory that are kept from pods.
+    """
 
-    def __init__(self, root: Path, strategy: str, cards: int = 2, split: int = 10, plugin: str = "") -> None:
+    def __init__(
+        self, root: Path, strategy: str, cards: int = 2, split: int = 10, plugin: str = "", reserved: int = 0
+    ) -> None:
         self.root = root
         self._ids = str(cards * split)
         self.api = ApiServer()
@@ -47,7 +51,7 @@ class Machine:
         )
         (root / "cdi").mkdir()
         self.port = free_port()
-        self.kubelet = Kubelet(self.client, NODE, root / "kubelet", root / "cdi")
+        self.kubelet = Kubelet(self.client, NODE, root / "kubelet", root / "cdi", reserved)
         self.kubelet.start()
         self.agent: subprocess.Popen[bytes] | None = None
 
@@ -181,10 +185,10 @@ class Machine:
 
 
 @contextlib.contextmanager
-def machines(strategy: str, cards: int = 2, split: int = 10, plugin: str = "") -> Iterator[Machine]:
+def machines(strategy: str, cards: int = 2, split: int = 10, plugin: str = "", reserved: int = 0) -> Iterator[Machine]:
     """One machine, which ends with the block."""
     root = Path(tempfile.mkdtemp(prefix="vgpu", dir="/tmp"))
-    made = Machine(root, strategy, cards, split, plugin)
+    made = Machine(root, strategy, cards, split, plugin, reserved)
     try:
         yield made
     finally:

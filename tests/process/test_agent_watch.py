@@ -31,14 +31,25 @@ assert cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(500 << 20)) == 0
 print("taken=1", flush=True)
 """
 HOST = USER + "sys.stdin.read()"
+T4 = 14912  #: MiB that programs can have of it
 
 
 def test_a_process_of_the_host_is_seen_and_a_container_is_none() -> None:
-    with machines("cdi", 1) as machine:
+    host = 2000
+    tier = f"deviceMemoryScaling: 2, hostMemory: {host}, memoryMode: movable"
+    with machines("cdi", 1, plugin=tier, reserved=host + 100) as machine:
         machine.start_agent()
         (card,) = machine.ready()
-        machine.run("p", {"main": [GpuSlice(card, 3000)]}, USER + "signal.pause()")
+        until(lambda: machine.inventory().devices[0].memory > machine.inventory().devices[0].physical_memory)
+        free = T4 - T4 // 64 - 3000 - 11000
+        machine.run("p", {"main": [GpuSlice(card, 4000, phys=3000)]}, USER + "signal.pause()")
+        machine.run("q", {"main": [GpuSlice(card, 11000)]}, "signal.pause()")
         until(lambda: machine.environment("p").get("taken"))
+
+        def lent() -> float:
+            return (machine.sample("vgpu_container_memory_lent_bytes", "p", "main", card) or 0) / MIB
+
+        until(lambda: free - 2 <= lent() <= free)
         env = {k: v for k, v in os.environ.items() if not k.startswith(("LD_", "VGPU_", "CUDA_"))}
         env |= {"LD_LIBRARY_PATH": str(paths.simulator()), names.ENV_SIMULATOR_DIR: str(machine.root / "run/simulator")}
         with subprocess.Popen([sys.executable, "-c", HOST], env=env, stdin=subprocess.PIPE) as foreign:
@@ -48,12 +59,14 @@ def test_a_process_of_the_host_is_seen_and_a_container_is_none() -> None:
                 events = until(lambda: [e for e in machine.events() if e["reason"] == names.EVENT_FOREIGN])
                 assert [f"process {foreign.pid} (" in e["message"] for e in events] == [True]
                 until(lambda: machine.inventory().devices[0].foreign)
+                until(lambda: lent() <= free - 500)  # what nobody can take back is lent to nobody
                 assert machine.sample("vgpu_container_untracked_bytes", "p", "main", card) == 0
                 assert machine.sample("vgpu_container_observed_gpu_seconds_total", "p", "main", card) == 0
             finally:
                 foreign.kill()
         until(lambda: machine.sample("vgpu_card_foreign_processes", "", "", card) == 0)
         until(lambda: not machine.inventory().devices[0].foreign)
+        until(lambda: lent() >= free - 2)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +107,7 @@ def test_a_container_that_keeps_out_of_its_ledger_is_told_and_evicted_where_that
             evict=evict,
             look=lambda: [Observed(A, 1234, 900 * MIB)],
             who=lambda _: Process("thief", Identity(7, 1, 1), uid),  # its cgroup tells the pod
+            strangers=frozenset,
         )
 
         def look_for_a_while() -> None:
@@ -130,7 +144,15 @@ def test_a_container_that_allocates_while_nvml_is_asked_has_nothing_untracked() 
             return (GpuSlice(A, 1000),), Usage((CardUsage(used=taken[0]),), ())
 
         who = Process("trainer", Identity(7, 1, 1), uid)
-        watch = Watch(world.cards, world.pods, world.consequences, evict=False, look=look, who=lambda _: who)
+        watch = Watch(
+            world.cards,
+            world.pods,
+            world.consequences,
+            evict=False,
+            look=look,
+            who=lambda _: who,
+            strangers=world.sandboxes.strangers,
+        )
         for _ in range(2 * TURNS):
             watch.once({entry: charged(entry)}, charged)
             assert watch.of(entry, A) == (0, 0)
