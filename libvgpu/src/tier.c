@@ -239,12 +239,16 @@ CUresult vgpu_tier_allocate(CUdeviceptr *pointer, uint64_t bytes) {
         return DRIVER(cuMemAlloc_v2)(pointer, bytes);
     vgpu_tier_finish();
     CUdeviceptr made = 0;
-    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-    if (charge_allocated(&placing)) {
-        result = anywhere(&placing, &made);
-        if (result != CUDA_SUCCESS)
-            vgpu_uncharge(placing.allocated, bytes);
-    }
+    CUresult result;
+    struct vgpu_tier_patience patience = vgpu_tier_patience();
+    do {
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+        if (charge_allocated(&placing)) {
+            result = anywhere(&placing, &made);
+            if (result != CUDA_SUCCESS)
+                vgpu_uncharge(placing.allocated, bytes);
+        }
+    } while (result == CUDA_ERROR_OUT_OF_MEMORY && vgpu_tier_await(&patience));
     if (result == CUDA_ERROR_OUT_OF_MEMORY)
         vgpu_tell_refused(place.card, bytes);
     else if (result == CUDA_SUCCESS)
@@ -253,9 +257,9 @@ CUresult vgpu_tier_allocate(CUdeviceptr *pointer, uint64_t bytes) {
     return result;
 }
 
-CUresult vgpu_tier_on_host(CUdeviceptr *pointer, uint64_t bytes, const struct vgpu_place *place) {
+static CUresult try_host(CUdeviceptr *pointer, uint64_t bytes, const struct vgpu_place *place) {
     struct placing placing = {.place = place, .asked = bytes};
-    if (vgpu_tier_mode() == VGPU_TIER_OFF || place->card == VGPU_CARD_UNLISTED || !charge_allocated(&placing))
+    if (!charge_allocated(&placing))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUdeviceptr made = 0;
     bool pushed;
@@ -265,5 +269,16 @@ CUresult vgpu_tier_on_host(CUdeviceptr *pointer, uint64_t bytes, const struct vg
         *pointer = made;
     else
         vgpu_uncharge(placing.allocated, bytes);
+    return result;
+}
+
+CUresult vgpu_tier_on_host(CUdeviceptr *pointer, uint64_t bytes, const struct vgpu_place *place) {
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (vgpu_tier_mode() == VGPU_TIER_OFF || place->card == VGPU_CARD_UNLISTED)
+        return result;
+    struct vgpu_tier_patience patience = vgpu_tier_patience();
+    do
+        result = try_host(pointer, bytes, place);
+    while (result == CUDA_ERROR_OUT_OF_MEMORY && vgpu_tier_await(&patience));
     return result;
 }

@@ -56,6 +56,21 @@ bool vgpu_tier_collect(void);
 /* The same for those that were freed while a capture was open, too: waits for their contexts. */
 void vgpu_tier_finish(void);
 
+/* An allocation that may have to wait for what was freed in stream order before. */
+struct vgpu_tier_patience {
+    uint64_t ended;    /* as many had ended before it was tried */
+    uint64_t freed;    /* as many were on their way when it first failed; 0: it has not yet */
+    uint64_t until_ns; /* unless another one ends */
+    bool over;
+};
+struct vgpu_tier_patience vgpu_tier_patience(void);
+/* It has failed for lack of memory. True: something has ended since it was tried, for which it may have been waited here; it is to be tried again. False:
+ * all that had been freed by then has ended, or does not: a stream may wait for what this very thread is about to do. */
+bool vgpu_tier_await(struct vgpu_tier_patience *patience);
+/* A block of that many bytes that has been freed in the order of this stream, and by which it has not got yet: for its next allocation it is there at
+ * once. False: there is none. */
+bool vgpu_tier_take_back(CUdeviceptr *pointer, uint64_t bytes, CUstream stream, const struct vgpu_place *place);
+
 /* Outside the gate, around the driver's call with which a context may go: meanwhile nobody enters it for a block. When it is gone, its blocks that were
  * made before the moment go, too. */
 void vgpu_tier_context_going(CUcontext context);

@@ -356,14 +356,23 @@ void vgpu_tier_pin_block(uint32_t number) {
     vgpu_tier_disregard(number);
 }
 
-void vgpu_tier_disregard(uint32_t number) {
-    struct vgpu_tier_record *record = vgpu_tier_record(number);
+static void regard(const struct vgpu_tier_record *record, bool may_move) {
     struct vgpu_tier_card *card = vgpu_tier_card(record->card);
     if (card && record->entry != VGPU_TIER_NONE) {
         vgpu_spin_lock(&card->lock);
-        vgpu_tier_pin(&card->policy, record->entry, true);
+        vgpu_tier_pin(&card->policy, record->entry, !may_move);
         vgpu_spin_unlock(&card->lock);
     }
+}
+
+void vgpu_tier_disregard(uint32_t number) {
+    regard(vgpu_tier_record(number), false);
+}
+
+void vgpu_tier_begin_again(uint32_t number) {
+    struct vgpu_tier_record *record = vgpu_tier_record(number);
+    record->buffer_id = atomic_fetch_add(&buffers, 1);
+    regard(record, record->movable);
 }
 
 /* False: there is no block. */

@@ -43,6 +43,8 @@ struct vgpu_tier_record {
     bool leaving;             /* freed in stream order: `event` has not passed yet */
     CUevent event;            /* NULL: freed while a capture was open */
     CUcontext event_context;  /* of the event */
+    uint64_t freed;           /* as many had been freed in this way before */
+    uint64_t stream_id;       /* of the stream in whose order; 0: not known */
     uint32_t going;           /* calls under way with which its context, or its event's, may go: neither is entered, and it does not move */
     uint32_t awaited;         /* threads that wait for its context, which must not go meanwhile */
     uint32_t next;            /* free record, or of those that leave; VGPU_TIER_NONE: none */
@@ -111,6 +113,8 @@ void vgpu_tier_leave(uint32_t number);
 void vgpu_tier_pin_block(uint32_t number);
 /* No move of it is planned any more. */
 void vgpu_tier_disregard(uint32_t number);
+/* Another block has its memory and its address: it has a number of buffer of its own, and may move if the first one could. */
+void vgpu_tier_begin_again(uint32_t number);
 /* The number of the block around any address, pinned ones included; VGPU_TIER_NONE: none. */
 uint32_t vgpu_tier_around(CUdeviceptr address);
 /* All blocks that were made so far have smaller numbers of buffers. No lock. */

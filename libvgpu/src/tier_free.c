@@ -8,14 +8,16 @@
 #include "log.h"
 #include "tier.h"
 
-#define AGAIN_NS 50000u /* between two looks whether others have left a context */
+#define AGAIN_NS 50000u                 /* between two looks whether others have left a context, or blocks have ended */
+#define PATIENCE_NS UINT64_C(10000000000) /* with blocks that do not end: some kernels take seconds */
 
 /* Weak: before glibc 2.34 it is in libpthread, which this library does not bring into programs that have no threads. */
 #pragma weak pthread_setcancelstate
 
 /* Those that were freed in stream order, and those whose free came while a capture was open; linked by `next`. Under the lock. */
-static uint32_t leaving = VGPU_TIER_NONE;
+static uint32_t leaving = VGPU_TIER_NONE; /* the one that was freed last */
 static atomic_uint leaving_count;
+static _Atomic uint64_t freed_count, ended_count; /* that have been in this list, and have left it */
 
 void vgpu_tier_free_forget(void) {
     leaving = VGPU_TIER_NONE;
@@ -73,6 +75,7 @@ static void put_off(uint32_t number, CUevent event, CUcontext event_context) {
     record->leaving = true;
     record->event = event;
     record->event_context = event_context;
+    record->freed = atomic_fetch_add(&freed_count, 1);
     record->next = leaving;
     leaving = number;
     vgpu_tier_disregard(number);
@@ -128,6 +131,7 @@ bool vgpu_tier_collect(void) {
         *at = record->next;
         atomic_fetch_sub(&leaving_count, 1);
         end(number, false);
+        atomic_fetch_add(&ended_count, 1);
         any = true;
     }
     vgpu_restore(mode);
@@ -169,6 +173,7 @@ static bool finish_one(void) {
     if (number != VGPU_TIER_NONE && --vgpu_tier_record(number)->awaited == 0 && finished) {
         forget_leaving(number);
         end(number, false);
+        atomic_fetch_add(&ended_count, 1);
     }
     vgpu_tier_unlock();
     return finished;
@@ -185,6 +190,72 @@ void vgpu_tier_finish(void) {
     vgpu_tier_collect();
     if (pthread_setcancelstate)
         pthread_setcancelstate(before, &disabled);
+}
+
+struct vgpu_tier_patience vgpu_tier_patience(void) {
+    return (struct vgpu_tier_patience){.ended = atomic_load(&ended_count)};
+}
+
+/* Whether one is on its way of the first so many. */
+static bool leaves_of_first(uint64_t count) {
+    bool any = false;
+    vgpu_tier_lock();
+    for (uint32_t number = leaving; number != VGPU_TIER_NONE && !any; number = vgpu_tier_record(number)->next)
+        any = vgpu_tier_record(number)->freed < count;
+    vgpu_tier_unlock();
+    return any;
+}
+
+bool vgpu_tier_await(struct vgpu_tier_patience *patience) {
+    if (patience->over)
+        return false;
+    if (!patience->freed)
+        patience->freed = atomic_load(&freed_count);
+    patience->until_ns = vgpu_now_ns() + PATIENCE_NS;
+    while (true) {
+        patience->over = !leaves_of_first(patience->freed) || vgpu_any_capture() || vgpu_now_ns() >= patience->until_ns;
+        const uint64_t ended = atomic_load(&ended_count);
+        if (ended != patience->ended) {
+            patience->ended = ended;
+            return true;
+        }
+        if (patience->over)
+            return false;
+        vgpu_sleep_until(vgpu_now_ns() + AGAIN_NS);
+        vgpu_tier_finish();
+    }
+}
+
+/* Its memory is for the stream again, and for nobody else. */
+static bool may_follow(const struct vgpu_tier_record *record, uint64_t stream_id, uint64_t bytes, CUcontext context) {
+    return record->event && record->stream_id == stream_id && record->asked == bytes && record->context == context && !record->shared &&
+           !record->going;
+}
+
+bool vgpu_tier_take_back(CUdeviceptr *pointer, uint64_t bytes, CUstream stream, const struct vgpu_place *place) {
+    unsigned long long id = 0;
+    CUevent event = NULL;
+    if (!atomic_load_explicit(&leaving_count, memory_order_relaxed) || !DRIVER(cuStreamGetId) ||
+        DRIVER(cuStreamGetId)(stream, &id) != CUDA_SUCCESS || !id)
+        return false;
+    vgpu_tier_lock();
+    uint32_t number = leaving;
+    while (number != VGPU_TIER_NONE && !may_follow(vgpu_tier_record(number), id, bytes, place->context))
+        number = vgpu_tier_record(number)->next;
+    if (number != VGPU_TIER_NONE) {
+        struct vgpu_tier_record *record = vgpu_tier_record(number);
+        forget_leaving(number);
+        event = record->event;
+        record->event = NULL;
+        record->event_context = NULL;
+        record->leaving = false;
+        vgpu_tier_begin_again(number);
+        *pointer = record->base;
+    }
+    vgpu_tier_unlock();
+    if (event)
+        DRIVER(cuEventDestroy_v2)(event);
+    return event;
 }
 
 /* Takes a block that is freed at once out of the program's sight; false: no block of the tier begins there, or *answer says what is wrong. */
@@ -235,6 +306,7 @@ bool vgpu_tier_free_in_order(CUdeviceptr pointer, CUstream stream, CUresult *res
     if (!find_to_free(pointer, &context, &buffer, result))
         return *result != CUDA_SUCCESS;
     CUevent event = NULL;
+    unsigned long long id = 0;
     bool pushed;
     *result = CUDA_ERROR_INVALID_CONTEXT;
     if (!DRIVER(cuEventCreate) || !DRIVER(cuEventRecord) || !DRIVER(cuEventDestroy_v2) || !vgpu_place_of_stream(stream, &place) ||
@@ -244,6 +316,8 @@ bool vgpu_tier_free_in_order(CUdeviceptr pointer, CUstream stream, CUresult *res
     *result = DRIVER(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING);
     if (*result == CUDA_SUCCESS)
         *result = DRIVER(cuEventRecord)(event, stream);
+    if (!DRIVER(cuStreamGetId) || DRIVER(cuStreamGetId)(stream, &id) != CUDA_SUCCESS)
+        id = 0;
     vgpu_restore(mode);
     vgpu_tier_leave_context(pushed);
     CUresult answer;
@@ -251,9 +325,10 @@ bool vgpu_tier_free_in_order(CUdeviceptr pointer, CUstream stream, CUresult *res
     const uint32_t number = begins_at(pointer, &answer);
     if (*result == CUDA_SUCCESS && (number == VGPU_TIER_NONE || vgpu_tier_record(number)->buffer_id != buffer))
         *result = CUDA_ERROR_INVALID_VALUE;
-    if (*result == CUDA_SUCCESS)
+    if (*result == CUDA_SUCCESS) {
         put_off(number, event, place.context);
-    else if (event)
+        vgpu_tier_record(number)->stream_id = id;
+    } else if (event)
         DRIVER(cuEventDestroy_v2)(event);
     vgpu_tier_unlock();
     return true;
@@ -316,6 +391,7 @@ void vgpu_tier_context_went(CUcontext context, bool gone, uint64_t moment) {
         if (record->leaving)
             forget_leaving(number);
         end(number, its);
+        atomic_fetch_add(&ended_count, 1);
     }
     vgpu_tier_unlock();
 }

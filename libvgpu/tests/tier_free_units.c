@@ -7,6 +7,7 @@
 
 #include "capture.h"
 #include "check.h"
+#include "clock.h"
 #include "fork.h"
 #include "local.h"
 #include "log.h"
@@ -57,7 +58,9 @@ bool vgpu_place_of_stream(CUstream stream, struct vgpu_place *place) {
 static __thread CUcontext stack[4];
 static __thread int depth;
 static CUcontext dying; /* the driver destroys it: nobody may enter it */
-static bool event_busy;
+static atomic_bool event_busy, third_busy; /* those of context 3 */
+static atomic_int queries;
+static unsigned long long newer; /* streams: handles have been given again */
 static int events;
 static unsigned unmapped, freed;
 static atomic_int waiting; /* 1: a thread waits in a context, 2: another one is about to destroy it */
@@ -101,7 +104,13 @@ static CUresult record(CUevent event, CUstream stream) {
 
 static CUresult event_query(CUevent event) {
     CHECK(event && depth && stack[depth - 1] == of_event(event) && of_event(event) != dying);
-    return event_busy ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+    atomic_fetch_add(&queries, 1);
+    return (of_event(event) == CONTEXT(3) ? third_busy : event_busy) ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+}
+
+static CUresult stream_id(CUstream stream, unsigned long long *id) {
+    *id = (uintptr_t)stream + newer;
+    return CUDA_SUCCESS;
 }
 
 static CUresult context_synchronize(void) {
@@ -156,6 +165,7 @@ static void play(void) {
     vgpu_driver_entries[ENTRY_cuEventDestroy_v2] = (void *)event_destroy;
     vgpu_driver_entries[ENTRY_cuEventRecord] = (void *)record;
     vgpu_driver_entries[ENTRY_cuEventQuery] = (void *)event_query;
+    vgpu_driver_entries[ENTRY_cuStreamGetId] = (void *)stream_id;
     vgpu_driver_entries[ENTRY_cuMemUnmap] = (void *)unmap;
     vgpu_driver_entries[ENTRY_cuMemRelease] = (void *)release;
     vgpu_driver_entries[ENTRY_cuMemFreeHost] = (void *)free_host;
@@ -171,6 +181,7 @@ static void begin(void) {
     events = depth = 0;
     event_busy = true;
     dying = NULL;
+    newer = 0;
     push(CONTEXT(2));
 }
 
@@ -296,6 +307,79 @@ static void check_a_context_that_is_waited_for_does_not_go(void) {
     CHECK(given_back == 4 * MIB && freed == 1);
 }
 
+static void *pass(void *busy) {
+    const int before = atomic_load(&queries);
+    while (atomic_load(&queries) < before + 2)
+        sched_yield();
+    push(CONTEXT(2));
+    if (busy == &third_busy)
+        free_in_order(make(1, false), 1); /* after it was asked for memory */
+    *(atomic_bool *)busy = false;
+    return NULL;
+}
+
+/* Another thread lets it pass while it is waited for. */
+static bool awaits(struct vgpu_tier_patience *patience, atomic_bool *busy) {
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, pass, busy) == 0);
+    const bool ended = vgpu_tier_await(patience);
+    pthread_join(thread, NULL);
+    return ended;
+}
+
+/* Memory that had been freed when it was asked for is worth waiting for; what others free and allocate meanwhile is not. */
+static void check_who_needs_memory_waits_for_what_was_freed(void) {
+    begin();
+    struct vgpu_tier_patience patience = vgpu_tier_patience();
+    CHECK(!vgpu_tier_await(&patience)); /* nothing */
+    free_in_order(make(1, false), 1);
+    free_in_order(make(1, false), 3);
+    CHECK(!vgpu_tier_await(&patience)); /* it had failed before */
+    patience = vgpu_tier_patience();
+    third_busy = true;
+    CHECK(awaits(&patience, &event_busy) && given_back == 4 * MIB);
+    event_busy = true;
+    CHECK(awaits(&patience, &third_busy) && given_back == 8 * MIB);
+    atomic_store(&queries, 0);
+    CHECK(!vgpu_tier_await(&patience) && queries == 0 && given_back == 8 * MIB);
+
+    patience = vgpu_tier_patience(); /* others have seen to it since */
+    event_busy = false;
+    CHECK(vgpu_tier_collect() && vgpu_tier_await(&patience) && !vgpu_tier_await(&patience));
+    event_busy = true;
+    patience = vgpu_tier_patience();
+    free_in_order(make(1, false), 1);
+    vgpu_open_captures = 1;
+    CHECK(!vgpu_tier_await(&patience) && vgpu_now_ns() < patience.until_ns);
+    vgpu_open_captures = 0;
+}
+
+static bool take_back(CUdeviceptr *block, uint64_t bytes, int context) {
+    const struct vgpu_place place = {.context = CONTEXT(context)};
+    return vgpu_tier_take_back(block, bytes, STREAM(context), &place);
+}
+
+static void check_a_stream_has_its_own_memory_again(void) {
+    CUdeviceptr block, again = 0;
+    begin();
+    free_in_order(block = make(1, false), 1);
+    const uint64_t before = vgpu_tier_record(vgpu_tier_find(block))->buffer_id;
+    CHECK(!take_back(&again, 2 * MIB - 1, 1) && !take_back(&again, 2 * MIB, 2));
+    newer = 1;
+    CHECK(!take_back(&again, 2 * MIB, 1)); /* another stream under its handle */
+    newer = 0;
+    CHECK(take_back(&again, 2 * MIB, 1) && again == block && events == 0 && !given_back);
+    CHECK(vgpu_tier_record(vgpu_tier_find(block))->buffer_id > before && !vgpu_tier_record(vgpu_tier_find(block))->leaving);
+    CHECK(!take_back(&again, 2 * MIB, 1));
+    free_in_order(block, 1);
+    vgpu_tier_hold(block); /* others see it */
+    CHECK(!take_back(&again, 2 * MIB, 1));
+    event_busy = false;
+    CHECK(vgpu_tier_collect() && given_back == 4 * MIB && events == 0);
+    free_in_order(make(1, false), 2); /* in the order of another context's */
+    CHECK(!take_back(&again, 2 * MIB, 1) && !take_back(&again, 2 * MIB, 2));
+}
+
 int main(void) {
     alarm(60);
     play();
@@ -304,5 +388,7 @@ int main(void) {
     check_what_is_of_the_next_one_with_the_handle_stays();
     check_a_context_that_goes_is_not_waited_for();
     check_a_context_that_is_waited_for_does_not_go();
+    check_who_needs_memory_waits_for_what_was_freed();
+    check_a_stream_has_its_own_memory_again();
     return 0;
 }

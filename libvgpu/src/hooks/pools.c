@@ -41,10 +41,13 @@ static enum vgpu_verdict reserve(const struct vgpu_pool *pool, uint64_t growth, 
 }
 
 /* Where the pool cannot grow. Memory of the tier is there at once, and is freed in the order of streams like that of pools. */
-static CUresult elsewhere(CUdeviceptr *pointer, size_t bytes, const struct vgpu_pool *pool, const struct vgpu_place *place) {
+static CUresult elsewhere(CUdeviceptr *pointer, size_t bytes, const struct vgpu_pool *pool, CUstream stream, const struct vgpu_place *place) {
     if (vgpu_tier_mode() == VGPU_TIER_OFF)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    const CUresult result = vgpu_pool_card(pool) == place->card ? vgpu_tier_on_host(pointer, bytes, place) : CUDA_ERROR_OUT_OF_MEMORY;
+    const bool here = vgpu_pool_card(pool) == place->card;
+    if (here && vgpu_tier_take_back(pointer, bytes, stream, place))
+        return CUDA_SUCCESS;
+    const CUresult result = here ? vgpu_tier_on_host(pointer, bytes, place) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_ERROR_OUT_OF_MEMORY)
         vgpu_tell_refused(vgpu_pool_card(pool), bytes);
     return result;
@@ -60,7 +63,7 @@ static CUresult charged(allocate_from_function from, CUdeviceptr *pointer, size_
         enum vgpu_verdict verdict = reserve(pool, growth, bytes, &ticket);
         if (verdict == VGPU_REFUSED) {
             vgpu_pool_refused(pool, bytes);
-            return elsewhere(pointer, bytes, pool, place);
+            return elsewhere(pointer, bytes, pool, stream, place);
         }
         if (verdict == VGPU_CHARGED) {
             expected = growth;
@@ -71,7 +74,7 @@ static CUresult charged(allocate_from_function from, CUdeviceptr *pointer, size_
     CUresult result = from(&made, bytes, handle, given);
     bool fits = vgpu_pool_settle(pool, expected, bytes, result == CUDA_SUCCESS);
     if (result == CUDA_ERROR_OUT_OF_MEMORY)
-        return elsewhere(pointer, bytes, pool, place);
+        return elsewhere(pointer, bytes, pool, stream, place);
     if (result != CUDA_SUCCESS)
         return result;
     struct vgpu_holding holding = {.bytes = bytes, .owner = pool, .kind = VGPU_KIND_POOL, .payer = VGPU_PAID_BY_POOL};
@@ -83,7 +86,7 @@ static CUresult charged(allocate_from_function from, CUdeviceptr *pointer, size_
         DRIVER(cuMemFreeAsync)(made, stream);
     vgpu_pool_forget(pool, bytes);
     vgpu_pools_give_back(vgpu_pool_card(pool));
-    return fits ? CUDA_ERROR_OUT_OF_MEMORY : elsewhere(pointer, bytes, pool, place);
+    return fits ? CUDA_ERROR_OUT_OF_MEMORY : elsewhere(pointer, bytes, pool, stream, place);
 }
 
 /* `plain` NULL: from the pool of that handle. */
