@@ -37,6 +37,13 @@ def test_a_pod_has_more_memory_than_the_card_and_finds_what_it_wrote() -> None:
     assert re.search(r"large/main .* 23859 MiB +23859 MiB +23859 MiB +granted +refused", done.stdout)
 
 
+@pytest.mark.skipif(host_memory.read().available < 16_000, reason="half of the cards' memory is that of this machine")
+def test_generated_pods_fill_their_slices_of_a_scaled_card() -> None:
+    done = demo("--oversubscribe", "--pods", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 of 3 pods succeeded" in done.stdout
+
+
 def test_a_broken_expectation_is_told_and_ends_with_1(tmp_path: Path) -> None:
     pod = yaml.safe_load((EXAMPLES / "share.yaml").read_text())
     pod["spec"]["containers"][0]["command"] = ["true"]

@@ -8,8 +8,8 @@ import copy
 import random
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -23,6 +23,7 @@ from vgpu.local.demo import FINISHED, reports
 from vgpu.native import simulator
 from vgpu.resources import containers_of
 
+BLOCK: Final = 64  #: MiB, of pods that have more memory than cards
 JOB_LABEL = "batch.kubernetes.io/job-name"
 
 
@@ -61,8 +62,8 @@ def refused(pod: dict[str, Any]) -> bool:
     return status.get("phase") == "Failed" and (reason == "UnexpectedAdmissionError" or reason.startswith("OutOf"))
 
 
-def storm_pod(chance: random.Random) -> dict[str, Any]:
-    """A pod that fills its slice, holds it for a moment and ends."""
+def storm_pod(chance: random.Random, *, fill: Sequence[str] = ("--fill",)) -> dict[str, Any]:
+    """A pod that fills its slice, holds it for a moment and ends; `fill`: how the probe does that."""
     memory = chance.choice((2000, 3000, 5000, 7000))
     hold = chance.uniform(0.2, 1.0)
     return {
@@ -74,7 +75,7 @@ def storm_pod(chance: random.Random) -> dict[str, Any]:
                 {
                     "name": "main",
                     "image": "vgpu/probe:0.1",
-                    "command": ["python3", "-m", "vgpu.local.probe", "--fill", "--over", "--hold", f"{hold:.2f}"],
+                    "command": ["python3", "-m", "vgpu.local.probe", *fill, "--over", "--hold", f"{hold:.2f}"],
                     "resources": {
                         "limits": {
                             names.RESOURCE_GPU: 1,
@@ -102,6 +103,9 @@ class Storm:
         self._manifests: dict[str, dict[str, Any]] = {}
         inventory = cluster.node()["metadata"]["annotations"][names.DEVICES]
         self._cards = {gpu.uuid: gpu for gpu in decode_inventory(inventory).devices}
+        # A block lies on one side or the other, and only all of them together are larger than what is on the card.
+        scaled = any(gpu.memory > gpu.physical_memory for gpu in self._cards.values())
+        self._fill = ("--blocks", str(BLOCK)) if scaled else ("--fill",)
 
     def run(self, progress: Callable[[StormResult], None]) -> StormResult:
         """Returns when every pod has finished and every kill was done, or after the deadline."""
@@ -136,7 +140,7 @@ class Storm:
     def _submit(self) -> None:
         """Creates the pods; while the webhook is down they are refused (failurePolicy Fail) and tried again."""
         for number in range(self.pods):
-            manifest = storm_pod(self.chance)
+            manifest = storm_pod(self.chance, fill=self._fill)
             job = f"storm-{number:03d}"
             self._manifests[job] = manifest
             self._create(manifest, job)
@@ -198,6 +202,8 @@ class Storm:
                 taken = card["cuda_total"] - card["cuda_free"]
                 if taken != self._cards[card["uuid"]].context:
                     self.result.violations.append(f"pod {name}: {taken} bytes of its slice were not there")
+                if card.get("data") not in (None, "right"):
+                    self.result.violations.append(f"pod {name}: what it wrote is not what it read: {card['data']}")
                 if got != ("CUDA_SUCCESS", "CUDA_ERROR_OUT_OF_MEMORY"):
                     self.result.violations.append(f"pod {name}: rest of the slice {got[0]}, one byte more {got[1]}")
 
