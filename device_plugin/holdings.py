@@ -34,11 +34,6 @@ class Holdings:
         """The pod as the API server knows it."""
         return self._pods.get(uid)
 
-    def finished(self, uid: str) -> bool:
-        """The pod has come to its end: nothing of it starts again."""
-        pod = self._pods.get(uid)
-        return pod is not None and pod.finished
-
     def _all_started(self) -> dict[str, dict[str, tuple[GpuSlice, ...]]]:
         """Pod UID → container → its slices; where another version's limits cannot be read, the pod's record tells."""
         return {**{uid: {} for uid in self._sandboxes.strangers()}, **self._sandboxes.granted()}

@@ -184,11 +184,14 @@ class Lending:
                 limits = region.limits()
                 absent = tuple(self._watch.absent(entry, card.uuid) for card in limits.cards)
                 tenant = _Tenant(region, limits, region.usage(), absent)
+                if tenant.usage.process_count or not self._ended(entry, known[entry.pod_uid]):
+                    found[entry] = tenant
+                else:
+                    for at, card in enumerate(tenant.usage.cards):
+                        if card.lent:
+                            region.lend(at, 0)
             except OSError as error:
                 log.debug("%s: %s", entry.path, error)
-                continue
-            if tenant.usage.process_count or not self._ended(entry, known[entry.pod_uid]):
-                found[entry] = tenant
         return found
 
     def _ended(self, entry: Entry, granted: Collection[str]) -> bool:

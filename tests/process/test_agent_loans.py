@@ -157,6 +157,8 @@ def test_a_container_that_has_ended_has_a_part_of_what_is_shared_where_it_is_res
     until(lambda: (pod := world.pods.get(uid)) and pod.status.containerStatuses)
     world.lending.settle()
     assert world.limits(uid, "stays").host_memory == budget * MIB
+    with Region.open(world.sandboxes.directory(uid, "ends")) as region:
+        assert (region.usage().cards[0].lent > 0) is (restart == "Always")
     usage_of = Region.usage
     some = (cast(ProcessUsage, None),)
     monkeypatch.setattr(Region, "usage", lambda region: msgspec.structs.replace(usage_of(region), processes=some))

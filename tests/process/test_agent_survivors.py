@@ -66,6 +66,6 @@ def test_a_pod_that_has_finished_holds_nothing_while_its_sandbox_goes(make: Make
     old = start(world, "old", OLD, GpuSlice(A, 10000))
     world.process(old, 42)  # its pause process, say
     world.finish_pod("old")
-    until(lambda: world.holdings.finished(old))
+    until(lambda: (pod := world.holdings.pod(old)) and pod.finished)
     start(world, "new", NEW, GpuSlice(A, 6000))
     assert world.holdings.granted()[A].mem == 6000

@@ -228,5 +228,5 @@ def test_what_another_version_s_containers_have_above_their_guarantee_is_lent_to
     with Region.open(world.sandboxes.directory(uid, "main")) as region:
         assert region.usage().cards[0].lent == (15360 - 15360 // 64 - 5000 - 5000 - 4000) // 2 * 2 * MIB
     world.finish_pod("old")
-    until(lambda: world.holdings.finished(old))
+    until(lambda: (pod := world.holdings.pod(old)) and pod.finished)
     assert watch.beyond(A) == 10000 * MIB, "its guarantee counts no longer, and what it still has does"
