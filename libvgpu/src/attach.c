@@ -112,6 +112,33 @@ static bool map_private(const struct vgpu_limits *from)
     return true;
 }
 
+/* A region that was made of somebody's environment outlives it: who comes with other limits is told whose hold. */
+static void tell_other_limits(const char *dir)
+{
+    struct vgpu_limits here, asked;
+    char ignored[256];
+    vgpu_limits_snapshot(vgpu_mapped.limits, &here);
+    if (here.cards[0].uuid[0] || vgpu_environment_limits(&asked, ignored, sizeof ignored) <= 0)
+        return; /* an agent or `vgpu run` has made it, and what it writes into the environment is a sign only */
+    for (unsigned card = 0; card < here.card_count && card < asked.card_count; card++) {
+        if (here.cards[card].memory != asked.cards[card].memory) {
+            say("VGPU_DIR=%.200s: its limits hold, which were made earlier, and not those of the environment: card %u has %llu bytes, not %llu; "
+                "a new folder takes the new ones",
+                dir, card, (unsigned long long)here.cards[card].memory, (unsigned long long)asked.cards[card].memory);
+            return;
+        }
+        if (here.cards[card].cores != asked.cards[card].cores) {
+            say("VGPU_DIR=%.200s: its limits hold, which were made earlier, and not those of the environment: card %u has %u %% of its time, not %u %%; "
+                "a new folder takes the new ones",
+                dir, card, here.cards[card].cores, asked.cards[card].cores);
+            return;
+        }
+    }
+    if ((here.flags ^ asked.flags) & VGPU_OVERSUBSCRIBE)
+        say("VGPU_DIR=%.200s: its limits hold, which were made earlier: CUDA_OVERSUBSCRIBE counts as %s; a new folder takes the new ones", dir,
+            here.flags & VGPU_OVERSUBSCRIBE ? "true" : "false");
+}
+
 /* *passing: what is in the way may be gone at the next call. */
 static enum vgpu_mode decide(bool *passing)
 {
@@ -134,8 +161,10 @@ static enum vgpu_mode decide(bool *passing)
 
     const char *dir = secure_getenv("VGPU_DIR");
     const bool has_dir = dir && *dir;
-    if (has_dir && map_region(dir, &missing, passing))
+    if (has_dir && map_region(dir, &missing, passing)) {
+        tell_other_limits(dir);
         return VGPU_REGION; /* where both exist the region wins */
+    }
     if (*passing)
         return VGPU_BROKEN;
     const int limited = vgpu_environment_limits(&limits, from_environment, sizeof from_environment);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "blocks.h"
+#include "environment.h"
 #include "fork.h"
 #include "log.h"
 #include "pools.h"
@@ -69,6 +70,18 @@ enum vgpu_mode vgpu_enforcement_slowly(void) {
     return mode;
 }
 
+/* The environment may ask for that beside any region: a process harms nobody but itself. */
+static void end_if_asked_to(const struct vgpu_limits *limits) {
+    char note[256];
+    const int kills = limits->flags & VGPU_KILL_ON_OOM ? 1 : vgpu_environment_kills(note, sizeof note);
+    if (kills < 0)
+        vgpu_log(VGPU_LOG_WARNING, "%s", note);
+    if (kills <= 0)
+        return;
+    vgpu_log(VGPU_LOG_ERROR, "ending process %d: ACTIVE_OOM_KILLER asked for it", (int)getpid());
+    kill(getpid(), SIGKILL);
+}
+
 void vgpu_tell_refused(unsigned card, uint64_t bytes) {
     const struct vgpu_limits *limits = vgpu_limits_now();
     if (card == VGPU_CARD_UNLISTED || !limits) {
@@ -84,10 +97,7 @@ void vgpu_tell_refused(unsigned card, uint64_t bytes) {
                  (unsigned long long)vgpu_used(card, VGPU_RESIDENT_BYTES), (unsigned long long)vgpu_resident_limit(card),
                  (unsigned long long)vgpu_used(card, VGPU_HOST_BYTES), (unsigned long long)limits->host_memory);
     }
-    if (limits->flags & VGPU_KILL_ON_OOM) {
-        vgpu_log(VGPU_LOG_ERROR, "ending process %d: ACTIVE_OOM_KILLER asked for it", (int)getpid());
-        kill(getpid(), SIGKILL);
-    }
+    end_if_asked_to(limits);
 }
 
 bool vgpu_give_back(unsigned card) {

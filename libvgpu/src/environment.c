@@ -76,10 +76,21 @@ static int quantity_for(const struct quantity *quantity, unsigned card, uint64_t
     return -EINVAL;
 }
 
-static bool truth(const char *name)
+/* 1: on, 0: off or not set, -EINVAL with a note. */
+static int truth(const char *name, char *note, size_t note_size)
 {
     const char *value = variable(name);
-    return value && (strcasecmp(value, "true") == 0 || strcmp(value, "1") == 0);
+    if (!value || strcasecmp(value, "false") == 0 || strcmp(value, "0") == 0)
+        return 0;
+    if (strcasecmp(value, "true") == 0 || strcmp(value, "1") == 0)
+        return 1;
+    snprintf(note, note_size, "%s=%.64s: neither on nor off; allowed: true or 1, false or 0", name, value);
+    return -EINVAL;
+}
+
+int vgpu_environment_kills(char *note, size_t note_size)
+{
+    return truth("ACTIVE_OOM_KILLER", note, note_size);
 }
 
 int vgpu_environment_limits(struct vgpu_limits *out, char *note, size_t note_size)
@@ -102,9 +113,12 @@ int vgpu_environment_limits(struct vgpu_limits *out, char *note, size_t note_siz
     const char *priority = variable("CUDA_TASK_PRIORITY");
     out->core_policy = policy && strcasecmp(policy, "disable") == 0 ? VGPU_CORES_NONE : VGPU_CORES_FIXED;
     out->priority = priority && strcmp(priority, "1") == 0;
+    const int spills = limited ? truth("CUDA_OVERSUBSCRIBE", note, note_size) : 0;
+    const int kills = limited && spills >= 0 ? vgpu_environment_kills(note, note_size) : 0;
+    if (spills < 0 || kills < 0)
+        return -EINVAL;
     /* Nobody but the user has set these limits, so the user may also switch them off. */
-    out->flags = VGPU_ALLOW_DISABLE_CONTROL | (truth("CUDA_OVERSUBSCRIBE") ? VGPU_OVERSUBSCRIBE : 0) |
-                 (truth("ACTIVE_OOM_KILLER") ? VGPU_KILL_ON_OOM : 0);
+    out->flags = VGPU_ALLOW_DISABLE_CONTROL | (spills ? VGPU_OVERSUBSCRIBE : 0) | (kills ? VGPU_KILL_ON_OOM : 0);
     out->host_memory = out->flags & VGPU_OVERSUBSCRIBE ? VGPU_NO_LIMIT : 0;
     return limited;
 }

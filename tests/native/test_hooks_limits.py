@@ -1,9 +1,13 @@
 """Memory that a program allows its kernels beside their own: heap, printf and stacks (cuCtxSetLimit)."""
 
+import signal
+import sys
 from pathlib import Path
 
 import pytest
-from preloaded import environment, python
+from preloaded import environment, python, run
+
+from vgpu.native import CardLimit, Limits, Region, simulator
 
 PRELUDE = """
 from driver_client import *
@@ -76,3 +80,23 @@ print(charged(), alloc(1000 * MIB)[0])
         env,
     )
     assert lines == ["215 0 0 500", "0 0"]
+
+
+@pytest.mark.parametrize("region", [False, True], ids=["environment", "region"])
+def test_who_asks_for_it_is_ended_when_an_allocation_is_refused(tmp_path: Path, region: bool) -> None:
+    variables = {"CUDA_DEVICE_MEMORY_LIMIT_0": "1000m", "LIBCUDA_LOG_LEVEL": "1"}
+    if region:
+        simulator.create(tmp_path / "cards", "T4")
+        card = simulator.cards(tmp_path / "cards")[0]
+        Region.create(tmp_path, Limits((CardLimit(card.uuid, 1000 << 20),))).close()
+        variables = {"VGPU_DIR": str(tmp_path), "LIBCUDA_LOG_LEVEL": "1"}
+    script = "from driver_client import *\nstart()\nprint(alloc(999 << 20)[0], alloc(1001 << 20)[0], flush=True)"
+    for asks, code, said in (
+        ("true", -signal.SIGKILL, "ACTIVE_OOM_KILLER asked for it"),
+        ("false", 0, "refused"),
+        ("maybe", 0 if region else 1, "ACTIVE_OOM_KILLER=maybe: neither on nor off"),
+    ):
+        env = environment(tmp_path, **variables, ACTIVE_OOM_KILLER=asks)
+        env["LIBCUDA_LOG_LEVEL"] = "2"
+        done = run([sys.executable, "-c", script], env, code=code)
+        assert said in done.stderr, done.stderr

@@ -100,11 +100,23 @@ def test_core_limits_alone_limit_no_memory() -> None:
         ({"ACTIVE_OOM_KILLER": "true"}, ("0", "0", "5", "0")),
         ({"ACTIVE_OOM_KILLER": "false"}, ("0", "0", "1", "0")),
         ({"CUDA_OVERSUBSCRIBE": "true"}, ("0", "0", "3", str(NO_LIMIT))),
+        ({"CUDA_OVERSUBSCRIBE": "FALSE", "ACTIVE_OOM_KILLER": "0"}, ("0", "0", "1", "0")),
     ],
 )
 def test_the_other_variables(variables: dict[str, str], expected: tuple[str, ...]) -> None:
     with Client({"CUDA_DEVICE_MEMORY_LIMIT": "1g", **variables}) as client:
         assert tuple(client.ask(field) for field in ("policy", "priority", "flags", "host")) == expected
+
+
+@pytest.mark.parametrize("name", ["CUDA_OVERSUBSCRIBE", "ACTIVE_OOM_KILLER"])
+@pytest.mark.parametrize("text", ["yes", "on", "true ", "maybe"])
+def test_a_switch_that_cannot_be_read_is_told(name: str, text: str) -> None:
+    with Client({"CUDA_DEVICE_MEMORY_LIMIT": "1g", name: text}) as client:
+        assert client.ask("mode") == "broken"
+        assert client.ask("note") == f"{name}={text}: neither on nor off; allowed: true or 1, false or 0"
+        assert client.charge(1) is None
+    with Client({name: text}) as client:
+        assert client.ask("mode") == "unlimited", "without limits, it says nothing"
 
 
 # VGPU_DIR
@@ -145,6 +157,32 @@ def test_with_a_folder_all_processes_share_the_first_one_s_limits(tmp_path: Path
         assert limits.cards[0] == CardLimit("", GIB)
         assert limits.cards[1] == CardLimit("", None)
         assert limits.allow_disable_control
+
+
+def test_who_comes_with_other_limits_is_told_whose_hold(tmp_path: Path) -> None:
+    made = {"VGPU_DIR": str(tmp_path), "CUDA_DEVICE_MEMORY_LIMIT": "1g", "CUDA_DEVICE_SM_LIMIT": "30"}
+    with Client(made) as client:
+        assert client.ask("note") == ""
+    for variables, said in (
+        ({}, ""),
+        ({"CUDA_DEVICE_MEMORY_LIMIT": "2g"}, f"card 0 has {GIB} bytes, not {2 * GIB}"),
+        ({"CUDA_DEVICE_MEMORY_LIMIT_3": "2g"}, f"card 3 has {GIB} bytes, not {2 * GIB}"),
+        ({"CUDA_DEVICE_SM_LIMIT": "40"}, "card 0 has 30 % of its time, not 40 %"),
+        ({"CUDA_OVERSUBSCRIBE": "true"}, "CUDA_OVERSUBSCRIBE counts as false"),
+    ):
+        with Client(made | variables) as client:
+            assert client.ask("mode") == "region"
+            note = client.ask("note")
+            assert said in note
+            assert bool(said) == ("its limits hold, which were made earlier" in note)
+    with Client({"VGPU_DIR": str(tmp_path)}) as client:
+        assert client.ask("note") == "", "who says nothing of limits gets what he wants"
+
+
+def test_what_vgpu_run_writes_into_the_environment_is_a_sign_only(tmp_path: Path) -> None:
+    Region.create(tmp_path, Limits((CardLimit("GPU-a", GIB),))).close()
+    with Client({"VGPU_DIR": str(tmp_path), "CUDA_DEVICE_MEMORY_LIMIT_0": "2g"}) as client:
+        assert (client.ask("mode"), client.ask("note")) == ("region", "")
 
 
 def test_a_folder_without_a_region_and_without_limits_stays_empty(tmp_path: Path) -> None:

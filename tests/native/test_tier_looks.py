@@ -1,10 +1,11 @@
 """What memory looks like that may lie in host memory, and how it ends: as that of a card, wherever it lies."""
 
+import sys
 from pathlib import Path
 
 import pytest
-from preloaded import MIB
-from tiered import KINDS, TRUTH, Container, container, of_kind
+from preloaded import MIB, run
+from tiered import KINDS, PRELUDE, TRUTH, Container, container, of_kind
 
 
 @pytest.fixture(params=KINDS)
@@ -63,6 +64,39 @@ print(free(inside), free(pointer), free(pointer))
 """.replace("ctx =", "from ctypes import cast\nctx =", 1)
     )
     assert lines == ["0 2 (0, 0) True 0", "True 0 1 True", "True True", "0 True 0", "0 2 0 0", "1 1", "1 0 1"]
+
+
+def test_who_gets_no_ipc_handle_is_told_why(tmp_path: Path) -> None:
+    box = container(tmp_path)
+    done = run(
+        [
+            sys.executable,
+            "-c",
+            PRELUDE
+            + """
+import os, time
+from pathlib import Path
+from vgpu.native import Region
+region = Region.open(Path(os.environ["VGPU_DIR"]))
+in_host = lambda: region.usage().cards[0].host_used // MIB
+handle = lambda: cu.cuIpcGetMemHandle(byref((c_char * 64)()), c_uint64(block))
+start()
+first, block = alloc(460 * MIB)[1], alloc(300 * MIB)[1]
+print(in_host(), handle())
+ok(free(first))
+deadline = time.monotonic() + 30
+while in_host() and time.monotonic() < deadline:
+    ok(cu.cuMemsetD8_v2(c_uint64(block), 1, c_size_t(16)))
+print(in_host(), handle())
+""",
+        ],
+        {**box.env, "LIBCUDA_LOG_LEVEL": "1"},
+    )
+    assert done.stdout.splitlines() == ["300 1", "0 1"]
+    down, up = (line for line in done.stderr.splitlines() if "no IPC handle" in line)
+    assert "the block lies in host memory; " in down
+    assert "the block came up from host memory, and stays what it was made as; " in up
+    assert "of the pod, or vgpu run without --oversubscribe, keeps all memory on the card" in up
 
 
 def test_the_contents_are_the_program_s(box: Container) -> None:

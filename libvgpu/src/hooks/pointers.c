@@ -165,8 +165,11 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address) {
     bool on_device;
     if (!handle || !tiered(address, &on_device))
         return real(handle, address);
-    vgpu_log(VGPU_LOG_ERROR, "no IPC handle for %#llx: the block %s; vgpu.io/oversubscribe: \"false\" keeps all memory on the card",
-             (unsigned long long)address, on_device ? "may move to host memory" : "lies in host memory");
+    const char *moves = vgpu_tier_mode() == VGPU_TIER_MOVABLE ? "may move to host memory" : "came up from host memory, and stays what it was made as";
+    vgpu_log(VGPU_LOG_ERROR,
+             "no IPC handle for %#llx: the block %s; vgpu.io/oversubscribe: \"false\" of the pod, or vgpu run without --oversubscribe, keeps all memory "
+             "on the card",
+             (unsigned long long)address, on_device ? moves : "lies in host memory");
     return CUDA_ERROR_INVALID_VALUE;
 }
 
