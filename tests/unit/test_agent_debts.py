@@ -32,7 +32,7 @@ def test_who_gives_back_slowly_has_time() -> None:
 
 def test_the_one_that_has_most_of_a_card_is_found() -> None:
     debts = Debts()
-    owed = {(A, "x"): GRAIN, (B, "x"): 2 * GRAIN, (A, "y"): 3 * GRAIN}
+    owed = {(B, "x"): 2 * GRAIN, (A, "x"): GRAIN, (A, "y"): 3 * GRAIN}
     assert debts.once(owed, 0) == []
     assert {(one.entry, one.card) for one in debts.once(owed, LATE)} == {(B, "x"), (A, "y")}
     assert debts.once({(A, "x"): GRAIN, (B, "x"): GRAIN // 2}, LATE + 1) == [Overdue(A, "x", GRAIN, again=False)]
