@@ -20,14 +20,16 @@ from vgpu.resources import ResourceNames, Rules, parse_quantity
 Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-Scaling = Annotated[float, msgspec.Meta(gt=0)]
+Scaling = Annotated[float, msgspec.Meta(gt=0, le=64)]
 MemoryMode = Literal["static", "movable"]
 HostMemory = (
-    Annotated[int, msgspec.Meta(ge=0)]
+    Annotated[int, msgspec.Meta(ge=0, le=99_999_999)]
     | Annotated[
         str,
         msgspec.Meta(
-            pattern=r"^[0-9]+([kMGT]|[KMGT]i)$", description="a number of MiB or a quantity with its unit, such as 64Gi"
+            # nothing that would be rounded to 0 MiB, and nothing above what the number may be
+            pattern=r"^(0+([kMGT]|[KMGT]i)|[1-9]([0-9]{4,10}(k|Ki)|[0-9]{1,7}M|[0-9]{0,7}Mi|[0-9]{0,4}Gi?|[0-9]?Ti?))$",
+            description="a number of MiB or a quantity with its unit, such as 64Gi; 0, or from 10M to 99Ti",
         ),
     ]
 )

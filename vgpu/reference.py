@@ -78,7 +78,9 @@ def allowed(hint: Any) -> str:
         low, high = meta.ge, meta.le
         if low is not None and high is not None:
             return f"{low} to {high}"
-        return f"above {meta.gt}" if meta.gt is not None else f"{low} or more"
+        if meta.gt is None:
+            return f"{low} or more"
+        return f"above {meta.gt}" if high is None else f"above {meta.gt}, up to {high}"
     if any(one is type(None) for one in typing.get_args(hint)):
         inner = next(one for one in typing.get_args(hint) if one is not type(None))
         return f"{allowed(inner)} or `null`"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vgpu import config, names
@@ -27,7 +27,7 @@ CONFIGS = st.builds(
     device_plugin=st.builds(
         DevicePlugin,
         deviceSplitCount=st.integers(1, 1000),
-        deviceMemoryScaling=st.floats(0.01, 100),
+        deviceMemoryScaling=st.floats(0.01, 64),
         disablecorelimit=st.booleans(),
         hostMemory=st.sampled_from([0, 4096, "64Gi"]),
         memoryMode=st.sampled_from(["static", "movable"]),
@@ -37,6 +37,7 @@ CONFIGS = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(CONFIGS)
 def test_round_trip(found: Config) -> None:
     assert config.decode(config.encode(found)) == found
@@ -80,6 +81,15 @@ def test_names_are_those_of_the_chart() -> None:
         ("devicePlugin: {deviceSplitCount: 0}", r">= 1 - at `\$.devicePlugin.deviceSplitCount`"),
         ("devicePlugin: {deviceMemoryScaling: 0}", r"> 0(.0)? - at `\$.devicePlugin.deviceMemoryScaling`"),
         ("devicePlugin: {hostMemory: 64Gb}", r"at `\$.devicePlugin.hostMemory`: must be a number of MiB or a quantity"),
+        ("devicePlugin: {hostMemory: 1Ki}", r"quantity with its unit, such as 64Gi; 0, or from 10M to 99Ti$"),
+        ("devicePlugin: {hostMemory: 1000k}", r"0, or from 10M to 99Ti$"),
+        ("devicePlugin: {hostMemory: 100Ti}", r"0, or from 10M to 99Ti$"),
+        ("devicePlugin: {hostMemory: 99999999999Ti}", r"0, or from 10M to 99Ti$"),
+        ("devicePlugin: {hostMemory: 100000000}", r"<= 99999999 - at `\$.devicePlugin.hostMemory`"),
+        ("devicePlugin: {nodeOverrides: {a: {hostMemory: 1Ki}}}", r"\^\(0\+"),
+        ("devicePlugin: {deviceMemoryScaling: .inf}", r"<= 64(.0)? - at `\$.devicePlugin.deviceMemoryScaling`"),
+        ("devicePlugin: {deviceMemoryScaling: .nan}", r"- at `\$.devicePlugin.deviceMemoryScaling`"),
+        ("devicePlugin: {deviceMemoryScaling: 1000000}", r"<= 64(.0)? - at `\$.devicePlugin.deviceMemoryScaling`"),
         ("devicePlugin: {hostMemory: -1}", r">= 0 - at `\$.devicePlugin.hostMemory`"),
         (
             "devicePlugin: {deviceMemoryScalingByModel: {T4: 0}}",
@@ -97,6 +107,24 @@ def test_names_are_those_of_the_chart() -> None:
 def test_errors_say_where_and_what_is_allowed(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=rf"(?s)^the\.yaml: .*{why}"):
         config.decode(text, "the.yaml")
+
+
+@pytest.mark.parametrize(
+    ("amount", "mib"),
+    [
+        (0, 0),
+        ("0Ki", 0),
+        ("10M", 9),
+        ("1Mi", 1),
+        ("10240Ki", 10),
+        ("64Gi", 65536),
+        ("99Ti", 99 << 20),
+        (99999999, 99999999),
+    ],
+)
+def test_host_memory_is_read_in_mebibytes(amount: int | str, mib: int) -> None:
+    found = config.decode(f"devicePlugin: {{hostMemory: {amount}}}").device_plugin.hostMemory
+    assert config.mebibytes(found) == mib
 
 
 def test_load_prefers_the_argument_to_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
