@@ -18,6 +18,7 @@ class Holdings:
     def __init__(self, pods: Pods, sandboxes: Sandboxes) -> None:
         self._pods = pods
         self._sandboxes = sandboxes
+        self._recorded: dict[str, Mapping[str, tuple[GpuSlice, ...]]] = {}  # of pods that another version started
 
     def granted(self, without: Collection[str] = ()) -> dict[str, Held]:
         """What pods hold that have started here and may still run; `without`: UIDs of pods to leave out."""
@@ -34,9 +35,32 @@ class Holdings:
         """The pod as the API server knows it."""
         return self._pods.get(uid)
 
+    def strangers(self) -> dict[str, dict[str, Held]]:
+        """Pods (UID) with containers that another version has started: what is counted for each of them, by card.
+
+        Without those that nobody knows any more and for which nothing is counted, once all pods are known.
+        """
+        started, found = self._all_started(), {}
+        for uid in self._sandboxes.strangers():
+            (holds,) = self._holds({uid: started.get(uid, {})})
+            if holds or self._pods.get(uid) is not None or not self._pods.synced:
+                found[uid] = holds
+        return found
+
     def _all_started(self) -> dict[str, dict[str, tuple[GpuSlice, ...]]]:
-        """Pod UID → container → its slices; where another version's limits cannot be read, the pod's record tells."""
-        return {**{uid: {} for uid in self._sandboxes.strangers()}, **self._sandboxes.granted()}
+        """Pod UID → container → its slices; where another version's limits cannot be read, the pod's record tells.
+
+        Of a pod that is gone, the one that it had when it was last seen.
+        """
+        started = self._sandboxes.granted()
+        for uid in self._sandboxes.strangers():
+            known, pod = started.get(uid, {}), self._pods.get(uid)
+            if pod is not None:
+                self._recorded[uid] = _record(pod).containers
+                started[uid] = known
+            else:
+                started[uid] = {**self._recorded.get(uid, {}), **known}
+        return started
 
     def _holds(self, started: Mapping[str, Mapping[str, Sequence[GpuSlice]]]) -> list[dict[str, Held]]:
         """What each of these pods (uid → container → slices) holds."""
@@ -61,10 +85,12 @@ class Holdings:
 
 def pod_holds(pod: Pod, granted: Mapping[str, Sequence[GpuSlice]] | None = None) -> dict[str, Held]:
     """What a pod occupies at its peak: its record, and in place of that what was granted, by container."""
-    try:
-        record = allocation_of(pod)
-    except Refusal:
-        record = None
-    record = record or Allocation({})
-    done = granted or {}
+    record, done = _record(pod), granted or {}
     return allocation.held((kind, done[name] if name in done else record.of(name)) for name, kind in kinds(pod))
+
+
+def _record(pod: Pod) -> Allocation:
+    try:
+        return allocation_of(pod) or Allocation({})
+    except Refusal:
+        return Allocation({})

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 import pynvml
 
@@ -10,7 +10,6 @@ from device_plugin.backstop import Backstop, larger
 from device_plugin.cards import Cards
 from device_plugin.consequences import Consequences
 from device_plugin.foreign import TURNS, Foreign, Observed, Picture, Process, Region, Regions, attribute, process_of
-from device_plugin.holdings import pod_holds
 from device_plugin.pods import Pods
 from device_plugin.sandbox import Entry
 from vgpu import names
@@ -33,12 +32,12 @@ class Watch:
         evict: bool,
         look: Callable[[], list[Observed]],
         who: Callable[[int], Process | None] = process_of,
-        strangers: Callable[[], Collection[str]],
+        strangers: Callable[[], Mapping[str, Mapping[str, Held]]],
     ) -> None:
         """`evict`: a container that has more of a card than it was charged is not only told.
 
         `look` tells the processes on all cards, `who` more about one of them, `strangers` the pods (UIDs) that another
-        version has started.
+        version has started, and what is counted for them, by card.
         """
         self._cards = cards
         self._pods = pods
@@ -51,6 +50,7 @@ class Watch:
         self._backstop = Backstop()
         self._others: Mapping[str, Mapping[int, int]] = {}
         self._strange: Mapping[str, Mapping[str, int]] = {}  # card → pod uid → bytes
+        self._counted: Mapping[str, Mapping[str, Held]] = {}  # pod uid → card → what it holds
         self._charged: Mapping[tuple[str, str], int] = {}  # pod uid and card → guarantees (MiB) of its other containers
         self._looks = 0
 
@@ -65,12 +65,9 @@ class Watch:
         # What was allocated meanwhile is charged meanwhile.
         again = {entry: found for entry in regions if (found := read(entry)) is not None}
         regions = larger(regions, again)
-        # Their records count. Who has none any more is like somebody of whom nobody knows, once all pods are known.
-        known = self._pods.synced
-        strangers = {uid for uid in self._strangers() if not known or self._pods.get(uid) is not None}
-        picture = attribute(observed, regions, self._who, strangers=strangers)
-        self._charged = _guaranteed(regions)
-        self._strange = picture.strange
+        counted = self._strangers()
+        picture = attribute(observed, regions, self._who, strangers=counted)
+        self._strange, self._counted, self._charged = picture.strange, counted, _guaranteed(regions)
         self._tell_foreign(picture)
         for excess in self._backstop.once(picture, regions, time.monotonic()):
             pod = self._pods.get(excess.entry.pod_uid)
@@ -116,14 +113,13 @@ class Watch:
         return sum(self.foreign(card)) + self.beyond(card)
 
     def beyond(self, card: str) -> int:
-        """Bytes of the card that containers of another version have beyond what their pods' records guarantee.
+        """Bytes of the card that containers of another version have beyond what they are guaranteed.
 
         Where memory was scaled before without host memory behind it, they allocated all of it on the card.
         """
         more = 0
         for uid, size in self._strange.get(card, {}).items():
-            pod = self._pods.get(uid)
-            held = pod_holds(pod).get(card, Held()).phys if pod and not pod.finished else 0
+            held = self._counted.get(uid, {}).get(card, Held()).phys
             more += max(0, size - max(0, held - self._charged.get((uid, card), 0)) * MIB)
         return more
 

@@ -102,7 +102,7 @@ class World:
             evict=self.config.device_plugin.backstop == "evict",
             look=lambda: list(self.observed),
             who=lambda pid: self.who(pid),
-            strangers=self.sandboxes.strangers,
+            strangers=self.holdings.strangers,
         )
         for _ in range(TURNS):  # it has seen enough to tell
             self.watch.once({}, lambda _: None)

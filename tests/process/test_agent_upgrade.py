@@ -15,6 +15,7 @@ from device_plugin.refusal import Refusal
 from device_plugin.sandbox import Sandboxes, limits_for, slices_of
 from device_plugin.settle import Identity
 from vgpu import names
+from vgpu.allocation import Held
 from vgpu.devices import GpuSlice
 from vgpu.native import Region
 from vgpu.native.region import REGION_ABI
@@ -138,6 +139,20 @@ def test_regions_of_this_version_are_no_strangers(tmp_path: Path) -> None:
     assert strangers.limits_of(tmp_path) is None
 
 
+def test_of_a_later_version_the_record_holds_that_the_pod_had(make: MakeWorld) -> None:
+    world = make()
+    uid = started(world, "old", f"{A}::0", [GpuSlice(A, 10000)])
+    age(world.sandboxes.directory(uid, "main"))
+    world.process(uid, 42)
+    upgrade(world)
+    world.sweep.once(clean=False)
+    world.delete_pod("old")
+    until(lambda: world.pods.get(uid) is None)
+    assert world.holdings.granted() == world.holdings.held() == {A: Held(1, 10000, 10000)}
+    world.end_process(42)
+    assert not world.holdings.granted()
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_a_container_of_version_2_keeps_what_it_has_also_without_its_pod(make: MakeWorld, again: bool) -> None:
     world = make()
@@ -227,6 +242,13 @@ def test_what_another_version_s_containers_have_above_their_guarantee_is_lent_to
     world.starts.start([f"{A}::1"])
     with Region.open(world.sandboxes.directory(uid, "main")) as region:
         assert region.usage().cards[0].lent == (15360 - 15360 // 64 - 5000 - 5000 - 4000) // 2 * 2 * MIB
-    world.finish_pod("old")
-    until(lambda: (pod := world.holdings.pod(old)) and pod.finished)
-    assert watch.beyond(A) == 10000 * MIB, "its guarantee counts no longer, and what it still has does"
+    world.process(old, 42)
+    world.delete_pod("old")
+    until(lambda: world.pods.get(old) is None)
+    for _ in range(TURNS):
+        world.sweep.once(clean=False)
+    assert (watch.foreign(A), watch.beyond(A)) == ((), 5000 * MIB), "it goes on, and is counted as before"
+    world.end_process(42)
+    for _ in range(1 + TURNS):
+        world.sweep.once(clean=False)
+    assert (watch.foreign(A), watch.beyond(A)) == ((10000 * MIB,), 0), "nobody knows it any more"

@@ -107,7 +107,7 @@ def test_a_container_that_keeps_out_of_its_ledger_is_told_and_evicted_where_that
             evict=evict,
             look=lambda: [Observed(A, 1234, 900 * MIB)],
             who=lambda _: Process("thief", Identity(7, 1, 1), uid),  # its cgroup tells the pod
-            strangers=frozenset,
+            strangers=dict,
         )
 
         def look_for_a_while() -> None:
@@ -151,7 +151,7 @@ def test_a_container_that_allocates_while_nvml_is_asked_has_nothing_untracked() 
             evict=False,
             look=look,
             who=lambda _: who,
-            strangers=world.sandboxes.strangers,
+            strangers=world.holdings.strangers,
         )
         for _ in range(2 * TURNS):
             watch.once({entry: charged(entry)}, charged)
