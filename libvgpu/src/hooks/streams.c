@@ -128,6 +128,35 @@ GATED(cuStreamBatchMemOp_v2, (CUstream stream, unsigned int count, CUstreamBatch
       (stream, count, list, flags), stream)
 GATED(cuStreamBatchMemOp_v2_ptsz, (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *list, unsigned int flags),
       (stream, count, list, flags), per_thread(stream))
+/* An event may be another process's, which waits for this one: so a move, which waits for its copies, must not get behind it. */
+GATED(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned int flags), (stream, event, flags), stream)
+GATED(cuStreamWaitEvent_ptsz, (CUstream stream, CUevent event, unsigned int flags), (stream, event, flags), per_thread(stream))
+
+/* For all streams of a context; moves copy in its default stream. */
+CUresult cuCtxWaitEvent(CUcontext context, CUevent event) {
+    CUDA_REAL(cuCtxWaitEvent);
+    if (!vgpu_gate_is_armed())
+        return real(context, event);
+    vgpu_gate_enter();
+    const CUresult result = real(context, event);
+    if (result == CUDA_SUCCESS)
+        vgpu_default_stream_used(context);
+    vgpu_gate_leave();
+    return result;
+}
+
+CUresult cuGreenCtxWaitEvent(CUgreenCtx green, CUevent event) {
+    CUDA_REAL(cuGreenCtxWaitEvent);
+    if (!vgpu_gate_is_armed())
+        return real(green, event);
+    vgpu_gate_enter();
+    const CUresult result = real(green, event);
+    if (result == CUDA_SUCCESS)
+        vgpu_default_stream_used(of_green(green));
+    vgpu_gate_leave();
+    return result;
+}
+
 GATED(cuStreamWaitValue32, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags), (stream, at, value, flags), stream)
 GATED(cuStreamWaitValue32_ptsz, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags),
       (stream, at, value, flags), per_thread(stream))
