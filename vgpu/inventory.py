@@ -39,6 +39,10 @@ class StaleLibrary(InventoryError):
     """NVML is of another version than the kernel's driver: what this process has loaded, it keeps."""
 
 
+class _Unified(Exception):
+    """A board without memory of its own; `str()` says which and what follows."""
+
+
 class Reading(msgspec.Struct, frozen=True):
     """What a card does at this moment, all users of the card together."""
 
@@ -69,7 +73,8 @@ def read(*, split: int = 10, core_scaling: float = 1.0) -> Inventory:
     """All cards that can be shared and that answer, by NVML index; raises InventoryError, also when none answers.
 
     `split`: slices per card; `core_scaling` multiplies what slices may share of their time. Memory is that of the card.
-    Cards in MIG mode run nothing by themselves: only their UUIDs are told.
+    Cards in MIG mode run nothing by themselves: only their UUIDs are told. Boards whose memory is the machine's are
+    left out, since the driver tells no size of it.
     """
     with session():
         try:
@@ -77,6 +82,7 @@ def read(*, split: int = 10, core_scaling: float = 1.0) -> Inventory:
             handles = {}
             partitioned = []
             silent: dict[int, pynvml.NVMLError] = {}
+            unified: list[str] = []
             for index in range(pynvml.nvmlDeviceGetCount()):
                 try:
                     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -87,11 +93,17 @@ def read(*, split: int = 10, core_scaling: float = 1.0) -> Inventory:
                         continue
                     cards.append(_card(index, handle, split, core_scaling))
                     handles[uuid] = handle
+                except _Unified as error:
+                    unified.append(str(error))
                 except pynvml.NVMLError as error:
                     log.warning("card %d does not answer the driver and is left out: %s", index, error)
                     silent[index] = error
             if silent and not cards:
                 raise next(iter(silent.values()))
+            if unified and not cards:
+                raise InventoryError("; ".join(unified))
+            for why in unified:
+                log.warning("%s", why)
             return Inventory(
                 devices=tuple(msgspec.structs.replace(gpu, links=_links(gpu.uuid, handles)) for gpu in cards),
                 mig=tuple(partitioned),
@@ -172,7 +184,13 @@ def _ask(question: Callable[..., T], *arguments: Any, otherwise: T) -> T:
 
 def _card(index: int, handle: Any, split: int, core_scaling: float) -> Gpu:
     uuid = str(pynvml.nvmlDeviceGetUUID(handle))
-    physical = _usable(handle) // MIB
+    try:
+        physical = _usable(handle) // MIB
+    except pynvml.NVMLError_NotSupported:
+        model = _text(pynvml.nvmlDeviceGetName(handle))
+        raise _Unified(
+            f"card {index} ({model}) has no memory of its own but the machine's: it cannot be shared"
+        ) from None
     info = _ask(pynvml.nvmlDeviceGetPciInfo, handle, otherwise=None)
     pci = _text(info.busId) if info else ""
     return Gpu(

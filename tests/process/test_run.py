@@ -244,12 +244,25 @@ def test_without_cards_the_sentence_says_what_to_do(machine: Machine) -> None:
     assert done.stderr.endswith("to try it on simulated cards, write: vgpu run --simulate T4 -- COMMAND\n")
 
 
-@pytest.mark.parametrize("spec", ["RIVA128", "T4x0", "T4x", "../T4", ""])
+@pytest.mark.parametrize("spec", ["RIVA128", "T4x0", "T4x", "../T4", "..", "T4@1", ""])
 def test_an_unknown_profile(machine: Machine, spec: str) -> None:
     done = machine.vgpu("run", "--simulate", spec or " ", "--", "true")
     assert done.returncode == 2
     assert done.stderr.startswith(f"vgpu run: --simulate is {spec or ' '!r}: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_every_profile_that_is_listed_is_taken_or_its_board_is_named(machine: Machine) -> None:
+    """With a driver's version and a point in its name as well."""
+    done = machine.vgpu("run", "--simulate", "T4@12.4", "--", "sh", "-c", "echo $VGPU_SIM_DIR")
+    assert (done.returncode, done.stdout.strip()) == (0, str(machine.state / "simulator" / "T4@12.4")), done.stderr
+    for spec, said in (
+        ("A100-40-1g.5gb", "there is no card that can be shared: 1 in MIG mode\n"),
+        ("GB10", "vgpu run: card 0 (NVIDIA GB10) has no memory of its own but the machine's: it cannot be shared\n"),
+    ):
+        done = machine.vgpu("run", "--simulate", spec, "--", "true")
+        assert done.returncode == 1
+        assert done.stderr.endswith(said), done.stderr
 
 
 def test_a_broken_configuration_is_named(machine: Machine, tmp_path: Path) -> None:

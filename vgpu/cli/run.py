@@ -126,7 +126,7 @@ def _list(texts: tuple[str, ...]) -> tuple[str, ...]:
 @click.option(
     "--simulate",
     envvar=names.ENV_SIMULATE,
-    metavar="PROFILE[xN]",
+    metavar="PROFILE[xN][@CUDA]",
     help="Simulated cards instead of the driver's, such as T4x2.",
 )
 @click.argument("command_line", nargs=-1, required=True, metavar="-- COMMAND...", type=click.UNPROCESSED)

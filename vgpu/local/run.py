@@ -47,7 +47,7 @@ LOCK_DESCRIPTOR: Final = (
 def run(command: Sequence[str], demand: Demand, config: Config, *, simulate: str, wait: float | None) -> NoReturn:
     """Replaces this process by `command` with slices for `demand`; raises UserError when that cannot be.
 
-    `simulate`: PROFILE or PROFILExN for simulated cards, else the driver's. `wait`: seconds to stay in the queue,
+    `simulate`: PROFILE[xN][@CUDA] for simulated cards, else the driver's. `wait`: seconds to stay in the queue,
     None: not at all.
     """
     program = find(command[0])
@@ -105,14 +105,15 @@ def refuse_nesting(root: Path) -> None:
 
 def simulator_dir(root: Path, spec: str) -> Path:
     """State of the simulated cards `spec`; each spec has cards of its own unless $VGPU_SIM_DIR names a state."""
-    if not re.fullmatch(r"[A-Za-z0-9-]+", spec):
-        raise UserError(f"--simulate is {spec!r}: must be PROFILE or PROFILExN, such as T4 or T4x2", 2)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.@-]*", spec):  # it becomes the name of a folder
+        raise UserError(f"--simulate is {spec!r}: must be PROFILE[xN][@CUDA], such as T4, T4x2 or T4@12.4", 2)
     chosen = os.environ.get(names.ENV_SIMULATOR_DIR)
     return Path(chosen).resolve() if chosen else root / "simulator" / spec
 
 
 def read_cards(root: Path, config: Config, simulate: str, simulator: Path | None) -> list[Gpu]:
     """The cards that may be used: of the driver or simulated ones, less what CUDA_VISIBLE_DEVICES hides."""
+    instead = "; to try it on simulated cards, write: vgpu run --simulate T4 -- COMMAND" if not simulate else ""
     try:
         if simulator is not None:
             inventory.use_simulator(simulate, simulator)
@@ -121,11 +122,10 @@ def read_cards(root: Path, config: Config, simulate: str, simulator: Path | None
     except ValueError as error:
         raise UserError(f"--simulate is {simulate!r}: {error}", 2) from None
     except inventory.InventoryError as error:
-        raise UserError(f"{error}; to try it on simulated cards, write: vgpu run --simulate T4 -- COMMAND") from None
+        raise UserError(f"{error}{instead}") from None
     if not cards.devices:
-        raise UserError(
-            "the driver shows no card; to try it on simulated cards, write: vgpu run --simulate T4 -- COMMAND"
-        )
+        why = f"{len(cards.mig)} in MIG mode" if cards.mig else "the driver shows none"
+        raise UserError(f"there is no card that can be shared: {why}{instead}")
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     found = tier.scaled(contexts.learn(cards, root / "contexts.json").devices, tier.wanted(config), backed=False)
     chosen = list(found) if setting is None else visible(found, setting)
