@@ -9,12 +9,16 @@
 #include <unistd.h>
 
 #include "blocks.h"
+#include "capture.h"
+#include "clock.h"
 #include "environment.h"
 #include "fork.h"
 #include "log.h"
 #include "pools.h"
 #include "tier.h"
 #include "tier_move.h"
+
+#define MOVES_AGAIN_NS 10000000u
 
 atomic_bool vgpu_never_limited;
 
@@ -113,7 +117,7 @@ static __attribute__((noinline)) bool reserve_after_giving_back(unsigned card, u
     return granted;
 }
 
-enum vgpu_verdict vgpu_reserve_quietly(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket) {
+static enum vgpu_verdict reserve_as_it_is(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket) {
     if (vgpu_enforcement() == VGPU_UNLIMITED)
         return VGPU_UNCHARGED;
     if (__builtin_expect(vgpu_charge(card, VGPU_DEVICE_BYTES, bytes, ticket), 1))
@@ -144,8 +148,19 @@ static bool charge_after_moves(unsigned card, uint64_t bytes, struct vgpu_ticket
            vgpu_with_room(card, bytes, charge_request, &request);
 }
 
+enum vgpu_verdict vgpu_reserve_quietly(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket) {
+    static _Atomic uint64_t again[VGPU_MAX_CARDS]; /* moves are tried: there may be many small blocks, and the card at work */
+    const enum vgpu_verdict verdict = reserve_as_it_is(card, bytes, ticket);
+    if (__builtin_expect(verdict != VGPU_REFUSED, 1) || card >= VGPU_MAX_CARDS || vgpu_any_capture() || vgpu_now_ns() < again[card])
+        return verdict;
+    if (charge_after_moves(card, bytes, ticket))
+        return VGPU_CHARGED;
+    again[card] = vgpu_now_ns() + MOVES_AGAIN_NS;
+    return VGPU_REFUSED;
+}
+
 enum vgpu_verdict vgpu_reserve(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket) {
-    const enum vgpu_verdict verdict = vgpu_reserve_quietly(card, bytes, ticket);
+    const enum vgpu_verdict verdict = reserve_as_it_is(card, bytes, ticket);
     if (__builtin_expect(verdict != VGPU_REFUSED, 1))
         return verdict;
     const int kept = errno;

@@ -39,7 +39,7 @@ enum vgpu_verdict {
 
 /* Charges device bytes on a card (or VGPU_CARD_UNLISTED). Memory that pools keep unused is given back before a refusal. */
 enum vgpu_verdict vgpu_reserve(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket);
-/* The same for who may still find another way: a refusal is told by vgpu_tell_refused, if it stays one. */
+/* The same for who may still find another way: a refusal is told by vgpu_tell_refused, if it stays one. Blocks of the tier give way if they can now. */
 enum vgpu_verdict vgpu_reserve_quietly(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket);
 /* Tells the log of an allocation that is answered with out of memory, and ends the process where the limits say so. */
 void vgpu_tell_refused(unsigned card, uint64_t bytes);

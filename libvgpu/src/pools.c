@@ -21,6 +21,7 @@ struct vgpu_pool {
     atomic_uint trimming;         /* calls of ours that do so outside the lock */
     atomic_uint card;             /* VGPU_CARD_UNLISTED too; in host memory: `on_card` false */
     atomic_bool on_card;
+    atomic_bool special;          /* nothing else can stand for its memory */
     vgpu_spin lock;       /* of everything below */
     uint64_t charged;     /* sum of the parts */
     uint64_t pending;     /* thereof for allocations under way */
@@ -81,7 +82,7 @@ static bool is_there(const struct vgpu_pool *pool) {
 static bool balance(struct vgpu_pool *pool);
 
 /* `made`: the driver has just given out the handle, so a record of the same one is that of a pool that is gone. */
-static struct vgpu_pool *add(CUmemoryPool handle, CUdevice device, bool made) {
+static struct vgpu_pool *add(CUmemoryPool handle, CUdevice device, bool special, bool made) {
     const unsigned card = device >= 0 ? vgpu_card_of_device(device) : VGPU_CARD_UNLISTED;
     vgpu_spin_lock(&list_lock);
     struct vgpu_pool *pool = find_one(handle, device);
@@ -96,6 +97,7 @@ static struct vgpu_pool *add(CUmemoryPool handle, CUdevice device, bool made) {
         pool->handle = handle;
         pool->device = device;
         pool->on_card = device >= 0;
+        pool->special = special;
         pool->card = card;
         pool->gone = false; /* last: from now on it is found */
     }
@@ -134,6 +136,11 @@ static CUdevice device_of_default(CUmemoryPool handle, CUdevice otherwise) {
     return otherwise;
 }
 
+static bool is_managed(CUmemoryPool handle) {
+    uint64_t type;
+    return attribute(handle, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, &type) && type == CU_MEM_ALLOCATION_TYPE_MANAGED;
+}
+
 /* Managed memory moves between host and devices; it is charged where it is allocated from, as that of cuMemAllocManaged is. */
 static CUdevice device_of(CUmemoryPool handle, CUdevice here) {
     uint64_t type, where, id;
@@ -150,7 +157,7 @@ bool vgpu_pool_of(CUmemoryPool handle, const struct vgpu_place *place, struct vg
     uint64_t reserved;
     *out = NULL;
     if (!pool && attribute(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved)) { /* no pool at all: the driver's answer says so */
-        pool = add(handle, device_of(handle, place->device), false);
+        pool = add(handle, device_of(handle, place->device), is_managed(handle), false);
         if (!pool)
             return false;
     }
@@ -160,15 +167,19 @@ bool vgpu_pool_of(CUmemoryPool handle, const struct vgpu_place *place, struct vg
 
 struct vgpu_pool *vgpu_pool_of_graphs(CUdevice device) {
     struct vgpu_pool *pool = find_one(NULL, device);
-    return pool ? pool : add(NULL, device, false);
+    return pool ? pool : add(NULL, device, false, false);
 }
 
-void vgpu_pool_made(CUmemoryPool handle, CUdevice device) {
-    add(handle, device, true);
+void vgpu_pool_made(CUmemoryPool handle, CUdevice device, bool special) {
+    add(handle, device, special, true);
 }
 
 unsigned vgpu_pool_card(const struct vgpu_pool *pool) {
     return pool->card;
+}
+
+bool vgpu_pool_is_special(const struct vgpu_pool *pool) {
+    return pool->special;
 }
 
 CUdevice vgpu_pool_device(CUmemoryPool handle) {

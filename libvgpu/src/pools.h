@@ -15,14 +15,16 @@ struct vgpu_pool;
 
 /* The record of a pool, in `pool`; NULL there: none, or not on a card (host memory). `place` tells the card where the driver does not. False: no memory. */
 bool vgpu_pool_of(CUmemoryPool handle, const struct vgpu_place *place, struct vgpu_pool **pool);
-/* A pool was made on a device, or in host memory (VGPU_NO_DEVICE). */
-void vgpu_pool_made(CUmemoryPool handle, CUdevice device);
+/* A pool was made on a device, or in host memory (VGPU_NO_DEVICE). `special`: as of vgpu_pool_is_special. */
+void vgpu_pool_made(CUmemoryPool handle, CUdevice device, bool special);
 /* Before the driver is asked to destroy a pool, whose handle another one may get at once: what is known of it (NULL: nothing), for vgpu_pool_went. */
 struct vgpu_pool *vgpu_pool_going(CUmemoryPool handle);
 /* After its answer. What is still allocated from a pool that is gone stays charged until it is freed. */
 void vgpu_pool_went(struct vgpu_pool *pool, bool gone);
 
 unsigned vgpu_pool_card(const struct vgpu_pool *pool);
+/* Memory that others may be shown, or of a special kind (managed, for the decompression engine), which a block of the tier cannot stand for. */
+bool vgpu_pool_is_special(const struct vgpu_pool *pool);
 /* The device that a pool is on; VGPU_NO_DEVICE: host memory, or the driver does not say. */
 CUdevice vgpu_pool_device(CUmemoryPool handle);
 /* Before an allocation: how much the pool may take from the card for it beyond what it holds unused, at most; 0: nothing. What is unused is

@@ -6,6 +6,7 @@
 
 #define MIB (UINT64_C(1) << 20)
 #define POOL ((CUmemoryPool)16)
+#define MANAGED ((CUmemoryPool)48) /* which the program has not made: a device's own */
 
 static uint64_t reserved, used;    /* of the only pool */
 static uint64_t charged, limit;    /* of the only card */
@@ -22,6 +23,10 @@ void *vgpu_driver_entry_slowly(enum vgpu_entry entry) {
 
 static CUresult get_attribute(CUmemoryPool handle, CUmemPool_attribute which, void *value) {
     CHECK(handle != POOL || !destroyed);
+    if (handle == MANAGED && which == CU_MEMPOOL_ATTR_ALLOCATION_TYPE) {
+        *(cuuint64_t *)value = CU_MEM_ALLOCATION_TYPE_MANAGED;
+        return CUDA_SUCCESS;
+    }
     *(cuuint64_t *)value = handle != POOL ? 0 : which == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT ? reserved : used;
     return CUDA_SUCCESS;
 }
@@ -161,9 +166,9 @@ static void check_giving_back_leaves_what_is_promised(void) {
 /* Records of pools that are gone are used again, but not while somebody is about to say that the old pool is gone. */
 static void check_records_are_used_again(void) {
     const CUmemoryPool other = (CUmemoryPool)32;
-    vgpu_pool_made(other, 0);
+    vgpu_pool_made(other, 0, false);
     struct vgpu_pool *first = vgpu_pool_going(other);
-    vgpu_pool_made(other, 1); /* the driver has destroyed it, and given its handle to another */
+    vgpu_pool_made(other, 1, false); /* the driver has destroyed it, and given its handle to another */
     struct vgpu_pool *second = vgpu_pool_going(other);
     CHECK(first && second && first != second && vgpu_pool_card(second) == 1);
     vgpu_pool_went(first, true);
@@ -171,7 +176,7 @@ static void check_records_are_used_again(void) {
     vgpu_pool_went(second, false);
     CHECK(vgpu_pool_of(other, NULL, &pool) && pool == second);
     vgpu_pool_went(vgpu_pool_going(other), true);
-    vgpu_pool_made(other, 2);
+    vgpu_pool_made(other, 2, false);
     CHECK(vgpu_pool_of(other, NULL, &pool) && (pool == first || pool == second) && vgpu_pool_card(pool) == 2);
     vgpu_pool_went(vgpu_pool_going(other), true);
 }
@@ -199,22 +204,35 @@ static void check_who_destroys_a_pool_is_the_only_one_to_ask_about_it(void) {
 
 /* The driver gives its handle to another pool before anybody has said that it is gone: what it held unused is on the card no more. */
 static void check_a_handle_that_comes_back(void) {
-    vgpu_pool_made(POOL, 0);
+    vgpu_pool_made(POOL, 0, false);
     CHECK(vgpu_pool_of(POOL, NULL, &pool));
     uint64_t growth = begin(64 * MIB);
     CHECK(end(growth, 64 * MIB));
     free_bytes(64 * MIB);
     CHECK(charged == 64 * MIB);
     reserved = 0;
-    vgpu_pool_made(POOL, 0);
+    vgpu_pool_made(POOL, 0, false);
     CHECK(charged == 0);
+}
+
+/* What the program has made so, or what the driver says of one that it has not made. */
+static void check_what_nothing_can_stand_for(void) {
+    const CUmemoryPool other = (CUmemoryPool)32;
+    const struct vgpu_place place = {.device = 0};
+    for (unsigned special = 2; special-- > 0;) { /* the record is used again */
+        vgpu_pool_made(other, 0, special);
+        CHECK(vgpu_pool_of(other, &place, &pool) && vgpu_pool_is_special(pool) == special);
+        vgpu_pool_went(vgpu_pool_going(other), true);
+    }
+    CHECK(vgpu_pool_of(other, &place, &pool) && !vgpu_pool_is_special(pool));
+    CHECK(vgpu_pool_of(MANAGED, &place, &pool) && vgpu_pool_is_special(pool));
 }
 
 int main(void) {
     atomic_store(&vgpu_driver_entries[ENTRY_cuMemPoolGetAttribute], (void *)get_attribute);
     atomic_store(&vgpu_driver_entries[ENTRY_cuMemPoolTrimTo], (void *)trim_to);
     limit = 1024 * MIB;
-    vgpu_pool_made(POOL, 0);
+    vgpu_pool_made(POOL, 0, false);
     CHECK(vgpu_pool_of(POOL, &(struct vgpu_place){.device = 0}, &pool) && pool);
     CHECK(pool);
     check_plain();
@@ -226,5 +244,6 @@ int main(void) {
     CHECK(vgpu_pool_of(POOL, NULL, &pool));
     check_who_destroys_a_pool_is_the_only_one_to_ask_about_it();
     check_a_handle_that_comes_back();
+    check_what_nothing_can_stand_for();
     return 0;
 }

@@ -55,13 +55,17 @@ static CUresult make_on_host(struct making *making, CUmemGenericAllocationHandle
     return make(making, &properties, handle);
 }
 
-/* Where the tier is on. Memory that the program may show to others, or that is of a special kind, stays on the card. */
+/* Memory that the program may show to others, or that is of a special kind, stays on the card. */
+static bool may_be_anywhere(const struct making *making) {
+    return vgpu_tier_mode() != VGPU_TIER_OFF && !making->properties.requestedHandleTypes && !making->flags &&
+           !making->properties.allocFlags.compressionType && !making->properties.allocFlags.gpuDirectRDMACapable &&
+           !making->properties.allocFlags.usage;
+}
+
 static CUresult make_anywhere(struct making *making, CUmemGenericAllocationHandle *handle) {
-    const bool ordinary = !making->properties.requestedHandleTypes && !making->flags && !making->properties.allocFlags.compressionType &&
-                          !making->properties.allocFlags.gpuDirectRDMACapable && !making->properties.allocFlags.usage;
     const uint64_t spare = vgpu_tier_headroom(making->card);
     CUresult result = make_on_card(making, spare, handle);
-    if (result == CUDA_ERROR_OUT_OF_MEMORY && ordinary)
+    if (result == CUDA_ERROR_OUT_OF_MEMORY)
         result = make_on_host(making, handle);
     if (result == CUDA_ERROR_OUT_OF_MEMORY && spare)
         result = make_on_card(making, 0, handle);
@@ -84,7 +88,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
     making.block = calloc(1, sizeof *making.block);
     making.link = calloc(1, sizeof *making.link);
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-    if (making.block && making.link && vgpu_tier_mode() != VGPU_TIER_OFF) {
+    if (making.block && making.link && may_be_anywhere(&making)) {
         result = make_anywhere(&making, handle);
     } else if (making.block && making.link) {
         *making.block = (struct vgpu_block){.charged = bytes, .device = device};

@@ -31,18 +31,20 @@ static CUresult pool_for(CUstream stream, CUmemoryPool *handle, struct vgpu_pool
     return vgpu_pool_of(*handle, place, pool) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Charges what a pool grows by. Pools keep off the headroom of large blocks for those of that size. */
+/* Charges what a pool grows by. Pools keep off the headroom of large blocks for those of that size; to small ones, which would stay in host memory for
+ * good, blocks give way if they can now. */
 static enum vgpu_verdict reserve(const struct vgpu_pool *pool, uint64_t growth, uint64_t bytes, struct vgpu_ticket *ticket) {
     const unsigned card = vgpu_pool_card(pool);
-    if (vgpu_tier_mode() == VGPU_TIER_OFF)
+    if (vgpu_tier_mode() == VGPU_TIER_OFF || vgpu_pool_is_special(pool))
         return vgpu_reserve(card, growth, ticket);
-    const uint64_t spare = vgpu_tier_is_large(bytes) ? vgpu_tier_headroom(card) : 0;
-    return vgpu_tier_charge_card(card, growth, spare, ticket) ? VGPU_CHARGED : VGPU_REFUSED;
+    if (!vgpu_tier_is_large(bytes))
+        return vgpu_reserve_quietly(card, growth, ticket);
+    return vgpu_tier_charge_card(card, growth, vgpu_tier_headroom(card), ticket) ? VGPU_CHARGED : VGPU_REFUSED;
 }
 
 /* Where the pool cannot grow. Memory of the tier is there at once, and is freed in the order of streams like that of pools. */
 static CUresult elsewhere(CUdeviceptr *pointer, size_t bytes, const struct vgpu_pool *pool, CUstream stream, const struct vgpu_place *place) {
-    if (vgpu_tier_mode() == VGPU_TIER_OFF)
+    if (vgpu_tier_mode() == VGPU_TIER_OFF || vgpu_pool_is_special(pool))
         return CUDA_ERROR_OUT_OF_MEMORY;
     const bool here = vgpu_pool_card(pool) == place->card;
     if (here && vgpu_tier_take_back(pointer, bytes, stream, place))
@@ -168,8 +170,9 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *given) {
     CUresult result = real(&made, &properties);
     if (result == CUDA_SUCCESS) {
         const CUdevice device = vgpu_device_of_location(&properties.location);
-        if (device != VGPU_NO_DEVICE || properties.allocType != CU_MEM_ALLOCATION_TYPE_MANAGED)
-            vgpu_pool_made(made, device); /* where managed memory is, its first allocation says */
+        const bool managed = properties.allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
+        if (device != VGPU_NO_DEVICE || !managed) /* where managed memory is, its first allocation says */
+            vgpu_pool_made(made, device, managed || properties.handleTypes || properties.usage);
         *pool = made;
     }
     return result;
