@@ -135,18 +135,18 @@ static struct vgpu_tier_record record_of(const struct placing *placing, uint64_t
                                      .on_device = on_device};
 }
 
-/* Maps memory that was made for it, at addresses of the tier. */
-static CUresult map(struct vgpu_tier_record *record, CUdeviceptr *pointer) {
+/* Maps memory that was made for it, at addresses of the tier. `lost`: after a failure it stays mapped there. */
+static CUresult map(struct vgpu_tier_record *record, CUdeviceptr *pointer, bool *lost) {
     vgpu_tier_lock();
     record->base = vgpu_tier_reserve(record->bytes);
-    CUresult result = record->base ? vgpu_tier_map(record->device, record->on_device, record->base, record->bytes, record->handle)
+    CUresult result = record->base ? vgpu_tier_map(record->device, record->on_device, record->base, record->bytes, record->handle, lost)
                                    : CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS) {
         result = entered(record, pointer);
         if (result != CUDA_SUCCESS)
-            DRIVER(cuMemUnmap)(record->base, record->bytes);
+            *lost = DRIVER(cuMemUnmap)(record->base, record->bytes) != CUDA_SUCCESS;
     }
-    if (result != CUDA_SUCCESS && record->base)
+    if (result != CUDA_SUCCESS && record->base && !*lost)
         vgpu_tier_unreserve(record->base, record->bytes);
     vgpu_tier_unlock();
     return result;
@@ -164,15 +164,19 @@ static CUresult mapped(const struct placing *placing, bool on_device, uint64_t s
         room = charge_host(card, record.bytes, &record.where);
     if (!room)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    bool lost = false;
     const CUstreamCaptureMode mode = vgpu_relax();
     CUresult result = vgpu_tier_create(record.device, on_device, record.bytes, &record.handle);
     if (result == CUDA_SUCCESS) {
-        result = map(&record, pointer);
+        result = map(&record, pointer, &lost);
         if (result != CUDA_SUCCESS)
             DRIVER(cuMemRelease)(record.handle);
     }
     vgpu_restore(mode);
-    if (result != CUDA_SUCCESS)
+    if (lost)
+        vgpu_log(VGPU_LOG_ALERT, "%llu bytes at 0x%llx are lost: the driver does not unmap what it does not give access to (%d)",
+                 (unsigned long long)record.bytes, (unsigned long long)record.base, (int)result);
+    else if (result != CUDA_SUCCESS)
         vgpu_uncharge(record.where, record.bytes);
     return result;
 }

@@ -157,12 +157,13 @@ CUresult vgpu_tier_give_access(CUdevice device, bool on_device, CUdeviceptr base
     return result == CUDA_SUCCESS ? give_others_access(device, on_device, base, bytes) : result;
 }
 
-CUresult vgpu_tier_map(CUdevice device, bool on_device, CUdeviceptr base, uint64_t bytes, CUmemGenericAllocationHandle handle) {
+CUresult vgpu_tier_map(CUdevice device, bool on_device, CUdeviceptr base, uint64_t bytes, CUmemGenericAllocationHandle handle, bool *lost) {
     CUresult result = DRIVER(cuMemMap)(base, bytes, 0, handle, 0);
+    *lost = false;
     if (result == CUDA_SUCCESS) {
         result = vgpu_tier_give_access(device, on_device, base, bytes);
         if (result != CUDA_SUCCESS)
-            DRIVER(cuMemUnmap)(base, bytes);
+            *lost = DRIVER(cuMemUnmap)(base, bytes) != CUDA_SUCCESS;
     }
     return result;
 }

@@ -73,26 +73,31 @@ static CUresult copy_into(const struct vgpu_tier_record *block, CUmemGenericAllo
     const CUdeviceptr window = vgpu_tier_reserve(block->bytes);
     if (!window)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = vgpu_tier_map(block->device, !block->on_device, window, block->bytes, handle);
+    CUresult result = vgpu_tier_map(block->device, !block->on_device, window, block->bytes, handle, lost);
     if (result == CUDA_SUCCESS) {
         result = copy(block, window);
         *lost = DRIVER(cuMemUnmap)(window, block->bytes) != CUDA_SUCCESS;
-        if (*lost)
-            return CUDA_ERROR_UNKNOWN;
     }
+    if (*lost)
+        return CUDA_ERROR_UNKNOWN;
     vgpu_tier_unreserve(window, block->bytes);
     return result;
 }
 
-/* Puts other memory behind the block's address. What had been mapped there and is unmapped can be mapped again: that takes nothing. */
-static CUresult exchange(const struct vgpu_tier_record *block, CUmemGenericAllocationHandle handle) {
+/* Puts other memory behind the block's address. What had been mapped there and is unmapped can be mapped again: that takes nothing. `lost`: the other
+ * memory stays mapped there all the same. */
+static CUresult exchange(const struct vgpu_tier_record *block, CUmemGenericAllocationHandle handle, bool *lost) {
+    bool neither;
     CUresult result = DRIVER(cuMemUnmap)(block->base, block->bytes);
     if (result != CUDA_SUCCESS)
         return result;
-    result = vgpu_tier_map(block->device, !block->on_device, block->base, block->bytes, handle);
-    if (result != CUDA_SUCCESS && vgpu_tier_map(block->device, block->on_device, block->base, block->bytes, block->handle) != CUDA_SUCCESS)
+    result = vgpu_tier_map(block->device, !block->on_device, block->base, block->bytes, handle, lost);
+    if (result != CUDA_SUCCESS &&
+        vgpu_tier_map(block->device, block->on_device, block->base, block->bytes, block->handle, &neither) != CUDA_SUCCESS) {
         vgpu_log(VGPU_LOG_ALERT, "a block of %llu bytes is lost: the driver unmapped it and does not map it again (%d)",
                  (unsigned long long)block->bytes, (int)result);
+        result = CUDA_ERROR_UNKNOWN; /* whatever it was: it is not tried again */
+    }
     return result;
 }
 
@@ -109,7 +114,7 @@ static CUresult move(struct vgpu_tier_record *block) {
     if (result == CUDA_SUCCESS) {
         result = copy_into(block, handle, &lost);
         if (result == CUDA_SUCCESS)
-            result = exchange(block, handle);
+            result = exchange(block, handle, &lost);
         DRIVER(cuMemRelease)(result == CUDA_SUCCESS ? block->handle : handle);
     }
     if (result != CUDA_SUCCESS) {

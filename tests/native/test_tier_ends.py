@@ -22,14 +22,14 @@ ok(cu.cuEventCreate(byref(event), 2))
 """
 
 
-def program(folder: Path, script: str, *, movable: bool = False) -> list[str]:
+def program(folder: Path, script: str, *, movable: bool = False, **variables: str) -> list[str]:
     """Runs a script in a container that is guaranteed next to nothing: its block lies in host memory."""
     simulator.create(folder / "cards", "T4")
     (folder / "region").mkdir()
     card = CardLimit(simulator.cards(folder / "cards")[0].uuid, 256 * MIB, 32 * MIB)
     limits = Limits((card,), host_memory=256 * MIB, oversubscribe=True, movable=movable)
     with Region.create(folder / "region", limits):
-        return python(PRELUDE + script, environment(folder, VGPU_DIR=str(folder / "region")))
+        return python(PRELUDE + script, environment(folder, VGPU_DIR=str(folder / "region"), **variables))
 
 
 @pytest.mark.parametrize("code", [900, 999], ids=["a capture has begun", "unknown"])
