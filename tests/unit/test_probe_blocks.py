@@ -40,3 +40,26 @@ def test_both_ends_of_every_block_are_read_back(lost: int, data: str) -> None:
     found = probe.fill_in_blocks(cast(probe.Cuda, driver), 4096)
     assert found == {"blocks": 3, "fill": "CUDA_SUCCESS", "data": data}
     assert driver.left == 0
+
+
+@pytest.mark.parametrize(
+    ("fill", "arguments", "spills", "told"),
+    [
+        ("CUDA_ERROR_OUT_OF_MEMORY", ["--fill"], "true", True),
+        ("CUDA_ERROR_OUT_OF_MEMORY", ["--fill"], "", False),
+        ("CUDA_ERROR_OUT_OF_MEMORY", ["--blocks", "64"], "true", False),
+        ("CUDA_SUCCESS", ["--fill"], "true", False),
+    ],
+)
+def test_one_block_that_is_on_neither_side_alone_is_explained(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fill: str,
+    arguments: list[str],
+    spills: str,
+    told: bool,
+) -> None:
+    monkeypatch.setenv("CUDA_OVERSUBSCRIBE", spills)
+    monkeypatch.setattr(probe, "probe", lambda _: {"cards": [{"fill": fill}]})
+    assert probe.main(arguments) == 0
+    assert ("--blocks fills what is free" in capsys.readouterr().err) == told

@@ -79,7 +79,7 @@ def bounded(demand: Demand, machine: HostMemory) -> Demand | NoRoom:
     asked = demand.host_memory
     if asked is None:
         half = max(0, machine.available - machine.unused) // 2
-        rule = "half of what is available and promised to no other command; --host-memory says how much else"
+        rule = "half of what is available and promised to no other command, unless --host-memory says otherwise"
         return msgspec.structs.replace(demand, host_memory=min(half, left), host_rule=rule)
     if asked <= left:
         return demand

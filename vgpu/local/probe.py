@@ -19,6 +19,11 @@ _NS: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000}
 IN_FLIGHT: Final = 4  #: launches queued on the card: enough to keep it busy, few enough to stop at once
 WARM_UP: Final = 0.3  #: seconds of launches before the measurement, which use up the credit of an idle time
 
+WHOLE: Final = (
+    "--fill is one block, and a block lies on the card or in host memory as a whole: "
+    "with memory of both, --blocks fills what is free"
+)
+
 # Spins until the card's nanosecond clock has advanced by the parameter. The simulator goes by the number in the name.
 # Source: PTX ISA, "Special Registers: %globaltimer".
 PTX: Final = """\
@@ -296,7 +301,7 @@ def parser(program: str) -> argparse.ArgumentParser:
         program, description="Print what this process sees of its GPUs, as one JSON object."
     )
     result.add_argument("--allocate", type=int, metavar="MIB", help="allocate this much on each card first")
-    result.add_argument("--fill", action="store_true", help="then allocate exactly what is free")
+    result.add_argument("--fill", action="store_true", help="then allocate exactly what is free, as one block")
     result.add_argument(
         "--blocks", type=int, metavar="MIB", help="then allocate what is free in such blocks, and use them"
     )
@@ -319,6 +324,9 @@ def main(arguments: Sequence[str] | None = None, program: str = "python3 -m vgpu
     errors = [text for text in (report.get("error"), *(card.get("error") for card in report["cards"])) if text]
     for text in errors:
         print(f"{program}: {text}", file=sys.stderr)
+    refused = any(card.get("fill") == "CUDA_ERROR_OUT_OF_MEMORY" and not options.blocks for card in report["cards"])
+    if refused and os.environ.get("CUDA_OVERSUBSCRIBE") == "true":
+        print(f"{program}: {WHOLE}", file=sys.stderr)
     if options.hold:
         time.sleep(options.hold)
     return 1 if errors else 0
