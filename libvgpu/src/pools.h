@@ -23,7 +23,8 @@ struct vgpu_pool *vgpu_pool_going(CUmemoryPool handle);
 void vgpu_pool_went(struct vgpu_pool *pool, bool gone);
 
 unsigned vgpu_pool_card(const struct vgpu_pool *pool);
-/* Memory that others may be shown, or of a special kind (managed, for the decompression engine), which a block of the tier cannot stand for. */
+/* Memory that others may be shown, or of a special kind (managed, for the decompression engine), which a block of the tier cannot stand for; or of which
+ * the program has said how much there may be. */
 bool vgpu_pool_is_special(const struct vgpu_pool *pool);
 /* The device that a pool is on; VGPU_NO_DEVICE: host memory, or the driver does not say. */
 CUdevice vgpu_pool_device(CUmemoryPool handle);

@@ -119,3 +119,17 @@ print([of_pool() for _ in range(9)] == [(0, True)] * 8 + [(2, False)], truth()[1
     done = run([sys.executable, "-c", script], box.env | {"LIBCUDA_LOG_LEVEL": "1"})
     assert done.stdout.splitlines() == ["True 512"]
     assert f"refused {64 * MIB} bytes" in done.stderr
+
+
+def test_a_pool_is_as_large_as_the_program_wants_it(box: Container) -> None:
+    """Programs bound their pools by it: what is beyond is refused, though there is host memory."""
+    lines = box.python(
+        """
+start()
+made, pointer = c_void_p(), c_uint64()
+properties = PoolProperties(type=1, location=Location(1, 0), max_size=64 * MIB)
+ok(cu.cuMemPoolCreate(byref(made), byref(properties)))
+print([cu.cuMemAllocFromPoolAsync(byref(pointer), c_size_t(30 * MIB), made, None) for _ in range(4)])
+"""
+    )
+    assert lines == ["[0, 0, 2, 2]"]

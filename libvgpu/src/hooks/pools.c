@@ -170,9 +170,9 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *given) {
     CUresult result = real(&made, &properties);
     if (result == CUDA_SUCCESS) {
         const CUdevice device = vgpu_device_of_location(&properties.location);
-        const bool managed = properties.allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
+        const bool managed = properties.allocType == CU_MEM_ALLOCATION_TYPE_MANAGED, bounded = properties.maxSize != 0;
         if (device != VGPU_NO_DEVICE || !managed) /* where managed memory is, its first allocation says */
-            vgpu_pool_made(made, device, managed || properties.handleTypes || properties.usage);
+            vgpu_pool_made(made, device, managed || bounded || properties.handleTypes || properties.usage);
         *pool = made;
     }
     return result;
