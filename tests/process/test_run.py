@@ -172,7 +172,7 @@ def test_a_refusal_names_the_reason_per_card(machine: Machine) -> None:
 def test_what_can_never_fit_is_refused_even_with_wait(machine: Machine) -> None:
     done = machine.run("--gpumem", "20000", "--wait", command=("true",))
     assert done.returncode == 1
-    assert done.stderr.startswith("vgpu run: this can never fit here: 0 of 2 cards have 20000 MiB free, 1 needed\n")
+    assert done.stderr.startswith("vgpu run: this can never fit here: 0 of 2 cards have 20000 MiB free, 1 needed; with")
     assert machine.run("--gpus", "3", command=("true",)).returncode == 1
 
 
