@@ -10,6 +10,7 @@
 #include "fork.h"
 #include "log.h"
 #include "spin.h"
+#include "stream_marks.h"
 
 enum kind {
     STREAM,
@@ -37,32 +38,23 @@ static size_t entry_count, entry_room, leftovers;
 static vgpu_spin lock;
 /* It may call the program back meanwhile. */
 static __thread __attribute__((tls_model("initial-exec"))) bool locked;
-/* One event per context, recorded behind all that it was given. It is asked when it is looked again: no card passes one at once. */
-static struct mark {
-    struct mark *next;
-    CUcontext context;
-    CUevent event;
-    bool recorded;                /* and not seen to have passed yet */
-    struct vgpu_stream_wait wait; /* what it stands behind */
-} *marks;
-
 void vgpu_streams_forget(void) {
     entry_count = leftovers = 0;
-    marks = NULL;
+    vgpu_marks_forget();
     locked = false;
     atomic_store(&lock, 0);
     atomic_store(&unknown, false);
     atomic_fetch_add(&vgpu_streams_epoch, 1);
 }
 
-static bool lock_table(void) {
+bool vgpu_streams_lock(void) {
     if (locked)
         return false;
     vgpu_spin_lock(&lock);
     return locked = true;
 }
 
-static void unlock_table(void) {
+void vgpu_streams_unlock(void) {
     locked = false;
     vgpu_spin_unlock(&lock);
 }
@@ -122,7 +114,7 @@ static void note_own(struct vgpu_passage *mine, CUcontext context) {
         give_up("a thread that there was no memory for uses a stream of its own");
         return;
     }
-    const bool entered = lock_table(); /* no context begins to go meanwhile */
+    const bool entered = vgpu_streams_lock(); /* no context begins to go meanwhile */
     const CUcontext before = atomic_load(&mine->own);
     const uint64_t handed_in = atomic_load(&mine->handed_in);
     if (before != context && handed_in != atomic_load(&mine->finished)) {
@@ -137,7 +129,7 @@ static void note_own(struct vgpu_passage *mine, CUcontext context) {
     }
     atomic_store(&mine->own, context);
     if (entered)
-        unlock_table();
+        vgpu_streams_unlock();
 }
 
 void vgpu_stream_used_slowly(struct vgpu_passage *mine, CUstream stream, CUcontext context) {
@@ -151,12 +143,12 @@ void vgpu_stream_used_slowly(struct vgpu_passage *mine, CUstream stream, CUconte
     bool known = true;
     if (own) {
         note_own(mine, context);
-    } else if (lock_table()) {
+    } else if (vgpu_streams_lock()) {
         const struct entry *found = find(context ? DEFAULT : STREAM, stream, context);
         known = found || context;
         if (context && (!found || found->going))
             add((struct entry){DEFAULT, {CU_STREAM_LEGACY}, context, false});
-        unlock_table();
+        vgpu_streams_unlock();
         if (!known)
             note_unknown(stream);
     } else {
@@ -178,18 +170,18 @@ void vgpu_stream_made(CUstream stream, CUcontext context) {
         context = current();
     if (!context)
         give_up("a stream was created in a context that cannot be asked for");
-    else if (lock_table()) {
+    else if (vgpu_streams_lock()) {
         add((struct entry){STREAM, {stream}, context, false});
-        unlock_table();
+        vgpu_streams_unlock();
     }
     errno = kept;
 }
 
-static bool enter_context(CUcontext context) {
+bool vgpu_streams_enter(CUcontext context) {
     return DRIVER(cuCtxPushCurrent_v2) && DRIVER(cuCtxPopCurrent_v2) && DRIVER(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
 }
 
-static void leave_context(void) {
+void vgpu_streams_leave(void) {
     CUcontext popped;
     DRIVER(cuCtxPopCurrent_v2)(&popped);
 }
@@ -214,18 +206,18 @@ static void sweep(void) {
         return;
     for (size_t i = 0; i < entry_count;) {
         bool gone = false;
-        if (entries[i].kind == LEFTOVER && !entries[i].going && enter_context(entries[i].context)) {
+        if (entries[i].kind == LEFTOVER && !entries[i].going && vgpu_streams_enter(entries[i].context)) {
             gone = finished(&entries[i]);
             if (gone)
                 drop(i);
-            leave_context();
+            vgpu_streams_leave();
         }
         i += !gone;
     }
 }
 
 static bool take_out(CUstream stream, struct entry *entry) {
-    if (!lock_table())
+    if (!vgpu_streams_lock())
         return false;
     struct entry *at = find(STREAM, stream, NULL);
     if (at) {
@@ -233,7 +225,7 @@ static bool take_out(CUstream stream, struct entry *entry) {
         *at = entries[--entry_count];
         atomic_fetch_add(&vgpu_streams_epoch, 1);
     }
-    unlock_table();
+    vgpu_streams_unlock();
     return at;
 }
 
@@ -255,7 +247,7 @@ static bool leave_over(const struct entry *entry, CUevent *event) {
  * without a name has handed in to its own stream. */
 static bool leave_to_context(CUcontext context) {
     struct vgpu_passage *nobodys = NULL;
-    if (!lock_table())
+    if (!vgpu_streams_lock())
         return false;
     for (struct vgpu_passage *passage = atomic_load(&vgpu_passages); passage && !nobodys; passage = passage->next)
         if (atomic_load(&passage->taken) == VGPU_PASSAGE_OF_NOBODY &&
@@ -266,7 +258,7 @@ static bool leave_to_context(CUcontext context) {
         atomic_store(&nobodys->own, context);
         atomic_fetch_add(&nobodys->handed_in, 1);
     }
-    unlock_table();
+    vgpu_streams_unlock();
     return nobodys;
 }
 
@@ -279,15 +271,15 @@ void vgpu_stream_going(CUstream stream) {
         CUevent event = NULL;
         bool kept_in_mind = false;
         const CUstreamCaptureMode mode = vgpu_relax();
-        if (!vgpu_capturing(stream) && enter_context(entry.context)) {
+        if (!vgpu_capturing(stream) && vgpu_streams_enter(entry.context)) {
             kept_in_mind = leave_over(&entry, &event);
-            leave_context();
+            vgpu_streams_leave();
         }
-        if (event && lock_table()) {
+        if (event && vgpu_streams_lock()) {
             leftovers++;
             add((struct entry){LEFTOVER, {(CUstream)event}, entry.context, entry.going});
             sweep();
-            unlock_table();
+            vgpu_streams_unlock();
         }
         vgpu_restore(mode);
         if (!kept_in_mind && !leave_to_context(entry.context))
@@ -299,32 +291,33 @@ void vgpu_stream_going(CUstream stream) {
 
 void vgpu_streams_context_going(CUcontext context) {
     vgpu_own_tables();
-    if (!lock_table())
+    if (!vgpu_streams_lock())
         return;
+    vgpu_mark_going(context);
     for (size_t i = 0; i < entry_count; i++)
         entries[i].going |= entries[i].context == context;
     for (struct vgpu_passage *passage = atomic_load(&vgpu_passages); passage; passage = passage->next)
         if (atomic_load(&passage->own) == context)
             atomic_store(&passage->going, atomic_load(&passage->handed_in));
     atomic_fetch_add(&vgpu_streams_epoch, 1); /* what is used from here on is noted again */
-    unlock_table();
+    vgpu_streams_unlock();
 }
 
 bool vgpu_streams_context_idle(CUcontext context) {
     bool idle = false;
-    if (!lock_table())
+    if (!vgpu_streams_lock())
         return false;
     const CUstreamCaptureMode mode = vgpu_relax();
-    if (enter_context(context)) {
+    if (vgpu_streams_enter(context)) {
         idle = true;
         for (size_t i = 0; i < entry_count && idle; i++)
             idle = entries[i].context != context || finished(&entries[i]);
-        leave_context();
+        vgpu_streams_leave();
     }
     vgpu_restore(mode);
     for (struct vgpu_passage *passage = atomic_load(&vgpu_passages); idle && passage; passage = passage->next)
         idle = atomic_load(&passage->own) != context || atomic_load(&passage->handed_in) == atomic_load(&passage->finished);
-    unlock_table();
+    vgpu_streams_unlock();
     return idle;
 }
 
@@ -338,19 +331,8 @@ static void raise_to(_Atomic uint64_t *value, uint64_t least) {
         ;
 }
 
-static void drop_mark(CUcontext context) {
-    for (struct mark **at = &marks; *at; at = &(*at)->next) {
-        struct mark *mark = *at;
-        if (mark->context != context)
-            continue;
-        *at = mark->next;
-        free(mark);
-        return;
-    }
-}
-
 void vgpu_streams_context_went(CUcontext context, bool gone) {
-    if (!lock_table())
+    if (!vgpu_streams_lock())
         return;
     size_t left = 0;
     leftovers = 0;
@@ -365,8 +347,7 @@ void vgpu_streams_context_went(CUcontext context, bool gone) {
         entries[left++] = entries[i];
     }
     entry_count = left;
-    if (gone)
-        drop_mark(context); /* no new one is made while somebody is inside the gate */
+    vgpu_mark_went(context, gone); /* no new one is made while somebody is inside the gate */
     for (struct vgpu_passage *passage = atomic_load(&vgpu_passages); passage; passage = passage->next) {
         if (atomic_load(&passage->own) != context)
             continue;
@@ -375,7 +356,7 @@ void vgpu_streams_context_went(CUcontext context, bool gone) {
         atomic_store(&passage->going, 0);
     }
     atomic_fetch_add(&vgpu_streams_epoch, 1);
-    unlock_table();
+    vgpu_streams_unlock();
 }
 
 void vgpu_own_stream_finished(void) {
@@ -406,50 +387,12 @@ void vgpu_context_finished(const struct vgpu_stream_wait *wait) {
 /* The calling thread's own stream of a context. One that is being captured must not be asked. */
 bool vgpu_own_stream_idle(CUcontext context) {
     const CUstreamCaptureMode mode = vgpu_relax();
-    const bool entered = enter_context(context);
+    const bool entered = vgpu_streams_enter(context);
     const bool idle = entered && !vgpu_capturing(CU_STREAM_PER_THREAD) && DRIVER(cuStreamQuery) &&
                       DRIVER(cuStreamQuery)(CU_STREAM_PER_THREAD) == CUDA_SUCCESS;
     if (entered)
-        leave_context();
+        vgpu_streams_leave();
     vgpu_restore(mode);
-    return idle;
-}
-
-static struct mark *mark_of(CUcontext context) {
-    for (struct mark *mark = marks; mark; mark = mark->next)
-        if (mark->context == context)
-            return mark;
-    struct mark *made = calloc(1, sizeof *made);
-    if (!made || !DRIVER(cuEventCreate) || DRIVER(cuEventCreate)(&made->event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) {
-        free(made);
-        return NULL;
-    }
-    made->context = context;
-    made->next = marks;
-    marks = made;
-    return made;
-}
-
-static bool passed(struct mark *mark) {
-    const CUresult result = DRIVER(cuEventQuery)(mark->event);
-    mark->recorded = result == CUDA_ERROR_NOT_READY;
-    if (result == CUDA_SUCCESS)
-        vgpu_context_finished(&mark->wait);
-    return result == CUDA_SUCCESS;
-}
-
-/* What other threads have handed in to streams of their own can only be asked for together with all else of the context (CUDA 12.5). */
-static bool context_idle(CUcontext context) {
-    if (!DRIVER(cuCtxRecordEvent) || !DRIVER(cuEventQuery) || !enter_context(context))
-        return false;
-    struct mark *mark = mark_of(context);
-    bool idle = mark && (!mark->recorded || passed(mark));
-    if (idle) {
-        vgpu_context_waiting(&mark->wait, context); /* what has come since */
-        if (mark->wait.count)
-            idle = DRIVER(cuCtxRecordEvent)(context, mark->event) == CUDA_SUCCESS && passed(mark);
-    }
-    leave_context();
     return idle;
 }
 
@@ -463,7 +406,7 @@ static bool own_streams_idle(void) {
             if (!vgpu_own_stream_idle(context))
                 return false;
             own_finished(passage);
-        } else if (!context_idle(context) || atomic_load(&passage->handed_in) != atomic_load(&passage->finished)) {
+        } else if (!vgpu_mark_idle(context) || atomic_load(&passage->handed_in) != atomic_load(&passage->finished)) {
             return false;
         }
     }
@@ -472,7 +415,7 @@ static bool own_streams_idle(void) {
 
 static bool entries_idle(void) {
     for (size_t i = 0; i < entry_count;) {
-        if (!enter_context(entries[i].context))
+        if (!vgpu_streams_enter(entries[i].context))
             return false;
         const CUcontext context = entries[i].context;
         bool idle = true;
@@ -483,7 +426,7 @@ static bool entries_idle(void) {
             else
                 i++;
         }
-        leave_context();
+        vgpu_streams_leave();
         if (!idle)
             return false;
     }
@@ -491,11 +434,11 @@ static bool entries_idle(void) {
 }
 
 bool vgpu_streams_idle(void) {
-    if (atomic_load_explicit(&unknown, memory_order_relaxed) || vgpu_any_capture() || !lock_table())
+    if (atomic_load_explicit(&unknown, memory_order_relaxed) || vgpu_any_capture() || !vgpu_streams_lock())
         return false;
     const CUstreamCaptureMode mode = vgpu_relax();
     const bool idle = entries_idle() && own_streams_idle() && !vgpu_any_capture();
     vgpu_restore(mode);
-    unlock_table();
+    vgpu_streams_unlock();
     return idle && !atomic_load(&unknown);
 }

@@ -86,6 +86,12 @@ struct vgpu_stream_wait {
 void vgpu_context_waiting(struct vgpu_stream_wait *wait, CUcontext context);
 void vgpu_context_finished(const struct vgpu_stream_wait *wait);
 
+/* Of what threads have handed in to streams of their own there may be too much to ask for it with the gate closed. Here the driver is told to tell when one
+ * context has done that: this may take as long as a full queue. For a thread that nobody waits for. */
+void vgpu_streams_mark_late(void);
+/* Before the driver begins a capture that counts as open already: it is not in the middle of that. */
+void vgpu_marks_settle(void);
+
 /* To be asked while the gate is closed. True: everything has finished, and stays so. False: also while a capture is open, or if anything is unknown.
  * Some microseconds. */
 bool vgpu_streams_idle(void);

@@ -10,6 +10,7 @@
 #include "clock.h"
 #include "fork.h"
 #include "gate.h"
+#include "streams.h"
 #include "tier_move.h"
 
 #define LOOK_EVERY_NS 100000000u
@@ -49,6 +50,7 @@ static void *watch(void *unused) {
             break;
         if (vgpu_give_way())
             without = 0;
+        vgpu_streams_mark_late();
         atomic_store(&looking, false);
     }
     atomic_store(&looking, false);

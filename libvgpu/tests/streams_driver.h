@@ -62,6 +62,7 @@ static CUcontext dying; /* the driver destroys it: nobody may enter it */
 static CUstream captured;
 static __thread CUstreamCaptureMode strictness;
 static void (*meanwhile)(void); /* an event is being recorded */
+static int records;             /* for a whole context */
 
 static CUresult get_current(CUcontext *context) {
     *context = depth ? stack[depth - 1] : NULL;
@@ -148,7 +149,10 @@ static CUresult event_query(CUevent event) {
 }
 
 static __attribute__((unused)) CUresult record_context(CUcontext context, CUevent event) {
-    CHECK(context == CONTEXT(1) && event);
+    CHECK(context == CONTEXT(1) && context != dying && event && !vgpu_open_captures);
+    records++;
+    if (meanwhile)
+        meanwhile();
     event_busy = others_busy || takes_time;
     return CUDA_SUCCESS;
 }
@@ -167,18 +171,18 @@ static void play(void) {
     vgpu_driver_entries[ENTRY_cuEventQuery] = (void *)event_query;
 }
 
-static CUstream make(int i) {
+static __attribute__((unused)) CUstream make(int i) {
     exists[i] = true;
     vgpu_stream_made(STREAM(i), NULL);
     return STREAM(i);
 }
 
-static void use(CUstream stream) {
+static __attribute__((unused)) void use(CUstream stream) {
     vgpu_handing_in(stream);
     vgpu_handed_in();
 }
 
-static void destroy(int i) {
+static __attribute__((unused)) void destroy(int i) {
     vgpu_stream_going(STREAM(i));
     exists[i] = false;
 }

@@ -3,6 +3,7 @@
 #include "streams.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -170,6 +171,79 @@ static void check_nobody_waits_for_an_event_that_is_being_recorded(void) {
     vgpu_gate_open();
 }
 
+static void *hand_in_much(void *steps_to_go) {
+    push(CONTEXT(1));
+    for (int i = 0; i < *(int *)steps_to_go; i++)
+        use(CU_STREAM_PER_THREAD);
+    return NULL;
+}
+
+static void begin_with(int calls) {
+    pthread_t thread;
+    begin();
+    vgpu_driver_entries[ENTRY_cuCtxRecordEvent] = (void *)record_context;
+    records = 0;
+    pthread_create(&thread, NULL, hand_in_much, &calls);
+    pthread_join(thread, NULL);
+}
+
+/* Nobody waits for room in a full queue with the gate closed. */
+static void check_a_full_queue_is_asked_by_a_thread_that_has_time(void) {
+    begin_with(512);
+    CHECK(vgpu_streams_idle() && records == 1);
+    begin_with(513);
+    CHECK(!vgpu_streams_idle() && !records);
+    vgpu_open_captures = 1;
+    vgpu_streams_mark_late();
+    CHECK(!records); /* it would break it */
+    vgpu_open_captures = 0;
+    CHECK(!vgpu_streams_idle());
+    others_busy = true;
+    vgpu_streams_mark_late();
+    CHECK(!vgpu_streams_idle() && records == 1);
+    vgpu_streams_mark_late(); /* what was recorded is asked again, not recorded anew */
+    others_busy = event_busy = false;
+    CHECK(vgpu_streams_idle() && records == 1 && !warnings);
+}
+
+static atomic_bool destroyed;
+
+static void *destroy_context(void *unused) {
+    begins_to_go(1);
+    atomic_store(&destroyed, true);
+    return unused;
+}
+
+static pthread_t destroyer;
+
+static void have_it_destroyed(void) {
+    vgpu_marks_settle(); /* a capture is about to begin: it waits, but not for long */
+    pthread_create(&destroyer, NULL, destroy_context, NULL);
+    for (int i = 0; i < 20000; i++) { /* the other one has every chance */
+        CHECK(!atomic_load(&destroyed));
+        sched_yield();
+    }
+}
+
+static void check_a_context_that_is_asked_does_not_go(void) {
+    begin_with(513);
+    CHECK(!vgpu_streams_idle());
+    meanwhile = have_it_destroyed;
+    vgpu_streams_mark_late();
+    meanwhile = NULL;
+    pthread_join(destroyer, NULL);
+    went(1, true);
+    CHECK(records == 1 && vgpu_streams_idle());
+    begin_with(513);
+    CHECK(!vgpu_streams_idle());
+    begins_to_go(1);
+    vgpu_streams_mark_late();
+    CHECK(!records);
+    went(1, false);
+    vgpu_streams_mark_late();
+    CHECK(records == 1 && vgpu_streams_idle() && !warnings);
+}
+
 int main(void) {
     play();
     vgpu_gate_arm();
@@ -179,5 +253,7 @@ int main(void) {
     check_captures_are_not_broken();
     check_a_stream_goes_amid_its_capture();
     check_nobody_waits_for_an_event_that_is_being_recorded();
+    check_a_full_queue_is_asked_by_a_thread_that_has_time();
+    check_a_context_that_is_asked_does_not_go();
     return 0;
 }

@@ -9,6 +9,8 @@
     if (gated)                                                                                                                                     \
         vgpu_gate_enter();                                                                                                                         \
     struct vgpu_capture *capture = vgpu_capture_beginning(stream);                                                                                 \
+    if (gated)                                                                                                                                     \
+        vgpu_marks_settle();                                                                                                                       \
     CUresult result = capture ? real(__VA_ARGS__) : CUDA_ERROR_OUT_OF_MEMORY;                                                                      \
     vgpu_captures_settle(capture, result != CUDA_SUCCESS);                                                                                         \
     if (gated)                                                                                                                                     \
