@@ -128,8 +128,8 @@ void vgpu_tier_peers_forget(void) {
         atomic_store(&peers[i], 0);
 }
 
-static bool is_peer(CUdevice other, CUdevice device) {
-    return device >= 0 && device < DEVICES && other < DEVICES && atomic_load(&peers[device]) >> other & 1;
+bool vgpu_tier_is_peer(CUdevice other, CUdevice device) {
+    return device >= 0 && device < DEVICES && other >= 0 && other < DEVICES && atomic_load(&peers[device]) >> other & 1;
 }
 
 /* Host memory all may reach, as with what the driver itself gives; one that cannot is no failure unless it was made a peer. */
@@ -140,7 +140,7 @@ static CUresult give_others_access(CUdevice device, bool on_device, CUdeviceptr 
     for (CUdevice other = 0; other < count; other++) {
         const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = other},
                                         .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-        const bool peer = is_peer(other, device);
+        const bool peer = vgpu_tier_is_peer(other, device);
         if (other == device || (on_device && !peer))
             continue;
         const CUresult result = DRIVER(cuMemSetAccess)(base, bytes, &access, 1);

@@ -24,6 +24,8 @@ CUresult vgpu_tier_create(CUdevice device, bool on_device, uint64_t bytes, CUmem
 /* Contexts of `other` may reach what is on the card from now on (cuCtxEnablePeerAccess, cuMemPoolSetAccess), also where it is mapped. For as long as the
  * process lives. */
 void vgpu_tier_add_peer(CUdevice device, CUdevice other);
+/* Whether contexts of `other` may. */
+bool vgpu_tier_is_peer(CUdevice other, CUdevice device);
 /* Maps all of it for the card, and for the others that may reach it. After a failure nothing is mapped, unless
  * `lost`: the driver has not unmapped it, so that neither the addresses nor the memory are free. */
 CUresult vgpu_tier_map(CUdevice device, bool on_device, CUdeviceptr base, uint64_t bytes, CUmemGenericAllocationHandle handle, bool *lost);

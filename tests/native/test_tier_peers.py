@@ -127,3 +127,73 @@ print({OPENINGS[opening]}, cu.cuStreamEndCapture(stream, byref(graph)), access(p
 """
     )
     assert lines == ["0 0 3" if opening == "pool" else "0 0 0"]
+
+
+COPIES = {
+    "cuMemcpyDtoD": "cu.cuMemcpyDtoD_v2(c_uint64(to), c_uint64(at), c_size_t(SIZE))",
+    "cuMemcpyDtoDAsync": "cu.cuMemcpyDtoDAsync_v2(c_uint64(to), c_uint64(at), c_size_t(SIZE), stream)",
+    "cuMemcpy": "cu.cuMemcpy(c_uint64(to), c_uint64(at), c_size_t(SIZE))",
+    "cuMemcpyAsync": "cu.cuMemcpyAsync(c_uint64(to), c_uint64(at), c_size_t(SIZE), stream)",
+    "cuMemcpyAsync_ptsz": "cu.cuMemcpyAsync_ptsz(c_uint64(to), c_uint64(at), c_size_t(SIZE), None)",
+    "cuMemcpyDtoD_v2_ptds": "cu.cuMemcpyDtoD_v2_ptds(c_uint64(to), c_uint64(at), c_size_t(SIZE))",
+}
+
+
+@pytest.mark.parametrize("copy", COPIES)
+def test_cards_without_access_to_each_other_copy(tmp_path: Path, copy: str) -> None:
+    """As they do without the tier: between blocks, to and from the driver's own small ones, in either context."""
+    box = container(tmp_path, cards="T4x2", movable=True)
+    lines = box.python(
+        TWO
+        + f"""
+SIZE = MIB
+here = [alloc(64 * MIB)[1], alloc(MIB)[1]]
+ok(cu.cuCtxSetCurrent(two))
+there = [alloc(64 * MIB)[1], alloc(MIB)[1]]
+filled = 0
+def told(pointer, owner):
+    out = (c_char * 2)()
+    ok(cu.cuCtxSetCurrent(owner))
+    ok(cu.cuMemcpyDtoH_v2(out, c_uint64(pointer + SIZE - 2), c_size_t(2)))
+    return list(out.raw)
+for current in (one, two):
+    ok(cu.cuCtxSetCurrent(current))
+    stream = c_void_p()
+    ok(cu.cuStreamCreate(byref(stream), 0))
+    within = (here[0], here[0] + 2 * MIB, one, one)
+    for at, to, source, target in [*((a, b, one, two) for a in here for b in there), within]:
+        filled += 1
+        ok(cu.cuCtxSetCurrent(source))
+        ok(cu.cuMemsetD8_v2(c_uint64(at), filled, c_size_t(SIZE)))
+        ok(cu.cuCtxSetCurrent(current))
+        ok({COPIES[copy]})
+        ok(cu.cuCtxSynchronize())
+        assert told(to, target) == [filled] * 2
+print(filled)
+"""
+    )
+    assert lines == ["10"]
+
+
+def test_copies_between_cards_that_a_graph_holds(tmp_path: Path) -> None:
+    box = container(tmp_path, cards="T4x2", movable=True)
+    lines = box.python(
+        TWO
+        + """
+at = alloc(64 * MIB)[1]
+ok(cu.cuMemsetD8_v2(c_uint64(at), 5, c_size_t(MIB)))
+ok(cu.cuCtxSetCurrent(two))
+to = alloc(64 * MIB)[1]
+stream, graph, ready, out = c_void_p(), c_void_p(), c_void_p(), (c_char * 2)()
+ok(cu.cuStreamCreate(byref(stream), 1))
+ok(cu.cuStreamBeginCapture_v2(stream, 0))
+ok(cu.cuMemcpyDtoDAsync_v2(c_uint64(to), c_uint64(at), c_size_t(MIB), stream))
+ok(cu.cuStreamEndCapture(stream, byref(graph)))
+ok(cu.cuGraphInstantiateWithFlags(byref(ready), graph, c_ulonglong(0)))
+ok(cu.cuGraphLaunch(ready, stream))
+ok(cu.cuStreamSynchronize(stream))
+ok(cu.cuMemcpyDtoH_v2(out, c_uint64(to), c_size_t(2)))
+print(list(out.raw))
+"""
+    )
+    assert lines == ["[5, 5]"]

@@ -1,10 +1,81 @@
 /* Copies, and what else goes over ranges of memory without changing it. */
 #define _GNU_SOURCE
+#include "cards.h"
 #include "gated.h"
+#include "tier_blocks.h"
+#include "tier_memory.h"
 
 /* Copies from one context to another: the driver may use the default streams of both besides the one that it is given. They are noted when it has
  * found that they are contexts; nobody asks for streams before the gate is left. */
 #define BETWEEN(to, from) (vgpu_default_stream_used(to), vgpu_default_stream_used(from))
+
+struct ends {
+    CUcontext to, from;
+};
+
+static bool several_devices(void) {
+    static atomic_int known;
+    int count = atomic_load_explicit(&known, memory_order_relaxed);
+    if (!count && DRIVER(cuDeviceGetCount) && DRIVER(cuDeviceGetCount)(&count) == CUDA_SUCCESS)
+        atomic_store_explicit(&known, count, memory_order_relaxed);
+    return count > 1;
+}
+
+/* A block on a card that `here` may not reach; the context of any block. */
+static bool out_of_reach(uint32_t number, CUdevice here, CUcontext *context) {
+    const struct vgpu_tier_record *record = number == VGPU_TIER_NONE ? NULL : vgpu_tier_record(number);
+    *context = record ? record->context : NULL;
+    return record && record->on_device && record->device != here && !vgpu_tier_is_peer(here, record->device);
+}
+
+/* The context of memory that is no block; false: not a card's. */
+static bool find_context(CUdeviceptr address, CUcontext here, CUcontext *context) {
+    __typeof__(&cuPointerGetAttribute) ask = DRIVER(cuPointerGetAttribute);
+    unsigned type = 0;
+    if (*context)
+        return true;
+    if (!ask || ask(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) != CUDA_SUCCESS || type != CU_MEMORYTYPE_DEVICE)
+        return false;
+    if (ask(context, CU_POINTER_ATTRIBUTE_CONTEXT, address) != CUDA_SUCCESS || !*context)
+        *context = here;
+    return true;
+}
+
+/* Copies that name no contexts reach what the driver has allocated on any card; what is mapped, only if the card of the stream may. NVIDIA's bug
+ * 3446335 says so of pools; who names the contexts of both ends has no such bounds. True: `ends` are to be named. */
+static bool has_to_name_ends(CUdeviceptr to, CUdeviceptr from, CUstream stream, struct ends *ends) {
+    const uint32_t there = vgpu_tier_find(to), here = vgpu_tier_find(from);
+    struct vgpu_place place;
+    if ((there == VGPU_TIER_NONE && here == VGPU_TIER_NONE) || !several_devices() || !vgpu_place_of_stream(stream, &place))
+        return false;
+    const bool any = out_of_reach(there, place.device, &ends->to) | out_of_reach(here, place.device, &ends->from);
+    return any && find_context(to, place.context, &ends->to) && find_context(from, place.context, &ends->from);
+}
+
+static CUresult copy_now(__typeof__(&cuMemcpy) real, __typeof__(&cuMemcpyPeer) between, CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    struct ends ends;
+    if (!between || !has_to_name_ends(to, from, stream, &ends))
+        return real(to, from, bytes);
+    BETWEEN(ends.to, ends.from);
+    return between(to, ends.to, from, ends.from, bytes);
+}
+
+/* `stream`: the one that the driver will use, `given`: what the program passed on. */
+static CUresult copy_in_order(__typeof__(&cuMemcpyAsync) real, __typeof__(&cuMemcpyPeerAsync) between, CUdeviceptr to, CUdeviceptr from, size_t bytes,
+                              CUstream given, CUstream stream) {
+    struct ends ends;
+    if (!between || !has_to_name_ends(to, from, stream, &ends))
+        return real(to, from, bytes, given);
+    BETWEEN(ends.to, ends.from);
+    return between(to, ends.to, from, ends.from, bytes, given);
+}
+
+#define BETWEEN_CARDS(symbol, between, stream)                                                                                                    \
+    GATED_CALLING(symbol, (CUdeviceptr to, CUdeviceptr from, size_t bytes), (to, from, bytes), stream,                                            \
+                  copy_now(real, DRIVER(between), to, from, bytes, stream), (void)0)
+#define BETWEEN_CARDS_ASYNC(symbol, between, used)                                                                                                \
+    GATED_CALLING(symbol, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream), used,                     \
+                  copy_in_order(real, DRIVER(between), to, from, bytes, stream, used), (void)0)
 
 GATED(cuFabricCpyBatchAsync, (size_t count, CUDA_FABRIC_COPY_BATCH_OP *list, unsigned long long flags, CUstream stream),
       (count, list, flags, stream), stream)
@@ -40,8 +111,8 @@ GATED(cuMemPrefetchBatchAsync_ptsz,
       (CUdeviceptr *at, size_t *sizes, size_t count, CUmemLocation *locations, size_t *indices, size_t location_count, unsigned long long flags,
        CUstream stream),
       (at, sizes, count, locations, indices, location_count, flags, stream), per_thread(stream))
-GATED(cuMemcpy, (CUdeviceptr to, CUdeviceptr from, size_t bytes), (to, from, bytes), CU_STREAM_LEGACY)
-GATED(cuMemcpy_ptds, (CUdeviceptr to, CUdeviceptr from, size_t bytes), (to, from, bytes), CU_STREAM_PER_THREAD)
+BETWEEN_CARDS(cuMemcpy, cuMemcpyPeer, CU_STREAM_LEGACY)
+BETWEEN_CARDS(cuMemcpy_ptds, cuMemcpyPeer_ptds, CU_STREAM_PER_THREAD)
 GATED(cuMemcpy2D, (const CUDA_MEMCPY2D_v1 *copy), (copy), CU_STREAM_LEGACY)
 GATED(cuMemcpy2D_v2, (const CUDA_MEMCPY2D *copy), (copy), CU_STREAM_LEGACY)
 GATED(cuMemcpy2D_v2_ptds, (const CUDA_MEMCPY2D *copy), (copy), CU_STREAM_PER_THREAD)
@@ -76,8 +147,8 @@ GATED_NOTING(cuMemcpy3DPeerAsync_ptsz, (const CUDA_MEMCPY3D_PEER *copy, CUstream
 GATED(cuMemcpy3DWithAttributesAsync, (CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags, CUstream stream), (list, flags, stream), stream)
 GATED(cuMemcpy3DWithAttributesAsync_ptsz, (CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags, CUstream stream),
       (list, flags, stream), per_thread(stream))
-GATED(cuMemcpyAsync, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream), stream)
-GATED(cuMemcpyAsync_ptsz, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream), per_thread(stream))
+BETWEEN_CARDS_ASYNC(cuMemcpyAsync, cuMemcpyPeerAsync, stream)
+BETWEEN_CARDS_ASYNC(cuMemcpyAsync_ptsz, cuMemcpyPeerAsync_ptsz, per_thread(stream))
 GATED(cuMemcpyAtoA, (CUarray to, unsigned int to_offset, CUarray from, unsigned int from_offset, unsigned int bytes),
       (to, to_offset, from, from_offset, bytes), CU_STREAM_LEGACY)
 GATED(cuMemcpyAtoA_v2, (CUarray to, size_t to_offset, CUarray from, size_t from_offset, size_t bytes),
@@ -116,11 +187,11 @@ GATED(cuMemcpyDtoA, (CUarray to, unsigned int to_offset, CUdeviceptr_v1 from, un
 GATED(cuMemcpyDtoA_v2, (CUarray to, size_t to_offset, CUdeviceptr from, size_t bytes), (to, to_offset, from, bytes), CU_STREAM_LEGACY)
 GATED(cuMemcpyDtoA_v2_ptds, (CUarray to, size_t to_offset, CUdeviceptr from, size_t bytes), (to, to_offset, from, bytes), CU_STREAM_PER_THREAD)
 GATED(cuMemcpyDtoD, (CUdeviceptr_v1 to, CUdeviceptr_v1 from, unsigned int bytes), (to, from, bytes), CU_STREAM_LEGACY)
-GATED(cuMemcpyDtoD_v2, (CUdeviceptr to, CUdeviceptr from, size_t bytes), (to, from, bytes), CU_STREAM_LEGACY)
-GATED(cuMemcpyDtoD_v2_ptds, (CUdeviceptr to, CUdeviceptr from, size_t bytes), (to, from, bytes), CU_STREAM_PER_THREAD)
+BETWEEN_CARDS(cuMemcpyDtoD_v2, cuMemcpyPeer, CU_STREAM_LEGACY)
+BETWEEN_CARDS(cuMemcpyDtoD_v2_ptds, cuMemcpyPeer_ptds, CU_STREAM_PER_THREAD)
 GATED(cuMemcpyDtoDAsync, (CUdeviceptr_v1 to, CUdeviceptr_v1 from, unsigned int bytes, CUstream stream), (to, from, bytes, stream), stream)
-GATED(cuMemcpyDtoDAsync_v2, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream), stream)
-GATED(cuMemcpyDtoDAsync_v2_ptsz, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream), per_thread(stream))
+BETWEEN_CARDS_ASYNC(cuMemcpyDtoDAsync_v2, cuMemcpyPeerAsync, stream)
+BETWEEN_CARDS_ASYNC(cuMemcpyDtoDAsync_v2_ptsz, cuMemcpyPeerAsync_ptsz, per_thread(stream))
 GATED(cuMemcpyDtoH, (void *to, CUdeviceptr_v1 from, unsigned int bytes), (to, from, bytes), CU_STREAM_LEGACY)
 GATED(cuMemcpyDtoH_v2, (void *to, CUdeviceptr from, size_t bytes), (to, from, bytes), CU_STREAM_LEGACY)
 GATED(cuMemcpyDtoH_v2_ptds, (void *to, CUdeviceptr from, size_t bytes), (to, from, bytes), CU_STREAM_PER_THREAD)

@@ -11,14 +11,17 @@ static inline CUstream per_thread(CUstream stream) {
 
 /* Defines the hook `symbol`: where nothing can move it asks one flag and jumps to the driver's function. `stream`: the one that the driver will use.
  * `noting`: what is to be done, inside the gate, when the driver has taken it. */
-#define GATED_NOTING(symbol, parameters, arguments, stream, noting)                                                                               \
+#define GATED_NOTING(symbol, parameters, arguments, stream, noting) GATED_CALLING(symbol, parameters, arguments, stream, real arguments, noting)
+#define GATED(symbol, parameters, arguments, stream) GATED_NOTING(symbol, parameters, arguments, stream, (void)0)
+/* `call`: what is done inside the gate, with `real`, the driver's function. */
+#define GATED_CALLING(symbol, parameters, arguments, stream, call, noting)                                                                        \
     static __attribute__((noinline)) CUresult gated_##symbol parameters {                                                                         \
         CUDA_REAL(symbol);                                                                                                                        \
         if (!vgpu_gate_is_armed())                                                                                                                \
             return real arguments;                                                                                                                \
         vgpu_safe_point();                                                                                                                        \
         vgpu_handing_in(stream);                                                                                                                  \
-        CUresult result = real arguments;                                                                                                         \
+        CUresult result = call;                                                                                                                   \
         if (result == CUDA_SUCCESS)                                                                                                               \
             noting;                                                                                                                               \
         vgpu_handed_in();                                                                                                                         \
@@ -30,5 +33,4 @@ static inline CUstream per_thread(CUstream stream) {
             return gated_##symbol arguments;                                                                                                      \
         return direct arguments;                                                                                                                  \
     }
-#define GATED(symbol, parameters, arguments, stream) GATED_NOTING(symbol, parameters, arguments, stream, (void)0)
 #endif
