@@ -117,9 +117,8 @@ bool vgpu_mark_idle(CUcontext context) {
 static bool record(const struct mark *mark) {
     bool recorded = false;
     atomic_fetch_add(&recording, 1);
-    atomic_thread_fence(memory_order_seq_cst);
     const CUstreamCaptureMode mode = vgpu_relax();
-    if (!vgpu_any_capture() && vgpu_streams_enter(mark->context)) { /* it would break one */
+    if (atomic_load(&vgpu_open_captures) == 0 && vgpu_streams_enter(mark->context)) { /* it would break one */
         recorded = DRIVER(cuCtxRecordEvent)(mark->context, mark->event) == CUDA_SUCCESS;
         vgpu_streams_leave();
     }

@@ -29,7 +29,7 @@ def program(folder: Path, script: str, *, movable: bool = False, **variables: st
     card = CardLimit(simulator.cards(folder / "cards")[0].uuid, 256 * MIB, 32 * MIB)
     limits = Limits((card,), host_memory=256 * MIB, oversubscribe=True, movable=movable)
     with Region.create(folder / "region", limits):
-        return python(PRELUDE + script, environment(folder, VGPU_DIR=str(folder / "region"), **variables))
+        return python(PRELUDE + script, environment(folder, VGPU_DIR=str(folder / "region")) | variables)
 
 
 @pytest.mark.parametrize("code", [900, 999], ids=["a capture has begun", "unknown"])

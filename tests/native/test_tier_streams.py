@@ -30,7 +30,7 @@ def program(folder: Path, script: str, *, movable: bool = False, **variables: st
     (folder / "region").mkdir()
     card = CardLimit(simulator.cards(folder / "cards")[0].uuid, 512 * MIB, 96 * MIB)
     with Region.create(folder / "region", Limits((card,), host_memory=512 * MIB, oversubscribe=True, movable=movable)):
-        return python(PRELUDE + script, environment(folder, VGPU_DIR=str(folder / "region"), **variables))
+        return python(PRELUDE + script, environment(folder, VGPU_DIR=str(folder / "region")) | variables)
 
 
 def test_a_loop_on_one_stream_needs_the_memory_of_one_round(tmp_path: Path) -> None:
