@@ -44,8 +44,8 @@ class Node:
         for archive in archives:
             self.load(archive)
         settings.write_cni()
-        self._run("kubelet", settings.kubelet(self._folder, self.keys))
-        self._run("kube-proxy", settings.proxy(self.keys))
+        self._run("kubelet", settings.kubelet(self._folder, self.keys, self.versions.minor))
+        self._run("kube-proxy", settings.proxy(self.keys, self.versions.minor))
         running = list(self.services.values())
         return took + until("the node is ready", self._node_ready, READY_SECONDS, running)
 

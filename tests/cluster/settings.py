@@ -65,13 +65,17 @@ def scheduler(keys: Credentials) -> list[str]:
     return ["kube-scheduler", f"--kubeconfig={keys.kubeconfig('scheduler')}", "--leader-elect=false"]
 
 
-def proxy(keys: Credentials) -> list[str]:
-    """Without a word about connection tracking, whose settings are read-only in a network namespace."""
+def proxy(keys: Credentials, minor: int) -> list[str]:
+    """Without a word about connection tracking, whose settings are read-only in a network namespace.
+
+    `minor`: Kubernetes 1.<minor>; nftables has to be asked for before 1.31.
+    """
     return [
         "kube-proxy",
         f"--kubeconfig={keys.kubeconfig('proxy')}",
         f"--hostname-override={NODE}",
         "--proxy-mode=nftables",
+        *(["--feature-gates=NFTablesProxyMode=true"] if minor < 31 else []),
         f"--cluster-cidr={POD_SUBNET}",
         "--conntrack-max-per-core=0",
         "--conntrack-tcp-timeout-established=0s",
@@ -86,7 +90,8 @@ def containerd(folder: Path, plugins: Path, version: int) -> list[str]:
     return ["containerd", f"--config={file}"]
 
 
-def kubelet(folder: Path, keys: Credentials) -> list[str]:
+def kubelet(folder: Path, keys: Credentials, minor: int) -> list[str]:
+    """`minor`: Kubernetes 1.<minor>, which knows the settings of its time alone."""
     resolv = folder / "resolv.conf"
     resolv.write_text("")  # no name server in here
     body: dict[str, Any] = {
@@ -100,16 +105,18 @@ def kubelet(folder: Path, keys: Credentials) -> list[str]:
         "authorization": {"mode": "Webhook"},
         "containerRuntimeEndpoint": f"unix://{RUNTIME_SOCKET}",
         "cgroupDriver": "cgroupfs",
-        "failCgroupV1": False,
         "failSwapOn": False,
         "evictionHard": {},
-        "featureGates": {"KubeletCrashLoopBackOffMax": True},  # off by default before 1.35
-        "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
         "resolvConf": str(resolv),
         "serializeImagePulls": False,
         "registryPullQPS": 0,
         "eventRecordQPS": 0,
     }
+    if minor >= 31:
+        body["failCgroupV1"] = False
+    if minor >= 32:
+        body["featureGates"] = {"KubeletCrashLoopBackOffMax": True}  # off by default before 1.35
+        body["crashLoopBackOff"] = {"maxContainerRestartPeriod": "1s"}
     file = folder / "kubelet.yaml"
     file.write_text(json.dumps(body, indent=1))
     return [

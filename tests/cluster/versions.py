@@ -60,6 +60,11 @@ class VersionSet(msgspec.Struct, frozen=True):
     strategy: str  #: how cards reach a container: the chart's devicePlugin.deviceListStrategy
     helm: int  #: its major version
 
+    @property
+    def minor(self) -> int:
+        """Kubernetes 1.<minor>."""
+        return int(self.kubernetes.version.split(".")[1])
+
 
 CONTAINERD: Final = Programs(
     "containerd-2.3",
