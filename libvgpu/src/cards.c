@@ -167,3 +167,10 @@ bool vgpu_place_of_stream(CUstream stream, struct vgpu_place *place) {
     DRIVER(cuCtxPopCurrent_v2)(&popped);
     return found;
 }
+
+bool vgpu_primary_is_active(CUdevice device) {
+    unsigned flags;
+    int active = 0;
+    __typeof__(&cuDevicePrimaryCtxGetState) state = DRIVER(cuDevicePrimaryCtxGetState);
+    return state && state(device, &flags, &active) == CUDA_SUCCESS && active;
+}

@@ -28,6 +28,8 @@ unsigned vgpu_card_of_device(CUdevice device);
 unsigned vgpu_card_of_nvml(nvmlDevice_t device);
 /* False: the driver does not know this device either, and will say so. */
 bool vgpu_device_exists(CUdevice device);
+/* The device's primary context is there. */
+bool vgpu_primary_is_active(CUdevice device);
 /* Contexts have gone: what threads remember about them is void. */
 void vgpu_places_forget(void);
 #endif

@@ -395,3 +395,41 @@ void vgpu_tier_context_went(CUcontext context, bool gone, uint64_t moment) {
     }
     vgpu_tier_unlock();
 }
+
+void vgpu_tier_green_going(CUcontext context) {
+    bool any = false;
+    if (!vgpu_tier_any())
+        return;
+    vgpu_tier_context_going(context);
+    vgpu_tier_lock();
+    for (uint32_t number = leaving; number != VGPU_TIER_NONE && !any; number = vgpu_tier_record(number)->next)
+        any = vgpu_tier_record(number)->event_context == context;
+    vgpu_tier_unlock();
+    if (any && synchronize(context) != CUDA_SUCCESS)
+        vgpu_log(VGPU_LOG_WARNING, "a green context is destroyed while memory leaves in the order of its streams, and cannot be waited for");
+}
+
+void vgpu_tier_green_went(CUcontext context, bool gone, CUcontext heir, uint64_t moment) {
+    if (!vgpu_tier_any())
+        return;
+    vgpu_tier_lock();
+    for (uint32_t number = vgpu_tier_next(0); number != VGPU_TIER_NONE; number = vgpu_tier_next(number + 1)) {
+        struct vgpu_tier_record *record = vgpu_tier_record(number);
+        if (!concerns(record, context))
+            continue;
+        const bool marked = record->going != 0;
+        record->going -= marked;
+        if (!gone)
+            continue;
+        if (record->context == context && record->buffer_id < moment)
+            record->context = heir;
+        if (marked && record->leaving && record->event_context == context) {
+            record->event = NULL; /* of a stream that cannot be asked any more */
+            record->event_context = NULL;
+            forget_leaving(number);
+            end(number, false);
+            atomic_fetch_add(&ended_count, 1);
+        }
+    }
+    vgpu_tier_unlock();
+}

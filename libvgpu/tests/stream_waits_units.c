@@ -1,7 +1,8 @@
-/* Waits for events that are put in streams, against a driver that is played here: prints nothing and ends with 0, or names the check that failed. */
+/* Waits for events that are put in streams, and green contexts that go, against a driver that is played here: prints nothing and ends with 0, or names the check that failed. */
 #define _GNU_SOURCE
 #include "check.h"
 #include "streams_driver.h"
+#include "tier.h"
 #include "tier_move.h"
 
 #define GREEN ((CUgreenCtx)(uintptr_t)0x77)
@@ -29,6 +30,81 @@ static CUresult count(void) {
 static CUresult of_green(CUcontext *context, CUgreenCtx green) {
     *context = CONTEXT(2);
     return green == GREEN ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+/* What the tier is told of a green context, in this order. */
+static unsigned going, destroyed, went_to_primary, went_for_good, stayed;
+static bool primary_stays;
+
+bool vgpu_primary_is_active(CUdevice device) {
+    return device == 5 && (primary_stays || !destroyed);
+}
+
+bool vgpu_tier_enter_context(CUcontext context, bool *pushed) {
+    return *pushed = push(context) == CUDA_SUCCESS;
+}
+
+void vgpu_tier_leave_context(bool pushed) {
+    CUcontext popped;
+    if (pushed)
+        pop(&popped);
+}
+
+uint64_t vgpu_tier_moment(void) {
+    return going;
+}
+
+void vgpu_tier_green_going(CUcontext context) {
+    CHECK(context == CONTEXT(2) && !vgpu_gate_inside() && !destroyed);
+    going++;
+}
+
+void vgpu_tier_green_went(CUcontext context, bool gone, CUcontext heir, uint64_t moment) {
+    CHECK(context == CONTEXT(2) && moment == 1 && !vgpu_gate_inside());
+    went_to_primary += gone && heir == CONTEXT(1);
+    stayed += !gone;
+}
+
+void vgpu_tier_context_went(CUcontext context, bool gone, uint64_t moment) {
+    CHECK(context == CONTEXT(2) && gone && moment == 1 && !vgpu_gate_inside());
+    went_for_good++;
+}
+
+static CUresult get_device(CUdevice *device) {
+    CHECK(depth && stack[depth - 1] == CONTEXT(2));
+    *device = 5;
+    return CUDA_SUCCESS;
+}
+
+static int retained;
+
+static CUresult retain(CUcontext *context, CUdevice device) {
+    retained++;
+    *context = CONTEXT(1);
+    return device == 5 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+static CUresult release(CUdevice device) {
+    retained--;
+    return device == 5 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+static CUresult destroy_green(CUgreenCtx green) {
+    CHECK(vgpu_gate_inside() && going == 1);
+    destroyed += green == GREEN && !busy[0];
+    return busy[0] ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
+}
+
+/* Its memory goes to the primary context, or with it. */
+static void check_green_contexts_leave_their_memory(void) {
+    for (int kind = 0; kind < 3; kind++) {
+        begin();
+        going = destroyed = went_to_primary = went_for_good = stayed = 0;
+        primary_stays = kind != 1;
+        busy[0] = kind == 2; /* the driver refuses */
+        CHECK(cuGreenCtxDestroy(GREEN) == (kind == 2 ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS) && going == 1 && retained == 0);
+        CHECK(went_to_primary == (kind == 0) && went_for_good == (kind == 1) && stayed == (kind == 2));
+    }
 }
 
 static CUresult call(int which) {
@@ -72,5 +148,10 @@ int main(void) {
     CHECK(outside == 4 && !inside); /* where nothing can move */
     vgpu_gate_arm();
     check_waits_are_handed_in();
+    vgpu_driver_entries[ENTRY_cuGreenCtxDestroy] = (void *)destroy_green;
+    vgpu_driver_entries[ENTRY_cuCtxGetDevice] = (void *)get_device;
+    vgpu_driver_entries[ENTRY_cuDevicePrimaryCtxRetain] = (void *)retain;
+    vgpu_driver_entries[ENTRY_cuDevicePrimaryCtxRelease_v2] = (void *)release;
+    check_green_contexts_leave_their_memory();
     return 0;
 }

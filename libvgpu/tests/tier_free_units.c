@@ -307,6 +307,30 @@ static void check_a_context_that_is_waited_for_does_not_go(void) {
     CHECK(given_back == 4 * MIB && freed == 1);
 }
 
+/* Memory that was made in a green context is the primary context's (3 here), and what leaves in the order of its streams leaves before it goes. */
+static void check_memory_outlives_a_green_context(void) {
+    for (int gone = 0; gone < 2; gone++) {
+        CUresult result;
+        CUcontext popped;
+        begin();
+        pop(&popped);
+        const CUdeviceptr kept = make(1, false), other = make(3, false);
+        free_in_order(make(1, false), 1);
+        free_in_order(other, 1);
+        CHECK(!vgpu_tier_collect() && !given_back);
+        vgpu_tier_green_going(CONTEXT(1));
+        dying = CONTEXT(1);
+        const uint64_t moment = vgpu_tier_moment();
+        CHECK(!vgpu_tier_collect());
+        dying = gone ? CONTEXT(1) : NULL;
+        vgpu_tier_green_went(CONTEXT(1), gone, CONTEXT(3), moment);
+        CHECK(given_back == gone * 8 * MIB && unmapped == 2u * (unsigned)gone);
+        event_busy = false;
+        CHECK(vgpu_tier_collect() == !gone && given_back == 8 * MIB);
+        CHECK(vgpu_tier_free(kept, &result) && result == CUDA_SUCCESS && given_back == 12 * MIB);
+    }
+}
+
 static void *pass(void *busy) {
     const int before = atomic_load(&queries);
     while (atomic_load(&queries) < before + 2)
@@ -387,6 +411,7 @@ int main(void) {
     check_a_context_that_two_may_destroy();
     check_what_is_of_the_next_one_with_the_handle_stays();
     check_a_context_that_goes_is_not_waited_for();
+    check_memory_outlives_a_green_context();
     check_a_context_that_is_waited_for_does_not_go();
     check_who_needs_memory_waits_for_what_was_freed();
     check_a_stream_has_its_own_memory_again();

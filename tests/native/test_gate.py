@@ -28,7 +28,7 @@ def test_no_thread_races_with_another_one() -> None:
 def test_all_streams_are_asked() -> None:
     run([units("streams_units", "gate", "streams", "stream_marks")], {})
     run([units("streams_going_units", "gate", "streams", "stream_marks")], {})
-    run([units("stream_waits_units", "gate", "streams", "stream_marks", "hooks/streams")], {})
+    run([units("stream_waits_units", "gate", "streams", "stream_marks", "hooks/streams", "hooks/green")], {})
 
 
 def test_what_launches_and_graphs_touch() -> None:

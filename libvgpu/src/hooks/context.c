@@ -173,13 +173,6 @@ void vgpu_primaries_forget(void) {
     memset(primaries, 0, sizeof primaries);
 }
 
-static bool is_active(CUdevice device) {
-    unsigned flags;
-    int active = 0;
-    __typeof__(&cuDevicePrimaryCtxGetState) state = DRIVER(cuDevicePrimaryCtxGetState);
-    return state && state(device, &flags, &active) == CUDA_SUCCESS && active;
-}
-
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     CUDA_REAL(cuDevicePrimaryCtxRetain);
     if (device < 0 || device >= MAX_DEVICES || vgpu_enforcement() == VGPU_UNLIMITED)
@@ -223,7 +216,7 @@ static CUresult let_primary_go(CUresult (*real)(CUdevice), CUdevice device) {
         going(&leaving, context);
     CUresult result = real(device);
     if (context) {
-        bool gone = result == CUDA_SUCCESS && !is_active(device);
+        bool gone = result == CUDA_SUCCESS && !vgpu_primary_is_active(device);
         primary->held = !gone;
         went(&leaving, gone);
     }

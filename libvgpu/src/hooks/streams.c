@@ -23,35 +23,6 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int pr
     MAKE(NULL, flags, priority);
 }
 
-static CUcontext of_green(CUgreenCtx green) {
-    CUcontext context = NULL;
-    return DRIVER(cuCtxFromGreenCtx) && DRIVER(cuCtxFromGreenCtx)(&context, green) == CUDA_SUCCESS ? context : NULL;
-}
-
-CUresult cuGreenCtxStreamCreate(CUstream *stream, CUgreenCtx context, unsigned int flags, int priority) {
-    CUDA_REAL(cuGreenCtxStreamCreate);
-    MAKE(of_green(context), context, flags, priority);
-}
-
-/* Its streams stay, and cannot be asked any more (CUDA_ERROR_STREAM_DETACHED); memory is the primary context's. */
-CUresult cuGreenCtxDestroy(CUgreenCtx green) {
-    CUDA_REAL(cuGreenCtxDestroy);
-    if (!vgpu_gate_is_armed())
-        return real(green);
-    vgpu_gate_enter(); /* nobody asks about its streams meanwhile */
-    const CUcontext context = of_green(green);
-    const bool idle = context && vgpu_streams_context_idle(context);
-    if (context)
-        vgpu_streams_context_going(context);
-    const CUresult result = real(green);
-    if (context)
-        vgpu_streams_context_went(context, result == CUDA_SUCCESS);
-    if (result == CUDA_SUCCESS && !idle)
-        vgpu_streams_lost("a green context was destroyed that had work to do");
-    vgpu_gate_leave();
-    return result;
-}
-
 /* After a wait the card is likely to have nothing to do. */
 static CUresult waited(CUresult result, bool own) {
     if (result == CUDA_SUCCESS && own)
@@ -141,18 +112,6 @@ CUresult cuCtxWaitEvent(CUcontext context, CUevent event) {
     const CUresult result = real(context, event);
     if (result == CUDA_SUCCESS)
         vgpu_default_stream_used(context);
-    vgpu_gate_leave();
-    return result;
-}
-
-CUresult cuGreenCtxWaitEvent(CUgreenCtx green, CUevent event) {
-    CUDA_REAL(cuGreenCtxWaitEvent);
-    if (!vgpu_gate_is_armed())
-        return real(green, event);
-    vgpu_gate_enter();
-    const CUresult result = real(green, event);
-    if (result == CUDA_SUCCESS)
-        vgpu_default_stream_used(of_green(green));
     vgpu_gate_leave();
     return result;
 }

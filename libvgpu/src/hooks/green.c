@@ -1,0 +1,82 @@
+/* Green contexts: parts of a card that a primary context gives to streams. Their memory is the primary context's. */
+#define _GNU_SOURCE
+#include "cards.h"
+#include "gate.h"
+#include "streams.h"
+#include "tier.h"
+
+static CUcontext of_green(CUgreenCtx green) {
+    CUcontext context = NULL;
+    return DRIVER(cuCtxFromGreenCtx) && DRIVER(cuCtxFromGreenCtx)(&context, green) == CUDA_SUCCESS ? context : NULL;
+}
+
+CUresult cuGreenCtxStreamCreate(CUstream *stream, CUgreenCtx context, unsigned int flags, int priority) {
+    CUDA_REAL(cuGreenCtxStreamCreate);
+    CUstream made = NULL; /* what the driver answers is known before the program can see it */
+    const CUresult result = real(stream ? &made : NULL, context, flags, priority);
+    if (result != CUDA_SUCCESS || !stream)
+        return result;
+    if (vgpu_gate_is_armed())
+        vgpu_stream_made(made, of_green(context));
+    *stream = made;
+    return result;
+}
+
+/* The primary context, which a green one keeps alive; NULL: the driver does not say. */
+static CUcontext primary_beside(CUcontext context, CUdevice *device) {
+    CUcontext primary = NULL;
+    bool pushed;
+    if (!DRIVER(cuCtxGetDevice) || !DRIVER(cuDevicePrimaryCtxRetain) || !DRIVER(cuDevicePrimaryCtxRelease_v2))
+        return NULL;
+    const bool known = vgpu_tier_enter_context(context, &pushed) && DRIVER(cuCtxGetDevice)(device) == CUDA_SUCCESS;
+    vgpu_tier_leave_context(pushed);
+    if (!known || !vgpu_primary_is_active(*device) || DRIVER(cuDevicePrimaryCtxRetain)(&primary, *device) != CUDA_SUCCESS)
+        return NULL;
+    DRIVER(cuDevicePrimaryCtxRelease_v2)(*device);
+    return primary;
+}
+
+/* Blocks of the tier that were made in it are the primary context's from now on, or gone with that. */
+static void went_green(CUcontext context, bool gone, CUcontext primary, CUdevice device, uint64_t moment) {
+    if (gone && primary && !vgpu_primary_is_active(device))
+        vgpu_tier_context_went(context, true, moment);
+    else
+        vgpu_tier_green_went(context, gone, primary ? primary : context, moment);
+}
+
+/* Its streams stay, and cannot be asked any more (CUDA_ERROR_STREAM_DETACHED); memory is the primary context's. */
+CUresult cuGreenCtxDestroy(CUgreenCtx green) {
+    CUDA_REAL(cuGreenCtxDestroy);
+    if (!vgpu_gate_is_armed())
+        return real(green);
+    CUdevice device = 0;
+    const CUcontext context = of_green(green), primary = context ? primary_beside(context, &device) : NULL;
+    if (context)
+        vgpu_tier_green_going(context);
+    const uint64_t moment = vgpu_tier_moment();
+    vgpu_gate_enter(); /* nobody asks about its streams meanwhile */
+    const bool idle = context && vgpu_streams_context_idle(context);
+    if (context)
+        vgpu_streams_context_going(context);
+    const CUresult result = real(green);
+    if (context)
+        vgpu_streams_context_went(context, result == CUDA_SUCCESS);
+    if (result == CUDA_SUCCESS && !idle)
+        vgpu_streams_lost("a green context was destroyed that had work to do");
+    vgpu_gate_leave();
+    if (context)
+        went_green(context, result == CUDA_SUCCESS, primary, device, moment);
+    return result;
+}
+
+CUresult cuGreenCtxWaitEvent(CUgreenCtx green, CUevent event) {
+    CUDA_REAL(cuGreenCtxWaitEvent);
+    if (!vgpu_gate_is_armed())
+        return real(green, event);
+    vgpu_gate_enter();
+    const CUresult result = real(green, event);
+    if (result == CUDA_SUCCESS)
+        vgpu_default_stream_used(of_green(green));
+    vgpu_gate_leave();
+    return result;
+}
