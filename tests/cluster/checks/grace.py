@@ -32,8 +32,10 @@ def slices_stay_held(node: Node) -> str:
     kubectl.create(_pod("after", "sleep", "3600"))
     running = Running(Path("/proc"))
     left: set[str] = set()
+    refused: set[str] = set()
 
     def runs(found: Object) -> bool:
+        refused.update(text for text in (*_waiting(found), *kubectl.events("after")) if "held by other pods" in text)
         if phase(found) != "Running":
             return False
         left.update(running.among(uids))
@@ -42,10 +44,15 @@ def slices_stay_held(node: Node) -> str:
     kubectl.until("running", runs, "pod", "after", seconds=SECONDS)
     took = time.monotonic() - begin
     assert len(left) < CARDS, "it runs, and on every card a pod that was there before does, too"
-    refused = [one for one in kubectl.events("after") if "held by other pods" in one]
     assert refused, f"it was not refused while other pods still ran: {kubectl.events('after')}"
     kubectl.delete("pod", "after")
     return f"started after {took:.1f} s, with {GRACE_SECONDS} s of grace"
+
+
+def _waiting(found: Object) -> list[str]:
+    """Why its containers wait."""
+    states = [one.get("state", {}) for one in found.get("status", {}).get("containerStatuses", ())]
+    return [str(state["waiting"].get("message")) for state in states if "waiting" in state]
 
 
 def _pod(name: str, *command: str) -> Object:
