@@ -48,8 +48,8 @@ static bool has_to_name_ends(CUdeviceptr to, CUdeviceptr from, CUstream stream, 
     struct vgpu_place place;
     if ((there == VGPU_TIER_NONE && here == VGPU_TIER_NONE) || !several_devices() || !vgpu_place_of_stream(stream, &place))
         return false;
-    const bool any = out_of_reach(there, place.device, &ends->to) | out_of_reach(here, place.device, &ends->from);
-    return any && find_context(to, place.context, &ends->to) && find_context(from, place.context, &ends->from);
+    const bool to_far = out_of_reach(there, place.device, &ends->to), from_far = out_of_reach(here, place.device, &ends->from);
+    return (to_far || from_far) && find_context(to, place.context, &ends->to) && find_context(from, place.context, &ends->from);
 }
 
 static CUresult copy_now(__typeof__(&cuMemcpy) real, __typeof__(&cuMemcpyPeer) between, CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
