@@ -155,7 +155,7 @@ static CUresult map(struct vgpu_tier_record *record, CUdeviceptr *pointer, bool 
 static CUresult mapped(const struct placing *placing, bool on_device, uint64_t spare, CUdeviceptr *pointer) {
     const unsigned card = placing->place->card;
     struct vgpu_tier_record record = record_of(placing, vgpu_tier_rounded(placing->asked), on_device);
-    record.movable = vgpu_tier_mode() == VGPU_TIER_MOVABLE && vgpu_tier_maps_card(record.device);
+    record.movable = on_device || (vgpu_tier_mode() == VGPU_TIER_MOVABLE && vgpu_tier_maps_card(record.device));
     bool room = record.bytes != 0;
     if (room && on_device)
         room = vgpu_charge_resident(card, record.bytes, spare, &record.where) ||

@@ -298,6 +298,13 @@ static void forget_pinned(uint32_t number) {
     atomic_store_explicit(&vgpu_tier_pinned, count - 1, memory_order_release);
 }
 
+/* Under the lock. */
+static uint64_t next_buffer(void) {
+    const uint64_t number = atomic_load_explicit(&buffers, memory_order_relaxed);
+    atomic_store_explicit(&buffers, number + 1, memory_order_release);
+    return number;
+}
+
 uint32_t vgpu_tier_enter(const struct vgpu_tier_record *block) {
     const uint32_t number = vacant_record();
     if (number == VGPU_TIER_NONE)
@@ -305,7 +312,7 @@ uint32_t vgpu_tier_enter(const struct vgpu_tier_record *block) {
     struct vgpu_tier_record *record = vgpu_tier_record(number);
     struct vgpu_tier_card *card = block->movable ? card_for(block->card) : NULL;
     *record = *block;
-    record->buffer_id = atomic_fetch_add(&buffers, 1);
+    record->buffer_id = next_buffer();
     record->next = VGPU_TIER_NONE;
     record->entry = VGPU_TIER_NONE;
     if (card) {
@@ -371,7 +378,7 @@ void vgpu_tier_disregard(uint32_t number) {
 
 void vgpu_tier_begin_again(uint32_t number) {
     struct vgpu_tier_record *record = vgpu_tier_record(number);
-    record->buffer_id = atomic_fetch_add(&buffers, 1);
+    record->buffer_id = next_buffer();
     regard(record, record->movable);
 }
 

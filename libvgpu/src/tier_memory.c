@@ -135,6 +135,8 @@ bool vgpu_tier_is_peer(CUdevice other, CUdevice device) {
 /* Host memory all may reach, as with what the driver itself gives; one that cannot is no failure unless it was made a peer. */
 static CUresult give_others_access(CUdevice device, bool on_device, CUdeviceptr base, uint64_t bytes) {
     int count = 0;
+    if (on_device && (device < 0 || device >= DEVICES || !atomic_load_explicit(&peers[device], memory_order_relaxed)))
+        return CUDA_SUCCESS;
     if (!DRIVER(cuDeviceGetCount) || DRIVER(cuDeviceGetCount)(&count) != CUDA_SUCCESS)
         return CUDA_SUCCESS;
     for (CUdevice other = 0; other < count; other++) {

@@ -194,7 +194,9 @@ static bool on_loan(bool *pressed) {
         if (!vgpu_tier_card(card) || limits->cards[card].guarantee == VGPU_NO_LIMIT)
             continue;
         const uint64_t used = vgpu_used(card, VGPU_RESIDENT_BYTES);
-        any |= used > limits->cards[card].guarantee;
+        if (used <= limits->cards[card].guarantee)
+            continue;
+        any = true;
         *pressed |= used > vgpu_resident_limit(card);
     }
     return any;
