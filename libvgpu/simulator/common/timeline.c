@@ -175,8 +175,9 @@ uint64_t sim_launch(struct sim *sim, int index, uint64_t duration, uint32_t widt
     struct sim_card *card = &sim->state->cards[index];
     struct sim_share_of_card *own = &sim->self->cards[index];
     for (;;) {
+        uint64_t completed = atomic_load_explicit(&own->completed, memory_order_acquire); /* first: never more than `issued`, whatever others do meanwhile */
         uint64_t issued = atomic_load_explicit(&own->issued, memory_order_relaxed);
-        if (issued - atomic_load_explicit(&own->completed, memory_order_acquire) >= SIM_IN_FLIGHT)
+        if (issued - completed >= SIM_IN_FLIGHT)
             wait_for_room(sim, index, issued);
         if (!sim_self_valid(sim))
             return 0;
