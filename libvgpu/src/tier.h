@@ -75,7 +75,8 @@ bool vgpu_tier_take_back(CUdeviceptr *pointer, uint64_t bytes, CUstream stream, 
  * made before the moment go, too. */
 void vgpu_tier_context_going(CUcontext context);
 void vgpu_tier_context_went(CUcontext context, bool gone, uint64_t moment);
-/* The same of a green context, whose memory stays: it is the device's primary context's, `heir`. What leaves in the order of its streams is waited for. */
-void vgpu_tier_green_going(CUcontext context);
-void vgpu_tier_green_went(CUcontext context, bool gone, CUcontext heir, uint64_t moment);
+/* The same of a green context, whose memory stays: it is the device's primary context's, `heir`. What leaves in the order of its streams is waited for;
+ * false: in vain, and then (`finished`) it leaves when the heir has done all. */
+bool vgpu_tier_green_going(CUcontext context);
+void vgpu_tier_green_went(CUcontext context, bool gone, CUcontext heir, bool finished, uint64_t moment);
 #endif

@@ -396,20 +396,19 @@ void vgpu_tier_context_went(CUcontext context, bool gone, uint64_t moment) {
     vgpu_tier_unlock();
 }
 
-void vgpu_tier_green_going(CUcontext context) {
+bool vgpu_tier_green_going(CUcontext context) {
     bool any = false;
     if (!vgpu_tier_any())
-        return;
+        return true;
     vgpu_tier_context_going(context);
     vgpu_tier_lock();
     for (uint32_t number = leaving; number != VGPU_TIER_NONE && !any; number = vgpu_tier_record(number)->next)
         any = vgpu_tier_record(number)->event_context == context;
     vgpu_tier_unlock();
-    if (any && synchronize(context) != CUDA_SUCCESS)
-        vgpu_log(VGPU_LOG_WARNING, "a green context is destroyed while memory leaves in the order of its streams, and cannot be waited for");
+    return !any || synchronize(context) == CUDA_SUCCESS;
 }
 
-void vgpu_tier_green_went(CUcontext context, bool gone, CUcontext heir, uint64_t moment) {
+void vgpu_tier_green_went(CUcontext context, bool gone, CUcontext heir, bool finished, uint64_t moment) {
     if (!vgpu_tier_any())
         return;
     vgpu_tier_lock();
@@ -423,13 +422,15 @@ void vgpu_tier_green_went(CUcontext context, bool gone, CUcontext heir, uint64_t
             continue;
         if (record->context == context && record->buffer_id < moment)
             record->context = heir;
-        if (marked && record->leaving && record->event_context == context) {
-            record->event = NULL; /* of a stream that cannot be asked any more */
-            record->event_context = NULL;
-            forget_leaving(number);
-            end(number, false);
-            atomic_fetch_add(&ended_count, 1);
-        }
+        if (!marked || !record->leaving || record->event_context != context)
+            continue;
+        record->event = NULL; /* of a stream that cannot be asked any more */
+        record->event_context = NULL;
+        if (!finished)
+            continue;
+        forget_leaving(number);
+        end(number, false);
+        atomic_fetch_add(&ended_count, 1);
     }
     vgpu_tier_unlock();
 }

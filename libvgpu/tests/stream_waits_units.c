@@ -54,13 +54,14 @@ uint64_t vgpu_tier_moment(void) {
     return going;
 }
 
-void vgpu_tier_green_going(CUcontext context) {
+bool vgpu_tier_green_going(CUcontext context) {
     CHECK(context == CONTEXT(2) && !vgpu_gate_inside() && !destroyed);
     going++;
+    return true;
 }
 
-void vgpu_tier_green_went(CUcontext context, bool gone, CUcontext heir, uint64_t moment) {
-    CHECK(context == CONTEXT(2) && moment == 1 && !vgpu_gate_inside());
+void vgpu_tier_green_went(CUcontext context, bool gone, CUcontext heir, bool finished, uint64_t moment) {
+    CHECK(finished && context == CONTEXT(2) && moment == 1 && !vgpu_gate_inside());
     went_to_primary += gone && heir == CONTEXT(1);
     stayed += !gone;
 }

@@ -37,11 +37,11 @@ static CUcontext primary_beside(CUcontext context, CUdevice *device) {
 }
 
 /* Blocks of the tier that were made in it are the primary context's from now on, or gone with that. */
-static void went_green(CUcontext context, bool gone, CUcontext primary, CUdevice device, uint64_t moment) {
+static void went_green(CUcontext context, bool gone, CUcontext primary, CUdevice device, bool finished, uint64_t moment) {
     if (gone && primary && !vgpu_primary_is_active(device))
         vgpu_tier_context_went(context, true, moment);
     else
-        vgpu_tier_green_went(context, gone, primary ? primary : context, moment);
+        vgpu_tier_green_went(context, gone, primary ? primary : context, finished, moment);
 }
 
 /* Its streams stay, and cannot be asked any more (CUDA_ERROR_STREAM_DETACHED); memory is the primary context's. */
@@ -51,8 +51,7 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green) {
         return real(green);
     CUdevice device = 0;
     const CUcontext context = of_green(green), primary = context ? primary_beside(context, &device) : NULL;
-    if (context)
-        vgpu_tier_green_going(context);
+    const bool finished = !context || vgpu_tier_green_going(context);
     const uint64_t moment = vgpu_tier_moment();
     vgpu_gate_enter(); /* nobody asks about its streams meanwhile */
     const bool idle = context && vgpu_streams_context_idle(context);
@@ -65,7 +64,7 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green) {
         vgpu_streams_lost("a green context was destroyed that had work to do");
     vgpu_gate_leave();
     if (context)
-        went_green(context, result == CUDA_SUCCESS, primary, device, moment);
+        went_green(context, result == CUDA_SUCCESS, primary, device, finished, moment);
     return result;
 }
 
