@@ -353,6 +353,8 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle)
     for (size_t i = 0; i < exec->count && !result; i++)
         result = run(stream, &exec->nodes[i]);
     graph_memory_occupied(exec, stream);
+    if (!result)
+        sim_wait_queued(&driver.sim, stream->context->card);
     return result;
 }
 

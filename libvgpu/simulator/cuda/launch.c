@@ -30,7 +30,13 @@ static CUresult launch(struct launch_shape *shape, CUstream handle, void **param
     if (stream->capture || touch_matters(shape->function))
         touch_read(shape, params, extra);
     result = capture_kernel(stream, shape);
-    return result == CUDA_ERROR_NOT_READY ? stream_launch(stream, shape) : result;
+    if (result != CUDA_ERROR_NOT_READY)
+        return result;
+    int card = stream->context->card; /* another thread may destroy the stream while this one waits */
+    result = stream_launch(stream, shape);
+    if (!result)
+        sim_wait_queued(&driver.sim, card);
+    return result;
 }
 
 static void shape_of(struct launch_shape *shape, CUfunction function, const unsigned grid[3], const unsigned block[3], unsigned shared)
