@@ -255,6 +255,8 @@ struct sim_mark {
 /* Gives a launch to the card; waits while this process has SIM_IN_FLIGHT there. Returns its sequence, from 1; 0: this process lost its place.
  * `width`: of SIM_WHOLE. */
 uint64_t sim_launch(struct sim *sim, int card, uint64_t duration, uint32_t width, uint64_t not_before, struct sim_mark after);
+/* This process lives now: should it die, its work goes on until then. */
+void sim_seen(struct sim *sim);
 /* Where launches return late, waits until little enough is queued. */
 void sim_wait_queued(struct sim *sim, int card);
 /* Gives a copy that may begin at `begin` to an engine of the card; returns when it ends. */

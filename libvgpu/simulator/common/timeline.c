@@ -170,6 +170,12 @@ static void wait_for_room(struct sim *sim, int index, uint64_t issued)
     sim_wait(sim, index, first + more);
 }
 
+void sim_seen(struct sim *sim)
+{
+    if (sim_self_valid(sim))
+        atomic_store_explicit(&sim->state->slots[sim->slot].seen_ns, sim_now(), memory_order_relaxed);
+}
+
 /* What the launches of this process that have not ended still need of the card; under its time lock. Side by side, it is their sum. */
 static uint64_t left_to_run(const struct sim *sim, int index)
 {

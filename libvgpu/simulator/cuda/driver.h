@@ -123,7 +123,8 @@ struct CUlib_st {
     char *image;
     struct CUkern_st **kernels;
     unsigned count;
-    CUmodule modules[SIM_CARDS];
+    CUmodule *modules; /* one of each context that has used it */
+    unsigned module_count;
 };
 
 struct CUkern_st {
@@ -386,6 +387,8 @@ struct launch_shape {
 };
 CUresult stream_launch(CUstream stream, const struct launch_shape *shape);
 void events_settle(void);
+/* Later work of a stream waits for what another one, of whatever card, has now to do; as far as that is known. */
+void stream_follow(CUstream stream, CUstream other);
 /* Work of a stream begins no earlier, besides what is launched before it. */
 uint64_t stream_not_before(CUstream stream);
 /* Gives time on an engine of the stream's card to a copy in stream order; returns when it ends. */

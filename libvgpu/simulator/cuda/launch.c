@@ -5,20 +5,36 @@
 
 #define MAX_THREADS 1024u
 
+/* cuda.h on cuLaunchKernel: a kernel of a library runs in the context of its stream, or in the current one on the NULL stream. So nothing need be current
+ * where both are named. A function belongs to its module's context, which has to be that of the stream. */
+static CUresult resolve(CUfunction *function, CUstream handle, CUstream *stream)
+{
+    bool named = object_is(*function, OBJECT_KERNEL) && object_is(handle, OBJECT_STREAM);
+    CUcontext current = NULL;
+    *stream = handle;
+    CUresult result = named ? CUDA_SUCCESS : current_context(&current);
+    if (!result && !named)
+        result = stream_resolve(handle, stream);
+    if (!result && (*stream)->context->failed)
+        result = (CUresult)(*stream)->context->failed;
+    if (!result)
+        result = function_resolve(*function, (*stream)->context, function);
+    if (result)
+        return result;
+    if ((*function)->module->context != (*stream)->context || (current && current != (*stream)->context && strict_about("launch-context")))
+        return CUDA_ERROR_INVALID_HANDLE;
+    return CUDA_SUCCESS;
+}
+
 /* Of what the launch touches only its number is set: touch_read fills in the rest. */
 static CUresult launch(struct launch_shape *shape, CUstream handle, void **params, void **extra)
 {
-    ENTER_CONTEXT(context);
     CUstream stream;
     if (!shape->function)
         return CUDA_ERROR_INVALID_HANDLE;
-    CUresult result = function_resolve(shape->function, context, &shape->function);
-    if (!result)
-        result = stream_resolve(handle, &stream);
+    CUresult result = resolve(&shape->function, handle, &stream);
     if (result)
         return result;
-    if (stream->context != context || shape->function->module->context != context)
-        return CUDA_ERROR_INVALID_HANDLE;
     for (int i = 0; i < 3; i++)
         if (!shape->grid[i] || !shape->block[i] || shape->block[i] > (i == 2 ? 64u : 1024u) || shape->grid[i] > (i ? 65535u : 0x7fffffffu))
             return CUDA_ERROR_INVALID_VALUE;
