@@ -51,7 +51,8 @@ def test_a_kernel_of_a_library_runs_where_its_stream_is(machine: Machine, curren
 
 def test_on_the_null_stream_it_runs_in_the_current_context(machine: Machine) -> None:
     found = machine.run(
-        f"{LIBRARY}f = library_kernel()\nok(cu.cuCtxSetCurrent(a))\ncodes = [try_launch(f)]\nok(cu.cuCtxSynchronize())\n"
+        f"{LIBRARY}f = library_kernel()\nok(cu.cuCtxSetCurrent(a))\ncodes = [try_launch(f)]\n"
+        "ok(cu.cuCtxSynchronize())\n"
         "ok(cu.cuCtxSetCurrent(0))\nreport([*codes, try_launch(f)])"
     )
     assert found == [0, 201]
