@@ -158,9 +158,11 @@ struct sim_process {
 struct sim_timing {
     uint64_t launch_ns;           /* from a launch or a record to its begin on an idle card */
     uint64_t record_ns, query_ns; /* that recording and querying an event take at least */
+    uint64_t load_ns;             /* of loading a function's code, on the host */
     uint64_t queued_ns;           /* a launch returns when no more of its process's work than this is left on the card; SIM_NEVER: at once */
     uint64_t remap_ns;            /* of unmapping, mapping and setting access, together */
     uint64_t bus, fault_ns;       /* bytes per microsecond; of one group of managed memory that is not on the card, besides its bytes */
+    bool load_on_get;             /* when the function is asked for, not at its first use */
     bool copies, migrate;         /* whether copies and memory behind the bus take time; whether managed memory comes and goes */
     uint32_t kernels;
 };

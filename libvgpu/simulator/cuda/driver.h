@@ -113,6 +113,8 @@ struct CUfunc_st {
     char *name;
     struct duration duration;
     enum touch touch; /* what its launches do to memory, by its name */
+    _Atomic bool loaded; /* its code */
+    bool retrieved;      /* by its name, not only enumerated */
     unsigned part;    /* of a block that they touch, in percent */
     int dynamic_shared, carveout, parameters;
     uint16_t *parameter_sizes;
@@ -444,7 +446,14 @@ void bus_set(CUstream stream, CUdeviceptr to, uint64_t bytes);
 /* Of unmapping, mapping or setting access, in the calling thread. */
 void bus_remap(uint64_t begin);
 
+/* lazy.c */
+bool loading_lazy(void);
+/* Loads the code of a function that has none yet. */
+void function_load(CUfunction function);
+
 /* modules.c */
+/* Where libraries are loaded eagerly: all there are into a new context. */
+void libraries_of_context_load(CUcontext context);
 CUresult function_resolve(CUfunction handle, CUcontext context, CUfunction *out);
 void module_unload(CUmodule module);
 

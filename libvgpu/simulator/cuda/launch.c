@@ -35,6 +35,7 @@ static CUresult launch(struct launch_shape *shape, CUstream handle, void **param
     CUresult result = resolve(&shape->function, handle, &stream);
     if (result)
         return result;
+    function_load(shape->function);
     for (int i = 0; i < 3; i++)
         if (!shape->grid[i] || !shape->block[i] || shape->block[i] > (i == 2 ? 64u : 1024u) || shape->grid[i] > (i ? 65535u : 0x7fffffffu))
             return CUDA_ERROR_INVALID_VALUE;
@@ -177,11 +178,23 @@ static CUresult attribute_of(CUfunction_attribute attribute, CUfunction function
     return (int)attribute < 0 || attribute >= CU_FUNC_ATTRIBUTE_MAX ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
+/* cuda.h on cuFuncGetAttribute */
+static bool needs_code(CUfunction_attribute attribute)
+{
+    return attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK || attribute == CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES ||
+           attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+}
+
 CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction handle)
 {
     ENTER_CONTEXT(context);
     CUfunction function;
     CUresult result = value ? function_resolve(handle, context, &function) : CUDA_ERROR_INVALID_VALUE;
+    if (!result && needs_code(attribute) && !function->loaded) {
+        if (!function->retrieved)
+            return CUDA_ERROR_FUNCTION_NOT_LOADED;
+        function_load(function);
+    }
     return result ? result : attribute_of(attribute, function, value);
 }
 
@@ -192,6 +205,7 @@ CUresult cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute, i
     CUresult result = function_resolve(handle, context, &function);
     if (result)
         return result;
+    function_load(function);
     if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
         if (value < 0 || value > driver.sim.profile->shared_per_block_optin)
             return CUDA_ERROR_INVALID_VALUE;
@@ -242,18 +256,6 @@ CUresult cuFuncGetName(const char **name, CUfunction function)
     return CUDA_SUCCESS;
 }
 
-CUresult cuFuncIsLoaded(CUfunctionLoadingState *state, CUfunction function)
-{
-    INJECT();
-    CUresult result = parameter_call(function);
-    if (result || !state)
-        return result ? result : CUDA_ERROR_INVALID_VALUE;
-    *state = CU_FUNCTION_LOADING_STATE_LOADED;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuFuncLoad(CUfunction function) { INJECT(); return parameter_call(function); }
-
 /* Known for entries of PTX; the parameters of a binary are not read. */
 static CUresult parameter_of(CUfunction function, size_t index, size_t *offset, size_t *size)
 {
@@ -300,6 +302,7 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfun
     CUresult result = function_resolve(handle, context, &function);
     if (result)
         return result;
+    function_load(function);
     int count = profile->threads_per_multiprocessor / threads;
     if (shared && (size_t)profile->shared_per_multiprocessor / shared < (size_t)count)
         count = profile->shared_per_multiprocessor / (int)shared;

@@ -137,6 +137,8 @@ static CUresult load(CUcontext context, const void *image, CUmodule *out)
     scan(module, image, size, ".entry ");
     scan(module, image, size, ".text.");
     module->opaque = binary && !module->count;
+    for (unsigned i = 0; i < module->count && !loading_lazy(); i++)
+        function_load(module->functions[i]);
     *out = module;
     return CUDA_SUCCESS;
 }
@@ -260,6 +262,9 @@ CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
     pthread_mutex_unlock(&driver.lock);
     if (!function)
         return CUDA_ERROR_NOT_FOUND;
+    function->retrieved = true;
+    if (driver.sim.timing.load_on_get)
+        function_load(function);
     *out = function;
     return CUDA_SUCCESS;
 }
@@ -303,12 +308,29 @@ CUresult function_resolve(CUfunction handle, CUcontext context, CUfunction *out)
         if (!result) {
             *out = find_function(module, kernel->name);
             result = *out ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+            if (*out)
+                (*out)->retrieved = true;
         }
         pthread_mutex_unlock(&driver.lock);
         return result;
     }
     *out = handle;
     return object_is(handle, OBJECT_FUNCTION) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+struct into {
+    CUlibrary library;
+    CUresult result;
+};
+
+static void load_into(void *context, void *argument)
+{
+    struct into *into = argument;
+    CUmodule module;
+    pthread_mutex_lock(&driver.lock);
+    CUresult result = module_of(into->library, context, &module);
+    pthread_mutex_unlock(&driver.lock);
+    into->result = result ? result : into->result;
 }
 
 CUresult cuLibraryLoadData(CUlibrary *out, const void *code, CUjit_option *jit, void **jit_values, unsigned int jit_count,
@@ -329,8 +351,28 @@ CUresult cuLibraryLoadData(CUlibrary *out, const void *code, CUjit_option *jit, 
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     memcpy(library->image, code, size);
-    *out = library;
-    return CUDA_SUCCESS;
+    struct into into = {library, CUDA_SUCCESS};
+    if (!loading_lazy())
+        object_each(OBJECT_CONTEXT, load_into, &into);
+    if (into.result)
+        cuLibraryUnload(library);
+    else
+        *out = library;
+    return into.result;
+}
+
+static void load_from(void *library, void *context)
+{
+    CUmodule module;
+    pthread_mutex_lock(&driver.lock);
+    module_of(library, context, &module); /* where there is no room its first use tries again */
+    pthread_mutex_unlock(&driver.lock);
+}
+
+void libraries_of_context_load(CUcontext context)
+{
+    if (!loading_lazy())
+        object_each(OBJECT_LIBRARY, load_from, context);
 }
 
 CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, CUjit_option *jit, void **jit_values, unsigned int jit_count,
