@@ -137,31 +137,48 @@ static uint32_t width_of(const struct launch_shape *shape, uint64_t blocks)
     return blocks < resident ? (uint32_t)(blocks * SIM_WHOLE / resident) : SIM_WHOLE;
 }
 
+/* What a launch or an event in a stream comes behind. */
+static struct sim_mark behind(CUstream stream)
+{
+    struct sim_mark after = mark_of(stream);
+    CUcontext context = stream->context;
+    if (!(stream->flags & CU_STREAM_NON_BLOCKING) && stream != context->legacy && context->legacy->last > after.prefix)
+        after.prefix = context->legacy->last;
+    return after;
+}
+
+/* Gives the card something that takes time in a stream; 0: this process lost its place. */
+static uint64_t occupy(CUstream stream, uint64_t duration, uint32_t width)
+{
+    CUcontext context = stream->context;
+    if (driver.sim.timing.copies)
+        plan(stream, duration);
+    uint64_t sequence = sim_launch(&driver.sim, context->card, duration, width, stream_not_before(stream), behind(stream));
+    if (sequence) {
+        raise_to(&stream->last, sequence);
+        raise_to(&context->last, sequence);
+        if (!(stream->flags & CU_STREAM_NON_BLOCKING))
+            raise_to(&context->last_blocking, sequence);
+    }
+    return sequence;
+}
+
 CUresult stream_launch(CUstream stream, const struct launch_shape *shape)
 {
     uint64_t blocks = (uint64_t)shape->grid[0] * shape->grid[1] * shape->grid[2];
     uint64_t duration = duration_next(&shape->function->duration, blocks, shape->argument);
-    struct sim_mark after = mark_of(stream);
     CUcontext context = stream->context;
     if (pending[context->card].first)
         events_settle();
     host_wait(stream->host); /* the card cannot wait for a host function; the caller does */
-    if (!(stream->flags & CU_STREAM_NON_BLOCKING) && stream != context->legacy && context->legacy->last > after.prefix)
-        after.prefix = context->legacy->last;
     if (touch_matters(shape->function))
         duration += touch_launch(context, shape);
-    if (driver.sim.timing.copies)
-        plan(stream, duration);
     uint32_t width = driver.sim.timing.kernels > 1 ? width_of(shape, blocks) : SIM_WHOLE;
-    uint64_t sequence = sim_launch(&driver.sim, context->card, duration, width, stream_not_before(stream), after);
+    uint64_t sequence = occupy(stream, duration, width ? width : 1);
     if (!sequence)
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
     if (shape->pointers)
         touch_note(context, shape, sequence);
-    raise_to(&stream->last, sequence);
-    raise_to(&context->last, sequence);
-    if (!(stream->flags & CU_STREAM_NON_BLOCKING))
-        raise_to(&context->last_blocking, sequence);
     return CUDA_SUCCESS;
 }
 
@@ -351,6 +368,11 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int fla
         return result;
     uint64_t begin = sim_now(), now = begin + driver.sim.timing.launch_ns;
     struct sim_mark mark = mark_of(stream);
+    if (driver.sim.timing.event_ns && !(event->flags & CU_EVENT_DISABLE_TIMING)) {
+        if (pending[stream->context->card].first)
+            events_settle();
+        mark = (struct sim_mark){occupy(stream, driver.sim.timing.event_ns, 0), 0};
+    }
     bool done = ended(stream);
     pthread_mutex_lock(&pending_lock);
     forget(event);
