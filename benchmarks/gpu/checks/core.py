@@ -64,7 +64,7 @@ def judged(what: str, limit: int, share: Share, whole: Share, card: float | None
         notes.append(f"NVML: process {share.process:.0f} % ({share.process - limit:+.0f})")
     return Row(
         FAMILY, what, f"{limit} %", f"{got:.2f} %", f"{error:+.2f}", f"±{BAR:g} point", abs(error) <= BAR,
-        "; ".join(notes),
+        "; ".join(notes), timed=True,
     )  # fmt: skip
 
 
@@ -85,6 +85,7 @@ def unlimited(what: str, whole: Share, card: float | None) -> Row:
         bar,
         met,
         told,
+        timed=True,
     )
 
 
