@@ -10,7 +10,6 @@ import numpy as np
 from vgpu.placement.cards import Bools, Cards
 from vgpu.resources import CardSelector
 
-
 #: Words with which one card is sold, in NVML's name or not, by driver and time: "Tesla T4", "NVIDIA T4"
 _MAKER: Final = "nvidia"
 _BRANDS: Final = ("tesla", "geforce", "quadro")
