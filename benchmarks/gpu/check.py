@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import msgspec
 import pynvml
-from checks import core, frameworks, hooks, memory, pairs, tier, training
+from checks import contexts, core, engines, events, frameworks, hooks, memory, pairs, tier, training
 from checks.children import Budget
 from checks.machine import Machine, NoDriver
 from checks.rows import Row, broken, markdown, not_run, printed, status
@@ -38,25 +38,66 @@ class Check(msgspec.Struct, frozen=True):
     run: Callable[[Machine], list[Row]]
 
 
-def plan(python: str, trials: int, times: core.Plan, quick: bool = False) -> list[Check]:
+class Scale(msgspec.Struct, frozen=True):
+    """How much of each is tried."""
+
+    trials: int = pairs.TRIALS
+    times: core.Plan = core.Plan()
+    short: core.Plan = core.Plan(warm_s=0.8, measured_s=1.5)  #: of rows that need no more
+    limits: tuple[int, ...] = core.LIMITS
+    lengths: tuple[str, ...] = core.LENGTHS
+    kernels: tuple[str, ...] = core.SHORT
+    turns: int = 20  #: of pairs of events
+    drift_s: float = 5.0
+    quick: bool = False
+
+
+QUICK = Scale(
+    trials=10, times=core.Plan(warm_s=0.2, measured_s=0.4, settle_s=0.2), short=core.Plan(warm_s=0.1, measured_s=0.3),
+    limits=(50,), lengths=("2ms",), kernels=("10us",), turns=3, drift_s=0.3, quick=True,
+)  # fmt: skip
+
+
+def plan(python: str, scale: Scale) -> list[Check]:
     """All checks, the most telling first. `python`: whose frameworks are meant."""
+    times, short = scale.times, scale.short
     found = [Check(memory.FAMILY, name, 15, partial(memory.check, name=name)) for name in memory.ROUTES]
     found += [
-        Check(pairs.FAMILY, f"{pairs.BOTH}; {pairs.KILLED}", 30, partial(pairs.together, trials=trials)),
+        Check(pairs.FAMILY, f"{pairs.BOTH}; {pairs.KILLED}", 30, partial(pairs.together, trials=scale.trials)),
         Check(pairs.FAMILY, "nvidia-smi", 15, pairs.nvidia_smi),
     ]
-    found += [Check(tier.FAMILY, what, 20, partial(tier.check, what=what)) for what in tier.CHECKS]
-    one = times.warm_s + times.measured_s + 3
-    each = one * (1 + len(core.LIMITS)) + times.settle_s - times.warm_s + one
     found += [
-        Check(core.FAMILY, f"kernels of {length}", each, partial(core.check, length=length, plan=times))
-        for length in core.LENGTHS
+        Check(contexts.FAMILY, what, 20, partial(contexts.check, what=what, python=python))
+        for what in (contexts.SIZES, contexts.RUNTIME, contexts.AGAIN)
+    ]
+    found += [Check(tier.FAMILY, what, 20, partial(tier.check, what=what)) for what in tier.CHECKS]
+    found.append(Check(tier.FAMILY, "HOST_NUMA", 10, events.host_numa))
+    one = times.warm_s + times.measured_s + 3
+    each = one * (1 + len(scale.limits)) + times.settle_s - times.warm_s + one
+    shares = partial(core.check, limits=scale.limits)
+    found += [
+        Check(core.FAMILY, f"kernels of {length}", each, partial(shares, length=length, plan=times))
+        for length in scale.lengths
+    ]
+    each = (short.warm_s + short.measured_s + 3) * (1 + len(scale.limits))
+    found += [
+        Check(core.FAMILY, f"kernels of {length}", each, partial(shares, length=length, plan=short, pair=()))
+        for length in scale.kernels
+    ]
+    clock = partial(events.time_check, turns=scale.turns, seconds=scale.drift_s)
+    found += [
+        Check(events.FAMILY, events.CLOCK, 20, clock),
+        Check(events.FAMILY, events.LAZY, 15, events.lazy_check),
+    ]
+    each = 3 * (short.warm_s + short.measured_s + 4)
+    found += [
+        Check(engines.FAMILY, kind, each, partial(engines.check, kind=kind, plan=short)) for kind in engines.KINDS
     ]
     found += [
         Check(frameworks.FAMILY, what, 30, partial(frameworks.check, what=what, python=python))
         for what in (*frameworks.ROWS, frameworks.SHARE)
     ]
-    found.append(Check(hooks.FAMILY, "calls.c", 60, partial(hooks.check, quick=quick)))
+    found.append(Check(hooks.FAMILY, "calls.c", 60, partial(hooks.check, quick=scale.quick)))
     return [*found, Check(tier.FAMILY, training.TRAINING, 60, partial(training.check, python=python))]
 
 
@@ -121,13 +162,9 @@ def main() -> int:
     parser.add_argument("--docs", type=Path, metavar="DIR", help="write the table to DIR/<card>-<driver>.md")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     options = parser.parse_args()
-    times = core.Plan(warm_s=0.3, measured_s=0.7, settle_s=0.3) if options.quick else core.Plan()
+    scale = QUICK if options.quick else Scale()
     wanted = options.only.lower()
-    checks = [
-        check
-        for check in plan(options.python, 10 if options.quick else pairs.TRIALS, times, options.quick)
-        if wanted in f"{check.family}: {check.what}".lower()
-    ]
+    checks = [check for check in plan(options.python, scale) if wanted in f"{check.family}: {check.what}".lower()]
     if not checks:
         parser.error(f"--only {options.only}: no check has this in its name")
     signal.signal(signal.SIGTERM, terminated)

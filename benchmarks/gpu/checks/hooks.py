@@ -6,7 +6,7 @@ from typing import Final
 
 from .children import Broken
 from .machine import ROOT, Machine, Tier
-from .rows import Row, broken
+from .rows import Row, broken, not_run
 
 sys.path.insert(0, str(ROOT / "benchmarks/hooks"))
 from calls import Call, compiled, read
@@ -49,6 +49,8 @@ def check(machine: Machine, quick: bool = False) -> list[Row]:
         moving = Tier(memory, memory // 2 + machine.context_mib, memory // 2, movable=True)
         with machine.tiered(command, moving, seconds=SECONDS) as child:
             rows += judged(MOVES, native, read(child.text()))
+    except FileNotFoundError as error:
+        return [not_run(FAMILY, "benchmarks/hooks/calls.c", f"it needs a C compiler: {error.filename} is not found")]
     except (Broken, ValueError) as error:
         return [broken(FAMILY, "benchmarks/hooks/calls.c", str(error))]
     return rows
