@@ -320,6 +320,18 @@ class ClusterState:
             cards = self.view().cards
             return int(cards.memory[cards.present].max()) if cards.present.any() else None
 
+    def models(self) -> frozenset[str]:
+        """Models of all cards, as NVML names them."""
+        with self.lock:
+            cards = self.view().cards
+            return frozenset(cards.models[at] for at in np.unique(cards.model[cards.present]).tolist())
+
+    def known(self, uuids: Iterable[str]) -> frozenset[str]:
+        """Those of the UUIDs that cards have."""
+        with self.lock:
+            places = self.view().cards.places
+            return frozenset(uuid for uuid in uuids if places.get(uuid))
+
     def smallest_context(self) -> int | None:
         """Bytes of the cheapest CUDA context of all cards, None when none is known."""
         with self.lock:

@@ -19,12 +19,12 @@ RESOURCE_TOTAL_MEMORY: Final = "vgpu.io/memory"  #: MiB over all cards of the co
 RESOURCE_TOTAL_CORES: Final = "vgpu.io/cores"  #: % over all cards of the container
 
 # Annotations that a user may set on a pod
-USE_GPU_TYPE: Final = "nvidia.com/use-gputype"  #: comma list of models (exact, glob, or a whole word): only these
+USE_GPU_TYPE: Final = "nvidia.com/use-gputype"  #: comma list of models (exact, glob, or whole words): only these
 NOUSE_GPU_TYPE: Final = "nvidia.com/nouse-gputype"  #: comma list of models: none of these
 USE_GPU_UUID: Final = "nvidia.com/use-gpuuuid"  #: comma list of UUIDs: only these
 NOUSE_GPU_UUID: Final = "nvidia.com/nouse-gpuuuid"  #: comma list of UUIDs: none of these
 NUMA_BIND: Final = "nvidia.com/numa-bind"  #: "true": all cards of a container from one NUMA node
-VGPU_MODE: Final = "nvidia.com/vgpu-mode"  #: share, the only mode
+VGPU_MODE: Final = "nvidia.com/vgpu-mode"  #: share, the only mode; hami-core is read as share
 NODE_POLICY: Final = "vgpu.io/node-policy"  #: which node: spread, binpack
 GPU_POLICY: Final = "vgpu.io/gpu-policy"  #: which card: spread, binpack
 CORES_LIMIT: Final = "vgpu.io/cores-limit"  #: ceiling in % for elastic sharing

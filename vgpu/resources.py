@@ -35,7 +35,8 @@ _QUANTITY: Final = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d{1,3})|
 
 PLACEMENT_POLICIES: Final = ("spread", "binpack")
 CORE_POLICIES: Final = ("fixed", "elastic", "none")
-MODES: Final = ("share",)
+HAMI_CORE: Final = "hami-core"  #: HAMi's word for cards that are shared by limits
+MODES: Final = ("share", HAMI_CORE)
 MEMORY_MODES: Final = ("static", "movable")
 
 

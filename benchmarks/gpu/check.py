@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,16 +19,12 @@ from typing import NoReturn
 
 import msgspec
 import pynvml
-from checks import core, frameworks, hooks, memory, pairs, tier, training
+from checks import contexts, core, engines, events, frameworks, hooks, memory, pairs, tier, training
 from checks.children import Budget
 from checks.machine import Machine, NoDriver
-from checks.rows import COLUMNS, Row, broken, families, markdown, not_run, status
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from checks.rows import Row, broken, markdown, not_run, printed, status
 
 MEMORY = Path("/dev/shm")  # regions lie in memory where a node agent makes them
-WIDTH = 200  # of the table, also where the output is a file
 SECONDS = 450.0
 INTERRUPTED = 130  # as the shell has it
 
@@ -41,36 +38,77 @@ class Check(msgspec.Struct, frozen=True):
     run: Callable[[Machine], list[Row]]
 
 
-def plan(python: str, trials: int, times: core.Plan) -> list[Check]:
+class Scale(msgspec.Struct, frozen=True):
+    """How much of each is tried."""
+
+    trials: int = pairs.TRIALS
+    times: core.Plan = core.Plan()
+    short: core.Plan = core.Plan(warm_s=0.8, measured_s=1.5)  #: of rows that need no more
+    limits: tuple[int, ...] = core.LIMITS
+    lengths: tuple[str, ...] = core.LENGTHS
+    kernels: tuple[str, ...] = core.SHORT
+    turns: int = 20  #: of pairs of events
+    drift_s: float = 5.0
+    quick: bool = False
+
+
+QUICK = Scale(
+    trials=10, times=core.Plan(warm_s=0.2, measured_s=0.4, settle_s=0.2), short=core.Plan(warm_s=0.1, measured_s=0.3),
+    limits=(50,), lengths=("2ms",), kernels=("10us",), turns=3, drift_s=0.3, quick=True,
+)  # fmt: skip
+
+
+def plan(python: str, scale: Scale) -> list[Check]:
     """All checks, the most telling first. `python`: whose frameworks are meant."""
+    times, short = scale.times, scale.short
     found = [Check(memory.FAMILY, name, 15, partial(memory.check, name=name)) for name in memory.ROUTES]
     found += [
-        Check(pairs.FAMILY, f"{pairs.BOTH}; {pairs.KILLED}", 30, partial(pairs.together, trials=trials)),
+        Check(pairs.FAMILY, f"{pairs.BOTH}; {pairs.KILLED}", 30, partial(pairs.together, trials=scale.trials)),
         Check(pairs.FAMILY, "nvidia-smi", 15, pairs.nvidia_smi),
     ]
-    found += [Check(tier.FAMILY, what, 20, partial(tier.check, what=what)) for what in tier.CHECKS]
-    one = times.warm_s + times.measured_s + 3
-    each = one * (1 + len(core.LIMITS)) + times.settle_s - times.warm_s + one
     found += [
-        Check(core.FAMILY, f"kernels of {length}", each, partial(core.check, length=length, plan=times))
-        for length in core.LENGTHS
+        Check(contexts.FAMILY, what, 20, partial(contexts.check, what=what, python=python))
+        for what in (contexts.SIZES, contexts.RUNTIME, contexts.AGAIN)
+    ]
+    found += [Check(tier.FAMILY, what, 20, partial(tier.check, what=what)) for what in tier.CHECKS]
+    found.append(Check(tier.FAMILY, "HOST_NUMA", 10, events.host_numa))
+    one = times.warm_s + times.measured_s + 3
+    each = one * (1 + len(scale.limits)) + times.settle_s - times.warm_s + one
+    shares = partial(core.check, limits=scale.limits)
+    found += [
+        Check(core.FAMILY, f"kernels of {length}", each, partial(shares, length=length, plan=times))
+        for length in scale.lengths
+    ]
+    each = (short.warm_s + short.measured_s + 3) * (1 + len(scale.limits))
+    found += [
+        Check(core.FAMILY, f"kernels of {length}", each, partial(shares, length=length, plan=short, pair=()))
+        for length in scale.kernels
+    ]
+    clock = partial(events.time_check, turns=scale.turns, seconds=scale.drift_s)
+    found += [
+        Check(events.FAMILY, events.CLOCK, 20, clock),
+        Check(events.FAMILY, events.LAZY, 15, events.lazy_check),
+    ]
+    each = 3 * (short.warm_s + short.measured_s + 4)
+    found += [
+        Check(engines.FAMILY, kind, each, partial(engines.check, kind=kind, plan=short)) for kind in engines.KINDS
     ]
     found += [
         Check(frameworks.FAMILY, what, 30, partial(frameworks.check, what=what, python=python))
         for what in (*frameworks.ROWS, frameworks.SHARE)
     ]
-    found.append(Check(hooks.FAMILY, "calls.c", 60, hooks.check))
+    found.append(Check(hooks.FAMILY, "calls.c", 60, partial(hooks.check, quick=scale.quick)))
     return [*found, Check(tier.FAMILY, training.TRAINING, 60, partial(training.check, python=python))]
 
 
-def run(machine: Machine, checks: Sequence[Check], console: Console) -> list[Row]:
+def run(machine: Machine, checks: Sequence[Check]) -> list[Row]:
     """The rows of all checks for which there is time; an interrupt ends it with those that are complete."""
     rows: list[Row] = []
     for number, check in enumerate(checks):
         if machine.budget.left < check.seconds:
             rows.append(not_run(check.family, check.what, "no time left"))
             continue
-        console.print(f"{check.family}: {check.what} ...", style="dim", highlight=False)
+        print(f"{check.family}: {check.what} ...", flush=True)
         try:
             found = check.run(machine)
         except NoDriver as error:
@@ -78,7 +116,7 @@ def run(machine: Machine, checks: Sequence[Check], console: Console) -> list[Row
         except (pynvml.NVMLError, OSError, ValueError, KeyError) as error:  # the rows of the others are still wanted
             rows.append(broken(check.family, check.what, f"{type(error).__name__}: {error}"))
         except KeyboardInterrupt:
-            console.print("interrupted")
+            print("interrupted")
             machine.interrupted = True
             return rows + [not_run(rest.family, rest.what, "interrupted") for rest in checks[number:]]
         else:
@@ -87,17 +125,20 @@ def run(machine: Machine, checks: Sequence[Check], console: Console) -> list[Row
     return rows
 
 
-def show(machine: Machine, rows: Sequence[Row], console: Console) -> None:
-    """Prints the table."""
+def marked(rows: Sequence[Row], simulated: bool) -> list[Row]:
+    """The same with the word on whether the card is a simulated one."""
+    return [msgspec.structs.replace(row, simulated=simulated) for row in rows]
+
+
+def show(machine: Machine, rows: Sequence[Row]) -> None:
+    """Prints the table, and what is behind its verdicts."""
     mark = " (simulated)" if machine.simulate else ""
-    table = Table(*COLUMNS, title=f"vgpu on {machine.model}{mark}", title_justify="left", highlight=False)
-    for family, members in families(rows).items():
-        table.add_section()
-        table.add_row(f"[bold]{family}{mark}[/]")
-        for row in members:
-            what, *cells, verdict, remark = map(escape, row.cells())
-            table.add_row(what, *cells, f"[bold]{verdict}[/]" if verdict == "missed" else verdict, remark)
-    console.print(table)
+    print(f"\nvgpu on {machine.model}{mark}", *printed(rows, mark), sep="\n")
+    count = Counter(row.verdict for row in rows)
+    told = [f"{count[verdict]} {verdict}" for verdict in ("met", "missed", "off", "not run") if count[verdict]]
+    print("", ", ".join([*told, f"{count['']} without a bar"]), sep="\n")
+    if count["off"]:
+        print("off: a time of the simulated card, on a machine with other work: it does not count")
 
 
 def terminated(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -121,16 +162,11 @@ def main() -> int:
     parser.add_argument("--docs", type=Path, metavar="DIR", help="write the table to DIR/<card>-<driver>.md")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     options = parser.parse_args()
-    times = core.Plan(warm_s=0.3, measured_s=0.7, settle_s=0.3) if options.quick else core.Plan()
+    scale = QUICK if options.quick else Scale()
     wanted = options.only.lower()
-    checks = [
-        check
-        for check in plan(options.python, 10 if options.quick else pairs.TRIALS, times)
-        if wanted in f"{check.family}: {check.what}".lower()
-    ]
+    checks = [check for check in plan(options.python, scale) if wanted in f"{check.family}: {check.what}".lower()]
     if not checks:
         parser.error(f"--only {options.only}: no check has this in its name")
-    console = Console(width=WIDTH)
     signal.signal(signal.SIGTERM, terminated)
     with tempfile.TemporaryDirectory(prefix="vgpu-gpu-check-", dir=MEMORY if MEMORY.is_dir() else None) as folder:
         try:
@@ -141,14 +177,14 @@ def main() -> int:
             return 2
         facts = machine.facts()
         for name, value in facts:
-            console.print(f"{name}: {value}", highlight=False)
-        rows = run(machine, checks, console)
-        show(machine, rows, console)
+            print(f"{name}: {value}")
+        rows = marked(run(machine, checks), bool(machine.simulate))
+        show(machine, rows)
         if options.docs:
             options.docs.mkdir(parents=True, exist_ok=True)
             page = options.docs / page_name(machine)
             page.write_text(markdown(f"{machine.model}, driver {machine.driver}", facts, rows, bool(machine.simulate)))
-            console.print(f"written: {page}", highlight=False)
+            print(f"written: {page}")
         if options.json:
             options.json.write_bytes(msgspec.json.encode(rows))
     return INTERRUPTED if machine.interrupted else status(rows)

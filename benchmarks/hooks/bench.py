@@ -15,31 +15,17 @@ import time
 from pathlib import Path
 from statistics import fmean, median
 
+from calls import Call, compiled, read
 from rich.console import Console
 from rich.table import Table
 
 from vgpu.native import CardLimit, Limits, Region, paths
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 STARTS = 500
 TURNS = 3
 CROWD_TURNS = 12
 CROWD = "...in each of 16 processes"
 MEMORY = Path("/dev/shm")  # regions lie in memory where a node agent makes them; a disk would write them back meanwhile
-BARS = {
-    "cuMemAlloc+cuMemFree": "+100",
-    "...with 10000 live blocks": "+120",
-    CROWD: "2 x native",
-    "cuMemAllocAsync+cuMemFreeAsync": "+100",
-    "cuMemGetInfo": "+20",
-    "cuMemAlloc alone": "+150 (memory that moves)",
-    "...of 4 MiB": "+150 (memory that moves)",
-    "cuMemcpyHtoD": "+2 (where nothing moves)",
-    "...of four large blocks": "+30 (memory that moves, over a memory limit)",
-    "...every 100 us": "+30 (memory that moves, over a memory limit)",
-    "not hooked: cuCtxGetCurrent": "+0",
-}
 OURS = ("CUDA_", "VGPU_", "LD_", "GPU_CORE", "ACTIVE_OOM", "LIBCUDA", "NVIDIA_")
 VARIANTS: dict[str, dict[str, str]] = {
     "no limits": {},
@@ -74,36 +60,29 @@ def starts(console: Console) -> None:
     console.print(table)
 
 
-def compiled(folder: Path) -> Path:
-    sys.path.insert(0, str(ROOT / "libvgpu"))
-    import build
-
-    program = folder / "calls"
-    includes = [f"-I{directory}" for directory in build.header_dirs()]
-    compiler = os.environ.get("CC", "cc").split()
-    link = [f"-L{paths.simulator()}", "-l:libcuda.so.1"]
-    subprocess.run([*compiler, "-O2", *includes, "-o", program, HERE / "calls.c", *link], check=True)
-    return program
-
-
-def calls(program: Path, crowd: bool, **variables: str) -> dict[str, float]:
-    """ns per call, on cards of its own: a card's books grow with the processes that it has seen."""
-    command = [str(program), *(["crowd"] if crowd else [])]
+def run(program: Path, *arguments: str, **variables: str) -> str:
+    """What the program prints, on cards of its own: a card's books grow with the processes that it has seen."""
     with tempfile.TemporaryDirectory(dir=program.parent) as cards:
         env = clean() | {"LD_LIBRARY_PATH": str(paths.simulator()), "VGPU_SIMULATE": "T4", "VGPU_SIM_DIR": cards}
-        text = subprocess.run(command, env=env | variables, check=True, capture_output=True, text=True).stdout
-    return {name: float(value) for name, value in (line.rsplit(maxsplit=1) for line in text.splitlines())}
+        command = [program, *arguments]
+        return subprocess.run(command, env=env | variables, check=True, capture_output=True, text=True).stdout
 
 
 def summary(runs: list[dict[str, float]]) -> dict[str, float]:
-    """The smallest of each call, of the crowd the mean."""
-    calls = {call: [run[call] for run in runs if call in run] for call in runs[0]}
-    return {call: fmean(times) if call == CROWD else min(times) for call, times in calls.items()}
+    """The smallest of each call, of the crowd the mean; ns."""
+    times = {call: [run[call] for run in runs if call in run] for call in runs[0]}
+    return {call: fmean(found) if call == CROWD else min(found) for call, found in times.items()}
+
+
+def bar(call: Call) -> str:
+    """As the table tells it; the bar of memory that moves where it is another one."""
+    return f"+{call.bar}" + (f" (moves: +{call.moving})" if call.moving != call.bar else "")
 
 
 def driver_calls(console: Console) -> None:
     table = Table("call", "native ns", *VARIANTS, "bar", title="Driver calls on the simulator: native, then ns added")
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in ("native", *VARIANTS)}
+    bars = {CROWD: "2 x native"}
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as name:
         folder = Path(name)
         program = compiled(folder)
@@ -117,12 +96,14 @@ def driver_calls(console: Console) -> None:
                 variables = {} if limits is None else limits | {"LD_PRELOAD": str(paths.libvgpu())}
                 variables |= {"VGPU_DIR": str(region)} if limits or variant == MOVES else {}
                 variables |= {"MAPPED": "1"} if variant != MOVES else {}
-                one = calls(program, False, **variables) if turn < TURNS else {}
-                runs[variant].append(one | calls(program, True, **variables))
+                one = read(run(program, **variables)) if turn < TURNS else {}
+                bars |= {name: bar(call) for name, call in one.items()}
+                times = {name: call.ns for name, call in one.items()}
+                runs[variant].append(times | {CROWD: float(run(program, "crowd", **variables))})
     native = summary(runs.pop("native"))
     columns = [summary(column) for column in runs.values()]
     for call, cost in native.items():
-        table.add_row(call, f"{cost:.1f}", *(f"{column[call] - cost:+.1f}" for column in columns), BARS.get(call, ""))
+        table.add_row(call, f"{cost:.1f}", *(f"{column[call] - cost:+.1f}" for column in columns), bars[call])
     console.print(table)
 
 

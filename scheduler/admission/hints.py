@@ -4,17 +4,15 @@ import difflib
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from scheduler.admission import checks, strangers
 from scheduler.admission.checks import containers, where
 from scheduler.wire import Pod
 from vgpu import names
 from vgpu.resources import Rules
 
 OURS: Final = "vgpu.io/"  #: nobody else's: an unknown annotation of this prefix is a mistake
-ANNOTATIONS: Final = (
-    names.USE_GPU_TYPE, names.NOUSE_GPU_TYPE, names.USE_GPU_UUID, names.NOUSE_GPU_UUID, names.NUMA_BIND,
-    names.VGPU_MODE, names.NODE_POLICY, names.GPU_POLICY, names.CORES_LIMIT, names.CORE_POLICY, names.OVERSUBSCRIBE,
-    names.MEMORY_MODE, names.RESIZE, names.POD_GROUP, names.POD_GROUP_MIN, *names.RECORDS,
-)  # fmt: skip
+ANNOTATIONS: Final = (*strangers.ANNOTATIONS, *names.RECORDS)
+_PREFIXES: Final = ("vgpu.io", "nvidia.com", "hami.io", "4pd.io")  #: where users look for our names
 CLOSE: Final = 0.75  #: similarity (difflib) from which a name is taken for a misspelt one: gpu-memory for gpumem
 
 
@@ -22,16 +20,18 @@ def misspelt(pod: Pod, rules: Rules) -> tuple[str, ...]:
     """One warning for each annotation and resource that is probably meant for us."""
     known = rules.names
     resources = (known.gpu, known.memory, known.percentage, known.cores, known.priority)
+    others = (*resources, *names.WEBHOOK_LABELS)  # strangers.py warns of these
     found = [
         f"metadata.annotations[{key}] is not known{_perhaps(likely)}"
         for key, likely in _misses(pod.metadata.annotations or (), ANNOTATIONS)
+        if key not in others
     ]
     for group, _, container in containers(pod):
         if container.resources is None:
             continue
         for part in ("limits", "requests"):
             for key, likely in _misses(getattr(container.resources, part) or (), resources):
-                if likely:
+                if likely and key not in checks.TOTALS:
                     found.append(f"{where(group, container)}.resources.{part}[{key}] is not known{_perhaps(likely)}")
     return tuple(found)
 
@@ -41,14 +41,20 @@ def _perhaps(likely: str) -> str:
 
 
 def _misses(keys: Iterable[str], known: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """(key, likely meant) of keys that are not known and are close to one of the same prefix, or ours ("")."""
+    """(key, likely meant, "" where nothing is) of keys that are not known.
+
+    Likely is one of the same prefix whose name is close, or one of another prefix, or of none, with the same name.
+    """
+    by_name = {each.partition("/")[2]: each for each in known}
     for key in keys:
-        prefix, slash, name = key.partition("/")
-        if not slash or key in known:
+        if key in known or key in strangers.KEYS:
             continue
-        siblings = [each.partition("/")[2] for each in known if each.startswith(f"{prefix}/")]
-        close = difflib.get_close_matches(name, siblings, 1, CLOSE)
+        prefix, slash, name = key.rpartition("/")
+        siblings = [each.partition("/")[2] for each in known if slash and each.startswith(f"{prefix}/")]
+        close = difflib.get_close_matches(name.casefold(), siblings, 1, CLOSE)
         if close:
             yield key, f"{prefix}/{close[0]}"
+        elif name in by_name and (not slash or prefix in _PREFIXES):
+            yield key, by_name[name]
         elif key.startswith(OURS):
             yield key, ""

@@ -3,7 +3,7 @@
 Applying it twice changes nothing more than applying it once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Set
 from typing import Any, Final, Protocol
 
 from scheduler.admission.checks import VOID, containers
@@ -13,6 +13,7 @@ from vgpu import names
 from vgpu.resources import CardSelector, GpuRequest, PodRequest, Rules, parse_quantity
 
 MIB: Final = 2**20
+NO_CONTEXT: Final = 64  #: MiB; no card has a CUDA context that takes less
 
 
 class Cards(Protocol):
@@ -27,6 +28,12 @@ class Cards(Protocol):
     def smallest_context(self) -> int | None:
         """Bytes of the cheapest CUDA context of all cards, None when none is known."""
 
+    def models(self) -> Collection[str]:
+        """Models of all cards, as NVML names them."""
+
+    def known(self, uuids: Collection[str]) -> Set[str]:
+        """Those of the UUIDs that cards have."""
+
 
 def _same_quantity(left: object, right: object) -> bool:
     try:
@@ -38,17 +45,17 @@ def _same_quantity(left: object, right: object) -> bool:
 class Mutation:
     """The patch for one GPU pod, and what its user should know."""
 
-    def __init__(self, pod: Pod, request: PodRequest, rules: Rules, scheduler_name: str, cards: Cards) -> None:
-        self.patch = Patch()
+    def __init__(
+        self, pod: Pod, request: PodRequest, rules: Rules, scheduler_name: str, cards: Cards, patch: Patch
+    ) -> None:
+        """`patch`: what was done to the pod before, to be gone on with."""
+        self.patch = patch
         self.warnings: list[str] = []
         self._rules, self._cards, self._selector = rules, cards, request.selector
         asks = {each.name: each.gpu for each in request.containers}
         self.patch.merge(("metadata", "labels"), pod.metadata.labels, {names.LABEL_MANAGED: "true"})
         if pod.spec.schedulerName != scheduler_name:
             self.patch.add(("spec", "schedulerName"), scheduler_name)
-        if request.memory_mode and request.oversubscribe is False:
-            key = f"metadata.annotations[{names.MEMORY_MODE}]"
-            self.warnings.append(f"{key} has no effect beside {names.OVERSUBSCRIBE}: all of the memory is on the card")
         for group, index, container in containers(pod):
             path: tuple[str | int, ...] = ("spec", group, index)
             asked = asks.get(container.name)
@@ -117,6 +124,11 @@ class Mutation:
         if least and context is not None and least * MIB < context:
             self.warnings.append(
                 f"{where} asks for {least} MiB on a card; a CUDA context alone takes {-(-context // MIB)} MiB"
+            )
+        elif 0 < asked.memory < NO_CONTEXT:
+            self.warnings.append(
+                f"{where} asks for {asked.memory} MiB on a card, less than any CUDA context takes; the unit is MiB: for"
+                f" {asked.memory} GiB, write {1024 * asked.memory}"
             )
         if {known.memory, known.percentage} <= said:
             self.warnings.append(f"{where}: {known.percentage} has no effect beside {known.memory}")

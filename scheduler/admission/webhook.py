@@ -6,11 +6,14 @@ from typing import Any, Final
 import msgspec
 
 from scheduler.admission import checks
+from scheduler.admission.defaults import declined
 from scheduler.admission.dialects import dialects
+from scheduler.admission.effects import without_effect
 from scheduler.admission.hints import misspelt
 from scheduler.admission.mutation import Cards, Mutation, hide_cards
 from scheduler.admission.patches import Patch
 from scheduler.admission.review import Answer, Request, decode, encode
+from scheduler.admission.strangers import elsewhere
 from scheduler.wire import BadBody, Pod, parse
 from vgpu import names
 from vgpu.config import Config
@@ -59,11 +62,14 @@ class Admission:
         labels = pod.metadata.labels or {}
         if any(labels.get(label) == names.WEBHOOK_IGNORE for label in names.WEBHOOK_LABELS):
             return Answer()
+        hints = [*elsewhere(pod, self._rules), *misspelt(pod, self._rules)]
+        patch = Patch()
+        pod, told = declined(pod, self._rules, patch)
+        hints += told
         request = self._translate(pod)
-        hints = misspelt(pod, self._rules)
         if request is None:
             checks.totals_are_ours(pod, ())
-            return Answer(warnings=hints)
+            return Answer(warnings=tuple(hints), patch=tuple(patch.operations))
         ours, settings = self._settings.scheduler_name, self._settings.scheduler
         try:
             checks.scheduled_by_us(pod, ours)
@@ -71,10 +77,11 @@ class Admission:
             if settings.foreign_scheduler == "deny":
                 raise
             foreign = f"spec.schedulerName is {pod.spec.schedulerName}: cards that {ours} did not choose are not given"
-            return Answer(warnings=(foreign, *hints))
+            return Answer(warnings=(foreign, *hints), patch=tuple(patch.operations))
         checks.create(pod, request, settings)
-        mutation = Mutation(pod, request, self._rules, ours, self._cards)
-        return Answer(warnings=(*mutation.warnings, *hints), patch=tuple(mutation.patch.operations))
+        mutation = Mutation(pod, request, self._rules, ours, self._cards, patch)
+        effects = without_effect(pod, request, self._cards)
+        return Answer(warnings=(*mutation.warnings, *effects, *hints), patch=tuple(patch.operations))
 
     def _translate(self, pod: Pod) -> PodRequest | None:
         speaking = {name: dialect for name, dialect in dialects().items() if dialect.uses(pod, self._rules)}

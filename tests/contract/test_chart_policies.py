@@ -6,6 +6,7 @@ import pytest
 from cel_expr_python import cel
 from tools import helm
 
+from scheduler.admission import effects, strangers
 from vgpu import names
 
 SCHEDULER = "system:serviceaccount:kube-system:vgpu-scheduler"
@@ -249,10 +250,13 @@ def test_every_policy_is_bound_and_denies(objects: list[dict[str, Any]]) -> None
     policies = {item["metadata"]["name"] for item in objects if item["kind"] == "ValidatingAdmissionPolicy"}
     bindings = [item["spec"] for item in objects if item["kind"] == "ValidatingAdmissionPolicyBinding"]
     assert {binding["policyName"] for binding in bindings} == policies
-    assert all(binding["validationActions"] == ["Deny"] for binding in bindings)
+    for binding in bindings:
+        actions = ["Warn"] if binding["policyName"] == "vgpu-hints" else ["Deny"]
+        assert binding["validationActions"] == actions, binding["policyName"]
     for item in objects:
         if item["kind"] == "ValidatingAdmissionPolicy":
-            assert item["spec"]["failurePolicy"] == "Fail"
+            failure = "Ignore" if item["metadata"]["name"] == "vgpu-hints" else "Fail"
+            assert item["spec"]["failurePolicy"] == failure
 
 
 def gpu(resource: str, where: str = "limits") -> dict[str, Any]:
@@ -343,3 +347,42 @@ def test_opting_out_by_label(objects: list[dict[str, Any]]) -> None:
         terms = webhook[selector]["matchExpressions"]
         assert [term["key"] for term in terms] == list(names.WEBHOOK_LABELS)
         assert all((term["operator"], term["values"]) == ("NotIn", [names.WEBHOOK_IGNORE]) for term in terms)
+
+
+NO_PLACE = "have no effect as annotations or labels"
+NO_GPU = "no container of the pod asks for nvidia.com/gpu"
+NO_NAME = "looks like one of vgpu and is none"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "resource", "said"),
+    [
+        ({}, "cpu", []),
+        ({"annotations": {"a": "b"}, "labels": {"c": "d"}}, "nvidia.com/mig-1g.5gb", []),
+        ({}, "nvidia.com/gpu.shared", []),
+        ({"annotations": {names.RESOURCE_CORES: "30"}}, "cpu", [NO_PLACE]),
+        ({"labels": {names.RESOURCE_MEMORY: "3000"}}, "cpu", [NO_PLACE]),
+        ({"annotations": {names.USE_GPU_TYPE: "T4"}}, "cpu", [NO_GPU]),
+        ({"annotations": {names.GPU_POLICY: "spread"}}, "cpu", [NO_GPU]),
+        ({}, "nvidia.com/gpu-memory", [NO_NAME]),
+        ({}, "nvidia.com/gpus", [NO_NAME]),
+        ({}, "nvidia.com/vgpu-cores", [NO_NAME]),
+        ({}, "vgpu.io/gpumem", [NO_NAME]),
+        ({"annotations": {names.RESOURCE_CORES: "30", names.GPU_POLICY: "spread"}}, "nvidia.com/gpucore",
+         [NO_PLACE, NO_GPU, NO_NAME]),
+        # these reach the webhook, which says it better
+        ({"annotations": {names.RESOURCE_CORES: "30"}}, names.RESOURCE_GPU, []),
+    ],
+)  # fmt: skip
+def test_pods_that_seem_to_mean_a_gpu_are_warned_of(
+    objects: list[dict[str, Any]], metadata: dict[str, Any], resource: str, said: list[str]
+) -> None:
+    policy = spec_of(objects, "ValidatingAdmissionPolicy", "vgpu-hints")
+    binding = spec_of(objects, "ValidatingAdmissionPolicyBinding", "vgpu-hints")
+    assert (policy["failurePolicy"], binding["validationActions"]) == ("Ignore", ["Warn"])  # it never holds up a pod
+    text = " ".join(rule["expression"] for rule in policy["validations"])
+    assert all(f'"{key}"' in text for key in set(strangers.ANNOTATIONS) - set(effects.RESERVED))
+    for group in ("containers", "initContainers"):
+        spec = {"containers": [PLAIN], group: [gpu(resource)]}
+        messages = verdict(policy, request("CREATE"), {"metadata": metadata, "spec": spec})
+        assert [part in message for part, message in zip(said, messages, strict=True)] == [True] * len(said)

@@ -3,7 +3,6 @@
 import ctypes
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -111,15 +110,26 @@ def test_frameworks_must_see_fill_and_survive_their_limit() -> None:
     assert not frameworks.shared({"rate": 100.0, "version": "1"}, {"rate": 55.0, "version": "1"}).met
 
 
+def call(ns: float, bar: int = 20, moving: int = 50) -> hooks.Call:
+    return hooks.Call(ns, bar, moving)
+
+
 def test_calls_may_cost_some_nanoseconds_or_a_part_of_themselves() -> None:
-    (fast,) = hooks.judged("limit", {"cuMemGetInfo": 50.0}, {"cuMemGetInfo": 75.0})
-    (slow,) = hooks.judged("limit", {"cuMemGetInfo": 1000.0}, {"cuMemGetInfo": 1025.0})
+    (fast,) = hooks.judged("limit", {"cuMemGetInfo": call(50)}, {"cuMemGetInfo": call(75)})
+    (slow,) = hooks.judged("limit", {"cuMemGetInfo": call(1000)}, {"cuMemGetInfo": call(1025)})
     assert (fast.verdict, slow.verdict) == ("missed", "met")
+    (moves,) = hooks.judged(hooks.MOVES, {"cuMemGetInfo": call(50)}, {"cuMemGetInfo": call(75)})
+    assert (moves.verdict, moves.bar) == ("met", "<= +50 ns")
 
 
-def test_every_call_of_the_bench_has_its_bar() -> None:
-    measured = re.findall(r'measure\("([^"]+)"', (HERE.parents[1] / "benchmarks/hooks/calls.c").read_text())
-    assert set(measured) == set(hooks.BARS) == set(hooks.MOVING)
+def test_the_program_of_the_bench_tells_each_call_with_its_bars() -> None:
+    """One source: a call cannot be without a bar, since the program would not compile."""
+    assert hooks.read("a call\t12.5\t20\t50\n...again\t3.0\t2\t2\n") == {
+        "a call": call(12.5),
+        "...again": call(3, 2, 2),
+    }
+    with pytest.raises(ValueError):
+        hooks.read("a call 12.5")
 
 
 def test_the_status_is_that_of_the_rows_with_a_bar() -> None:
@@ -128,6 +138,26 @@ def test_the_status_is_that_of_the_rows_with_a_bar() -> None:
     assert rows.status([met, rows.exact("a", "b", 1, 2)]) == 1
     assert rows.status([met, rows.broken("a", "b", "why")]) == 1
     assert rows.status([told]) == 1
+
+
+def test_a_time_of_a_simulated_card_misses_nothing() -> None:
+    late = rows.Row("a", "b", met=False, timed=True)
+    assert (late.verdict, rows.status([late])) == ("missed", 1)
+    simulated = msgspec.structs.replace(late, simulated=True)
+    assert (simulated.verdict, rows.status([simulated])) == ("off", 0)
+    wrong = msgspec.structs.replace(rows.exact("a", "b", 1, 2), simulated=True)
+    assert (wrong.verdict, rows.status([simulated, wrong])) == ("missed", 1)
+
+
+def test_the_table_reads_at_a_hundred_columns() -> None:
+    long = rows.Row("core limit", "w" * 90, "a b " * 20, "g" * 50, "+1", "±1 point", False, "because " * 40)
+    lines = rows.printed([rows.exact("memory limit", "cuMemAlloc", 1, 1), long], " (simulated)")
+    assert max(map(len, lines)) <= 100
+    titles = [index for index, line in enumerate(lines) if line.endswith("(simulated)")]
+    assert [lines[index - 1] for index in titles] == ["", ""]
+    assert lines.count("") == len(titles)  # nothing is blank but the line before each family
+    assert next(line for line in lines if line.startswith("missed ")).split()[-2:] == ["±1", "point"]
+    assert " ".join(lines).count("because") == 40
 
 
 def test_a_page_of_a_simulated_card_says_so_everywhere() -> None:
@@ -195,7 +225,10 @@ def test_the_command_fills_a_simulated_slice(tmp_path: Path) -> None:
     (page,) = tmp_path.glob("*.md")
     assert page.name.startswith("simulated-")
     assert any(line.startswith("vgpu on ") and "(simulated)" in line for line in printed.splitlines())
-    assert page.read_text().count("| cuMemAllocPitch |") == 1
+    table = printed[printed.index("\nvgpu on ") :].splitlines()
+    assert max(len(line) for line in table if not line.startswith("written: ")) <= 100
+    assert printed.count("\nmet ") == 3
+    assert page.read_text().count("| met | cuMemAllocPitch |") == 1
 
 
 def test_the_command_tries_two_processes(tmp_path: Path) -> None:

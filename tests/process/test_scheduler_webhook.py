@@ -137,6 +137,22 @@ def test_a_gpu_pod_is_translated_on_its_way_into_the_cluster(world: World) -> No
 
 
 @pytest.mark.usefixtures("webhook")
+def test_a_sidecar_declines_what_a_limit_range_gives_it(world: World) -> None:
+    """As the API server sends it: the default is in the container, and the annotation says where it comes from."""
+    item = pod("p", limits={"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000})
+    default = {"nvidia.com/gpu": "0", "nvidia.com/gpumem": "3k", "cpu": "1"}
+    item["spec"]["containers"].append({"name": "log", "image": "log", "resources": {"limits": default}})
+    said = (
+        "LimitRanger plugin set: nvidia.com/gpumem limit for container main; nvidia.com/gpumem limit for container log"
+    )
+    item["metadata"]["annotations"] = {"kubernetes.io/limit-ranger": said}
+    main, log = world.create(item)["spec"]["containers"]
+    assert main["resources"]["limits"]["vgpu.io/memory"] == "3k"
+    assert log["resources"]["limits"] == {"nvidia.com/gpu": "0", "cpu": "1"}
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in log["env"]
+
+
+@pytest.mark.usefixtures("webhook")
 def test_a_denial_reaches_the_user_word_for_word(world: World) -> None:
     with pytest.raises(ApiError) as denied:
         world.create(pod("p", limits={"nvidia.com/gpumem": "8Gi"}))

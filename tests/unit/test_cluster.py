@@ -192,6 +192,9 @@ def test_the_smallest_accepted_card_decides_what_a_percentage_means() -> None:
     assert state.smallest_ask(half, CardSelector(use_types=("H100",))) == 40000
     assert state.smallest_ask(half, CardSelector(use_types=("A100",))) is None
     assert state.largest_card() == 80000
+    assert state.models() == {"Tesla T4", "NVIDIA H100 80GB HBM3"}
+    (uuid,) = (gpu.uuid for gpu in inventory("x").devices)
+    assert state.known([uuid, "GPU-none"]) == {uuid}
     assert state.smallest_context() is None
     for context in (7, 9, 7):
         costs = tuple(Gpu(f"GPU-c{index}", index, "T4", 16000, context=context + index) for index in range(2))

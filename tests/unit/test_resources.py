@@ -312,7 +312,7 @@ class TestPod:
             (names.OVERSUBSCRIBE, "yes", "must be one of true, false"),
             (names.MEMORY_MODE, "managed", "must be one of static, movable"),
             (names.NUMA_BIND, "True", "must be one of true, false"),
-            (names.VGPU_MODE, "mig", "must be one of share"),
+            (names.VGPU_MODE, "mig", "must be one of share, hami-core"),
             (names.CORES_LIMIT, "0", "must be a whole number from 1 to 100 (%)"),
             (names.CORES_LIMIT, "101", "must be a whole number from 1 to 100 (%)"),
             (names.CORES_LIMIT, "-1", "must be a whole number from 1 to 100 (%)"),

@@ -3,24 +3,57 @@
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from typing import Final
 
 import numpy as np
 
 from vgpu.placement.cards import Bools, Cards
 from vgpu.resources import CardSelector
 
+#: Words with which one card is sold, in NVML's name or not, by driver and time: "Tesla T4", "NVIDIA T4"
+_MAKER: Final = "nvidia"
+_BRANDS: Final = ("tesla", "geforce", "quadro")
+
 
 def matches(model: str, pattern: str) -> bool:
-    """The whole name, a glob over the whole name, or a word of it; case does not matter.
+    """The whole name, a glob over the whole name, or a word of it.
 
-    "A10" is a word of "NVIDIA A10" and of "NVIDIA A10-24Q", not of "NVIDIA A100-SXM4-40GB".
+    Case does not matter; a blank, "-" and "_" are alike, and the maker and the brand in front may be missing: labels of
+    nodes spell "NVIDIA-A100-SXM4-40GB" and "Tesla-T4". "A10" is a word of "NVIDIA A10" and of "NVIDIA A10-24Q", not of
+    "NVIDIA A100-SXM4-40GB". A Quadro without its brand has to have the same name otherwise: "NVIDIA RTX 4000 Ada
+    Generation" is no "Quadro RTX 4000".
     """
-    name, wanted = model.casefold(), pattern.casefold()
-    if name == wanted:
+    if fnmatchcase(model.casefold(), pattern.casefold()):
         return True
+    name, wanted = _words(model), _words(pattern)
+    brand, wanted_brand = _brand(name), _brand(wanted)
+    bare, wanted_bare = _bare(name), _bare(wanted)
+    if not wanted_bare:  # a maker or a brand alone
+        return _holds(name, wanted)
+    if brand and wanted_brand and brand != wanted_brand:
+        return False
+    if wanted_brand == "quadro" and not brand:
+        return bare == wanted_bare
     if any(sign in wanted for sign in "*?["):
-        return fnmatchcase(name, wanted)
-    return re.search(rf"(?<![a-z0-9]){re.escape(wanted)}(?![a-z0-9])", name) is not None
+        return fnmatchcase(name.removeprefix(f"{_MAKER}-"), wanted) or fnmatchcase(bare, wanted_bare)
+    return _holds(bare, wanted_bare)
+
+
+def _words(name: str) -> str:
+    return re.sub(r"[\s_-]+", "-", name.casefold()).strip("-")
+
+
+def _brand(name: str) -> str:
+    return next((brand for brand in _BRANDS if brand in name.split("-")[:2]), "")
+
+
+def _bare(name: str) -> str:
+    """Without the maker and the brand in front."""
+    return re.sub(rf"^(?:(?:{'|'.join((_MAKER, *_BRANDS))})(?:-|$))+", "", name)
+
+
+def _holds(name: str, words: str) -> bool:
+    return re.search(rf"(?<![a-z0-9]){re.escape(words)}(?![a-z0-9])", name) is not None
 
 
 def _any(model: str, patterns: Iterable[str]) -> bool:

@@ -60,8 +60,9 @@ def shared(native: dict[str, Any], ours: dict[str, Any]) -> Row:
     error = got - CORES
     remark = f"version {ours['version']}; {native['rate']:.1f} products/s without limit, {ours['rate']:.1f} with it"
     return Row(
-        FAMILY, SHARE, f"{CORES} %", f"{got:.2f} %", f"{error:+.2f}", f"±{BAR:g} point", abs(error) <= BAR, remark
-    )
+        FAMILY, SHARE, f"{CORES} %", f"{got:.2f} %", f"{error:+.2f}", f"±{BAR:g} point", abs(error) <= BAR, remark,
+        timed=True,
+    )  # fmt: skip
 
 
 def check(machine: Machine, what: str, python: str) -> list[Row]:

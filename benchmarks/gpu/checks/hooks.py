@@ -1,97 +1,56 @@
 """What the library adds to driver calls, by the program of `make bench-hooks` on this driver."""
 
-import os
-import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
-from vgpu.native import paths
-
 from .children import Broken
-from .machine import ROOT, Command, Machine, Tier
-from .rows import Row, broken
+from .machine import ROOT, Machine, Tier
+from .rows import Row, broken, not_run
+
+sys.path.insert(0, str(ROOT / "benchmarks/hooks"))
+from calls import Call, compiled, read
 
 FAMILY: Final = "driver calls"
-#: ns that may be added, or RELATIVE of what the call takes by itself if that is more: a real driver's calls take µs
-BARS: Final = {
-    "cuMemAlloc+cuMemFree": 100,
-    "...with 10000 live blocks": 120,
-    "cuMemAllocAsync+cuMemFreeAsync": 100,
-    "cuMemGetInfo": 20,
-    "cuLaunchKernel": 20,
-    "...of four large blocks": 20,
-    "cuMemcpyHtoD": 2,
-    "not hooked: cuCtxGetCurrent": 2,
-}
-#: the same where blocks may move: what is handed in passes a gate, and what kernels use is noted
-MOVING: Final = BARS | {
-    "cuMemAlloc+cuMemFree": 150,
-    "...with 10000 live blocks": 170,
-    "cuMemAllocAsync+cuMemFreeAsync": 150,
-    "cuLaunchKernel": 50,
-    "...of four large blocks": 50,
-    "cuMemcpyHtoD": 30,
-}
+#: of what a call takes by itself: so much may be added where the call's own bar is less. A real driver's calls take µs
 RELATIVE: Final = 0.05
 SECONDS: Final = 60.0  #: for one run of all calls
 CORES: Final = 90
+VARIANTS: Final = {"memory limit": 0, "memory and core limit": CORES}
+MOVES: Final = "memory that moves"
 
 
-def compiled() -> Path:
-    """The program; linked against the simulator's libcuda.so.1, whose names are the driver's. Raises Broken."""
-    sys.path.insert(0, str(ROOT / "libvgpu"))
-    try:
-        import build
-    finally:
-        sys.path.pop(0)
-    folder = ROOT / "build/gpu-check"  # not among the regions: what is in /dev/shm may not be executed everywhere
-    folder.mkdir(parents=True, exist_ok=True)
-    program = folder / "calls"
-    includes = [f"-I{directory}" for directory in build.header_dirs()]
-    link = [f"-L{paths.simulator()}", "-l:libcuda.so.1"]
-    compiler = os.environ.get("CC", "cc").split()
-    command: Command = [*compiler, "-O2", *includes, "-o", program, ROOT / "benchmarks/hooks/calls.c", *link]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise Broken(f"calls.c does not compile: {done.stderr[-300:]}")
-    return program
-
-
-def figures(text: str) -> dict[str, float]:
-    """Call → ns, of the program's output."""
-    return {name: float(value) for name, value in (line.rsplit(maxsplit=1) for line in text.splitlines())}
-
-
-def judged(
-    variant: str, native: Mapping[str, float], ours: Mapping[str, float], bars: Mapping[str, int] = BARS
-) -> list[Row]:
-    """A row per call; `native`, `ours`: ns without the library and with it; `bars`: ns that may be added."""
+def judged(variant: str, native: Mapping[str, Call], ours: Mapping[str, Call]) -> list[Row]:
+    """A row per call; `native`, `ours`: without the library and with it. The bar is the program's own."""
     rows = []
-    for call, cost in native.items():
-        added, bar = ours[call] - cost, max(float(bars[call]), RELATIVE * cost)
-        told = f"{cost:.1f} ns", f"{ours[call]:.1f} ns", f"{added:+.1f} ns"
-        rows.append(Row(FAMILY, f"{call}, {variant}", *told, f"<= +{bar:.0f} ns", added <= bar))
+    for name, call in native.items():
+        own = call.moving if variant == MOVES else call.bar
+        added, bar = ours[name].ns - call.ns, max(float(own), RELATIVE * call.ns)
+        told = f"{call.ns:.1f} ns", f"{ours[name].ns:.1f} ns", f"{added:+.1f} ns"
+        rows.append(Row(FAMILY, f"{name}, {variant}", *told, f"<= +{bar:.0f} ns", added <= bar, timed=True))
     return rows
 
 
-def check(machine: Machine) -> list[Row]:
+def check(machine: Machine, quick: bool = False) -> list[Row]:
     """All calls without the library, in a slice, in one with a core limit, and in one whose blocks may move."""
     try:
-        program = compiled()
-        # the simulated driver takes longer for launches of mapped blocks, as they are where they can move
-        variables = {"MAPPED": "1"} if machine.simulate else {}
-        with machine.native([program], seconds=SECONDS, variables=variables) as child:
-            native = figures(child.text())
+        folder = ROOT / "build/gpu-check"  # not among the regions: /dev/shm may be mounted noexec
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [compiled(folder), *(["quick"] if quick else [])]
+        # large blocks cost the driver the same in all variants: they are mapped, as where they can move
+        variables = {"MAPPED": "1"}
+        with machine.native(command, seconds=SECONDS, variables=variables) as child:
+            native = read(child.text())
         rows = []
         memory = machine.slice_mib()
-        for variant, cores in (("memory limit", 0), ("memory and core limit", CORES)):
-            with machine.limited([program], memory=memory, cores=cores, seconds=SECONDS, variables=variables) as child:
-                rows += judged(variant, native, figures(child.text()))
+        for variant, cores in VARIANTS.items():
+            with machine.limited(command, memory=memory, cores=cores, seconds=SECONDS, variables=variables) as child:
+                rows += judged(variant, native, read(child.text()))
         moving = Tier(memory, memory // 2 + machine.context_mib, memory // 2, movable=True)
-        with machine.tiered([program], moving, seconds=SECONDS) as child:
-            rows += judged("memory that moves", native, figures(child.text()), MOVING)
-    except Broken as error:
+        with machine.tiered(command, moving, seconds=SECONDS) as child:
+            rows += judged(MOVES, native, read(child.text()))
+    except FileNotFoundError as error:
+        return [not_run(FAMILY, "benchmarks/hooks/calls.c", f"it needs a C compiler: {error.filename} is not found")]
+    except (Broken, ValueError) as error:
         return [broken(FAMILY, "benchmarks/hooks/calls.c", str(error))]
     return rows

@@ -28,12 +28,13 @@ def one_winner(limit: int, winners: list[tuple[int, int]]) -> Row:
 def given_back(answer: dict[str, Any]) -> Row:
     """`answer` of `pair.py killed`; its times begin when the kernel reports the end of the process."""
     held = answer["took"] == 0 and answer["refused"] == 2
-    met = held and answer["status"] == 0 and answer["ms"] <= BAR_MS
+    right = held and answer["status"] == 0
+    met = right and answer["ms"] <= BAR_MS
     got = f"as much for another after {answer['ms']:.1f} ms" if answer["status"] == 0 else "never given back"
     remark = f"charged before {mib(answer['before'])}, with the heir's {mib(answer['after'])}"
     if not held:
         remark = f"the holder was answered {answer['took']}, the other one before its death {answer['refused']}"
-    return Row(FAMILY, KILLED, f"{EACH_MIB} MiB held", got, "", f"<= {BAR_MS} ms", met, remark)
+    return Row(FAMILY, KILLED, f"{EACH_MIB} MiB held", got, "", f"<= {BAR_MS} ms", met, remark, timed=right)
 
 
 def smi_total(memory: int, lines: list[str]) -> Row:

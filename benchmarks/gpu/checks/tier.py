@@ -203,7 +203,7 @@ def way_given(seconds: float, before: int, after: int, guarantee: int) -> Row:
     rate = gbs((before - after) / seconds / 1e9) if seconds else "at once"
     moved = f"{mib(before - after)} went down between launches, {rate}"
     what = "a loan that is taken back"
-    return Row(FAMILY, what, mib(guarantee), got, "", f"<= {1000 * GIVE_WAY_S:.0f} ms", met, moved)
+    return Row(FAMILY, what, mib(guarantee), got, "", f"<= {1000 * GIVE_WAY_S:.0f} ms", met, moved, timed=down)
 
 
 def full(machine: Machine, mode: str) -> list[Row]:

@@ -52,14 +52,14 @@ done:
 
 
 class Work:
-    """A kernel of a known length in a context of its own."""
+    """A kernel of a known length, in a context of its own or in the current one."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, context: c_void_p | None = None) -> None:
         found = re.fullmatch(r"([1-9][0-9]*)(us|ms)", name)
         if found is None:
             raise SystemExit(f"{name!r}: a length such as 100us or 2ms")
         self.length = int(found[1]) * NS[found[2]]
-        self.context = start()
+        self.context = context or start()
         module, self.function = c_void_p(), c_void_p()
         ok(cu.cuModuleLoadData(byref(module), c_char_p(PTX.format(name=name).encode())))
         ok(cu.cuModuleGetFunction(byref(self.function), module, f"spin_{name}".encode()))
@@ -131,4 +131,5 @@ def main() -> None:
     sys.stdin.readline()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Annotations and variables of a GPU pod that will not do what their author expects: one warning for each."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from scheduler.admission.checks import containers, where
+from scheduler.admission.mutation import Cards
+from scheduler.wire import Pod
+from vgpu import names
+from vgpu.placement.selection import accepts_model, matches
+from vgpu.resources import HAMI_CORE, CardSelector, PodRequest
+
+RESERVED: Final = (names.RESIZE, names.POD_GROUP, names.POD_GROUP_MIN)
+#: variables that set limits where there is no region, and are not read in a container of a GPU pod
+VARIABLES: Final = {
+    names.ENV_MEMORY_LIMIT: "the limit is the container's request of memory",
+    names.ENV_CORE_LIMIT: "the limit is the container's request of cores",
+    names.ENV_OVERSUBSCRIBE: f"set metadata.annotations[{names.OVERSUBSCRIBE}]",
+}
+SHOWN: Final = 6  #: models that a warning names
+
+
+def without_effect(pod: Pod, request: PodRequest, cards: Cards) -> tuple[str, ...]:
+    """All warnings about a pod that asks for a GPU."""
+    notes = pod.metadata.annotations or {}
+    return (
+        *_annotations(notes, request),
+        *_selection(notes, request.selector, cards),
+        *_variables(pod, {each.name for each in request.containers}),
+    )
+
+
+def _at(key: str) -> str:
+    return f"metadata.annotations[{key}]"
+
+
+def _annotations(notes: Mapping[str, str], request: PodRequest) -> Iterator[str]:
+    if notes.get(names.VGPU_MODE) == HAMI_CORE:
+        yield f'{_at(names.VGPU_MODE)} is "{HAMI_CORE}", which is "share" here: write that, or leave it out'
+    for key in RESERVED:
+        if key in notes:
+            yield f"{_at(key)} is reserved and has no effect"
+    if request.memory_mode and request.oversubscribe is False:
+        yield f"{_at(names.MEMORY_MODE)} has no effect beside {names.OVERSUBSCRIBE}: all of the memory is on the card"
+    if request.cores_limit is None:
+        return
+    if request.core_policy != "elastic":
+        yield (
+            f"{_at(names.CORES_LIMIT)} has no effect: {names.CORE_POLICY} is {request.core_policy}; only with elastic"
+            " may a container have more than it asks"
+        )
+        return
+    for container in request.containers:
+        if container.gpu.cores > request.cores_limit:
+            yield (
+                f"{_at(names.CORES_LIMIT)} is {request.cores_limit} and has no effect on container {container.name},"
+                f" which asks for {container.gpu.cores} %"
+            )
+
+
+def _selection(notes: Mapping[str, str], selector: CardSelector, cards: Cards) -> Iterator[str]:
+    for key in (names.USE_GPU_TYPE, names.NOUSE_GPU_TYPE, names.USE_GPU_UUID, names.NOUSE_GPU_UUID):
+        if key in notes and not notes[key].strip(" ,"):
+            yield f"{_at(key)} is empty and has no effect"
+    if cards.largest_card() is None:  # no card is known yet: nothing can be said
+        return
+    if selector.use_types or selector.nouse_types:
+        yield from _models(selector, sorted(cards.models()))
+    known = cards.known((*selector.use_uuids, *selector.nouse_uuids))
+    usable = known & {*selector.use_uuids}
+    if selector.use_uuids and not usable:
+        yield f"{_at(names.USE_GPU_UUID)}: no card of this cluster has the UUID {_quoted(selector.use_uuids)}"
+    elif selector.use_uuids and usable <= {*selector.nouse_uuids}:
+        yield f"{_at(names.NOUSE_GPU_UUID)} leaves none of the cards of {names.USE_GPU_UUID}"
+    strangers = [uuid for uuid in selector.nouse_uuids if uuid not in known]
+    if strangers:
+        yield f"{_at(names.NOUSE_GPU_UUID)}: no card of this cluster has the UUID {_quoted(strangers)}"
+
+
+def _models(selector: CardSelector, models: Sequence[str]) -> Iterator[str]:
+    there = ", ".join(models[:SHOWN]) + (f" and {len(models) - SHOWN} more" if len(models) > SHOWN else "")
+    wanted = CardSelector(use_types=selector.use_types)
+
+    def unmatched(key: str, patterns: Iterable[str]) -> str:
+        return f"{_at(key)}: no card of this cluster matches {_quoted(patterns)}; there are {there}"
+
+    if not any(accepts_model(wanted, model) for model in models):
+        yield unmatched(names.USE_GPU_TYPE, selector.use_types)
+    elif not any(accepts_model(selector, model) for model in models):
+        yield f"{_at(names.NOUSE_GPU_TYPE)} leaves no card of this cluster; there are {there}"
+    for pattern in selector.nouse_types:
+        if not any(matches(model, pattern) for model in models):
+            yield unmatched(names.NOUSE_GPU_TYPE, [pattern])
+
+
+def _quoted(values: Iterable[str]) -> str:
+    return " or ".join(f'"{value}"' for value in values)
+
+
+def _variables(pod: Pod, asking: set[str]) -> Iterator[str]:
+    for group, _, container in containers(pod):
+        if container.name not in asking:
+            continue
+        for variable in container.env or ():
+            for name, instead in VARIABLES.items():
+                if variable.name == name or variable.name.removeprefix(f"{name}_").isdecimal():
+                    yield f"{where(group, container)}.env[{variable.name}] has no effect: {instead}"

@@ -1,0 +1,114 @@
+"""What a pod says in the words of another product, or in a place where vgpu does not read it: one warning for each."""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from scheduler.admission.checks import containers, where
+from scheduler.wire import Pod
+from vgpu import names
+from vgpu.resources import Rules
+
+#: what a user may set
+ANNOTATIONS: Final = (
+    names.USE_GPU_TYPE, names.NOUSE_GPU_TYPE, names.USE_GPU_UUID, names.NOUSE_GPU_UUID, names.NUMA_BIND,
+    names.VGPU_MODE, names.NODE_POLICY, names.GPU_POLICY, names.CORES_LIMIT, names.CORE_POLICY, names.OVERSUBSCRIBE,
+    names.MEMORY_MODE, names.RESIZE, names.POD_GROUP, names.POD_GROUP_MIN,
+)  # fmt: skip
+#: annotation or label of another product → ours that means the same; "": there is none.
+#: Sources: the READMEs of HAMi, vgpu-manager (coldzerofear), volcano-vgpu-device-plugin, gpu-manager (tkestack),
+#: KubeShare and the KAI scheduler
+KEYS: Final = {
+    "hami.io/node-scheduler-policy": names.NODE_POLICY,
+    "hami.io/gpu-scheduler-policy": names.GPU_POLICY,
+    "nvidia.com/node-scheduler-policy": names.NODE_POLICY,
+    "nvidia.com/device-scheduler-policy": names.GPU_POLICY,
+    "nvidia.com/device-topology-mode": names.NUMA_BIND,
+    "nvidia.com/include-gpu-type": names.USE_GPU_TYPE,
+    "nvidia.com/exclude-gpu-type": names.NOUSE_GPU_TYPE,
+    "nvidia.com/include-gpu-uuid": names.USE_GPU_UUID,
+    "nvidia.com/exclude-gpu-uuid": names.NOUSE_GPU_UUID,
+    "nvidia.com/vgpu-compute-policy": names.CORE_POLICY,
+    "tencent.com/vcuda-core-limit": names.CORES_LIMIT,
+    "sharedgpu/gpu_model": names.USE_GPU_TYPE,
+    "sharedgpu/group_name": "",
+    "sharedgpu/priority": "",
+    "volcano.sh/vgpu-mode": "",
+}
+#: keys of other products below which nothing is ours
+PREFIXES: Final = ("hami.io/", "4pd.io/", "sharedgpu/", "volcano.sh/vgpu-")
+
+
+def _amounts(rules: Rules) -> dict[str, str]:
+    """Resource, annotation or label of another product that asks for a part of a card → our resource."""
+    known = rules.names
+    return {
+        "nvidia.com/vgpu-number": known.gpu,
+        "nvidia.com/vgpu-memory": known.memory,
+        "nvidia.com/vgpu-cores": known.cores,
+        "volcano.sh/vgpu-number": known.gpu,
+        "volcano.sh/vgpu-memory": known.memory,
+        "volcano.sh/vgpu-memory-percentage": known.percentage,
+        "volcano.sh/vgpu-cores": known.cores,
+        "tencent.com/vcuda-core": known.cores,
+        "tencent.com/vcuda-memory": known.memory,
+        "aliyun.com/gpu-mem": known.memory,
+        "koordinator.sh/gpu-core": known.cores,
+        "koordinator.sh/gpu-memory": known.memory,
+        "koordinator.sh/gpu-memory-ratio": known.percentage,
+        "gpu-fraction": known.percentage,
+        "gpu-memory": known.memory,
+        "sharedgpu/gpu_limit": known.cores,
+        "sharedgpu/gpu_request": known.cores,
+        "sharedgpu/gpu_mem": known.memory,
+    }
+
+
+def elsewhere(pod: Pod, rules: Rules) -> tuple[str, ...]:
+    """Warnings for what has no effect where it stands, with where to write it."""
+    found = [
+        warning
+        for field, keys in (("annotations", pod.metadata.annotations), ("labels", pod.metadata.labels))
+        for warning in _of_metadata(field, keys or {}, rules)
+    ]
+    amounts, known = _amounts(rules), rules.names
+    asking = {known.gpu, known.memory, known.percentage, known.cores}
+    for group, _, container in containers(pod):
+        if container.resources is None:
+            continue
+        said = {*(container.resources.limits or ()), *(container.resources.requests or ())}
+        if known.priority in said and not asking & said:
+            field = f"{where(group, container)}.resources.limits[{known.priority}]"
+            found.append(f"{field} has no effect: the container asks for no card")
+        for part in ("limits", "requests"):
+            for key in getattr(container.resources, part) or ():
+                if amounts.get(key, key) != key:
+                    field = f"{where(group, container)}.resources.{part}[{key}]"
+                    found.append(f"{field} is another product's and has no effect on vgpu: write {amounts[key]}")
+    return tuple(found)
+
+
+def _of_metadata(field: str, keys: Mapping[str, str], rules: Rules) -> Iterator[str]:
+    known, amounts = rules.names, _amounts(rules)
+    ours = (known.gpu, known.memory, known.percentage, known.cores, known.priority)
+    for key in keys:
+        at = f"metadata.{field}[{key}]"
+        if key in ours:
+            yield f"{at} has no effect: write it in resources.limits of a container"
+        elif key in names.WEBHOOK_LABELS:
+            yield from _opting_out(field, key, keys[key])
+        elif field == "labels" and key in ANNOTATIONS:
+            yield f"{at} has no effect as a label: write it in metadata.annotations"
+        elif key in amounts:
+            yield f"{at} has no effect: write {amounts[key]} in resources.limits of a container"
+        elif KEYS.get(key):
+            yield f"{at} is another product's and has no effect: write metadata.annotations[{KEYS[key]}]"
+        elif key in KEYS or key.startswith(PREFIXES):
+            yield f"{at} is another product's and has no effect"
+
+
+def _opting_out(field: str, key: str, value: str) -> Iterator[str]:
+    at = f"metadata.{field}[{key}]"
+    if field == "annotations":
+        yield f"{at} has no effect as an annotation: opting out of admission is a label of the pod or its namespace"
+    elif value != names.WEBHOOK_IGNORE:
+        yield f'{at} is "{value}" and has no effect: "{names.WEBHOOK_IGNORE}" opts out of admission'
