@@ -6,7 +6,6 @@ terminal and process group are therefore the command's own, and there is no runn
 
 import fcntl
 import os
-import re
 import resource
 import shutil
 import signal
@@ -21,7 +20,7 @@ import msgspec
 from vgpu import contexts, inventory, names, tier
 from vgpu.config import Config
 from vgpu.devices import Gpu
-from vgpu.local import arbiter, host_memory, lending
+from vgpu.local import arbiter, host_memory, lending, simulated
 from vgpu.local.environment import environment
 from vgpu.local.errors import UserError
 from vgpu.local.library import preloadable
@@ -53,7 +52,7 @@ def run(command: Sequence[str], demand: Demand, config: Config, *, simulate: str
     program = find(command[0])
     root = state_dir()
     refuse_nesting(root)
-    simulator = simulator_dir(root, simulate) if simulate else None
+    simulator = simulated.directory(root, simulate) if simulate else None
     library = preloadable()
     cards = read_cards(root, config, simulate, simulator)
     store = SliceStore(root)
@@ -101,14 +100,6 @@ def refuse_nesting(root: Path) -> None:
             f"this process runs in slice {Path(inside).name} already, and a slice cannot be divided: "
             "start the command without vgpu run"
         )
-
-
-def simulator_dir(root: Path, spec: str) -> Path:
-    """State of the simulated cards `spec`; each spec has cards of its own unless $VGPU_SIM_DIR names a state."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.@-]*", spec):  # it becomes the name of a folder
-        raise UserError(f"--simulate is {spec!r}: must be PROFILE[xN][@CUDA], such as T4, T4x2 or T4@12.4", 2)
-    chosen = os.environ.get(names.ENV_SIMULATOR_DIR)
-    return Path(chosen).resolve() if chosen else root / "simulator" / spec
 
 
 def read_cards(root: Path, config: Config, simulate: str, simulator: Path | None) -> list[Gpu]:
