@@ -50,7 +50,7 @@ def test_top_keeps_its_figures_beside_a_long_command() -> None:
         "(simulated)",
         "Tesla",
         "T4",
-        *"2148 MiB 3000 MiB 15360 MiB 25.0 % 1 0 MiB".split(),
+        *["2148", "MiB", "3000", "MiB", "15360", "MiB", "25.0", "%", "1", "0", "MiB"],
     ]
     assert found[4].startswith("4d7831  4711  0 (simulated)  2048 MiB  512 MiB  3000 MiB   30 %     0.0 %  python -")
     assert len(found[4]) == 90

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vgpu import names
-from vgpu.devices import GpuSlice
+from vgpu.devices import GpuSlice, Inventory
 from vgpu.local.errors import UserError
 
 _SEPARATORS = frozenset(" :$")
@@ -13,6 +13,21 @@ _SEPARATORS = frozenset(" :$")
 def carried(path: Path) -> bool:
     """Whether the linker takes `path` as one file: LD_PRELOAD splits at spaces and colons, expands `$` (ld.so(8))."""
     return not set(str(path)) & _SEPARATORS
+
+
+def countable(found: Inventory) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES may name the cards by NVML's index: CUDA counts them alike by their bus addresses.
+
+    Many programs read a number there. CUDA counts instances of MIG in its own way, and nobody knows whether it counts a
+    card that does not answer.
+    """
+    ordered = sorted(found.devices, key=lambda card: card.pci)
+    addresses = {card.pci for card in ordered} - {""}
+    return (
+        not (found.mig or found.silent)
+        and len(addresses) == len(ordered)
+        and [card.index for card in ordered] == list(range(len(ordered)))
+    )
 
 
 def environment(
@@ -24,10 +39,12 @@ def environment(
     priority: int | None = None,
     simulator: tuple[Path, Path] | None = None,
     oversubscribe: bool = False,
+    indices: Sequence[int] | None = None,
 ) -> dict[str, str]:
     """`base` with the library, its region and the cards; `simulator`: (folder of its libraries, its state directory).
 
-    `oversubscribe`: not all of the memory has to be on the cards.
+    `oversubscribe`: not all of the memory has to be on the cards. `indices`: the cards of `slices` by NVML's index,
+    where CUDA counts them alike by bus address (`countable`); None: they are named by UUID.
 
     Limits that `base` states itself are dropped: those are an outer scope's. Raises UserError for a library path that
     the dynamic linker would not take as one: it would only warn, and the command would run without limits.
@@ -41,7 +58,11 @@ def environment(
     result = {name: value for name, value in base.items() if not name.startswith(ours)}
     result["LD_PRELOAD"] = _prepend(str(library), base.get("LD_PRELOAD"))
     result[names.ENV_REGION_DIR] = str(region)
-    result["CUDA_VISIBLE_DEVICES"] = ",".join(piece.uuid for piece in slices)
+    if indices is None:
+        result["CUDA_VISIBLE_DEVICES"] = ",".join(piece.uuid for piece in slices)
+    else:
+        result["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, indices))
+        result["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     for index, piece in enumerate(slices):
         result[f"{names.ENV_MEMORY_LIMIT}_{index}"] = f"{piece.mem}m"
     cores = {piece.cores for piece in slices} - {0}

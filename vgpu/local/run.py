@@ -21,7 +21,7 @@ from vgpu import contexts, inventory, names, tier
 from vgpu.config import Config
 from vgpu.devices import Gpu
 from vgpu.local import arbiter, host_memory, lending, simulated
-from vgpu.local.environment import environment
+from vgpu.local.environment import countable, environment
 from vgpu.local.errors import UserError
 from vgpu.local.library import preloadable
 from vgpu.local.place import Demand, NoRoom, acceptable, place, visible
@@ -54,7 +54,7 @@ def run(command: Sequence[str], demand: Demand, config: Config, *, simulate: str
     refuse_nesting(root)
     simulator = simulated.directory(root, simulate) if simulate else None
     library = preloadable()
-    cards = read_cards(root, config, simulate, simulator)
+    cards, counted = read_cards(root, config, simulate, simulator)
     store = SliceStore(root)
     claim = acquire(store, cards, demand, command, str(simulator or ""), wait)
     for line in too_small(claim.record):
@@ -76,6 +76,7 @@ def run(command: Sequence[str], demand: Demand, config: Config, *, simulate: str
             priority=demand.request.priority,
             simulator=(paths.simulator(), simulator) if simulator else None,
             oversubscribe=bool(demand.memory_mode),
+            indices=[card.index for card in claim.record.cards] if counted else None,
         )
         become(program, command, environ, claim.descriptor)
     except BaseException:
@@ -102,8 +103,11 @@ def refuse_nesting(root: Path) -> None:
         )
 
 
-def read_cards(root: Path, config: Config, simulate: str, simulator: Path | None) -> list[Gpu]:
-    """The cards that may be used: of the driver or simulated ones, less what CUDA_VISIBLE_DEVICES hides."""
+def read_cards(root: Path, config: Config, simulate: str, simulator: Path | None) -> tuple[list[Gpu], bool]:
+    """The cards that may be used, of the driver or simulated ones, less what CUDA_VISIBLE_DEVICES hides.
+
+    And whether CUDA_VISIBLE_DEVICES may name them by index.
+    """
     instead = "; to try it on simulated cards, write: vgpu run --simulate T4 -- COMMAND" if not simulate else ""
     try:
         if simulator is not None:
@@ -122,7 +126,7 @@ def read_cards(root: Path, config: Config, simulate: str, simulator: Path | None
     chosen = list(found) if setting is None else visible(found, setting)
     if not chosen:
         raise UserError(f"CUDA_VISIBLE_DEVICES is {setting!r}: it names no card of this machine")
-    return chosen
+    return chosen, countable(cards)
 
 
 def acquire(
@@ -140,6 +144,7 @@ def acquire(
         if isinstance(found, NoRoom):
             return found
         by_uuid = {card.uuid: card for card in cards}
+        found.sort(key=lambda piece: by_uuid[piece.uuid].index)  # CUDA and NVML then count them alike
         promised = host_memory.promised(demand.host_memory, asked, found)
         return store.claim(found, [by_uuid[piece.uuid] for piece in found], command, simulator, time.time(), promised)
 
