@@ -40,11 +40,13 @@ def environment(
     simulator: tuple[Path, Path] | None = None,
     oversubscribe: bool = False,
     indices: Sequence[int] | None = None,
+    record: str = "",
 ) -> dict[str, str]:
     """`base` with the library, its region and the cards; `simulator`: (folder of its libraries, its state directory).
 
     `oversubscribe`: not all of the memory has to be on the cards. `indices`: the cards of `slices` by NVML's index,
     where CUDA counts them alike by bus address (`countable`); None: they are named by UUID.
+    `record`: what vgpu.local.strays reads where the state is lost.
 
     Limits that `base` states itself are dropped: those are an outer scope's. Raises UserError for a library path that
     the dynamic linker would not take as one: it would only warn, and the command would run without limits.
@@ -68,6 +70,8 @@ def environment(
     cores = {piece.cores for piece in slices} - {0}
     if cores:
         result[names.ENV_CORE_LIMIT] = str(min(cores))
+    if record:
+        result[names.ENV_SLICES] = record
     if priority is not None:
         result[names.ENV_PRIORITY] = str(priority)
     if oversubscribe:

@@ -12,22 +12,24 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
 import msgspec
+import pynvml
 
 from vgpu import contexts, inventory, names, tier
 from vgpu.config import Config
 from vgpu.devices import Gpu
-from vgpu.local import arbiter, host_memory, lending, simulated
+from vgpu.local import arbiter, host_memory, lending, simulated, strays
 from vgpu.local.environment import countable, environment
 from vgpu.local.errors import UserError
 from vgpu.local.library import preloadable
 from vgpu.local.place import Demand, NoRoom, acceptable, place, visible
 from vgpu.local.progress import progress
 from vgpu.local.queue import Queue, Ticket
-from vgpu.local.slices import Claim, Run, SliceStore
+from vgpu.local.slices import LOCK_DESCRIPTOR, Claim, Run, SliceStore
 from vgpu.local.state import state_dir
 from vgpu.native import CardLimit, Limits, Region, paths
 
@@ -38,9 +40,6 @@ BACK_SECONDS: Final = 10.0  #: without anything given back of what was lent: not
 WHOLE_SECONDS: Final = 5.0  #: a command that may have host memory waits so long for all of its guarantees
 NOT_EXECUTABLE: Final = 126  #: exit codes as the POSIX shell has them
 NOT_FOUND: Final = 127
-LOCK_DESCRIPTOR: Final = (
-    600  #: lowest descriptor for the inherited lock: scripts use the small ones (`exec 3>file`) and would close it
-)
 
 
 def run(command: Sequence[str], demand: Demand, config: Config, *, simulate: str, wait: float | None) -> NoReturn:
@@ -50,8 +49,8 @@ def run(command: Sequence[str], demand: Demand, config: Config, *, simulate: str
     None: not at all.
     """
     program = find(command[0])
+    refuse_nesting()
     root = state_dir()
-    refuse_nesting(root)
     simulator = simulated.directory(root, simulate) if simulate else None
     library = preloadable()
     cards, counted = read_cards(root, config, simulate, simulator)
@@ -76,9 +75,10 @@ def run(command: Sequence[str], demand: Demand, config: Config, *, simulate: str
             priority=demand.request.priority,
             simulator=(paths.simulator(), simulator) if simulator else None,
             oversubscribe=bool(demand.memory_mode),
+            record=carried(claim.record),
             indices=[card.index for card in claim.record.cards] if counted else None,
         )
-        become(program, command, environ, claim.descriptor)
+        become(program, command, environ, (claim.descriptor, claim.folder))
     except BaseException:
         store.give_up(claim)
         raise
@@ -94,13 +94,18 @@ def find(name: str) -> str:
     raise UserError(f"{name}: no such program", NOT_FOUND)
 
 
-def refuse_nesting(root: Path) -> None:
+def refuse_nesting() -> None:
     inside = os.environ.get(names.ENV_REGION_DIR)
-    if inside and Path(inside).parent == root / "slices":
+    if inside and names.ENV_SLICES in os.environ:
         raise UserError(
             f"this process runs in slice {Path(inside).name} already, and a slice cannot be divided: "
             "start the command without vgpu run"
         )
+
+
+def carried(record: Run) -> str:
+    """A record for the environment, where one variable may have 128 KiB (execve(2)): without the command's words."""
+    return msgspec.json.encode(msgspec.structs.replace(record, command=())).decode()
 
 
 def read_cards(root: Path, config: Config, simulate: str, simulator: Path | None) -> tuple[list[Gpu], bool]:
@@ -136,11 +141,14 @@ def acquire(
     queue = Queue(store.root)
 
     def attempt(ticket: Ticket | None) -> Claim | NoRoom:
-        runs = store.sweep()
+        runs, ahead = store.sweep(), queue.ahead(ticket)
+        if not demand.memory_mode and isinstance(refused := place(cards, runs, ahead, demand), NoRoom):
+            return refused  # without the next look, which takes a while
+        runs += strays.on_cards(strays.find(store, runs, users()), cards, simulator)
         asked = host_memory.bounded(demand, host_memory.now(store, runs)) if demand.memory_mode else demand
         if isinstance(asked, NoRoom):
             return asked
-        found = place(cards, runs, queue.ahead(ticket), asked)
+        found = place(cards, runs, ahead, asked)
         if isinstance(found, NoRoom):
             return found
         by_uuid = {card.uuid: card for card in cards}
@@ -161,18 +169,31 @@ def acquire(
         ticket = queue.enter(accepts)
     with progress() as shown:
         while True:
-            with store.locked():
-                position = len(queue.ahead(ticket)) + 1
-                outcome = attempt(ticket)
-                if isinstance(outcome, Claim):
-                    queue.leave(ticket)
-                    return outcome
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    queue.leave(ticket)
-                    raise UserError(refusal(f"no room within {wait:g} s", outcome), os.EX_TEMPFAIL)
+            try:
+                with store.locked():
+                    position = len(queue.ahead(ticket)) + 1
+                    outcome = attempt(ticket)
+                    left = deadline - time.monotonic()
+                    if isinstance(outcome, Claim) or left <= 0:
+                        queue.leave(ticket)
+            except FileNotFoundError:  # somebody has removed the state: whoever comes first makes it again
+                store, queue = SliceStore(state_dir()), Queue(store.root)
+                with store.locked():
+                    ticket = queue.enter(accepts)
+                continue
+            if isinstance(outcome, Claim):
+                return outcome
+            if left <= 0:
+                raise UserError(refusal(f"no room within {wait:g} s", outcome), os.EX_TEMPFAIL)
             shown.update(position, outcome.sentence)
             time.sleep(min(POLL * position, SLOWEST_POLL, left))
+
+
+def users() -> dict[str, dict[int, int]]:
+    """UUID → pid → bytes, of every card that tells."""
+    with suppress(inventory.InventoryError, pynvml.NVMLError):
+        return inventory.users()
+    return {}
 
 
 def acceptable_here(cards: Sequence[Gpu], demand: Demand) -> frozenset[str]:
@@ -250,9 +271,10 @@ def limits(claim: Claim, demand: Demand, config: Config) -> Limits:
     )
 
 
-def become(program: str, command: Sequence[str], environ: dict[str, str], lock: int) -> NoReturn:
-    """Execs the command with the lock inherited; raises UserError when the kernel refuses the program."""
-    inheritable(lock)
+def become(program: str, command: Sequence[str], environ: dict[str, str], held: Sequence[int]) -> NoReturn:
+    """Execs the command with the locks inherited; raises UserError when the kernel refuses the program."""
+    for lock in held:
+        inheritable(lock)
     # The interpreter ignores these for itself (os.exec* keeps that); a pipeline's `| head` must end the command.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)

@@ -3,12 +3,14 @@
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 from rich.console import Group
 from rich.text import Text
 
+from vgpu.local import strays
 from vgpu.local.cards import MIB, CardReading, read_cards
 from vgpu.local.columns import Columns
 from vgpu.local.slices import Run, SliceStore
@@ -55,7 +57,20 @@ class Moment(msgspec.Struct, frozen=True):
 def figures(store: SliceStore) -> list[RunFigures]:
     """All running commands, oldest first; dead ones are swept."""
     with store.locked():
-        return [_figures(store, run) for run in store.sweep()]
+        return [_figures(store, run) for run in _living(store)]
+
+
+def _living(store: SliceStore) -> list[Run]:
+    """The commands of this state, lost ones, and those of other states on the same cards. Needs the store's lock."""
+    runs = store.sweep()
+    simulators = {run.simulator for run in runs} | {str(path) for path in (store.root / "simulator").glob("*")}
+    others = strays.find(store, runs)
+    mine = [run for run in others if not run.simulator or run.simulator in simulators or _lost_here(store, run)]
+    return sorted([*runs, *mine], key=lambda run: (run.since, run.id))
+
+
+def _lost_here(store: SliceStore, run: Run) -> bool:
+    return Path(run.folder).parent.parent == store.root
 
 
 def _figures(store: SliceStore, run: Run) -> RunFigures:
@@ -94,10 +109,10 @@ def _figures(store: SliceStore, run: Run) -> RunFigures:
 
 def moment(store: SliceStore) -> Moment:
     with store.locked():
-        runs = store.sweep()
+        runs = _living(store)
         found = tuple(_figures(store, run) for run in runs)
         pids = frozenset(pid for run in runs for pid in _pids(store, run))
-    simulators = {run.simulator for run in runs if run.simulator}
+    simulators = {run.simulator for run in runs if run.simulator and (Path(run.simulator) / "state").exists()}
     return Moment(time.monotonic(), tuple(read_cards(simulators)), found, pids)
 
 
