@@ -91,6 +91,14 @@ def test_less_memory_than_a_context_takes_is_told(machine: Machine) -> None:
     assert machine.run("--gpumem", "105", command=("true",)).stderr == ""
 
 
+@pytest.mark.parametrize("command", [("env", "-i", "sh", "-c", "exit 7"), ("sh", "-c", "env -u LD_PRELOAD sh; exit 7")])
+def test_a_command_whose_program_limits_do_not_reach_is_told(machine: Machine, command: tuple[str, ...]) -> None:
+    done = machine.run("--gpumem", "1000", command=command)
+    assert done.returncode == 7
+    assert "starts its program without LD_PRELOAD: it gets the whole card, without limits" in done.stderr
+    assert machine.run("--gpumem", "1000", command=("env", "A=1", "true")).stderr == ""
+
+
 def test_two_commands_on_one_card_see_only_their_own(machine: Machine) -> None:
     options = ("--policy", "binpack")
     machine.hold(*options, "--gpumem", "7000")

@@ -88,7 +88,8 @@ def test_what_has_neither_environment_nor_lock_is_charged_what_it_uses(machine: 
         "import ctypes, os\n"
         "cuda, context, pointer = ctypes.CDLL('libcuda.so.1'), ctypes.c_void_p(), ctypes.c_uint64()\n"
         "assert cuda.cuInit(0) == cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0\n"
-        "assert cuda.cuCtxSetCurrent(context) == cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(9000 << 20)) == 0\n"
+        "size = ctypes.c_size_t(9000 << 20)\n"
+        "assert cuda.cuCtxSetCurrent(context) == cuda.cuMemAlloc_v2(ctypes.byref(pointer), size) == 0\n"
         f"os.closerange(600, 610)\n{FORGETFUL}"
     )
     process = machine.start("--gpumem", "10000", command=(sys.executable, "-c", child))

@@ -22,7 +22,7 @@ import pynvml
 from vgpu import contexts, inventory, names, tier
 from vgpu.config import Config
 from vgpu.devices import Gpu
-from vgpu.local import arbiter, host_memory, lending, simulated, strays
+from vgpu.local import arbiter, host_memory, lending, reach, simulated, strays
 from vgpu.local.environment import countable, environment
 from vgpu.local.errors import UserError
 from vgpu.local.library import preloadable
@@ -56,7 +56,7 @@ def run(command: Sequence[str], demand: Demand, config: Config, *, simulate: str
     cards, counted = read_cards(root, config, simulate, simulator)
     store = SliceStore(root)
     claim = acquire(store, cards, demand, command, str(simulator or ""), wait)
-    for line in too_small(claim.record):
+    for line in (*too_small(claim.record), *beyond_reach(command)):
         print(f"vgpu run: {line}", file=sys.stderr)
     try:
         wanted = limits(claim, demand, config)
@@ -242,6 +242,12 @@ def too_small(record: Run) -> list[str]:
         for piece, card in zip(record.slices, record.cards, strict=True)
         if piece.mem * MIB < card.context
     ]
+
+
+def beyond_reach(command: Sequence[str]) -> list[str]:
+    """A warning where limits will not hold for what a command starts, as far as it shows."""
+    why = reach.doubt(command)
+    return [f"warning: {why}: it gets the whole card, without limits (docs/limits.md)"] if why else []
 
 
 def refusal(start: str, outcome: NoRoom, advice: str = "") -> str:
