@@ -35,7 +35,7 @@ def environment(
     slices: Sequence[GpuSlice],
     *,
     region: Path,
-    library: Path,
+    library: Path | None,
     priority: int | None = None,
     simulator: tuple[Path, Path] | None = None,
     oversubscribe: bool = False,
@@ -46,19 +46,20 @@ def environment(
 
     `oversubscribe`: not all of the memory has to be on the cards. `indices`: the cards of `slices` by NVML's index,
     where CUDA counts them alike by bus address (`countable`); None: they are named by UUID.
-    `record`: what vgpu.local.strays reads where the state is lost.
+    `library`: None where /etc/ld.so.preload names it. `record`: what vgpu.local.strays reads where the state is lost.
 
     Limits that `base` states itself are dropped: those are an outer scope's. Raises UserError for a library path that
     the dynamic linker would not take as one: it would only warn, and the command would run without limits.
     """
-    if not carried(library):
+    if library is not None and not carried(library):
         raise UserError(
             f"the library's path {str(library)!r} has a space, a colon or a dollar sign, "
             "which LD_PRELOAD cannot carry: choose a state directory without them ($VGPU_STATE_DIR)"
         )
     ours = (names.ENV_MEMORY_LIMIT, names.ENV_CORE_LIMIT, names.ENV_PRIORITY, names.ENV_OVERSUBSCRIBE)
     result = {name: value for name, value in base.items() if not name.startswith(ours)}
-    result["LD_PRELOAD"] = _prepend(str(library), base.get("LD_PRELOAD"))
+    if library is not None:
+        result["LD_PRELOAD"] = _prepend(str(library), base.get("LD_PRELOAD"))
     result[names.ENV_REGION_DIR] = str(region)
     if indices is None:
         result["CUDA_VISIBLE_DEVICES"] = ",".join(piece.uuid for piece in slices)

@@ -16,10 +16,10 @@ _TRANSPARENT: Final = frozenset(
     ("nice", "nohup", "timeout", "setsid", "stdbuf", "taskset", "numactl", "ionice", "chrt", "time", "exec", "prlimit")
 )
 _SHELLS: Final = frozenset(["sh", "bash", "dash", "zsh", "ksh"])
-_CLEARED: Final = "starts its program without LD_PRELOAD"
+CLEARED: Final = "starts its program without LD_PRELOAD"  #: in answers that `--strict` makes wrong
 _BY_OTHERS: Final = "has its program started by another process, which knows nothing of this slice"
 _ALWAYS: Final = {
-    **dict.fromkeys(("sudo", "su", "doas", "pkexec", "runuser", "machinectl"), _CLEARED),
+    **dict.fromkeys(("sudo", "su", "doas", "pkexec", "runuser", "machinectl"), CLEARED),
     **dict.fromkeys(("ssh", "at", "batch", "crontab", "systemd-run", "srun", "sbatch", "qsub", "bsub"), _BY_OTHERS),
     **dict.fromkeys(("docker", "podman", "nerdctl", "kubectl", "lxc", "lxc-attach", "incus"), _BY_OTHERS),
     **dict.fromkeys(("snap", "flatpak"), "runs its program in a sandbox that has other libraries"),
@@ -42,7 +42,7 @@ def doubt(command: Sequence[str]) -> str:
         name = os.path.basename(words[0])
         if name == "env":
             if cleared := _clears(words[1:]):
-                return f"{cleared} {_CLEARED}"
+                return f"{cleared} {CLEARED}"
             words = _inner(words[1:])
         elif name in _TRANSPARENT:
             words = _inner(words[1:])

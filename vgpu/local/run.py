@@ -22,7 +22,7 @@ import pynvml
 from vgpu import contexts, inventory, names, tier
 from vgpu.config import Config
 from vgpu.devices import Gpu
-from vgpu.local import arbiter, host_memory, lending, reach, simulated, strays
+from vgpu.local import arbiter, enclosure, host_memory, lending, reach, simulated, strays
 from vgpu.local.environment import countable, environment
 from vgpu.local.errors import UserError
 from vgpu.local.library import preloadable
@@ -42,11 +42,13 @@ NOT_EXECUTABLE: Final = 126  #: exit codes as the POSIX shell has them
 NOT_FOUND: Final = 127
 
 
-def run(command: Sequence[str], demand: Demand, config: Config, *, simulate: str, wait: float | None) -> NoReturn:
+def run(
+    command: Sequence[str], demand: Demand, config: Config, *, simulate: str, wait: float | None, strict: bool = False
+) -> NoReturn:
     """Replaces this process by `command` with slices for `demand`; raises UserError when that cannot be.
 
     `simulate`: PROFILE[xN][@CUDA] for simulated cards, else the driver's. `wait`: seconds to stay in the queue,
-    None: not at all.
+    None: not at all. `strict`: programs that lose their environment are limited, too.
     """
     program = find(command[0])
     refuse_nesting()
@@ -56,7 +58,7 @@ def run(command: Sequence[str], demand: Demand, config: Config, *, simulate: str
     cards, counted = read_cards(root, config, simulate, simulator)
     store = SliceStore(root)
     claim = acquire(store, cards, demand, command, str(simulator or ""), wait)
-    for line in (*too_small(claim.record), *beyond_reach(command)):
+    for line in (*too_small(claim.record), *beyond_reach(command, strict=strict)):
         print(f"vgpu run: {line}", file=sys.stderr)
     try:
         wanted = limits(claim, demand, config)
@@ -71,13 +73,16 @@ def run(command: Sequence[str], demand: Demand, config: Config, *, simulate: str
             os.environ,
             claim.record.slices,
             region=claim.directory,
-            library=library,
+            library=None if strict else library,
             priority=demand.request.priority,
             simulator=(paths.simulator(), simulator) if simulator else None,
             oversubscribe=bool(demand.memory_mode),
             record=carried(claim.record),
             indices=[card.index for card in claim.record.cards] if counted else None,
         )
+        if strict:
+            command = enclosure.through(claim.directory, library, program, command)
+            program = command[0]
         become(program, command, environ, (claim.descriptor, claim.folder))
     except BaseException:
         store.give_up(claim)
@@ -244,10 +249,13 @@ def too_small(record: Run) -> list[str]:
     ]
 
 
-def beyond_reach(command: Sequence[str]) -> list[str]:
+def beyond_reach(command: Sequence[str], *, strict: bool) -> list[str]:
     """A warning where limits will not hold for what a command starts, as far as it shows."""
     why = reach.doubt(command)
-    return [f"warning: {why}: it gets the whole card, without limits (docs/limits.md)"] if why else []
+    if not why or (strict and reach.CLEARED in why):
+        return []
+    instead = "; with --strict it does not" if reach.CLEARED in why else ""
+    return [f"warning: {why}: it gets the whole card, without limits{instead} (docs/limits.md)"]
 
 
 def refusal(start: str, outcome: NoRoom, advice: str = "") -> str:
