@@ -140,7 +140,7 @@ def test_the_folder_of_a_running_command_is_locked_against_those_who_remove_what
     assert subprocess.run(["flock", "--nonblock", str(folder), "true"], check=False).returncode == 0
 
 
-def test_the_file_of_another_user_s_process_is_not_read(machine: Machine, tmp_path: Path) -> None:
+def test_what_a_variable_names_is_no_reason_to_wait(machine: Machine, tmp_path: Path) -> None:
     """A variable may name anything: a pipe, at which who reads waits for ever."""
     folder = tmp_path / "slices" / "abcdef"
     folder.mkdir(parents=True)
