@@ -71,6 +71,7 @@ KUBELET_ROOT: Final = "/var/lib/kubelet"  #: on the host: folder of the kubelet
 # Environment
 ENV_CONFIG: Final = "VGPU_CONFIG"  #: configuration file of the agent and the scheduler, in place of the default
 ENV_REGION_DIR: Final = "VGPU_DIR"  #: folder of limits and usage where there is no agent: who shares it shares a slice
+ENV_SLICES: Final = "VGPU_SLICES"  #: record of `vgpu run`, JSON: its command's slices count even if the state is lost
 ENV_STATE_DIR: Final = "VGPU_STATE_DIR"  #: where `vgpu run` keeps its state, instead of the user's default
 ENV_SIMULATE: Final = "VGPU_SIMULATE"  #: PROFILE or PROFILExN: simulated cards
 ENV_SIMULATOR_DIR: Final = "VGPU_SIM_DIR"  #: state of the simulated cards

@@ -18,6 +18,9 @@
 #define MADV_WIPEONFORK 18
 #endif
 
+/* Where `vgpu run --strict` mounts the region, for programs that have lost their environment: vgpu/local/enclosure.py. */
+#define ENCLOSED_DIR "/etc/vgpu-slice"
+
 /* Survive a fork, unlike struct vgpu_local: the mappings do too. Written once, under the set-up lock, before `decided`. */
 struct vgpu_mapping vgpu_mapped = {.lock_fd = -1};
 static enum vgpu_mode decided_mode;
@@ -157,6 +160,10 @@ static enum vgpu_mode decide(bool *passing)
         return VGPU_BROKEN;
     }
     vgpu_mapped.managed = false;
+    if (map_region(ENCLOSED_DIR, &missing, passing))
+        return VGPU_REGION;
+    if (!missing || access(ENCLOSED_DIR, F_OK) == 0) /* mounted, and its files were removed */
+        return VGPU_BROKEN;
     note[0] = 0;
 
     const char *dir = secure_getenv("VGPU_DIR");

@@ -61,6 +61,9 @@ def test_a_broken_expectation_is_told_and_ends_with_1(tmp_path: Path) -> None:
         ("[1, 2]\n", "objects of kind Pod only"),
         ("a: [\n", "not YAML"),
         ("kind: Pod\nmetadata: null\nspec: {}\n", "metadata must be a mapping"),
+        ("kind: Pod\nmetadata: {name: a}\nspec: {}\n", "restartPolicy is Always, which is the default: the pod would"),
+        ("kind: Pod\nmetadata: {name: a}\nspec: {restartPolicy: Always}\n", "write Never or OnFailure"),
+        ("kind: Pod\nmetadata: {name: a}\nspec: {restartPolicy: [1]}\n", "spec.restartPolicy is [1]: the pod would"),
     ],
 )
 def test_other_objects_are_refused_with_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
@@ -69,6 +72,17 @@ def test_other_objects_are_refused_with_a_sentence(tmp_path: Path, text: str, se
     assert done.returncode == 1
     assert sentence in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_pod_that_fails_again_and_again_is_told_with_its_exit_code(tmp_path: Path) -> None:
+    pod = yaml.safe_load((EXAMPLES / "share.yaml").read_text())
+    pod["spec"] |= {"restartPolicy": "OnFailure"}
+    pod["spec"]["containers"][0]["command"] = ["sh", "-c", "exit 3"]
+    (tmp_path / "pod.yaml").write_text(yaml.safe_dump(pod))
+    done = demo("--examples", str(tmp_path))
+    assert done.returncode == 1
+    assert "pod share is Running: main: CrashLoopBackOff" in done.stdout
+    assert "it ended with 3" in done.stdout
 
 
 def test_denied_and_pending_pods_are_told_with_their_reasons(tmp_path: Path) -> None:

@@ -91,6 +91,14 @@ def test_less_memory_than_a_context_takes_is_told(machine: Machine) -> None:
     assert machine.run("--gpumem", "105", command=("true",)).stderr == ""
 
 
+@pytest.mark.parametrize("command", [("env", "-i", "sh", "-c", "exit 7"), ("sh", "-c", "env -u LD_PRELOAD sh; exit 7")])
+def test_a_command_whose_program_limits_do_not_reach_is_told(machine: Machine, command: tuple[str, ...]) -> None:
+    done = machine.run("--gpumem", "1000", command=command)
+    assert done.returncode == 7
+    assert "starts its program without LD_PRELOAD: it gets the whole card, without limits" in done.stderr
+    assert machine.run("--gpumem", "1000", command=("env", "A=1", "true")).stderr == ""
+
+
 def test_two_commands_on_one_card_see_only_their_own(machine: Machine) -> None:
     options = ("--policy", "binpack")
     machine.hold(*options, "--gpumem", "7000")
@@ -139,8 +147,33 @@ def test_the_environment_of_the_command(machine: Machine) -> None:
     assert "CUDA_DEVICE_MEMORY_LIMIT_5" not in found
     assert found["CUDA_DEVICE_SM_LIMIT"] == "30"
     assert found["CUDA_TASK_PRIORITY"] == "1"
-    assert len(set(found["CUDA_VISIBLE_DEVICES"].split(","))) == 2
+    assert found["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert found["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert found["VGPU_SIM_DIR"] == str(machine.simulator)
+
+
+#: Which card a program gets that counts as many do: CUDA's first device, and NVML's of the number in the variable.
+COUNT = """
+import ctypes, os, pynvml
+from vgpu.local.probe import Cuda, uuid_of
+pynvml.nvmlInit()
+cuda = Cuda()
+for at, device in enumerate(cuda.devices()):
+    number = int(os.environ["CUDA_VISIBLE_DEVICES"].split(",")[at])
+    handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+    limit = os.environ[f"CUDA_DEVICE_MEMORY_LIMIT_{at}"]
+    print(uuid_of(cuda, device), pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetMemoryInfo(handle).total, limit)
+"""
+
+
+@pytest.mark.parametrize("busy", [0, 1])
+@pytest.mark.parametrize("cards", [1, 2])
+def test_cuda_nvml_and_the_labels_count_cards_alike(machine: Machine, busy: int, cards: int) -> None:
+    uuids = [card["uuid"] for card in machine.probe("--gpus", "2")["cards"]]
+    machine.hold("--gpumem", "3000", "--use-gpuuuid", uuids[busy])  # so that spread takes the other one first
+    done = machine.run("--gpus", str(cards), "--gpumem", "2000", command=(sys.executable, "-c", COUNT))
+    expected = uuids if cards == 2 else [uuids[1 - busy]]
+    assert done.stdout.splitlines() == [f"{uuid} {uuid} {2000 * MIB} 2000m" for uuid in expected], done.stderr
 
 
 def test_slices_are_spread_and_free_again_after_the_end(machine: Machine) -> None:
@@ -200,8 +233,8 @@ def test_chosen_cards(machine: Machine) -> None:
 def test_an_outer_choice_of_cards_holds(machine: Machine) -> None:
     uuid = machine.probe("--gpus", "2", "--gpumem", "100")["cards"][1]["uuid"]
     script = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
-    done = machine.run("--gpumem", "100", command=(sys.executable, "-c", script), CUDA_VISIBLE_DEVICES=uuid)
-    assert done.stdout == f"{uuid}\n"
+    done = machine.run("--gpumem", "105", command=(sys.executable, "-c", script), CUDA_VISIBLE_DEVICES=uuid)
+    assert done.stdout == "1\n"
     done = machine.run("--gpus", "2", command=("true",), CUDA_VISIBLE_DEVICES=uuid)
     assert done.returncode == 1
     done = machine.run(command=("true",), CUDA_VISIBLE_DEVICES="7")

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from vgpu.devices import GpuSlice
-from vgpu.local.environment import environment
+from vgpu.devices import Gpu, GpuSlice, Inventory
+from vgpu.local.environment import countable, environment
 from vgpu.local.errors import UserError
 
 LIBRARY = Path("/opt/vgpu/libvgpu.so")
@@ -63,3 +63,32 @@ def test_simulated_cards_need_the_simulators_libraries_and_state() -> None:
 def test_a_path_that_ld_preload_cannot_carry_is_refused_instead_of_running_without_limits(bad: str) -> None:
     with pytest.raises(UserError, match="a space, a colon or a dollar sign"):
         environment({}, SLICES, region=REGION, library=Path(bad))
+
+
+def test_cards_are_named_by_number_where_cuda_counts_as_nvml_does() -> None:
+    found = build({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, indices=[0, 3])
+    assert (found["CUDA_VISIBLE_DEVICES"], found["CUDA_DEVICE_ORDER"]) == ("0,3", "PCI_BUS_ID")
+
+
+def on_bus(*addresses: str) -> tuple[Gpu, ...]:
+    return tuple(Gpu(f"GPU-{at}", at, "Tesla T4", 15360, pci=pci) for at, pci in enumerate(addresses))
+
+
+TWO = on_bus("00000000:3B:00.0", "00000000:AF:00.0")
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (Inventory(devices=TWO), True),
+        (Inventory(devices=on_bus("00000000:AF:00.0", "00000001:3B:00.0")), True),
+        (Inventory(devices=TWO, mig=("GPU-m",)), False),
+        (Inventory(devices=TWO, silent=(2,)), False),
+        (Inventory(devices=on_bus("00000000:AF:00.0", "00000000:3B:00.0")), False),  # NVML by another rule
+        (Inventory(devices=on_bus("", "")), False),
+        (Inventory(devices=on_bus("00000000:3B:00.0", "00000000:3B:00.0")), False),
+        (Inventory(devices=TWO[1:]), False),  # something before it is not shared
+    ],
+)
+def test_cards_can_be_counted_where_their_order_is_known(found: Inventory, expected: bool) -> None:
+    assert countable(found) is expected

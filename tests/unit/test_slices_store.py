@@ -143,8 +143,28 @@ def test_a_state_directory_that_somebody_replaced_by_a_link_is_refused(
 ) -> None:
     monkeypatch.delenv(names.ENV_STATE_DIR, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 12345)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(state, "USERS_DIR", tmp_path)
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "vgpu").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "vgpu-12345").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="must be a directory that belongs to user 12345"):
         state.state_dir()
+
+
+@pytest.mark.parametrize("name", ["XDG_RUNTIME_DIR", "XDG_STATE_HOME", "TMPDIR", "HOME"])
+def test_all_sessions_of_a_user_have_one_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """What a login sets, cron, su and batch systems do not, or set otherwise."""
+    monkeypatch.delenv(names.ENV_STATE_DIR, raising=False)
+    user = os.getuid() + 12345
+    monkeypatch.setattr(os, "getuid", lambda: user)
+    monkeypatch.setattr(state, "USERS_DIR", tmp_path / "tmp")
+
+    def found_for(value: str | None) -> Path:
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+        with pytest.raises(UserError, match="must be a directory") as refused:  # made by another user: this one
+            state.state_dir()
+        return Path(str(refused.value).split()[0])
+
+    assert found_for(None) == found_for(str(tmp_path)) == found_for("/nonexistent") == tmp_path / "tmp" / f"vgpu-{user}"

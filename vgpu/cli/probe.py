@@ -1,5 +1,8 @@
 """`vgpu probe`: what any program sees of its GPUs here."""
 
+import ctypes
+import os
+
 import click
 
 
@@ -10,6 +13,32 @@ import click
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(arguments: tuple[str, ...]) -> None:
     """Print what a process sees of its GPUs; `vgpu probe --help` tells the options."""
+    from vgpu import config as configuration
+    from vgpu import names
     from vgpu.local import probe
+    from vgpu.local.errors import UserError
 
+    probe.parser("vgpu probe").parse_args(arguments)  # help and wrong options end here
+    try:
+        spec = os.environ.get(names.ENV_SIMULATE) or configuration.load().simulate
+    except configuration.ConfigError as error:
+        raise UserError(str(error)) from None
+    if spec:
+        simulate(spec)
     raise SystemExit(probe.main(arguments, "vgpu probe"))
+
+
+def simulate(spec: str) -> None:
+    """Has this process see the simulated cards `spec`, those that `vgpu run` would take; raises UserError."""
+    from vgpu import inventory, names
+    from vgpu.local.errors import UserError
+    from vgpu.local.simulated import directory
+    from vgpu.local.state import state_dir
+    from vgpu.native import paths
+
+    try:
+        inventory.use_simulator(spec, directory(state_dir(), spec, names.ENV_SIMULATE))
+    except ValueError as error:
+        raise UserError(f"{names.ENV_SIMULATE} is {spec!r}: {error}", 2) from None
+    # The loader takes it for every later libcuda.so.1, since that is its soname.
+    ctypes.CDLL(str(paths.simulator() / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)

@@ -12,6 +12,7 @@ import click
 def command(as_json: bool) -> None:
     """List the commands that `vgpu run` has started here, and their slices."""
     from vgpu.local import table
+    from vgpu.local.columns import console, show
     from vgpu.local.slices import SliceStore
     from vgpu.local.state import state_dir
 
@@ -19,4 +20,4 @@ def command(as_json: bool) -> None:
     if as_json:
         click.echo(table.as_json(runs))
     else:
-        table.console().print(table.runs_table(runs, time.time()))
+        show(console(), table.runs_table(runs, time.time()))

@@ -124,6 +124,11 @@ def _list(texts: tuple[str, ...]) -> tuple[str, ...]:
     "--wait", type=Seconds(), is_flag=False, flag_value="inf", metavar="[SECONDS]", help="Queue when nothing is free."
 )
 @click.option(
+    "--strict",
+    is_flag=True,
+    help="Limit programs that lose their environment, too (env -i): in a namespace with an /etc of its own.",
+)
+@click.option(
     "--simulate",
     envvar=names.ENV_SIMULATE,
     metavar="PROFILE[xN][@CUDA]",
@@ -178,4 +183,4 @@ def command(command_line: tuple[str, ...], **options: Any) -> NoReturn:
         host_memory=options["host_memory"],
     )
     simulate = options["simulate"] or config.simulate
-    run(command_line, demand, config, simulate=simulate, wait=options["wait"])
+    run(command_line, demand, config, simulate=simulate, wait=options["wait"], strict=options["strict"])

@@ -1,5 +1,6 @@
 """`vgpu top`: cards and slices, refreshed."""
 
+import sys
 import time
 
 import click
@@ -10,26 +11,29 @@ INTERVAL = 1.0  #: seconds between two frames
 @click.command()
 @click.option("--once", is_flag=True, help="Print one frame, measured over one second, and end.")
 def command(once: bool) -> None:
-    """Show what this machine's cards and slices do; Ctrl-C ends it."""
+    """Show what this machine's cards and slices do; Ctrl-C ends it. Without a terminal, one frame is printed."""
     from rich.live import Live
 
-    from vgpu.local import table
+    from vgpu.local import columns, table
     from vgpu.local.slices import SliceStore
     from vgpu.local.state import state_dir
 
-    store = SliceStore(state_dir())
-    console = table.console()
-    before = table.moment(store)
+    def look() -> table.Moment:
+        return table.moment(SliceStore(state_dir()))  # each time: the folder may be removed while this runs
+
+    console = columns.console()
+    before = look()
     time.sleep(INTERVAL)
-    after = table.moment(store)
-    if once:
-        console.print(table.frame(before, after))
+    after = look()
+    # A terminal that cannot move its cursor (TERM=dumb) shows frames as a file does.
+    if once or not sys.stdout.isatty() or console.is_dumb_terminal:
+        columns.show(console, table.frame(before, after))
         return
     try:
-        with Live(table.frame(before, after), console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        with Live(table.frame(before, after), console=console, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(INTERVAL)
-                before, after = after, table.moment(store)
+                before, after = after, look()
                 live.update(table.frame(before, after), refresh=True)
     except KeyboardInterrupt:
         return

@@ -52,7 +52,11 @@ def ensure(root: Path) -> None:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
-            env={name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", names.ENV_REGION_DIR)},
+            env={
+                name: value
+                for name, value in os.environ.items()
+                if name not in ("LD_PRELOAD", names.ENV_REGION_DIR, names.ENV_SLICES)
+            },
             start_new_session=True,
         )
     finally:
@@ -64,6 +68,8 @@ def follow(arbiter: Arbiter, store: SliceStore, lock: int) -> None:
     swept = 0.0
     while True:
         if time.monotonic() - swept > SWEEP_SECONDS:
+            if not locks.is_at(lock, store.root / LOCK):
+                return  # the state directory was removed and made again: its next arbiter is another process
             with store.locked():
                 runs = store.sweep()
                 if not runs:

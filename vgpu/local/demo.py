@@ -66,6 +66,13 @@ def read_pods(folder: Path) -> list[dict[str, Any]]:
             for part in ("metadata", "spec"):
                 if not isinstance(document.get(part), dict):
                     raise ValueError(f"{path}: {part} must be a mapping")
+            policy = document["spec"].get("restartPolicy", "Always")
+            if policy not in ("Never", "OnFailure"):
+                default = "" if "restartPolicy" in document["spec"] else ", which is the default"
+                raise ValueError(
+                    f"{path}: spec.restartPolicy is {policy}{default}: the pod would start again whenever it ends, and "
+                    "the demo waits for its end: write Never or OnFailure"
+                )
             found.append(document)
     if not found:
         raise ValueError(f"{folder}: no *.yaml with a pod")
@@ -76,6 +83,26 @@ def unschedulable(pod: Mapping[str, Any]) -> str:
     """Why no node takes the pod; empty when that is not so."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     return next((str(one.get("message", "")) for one in conditions if one.get("reason") == "Unschedulable"), "")
+
+
+def unfinished(pod: Mapping[str, Any]) -> str:
+    """Why a pod that no message explains has not succeeded, by what its containers do."""
+    status = pod.get("status") or {}
+    found = []
+    for one in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        state, last = one.get("state") or {}, (one.get("lastState") or {}).get("terminated") or {}
+        ended = state.get("terminated") or {}
+        code = (ended or last).get("exitCode")
+        if waiting := state.get("waiting"):
+            words = [waiting.get("reason", "waits"), waiting.get("message", ""), code and f"it ended with {code}"]
+            found.append(f"{one.get('name')}: {', '.join(str(word) for word in words if word)}")
+        elif "running" in state:
+            found.append(f"{one.get('name')} still runs; the demo waits {RUN_SECONDS:.0f} s for its end")
+        elif code:
+            found.append(f"{one.get('name')} ended with {code}")
+    if not found and status.get("phase") == "Pending":
+        return f"nothing has started it within {RUN_SECONDS:.0f} s"
+    return "; ".join(found) or "no reason is known"
 
 
 def reports(log: str) -> list[dict[str, Any]]:
@@ -133,7 +160,7 @@ class Demo:
         meta, status = pod["metadata"], pod.get("status") or {}
         name = meta["name"]
         if status.get("phase") != "Succeeded":
-            detail = unschedulable(pod) or status.get("message") or status.get("reason") or "no reason is known"
+            detail = unschedulable(pod) or status.get("message") or status.get("reason") or unfinished(pod)
             self.result.problems.append(f"pod {name} is {status.get('phase', 'Pending')}: {detail}")
         if (meta.get("labels") or {}).get(names.LABEL_MANAGED) != "true" or not pod["spec"].get("nodeName"):
             return

@@ -9,6 +9,7 @@ import pynvml
 
 from vgpu import inventory, tier
 from vgpu.devices import Gpu
+from vgpu.local import strays
 from vgpu.local.slices import Run, SliceStore
 from vgpu.native import CardUsage, Region, simulator
 from vgpu.tier import MIB, Want
@@ -38,6 +39,7 @@ def settle(store: SliceStore, runs: Sequence[Run], later: Mapping[str, int] | No
         lent = {share.uuid for share in shares if share.movable}
         if not lent:
             return {}
+        runs = [*runs, *strays.find(store, runs)]
         in_use = _in_use(runs)
         owed: dict[str, int] = {}
         changes: list[tuple[int, int, int]] = []
@@ -70,6 +72,8 @@ def later(run: Run) -> dict[str, int]:
 def _shares(stack: ExitStack, store: SliceStore, runs: Sequence[Run]) -> list[_Share]:
     found = []
     for run in runs:
+        if run.folder:
+            continue  # another state's arbiter writes there
         try:
             region = stack.enter_context(Region.open(store.directory(run), writable=True))
             region.reap()

@@ -6,29 +6,30 @@ terminal and process group are therefore the command's own, and there is no runn
 
 import fcntl
 import os
-import re
 import resource
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
 import msgspec
+import pynvml
 
 from vgpu import contexts, inventory, names, tier
 from vgpu.config import Config
 from vgpu.devices import Gpu
-from vgpu.local import arbiter, host_memory, lending
-from vgpu.local.environment import environment
+from vgpu.local import arbiter, enclosure, host_memory, lending, reach, simulated, strays
+from vgpu.local.environment import countable, environment
 from vgpu.local.errors import UserError
 from vgpu.local.library import preloadable
 from vgpu.local.place import Demand, NoRoom, acceptable, place, visible
 from vgpu.local.progress import progress
 from vgpu.local.queue import Queue, Ticket
-from vgpu.local.slices import Claim, Run, SliceStore
+from vgpu.local.slices import LOCK_DESCRIPTOR, Claim, Run, SliceStore
 from vgpu.local.state import state_dir
 from vgpu.native import CardLimit, Limits, Region, paths
 
@@ -39,26 +40,25 @@ BACK_SECONDS: Final = 10.0  #: without anything given back of what was lent: not
 WHOLE_SECONDS: Final = 5.0  #: a command that may have host memory waits so long for all of its guarantees
 NOT_EXECUTABLE: Final = 126  #: exit codes as the POSIX shell has them
 NOT_FOUND: Final = 127
-LOCK_DESCRIPTOR: Final = (
-    600  #: lowest descriptor for the inherited lock: scripts use the small ones (`exec 3>file`) and would close it
-)
 
 
-def run(command: Sequence[str], demand: Demand, config: Config, *, simulate: str, wait: float | None) -> NoReturn:
+def run(
+    command: Sequence[str], demand: Demand, config: Config, *, simulate: str, wait: float | None, strict: bool = False
+) -> NoReturn:
     """Replaces this process by `command` with slices for `demand`; raises UserError when that cannot be.
 
     `simulate`: PROFILE[xN][@CUDA] for simulated cards, else the driver's. `wait`: seconds to stay in the queue,
-    None: not at all.
+    None: not at all. `strict`: programs that lose their environment are limited, too.
     """
     program = find(command[0])
+    refuse_nesting()
     root = state_dir()
-    refuse_nesting(root)
-    simulator = simulator_dir(root, simulate) if simulate else None
+    simulator = simulated.directory(root, simulate) if simulate else None
     library = preloadable()
-    cards = read_cards(root, config, simulate, simulator)
+    cards, counted = read_cards(root, config, simulate, simulator)
     store = SliceStore(root)
     claim = acquire(store, cards, demand, command, str(simulator or ""), wait)
-    for line in too_small(claim.record):
+    for line in (*too_small(claim.record), *beyond_reach(command, strict=strict)):
         print(f"vgpu run: {line}", file=sys.stderr)
     try:
         wanted = limits(claim, demand, config)
@@ -73,12 +73,17 @@ def run(command: Sequence[str], demand: Demand, config: Config, *, simulate: str
             os.environ,
             claim.record.slices,
             region=claim.directory,
-            library=library,
+            library=None if strict else library,
             priority=demand.request.priority,
             simulator=(paths.simulator(), simulator) if simulator else None,
             oversubscribe=bool(demand.memory_mode),
+            record=carried(claim.record),
+            indices=[card.index for card in claim.record.cards] if counted else None,
         )
-        become(program, command, environ, claim.descriptor)
+        if strict:
+            command = enclosure.through(claim.directory, library, program, command)
+            program = command[0]
+        become(program, command, environ, (claim.descriptor, claim.folder))
     except BaseException:
         store.give_up(claim)
         raise
@@ -94,25 +99,25 @@ def find(name: str) -> str:
     raise UserError(f"{name}: no such program", NOT_FOUND)
 
 
-def refuse_nesting(root: Path) -> None:
+def refuse_nesting() -> None:
     inside = os.environ.get(names.ENV_REGION_DIR)
-    if inside and Path(inside).parent == root / "slices":
+    if inside and names.ENV_SLICES in os.environ:
         raise UserError(
             f"this process runs in slice {Path(inside).name} already, and a slice cannot be divided: "
             "start the command without vgpu run"
         )
 
 
-def simulator_dir(root: Path, spec: str) -> Path:
-    """State of the simulated cards `spec`; each spec has cards of its own unless $VGPU_SIM_DIR names a state."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.@-]*", spec):  # it becomes the name of a folder
-        raise UserError(f"--simulate is {spec!r}: must be PROFILE[xN][@CUDA], such as T4, T4x2 or T4@12.4", 2)
-    chosen = os.environ.get(names.ENV_SIMULATOR_DIR)
-    return Path(chosen).resolve() if chosen else root / "simulator" / spec
+def carried(record: Run) -> str:
+    """A record for the environment, where one variable may have 128 KiB (execve(2)): without the command's words."""
+    return msgspec.json.encode(msgspec.structs.replace(record, command=())).decode()
 
 
-def read_cards(root: Path, config: Config, simulate: str, simulator: Path | None) -> list[Gpu]:
-    """The cards that may be used: of the driver or simulated ones, less what CUDA_VISIBLE_DEVICES hides."""
+def read_cards(root: Path, config: Config, simulate: str, simulator: Path | None) -> tuple[list[Gpu], bool]:
+    """The cards that may be used, of the driver or simulated ones, less what CUDA_VISIBLE_DEVICES hides.
+
+    And whether CUDA_VISIBLE_DEVICES may name them by index.
+    """
     instead = "; to try it on simulated cards, write: vgpu run --simulate T4 -- COMMAND" if not simulate else ""
     try:
         if simulator is not None:
@@ -131,7 +136,7 @@ def read_cards(root: Path, config: Config, simulate: str, simulator: Path | None
     chosen = list(found) if setting is None else visible(found, setting)
     if not chosen:
         raise UserError(f"CUDA_VISIBLE_DEVICES is {setting!r}: it names no card of this machine")
-    return chosen
+    return chosen, countable(cards)
 
 
 def acquire(
@@ -141,14 +146,18 @@ def acquire(
     queue = Queue(store.root)
 
     def attempt(ticket: Ticket | None) -> Claim | NoRoom:
-        runs = store.sweep()
+        runs, ahead = store.sweep(), queue.ahead(ticket)
+        if not demand.memory_mode and isinstance(refused := place(cards, runs, ahead, demand), NoRoom):
+            return refused  # without the next look, which takes a while
+        runs += strays.on_cards(strays.find(store, runs, users()), cards, simulator)
         asked = host_memory.bounded(demand, host_memory.now(store, runs)) if demand.memory_mode else demand
         if isinstance(asked, NoRoom):
             return asked
-        found = place(cards, runs, queue.ahead(ticket), asked)
+        found = place(cards, runs, ahead, asked)
         if isinstance(found, NoRoom):
             return found
         by_uuid = {card.uuid: card for card in cards}
+        found.sort(key=lambda piece: by_uuid[piece.uuid].index)  # CUDA and NVML then count them alike
         promised = host_memory.promised(demand.host_memory, asked, found)
         return store.claim(found, [by_uuid[piece.uuid] for piece in found], command, simulator, time.time(), promised)
 
@@ -165,18 +174,31 @@ def acquire(
         ticket = queue.enter(accepts)
     with progress() as shown:
         while True:
-            with store.locked():
-                position = len(queue.ahead(ticket)) + 1
-                outcome = attempt(ticket)
-                if isinstance(outcome, Claim):
-                    queue.leave(ticket)
-                    return outcome
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    queue.leave(ticket)
-                    raise UserError(refusal(f"no room within {wait:g} s", outcome), os.EX_TEMPFAIL)
+            try:
+                with store.locked():
+                    position = len(queue.ahead(ticket)) + 1
+                    outcome = attempt(ticket)
+                    left = deadline - time.monotonic()
+                    if isinstance(outcome, Claim) or left <= 0:
+                        queue.leave(ticket)
+            except FileNotFoundError:  # somebody has removed the state: whoever comes first makes it again
+                store, queue = SliceStore(state_dir()), Queue(store.root)
+                with store.locked():
+                    ticket = queue.enter(accepts)
+                continue
+            if isinstance(outcome, Claim):
+                return outcome
+            if left <= 0:
+                raise UserError(refusal(f"no room within {wait:g} s", outcome), os.EX_TEMPFAIL)
             shown.update(position, outcome.sentence)
             time.sleep(min(POLL * position, SLOWEST_POLL, left))
+
+
+def users() -> dict[str, dict[int, int]]:
+    """UUID → pid → bytes, of every card that tells."""
+    with suppress(inventory.InventoryError, pynvml.NVMLError):
+        return inventory.users()
+    return {}
 
 
 def acceptable_here(cards: Sequence[Gpu], demand: Demand) -> frozenset[str]:
@@ -227,6 +249,15 @@ def too_small(record: Run) -> list[str]:
     ]
 
 
+def beyond_reach(command: Sequence[str], *, strict: bool) -> list[str]:
+    """A warning where limits will not hold for what a command starts, as far as it shows."""
+    why = reach.doubt(command)
+    if not why or (strict and reach.CLEARED in why):
+        return []
+    instead = "; with --strict it does not" if reach.CLEARED in why else ""
+    return [f"warning: {why}: it gets the whole card, without limits{instead} (docs/limits.md)"]
+
+
 def refusal(start: str, outcome: NoRoom, advice: str = "") -> str:
     return "\n  ".join((f"{start}: {outcome.sentence}{advice}", *outcome.per_card))
 
@@ -254,9 +285,10 @@ def limits(claim: Claim, demand: Demand, config: Config) -> Limits:
     )
 
 
-def become(program: str, command: Sequence[str], environ: dict[str, str], lock: int) -> NoReturn:
-    """Execs the command with the lock inherited; raises UserError when the kernel refuses the program."""
-    inheritable(lock)
+def become(program: str, command: Sequence[str], environ: dict[str, str], held: Sequence[int]) -> NoReturn:
+    """Execs the command with the locks inherited; raises UserError when the kernel refuses the program."""
+    for lock in held:
+        inheritable(lock)
     # The interpreter ignores these for itself (os.exec* keeps that); a pipeline's `| head` must end the command.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)

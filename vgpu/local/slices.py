@@ -2,15 +2,16 @@
 
 `<state>/slices/<id>/`: `slice.json` (this module's record), `limits` and `usage` (the region), `lock`. The lock is
 taken by `vgpu run` and inherited by the command and what it starts, so the kernel frees it with the last of them,
-however they end. Who changes anything here holds `<state>/lock` for that moment; whatever a killed one left half-made
-has a free lock, and the next caller sweeps it.
+however they end. The folder itself is locked in the same way: that keeps systemd-tmpfiles from removing what is old in
+it (tmpfiles.d(5), "Age"). Who changes anything here holds `<state>/lock` for that moment; whatever a killed one left
+half-made has a free lock, and the next caller sweeps it.
 """
 
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -21,8 +22,11 @@ from vgpu.devices import Gpu, GpuSlice
 from vgpu.local import locks
 from vgpu.local.state import carriers, start_time
 
-_RECORD: Final = "slice.json"
-_LOCK: Final = "lock"
+RECORD: Final = "slice.json"
+LOCK: Final = "lock"  #: holds the record, too: who has it open can be asked after the folder was removed
+LOCK_DESCRIPTOR: Final = (
+    600  #: lowest descriptor for what is inherited: scripts use the small ones (`exec 3>file`) and would close it
+)
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -37,6 +41,7 @@ class Run(msgspec.Struct, frozen=True):
     cards: tuple[Gpu, ...]  #: the cards of `slices`, in the same order
     simulator: str = ""  #: state directory of the simulated cards; empty: cards of the driver
     host_memory: int = 0  #: MiB of host memory that it was promised, behind all of its cards together
+    folder: str = ""  #: where its region is or was, when that is not in the state at hand (vgpu.local.strays)
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -45,6 +50,7 @@ class Claim(msgspec.Struct, frozen=True):
     record: Run
     directory: Path
     descriptor: int  #: holds the lock; close-on-exec
+    folder: int = -1  #: holds that of the folder; close-on-exec
 
 
 def displayed(argument: str) -> str:
@@ -59,7 +65,7 @@ def in_use(directory: Path) -> bool:
     known by their environment, and when a process has overwritten that, by their place in the region.
     """
     return (
-        locks.is_held(directory / _LOCK)
+        locks.is_held(directory / LOCK)
         or bool(carriers(names.ENV_REGION_DIR, str(directory)))
         or _has_gpu_processes(directory)
     )
@@ -105,7 +111,7 @@ class SliceStore:
     def _read(self, directory: Path) -> Run | None:
         """None: its maker was killed before the record was complete, so no command was started."""
         try:
-            return msgspec.json.decode((directory / _RECORD).read_bytes(), type=Run)
+            return msgspec.json.decode((directory / RECORD).read_bytes(), type=Run)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
 
@@ -124,7 +130,7 @@ class SliceStore:
             name = secrets.token_hex(3)
         directory = self._folder / name
         directory.mkdir(mode=0o755)
-        descriptor = locks.hold(directory / _LOCK)
+        descriptor, folder = locks.hold(directory / LOCK), locks.hold_folder(directory)
         pid = os.getpid()
         record = Run(
             id=name,
@@ -137,15 +143,19 @@ class SliceStore:
             simulator=simulator,
             host_memory=host_memory,
         )
-        (directory / _RECORD).write_bytes(msgspec.json.encode(record))
-        return Claim(record, directory, descriptor)
+        text = msgspec.json.encode(record)
+        os.write(descriptor, text)
+        (directory / RECORD).write_bytes(text)
+        return Claim(record, directory, descriptor, folder)
 
     def give_up(self, claim: Claim) -> None:
         """Returns slices whose command could not be started."""
-        with self.locked():
+        with suppress(FileNotFoundError), self.locked():  # the state may have been removed
             shutil.rmtree(claim.directory, ignore_errors=True)
-            os.close(claim.descriptor)
+        os.close(claim.descriptor)
+        if claim.folder >= 0:
+            os.close(claim.folder)
 
     def directory(self, record: Run) -> Path:
         """Where the region of a running slice is: VGPU_DIR of its command."""
-        return self._folder / record.id
+        return Path(record.folder) if record.folder else self._folder / record.id

@@ -9,12 +9,14 @@ from vgpu import names
 from vgpu.local.errors import UserError
 
 ROOT_DIR = Path("/run/vgpu/local")
+USERS_DIR = Path("/tmp")  #: not $TMPDIR, nor the folder of a session: all sessions of a user share one state
 
 
 def state_dir() -> Path:
     """The state directory of this user, made if absent; raises UserError when it is somebody else's or open to others.
 
-    $VGPU_STATE_DIR, else /run/vgpu/local for root, else $XDG_RUNTIME_DIR/vgpu, else /tmp/vgpu-<uid>. Root's is
+    $VGPU_STATE_DIR, else /run/vgpu/local for root, else /tmp/vgpu-<uid>. It is the same for everything that a user
+    starts (shells, cron, batch systems), and outlives the session, whose end removes $XDG_RUNTIME_DIR. Root's is
     readable for all: its commands may change their user, and must still reach their region.
     """
     chosen = os.environ.get(names.ENV_STATE_DIR)
@@ -23,17 +25,18 @@ def state_dir() -> Path:
         path = Path(chosen).resolve()
     elif user == 0:
         path = ROOT_DIR
-    elif os.environ.get("XDG_RUNTIME_DIR"):
-        path = Path(os.environ["XDG_RUNTIME_DIR"]) / "vgpu"
     else:
-        path = Path(f"/tmp/vgpu-{user}")
+        path = USERS_DIR / f"vgpu-{user}"
     mode = 0o755 if user == 0 else 0o700
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     with suppress(FileExistsError):
         path.mkdir(mode=mode)
     found = path.lstat()  # not stat: in /tmp anybody may have put a symbolic link here
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != user or found.st_mode & 0o022:
-        raise UserError(f"{path} must be a directory that belongs to user {user} and that only this user may write")
+        raise UserError(
+            f"{path} must be a directory that belongs to user {user} and that only this user may write; "
+            f"another one can be chosen by ${names.ENV_STATE_DIR}, the same for all of your commands"
+        )
     return path
 
 

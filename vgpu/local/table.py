@@ -1,23 +1,23 @@
 """What runs on this machine's cards, for `vgpu ps` and `vgpu top`: figures of the running slices, and their tables."""
 
 import shlex
-import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from rich import box
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
 
+from vgpu.local import strays
 from vgpu.local.cards import MIB, CardReading, read_cards
+from vgpu.local.columns import Columns
 from vgpu.local.slices import Run, SliceStore
 from vgpu.local.state import start_time
 from vgpu.native import Region
 
-WIDE: Final = 240  #: columns of a table that goes into a file or pipe: nothing is cut
+SHRINKING: Final = ("COMMAND", "MODEL")  #: columns that lose their ends on a narrow terminal, the first one first
 
 
 class SliceFigures(msgspec.Struct, frozen=True):
@@ -57,7 +57,20 @@ class Moment(msgspec.Struct, frozen=True):
 def figures(store: SliceStore) -> list[RunFigures]:
     """All running commands, oldest first; dead ones are swept."""
     with store.locked():
-        return [_figures(store, run) for run in store.sweep()]
+        return [_figures(store, run) for run in _living(store)]
+
+
+def _living(store: SliceStore) -> list[Run]:
+    """The commands of this state, lost ones, and those of other states on the same cards. Needs the store's lock."""
+    runs = store.sweep()
+    simulators = {run.simulator for run in runs} | {str(path) for path in (store.root / "simulator").glob("*")}
+    others = strays.find(store, runs)
+    mine = [run for run in others if not run.simulator or run.simulator in simulators or _lost_here(store, run)]
+    return sorted([*runs, *mine], key=lambda run: (run.since, run.id))
+
+
+def _lost_here(store: SliceStore, run: Run) -> bool:
+    return Path(run.folder).parent.parent == store.root
 
 
 def _figures(store: SliceStore, run: Run) -> RunFigures:
@@ -96,10 +109,10 @@ def _figures(store: SliceStore, run: Run) -> RunFigures:
 
 def moment(store: SliceStore) -> Moment:
     with store.locked():
-        runs = store.sweep()
+        runs = _living(store)
         found = tuple(_figures(store, run) for run in runs)
         pids = frozenset(pid for run in runs for pid in _pids(store, run))
-    simulators = {run.simulator for run in runs if run.simulator}
+    simulators = {run.simulator for run in runs if run.simulator and (Path(run.simulator) / "state").exists()}
     return Moment(time.monotonic(), tuple(read_cards(simulators)), found, pids)
 
 
@@ -111,22 +124,19 @@ def _pids(store: SliceStore, run: Run) -> list[int]:
         return []  # claimed a moment ago, or of another version
 
 
-def console() -> Console:
-    """Stdout; without a terminal plain and wide, for grep and files."""
-    return Console() if sys.stdout.isatty() else Console(width=WIDE, color_system=None)
-
-
 def as_json(runs: Sequence[RunFigures]) -> str:
     body: list[dict[str, Any]] = msgspec.to_builtins(runs)
     return msgspec.json.format(msgspec.json.encode(body)).decode()
 
 
-def runs_table(runs: Sequence[RunFigures], now: float) -> Table:
+def runs_table(runs: Sequence[RunFigures], now: float) -> Columns:
     """One line per slice; `now`: seconds since the epoch."""
-    table = _table("ID", "PID", "CARD", "MODEL", ">LIMIT", ">USED", ">HOST", ">CORES", ">SINCE", "COMMAND")
+    table = Columns(
+        "ID", "PID", "CARD", "MODEL", ">LIMIT", ">USED", ">HOST", ">CORES", ">SINCE", "COMMAND", shrinking=SHRINKING
+    )
     for run in runs:
         for at, piece in enumerate(run.slices):
-            table.add_row(
+            table.add(
                 run.id if at == 0 else "",
                 str(run.pid) if at == 0 else "",
                 _card(piece.index, run.simulated),
@@ -136,7 +146,7 @@ def runs_table(runs: Sequence[RunFigures], now: float) -> Table:
                 mib(piece.host_memory_bytes),
                 f"{piece.cores} %" if piece.cores else "-",
                 age(now - run.since) if at == 0 else "",
-                Text(one_line(run.command)) if at == 0 else "",
+                one_line(run.command) if at == 0 else "",
             )
     return table
 
@@ -145,10 +155,12 @@ def frame(before: Moment, after: Moment) -> Group:
     """Cards and slices with what they did between two moments."""
     seconds = max(after.at - before.at, 1e-9)
     busy = {card.uuid: card.busy_ns for card in before.cards}
-    cards = _table("CARD", "MODEL", ">MEMORY USED", ">ALLOCATED", ">OF", ">BUSY", ">SLICES", ">OTHERS")
+    cards = Columns(
+        "CARD", "MODEL", ">MEMORY USED", ">ALLOCATED", ">OF", ">BUSY", ">SLICES", ">OTHERS", shrinking=SHRINKING
+    )
     for card in after.cards:
         held = [piece for run in after.runs for piece in run.slices if piece.uuid == card.uuid]
-        cards.add_row(
+        cards.add(
             _card(card.index, card.simulated),
             card.model,
             mib(card.used),
@@ -159,12 +171,14 @@ def frame(before: Moment, after: Moment) -> Group:
             mib(sum(size for pid, size in card.users.items() if pid not in after.pids)),
         )
     spent = {(run.id, piece.uuid): piece.gpu_ns for run in before.runs for piece in run.slices}
-    slices = _table("ID", "PID", "CARD", ">USED", ">HOST", ">LIMIT", ">CORES", ">MEASURED", "COMMAND")
+    slices = Columns(
+        "ID", "PID", "CARD", ">USED", ">HOST", ">LIMIT", ">CORES", ">MEASURED", "COMMAND", shrinking=SHRINKING
+    )
     for run in after.runs:
         for piece in run.slices:
             earlier = spent.get((run.id, piece.uuid))
             share = None if earlier is None else (piece.gpu_ns - earlier) / 1e9 / seconds
-            slices.add_row(
+            slices.add(
                 run.id,
                 str(run.pid),
                 _card(piece.index, run.simulated),
@@ -173,9 +187,9 @@ def frame(before: Moment, after: Moment) -> Group:
                 mib(piece.memory_limit_bytes),
                 f"{piece.cores} %" if piece.cores else "-",
                 percent(share),
-                Text(one_line(run.command)),
+                one_line(run.command),
             )
-    parts: list[Table | Text] = [
+    parts: list[Columns | Text] = [
         cards if after.cards else Text("no NVIDIA driver on this machine, no simulated cards in use")
     ]
     return Group(*parts, Text(), slices if after.runs else Text("no slices in use"))
@@ -186,15 +200,6 @@ def _utilization(card: CardReading, before: Mapping[str, int | None], seconds: f
     if card.busy_ns is not None and earlier is not None:
         return min((card.busy_ns - earlier) / 1e9 / seconds, 1.0)
     return card.utilization
-
-
-def _table(*columns: str) -> Table:
-    """Columns without lines; a leading ">" puts figures to the right."""
-    table = Table(box=box.SIMPLE_HEAD if sys.stdout.isatty() else None, pad_edge=False, header_style="bold")
-    for name in columns:
-        right = name.startswith(">")
-        table.add_column(name.removeprefix(">"), justify="right" if right else "left", no_wrap=True)
-    return table
 
 
 def _card(index: int, simulated: bool) -> str:

@@ -1,0 +1,30 @@
+"""What the demo says of pods that have not succeeded."""
+
+from typing import Any
+
+import pytest
+
+from vgpu.local.demo import unfinished
+
+RUNNING = {"name": "main", "state": {"running": {"startedAt": "…"}}}
+LOOP = {
+    "name": "main",
+    "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}},
+    "lastState": {"terminated": {"exitCode": 3}},
+}
+ENDED = {"name": "first", "state": {"terminated": {"exitCode": 137, "reason": "Error"}}}
+DONE = {"name": "second", "state": {"terminated": {"exitCode": 0}}}
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [
+        ({"containerStatuses": [RUNNING]}, "main still runs; the demo waits 45 s for its end"),
+        ({"containerStatuses": [LOOP]}, "main: CrashLoopBackOff, back-off 10s, it ended with 3"),
+        ({"initContainerStatuses": [DONE], "containerStatuses": [ENDED]}, "first ended with 137"),
+        ({"phase": "Pending"}, "nothing has started it within 45 s"),
+        ({"phase": "Failed"}, "no reason is known"),
+    ],
+)
+def test_the_reason_comes_from_the_containers(status: dict[str, Any], sentence: str) -> None:
+    assert unfinished({"status": status}) == sentence

@@ -1,0 +1,100 @@
+"""Commands whose programs the library does not reach."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vgpu.local.reach import doubt
+
+
+@pytest.mark.parametrize(
+    ("command", "start"),
+    [
+        (["env", "-i", "python3"], "env -i starts its program without LD_PRELOAD"),
+        (["/usr/bin/env", "-", "PATH=/bin", "python3"], "env - starts"),
+        (["env", "--ignore-environment", "python3"], "env --ignore-environment starts"),
+        (["env", "-u", "LD_PRELOAD", "python3"], "env -u LD_PRELOAD starts"),
+        (["env", "A=1", "--unset=LD_PRELOAD", "python3"], "env --unset=LD_PRELOAD starts"),
+        (["env", "LD_PRELOAD=", "python3"], "env LD_PRELOAD= starts"),
+        (["env", "-vi", "python3"], "env -vi starts"),
+        (["nice", "-n", "5", "env", "-i", "python3"], "env -i starts"),
+        (["timeout", "10s", "sudo", "python3"], "sudo starts its program without"),
+        (["sh", "-c", "exec env -i python3 train.py"], "env -i starts"),
+        (["bash", "-c", "sudo -E python3"], "sudo starts"),
+        (["env", "A=1", "docker", "run", "image"], "docker has its program started by another process"),
+        (["ssh", "localhost", "python3"], "ssh has"),
+        (["systemd-run", "--user", "python3"], "systemd-run has"),
+        (["/snap/bin/blender"], "blender runs its program in a sandbox"),
+        (["chroot", "/srv", "python3"], "chroot runs its program under another root"),
+    ],
+)
+def test_commands_that_lose_the_library_are_named(command: list[str], start: str) -> None:
+    assert doubt(command).startswith(start)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [],
+        ["python3", "sudo", "env", "-i"],
+        ["env", "A=1", "python3", "-i"],
+        ["env", "-u", "HOME", "python3", "-i"],
+        ["env"],
+        ["sh", "-c", "echo docker; python3"],
+        ["sh", "-c", "echo 'unclosed"],
+        ["sh", "-c"],
+        ["sh", "docker"],
+        ["timeout", "10"],
+        ["no-such-program-anywhere"],
+        [sys.executable, "-c", "pass"],
+        ["/etc/passwd"],
+    ],
+)
+def test_of_others_nothing_is_said(command: list[str]) -> None:
+    assert doubt(command) == ""
+
+
+def build(path: Path, *flags: str) -> Path:
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is not installed")
+    done = subprocess.run(
+        ["gcc", *flags, "-o", str(path), "-x", "c", "-"], input="int main(void){return 0;}", text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"gcc cannot link with {flags}")
+    return path
+
+
+@pytest.mark.parametrize("flag", ["-static", "-static-pie"])
+def test_a_static_program_is_named(tmp_path: Path, flag: str) -> None:
+    assert "linked statically" in doubt([str(build(tmp_path / "program", flag))])
+
+
+def test_a_program_of_musl_is_named(tmp_path: Path) -> None:
+    program = build(tmp_path / "program", "-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1")
+    assert "linked with musl" in doubt([str(program)])
+
+
+def test_an_ordinary_program_is_not(tmp_path: Path) -> None:
+    assert doubt([str(build(tmp_path / "program"))]) == ""
+
+
+def test_a_program_with_rights_of_its_own_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = build(tmp_path / "program")
+    program.chmod(0o4755)
+    assert doubt([str(program)]) == ""  # those of who starts it
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert "the dynamic linker ignores LD_PRELOAD" in doubt([str(program)])
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x7fELF", b"\x7fELF\x01\x01" + bytes(60), b"\x7fELF\x02\x01" + b"\xff" * 90]
+)
+def test_what_is_no_program_at_all_ends_nothing(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "program").write_bytes(content)
+    (tmp_path / "program").chmod(0o755)
+    assert isinstance(doubt([str(tmp_path / "program")]), str)

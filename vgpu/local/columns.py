@@ -1,0 +1,78 @@
+"""Tables that fit their terminal without losing a figure: only columns of free text shrink."""
+
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.text import Text
+
+LEAST: Final = 8  #: characters that a shrinking column keeps
+LONGEST: Final = 2000  #: characters of one cell, also in files: a command line may have two million
+_GAP: Final = "  "
+_ENDLESS: Final = 1_000_000  #: columns of a file
+
+
+class Columns:
+    """Lines of texts under headings; a heading that begins with ">" puts its column to the right.
+
+    `shrinking` are headings of columns that may lose their ends, in this order, each down to LEAST characters. What is
+    wider than the terminal even then is printed as it is, and the terminal breaks the line.
+    """
+
+    def __init__(self, *headings: str, shrinking: Sequence[str] = ()) -> None:
+        self._right = [heading.startswith(">") for heading in headings]
+        self._headings = tuple(heading.removeprefix(">") for heading in headings)
+        self._shrinking = [self._headings.index(heading) for heading in shrinking if heading in self._headings]
+        self._rows: list[tuple[str, ...]] = []
+
+    def add(self, *cells: str) -> None:
+        """Appends a line; one text for each heading."""
+        if len(cells) != len(self._headings):
+            raise ValueError(f"{len(cells)} cells for {len(self._headings)} columns")
+        self._rows.append(tuple(_cut(cell, LONGEST) for cell in cells))
+
+    def _widths(self, room: int) -> list[int]:
+        widths = [max(map(cell_len, column)) for column in zip(self._headings, *self._rows, strict=True)]
+        excess = sum(widths) + len(_GAP) * (len(widths) - 1) - room
+        for at in self._shrinking:
+            spared = min(max(excess, 0), max(widths[at] - LEAST, 0))
+            widths[at] -= spared
+            excess -= spared
+        return widths
+
+    def _line(self, cells: Sequence[str], widths: Sequence[int]) -> str:
+        shown = []
+        for cell, width, right in zip(cells, widths, self._right, strict=True):
+            text = _cut(cell, width)
+            blanks = " " * (width - cell_len(text))
+            shown.append(blanks + text if right else text + blanks)
+        return _GAP.join(shown).rstrip()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = self._widths(options.max_width)
+        yield Text(self._line(self._headings, widths), style="bold", no_wrap=True, overflow="ignore")
+        for row in self._rows:
+            yield Text(self._line(row, widths), no_wrap=True, overflow="ignore")
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        gaps = len(_GAP) * (len(self._headings) - 1)
+        return Measurement(sum(self._widths(0)) + gaps, sum(self._widths(_ENDLESS)) + gaps)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
+
+
+def console() -> Console:
+    """Stdout; without a terminal plain and without end, for grep and files, whatever FORCE_COLOR and its like say."""
+    if sys.stdout.isatty():
+        return Console()
+    return Console(color_system=None, force_terminal=False, width=_ENDLESS)
+
+
+def show(console: Console, thing: RenderableType) -> None:
+    """Prints tables, no figure lost where the terminal is too narrow for them."""
+    console.print(thing, crop=False)
