@@ -154,7 +154,7 @@ class ClusterState:
         )
         cards, usage = Cards.empty(*shape), nothing_held(*shape)
         inside = np.s_[:have_rows, :have_columns]
-        for field in ("present", "healthy", "cordoned", "memory", "physical", "cores", "slots", "numa", "model"):
+        for field in ("present", "healthy", "cordoned", "memory", "physical", "cores", "slots", "numa", "foreign", "model"):
             getattr(cards, field)[inside] = getattr(self._cards, field)
         usage[:, :have_rows, :have_columns] = self._usage
         cards.models, cards.places = self._cards.models, self._places
@@ -169,7 +169,7 @@ class ClusterState:
             if gpu.context:
                 self._contexts[gpu.context] += 1
         kind = tuple(
-            (g.model, g.memory, g.physical_memory, g.cores, g.slots, g.numa, g.healthy, g.uuid in node.cordoned)
+            (g.model, g.memory, g.physical_memory, g.cores, g.slots, g.numa, g.healthy, g.taken, g.uuid in node.cordoned)
             for g in node.devices
         )
         self._kinds[node.row] = self._kind_of.setdefault(kind, len(self._kind_of))

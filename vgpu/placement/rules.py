@@ -111,15 +111,15 @@ def faults(cards: Cards, usage: Ints, asked: Ask) -> Iterator[tuple[Reason, Bool
     yield Reason.CORDON, cards.cordoned
     yield Reason.SLOTS, usage[SLOTS] >= cards.slots
     if alone:
-        yield Reason.UNUSED, usage[SLOTS] > 0
+        yield Reason.UNUSED, (usage[SLOTS] > 0) | (cards.foreign > 0)
     else:
         yield Reason.ALONE, usage[ALONE] > 0
-    full = usage[MEM] + asked.memory > cards.memory
+    full = usage[MEM] + cards.foreign + asked.memory > cards.memory
     if asked.guarantee is not asked.memory:
         behind, more = cards.memory - cards.physical, asked.memory - asked.guarantee
         full |= (more > 0) & (usage[MEM] - usage[PHYS] + more > behind)
     yield Reason.MEMORY, full
-    yield Reason.GUARANTEE, usage[PHYS] + asked.guarantee > cards.physical
+    yield Reason.GUARANTEE, usage[PHYS] + cards.foreign + asked.guarantee > cards.physical
     if not alone:
         # One without a guarantee still needs time that is not promised to others, else it would never run.
         yield Reason.CORES, usage[CORES] + max(asked.request.cores, 1) > cards.cores
