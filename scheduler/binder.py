@@ -111,6 +111,8 @@ class Binder:
     def _choose(self, args: ExtenderBindingArgs, request: PodRequest) -> Allocation:
         """Chooses the cards and counts them at once, so that the next bind sees them taken."""
         with self._state.lock:
+            if away := self._state.away(args.Node):
+                raise Refused(f"node {args.Node} takes no pods now: {away}")
             cards = self._state.cards_of(args.Node, without=args.PodUID)
             if cards is None:
                 raise Refused(f"node {args.Node} has no cards")

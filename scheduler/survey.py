@@ -35,6 +35,8 @@ class Survey:
         self.fits[known] = verdict.fits[rows]
         if not known.all():
             self._tell(self.unresolvable, np.flatnonzero(~known), [NO_CARDS])
+        if view.away:
+            known &= ~self._tell_away(known)
         rest = np.flatnonzero(known & ~self.fits)
         if not len(rest):
             return
@@ -63,6 +65,18 @@ class Survey:
             where.update(zip(nodes, map(sentences.__getitem__, kinds.tolist()), strict=True))
         for each in rejections:
             self.reasons.update(each.reasons)
+
+    def _tell_away(self, known: Bools) -> Bools:
+        """Leaves out the nodes whose agents can start no pods; an eviction would not change that."""
+        view = self._view
+        away = np.zeros(len(view.row_of), dtype=np.bool_)
+        away[[view.row_of[name] for name in view.away if name in view.row_of]] = True
+        out = np.zeros_like(known)
+        out[known] = away[self._rows[known]]
+        self.fits &= ~out
+        for at in np.flatnonzero(out).tolist():
+            self.unresolvable[self._nodes[at]] = view.away[self._nodes[at]]
+        return out
 
     def _reject(self, index: int, places: Ints) -> None:
         """Nodes (indices in `nodes`) on which this container finds no cards, even alone."""

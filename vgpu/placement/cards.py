@@ -81,8 +81,7 @@ class Cards:
         def false() -> Bools:
             return np.zeros(shape, dtype=np.bool_, order="F")
 
-        numbers = (zeros() for _ in range(7))
-        return cls(false(), false(), false(), *numbers, [], {})
+        return cls(false(), false(), false(), zeros(), zeros(), zeros(), zeros(), zeros(), zeros(), zeros(), [], {})
 
     @classmethod
     def of(cls, states: Sequence[CardState]) -> tuple["Cards", Ints]:
@@ -152,4 +151,6 @@ def node_load(cards: Cards, usage: Ints) -> Floats:
         of = np.where(cards.present, total, 0).sum(axis=-1)
         return np.asarray(held / np.maximum(of, 1), dtype=np.float64)
 
-    return np.asarray(np.maximum(share(usage[MEM] + cards.foreign, cards.memory), share(usage[CORES], cards.cores)), dtype=np.float64)
+    return np.asarray(
+        np.maximum(share(usage[MEM] + cards.foreign, cards.memory), share(usage[CORES], cards.cores)), dtype=np.float64
+    )
