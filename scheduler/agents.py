@@ -3,6 +3,7 @@
 An agent that is killed says nothing any more; the kubelet reports within a second or two that its container has ended.
 """
 
+import threading
 from collections.abc import Callable
 from datetime import datetime
 from typing import Final
@@ -73,10 +74,11 @@ def obstacle(pod: AgentPod, since: datetime | None) -> str:
 
 
 class Agents:
-    """Keeps `tell(node, why it takes no pods)` up to date; all methods are to be called by one thread at a time."""
+    """Keeps `tell(node, why it takes no pods)` up to date. Thread-safe."""
 
     def __init__(self, tell: Callable[[str, str], None], *, followed: bool) -> None:
         """`followed`: pods of agents are told here; else only what agents say themselves counts."""
+        self._lock = threading.Lock()
         self._tell = tell
         self._followed = followed
         self._marks: dict[str, AgentMark] = {}  # of nodes with cards
@@ -84,23 +86,26 @@ class Agents:
 
     def mark(self, node: str, mark: AgentMark | None) -> None:
         """What the agent of a node says; None: the node has no cards, or is gone."""
-        if mark is None:
-            self._marks.pop(node, None)
-        else:
-            self._marks[node] = mark
-        self._judge(node)
+        with self._lock:
+            if mark is None:
+                self._marks.pop(node, None)
+            else:
+                self._marks[node] = mark
+            self._judge(node)
 
     def put(self, pod: AgentPod) -> None:
         if pod.spec.nodeName:
-            self._pods.setdefault(pod.spec.nodeName, {})[pod.metadata.uid] = pod
-            self._judge(pod.spec.nodeName)
+            with self._lock:
+                self._pods.setdefault(pod.spec.nodeName, {})[pod.metadata.uid] = pod
+                self._judge(pod.spec.nodeName)
 
     def gone(self, pod: AgentPod) -> None:
-        pods = self._pods.get(pod.spec.nodeName, {})
-        pods.pop(pod.metadata.uid, None)
-        if not pods:
-            self._pods.pop(pod.spec.nodeName, None)
-        self._judge(pod.spec.nodeName)
+        with self._lock:
+            pods = self._pods.get(pod.spec.nodeName, {})
+            pods.pop(pod.metadata.uid, None)
+            if not pods:
+                self._pods.pop(pod.spec.nodeName, None)
+            self._judge(pod.spec.nodeName)
 
     def _judge(self, node: str) -> None:
         mark = self._marks.get(node)

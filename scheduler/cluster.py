@@ -26,7 +26,8 @@ from vgpu.resources import CardSelector, GpuRequest
 #: request may be on its way there (the API server's own limit is 60 s).
 DOUBT_SECONDS: Final = 90.0
 
-_COPIED: Final = "present healthy cordoned memory physical cores slots numa foreign model".split()  # fields of Cards
+#: Fields of Cards that are arrays
+_COPIED: Final = ("present", "healthy", "cordoned", "memory", "physical", "cores", "slots", "numa", "foreign", "model")
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -65,7 +66,7 @@ class _Node(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The arrays at one moment, to be read under the lock. Rows are nodes; `row_of` is shared, not copied."""
+    """The arrays of one moment, to be read under the lock. Rows are nodes; `row_of` is shared, not copied."""
 
     cards: Cards
     usage: Ints
@@ -77,6 +78,11 @@ class View:
     def rows(self, nodes: Sequence[str]) -> Ints:
         """The row of each node, -1 where it has no cards."""
         return np.fromiter(map(self.row_of.get, nodes, repeat(-1)), dtype=np.int64, count=len(nodes))
+
+    def copy(self) -> "View":
+        """The same, to be read without the lock; its cards are not found by UUID."""
+        left, away = self.left.copy(), dict(self.away)
+        return View(self.cards.copy(), self.usage.copy(order="K"), left, self.kinds.copy(), away, dict(self.row_of))
 
 
 class ClusterState:

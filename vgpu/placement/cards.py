@@ -115,6 +115,10 @@ class Cards:
         """The cards of the first nodes: views, not copies."""
         return self._each(lambda array: array[:rows])
 
+    def copy(self) -> "Cards":
+        """The same, that others do not change; `places` stays what it is."""
+        return self._each(lambda array: array.copy(order="K"))
+
     def at(self, nodes: Ints) -> "Cards":
         """The cards of these nodes. `places` stays that of all: choose by UUID before."""
         return self._each(lambda array: of_nodes(array, nodes))

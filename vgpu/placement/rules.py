@@ -30,6 +30,7 @@ class Reason(StrEnum):
     CORES = "cores"
     NUMA = "numa"
     COUNT = "count"  #: the node has fewer cards
+    UNDECIDED = "undecided"  #: more choices of cards than are tried
 
 
 class Rejection(msgspec.Struct, frozen=True):
@@ -96,8 +97,12 @@ def ask(cards: Cards, request: GpuRequest, selector: CardSelector, *, oversubscr
 
 
 def asks(cards: Cards, pod: PodRequest) -> list[Ask]:
-    """What each container of a pod takes of each card."""
-    return [ask(cards, each.gpu, pod.selector, oversubscribe=pod.oversubscribe is not False) for each in pod.containers]
+    """What each container of a pod takes of each card: one object for all that ask the same."""
+    known: dict[GpuRequest, Ask] = {}
+    for each in pod.containers:
+        if each.gpu not in known:
+            known[each.gpu] = ask(cards, each.gpu, pod.selector, oversubscribe=pod.oversubscribe is not False)
+    return [known[each.gpu] for each in pod.containers]
 
 
 def faults(cards: Cards, usage: Ints, asked: Ask) -> Iterator[tuple[Reason, Bools]]:
