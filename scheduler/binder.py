@@ -24,6 +24,7 @@ from vgpu.resources import PodRequest, RequestError, Rules
 log = logging.getLogger(__name__)
 
 CHOICES: Final = 3  #: of cards, each in a state that was caught up with during the one before
+CHOICE_SECONDS: Final = 0.2  #: for one choice: others wait for the lock; what filter has found is found again at once
 SETTLE_ATTEMPTS: Final = 5  #: reads of a pod whose bind had no answer
 SETTLE_PAUSE: Final = 0.2  #: seconds before the second read; doubled for each further one
 
@@ -111,10 +112,13 @@ class Binder:
     def _choose(self, args: ExtenderBindingArgs, request: PodRequest) -> Allocation:
         """Chooses the cards and counts them at once, so that the next bind sees them taken."""
         with self._state.lock:
+            if away := self._state.away(args.Node):
+                raise Refused(f"node {args.Node} takes no pods now: {away}")
             cards = self._state.cards_of(args.Node, without=args.PodUID)
             if cards is None:
                 raise Refused(f"node {args.Node} has no cards")
-            found = fit_pod(cards, request, policy(request.gpu_policy))
+            until = time.monotonic() + CHOICE_SECONDS
+            found = fit_pod(cards, request, policy(request.gpu_policy), until=until)
             if isinstance(found, Rejection):
                 raise Refused(f"node {args.Node} has no room any more: {found.sentence}")
             held = allocation.held((each.kind, found.containers[each.name]) for each in request.containers)

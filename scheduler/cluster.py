@@ -26,6 +26,9 @@ from vgpu.resources import CardSelector, GpuRequest
 #: request may be on its way there (the API server's own limit is 60 s).
 DOUBT_SECONDS: Final = 90.0
 
+#: Fields of Cards that are arrays
+_COPIED: Final = ("present", "healthy", "cordoned", "memory", "physical", "cores", "slots", "numa", "foreign", "model")
+
 
 class Claim(msgspec.Struct, frozen=True):
     """A pod whose ids are on other cards than its slices: its agent asks to move them."""
@@ -63,17 +66,23 @@ class _Node(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The arrays at one moment, to be read under the lock. Rows are nodes; `row_of` is shared, not copied."""
+    """The arrays of one moment, to be read under the lock. Rows are nodes; `row_of` is shared, not copied."""
 
     cards: Cards
     usage: Ints
     left: room.Small  #: the same as room
     kinds: Ints  #: nodes of one kind have equal cards, apart from their UUIDs, in an equal state
+    away: Mapping[str, str]  #: nodes that take no pods now → why; shared, not copied
     row_of: Mapping[str, int]
 
     def rows(self, nodes: Sequence[str]) -> Ints:
         """The row of each node, -1 where it has no cards."""
         return np.fromiter(map(self.row_of.get, nodes, repeat(-1)), dtype=np.int64, count=len(nodes))
+
+    def copy(self) -> "View":
+        """The same, to be read without the lock; its cards are not found by UUID."""
+        left, away = self.left.copy(), dict(self.away)
+        return View(self.cards.copy(), self.usage.copy(order="K"), left, self.kinds.copy(), away, dict(self.row_of))
 
 
 class ClusterState:
@@ -91,6 +100,7 @@ class ClusterState:
         self._nodes: dict[str, _Node] = {}
         self._rows: dict[str, int] = {}
         self._names: list[str] = []  # by row
+        self._away: dict[str, str] = {}  # node → why its agent can start no pods
         self._holdings: dict[str, Holding] = {}  # by pod uid
         self._on_node: dict[str, set[str]] = {}  # pod uids
         self._contexts: Counter[int] = Counter()  # cards by the bytes of a CUDA context, where that is known
@@ -144,6 +154,22 @@ class ClusterState:
                 self._place(moved)
                 self._recount(last, moved)
 
+    def set_away(self, name: str, why: str) -> None:
+        """A node takes no pods for this reason (a part of a sentence); empty: it does."""
+        with self.lock:
+            if self._away.get(name, "") == why:
+                return
+            if why:
+                self._away[name] = why
+            else:
+                del self._away[name]
+            self._tell_news()
+
+    def away(self, name: str) -> str:
+        """Why a node takes no pods now; empty: it does."""
+        with self.lock:
+            return self._away.get(name, "")
+
     def _reserve(self, rows: int, columns: int) -> None:
         have_rows, have_columns = self._cards.present.shape
         if rows <= have_rows and columns <= have_columns:
@@ -154,7 +180,7 @@ class ClusterState:
         )
         cards, usage = Cards.empty(*shape), nothing_held(*shape)
         inside = np.s_[:have_rows, :have_columns]
-        for field in ("present", "healthy", "cordoned", "memory", "physical", "cores", "slots", "numa", "model"):
+        for field in _COPIED:
             getattr(cards, field)[inside] = getattr(self._cards, field)
         usage[:, :have_rows, :have_columns] = self._usage
         cards.models, cards.places = self._cards.models, self._places
@@ -169,7 +195,17 @@ class ClusterState:
             if gpu.context:
                 self._contexts[gpu.context] += 1
         kind = tuple(
-            (g.model, g.memory, g.physical_memory, g.cores, g.slots, g.numa, g.healthy, g.uuid in node.cordoned)
+            (
+                g.model,
+                g.memory,
+                g.physical_memory,
+                g.cores,
+                g.slots,
+                g.numa,
+                g.healthy,
+                g.taken,
+                g.uuid in node.cordoned,
+            )
             for g in node.devices
         )
         self._kinds[node.row] = self._kind_of.setdefault(kind, len(self._kind_of))
@@ -282,7 +318,7 @@ class ClusterState:
                     usage[:, node.row, column] -= figures(own.held.get(gpu.uuid, Held()))
                 at = np.array([node.row])
                 left[..., at] = room.of(cards.at(at), of_nodes(usage, at))
-            return View(cards, usage, left, self._kinds[:rows], self._rows)
+            return View(cards, usage, left, self._kinds[:rows], self._away, self._rows)
 
     def cards_of(self, name: str, without: str = "") -> list[CardState] | None:
         """One node's cards in index order, None when it has none; `without` as in `view`."""
@@ -340,8 +376,11 @@ class ClusterState:
     # Comparison with the API server
 
     def _touch(self, key: str) -> None:
-        self._sequence += 1
+        self._tell_news()
         self._changed[key] = self._sequence
+
+    def _tell_news(self) -> None:
+        self._sequence += 1
         self._news.notify_all()
 
     def mark(self) -> int:

@@ -1,33 +1,51 @@
 """Which of the nodes in question can take a pod: all at once, one by one only where that does not decide."""
 
+import time
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
-from scheduler.cluster import ClusterState, View
+from scheduler.cluster import ClusterState
 from vgpu.placement import fleet, policy, rules
-from vgpu.placement.cards import Bools, CardState, Ints
+from vgpu.placement.cards import Bools, Ints
 from vgpu.placement.fit import Reason, Rejection, fit_pod
 from vgpu.resources import PodRequest
 
 NO_CARDS: Final = Rejection({Reason.COUNT: 0}, "the node has no cards")
 
 
-class Survey:
-    """Made under the state's lock. `fits` is a mask over `nodes`; every other node has a sentence.
+#: Seconds of one filter for nodes that have to be looked at one by one. What is not decided by then is left out: no pod
+#: holds up the others, nor outlasts the patience of kube-scheduler
+SEARCH_SECONDS: Final = 0.3
 
-    `failed`: pods in the way, which an eviction could remove; `unresolvable`: not even an empty node would do.
+
+class Survey:
+    """`fits` is a mask over `nodes`; every other node has a sentence. `mark`: the moment at which this was true.
+
+    `failed`: pods in the way, which an eviction could remove; `unresolvable`: not even an empty node would do, or that
+    is not known. The state's lock is held for a pod of one container, whose answer takes a millisecond; for others it
+    is held while the arrays are copied.
     """
 
-    def __init__(self, state: ClusterState, view: View, uid: str, pod: PodRequest, nodes: Sequence[str]) -> None:
+    def __init__(self, state: ClusterState, uid: str, pod: PodRequest, nodes: Sequence[str]) -> None:
         self.failed: dict[str, str] = {}
         self.unresolvable: dict[str, str] = {}
         self.reasons: set[Reason] = set()
-        self._view, self._pod, self._nodes = view, pod, nodes
+        self._state, self._uid, self._pod, self._nodes = state, uid, pod, nodes
         self._policy = policy(pod.gpu_policy)
-        self._asks = rules.asks(view.cards, pod)
-        self._rows = view.rows(nodes)
+        with state.lock:
+            self._view, self.mark = state.view(without=uid), state.mark()
+            self._rows = self._view.rows(nodes)
+            self._asks = rules.asks(self._view.cards, pod)
+            if len(pod.containers) == 1:
+                self._judge()
+                return
+            self._view = self._view.copy()
+        self._judge()
+
+    def _judge(self) -> None:
+        view, pod = self._view, self._pod
         verdict = fleet.survey(view.cards, view.left, self._asks, pod)
         known = self._rows >= 0
         rows = self._rows[known]
@@ -35,6 +53,8 @@ class Survey:
         self.fits[known] = verdict.fits[rows]
         if not known.all():
             self._tell(self.unresolvable, np.flatnonzero(~known), [NO_CARDS])
+        if view.away:
+            known &= ~self._tell_away(known)
         rest = np.flatnonzero(known & ~self.fits)
         if not len(rest):
             return
@@ -46,8 +66,8 @@ class Survey:
             places = rest[clash]
             for index, part, found, kinds in fleet.clashes(view.cards, view.usage, self._asks, pod, self._rows[places]):
                 self._divide(index, places[part], found, kinds)
-        for at in rest[look].tolist():
-            self._look(state, uid, at)
+        if look.any():
+            self._look(rest[look])
 
     def _tell(
         self, where: dict[str, str], places: Ints, rejections: Sequence[Rejection], kinds: Ints | None = None
@@ -63,6 +83,18 @@ class Survey:
             where.update(zip(nodes, map(sentences.__getitem__, kinds.tolist()), strict=True))
         for each in rejections:
             self.reasons.update(each.reasons)
+
+    def _tell_away(self, known: Bools) -> Bools:
+        """Leaves out the nodes whose agents can start no pods; an eviction would not change that."""
+        view = self._view
+        away = np.zeros(len(view.row_of), dtype=np.bool_)
+        away[[view.row_of[name] for name in view.away if name in view.row_of]] = True
+        out = np.zeros_like(known)
+        out[known] = away[self._rows[known]]
+        self.fits &= ~out
+        for at in np.flatnonzero(out).tolist():
+            self.unresolvable[self._nodes[at]] = view.away[self._nodes[at]]
+        return out
 
     def _reject(self, index: int, places: Ints) -> None:
         """Nodes (indices in `nodes`) on which this container finds no cards, even alone."""
@@ -96,13 +128,27 @@ class Survey:
         lost[present] = fleet.hopeless(view.cards, self._asks, self._pod, one[present])
         return np.asarray(lost[kinds], dtype=np.bool_)
 
-    def _look(self, state: ClusterState, uid: str, at: int) -> None:
-        """A node on which each container alone finds cards: do they all, together?"""
-        cards = state.cards_of(self._nodes[at], without=uid) or []
-        found = fit_pod(cards, self._pod, self._policy)
-        if not isinstance(found, Rejection):
-            self.fits[at] = True
-            return
-        empty = fit_pod([CardState(each.gpu, cordoned=each.cordoned) for each in cards], self._pod, self._policy)
-        where = self.unresolvable if isinstance(empty, Rejection) else self.failed
-        self._tell(where, np.array([at]), [found])
+    def _look(self, places: Ints) -> None:
+        """Nodes on which each container alone finds cards: do they all, together? One of each kind tells for all."""
+        view, until = self._view, time.monotonic() + SEARCH_SECONDS
+        rows = self._rows[places]
+        numa = view.cards.numa.T if self._pod.selector.numa_bind else None
+        kinds = fleet.alike(view.left, self._asks, rows, numa)
+        lost = self._hopeless(rows)
+        order = np.argsort(kinds, kind="stable")
+        groups = np.split(order, np.flatnonzero(np.diff(kinds[order])) + 1)
+        groups.sort(key=len, reverse=True)  # what tells most first
+        for number, group in enumerate(groups):
+            name = self._nodes[places[group[0]]]
+            found = fit_pod(self._state.cards_of(name, without=self._uid) or [], self._pod, self._policy, until=until)
+            if not isinstance(found, Rejection):
+                self.fits[places[group]] = True
+            elif Reason.UNDECIDED in found.reasons:
+                late = time.monotonic() > until
+                self._tell(self.unresolvable, places[np.concatenate(groups[number:]) if late else group], [found])
+                if late:
+                    return
+            else:
+                for where, mask in ((self.failed, ~lost[group]), (self.unresolvable, lost[group])):
+                    if mask.any():
+                        self._tell(where, places[group[mask]], [found])

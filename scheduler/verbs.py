@@ -73,10 +73,11 @@ class Verbs:
             )
         if request is None:
             return _result(nodes, whole, np.ones(len(nodes), dtype=np.bool_), {}, {})
-        survey, mark = self._look(args.Pod, request, nodes)
+        uid = args.Pod.metadata.uid or ""
+        survey = Survey(self._state, uid, request, nodes)
         until = self._patience() if not survey.fits.any() else 0.0
-        while not survey.fits.any() and (left := until - time.monotonic()) > 0 and self._state.news(mark, left):
-            survey, mark = self._look(args.Pod, request, nodes)
+        while not survey.fits.any() and (left := until - time.monotonic()) > 0 and self._state.news(survey.mark, left):
+            survey = Survey(self._state, uid, request, nodes)
         if not survey.fits.any():
             for reason in survey.reasons:
                 UNSCHEDULABLE.labels(reason).inc()
@@ -98,12 +99,6 @@ class Verbs:
             known = rows >= 0
             scores[known] = policy(request.node_policy).node_score(view.cards, view.usage)[rows[known]]
         return [HostPriority(name, points) for name, points in zip(nodes, _points(nodes, scores), strict=True)]
-
-    def _look(self, pod: Pod, request: PodRequest, nodes: Sequence[str]) -> tuple[Survey, int]:
-        """The survey of this moment, and which moment that was."""
-        uid = pod.metadata.uid or ""
-        with self._state.lock:
-            return Survey(self._state, self._state.view(without=uid), uid, request, nodes), self._state.mark()
 
     def _patience(self) -> float:
         """Until when (monotonic seconds) to wait for what may change the answer that nothing fits.

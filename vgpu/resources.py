@@ -38,6 +38,7 @@ CORE_POLICIES: Final = ("fixed", "elastic", "none")
 HAMI_CORE: Final = "hami-core"  #: HAMi's word for cards that are shared by limits
 MODES: Final = ("share", HAMI_CORE)
 MEMORY_MODES: Final = ("static", "movable")
+MAX_CONTAINERS: Final = 32  #: of one pod that ask for cards
 
 
 class RequestError(ValueError):
@@ -219,6 +220,9 @@ def read_pod(pod: Mapping[str, Any], rules: Rules) -> PodRequest | None:
             found.append(ContainerRequest(container.get("name", ""), kind, request))
     if not found:
         return None
+    if len(found) > MAX_CONTAINERS:
+        told = f"must be {MAX_CONTAINERS} or less in one pod; which cards more of them get is not decided in time"
+        raise RequestError("the number of containers that ask for cards", len(found), told)
     notes: Mapping[str, str] = (pod.get("metadata") or {}).get("annotations") or {}
     flags = ("true", "false")
     _choice(notes, names.VGPU_MODE, MODES, "share")

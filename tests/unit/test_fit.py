@@ -50,6 +50,14 @@ def fit(cards: list[CardState], request: GpuRequest, **selector: object) -> list
         ([card(0, 1280, healthy=False)], ask(1, percent=10, cores=20), {}, Reason.HEALTH),
         ([card(0, 1280, cordoned=True)], ask(1, 512), {}, Reason.CORDON),
         ([card(0, 1280, Held(1, 512, 512, 100, 1), cores=200)], ask(1, 512, cores=50), {}, Reason.ALONE),
+        # Used by somebody else: another plugin's pod, a display server, whoever
+        ([card(0, 1280, others=1000)], ask(1, 280, cores=50), {}, ["dev-0"]),
+        ([card(0, 1280, others=1000)], ask(1, 281, cores=50), {}, Reason.MEMORY),
+        ([card(0, 1280, others=1000)], ask(1, 280, cores=100), {}, Reason.UNUSED),
+        ([card(0, 1280, foreign=True)], ask(1, 280, cores=100), {}, Reason.UNUSED),
+        ([card(0, 1280, foreign=True)], ask(1), {}, Reason.MEMORY),
+        ([card(0, 2560, physical=1280, others=1280)], ask(1, 512), {}, Reason.GUARANTEE),
+        ([card(0, 1280, others=512), card(1, 1280, Held(1, 500, 500))], ask(1, 512), {}, ["dev-1"]),
     ],
 )
 def test_what_the_field_expects(

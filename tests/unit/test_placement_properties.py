@@ -54,6 +54,7 @@ def gpus(draw: st.DrawFn, index: int) -> Gpu:
         slots=draw(st.integers(1, 4)),
         numa=draw(st.sampled_from((0, 1))),
         healthy=draw(st.sampled_from((True, True, True, False))),
+        others=draw(st.sampled_from((0, 0, 0, 500, 4000))),
     )
 
 
@@ -192,8 +193,9 @@ class Cluster(RuleBasedStateMachine):
         for gpu in self.cards:
             on = usage.get(gpu.uuid, Held())
             assert on.slots <= gpu.slots
-            assert on.mem <= gpu.memory
-            assert on.phys <= gpu.physical_memory
+            assert not on.slots or on.mem <= gpu.memory - gpu.others
+            assert not on.slots or on.phys <= gpu.physical_memory - gpu.others
+            assert not (on.alone and gpu.others)
             assert on.cores <= gpu.cores
             holders = [each[gpu.uuid] for each in self.pods.values() if gpu.uuid in each]
             assert len(holders) == 1 or not any(one.alone for one in holders)

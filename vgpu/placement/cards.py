@@ -67,6 +67,7 @@ class Cards:
     cores: Ints  #: % that slices may share
     slots: Ints
     numa: Ints
+    foreign: Ints  #: MiB that others than vgpu have
     model: Ints  #: index in `models`
     models: list[str]
     places: Mapping[str, Sequence[tuple[int, ...]]]  #: UUID → indices of the cards with it
@@ -80,7 +81,7 @@ class Cards:
         def false() -> Bools:
             return np.zeros(shape, dtype=np.bool_, order="F")
 
-        return cls(false(), false(), false(), zeros(), zeros(), zeros(), zeros(), zeros(), zeros(), [], {})
+        return cls(false(), false(), false(), zeros(), zeros(), zeros(), zeros(), zeros(), zeros(), zeros(), [], {})
 
     @classmethod
     def of(cls, states: Sequence[CardState]) -> tuple["Cards", Ints]:
@@ -107,11 +108,16 @@ class Cards:
         self.cores[place] = gpu.cores
         self.slots[place] = gpu.slots
         self.numa[place] = gpu.numa
+        self.foreign[place] = gpu.taken
         self.model[place] = self.models.index(gpu.model)
 
     def first(self, rows: int) -> "Cards":
         """The cards of the first nodes: views, not copies."""
         return self._each(lambda array: array[:rows])
+
+    def copy(self) -> "Cards":
+        """The same, that others do not change; `places` stays what it is."""
+        return self._each(lambda array: array.copy(order="K"))
 
     def at(self, nodes: Ints) -> "Cards":
         """The cards of these nodes. `places` stays that of all: choose by UUID before."""
@@ -127,6 +133,7 @@ class Cards:
             part(self.cores),
             part(self.slots),
             part(self.numa),
+            part(self.foreign),
             part(self.model),
             self.models,
             self.places,
@@ -135,7 +142,7 @@ class Cards:
 
 def load(cards: Cards, usage: Ints) -> Floats:
     """How full each card is, 0 to 1: the larger of its memory share and its core share."""
-    memory = usage[MEM] / np.maximum(cards.memory, 1)
+    memory = (usage[MEM] + cards.foreign) / np.maximum(cards.memory, 1)
     cores = usage[CORES] / np.maximum(cards.cores, 1)
     return np.asarray(np.maximum(memory, cores), dtype=np.float64)
 
@@ -143,9 +150,11 @@ def load(cards: Cards, usage: Ints) -> Floats:
 def node_load(cards: Cards, usage: Ints) -> Floats:
     """How full each node is, 0 to 1: the larger of its memory share and its core share over all cards."""
 
-    def share(row: int, total: Ints) -> Floats:
-        held = np.where(cards.present, usage[row], 0).sum(axis=-1)
+    def share(used: Ints, total: Ints) -> Floats:
+        held = np.where(cards.present, used, 0).sum(axis=-1)
         of = np.where(cards.present, total, 0).sum(axis=-1)
         return np.asarray(held / np.maximum(of, 1), dtype=np.float64)
 
-    return np.asarray(np.maximum(share(MEM, cards.memory), share(CORES, cards.cores)), dtype=np.float64)
+    return np.asarray(
+        np.maximum(share(usage[MEM] + cards.foreign, cards.memory), share(usage[CORES], cards.cores)), dtype=np.float64
+    )

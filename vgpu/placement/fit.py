@@ -1,23 +1,33 @@
 """Chooses the cards of one node for a container or for a whole pod; pure."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
+from math import inf
 
+import msgspec
 import numpy as np
 
 from vgpu.allocation import Allocation, Kind
 from vgpu.devices import GpuSlice
-from vgpu.placement import Policy, rules
+from vgpu.placement import Policy, bound, room, rules
 from vgpu.placement.cards import SLOTS, Bools, Cards, CardState, Ints, count
+from vgpu.placement.room import Want
 from vgpu.placement.rules import Ask, Reason, Rejection
 from vgpu.resources import CardSelector, ContainerRequest, GpuRequest, PodRequest
 
 __all__ = ["CardState", "Reason", "Rejection", "fit_container", "fit_pod"]
 
 #: Choices that are tried for one pod on one node before it counts as not fitting. Needed only where several
-#: containers compete for cards and the first choice of the policy leaves no room for the last container.
+#: containers compete for cards and the first choice of the policy leaves no room for the last container. A choice that
+#: leaves the same room as one that has failed is none.
 TRIES = 512
+ALIKE = 8 * TRIES  #: and of these there are no more than so many looked at
+UNDECIDED = (
+    "not decided: more choices of cards for all containers together than are tried; ask for fewer, or equal ones"
+)
 
 
 def fit_container(
@@ -36,23 +46,50 @@ def fit_container(
     return found if isinstance(found, Rejection) else list(found.containers[""])
 
 
-def fit_pod(cards: Sequence[CardState], pod: PodRequest, policy: Policy) -> Allocation | Rejection:
+def fit_pod(
+    cards: Sequence[CardState], pod: PodRequest, policy: Policy, *, until: float = inf
+) -> Allocation | Rejection:
     """Slices for every container of a pod on one node, or why not; `cards` in index order.
+
+    `until`: monotonic seconds at which the search is given up. A search that was given up, or in which TRIES choices
+    did not do, is a rejection with Reason.UNDECIDED.
 
     Containers may share cards. Init containers count by peak, as in vgpu.allocation.held: they never run together
     with the apps, so what they hold is free for these.
     """
     arrays, usage = Cards.of(cards)
-    search = _Search(arrays, usage, pod, policy)
-    chosen = search.run()
-    if chosen is None:
-        return search.rejection()
-    return Allocation(
-        {
-            container.name: tuple(_slice(cards[at], container.gpu, asked, at) for at in places)
-            for container, asked, places in zip(pod.containers, search.asks, chosen, strict=True)
-        }
-    )
+    ways: list[tuple[PodRequest, Policy | None]]
+    if len(pod.containers) == 1:
+        ways = [(pod, policy)]
+    else:  # the last two begin with what `fleet` takes for a fit
+        ways = [(each, how) for how in (policy, None) for each in (pod, largest_first(pod))]
+    first: Rejection | None = None
+    for asked, how in ways:
+        search = _Search(arrays, usage, asked, how, until)
+        chosen = search.run()
+        if chosen is not None:
+            found = {
+                container.name: tuple(_slice(cards[at], container.gpu, ask, at) for at in places)
+                for container, ask, places in zip(asked.containers, search.asks, chosen, strict=True)
+            }
+            return Allocation({container.name: found[container.name] for container in pod.containers})
+        first = first or search.rejection()
+        if not search.gave_up:
+            return search.rejection()
+    assert first is not None  # there is a way at least
+    return first
+
+
+def largest_first(pod: PodRequest) -> PodRequest:
+    """The same with the apps, which all run at once, in another order: what is hardest to place first."""
+    apps = [each for each in pod.containers if each.kind is Kind.APP]
+    others = [each for each in pod.containers if each.kind is not Kind.APP]
+    apps.sort(key=lambda each: (each.gpu.count, each.gpu.cores == 100, _size(each.gpu)), reverse=True)
+    return msgspec.structs.replace(pod, containers=(*others, *apps))
+
+
+def _size(request: GpuRequest) -> tuple[int, int, int]:
+    return (request.memory, request.percent if not request.memory else 0, request.cores)
 
 
 def _slice(state: CardState, request: GpuRequest, asked: Ask, at: int) -> GpuSlice:
@@ -85,10 +122,14 @@ class _Beside:
 class _Search:
     """Depth first in the order of the spec: the first way down is the policy's own choice."""
 
-    def __init__(self, cards: Cards, usage: Ints, pod: PodRequest, policy: Policy) -> None:
-        self.cards, self.usage, self.pod, self.policy = cards, usage, pod, policy
+    def __init__(self, cards: Cards, usage: Ints, pod: PodRequest, policy: Policy | None, until: float) -> None:
+        # Without a policy: cards in the order of their index.
+        self.cards, self.usage, self.pod, self.policy, self.until = cards, usage, pod, policy, until
         self.asks = rules.asks(cards, pod)
-        self.tries = TRIES
+        self.wants = {id(asked): Want.of(asked) for asked in self.asks}
+        self.kinds = [container.kind for container in pod.containers]
+        self.tries, self.alike, self.gave_up = TRIES, ALIKE, False
+        self.failed: set[tuple[object, ...]] = set()  #: what is left to place, and in which room: no choice works
         self.failed_at: tuple[int, Ints] | None = None  #: the container that first found no card, and the usage then
 
     def run(self) -> list[tuple[int, ...]] | None:
@@ -106,26 +147,68 @@ class _Search:
         found = False
         for places in self._choices(good, usage, own, beside.peak, asked):
             found = True
-            if self.tries == 0:
+            if self._gives_up():
                 return None
-            self.tries -= 1
             chosen = np.zeros_like(good)
             chosen[list(places)] = True
-            rest = self._place(at + 1, beside.plus(kind, asked, chosen))
+            then = beside.plus(kind, asked, chosen)
+            if self.failed_at is not None and self._hopeless(at + 1, then):
+                self.alike -= 1
+                continue
+            self.tries -= 1
+            rest = self._place(at + 1, then)
             if rest is not None:
                 return [places, *rest]
+            if self.gave_up:
+                return None
+            self.failed.add(self._room(at + 1, then))
             if kind is Kind.INIT:
                 return None  # it ends before the others start: another choice leaves them no more room
         if not found and self.failed_at is None:
             self.failed_at = at, usage
         return None
 
+    def _gives_up(self) -> bool:
+        self.gave_up = self.gave_up or self.tries <= 0 or self.alike <= 0 or time.monotonic() > self.until
+        return self.gave_up
+
+    def _room(self, at: int, beside: _Beside) -> tuple[object, ...]:
+        """Two choices that leave this alike are one: equal cards are in no order."""
+        own = (beside.sidecars + beside.apps).T.tolist()
+        return at, *sorted(zip(self._classes, map(tuple, own), strict=True))
+
+    @cached_property
+    def _classes(self) -> list[tuple[object, ...]]:
+        """Of cards of one class each takes what the others take."""
+        cards = self.cards
+        columns = [cards.healthy, cards.cordoned, cards.memory, cards.physical, cards.cores, cards.slots, cards.foreign]
+        columns += [*self.usage, *([cards.numa] if self.pod.selector.numa_bind else [])]
+        for asked in {id(each): each for each in self.asks}.values():
+            masks = [mask for mask in (asked.models, asked.uuids) if mask is not None]
+            columns += [asked.memory, asked.guarantee, *masks]
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+    def _hopeless(self, at: int, beside: _Beside) -> bool:
+        """No choice works for the containers from `at` on: there are too many for the cards, or it has been tried."""
+        if at + 1 >= len(self.asks):
+            return False  # the last one is asked faster itself
+        if self._room(at, beside) in self.failed:
+            return True
+        left = room.of(self.cards, self.usage + beside.sidecars + beside.apps)
+        return not bound.possible(left, [self.wants[id(asked)] for asked in self.asks[at:]], self.kinds[at:])
+
     def _choices(self, good: Bools, usage: Ints, own: Ints, peak: Ints, asked: Ask) -> Iterator[tuple[int, ...]]:
         """Sets of good cards, the best first; above all others, what the pod holds for an init container anyway."""
+        if self.policy is None:
+            yield from self._sets([int(place) for place in np.flatnonzero(good)], asked.request.count)
+            return
         paid = (peak[SLOTS] > 0) & (asked.added(own, self.cards.present) <= peak).all(axis=0)
         order = self.policy.card_order(self.cards, usage)
         ordered = [int(place) for place in order[np.argsort(~paid[order], kind="stable")] if good[place]]
-        size = asked.request.count
+        yield from self._sets(ordered, asked.request.count)
+
+    def _sets(self, ordered: list[int], size: int) -> Iterator[tuple[int, ...]]:
+        """Sets of so many of these cards, of one NUMA node where the pod asks for that."""
         if not self.pod.selector.numa_bind:
             yield from combinations(ordered, size)
             return
@@ -136,8 +219,8 @@ class _Search:
             yield from combinations(group, size)
 
     def rejection(self) -> Rejection:
-        if self.failed_at is None:  # the tries were used up on choices that never reached the end
-            return Rejection({Reason.COUNT: len(self.cards.present)}, "no choice of cards was found for all containers")
+        if self.gave_up or self.failed_at is None:
+            return Rejection({Reason.UNDECIDED: len(self.cards.present)}, UNDECIDED)
         at, usage = self.failed_at
         found = explain(self.cards, usage, self.asks[at], numa_bind=self.pod.selector.numa_bind)
         if len(self.pod.containers) == 1:

@@ -4,13 +4,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vgpu.allocation import Kind
-from vgpu.placement import room, rules
+from vgpu.placement import bound, room, rules
 from vgpu.placement.cards import Bools, Cards, Ints, count, nothing_held, of_nodes
-from vgpu.placement.fit import TRIES, rejection
+from vgpu.placement.fit import TRIES, largest_first, rejection
 from vgpu.placement.room import Small, Want
 from vgpu.placement.rules import Ask, Rejection
 from vgpu.resources import PodRequest
@@ -28,12 +30,14 @@ class Verdict:
 
 def survey(cards: Cards, left: Small, wanted: Sequence[Ask], pod: PodRequest) -> Verdict:
     """Judges every node; `left`: their room. Only pods for which `fit` itself may give up leave nodes open."""
-    wants = [Want.of(asked) for asked in wanted]
+    wants = _wants(wanted)
     numa = cards.numa.T if pod.selector.numa_bind else None
     nodes = left.shape[-1]
     alone, none = np.ones(nodes, dtype=np.bool_), np.zeros(nodes, dtype=np.bool_)
     failed = np.zeros(nodes, dtype=np.int64)
     for at, want in enumerate(wants):
+        if any(want is before for before in wants[:at]):
+            continue  # asked already
         enough = _enough(room.eligible(left, want), want.count, numa)
         failed[alone & ~enough] = at
         alone &= enough
@@ -42,12 +46,34 @@ def survey(cards: Cards, left: Small, wanted: Sequence[Ask], pod: PodRequest) ->
     kinds = [container.kind for container in pod.containers]
     together = _first_fit(left, wants, kinds, numa) & alone
     rest = alone & ~together
+    clash = none
+    if rest.any():
+        at_rest = np.flatnonzero(rest)
+        part, theirs, _ = _of(at_rest, left, wants, None)
+        clash = none.copy()
+        clash[at_rest] = ~bound.possible(part, theirs, kinds)
+        rest &= ~clash
+    if rest.any():  # in another order; who looks closer comes to the same
+        at_rest = np.flatnonzero(rest)
+        places = {each.name: at for at, each in enumerate(pod.containers)}
+        order = [places[each.name] for each in largest_first(pod).containers]
+        part, theirs, groups = _of(at_rest, left, wants, numa)
+        found = _first_fit(part, [theirs[at] for at in order], [kinds[at] for at in order], groups)
+        together[at_rest[found]] = True
+        rest &= ~together
     if not rest.any() or not _searchable(len(left[0]), wants, kinds):
-        return Verdict(together, none, rest, failed)
+        return Verdict(together, clash, rest, failed)
     at_rest = np.flatnonzero(rest)
     found = _search(*_of(at_rest, left, wants, numa), kinds)
     together[at_rest[found]] = True
-    return Verdict(together, rest & ~together, none, failed)
+    return Verdict(together, clash | (rest & ~together), none, failed)
+
+
+def _wants(wanted: Sequence[Ask]) -> list[Want]:
+    """One object for all containers that ask the same."""
+    known = {id(asked): asked for asked in wanted}
+    wants = {key: Want.of(asked) for key, asked in known.items()}
+    return [wants[id(asked)] for asked in wanted]
 
 
 def _enough(good: Bools, size: int, numa: Ints | None) -> Bools:
@@ -106,7 +132,23 @@ def _searchable(cards: int, wants: Sequence[Want], kinds: Sequence[Kind]) -> boo
 def _of(nodes: Ints, left: Small, wants: Sequence[Want], numa: Ints | None) -> tuple[Small, list[Want], Ints | None]:
     """The same of these nodes."""
     part = None if numa is None else np.take(numa, nodes, axis=-1)
-    return np.take(left, nodes, axis=-1), [want.at(nodes) for want in wants], part
+    there = {id(want): want.at(nodes) for want in wants}
+    return np.take(left, nodes, axis=-1), [there[id(want)] for want in wants], part
+
+
+def alike(left: Small, wanted: Sequence[Ask], rows: Ints, numa: Ints | None) -> Ints:
+    """The kind of each node in `rows`: those of one kind answer alike, since all that decides is equal there.
+
+    Nodes whose cards are the same in another order are of different kinds.
+    """
+    figures: list[NDArray[Any]] = [left.reshape(-1, left.shape[-1])[:, rows]]
+    for want in {id(each): each for each in _wants(wanted)}.values():
+        figures += [each[:, rows] for each in (want.memory, want.guarantee) if not isinstance(each, int)]
+        figures += [] if want.accepted is None else [want.accepted[:, rows]]
+    figures += [] if numa is None else [numa[:, rows]]
+    table = np.ascontiguousarray(np.concatenate(figures, dtype=np.int64, casting="unsafe").T)
+    keys = table.view(np.dtype((np.void, table.itemsize * table.shape[1]))).ravel()
+    return np.asarray(np.unique(keys, return_inverse=True)[1], dtype=np.int64)
 
 
 def _search(left: Small, wants: Sequence[Want], numa: Ints | None, kinds: Sequence[Kind]) -> Bools:
@@ -174,6 +216,8 @@ def clashes(
         if len(places):
             yield at, places, *rejections(cards, now, asked, places, numa_bind=numa_bind)
         undecided &= enough
+        if not undecided.any():
+            return
         if container.kind is not Kind.INIT:
             now = asked.added(now, chosen.T)
 
@@ -194,5 +238,6 @@ def hopeless(cards: Cards, wanted: Sequence[Ask], pod: PodRequest, rows: Ints) -
     """Which of these nodes could not take the pod even if no pod were there: evicting one cannot help."""
     cards = cards.at(rows)
     empty = room.of(cards, nothing_held(*cards.present.shape))
-    verdict = survey(cards, empty, [asked.at(rows) for asked in wanted], pod)
+    there = {id(asked): asked.at(rows) for asked in wanted}
+    verdict = survey(cards, empty, [there[id(asked)] for asked in wanted], pod)
     return ~(verdict.fits | verdict.open)

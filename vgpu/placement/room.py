@@ -32,10 +32,10 @@ def of(cards: Cards, usage: Ints) -> Small:
     usable = cards.present & cards.healthy & ~cards.cordoned & (usage[figures_of.ALONE] == 0)
     left = np.empty((FIGURES, *cards.present.shape[::-1]), dtype=np.int32)
     left[SLOTS] = np.where(usable, np.minimum(cards.slots - taken, _LARGEST), 0).T
-    left[UNUSED] = (taken == 0).T
+    left[UNUSED] = ((taken == 0) & (cards.foreign == 0)).T
     for row, total, used in (
-        (MEM, cards.memory, figures_of.MEM),
-        (PHYS, cards.physical, figures_of.PHYS),
+        (MEM, cards.memory - cards.foreign, figures_of.MEM),
+        (PHYS, cards.physical - cards.foreign, figures_of.PHYS),
         (CORES, cards.cores, figures_of.CORES),
     ):
         left[row] = np.minimum(total - usage[used], _LARGEST).T

@@ -30,6 +30,7 @@ class Reason(StrEnum):
     CORES = "cores"
     NUMA = "numa"
     COUNT = "count"  #: the node has fewer cards
+    UNDECIDED = "undecided"  #: more choices of cards than are tried
 
 
 class Rejection(msgspec.Struct, frozen=True):
@@ -96,8 +97,12 @@ def ask(cards: Cards, request: GpuRequest, selector: CardSelector, *, oversubscr
 
 
 def asks(cards: Cards, pod: PodRequest) -> list[Ask]:
-    """What each container of a pod takes of each card."""
-    return [ask(cards, each.gpu, pod.selector, oversubscribe=pod.oversubscribe is not False) for each in pod.containers]
+    """What each container of a pod takes of each card: one object for all that ask the same."""
+    known: dict[GpuRequest, Ask] = {}
+    for each in pod.containers:
+        if each.gpu not in known:
+            known[each.gpu] = ask(cards, each.gpu, pod.selector, oversubscribe=pod.oversubscribe is not False)
+    return [known[each.gpu] for each in pod.containers]
 
 
 def faults(cards: Cards, usage: Ints, asked: Ask) -> Iterator[tuple[Reason, Bools]]:
@@ -111,15 +116,15 @@ def faults(cards: Cards, usage: Ints, asked: Ask) -> Iterator[tuple[Reason, Bool
     yield Reason.CORDON, cards.cordoned
     yield Reason.SLOTS, usage[SLOTS] >= cards.slots
     if alone:
-        yield Reason.UNUSED, usage[SLOTS] > 0
+        yield Reason.UNUSED, (usage[SLOTS] > 0) | (cards.foreign > 0)
     else:
         yield Reason.ALONE, usage[ALONE] > 0
-    full = usage[MEM] + asked.memory > cards.memory
+    full = usage[MEM] + cards.foreign + asked.memory > cards.memory
     if asked.guarantee is not asked.memory:
         behind, more = cards.memory - cards.physical, asked.memory - asked.guarantee
         full |= (more > 0) & (usage[MEM] - usage[PHYS] + more > behind)
     yield Reason.MEMORY, full
-    yield Reason.GUARANTEE, usage[PHYS] + asked.guarantee > cards.physical
+    yield Reason.GUARANTEE, usage[PHYS] + cards.foreign + asked.guarantee > cards.physical
     if not alone:
         # One without a guarantee still needs time that is not promised to others, else it would never run.
         yield Reason.CORES, usage[CORES] + max(asked.request.cores, 1) > cards.cores

@@ -1,0 +1,121 @@
+"""Which nodes' agents can start pods now: by what they say on their nodes, and by what the kubelet says of their pods.
+
+An agent that is killed says nothing any more; the kubelet reports within a second or two that its container has ended.
+"""
+
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from vgpu.kube.agentmark import AgentMark
+
+ABSENT: Final = "no agent of vgpu runs on the node"
+DELETED: Final = "the node's agent is being deleted"
+ENDED: Final = "the node's agent has ended and is not back yet"
+STARTING: Final = "the node's agent has started and does not serve yet"
+
+
+class Running(msgspec.Struct, frozen=True):
+    startedAt: datetime | None = None
+
+
+class State(msgspec.Struct, frozen=True):
+    running: Running | None = None
+
+
+class ContainerStatus(msgspec.Struct, frozen=True):
+    ready: bool = False
+    state: State = State()
+
+
+class Meta(msgspec.Struct, frozen=True):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resourceVersion: str = ""
+    deletionTimestamp: str | None = None
+
+
+class Spec(msgspec.Struct, frozen=True):
+    nodeName: str = ""
+
+
+class Status(msgspec.Struct, frozen=True):
+    phase: str = "Pending"
+    containerStatuses: list[ContainerStatus] = []
+
+
+class AgentPod(msgspec.Struct, frozen=True):
+    """The fields of an agent's pod that matter here, by their names in Kubernetes."""
+
+    metadata: Meta = Meta()
+    spec: Spec = Spec()
+    status: Status = Status()
+
+
+def obstacle(pod: AgentPod, since: datetime | None) -> str:
+    """Why this pod's agent can start no pods; empty: it can. `since`: when the agent of the node began to serve.
+
+    What it said before its container started was said by the one before it. Both times are of the node's own clock;
+    where that was set back, the kubelet's word that the container is ready does.
+    """
+    if pod.metadata.deletionTimestamp is not None:
+        return DELETED
+    status = next(iter(pod.status.containerStatuses), ContainerStatus())
+    running = status.state.running
+    if running is None:
+        return ENDED
+    if status.ready or (since is not None and running.startedAt is not None and since >= running.startedAt):
+        return ""
+    return STARTING
+
+
+class Agents:
+    """Keeps `tell(node, why it takes no pods)` up to date. Thread-safe."""
+
+    def __init__(self, tell: Callable[[str, str], None], *, followed: bool) -> None:
+        """`followed`: pods of agents are told here; else only what agents say themselves counts."""
+        self._lock = threading.Lock()
+        self._tell = tell
+        self._followed = followed
+        self._marks: dict[str, AgentMark] = {}  # of nodes with cards
+        self._pods: dict[str, dict[str, AgentPod]] = {}  # node → uid
+
+    def mark(self, node: str, mark: AgentMark | None) -> None:
+        """What the agent of a node says; None: the node has no cards, or is gone."""
+        with self._lock:
+            if mark is None:
+                self._marks.pop(node, None)
+            else:
+                self._marks[node] = mark
+            self._judge(node)
+
+    def put(self, pod: AgentPod) -> None:
+        if pod.spec.nodeName:
+            with self._lock:
+                self._pods.setdefault(pod.spec.nodeName, {})[pod.metadata.uid] = pod
+                self._judge(pod.spec.nodeName)
+
+    def gone(self, pod: AgentPod) -> None:
+        with self._lock:
+            pods = self._pods.get(pod.spec.nodeName, {})
+            pods.pop(pod.metadata.uid, None)
+            if not pods:
+                self._pods.pop(pod.spec.nodeName, None)
+            self._judge(pod.spec.nodeName)
+
+    def _judge(self, node: str) -> None:
+        mark = self._marks.get(node)
+        if mark is None:
+            self._tell(node, "")
+        elif mark.away or not self._followed:
+            self._tell(node, mark.away)
+        else:
+            told = [obstacle(pod, mark.since) for pod in self._pods.get(node, {}).values()]
+            self._tell(node, "" if "" in told else min(told, key=_ORDER.index, default=ABSENT))
+
+
+_ORDER: Final = (STARTING, ENDED, DELETED)  # of several pods, who is nearest to serving tells
