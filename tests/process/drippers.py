@@ -1,74 +1,87 @@
 """Clients that never finish what they begin: a listener has to answer the others all the same."""
 
 import asyncio
+import multiprocessing
+import resource
 import ssl
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-DRIP_SECONDS: Final = 0.5
+DRIP_SECONDS: Final = 2.0
 HEADER: Final = b"POST /webhook HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\nX-Long: "
 BODY: Final = b"POST /webhook HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n"
 
 
-class Drippers:
-    """`count` clients of a port, which connect again when they are dropped. `begun`: how many have sent something."""
+class Crowd(NamedTuple):
+    """`count` clients of a port, which connect again when they are dropped."""
 
-    def __init__(self, port: int, count: int, *, tls: bool, begin: bytes = HEADER, peers: int = 1) -> None:
-        self._port, self._count, self._begin, self._peers = port, count, begin, peers
+    port: int
+    count: int
+    tls: bool = False
+    begin: bytes = HEADER
+
+
+class Counts(NamedTuple):
+    """By crowd: clients that have sent something and are served, and how often one was dropped."""
+
+    begun: Any
+    dropped: Any
+
+
+class _Drippers:
+    def __init__(self, crowd: Crowd, at: int, begun: Any, dropped: Any) -> None:
+        self._crowd, self._at, self._begun, self._dropped = crowd, at, begun, dropped
         self._context: ssl.SSLContext | None = None
-        if tls:
-            self._context = ssl.create_default_context()
+        if crowd.tls:
+            self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             self._context.check_hostname, self._context.verify_mode = False, ssl.CERT_NONE
-        self.begun: set[int] = set()
-        self.dropped = 0
 
     async def run(self) -> None:
-        await asyncio.gather(*(self._drip(number) for number in range(self._count)))
+        await asyncio.gather(*(self._drip() for _ in range(self._crowd.count)))
 
-    async def _drip(self, number: int) -> None:
+    async def _drip(self) -> None:
         while True:
             with suppress(OSError):
-                await self._once(number)
-            self.begun.discard(number)
-            self.dropped += 1
+                await self._once()
+            self._dropped[self._at] += 1
             await asyncio.sleep(0.1)
 
-    async def _once(self, number: int) -> None:
-        here = (f"127.0.0.{2 + number % self._peers}", 0) if self._peers > 1 else None
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, ssl=self._context, local_addr=here)
+    async def _once(self) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._crowd.port, ssl=self._context)
+        self._begun[self._at] += 1
         try:
-            writer.write(self._begin)
+            writer.write(self._crowd.begin)
             while not reader.at_eof():
-                self.begun.add(number)
                 writer.write(b"x")
                 await writer.drain()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(reader.read(1), DRIP_SECONDS)
         finally:
+            self._begun[self._at] -= 1
             writer.transport.abort()
 
 
 @contextmanager
-def dripping(crowds: Sequence[Drippers]) -> Iterator[None]:
-    """All of them at once, in a thread of their own, until the block ends."""
-    loop = asyncio.new_event_loop()
+def dripping(*crowds: Crowd) -> Iterator[Counts]:
+    """All of them at once, in a process of their own, until the block ends."""
+    context = multiprocessing.get_context("spawn")
+    counts = Counts(context.Array("i", len(crowds)), context.Array("i", len(crowds)))
+    process = context.Process(target=_run, args=(crowds, counts.begun, counts.dropped), daemon=True)
+    process.start()
+    try:
+        yield counts
+    finally:
+        process.kill()
+        process.join()
+
+
+def _run(crowds: Sequence[Crowd], begun: Any, dropped: Any) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 8192)), hard))
 
     async def all_of_them() -> None:
-        await asyncio.gather(*(one.run() for one in crowds))
+        each = (_Drippers(crowd, at, begun, dropped) for at, crowd in enumerate(crowds))
+        await asyncio.gather(*(one.run() for one in each))
 
-    task = loop.create_task(all_of_them())
-
-    def run() -> None:
-        with suppress(asyncio.CancelledError):
-            loop.run_until_complete(task)
-        loop.close()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        loop.call_soon_threadsafe(task.cancel)
-        thread.join()
+    asyncio.run(all_of_them())
