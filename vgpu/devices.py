@@ -25,6 +25,7 @@ class Gpu(msgspec.Struct, frozen=True, omit_defaults=True):
     healthy: bool = True
     trouble: str = ""  #: why it is not healthy
     foreign: bool = False  #: processes that are no containers of vgpu use it
+    others: Natural = 0  #: MiB that is not vgpu's to give: of such processes, or held by pods of another device plugin
     mig: bool = False  #: it can be partitioned (MIG); one that is partitioned now is not shared
     links: dict[str, str] = {}  #: uuid of another card → NVLINK, PIX, PXB, PHB, NODE or SYS
 
@@ -32,6 +33,11 @@ class Gpu(msgspec.Struct, frozen=True, omit_defaults=True):
     def physical_memory(self) -> int:
         """MiB of the card itself: what percentages and "whole card" refer to."""
         return self.physical or self.memory
+
+    @property
+    def taken(self) -> int:
+        """MiB that others than vgpu have of it; 1 where it is used and nobody says how much."""
+        return max(self.others, int(self.foreign))
 
 
 class GpuSlice(msgspec.Struct, frozen=True, omit_defaults=True):

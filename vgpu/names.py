@@ -43,6 +43,7 @@ DEVICES: Final = "vgpu.io/devices"  #: on a node: JSON inventory (vgpu.devices)
 CORDON: Final = "vgpu.io/cordon"  #: on a node: comma list of card UUIDs that take no new pods
 HEAL: Final = "vgpu.io/heal"  #: on a node: comma list of card UUIDs that are repaired; the agent takes it away again
 MODE: Final = "vgpu.io/mode"  #: on a node: how its cards reach containers, and why: "cdi: …"; written by its agent
+AGENT: Final = "vgpu.io/agent"  #: on a node: whether its agent can start pods: "serving since TIME" or "leaving: …"
 CHART_NAMES: Final = "vgpu.io/names"  #: on the webhook: resource names and schedulerName that the chart was given
 LABEL_MANAGED: Final = "vgpu.io/managed"  #: label "true" on a pod that admission has translated
 LABEL_PRESENT: Final = "vgpu.io/present"  #: label "true" on a node with cards
