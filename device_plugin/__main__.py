@@ -9,14 +9,14 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from device_plugin.agent import Agent, Options
+from device_plugin.agent import LEAVE_SECONDS, SEEN_SECONDS, Agent, Options
 from vgpu import names
 from vgpu.config import ConfigError, load
 from vgpu.kube.client import KubeClient
 
 log = logging.getLogger("device_plugin")
 
-END_SECONDS = 0.8  #: between a signal and the end, at the latest
+END_SECONDS = 0.8  #: between the last word and the end, at the latest
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -41,9 +41,19 @@ async def serve(agent: Agent) -> None:
     running = asyncio.ensure_future(agent.run())
     loop = asyncio.get_running_loop()
 
+    leaving: list[asyncio.Task[None]] = []
+
     def end() -> None:
-        running.cancel()
         # What still waits then (for the API server, NVML or the kubelet) holds nothing that needs an orderly end.
+        loop.call_later(LEAVE_SECONDS + SEEN_SECONDS + END_SECONDS, os._exit, 0)
+        if leaving:  # somebody is in a hurry
+            running.cancel()
+        else:
+            leaving.append(loop.create_task(leave()))
+
+    async def leave() -> None:
+        await agent.leave()
+        running.cancel()
         loop.call_later(END_SECONDS, os._exit, 0)
 
     for number in (signal.SIGTERM, signal.SIGINT):
