@@ -9,14 +9,14 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from device_plugin.agent import Agent, Options
+from device_plugin.agent import LEAVE_SECONDS, SEEN_SECONDS, Agent, Options
 from vgpu import names
 from vgpu.config import ConfigError, load
 from vgpu.kube.client import KubeClient
 
 log = logging.getLogger("device_plugin")
 
-END_SECONDS = 0.8  #: between a signal and the end, at the latest
+END_SECONDS = 0.8  #: between the last word and the end, at the latest
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -28,6 +28,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cdi-dir", type=Path, default=Path(names.CDI_DIR), help="where the runtime finds CDI specs")
     parser.add_argument("--host-root", type=Path, default=Path("/"), help="where the host's files are seen, read only")
     parser.add_argument("--metrics-port", type=int, default=names.PORT_NODE_METRICS)
+    parser.add_argument("--health-port", type=int, default=names.PORT_NODE_HEALTH, help="for probes")
     parser.add_argument("--verbose", action="store_true", help="log what is normally not worth a line")
     found = parser.parse_args(argv)
     if not found.node_name:
@@ -40,9 +41,19 @@ async def serve(agent: Agent) -> None:
     running = asyncio.ensure_future(agent.run())
     loop = asyncio.get_running_loop()
 
+    leaving: list[asyncio.Task[None]] = []
+
     def end() -> None:
-        running.cancel()
         # What still waits then (for the API server, NVML or the kubelet) holds nothing that needs an orderly end.
+        loop.call_later(LEAVE_SECONDS + SEEN_SECONDS + END_SECONDS, os._exit, 0)
+        if leaving:  # somebody is in a hurry
+            running.cancel()
+        else:
+            leaving.append(loop.create_task(leave()))
+
+    async def leave() -> None:
+        await agent.leave()
+        running.cancel()
         loop.call_later(END_SECONDS, os._exit, 0)
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -69,6 +80,7 @@ def main(argv: list[str] | None = None) -> int:
                 cdi_dir=options.cdi_dir,
                 host_root=options.host_root,
                 metrics_port=options.metrics_port,
+                health_port=options.health_port,
             ),
             client,
         )

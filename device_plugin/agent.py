@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,7 @@ from device_plugin.labels import Labels
 from device_plugin.lending import Lending
 from device_plugin.plugin import Plugin
 from device_plugin.pods import Pods
+from device_plugin.presence import Presence
 from device_plugin.publish import Publisher, published
 from device_plugin.readiness import KUBELET
 from device_plugin.registration import Registration
@@ -42,6 +44,8 @@ log = logging.getLogger(__name__)
 
 LOOK_FOR_CARDS_SECONDS: Final = 30.0  #: a node without a driver: it may be installed later
 ASK_SECONDS: Final = 2.0  #: the same where the API server does not tell whether there were cards
+LEAVE_SECONDS: Final = 1.5  #: for the API server to take that this agent leaves
+SEEN_SECONDS: Final = 1.0  #: from then on: the scheduler reads it, and the kubelet admits what was bound before
 RECALL_SECONDS: Final = 3.0  #: for the API server to tell what an earlier agent has published; then without
 
 
@@ -51,6 +55,7 @@ class Options(msgspec.Struct, frozen=True):
     cdi_dir: Path
     host_root: Path
     metrics_port: int
+    health_port: int
 
 
 class Agent:
@@ -61,11 +66,12 @@ class Agent:
         self._options = options
         self._client = client
         self._exporter = Exporter(options.node)
+        self._presence: Presence | None = None
         self._asking: asyncio.Future[Inventory] | None = None  # the driver for its cards, and no answer yet
 
     async def run(self) -> None:
         """Until cancelled. A node that has and had no cards waits for a driver that has some."""
-        self._exporter.serve(self._options.metrics_port)
+        self._exporter.serve(self._options.metrics_port, self._options.health_port)
         if self._config.simulate:
             inventory.use_simulator(self._config.simulate, self._simulator_state)
         census = Census(self._config, self._options.run_dir, self._driver)
@@ -105,7 +111,8 @@ class Agent:
         lending = Lending(cards, sandboxes, holdings, watch)
         granting = Granting(self._config, cards, sandboxes, holdings, places, consequences, labels, lending)
         starts = Starts(self._config, cards, pods, identity, granting, consequences, mode=lambda: enforcement.current)
-        plugin = Plugin(cards, starts, self._exporter.observe)
+        presence = Presence(self._client, self._options.node)
+        plugin = Plugin(cards, starts, self._exporter.observe, taken=presence.serve)
         health = Health(
             cards,
             consequences.node,
@@ -124,7 +131,10 @@ class Agent:
             gone=lambda sentence: consequences.node(names.CONDITION_UNHEALTHY, sentence),
             heal=health.heal,
             unbacked=lambda sentence: consequences.node(names.CONDITION_UNBACKED, sentence),
+            presence=presence.keep,
         )
+        presence.changed = publisher.wake
+        self._presence = presence
         sweep = Sweep(
             cards,
             pods,
@@ -162,6 +172,19 @@ class Agent:
         finally:
             plugin.stop()
             consequences.stop()
+
+    async def leave(self) -> None:
+        """Says that this agent goes, and serves on until the scheduler can have read it: nothing is bound here then.
+
+        Takes LEAVE_SECONDS and SEEN_SECONDS at most.
+        """
+        if self._presence is None:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_SECONDS):
+                if not await asyncio.to_thread(self._presence.leave, "it was asked to end"):
+                    return
+        await asyncio.sleep(SEEN_SECONDS)
 
     @property
     def _driver(self) -> driver.Place:

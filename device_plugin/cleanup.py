@@ -70,7 +70,7 @@ def clean_node(client: KubeClient, node: Node, resources: Sequence[str]) -> bool
         if told:
             body["conditions"] = [{"type": each, "$patch": "delete"} for each in told]
         client.request("PATCH", f"{path}/status", body={"status": body}, content_type=STRATEGIC_PATCH)
-    written = [name for name in (names.DEVICES, names.HEAL, names.MODE) if name in meta.annotations]
+    written = [name for name in (names.DEVICES, names.HEAL, names.MODE, names.AGENT) if name in meta.annotations]
     marked = bool(written) or names.LABEL_PRESENT in meta.labels
     if marked:
         gone = {"annotations": dict.fromkeys(written), "labels": {names.LABEL_PRESENT: None}}

@@ -41,12 +41,22 @@ class Node(Protocol):
 
 
 class Plugin(DevicePluginServicer):
-    """All five calls; `observe(call, seconds)` is told how long Allocate and PreStartContainer took."""
+    """All five calls; `observe(call, seconds)` is told how long Allocate and PreStartContainer took.
 
-    def __init__(self, cards: Cards, node: Node, observe: Callable[[str, float], None]) -> None:
+    `taken` is called each time that the kubelet has taken a list of ids.
+    """
+
+    def __init__(
+        self,
+        cards: Cards,
+        node: Node,
+        observe: Callable[[str, float], None],
+        taken: Callable[[], None] = lambda: None,
+    ) -> None:
         self._cards = cards
         self._node = node
         self._observe = observe
+        self._taken = taken
         # Starts may wait for seconds, all of them at once: no other pod's admission waits behind them.
         self._starts = ThreadPoolExecutor(MAX_STARTS, thread_name_prefix="start")
         self._answers = ThreadPoolExecutor(MAX_ANSWERS, thread_name_prefix="answer")
@@ -81,6 +91,7 @@ class Plugin(DevicePluginServicer):
                     log.info("telling the kubelet %d ids, %d healthy", len(devices), healthy)
                     yield api.ListAndWatchResponse(devices=devices)
                     told = devices
+                    self._taken()  # gRPC comes back when the list has gone out
                 waits = [asyncio.ensure_future(event.wait()) for event in (changed, self._stopping)]
                 try:
                     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -39,7 +39,7 @@ class Publisher:
 
     `suspect(uuid, reason)` is told of cards that an earlier agent published as unhealthy, `gone(sentence)` of those
     that are not there any more, `heal(uuids)` of those that somebody says are repaired, `unbacked(sentence)` why memory
-    is not scaled.
+    is not scaled. `presence(annotations)` keeps what the node says of its agent.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Publisher:
         gone: Callable[[str], None],
         heal: Callable[[Collection[str]], None],
         unbacked: Callable[[str], None],
+        presence: Callable[[Mapping[str, str]], None] = lambda _: None,
     ) -> None:
         self._client = client
         self._name = node
@@ -64,6 +65,7 @@ class Publisher:
         self._gone = gone
         self._heal = heal
         self._unbacked = unbacked
+        self._presence = presence
         self._flat: str | None = None  # why memory is not scaled; None: not known yet
         self.recalled = threading.Event()  #: what an earlier agent has published is known
         self._wake = threading.Event()
@@ -91,6 +93,10 @@ class Publisher:
         self._ending.set()
         self._wake.set()
         self._informer.stop()
+
+    def wake(self) -> None:
+        """There is something to write."""
+        self._wake.set()
 
     def _change(self, change: str, node: Node) -> None:
         if change == "set":
@@ -172,6 +178,7 @@ class Publisher:
         if not (_reworded(meta.annotations, inventory) and time.monotonic() - self._written < PERIOD_SECONDS):
             self._tell(node, inventory)
         conditions.put(self._client, self._name, node.status.conditions, contested(self._cards.rival))
+        self._presence(meta.annotations)
         if self._flat is not None:
             conditions.put(self._client, self._name, node.status.conditions, backing.finding(self._flat))
         wanted = capacity(inventory.devices, self._cards.cordoned, held or {}, self._config)

@@ -36,7 +36,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def add_node(world: World, name: str, gpu: str, ready: str = "True") -> None:
-    notes = {names.DEVICES: "{}", names.MODE: "cdi: why", names.CORDON: "GPU-1", "note": "x"}
+    notes = {names.DEVICES: "{}", names.MODE: "cdi: why", names.AGENT: "leaving", names.CORDON: "GPU-1", "note": "x"}
     labels = {names.LABEL_PRESENT: "true", "gpu": gpu}
     world.send("POST", "/api/v1/nodes", {"metadata": {"name": name, "annotations": notes, "labels": labels}})
     told = [{"type": "Ready", "status": ready}, {"type": names.CONDITION_UNENFORCED, "status": "True"}]

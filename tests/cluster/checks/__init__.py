@@ -7,6 +7,7 @@ import msgspec
 
 from tests.cluster.checks import (
     agents,
+    bare,
     basis,
     bursts,
     certificates,
@@ -68,6 +69,7 @@ CHECKS: Final = (
     Check(bursts.forty_pods),
     Check(grace.slices_stay_held),
     Check(faults.killed_in_turn),
+    Check(bare.pods_survive),
     Check(leaders.stopped_leader),
     Check(health.failed_card),
     Check(cordon.of_a_card),

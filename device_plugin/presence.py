@@ -1,0 +1,57 @@
+"""What the node's record says of its agent: that pods can start here, or that it leaves. The scheduler obeys that.
+
+A pod that is bound while the kubelet has no plugin fails for good: the kubelet admits it once, and finds no healthy
+device.
+Source: k8s.io/kubernetes v1.36.3, pkg/kubelet/cm/devicemanager/manager.go "devicesToAllocate".
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+from vgpu import names
+from vgpu.kube import agentmark, writes
+from vgpu.kube.client import ApiError, KubeClient
+
+log = logging.getLogger(__name__)
+
+
+class Presence:
+    """Thread-safe. `changed` is called when there is something to write, by whoever keeps the node's record."""
+
+    def __init__(self, client: KubeClient, node: str, changed: Callable[[], None] = lambda: None) -> None:
+        self._client = client
+        self._node = node
+        self.changed = changed
+        self._lock = threading.Lock()  # one write after the other: the last word is the one that stays
+        self._mark = ""  # empty: this agent has said nothing yet, and what another one has said stays
+
+    def serve(self) -> None:
+        """The kubelet has our ids: pods can start. Said once for each start of an agent, at the first time."""
+        if not self._mark:
+            self._mark = agentmark.serving(datetime.now(UTC))
+            self.changed()
+
+    def leave(self, reason: str) -> bool:
+        """Says that this agent goes, at once; whether the API server has taken it. Waits for the API server.
+
+        False where nothing is to be said: no pod can be placed by what this agent has told.
+        """
+        if not self._mark:
+            return False
+        self._mark = agentmark.leaving(reason)
+        try:
+            self.keep({})
+        except ApiError as error:
+            log.warning("node %s does not say that its agent leaves: %s", self._node, error)
+            return False
+        return True
+
+    def keep(self, annotations: Mapping[str, str]) -> None:
+        """Writes the mark where the annotations of the node say something else. Raises ApiError."""
+        with self._lock:
+            mark = self._mark
+            if mark and annotations.get(names.AGENT) != mark:
+                writes.patch_node(self._client, self._node, annotations={names.AGENT: mark})
+                log.info("node %s: agent %s", self._node, mark)
