@@ -28,6 +28,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cdi-dir", type=Path, default=Path(names.CDI_DIR), help="where the runtime finds CDI specs")
     parser.add_argument("--host-root", type=Path, default=Path("/"), help="where the host's files are seen, read only")
     parser.add_argument("--metrics-port", type=int, default=names.PORT_NODE_METRICS)
+    parser.add_argument("--health-port", type=int, default=names.PORT_NODE_HEALTH, help="for probes")
     parser.add_argument("--verbose", action="store_true", help="log what is normally not worth a line")
     found = parser.parse_args(argv)
     if not found.node_name:
@@ -69,6 +70,7 @@ def main(argv: list[str] | None = None) -> int:
                 cdi_dir=options.cdi_dir,
                 host_root=options.host_root,
                 metrics_port=options.metrics_port,
+                health_port=options.health_port,
             ),
             client,
         )

@@ -51,6 +51,7 @@ class Options(msgspec.Struct, frozen=True):
     cdi_dir: Path
     host_root: Path
     metrics_port: int
+    health_port: int
 
 
 class Agent:
@@ -65,7 +66,7 @@ class Agent:
 
     async def run(self) -> None:
         """Until cancelled. A node that has and had no cards waits for a driver that has some."""
-        self._exporter.serve(self._options.metrics_port)
+        self._exporter.serve(self._options.metrics_port, self._options.health_port)
         if self._config.simulate:
             inventory.use_simulator(self._config.simulate, self._simulator_state)
         census = Census(self._config, self._options.run_dir, self._driver)

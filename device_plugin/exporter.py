@@ -17,6 +17,7 @@ from device_plugin.readiness import METRICS, Readiness
 from vgpu.allocation import Held
 from vgpu.devices import Gpu, GpuSlice
 from vgpu.inventory import Reading
+from vgpu.listener import Listener
 from vgpu.native import CardUsage
 
 MIB: Final = 1 << 20
@@ -76,9 +77,9 @@ class Exporter(Collector):
 
         self._xids: dict[tuple[str, ...], int] = {}  # labels → count; of the health's thread
 
-    def serve(self, port: int) -> None:
-        """Answers HTTP on all addresses; raises OSError when the port is taken."""
-        serving.serve(serving.app(self.registry, lambda: self.readiness.left), port)
+    def serve(self, metrics_port: int, health_port: int) -> list[Listener]:
+        """Answers HTTP on all addresses; raises OSError when a port is taken."""
+        return serving.serve(self.registry, lambda: self.readiness.left, metrics_port, health_port)
 
     def show(self, picture: Picture, *, whole: bool = True, fresh: bool = True) -> None:
         """`whole`: pods that have not started yet are in it. `fresh`: the driver has been asked for it."""

@@ -12,8 +12,9 @@ from typing import Final
 
 from prometheus_client import make_wsgi_app
 
+from scheduler import neighbour
 from scheduler.admission.webhook import Admission
-from scheduler.app import extender_app, open_app, service_app
+from scheduler.app import MAX_REVIEW_BODY, MAX_VERB_BODY, NOT_READY, extender_app, service_app
 from scheduler.binder import Binder
 from scheduler.certificates import Certificates
 from scheduler.cluster import ClusterState
@@ -22,15 +23,16 @@ from scheduler.fence import Fence, held_here, term_in
 from scheduler.metrics import REGISTRY
 from scheduler.moves import Moves
 from scheduler.neighbour import ANSWER_SECONDS, Neighbour
-from scheduler.server import Listener, any_address
 from scheduler.verbs import Recent, Verbs
-from vgpu import config, names
+from vgpu import config, health, names
 from vgpu.kube.client import KubeClient
+from vgpu.listener import Listener, any_address
 
 log = logging.getLogger("scheduler")
 
 BIND_THREADS: Final = 64  #: each bind waits for the API server; kube-scheduler binds many pods at once
 REVIEW_THREADS: Final = 16
+HEALTH_THREADS: Final = 4  #: one of the checks asks the kube-scheduler, which may take seconds
 NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -60,13 +62,16 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--config", type=Path, help=f"configuration file (default: ${names.ENV_CONFIG})")
     parser.add_argument("--kubeconfig", type=Path, help="how to reach the API server (default: as the pod it runs in)")
     parser.add_argument("--extender-port", type=_port, default=names.PORT_EXTENDER, help="on 127.0.0.1 only")
-    parser.add_argument("--webhook-port", type=_port, default=names.PORT_WEBHOOK, help="webhook and health, TLS")
+    parser.add_argument("--webhook-port", type=_port, default=names.PORT_WEBHOOK, help="over TLS")
+    parser.add_argument("--health-port", type=_port, default=names.PORT_SCHEDULER_HEALTH, help="for probes")
     parser.add_argument("--metrics-port", type=_port, default=names.PORT_SCHEDULER_METRICS)
     parser.add_argument(
         "--kube-scheduler-port", type=_port, default=10259, help="of the kube-scheduler in this pod (default: 10259)"
     )
     parser.add_argument(
-        "--webhook-address", default=any_address(), help="where webhook and metrics listen (default: everywhere)"
+        "--webhook-address",
+        default=any_address(),
+        help="of webhook, metrics and health (default: everywhere)",
     )
     parser.add_argument(
         "--tls-secret",
@@ -100,7 +105,7 @@ def run(args: argparse.Namespace) -> None:
     """Serves until SIGTERM or SIGINT. Raises ConfigError, ValueError or OSError when it cannot start."""
     settings = config.load(args.config)
     rules = config.rules(settings)
-    wake, stopping = threading.Event(), threading.Event()
+    wake, stopping, served = threading.Event(), threading.Event(), threading.Event()
 
     def stop(signal_number: int, _: object) -> None:
         log.info("%s: ending", signal.Signals(signal_number).name)
@@ -122,16 +127,26 @@ def run(args: argparse.Namespace) -> None:
     else:
         fence = Fence(feed.catch_up, lambda: "alone")
     leader = term_in(client, *args.lease, seconds=ANSWER_SECONDS) if args.lease else lambda: ""
-    neighbour = Neighbour(args.kube_scheduler_port, lambda: feed.ready, leader)
+    beside = Neighbour(args.kube_scheduler_port, lambda: feed.ready, leader)
     binder = Binder(client, state, rules, recent, fence.pass_)
     moves = Moves(client, state, lambda: feed.ready and fence.leads())
     verbs = extender_app(Verbs(state, rules, recent), binder, lambda: feed.ready, fence)
     address = args.webhook_address
     listeners: list[Listener] = []
+
+    def missing() -> str:
+        """Why this replica should get no reviews yet; empty: it should."""
+        if not served.is_set():
+            return "there is no certificate yet"
+        return "" if feed.ready else NOT_READY
+
+    checks = {"/healthz": lambda: "", "/readyz": missing, neighbour.PATH: beside.obstacle}
     try:
-        listeners.append(Listener("extender", verbs, "127.0.0.1", args.extender_port, threads=BIND_THREADS))
-        told = open_app(make_wsgi_app(REGISTRY), neighbour.obstacle)
-        listeners.append(Listener("metrics", told, address, args.metrics_port, threads=2))
+        listeners.append(Listener("health", health.app(checks), address, args.health_port, threads=HEALTH_THREADS))
+        listeners.append(
+            Listener("extender", verbs, "127.0.0.1", args.extender_port, threads=BIND_THREADS, max_body=MAX_VERB_BODY)
+        )
+        listeners.append(Listener("metrics", make_wsgi_app(REGISTRY), address, args.metrics_port, threads=2))
         feed.start()
         moves.start()
         certificates.start()
@@ -140,8 +155,14 @@ def run(args: argparse.Namespace) -> None:
             service = service_app(admission, lambda: feed.ready)
             port = args.webhook_port
             listeners.append(
-                Listener("webhook", service, address, port, threads=REVIEW_THREADS, tls=lambda: certificates.context)
+                Listener(
+                    *("webhook", service, address, port),
+                    threads=REVIEW_THREADS,
+                    tls=lambda: certificates.context,
+                    max_body=MAX_REVIEW_BODY,
+                )
             )
+            served.set()
         stopping.wait()
     finally:
         # Allocations are records in the API server: there is nothing to save, and a request cut off is retried.

@@ -8,7 +8,7 @@ from typing import Final
 from scheduler.fence import held_here
 from vgpu.kube.client import ApiError
 
-PATH: Final = "/kube-scheduler"  #: where the kubelet asks, on the port of the metrics
+PATH: Final = "/kube-scheduler"  #: where the kubelet asks, on the port of health
 ANSWER_SECONDS: Final = 2.0  #: for an answer of a kube-scheduler or of the API server
 
 

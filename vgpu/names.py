@@ -86,9 +86,11 @@ ENV_VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"  #: cards that the contain
 
 # Ports
 PORT_EXTENDER: Final = 9390  #: extender, on 127.0.0.1 only
-PORT_WEBHOOK: Final = 9443  #: webhook and health, behind port 443 of the scheduler's Service
+PORT_WEBHOOK: Final = 9443  #: webhook, behind port 443 of the scheduler's Service
 PORT_SCHEDULER_METRICS: Final = 9395  #: metrics of the scheduler
 PORT_NODE_METRICS: Final = 9394  #: metrics of the node agent
+PORT_SCHEDULER_HEALTH: Final = 9397  #: what the kubelet's probes ask of the scheduler
+PORT_NODE_HEALTH: Final = 9396  #: the same of the node agent
 NODE_PORT_SCHEDULER_METRICS: Final = 31993  #: node port of the scheduler's metrics
 NODE_PORT_NODE_METRICS: Final = 31992  #: node port of a node's own metrics
 

@@ -17,16 +17,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from scheduler.app import extender_app
+from scheduler.app import MAX_VERB_BODY, extender_app
 from scheduler.binder import Binder
 from scheduler.cluster import ClusterState, Holding
 from scheduler.fence import Fence
-from scheduler.server import Listener
 from scheduler.verbs import Recent, Verbs
 from scheduler.wire import ExtenderArgs, parse
 from vgpu import names
 from vgpu.allocation import Held
 from vgpu.devices import Gpu, Inventory
+from vgpu.listener import Listener
 from vgpu.local.services import free_port
 from vgpu.resources import Rules
 
@@ -109,7 +109,7 @@ def main() -> None:
     binder = Binder(client, state, Rules(), recent, fence.pass_)  # type: ignore[arg-type]  # it never binds
     app = extender_app(verbs, binder, lambda: True, fence)
     port = free_port()
-    listener = Listener("extender", app, "127.0.0.1", port, threads=4)
+    listener = Listener("extender", app, "127.0.0.1", port, threads=4, max_body=MAX_VERB_BODY)
     connection = http.client.HTTPConnection("127.0.0.1", port)
 
     def post(path: str, data: bytes) -> bytes:

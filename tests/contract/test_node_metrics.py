@@ -185,7 +185,7 @@ def bindable(address: str) -> bool:
 
 def test_served_by_http(exporter: Exporter) -> None:
     port = free_port()
-    exporter.serve(port)
+    exporter.serve(port, free_port())
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         assert b'vgpu_container_memory_limit_bytes{container="main"' in answer.read()
     if bindable("::1"):
@@ -195,7 +195,7 @@ def test_served_by_http(exporter: Exporter) -> None:
 
 def test_ready_when_cards_containers_and_kubelet_are_known() -> None:
     exporter, port = Exporter("n"), free_port()
-    exporter.serve(port)
+    exporter.serve(free_port(), port)
 
     def said() -> tuple[int, str]:
         try:
@@ -204,7 +204,7 @@ def test_ready_when_cards_containers_and_kubelet_are_known() -> None:
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
-    ready = 200, "ready\n"
+    ready = 200, "ok\n"
     assert said() == (503, f"{CARDS}\n")
     exporter.readiness.idle()  # a node without cards
     assert said() == ready

@@ -50,7 +50,7 @@ class Machine:
             f"deviceSplitCount: {split}, {plugin}}}\n"
         )
         (root / "cdi").mkdir()
-        self.port = free_port()
+        self.port, self.health_port = free_port(), free_port()
         self.kubelet = Kubelet(self.client, NODE, root / "kubelet", root / "cdi", reserved)
         self.kubelet.start()
         self.agent: subprocess.Popen[bytes] | None = None
@@ -63,7 +63,7 @@ class Machine:
                     *("--config", str(self.root / "config.yaml"), "--kubeconfig", str(self.root / "kubeconfig")),
                     *("--run-dir", str(self.root / "run"), "--cdi-dir", str(self.root / "cdi")),
                     *("--host-root", str(self.root / "host")),
-                    *("--metrics-port", str(self.port)),
+                    *("--metrics-port", str(self.port), "--health-port", str(self.health_port)),
                 ],
                 stdout=log,
                 stderr=log,

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 from kube_world import World, connect, pod
 
-from scheduler.app import extender_app
+from scheduler.app import MAX_VERB_BODY, extender_app
 from scheduler.binder import Binder
 from scheduler.cluster import ClusterState
 from scheduler.feed import Feed
 from scheduler.fence import IDLE_SECONDS, Fence, term_in
-from scheduler.server import Listener
 from scheduler.verbs import Recent, Verbs
 from vgpu import names
 from vgpu.devices import Gpu, Inventory, encode_inventory
+from vgpu.listener import Listener
 from vgpu.local.services import free_port, wait_for
 from vgpu.resources import Rules
 
@@ -63,7 +63,7 @@ class Scheduler:
         self.port = free_port()
         verbs = Verbs(self.state, Rules(), self.recent)
         app = extender_app(verbs, self.binder, lambda: self.feed.ready, fence)
-        self.listener = Listener("extender", app, "127.0.0.1", self.port, threads=48)
+        self.listener = Listener("extender", app, "127.0.0.1", self.port, threads=48, max_body=MAX_VERB_BODY)
 
     def start(self) -> None:
         self.feed.start()

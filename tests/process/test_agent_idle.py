@@ -34,7 +34,7 @@ def readiness(machine: Machine) -> str:
 
 def test_a_node_without_cards_is_ready_and_says_nothing_about_itself(machine: Machine) -> None:
     machine.start_agent()
-    until(lambda: readiness(machine) == "ready\n")
+    until(lambda: readiness(machine) == "ok\n")
     until(lambda: "idle: no NVIDIA driver on this machine" in (machine.root / "agent.log").read_text())
     node = machine.node()
     assert names.DEVICES not in node["metadata"].get("annotations", {})

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from scheduler import neighbour, pki
-from scheduler.app import open_app
 from scheduler.neighbour import Neighbour
-from scheduler.server import Listener
+from vgpu import health
 from vgpu.kube.client import Unreachable
+from vgpu.listener import Listener
 from vgpu.local.services import free_port
 
 HERE = f"{socket.gethostname()}_uuid 4"
@@ -78,23 +78,20 @@ def test_its_own_word_counts_too(kube_scheduler: KubeScheduler) -> None:
     assert "kube-scheduler does not answer" in beside.obstacle()
 
 
-def test_the_kubelet_asks_beside_the_metrics() -> None:
+def test_the_kubelet_asks_on_a_port_of_its_own() -> None:
     said: list[str] = []
-
-    def metrics(_: Any, start: Any) -> Iterable[bytes]:
-        start("200 OK", [])
-        return [b"figures"]
-
-    listener = Listener("metrics", open_app(metrics, lambda: "".join(said)), "127.0.0.1", free_port(), threads=2)
+    checks = {"/healthz": lambda: "", neighbour.PATH: lambda: "".join(said)}
+    listener = Listener("health", health.app(checks), "127.0.0.1", free_port(), threads=2)
     url = f"http://127.0.0.1:{listener.port}"
     try:
-        for path, answer in (("/metrics", b"figures"), (neighbour.PATH, b"ok\n")):
+        for path in checks:
             with urllib.request.urlopen(url + path) as got:
-                assert got.read() == answer
+                assert got.read() == b"ok\n"
         said.append("it leads")
-        with pytest.raises(urllib.error.HTTPError, match="503") as refused:
-            urllib.request.urlopen(url + neighbour.PATH)
-        assert refused.value.read() == b"it leads\n"
-        refused.value.close()
+        for path, status, text in ((neighbour.PATH, "503", b"it leads\n"), ("/metrics", "404", b"not one of")):
+            with pytest.raises(urllib.error.HTTPError, match=status) as refused:
+                urllib.request.urlopen(url + path)
+            assert refused.value.read().startswith(text)
+            refused.value.close()
     finally:
         listener.stop()

@@ -17,12 +17,12 @@ from scheduler_world import SECONDS
 
 from scheduler import pki
 from scheduler.admission.webhook import Admission
-from scheduler.app import service_app
+from scheduler.app import MAX_REVIEW_BODY, service_app
 from scheduler.certificates import Certificates
 from scheduler.cluster import ClusterState
-from scheduler.server import Listener
 from vgpu.config import Config, rules
 from vgpu.kube.client import MERGE_PATCH, ApiError
+from vgpu.listener import Listener
 from vgpu.local.apiserver import ApiServer
 from vgpu.local.services import free_port, wait_for
 
@@ -50,7 +50,10 @@ class Webhook:
     def start(self) -> None:
         self.certificates.step()
         self.listener = Listener(
-            "webhook", self.app, "127.0.0.1", self.port, threads=4, tls=lambda: self.certificates.context
+            *("webhook", self.app, "127.0.0.1", self.port),
+            threads=4,
+            tls=lambda: self.certificates.context,
+            max_body=MAX_REVIEW_BODY,
         )
 
     def close(self) -> None:

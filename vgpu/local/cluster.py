@@ -58,12 +58,12 @@ class LocalCluster:
         self.agent = self._service(
             "agent", "device_plugin", "--node-name", NODE, "--run-dir", str(self.run_dir),
             "--cdi-dir", str(directory / "cdi"), "--host-root", str(directory / "host"),
-            "--metrics-port", str(self.metrics_port),
+            "--metrics-port", str(self.metrics_port), "--health-port", str(free_port()),
         )  # fmt: skip
         self.scheduler = self._service(
             "scheduler", "scheduler", "--extender-port", str(self.extender_port),
             "--webhook-port", str(self.webhook_port), "--webhook-address", "127.0.0.1",
-            "--metrics-port", str(self.scheduler_metrics_port),
+            "--metrics-port", str(self.scheduler_metrics_port), "--health-port", str(free_port()),
             "--tls-secret", "kube-system/vgpu-webhook-tls", "--webhook-config", WEBHOOK,
         )  # fmt: skip
 

@@ -1,0 +1,467 @@
+"""HTTP and HTTPS listeners for WSGI apps. A client has a thread only once its whole request has come.
+
+One event loop per listener shakes hands, reads and writes; a request that is complete goes to a pool of threads, where
+the app answers it. So clients that send byte by byte hold a socket and nothing else, and that not for long:
+
+* from the first byte of a request (for the first one of a connection: from the connect) REQUEST_SECONDS are left for
+  the TLS handshake, the header and the body; taking the answer has a deadline, too;
+* connections and the bytes of bodies are limited, for each peer and in all. Who comes when a limit is reached is
+  served: the connection goes that has waited longest, of the peer that has most of them.
+"""
+
+import asyncio
+import contextlib
+import logging
+import resource
+import socket
+import ssl
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
+from io import BytesIO
+from typing import Any, Final
+from urllib.parse import unquote_to_bytes
+
+import h11
+
+log = logging.getLogger(__name__)
+
+WsgiApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+REQUEST_SECONDS: Final = 10.0  #: for the TLS handshake and all of a request
+ANSWER_SECONDS: Final = 10.0  #: in which a client has to take an answer
+IDLE_SECONDS: Final = 120.0  #: between two requests: longer than Go's clients keep one (90 s, http.DefaultTransport)
+STOP_SECONDS: Final = 1.0  #: for requests that are still being answered when the listener ends
+MAX_CONNECTIONS: Final = 1024  #: of one listener
+MAX_OF_PEER: Final = 512  #: of these, from one address
+MAX_HEADER: Final = 16 * 2**10  #: bytes
+MAX_BODY: Final = 64 * 2**10  #: bytes, where a listener says nothing else
+BODIES: Final = 8  #: times the largest body: what all bodies may hold together
+MAX_DRAINED: Final = 64 * 2**20  #: bytes that are taken of a body that is too large, so that its sender reads why
+DRAIN_SECONDS: Final = 5.0
+_STEP: Final = 64 * 2**10  #: bytes of one read
+_FILES: Final = 16 * MAX_CONNECTIONS  #: open files that a program with a few listeners asks for
+
+
+def any_address() -> str:
+    """The address that means all of this machine's, of both families where there are two."""
+    return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+
+
+class Listener:
+    """One address on which an app is served; with `tls` only over TLS. Raises OSError when the address is not free.
+
+    `tls` tells the context of each new connection; `max_body`: bytes of the largest body that is taken.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        app: WsgiApp,
+        address: str,
+        port: int,
+        *,
+        threads: int,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        max_body: int = MAX_BODY,
+    ) -> None:
+        _allow_files()
+        self._name = name
+        try:
+            self._socket = _bound(address, port)
+        except OSError as error:
+            raise OSError(f"{name}: port {port} on {address}: {error}") from None
+        self.port: int = self._socket.getsockname()[1]
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._crowd = _Crowd(BODIES * max_body)
+        self._site = _Site(app, self._threads, self._crowd, self._socket.getsockname()[:2], max_body, tls)
+        self._loop = asyncio.new_event_loop()
+        self._accepting = self._loop.create_task(self._accept())
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+        log.info("%s listens on %s", name, self.port)
+
+    @property
+    def connections(self) -> int:
+        """How many are open now."""
+        return self._crowd.size
+
+    def stop(self) -> None:
+        """Returns when the port is free; requests that are being answered have STOP_SECONDS."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._accepting.cancel)
+        self._thread.join()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner, contextlib.suppress(asyncio.CancelledError):
+            runner.run(_until(self._accepting))
+
+    async def _accept(self) -> None:
+        serving: set[asyncio.Task[None]] = set()
+        complaint = ""
+        try:
+            while True:
+                try:
+                    client, address = await self._loop.sock_accept(self._socket)
+                except OSError as error:  # no more files: somebody has to go
+                    log.log(logging.DEBUG if str(error) == complaint else logging.WARNING, "%s: %s", self._name, error)
+                    complaint = str(error)
+                    self._crowd.shrink()
+                    await asyncio.sleep(0.05)
+                    continue
+                one = _Connection(self._site, client, address[0])
+                self._crowd.add(one)
+                task = self._loop.create_task(one.serve())
+                one.task = task
+                serving.add(task)
+                task.add_done_callback(serving.discard)
+                task.add_done_callback(lambda _, one=one: self._crowd.remove(one))  # type: ignore[misc]  # the default
+        finally:
+            self._socket.close()
+            self._crowd.end()
+            if serving:
+                await asyncio.wait(serving, timeout=STOP_SECONDS)
+
+
+async def _until(task: "asyncio.Task[None]") -> None:
+    await task
+
+
+class _Site:
+    """What all connections of a listener share."""
+
+    def __init__(
+        self,
+        app: WsgiApp,
+        threads: ThreadPoolExecutor,
+        crowd: "_Crowd",
+        address: tuple[str, int],
+        max_body: int,
+        tls: Callable[[], ssl.SSLContext] | None,
+    ) -> None:
+        self.app, self.threads, self.crowd, self.tls = app, threads, crowd, tls
+        self.address = address
+        self.max_body = max_body
+
+
+class _Refused(Exception):
+    """The request is not passed on to the app: status and sentence."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class _Connection:
+    """One client, of the event loop alone."""
+
+    def __init__(self, site: _Site, client: socket.socket, peer: str) -> None:
+        self._site = site
+        self._socket = client
+        self.peer = peer
+        self.task: asyncio.Task[None] | None = None
+        self.since = time.monotonic()  #: when it began to do what it does now
+        self.answering = False  #: its request has come as a whole
+        self.held = 0  #: bytes of its body
+
+    def drop(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+    async def serve(self) -> None:
+        """Until either side has enough."""
+        reader = asyncio.StreamReader(limit=_STEP)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        loop = asyncio.get_running_loop()
+        transport: asyncio.Transport | None = None
+        try:
+            deadline = loop.time() + REQUEST_SECONDS
+            async with asyncio.timeout_at(deadline):
+                context = self._site.tls() if self._site.tls is not None else None
+                transport, _ = await loop.connect_accepted_socket(lambda: protocol, self._socket, ssl=context)
+            writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+            await self._requests(reader, writer, deadline)
+        except (TimeoutError, OSError, asyncio.CancelledError, h11.ProtocolError, asyncio.IncompleteReadError) as error:
+            # Port scanners, clients that trust somebody else, say nothing or go away: everyday life.
+            log.debug("connection of %s: %r", self.peer, error)
+        finally:
+            if transport is not None:
+                transport.abort()
+            else:
+                self._socket.close()
+
+    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deadline: float) -> None:
+        http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER)
+        loop = asyncio.get_running_loop()
+        while True:
+            self.since = time.monotonic()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    found = await self._request(http, reader, writer)
+            except _Refused as refused:
+                await self._refuse(http, reader, writer, refused)
+                return None
+            if found is None:
+                return None
+            request, body = found
+            self.answering = True
+            try:
+                environ = self._environ(request, body)
+                answer = await loop.run_in_executor(self._site.threads, _call, self._site.app, environ)
+            finally:
+                self.answering = False
+            self._hold(-self.held)
+            await _send(http, writer, request.method, *answer)
+            if http.our_state is not h11.DONE or http.their_state is not h11.DONE:
+                return await _close(writer)
+            http.start_next_cycle()
+            self.since = time.monotonic()
+            if not http.trailing_data[0]:
+                async with asyncio.timeout(IDLE_SECONDS):
+                    first = await reader.read(_STEP)
+                http.receive_data(first)
+            deadline = loop.time() + REQUEST_SECONDS
+
+    async def _request(
+        self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[h11.Request, bytes] | None:
+        """The next one, None: the client has ended. Raises _Refused, and OSError when the client is gone."""
+        request: h11.Request | None = None
+        body = bytearray()
+        while True:
+            try:
+                event = http.next_event()
+            except h11.RemoteProtocolError as error:
+                raise _Refused(error.error_status_hint, f"not HTTP: {error}") from None
+            if event is h11.NEED_DATA:
+                if http.they_are_waiting_for_100_continue:
+                    writer.write(http.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+                http.receive_data(await reader.read(_STEP))
+            elif isinstance(event, h11.Request):
+                request = event
+                length = dict(event.headers).get(b"content-length", b"0")
+                self._check(int(length))
+            elif isinstance(event, h11.Data):
+                self._check(len(body) + len(event.data))
+                body += event.data
+                self._hold(len(event.data))
+            elif isinstance(event, h11.EndOfMessage) and request is not None:
+                return request, bytes(body)
+            else:
+                return None
+
+    def _check(self, size: int) -> None:
+        if size > self._site.max_body:
+            raise _Refused(413, f"the body is larger than {self._site.max_body} bytes")
+
+    def _hold(self, size: int) -> None:
+        self.held += size
+        self._site.crowd.hold(size)
+
+    async def _refuse(
+        self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, refused: _Refused
+    ) -> None:
+        headers = [("Content-Type", "text/plain"), ("Connection", "close")]
+        if http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            await _send(http, writer, b"GET", refused.status, headers, f"{refused}\n".encode())
+        async with asyncio.timeout(DRAIN_SECONDS):  # closing on bytes that were not read resets the answer away
+            taken = 0
+            while taken < MAX_DRAINED and (more := await reader.read(_STEP)):
+                taken += len(more)
+        await _close(writer)
+
+    def _environ(self, request: h11.Request, body: bytes) -> dict[str, Any]:
+        """PEP 3333: texts hold bytes as latin-1."""
+        target = request.target.decode("latin-1")
+        if "://" in target.partition("?")[0]:  # absolute form, as proxies get it
+            target = "/" + target.partition("://")[2].partition("/")[2]
+        path, _, query = target.partition("?")
+        secure = self._site.tls is not None
+        environ: dict[str, Any] = {
+            "REQUEST_METHOD": request.method.decode("latin-1"),
+            "SCRIPT_NAME": "",
+            "PATH_INFO": unquote_to_bytes(path).decode("latin-1"),
+            "QUERY_STRING": query,
+            "SERVER_NAME": self._site.address[0],
+            "SERVER_PORT": str(self._site.address[1]),
+            "SERVER_PROTOCOL": f"HTTP/{request.http_version.decode('latin-1')}",
+            "REMOTE_ADDR": self.peer,
+            "wsgi.version": (1, 0),
+            "wsgi.url_scheme": "https" if secure else "http",
+            "wsgi.input": BytesIO(body),
+            "wsgi.errors": _Errors(),
+            "wsgi.multithread": True,
+            "wsgi.multiprocess": False,
+            "wsgi.run_once": False,
+        }
+        for name, value in request.headers:
+            key = name.decode("latin-1").upper().replace("-", "_")
+            if key in ("CONTENT_LENGTH", "TRANSFER_ENCODING"):
+                continue  # the body is whole
+            key = key if key == "CONTENT_TYPE" else f"HTTP_{key}"
+            text = value.decode("latin-1")
+            environ[key] = f"{environ[key]},{text}" if key in environ else text
+        environ["CONTENT_LENGTH"] = str(len(body))
+        return environ
+
+
+class _Crowd:
+    """All connections of a listener, and who has to go. Of the event loop alone."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._all: set[_Connection] = set()
+        self._of_peer: Counter[str] = Counter()
+        self._bytes = 0
+
+    @property
+    def size(self) -> int:
+        return len(self._all)
+
+    def add(self, one: _Connection) -> None:
+        if self._of_peer[one.peer] >= MAX_OF_PEER:
+            self._drop(other for other in self._all if other.peer == one.peer)
+        if len(self._all) >= MAX_CONNECTIONS:
+            self.shrink()
+        self._all.add(one)
+        self._of_peer[one.peer] += 1
+
+    def remove(self, one: _Connection) -> None:
+        if one not in self._all:
+            return
+        self._all.discard(one)
+        self._bytes -= one.held
+        self._of_peer[one.peer] -= 1
+        if not self._of_peer[one.peer]:
+            del self._of_peer[one.peer]
+
+    def shrink(self) -> None:
+        """One connection less, of the peer that has most of those that wait."""
+        waiting = Counter(one.peer for one in self._all if not one.answering)
+        most = max(waiting.values(), default=0)
+        self._drop(one for one in self._all if waiting[one.peer] == most)
+
+    def hold(self, size: int) -> None:
+        self._bytes += size
+        if self._bytes > self._max_bytes:
+            self._drop(one for one in self._all if one.held)
+
+    def end(self) -> None:
+        for one in self._all:
+            if not one.answering:
+                one.drop()
+
+    def _drop(self, some: Iterable[_Connection]) -> None:
+        """The one that has waited longest."""
+        waiting = [one for one in some if not one.answering]
+        if waiting:
+            oldest = min(waiting, key=lambda one: one.since)
+            oldest.drop()
+            self.remove(oldest)
+
+
+class _Errors:
+    """wsgi.errors: what an app writes there is logged."""
+
+    def write(self, text: str) -> int:
+        if text.strip():
+            log.error("%s", text.rstrip())
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
+_Answer = tuple[int, list[tuple[str, str]], bytes]
+
+
+def _call(app: WsgiApp, environ: dict[str, Any]) -> _Answer:
+    """Status, headers and body; in a thread of the pool."""
+    told: list[tuple[int, list[tuple[str, str]]]] = []
+    written: list[bytes] = []
+
+    def start_response(status: str, headers: list[tuple[str, str]], _: object = None) -> Callable[[bytes], None]:
+        told.append((int(status.split(" ", 1)[0]), headers))
+        return written.append
+
+    try:
+        parts = app(environ, start_response)
+        try:
+            written.extend(parts)
+        finally:
+            close = getattr(parts, "close", None)
+            if close is not None:
+                close()
+        status, headers = told[-1]
+    except Exception:
+        log.exception("%s %s", environ["REQUEST_METHOD"], environ["PATH_INFO"])
+        return 500, [("Content-Type", "text/plain")], b"internal error\n"
+    return status, headers, b"".join(written)
+
+
+async def _send(
+    http: h11.Connection,
+    writer: asyncio.StreamWriter,
+    method: bytes,
+    status: int,
+    headers: list[tuple[str, str]],
+    body: bytes,
+) -> None:
+    found = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+    if not any(name.lower() == b"content-length" for name, _ in found):
+        found.append((b"Content-Length", b"%d" % len(body)))
+    response = h11.Response(status_code=status, headers=found, reason=_reason(status))
+    parts = [http.send(response) or b""]
+    if method != b"HEAD" and body:
+        parts.append(http.send(h11.Data(data=body)) or b"")
+    parts.append(http.send(h11.EndOfMessage()) or b"")
+    writer.write(b"".join(parts))
+    async with asyncio.timeout(ANSWER_SECONDS):
+        await writer.drain()
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    """What was written goes out first."""
+    writer.close()
+    async with asyncio.timeout(ANSWER_SECONDS):
+        await writer.wait_closed()
+
+
+def _reason(status: int) -> bytes:
+    try:
+        return HTTPStatus(status).phrase.encode()
+    except ValueError:
+        return b""
+
+
+def _bound(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    found = socket.socket(family)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6 and socket.has_dualstack_ipv6():
+            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        found.bind((address, port))
+        found.listen(MAX_CONNECTIONS)
+        found.setblocking(False)
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def _allow_files() -> None:
+    """A connection is an open file, of which container runtimes allow 1024 at first and more to whoever asks."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
