@@ -1,6 +1,6 @@
 """The chart's values: the configuration of all parts plus what only Kubernetes needs to know.
 
-`python -m vgpu.chart` writes values.yaml and values.schema.json of charts/vgpu from these types.
+`python -m vgpu.chart` writes values.yaml, values.schema.json and templates/_defaults.tpl of charts/vgpu from these types.
 """
 
 import inspect
@@ -43,7 +43,9 @@ def _requests(cpu: str, memory: str) -> Any:
 class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The image of the node agent and of the scheduler extender."""
 
-    registry: str = ""  #: host of the registry that you pushed the image to; needed, unless global.imageRegistry says it
+    registry: str = (
+        ""  #: host of the registry that you pushed the image to; needed, unless global.imageRegistry says it
+    )
     repository: str = "vgpu"  #: name below the registry
     tag: str = ""  #: empty: the chart's appVersion
     digest: Digest = ""  #: sha256:…, which says exactly which image; then the tag is not used
@@ -86,6 +88,7 @@ class SchedulerPorts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
 
     webhook: PodPort = names.PORT_WEBHOOK  #: admission; the firewall must let the API server reach it
     metrics: PodPort = names.PORT_SCHEDULER_METRICS  #: metrics
+    health: PodPort = names.PORT_SCHEDULER_HEALTH  #: for the kubelet's probes
     extender: PodPort = names.PORT_EXTENDER  #: placement, on 127.0.0.1 only
     kube_scheduler: PodPort = 10259  #: the kube-scheduler's health; control-plane nodes use this one themselves
 
@@ -265,9 +268,40 @@ def _lines(value: msgspec.Struct, indent: str) -> Iterator[str]:
         yield ""
 
 
+def encode_defaults() -> str:
+    """The defaults as a template, for values of an older chart: sections, each with its single values and the rest:
+    lists, maps and what may be null, which null removes on purpose; these count where the whole section is missing."""
+    sections = [{"path": list(path), "single": single, "rest": rest} for path, single, rest in _sections(Values(), ())]
+    text = yaml.safe_dump(sections, allow_unicode=True, width=10_000, sort_keys=False)
+    return f'{{{{- /* {_HEAD.removeprefix("# ").strip()} */ -}}}}\n{{{{- define "vgpu.sections" -}}}}\n{text}{{{{- end -}}}}\n'
+
+
+def _sections(
+    value: msgspec.Struct, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]]:
+    single: dict[str, Any] = {}
+    rest: dict[str, Any] = {}
+    inner: list[tuple[str, msgspec.Struct]] = []
+    for field in msgspec.structs.fields(type(value)):
+        found = getattr(value, field.name)
+        if isinstance(found, msgspec.Struct):
+            inner.append((field.encode_name, found))
+        elif isinstance(found, dict | tuple) or type(None) in typing.get_args(field.type):
+            rest[field.encode_name] = msgspec.to_builtins(found)
+        else:
+            single[field.encode_name] = found
+    yield path, single, rest
+    for name, section in inner:
+        yield from _sections(section, (*path, name))
+
+
 def write(folder: Path) -> list[Path]:
-    """Writes both files into the chart's folder and returns their paths."""
-    files = {folder / "values.yaml": encode_values(), folder / "values.schema.json": encode_schema()}
+    """Writes the files into the chart's folder and returns their paths."""
+    files = {
+        folder / "values.yaml": encode_values(),
+        folder / "values.schema.json": encode_schema(),
+        folder / "templates" / "_defaults.tpl": encode_defaults(),
+    }
     for path, text in files.items():
         path.write_text(text)
     return list(files)

@@ -291,7 +291,7 @@ def test_debug_containers_of_managed_pods_are_sent_to_the_webhook(
 
 def test_both_webhooks_are_called_alike(objects: list[dict[str, Any]]) -> None:
     pods, debug = (hook_of(objects, name) for name in ("pods.vgpu.io", "debug.vgpu.io"))
-    own = {"name", "rules", "matchConditions", "objectSelector", "namespaceSelector"}
+    own = {"name", "rules", "matchConditions", "objectSelector", "namespaceSelector", "failurePolicy"}
     assert {key: pods[key] for key in set(pods) - own} == {key: debug[key] for key in set(debug) - own}
     (rule,) = pods["rules"]
     assert (rule["operations"], rule["resources"]) == (["CREATE"], ["pods"])
