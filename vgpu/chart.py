@@ -1,6 +1,7 @@
 """The chart's values: the configuration of all parts plus what only Kubernetes needs to know.
 
-`python -m vgpu.chart` writes values.yaml, values.schema.json and templates/_defaults.tpl of charts/vgpu from these types.
+`python -m vgpu.chart` writes values.yaml, values.schema.json and templates/_defaults.tpl of charts/vgpu from these
+types.
 """
 
 import inspect
@@ -271,14 +272,16 @@ def _lines(value: msgspec.Struct, indent: str) -> Iterator[str]:
 def encode_defaults() -> str:
     """The defaults as a template, for values of an older chart: sections, each with its single values and the rest:
     lists, maps and what may be null, which null removes on purpose; these count where the whole section is missing."""
-    sections = [{"path": list(path), "single": single, "rest": rest} for path, single, rest in _sections(Values(), ())]
-    text = yaml.safe_dump(sections, allow_unicode=True, width=10_000, sort_keys=False)
-    return f'{{{{- /* {_HEAD.removeprefix("# ").strip()} */ -}}}}\n{{{{- define "vgpu.sections" -}}}}\n{text}{{{{- end -}}}}\n'
+    found = [{"path": list(path), "single": single, "rest": rest} for path, single, rest in sections(Values(), ())]
+    text = yaml.safe_dump(found, allow_unicode=True, width=10_000, sort_keys=False)
+    head = f"{{{{- /* {_HEAD.removeprefix('# ').strip()} */ -}}}}\n"
+    return f'{head}{{{{- define "vgpu.sections" -}}}}\n{text}{{{{- end -}}}}\n'
 
 
-def _sections(
+def sections(
     value: msgspec.Struct, path: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]]:
+    """(path, single values, the rest) of every section, outer ones first."""
     single: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     inner: list[tuple[str, msgspec.Struct]] = []
@@ -292,7 +295,7 @@ def _sections(
             single[field.encode_name] = found
     yield path, single, rest
     for name, section in inner:
-        yield from _sections(section, (*path, name))
+        yield from sections(section, (*path, name))
 
 
 def write(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The chart on clusters of many kinds: virtual nodes, control planes, networks, registries, values of an older chart."""
+"""The chart on clusters of many kinds: virtual nodes, control planes, networks, values of an older chart."""
 
 import json
 from collections.abc import Mapping
@@ -79,8 +79,8 @@ def test_control_planes_are_left_alone_unless_a_value_says_otherwise(key: str, d
 
 
 def test_affinity_of_the_user_replaces_only_its_own_kind() -> None:
-    own = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
-    apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}
+    own: dict[str, Any] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    apart: dict[str, Any] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}
     objects = helm.objects({"devicePlugin": {"affinity": own}, "scheduler": {"affinity": apart}})
     assert spec(objects, *PARTS[0])["affinity"] == own
     scheduler = spec(objects, *PARTS[1])["affinity"]
@@ -167,7 +167,7 @@ def test_no_name_of_an_image_is_claimed_anywhere() -> None:
     assert [str(file) for file in files if file.is_file() and "vgpu/vgpu:" in file.read_text()] == []
 
 
-SECTIONS = [".".join(path) for path, *_ in chart._sections(chart.Values(), ()) if path]  # noqa: SLF001
+SECTIONS = [".".join(path) for path, *_ in chart.sections(chart.Values(), ()) if path]
 
 
 def without(path: str) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def test_values_of_an_older_chart_get_the_defaults_of_a_section(path: str, defau
 
 def test_values_of_an_older_chart_get_the_default_of_every_single_value(default: list[dict[str, Any]]) -> None:
     values: dict[str, Any] = {}
-    for path, single, _ in chart._sections(chart.Values(), ()):  # noqa: SLF001
+    for path, single, _ in chart.sections(chart.Values(), ()):
         at = values
         for key in path:
             at = at.setdefault(key, {})
@@ -272,5 +272,5 @@ def test_control_planes_that_are_needed_are_not_left_out_silently(
 
 def test_defaults_are_the_types(default: list[dict[str, Any]]) -> None:
     assert default
-    found = {".".join(path): single | rest for path, single, rest in chart._sections(chart.Values(), ())}  # noqa: SLF001
+    found = {".".join(path): single | rest for path, single, rest in chart.sections(chart.Values(), ())}
     assert found["scheduler.ports"] == msgspec.to_builtins(chart.SchedulerPorts())
