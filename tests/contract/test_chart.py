@@ -422,7 +422,7 @@ def test_places_on_the_host(default: list[dict[str, Any]]) -> None:
     hosts = {volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume}
     kubelet = {f"{names.KUBELET_ROOT}/device-plugins", f"{names.KUBELET_ROOT}/pod-resources"}
     same = kubelet | {names.REGION_DIR, names.CDI_DIR, "/usr/local/vgpu"}
-    assert hosts == same | {"/"}
+    assert hosts == same | {"/", "/usr/local"}
     mounts = container(default, "DaemonSet", "vgpu-device-plugin", "device-plugin")["volumeMounts"]
     assert {mount["mountPath"] for mount in mounts} == same | {"/etc/vgpu", "/host"}, "same path on both sides"
     made = {
@@ -430,7 +430,7 @@ def test_places_on_the_host(default: list[dict[str, Any]]) -> None:
         for volume in volumes
         if volume.get("hostPath", {}).get("type", "").endswith("Create")
     }
-    assert not [path for path in made if path.startswith("/etc")], "may be read-only"
+    assert not [path for path in made if path.startswith(("/etc", "/usr", "/opt"))], "may be read-only"
 
 
 def test_agent_runs_on_every_linux_node(default: list[dict[str, Any]]) -> None:
