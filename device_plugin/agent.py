@@ -105,6 +105,7 @@ class Agent:
             self._options.node,
             tell=consequences.node,
             show=self._exporter.show_unsafe,
+            driver=lambda strategy: "" if self._config.simulate else driver.shortage(self._driver, strategy),
         )
         evict = settings.backstop == "evict"
         watch = Watch(cards, pods, consequences, evict=evict, look=Observer().look, strangers=holdings.strangers)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 import yaml
 
-from device_plugin import cdi
+from device_plugin import cdi, hostfiles
 from device_plugin.edits import DeviceNode, Mount
 from vgpu import names
 from vgpu.devices import Gpu
@@ -22,15 +22,8 @@ _CONTROL: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modese
 #: In a container; NVIDIA's CUDA images, like GKE, have its lib64 and bin in LD_LIBRARY_PATH and PATH
 CONTAINER_DIR: Final = "/usr/local/nvidia"
 NVML: Final = "libnvidia-ml.so.1"
-_FOLDERS: Final = (  # below the driver's root: Debian and Ubuntu, Red Hat, Debian's alternatives, GKE
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "usr/lib64",
-    "usr/lib/x86_64-linux-gnu/nvidia/current",
-    "usr/lib/aarch64-linux-gnu/nvidia/current",
-    "usr/lib",
-    "lib64",
-)
+CUDA: Final = "libcuda.so.1"
+_OTHER_ROOTS: Final = ("/run/nvidia/driver",)  #: tried where nothing is said: NVIDIA's driver container
 #: What CUDA programs load; their names end in .so.<driver version>, some in .so.1 too
 _LIBRARIES: Final = (
     "libcuda",
@@ -42,7 +35,7 @@ _LIBRARIES: Final = (
     "libnvidia-opencl",
     "libnvidia-ptxjitcompiler",
 )
-_PROGRAMS: Final = ("usr/bin/nvidia-smi", "bin/nvidia-smi")
+_PROGRAM: Final = "nvidia-smi"
 
 
 class DriverEdits(msgspec.Struct, frozen=True):
@@ -70,7 +63,8 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def edits_for(cards: Sequence[tuple[Gpu, int]], place: Place) -> DriverEdits:
-    """Edits for `cards` (each with its device minor number); FileNotFoundError when one has no device node."""
+    """Edits for `cards` (each with its device minor number); FileNotFoundError when one has no device node, or where
+    there is no CDI spec of NVIDIA's and no driver is found."""
     for body in reversed(list(_specs(place.spec_folders))):
         by_name = {str(d.get("name")): d.get("containerEdits", {}) for d in body.get("devices", ())}
         chosen = [by_name.get(gpu.uuid, by_name.get(str(gpu.index))) for gpu, _ in cards]
@@ -78,7 +72,10 @@ def edits_for(cards: Sequence[tuple[Gpu, int]], place: Place) -> DriverEdits:
             parts = [part for part in (*chosen, body.get("containerEdits")) if part]
             return DriverEdits(_merge(parts), str(body.get("cdiVersion", cdi.VERSION)))
     nodes = [{"path": node.host} for node in device_nodes([minor for _, minor in cards], place)]
-    return DriverEdits({"deviceNodes": nodes, "mounts": [cdi.mount(each) for each in files(place)]})
+    mounts = [cdi.mount(each) for each in files(place)]
+    if not mounts:
+        raise FileNotFoundError(_missing(place))
+    return DriverEdits({"deviceNodes": nodes, "mounts": mounts})
 
 
 def device_nodes(minors: Sequence[int], place: Place) -> list[DeviceNode]:
@@ -91,18 +88,67 @@ def device_nodes(minors: Sequence[int], place: Place) -> list[DeviceNode]:
     return [DeviceNode(path, path) for path in paths]
 
 
+class Files(msgspec.Struct, frozen=True):
+    """Where the driver's files are."""
+
+    root: Path  #: as seen from here: absolute links in it start there
+    host: str  #: the same on the host, without a slash at its end
+    folders: tuple[str, ...]  #: below it, best first
+
+    def on_host(self, path: str) -> str | None:
+        """The host's path of a file below the root, without links; None: it is not there."""
+        found = hostfiles.inside(self.root, path)
+        return None if found is None else self.host + found
+
+
+def find(place: Place, library: str = CUDA) -> Files | None:
+    """The driver's files, by one of its libraries; None: not found."""
+    said = "/" + place.driver_root.strip("/")
+    for driver_root in (said, *(_OTHER_ROOTS if said == "/" else ())):
+        root, host = place.seen(driver_root), driver_root.rstrip("/")
+        if folders := tuple(hostfiles.folders(root, library)):
+            return Files(root, host, folders)
+        # A folder of links into the rest of the host, such as /run/opengl-driver of NixOS.
+        if host and (folders := tuple(hostfiles.folders(place.host_root, library, below=host))):
+            return Files(place.host_root, "", folders)
+    return None
+
+
 def files(place: Place) -> list[Mount]:
-    """The driver's libraries and nvidia-smi, to be mounted below CONTAINER_DIR; none where they are not found."""
-    root = place.seen(place.driver_root)
-    found = []
-    folder = _folder(root, "libcuda.so.1")
-    for library in _LIBRARIES if folder else ():
-        for file in sorted((root / str(folder)).glob(f"{library}.so.[0-9]*")):
-            found.append(Mount(Path(place.driver_root) / str(folder) / file.name, f"{CONTAINER_DIR}/lib64/{file.name}"))
-    program = next((path for path in _PROGRAMS if (root / path).exists()), None)
-    if program:
-        found.append(Mount(Path(place.driver_root) / program, f"{CONTAINER_DIR}/bin/nvidia-smi"))
-    return found
+    """The driver's libraries and nvidia-smi, to be mounted below CONTAINER_DIR; none where there is no libcuda."""
+    there = find(place)
+    if there is None:
+        return []
+    found: dict[str, str] = {}
+    for folder in there.folders:
+        real = there.root / folder.lstrip("/")
+        for library in _LIBRARIES:
+            for file in sorted(real.glob(f"{library}.so.[0-9]*")):
+                source = there.on_host(f"{folder}/{file.name}")
+                if source is not None and hostfiles.fits(there.root / source.removeprefix(there.host).lstrip("/")):
+                    found.setdefault(f"{CONTAINER_DIR}/lib64/{file.name}", source)
+    # Next to the libraries, where a folder below the driver's root is all that there is.
+    for folder in (*hostfiles.PROGRAM_FOLDERS, *(f"{folder}/../bin" for folder in there.folders)):
+        program = there.on_host(f"{folder}/{_PROGRAM}")
+        if program is not None:
+            found[f"{CONTAINER_DIR}/bin/{_PROGRAM}"] = program
+            break
+    return [Mount(Path(source), target) for target, source in found.items()]
+
+
+def shortage(place: Place, strategy: str) -> str:
+    """Why containers would have no driver in this mode, as a sentence; empty: they have, or the runtime brings it."""
+    if strategy == "envvar" or (strategy == "cdi" and any(_specs(place.spec_folders))) or find(place) is not None:
+        return ""
+    return _missing(place)
+
+
+def _missing(place: Place) -> str:
+    where = "on the node" if place.driver_root == "/" else f"below {place.driver_root} on the node"
+    return (
+        f"the driver's {CUDA} is not found {where}, neither by its loader's cache nor in the usual folders: "
+        "devicePlugin.driverRoot says where the driver is"
+    )
 
 
 def load_nvml(place: Place) -> None:
@@ -110,20 +156,16 @@ def load_nvml(place: Place) -> None:
 
     The loader takes it for every later NVML, since that is its soname.
     """
-    root = place.seen(place.driver_root)
-    folder = _folder(root, NVML)
     try:
         ctypes.CDLL(NVML)
     except OSError:
-        if folder:
+        there = find(place, NVML)
+        file = there and hostfiles.inside(there.root, f"{there.folders[0]}/{NVML}")
+        if there and file:
             try:
-                ctypes.CDLL(str(root / folder / NVML), mode=ctypes.RTLD_GLOBAL)
+                ctypes.CDLL(str(there.root / file.lstrip("/")), mode=ctypes.RTLD_GLOBAL)
             except OSError as error:
                 log.warning("NVML of the driver at %s is not usable: %s", place.driver_root, error)
-
-
-def _folder(root: Path, library: str) -> str | None:
-    return next((folder for folder in _FOLDERS if (root / folder / library).exists()), None)
 
 
 def _specs(folders: Sequence[Path]) -> Iterator[dict[str, Any]]:

@@ -40,8 +40,10 @@ class Enforcement:
         *,
         tell: Callable[[str, str], None],
         show: Callable[[bool], None],
+        driver: Callable[[str], str] = lambda _: "",
     ) -> None:
-        """`tell(reason, sentence)` makes an event about the node; `show(unsafe)` feeds the metric."""
+        """`tell(reason, sentence)` makes an event about the node; `show(unsafe)` feeds the metric; `driver(strategy)`
+        says why containers would have no driver, empty: they have."""
         self._configured = configured
         self._runtime = runtime
         self._host_root = host_root
@@ -50,7 +52,9 @@ class Enforcement:
         self._node = node
         self._tell = tell
         self._show = show
+        self._driver = driver
         self._told = ""
+        self._driverless = ""
         self._complaint = ""
         self._mode: Mode | None = None
         self._lock = threading.Lock()
@@ -83,12 +87,18 @@ class Enforcement:
             else:
                 log.info("the runtime's settings are safe now")
             self._told = sentence
+        driverless = self._driver(mode.strategy)
+        if driverless and driverless != self._driverless:
+            log.warning("%s", driverless)
+            self._tell(names.CONDITION_DRIVERLESS, driverless)
+        self._driverless = driverless
         if node is None:
             return False
         try:
             if node.metadata.annotations.get(names.MODE) != str(mode):
                 writes.patch_node(self._client, self._node, annotations={names.MODE: str(mode)})
             conditions.put(self._client, self._node, node.status.conditions, _finding(sentence))
+            conditions.put(self._client, self._node, node.status.conditions, _driver_finding(driverless))
         except ApiError as error:
             log.warning("mode and condition of node %s are not written: %s", self._node, error)
             return False
@@ -143,6 +153,11 @@ def _finding(sentence: str) -> Finding:
         "RuntimeSettingsSafe",
         "NVIDIA's container runtime shows cards to nobody who was not given them",
     )
+
+
+def _driver_finding(sentence: str) -> Finding:
+    well = "the driver's libraries reach containers"
+    return Finding(names.CONDITION_DRIVERLESS, sentence, "DriverLibrariesMissing", "DriverLibrariesFound", well)
 
 
 def _told_by(node: Node | None) -> Facts:

@@ -265,6 +265,15 @@ class Granting:
                 "make the pod anew",
                 pod=plan.pod,
             )
+        # What Allocate refuses is lost, and made anew by its controller at once: so that is told here.
+        if plan.candidate.device_nodes and not plan.candidate.driver_files:
+            if shortage := driver.shortage(self._places.driver_at, "device-specs"):
+                raise Refusal(f"pod {full_name(plan.pod)} cannot start: {shortage}", transient=True, pod=plan.pod)
+            raise Refusal(
+                f"pod {full_name(plan.pod)} was given its cards when the driver's libraries were not found, and is "
+                "never given them: recreate the pod",
+                pod=plan.pod,
+            )
 
     def _put(self, device_ids: Sequence[str], plan: Plan, host_memory: int) -> None:
         settings = self._config.device_plugin

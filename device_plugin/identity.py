@@ -38,6 +38,7 @@ class Candidate(msgspec.Struct, frozen=True):
     cdi_name: str = ""  #: empty: mounts were given instead
     sources: tuple[Path, ...] = ()  #: host paths of those mounts
     driver_files: tuple[Path, ...] = ()  #: of these, those that are the driver's
+    device_nodes: bool = False  #: device nodes were given, beside which nobody else brings the driver
 
 
 class Identity:
@@ -114,6 +115,7 @@ class Identity:
                 for mount in response.mounts
                 if mount.container_path.startswith(f"{driver.CONTAINER_DIR}/")
             ),
+            device_nodes=bool(response.devices),
         )
 
     def _ask(self, wanted: frozenset[str]) -> list[Candidate]:

@@ -6,7 +6,7 @@ Called in worker threads, several at once.
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import msgspec
@@ -31,6 +31,11 @@ ANSWER_SECONDS: Final = 8.0  #: the kubelet gives up after 30 and tries again; t
 LOOK_SECONDS: Final = 0.25  #: between two attempts, unless a pod changes earlier
 END_SECONDS: Final = 60.0  #: a pod refused for so long will not start by waiting: it is told and, if owned, evicted
 RECORD_SECONDS: Final = 2.0  #: a pod that has no allocation after so long was placed by somebody else
+#: On a mirror pod: the UID that the kubelet has for it (kubernetes/pkg/kubelet/types, ConfigHashAnnotationKey)
+_CONFIG_HASH: Final = "kubernetes.io/config.hash"
+_STATIC: Final = (
+    "no scheduler places it, so it holds no slice; run it as a pod of the API server, such as of a DaemonSet"
+)
 
 
 class Starts:
@@ -154,9 +159,20 @@ class Starts:
             known = [(candidate, self._pod(candidate)) for candidate in candidates]
         living = [(candidate, pod) for candidate, pod in known if pod is not None and not pod.finished]
         if not living:
+            self._refuse_static({candidate.pod_uid for candidate in candidates})
             who = ", ".join(candidate.pod_uid or candidate.name for candidate in candidates)
-            raise Refusal(f"the API server has no running pod on this node for {who}", transient=True)
+            raise Refusal(
+                f"the API server has no running pod on this node for {who} (of a static pod it has none that asks for "
+                f"cards: {_STATIC})",
+                transient=True,
+            )
         return [self._plan(candidate, pod, device_ids, patient) for candidate, pod in self._starting(living)]
+
+    def _refuse_static(self, uids: Collection[str]) -> None:
+        """The kubelet knows a static pod by a UID of its own, which the mirror in the API server tells."""
+        for pod in self._pods.all():
+            if pod.metadata.annotations.get(_CONFIG_HASH) in uids:
+                raise Refusal(f"pod {full_name(pod)} is a static pod of the kubelet: {_STATIC}", pod=pod)
 
     def _starting(self, known: Sequence[tuple[Candidate, Pod]]) -> list[tuple[Candidate, Pod]]:
         """Those to prepare: all that have a CDI name of their own, and of several with one mount the next one."""

@@ -1,6 +1,7 @@
 """The chart's values: the configuration of all parts plus what only Kubernetes needs to know.
 
-`python -m vgpu.chart` writes values.yaml and values.schema.json of charts/vgpu from these types.
+`python -m vgpu.chart` writes values.yaml, values.schema.json and templates/_defaults.tpl of charts/vgpu from these
+types.
 """
 
 import inspect
@@ -18,6 +19,7 @@ from vgpu import comments, config, names
 
 CHART_DIR: Final = Path("charts/vgpu")
 NodePort = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+PodPort = Annotated[int, msgspec.Meta(ge=1024, le=65535, description="1024 to 65535")]
 ObjectName = Annotated[
     str,
     msgspec.Meta(
@@ -42,8 +44,10 @@ def _requests(cpu: str, memory: str) -> Any:
 class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The image of the node agent and of the scheduler extender."""
 
-    registry: str = ""  #: host of the registry; empty: the container runtime's default
-    repository: str = "vgpu/vgpu"  #: name below the registry
+    registry: str = (
+        ""  #: host of the registry that you pushed the image to; needed, unless global.imageRegistry says it
+    )
+    repository: str = "vgpu"  #: name below the registry
     tag: str = ""  #: empty: the chart's appVersion
     digest: Digest = ""  #: sha256:…, which says exactly which image; then the tag is not used
     pullPolicy: PullPolicy = "IfNotPresent"  #: when the kubelet pulls
@@ -80,6 +84,16 @@ class SchedulerService(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     monitorPort: NodePort | None = names.NODE_PORT_SCHEDULER_METRICS  #: node port; null: Kubernetes assigns one
 
 
+class SchedulerPorts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Ports of the scheduler's pods; with scheduler.hostNetwork they are the node's, and must be free there."""
+
+    webhook: PodPort = names.PORT_WEBHOOK  #: admission; the firewall must let the API server reach it
+    metrics: PodPort = names.PORT_SCHEDULER_METRICS  #: metrics
+    health: PodPort = names.PORT_SCHEDULER_HEALTH  #: for the kubelet's probes
+    extender: PodPort = names.PORT_EXTENDER  #: placement, on 127.0.0.1 only
+    kube_scheduler: PodPort = 10259  #: the kube-scheduler's health; control-plane nodes use this one themselves
+
+
 class CertManager(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """The webhook's certificate by cert-manager, in place of the scheduler's own authority."""
 
@@ -108,26 +122,34 @@ class GlobalValues(config.Global, frozen=True, forbid_unknown_fields=True, renam
     """Settings of the whole installation."""
 
     image_registry: str = ""  #: replaces the registry of every image (air-gapped clusters)
+    control_planes: bool = False  #: true: control-plane nodes run both parts, too, as clusters of one node need it
 
 
 class SchedulerValues(config.Scheduler, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """The scheduler: admission, placement, and the kube-scheduler beside it."""
 
-    replicas: config.Positive = 1  #: one leads the scheduling, all serve the webhook
+    replicas: config.Positive = 2  #: one leads the scheduling, all serve the webhook
+    failure_policy: Literal["Fail", "Ignore"] = (
+        "Fail"  #: while no scheduler answers; Ignore: GPU pods are created unchecked, and do not start with a card
+    )
+    host_network: bool = False  #: where the API server reaches nodes only: EKS with an overlay CNI, private clusters
+    ports: SchedulerPorts = SchedulerPorts()
     kube_scheduler: KubeScheduler = KubeScheduler()
     cert_manager: CertManager = CertManager()
     service: SchedulerService = SchedulerService()
     resources: dict[str, Any] = _requests("100m", "128Mi")  #: of the extender container
     node_selector: dict[str, str] = msgspec.field(default_factory=dict)  #: labels of nodes that may run the scheduler
-    affinity: dict[str, Any] = msgspec.field(default_factory=dict)  #: affinity of the scheduler's pods
+    affinity: dict[str, Any] = msgspec.field(
+        default_factory=dict
+    )  #: affinity of the scheduler's pods; kinds left out: apart from one another, on no control plane or virtual node
     tolerations: tuple[dict[str, Any], ...] = ()  #: taints that the scheduler's pods tolerate
     priority_class_name: str = "system-cluster-critical"  #: empty: none
     pod_annotations: dict[str, str] = msgspec.field(
         default_factory=dict
     )  #: further annotations of the scheduler's pods
     update_strategy: dict[str, Any] = msgspec.field(
-        default_factory=lambda: {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
-    )  #: strategy of the Deployment
+        default_factory=dict
+    )  #: strategy of the Deployment; empty: a new pod before an old one ends, with hostNetwork after it
 
 
 class DevicePluginValues(config.DevicePlugin, frozen=True, forbid_unknown_fields=True):
@@ -139,7 +161,9 @@ class DevicePluginValues(config.DevicePlugin, frozen=True, forbid_unknown_fields
     nodeSelector: dict[str, str] = msgspec.field(
         default_factory=dict
     )  #: labels of nodes that run the agent; it is idle where there is no card
-    affinity: dict[str, Any] = msgspec.field(default_factory=dict)  #: affinity of the agent's pods
+    affinity: dict[str, Any] = msgspec.field(
+        default_factory=dict
+    )  #: affinity of the agent's pods; without nodeAffinity: on no control plane and no virtual node
     tolerations: tuple[dict[str, Any], ...] = ({"operator": "Exists"},)  #: all taints: GPU nodes usually carry some
     priorityClassName: str = "system-node-critical"  #: empty: none
     podAnnotations: dict[str, str] = msgspec.field(default_factory=dict)  #: further annotations of the agent's pods
@@ -245,9 +269,42 @@ def _lines(value: msgspec.Struct, indent: str) -> Iterator[str]:
         yield ""
 
 
+def encode_defaults() -> str:
+    """The defaults as a template, for values of an older chart: sections, each with its single values and the rest:
+    lists, maps and what may be null, which null removes on purpose; these count where the whole section is missing."""
+    found = [{"path": list(path), "single": single, "rest": rest} for path, single, rest in sections(Values(), ())]
+    text = yaml.safe_dump(found, allow_unicode=True, width=10_000, sort_keys=False)
+    head = f"{{{{- /* {_HEAD.removeprefix('# ').strip()} */ -}}}}\n"
+    return f'{head}{{{{- define "vgpu.sections" -}}}}\n{text}{{{{- end -}}}}\n'
+
+
+def sections(
+    value: msgspec.Struct, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]]:
+    """(path, single values, the rest) of every section, outer ones first."""
+    single: dict[str, Any] = {}
+    rest: dict[str, Any] = {}
+    inner: list[tuple[str, msgspec.Struct]] = []
+    for field in msgspec.structs.fields(type(value)):
+        found = getattr(value, field.name)
+        if isinstance(found, msgspec.Struct):
+            inner.append((field.encode_name, found))
+        elif isinstance(found, dict | tuple) or type(None) in typing.get_args(field.type):
+            rest[field.encode_name] = msgspec.to_builtins(found)
+        else:
+            single[field.encode_name] = found
+    yield path, single, rest
+    for name, section in inner:
+        yield from sections(section, (*path, name))
+
+
 def write(folder: Path) -> list[Path]:
-    """Writes both files into the chart's folder and returns their paths."""
-    files = {folder / "values.yaml": encode_values(), folder / "values.schema.json": encode_schema()}
+    """Writes the files into the chart's folder and returns their paths."""
+    files = {
+        folder / "values.yaml": encode_values(),
+        folder / "values.schema.json": encode_schema(),
+        folder / "templates" / "_defaults.tpl": encode_defaults(),
+    }
     for path, text in files.items():
         path.write_text(text)
     return list(files)

@@ -103,7 +103,14 @@ CONDITION_CONFLICT: Final = "VgpuConflict"  #: another device plugin serves the 
 CONDITION_UNBACKED: Final = (
     "VgpuUnbacked"  #: memory of its cards is not scaled: no host memory is kept for it; an event too
 )
-CONDITIONS: Final = (CONDITION_UNENFORCED, CONDITION_UNHEALTHY, CONDITION_CONFLICT, CONDITION_UNBACKED)  #: all of them
+CONDITION_DRIVERLESS: Final = "VgpuDriverMissing"  #: no libcuda is found for containers; an event too
+CONDITIONS: Final = (
+    CONDITION_UNENFORCED,
+    CONDITION_UNHEALTHY,
+    CONDITION_CONFLICT,
+    CONDITION_UNBACKED,
+    CONDITION_DRIVERLESS,
+)  #: all of them
 
 # Reasons of events
 EVENT_ALLOCATED: Final = "VgpuAllocated"  #: on a pod: a container may start, and with which slices

@@ -84,7 +84,8 @@ CHANGED: dict[str, Any] = {
     "corePolicy": "none",
     "simulate": "T4x2",
     "global.gpuHookPath": "/opt",
-    "global.imageRegistry": "registry.example.com",
+    "global.imageRegistry": "other.example.com",
+    "global.controlPlanes": True,
     "scheduler.defaultMem": 16_777_216,
     "scheduler.defaultCores": 30,
     "scheduler.nodePolicy": "binpack",
@@ -93,7 +94,14 @@ CHANGED: dict[str, Any] = {
     "scheduler.visibleDevices": "override",
     "scheduler.foreignScheduler": "allow",
     "scheduler.reconcileSeconds": 5,
-    "scheduler.replicas": 2,
+    "scheduler.replicas": 3,
+    "scheduler.failurePolicy": "Ignore",
+    "scheduler.hostNetwork": True,
+    "scheduler.ports.webhook": 10_250,
+    "scheduler.ports.metrics": 10_001,
+    "scheduler.ports.health": 10_002,
+    "scheduler.ports.extender": 10_003,
+    "scheduler.ports.kubeScheduler": 10_359,
     "scheduler.kubeScheduler.image.registry": "registry.example.com",
     "scheduler.kubeScheduler.image.repository": "other-scheduler",
     "scheduler.kubeScheduler.image.tag": "v1.33.0",
@@ -145,7 +153,7 @@ CHANGED: dict[str, Any] = {
     "monitoring.labels": {"release": "prometheus"},
     "nameOverride": "gpus",
     "fullnameOverride": "gpus",
-    "image.registry": "registry.example.com",
+    "image.registry": "other.example.com",
     "image.repository": "other/vgpu",
     "image.tag": "9.9.9",
     "image.pullPolicy": "Always",
@@ -236,6 +244,7 @@ def test_committed_values_and_schema_are_what_the_types_say() -> None:
     again = "run `python -m vgpu.chart`"
     assert (helm.CHART / "values.yaml").read_text() == chart.encode_values(), again
     assert (helm.CHART / "values.schema.json").read_text() == chart.encode_schema(), again
+    assert (helm.CHART / "templates" / "_defaults.tpl").read_text() == chart.encode_defaults(), again
 
 
 def test_values_file_is_the_defaults() -> None:
@@ -305,6 +314,8 @@ def test_a_changed_configuration_restarts_the_parts_that_read_it(
         ({"scheduler": {"defaultCores": 101}}, ["defaultCores", "100"]),
         ({"scheduler": {"gpuPolicy": "scatter"}}, ["gpuPolicy", "spread"]),
         ({"scheduler": {"replicas": 0}}, ["replicas"]),
+        ({"scheduler": {"failurePolicy": "ignore"}}, ["failurePolicy", "Ignore"]),
+        ({"scheduler": {"ports": {"webhook": 443}}}, ["webhook", "1", "024"]),
         ({"resourceName": "gpu"}, ["resourceName"]),
         ({"corePolicy": "soft"}, ["corePolicy", "fixed"]),
         ({"image": {"pullPolicy": "Sometimes"}}, ["pullPolicy", "IfNotPresent"]),
@@ -411,7 +422,7 @@ def test_places_on_the_host(default: list[dict[str, Any]]) -> None:
     hosts = {volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume}
     kubelet = {f"{names.KUBELET_ROOT}/device-plugins", f"{names.KUBELET_ROOT}/pod-resources"}
     same = kubelet | {names.REGION_DIR, names.CDI_DIR, "/usr/local/vgpu"}
-    assert hosts == same | {"/"}
+    assert hosts == same | {"/", "/usr/local"}
     mounts = container(default, "DaemonSet", "vgpu-device-plugin", "device-plugin")["volumeMounts"]
     assert {mount["mountPath"] for mount in mounts} == same | {"/etc/vgpu", "/host"}, "same path on both sides"
     made = {
@@ -419,7 +430,7 @@ def test_places_on_the_host(default: list[dict[str, Any]]) -> None:
         for volume in volumes
         if volume.get("hostPath", {}).get("type", "").endswith("Create")
     }
-    assert not [path for path in made if path.startswith("/etc")], "may be read-only"
+    assert not [path for path in made if path.startswith(("/etc", "/usr", "/opt"))], "may be read-only"
 
 
 def test_agent_runs_on_every_linux_node(default: list[dict[str, Any]]) -> None:

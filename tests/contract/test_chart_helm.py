@@ -12,7 +12,11 @@ KUBE_VERSION = ("--kube-version", "v1.36.3")
 VALUES: dict[str, dict[str, Any]] = {
     "defaults": {},
     "simulated": {"simulate": "T4x2", "imagePullSecrets": [{"name": "mirror"}]},
-    "two replicas": {"scheduler": {"replicas": 2, "podAnnotations": {"note": "x"}}},
+    "one replica on the network of its node": {
+        "scheduler": {"replicas": 1, "hostNetwork": True, "failurePolicy": "Ignore", "podAnnotations": {"note": "x"}},
+        "global": {"controlPlanes": True},
+    },
+    "of an older chart": {"scheduler": {"ports": None, "failurePolicy": None}, "global": None},
     "operators": {
         "scheduler": {"certManager": {"enabled": True}},
         "monitoring": {"podMonitor": True, "prometheusRule": True},
@@ -38,7 +42,6 @@ KEYS: dict[str, tuple[str, ...]] = {
     "volumes": ("name",),
     "volumeMounts": ("mountPath",),
     "imagePullSecrets": ("name",),
-    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
     "webhooks": ("name",),
     "matchConditions": ("name",),
     "variables": ("name",),

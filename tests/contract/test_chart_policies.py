@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from cel_expr_python import cel
 from tools import helm
+from tools.policies import evaluate, spec_of, verdict
 
 from scheduler.admission import effects, strangers
 from vgpu import names
@@ -20,36 +20,6 @@ MANAGED = {names.LABEL_MANAGED: "true"}
 @pytest.fixture(scope="module")
 def objects() -> list[dict[str, Any]]:
     return helm.objects({"otherReleases": [{"namespace": "second", "fullname": "gpu-b"}]})
-
-
-def spec_of(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
-    return next(item["spec"] for item in objects if item["kind"] == kind and item["metadata"]["name"] == name)
-
-
-def evaluate(expression: str, data: dict[str, Any]) -> Any:
-    environment = cel.NewEnv(variables=dict.fromkeys(data, cel.Type.DYN))
-    found = environment.compile(expression).eval(data=data)
-    if found.type() == cel.Type.ERROR:
-        raise AssertionError(f"{expression}: {found}")
-    return found.plain_value()
-
-
-def verdict(
-    policy: dict[str, Any], request: dict[str, Any], new: Any, old: Any = None, space: dict[str, str] | None = None
-) -> list[str]:
-    """Messages of the validations that fail, as the API server evaluates a policy; [] lets the request through.
-
-    `space`: labels of the namespace.
-    """
-    where = {"metadata": {"name": "d", "labels": {"kubernetes.io/metadata.name": "d", **(space or {})}}}
-    data = {"request": request, "object": new, "oldObject": old, "namespaceObject": where}
-    if not all(evaluate(condition["expression"], data) for condition in policy.get("matchConditions", ())):
-        return []
-    variables: dict[str, Any] = {}
-    for variable in policy.get("variables", ()):
-        variables[variable["name"]] = evaluate(variable["expression"], {**data, "variables": variables})
-    data["variables"] = variables
-    return [rule["message"] for rule in policy["validations"] if not evaluate(rule["expression"], data)]
 
 
 def request(operation: str, user: str = "alice", *, node: str = "", name: str = "p") -> dict[str, Any]:
@@ -72,7 +42,7 @@ BOUND = pod(RECORD, MANAGED, "n1")
 MOVED = pod({names.ALLOCATION: "other"}, MANAGED, "n1")
 FORGED, CHANGED, LABEL, FOREIGN = (
     "is written by the scheduler only",
-    "is changed by vgpu only: set vgpu.io/resize",
+    "recreate the pod to ask for another size",
     "marks a pod that holds slices",
     "pods of its own node only",
 )
@@ -325,7 +295,7 @@ def test_debug_containers_of_managed_pods_are_sent_to_the_webhook(
 
 def test_both_webhooks_are_called_alike(objects: list[dict[str, Any]]) -> None:
     pods, debug = (hook_of(objects, name) for name in ("pods.vgpu.io", "debug.vgpu.io"))
-    own = {"name", "rules", "matchConditions", "objectSelector", "namespaceSelector"}
+    own = {"name", "rules", "matchConditions", "objectSelector", "namespaceSelector", "failurePolicy"}
     assert {key: pods[key] for key in set(pods) - own} == {key: debug[key] for key in set(debug) - own}
     (rule,) = pods["rules"]
     assert (rule["operations"], rule["resources"]) == (["CREATE"], ["pods"])
@@ -386,3 +356,10 @@ def test_pods_that_seem_to_mean_a_gpu_are_warned_of(
         spec = {"containers": [PLAIN], group: [gpu(resource)]}
         messages = verdict(policy, request("CREATE"), {"metadata": metadata, "spec": spec})
         assert [part in message for part, message in zip(said, messages, strict=True)] == [True] * len(said)
+
+
+def test_no_sentence_sends_a_user_to_a_name_without_effect() -> None:
+    """Names that are reserved: a user who follows such advice waits for something that never happens."""
+    reserved = (names.RESIZE, names.POD_GROUP, names.POD_GROUP_MIN)
+    chart = [path for path in helm.CHART.rglob("*") if path.is_file()]
+    assert [(path.name, name) for path in chart for name in reserved if name in path.read_text()] == []

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -63,14 +64,9 @@ def answers(objects: list[dict[str, Any]], webhooks: list[dict[str, Any]]) -> di
     return found
 
 
-@pytest.fixture
-def kubeconfig(tmp_path: Path) -> Iterator[Path]:
-    """A cluster in which release vgpu of namespace kube-system is installed."""
-    objects = helm.objects()
-    first = next(item for item in objects if item["kind"] == "MutatingWebhookConfiguration")
-    installed = json.loads(json.dumps(INSTALLED))
-    installed["metadata"]["annotations"].update(first["metadata"]["annotations"])
-    known = answers(objects, [OTHER, installed])
+@contextmanager
+def serve(known: dict[str, Any], folder: Path) -> Iterator[Path]:
+    """A kubeconfig of an API server that answers these paths."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -87,7 +83,7 @@ def kubeconfig(tmp_path: Path) -> Iterator[Path]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    path = tmp_path / "kubeconfig"
+    path = folder / "kubeconfig"
     cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}
     context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
     path.write_text(
@@ -102,9 +98,22 @@ def kubeconfig(tmp_path: Path) -> Iterator[Path]:
             }
         )
     )
-    yield path
-    server.shutdown()
-    server.server_close()
+    try:
+        yield path
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path) -> Iterator[Path]:
+    """A cluster in which release vgpu of namespace kube-system is installed."""
+    objects = helm.objects()
+    first = next(item for item in objects if item["kind"] == "MutatingWebhookConfiguration")
+    installed = json.loads(json.dumps(INSTALLED))
+    installed["metadata"]["annotations"].update(first["metadata"]["annotations"])
+    with serve(answers(objects, [OTHER, installed]), tmp_path) as path:
+        yield path
 
 
 def install(kubeconfig: Path, release: str, namespace: str, values: dict[str, Any]) -> str:
@@ -118,7 +127,7 @@ def install(kubeconfig: Path, release: str, namespace: str, values: dict[str, An
         "-f",
         "-",
     )
-    return helm.run("template", release, str(helm.CHART), *where, stdin=yaml.safe_dump(values))
+    return helm.run("template", release, str(helm.CHART), *where, stdin=yaml.safe_dump(helm.pulled(values)))
 
 
 SECOND = {
@@ -165,7 +174,9 @@ def notes_of(kubeconfig: Path, values: dict[str, Any]) -> str:
         "-f",
         "-",
     )
-    output = helm.run("install", "vgpu", str(helm.CHART), *where, stdin=yaml.safe_dump({**SECOND, **values}))
+    output = helm.run(
+        "install", "vgpu", str(helm.CHART), *where, stdin=yaml.safe_dump(helm.pulled({**SECOND, **values}))
+    )
     return output[output.index("NOTES:") :]
 
 

@@ -120,6 +120,9 @@ class World:
             NODE,
             tell=self.consequences.node,
             show=self.exporter.show_unsafe,
+            driver=lambda strategy: (
+                "" if self.places.simulator_state else driver.shortage(self.places.driver_at, strategy)
+            ),
         )
         self.starts = Starts(
             self.config,

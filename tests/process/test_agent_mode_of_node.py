@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from agent_world import MIB, NODE, A, B, MakeWorld, World, until
 from cri_world import SmallRuntime
+from tools import elf
 
 from device_plugin import cri, granting, modes, plugin
 from device_plugin.edits import DeviceNode
@@ -41,9 +42,9 @@ def settings(world: World, **values: bool) -> None:
     file.write_text("".join(f"{keys[key]} = {str(value).lower()}\n" for key, value in values.items()))
 
 
-def condition(world: World) -> dict[str, Any]:
+def condition(world: World, type_: str = names.CONDITION_UNENFORCED) -> dict[str, Any]:
     node = msgspec.json.decode(world.client.get(f"/api/v1/nodes/{NODE}"))
-    found = [one for one in node.get("status", {}).get("conditions", ()) if one["type"] == "VgpuUnenforced"]
+    found = [one for one in node.get("status", {}).get("conditions", ()) if one["type"] == type_]
     return found[0] if found else {}
 
 
@@ -113,7 +114,8 @@ def test_device_specs_give_nodes_and_driver_files(make: MakeWorld, monkeypatch: 
     world.agent()
     monkeypatch.setattr(granting, "readings", lambda: {A: Reading(0, 0.0, 4), B: Reading(0, 0.0, 7)})
     host = world.root / "host"
-    for file in ("dev/nvidia4", "dev/nvidia7", "dev/nvidiactl", "usr/lib64/libcuda.so.1"):
+    elf.write(host / "usr/lib64/libcuda.so.1")
+    for file in ("dev/nvidia4", "dev/nvidia7", "dev/nvidiactl"):
         (host / file).parent.mkdir(parents=True, exist_ok=True)
         (host / file).touch()
     uid = world.pod("p", {"main": [GpuSlice(A, 100)]})
@@ -141,3 +143,40 @@ def test_device_specs_give_nodes_and_driver_files(make: MakeWorld, monkeypatch: 
     (host / "dev/nvidia7").unlink()
     with pytest.raises(OSError, match="device node /dev/nvidia7 is missing"):
         world.starts.answer([ID_B])
+
+
+@pytest.mark.parametrize("strategy", ["device-specs", "cdi"])
+def test_a_driver_that_is_not_found_is_refused_and_shown_until_it_is_there(
+    make: MakeWorld, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its libraries a program would find no card, or use a libcuda of its image that fits another driver."""
+    world = make(strategy)
+    place = msgspec.structs.replace(world.places.driver_at, specs=())
+    world.places = msgspec.structs.replace(world.places, simulator_state=None, built_simulator=None, driver_at=place)
+    world.agent()
+    monkeypatch.setattr(granting, "readings", lambda: {A: Reading(0, 0.0, 4), B: Reading(0, 0.0, 7)})
+    host = world.root / "host"
+    (host / "dev").mkdir(parents=True)
+    (host / "dev" / "nvidia4").touch()
+    uid = world.pod("p", {"main": [GpuSlice(A, 100)]})
+    world.enforcement.once()
+    shown = condition(world, names.CONDITION_DRIVERLESS)
+    assert (shown["status"], shown["reason"]) == ("True", "DriverLibrariesMissing")
+    assert "devicePlugin.driverRoot says where the driver is" in shown["message"]
+    until(lambda: names.CONDITION_DRIVERLESS in [event["reason"] for event in world.events()])
+
+    # Not at Allocate: the pod would end as Failed, and its controller would make the next one at once.
+    world.allocate(uid, "main", [ID_A])
+    with pytest.raises((OSError, Refusal), match=r"libcuda\.so\.1 is not found on the node"):
+        world.starts.start([ID_A])
+    elf.write(host / "usr/local/lib/libcuda.so.1")
+    world.enforcement.once()
+    assert condition(world, names.CONDITION_DRIVERLESS)["status"] == "False"
+    if strategy == "device-specs":  # the kubelet replays its answer, in which there are no libraries
+        with pytest.raises(Refusal, match="recreate the pod") as caught:
+            world.starts.start([ID_A])
+        assert not caught.value.transient
+        world.forget(uid)
+        world.allocate(uid, "main", [ID_A])
+    world.starts.start([ID_A])
+    assert world.limits(uid).cards[0].memory == 100 * MIB

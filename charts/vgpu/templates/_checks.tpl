@@ -19,4 +19,31 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- include "vgpu.checkNodes" . -}}
+{{- end -}}
+
+{{- /* Refuses to leave out nodes that are needed: where all are control planes, or where one of them shares its cards. */ -}}
+{{- define "vgpu.checkNodes" -}}
+{{- if not (or .Values.global.controlPlanes (hasKey (default (dict) .Values.devicePlugin.affinity) "nodeAffinity")) -}}
+{{- $labels := include "vgpu.controlPlaneLabels" . | fromJsonArray -}}
+{{- $others := 0 -}}
+{{- $control := list -}}
+{{- $sharing := list -}}
+{{- range (default (dict) (lookup "v1" "Node" "" "")).items -}}
+{{- $own := default (dict) .metadata.labels -}}
+{{- $is := false -}}
+{{- range $labels }}{{ if hasKey $own . }}{{ $is = true }}{{ end }}{{ end -}}
+{{- if not $is -}}
+{{- $others = add1 $others -}}
+{{- else -}}
+{{- $control = append $control .metadata.name -}}
+{{- if hasKey $own "vgpu.io/present" }}{{ $sharing = append $sharing .metadata.name }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- if and $control (not $others) -}}
+{{- fail (printf "every node of this cluster is a control plane (%s), and the chart leaves these alone: set global.controlPlanes=true" (join ", " $control)) -}}
+{{- else if $sharing -}}
+{{- fail (printf "the cards of %s are shared, which are control planes, and the chart leaves these alone: set global.controlPlanes=true, or drain these nodes of GPU pods and take the label vgpu.io/present off them" (join ", " $sharing)) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}

@@ -30,7 +30,7 @@ percentageOfNodesToScore: 100
 profiles:
   - schedulerName: {{ .Values.schedulerName }}
 extenders:
-  - urlPrefix: http://127.0.0.1:9390
+  - urlPrefix: http://127.0.0.1:{{ int .Values.scheduler.ports.extender }}
     filterVerb: filter
     prioritizeVerb: prioritize
     bindVerb: bind

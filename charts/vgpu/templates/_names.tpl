@@ -66,12 +66,15 @@ app.kubernetes.io/managed-by: {{ $root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{- /* Arguments: root context, image, tag that stands where the image names none. */ -}}
+{{- /* Arguments: root context, image, tag that stands where the image names none, and the value that is the image. */ -}}
 {{- define "vgpu.image" -}}
 {{- $root := index . 0 -}}
 {{- $image := index . 1 -}}
-{{- with default $image.registry $root.Values.global.imageRegistry }}{{ trimSuffix "/" . }}/{{ end -}}
-{{- $image.repository }}
+{{- $registry := default $image.registry $root.Values.global.imageRegistry -}}
+{{- if not $registry -}}
+{{- fail (printf "%s.registry is empty: name the registry that you pushed the image to, such as registry.example.com (or docker.io), here or in global.imageRegistry; without it the container runtime would pull %s from its default registry, where anybody may own that name" (index . 3) $image.repository) -}}
+{{- end -}}
+{{- trimSuffix "/" $registry }}/{{ $image.repository }}
 {{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ default (index . 2) $image.tag }}{{ end -}}
 {{- end -}}
 
@@ -119,7 +122,6 @@ clientConfig:
     namespace: {{ .Release.Namespace }}
     path: /webhook
     port: 443
-failurePolicy: Fail
 matchPolicy: Equivalent
 # Containers that a later webhook adds are seen too; the patch is the same the second time.
 reinvocationPolicy: IfNeeded

@@ -1,4 +1,4 @@
-"""What the token of one node's agent can write: that node and its pods alone."""
+"""What the token of one node's agent can write: that node and its pods alone, and of them its own fields."""
 
 from functools import partial
 from typing import Final
@@ -19,6 +19,15 @@ MARK: Final = "vgpu.io/check"
 RECORD: Final = f'{names.ALLOCATION}={{"v":1,"containers":{{}}}}'
 CAPACITY: Final = {"status": {"capacity": {names.RESOURCE_TOTAL_MEMORY: "1"}}}
 OWN_NODE: Final = "its own node only"
+#: of its own node and its pods
+FIELDS: Final = (
+    (("label", "node", NODE, "node-restriction.kubernetes.io/check=1"), "metadata.labels of a node"),
+    (("annotate", "node", NODE, "check=1"), "metadata.annotations of a node"),
+    (("patch", "node", NODE, "-p", '{"spec": {"unschedulable": true}}'), "spec of a node"),
+    (("label", "pod", "near", "check=1"), "metadata.labels of a pod"),
+    (("annotate", "pod", "near", "check=1"), "metadata.annotations of a pod"),
+    (("patch", "pod", "near", "-p", '{"spec": {"activeDeadlineSeconds": 1}}'), "spec of a pod"),
+)
 
 
 def stolen_token(node: Node) -> str:
@@ -43,6 +52,8 @@ def stolen_token(node: Node) -> str:
             refused(partial(thief.run, "delete", "pod", "far", "--wait=false"), OWN_NODE)
             refused(partial(_evict, thief, "far"), OWN_NODE)
         refused(partial(unbound.run, "annotate", "node", NODE, mark), OWN_NODE)
+        for change, told in FIELDS:
+            refused(partial(own.run, *change), told)
         near = kubectl.get("pod", "near")["metadata"]
         writes.evict(KubeClient.connect(own.kubeconfig), near["namespace"], near["name"], near["uid"])
     finally:

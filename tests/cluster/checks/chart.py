@@ -24,16 +24,17 @@ SECONDS = 180  #: three times what an installation may take
 
 def values(node: Node) -> dict[str, Any]:
     """What the chart is installed with."""
-    repository, _, tag = PRODUCT.rpartition(":")
+    name, _, tag = PRODUCT.rpartition(":")
+    registry, _, repository = name.partition("/")
     return {
         "simulate": PROFILE,
-        "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
+        "image": {"registry": registry, "repository": repository, "tag": tag, "pullPolicy": "Never"},
         "devicePlugin": {
             "deviceListStrategy": node.versions.strategy,
             "deviceSplitCount": SPLIT,
             "recoverySeconds": QUIET_SECONDS,
         },
-        "scheduler": {"kubeScheduler": {"image": {"pullPolicy": "Never"}}},
+        "scheduler": {"replicas": 1, "kubeScheduler": {"image": {"pullPolicy": "Never"}}},
     }
 
 

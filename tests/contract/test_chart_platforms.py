@@ -1,0 +1,276 @@
+"""The chart on clusters of many kinds: virtual nodes, control planes, networks, values of an older chart."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from test_chart_release import answers, serve
+from tools import helm
+
+from scheduler import __main__ as scheduler_main
+from vgpu import chart, names
+
+KUBE_VERSION = ("--kube-version", "v1.34.2")
+CONTROL = "node-role.kubernetes.io/control-plane"
+PARTS = (("DaemonSet", "vgpu-device-plugin"), ("Deployment", "vgpu-scheduler"), ("Job", "vgpu-clean-up"))
+
+
+def one(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    (found,) = [item for item in objects if item["kind"] == kind and item["metadata"]["name"] == name]
+    return found
+
+
+def spec(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    found = one(objects, kind, name)["spec"]["template"]["spec"]
+    assert isinstance(found, dict)
+    return found
+
+
+def wanted(pod: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Whether a pod may run on a node with these labels, by its required node affinity (terms: one of them)."""
+    affinity = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+
+    def meets(rule: dict[str, Any]) -> bool:
+        there = labels.get(rule["key"])
+        return {
+            "NotIn": there not in rule.get("values", ()),
+            "DoesNotExist": there is None,
+            "Exists": there is not None,
+        }[rule["operator"]]
+
+    return any(all(map(meets, term["matchExpressions"])) for term in affinity["nodeSelectorTerms"])
+
+
+@pytest.fixture(scope="module")
+def default() -> list[dict[str, Any]]:
+    return helm.objects({}, *KUBE_VERSION)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"type": "virtual-kubelet", "kubernetes.io/role": "agent"},
+        {"eks.amazonaws.com/compute-type": "fargate"},
+        {"node.kubernetes.io/instance-type": "eklet"},
+        {"liqo.io/type": "virtual-node"},
+        {"type": "kwok"},
+    ],
+)
+def test_nothing_runs_on_virtual_nodes(default: list[dict[str, Any]], labels: dict[str, str]) -> None:
+    """Agents there would stay Pending for ever, and no rollout would end."""
+    real = {"eks.amazonaws.com/compute-type": "ec2", "node.kubernetes.io/instance-type": "p4d.24xlarge", "type": "gpu"}
+    for kind, name in PARTS:
+        pod = spec(default, kind, name)
+        assert not wanted(pod, labels), kind
+        assert wanted(pod, real), kind
+        assert wanted(pod, {}), kind
+
+
+@pytest.mark.parametrize("key", [CONTROL, "node-role.kubernetes.io/master", "node.kubernetes.io/microk8s-controlplane"])
+def test_control_planes_are_left_alone_unless_a_value_says_otherwise(key: str, default: list[dict[str, Any]]) -> None:
+    both = helm.objects({"global": {"controlPlanes": True}})
+    for kind, name in PARTS[:2]:
+        assert not wanted(spec(default, kind, name), {key: ""})
+        assert wanted(spec(both, kind, name), {key: ""})
+        assert not wanted(spec(both, kind, name), {key: "", "type": "virtual-kubelet"})
+
+
+def test_affinity_of_the_user_replaces_only_its_own_kind() -> None:
+    own: dict[str, Any] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    apart: dict[str, Any] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}
+    objects = helm.objects({"devicePlugin": {"affinity": own}, "scheduler": {"affinity": apart}})
+    assert spec(objects, *PARTS[0])["affinity"] == own
+    scheduler = spec(objects, *PARTS[1])["affinity"]
+    assert scheduler["podAntiAffinity"] == apart["podAntiAffinity"]
+    assert not wanted({"affinity": scheduler}, {CONTROL: ""})
+
+
+def test_two_schedulers_keep_apart_where_they_can(default: list[dict[str, Any]]) -> None:
+    deployment = one(default, "Deployment", "vgpu-scheduler")["spec"]
+    assert deployment["replicas"] == 2
+    rules = deployment["template"]["spec"]["affinity"]["podAntiAffinity"]
+    assert list(rules) == ["preferredDuringSchedulingIgnoredDuringExecution"], "one node is enough for both"
+    (terms,) = rules.values()
+    assert {term["podAffinityTerm"]["topologyKey"] for term in terms} == {
+        "kubernetes.io/hostname",
+        "topology.kubernetes.io/zone",
+    }
+    assert all(term["podAffinityTerm"]["labelSelector"] == deployment["selector"] for term in terms)
+    assert one(default, "PodDisruptionBudget", "vgpu-scheduler")["spec"]["maxUnavailable"] == 1
+
+
+def test_on_the_network_of_the_node_with_other_ports() -> None:
+    ports = {"webhook": 10250, "metrics": 11001, "health": 11002, "extender": 11003, "kubeScheduler": 11004}
+    objects = helm.objects({"scheduler": {"hostNetwork": True, "ports": ports}})
+    pod = spec(objects, "Deployment", "vgpu-scheduler")
+    assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    beside, kube_scheduler = pod["containers"]
+    found = scheduler_main.arguments(beside["args"])
+    assert found.webhook_port == ports["webhook"]
+    assert found.metrics_port == ports["metrics"]
+    assert found.health_port == ports["health"]
+    assert found.extender_port == ports["extender"]
+    assert found.kube_scheduler_port == ports["kubeScheduler"]
+    assert f"--secure-port={ports['kubeScheduler']}" in kube_scheduler["args"]
+    open_ports = [one["containerPort"] for container in pod["containers"] for one in container["ports"]]
+    assert sorted(open_ports) == sorted(set(ports.values()) - {ports["extender"]})
+    text = one(objects, "ConfigMap", "vgpu-scheduler")["data"]["kube-scheduler.yaml"]
+    assert f"http://127.0.0.1:{ports['extender']}" in text
+    asked = [
+        container[probe]["httpGet"]["port"]
+        for container in pod["containers"]
+        for probe in container
+        if "Probe" in probe
+    ]
+    named = {one["name"] for container in pod["containers"] for one in container["ports"]}
+    assert {port for port in asked if isinstance(port, int)} <= set(ports.values())
+    assert {port for port in asked if isinstance(port, str)} <= named
+    # The node's ports are taken as long as the old pod runs.
+    strategy = one(objects, "Deployment", "vgpu-scheduler")["spec"]["strategy"]
+    assert strategy["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    webhook = one(objects, "MutatingWebhookConfiguration", "vgpu-scheduler")["webhooks"][0]
+    assert webhook["clientConfig"]["service"]["port"] == 443, "the Service's port, behind which any port may be"
+
+
+def test_an_outage_may_let_pods_be_created_but_no_debug_container_see_cards() -> None:
+    hooks = one(
+        helm.objects({"scheduler": {"failurePolicy": "Ignore"}}), "MutatingWebhookConfiguration", "vgpu-scheduler"
+    )
+    assert {hook["name"]: hook["failurePolicy"] for hook in hooks["webhooks"]} == {
+        "pods.vgpu.io": "Ignore",
+        "debug.vgpu.io": "Fail",
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "value"),
+    [
+        ({"image": {"registry": ""}}, "image.registry"),
+        ({"image": {"registry": "", "digest": f"sha256:{'0' * 64}"}}, "image.registry"),
+        ({"scheduler": {"kubeScheduler": {"image": {"registry": ""}}}}, "scheduler.kubeScheduler.image.registry"),
+    ],
+)
+def test_an_image_without_a_registry_is_refused(values: dict[str, Any], value: str) -> None:
+    with pytest.raises(helm.Refused) as error:
+        helm.render(values)
+    assert f"{value} is empty: name the registry" in str(error.value)
+    assert "anybody may own that name" in str(error.value)
+    assert helm.render({**values, "global": {"imageRegistry": "registry.example.com"}})
+
+
+def test_no_name_of_an_image_is_claimed_anywhere() -> None:
+    root = helm.CHART.parents[1]
+    files = [*helm.CHART.rglob("*"), *(root / "docs").glob("*.md"), root / "README.md"]
+    assert [str(file) for file in files if file.is_file() and "vgpu/vgpu:" in file.read_text()] == []
+
+
+SECTIONS = [".".join(path) for path, *_ in chart.sections(chart.Values(), ()) if path]
+
+
+def without(path: str) -> dict[str, Any]:
+    """Values from which a section is missing, as those of a chart that did not have it yet: null takes it away."""
+    values: Any = None
+    for key in reversed(path.split(".")):
+        values = {key: values}
+    assert isinstance(values, dict)
+    return values
+
+
+@pytest.mark.parametrize("path", [path for path in SECTIONS if path != "image"])
+def test_values_of_an_older_chart_get_the_defaults_of_a_section(path: str, default: list[dict[str, Any]]) -> None:
+    """`helm upgrade --reuse-values`: the values of the old release are all there are."""
+    assert helm.objects(without(path), *KUBE_VERSION) == default
+
+
+def test_values_of_an_older_chart_get_the_default_of_every_single_value(default: list[dict[str, Any]]) -> None:
+    values: dict[str, Any] = {}
+    for path, single, _ in chart.sections(chart.Values(), ()):
+        at = values
+        for key in path:
+            at = at.setdefault(key, {})
+        at.update(dict.fromkeys(single))
+    values["image"]["registry"] = helm.REGISTRY
+    assert helm.objects(values, *KUBE_VERSION) == default
+
+
+def test_null_still_takes_away_what_it_always_did() -> None:
+    objects = helm.objects({"devicePlugin": {"resources": None, "service": {"httpPort": None}, "tolerations": None}})
+    pod = spec(objects, "DaemonSet", "vgpu-device-plugin")
+    assert "resources" not in pod["containers"][0]
+    assert "tolerations" not in pod
+    assert "nodePort" not in one(objects, "Service", "vgpu-device-plugin-metrics")["spec"]["ports"][0]
+
+
+def test_false_and_zero_of_an_older_chart_stay() -> None:
+    """They must not be taken for something that is missing."""
+    objects = helm.objects(
+        {"networkPolicy": {"enabled": False}, "devicePlugin": {"recoverySeconds": 0, "cleanUp": False}}
+    )
+    kinds = {item["kind"] for item in objects}
+    assert not {"NetworkPolicy", "Job"} & kinds
+    assert "recoverySeconds: 0" in one(objects, "ConfigMap", "vgpu")["data"]["config.yaml"]
+
+
+def test_every_template_completes_its_values_first() -> None:
+    """In which order Helm renders them is its own affair."""
+    templates = [path for path in (helm.CHART / "templates").rglob("*") if path.is_file()]
+    assert len(templates) > 15
+    for path in templates:
+        if not path.name.startswith("_"):
+            before, _, _ = path.read_text().partition(".Values")
+            assert '{{- include "vgpu.complete" . ' in before, path.name
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Any:
+    """`render(nodes, values)`: the chart as Helm renders it before an API server that has these nodes."""
+
+    def render(nodes: dict[str, dict[str, str]], values: dict[str, Any]) -> str:
+        items = [
+            {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+            for name, labels in nodes.items()
+        ]
+        objects = [*helm.objects(), {"apiVersion": "v1", "kind": "Node"}]
+        known = answers(objects, [])
+        known["/api/v1/nodes"] = {"apiVersion": "v1", "kind": "NodeList", "metadata": {}, "items": items}
+        with serve(known, tmp_path) as kubeconfig:
+            where = ("--kubeconfig", str(kubeconfig), "--dry-run=server", "--disable-openapi-validation", "-f", "-")
+            return helm.run("template", "vgpu", str(helm.CHART), *where, stdin=json.dumps(helm.pulled(values)))
+
+    return render
+
+
+PLANE, WORKER = {CONTROL: ""}, {"kubernetes.io/os": "linux"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "values", "sentence"),
+    [
+        ({"a": PLANE}, {}, "every node of this cluster is a control plane (a), and the chart leaves these alone"),
+        ({"a": PLANE, "b": {"node.kubernetes.io/microk8s-controlplane": "x"}}, {}, "is a control plane (a, b)"),
+        ({"a": {**PLANE, names.LABEL_PRESENT: "true"}, "b": WORKER}, {}, "the cards of a are shared"),
+        ({"a": PLANE}, {"global": {"controlPlanes": True}}, ""),
+        ({"a": PLANE}, {"devicePlugin": {"affinity": {"nodeAffinity": {}}}}, ""),
+        ({"a": PLANE, "b": WORKER}, {}, ""),
+        ({"b": {}}, {}, ""),
+    ],
+)
+def test_control_planes_that_are_needed_are_not_left_out_silently(
+    cluster: Any, nodes: dict[str, dict[str, str]], values: dict[str, Any], sentence: str
+) -> None:
+    if not sentence:
+        assert "kind: DaemonSet" in cluster(nodes, values)
+        return
+    with pytest.raises(helm.Refused) as error:
+        cluster(nodes, values)
+    assert sentence in str(error.value)
+    assert "set global.controlPlanes=true" in str(error.value)
+
+
+def test_defaults_are_the_types(default: list[dict[str, Any]]) -> None:
+    assert default
+    found = {".".join(path): single | rest for path, single, rest in chart.sections(chart.Values(), ())}
+    assert found["scheduler.ports"] == msgspec.to_builtins(chart.SchedulerPorts())
