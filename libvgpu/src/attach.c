@@ -223,7 +223,7 @@ enum vgpu_mode vgpu_attach_slowly(struct vgpu_local *local)
     if (!local)
         return VGPU_BROKEN;
     const int saved = errno;
-    vgpu_spin_lock(&local->setting_up);
+    vgpu_lock_take(&local->setting_up);
     uint32_t attached = atomic_load_explicit(&local->attached, memory_order_acquire);
     if (attached == 0) {
         enum vgpu_mode mode;
@@ -231,7 +231,7 @@ enum vgpu_mode vgpu_attach_slowly(struct vgpu_local *local)
             bool passing;
             mode = decided_mode = decide(&passing);
             if (passing) {
-                vgpu_spin_unlock(&local->setting_up);
+                vgpu_lock_release(&local->setting_up);
                 errno = saved;
                 return mode;
             }
@@ -243,7 +243,7 @@ enum vgpu_mode vgpu_attach_slowly(struct vgpu_local *local)
         attached = (uint32_t)mode + 1;
         atomic_store_explicit(&local->attached, attached, memory_order_release);
     }
-    vgpu_spin_unlock(&local->setting_up);
+    vgpu_lock_release(&local->setting_up);
     errno = saved;
     return (enum vgpu_mode)(attached - 1);
 }

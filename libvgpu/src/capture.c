@@ -143,8 +143,8 @@ void vgpu_recorded(void) {
 
 static void stop_recorders(void) {
     pthread_mutex_lock(&ends);
-    while (atomic_load(&recorders))
-        sched_yield();
+    for (unsigned looks = 0; atomic_load(&recorders);)
+        vgpu_yield(&looks);
 }
 
 void vgpu_captures_ending(void) {

@@ -45,11 +45,11 @@ static void tell_once(enum vgpu_mode mode) {
 /* A forked child, also by _Fork or a raw clone, finds its struct vgpu_local empty, but not its parent's tables. */
 static void begin(struct vgpu_local *local) {
     static bool inherited;
-    vgpu_spin_lock(&local->setting_up);
+    vgpu_lock_take(&local->setting_up);
     if (!local->begun && inherited)
         vgpu_forget_parent();
     local->begun = inherited = true;
-    vgpu_spin_unlock(&local->setting_up);
+    vgpu_lock_release(&local->setting_up);
 }
 
 enum vgpu_mode vgpu_enforcement_slowly(void) {

@@ -7,6 +7,7 @@
 
 #include "charge.h"
 #include "fork.h"
+#include "lock.h"
 #include "spin.h"
 
 #define CHUNK (32ull << 20) /* what the reserve grows in, as pools do */
@@ -28,7 +29,7 @@ static struct device_sums {
         uint64_t bytes;
     } streams[STREAMS];
 } sums[DEVICES];
-static vgpu_spin sums_locks[DEVICES];
+static vgpu_lock sums_locks[DEVICES];
 
 atomic_uint vgpu_graphs_known;
 static struct vgpu_graph *buckets[BUCKETS];
@@ -312,7 +313,7 @@ bool vgpu_graph_charge(struct vgpu_graph *graph, CUstream stream, struct vgpu_gr
         unsigned device = (unsigned)part->device % DEVICES;
         struct vgpu_pool *pool = vgpu_pool_of_graphs(part->device);
         uint64_t growth = 0;
-        vgpu_spin_lock(&sums_locks[device]);
+        vgpu_lock_take(&sums_locks[device]);
         struct device_sums before = sums[device];
         struct vgpu_graph_part as_it_was = *part;
         bool charged = pool && charge_part(&sums[device], pool, part, key, &growth);
@@ -320,7 +321,7 @@ bool vgpu_graph_charge(struct vgpu_graph *graph, CUstream stream, struct vgpu_gr
             sums[device] = before;
             *part = as_it_was;
         }
-        vgpu_spin_unlock(&sums_locks[device]);
+        vgpu_lock_release(&sums_locks[device]);
         if (!charged) {
             vgpu_graph_settle(launch);
             return false;

@@ -38,14 +38,14 @@ static _Atomic(const struct snapshot *) newest;
 
 static __attribute__((noinline)) const struct vgpu_limits *take_snapshot(struct vgpu_local *local, const struct vgpu_limits_file *file)
 {
-    vgpu_spin_lock(&local->setting_up);
+    vgpu_lock_take(&local->setting_up);
     const struct snapshot *last = atomic_load_explicit(&newest, memory_order_relaxed);
     struct snapshot *next = &snapshots[last ? (size_t)(last - snapshots + 1) % (sizeof snapshots / sizeof *snapshots) : 0];
     next->selector = vgpu_limits_snapshot(file, &next->limits);
     if (next->limits.card_count > VGPU_MAX_CARDS)
         next->limits.card_count = 0;
     atomic_store_explicit(&newest, next, memory_order_release);
-    vgpu_spin_unlock(&local->setting_up);
+    vgpu_lock_release(&local->setting_up);
     return &next->limits;
 }
 
@@ -68,7 +68,7 @@ const struct vgpu_limits *vgpu_limits_now(void)
 static __attribute__((noinline)) bool take_slot(struct vgpu_local *local)
 {
     const int saved = errno;
-    vgpu_spin_lock(&local->setting_up);
+    vgpu_lock_take(&local->setting_up);
     bool taken = atomic_load_explicit(&local->has_slot, memory_order_acquire) != 0;
     const int result = taken ? 0 : vgpu_slot_take(&local->member, 0);
     if (result < 0) {
@@ -84,7 +84,7 @@ static __attribute__((noinline)) bool take_slot(struct vgpu_local *local)
         atomic_store_explicit(&local->has_slot, 1, memory_order_release);
         taken = true;
     }
-    vgpu_spin_unlock(&local->setting_up);
+    vgpu_lock_release(&local->setting_up);
     errno = saved;
     return taken;
 }
@@ -102,11 +102,11 @@ static inline __attribute__((always_inline)) unsigned lock_some_lane(struct vgpu
     static _Thread_local unsigned mine __attribute__((tls_model("initial-exec")));
     if (__builtin_expect(mine == 0, 0))
         mine = atomic_fetch_add(&threads, 1) % VGPU_LANES + 1;
-    for (unsigned lane = mine - 1, tries = 1;; lane = (lane + 1) % VGPU_LANES, tries++) {
+    for (unsigned lane = mine - 1, tries = 1, looks = 0;; lane = (lane + 1) % VGPU_LANES, tries++) {
         if (vgpu_spin_try(&local->lanes[lane].busy))
             return lane;
         if (tries % VGPU_LANES == 0)
-            sched_yield();
+            vgpu_yield(&looks);
     }
 }
 
@@ -176,10 +176,10 @@ static bool try_request(struct vgpu_local *local, const struct request *request,
 static int reap(struct vgpu_local *local, unsigned *busy)
 {
     const int saved = errno;
-    vgpu_spin_lock(&local->reaping);
+    vgpu_lock_take(&local->reaping);
     const int freed = vgpu_slots_reap(&local->member, busy);
     atomic_store_explicit(&local->last_reap_ns, now_ns(CLOCK_MONOTONIC_COARSE), memory_order_relaxed);
-    vgpu_spin_unlock(&local->reaping);
+    vgpu_lock_release(&local->reaping);
     errno = saved;
     return freed;
 }
@@ -191,14 +191,14 @@ __attribute__((noinline)) static bool charge_after_reaping(struct vgpu_local *lo
     for (unsigned i = 0; i < request->count; i++)
         if (request->bytes > request->parts[i].limit)
             return false;
-    for (;;) {
+    for (unsigned looks = 0;;) {
         unsigned busy;
         const int freed = reap(local, &busy);
         if ((freed > 0 || busy > 0) && try_request(local, request, ticket))
             return true;
         if (busy == 0 || now_ns(CLOCK_MONOTONIC) > deadline)
             return false;
-        sched_yield();
+        vgpu_yield(&looks);
     }
 }
 

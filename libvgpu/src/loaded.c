@@ -9,7 +9,8 @@
 #include <string.h>
 
 #define VERSION_HIDDEN 0x8000 /* bit of an Elf_Versym: not the default version (System V gABI, symbol versioning) */
-#define DRIVER_OBJECTS 8
+#define DRIVER_OBJECTS 64
+#define DEEPEST_NEED 4 /* a library of a library of ... the driver's that still counts as the driver's */
 
 struct object {
     ElfW(Addr) base;
@@ -19,6 +20,8 @@ struct object {
     const uint32_t *sysv_hash;
     const ElfW(Half) *versions;
     const char *soname; /* NULL: none */
+    const ElfW(Dyn) *dynamic;
+    bool searches; /* it says itself where its libraries lie: DT_RPATH or DT_RUNPATH */
 };
 
 /* glibc relocates the pointers of a dynamic section in place, except in read-only ones (vDSO). */
@@ -27,7 +30,7 @@ static const void *pointer_of(ElfW(Addr) base, ElfW(Addr) value) {
 }
 
 static struct object object_of(ElfW(Addr) base, const ElfW(Dyn) *dynamic) {
-    struct object o = {.base = base};
+    struct object o = {.base = base, .dynamic = dynamic};
     ElfW(Xword) soname = 0;
     bool named = false;
     for (const ElfW(Dyn) *d = dynamic; d && d->d_tag != DT_NULL; d++) {
@@ -38,6 +41,8 @@ static struct object object_of(ElfW(Addr) base, const ElfW(Dyn) *dynamic) {
         case DT_HASH: o.sysv_hash = pointer_of(base, d->d_un.d_ptr); break;
         case DT_VERSYM: o.versions = pointer_of(base, d->d_un.d_ptr); break;
         case DT_SONAME: soname = d->d_un.d_val; named = true; break;
+        case DT_RPATH:
+        case DT_RUNPATH: o.searches = true; break;
         default: break;
         }
     }
@@ -113,6 +118,15 @@ void *vgpu_loaded_symbol(const char *soname, const char *name) {
     return NULL;
 }
 
+bool vgpu_loaded_as(const char *soname) {
+    for (const struct link_map *map = _r_debug.r_map; map; map = map->l_next) {
+        const struct object o = object_of(map->l_addr, map->l_ld);
+        if (o.soname && strcmp(o.soname, soname) == 0)
+            return true;
+    }
+    return false;
+}
+
 static bool contains(const struct dl_phdr_info *info, const void *address) {
     for (int i = 0; i < info->dlpi_phnum; i++) {
         const ElfW(Phdr) *segment = &info->dlpi_phdr[i];
@@ -159,13 +173,116 @@ static bool is_driver_name(const char *name) {
     return strncmp(name, "libcuda.so", strlen("libcuda.so")) == 0 || strncmp(name, "libnvidia-ml.so", strlen("libnvidia-ml.so")) == 0;
 }
 
+static const char *file_of(const char *path) {
+    const char *slash = strrchr(path ? path : "", '/');
+    return slash ? slash + 1 : path ? path : "";
+}
+
+struct range {
+    uintptr_t start, end;
+};
+
+static struct range range_of(const struct dl_phdr_info *info) {
+    struct range range = {UINTPTR_MAX, 0};
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *segment = &info->dlpi_phdr[i];
+        if (segment->p_type != PT_LOAD)
+            continue;
+        const uintptr_t start = info->dlpi_addr + segment->p_vaddr, end = start + segment->p_memsz;
+        range.start = start < range.start ? start : range.start;
+        range.end = end > range.end ? end : range.end;
+    }
+    return range;
+}
+
+struct ranges {
+    struct {
+        _Atomic uintptr_t start, end;
+    } of[DRIVER_OBJECTS];
+};
+
 /* Ranges of driver libraries seen so far. A stale one (dlclose) does no harm: callers ask only about results of a hooked name. */
-static struct {
-    _Atomic uintptr_t start, end;
-} driver_ranges[DRIVER_OBJECTS];
+static struct ranges seen;
+/* Of what the driver has opened: such objects are never unloaded. */
+static struct ranges opened;
+
+static bool in_ranges(const struct ranges *ranges, uintptr_t address) {
+    for (int i = 0; i < DRIVER_OBJECTS; i++)
+        if (address >= atomic_load_explicit(&ranges->of[i].start, memory_order_acquire) &&
+            address < atomic_load_explicit(&ranges->of[i].end, memory_order_acquire))
+            return true;
+    return false;
+}
+
+static void add_range(struct ranges *ranges, struct range range) {
+    for (int i = 0; i < DRIVER_OBJECTS; i++) {
+        uintptr_t there = 0;
+        if (atomic_compare_exchange_strong(&ranges->of[i].start, &there, range.start))
+            atomic_store_explicit(&ranges->of[i].end, range.end, memory_order_release);
+        if (there == 0 || there == range.start)
+            return;
+    }
+}
+
+/* Below, with the dynamic linker's lock held: inside dl_iterate_phdr. */
+
+static struct object object_of_map(const struct link_map *map) {
+    return object_of(map->l_addr, map->l_ld);
+}
+
+/* A library of the compiler's or of the C library's, which belongs to everybody. */
+static bool is_common(const char *soname) {
+    static const char *const common[] = {"libc.so", "libdl.so", "libm.so", "libpthread.so", "librt.so", "libgcc_s.so", "libstdc++.so", "ld-linux"};
+    for (unsigned i = 0; i < sizeof common / sizeof *common; i++)
+        if (strncmp(soname, common[i], strlen(common[i])) == 0)
+            return true;
+    return false;
+}
+
+static bool needs(const struct object *o, const char *name) {
+    for (const ElfW(Dyn) *d = o->dynamic; d && o->strings && d->d_tag != DT_NULL; d++)
+        if (d->d_tag == DT_NEEDED && strcmp(file_of(o->strings + d->d_un.d_val), name) == 0)
+            return true;
+    return false;
+}
+
+static bool is_drivers(const struct link_map *map, int depth) {
+    const struct object o = object_of_map(map);
+    const char *name = o.soname ? o.soname : file_of(map->l_name);
+    if (is_driver_name(file_of(map->l_name)) || is_driver_name(name) || in_ranges(&opened, (uintptr_t)map->l_ld))
+        return true;
+    if (depth == DEEPEST_NEED || !*name || is_common(name))
+        return false;
+    for (const struct link_map *other = _r_debug.r_map; other; other = other->l_next) {
+        const struct object its = object_of_map(other);
+        if (other != map && needs(&its, name) && is_drivers(other, depth + 1))
+            return true;
+    }
+    return false;
+}
+
+static bool is_behind(const struct link_map *map, const struct link_map *last) {
+    for (; map; map = map->l_prev)
+        if (map->l_prev == last)
+            return true;
+    return false;
+}
+
+static const struct link_map *map_of(const struct dl_phdr_info *info) {
+    const struct object o = object_of_phdr(info);
+    const struct link_map *map = _r_debug.r_map;
+    while (map && map->l_ld != o.dynamic)
+        map = map->l_next;
+    return map;
+}
+
+/* What this thread has the dynamic linker open for the driver; NULL: nothing. All that it loads is behind `last`. */
+static __thread __attribute__((tls_model("initial-exec"))) const struct link_map *last;
 
 struct driver_search {
-    uintptr_t address, start, end;
+    uintptr_t address;
+    bool found;
+    struct range range;
 };
 
 static int visit_driver(struct dl_phdr_info *info, size_t size, void *data) {
@@ -173,21 +290,86 @@ static int visit_driver(struct dl_phdr_info *info, size_t size, void *data) {
     struct driver_search *search = data;
     if (!contains(info, (const void *)search->address))
         return 0;
-    struct object o = object_of_phdr(info);
-    const char *slash = strrchr(info->dlpi_name ? info->dlpi_name : "", '/');
-    const char *file = slash ? slash + 1 : info->dlpi_name ? info->dlpi_name : "";
-    if (!is_driver_name(file) && !(o.soname && is_driver_name(o.soname)))
-        return 1;
-    search->start = UINTPTR_MAX;
-    for (int i = 0; i < info->dlpi_phnum; i++) {
-        const ElfW(Phdr) *segment = &info->dlpi_phdr[i];
-        if (segment->p_type != PT_LOAD)
-            continue;
-        uintptr_t start = info->dlpi_addr + segment->p_vaddr, end = start + segment->p_memsz;
-        search->start = start < search->start ? start : search->start;
-        search->end = end > search->end ? end : search->end;
+    const struct link_map *map = map_of(info);
+    search->range = range_of(info);
+    search->found = map && is_drivers(map, 0);
+    /* A constructor of what the driver is about to open: it looks for functions before the open has returned. */
+    if (map && !search->found && last && is_behind(map, last)) {
+        search->found = true;
+        add_range(&opened, search->range);
     }
     return 1;
+}
+
+bool vgpu_loaded_is_driver(const void *caller) {
+    struct driver_search search = {.address = (uintptr_t)caller};
+    if (in_ranges(&opened, search.address))
+        return true;
+    dl_iterate_phdr(visit_driver, &search);
+    return search.found;
+}
+
+bool vgpu_loaded_in_driver(const void *address) {
+    struct driver_search search = {.address = (uintptr_t)address};
+    if (!address)
+        return false;
+    if (in_ranges(&seen, search.address) || in_ranges(&opened, search.address))
+        return true;
+    dl_iterate_phdr(visit_driver, &search);
+    if (search.found)
+        add_range(&seen, search.range);
+    return search.found;
+}
+
+static int visit_last(struct dl_phdr_info *info, size_t size, void *data) {
+    (void)info, (void)size;
+    const struct link_map *map = _r_debug.r_map;
+    while (map && map->l_next)
+        map = map->l_next;
+    *(const struct link_map **)data = map;
+    return 1;
+}
+
+const struct link_map *vgpu_loaded_driver_opens(void) {
+    const struct link_map *before = last;
+    if (!before)
+        dl_iterate_phdr(visit_last, &last);
+    return before;
+}
+
+struct opening {
+    const struct link_map *opened;
+    const struct link_map *behind;
+};
+
+/* Another thread may have loaded something meanwhile: what counts is what was opened, and what that needs. */
+static bool belongs(const struct link_map *map, const struct link_map *to, int depth) {
+    const struct object o = object_of_map(map), its = object_of_map(to);
+    const char *name = o.soname ? o.soname : file_of(map->l_name);
+    if (map == to || needs(&its, name))
+        return true;
+    for (const struct link_map *other = _r_debug.r_map; other && depth < DEEPEST_NEED; other = other->l_next) {
+        const struct object between = object_of_map(other);
+        if (other != map && other != to && needs(&between, name) && belongs(other, to, depth + 1))
+            return true;
+    }
+    return false;
+}
+
+static int visit_opened(struct dl_phdr_info *info, size_t size, void *data) {
+    (void)size;
+    const struct opening *opening = data;
+    const struct link_map *map = map_of(info);
+    if (map && is_behind(map, opening->behind) && belongs(map, opening->opened, 0))
+        add_range(&opened, range_of(info));
+    return 0;
+}
+
+void vgpu_loaded_driver_opened(const struct link_map *before, void *handle) {
+    struct opening opening = {.opened = handle, .behind = last};
+    if (handle && last)
+        dl_iterate_phdr(visit_opened, &opening);
+    last = before;
 }
 
 static int visit_libc(struct dl_phdr_info *info, size_t size, void *data) {
@@ -202,24 +384,33 @@ bool vgpu_loaded_in_libc(const void *address) {
     return address && dl_iterate_phdr(visit_libc, &address) == 1;
 }
 
-bool vgpu_loaded_in_driver(const void *address) {
-    uintptr_t a = (uintptr_t)address;
-    if (a == 0)
-        return false;
-    for (int i = 0; i < DRIVER_OBJECTS; i++)
-        if (a >= atomic_load_explicit(&driver_ranges[i].start, memory_order_acquire) &&
-            a < atomic_load_explicit(&driver_ranges[i].end, memory_order_acquire))
-            return true;
-    struct driver_search search = {.address = a};
-    dl_iterate_phdr(visit_driver, &search);
-    if (search.end == 0)
-        return false;
-    for (int i = 0; i < DRIVER_OBJECTS; i++) {
-        uintptr_t empty = 0;
-        if (atomic_compare_exchange_strong(&driver_ranges[i].start, &empty, search.start)) {
-            atomic_store_explicit(&driver_ranges[i].end, search.end, memory_order_release);
-            break;
-        }
-    }
-    return true;
+struct caller_search {
+    const void *caller;
+    const struct link_map *map;
+    bool searches;
+};
+
+static int visit_caller(struct dl_phdr_info *info, size_t size, void *data) {
+    (void)size;
+    struct caller_search *search = data;
+    if (!contains(info, search->caller))
+        return 0;
+    search->map = map_of(info);
+    search->searches = object_of_phdr(info).searches;
+    return 1;
+}
+
+const struct link_map *vgpu_loaded_object(const void *address, bool *searches) {
+    struct caller_search search = {.caller = address};
+    dl_iterate_phdr(visit_caller, &search);
+    *searches = search.searches;
+    return search.map;
+}
+
+bool vgpu_loaded_is_before(const void *address, const void *other) {
+    bool searches;
+    const struct link_map *first = vgpu_loaded_object(address, &searches), *second = vgpu_loaded_object(other, &searches);
+    while (first && first != second)
+        first = first->l_next;
+    return first && second;
 }

@@ -14,6 +14,8 @@
 
 #include "driver.h"
 #include "loaded.h"
+#include "log.h"
+#include "opening.h"
 #include "rebind.h"
 
 typedef void *(*dlsym_function)(void *, const char *);
@@ -21,8 +23,7 @@ typedef void *(*dlvsym_function)(void *, const char *, const char *);
 typedef void *(*dlopen_function)(const char *, int);
 typedef char *(*dlerror_function)(void);
 
-/* Cached address of a function of the dynamic linker: libc.so.6 has it since glibc 2.34, libdl.so.2 before. */
-static void *linker_function(_Atomic(void *) *cache, const char *name) {
+void *vgpu_linker_function(_Atomic(void *) *cache, const char *name) {
     void *function = atomic_load_explicit(cache, memory_order_acquire);
     if (!function) {
         function = vgpu_loaded_symbol("libc.so.6", name);
@@ -35,14 +36,18 @@ static void *linker_function(_Atomic(void *) *cache, const char *name) {
 
 static _Atomic(void *) cached_dlsym, cached_dlvsym, cached_dlopen, cached_dlerror;
 
+void *vgpu_linker_dlopen(void) {
+    return vgpu_linker_function(&cached_dlopen, "dlopen");
+}
+
 void *vgpu_real_dlsym(void *handle, const char *symbol) {
-    dlsym_function function = (dlsym_function)linker_function(&cached_dlsym, "dlsym");
+    dlsym_function function = (dlsym_function)vgpu_linker_function(&cached_dlsym, "dlsym");
     return function ? function(handle, symbol) : NULL;
 }
 
 void *vgpu_real_dlopen(const char *file, int mode) {
-    dlopen_function function = (dlopen_function)linker_function(&cached_dlopen, "dlopen");
-    dlerror_function forget = (dlerror_function)linker_function(&cached_dlerror, "dlerror");
+    dlopen_function function = (dlopen_function)vgpu_linker_dlopen();
+    dlerror_function forget = (dlerror_function)vgpu_linker_function(&cached_dlerror, "dlerror");
     void *handle = function ? function(file, mode) : NULL;
     if (!handle && forget)
         forget(); /* our failure must not be the text that the program's next dlerror prints */
@@ -78,28 +83,42 @@ static void *own_lookup(const char *symbol) {
          : strcmp(symbol, "dlopen") == 0 ? (void *)dlopen : NULL;
 }
 
-__attribute__((used)) struct vgpu_dlsym_result vgpu_dlsym_answer(void *handle, const char *symbol, const char *version, const void *caller) {
-    int kept = errno;
-    void *jump = version ? linker_function(&cached_dlvsym, "dlvsym") : linker_function(&cached_dlsym, "dlsym");
+static void *look_up(void *jump, void *handle, const char *symbol, const char *version) {
+    void *found = version ? ((dlvsym_function)jump)(handle, symbol, version) : ((dlsym_function)jump)(handle, symbol);
+    return found; /* called, not jumped to: for RTLD_NEXT it is this library that asks */
+}
+
+/* A driver that looks its own functions up, as the loaders of WSL2 and of compatibility packages do, gets what it would get without this library:
+ * with our hook it would call itself. NULL: the real function finds that by itself. */
+static void *answer_for_driver(void *jump, void *handle, int hook, const char *symbol, const char *version, const void *caller) {
+    void *const ours = vgpu_hook_function(hook);
+    dlerror_function forget = (dlerror_function)vgpu_linker_function(&cached_dlerror, "dlerror");
+    bool searches;
+    if (handle == RTLD_NEXT)
+        return vgpu_loaded_is_before(caller, ours) ? vgpu_loaded_next(ours, symbol) : NULL;
+    if (handle != RTLD_DEFAULT && look_up(jump, handle, symbol, version) != ours)
+        return NULL;
+    /* The default scope, or that of the whole program (dlopen(NULL)): this library stands first there. */
+    void *found = look_up(jump, RTLD_NEXT, symbol, version);
+    if (!found)
+        found = look_up(jump, (void *)vgpu_loaded_object(caller, &searches), symbol, version);
+    if (forget)
+        forget();
+    return found && found != ours ? found : vgpu_driver_entry((enum vgpu_entry)hook);
+}
+
+static struct vgpu_dlsym_result answer_hooked(void *jump, void *handle, int hook, const char *symbol, const char *version, const void *caller) {
     struct vgpu_dlsym_result result = {.jump = jump};
-    int hook = symbol && jump ? vgpu_hook_number(symbol) : -1;
-    void *own = symbol && jump ? own_lookup(symbol) : NULL;
-    /* RTLD_DEFAULT finds the hook by itself: this library comes first in the global scope. */
-    if (own && handle != RTLD_DEFAULT) {
-        /* Who stands in front of dlsym, as tracers do, asks the C library for the real one: that would lead past every hook. */
-        void *found = handle == RTLD_NEXT ? vgpu_loaded_next(caller, symbol)
-                      : version           ? ((dlvsym_function)jump)(handle, symbol, version)
-                                          : ((dlsym_function)jump)(handle, symbol);
-        if (vgpu_loaded_in_libc(found) || (found && handle != RTLD_NEXT)) {
-            result.answer = vgpu_loaded_in_libc(found) ? own : found;
+    if (vgpu_loaded_is_driver(caller)) {
+        result.answer = answer_for_driver(jump, handle, hook, symbol, version, caller);
+        if (result.answer)
             result.jump = NULL;
-        }
-    } else if (hook >= 0 && handle == RTLD_NEXT) {
+    } else if (handle == RTLD_NEXT) {
         result.answer = next_hook(hook, symbol, caller);
         if (result.answer)
             result.jump = NULL;
-    } else if (hook >= 0 && handle != RTLD_DEFAULT) {
-        void *found = version ? ((dlvsym_function)jump)(handle, symbol, version) : ((dlsym_function)jump)(handle, symbol);
+    } else if (handle != RTLD_DEFAULT) { /* that finds the hook by itself: this library comes first in the global scope */
+        void *found = look_up(jump, handle, symbol, version);
         result.jump = NULL;
         result.answer = found;
         if (vgpu_loaded_in_driver(found)) {
@@ -107,22 +126,45 @@ __attribute__((used)) struct vgpu_dlsym_result vgpu_dlsym_answer(void *handle, c
             result.answer = vgpu_hook_function(hook);
         }
     }
+    return result;
+}
+
+__attribute__((used)) struct vgpu_dlsym_result vgpu_dlsym_answer(void *handle, const char *symbol, const char *version, const void *caller) {
+    int kept = errno;
+    void *jump = version ? vgpu_linker_function(&cached_dlvsym, "dlvsym") : vgpu_linker_function(&cached_dlsym, "dlsym");
+    struct vgpu_dlsym_result result = {.jump = jump};
+    int hook = symbol && jump ? vgpu_hook_number(symbol) : -1;
+    void *own = symbol && jump ? own_lookup(symbol) : NULL;
+    /* RTLD_DEFAULT finds our own by itself. */
+    if (own && handle != RTLD_DEFAULT) {
+        /* Who stands in front of dlsym, as tracers do, asks the C library for the real one: that would lead past every hook. */
+        void *found = handle == RTLD_NEXT ? vgpu_loaded_next(caller, symbol) : look_up(jump, handle, symbol, version);
+        if (vgpu_loaded_in_libc(found) || (found && handle != RTLD_NEXT)) {
+            result.answer = vgpu_loaded_in_libc(found) ? own : found;
+            result.jump = NULL;
+        }
+    } else if (hook >= 0) {
+        result = answer_hooked(jump, handle, hook, symbol, version, caller);
+    }
     errno = kept;
     return result;
 }
 
-/* For an open with RTLD_DEEPBIND. A file that is looked for with the help of its caller's RUNPATH or place is left to the real dlopen, which then
- * must bind it in the usual way; any other is opened here, and bound anew where it has passed our entry points by. */
-__attribute__((used)) struct vgpu_dlsym_result vgpu_dlopen_answer(const char *file, int mode) {
-    struct vgpu_dlsym_result result = {.jump = linker_function(&cached_dlopen, "dlopen")};
-    if (result.jump && file && (mode & RTLD_DEEPBIND) && strchr(file, '/') && !strchr(file, '$')) {
-        result.answer = ((dlopen_function)result.jump)(file, mode);
-        result.jump = NULL;
-        const int kept = errno;
-        if (result.answer)
-            vgpu_rebind();
-        errno = kept;
+/* Opens here what the driver opens, to know whose it is, and what is opened with RTLD_DEEPBIND, to bind it anew where it has passed our entry
+ * points by. Where that is not possible the real dlopen must bind it in the usual way. */
+__attribute__((used)) struct vgpu_dlsym_result vgpu_dlopen_answer(const char *file, int mode, const void *caller) {
+    struct vgpu_dlsym_result result = {.jump = vgpu_linker_dlopen()};
+    if (!result.jump || !file || (!(mode & RTLD_DEEPBIND) && !vgpu_loaded_is_driver(caller)))
+        return result;
+    if (!vgpu_open_for(caller, file, mode, &result.answer)) {
+        vgpu_log(VGPU_LOG_WARNING, "dlopen(\"%s\"): opened without RTLD_DEEPBIND", file);
+        return result;
     }
+    result.jump = NULL;
+    const int kept = errno;
+    if (result.answer && mode & RTLD_DEEPBIND)
+        vgpu_rebind();
+    errno = kept;
     return result;
 }
 
@@ -141,6 +183,7 @@ __asm__(
     ".cfi_adjust_cfa_offset 8\n"
     "    pushq %rdx\n" /* keeps the stack aligned */
     ".cfi_adjust_cfa_offset 8\n"
+    "    movq 24(%rsp), %rdx\n" /* who called */
     "    call vgpu_dlopen_answer\n"
     "    movq %rdx, %r11\n"
     "    popq %rdx\n"
@@ -205,6 +248,7 @@ __asm__(
     ".cfi_rel_offset x30, 8\n"
     "    mov x29, sp\n"
     "    stp x0, x1, [sp, #16]\n"
+    "    mov x2, x30\n" /* who called */
     "    bl vgpu_dlopen_answer\n"
     "    mov x16, x1\n"
     "    cbz x16, 1f\n"

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "slots.h"
+#include "lock.h"
 #include "spin.h"
 
 struct vgpu_local {
@@ -15,8 +16,8 @@ struct vgpu_local {
     bool begun;                       /* what a parent left in static memory has been forgotten; under `setting_up` */
     _Atomic int owner_pid;            /* only on kernels without MADV_WIPEONFORK; 0: the kernel empties this memory */
     _Atomic uint32_t has_slot;        /* lanes may be used */
-    vgpu_spin setting_up;             /* attaching, taking a slot, copying limits */
-    vgpu_spin reaping;
+    vgpu_lock setting_up;             /* attaching, taking a slot, copying limits */
+    vgpu_lock reaping;
     _Atomic uint64_t last_reap_ns;
     struct vgpu_member member;
     struct {

@@ -6,6 +6,7 @@
 
 #include "capture.h"
 #include "fork.h"
+#include "lock.h"
 #include "spin.h"
 
 #define CHUNK (32ull << 20) /* what drivers round the growth of a pool up to; a smaller step only means that less was charged than allowed for */
@@ -22,7 +23,7 @@ struct vgpu_pool {
     atomic_uint card;             /* VGPU_CARD_UNLISTED too; in host memory: `on_card` false */
     atomic_bool on_card;
     atomic_bool special;          /* nothing else can stand for its memory */
-    vgpu_spin lock;       /* of everything below */
+    vgpu_lock lock;       /* of everything below */
     uint64_t charged;     /* sum of the parts */
     uint64_t pending;     /* thereof for allocations under way */
     uint64_t promised;    /* of the unused reserve, to allocations under way */
@@ -34,7 +35,7 @@ struct vgpu_pool {
 };
 
 static _Atomic(struct vgpu_pool *) pools; /* records are never freed, but used again: allocations point to them */
-static vgpu_spin list_lock;
+static vgpu_lock list_lock;
 /* By this thread: a driver may call the program back meanwhile. */
 static __thread __attribute__((tls_model("initial-exec"))) struct vgpu_pool *trimmed;
 
@@ -58,10 +59,10 @@ static struct vgpu_pool *find(CUmemoryPool handle) {
 /* List lock held. A record of a pool that is gone and of which nothing is left; a new one; NULL: no memory. */
 static struct vgpu_pool *vacant(void) {
     for (struct vgpu_pool *pool = atomic_load(&pools); pool; pool = pool->next) {
-        if (!pool->gone || !vgpu_spin_try(&pool->lock))
+        if (!pool->gone || !vgpu_lock_try(&pool->lock))
             continue;
         bool unused = !pool->leaving && !pool->charged && !pool->pending && !pool->promised && !pool->outstanding;
-        vgpu_spin_unlock(&pool->lock);
+        vgpu_lock_release(&pool->lock);
         if (unused)
             return pool;
     }
@@ -84,13 +85,13 @@ static bool balance(struct vgpu_pool *pool);
 /* `made`: the driver has just given out the handle, so a record of the same one is that of a pool that is gone. */
 static struct vgpu_pool *add(CUmemoryPool handle, CUdevice device, bool special, bool made) {
     const unsigned card = device >= 0 ? vgpu_card_of_device(device) : VGPU_CARD_UNLISTED;
-    vgpu_spin_lock(&list_lock);
+    vgpu_lock_take(&list_lock);
     struct vgpu_pool *pool = find_one(handle, device);
     if (pool && made) {
-        vgpu_spin_lock(&pool->lock);
+        vgpu_lock_take(&pool->lock);
         pool->gone = true;
         balance(pool);
-        vgpu_spin_unlock(&pool->lock);
+        vgpu_lock_release(&pool->lock);
         pool = NULL;
     }
     if (!pool && (pool = vacant())) {
@@ -101,7 +102,7 @@ static struct vgpu_pool *add(CUmemoryPool handle, CUdevice device, bool special,
         pool->card = card;
         pool->gone = false; /* last: from now on it is found */
     }
-    vgpu_spin_unlock(&list_lock);
+    vgpu_lock_release(&list_lock);
     return pool;
 }
 
@@ -200,21 +201,21 @@ static bool used_of(const struct vgpu_pool *pool, uint64_t *value) {
  * been promised of it. That saves a call of the driver. */
 uint64_t vgpu_pool_growth(struct vgpu_pool *pool, uint64_t bytes) {
     uint64_t used = 0, growth;
-    vgpu_spin_lock(&pool->lock);
+    vgpu_lock_take(&pool->lock);
     bool known = is_there(pool) && used_of(pool, &used);
     uint64_t held = pool->charged - pool->pending;
     uint64_t room = known && held > used && held - used > pool->promised ? held - used - pool->promised : 0;
     pool->promised += promise(bytes);
-    vgpu_spin_unlock(&pool->lock);
+    vgpu_lock_release(&pool->lock);
     if (bytes <= room)
         return 0;
     return __builtin_add_overflow(bytes - room, CHUNK - 1, &growth) ? UINT64_MAX : growth & ~(CHUNK - 1);
 }
 
 void vgpu_pool_refused(struct vgpu_pool *pool, uint64_t bytes) {
-    vgpu_spin_lock(&pool->lock);
+    vgpu_lock_take(&pool->lock);
     pool->promised -= promise(bytes);
-    vgpu_spin_unlock(&pool->lock);
+    vgpu_lock_release(&pool->lock);
 }
 
 /* The two below: with the pool's lock held. */
@@ -271,24 +272,24 @@ static bool balance(struct vgpu_pool *pool) {
 }
 
 void vgpu_pool_expect(struct vgpu_pool *pool, struct vgpu_ticket ticket, uint64_t growth) {
-    vgpu_spin_lock(&pool->lock);
+    vgpu_lock_take(&pool->lock);
     add_part(pool, ticket, growth);
     pool->pending += growth;
-    vgpu_spin_unlock(&pool->lock);
+    vgpu_lock_release(&pool->lock);
 }
 
 uint64_t vgpu_pool_enter(struct vgpu_pool *pool) {
-    vgpu_spin_lock(&pool->lock);
+    vgpu_lock_take(&pool->lock);
     balance(pool);
     pool->launching++;
     uint64_t charged = pool->charged;
-    vgpu_spin_unlock(&pool->lock);
+    vgpu_lock_release(&pool->lock);
     return charged;
 }
 
 void vgpu_pool_leave(struct vgpu_pool *pool, uint64_t expected) {
     uint64_t reserved;
-    vgpu_spin_lock(&pool->lock);
+    vgpu_lock_take(&pool->lock);
     pool->pending -= expected;
     pool->launching--;
     if (!balance(pool) && reserve_of(pool, &reserved) && reserved > pool->charged) {
@@ -296,38 +297,38 @@ void vgpu_pool_leave(struct vgpu_pool *pool, uint64_t expected) {
         vgpu_charge_always(pool->card, VGPU_DEVICE_BYTES, reserved - pool->charged, &ticket);
         add_part(pool, ticket, reserved - pool->charged);
     }
-    vgpu_spin_unlock(&pool->lock);
+    vgpu_lock_release(&pool->lock);
 }
 
 bool vgpu_pool_settle(struct vgpu_pool *pool, uint64_t expected, uint64_t bytes, bool granted) {
-    vgpu_spin_lock(&pool->lock);
+    vgpu_lock_take(&pool->lock);
     pool->pending -= expected;
     pool->promised -= promise(bytes);
     pool->outstanding += granted ? bytes : 0;
     bool fits = balance(pool);
-    vgpu_spin_unlock(&pool->lock);
+    vgpu_lock_release(&pool->lock);
     return fits;
 }
 
 void vgpu_pool_forget(struct vgpu_pool *pool, uint64_t bytes) {
-    vgpu_spin_lock(&pool->lock);
+    vgpu_lock_take(&pool->lock);
     pool->outstanding -= bytes < pool->outstanding ? bytes : pool->outstanding;
     if (pool->gone || pool->charged >= pool->outstanding + CHUNK) /* else the driver has no whole step to give back */
         balance(pool);
-    vgpu_spin_unlock(&pool->lock);
+    vgpu_lock_release(&pool->lock);
 }
 
 struct vgpu_pool *vgpu_pool_going(CUmemoryPool handle) {
-    vgpu_spin_lock(&list_lock); /* else the record might be used for another pool before it is counted */
+    vgpu_lock_take(&list_lock); /* else the record might be used for another pool before it is counted */
     struct vgpu_pool *pool = find(handle);
     if (pool)
         atomic_fetch_add(&pool->leaving, 1);
-    vgpu_spin_unlock(&list_lock);
+    vgpu_lock_release(&list_lock);
     if (pool) { /* who has not seen that is waited for */
-        vgpu_spin_lock(&pool->lock);
-        vgpu_spin_unlock(&pool->lock);
-        while (pool->trimming && trimmed != pool)
-            sched_yield();
+        vgpu_lock_take(&pool->lock);
+        vgpu_lock_release(&pool->lock);
+        for (unsigned looks = 0; pool->trimming && trimmed != pool;)
+            vgpu_yield(&looks);
     }
     return pool;
 }
@@ -335,13 +336,13 @@ struct vgpu_pool *vgpu_pool_going(CUmemoryPool handle) {
 void vgpu_pool_went(struct vgpu_pool *pool, bool gone) {
     if (!pool)
         return;
-    vgpu_spin_lock(&pool->lock);
+    vgpu_lock_take(&pool->lock);
     if (gone)
         pool->gone = true;
     atomic_fetch_sub(&pool->leaving, 1);
     if (pool->on_card)
         balance(pool);
-    vgpu_spin_unlock(&pool->lock);
+    vgpu_lock_release(&pool->lock);
 }
 
 void vgpu_pool_trimmed(CUmemoryPool handle) {
@@ -352,22 +353,22 @@ void vgpu_pool_trimmed(CUmemoryPool handle) {
 
 void vgpu_pools_settle(unsigned card) {
     for (struct vgpu_pool *pool = atomic_load_explicit(&pools, memory_order_acquire); pool; pool = pool->next) {
-        if (pool->card != card || !pool->on_card || !vgpu_spin_try(&pool->lock))
+        if (pool->card != card || !pool->on_card || !vgpu_lock_try(&pool->lock))
             continue;
         balance(pool);
-        vgpu_spin_unlock(&pool->lock);
+        vgpu_lock_release(&pool->lock);
     }
 }
 
 /* Down to what a pool must keep for allocations under way. */
 static void trim_to_needed(struct vgpu_pool *pool) {
     uint64_t used = 0;
-    vgpu_spin_lock(&pool->lock);
+    vgpu_lock_take(&pool->lock);
     const bool there = is_there(pool);
     const CUmemoryPool handle = pool->handle;
     const uint64_t keep = there && pool->promised && used_of(pool, &used) ? used + pool->promised : 0;
     atomic_fetch_add(&pool->trimming, there);
-    vgpu_spin_unlock(&pool->lock);
+    vgpu_lock_release(&pool->lock);
     if (!there)
         return;
     struct vgpu_pool *before = trimmed;

@@ -130,8 +130,9 @@ static bool record(const struct mark *mark) {
 void vgpu_marks_settle(void) {
     if (!atomic_load(&recording))
         return;
+    unsigned looks = 0;
     for (const uint64_t until = vgpu_now_ns() + SETTLED_NS; atomic_load(&recording) && vgpu_now_ns() < until;)
-        sched_yield();
+        vgpu_yield(&looks);
 }
 
 void vgpu_streams_mark_late(void) {

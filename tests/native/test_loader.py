@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from other_driver import library
 from preloaded import MIB, compiled, environment, python, run
 
 from vgpu.native import CardLimit, Limits, Region, paths, simulator
@@ -185,6 +186,18 @@ print(len(results), used())
 """
     )
     assert python(script, environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT="500m")) == ["8 0"]
+
+
+@pytest.mark.parametrize("call", ["context", "pool"])
+def test_who_waits_for_a_call_of_the_driver_sleeps(call: str, tmp_path: Path) -> None:
+    """A real-time thread that yields instead holds the processor against the thread that it waits for."""
+    library(tmp_path / "driver", "other_driver.c", "libcuda.so.1")
+    program = compiled("waits.c", f"-L{tmp_path / 'driver'}", "-l:libcuda.so.1", output="waits")
+    folder = str(tmp_path / "driver")
+    done = run([program, call], environment(tmp_path, LD_LIBRARY_PATH=folder, CUDA_DEVICE_MEMORY_LIMIT="100m"))
+    if done.stdout == "not allowed\n":
+        pytest.skip("this user may have no real-time threads (RLIMIT_RTPRIO)")
+    assert done.stdout == "asleep\n"
 
 
 def can_mount() -> bool:

@@ -5,10 +5,10 @@
 #include "capture.h"
 #include "charge.h"
 #include "fork.h"
+#include "lock.h"
 #include "parameters.h"
 #include "samples.h"
 #include "sparse.h"
-#include "spin.h"
 #include "streams.h"
 #include "tier.h"
 
@@ -161,7 +161,7 @@ CUresult cuCtxDetach(CUcontext context) {
 
 /* The primary context of each device: retained many times, there once. */
 static struct primary {
-    vgpu_spin asking;  /* held while the driver is asked: what it answers says whether the context came or went */
+    vgpu_lock asking;  /* held while the driver is asked: what it answers says whether the context came or went */
     bool held;         /* `context` and its charge are set */
     CUcontext context;
 } primaries[MAX_DEVICES];
@@ -180,7 +180,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     struct primary *primary = &primaries[device];
     if (primary == asked)
         return real(context, device);
-    vgpu_spin_lock(&primary->asking);
+    vgpu_lock_take(&primary->asking);
     asked = primary;
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
     if (primary->held) {
@@ -196,7 +196,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
         primary->context = primary->held ? made : NULL;
     }
     asked = NULL;
-    vgpu_spin_unlock(&primary->asking);
+    vgpu_lock_release(&primary->asking);
     return result;
 }
 
@@ -208,7 +208,7 @@ static CUresult let_primary_go(CUresult (*real)(CUdevice), CUdevice device) {
     struct primary *primary = &primaries[device];
     if (primary == asked)
         return real(device);
-    vgpu_spin_lock(&primary->asking);
+    vgpu_lock_take(&primary->asking);
     asked = primary;
     CUcontext context = primary->held ? primary->context : NULL;
     struct leaving leaving;
@@ -221,7 +221,7 @@ static CUresult let_primary_go(CUresult (*real)(CUdevice), CUdevice device) {
         went(&leaving, gone);
     }
     asked = NULL;
-    vgpu_spin_unlock(&primary->asking);
+    vgpu_lock_release(&primary->asking);
     return result;
 }
 
