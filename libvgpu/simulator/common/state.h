@@ -158,8 +158,11 @@ struct sim_process {
 struct sim_timing {
     uint64_t launch_ns;           /* from a launch or a record to its begin on an idle card */
     uint64_t record_ns, query_ns; /* that recording and querying an event take at least */
+    uint64_t load_ns;             /* of loading a function's code, on the host */
+    uint64_t queued_ns;           /* a launch returns when no more of its process's work than this is left on the card; SIM_NEVER: at once */
     uint64_t remap_ns;            /* of unmapping, mapping and setting access, together */
     uint64_t bus, fault_ns;       /* bytes per microsecond; of one group of managed memory that is not on the card, besides its bytes */
+    bool load_on_get;             /* when the function is asked for, not at its first use */
     bool copies, migrate;         /* whether copies and memory behind the bus take time; whether managed memory comes and goes */
     uint32_t kernels;
 };
@@ -254,6 +257,10 @@ struct sim_mark {
 /* Gives a launch to the card; waits while this process has SIM_IN_FLIGHT there. Returns its sequence, from 1; 0: this process lost its place.
  * `width`: of SIM_WHOLE. */
 uint64_t sim_launch(struct sim *sim, int card, uint64_t duration, uint32_t width, uint64_t not_before, struct sim_mark after);
+/* This process lives now: should it die, its work goes on until then. */
+void sim_seen(struct sim *sim);
+/* Where launches return late, waits until little enough is queued. */
+void sim_wait_queued(struct sim *sim, int card);
 /* Gives a copy that may begin at `begin` to an engine of the card; returns when it ends. */
 uint64_t sim_engine(struct sim *sim, int card, enum sim_engine_kind engine, uint64_t begin, uint64_t duration);
 /* Moves the card's time to now; cheap when it has nothing to do. */

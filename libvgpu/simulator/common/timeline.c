@@ -170,6 +170,48 @@ static void wait_for_room(struct sim *sim, int index, uint64_t issued)
     sim_wait(sim, index, first + more);
 }
 
+void sim_seen(struct sim *sim)
+{
+    if (sim_self_valid(sim))
+        atomic_store_explicit(&sim->state->slots[sim->slot].seen_ns, sim_now(), memory_order_relaxed);
+}
+
+/* What the launches of this process that have not ended still need of the card; under its time lock. Side by side, it is their sum. */
+static uint64_t left_to_run(const struct sim *sim, int index)
+{
+    const struct sim_share_of_card *own = &sim->self->cards[index];
+    uint64_t issued = atomic_load_explicit(&own->issued, memory_order_relaxed), completed = atomic_load(&own->completed);
+    uint64_t busy = atomic_load(&own->busy_ns), left = 0;
+    for (uint64_t sequence = sim->self->kernels <= 1 ? issued : completed + 1; issued > completed && sequence <= issued; sequence++) {
+        const struct sim_launch *launch = launch_at(sim, index, sequence);
+        uint32_t phase = atomic_load(&launch->phase);
+        if (phase == SIM_RUNNING || sim->self->kernels <= 1)
+            left += atomic_load(&launch->due) - busy;
+        else if (phase == SIM_QUEUED)
+            left += launch->duration;
+    }
+    return left;
+}
+
+void sim_wait_queued(struct sim *sim, int index)
+{
+    const uint64_t most = sim->timing.queued_ns, least_ns = 50000;
+    struct sim_card *card = &sim->state->cards[index];
+    while (most != SIM_NEVER && sim_self_valid(sim)) {
+        sim_acquire(sim, &card->time_lock);
+        uint64_t now = sim_now();
+        mark_active(sim, index);
+        sim_advance_locked(sim, index, now);
+        uint64_t left = left_to_run(sim, index);
+        atomic_store_explicit(&sim->state->slots[sim->slot].seen_ns, now, memory_order_relaxed);
+        sim_release(&card->time_lock);
+        if (left <= most)
+            return;
+        uint64_t wait = (left - most) / sim->self->kernels;
+        sim_sleep_until(now + (wait < least_ns ? least_ns : wait > LOOK_NS ? LOOK_NS : wait));
+    }
+}
+
 uint64_t sim_launch(struct sim *sim, int index, uint64_t duration, uint32_t width, uint64_t not_before, struct sim_mark after)
 {
     struct sim_card *card = &sim->state->cards[index];

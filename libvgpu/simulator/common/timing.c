@@ -1,4 +1,4 @@
-/* How long things take besides kernels: VGPU_SIM_TIME. */
+/* How long things take besides kernels: VGPU_SIM_TIME, and VGPU_SIM_LAUNCH_QUEUE_MS. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
@@ -59,10 +59,14 @@ static bool take(char *word, struct sim_timing *timing, uint64_t *slice, uint64_
         timing->migrate = strcmp(value, "migrate") == 0;
         return timing->migrate || strcmp(value, "resident") == 0;
     }
+    if (strcmp(word, "loads") == 0) {
+        timing->load_on_get = strcmp(value, "get") == 0;
+        return timing->load_on_get || strcmp(value, "use") == 0;
+    }
     const struct {
         const char *name;
         uint64_t *ns;
-    } times[] = {{"remap", &timing->remap_ns}, {"fault", &timing->fault_ns},
+    } times[] = {{"load", &timing->load_ns}, {"remap", &timing->remap_ns}, {"fault", &timing->fault_ns},
                  {"slice", slice}, {"switch", change}, {"launch", &timing->launch_ns}, {"record", &timing->record_ns}, {"query", &timing->query_ns}};
     for (unsigned i = 0; i < sizeof times / sizeof *times; i++)
         if (strcmp(word, times[i].name) == 0)
@@ -70,12 +74,31 @@ static bool take(char *word, struct sim_timing *timing, uint64_t *slice, uint64_
     return false;
 }
 
+/* 0 or -EINVAL. */
+static int read_queue(struct sim_timing *timing)
+{
+    const char *given = secure_getenv("VGPU_SIM_LAUNCH_QUEUE_MS");
+    char *end;
+    timing->queued_ns = SIM_NEVER;
+    if (!given || !*given)
+        return 0;
+    uint64_t number = *given >= '0' && *given <= '9' ? strtoull(given, &end, 10) : SIM_NEVER;
+    if (number > MAX_NS / 1000000 || *end) {
+        fprintf(stderr, "vgpu simulator: VGPU_SIM_LAUNCH_QUEUE_MS=%s: not a whole number of milliseconds from 0 to %llu\n", given, MAX_NS / 1000000);
+        return -EINVAL;
+    }
+    timing->queued_ns = number * 1000000;
+    return 0;
+}
+
 int sim_timing_read(struct sim *sim)
 {
     const char *given = secure_getenv("VGPU_SIM_TIME");
     char text[256], *rest = text, *word;
     uint64_t slice = atomic_load(&sim->state->slice_ns), change = atomic_load(&sim->state->switch_ns);
-    sim->timing = (struct sim_timing){.launch_ns = 3000, .record_ns = 1000, .query_ns = 500, .fault_ns = 30000, .bus = sim->profile->bus_speed, .kernels = 1};
+    sim->timing = (struct sim_timing){.launch_ns = 3000, .record_ns = 1000, .query_ns = 500, .fault_ns = 30000, .load_ns = 100000, .bus = sim->profile->bus_speed, .kernels = 1};
+    if (read_queue(&sim->timing))
+        return -EINVAL;
     if (!given || !*given)
         return 0;
     bool right = snprintf(text, sizeof text, "%s", given) < (int)sizeof text;
@@ -83,8 +106,8 @@ int sim_timing_read(struct sim *sim)
         right = take(word, &sim->timing, &slice, &change);
     if (!right) {
         fprintf(stderr, "vgpu simulator: VGPU_SIM_TIME=%s: not a list of slice=2ms (1us or more), switch=10us, launch=3us, record=1us, query=500ns, "
-                        "kernels=1 (to %u), remap=0ns, fault=30us, bus=off (profile, 25GB/s, 12500MB/s), managed=resident (migrate), with ns, us, ms or s up to "
-                        "10s\n", given, MAX_KERNELS);
+                        "kernels=1 (to %u), remap=0ns, fault=30us, load=100us, loads=use (get), bus=off (profile, 25GB/s, 12500MB/s), managed=resident (migrate), "
+                        "with ns, us, ms or s up to 10s\n", given, MAX_KERNELS);
         return -EINVAL;
     }
     atomic_store(&sim->state->slice_ns, slice);

@@ -35,6 +35,7 @@ CUresult context_make(int device, unsigned flags, bool primary, unsigned api_ver
     context->legacy = stream_new(context, CU_STREAM_DEFAULT, 0);
     atomic_fetch_add(&driver.sim.self->cards[card].contexts, 1);
     object_made(context, OBJECT_CONTEXT);
+    libraries_of_context_load(context);
     *out = context;
     return CUDA_SUCCESS;
 }

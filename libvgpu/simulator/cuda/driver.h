@@ -113,6 +113,8 @@ struct CUfunc_st {
     char *name;
     struct duration duration;
     enum touch touch; /* what its launches do to memory, by its name */
+    _Atomic bool loaded; /* its code */
+    bool retrieved;      /* by its name, not only enumerated */
     unsigned part;    /* of a block that they touch, in percent */
     int dynamic_shared, carveout, parameters;
     uint16_t *parameter_sizes;
@@ -123,7 +125,8 @@ struct CUlib_st {
     char *image;
     struct CUkern_st **kernels;
     unsigned count;
-    CUmodule modules[SIM_CARDS];
+    CUmodule *modules; /* one of each context that has used it */
+    unsigned module_count;
 };
 
 struct CUkern_st {
@@ -386,6 +389,8 @@ struct launch_shape {
 };
 CUresult stream_launch(CUstream stream, const struct launch_shape *shape);
 void events_settle(void);
+/* Later work of a stream waits for what another one, of whatever card, has now to do; as far as that is known. */
+void stream_follow(CUstream stream, CUstream other);
 /* Work of a stream begins no earlier, besides what is launched before it. */
 uint64_t stream_not_before(CUstream stream);
 /* Gives time on an engine of the stream's card to a copy in stream order; returns when it ends. */
@@ -441,7 +446,14 @@ void bus_set(CUstream stream, CUdeviceptr to, uint64_t bytes);
 /* Of unmapping, mapping or setting access, in the calling thread. */
 void bus_remap(uint64_t begin);
 
+/* lazy.c */
+bool loading_lazy(void);
+/* Loads the code of a function that has none yet. */
+void function_load(CUfunction function);
+
 /* modules.c */
+/* Where libraries are loaded eagerly: all there are into a new context. */
+void libraries_of_context_load(CUcontext context);
 CUresult function_resolve(CUfunction handle, CUcontext context, CUfunction *out);
 void module_unload(CUmodule module);
 

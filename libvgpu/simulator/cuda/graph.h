@@ -46,6 +46,7 @@ struct CUgraphExec_st {
     struct CUgraphNode_st *nodes; /* copies, in the order in which they run */
     bool memory;                  /* whether there are memory nodes */
     uint32_t cards;               /* a bit for each that the graph allocates on */
+    CUstream elsewhere[SIM_CARDS]; /* where its kernels of other cards than that of its launch run */
 };
 
 CUgraphNode graph_add(CUgraph graph, enum node_kind kind);

@@ -100,7 +100,11 @@ CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphN
     CUfunction function;
     if (!params)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = function_resolve(params->func ? params->func : (CUfunction)params->kern, context, &function);
+    if (!params->func && params->ctx)
+        context = params->ctx; /* cuda.h: for a kernel of a library */
+    CUresult result = object_is(context, OBJECT_CONTEXT) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+    if (!result)
+        result = function_resolve(params->func ? params->func : (CUfunction)params->kern, context, &function);
     if (!result)
         result = explicit_node(out, graph, dependencies, count, NODE_KERNEL);
     if (result)
@@ -204,6 +208,7 @@ CUresult cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *depe
         return cuGraphAddKernelNode_v2(out, graph, dependencies, count,
                                        &(CUDA_KERNEL_NODE_PARAMS){.func = kernel->func,
                                                                   .kern = kernel->kern,
+                                                                  .ctx = kernel->ctx,
                                                                   .gridDimX = kernel->gridDimX,
                                                                   .gridDimY = kernel->gridDimY,
                                                                   .gridDimZ = kernel->gridDimZ,
@@ -315,10 +320,27 @@ CUresult cuGraphInstantiate(CUgraphExec *out, CUgraph graph, CUgraphNode *error_
     return cuGraphInstantiate_v2(out, graph, error_node, log, size);
 }
 
-static CUresult run(CUstream stream, const struct CUgraphNode_st *node)
+/* A kernel of another card than that of the launch runs there, behind the nodes before it. */
+static CUresult run_kernel(CUgraphExec exec, CUstream stream, const struct launch_shape *shape)
+{
+    CUcontext context = shape->function->module->context;
+    if (context->card == stream->context->card)
+        return stream_launch(stream, shape);
+    CUstream *there = &exec->elsewhere[context->card];
+    if (!object_is(*there, OBJECT_STREAM) || (*there)->context != context)
+        *there = stream_new(context, CU_STREAM_NON_BLOCKING, 0);
+    if (!*there)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    stream_follow(*there, stream);
+    CUresult result = stream_launch(*there, shape);
+    stream_follow(stream, *there);
+    return result;
+}
+
+static CUresult run(CUgraphExec exec, CUstream stream, const struct CUgraphNode_st *node)
 {
     switch (node->kind) {
-    case NODE_KERNEL: return stream_launch(stream, &node->kernel);
+    case NODE_KERNEL: return run_kernel(exec, stream, &node->kernel);
     case NODE_COPY:
         bus_copy(stream, node->copy.to, node->copy.from, node->copy.bytes, 0);
         return copy_bytes(node->copy.sides, node->copy.to, node->copy.from, node->copy.bytes);
@@ -351,8 +373,10 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle)
     if (result)
         return result;
     for (size_t i = 0; i < exec->count && !result; i++)
-        result = run(stream, &exec->nodes[i]);
+        result = run(exec, stream, &exec->nodes[i]);
     graph_memory_occupied(exec, stream);
+    if (!result)
+        sim_wait_queued(&driver.sim, stream->context->card);
     return result;
 }
 
@@ -433,6 +457,9 @@ CUresult cuGraphExecDestroy(CUgraphExec exec)
         return CUDA_ERROR_INVALID_VALUE;
     if (object_is(exec->source, OBJECT_GRAPH) && exec->source->exec == exec)
         exec->source->exec = NULL;
+    for (int card = 0; card < SIM_CARDS; card++)
+        if (object_is(exec->elsewhere[card], OBJECT_STREAM))
+            object_free(exec->elsewhere[card]);
     free(exec->nodes);
     object_free(exec);
     return CUDA_SUCCESS;

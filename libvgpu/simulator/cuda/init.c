@@ -224,12 +224,3 @@ CUresult cuGetExportTable(const void **table, const CUuuid *id)
     *table = NULL;
     return CUDA_ERROR_NOT_FOUND;
 }
-
-CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
-{
-    ENTER();
-    if (!mode)
-        return CUDA_ERROR_INVALID_VALUE;
-    *mode = CU_MODULE_EAGER_LOADING;
-    return CUDA_SUCCESS;
-}

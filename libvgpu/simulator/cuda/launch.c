@@ -5,20 +5,37 @@
 
 #define MAX_THREADS 1024u
 
+/* cuda.h on cuLaunchKernel: a kernel of a library runs in the context of its stream, or in the current one on the NULL stream. So nothing need be current
+ * where both are named. A function belongs to its module's context, which has to be that of the stream. */
+static CUresult resolve(CUfunction *function, CUstream handle, CUstream *stream)
+{
+    bool named = object_is(*function, OBJECT_KERNEL) && object_is(handle, OBJECT_STREAM);
+    CUcontext current = NULL;
+    *stream = handle;
+    CUresult result = named ? CUDA_SUCCESS : current_context(&current);
+    if (!result && !named)
+        result = stream_resolve(handle, stream);
+    if (!result && (*stream)->context->failed)
+        result = (CUresult)(*stream)->context->failed;
+    if (!result)
+        result = function_resolve(*function, (*stream)->context, function);
+    if (result)
+        return result;
+    if ((*function)->module->context != (*stream)->context || (current && current != (*stream)->context && strict_about("launch-context")))
+        return CUDA_ERROR_INVALID_HANDLE;
+    return CUDA_SUCCESS;
+}
+
 /* Of what the launch touches only its number is set: touch_read fills in the rest. */
 static CUresult launch(struct launch_shape *shape, CUstream handle, void **params, void **extra)
 {
-    ENTER_CONTEXT(context);
     CUstream stream;
     if (!shape->function)
         return CUDA_ERROR_INVALID_HANDLE;
-    CUresult result = function_resolve(shape->function, context, &shape->function);
-    if (!result)
-        result = stream_resolve(handle, &stream);
+    CUresult result = resolve(&shape->function, handle, &stream);
     if (result)
         return result;
-    if (stream->context != context || shape->function->module->context != context)
-        return CUDA_ERROR_INVALID_HANDLE;
+    function_load(shape->function);
     for (int i = 0; i < 3; i++)
         if (!shape->grid[i] || !shape->block[i] || shape->block[i] > (i == 2 ? 64u : 1024u) || shape->grid[i] > (i ? 65535u : 0x7fffffffu))
             return CUDA_ERROR_INVALID_VALUE;
@@ -30,7 +47,13 @@ static CUresult launch(struct launch_shape *shape, CUstream handle, void **param
     if (stream->capture || touch_matters(shape->function))
         touch_read(shape, params, extra);
     result = capture_kernel(stream, shape);
-    return result == CUDA_ERROR_NOT_READY ? stream_launch(stream, shape) : result;
+    if (result != CUDA_ERROR_NOT_READY)
+        return result;
+    int card = stream->context->card; /* another thread may destroy the stream while this one waits */
+    result = stream_launch(stream, shape);
+    if (!result)
+        sim_wait_queued(&driver.sim, card);
+    return result;
 }
 
 static void shape_of(struct launch_shape *shape, CUfunction function, const unsigned grid[3], const unsigned block[3], unsigned shared)
@@ -155,11 +178,23 @@ static CUresult attribute_of(CUfunction_attribute attribute, CUfunction function
     return (int)attribute < 0 || attribute >= CU_FUNC_ATTRIBUTE_MAX ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
+/* cuda.h on cuFuncGetAttribute */
+static bool needs_code(CUfunction_attribute attribute)
+{
+    return attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK || attribute == CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES ||
+           attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+}
+
 CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction handle)
 {
     ENTER_CONTEXT(context);
     CUfunction function;
     CUresult result = value ? function_resolve(handle, context, &function) : CUDA_ERROR_INVALID_VALUE;
+    if (!result && needs_code(attribute) && !function->loaded) {
+        if (!function->retrieved)
+            return CUDA_ERROR_FUNCTION_NOT_LOADED;
+        function_load(function);
+    }
     return result ? result : attribute_of(attribute, function, value);
 }
 
@@ -170,6 +205,7 @@ CUresult cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute, i
     CUresult result = function_resolve(handle, context, &function);
     if (result)
         return result;
+    function_load(function);
     if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
         if (value < 0 || value > driver.sim.profile->shared_per_block_optin)
             return CUDA_ERROR_INVALID_VALUE;
@@ -220,18 +256,6 @@ CUresult cuFuncGetName(const char **name, CUfunction function)
     return CUDA_SUCCESS;
 }
 
-CUresult cuFuncIsLoaded(CUfunctionLoadingState *state, CUfunction function)
-{
-    INJECT();
-    CUresult result = parameter_call(function);
-    if (result || !state)
-        return result ? result : CUDA_ERROR_INVALID_VALUE;
-    *state = CU_FUNCTION_LOADING_STATE_LOADED;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuFuncLoad(CUfunction function) { INJECT(); return parameter_call(function); }
-
 /* Known for entries of PTX; the parameters of a binary are not read. */
 static CUresult parameter_of(CUfunction function, size_t index, size_t *offset, size_t *size)
 {
@@ -278,6 +302,7 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfun
     CUresult result = function_resolve(handle, context, &function);
     if (result)
         return result;
+    function_load(function);
     int count = profile->threads_per_multiprocessor / threads;
     if (shared && (size_t)profile->shared_per_multiprocessor / shared < (size_t)count)
         count = profile->shared_per_multiprocessor / (int)shared;

@@ -137,8 +137,37 @@ static CUresult load(CUcontext context, const void *image, CUmodule *out)
     scan(module, image, size, ".entry ");
     scan(module, image, size, ".text.");
     module->opaque = binary && !module->count;
+    for (unsigned i = 0; i < module->count && !loading_lazy(); i++)
+        function_load(module->functions[i]);
     *out = module;
     return CUDA_SUCCESS;
+}
+
+/* The module of a library in a context, loaded at its first use there; under driver.lock. */
+static CUresult module_of(CUlibrary library, CUcontext context, CUmodule *out)
+{
+    for (unsigned i = 0; i < library->module_count; i++)
+        if (library->modules[i]->context == context) {
+            *out = library->modules[i];
+            return CUDA_SUCCESS;
+        }
+    CUmodule *modules = realloc(library->modules, (library->module_count + 1) * sizeof *modules);
+    if (!modules)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    library->modules = modules;
+    CUresult result = load(context, library->image, out);
+    if (!result) {
+        (*out)->library = library;
+        modules[library->module_count++] = *out;
+    }
+    return result;
+}
+
+static void library_forget(CUlibrary library, CUmodule module)
+{
+    for (unsigned i = 0; i < library->module_count; i++)
+        if (library->modules[i] == module)
+            library->modules[i--] = library->modules[--library->module_count];
 }
 
 void module_unload(CUmodule module)
@@ -152,7 +181,7 @@ void module_unload(CUmodule module)
     free(module->functions);
     uncharge(module->context->card, module->bytes);
     if (module->library)
-        module->library->modules[module->context->device] = NULL;
+        library_forget(module->library, module);
     object_free(module);
 }
 
@@ -233,6 +262,9 @@ CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
     pthread_mutex_unlock(&driver.lock);
     if (!function)
         return CUDA_ERROR_NOT_FOUND;
+    function->retrieved = true;
+    if (driver.sim.timing.load_on_get)
+        function_load(function);
     *out = function;
     return CUDA_SUCCESS;
 }
@@ -270,19 +302,35 @@ CUresult function_resolve(CUfunction handle, CUcontext context, CUfunction *out)
 {
     if (object_is(handle, OBJECT_KERNEL)) {
         CUkernel kernel = (CUkernel)handle;
-        CUmodule *module = &kernel->library->modules[context->device];
+        CUmodule module;
         pthread_mutex_lock(&driver.lock);
-        CUresult result = *module ? CUDA_SUCCESS : load(context, kernel->library->image, module);
+        CUresult result = module_of(kernel->library, context, &module);
         if (!result) {
-            (*module)->library = kernel->library;
-            *out = find_function(*module, kernel->name);
+            *out = find_function(module, kernel->name);
             result = *out ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+            if (*out)
+                (*out)->retrieved = true;
         }
         pthread_mutex_unlock(&driver.lock);
         return result;
     }
     *out = handle;
     return object_is(handle, OBJECT_FUNCTION) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+struct into {
+    CUlibrary library;
+    CUresult result;
+};
+
+static void load_into(void *context, void *argument)
+{
+    struct into *into = argument;
+    CUmodule module;
+    pthread_mutex_lock(&driver.lock);
+    CUresult result = module_of(into->library, context, &module);
+    pthread_mutex_unlock(&driver.lock);
+    into->result = result ? result : into->result;
 }
 
 CUresult cuLibraryLoadData(CUlibrary *out, const void *code, CUjit_option *jit, void **jit_values, unsigned int jit_count,
@@ -303,8 +351,28 @@ CUresult cuLibraryLoadData(CUlibrary *out, const void *code, CUjit_option *jit, 
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     memcpy(library->image, code, size);
-    *out = library;
-    return CUDA_SUCCESS;
+    struct into into = {library, CUDA_SUCCESS};
+    if (!loading_lazy())
+        object_each(OBJECT_CONTEXT, load_into, &into);
+    if (into.result)
+        cuLibraryUnload(library);
+    else
+        *out = library;
+    return into.result;
+}
+
+static void load_from(void *library, void *context)
+{
+    CUmodule module;
+    pthread_mutex_lock(&driver.lock);
+    module_of(library, context, &module); /* where there is no room its first use tries again */
+    pthread_mutex_unlock(&driver.lock);
+}
+
+void libraries_of_context_load(CUcontext context)
+{
+    if (!loading_lazy())
+        object_each(OBJECT_LIBRARY, load_from, context);
 }
 
 CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, CUjit_option *jit, void **jit_values, unsigned int jit_count,
@@ -327,9 +395,9 @@ CUresult cuLibraryUnload(CUlibrary library)
     if (!object_is(library, OBJECT_LIBRARY))
         return CUDA_ERROR_INVALID_HANDLE;
     pthread_mutex_lock(&driver.lock);
-    for (int i = 0; i < SIM_CARDS; i++)
-        if (library->modules[i])
-            module_unload(library->modules[i]);
+    while (library->module_count)
+        module_unload(library->modules[0]);
+    free(library->modules);
     for (unsigned i = 0; i < library->count; i++) {
         free(library->kernels[i]->name);
         object_free(library->kernels[i]);
@@ -346,14 +414,8 @@ CUresult cuLibraryGetModule(CUmodule *out, CUlibrary library)
     ENTER_CONTEXT(context);
     if (!out || !object_is(library, OBJECT_LIBRARY))
         return !out ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
-    CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&driver.lock);
-    if (!library->modules[context->device])
-        result = load(context, library->image, &library->modules[context->device]);
-    if (!result) {
-        library->modules[context->device]->library = library;
-        *out = library->modules[context->device];
-    }
+    CUresult result = module_of(library, context, out);
     pthread_mutex_unlock(&driver.lock);
     return result;
 }

@@ -96,6 +96,13 @@ uint64_t stream_engine(CUstream stream, enum sim_engine_kind engine, uint64_t du
     return end;
 }
 
+void stream_follow(CUstream stream, CUstream other)
+{
+    uint64_t ends[] = {sim_expected_end(&driver.sim, other->context->card, mark_of(other)), stream_not_before(other), planned(other)};
+    for (unsigned i = 0; i < 3; i++)
+        raise_to(&stream->not_before, ends[i]);
+}
+
 void copies_wait(CUcontext context)
 {
     for (uint64_t now = sim_now(); context->copied > now; now = sim_now())
@@ -173,6 +180,7 @@ CUresult stream_wait(CUstream stream)
     host_wait(stream->host);
     for (uint64_t now = sim_now(), until = stream_not_before(stream); until > now; now = sim_now())
         sim_sleep_until(until);
+    sim_seen(&driver.sim); /* what it waited for may have run on another card */
     return CUDA_SUCCESS;
 }
 
