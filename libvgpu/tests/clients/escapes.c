@@ -132,23 +132,6 @@ static void contexts_in_turn(void) {
     }
 }
 
-/* Measurements of streams that never get on must not hide those of one that does. */
-static void stuck(void) {
-    context_on(0);
-    CUdeviceptr word;
-    CUfunction kernel = function(kernel_name);
-    OK(cuMemAlloc_v2(&word, 4));
-    OK(cuMemsetD32_v2(word, 0, 1));
-    for (int i = 0; i < count; i++) {
-        CUstream stream = stream_new();
-        char name[32];
-        snprintf(name, sizeof name, "stuck%d_10us", i);
-        OK(cuStreamWaitValue32_v2(stream, word, 1, CU_STREAM_WAIT_VALUE_EQ));
-        launch(function(name), stream);
-    }
-    loop(kernel, stream_new());
-}
-
 /* No two launches are alike. */
 static void unlike(void) {
     context_on(0);
@@ -292,7 +275,7 @@ static void foreign_stream(void) {
 }
 
 static void no_context(void) {
-    context_on(0);
+    CUcontext there = context_on(0);
     CUlibrary library;
     CUkernel kernel;
     OK(cuLibraryLoadData(&library, text_of(kernel_name), NULL, NULL, 0, NULL, NULL, 0));
@@ -302,7 +285,9 @@ static void no_context(void) {
     ready();
     for (;;) {
         launch((CUfunction)kernel, stream);
+        OK(cuCtxSetCurrent(there));
         OK(cuStreamSynchronize(stream));
+        OK(cuCtxSetCurrent(NULL));
     }
 }
 
@@ -386,7 +371,7 @@ static const struct {
     void (*run)(void);
 } manners[] = {
     {"plain", plain}, {"capture-relaxed", capture_relaxed}, {"capture-global", capture_global}, {"contexts", contexts},
-    {"contexts-in-turn", contexts_in_turn}, {"stuck", stuck}, {"unlike", unlike}, {"unlike-and-waits", unlike_and_waits},
+    {"contexts-in-turn", contexts_in_turn}, {"unlike", unlike}, {"unlike-and-waits", unlike_and_waits},
     {"many-kinds", many_kinds}, {"context-each", context_each}, {"primary-each", primary_each}, {"stream-each", stream_each},
     {"module-each", module_each}, {"thread-each", thread_each}, {"host-functions", host_functions}, {"foreign-stream", foreign_stream},
     {"no-context", no_context}, {"once-exits", once_exits}, {"once-returns", once_returns}, {"once-is-killed", once_is_killed},
