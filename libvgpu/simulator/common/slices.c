@@ -88,6 +88,7 @@ static void apply(struct sim *sim, int index)
             atomic_store_explicit(&launch_at(&lane, step->finished)->phase, SIM_FINISHED, memory_order_release);
         }
         store(&lane.at->busy_ns, step->busy_ns);
+        store(&lane.at->progress_ns, step->progress_ns);
         store(&lane.at->waited_ns, step->waited_ns);
         uint64_t completed = load(&lane.at->completed), issued = load(&lane.at->issued);
         while (completed < issued && atomic_load_explicit(&launch_at(&lane, completed + 1)->phase, memory_order_relaxed) == SIM_FINISHED)
@@ -113,6 +114,7 @@ static void make_step(struct sim *sim, int index, const struct sim_step *next)
     step->slice_start_ns = next->slice_start_ns;
     step->switches = next->switches;
     step->busy_ns = next->busy_ns;
+    step->progress_ns = next->progress_ns;
     step->waited_ns = next->waited_ns;
     step->finished = next->finished;
     atomic_store_explicit(&step->written, load(&step->applied) + 1, memory_order_release);
@@ -123,7 +125,7 @@ static struct sim_step step_of(const struct sim_card *card, const struct lane *l
 {
     return (struct sim_step){.slot = lane->slot, .generation = lane->generation, .clock_ns = load(&card->clock_ns), .card_busy_ns = load(&card->busy_ns),
                              .current = load(&card->current), .slice_start_ns = load(&card->slice_start_ns), .switches = load(&card->switches),
-                             .busy_ns = load(&lane->at->busy_ns), .waited_ns = load(&lane->at->waited_ns)};
+                             .busy_ns = load(&lane->at->busy_ns), .progress_ns = load(&lane->at->progress_ns), .waited_ns = load(&lane->at->waited_ns)};
 }
 
 static uint32_t phase_of(const struct lane *lane, uint64_t sequence)
@@ -168,22 +170,22 @@ static uint64_t start_more(const struct lane *lane, uint64_t clock)
     for (uint64_t sequence = load(&lane->at->completed) + 1; sequence <= window_end(lane); sequence++)
         if (phase_of(lane, sequence) == SIM_RUNNING) {
             width += launch_at(lane, sequence)->width;
-            running++;
+            running += launch_at(lane, sequence)->width != 0;
         }
     for (uint64_t sequence = load(&lane->at->completed) + 1; sequence <= window_end(lane); sequence++) {
         struct sim_launch *launch = launch_at(lane, sequence);
         if (phase_of(lane, sequence) != SIM_QUEUED || !may_start(lane, sequence))
             continue;
-        if (running && (running >= lane->process->kernels || width + launch->width > SIM_WHOLE))
+        if (launch->width && running && (running >= lane->process->kernels || width + launch->width > SIM_WHOLE))
             break;
         if (launch->not_before > clock) {
             next = smaller(next, launch->not_before);
             continue;
         }
-        store(&launch->due, load(&lane->at->busy_ns) + launch->duration);
+        store(&launch->due, load(&lane->at->progress_ns) + launch->duration);
         atomic_store_explicit(&launch->phase, SIM_RUNNING, memory_order_relaxed);
         width += launch->width;
-        running++;
+        running += launch->width != 0;
     }
     return next;
 }
@@ -203,6 +205,17 @@ static uint64_t first_to_end(const struct lane *lane)
     return found;
 }
 
+/* Whether a kernel is among what runs. */
+static bool kernel_runs(const struct lane *lane, uint64_t first)
+{
+    if (lane->process->kernels <= 1)
+        return launch_at(lane, first)->width;
+    for (uint64_t sequence = load(&lane->at->completed) + 1; sequence <= window_end(lane); sequence++)
+        if (phase_of(lane, sequence) == SIM_RUNNING && launch_at(lane, sequence)->width)
+            return true;
+    return false;
+}
+
 /* Lets the process run until `limit` at most; it has something to run. */
 static void run(struct sim *sim, int index, const struct lane *lane, uint64_t limit)
 {
@@ -214,10 +227,13 @@ static void run(struct sim *sim, int index, const struct lane *lane, uint64_t li
     limit = smaller(limit, (clock / SIM_TICK_NS + 1) * SIM_TICK_NS);
     sim_usage_note(&card->usage, clock, step.card_busy_ns);
     sim_usage_note(&lane->at->usage, clock, step.busy_ns);
-    uint64_t sequence = first_to_end(lane), end = clock + load(&launch_at(lane, sequence)->due) - step.busy_ns;
+    uint64_t sequence = first_to_end(lane), end = clock + load(&launch_at(lane, sequence)->due) - step.progress_ns;
     step.clock_ns = smaller(end, limit);
-    step.busy_ns += step.clock_ns - clock;
-    step.card_busy_ns += step.clock_ns - clock;
+    step.progress_ns += step.clock_ns - clock;
+    if (kernel_runs(lane, sequence)) {
+        step.busy_ns += step.clock_ns - clock;
+        step.card_busy_ns += step.clock_ns - clock;
+    }
     step.finished = end <= limit ? sequence : 0;
     make_step(sim, index, &step);
 }
@@ -321,12 +337,12 @@ void sim_advance_locked(struct sim *sim, int index, uint64_t now)
 /* The launches up to a place that have not ended: how long the process must still have the card for, at least. */
 static uint64_t still_needed(const struct lane *lane, struct sim_mark mark)
 {
-    uint64_t busy = load(&lane->at->busy_ns), last = larger(mark.launch, mark.prefix);
+    uint64_t progress = load(&lane->at->progress_ns), last = larger(mark.launch, mark.prefix);
     const struct sim_launch *launch = launch_at(lane, lane->process->kernels <= 1 ? last : first_to_end(lane));
     uint64_t due = load(&launch->due);
     if (lane->process->kernels > 1 && atomic_load_explicit(&launch->phase, memory_order_relaxed) != SIM_RUNNING)
         return launch->duration;
-    return due > busy ? due - busy : 0;
+    return due > progress ? due - progress : 0;
 }
 
 uint64_t sim_predict(struct sim *sim, int index, struct sim_mark mark, bool *shared)

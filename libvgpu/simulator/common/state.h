@@ -15,7 +15,7 @@
 #include "vgpu/simulator.h"
 
 #define SIM_MAGIC 0x6d69737570677631ull
-#define SIM_ABI 5u
+#define SIM_ABI 6u
 #define SIM_CARDS VGPU_SIM_MAX_CARDS
 #define SIM_SLOTS 1024u
 #define SIM_HISTORY 128u    /* dead processes that stay readable before their slots are used again */
@@ -52,6 +52,7 @@ struct sim_profile {
     uint64_t bar1;
     bool mig_capable;
     bool unified; /* no memory of its own */
+    uint64_t event_ns; /* that an event with a time takes on the card */
     uint64_t memory_speed, bus_speed; /* bytes per microsecond; no bus_speed: host memory is the card's own */
     const char *mig; /* cards are MIG instances of this shape, all of one board, the profile `board` */
     uint32_t board;
@@ -67,12 +68,13 @@ enum sim_phase { SIM_QUEUED, SIM_RUNNING, SIM_FINISHED };
 /* Copies to the card, from it and within it; each engine makes one at a time. */
 enum sim_engine_kind { SIM_TO_CARD, SIM_FROM_CARD, SIM_WITHIN_CARD, SIM_ENGINES };
 
-/* One launch. `due` is the busy time of its process at which it ends: all kernels that a process runs at one time go on together or, while another
- * process has the card, not at all. Where kernels run one by one it is known from the start. */
+/* One launch, or an event that takes time on the card. `due` is the progress of its process at which it ends: all kernels that a process runs at one time
+ * go on together or, while another process has the card, not at all. Where kernels run one by one it is known from the start. Progress is busy time, and
+ * that of events, which are no kernels. */
 struct sim_launch {
     uint64_t not_before, duration;
     uint64_t after, prefix; /* begins when the launch `after` and all up to `prefix` have ended */
-    uint32_t width;         /* share of the card that it fills, of SIM_WHOLE */
+    uint32_t width;         /* share of the card that it fills, of SIM_WHOLE; 0: an event */
     _Atomic uint32_t phase;
     _Atomic uint64_t due, end;
     uint64_t reserved;
@@ -82,7 +84,7 @@ struct sim_launch {
 struct sim_step {
     _Atomic uint64_t written, applied; /* numbers */
     uint32_t slot, generation;         /* of the process that it is about */
-    uint64_t clock_ns, card_busy_ns, current, slice_start_ns, switches, busy_ns, waited_ns;
+    uint64_t clock_ns, card_busy_ns, current, slice_start_ns, switches, busy_ns, progress_ns, waited_ns;
     uint64_t finished; /* the launch that ended; 0: none */
 };
 
@@ -140,8 +142,8 @@ struct sim_process {
     char name[256];
     uint32_t kernels; /* that it may run side by side */
     struct sim_share_of_card {
-        _Atomic uint64_t used, peak, busy_ns, launches;
-        _Atomic uint64_t issued, completed; /* launches; all up to `completed` have ended */
+        _Atomic uint64_t used, peak, busy_ns, progress_ns, launches;
+        _Atomic uint64_t issued, completed; /* launches and events; all up to `completed` have ended */
         _Atomic uint64_t waited_ns, left_ns; /* time with work but without the card, up to the last turn; when that turn ended */
         _Atomic uint32_t contexts;
         struct sim_usage usage;
@@ -158,6 +160,7 @@ struct sim_process {
 struct sim_timing {
     uint64_t launch_ns;           /* from a launch or a record to its begin on an idle card */
     uint64_t record_ns, query_ns; /* that recording and querying an event take at least */
+    uint64_t event_ns;            /* that an event with a time takes on the card */
     uint64_t load_ns;             /* of loading a function's code, on the host */
     uint64_t queued_ns;           /* a launch returns when no more of its process's work than this is left on the card; SIM_NEVER: at once */
     uint64_t remap_ns;            /* of unmapping, mapping and setting access, together */
@@ -255,7 +258,7 @@ struct sim_mark {
     uint64_t launch, prefix;
 };
 /* Gives a launch to the card; waits while this process has SIM_IN_FLIGHT there. Returns its sequence, from 1; 0: this process lost its place.
- * `width`: of SIM_WHOLE. */
+ * `width`: of SIM_WHOLE; 0: an event. */
 uint64_t sim_launch(struct sim *sim, int card, uint64_t duration, uint32_t width, uint64_t not_before, struct sim_mark after);
 /* This process lives now: should it die, its work goes on until then. */
 void sim_seen(struct sim *sim);

@@ -181,12 +181,12 @@ static uint64_t left_to_run(const struct sim *sim, int index)
 {
     const struct sim_share_of_card *own = &sim->self->cards[index];
     uint64_t issued = atomic_load_explicit(&own->issued, memory_order_relaxed), completed = atomic_load(&own->completed);
-    uint64_t busy = atomic_load(&own->busy_ns), left = 0;
+    uint64_t progress = atomic_load(&own->progress_ns), left = 0;
     for (uint64_t sequence = sim->self->kernels <= 1 ? issued : completed + 1; issued > completed && sequence <= issued; sequence++) {
         const struct sim_launch *launch = launch_at(sim, index, sequence);
         uint32_t phase = atomic_load(&launch->phase);
         if (phase == SIM_RUNNING || sim->self->kernels <= 1)
-            left += atomic_load(&launch->due) - busy;
+            left += atomic_load(&launch->due) - progress;
         else if (phase == SIM_QUEUED)
             left += launch->duration;
     }
@@ -241,7 +241,8 @@ uint64_t sim_launch(struct sim *sim, int index, uint64_t duration, uint32_t widt
         launch->width = width;
         atomic_store_explicit(&launch->due, (issued ? atomic_load(&launch_at(sim, index, issued)->due) : 0) + duration, memory_order_relaxed);
         atomic_store_explicit(&launch->phase, SIM_QUEUED, memory_order_relaxed);
-        atomic_store_explicit(&own->launches, sequence, memory_order_relaxed);
+        if (width)
+            atomic_store_explicit(&own->launches, atomic_load(&own->launches) + 1, memory_order_relaxed);
         atomic_store_explicit(&own->issued, sequence, memory_order_release);
         mark_active(sim, index);
         atomic_store_explicit(&sim->state->slots[sim->slot].seen_ns, now, memory_order_relaxed);

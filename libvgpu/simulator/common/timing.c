@@ -59,6 +59,8 @@ static bool take(char *word, struct sim_timing *timing, uint64_t *slice, uint64_
         timing->migrate = strcmp(value, "migrate") == 0;
         return timing->migrate || strcmp(value, "resident") == 0;
     }
+    if (strcmp(word, "event") == 0 && strcmp(value, "profile") == 0)
+        return true;
     if (strcmp(word, "loads") == 0) {
         timing->load_on_get = strcmp(value, "get") == 0;
         return timing->load_on_get || strcmp(value, "use") == 0;
@@ -66,7 +68,7 @@ static bool take(char *word, struct sim_timing *timing, uint64_t *slice, uint64_
     const struct {
         const char *name;
         uint64_t *ns;
-    } times[] = {{"load", &timing->load_ns}, {"remap", &timing->remap_ns}, {"fault", &timing->fault_ns},
+    } times[] = {{"load", &timing->load_ns}, {"event", &timing->event_ns}, {"remap", &timing->remap_ns}, {"fault", &timing->fault_ns},
                  {"slice", slice}, {"switch", change}, {"launch", &timing->launch_ns}, {"record", &timing->record_ns}, {"query", &timing->query_ns}};
     for (unsigned i = 0; i < sizeof times / sizeof *times; i++)
         if (strcmp(word, times[i].name) == 0)
@@ -96,7 +98,7 @@ int sim_timing_read(struct sim *sim)
     const char *given = secure_getenv("VGPU_SIM_TIME");
     char text[256], *rest = text, *word;
     uint64_t slice = atomic_load(&sim->state->slice_ns), change = atomic_load(&sim->state->switch_ns);
-    sim->timing = (struct sim_timing){.launch_ns = 3000, .record_ns = 1000, .query_ns = 500, .fault_ns = 30000, .load_ns = 100000, .bus = sim->profile->bus_speed, .kernels = 1};
+    sim->timing = (struct sim_timing){.launch_ns = 3000, .record_ns = 1000, .query_ns = 500, .fault_ns = 30000, .load_ns = 100000, .event_ns = sim->profile->event_ns, .bus = sim->profile->bus_speed, .kernels = 1};
     if (read_queue(&sim->timing))
         return -EINVAL;
     if (!given || !*given)
@@ -106,7 +108,7 @@ int sim_timing_read(struct sim *sim)
         right = take(word, &sim->timing, &slice, &change);
     if (!right) {
         fprintf(stderr, "vgpu simulator: VGPU_SIM_TIME=%s: not a list of slice=2ms (1us or more), switch=10us, launch=3us, record=1us, query=500ns, "
-                        "kernels=1 (to %u), remap=0ns, fault=30us, load=100us, loads=use (get), bus=off (profile, 25GB/s, 12500MB/s), managed=resident (migrate), "
+                        "kernels=1 (to %u), remap=0ns, fault=30us, event=profile (2500ns), load=100us, loads=use (get), bus=off (profile, 25GB/s, 12500MB/s), managed=resident (migrate), "
                         "with ns, us, ms or s up to 10s\n", given, MAX_KERNELS);
         return -EINVAL;
     }

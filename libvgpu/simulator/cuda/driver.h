@@ -388,7 +388,24 @@ struct launch_shape {
     uint64_t pointer[MAX_POINTERS], operand[3]; /* words of its parameters that name memory; the parameters of a function that touches memory */
 };
 CUresult stream_launch(CUstream stream, const struct launch_shape *shape);
+/* What a stream has to do: the legacy stream waits for all blocking streams. */
+struct sim_mark stream_mark(CUstream stream);
+bool stream_ended(CUstream stream);
+/* When its last kernel ends if nobody else has the card. */
+uint64_t stream_planned(CUstream stream);
+/* Gives the card something that takes time in a stream; 0: this process lost its place. */
+uint64_t stream_occupy(CUstream stream, uint64_t duration, uint32_t width);
+/* Threads may launch on one stream at once. */
+static inline void raise_to(_Atomic uint64_t *last, uint64_t sequence)
+{
+    uint64_t now = atomic_load_explicit(last, memory_order_relaxed);
+    while (now < sequence && !atomic_compare_exchange_weak_explicit(last, &now, sequence, memory_order_relaxed, memory_order_relaxed))
+        ;
+}
+
+/* events.c: events whose work has ended get their times; the second only looks further where some wait for that card */
 void events_settle(void);
+void events_settle_some(int card);
 /* Later work of a stream waits for what another one, of whatever card, has now to do; as far as that is known. */
 void stream_follow(CUstream stream, CUstream other);
 /* Work of a stream begins no earlier, besides what is launched before it. */

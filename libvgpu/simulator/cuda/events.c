@@ -1,0 +1,256 @@
+/* Events. */
+#include "cuda/driver.h"
+
+#define RESOLUTION_NS 500u /* of an event's time: cuda.h says about 0.5 us */
+
+static pthread_mutex_t pending_lock = PTHREAD_MUTEX_INITIALIZER;
+/* Events that wait for a card, in the order of their recording. */
+static struct {
+    CUevent first, last;
+} pending[SIM_CARDS];
+
+CUresult cuEventCreate(CUevent *out, unsigned int flags)
+{
+    ENTER_CONTEXT(context);
+    if (!out || flags & ~7u || (flags & CU_EVENT_INTERPROCESS && !(flags & CU_EVENT_DISABLE_TIMING)))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUevent event = object_new(OBJECT_EVENT);
+    if (!event)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    event->context = context;
+    event->flags = flags;
+    *out = event;
+    return CUDA_SUCCESS;
+}
+
+/* Under pending_lock. */
+static void forget(CUevent event)
+{
+    if (event->state != EVENT_PENDING)
+        return;
+    CUevent before = NULL, at = pending[event->card].first;
+    while (at && at != event) {
+        before = at;
+        at = at->next_pending;
+    }
+    if (!at)
+        return;
+    if (before)
+        before->next_pending = event->next_pending;
+    else
+        pending[event->card].first = event->next_pending;
+    if (pending[event->card].last == event)
+        pending[event->card].last = before;
+}
+
+static uint64_t measured(uint64_t time)
+{
+    return time - time % RESOLUTION_NS;
+}
+
+/* What a driver call costs on hardware is spent here. */
+static void take_time(uint64_t begin, uint64_t cost)
+{
+    while (cost && sim_now() < begin + cost)
+        ;
+}
+
+/* Under pending_lock: an event whose work has ended gets its time while the card still knows it. */
+static bool settle(CUevent event)
+{
+    if (event->state != EVENT_PENDING)
+        return true;
+    if (!sim_reached(&driver.sim, event->card, event->mark) || !host_done(event->host))
+        return false;
+    forget(event);
+    uint64_t end = sim_reached_at(&driver.sim, event->card, event->mark);
+    event->time = measured(end > event->recorded ? end : event->recorded);
+    event->state = EVENT_DONE;
+    return true;
+}
+
+/* Called before every launch: a card keeps the end of a launch only until SIM_RING later ones were made, and no more than SIM_IN_FLIGHT are open, so
+ * that an event behind an unfinished one is still settled in time. */
+void events_settle(void)
+{
+    pthread_mutex_lock(&pending_lock);
+    for (int card = 0; card < SIM_CARDS; card++)
+        while (pending[card].first && settle(pending[card].first))
+            ;
+    pthread_mutex_unlock(&pending_lock);
+}
+
+void events_settle_some(int card)
+{
+    if (pending[card].first)
+        events_settle();
+}
+
+static CUresult event_check(CUevent event)
+{
+    ENTER();
+    return object_is(event, OBJECT_EVENT) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult cuEventDestroy_v2(CUevent event)
+{
+    INJECT();
+    CUresult result = event_check(event);
+    if (result)
+        return result;
+    pthread_mutex_lock(&pending_lock);
+    forget(event);
+    pthread_mutex_unlock(&pending_lock);
+    object_free(event);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventDestroy(CUevent event) { INJECT(); return cuEventDestroy_v2(event); }
+
+CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int flags)
+{
+    INJECT();
+    CUstream stream;
+    CUresult result = event_check(event);
+    if (!result)
+        result = stream_resolve(handle, &stream);
+    if (result)
+        return result;
+    if (flags & ~(unsigned)CU_EVENT_RECORD_EXTERNAL)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (event->context != stream->context)
+        return CUDA_ERROR_INVALID_HANDLE;
+    result = capture_record(stream, event);
+    if (result != CUDA_ERROR_NOT_READY)
+        return result;
+    uint64_t begin = sim_now(), now = begin + driver.sim.timing.launch_ns;
+    struct sim_mark mark = stream_mark(stream);
+    if (driver.sim.timing.event_ns && !(event->flags & CU_EVENT_DISABLE_TIMING)) {
+        events_settle_some(stream->context->card);
+        mark = (struct sim_mark){stream_occupy(stream, driver.sim.timing.event_ns, 0), 0};
+    }
+    bool done = stream_ended(stream);
+    pthread_mutex_lock(&pending_lock);
+    forget(event);
+    event->capture = NULL;
+    event->mark = mark;
+    event->host = stream->host;
+    event->not_before = stream_not_before(stream);
+    event->planned = stream_planned(stream);
+    event->recorded = event->not_before > now ? event->not_before : now;
+    event->time = measured(event->recorded);
+    event->state = done ? EVENT_DONE : EVENT_PENDING;
+    event->card = stream->context->card;
+    if (!done) {
+        event->next_pending = NULL;
+        if (pending[event->card].last)
+            pending[event->card].last->next_pending = event;
+        else
+            pending[event->card].first = event;
+        pending[event->card].last = event;
+    }
+    pthread_mutex_unlock(&pending_lock);
+    take_time(begin, driver.sim.timing.record_ns);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream) { INJECT(); return cuEventRecordWithFlags(event, stream, 0); }
+
+static bool event_done(CUevent event)
+{
+    pthread_mutex_lock(&pending_lock);
+    bool done = settle(event);
+    pthread_mutex_unlock(&pending_lock);
+    return done && (event->state == EVENT_FRESH || event->time <= sim_now());
+}
+
+CUresult cuEventQuery(CUevent event)
+{
+    INJECT();
+    CUresult result = event_check(event);
+    if (!result && event->capture)
+        result = CUDA_ERROR_CAPTURED_EVENT;
+    if (!result)
+        result = capture_forbids(NULL);
+    if (result)
+        return result;
+    uint64_t begin = sim_now();
+    bool done = event_done(event);
+    take_time(begin, driver.sim.timing.query_ns);
+    return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuEventSynchronize(CUevent event)
+{
+    INJECT();
+    CUresult result = event_check(event);
+    if (!result && event->capture)
+        result = CUDA_ERROR_CAPTURED_EVENT;
+    if (!result)
+        result = capture_forbids(NULL);
+    if (result)
+        return result;
+    pthread_mutex_lock(&pending_lock);
+    bool wait = event->state == EVENT_PENDING;
+    struct sim_mark mark = event->mark;
+    uint64_t host = event->host;
+    pthread_mutex_unlock(&pending_lock);
+    if (wait) {
+        sim_wait_mark(&driver.sim, event->card, mark);
+        host_wait(host);
+    }
+    while (!event_done(event) && sim_self_valid(&driver.sim))
+        sim_sleep_until(event->time);
+    events_settle();
+    if (event->context)
+        pools_trim(event->context->card);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
+{
+    INJECT();
+    CUresult result = event_check(start);
+    if (!result)
+        result = event_check(end);
+    if (result || !milliseconds)
+        return result ? result : CUDA_ERROR_INVALID_VALUE;
+    if ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING || start->state == EVENT_FRESH || end->state == EVENT_FRESH)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!event_done(start) || !event_done(end))
+        return CUDA_ERROR_NOT_READY;
+    *milliseconds = (float)((double)(int64_t)(end->time - start->time) / 1e6);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) { INJECT(); return cuEventElapsedTime_v2(milliseconds, start, end); }
+
+CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
+{
+    INJECT();
+    CUstream stream;
+    CUresult result = stream_resolve(handle, &stream);
+    if (!result)
+        result = event_check(event);
+    if (result)
+        return result;
+    if (flags & ~1u)
+        return CUDA_ERROR_INVALID_VALUE;
+    result = capture_wait(stream, event);
+    if (result != CUDA_ERROR_NOT_READY)
+        return result;
+    if (event_done(event) || !event->context)
+        return CUDA_SUCCESS;
+    if (event->context->card == stream->context->card) {
+        /* where kernels run side by side it waits for more than the event: for all that was launched before */
+        raise_to(&stream->waits, event->mark.launch > event->mark.prefix ? event->mark.launch : event->mark.prefix);
+        raise_to(&stream->not_before, event->not_before);
+        raise_to(&stream->planned, event->planned);
+        if (event->host > stream->host)
+            stream->host = event->host;
+    } else {
+        uint64_t end = sim_expected_end(&driver.sim, event->context->card, event->mark);
+        raise_to(&stream->not_before, end > event->not_before ? end : event->not_before);
+    }
+    return CUDA_SUCCESS;
+}
