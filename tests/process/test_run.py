@@ -261,6 +261,11 @@ def test_a_program_that_cannot_be_started_leaves_no_slice(
     assert not (machine.state / "slices").exists() or list((machine.state / "slices").iterdir()) == []
 
 
+def test_a_command_without_a_name_is_named_as_such(machine: Machine) -> None:
+    done = machine.run(command=("",))
+    assert (done.returncode, done.stderr) == (127, "vgpu run: the command's name is empty: write it behind --\n")
+
+
 def test_a_slice_cannot_be_divided(machine: Machine) -> None:
     inner = (sys.executable, "-m", "vgpu", "run", "--simulate", "T4x2", "--", "true")
     done = machine.run("--gpumem", "1000", command=inner)

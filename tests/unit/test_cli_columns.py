@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -59,7 +60,23 @@ def test_top_keeps_its_figures_beside_a_long_command() -> None:
 def test_a_long_model_shrinks_after_the_command_and_figures_never_do() -> None:
     wide = msgspec.structs.replace(piece(), model="NVIDIA A100-SXM4-80GB of a very long name")
     (_, line) = lines(table.runs_table([msgspec.structs.replace(run(wide), command=LONG)], 1190.0), 60)
-    assert line == "4d7831  4711  0 (simulated)  NVIDIA…   3000 MiB  2048 MiB  512 MiB   30 %  3m10s  python…"
+    assert line == "4d7831 4711 0 (simulated) NVIDIA…  3000 MiB 2048 MiB 512 MiB  30 % 3m10s python…"
+
+
+@pytest.mark.parametrize("width", [80, 40, 7])
+def test_a_full_screen_breaks_lines_between_figures(width: int) -> None:
+    after = Moment(2.0, (card(utilization=0.25),), (msgspec.structs.replace(run(piece()), command=LONG),))
+    console = Console(width=width, file=io.StringIO(), color_system=None, force_terminal=True, legacy_windows=False)
+    console.set_alt_screen(True)
+    console.print(table.frame(after, after))
+    assert isinstance(console.file, io.StringIO)
+    words = console.file.getvalue().split()
+    for figure in ("2148", "15360", "25.0", "3000"):
+        assert figure in words
+    if width == 80:
+        assert (
+            "0 (simulated) Tesla T4    2148 MiB  3000 MiB 15360 MiB 25.0 %      1  0 MiB\n" in console.file.getvalue()
+        )
 
 
 def test_characters_of_two_cells_are_counted_as_two() -> None:
@@ -109,6 +126,29 @@ def test_top_on_a_terminal_without_a_cursor_prints_one_frame_and_ends(tmp_path: 
         os.close(ours)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_top_leaves_the_terminal_as_it_was_however_it_is_ended(tmp_path: Path, number: signal.Signals) -> None:
+    ours, theirs = pty.openpty()
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "VGPU_STATE_DIR": str(tmp_path / "state"), "TERM": "xterm"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vgpu", "top"], stdin=theirs, stdout=theirs, stderr=theirs, env=environ
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while b"no slices in use" not in shown:
+            shown += os.read(ours, 65536)
+        process.send_signal(number)
+        while b"\x1b[?1049l" not in shown:  # the other screen is left
+            shown += os.read(ours, 65536)  # OSError: it ended without that
+        assert b"\x1b[?25h" in shown  # the cursor is there again
+        process.wait(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
 def test_the_probe_takes_the_simulated_cards_that_run_would_take(tmp_path: Path) -> None:
     state = tmp_path / "state"
     probed = vgpu("probe", state=state, VGPU_SIMULATE="T4x2")
@@ -141,3 +181,21 @@ def test_help_and_wrong_options_of_the_probe_need_no_cards(tmp_path: Path) -> No
     assert vgpu("probe", "--help", state=tmp_path / "state", VGPU_SIMULATE="T9").returncode == 0
     assert "--no-such" in vgpu("probe", "--no-such", state=tmp_path / "state", VGPU_SIMULATE="T9").stderr
     assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--hold", "inf"),
+        ("--seconds", "1e400"),
+        ("--allocate", "-5"),
+        ("--blocks", "0"),
+        ("--expect-memory", "1.5"),
+        ("--allocate", "99999999"),
+        ("--cores", "--kernel", "99999999999999999999ms"),
+    ],
+)
+def test_amounts_that_cannot_be_are_refused_by_the_probe(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = vgpu("probe", *arguments, state=tmp_path / "state", VGPU_SIMULATE="T4")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{arguments[-1]!r} must be " in done.stderr

@@ -1,11 +1,13 @@
 """Where the library is preloaded from."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from vgpu import names
 from vgpu.local import library
+from vgpu.local.errors import UserError
 from vgpu.native import paths
 
 
@@ -41,3 +43,20 @@ def test_a_path_that_ld_preload_cannot_carry_is_replaced_by_one_of_the_state(
     install(tmp_path / folder, monkeypatch, b"ELF, newer")
     second = library.preloadable()
     assert (first.read_bytes(), second.read_bytes()) == (b"ELF", b"ELF, newer")
+
+
+@pytest.mark.usefixtures("state")
+@pytest.mark.parametrize("folder", ["plain", "with a blank"])
+def test_a_library_that_cannot_be_loaded_from_its_file_system_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """The dynamic linker would leave it out, with a message, and the command would have the whole card."""
+    install(tmp_path / folder, monkeypatch)
+    flags = os.statvfs(tmp_path).f_flag
+
+    class Mounted:
+        f_flag = flags | os.ST_NOEXEC
+
+    monkeypatch.setattr(os, "statvfs", lambda _: Mounted)
+    with pytest.raises(UserError, match="mounted noexec, from which no library can be loaded"):
+        library.preloadable()

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,36 @@ def test_what_a_killed_claimer_left_half_made_is_swept(store: SliceStore, claim:
     assert store.sweep() == []
     assert not claim.directory.exists()
     assert not empty.exists()
+
+
+@pytest.mark.parametrize("record", ['{"v": 2}', '{"id": 7}', "[]"])
+def test_a_living_command_of_another_version_keeps_its_folder(store: SliceStore, claim: Claim, record: str) -> None:
+    (claim.directory / "slice.json").write_text(record)
+    assert store.sweep() == []
+    assert claim.directory.exists()
+    os.close(claim.descriptor)
+    assert store.sweep() == []
+    assert not claim.directory.exists()
+
+
+def test_who_waited_for_a_lock_whose_file_was_removed_takes_the_next_one(tmp_path: Path) -> None:
+    """Those who clean up remove old files: two who hold different ones would both be sure."""
+    path = tmp_path / "lock"
+    held = locks.hold(path)
+    found: list[bool] = []
+
+    def wait() -> None:
+        with locks.exclusive(path):
+            found.append(locks.is_held(path))
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    while "->" not in Path("/proc/locks").read_text():  # somebody waits; a waiter that comes later finds the same
+        pass
+    path.unlink()
+    os.close(held)
+    waiter.join(60)
+    assert found == [True]
 
 
 def test_an_argument_that_is_not_utf_8_is_stored_as_text(store: SliceStore) -> None:
@@ -168,3 +199,14 @@ def test_all_sessions_of_a_user_have_one_state(tmp_path: Path, monkeypatch: pyte
         return Path(str(refused.value).split()[0])
 
     assert found_for(None) == found_for(str(tmp_path)) == found_for("/nonexistent") == tmp_path / "tmp" / f"vgpu-{user}"
+
+
+def test_a_relative_state_directory_needs_a_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(names.ENV_STATE_DIR, "state")
+    monkeypatch.chdir(tmp_path)
+    assert state.state_dir() == tmp_path / "state"
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(UserError, match="VGPU_STATE_DIR is 'state', and the current directory was removed"):
+        state.state_dir()

@@ -1,5 +1,6 @@
 """`vgpu top`: cards and slices, refreshed."""
 
+import signal
 import sys
 import time
 
@@ -29,11 +30,16 @@ def command(once: bool) -> None:
     if once or not sys.stdout.isatty() or console.is_dumb_terminal:
         columns.show(console, table.frame(before, after))
         return
+    for number in (signal.SIGTERM, signal.SIGHUP):  # so that the terminal is as it was before
+        signal.signal(number, lambda received, _frame: sys.exit(128 + received))
+    live = Live(table.frame(before, after), console=console, screen=True, auto_refresh=False)
     try:
-        with Live(table.frame(before, after), console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                time.sleep(INTERVAL)
-                before, after = after, look()
-                live.update(table.frame(before, after), refresh=True)
+        live.start(refresh=True)
+        while True:
+            time.sleep(INTERVAL)
+            before, after = after, look()
+            live.update(table.frame(before, after), refresh=True)
     except KeyboardInterrupt:
         return
+    finally:
+        live.stop()  # not by `with`: a signal may come in the middle of the start

@@ -34,32 +34,35 @@ class Columns:
             raise ValueError(f"{len(cells)} cells for {len(self._headings)} columns")
         self._rows.append(tuple(_cut(cell, LONGEST) for cell in cells))
 
-    def _widths(self, room: int) -> list[int]:
+    def _fitted(self, room: int) -> tuple[list[int], str]:
+        """Widths of the columns, and what is between them."""
         widths = [max(map(cell_len, column)) for column in zip(self._headings, *self._rows, strict=True)]
         excess = sum(widths) + len(_GAP) * (len(widths) - 1) - room
         for at in self._shrinking:
             spared = min(max(excess, 0), max(widths[at] - LEAST, 0))
             widths[at] -= spared
             excess -= spared
-        return widths
+        return widths, _GAP if excess <= 0 else _GAP[1:]
 
-    def _line(self, cells: Sequence[str], widths: Sequence[int]) -> str:
+    def _line(self, cells: Sequence[str], widths: Sequence[int], gap: str) -> str:
         shown = []
         for cell, width, right in zip(cells, widths, self._right, strict=True):
             text = _cut(cell, width)
             blanks = " " * (width - cell_len(text))
             shown.append(blanks + text if right else text + blanks)
-        return _GAP.join(shown).rstrip()
+        return gap.join(shown).rstrip()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        widths = self._widths(options.max_width)
-        yield Text(self._line(self._headings, widths), style="bold", no_wrap=True, overflow="ignore")
-        for row in self._rows:
-            yield Text(self._line(row, widths), no_wrap=True, overflow="ignore")
+        widths, gap = self._fitted(options.max_width)
+        # A full-screen view has to break lines by itself, what scrolls by leaves that to the terminal.
+        whole = not console.is_alt_screen
+        for at, row in enumerate((self._headings, *self._rows)):
+            style = "" if at else "bold"
+            yield Text(self._line(row, widths, gap), style=style, no_wrap=whole, overflow="ignore" if whole else "fold")
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        gaps = len(_GAP) * (len(self._headings) - 1)
-        return Measurement(sum(self._widths(0)) + gaps, sum(self._widths(_ENDLESS)) + gaps)
+        least, most = (sum(widths) + len(gap) * (len(widths) - 1) for widths, gap in map(self._fitted, (0, _ENDLESS)))
+        return Measurement(least, most)
 
 
 def _cut(text: str, width: int) -> str:

@@ -23,6 +23,9 @@ FOLDER: Final = "/etc/vgpu-slice"  #: as in libvgpu/src/attach.c
 _PRELOAD: Final = "ld.so.preload"
 _NEW_MOUNTS: Final = 0x0002_0000  # CLONE_NEWNS, CLONE_NEWUSER: unshare(2)
 _NEW_USERS: Final = 0x1000_0000
+_READ_ONLY: Final = 0x1
+_REMOUNT: Final = 0x20
+_DETACH: Final = 2  # MNT_DETACH: umount2(2)
 _BIND: Final = 0x1000  # MS_BIND, MS_REC, MS_SLAVE: mount(2)
 _WITH_ALL_BELOW: Final = 0x4000
 _SLAVE: Final = 0x8_0000
@@ -59,12 +62,15 @@ def _own_etc(region: Path, library: Path) -> None:
     for folder in ("old", "top", f"top/{Path(FOLDER).name}"):
         Path(folder).mkdir(mode=0o755)
     _mount("/etc", "old", "", _BIND | _WITH_ALL_BELOW)
+    _mount("none", "old", "", _BIND | _REMOUNT | _READ_ONLY)
     there = Path("old", _PRELOAD)
     others = there.read_text(errors="surrogateescape") if there.exists() else ""
     Path("top", _PRELOAD).write_text(f"{library}\n{others}", errors="surrogateescape")
-    _mount("overlay", "/etc", "overlay", 0, "lowerdir=top:old")
+    _mount("overlay", "/etc", "overlay", _READ_ONLY, "lowerdir=top:old")
     for place in below:
         _mount(f"old/{place.removeprefix('/etc/')}", place, "", _BIND | _WITH_ALL_BELOW)
+    # Whoever removes the region must not find the machine's own /etc in it.
+    _detach(str(work))
     # The folder, not its files: those that are mounted by themselves are the sign of an agent's container.
     _mount(str(region), FOLDER, "", _BIND)
 
@@ -94,6 +100,10 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> N
     mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
     texts = [os.fsencode(text) or None for text in (source, target, kind, data)]
     _checked(mount(texts[0], texts[1], texts[2], flags, texts[3]))
+
+
+def _detach(target: str) -> None:
+    _checked(ctypes.CDLL(None, use_errno=True).umount2(os.fsencode(target), _DETACH))
 
 
 def main(arguments: Sequence[str]) -> int:

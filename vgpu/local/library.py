@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from vgpu.local.environment import carried
+from vgpu.local.errors import UserError
 from vgpu.local.state import state_dir
 from vgpu.native import paths
 
@@ -16,7 +17,14 @@ def preloadable() -> Path:
     Raises FileNotFoundError when the library is not built, UserError and OSError for the state directory.
     """
     installed = paths.libvgpu()
-    return installed if carried(installed) else rolled_out(installed, state_dir())
+    library = installed if carried(installed) else rolled_out(installed, state_dir())
+    if os.statvfs(library).f_flag & os.ST_NOEXEC:
+        # mmap(2) refuses PROT_EXEC there, and the dynamic linker goes on without the library
+        raise UserError(
+            f"{library} is on a file system that is mounted noexec, from which no library can be loaded: "
+            f"choose another place ({'install vgpu elsewhere' if library == installed else '$VGPU_STATE_DIR'})"
+        )
+    return library
 
 
 def rolled_out(installed: Path, root: Path) -> Path:

@@ -16,6 +16,8 @@ from typing import Any, Final
 
 MIB: Final = 1 << 20
 _NS: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000}
+LONGEST: Final = 31_536_000.0  #: seconds of anything: a year
+LARGEST: Final = 16_777_216  #: MiB, as for gpumem (vgpu.names.MAX_MEMORY_MIB)
 IN_FLIGHT: Final = 4  #: launches queued on the card: enough to keep it busy, few enough to stop at once
 WARM_UP: Final = 0.3  #: seconds of launches before the measurement, which use up the credit of an idle time
 
@@ -150,9 +152,12 @@ class Kernel:
 def nanoseconds(duration: str) -> int:
     """The value of "2ms", "100us" …; raises ValueError."""
     match = re.fullmatch(r"([1-9][0-9]*)(ns|us|ms)", duration)
-    if match is None:
-        raise ValueError(f"{duration!r} must be a whole number with ns, us or ms, such as 2ms")
-    return int(match[1]) * _NS[match[2]]
+    value = int(match[1]) * _NS[match[2]] if match and len(match[1]) < 20 else 0
+    if not 1 <= value <= LONGEST * 1_000_000_000:
+        raise ValueError(
+            f"{duration!r} must be a whole number with ns, us or ms, such as 2ms, and at most {LONGEST:.0f} s"
+        )
+    return value
 
 
 def probe_card(cuda: Cuda, device: ctypes.c_int, options: argparse.Namespace) -> dict[str, Any]:
@@ -291,8 +296,15 @@ def _duration(text: str) -> str:
 
 def _positive(text: str) -> float:
     value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} must be more than 0")
+    if not 0 < value <= LONGEST:
+        raise argparse.ArgumentTypeError(f"{text!r} must be more than 0, and at most {LONGEST:.0f}")
+    return value
+
+
+def _mebibytes(text: str) -> int:
+    value = int(text) if text.isascii() and text.isdecimal() else 0
+    if not 1 <= value <= LARGEST:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of MiB from 1 to {LARGEST}")
     return value
 
 
@@ -300,13 +312,15 @@ def parser(program: str) -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         program, description="Print what this process sees of its GPUs, as one JSON object."
     )
-    result.add_argument("--allocate", type=int, metavar="MIB", help="allocate this much on each card first")
+    result.add_argument("--allocate", type=_mebibytes, metavar="MIB", help="allocate this much on each card first")
     result.add_argument("--fill", action="store_true", help="then allocate exactly what is free, as one block")
     result.add_argument(
-        "--blocks", type=int, metavar="MIB", help="then allocate what is free in such blocks, and use them"
+        "--blocks", type=_mebibytes, metavar="MIB", help="then allocate what is free in such blocks, and use them"
     )
     result.add_argument("--over", action="store_true", help="then allocate one byte more than what is free")
-    result.add_argument("--expect-memory", type=int, metavar="MIB", help="fail unless each card has exactly this much")
+    result.add_argument(
+        "--expect-memory", type=_mebibytes, metavar="MIB", help="fail unless each card has exactly this much"
+    )
     result.add_argument("--cores", action="store_true", help="measure the share of the card's time that launches get")
     result.add_argument("--seconds", type=_positive, default=2.0, help="how long to measure on each card (default 2)")
     result.add_argument("--kernel", type=_duration, default="2ms", help="duration of one launch (default 2ms)")

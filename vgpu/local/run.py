@@ -91,6 +91,8 @@ def run(
 
 def find(name: str) -> str:
     """The path of a program, as the shell would find it."""
+    if not name:
+        raise UserError("the command's name is empty: write it behind --", NOT_FOUND)
     program = shutil.which(name)
     if program is not None:
         return program

@@ -101,7 +101,10 @@ class SliceStore:
         for directory in self._folder.iterdir():
             if not directory.is_dir():  # nothing of ours
                 continue
-            record = self._read(directory) if self._in_use(directory) else None
+            try:
+                record = self._read(directory) if self._in_use(directory) else None
+            except msgspec.ValidationError:
+                continue  # another version's: its command lives, and carries a record (vgpu.local.strays)
             if record is None:
                 shutil.rmtree(directory, ignore_errors=True)
             else:
@@ -109,9 +112,14 @@ class SliceStore:
         return sorted(living, key=lambda record: (record.since, record.id))
 
     def _read(self, directory: Path) -> Run | None:
-        """None: its maker was killed before the record was complete, so no command was started."""
+        """None: its maker was killed before the record was complete, so no command was started.
+
+        Raises msgspec.ValidationError for a complete one that is no record of this version.
+        """
         try:
             return msgspec.json.decode((directory / RECORD).read_bytes(), type=Run)
+        except msgspec.ValidationError:
+            raise
         except (FileNotFoundError, msgspec.DecodeError):
             return None
 

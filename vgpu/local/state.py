@@ -22,7 +22,12 @@ def state_dir() -> Path:
     chosen = os.environ.get(names.ENV_STATE_DIR)
     user = os.getuid()
     if chosen:
-        path = Path(chosen).resolve()
+        try:
+            path = Path(chosen).resolve()
+        except FileNotFoundError:
+            raise UserError(
+                f"{names.ENV_STATE_DIR} is {chosen!r}, and the current directory was removed: write an absolute path"
+            ) from None
     elif user == 0:
         path = ROOT_DIR
     else:
