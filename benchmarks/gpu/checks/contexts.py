@@ -18,7 +18,7 @@ RUNTIME: Final = "the CUDA runtime"
 AGAIN: Final = "execv with open device files"
 MODES: Final = ("EAGER", "LAZY")
 HELD_MIB: Final = 256
-ROOM_MIB: Final = 1024  #: beside the contexts
+ROOM_MIB: Final = 1024  #: besides the contexts
 
 
 def size(what: str, charged: int, seen: int | None, how: str) -> Row:

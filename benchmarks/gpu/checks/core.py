@@ -91,7 +91,7 @@ def unlimited(what: str, whole: Share, card: float | None) -> Row:
 
 
 def unlimited_short(what: str, whole: Share) -> Row:
-    """The same of a kernel that ends before the next one can begin: its length is told."""
+    """The same of a kernel that ends before the next one can begin: the row shows its length."""
     each = f"{1000 * whole.each_ms:.2f} us in a row"
     return Row(FAMILY, f"{what}, no limit", f"{1000 * whole.length_ms:g} us", each, remark="so a launch counts as that")
 

@@ -70,10 +70,10 @@ def main() -> None:
     start()
     mode = c_int()
     asked = getattr(cu, "cuModuleGetLoadingMode", None)
-    told = asked and asked(byref(mode)) == 0
+    known = asked and asked(byref(mode)) == 0
     one = Module("first")
     answer = {
-        "mode": MODES.get(mode.value, str(mode.value)) if told else "EAGER",
+        "mode": MODES.get(mode.value, str(mode.value)) if known else "EAGER",
         "count": COUNT,
         "load": one.load,
         "get": median(one.get),

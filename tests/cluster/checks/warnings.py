@@ -31,7 +31,7 @@ def ignored_keys(node: Node) -> str:
 
 
 def limit_range(node: Node) -> str:
-    """A default of a LimitRange is told, and a container that wants no card declines it."""
+    """The user hears of a default of a LimitRange, and a container that wants no card declines it."""
     amount = {"nvidia.com/gpumem": "100"}
     default = {"type": "Container", "default": amount, "defaultRequest": amount}
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}}
