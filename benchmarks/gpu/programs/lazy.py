@@ -13,8 +13,8 @@ from statistics import median
 from driver_client import cu, ok, start
 from share import event
 
-COUNT = 32  # kernels of one module
-LINES = 400  # instructions of each, so that there is something to load
+COUNT = 128  # kernels of one module: more than an idle time has earned
+LINES = 200  # instructions of each, so that there is something to load
 MODES = {1: "EAGER", 2: "LAZY"}  # CUmoduleLoadingMode of cuda.h
 SHAPE = 1, 1, 1, 32, 1, 1, 0
 LINE = "    fma.rn.f32 %f1, %f1, %f2, %f1;\n"
