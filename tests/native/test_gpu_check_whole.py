@@ -85,9 +85,11 @@ def test_a_reset_card_leaves_nothing_in_the_books() -> None:
 
 def test_the_books_hold_what_a_program_kept_when_it_executed_itself() -> None:
     assert contexts.replaced(9, 0, "process", 0).verdict == ""
-    assert contexts.charged(2 * MIB, 2 * MIB + memory.ALLOWANCE, "process", 1).met
-    assert not contexts.charged(2 * MIB, 2 * MIB + memory.ALLOWANCE + 1, "process", 1).met
-    assert contexts.charged(2 * MIB, None, "why", 1).remark == "why"
+    last = {"used": 2 * MIB, "held": True, "rounds": 4}
+    assert contexts.charged(last, 2 * MIB + memory.ALLOWANCE, "process", 1).met
+    assert contexts.charged(last | {"held": False}, 1 * MIB, "process", 1).remark.endswith("then it was refused")
+    assert not contexts.charged(last, 2 * MIB + memory.ALLOWANCE + 1, "process", 1).met
+    assert contexts.charged(last, None, "why", 1).remark == "why"
 
 
 class Scripted:
