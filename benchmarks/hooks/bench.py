@@ -75,7 +75,7 @@ def summary(runs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def bar(call: Call) -> str:
-    """As the table tells it; the bar of memory that moves where it is another one."""
+    """As the table shows it; the bar of memory that moves where it is another one."""
     return f"+{call.bar}" + (f" (moves: +{call.moving})" if call.moving != call.bar else "")
 
 

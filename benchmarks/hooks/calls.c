@@ -1,5 +1,5 @@
 /* Mean cost of driver calls in ns, one line each: "<name>\t<ns>\t<bar>\t<bar where memory moves>" (calls.py reads them). Linked with libcuda; run with and
- * without the preloaded library. A bar says how many ns the library may add: it stands beside its call, so that no call is without one. */
+ * without the preloaded library. A bar says how many ns the library may add: it stands with its call, so that no call is without one. */
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <stdio.h>

@@ -39,9 +39,9 @@ def declined(pod: Pod, rules: Rules, patch: Patch) -> tuple[Pod, list[str]]:
         if not given or container.resources is None:
             continue
         if _is_zero(_asked(container, known.gpu)) and known.gpu not in given:
-            told = ", ".join(given)
+            names = ", ".join(given)
             warnings.append(
-                f"{where(group, container)} asks for no card ({known.gpu}: 0): {told}, set by a LimitRange, is removed"
+                f"{where(group, container)} asks for no card ({known.gpu}: 0): {names}, set by a LimitRange, is removed"
             )
             parts: dict[str, Mapping[str, str | int | float] | None] = {}
             for part in PARTS:
@@ -53,9 +53,9 @@ def declined(pod: Pod, rules: Rules, patch: Patch) -> tuple[Pod, list[str]]:
             resources = msgspec.structs.replace(container.resources, **parts)
             groups[group][-1] = msgspec.structs.replace(container, resources=resources)
         elif not any(name not in given and _asked(container, name) is not None for name in (known.gpu, *amounts)):
-            told = ", ".join(f"{name}: {_asked(container, name)}" for name in given)
+            amounts_set = ", ".join(f"{name}: {_asked(container, name)}" for name in given)
             warnings.append(
-                f"{where(group, container)} gets a card because a LimitRange of the namespace sets {told};"
+                f"{where(group, container)} gets a card because a LimitRange of the namespace sets {amounts_set};"
                 f" set {known.gpu}: 0 in it if it needs none"
             )
     return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, **groups)), warnings

@@ -17,7 +17,7 @@ VARIABLES: Final = {
     names.ENV_CORE_LIMIT: "the limit is the container's request of cores",
     names.ENV_OVERSUBSCRIBE: f"set metadata.annotations[{names.OVERSUBSCRIBE}]",
 }
-SHOWN: Final = 6  #: models that a warning names
+SHOWN: Final = 4  #: models that a warning names: an API server may cut warnings at 256 characters
 
 
 def without_effect(pod: Pod, request: PodRequest, cards: Cards) -> tuple[str, ...]:

@@ -14,20 +14,24 @@ ANNOTATIONS: Final = (
     names.VGPU_MODE, names.NODE_POLICY, names.GPU_POLICY, names.CORES_LIMIT, names.CORE_POLICY, names.OVERSUBSCRIBE,
     names.MEMORY_MODE, names.RESIZE, names.POD_GROUP, names.POD_GROUP_MIN,
 )  # fmt: skip
+#: annotations of vgpu-manager, all below nvidia.com, → ours
+_VGPU_MANAGER: Final = {
+    "node-scheduler-policy": names.NODE_POLICY,
+    "device-scheduler-policy": names.GPU_POLICY,
+    "device-topology-mode": names.NUMA_BIND,
+    "include-gpu-type": names.USE_GPU_TYPE,
+    "exclude-gpu-type": names.NOUSE_GPU_TYPE,
+    "include-gpu-uuid": names.USE_GPU_UUID,
+    "exclude-gpu-uuid": names.NOUSE_GPU_UUID,
+    "vgpu-compute-policy": names.CORE_POLICY,
+}
 #: annotation or label of another product → ours that means the same; "": there is none.
 #: Sources: the READMEs of HAMi, vgpu-manager (coldzerofear), volcano-vgpu-device-plugin, gpu-manager (tkestack),
 #: KubeShare and the KAI scheduler
 KEYS: Final = {
+    **{f"nvidia.com/{name}": ours for name, ours in _VGPU_MANAGER.items()},
     "hami.io/node-scheduler-policy": names.NODE_POLICY,
     "hami.io/gpu-scheduler-policy": names.GPU_POLICY,
-    "nvidia.com/node-scheduler-policy": names.NODE_POLICY,
-    "nvidia.com/device-scheduler-policy": names.GPU_POLICY,
-    "nvidia.com/device-topology-mode": names.NUMA_BIND,
-    "nvidia.com/include-gpu-type": names.USE_GPU_TYPE,
-    "nvidia.com/exclude-gpu-type": names.NOUSE_GPU_TYPE,
-    "nvidia.com/include-gpu-uuid": names.USE_GPU_UUID,
-    "nvidia.com/exclude-gpu-uuid": names.NOUSE_GPU_UUID,
-    "nvidia.com/vgpu-compute-policy": names.CORE_POLICY,
     "tencent.com/vcuda-core-limit": names.CORES_LIMIT,
     "sharedgpu/gpu_model": names.USE_GPU_TYPE,
     "sharedgpu/group_name": "",
@@ -41,10 +45,9 @@ PREFIXES: Final = ("hami.io/", "4pd.io/", "sharedgpu/", "volcano.sh/vgpu-")
 def _amounts(rules: Rules) -> dict[str, str]:
     """Resource, annotation or label of another product that asks for a part of a card → our resource."""
     known = rules.names
+    manager = {"number": known.gpu, "memory": known.memory, "cores": known.cores}
     return {
-        "nvidia.com/vgpu-number": known.gpu,
-        "nvidia.com/vgpu-memory": known.memory,
-        "nvidia.com/vgpu-cores": known.cores,
+        **{f"nvidia.com/vgpu-{name}": ours for name, ours in manager.items()},
         "volcano.sh/vgpu-number": known.gpu,
         "volcano.sh/vgpu-memory": known.memory,
         "volcano.sh/vgpu-memory-percentage": known.percentage,

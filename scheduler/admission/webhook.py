@@ -64,8 +64,8 @@ class Admission:
             return Answer()
         hints = [*elsewhere(pod, self._rules), *misspelt(pod, self._rules)]
         patch = Patch()
-        pod, told = declined(pod, self._rules, patch)
-        hints += told
+        pod, warnings = declined(pod, self._rules, patch)
+        hints += warnings
         request = self._translate(pod)
         if request is None:
             checks.totals_are_ours(pod, ())

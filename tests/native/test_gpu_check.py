@@ -95,6 +95,11 @@ def test_shares_count_launches_with_what_they_take_in_a_row() -> None:
     assert core.judged("one", 28, share, whole, None).verdict == "missed"
     assert core.judged("one", 32, share, whole, 99.0).verdict == "missed"
     assert core.unlimited("one", whole, None).met
+    lazy = msgspec.structs.replace(whole, launches=3000)  # the host launches too slowly to fill the card
+    unjudged = core.judged("one", 30, share, lazy, None)
+    assert (unjudged.verdict, unjudged.bar) == ("", "")
+    assert unjudged.remark.startswith("not judged: without a limit the program fills 31 % of the card")
+    assert core.judged("one", 20, share, lazy, None).verdict == "missed"
     assert not core.unlimited("one", msgspec.structs.replace(whole, each_ms=0.01), None).met
 
 
@@ -195,9 +200,10 @@ def test_a_program_that_is_silent_or_fails_is_told_of() -> None:
         child.answer()
 
 
-def test_a_kernel_program_tells_its_share(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", [(), core.launcher()], ids=["by Python", "by launch.c"])
+def test_a_kernel_program_tells_its_share(tmp_path: Path, launcher: tuple[Path, ...]) -> None:
     """Its PTX is read by the simulator alone here; the length comes from the name."""
-    command = [sys.executable, GPU / "programs/share.py", "2ms", "0.05", "0.3"]
+    command = [sys.executable, GPU / "programs/share.py", "2ms", "0.05", "0.3", *launcher]
     env = environment(tmp_path, preload=False)
     done = subprocess.run(command, env=env, input="\n\n", capture_output=True, text=True, timeout=60, check=True)
     share = msgspec.convert(

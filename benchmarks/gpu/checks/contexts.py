@@ -18,7 +18,8 @@ RUNTIME: Final = "the CUDA runtime"
 AGAIN: Final = "execv with open device files"
 MODES: Final = ("EAGER", "LAZY")
 HELD_MIB: Final = 256
-ROOM_MIB: Final = 1024  #: beside the contexts
+ROUNDS: Final = 4  #: executions of itself, where two images fill the slice
+ROOM_MIB: Final = 1024  #: besides the contexts
 
 
 def size(what: str, charged: int, seen: int | None, how: str) -> Row:
@@ -109,24 +110,30 @@ def replaced(before: int | None, after: int | None, how: str, left: int) -> Row:
     return Row(FAMILY, what, f"held {mib(before)}", f"{how} {mib(after)}", remark=remark)
 
 
-def charged(used: int, seen: int | None, how: str, context: int) -> Row:
-    """The ledger of a slice whose program has executed itself and allocated again, against what it really has."""
+def charged(answer: dict[str, Any], seen: int | None, how: str, context: int) -> Row:
+    """The ledger of a slice whose program has executed itself until its limit, against what it really has; bytes.
+
+    `answer`: the last one of again.py. What the driver still holds has to be charged; more may be.
+    """
     what = f"{AGAIN}: the books"
     if seen is None or not context:
         return not_run(FAMILY, what, how if seen is None else "what a context takes is not known")
+    used = answer["used"]
+    ended = "then it held memory again" if answer["held"] else "then it was refused"
     return Row(
         FAMILY, what, f"ledger {mib(used)}", f"{how} {mib(seen)}", f"{(seen - used) / MIB:+.1f} MiB",
-        f"<= +{mib(ALLOWANCE)}", seen - used <= ALLOWANCE, "real less charged, in a slice",
+        f"<= +{mib(ALLOWANCE)}", seen - used <= ALLOWANCE,
+        f"real less charged, in a slice; executed {answer['rounds']} times, {ended}",
     )  # fmt: skip
 
 
 def again(machine: Machine) -> list[Row]:
-    """Without the library: what the driver keeps. In a slice: whether that is charged."""
-    command: Command = [sys.executable, PROGRAMS / "again.py", str(HELD_MIB)]
+    """Without the library: what the driver keeps. In a slice that two such programs fill: whether that is charged."""
     rows: list[Row] = []
+    command: Command = [sys.executable, PROGRAMS / "again.py", str(HELD_MIB)]
     try:
         free = machine.free()
-        with machine.native(command) as child:
+        with machine.native([*command, "1"]) as child:
             pid = child.answer()["pid"]
             before, how = from_outside(machine, [pid], free)
             child.tell()
@@ -134,15 +141,16 @@ def again(machine: Machine) -> list[Row]:
             after = _now(machine, pid, free, how)
             rows.append(replaced(before, after, how, left))
         free = machine.free()
-        with machine.limited(command, memory=ROOM_MIB + 2 * machine.context_mib) as child:
+        memory = 2 * (HELD_MIB + machine.context_mib) + HELD_MIB // 2
+        with machine.limited([*command, str(ROUNDS)], memory=memory) as child:
             child.answer()
             child.tell()
             child.answer()
             child.tell()
             last = child.answer()
-            if "used" not in last:
+            if last["used"] is None:
                 return [*rows, not_run(FAMILY, f"{AGAIN}: the books", "the slice has no ledger to look into")]
-            rows.append(charged(last["used"], *from_outside(machine, [last["pid"]], free), machine.context))
+            rows.append(charged(last, *from_outside(machine, [last["pid"]], free), machine.context))
             child.tell()
     except Broken as error:
         rows.append(broken(FAMILY, AGAIN, str(error)))

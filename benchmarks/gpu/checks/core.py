@@ -1,17 +1,21 @@
 """The core limit with real kernels: shares by what the kernels themselves count, beside NVML's word for it."""
 
+import os
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
 from typing import Final
 
 import msgspec
 import pynvml
 
 from .children import Broken
-from .machine import PROGRAMS, Command, Machine
+from .machine import PROGRAMS, ROOT, Command, Machine
 from .rows import Row, broken, not_run
 
 FAMILY: Final = "core limit"
@@ -20,6 +24,7 @@ SHORT: Final = ("5us", "10us", "20us")  #: for which a pair of events is not sho
 LIMITS: Final = (20, 50, 80)
 PAIR: Final = (30, 70)
 BAR: Final = 1.0  #: percentage points
+FILLS: Final = 5.0  #: percentage points that a program without a limit must have above one, or its share is its own
 ROOM_MIB: Final = 256  #: beside the context
 LENGTH: Final = 0.2  #: how far a kernel's time may be from its length
 EVERY_S: Final = 0.1  #: NVML renews its sample every 1/6 to 1 s (nvml.h, nvmlUtilization_t)
@@ -54,8 +59,10 @@ def judged(what: str, limit: int, share: Share, whole: Share, card: float | None
     A launch counts as what it takes in a row without a limit: its kernel has to be begun and ended, too.
     """
     got = share.of(whole.each_ms)
-    error = got - limit
-    notes = [
+    error, alone = got - limit, whole.of(whole.each_ms)
+    fills = alone >= min(limit + FILLS, 95.0)
+    notes = [] if fills else [f"not judged: without a limit the program fills {alone:.0f} % of the card, no more"]
+    notes += [
         f"{share.of(share.length_ms):.2f} % by the kernels alone",
         f"{100 * got / whole.of(whole.each_ms):.1f} % of the rate without limit",
     ]
@@ -64,8 +71,8 @@ def judged(what: str, limit: int, share: Share, whole: Share, card: float | None
     if share.process is not None:
         notes.append(f"NVML: process {share.process:.0f} % ({share.process - limit:+.0f})")
     return Row(
-        FAMILY, what, f"{limit} %", f"{got:.2f} %", f"{error:+.2f}", f"±{BAR:g} point", abs(error) <= BAR,
-        "; ".join(notes), timed=True,
+        FAMILY, what, f"{limit} %", f"{got:.2f} %", f"{error:+.2f}", f"±{BAR:g} point" if fills else "",
+        abs(error) <= BAR if fills else None, "; ".join(notes), timed=True,
     )  # fmt: skip
 
 
@@ -91,7 +98,7 @@ def unlimited(what: str, whole: Share, card: float | None) -> Row:
 
 
 def unlimited_short(what: str, whole: Share) -> Row:
-    """The same of a kernel that ends before the next one can begin: its length is told."""
+    """The same of a kernel that ends before the next one can begin: the row shows its length."""
     each = f"{1000 * whole.each_ms:.2f} us in a row"
     return Row(FAMILY, f"{what}, no limit", f"{1000 * whole.length_ms:g} us", each, remark="so a launch counts as that")
 
@@ -133,11 +140,25 @@ class Observer:
         return sum(found) / len(found) if found else None
 
 
+@cache
+def launcher() -> tuple[Path, ...]:
+    """launch.c as a library; without a C compiler nothing, and Python launches."""
+    made = ROOT / "build/gpu-check/launch.so"  # not among the regions: /dev/shm may be mounted noexec
+    made.parent.mkdir(parents=True, exist_ok=True)
+    compiler = os.environ.get("CC", "cc").split()
+    try:
+        command = [*compiler, "-O2", "-shared", "-fPIC", "-o", made, PROGRAMS / "launch.c"]
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ()
+    return (made,)
+
+
 def run(
     machine: Machine, length: str, limits: Sequence[int], warm_s: float, measured_s: float
 ) -> tuple[list[Share], float | None]:
     """Programs at once, each under its limit in percent (0: without the library), and NVML's word for the card."""
-    command: Command = [sys.executable, PROGRAMS / "share.py", length, str(warm_s), str(measured_s)]
+    command: Command = [sys.executable, PROGRAMS / "share.py", length, str(warm_s), str(measured_s), *launcher()]
     with ExitStack() as stack:
         children = [
             stack.enter_context(

@@ -15,7 +15,7 @@ BYTES: Final = 64 << 20
 CORES: Final = 10
 NOTICED: Final = 90.0  #: % of the card's time that is left to a neighbour of whom fills take none
 SHARED: Final = 75.0  #: % below which they take turns with it
-BAR: Final = 100 - CORES - 3.0  #: % that a neighbour has beside a slice of CORES; switching costs, too
+BAR: Final = 100 - CORES - 3.0  #: % that a neighbour keeps next to a slice of CORES; switching costs, too
 
 
 def kept(share: Share, alone: Share) -> float:
@@ -24,7 +24,7 @@ def kept(share: Share, alone: Share) -> float:
 
 
 def native(kind: str, left: float, rate: float) -> Row:
-    """The driver's own way, told."""
+    """The driver's own way: a row without a bar."""
     if left >= NOTICED:
         got = "not on the SMs"
     elif left <= SHARED:
@@ -49,8 +49,8 @@ def _plural(kind: str) -> str:
     return {"fill": "fills", "copy": "copies"}[kind]
 
 
-def beside(machine: Machine, plan: Plan, command: Command | None, cores: int) -> tuple[Share, dict[str, Any]]:
-    """What a neighbour gets beside `command` (None: alone), which has a slice of `cores` % (0: no limit)."""
+def next_to(machine: Machine, plan: Plan, command: Command | None, cores: int) -> tuple[Share, dict[str, Any]]:
+    """What a neighbour gets next to `command` (None: alone), which has a slice of `cores` % (0: no limit)."""
     share: Command = [sys.executable, PROGRAMS / "share.py", LENGTH, str(plan.warm_s), str(plan.measured_s)]
     with machine.native(share) as neighbour:
         ready = neighbour.answer()
@@ -76,11 +76,11 @@ def check(machine: Machine, kind: str, plan: Plan) -> list[Row]:
     command: Command = [sys.executable, PROGRAMS / "engines.py", kind, str(seconds), str(BYTES)]
     rows = []
     try:
-        alone, _ = beside(machine, plan, None, 0)
-        share, told = beside(machine, plan, command, 0)
-        rows.append(native(kind, kept(share, alone), told["rate"]))
-        share, told = beside(machine, plan, command, CORES)
-        rows.append(limited(kind, kept(share, alone), told["rate"]))
+        alone, _ = next_to(machine, plan, None, 0)
+        share, work = next_to(machine, plan, command, 0)
+        rows.append(native(kind, kept(share, alone), work["rate"]))
+        share, work = next_to(machine, plan, command, CORES)
+        rows.append(limited(kind, kept(share, alone), work["rate"]))
     except Broken as error:
         rows.append(broken(FAMILY, what, str(error)))
     return rows

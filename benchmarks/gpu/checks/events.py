@@ -19,8 +19,10 @@ SLOWER: Final = 2.0  #: times; first launches in that slice
 def clock(answer: dict[str, Any]) -> list[Row]:
     """`answer` of clock.py; us and s."""
     pair = answer["pair"]
-    told = f"behind queued work; the least {pair['least']:.2f} us; a record among many takes {answer['record']:.2f} us"
-    rows = [Row(FAMILY, "an empty pair of events", "", f"{pair['median']:.2f} us", remark=f"{told} of the card")]
+    remark = (
+        f"behind queued work; the least {pair['least']:.2f} us; a record among many takes {answer['record']:.2f} us"
+    )
+    rows = [Row(FAMILY, "an empty pair of events", "", f"{pair['median']:.2f} us", remark=f"{remark} of the card")]
     for name, took in answer["kernels"].items():
         each, pair = took["row"], took["pair"]
         what, remark = f"a kernel of {name} between two events", f"behind queued work; the least {pair['least']:.2f} us"
@@ -92,7 +94,7 @@ def lazy_check(machine: Machine) -> list[Row]:
 
 
 def host_numa(machine: Machine) -> list[Row]:
-    """What the driver says of memory of the host's node, and what comes of it: told, without a bar."""
+    """What the driver says of memory of the host's node, and what comes of it: a row without a bar."""
     what = "memory of the host's node (HOST_NUMA)"
     command: Command = [sys.executable, PROGRAMS / "host_numa.py"]
     step, said = "the start", ""

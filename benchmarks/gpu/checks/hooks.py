@@ -26,8 +26,8 @@ def judged(variant: str, native: Mapping[str, Call], ours: Mapping[str, Call]) -
     for name, call in native.items():
         own = call.moving if variant == MOVES else call.bar
         added, bar = ours[name].ns - call.ns, max(float(own), RELATIVE * call.ns)
-        told = f"{call.ns:.1f} ns", f"{ours[name].ns:.1f} ns", f"{added:+.1f} ns"
-        rows.append(Row(FAMILY, f"{name}, {variant}", *told, f"<= +{bar:.0f} ns", added <= bar, timed=True))
+        times = f"{call.ns:.1f} ns", f"{ours[name].ns:.1f} ns", f"{added:+.1f} ns"
+        rows.append(Row(FAMILY, f"{name}, {variant}", *times, f"<= +{bar:.0f} ns", added <= bar, timed=True))
     return rows
 
 

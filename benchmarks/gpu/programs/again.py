@@ -1,7 +1,8 @@
-"""A program that executes itself while it holds memory: `again.py MIB`.
+"""A program that executes itself while it holds memory: `again.py MIB ROUNDS`.
 
-Prints an object before, after (no driver is loaded then) and when it has started CUDA again; goes on at a line of
-input. Runs with tests/native on its path.
+Prints an object when it holds its memory for the first time, one when it has executed itself (no driver is loaded
+then), and one when it holds memory again after ROUNDS executions, or was refused. Goes on at a line of input. Runs
+with tests/native on its path.
 """
 
 import json
@@ -25,19 +26,25 @@ def files() -> list[str]:
     return sorted(found)
 
 
-def hold(size: int) -> dict[str, object]:
-    """Memory on the card, and what the ledger says of it where there is one."""
-    from driver_client import alloc, ok, start
+def hold(size: int) -> bool:
+    """Whether a context and memory were to be had."""
+    from driver_client import alloc, start
 
-    start()
-    status, _ = alloc(size * MIB)
-    ok(status)
+    try:
+        start()
+    except AssertionError:  # the driver's answer
+        return False
+    return alloc(size * MIB)[0] == 0
+
+
+def charged() -> int | None:
+    """Bytes by the ledger of a slice; None without one."""
     if "LD_PRELOAD" not in os.environ or "VGPU_DIR" not in os.environ:
-        return {}
+        return None
     from vgpu.native import Region
 
     with Region.open(Path(os.environ["VGPU_DIR"])) as region:
-        return {"used": region.usage().cards[0].used}
+        return region.usage().cards[0].used
 
 
 def say(**what: object) -> None:
@@ -45,9 +52,18 @@ def say(**what: object) -> None:
     sys.stdin.readline()
 
 
-if sys.argv[2:] == ["after"]:
-    say()
-    say(**hold(int(sys.argv[1])))
-else:
-    say(**hold(int(sys.argv[1])))
-    os.execv(sys.executable, [sys.executable, *sys.argv, "after"])
+def main() -> None:
+    size, rounds = int(sys.argv[1]), int(sys.argv[2])
+    done = int(sys.argv[3]) if sys.argv[3:] else 0
+    if done == 1:
+        say()
+    held = hold(size)
+    if done == 0 and held:
+        say(used=charged())
+    if done == rounds or not held:
+        say(used=charged(), held=held, rounds=done)
+        return
+    os.execv(sys.executable, [sys.executable, sys.argv[0], str(size), str(rounds), str(done + 1)])
+
+
+main()

@@ -1,7 +1,7 @@
 """What a slice is charged for the CUDA runtime: `runtime.py UUID LIBCUDART|torch`, run by any Python.
 
-Prints {"missing": why} where it cannot be tried, else bytes that NVML tells as used: with the runtime's context, with
-an allocation beside it, after cudaDeviceReset, and with a context again.
+Prints {"missing": why} where it cannot be tried, else bytes that NVML reports as used: with the runtime's context, with
+an allocation as well, after cudaDeviceReset, and with a context again.
 """
 
 import ctypes

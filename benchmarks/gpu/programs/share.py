@@ -1,7 +1,7 @@
 """Keeps the card busy with kernels of one length and tells its share of the card's time.
 
-`share.py LENGTH WARM_S MEASURED_S`, LENGTH such as 100us. Prints what one kernel takes, begins at a line of input,
-prints what ran. Runs with tests/native on its path.
+`share.py LENGTH WARM_S MEASURED_S [LAUNCHER]`, LENGTH such as 100us, LAUNCHER launch.c as a library. Prints what one
+kernel takes, begins at a line of input, prints what ran. Runs with tests/native on its path.
 
 The kernel counts its own time on the card: the steps of %globaltimer (ns; PTX ISA, special registers), without those
 that are so long that somebody else must have had the card. So a launch is LENGTH of the card's time, also beside
@@ -13,7 +13,8 @@ import re
 import sys
 import time
 from collections import deque
-from ctypes import addressof, byref, c_char_p, c_float, c_uint64, c_void_p
+from collections.abc import Callable
+from ctypes import CDLL, addressof, byref, c_char_p, c_float, c_int, c_uint64, c_void_p, cast
 
 from driver_client import cu, ok, start
 
@@ -67,6 +68,20 @@ class Work:
         self.numbers = c_uint64(self.length), c_uint64(20 * self.length)
         self.parameters = (c_void_p * 2)(*(addressof(number) for number in self.numbers))
 
+        self.many: Callable[[int], int] | None = None
+
+    def use(self, launcher: str) -> None:
+        """Launches go through launch.c."""
+        many, launch = CDLL(launcher).launch_many, cast(cu.cuLaunchKernel, c_void_p)
+        self.many = lambda count: many(launch, self.function, self.parameters, c_int(count))
+
+    def launches(self, count: int) -> None:
+        if self.many is not None:
+            ok(self.many(count))
+            return
+        for _ in range(count):
+            self.launch()
+
     def launch(self) -> None:
         ok(cu.cuLaunchKernel(self.function, 1, 1, 1, 32, 1, 1, 0, None, self.parameters, None))
 
@@ -107,8 +122,7 @@ class Work:
                 counting = time.monotonic() >= begins
                 spare.append(before)
                 before = mark
-            for _ in range(batch):
-                self.launch()
+            self.launches(batch)
             mark = spare.pop()
             ok(cu.cuEventRecord(mark, None))
             flying.append(mark)
@@ -125,6 +139,8 @@ def event() -> c_void_p:
 def main() -> None:
     name, warm, measured = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
     work = Work(name)
+    if sys.argv[4:]:
+        work.use(sys.argv[4])
     print(json.dumps({"single_ms": work.single_ms(), "length_ms": work.length / 1e6}), flush=True)
     sys.stdin.readline()
     print(json.dumps(work.rate(warm, measured)), flush=True)

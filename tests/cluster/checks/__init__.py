@@ -28,6 +28,7 @@ from tests.cluster.checks import (
     refusals,
     sums,
     upgrade,
+    warnings,
 )
 from tests.cluster.node import Node
 
@@ -56,6 +57,8 @@ CHECKS: Final = (
     Check(refusals.extender_is_not_served),
     Check(refusals.past_the_webhook),
     Check(refusals.of_a_controller),
+    Check(warnings.ignored_keys),
+    Check(warnings.limit_range),
     Check(certificates.renewed),
     Check(agents.stolen_token),
     Check(exposure.others_in_the_pod),
