@@ -25,6 +25,7 @@ _LARGEST: Final = 1 << 20  #: bytes of a record
 _FOLDER: Final = r"(/\S*/slices/[0-9a-f]{6})"
 _HELD: Final = re.compile(rf"{_FOLDER}/{LOCK}( \(deleted\))?")
 _MAPPED: Final = re.compile(rf"{_FOLDER}/usage\b")
+_MARK: Final = f"{names.ENV_REGION_DIR}=".encode()
 _DESCRIPTORS: Final = 8  #: of each process that may be the inherited lock
 
 
@@ -73,9 +74,8 @@ def _told(pid: int) -> Iterator[tuple[str, Run]]:
     with suppress(OSError):
         of_mine = (PROC / str(pid)).stat().st_uid == os.getuid()
     with suppress(OSError, msgspec.MsgspecError):
-        environment = dict(
-            part.split(b"=", 1) for part in (PROC / str(pid) / "environ").read_bytes().split(b"\0") if b"=" in part
-        )
+        text = (PROC / str(pid) / "environ").read_bytes()
+        environment = dict(part.split(b"=", 1) for part in text.split(b"\0") if b"=" in part) if _MARK in text else {}
         folder = os.fsdecode(environment.get(names.ENV_REGION_DIR.encode(), b""))
         if re.fullmatch(_FOLDER, folder):
             # A file is read for processes of this user alone: another one's could be anything.
