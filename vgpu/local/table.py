@@ -107,12 +107,13 @@ def _figures(store: SliceStore, run: Run) -> RunFigures:
     )
 
 
-def moment(store: SliceStore) -> Moment:
+def moment(store: SliceStore, simulator: str = "") -> Moment:
+    """`simulator`: state of simulated cards that are shown without a command, too."""
     runs = _living(store)
     found = tuple(_figures(store, run) for run in runs)
     pids = frozenset(pid for run in runs for pid in _pids(store, run))
-    simulators = {run.simulator for run in runs if run.simulator and (Path(run.simulator) / "state").exists()}
-    return Moment(time.monotonic(), tuple(read_cards(simulators)), found, pids)
+    simulators = {run.simulator for run in runs} | {simulator}
+    return Moment(time.monotonic(), tuple(read_cards(simulators - {""})), found, pids)
 
 
 def _pids(store: SliceStore, run: Run) -> list[int]:
