@@ -112,6 +112,16 @@ def test_top_without_a_terminal_prints_one_frame_and_ends(tmp_path: Path, enviro
     assert "\x1b" not in done.stdout
 
 
+def test_top_shows_the_simulated_cards_of_vgpu_simulate_and_passes_over_what_it_cannot_read(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    assert vgpu("probe", state=state, VGPU_SIMULATE="T4").returncode == 0
+    assert "0 (simulated)  Tesla T4" in vgpu("top", state=state, VGPU_SIMULATE="T4").stdout
+    (state / "simulator" / "T4" / "state").write_text("another version's")
+    done = vgpu("top", state=state, VGPU_SIMULATE="T4")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "no simulated cards in use" in done.stdout
+
+
 def test_top_on_a_terminal_without_a_cursor_prints_one_frame_and_ends(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "VGPU_STATE_DIR": str(tmp_path / "state"), "TERM": "dumb"}

@@ -1,5 +1,6 @@
 """`vgpu top`: cards and slices, refreshed."""
 
+import os
 import signal
 import sys
 import time
@@ -15,12 +16,16 @@ def command(once: bool) -> None:
     """Show what this machine's cards and slices do; Ctrl-C ends it. Without a terminal, one frame is printed."""
     from rich.live import Live
 
-    from vgpu.local import columns, table
+    from vgpu import names
+    from vgpu.local import columns, simulated, table
     from vgpu.local.slices import SliceStore
     from vgpu.local.state import state_dir
 
+    spec = os.environ.get(names.ENV_SIMULATE)
+
     def look() -> table.Moment:
-        return table.moment(SliceStore(state_dir()))  # each time: the folder may be removed while this runs
+        root = state_dir()  # each time: the folder may be removed while this runs
+        return table.moment(SliceStore(root), str(simulated.directory(root, spec, names.ENV_SIMULATE)) if spec else "")
 
     console = columns.console()
     before = look()

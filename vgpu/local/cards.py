@@ -1,6 +1,7 @@
 """What the cards of this machine do now: the driver's, and the simulated ones that commands run on."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +30,8 @@ def read_cards(simulators: Iterable[str]) -> list[CardReading]:
     """The driver's cards, none where there is no driver, and those of the simulator's state directories given."""
     readings = _driver()
     for directory in sorted(set(simulators)):
-        readings += _simulated(Path(directory))
+        with suppress(OSError, ValueError):  # removed, or of another version's simulator
+            readings += _simulated(Path(directory))
     return readings
 
 

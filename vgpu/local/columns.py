@@ -69,11 +69,14 @@ def _cut(text: str, width: int) -> str:
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
-def console() -> Console:
-    """Stdout; without a terminal plain and without end, for grep and files, whatever FORCE_COLOR and its like say."""
+def console(*, soft_wrap: bool = False) -> Console:
+    """Stdout; `soft_wrap`: the terminal breaks long lines.
+
+    Without a terminal it is plain and without end, for grep and files, whatever FORCE_COLOR and its like say.
+    """
     if sys.stdout.isatty():
-        return Console()
-    return Console(color_system=None, force_terminal=False, width=_ENDLESS)
+        return Console(soft_wrap=soft_wrap)
+    return Console(color_system=None, force_terminal=False, width=_ENDLESS, soft_wrap=soft_wrap)
 
 
 def show(console: Console, thing: RenderableType) -> None:

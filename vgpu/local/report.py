@@ -8,46 +8,30 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from vgpu.config import Config
+from vgpu.local import columns
 from vgpu.local.cluster import LocalCluster, scratch
+from vgpu.local.columns import Columns
 from vgpu.local.demo import MIB, Demo, DemoResult, read_pods, truth_lines
 from vgpu.local.storm import Storm, StormResult
 
 METRICS_SHOWN = (
     "memory_limit_bytes", "memory_used_bytes", "host_memory_bytes", "core_limit_ratio", "gpu_seconds_total",
 )  # fmt: skip
-WIDTH = 120  #: columns where the output is no terminal
 WORDS = {"CUDA_SUCCESS": "granted", "CUDA_ERROR_OUT_OF_MEMORY": "refused"}
 
 
-def table_of(result: DemoResult) -> Table:
-    table = Table(
-        title="What each container sees of its cards (the cards are simulated)",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    for column in (
-        "pod/container",
-        "card",
-        "slice",
-        "CUDA total",
-        "NVML total",
-        "the rest",
-        "1 byte more",
-        "cores",
-        "",
-    ):
-        number = column in ("slice", "CUDA total", "NVML total", "cores")
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+def table_of(result: DemoResult) -> Columns:
+    table = Columns(
+        "POD/CONTAINER", "CARD", ">SLICE", ">CUDA TOTAL", ">NVML TOTAL", "THE REST", "1 BYTE MORE", ">CORES", "",
+        shrinking=("CARD", "POD/CONTAINER"),
+    )  # fmt: skip
     for finding in result.findings:
         cores = f" {finding.slice_.cores} %" if finding.slice_.cores else ""
-        table.add_row(
+        table.add(
             f"{finding.pod}/{finding.container}",
             finding.card,
             f"{finding.slice_.mem} MiB{cores}",
@@ -56,7 +40,7 @@ def table_of(result: DemoResult) -> Table:
             WORDS.get(finding.exact, finding.exact or "-"),
             WORDS.get(finding.over, finding.over or "-"),
             "-" if finding.core_share is None else f"{finding.core_share:.1f} %",
-            "[red]✗" if finding.problems else "[green]✓",
+            "✗" if finding.problems else "✓",
         )
     return table
 
@@ -71,6 +55,7 @@ def metric_lines(metrics: list[str]) -> list[str]:
 
 
 def print_demo(console: Console, result: DemoResult) -> None:
+    console.print("[bold]What each container sees of its cards[/] (the cards are simulated):\n")
     console.print(table_of(result))
     console.print(f"\n[bold]/metrics of the node[/] while they ran (some of {len(result.metrics)} container series):")
     for line in metric_lines(result.metrics):
@@ -105,7 +90,7 @@ def run(
     """The pods of `folder`, or `pods` generated ones with `kills` × kill -9; tells whether every expectation held."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _frame: sys.exit(128 + received))  # so that everything is ended
-    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else WIDTH)
+    console = columns.console(soft_wrap=True)
     manifests = read_pods(folder) if pods is None else []
     directory = Path(tempfile.mkdtemp(prefix="vgpu-demo-", dir=scratch()))
     (directory / "logs").mkdir()

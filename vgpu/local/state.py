@@ -33,9 +33,15 @@ def state_dir() -> Path:
     else:
         path = USERS_DIR / f"vgpu-{user}"
     mode = 0o755 if user == 0 else 0o700
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        path.mkdir(mode=mode)
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            path.mkdir(mode=mode)
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be made: {error.strerror}; another place can be chosen by ${names.ENV_STATE_DIR}, "
+            "the same for all of your commands"
+        ) from None
     found = path.lstat()  # not stat: in /tmp anybody may have put a symbolic link here
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != user or found.st_mode & 0o022:
         raise UserError(

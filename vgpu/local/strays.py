@@ -25,6 +25,8 @@ _LARGEST: Final = 1 << 20  #: bytes of a record
 _FOLDER: Final = r"(/\S*/slices/[0-9a-f]{6})"
 _HELD: Final = re.compile(rf"{_FOLDER}/{LOCK}( \(deleted\))?")
 _MAPPED: Final = re.compile(rf"{_FOLDER}/usage\b")
+_NOWHERE: Final = "/nonexistent"
+_MARK: Final = f"{names.ENV_REGION_DIR}=".encode()
 _DESCRIPTORS: Final = 8  #: of each process that may be the inherited lock
 
 
@@ -36,9 +38,12 @@ def find(store: SliceStore, known: Iterable[Run], users: Mapping[str, Mapping[in
     here = {str(store.directory(run)) for run in known}
     found: dict[str, Run] = {}
     for pid in _pids():
-        for folder, record in _told(pid):
+        of_mine = _of_mine(pid)
+        for folder, record in _told(pid, of_mine):
             if folder not in here:
-                found.setdefault(folder, msgspec.structs.replace(record, folder=folder))
+                # The region of another user is not opened either: it could be anything.
+                place = folder if of_mine else _NOWHERE + folder
+                found.setdefault(folder, msgspec.structs.replace(record, folder=place))
     for folder, record in _mapped(users or {}):
         if folder not in here:
             found.setdefault(folder, record)
@@ -67,15 +72,17 @@ def _pids() -> list[int]:
     return []
 
 
-def _told(pid: int) -> Iterator[tuple[str, Run]]:
-    """Folder and record of the slice in which a process was started, as it carries them."""
-    of_mine = False
+def _of_mine(pid: int) -> bool:
     with suppress(OSError):
-        of_mine = (PROC / str(pid)).stat().st_uid == os.getuid()
+        return (PROC / str(pid)).stat().st_uid == os.getuid()
+    return False
+
+
+def _told(pid: int, of_mine: bool) -> Iterator[tuple[str, Run]]:
+    """Folder and record of the slice in which a process was started, as it carries them."""
     with suppress(OSError, msgspec.MsgspecError):
-        environment = dict(
-            part.split(b"=", 1) for part in (PROC / str(pid) / "environ").read_bytes().split(b"\0") if b"=" in part
-        )
+        text = (PROC / str(pid) / "environ").read_bytes()
+        environment = dict(part.split(b"=", 1) for part in text.split(b"\0") if b"=" in part) if _MARK in text else {}
         folder = os.fsdecode(environment.get(names.ENV_REGION_DIR.encode(), b""))
         if re.fullmatch(_FOLDER, folder):
             # A file is read for processes of this user alone: another one's could be anything.

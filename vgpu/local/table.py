@@ -56,13 +56,13 @@ class Moment(msgspec.Struct, frozen=True):
 
 def figures(store: SliceStore) -> list[RunFigures]:
     """All running commands, oldest first; dead ones are swept."""
-    with store.locked():
-        return [_figures(store, run) for run in _living(store)]
+    return [_figures(store, run) for run in _living(store)]
 
 
 def _living(store: SliceStore) -> list[Run]:
-    """The commands of this state, lost ones, and those of other states on the same cards. Needs the store's lock."""
-    runs = store.sweep()
+    """The commands of this state, lost ones, and those of other states on the same cards."""
+    with store.locked():
+        runs = store.sweep()
     simulators = {run.simulator for run in runs} | {str(path) for path in (store.root / "simulator").glob("*")}
     others = strays.find(store, runs)
     mine = [run for run in others if not run.simulator or run.simulator in simulators or _lost_here(store, run)]
@@ -107,13 +107,13 @@ def _figures(store: SliceStore, run: Run) -> RunFigures:
     )
 
 
-def moment(store: SliceStore) -> Moment:
-    with store.locked():
-        runs = _living(store)
-        found = tuple(_figures(store, run) for run in runs)
-        pids = frozenset(pid for run in runs for pid in _pids(store, run))
-    simulators = {run.simulator for run in runs if run.simulator and (Path(run.simulator) / "state").exists()}
-    return Moment(time.monotonic(), tuple(read_cards(simulators)), found, pids)
+def moment(store: SliceStore, simulator: str = "") -> Moment:
+    """`simulator`: state of simulated cards that are shown without a command, too."""
+    runs = _living(store)
+    found = tuple(_figures(store, run) for run in runs)
+    pids = frozenset(pid for run in runs for pid in _pids(store, run))
+    simulators = {run.simulator for run in runs} | {simulator}
+    return Moment(time.monotonic(), tuple(read_cards(simulators - {""})), found, pids)
 
 
 def _pids(store: SliceStore, run: Run) -> list[int]:
