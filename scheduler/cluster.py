@@ -388,17 +388,38 @@ class ClusterState:
 
     def differences(self, expected: Mapping[str, Holding], mark: int) -> dict[str, Holding | None]:
         """Pods whose holding is not the expected one (None: they hold nothing), of those unchanged since `mark`."""
+        with self.lock:
+            known = self._holdings.keys() - expected.keys()
+        return self.differing({**dict.fromkeys(known), **expected}, mark)
+
+    def differing(self, expected: Mapping[str, Holding | None], mark: int) -> dict[str, Holding | None]:
+        """As `differences`, of these pods only; None: it holds nothing."""
         now = time.monotonic()
         found: dict[str, Holding | None] = {}
         with self.lock:
-            for uid in self._holdings.keys() | expected.keys():
-                known, wanted = self._holdings.get(uid), expected.get(uid)
-                if self._changed.get(uid, 0) > mark or (wanted is not None and wanted.same_as(known)):
-                    continue
-                if known is not None and wanted is None and known.doubtful_until > now:
-                    continue
-                found[uid] = wanted
+            for uid, wanted in expected.items():
+                known = self._holdings.get(uid)
+                in_doubt = known is not None and wanted is None and known.doubtful_until > now
+                same = known is None if wanted is None else wanted.same_as(known)
+                if self._changed.get(uid, 0) <= mark and not in_doubt and not same:
+                    found[uid] = wanted
         return found
+
+    def pod_versions(self) -> dict[str, int]:
+        """Version of each pod that holds something, by uid; -1 of those whose bind is in doubt no longer."""
+        with self.lock:
+            known = dict(self._holdings)
+        now = time.monotonic()
+        return {
+            uid: each.version if each.confirmed else -1
+            for uid, each in known.items()
+            if each.confirmed or each.doubtful_until <= now
+        }
+
+    def node_names(self) -> set[str]:
+        """Nodes with cards."""
+        with self.lock:
+            return set(self._nodes)
 
     def repair(self, differences: Mapping[str, Holding | None]) -> int:
         """Takes over what the API server says; returns the number of slices that had been wrong."""
