@@ -17,6 +17,7 @@ import numpy as np
 
 from vgpu.allocation import Allocation, Held
 from vgpu.devices import Gpu, Inventory
+from vgpu.kube.pace import gently
 from vgpu.placement import room, rules
 from vgpu.placement.cards import SLOTS, Cards, CardState, Ints, figures, nothing_held, of_nodes
 from vgpu.placement.selection import by_model, by_uuid
@@ -395,15 +396,17 @@ class ClusterState:
     def differing(self, expected: Mapping[str, Holding | None], mark: int) -> dict[str, Holding | None]:
         """As `differences`, of these pods only; None: it holds nothing."""
         now = time.monotonic()
-        found: dict[str, Holding | None] = {}
         with self.lock:
-            for uid, wanted in expected.items():
-                known = self._holdings.get(uid)
-                in_doubt = known is not None and wanted is None and known.doubtful_until > now
-                same = known is None if wanted is None else wanted.same_as(known)
-                if self._changed.get(uid, 0) <= mark and not in_doubt and not same:
-                    found[uid] = wanted
-        return found
+            holdings, changed = dict(self._holdings), dict(self._changed)
+        found: dict[str, Holding | None] = {}
+        for uid, wanted in gently(expected.items()):
+            known = holdings.get(uid)
+            in_doubt = known is not None and wanted is None and known.doubtful_until > now
+            same = known is None if wanted is None else wanted.same_as(known)
+            if changed.get(uid, 0) <= mark and not in_doubt and not same:
+                found[uid] = wanted
+        with self.lock:
+            return {uid: wanted for uid, wanted in found.items() if self._changed.get(uid, 0) == changed.get(uid, 0)}
 
     def pod_versions(self) -> dict[str, int]:
         """Version of each pod that holds something, by uid; -1 of those whose bind is in doubt no longer."""
@@ -412,7 +415,7 @@ class ClusterState:
         now = time.monotonic()
         return {
             uid: each.version if each.confirmed else -1
-            for uid, each in known.items()
+            for uid, each in gently(known.items())
             if each.confirmed or each.doubtful_until <= now
         }
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -24,8 +24,11 @@ from vgpu.kube import listing, writes
 from vgpu.kube.client import ApiError, KubeClient
 from vgpu.kube.informer import Informer
 from vgpu.kube.listing import Listing
+from vgpu.kube.pace import gently
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 PODS: Final = "/api/v1/pods"
 NODES: Final = "/api/v1/nodes"
@@ -168,7 +171,7 @@ class Feed:
     def _repair(self, pods: Iterable[SeenPod], mark: int, *, strange: bool) -> int:
         expected: dict[str, Holding] = {}
         listed: set[str] = set()
-        for pod in pods:
+        for pod in self._paced(pods):
             listed.add(pod.uid)
             if strange:
                 self._strange[pod.uid] = pod.namespace, pod.name
@@ -187,6 +190,10 @@ class Feed:
     def _among(self, found: Mapping[str, Holding | None], *, strange: bool) -> dict[str, Holding | None]:
         """Those of one informer."""
         return {uid: wanted for uid, wanted in found.items() if (uid in self._strange) is strange}
+
+    def _paced(self, items: Iterable[T]) -> Iterable[T]:
+        """Verbs are answered meanwhile; at first they cannot be."""
+        return gently(items) if self.ready else items
 
     # Informers
 
@@ -208,7 +215,7 @@ class Feed:
 
     def _nodes_listed(self, nodes: Iterable[SeenNode]) -> None:
         present = set()
-        for node in nodes:
+        for node in self._paced(nodes):
             present.add(node.name)
             self._put_node(node)
         for name in {*self.state.stale_nodes(present, self.state.mark()), *(self._versions.keys() - present)}:
@@ -233,7 +240,7 @@ class Feed:
     def _pods_listed(self, pods: Iterable[SeenPod]) -> None:
         expected: dict[str, Holding] = {}
         idle: dict[str, int] = {}
-        for pod in pods:
+        for pod in self._paced(pods):
             if pod.holding is not None:
                 expected[pod.uid] = pod.holding
             else:
@@ -328,7 +335,7 @@ class Feed:
         """The same of pods, by uid; of a bind whose outcome is not known nothing is expected yet."""
         known = self._idle.copy() | self.state.pod_versions()
         own = self._strange.copy()
-        return {uid: version for uid, version in known.items() if (uid in own) is strange}
+        return {uid: version for uid, version in gently(known.items()) if (uid in own) is strange}
 
     def _other_versions(
         self, path: str, params: Mapping[str, str], known: dict[str, int]
@@ -339,13 +346,11 @@ class Feed:
         )
         newer: dict[str, Meta] = {}
         for part in found:
-            begin = time.monotonic()
-            for meta in (each.metadata for each in part):
+            for meta in gently(each.metadata for each in part):
                 key = meta.name if path == NODES else meta.uid
                 have = known.pop(key, None)
                 if have is None or have < number(meta.resourceVersion):
                     newer[key] = meta
-            self._stopping.wait(time.monotonic() - begin)  # the verbs come first
         listed = number(found.version)
         return newer, [key for key, version in known.items() if not listed or version <= listed]
 

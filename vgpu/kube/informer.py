@@ -11,6 +11,7 @@ import msgspec
 from vgpu.kube.client import ApiError, KubeClient, Silent, Watch
 from vgpu.kube.listing import Listing
 from vgpu.kube.objects import HasMeta, Meta
+from vgpu.kube.pace import gently
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +151,9 @@ class Informer(Generic[T]):
         listing = Listing(self._client, self._path, self._type, {**self._params, "resourceVersion": self._newest})
         try:
             for part in listing:
-                items += [(_key(item), item.metadata.resourceVersion, self._shape(item)) for item in part]
+                # At first nobody can be answered anyway.
+                pace = gently(part) if self.synced.is_set() else part
+                items += [(_key(item), item.metadata.resourceVersion, self._shape(item)) for item in pace]
                 if self._stopping.is_set():
                     return
         except ApiError as error:
