@@ -7,6 +7,7 @@ API server is asked whether the pod is gone.
 
 import logging
 import random
+import sys
 import threading
 import time
 from collections import deque
@@ -66,13 +67,13 @@ class Feed:
             "fieldSelector": f"spec.schedulerName!={scheduler_name}",
         }
         self._nodes: Informer[Node] = Informer(
-            client, NODES, Node, shape=seen_node, on_change=self._node_changed, on_replace=self._nodes_listed
+            client, NODES, Node, shape=self._see_node, on_change=self._node_changed, on_replace=self._nodes_listed
         )
         self._pods: Informer[Pod] = Informer(
             client,
             PODS,
             Pod,
-            shape=seen_pod,
+            shape=self._see_pod,
             params=self._own,
             on_change=self._pod_changed,
             on_list=self._pods_asked,
@@ -82,7 +83,7 @@ class Feed:
             client,
             PODS,
             Pod,
-            shape=seen_pod,
+            shape=self._see_pod,
             params=self._former,
             on_change=self._other_changed,
             on_replace=self._others_listed,
@@ -96,7 +97,7 @@ class Feed:
         self._mark = 0  # of the moment at which the pods' informer asked for its list
         self._idle: dict[str, int] = {}  # uid → version, of pods that hold nothing
         self._strange: dict[str, tuple[str, str]] = {}  # uid → namespace and name, of pods under a former name
-        self._versions: dict[str, int] = {}  # of nodes
+        self._seen: dict[str, SeenNode] = {}  # by name
         self._leads: Callable[[], bool] = lambda: True
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reconcile", daemon=True)
@@ -154,7 +155,7 @@ class Feed:
         mark = self.state.mark()
         found: Listing[Node] = Listing(self._client, NODES, Node, _at_least(version))
         present = set()
-        for node in (seen_node(node) for part in found for node in part):
+        for node in (self._see_node(node) for part in found for node in gently(part)):
             present.add(node.name)
             if self.state.unchanged(node.name, mark):
                 self._put_node(node)
@@ -165,7 +166,7 @@ class Feed:
         """The same of the pods of one informer; returns the number of slices that had been wrong."""
         mark = self.state.mark()
         found: Listing[Pod] = Listing(self._client, PODS, Pod, {**params, **_at_least(version)})
-        pods = [seen_pod(pod) for part in found for pod in part]
+        pods = [self._see_pod(pod) for part in found for pod in gently(part)]
         return self._repair(pods, mark, strange=params is self._former)
 
     def _repair(self, pods: Iterable[SeenPod], mark: int, *, strange: bool) -> int:
@@ -197,13 +198,25 @@ class Feed:
 
     # Informers
 
+    def _see_pod(self, pod: Pod) -> SeenPod:
+        """In the version that is known already it is what it was."""
+        meta = pod.metadata
+        known = self.state.holding(meta.uid)
+        if known is not None and known.confirmed and 0 < known.version == number(meta.resourceVersion):
+            return SeenPod(meta.uid, sys.intern(meta.namespace), meta.name, known.version, known, finished=False)
+        return seen_pod(pod)
+
+    def _see_node(self, node: Node) -> SeenNode:
+        known = self._seen.get(node.metadata.name)
+        return known if known and 0 < known.version == number(node.metadata.resourceVersion) else seen_node(node)
+
     def _put_node(self, node: SeenNode) -> None:
-        self._versions[node.name] = node.version
+        self._seen[node.name] = node
         self.state.set_node(node.name, node.inventory, node.cordoned)
         self._agents.mark(node.name, node.mark if node.inventory.devices else None)
 
     def _drop_node(self, name: str) -> None:
-        self._versions.pop(name, None)
+        self._seen.pop(name, None)
         self.state.remove_node(name)
         self._agents.mark(name, None)
 
@@ -218,7 +231,7 @@ class Feed:
         for node in self._paced(nodes):
             present.add(node.name)
             self._put_node(node)
-        for name in {*self.state.stale_nodes(present, self.state.mark()), *(self._versions.keys() - present)}:
+        for name in {*self.state.stale_nodes(present, self.state.mark()), *(self._seen.keys() - present)}:
             self._drop_node(name)
 
     def _pod_changed(self, change: str, pod: SeenPod) -> None:
@@ -328,7 +341,10 @@ class Feed:
     def _node_versions(self) -> dict[str, int]:
         """Node → version; -1 where the state has not what was told."""
         known = self.state.node_names()
-        told = {name: version if name in known else -1 for name, version in self._versions.items()}
+        told = {
+            name: node.version if name in known or not node.inventory.devices else -1
+            for name, node in self._seen.copy().items()
+        }
         return dict.fromkeys(known, -1) | told
 
     def _pod_versions(self, *, strange: bool) -> dict[str, int]:

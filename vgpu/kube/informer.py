@@ -147,13 +147,17 @@ class Informer(Generic[T]):
     def _list(self) -> None:
         if self._on_list is not None:
             self._on_list()
-        items: list[tuple[Key, str, Any]] = []
+        items: list[Any] = []
+        names: list[tuple[Key, str]] = []  # key and version of each, where they are kept
         listing = Listing(self._client, self._path, self._type, {**self._params, "resourceVersion": self._newest})
         try:
             for part in listing:
                 # At first nobody can be answered anyway.
                 pace = gently(part) if self.synced.is_set() else part
-                items += [(_key(item), item.metadata.resourceVersion, self._shape(item)) for item in pace]
+                for item in pace:
+                    items.append(self._shape(item))
+                    if self._on_replace is None:
+                        names.append((_key(item), item.metadata.resourceVersion))
                 if self._stopping.is_set():
                     return
         except ApiError as error:
@@ -165,11 +169,11 @@ class Informer(Generic[T]):
         self._too_large = 0
         self.listed = listing.version
         if self._on_replace is not None:
-            self._tell_all([item for _, _, item in items])
+            self._tell_all(items)
         else:
-            old, self._versions = self._versions, {key: version for key, version, _ in items}
-            before, self.store = self.store, {key: item for key, _, item in items}
-            for key, version, item in items:
+            old, self._versions = self._versions, dict(names)
+            before, self.store = self.store, {key: item for (key, _), item in zip(names, items, strict=True)}
+            for (key, version), item in zip(names, items, strict=True):
                 if old.get(key) != version:
                     self._tell("set", key, item)
             for key, item in before.items():
