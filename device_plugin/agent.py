@@ -198,6 +198,7 @@ class Agent:
     async def _cards(self, census: Census) -> Inventory:
         """Waits for the first cards, or for the word of the API server that there were some: these are silent then."""
         complaint = ""
+        none_before = False  # the API server has said it: only an agent of this node could change that
         while True:
             try:
                 if self._asking is None:
@@ -219,7 +220,9 @@ class Agent:
                 reason = "all cards are in MIG mode, which are not shared" if found.mig else "the driver has no cards"
             pause = LOOK_FOR_CARDS_SECONDS
             try:
-                before = await asyncio.to_thread(published, self._client, self._options.node)
+                before = Inventory()
+                if not none_before:
+                    before = await asyncio.to_thread(published, self._client, self._options.node)
             except ApiError as error:
                 pause, reason = ASK_SECONDS, f"{reason}; {error}"
             else:
@@ -227,6 +230,7 @@ class Agent:
                     log.warning("%s; %d cards were published before", reason, len(before.devices))
                     silent = tuple(gpu.index for gpu in before.devices if gpu.uuid not in found.mig)
                     return msgspec.structs.replace(found, silent=silent)
+                none_before = True
                 self._exporter.readiness.idle()
                 if self._asking is None:
                     self._exporter.idle()

@@ -57,10 +57,20 @@ class Pods:
         with self._changed:
             return list(self._pods.values())
 
-    def refresh(self) -> None:
-        """Asks the API server now, past every cache; raises Refusal when it does not answer."""
+    def told_gone(self, uid: str) -> bool:
+        """The API server has said that this pod is gone."""
+        with self._changed:
+            return uid in self._gone
+
+    def refresh(self, *, certain: bool = False) -> None:
+        """Asks the API server now; raises Refusal when it does not answer.
+
+        It answers from its cache, which is by node, as the kubelet's own watch is answered. `certain`: as of this
+        moment, for which servers before 1.31 read all pods of the cluster.
+        """
+        params = self._params if certain else {**self._params, "resourceVersion": "0"}
         try:
-            answer = self._client.request("GET", _PATH, params=self._params, timeout=5)
+            answer = self._client.request("GET", _PATH, params=params, timeout=5)
         except ApiError as error:
             raise Refusal(f"the API server does not tell this node's pods: {error}", transient=True) from None
         with self._changed:

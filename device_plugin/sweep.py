@@ -125,7 +125,8 @@ class Sweep:
         entries = [*self._sandboxes.entries(), *self._sandboxes.removed()]
         dead = self._dead(entries)
         if dead:
-            self._pods.refresh()  # a pod that has come meanwhile is known afterwards
+            if not all(self._pods.told_gone(entry.pod_uid) for entry in dead):
+                self._pods.refresh(certain=True)  # a pod that has come meanwhile is known afterwards
             for entry in self._dead(dead):
                 self._sandboxes.remove(entry)
         if dead or clean:

@@ -8,14 +8,15 @@ from typing import Final
 
 import msgspec
 
+from scheduler import seen
 from scheduler.cluster import DOUBT_SECONDS, ClusterState, Holding
-from scheduler.feed import holding_of
 from scheduler.fence import Behind
+from scheduler.seen import holding_of
 from scheduler.verbs import Recent, asked
 from scheduler.wire import ExtenderBindingArgs, Pod
 from vgpu import allocation, names
 from vgpu.allocation import Allocation
-from vgpu.kube import objects, writes
+from vgpu.kube import writes
 from vgpu.kube.client import ApiError, KubeClient, Unreachable
 from vgpu.placement import policy
 from vgpu.placement.fit import Rejection, fit_pod
@@ -140,7 +141,7 @@ class Binder:
                 self._state.hold(args.PodUID, holding)
             else:
                 self._state.retract(args.PodUID)
-            if pod.spec.nodeName == args.Node and pod.metadata.annotations.get(names.ALLOCATION) == record:
+            if pod.spec.nodeName == args.Node and pod.metadata.annotations.allocation == record:
                 return
             raise Refused(f"the pod is already bound to node {pod.spec.nodeName}") from None
         if not unknown or pod.metadata.uid != args.PodUID:
@@ -148,7 +149,7 @@ class Binder:
         # Else the request may still be on its way in the API server: the slices stay counted for a while.
         raise Refused(str(error)) from None
 
-    def _read(self, args: ExtenderBindingArgs, attempts: int) -> objects.Pod | None:
+    def _read(self, args: ExtenderBindingArgs, attempts: int) -> seen.Pod | None:
         pause = SETTLE_PAUSE
         for attempt in range(attempts):
             if attempt and self._stopping.wait(pause):
@@ -156,9 +157,9 @@ class Binder:
             pause *= 2
             try:
                 raw = self._client.get(writes.pod_path(args.PodNamespace, args.PodName))
-                return msgspec.json.decode(raw, type=objects.Pod)
+                return msgspec.json.decode(raw, type=seen.Pod)
             except ApiError as error:
                 if error.status == 404:
-                    return objects.Pod()
+                    return seen.Pod()
                 log.warning("pod %s/%s cannot be read: %s", args.PodNamespace, args.PodName, error)
         return None

@@ -17,6 +17,7 @@ import numpy as np
 
 from vgpu.allocation import Allocation, Held
 from vgpu.devices import Gpu, Inventory
+from vgpu.kube.pace import gently
 from vgpu.placement import room, rules
 from vgpu.placement.cards import SLOTS, Cards, CardState, Ints, figures, nothing_held, of_nodes
 from vgpu.placement.selection import by_model, by_uuid
@@ -400,17 +401,40 @@ class ClusterState:
 
     def differences(self, expected: Mapping[str, Holding], mark: int) -> dict[str, Holding | None]:
         """Pods whose holding is not the expected one (None: they hold nothing), of those unchanged since `mark`."""
-        now = time.monotonic()
-        found: dict[str, Holding | None] = {}
         with self.lock:
-            for uid in self._holdings.keys() | expected.keys():
-                known, wanted = self._holdings.get(uid), expected.get(uid)
-                if self._changed.get(uid, 0) > mark or (wanted is not None and wanted.same_as(known)):
-                    continue
-                if known is not None and wanted is None and known.doubtful_until > now:
-                    continue
+            known = self._holdings.keys() - expected.keys()
+        return self.differing({**dict.fromkeys(known), **expected}, mark)
+
+    def differing(self, expected: Mapping[str, Holding | None], mark: int) -> dict[str, Holding | None]:
+        """As `differences`, of these pods only; None: it holds nothing."""
+        now = time.monotonic()
+        with self.lock:
+            holdings, changed = dict(self._holdings), dict(self._changed)
+        found: dict[str, Holding | None] = {}
+        for uid, wanted in gently(expected.items()):
+            known = holdings.get(uid)
+            in_doubt = known is not None and wanted is None and known.doubtful_until > now
+            same = known is None if wanted is None else wanted.same_as(known)
+            if changed.get(uid, 0) <= mark and not in_doubt and not same:
                 found[uid] = wanted
-        return found
+        with self.lock:
+            return {uid: wanted for uid, wanted in found.items() if self._changed.get(uid, 0) == changed.get(uid, 0)}
+
+    def pod_versions(self) -> dict[str, int]:
+        """Version of each pod that holds something, by uid; -1 of those whose bind is in doubt no longer."""
+        with self.lock:
+            known = dict(self._holdings)
+        now = time.monotonic()
+        return {
+            uid: each.version if each.confirmed else -1
+            for uid, each in gently(known.items())
+            if each.confirmed or each.doubtful_until <= now
+        }
+
+    def node_names(self) -> set[str]:
+        """Nodes with cards."""
+        with self.lock:
+            return set(self._nodes)
 
     def repair(self, differences: Mapping[str, Holding | None]) -> int:
         """Takes over what the API server says; returns the number of slices that had been wrong."""

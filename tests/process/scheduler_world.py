@@ -34,11 +34,11 @@ def add_node(world: World, name: str, **more: int) -> None:
     world.send("POST", "/api/v1/nodes", {"metadata": {"name": name, "annotations": notes}})
 
 
-def gpu_pod(name: str, memory: int = 3000, **more: Any) -> dict[str, Any]:
+def gpu_pod(name: str, memory: int = 3000, *, scheduler: str = "vgpu-scheduler", **more: Any) -> dict[str, Any]:
     """A pod as admission leaves it."""
     more["metadata"] = {"labels": {names.LABEL_MANAGED: "true"}, **more.get("metadata", {})}
     limits = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": str(memory)}
-    return pod(name, limits=limits, schedulerName="vgpu-scheduler", **more)
+    return pod(name, limits=limits, schedulerName=scheduler, **more)
 
 
 class Scheduler:
@@ -50,13 +50,15 @@ class Scheduler:
         folder: Path,
         *,
         holder: str = "a",
+        name: str = "vgpu-scheduler",
+        agents: tuple[str, str] | None = None,
         reconcile_seconds: float = 3600,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        """`holder`: whom the Lease names while this replica leads."""
+        """`holder`: whom the Lease names while this replica leads; `name`: schedulerName; `agents`: as of Feed."""
         self.client = connect(world.server, folder)
         self.state, self.recent = ClusterState(), Recent()
-        self.feed = Feed(self.client, self.state, "vgpu-scheduler", reconcile_seconds)
+        self.feed = Feed(self.client, self.state, name, reconcile_seconds, agents=agents)
         term = term_in(self.client, "kube-system", LEASE)
         fence = Fence(self.feed.catch_up, term, idle_seconds, own=lambda term: term.startswith(f"{holder} "))
         self.binder = Binder(self.client, self.state, Rules(), self.recent, fence.pass_)

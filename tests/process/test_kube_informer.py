@@ -1,15 +1,20 @@
 """Informers against a real socket: first list, changes, restarts of the API server, lost history, stop."""
 
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
-from kube_world import SECONDS, World, pod
+from kube_world import SECONDS, World, connect, pod
 
-from vgpu.kube import writes
+from vgpu.kube import listing, writes
+from vgpu.kube.client import Watch
 from vgpu.kube.informer import Informer
-from vgpu.kube.objects import Pod
+from vgpu.kube.objects import Pod, RawObject
 from vgpu.local.apiserver import ApiServer
 from vgpu.local.services import wait_for
 
@@ -141,12 +146,134 @@ def test_lost_history_is_told_as_a_whole_where_that_is_wanted(world: World) -> N
         follower.informer.stop()
 
 
-def test_large_lists_come_in_pages(world: World, monkeypatch: pytest.MonkeyPatch, follow: Follower) -> None:
-    monkeypatch.setattr("vgpu.kube.informer.PAGE", "3")
+def test_large_lists_are_decoded_in_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stateful set's templates look like the beginning of an object, and are none."""
+    whole = Watch.chunks
+
+    def crumbs(watch: Watch) -> Iterator[bytes]:
+        text = b"".join(whole(watch))
+        yield from (text[at : at + 90] for at in range(0, len(text), 90))
+
+    monkeypatch.setattr(Watch, "chunks", crumbs)
+    monkeypatch.setattr(listing, "BATCH", 300)
+    inner = [{"metadata": {"name": "data"}}, {"metadata": {"name": 'x,{"metadata":{'}}]
     for number in range(8):
-        world.create(pod(f"p{number}"))
-    follow.start()
-    assert follow.told == [("set", f"p{number}") for number in range(8)]
+        more = {"volumeClaimTemplates": inner} if number % 3 == 0 else {}
+        world.send("POST", "/apis/apps/v1/namespaces/default/statefulsets",
+                   {"metadata": {"name": f"s{number}"}, "spec": more})  # fmt: skip
+    path = "/apis/apps/v1/statefulsets"
+    found: listing.Listing[RawObject] = listing.Listing(world.client, path, RawObject, {})
+    parts = list(found)
+    assert [item.metadata.name for part in parts for item in part] == [f"s{number}" for number in range(8)]
+    assert len(parts) > 4
+    assert found.version == str(world.server.store.version)
+    assert listing.everything(listing.Listing(world.client, "/api/v1/nodes", RawObject, {})) == []
+
+
+def test_a_list_that_breaks_off_is_none(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.create(pod("a"))
+    world.create(pod("b"))
+    whole = Watch.chunks
+
+    def cut(watch: Watch) -> Iterator[bytes]:
+        yield b"".join(whole(watch))[:-20]
+
+    monkeypatch.setattr(Watch, "chunks", cut)
+    with pytest.raises(msgspec.MsgspecError):
+        listing.everything(listing.Listing(world.client, "/api/v1/pods", RawObject, {}))
+
+
+class Half:
+    """Passes on what comes until it is `shut`; then it swallows everything and keeps the connections open."""
+
+    def __init__(self, port: int) -> None:
+        self.shut = threading.Event()
+        self._target = port
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._socket.accept()
+                far = socket.create_connection(("127.0.0.1", self._target))
+                late = self.shut.is_set()  # connections after the break work
+                for one, two in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass, args=(one, two, late), daemon=True).start()
+
+    def _pass(self, one: socket.socket, two: socket.socket, late: bool) -> None:
+        with suppress(OSError):
+            while data := one.recv(65536):
+                if late or not self.shut.is_set():
+                    two.sendall(data)
+            if late or not self.shut.is_set():
+                two.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def test_a_connection_that_is_open_on_this_side_only_is_left(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vgpu.kube.informer.SILENCE_SECONDS", 0.5)
+    half = Half(world.server.port)
+    server = ApiServer(half.port, store=world.server.store)
+    client = connect(server, tmp_path)
+    told: list[str] = []
+    informer = Informer(client, "/api/v1/pods", Pod, on_change=lambda _, item: told.append(item.metadata.name))
+    try:
+        world.create(pod("before"))
+        informer.start()
+        wait_for("the first", lambda: told == ["before"], SECONDS)
+        half.shut.set()
+        world.create(pod("after"))
+        wait_for("what came after the break", lambda: told == ["before", "after"], SECONDS)
+    finally:
+        half.shut.set()
+        informer.stop()
+        half.close()
+
+
+def test_no_list_and_no_watch_is_answered_by_etcd(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`resourceVersion` is there in each, and there is no `limit`, which a cache does not serve without one."""
+    asked: list[dict[str, str]] = []
+    stream = world.client.stream
+
+    def noted(path: str, params: Mapping[str, str], **more: Any) -> Watch:
+        asked.append(dict(params))
+        return stream(path, params, **more)
+
+    monkeypatch.setattr(world.client, "stream", noted)
+    monkeypatch.setattr("vgpu.kube.informer.SPREAD_SECONDS", 0.01)
+    world.create(pod("a"))
+    follower = Follower(world).start()
+    try:
+        known = follower.informer.version
+        lose_history(world)
+        follower.wait(("set", "a"), ("set", "b"), ("gone", "a"))
+    finally:
+        follower.informer.stop()
+    lists = [params for params in asked if "watch" not in params]
+    assert [params["resourceVersion"] for params in lists] == ["0", known]
+    assert all(params["resourceVersion"] and "limit" not in params for params in asked)
+
+
+def test_a_server_that_has_gone_back_in_time_is_listed_as_it_is(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database restored from a copy: versions that are known here are not there yet."""
+    monkeypatch.setattr("vgpu.kube.informer.SPREAD_SECONDS", 0.01)
+    world.create(pod("a"))
+    world.create(pod("b"))
+    follower = Follower(world, replace=True).start()
+    try:
+        world.server.stop()
+        world.server = ApiServer(world.server.port)
+        world.server.start()
+        world.create(pod("c"))
+        wait_for("the list of now", lambda: follower.lists[1:] == [["c"]], SECONDS)
+    finally:
+        follower.informer.stop()
 
 
 def test_waits_for_a_server_that_is_not_there_yet(world: World, follow: Follower) -> None:

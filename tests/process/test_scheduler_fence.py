@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kube_world import World
@@ -22,9 +23,10 @@ class LateClient(KubeClient):
 
     told = threading.Event()
 
-    def stream(self, path: str, params: Mapping[str, str]) -> Watch:
-        watch = super().stream(path, params)
-        self.told.wait(SECONDS)
+    def stream(self, path: str, params: Mapping[str, str], **more: Any) -> Watch:
+        watch = super().stream(path, params, **more)
+        if "watch" in params:
+            self.told.wait(SECONDS)
         return watch
 
 

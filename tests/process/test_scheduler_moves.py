@@ -11,15 +11,14 @@ from scheduler_world import SECONDS, Scheduler, add_node, gpu_pod, inventory, re
 
 from scheduler import moves
 from scheduler.cluster import ClusterState
-from scheduler.feed import holding_of
 from scheduler.fence import Fence, held_here
 from scheduler.moves import Moves
+from scheduler.seen import Container, Pod, PodMarks, PodMeta, PodSpec, holding_of, seen_pod
 from vgpu import allocation, names
 from vgpu.allocation import Allocation
 from vgpu.devices import GpuSlice, decode_inventory
 from vgpu.kube import writes
 from vgpu.kube.client import ApiError, Unreachable
-from vgpu.kube.objects import Container, Meta, Pod, PodSpec
 from vgpu.local.services import wait_for
 
 CARDS = ("GPU-n1-0", "GPU-n1-1")
@@ -164,8 +163,8 @@ def test_a_move_that_is_forbidden_is_tried_again(
 def moving(name: str, here: str, there: str, memory: int) -> Pod:
     """A bound pod that asks for a move; its name is its UID."""
     record = Allocation({"main": (GpuSlice(here, memory),)}, {"main": (GpuSlice(there, memory),)})
-    annotations = {names.ALLOCATION: allocation.encode(record)}
-    meta = Meta(name=name, namespace="default", uid=name, resourceVersion="7", annotations=annotations)
+    annotations = PodMarks(allocation.encode(record))
+    meta = PodMeta(name=name, namespace="default", uid=name, resourceVersion="7", annotations=annotations)
     return Pod(meta, PodSpec(nodeName="n1", containers=[Container(name="main")]))
 
 
@@ -223,7 +222,7 @@ def test_who_cannot_read_who_leads_moves_nothing_and_says_so_once(
 
 def one_pod(version: str, *cards: str) -> Pod:
     text = allocation.encode(Allocation({"main": tuple(GpuSlice(uuid, 1000) for uuid in cards)}))
-    meta = Meta(name="p", namespace="default", uid="u", resourceVersion=version, annotations={names.ALLOCATION: text})
+    meta = PodMeta("p", "default", "u", version, PodMarks(text))
     return Pod(meta, PodSpec(nodeName="n1", containers=[Container(name="main")]))
 
 
@@ -236,16 +235,19 @@ def test_a_list_that_was_asked_for_before_a_pod_was_confirmed_does_not_drop_it(s
     assert scheduler.state.holding("u") == holding
     scheduler.feed._pods_asked()
     scheduler.feed._pods_listed([])
+    assert scheduler.state.holding("u") == holding, "the list is from a cache that lags behind"
+    scheduler.feed._pods.listed = "2000"
+    scheduler.feed._pods_listed([])
     assert scheduler.state.holding("u") is None
 
 
 def test_what_is_older_than_what_is_known_changes_nothing(scheduler: Scheduler) -> None:
-    scheduler.feed._pods_listed([one_pod("1000", CARDS[1])])
-    scheduler.feed._pod_changed("set", one_pod("999", CARDS[0]))
+    scheduler.feed._pods_listed([seen_pod(one_pod("1000", CARDS[1]))])
+    scheduler.feed._pod_changed("set", seen_pod(one_pod("999", CARDS[0])))
     holding = scheduler.state.holding("u")
     assert holding is not None
     assert list(holding.held) == [CARDS[1]]
-    scheduler.feed._pod_changed("set", one_pod("1001", CARDS[0]))
+    scheduler.feed._pod_changed("set", seen_pod(one_pod("1001", CARDS[0])))
     holding = scheduler.state.holding("u")
     assert holding is not None
     assert list(holding.held) == [CARDS[0]]

@@ -97,7 +97,7 @@ def test_a_copy_is_kept_after_an_exception_that_nobody_expected(caplog: pytest.L
     class Server:
         turns = 0
 
-        def request(self, *_: object, **__: object) -> bytes:
+        def stream(self, *_: object, **__: object) -> bytes:
             self.turns += 1
             if self.turns == 1:
                 raise RuntimeError("nobody expected this")

@@ -45,6 +45,10 @@ class Unreachable(ApiError):
         super().__init__(0, "Unreachable", message)
 
 
+class Silent(Unreachable):
+    """Nothing has come for as long as was to be waited."""
+
+
 class _Status(msgspec.Struct):
     """The fields of a Kubernetes Status object that errors carry."""
 
@@ -63,19 +67,26 @@ def error_of(status: int, body: bytes) -> ApiError:
 
 
 class Watch:
-    """Lines of a streamed answer. `close` may be called from another thread and ends the iteration there."""
+    """A streamed answer. `close` may be called from another thread and ends the iteration there."""
 
     def __init__(self, response: urllib3.BaseHTTPResponse) -> None:
         self._response = response
         self._closed = False
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yields one line at a time, without its end; raises Unreachable when the connection breaks."""
+        """Yields one line at a time, without its end; raises as `chunks` does."""
         rest = b""
+        for chunk in self.chunks():
+            *lines, rest = (rest + chunk).split(b"\n")
+            yield from (line for line in lines if line)
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yields what has come; raises Unreachable when the connection breaks, Silent when nothing comes for long."""
         try:
-            for chunk in self._response.stream(65536, decode_content=True):
-                *lines, rest = (rest + chunk).split(b"\n")
-                yield from (line for line in lines if line)
+            yield from self._response.stream(65536, decode_content=True)
+        except urllib3.exceptions.ReadTimeoutError:
+            if not self._closed:
+                raise Silent("the API server says nothing any more") from None
         except (urllib3.exceptions.HTTPError, OSError, ValueError, AttributeError) as error:
             # ValueError and AttributeError: urllib3's way to say that another thread has closed the file.
             if not self._closed:
@@ -222,10 +233,17 @@ class KubeClient:
         """Body of the answer to a GET."""
         return self.request("GET", path, params=params)
 
-    def stream(self, path: str, params: Mapping[str, str]) -> Watch:
-        """Opens a streamed GET; iterate the result for its lines."""
-        timeout = urllib3.Timeout(connect=10, read=None)
-        answer = self._send("GET", path, params, {}, preload_content=False, timeout=timeout)
+    def stream(
+        self,
+        path: str,
+        params: Mapping[str, str],
+        *,
+        silence: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Watch:
+        """Opens a streamed GET; iterate the result for its lines. `silence`: seconds that may pass without a byte."""
+        timeout = urllib3.Timeout(connect=10, read=silence)
+        answer = self._send("GET", path, params, dict(headers or {}), preload_content=False, timeout=timeout)
         if answer.status >= 300:
             raise error_of(answer.status, answer.read())
         return Watch(answer)

@@ -4,20 +4,26 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from vgpu.kube.client import ApiError, KubeClient, Watch
-from vgpu.kube.objects import HasMeta, Meta, ObjectList
+from vgpu.kube.client import ApiError, KubeClient, Silent, Watch
+from vgpu.kube.listing import Listing
+from vgpu.kube.objects import HasMeta, Meta
+from vgpu.kube.pace import gently
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=HasMeta)
 Key = tuple[str, str]  #: (namespace, name)
 
-PAGE = "1000"  #: objects per list request: bounds the memory of decoding a large cluster
-WATCH_SECONDS = "300"  #: after this the server ends the watch and it is opened again from the same place
+WATCH_SECONDS = (240, 360)  #: after this the server ends the watch and it is opened again from the same place
+#: Seconds without a byte of a watch: then it is opened again from the same place. The API server sends bookmarks once a
+#: minute; a connection that is open on this side only, or through something that swallows what comes, brings nothing
+SILENCE_SECONDS = 90.0
+SPREAD_SECONDS = 2.0  #: at most, before a new list: many clients lose their history at the same moment
+TOO_LARGE = 3  #: answers that a version is not there yet, after which an older one does: a database was restored
 BACK_OFF = (0.05, 5.0)  #: seconds: first pause and longest pause between attempts
 
 
@@ -45,13 +51,16 @@ def _key(item: HasMeta) -> Key:
 
 
 class Informer(Generic[T]):
-    """Keeps `store` equal to what the API server has at `path`, and tells about each change.
+    """Tells about each change of what the API server has at `path`.
 
     `on_change("set" | "gone", object)` is called for each difference. After a list (the first one, and whenever the
-    history was lost) `on_replace(objects)` is called instead where given; otherwise the differences are told singly.
-    `on_list()` is called before each list is asked for. All are called in the informer's thread, the others after the
-    store was changed; an exception of theirs is logged and does not end it. `type_` is a msgspec struct with
-    `metadata: Meta`.
+    history was lost) `on_replace(objects)` is called instead where given; otherwise all objects are kept in `store` and
+    the differences are told singly. `on_list()` is called before each list is asked for. All are called in the
+    informer's thread, the others after the store was changed; an exception of theirs is logged and does not end it.
+    `type_` is a msgspec struct with `metadata: Meta`; what is told and kept is `shape` of it where given.
+
+    Lists and watches are answered from the API server's cache, never by etcd: `resourceVersion` is "0" at first, and
+    then at least what is known already (Kubernetes API concepts, "Semantics for get and list").
     """
 
     def __init__(
@@ -61,21 +70,27 @@ class Informer(Generic[T]):
         type_: type[T],
         *,
         params: Mapping[str, str] | None = None,
-        on_change: Callable[[str, T], None],
+        on_change: Callable[[str, Any], None],
         on_list: Callable[[], None] | None = None,
-        on_replace: Callable[[list[T]], None] | None = None,
+        on_replace: Callable[[list[Any]], None] | None = None,
+        shape: Callable[[T], Any] | None = None,
     ) -> None:
         self.synced = threading.Event()  #: set once the first list has been delivered
-        self.store: dict[Key, T] = {}
+        self.store: dict[Key, Any] = {}
+        self.listed = ""  #: resourceVersion of the newest list, set before it is told
         self._client = client
         self._path = path
         self._params = dict(params or {})
         self._on_change = on_change
         self._on_list = on_list
         self._on_replace = on_replace
+        self._shape = shape or (lambda item: item)
+        self._type = type_
         self._decode_object = msgspec.json.Decoder(type_)
-        self._decode_list: msgspec.json.Decoder[ObjectList[T]] = msgspec.json.Decoder(ObjectList[type_])  # type: ignore[valid-type]  # a type known only at run time
         self._version = ""
+        self._versions: dict[Key, str] = {}  # of what is in the store
+        self._newest = "0"  # version that a list has to reach
+        self._too_large = 0
         self._watch: Watch | None = None
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -108,19 +123,22 @@ class Informer(Generic[T]):
                 self._follow()
             except _Gone:
                 self._version = ""
+                self._stopping.wait(random.uniform(0, SPREAD_SECONDS))
+            except Silent as error:
+                log.debug("%s: %s; asking again", self._path, error)
             except (ApiError, msgspec.MsgspecError) as error:
                 level = logging.DEBUG if str(error) == said else logging.WARNING  # an outage is told once
                 said = str(error)
                 if not self._stopping.is_set():
                     log.log(level, "%s: %s; trying again", self._path, error)
-                self._stopping.wait(pause * random.uniform(0.8, 1.2))
+                self._stopping.wait(pause * random.uniform(0.5, 1.5))
                 pause = min(pause * 2, longest)
             except Exception as error:
                 # Without this thread its owner would go on with what was true once.
                 if str(error) != said:
                     log.exception("%s: trying again", self._path)
                     said = str(error)
-                self._stopping.wait(pause * random.uniform(0.8, 1.2))
+                self._stopping.wait(pause * random.uniform(0.5, 1.5))
                 pause = min(pause * 2, longest)
             else:  # the server ended the watch, as it does now and then
                 pause, said = BACK_OFF[0], ""
@@ -129,30 +147,39 @@ class Informer(Generic[T]):
     def _list(self) -> None:
         if self._on_list is not None:
             self._on_list()
-        items: list[T] = []
-        token = ""
-        while True:
-            params = {**self._params, "limit": PAGE} | ({"continue": token} if token else {})
-            try:
-                page = self._decode_list.decode(self._client.request("GET", self._path, params=params, timeout=60))
-            except ApiError as error:
-                raise _Gone if token and error.status == 410 else error from None
-            items += page.items or []
-            token = page.metadata.continue_
-            if not token:
-                break
-        old, self.store = self.store, {_key(item): item for item in items}
+        items: list[Any] = []
+        names: list[tuple[Key, str]] = []  # key and version of each, where they are kept
+        listing = Listing(self._client, self._path, self._type, {**self._params, "resourceVersion": self._newest})
+        try:
+            for part in listing:
+                # At first nobody can be answered anyway.
+                pace = gently(part) if self.synced.is_set() else part
+                for item in pace:
+                    items.append(self._shape(item))
+                    if self._on_replace is None:
+                        names.append((_key(item), item.metadata.resourceVersion))
+                if self._stopping.is_set():
+                    return
+        except ApiError as error:
+            if error.status in (410, 504) and self._newest != "0":
+                self._too_large += 1
+                if self._too_large >= TOO_LARGE:
+                    self._newest = "0"
+            raise
+        self._too_large = 0
+        self.listed = listing.version
         if self._on_replace is not None:
             self._tell_all(items)
         else:
-            for key, item in self.store.items():
-                before = old.get(key)
-                if before is None or before.metadata.resourceVersion != item.metadata.resourceVersion:
-                    self._tell("set", item)
-            for key, item in old.items():
+            old, self._versions = self._versions, dict(names)
+            before, self.store = self.store, {key: item for (key, _), item in zip(names, items, strict=True)}
+            for (key, version), item in zip(names, items, strict=True):
+                if old.get(key) != version:
+                    self._tell("set", key, item)
+            for key, item in before.items():
                 if key not in self.store:
-                    self._tell("gone", item)
-        self._version = page.metadata.resourceVersion
+                    self._tell("gone", key, item)
+        self._version = self._newest = listing.version
         self.synced.set()
 
     def _follow(self) -> None:
@@ -160,11 +187,11 @@ class Informer(Generic[T]):
             **self._params,
             "watch": "true",
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": WATCH_SECONDS,
+            "timeoutSeconds": str(random.randint(*WATCH_SECONDS)),
             "resourceVersion": self._version,
         }
         try:
-            watch = self._client.stream(self._path, params)
+            watch = self._client.stream(self._path, params, silence=SILENCE_SECONDS)
         except ApiError as error:
             raise _Gone if error.status == 410 else error from None
         with self._lock:
@@ -188,25 +215,27 @@ class Informer(Generic[T]):
                 raise _Gone
             raise ApiError(failure.code, failure.reason, failure.message)
         if event.type == "BOOKMARK":
-            self._version = msgspec.json.decode(event.object, type=_Bookmark).metadata.resourceVersion
+            self._version = self._newest = msgspec.json.decode(event.object, type=_Bookmark).metadata.resourceVersion
             return
-        item = self._decode_object.decode(event.object)
-        if event.type == "DELETED":
-            self.store.pop(_key(item), None)
-        else:
-            self.store[_key(item)] = item
-        self._tell("gone" if event.type == "DELETED" else "set", item)
-        self._version = item.metadata.resourceVersion
+        decoded = self._decode_object.decode(event.object)
+        key, version, item = _key(decoded), decoded.metadata.resourceVersion, self._shape(decoded)
+        if self._on_replace is None and event.type == "DELETED":
+            self.store.pop(key, None)
+            self._versions.pop(key, None)
+        elif self._on_replace is None:
+            self.store[key], self._versions[key] = item, version
+        self._tell("gone" if event.type == "DELETED" else "set", key, item)
+        self._version = self._newest = version
 
-    def _tell(self, change: str, item: T) -> None:
+    def _tell(self, change: str, key: Key, item: Any) -> None:
         if self._stopping.is_set():
             return
         try:
             self._on_change(change, item)
         except Exception:
-            log.exception("%s: handling of %s failed", self._path, "/".join(_key(item)))
+            log.exception("%s: handling of %s failed", self._path, "/".join(key))
 
-    def _tell_all(self, items: list[T]) -> None:
+    def _tell_all(self, items: list[Any]) -> None:
         if self._stopping.is_set() or self._on_replace is None:
             return
         try:

@@ -31,9 +31,22 @@ class Meta(msgspec.Struct, frozen=True, omit_defaults=True):
     ownerReferences: list[OwnerReference] = []
 
 
+class Named(Protocol):
+    """The metadata that every object is known by."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def namespace(self) -> str: ...
+
+    @property
+    def resourceVersion(self) -> str: ...
+
+
 class HasMeta(Protocol):
     @property
-    def metadata(self) -> Meta: ...
+    def metadata(self) -> Named: ...
 
 
 Quantity = str | int | float  #: the API server writes strings; manifests may hold numbers

@@ -158,7 +158,7 @@ class KubeScheduler:
         reasons: dict[str, str] = {}
         asked = requested(pod)
         nodes = sorted(self._nodes.store.values(), key=lambda node: node.metadata.name)
-        fitting = []
+        fitting: list[str] = []
         for node in nodes:
             lack = self._lack(node, asked)
             if lack:

@@ -221,6 +221,9 @@ class ApiServer:
 
     def _list(self, where: Where, match: Match) -> dict[str, Any]:
         found, version = self.store.items(where.collection, where.namespace)
+        wanted = request.args.get("resourceVersion") or "0"
+        if wanted.isdecimal() and int(wanted) > version:
+            raise ApiError(504, "Timeout", f"Too large resource version: {wanted}, current: {version}")
         items = [item for item in found if match(item)]
         meta = {"resourceVersion": str(version)}
         token = request.args.get("continue")
