@@ -1,8 +1,10 @@
 """The plugin on a real socket: served, registered, and again after everything that a kubelet does to its folder."""
 
 import asyncio
+import os
 import socket
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -224,15 +226,13 @@ def test_a_kubelet_that_asks_another_plugin_and_keeps_our_stream_is_told_anew(
     """Once our stream has ended: the kubelet would let go of whoever registered last."""
     monkeypatch.setattr(conflict, "PATIENCE_SECONDS", (0.2, 1.0))
     monkeypatch.setattr(registration, "_OTHERS_SECONDS", 0.1)
-    path = world.kubelet.folder / checkpoint.FILE_NAME
 
     async def story(world: World) -> None:
         await world.kubelet.start()
         async with world.running():
-            await until(lambda: world.plugin.streams)
-            checkpoint.write(path, Checkpoint([], {"nvidia.com/gpu": ["x-0", "x-1"]}))
+            await until(lambda: world.kubelet.devices)
+            world.kubelet.lists(["x-0", "x-1"])
             await until(lambda: len(world.kubelet.registered) == 2)
-            checkpoint.write(path, Checkpoint([], {"nvidia.com/gpu": IDS}))
             await until(lambda: len(world.kubelet.devices) >= 3)
             ours = dict.fromkeys(IDS, "Healthy")
             assert world.kubelet.devices[:3] == [ours, {}, ours], "the stream did not end before"
@@ -251,14 +251,94 @@ def test_a_kubelet_that_was_stopped_is_no_conflict(world: World, monkeypatch: py
         with socket.socket(socket.AF_UNIX) as stopped:  # its file stays without a listener
             stopped.bind(str(path))
         await world.registration._others()
-        assert world.conflicts == []
+        assert world.registration._server is None, "it would register again"
         path.unlink()
         with socket.socket(socket.AF_UNIX) as serving:
             serving.bind(str(path))
             serving.listen()
             await world.registration._others()
+        assert world.registration._server is not None
         await world.registration._stop_server()
-        assert len(world.conflicts) == 1
+        assert world.conflicts == [], "nobody else is known"
+
+    play(world, story)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks every 50 ms, and gives up after ten of them."""
+    monkeypatch.setattr(conflict, "PATIENCE_SECONDS", (0.5, 60.0))
+    monkeypatch.setattr(conflict, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(registration, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(registration, "_OTHERS_SECONDS", 0.05)
+    monkeypatch.setattr(registration, "_LEAVE_SECONDS", 0.01)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_event_loop_that_stands_still_proves_no_other_plugin(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Its own kubelet restarts quickly, several times, while nothing else gets a turn for longer than the patience."""
+
+    async def starve() -> None:
+        while True:
+            time.sleep(0.7)
+            await asyncio.sleep(0)
+
+    async def story(world: World) -> None:
+        await world.kubelet.start()
+        async with world.running():
+            await until(lambda: world.kubelet.devices)
+            starving = asyncio.create_task(starve())
+            for _ in range(3):
+                await world.kubelet.stop()
+                await world.kubelet.start()
+            turns = len(world.kubelet.registered)
+            await until(lambda: len(world.kubelet.registered) > turns, 60)
+            starving.cancel()
+            await until(lambda: world.plugin.streams == 1 and world.kubelet.devices[-1])
+            assert world.conflicts == []
+            assert world.registration._contest.lost == 0
+
+    play(world, story)
+    assert "another device plugin" not in caplog.text
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_kubelet_that_is_slow_proves_no_other_plugin(world: World) -> None:
+    """It has answered Register and opens the stream late: the agent asks again, each time as soon as before."""
+
+    async def story(world: World) -> None:
+        world.kubelet.listening.clear()
+        await world.kubelet.start()
+        async with world.running():
+            await until(lambda: len(world.kubelet.registered) >= 4)
+            assert world.registration._contest.lost == 0
+            world.kubelet.listening.set()
+            await until(lambda: world.plugin.streams and world.kubelet.devices and world.kubelet.devices[-1])
+        assert world.conflicts == []
+
+    play(world, story)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_checkpoint_from_before_our_list_proves_nothing(world: World) -> None:
+    """An agent with fewer slices comes after one with more; the kubelet has not come to its list yet."""
+
+    async def story(world: World) -> None:
+        await world.kubelet.start()
+        async with world.running():
+            await until(lambda: world.kubelet.devices)
+            world.kubelet.lists([*IDS, f"{A}::2"])
+            old = time.time() - 60
+            os.utime(world.kubelet.folder / checkpoint.FILE_NAME, (old, old))
+            looks = 0
+            while looks < 30:
+                await asyncio.sleep(0.05)
+                looks += 1
+            assert len(world.kubelet.registered) == 1
+            world.kubelet.lists([A, B])  # whole cards, as NVIDIA's plugin names them
+            await until(lambda: len(world.kubelet.registered) == 2)
+            assert world.conflicts
+            assert world.registration._contest.lost == 1
 
     play(world, story)
 
@@ -270,7 +350,7 @@ def test_the_kubelet_s_checkpoint_tells_of_ids_that_are_not_ours(world: World, m
     async def story(world: World) -> None:
         await world.kubelet.start()
         async with world.running():
-            await until(lambda: world.plugin.streams)
+            await until(lambda: world.kubelet.devices)
             checkpoint.write(path, Checkpoint([], {"nvidia.com/gpu": [*IDS, "GPU-zzzz-0"], "other.com/nic": ["eth0"]}))
             await until(lambda: world.conflicts)
             checkpoint.write(path, Checkpoint([], {"nvidia.com/gpu": IDS}))
