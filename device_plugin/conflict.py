@@ -53,7 +53,7 @@ class Contest:
         if self._missing < (min(first * 2.0 ** min(self.lost, 16), longest) if rival else first):
             return False
         self.lost += rival
-        self._missing = 0.0
+        self._missing, self._last = 0.0, None
         return True
 
     def pause(self) -> None:

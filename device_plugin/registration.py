@@ -89,8 +89,10 @@ class Registration:
                     while identity(self._folder) == watched:
                         yield
                         pause = _POLL_SECONDS if self._settled() else _RETRY_SECONDS
+                        # Not wait_for: before Python 3.12 it may lose a cancellation that comes together with an event.
                         with suppress(TimeoutError):
-                            await asyncio.wait_for(inotify.get(), pause)
+                            async with asyncio.timeout(pause):
+                                await inotify.get()
             except OSError:
                 await asyncio.sleep(_POLL_SECONDS)
 
@@ -122,22 +124,18 @@ class Registration:
         if not streaming and not await asyncio.to_thread(answers, self._folder / KUBELET_SOCKET):
             self._contest.pause()  # its socket outlives a kubelet that was stopped
             return
-        seen = self._view
-        if self._contest.look(streaming and seen == View(), now, rival=seen.rival):
-            why = (
-                "lists ids of another plugin"
-                if seen.rival
-                else "does not list our ids"
-                if streaming
-                else "asks nothing"
-            )
-            log.warning("the kubelet %s: registering again", why)
+        ours = streaming and self._view == View()
+        if not ours or now - self._looked >= _OTHERS_SECONDS:
+            self._looked = now
+            self._say(await asyncio.to_thread(self._sentence))
+            ours = streaming and self._view == View()
+        if self._contest.look(ours, now, rival=self._view.rival):
+            why = "does not list our ids" if streaming else "asks nothing"
+            log.warning("the kubelet %s: registering again", "lists ids of another plugin" if self._view.rival else why)
             await self._serve(self._folder / SOCKET)  # which ends our streams
             await asyncio.sleep(_LEAVE_SECONDS)
-        elif now - self._looked < _OTHERS_SECONDS:
-            return
-        self._looked = now
-        found = await asyncio.to_thread(self._sentence)
+
+    def _say(self, found: str) -> None:
         if found != self._told:
             log.warning("%s", found or "no other device plugin is in the way now")
             self._tell(found)

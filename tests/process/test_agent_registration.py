@@ -123,7 +123,7 @@ def test_a_kubelet_restart_that_wipes_the_folder_is_followed(world: World) -> No
                 await until(lambda turn=turn: len(world.kubelet.registered) >= turn and world.plugin.streams == 1)
                 await world.kubelet.stop()
                 await world.kubelet.start()
-            await until(lambda: len(world.kubelet.registered) >= 4 and world.kubelet.devices[-1])
+            await until(lambda: len(world.kubelet.registered) >= 4 and any(world.kubelet.devices[-1:]))
             assert world.kubelet.devices[-1] == dict.fromkeys(IDS, "Healthy")
 
     play(world, story)
@@ -135,7 +135,7 @@ def test_our_own_socket_removed_is_made_again(world: World) -> None:
         async with world.running():
             await until(lambda: world.kubelet.devices)
             (world.kubelet.folder / "vgpu.sock").unlink()
-            await until(lambda: len(world.kubelet.registered) == 2 and world.kubelet.devices[-1])
+            await until(lambda: len(world.kubelet.registered) == 2 and any(world.kubelet.devices[-1:]))
 
     play(world, story)
 
@@ -279,9 +279,9 @@ def test_an_event_loop_that_stands_still_proves_no_other_plugin(world: World, ca
     """Its own kubelet restarts quickly, several times, while nothing else gets a turn for longer than the patience."""
 
     async def starve() -> None:
-        while True:
-            time.sleep(0.7)
-            await asyncio.sleep(0)
+        for _ in range(10):
+            time.sleep(0.7)  # as a node does that has no time for it
+            await asyncio.sleep(0.05)
 
     async def story(world: World) -> None:
         await world.kubelet.start()
@@ -291,9 +291,7 @@ def test_an_event_loop_that_stands_still_proves_no_other_plugin(world: World, ca
             for _ in range(3):
                 await world.kubelet.stop()
                 await world.kubelet.start()
-            turns = len(world.kubelet.registered)
-            await until(lambda: len(world.kubelet.registered) > turns, 60)
-            starving.cancel()
+            await starving
             await until(lambda: world.plugin.streams == 1 and world.kubelet.devices[-1])
             assert world.conflicts == []
             assert world.registration._contest.lost == 0
