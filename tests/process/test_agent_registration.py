@@ -129,6 +129,24 @@ def test_a_kubelet_restart_that_wipes_the_folder_is_followed(world: World) -> No
     play(world, story)
 
 
+def test_an_event_that_comes_with_the_end_does_not_hold_it_up(world: World) -> None:
+    async def story(world: World) -> None:
+        await world.kubelet.start()
+        for turn in range(20):
+            task = asyncio.create_task(world.registration.run())
+            await until(lambda turn=turn: len(world.kubelet.registered) == turn + 1)
+            await asyncio.sleep(0.02)
+            (world.kubelet.folder / f"event-{turn}").touch()
+            for _ in range(turn % 4):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait((task,), timeout=10)
+            assert task.done()
+        await world.kubelet.stop()
+
+    play(world, story)
+
+
 def test_our_own_socket_removed_is_made_again(world: World) -> None:
     async def story(world: World) -> None:
         await world.kubelet.start()
