@@ -107,7 +107,13 @@ class Agent:
             show=self._exporter.show_unsafe,
         )
         evict = settings.backstop == "evict"
-        watch = Watch(cards, pods, consequences, evict=evict, look=Observer().look, strangers=holdings.strangers)
+        watch = Watch(
+            *(cards, pods, consequences),
+            evict=evict,
+            look=Observer().look,
+            strangers=holdings.strangers,
+            end_bypass=settings.bypass == "evict",
+        )
         lending = Lending(cards, sandboxes, holdings, watch)
         granting = Granting(self._config, cards, sandboxes, holdings, places, consequences, labels, lending)
         starts = Starts(self._config, cards, pods, identity, granting, consequences, mode=lambda: enforcement.current)
