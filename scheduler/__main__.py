@@ -32,7 +32,7 @@ log = logging.getLogger("scheduler")
 
 BIND_THREADS: Final = 64  #: each bind waits for the API server; kube-scheduler binds many pods at once
 REVIEW_THREADS: Final = 16
-#: A thread that computes lets others go on after this time: requests pass from thread to thread, and Python's 5 ms add up
+#: After which a thread that computes lets others go on: requests pass from thread to thread, and Python's 5 ms add up
 SWITCH_SECONDS: Final = 0.001
 HEALTH_THREADS: Final = 4  #: one of the checks asks the kube-scheduler, which may take seconds
 NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
