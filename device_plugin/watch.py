@@ -145,7 +145,7 @@ class Watch:
     def _tell_foreign(self, picture: Picture) -> None:
         lasting, new = self._foreign.once(picture.foreign)
         self._others = {card: {pid: picture.foreign[card][pid] for pid in pids} for card, pids in lasting.items()}
-        self._cards.used_by_others(frozenset(lasting))
+        self._cards.used_by_others({card: sum(processes.values()) for card, processes in self._others.items()})
         for card, pid in new:
             who = self._who(pid)
             name = f"{pid} ({who.name})" if who else f"{pid}"

@@ -179,8 +179,8 @@ def test_a_change_that_is_none_of_ids_is_not_told(world: World) -> None:
         await anext(lists)
         following = asyncio.ensure_future(anext(lists))
         for _ in range(20):  # turns of the event loop, in which the plugin would answer
-            world.cards.used_by_others(frozenset())
-            world.cards.used_by_others(frozenset({A}))
+            world.cards.used_by_others({})
+            world.cards.used_by_others({A: 1})
             await asyncio.sleep(0)
         world.cards.sicken(B, "XID 79")
         told = await following
