@@ -108,7 +108,13 @@ class Agent:
             driver=lambda strategy: "" if self._config.simulate else driver.shortage(self._driver, strategy),
         )
         evict = settings.backstop == "evict"
-        watch = Watch(cards, pods, consequences, evict=evict, look=Observer().look, strangers=holdings.strangers)
+        watch = Watch(
+            *(cards, pods, consequences),
+            evict=evict,
+            look=Observer().look,
+            strangers=holdings.strangers,
+            end_bypass=settings.bypass == "evict",
+        )
         lending = Lending(cards, sandboxes, holdings, watch)
         granting = Granting(self._config, cards, sandboxes, holdings, places, consequences, labels, lending)
         starts = Starts(self._config, cards, pods, identity, granting, consequences, mode=lambda: enforcement.current)

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 #: The trouble of an absent card that had none before; an agent knows it again by this sentence
 ABSENT: Final = "it did not answer the driver when the agent started"
+OTHERS_MIB: Final = 256  #: steps in which memory of others is told: it changes all the time
+OTHERS_BYTES: Final = OTHERS_MIB * tier.MIB
 
 
 class Cards:
@@ -36,7 +38,7 @@ class Cards:
         self._sick: dict[str, str] = {}
         self._reasons: dict[str, set[str]] = {}  # of each unhealthy card, those that were logged
         self._cordoned: frozenset[str] = frozenset()
-        self._foreign: frozenset[str] = frozenset()
+        self._foreign: dict[str, int] = {}  # MiB, in steps
         self._rival = ""
         self._listeners: list[Callable[[], None]] = []
 
@@ -53,12 +55,13 @@ class Cards:
                     healthy=gpu.uuid not in self._sick,
                     trouble=self._sick.get(gpu.uuid, ""),
                     foreign=gpu.uuid in self._foreign,
+                    others=self._foreign.get(gpu.uuid, 0),
                 )
                 for gpu in self._inventory.devices
             ]
             for gpu in self._absent.values():
                 trouble = gpu.trouble or ABSENT
-                devices.append(msgspec.structs.replace(gpu, healthy=False, trouble=trouble, foreign=False))
+                devices.append(msgspec.structs.replace(gpu, healthy=False, trouble=trouble, foreign=False, others=0))
             devices.sort(key=lambda gpu: gpu.index)
             found = tier.scaled(devices, self.scaling, backed=bool(self._backed), behind=behind)
             return msgspec.structs.replace(self._inventory, devices=found)
@@ -186,11 +189,14 @@ class Cards:
             log.info("cordoned cards: %s", ", ".join(sorted(uuids)) or "none")
             self._tell()
 
-    def used_by_others(self, uuids: frozenset[str]) -> None:
-        """Processes that are no containers of ours use these cards."""
+    def used_by_others(self, used: Mapping[str, int]) -> None:
+        """Processes that are no containers of ours use these cards: UUID → bytes.
+
+        That they use another amount than before is not told to listeners: whoever publishes looks again by itself.
+        """
         with self._lock:
-            news = uuids != self._foreign
-            self._foreign = uuids
+            news = used.keys() != self._foreign.keys()
+            self._foreign = {uuid: -(-size // OTHERS_BYTES) * OTHERS_MIB for uuid, size in used.items()}
         if news:
             self._tell()
 

@@ -61,6 +61,12 @@ class Consequences:
         reference = writes.pod_reference(meta.namespace, meta.name, meta.uid)
         self._say(reference, names.EVENT_UNTRACKED, sentence, "Warning")
 
+    def bypassed(self, pod: Pod, sentence: str) -> None:
+        """A process of the pod uses a card without the library: an event."""
+        meta = pod.metadata
+        reference = writes.pod_reference(meta.namespace, meta.name, meta.uid)
+        self._say(reference, names.EVENT_BYPASS, sentence, "Warning")
+
     def kept(self, pod: Pod, sentence: str) -> None:
         """A container of the pod gives back nothing of what was lent to it: an event."""
         meta = pod.metadata

@@ -35,7 +35,7 @@ class Debts:
         self._debts: dict[Key, _Debt] = {}
 
     def once(self, owed: Mapping[Key, int], now: float) -> list[Overdue]:
-        """One look at who owes what, bytes; `now`: monotonic seconds.
+        """One look at who owes what, bytes; `now`: seconds of looks (device_plugin.looks).
 
         The one with most of each card; once more each time that it lasts as long again.
         """

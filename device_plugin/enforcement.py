@@ -56,6 +56,7 @@ class Enforcement:
         self._told = ""
         self._driverless = ""
         self._complaint = ""
+        self._known: Facts | None = None  # what the runtime said last
         self._mode: Mode | None = None
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -107,7 +108,7 @@ class Enforcement:
     def _look(self) -> tuple[Mode, str, Node | None]:
         with self._lock:
             node = self._read_node()
-            facts = self._runtime.facts() or _told_by(node)
+            facts = self._facts() or _told_by(node)
             seen = modes.Node(node.status.nodeInfo.kubeletVersion if node else "", facts, self._toolkit(facts))
             mode = modes.choose(self._configured, seen, self._cdi_dir)
             if node is None and self._mode is not None:
@@ -116,6 +117,13 @@ class Enforcement:
                 log.info("cards reach containers by %s", mode)
                 self._mode = mode
             return mode, modes.unsafe(seen), node
+
+    def _facts(self) -> Facts | None:
+        """What the runtime says; one that is there and does not answer is as it was: it is busy, or starts again."""
+        facts = self._runtime.facts()
+        if facts is not None or self._runtime.socket is None:
+            self._known = facts
+        return self._known
 
     def _read_node(self) -> Node | None:
         try:

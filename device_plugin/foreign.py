@@ -53,10 +53,20 @@ class Real(msgspec.Struct, frozen=True):
     seconds: float = 0.0  #: GPU time since the last look
 
 
+class Outside(msgspec.Struct, frozen=True):
+    """A process of a container that uses a card and is in no ledger."""
+
+    pid: int  #: on the host
+    identity: Identity
+    name: str
+    what: str  #: of a card: what it uses, in words
+
+
 class Picture(msgspec.Struct, frozen=True):
     containers: dict[tuple[Entry, str], Real]  #: by folder and card
     foreign: dict[str, dict[int, int]]  #: card → host pid → bytes
     strange: Mapping[str, Mapping[str, int]] = {}  #: of pods with containers of another version: card → uid → bytes
+    outside: tuple[tuple[Entry, Outside], ...] = ()  #: processes of containers that are in no ledger
 
 
 class Observer:
@@ -137,13 +147,16 @@ def attribute(
     containers: dict[tuple[Entry, str], Real] = {}
     foreign: dict[str, dict[int, int]] = {}
     strange: dict[str, dict[str, int]] = {}
+    outside: list[tuple[Entry, Outside]] = []
     for one in observed:
         process = who(one.pid)
         uid = process.pod_uid if process else ""
         entry_of = process and (by_identity.get(process.identity) or by_namespace.get(process.identity.pid_namespace))
         if not entry_of and uid not in strangers:
-            entry_of = _of_pod(uid, one.card, regions)
+            entry_of = of_pod(uid, one.card, regions)
         if entry_of:
+            if process and process.identity not in by_identity:
+                outside.append((entry_of, Outside(one.pid, process.identity, process.name, f"card {one.card}")))
             before = containers.get((entry_of, one.card), Real())
             containers[entry_of, one.card] = Real(before.bytes + one.bytes, before.seconds + one.seconds)
         elif uid in strangers:
@@ -151,10 +164,17 @@ def attribute(
             of_card[uid] = of_card.get(uid, 0) + one.bytes
         else:
             foreign.setdefault(one.card, {})[one.pid] = one.bytes
-    return Picture(containers, foreign, strange)
+    return Picture(containers, foreign, strange, tuple(outside))
 
 
-def _of_pod(uid: str, card: str, regions: Regions) -> Entry | None:
+def known_processes(regions: Regions) -> frozenset[Identity]:
+    """All that are in a ledger."""
+    return frozenset(
+        Identity(one.pid, one.pid_namespace, one.start_time) for _, usage in regions.values() for one in usage.processes
+    )
+
+
+def of_pod(uid: str, card: str, regions: Regions) -> Entry | None:
     """A container of the pod that holds a slice of the card, else any of the pod."""
     entries = sorted((entry for entry in regions if uid and entry.pod_uid == uid), key=lambda entry: entry.container)
     holding = [entry for entry in entries if any(piece.uuid == card for piece in regions[entry][0])]

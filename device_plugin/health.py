@@ -15,6 +15,7 @@ import pynvml
 
 from device_plugin import vitals
 from device_plugin.cards import Cards
+from device_plugin.looks import Looks
 from device_plugin.recovery import Recovery
 from vgpu import contexts, names
 from vgpu.devices import Inventory
@@ -70,7 +71,7 @@ class Health:
         self._complaint = ""
         self._stopping = threading.Event()
         self._question: tuple[float, str] | None = (
-            None  # until when it has to be answered; of a card, "": of the driver
+            None  # seconds within which it has to be answered; of a card, "": of the driver
         )
         self._threads = [
             threading.Thread(target=self._run, name="health", daemon=True),
@@ -126,16 +127,19 @@ class Health:
             self._stopping.wait(_WAIT_MS / 1000)
 
     def _notice(self) -> None:
+        looks, asked, since = Looks(), None, 0.0
         while not self._stopping.wait(_WAIT_MS / 1000):
-            question = self._question
-            if question is not None and time.monotonic() > question[0]:
+            question, now = self._question, looks.at(time.monotonic())
+            if question is not asked:
+                asked, since = question, now
+            if question is not None and now - since > question[0]:
                 for uuid in [question[1]] if question[1] else self._present():
                     self._trouble(uuid, "a question about it has hung in the driver")
 
     @contextmanager
     def _asking(self, uuid: str = "", seconds: float = _HANG_SECONDS) -> Iterator[None]:
         """A question to the driver, about a card or (empty) about all of them."""
-        self._question = time.monotonic() + seconds, uuid
+        self._question = seconds, uuid
         try:
             yield
         finally:

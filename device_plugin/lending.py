@@ -19,6 +19,7 @@ from device_plugin.cards import Cards
 from device_plugin.course import Course
 from device_plugin.debts import OVERDUE_SECONDS, Debts
 from device_plugin.holdings import Holdings
+from device_plugin.looks import Looks
 from device_plugin.refusal import Refusal
 from device_plugin.sandbox import Entry, Sandboxes
 from device_plugin.watch import Watch
@@ -90,6 +91,7 @@ class Lending:
         self._coming: dict[str, _Coming] = {}  # by pod uid
         self._course = Course()
         self._debts = Debts()
+        self._looks = Looks()
         self._owed: Mapping[tuple[Entry, str], int] = {}
 
     def settle(self) -> None:
@@ -237,7 +239,7 @@ class Lending:
             for at, card in enumerate(tenant.limits.cards)
             if card.uuid in short
         }
-        for one in self._debts.once(self._owed, time.monotonic()):
+        for one in self._debts.once(self._owed, self._looks.at(time.monotonic())):
             gpu = cards[one.card]
             sentence = (
                 f"Container {one.entry.container} has {-(-one.bytes // MIB)} MiB of card {gpu.index} ({gpu.model}, "

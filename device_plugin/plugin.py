@@ -14,6 +14,7 @@ import grpc
 
 from device_plugin import ids
 from device_plugin.cards import Cards
+from device_plugin.conflict import Told
 from device_plugin.edits import Answer
 from device_plugin.refusal import Refusal
 from vgpu.devices import Gpu
@@ -62,6 +63,7 @@ class Plugin(DevicePluginServicer):
         self._answers = ThreadPoolExecutor(MAX_ANSWERS, thread_name_prefix="answer")
         self._stopping = asyncio.Event()
         self.streams = 0  #: open ListAndWatch streams
+        self.told: Told | None = None  #: what the kubelet was told last
 
     def stop(self) -> None:
         """Ends the streams; calls in progress end by themselves."""
@@ -89,6 +91,11 @@ class Plugin(DevicePluginServicer):
                 if devices != told:  # not every change is one of ids
                     healthy = sum(device.health == "Healthy" for device in devices)
                     log.info("telling the kubelet %d ids, %d healthy", len(devices), healthy)
+                    self.told = Told(
+                        healthy=frozenset(device.ID for device in devices if device.health == "Healthy"),
+                        all=frozenset(device.ID for device in devices),
+                        at=time.time(),
+                    )
                     yield api.ListAndWatchResponse(devices=devices)
                     told = devices
                     self._taken()  # gRPC comes back when the list has gone out

@@ -294,7 +294,7 @@ def capacity(
 
 
 def _reworded(known: Mapping[str, str], inventory: Inventory) -> bool:
-    """Nothing is new but why cards are unhealthy."""
+    """Nothing is new but why cards are unhealthy, and how much memory others have."""
     try:
         before = decode_inventory(known.get(names.DEVICES, "{}"))
     except ValueError:
@@ -303,7 +303,7 @@ def _reworded(known: Mapping[str, str], inventory: Inventory) -> bool:
 
 
 def _silenced(inventory: Inventory) -> Inventory:
-    devices = tuple(msgspec.structs.replace(gpu, trouble="") for gpu in inventory.devices)
+    devices = tuple(msgspec.structs.replace(gpu, trouble="", others=0) for gpu in inventory.devices)
     return msgspec.structs.replace(inventory, devices=devices)
 
 

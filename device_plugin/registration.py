@@ -16,7 +16,7 @@ from asyncinotify import Inotify, Mask
 
 from device_plugin import conflict
 from device_plugin.cards import Cards
-from device_plugin.conflict import Contest
+from device_plugin.conflict import Contest, View
 from device_plugin.plugin import Plugin, options
 from vgpu.kubelet import checkpoint
 from vgpu.kubelet.deviceplugin_v1beta1 import api_pb2 as api
@@ -63,7 +63,7 @@ class Registration:
         self._tell = tell
         self._on_registered = registered
         self._told = ""
-        self._displaced = False  # the kubelet listed ids of somebody else when we last looked
+        self._view = View()  # what the kubelet listed when we last looked
         self._looked = -_OTHERS_SECONDS
         self._contest = Contest()
         self._complaint = ""
@@ -89,8 +89,10 @@ class Registration:
                     while identity(self._folder) == watched:
                         yield
                         pause = _POLL_SECONDS if self._settled() else _RETRY_SECONDS
+                        # Not wait_for: before Python 3.12 it may lose a cancellation that comes together with an event.
                         with suppress(TimeoutError):
-                            await asyncio.wait_for(inotify.get(), pause)
+                            async with asyncio.timeout(pause):
+                                await inotify.get()
             except OSError:
                 await asyncio.sleep(_POLL_SECONDS)
 
@@ -122,28 +124,35 @@ class Registration:
         if not streaming and not await asyncio.to_thread(answers, self._folder / KUBELET_SOCKET):
             self._contest.pause()  # its socket outlives a kubelet that was stopped
             return
-        if self._contest.look(streaming and not self._displaced, now):
-            log.warning("the kubelet has left us: registering again")
+        ours = streaming and self._view == View()
+        if not ours or now - self._looked >= _OTHERS_SECONDS:
+            self._looked = now
+            self._say(await asyncio.to_thread(self._sentence))
+            ours = streaming and self._view == View()
+        if self._contest.look(ours, now, rival=self._view.rival):
+            why = "does not list our ids" if streaming else "asks nothing"
+            log.warning("the kubelet %s: registering again", "lists ids of another plugin" if self._view.rival else why)
             await self._serve(self._folder / SOCKET)  # which ends our streams
             await asyncio.sleep(_LEAVE_SECONDS)
-        elif now - self._looked < _OTHERS_SECONDS:
-            return
-        self._looked = now
-        found = await asyncio.to_thread(self._sentence)
+
+    def _say(self, found: str) -> None:
         if found != self._told:
             log.warning("%s", found or "no other device plugin is in the way now")
             self._tell(found)
             self._told = found
 
     def _sentence(self) -> str:
+        file = self._folder / checkpoint.FILE_NAME
         try:
-            registered = checkpoint.read(self._folder / checkpoint.FILE_NAME).registered
+            written = file.stat().st_mtime  # before it is read: a newer one counts the next time
+            registered = checkpoint.read(file).registered
         except (OSError, checkpoint.CheckpointError):
-            registered = {}
-        self._displaced = conflict.strange(self._resource, self._cards.by_uuid.keys(), registered)
+            registered, written = {}, 0.0
+        self._view = conflict.view(registered.get(self._resource), written, self._plugin.told)
+        rival = self._view.rival or self._contest.lost > 0
         own = (SOCKET, KUBELET_SOCKET)
         sockets = [one.name for one in self._folder.iterdir() if one.is_socket() and one.name not in own]
-        return conflict.sentence(self._resource, self._cards.by_uuid.keys(), registered, sockets, self._contest.lost)
+        return conflict.sentence(self._resource, self._cards.by_uuid.keys(), registered, sockets, rival)
 
     async def _serve(self, own: Path) -> None:
         await self._stop_server()
@@ -163,14 +172,16 @@ class Registration:
     async def _register(self, kubelet: Identity) -> None:
         request = api.RegisterRequest(version=VERSION, endpoint=SOCKET, resource_name=self._resource, options=options())
         try:
-            async with grpc.aio.insecure_channel(f"unix://{self._folder / KUBELET_SOCKET}") as channel:
+            # Connections of its own: a shared one to the kubelet before would be in back-off.
+            alone = [("grpc.use_local_subchannel_pool", 1)]
+            async with grpc.aio.insecure_channel(f"unix://{self._folder / KUBELET_SOCKET}", alone) as channel:
                 stub = RegistrationStub(channel)
                 await stub.Register(request, timeout=10)
         except grpc.aio.AioRpcError as error:
             self._complain(f"the kubelet does not register us yet: {error.details()}")
             return
         self._registered = kubelet
-        self._displaced = False
+        self._view = View()
         self._looked = asyncio.get_running_loop().time()  # its checkpoint tells of our ids a moment later
         self._complaint = ""
         log.info("registered %s with the kubelet", self._resource)

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 ANSWER_SECONDS: Final = 8.0  #: the kubelet gives up after 30 and tries again; transient causes are retried so long
 LOOK_SECONDS: Final = 0.25  #: between two attempts, unless a pod changes earlier
 END_SECONDS: Final = 60.0  #: a pod refused for so long will not start by waiting: it is told and, if owned, evicted
+END_TRIES: Final = 3  #: and so often: a node that stood still has tried nothing meanwhile
 RECORD_SECONDS: Final = 2.0  #: a pod that has no allocation after so long was placed by somebody else
 #: On a mirror pod: the UID that the kubelet has for it (kubernetes/pkg/kubelet/types, ConfigHashAnnotationKey)
 _CONFIG_HASH: Final = "kubernetes.io/config.hash"
@@ -59,7 +60,7 @@ class Starts:
         self._identity = identity
         self._granting = granting
         self._consequences = consequences
-        self._refused_since: dict[str, float] = {}  # pod uid → monotonic seconds
+        self._refused_since: dict[str, tuple[float, int]] = {}  # pod uid → monotonic seconds, and how often since
         self._lock = threading.Lock()
 
     # GetPreferredAllocation
@@ -135,11 +136,12 @@ class Starts:
         now = time.monotonic()
         with self._lock:
             living = {each.metadata.uid for each in self._pods.all()}
-            self._refused_since = {uid: since for uid, since in self._refused_since.items() if uid in living}
-            waited = now - self._refused_since.setdefault(pod.metadata.uid, now)
+            self._refused_since = {uid: one for uid, one in self._refused_since.items() if uid in living}
+            since, tries = self._refused_since.get(pod.metadata.uid, (now, 0))
+            self._refused_since[pod.metadata.uid] = since, tries + 1
         if incurable:
             self._consequences.refused(pod, sentence)
-        elif waited > END_SECONDS:
+        elif now - since > END_SECONDS and tries + 1 >= END_TRIES:
             # The same words each time: an event that comes again is counted.
             self._consequences.refused(pod, f"{sentence} (for more than {END_SECONDS:.0f} s)")
 

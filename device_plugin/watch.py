@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import pynvml
 
 from device_plugin.backstop import Backstop, larger
+from device_plugin.bypass import Bypass
 from device_plugin.cards import Cards
 from device_plugin.consequences import Consequences
 from device_plugin.foreign import TURNS, Foreign, Observed, Picture, Process, Region, Regions, attribute, process_of
@@ -33,8 +34,11 @@ class Watch:
         look: Callable[[], list[Observed]],
         who: Callable[[int], Process | None] = process_of,
         strangers: Callable[[], Mapping[str, Mapping[str, Held]]],
+        end_bypass: bool = False,
+        bypass: Bypass | None = None,
     ) -> None:
-        """`evict`: a container that has more of a card than it was charged is not only told.
+        """`evict`: a container that has more of a card than it was charged is not only told; `end_bypass`: nor one with
+        a process that uses a card without the library, as `bypass` finds it.
 
         `look` tells the processes on all cards, `who` more about one of them, `strangers` the pods (UIDs) that another
         version has started, and what is counted for them, by card.
@@ -48,6 +52,8 @@ class Watch:
         self._strangers = strangers
         self._foreign = Foreign()
         self._backstop = Backstop()
+        self._bypass = bypass or Bypass()
+        self._end_bypass = end_bypass
         self._others: Mapping[str, Mapping[int, int]] = {}
         self._strange: Mapping[str, Mapping[str, int]] = {}  # card → pod uid → bytes
         self._counted: Mapping[str, Mapping[str, Held]] = {}  # pod uid → card → what it holds
@@ -69,6 +75,7 @@ class Watch:
         picture = attribute(observed, regions, self._who, strangers=counted)
         self._strange, self._counted, self._charged = picture.strange, counted, _guaranteed(regions)
         self._tell_foreign(picture)
+        self._tell_bypass(picture, regions)
         for excess in self._backstop.once(picture, regions, time.monotonic()):
             pod = self._pods.get(excess.entry.pod_uid)
             sentence = (
@@ -123,10 +130,22 @@ class Watch:
             more += max(0, size - max(0, held - self._charged.get((uid, card), 0)) * MIB)
         return more
 
+    def _tell_bypass(self, picture: Picture, regions: Regions) -> None:
+        for found in self._bypass.once(picture.outside, regions):
+            pod = self._pods.get(found.entry.pod_uid)
+            sentence = f"Container {found.entry.container}: {found.sentence}"
+            if found.news:
+                log.warning("%s: %s", found.entry.pod_uid, sentence)
+            if pod is not None:
+                if found.news:
+                    self._consequences.bypassed(pod, sentence)
+                if self._end_bypass:
+                    self._consequences.evict(pod, sentence)
+
     def _tell_foreign(self, picture: Picture) -> None:
         lasting, new = self._foreign.once(picture.foreign)
         self._others = {card: {pid: picture.foreign[card][pid] for pid in pids} for card, pids in lasting.items()}
-        self._cards.used_by_others(frozenset(lasting))
+        self._cards.used_by_others({card: sum(processes.values()) for card, processes in self._others.items()})
         for card, pid in new:
             who = self._who(pid)
             name = f"{pid} ({who.name})" if who else f"{pid}"

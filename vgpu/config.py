@@ -112,6 +112,9 @@ class DevicePlugin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backstop: Literal["warn", "evict"] = (
         "warn"  #: a container that was charged too little of a card, or keeps what was lent: an event, or eviction too
     )
+    bypass: Literal["report", "evict"] = (
+        "report"  #: a process that uses a card without the library (static, musl): an event, or eviction too
+    )
     allowDisableControl: bool = False  #: containers may switch their limits off by CUDA_DISABLE_CONTROL=true
 
 

@@ -117,6 +117,7 @@ EVENT_ALLOCATED: Final = "VgpuAllocated"  #: on a pod: a container may start, an
 EVENT_HEALTHY: Final = "VgpuHealthy"  #: a card of a node works again
 EVENT_FOREIGN: Final = "VgpuForeignUse"  #: on a node: a process that is no container of vgpu uses a card
 EVENT_UNTRACKED: Final = "VgpuUntracked"  #: on a pod: a container has more of a card than it was charged
+EVENT_BYPASS: Final = "VgpuBypass"  #: on a pod: a process of it uses a card without the library, and why
 EVENT_KEPT: Final = "VgpuLoanKept"  #: on a pod: a container gives back nothing of the room that was lent to it
 EVENT_MISMATCH: Final = "VgpuMismatch"  #: a container was not started: what it would get is not what was allocated
 

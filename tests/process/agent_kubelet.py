@@ -6,6 +6,8 @@ from typing import Any
 
 import grpc
 
+from vgpu.kubelet import checkpoint
+from vgpu.kubelet.checkpoint import Checkpoint
 from vgpu.kubelet.deviceplugin_v1beta1 import api_pb2 as api
 from vgpu.kubelet.deviceplugin_v1beta1.api_pb2_grpc import (
     DevicePluginStub,
@@ -21,6 +23,8 @@ class SmallKubelet(RegistrationServicer):
         self.folder = folder
         self.registered: list[api.RegisterRequest] = []
         self.devices: list[dict[str, str]] = []  # every list that came: id → health
+        self.listening = asyncio.Event()  #: cleared: it is slow to open the stream of who has registered
+        self.listening.set()
         self._server: grpc.aio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._channels: list[grpc.aio.Channel] = []
@@ -45,11 +49,16 @@ class SmallKubelet(RegistrationServicer):
         self._tasks, self._channels, self._server = [], [], None
 
     async def supersede(self) -> None:
-        """As when another plugin registers the same resource: the streams of the one before end."""
+        """As when another plugin registers the same resource: the streams of the one before end, its ids are listed."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
+        self.lists(["other-0", "other-1"])
+
+    def lists(self, ids: list[str]) -> None:
+        """What its checkpoint says of the resource."""
+        checkpoint.write(self.folder / checkpoint.FILE_NAME, Checkpoint([], {"nvidia.com/gpu": ids}))
 
     async def Register(self, request: api.RegisterRequest, context: Any) -> api.Empty:  # noqa: ARG002 signature of gRPC
         plugin = self.plugin(request.endpoint)
@@ -59,15 +68,21 @@ class SmallKubelet(RegistrationServicer):
         return api.Empty()
 
     def plugin(self, endpoint: str = "vgpu.sock") -> Any:
-        channel = grpc.aio.insecure_channel(f"unix://{self.folder}/{endpoint}")
+        channel = grpc.aio.insecure_channel(
+            # As Go's clients, which share no connections: one to a plugin before would be in back-off.
+            f"unix://{self.folder}/{endpoint}",
+            [("grpc.use_local_subchannel_pool", 1)],
+        )
         self._channels.append(channel)
         return DevicePluginStub(channel)
 
     async def _follow(self, plugin: Any) -> None:
+        await self.listening.wait()
         call = plugin.ListAndWatch(api.Empty())
         try:
             async for update in call:
                 self.devices.append({device.ID: device.health for device in update.devices})
+                self.lists([device.ID for device in update.devices if device.health == "Healthy"])
         except grpc.aio.AioRpcError:
             self.devices.append({})
         finally:

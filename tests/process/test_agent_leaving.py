@@ -30,7 +30,7 @@ def machine() -> Iterator[Machine]:
 
 
 class Binder:
-    """Binds a bare pod every PAUSE seconds unless the node says that its agent can start none, as the scheduler does."""
+    """Binds a bare pod every PAUSE seconds unless the node says that its agent can start none, as schedulers do."""
 
     def __init__(self, machine: Machine, card: str) -> None:
         self._machine, self._card = machine, card

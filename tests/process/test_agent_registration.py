@@ -1,8 +1,10 @@
 """The plugin on a real socket: served, registered, and again after everything that a kubelet does to its folder."""
 
 import asyncio
+import os
 import socket
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -121,8 +123,26 @@ def test_a_kubelet_restart_that_wipes_the_folder_is_followed(world: World) -> No
                 await until(lambda turn=turn: len(world.kubelet.registered) >= turn and world.plugin.streams == 1)
                 await world.kubelet.stop()
                 await world.kubelet.start()
-            await until(lambda: len(world.kubelet.registered) >= 4 and world.kubelet.devices[-1])
+            await until(lambda: len(world.kubelet.registered) >= 4 and any(world.kubelet.devices[-1:]))
             assert world.kubelet.devices[-1] == dict.fromkeys(IDS, "Healthy")
+
+    play(world, story)
+
+
+def test_an_event_that_comes_with_the_end_does_not_hold_it_up(world: World) -> None:
+    async def story(world: World) -> None:
+        await world.kubelet.start()
+        for turn in range(20):
+            task = asyncio.create_task(world.registration.run())
+            await until(lambda turn=turn: len(world.kubelet.registered) == turn + 1)
+            await asyncio.sleep(0.02)
+            (world.kubelet.folder / f"event-{turn}").touch()
+            for _ in range(turn % 4):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait((task,), timeout=10)
+            assert task.done()
+        await world.kubelet.stop()
 
     play(world, story)
 
@@ -133,7 +153,7 @@ def test_our_own_socket_removed_is_made_again(world: World) -> None:
         async with world.running():
             await until(lambda: world.kubelet.devices)
             (world.kubelet.folder / "vgpu.sock").unlink()
-            await until(lambda: len(world.kubelet.registered) == 2 and world.kubelet.devices[-1])
+            await until(lambda: len(world.kubelet.registered) == 2 and any(world.kubelet.devices[-1:]))
 
     play(world, story)
 
@@ -159,8 +179,8 @@ def test_a_change_that_is_none_of_ids_is_not_told(world: World) -> None:
         await anext(lists)
         following = asyncio.ensure_future(anext(lists))
         for _ in range(20):  # turns of the event loop, in which the plugin would answer
-            world.cards.used_by_others(frozenset())
-            world.cards.used_by_others(frozenset({A}))
+            world.cards.used_by_others({})
+            world.cards.used_by_others({A: 1})
             await asyncio.sleep(0)
         world.cards.sicken(B, "XID 79")
         told = await following
@@ -224,15 +244,13 @@ def test_a_kubelet_that_asks_another_plugin_and_keeps_our_stream_is_told_anew(
     """Once our stream has ended: the kubelet would let go of whoever registered last."""
     monkeypatch.setattr(conflict, "PATIENCE_SECONDS", (0.2, 1.0))
     monkeypatch.setattr(registration, "_OTHERS_SECONDS", 0.1)
-    path = world.kubelet.folder / checkpoint.FILE_NAME
 
     async def story(world: World) -> None:
         await world.kubelet.start()
         async with world.running():
-            await until(lambda: world.plugin.streams)
-            checkpoint.write(path, Checkpoint([], {"nvidia.com/gpu": ["x-0", "x-1"]}))
+            await until(lambda: world.kubelet.devices)
+            world.kubelet.lists(["x-0", "x-1"])
             await until(lambda: len(world.kubelet.registered) == 2)
-            checkpoint.write(path, Checkpoint([], {"nvidia.com/gpu": IDS}))
             await until(lambda: len(world.kubelet.devices) >= 3)
             ours = dict.fromkeys(IDS, "Healthy")
             assert world.kubelet.devices[:3] == [ours, {}, ours], "the stream did not end before"
@@ -251,14 +269,92 @@ def test_a_kubelet_that_was_stopped_is_no_conflict(world: World, monkeypatch: py
         with socket.socket(socket.AF_UNIX) as stopped:  # its file stays without a listener
             stopped.bind(str(path))
         await world.registration._others()
-        assert world.conflicts == []
+        assert world.registration._server is None, "it would register again"
         path.unlink()
         with socket.socket(socket.AF_UNIX) as serving:
             serving.bind(str(path))
             serving.listen()
             await world.registration._others()
+        assert world.registration._server is not None
         await world.registration._stop_server()
-        assert len(world.conflicts) == 1
+        assert world.conflicts == [], "nobody else is known"
+
+    play(world, story)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks every 50 ms, and gives up after ten of them."""
+    monkeypatch.setattr(conflict, "PATIENCE_SECONDS", (0.5, 60.0))
+    monkeypatch.setattr(conflict, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(registration, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(registration, "_OTHERS_SECONDS", 0.05)
+    monkeypatch.setattr(registration, "_LEAVE_SECONDS", 0.01)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_event_loop_that_stands_still_proves_no_other_plugin(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Its own kubelet restarts quickly, several times, while nothing else gets a turn for longer than the patience."""
+
+    async def starve() -> None:
+        for _ in range(10):
+            time.sleep(0.7)  # as a node does that has no time for it
+            await asyncio.sleep(0.05)
+
+    async def story(world: World) -> None:
+        await world.kubelet.start()
+        async with world.running():
+            await until(lambda: world.kubelet.devices)
+            starving = asyncio.create_task(starve())
+            for _ in range(3):
+                await world.kubelet.stop()
+                await world.kubelet.start()
+            await starving
+            await until(lambda: world.plugin.streams == 1 and world.kubelet.devices[-1])
+            assert world.conflicts == []
+            assert world.registration._contest.lost == 0
+
+    play(world, story)
+    assert "another device plugin" not in caplog.text
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_kubelet_that_is_slow_proves_no_other_plugin(world: World) -> None:
+    """It has answered Register and opens the stream late: the agent asks again, each time as soon as before."""
+
+    async def story(world: World) -> None:
+        world.kubelet.listening.clear()
+        await world.kubelet.start()
+        async with world.running():
+            await until(lambda: len(world.kubelet.registered) >= 4)
+            assert world.registration._contest.lost == 0
+            world.kubelet.listening.set()
+            await until(lambda: world.plugin.streams and world.kubelet.devices and world.kubelet.devices[-1])
+        assert world.conflicts == []
+
+    play(world, story)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_checkpoint_from_before_our_list_proves_nothing(world: World) -> None:
+    """An agent with fewer slices comes after one with more; the kubelet has not come to its list yet."""
+
+    async def story(world: World) -> None:
+        await world.kubelet.start()
+        async with world.running():
+            await until(lambda: world.kubelet.devices)
+            world.kubelet.lists([*IDS, f"{A}::2"])
+            old = time.time() - 60
+            os.utime(world.kubelet.folder / checkpoint.FILE_NAME, (old, old))
+            looks = 0
+            while looks < 30:
+                await asyncio.sleep(0.05)
+                looks += 1
+            assert len(world.kubelet.registered) == 1
+            world.kubelet.lists([A, B])  # whole cards, as NVIDIA's plugin names them
+            await until(lambda: len(world.kubelet.registered) == 2)
+            assert world.conflicts
+            assert world.registration._contest.lost == 1
 
     play(world, story)
 
@@ -270,7 +366,7 @@ def test_the_kubelet_s_checkpoint_tells_of_ids_that_are_not_ours(world: World, m
     async def story(world: World) -> None:
         await world.kubelet.start()
         async with world.running():
-            await until(lambda: world.plugin.streams)
+            await until(lambda: world.kubelet.devices)
             checkpoint.write(path, Checkpoint([], {"nvidia.com/gpu": [*IDS, "GPU-zzzz-0"], "other.com/nic": ["eth0"]}))
             await until(lambda: world.conflicts)
             checkpoint.write(path, Checkpoint([], {"nvidia.com/gpu": IDS}))

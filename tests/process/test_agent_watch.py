@@ -59,13 +59,15 @@ def test_a_process_of_the_host_is_seen_and_a_container_is_none() -> None:
                 events = until(lambda: [e for e in machine.events() if e["reason"] == names.EVENT_FOREIGN])
                 assert [f"process {foreign.pid} (" in e["message"] for e in events] == [True]
                 until(lambda: machine.inventory().devices[0].foreign)
+                assert machine.inventory().devices[0].others % 256 == 0
+                until(lambda: machine.inventory().devices[0].others >= 500)  # what the scheduler gives to nobody
                 until(lambda: lent() <= free - 500)  # what nobody can take back is lent to nobody
                 assert machine.sample("vgpu_container_untracked_bytes", "p", "main", card) == 0
                 assert machine.sample("vgpu_container_observed_gpu_seconds_total", "p", "main", card) == 0
             finally:
                 foreign.kill()
         until(lambda: machine.sample("vgpu_card_foreign_processes", "", "", card) == 0)
-        until(lambda: not machine.inventory().devices[0].foreign)
+        until(lambda: not machine.inventory().devices[0].foreign and not machine.inventory().devices[0].others)
         until(lambda: lent() >= free - 2)
 
 

@@ -96,3 +96,14 @@ def test_a_card_that_falls_silent_while_another_comes_is_not_forgotten(cards: Ca
     assert told == ["change"]
     assert cards.found(Inventory(devices=(A, new), silent=(1,))) == []
     assert not cards.complete
+
+
+def test_what_others_have_of_a_card_is_told_in_steps_and_at_once_only_when_they_come_or_go() -> None:
+    cards = Cards(Inventory(devices=(Gpu(uuid="a", index=0, model="T4", memory=15000),)))
+    told: list[int] = []
+    cards.listen(lambda: told.append(cards.inventory.devices[0].others))
+    for used in ({"a": 1}, {"a": 256 << 20}, {"a": (256 << 20) + 1}, {}):
+        cards.used_by_others(used)
+    assert told == [256, 0]
+    cards.used_by_others({"a": 0})  # the driver does not say how much
+    assert (cards.inventory.devices[0].foreign, cards.inventory.devices[0].others) == (True, 0)

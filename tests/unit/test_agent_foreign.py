@@ -46,8 +46,9 @@ def process(pid: int, namespace: int, pod: str = "") -> Process:
 )
 def test_whose_a_process_is(who: Process | None, owner: Entry | None) -> None:
     seen = attribute([Observed(CARD, 1234, 5 * MIB, 0.5)], regions(), lambda _: who, HOST)
-    if owner:
-        assert seen == Picture({(owner, CARD): Real(5 * MIB, 0.5)}, {})
+    if who and owner:
+        assert (seen.containers, seen.foreign) == ({(owner, CARD): Real(5 * MIB, 0.5)}, {})
+        assert [one.identity for _, one in seen.outside] == ([] if who == process(7, INSIDE) else [who.identity])
     else:
         assert seen == Picture({}, {CARD: {1234: 5 * MIB}})
 

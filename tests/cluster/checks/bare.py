@@ -54,7 +54,7 @@ def pods_survive(node: Node) -> str:
     during = [[one for one in refused if _in(one, span)] for span in kills]
     others = [one for one in refused if not any(_in(one, span) for span in kills)]
     kubectl.run("delete", "pods", "-l", LABEL, "--grace-period=0", "--force", timeout=SECONDS)
-    kubectl.program([node.helm, "rollback", "vgpu", "1", "-n", NAMESPACE], timeout=SECONDS)
+    upgrade(node, values(node))
     assert not others, f"{len(others)} pods refused beside kills; {_why(others)}"
     assert max(map(len, during)) <= 1, f"pods refused by each kill: {[len(one) for one in during]}; {_why(refused)}"
     return f"{len(found)} pods, {UPGRADES} upgrades, {KILLS} replacements, {KILLS} kills: {len(refused)} refused"
