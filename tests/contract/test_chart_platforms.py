@@ -412,3 +412,42 @@ def test_listeners_take_connections_of_both_families() -> None:
             hosts.append("::1")  # this machine has an address of that family
         for host in hosts if family == socket.AF_INET6 else hosts[:1]:
             socket.create_connection((host, server.getsockname()[1]), timeout=5).close()
+
+
+@pytest.mark.parametrize("page", ["platforms.md", "migration.md", "install.md", "troubleshooting.md"])
+def test_values_that_a_page_names_exist(page: str) -> None:
+    text = (helm.CHART.parents[1] / "docs" / page).read_text()
+    theirs = {"devicePlugin.enabled"}  # of the GPU operator's ClusterPolicy
+    known = {".".join(path) for path, *_ in chart.sections(chart.Values(), ())}
+    known |= {
+        ".".join((*path, name)) for path, single, rest in chart.sections(chart.Values(), ()) for name in single | rest
+    }
+    named = set(
+        re.findall(r"\b((?:global|scheduler|devicePlugin|image|monitoring|networkPolicy)(?:\.[a-z]\w+)+)", text)
+    )
+    assert named
+    for name in named - theirs:
+        if name.startswith("image.") and name.endswith((".so", ".tar")):
+            continue
+        assert any(name == one or name.startswith(f"{one}.") for one in known if "." in one or one == name), name
+
+
+def test_the_first_step_of_a_migration_leaves_every_node_alone_that_has_no_label(default: list[dict[str, Any]]) -> None:
+    objects = helm.objects({}, "--set", "devicePlugin.nodeSelector.vgpu=on")
+    assert spec(objects, *PARTS[0])["nodeSelector"] == {"kubernetes.io/os": "linux", "vgpu": "on"}
+    last = helm.objects({"devicePlugin": {"nodeSelector": {"vgpu": "on"}}}, "--set", "devicePlugin.nodeSelector=null")
+    assert spec(last, *PARTS[0])["nodeSelector"] == spec(default, *PARTS[0])["nodeSelector"]
+
+
+def test_null_in_place_of_any_list_or_map_is_none_of_it() -> None:
+    values: dict[str, Any] = {}
+    for path, single, rest in chart.sections(chart.Values(), ()):
+        at = values
+        for key in path:
+            at = at.setdefault(key, {})
+        at.update(dict.fromkeys(rest))
+        assert single or rest
+    values["image"]["registry"] = helm.REGISTRY
+    values["monitoring"] |= {"podMonitor": True, "prometheusRule": True}
+    values["scheduler"]["certManager"]["enabled"] = True
+    assert spec(helm.objects(values), *PARTS[0])["nodeSelector"] == {"kubernetes.io/os": "linux"}

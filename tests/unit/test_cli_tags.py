@@ -181,3 +181,37 @@ def test_pods_fit_a_node_that_is_there_as_often_as_its_cards_allow(limits: dict[
     several = {"spec": {"containers": one["spec"]["containers"] * times}}
     assert fits(several, node)
     assert not fits({"spec": {"containers": one["spec"]["containers"] * (times + 1)}}, node)
+
+
+def test_the_documentation_shows_what_is_printed() -> None:
+    text = (ROOT / "docs/platforms.md").read_text()
+    assert f"```\n{run('T4', '--cards', '4').output}```" in text
+    shown = next(
+        yaml.safe_load(block)
+        for block in re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        if "NodeOverlay" in block
+    )
+    assert shown == yaml.safe_load(
+        run("T4", "--cards", "4", "--format", "karpenter", "--instance-type", "g4dn.12xlarge").output
+    )
+
+
+def test_the_recipe_for_kueue_counts_what_admission_counts() -> None:
+    """Totals of a request: as Kueue multiplies by the recipe, and as admission writes them."""
+    text = (ROOT / "docs/platforms.md").read_text()
+    blocks = [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)]
+    (recipe,) = [block["resources"] for block in blocks if block["kind"] == "Configuration"]
+    asked = {"nvidia.com/gpu": 2, "nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 30}
+    counted = {
+        name: asked[rule["input"]] * int(factor) * asked[rule["multiplyBy"]]
+        for rule in recipe["transformations"]
+        for name, factor in rule["outputs"].items()
+    }
+    limits = admitted(gpu_pod({name: str(amount) for name, amount in asked.items()}), cards=Catalog())
+    limits = limits["spec"]["containers"][0]["resources"]["limits"]
+    assert counted == {
+        "nvidia.com/total-gpumem": int(limits[names.RESOURCE_TOTAL_MEMORY]),
+        "nvidia.com/total-gpucores": int(limits[names.RESOURCE_TOTAL_CORES]),
+    }
+    (prefix,) = recipe["excludeResourcePrefixes"]
+    assert all(name.startswith(prefix) for name in (names.RESOURCE_TOTAL_MEMORY, names.RESOURCE_TOTAL_CORES))
