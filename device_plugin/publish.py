@@ -275,21 +275,29 @@ def capacity(
     """Resource → MiB or %: all of healthy cards that are not cordoned, and what is still held on the others.
 
     The others are also those that `held` names and that are not there any more: dead since a boot, or in MIG mode.
+
+    Percentages and priorities are there for autoscalers, which take a node without a resource for one that no pod fits
+    that asks for it. The kubelet counts them, too, so they bound nothing that cards could hold, healthy or not.
     """
-    memory = cores = 0
+    memory = cores = percentage = slots = 0
     left = dict(held)
     for gpu in cards:
         usable = gpu.healthy and gpu.uuid not in cordoned
         now = left.pop(gpu.uuid, Held())
         memory += max(now.mem, gpu.memory if usable else 0)
         cores += max(now.cores, gpu.cores if usable else 0)
+        percentage += -(-100 * max(now.mem, gpu.memory) // max(gpu.physical_memory, 1))  # rounded up
+        slots += gpu.slots
     memory += sum(gone.mem for gone in left.values())
     cores += sum(gone.cores for gone in left.values())
+    split = config.device_plugin.deviceSplitCount
     return {
         names.RESOURCE_TOTAL_MEMORY: memory,
         names.RESOURCE_TOTAL_CORES: cores,
         config.resource_mem: memory,
         config.resource_cores: cores,
+        config.resource_mem_percentage: percentage + 100 * split * len(left),
+        config.resource_priority: names.PRIORITY_LOW * (slots + split * len(left)),
     }
 
 

@@ -169,8 +169,8 @@ def render(root: Path = Path()) -> str:
     """The Markdown text; `root`: the checkout."""
     lines = [_HEAD.rstrip(), *_names(), *_metrics(root), *_hooks(root), "", "## Chart values", ""]
     lines += [
-        "`helm install vgpu charts/vgpu -n kube-system --set NAME=VALUE`. The chart writes what the agent and the",
-        f"scheduler read of them into their configuration file `{names.CONFIG_PATH}`.",
+        "`helm install vgpu charts/vgpu -n kube-system --set image.registry=… --set NAME=VALUE`. The chart writes what",
+        f"the agent and the scheduler read of them into their configuration file `{names.CONFIG_PATH}`.",
         "",
         "| value | default | meaning | allowed |",
         "|---|---|---|---|",

@@ -381,9 +381,14 @@ def test_ports_are_those_of_the_vocabulary(default: list[dict[str, Any]]) -> Non
     assert node["externalTrafficPolicy"] == "Local"
     scheduler = container(default, "Deployment", "vgpu-scheduler", "vgpu-scheduler")
     ports = {port["name"]: port["containerPort"] for port in scheduler["ports"]}
-    assert ports == {"webhook": names.PORT_WEBHOOK, "metrics": names.PORT_SCHEDULER_METRICS}
+    assert ports == {
+        "webhook": names.PORT_WEBHOOK,
+        "metrics": names.PORT_SCHEDULER_METRICS,
+        "health": names.PORT_SCHEDULER_HEALTH,
+    }
     agent = container(default, "DaemonSet", "vgpu-device-plugin", "device-plugin")
-    assert agent["ports"][0]["containerPort"] == names.PORT_NODE_METRICS
+    ports = {port["name"]: port["containerPort"] for port in agent["ports"]}
+    assert ports == {"metrics": names.PORT_NODE_METRICS, "health": names.PORT_NODE_HEALTH}
 
 
 @pytest.mark.parametrize(

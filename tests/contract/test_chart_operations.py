@@ -193,7 +193,7 @@ def test_a_kube_scheduler_makes_room_for_one_whose_extender_answers(replicas: in
     port = next(one["containerPort"] for one in kube_scheduler["ports"] if one["name"] == "https")
     assert scheduler_main.arguments(beside["args"]).kube_scheduler_port == port
     own = {"path": "/healthz", "port": "https", "scheme": "HTTPS"}
-    asked = {"path": neighbour.PATH, "port": names.PORT_SCHEDULER_METRICS}
+    asked = {"path": neighbour.PATH, "port": names.PORT_SCHEDULER_HEALTH}
     assert kube_scheduler["startupProbe"]["httpGet"] == own
     assert kube_scheduler["livenessProbe"]["httpGet"] == (own if replicas == 1 else asked)
     waits = kube_scheduler["livenessProbe"].get("timeoutSeconds", 1)
@@ -210,7 +210,7 @@ def test_alerts_ask_for_metrics_that_exist() -> None:
 
 def test_an_agent_is_asked_whether_it_is_ready() -> None:
     (agent,) = pod_specs(helm.objects())["DaemonSet"]["containers"]
-    assert agent["readinessProbe"]["httpGet"] == {"path": serving.READY, "port": "metrics"}
+    assert agent["readinessProbe"]["httpGet"] == {"path": serving.READY, "port": "health"}
 
 
 @pytest.mark.parametrize(

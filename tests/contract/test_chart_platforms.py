@@ -1,6 +1,9 @@
 """The chart on clusters of many kinds: virtual nodes, control planes, networks, values of an older chart."""
 
+import contextlib
 import json
+import re
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -243,6 +246,69 @@ def cluster(tmp_path: Path) -> Any:
     return render
 
 
+def service(name: str, port: int, namespace: str = "hami-system") -> dict[str, Any]:
+    spec = {"type": "NodePort", "ports": [{"port": 1, "nodePort": port}, {"port": 2}]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": namespace}, "spec": spec}
+
+
+@pytest.mark.parametrize(
+    ("there", "values", "setting"),
+    [
+        (service("hami-device-plugin-monitor", 31992), {}, "devicePlugin.service.httpPort"),
+        (service("hami-scheduler", 31993), {}, "scheduler.service.monitorPort"),
+        (service("vgpu-scheduler-metrics", 31993, "elsewhere"), {}, "scheduler.service.monitorPort"),
+        (service("x", 32000), {"devicePlugin": {"service": {"httpPort": 32000}}}, "devicePlugin.service.httpPort"),
+        (service("vgpu-device-plugin-metrics", 31992, "default"), {}, ""),
+        (service("x", 31992), {"devicePlugin": {"service": {"httpPort": None}}}, ""),
+        (service("x", 31993), {"scheduler": {"service": {"type": "ClusterIP"}}}, ""),
+        (service("x", 31994), {}, ""),
+    ],
+)
+def test_node_ports_that_another_service_has_are_told(
+    tmp_path: Path, there: dict[str, Any], values: dict[str, Any], setting: str
+) -> None:
+    """What 4paradigm's and HAMi's charts leave behind, or still run: they have the same defaults."""
+    known = answers(helm.objects(), [])
+    known["/api/v1/services"] = {"apiVersion": "v1", "kind": "ServiceList", "metadata": {}, "items": [there]}
+    with serve(known, tmp_path) as kubeconfig:
+        where = ("--kubeconfig", str(kubeconfig), "--dry-run=server", "--disable-openapi-validation", "-f", "-")
+        command = ("template", "vgpu", str(helm.CHART), *where)
+        if not setting:
+            assert "kind: DaemonSet" in helm.run(*command, stdin=json.dumps(helm.pulled(values)))
+            return
+        with pytest.raises(helm.Refused) as error:
+            helm.run(*command, stdin=json.dumps(helm.pulled(values)))
+    name = f"{there['metadata']['namespace']}/{there['metadata']['name']}"
+    assert f"is that of Service {name} already" in str(error.value)
+    assert f"set {setting} to another one, or to null" in str(error.value)
+
+
+def test_notes_name_other_device_plugins_of_the_cluster(tmp_path: Path) -> None:
+    objects = helm.objects()
+    known = answers(objects, [])
+    sets = [
+        ("gpu-operator", "nvidia-device-plugin-daemonset"),
+        ("kube-system", "kube-proxy"),
+        ("default", "vgpu-device-plugin"),
+    ]
+    known["/apis/apps/v1/daemonsets"] = {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSetList",
+        "metadata": {},
+        "items": [
+            {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"namespace": namespace, "name": name}}
+            for namespace, name in sets
+        ],
+    }
+    with serve(known, tmp_path) as kubeconfig:
+        where = ("--kubeconfig", str(kubeconfig), "--dry-run=server", "--disable-openapi-validation", "-f", "-")
+        command = ("install", "vgpu", str(helm.CHART), *where)
+        output = helm.run(*command, stdin=json.dumps(helm.pulled()))
+    notes = output[output.index("NOTES:") :]
+    assert "Other device plugins are in this cluster: gpu-operator/nvidia-device-plugin-daemonset." in notes
+    assert "global.controlPlanes" in notes
+
+
 PLANE, WORKER = {CONTROL: ""}, {"kubernetes.io/os": "linux"}
 
 
@@ -274,3 +340,114 @@ def test_defaults_are_the_types(default: list[dict[str, Any]]) -> None:
     assert default
     found = {".".join(path): single | rest for path, single, rest in chart.sections(chart.Values(), ())}
     assert found["scheduler.ports"] == msgspec.to_builtins(chart.SchedulerPorts())
+
+
+OPENSHIFT = ("--api-versions", "security.openshift.io/v1")
+
+
+def test_openshift_lets_every_account_use_the_constraints_that_its_pods_need() -> None:
+    objects = helm.objects({}, "-n", "gpu", *OPENSHIFT)
+    bound = {
+        item["subjects"][0]["name"]: item["roleRef"]["name"].removeprefix("system:openshift:scc:")
+        for item in objects
+        if item["kind"] == "RoleBinding" and item["roleRef"]["name"].startswith("system:openshift:scc:")
+    }
+    accounts = {item["metadata"]["name"] for item in objects if item["kind"] == "ServiceAccount"}
+    assert set(bound) == accounts
+    for kind, name in PARTS:
+        pod = spec(objects, kind, name)
+        containers = [*pod["containers"], *pod.get("initContainers", ())]
+        privileged = any(container["securityContext"].get("privileged") for container in containers)
+        assert bound[pod["serviceAccountName"]] == ("privileged" if privileged else "nonroot-v2")
+        # What nonroot-v2 wants: no root, all capabilities dropped, seccomp of the runtime.
+        assert privileged or pod["securityContext"]["runAsNonRoot"]
+    hook = one(objects, "RoleBinding", "vgpu-clean-up-scc")["metadata"]["annotations"]
+    assert hook["helm.sh/hook"] == "pre-delete"
+    assert int(hook["helm.sh/hook-weight"]) < 0, "before the Job"
+
+
+def test_elsewhere_there_is_nothing_of_openshift(default: list[dict[str, Any]]) -> None:
+    assert "openshift" not in json.dumps(default)
+
+
+def test_critical_pods_outside_kube_system_have_the_quota_that_gke_asks_for(default: list[dict[str, Any]]) -> None:
+    assert not [item for item in default if item["kind"] == "ResourceQuota"], "kube-system has one of its own"
+    objects = helm.objects({}, "-n", "gpu", "--kube-version", "v1.33.5-gke.1308000")
+    quota = one(objects, "ResourceQuota", "vgpu-critical")
+    (rule,) = quota["spec"]["scopeSelector"]["matchExpressions"]
+    used = {spec(objects, kind, name)["priorityClassName"] for kind, name in PARTS[:2]}
+    assert (rule["scopeName"], rule["operator"], set(rule["values"])) == ("PriorityClass", "In", used)
+    assert quota["metadata"]["namespace"] == "gpu"
+    plain = {"scheduler": {"priorityClassName": ""}, "devicePlugin": {"priorityClassName": "mine"}}
+    assert not [item for item in helm.objects(plain, "-n", "gpu") if item["kind"] == "ResourceQuota"]
+
+
+def test_nothing_is_bound_to_one_family_of_addresses(default: list[dict[str, Any]]) -> None:
+    """A cluster of IPv6 alone: Services have its family, listeners take both, only the loopback is named."""
+    for item in default:
+        if item["kind"] == "Service":
+            assert not {"ipFamilies", "ipFamilyPolicy", "clusterIP"} & set(item["spec"])
+        text = json.dumps(item)
+        assert set(re.findall(r"\d+\.\d+\.\d+\.\d+", text)) <= {"127.0.0.1"}
+    for kind, name in PARTS[:2]:
+        for container in spec(default, kind, name)["containers"]:
+            assert not [flag for flag in container.get("args", ()) if "address" in flag]
+            for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
+                assert "host" not in container.get(probe, {}).get("httpGet", {})
+
+
+def test_listeners_take_connections_of_both_families() -> None:
+    """What they listen on where nothing is said, as the chart says nothing."""
+    address = scheduler_main.arguments(["--config=x"]).webhook_address
+    family = socket.AF_INET6 if address == "::" else socket.AF_INET
+    assert (address == "::") is socket.has_dualstack_ipv6()
+    server = (
+        socket.create_server((address, 0), family=family, dualstack_ipv6=True)
+        if family == socket.AF_INET6
+        else socket.create_server((address, 0))
+    )
+    with server:
+        hosts = ["127.0.0.1"]
+        with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+            hosts.append("::1")  # this machine has an address of that family
+        for host in hosts if family == socket.AF_INET6 else hosts[:1]:
+            socket.create_connection((host, server.getsockname()[1]), timeout=5).close()
+
+
+@pytest.mark.parametrize("page", ["platforms.md", "migration.md", "install.md", "troubleshooting.md"])
+def test_values_that_a_page_names_exist(page: str) -> None:
+    text = (helm.CHART.parents[1] / "docs" / page).read_text()
+    theirs = {"devicePlugin.enabled"}  # of the GPU operator's ClusterPolicy
+    known = {".".join(path) for path, *_ in chart.sections(chart.Values(), ())}
+    known |= {
+        ".".join((*path, name)) for path, single, rest in chart.sections(chart.Values(), ()) for name in single | rest
+    }
+    named = set(
+        re.findall(r"\b((?:global|scheduler|devicePlugin|image|monitoring|networkPolicy)(?:\.[a-z]\w+)+)", text)
+    )
+    assert named
+    for name in named - theirs:
+        if name.startswith("image.") and name.endswith((".so", ".tar")):
+            continue
+        assert any(name == one or name.startswith(f"{one}.") for one in known if "." in one or one == name), name
+
+
+def test_the_first_step_of_a_migration_leaves_every_node_alone_that_has_no_label(default: list[dict[str, Any]]) -> None:
+    objects = helm.objects({}, "--set", "devicePlugin.nodeSelector.vgpu=on")
+    assert spec(objects, *PARTS[0])["nodeSelector"] == {"kubernetes.io/os": "linux", "vgpu": "on"}
+    last = helm.objects({"devicePlugin": {"nodeSelector": {"vgpu": "on"}}}, "--set", "devicePlugin.nodeSelector=null")
+    assert spec(last, *PARTS[0])["nodeSelector"] == spec(default, *PARTS[0])["nodeSelector"]
+
+
+def test_null_in_place_of_any_list_or_map_is_none_of_it() -> None:
+    values: dict[str, Any] = {}
+    for path, single, rest in chart.sections(chart.Values(), ()):
+        at = values
+        for key in path:
+            at = at.setdefault(key, {})
+        at.update(dict.fromkeys(rest))
+        assert single or rest
+    values["image"]["registry"] = helm.REGISTRY
+    values["monitoring"] |= {"podMonitor": True, "prometheusRule": True}
+    values["scheduler"]["certManager"]["enabled"] = True
+    assert spec(helm.objects(values), *PARTS[0])["nodeSelector"] == {"kubernetes.io/os": "linux"}

@@ -29,6 +29,8 @@ def test_totals_of_healthy_cards_under_all_names() -> None:
         names.RESOURCE_TOTAL_CORES: 200,
         "example.com/mem": 1500,
         names.RESOURCE_CORES: 200,
+        names.RESOURCE_MEMORY_PERCENTAGE: 200,
+        names.RESOURCE_PRIORITY: 20,
     }
 
 
@@ -52,6 +54,17 @@ def test_what_is_held_on_cards_that_are_not_there_any_more_counts() -> None:
 def test_never_less_than_what_is_held_when_scaling_was_lowered() -> None:
     found = capacity([gpu("a", memory=1000)], frozenset(), {"a": Held(2, 1600, 900, 120)}, Config())
     assert (found[names.RESOURCE_TOTAL_MEMORY], found[names.RESOURCE_TOTAL_CORES]) == (1600, 120)
+
+
+@pytest.mark.parametrize("healthy", [True, False])
+def test_what_autoscalers_count_bounds_nothing_that_cards_can_hold(healthy: bool) -> None:
+    """The kubelet counts it, too, when it restarts: pods that run must be admitted again, also on cards that failed."""
+    cards = [gpu("a", healthy=healthy, memory=1500, physical=1000, slots=4)]
+    held = {"a": Held(4, 1500, 1000, 100), "gone": Held(2, 2000, 2000, 20)}
+    found = capacity(cards, frozenset({"a"}), held, Config())
+    # 6 containers: of 150 % on the one card, and of 200 % on the other one, each counted for one of its cards.
+    assert found[names.RESOURCE_MEMORY_PERCENTAGE] >= 150 + 200
+    assert found[names.RESOURCE_PRIORITY] >= 6
 
 
 def test_marks_of_a_node_and_of_one_without_cards() -> None:

@@ -120,7 +120,9 @@ def _scheduler(cluster: Cluster) -> Iterator[Finding]:
         return
     found = [part for part in cluster.parts if part.component == SCHEDULER]
     if not found:
-        yield wrong("scheduler", "no pod of it is there", "helm install vgpu charts/vgpu -n kube-system")
+        yield wrong(
+            "scheduler", "no pod of it is there", "helm install vgpu charts/vgpu -n kube-system --set image.registry=…"
+        )
     elif not any(part.ready for part in found):
         yield wrong(
             "scheduler", f"none of {len(found)} pods is ready", f"look at it: kubectl describe pod {found[0].named}"

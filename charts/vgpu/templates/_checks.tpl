@@ -20,6 +20,7 @@
 {{- end -}}
 {{- end -}}
 {{- include "vgpu.checkNodes" . -}}
+{{- include "vgpu.checkPorts" . -}}
 {{- end -}}
 
 {{- /* Refuses to leave out nodes that are needed: where all are control planes, or where one of them shares its cards. */ -}}
@@ -46,4 +47,41 @@
 {{- fail (printf "the cards of %s are shared, which are control planes, and the chart leaves these alone: set global.controlPlanes=true, or drain these nodes of GPU pods and take the label vgpu.io/present off them" (join ", " $sharing)) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{- /* Refuses node ports that another Service has: the API server would, with half of the release installed. */ -}}
+{{- define "vgpu.checkPorts" -}}
+{{- $root := . -}}
+{{- $wanted := dict -}}
+{{- if and (eq .Values.devicePlugin.service.type "NodePort") .Values.devicePlugin.service.httpPort -}}
+{{- $_ := set $wanted (toString (int .Values.devicePlugin.service.httpPort)) (list "devicePlugin.service.httpPort" (printf "%s-metrics" (include "vgpu.devicePlugin" .))) -}}
+{{- end -}}
+{{- if and (eq .Values.scheduler.service.type "NodePort") .Values.scheduler.service.monitorPort -}}
+{{- $_ := set $wanted (toString (int .Values.scheduler.service.monitorPort)) (list "scheduler.service.monitorPort" (printf "%s-metrics" (include "vgpu.scheduler" .))) -}}
+{{- end -}}
+{{- range (default (dict) (ternary (lookup "v1" "Service" "" "") (dict) (not (empty $wanted)))).items -}}
+{{- $service := . -}}
+{{- range default (list) .spec.ports -}}
+{{- $port := toString (int (default 0 .nodePort)) -}}
+{{- if hasKey $wanted $port -}}
+{{- $ours := get $wanted $port -}}
+{{- if not (and (eq $service.metadata.namespace $root.Release.Namespace) (eq $service.metadata.name (index $ours 1))) -}}
+{{- fail (printf "node port %s is that of Service %s/%s already: remove what it belongs to (HAMi and 4paradigm's scheduler use the same ports), or set %s to another one, or to null for any that is free" $port $service.metadata.namespace $service.metadata.name (index $ours 0)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* JSON list of DaemonSets that look like other device plugins for these cards. */ -}}
+{{- define "vgpu.otherPlugins" -}}
+{{- $found := list -}}
+{{- $own := include "vgpu.devicePlugin" . -}}
+{{- range (default (dict) (lookup "apps/v1" "DaemonSet" "" "")).items -}}
+{{- $name := .metadata.name -}}
+{{- if and (ne $name $own) (regexMatch "nvidia-device-plugin|nvdp|hami-device-plugin|vgpu-device-plugin|gpushare-device-plugin|nvidia-gpu-device-plugin" $name) -}}
+{{- $found = append $found (printf "%s/%s" .metadata.namespace $name) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $found -}}
 {{- end -}}
