@@ -53,7 +53,7 @@ static bool passes(int error)
 /* Maps both files of `dir`. *missing: there is no region at all; *passing: whether there is one has to be asked again. */
 static bool map_region(const char *dir, bool *missing, bool *passing)
 {
-    char limits_path[4096];
+    static char limits_path[4096]; /* for the one thread that sets up; too much for the stack of some */
     struct vgpu_limits_file *limits;
     struct vgpu_usage_file *usage;
     int limits_fd, usage_fd;
@@ -115,7 +115,7 @@ static bool map_private(const struct vgpu_limits *from)
 /* A region that was made of somebody's environment outlives it: who comes with other limits is told whose hold. */
 static void tell_other_limits(const char *dir)
 {
-    struct vgpu_limits here, asked;
+    static struct vgpu_limits here, asked; /* as above */
     char ignored[256];
     vgpu_limits_snapshot(vgpu_mapped.limits, &here);
     if (here.cards[0].uuid[0] || vgpu_environment_limits(&asked, ignored, sizeof ignored) <= 0)
@@ -142,7 +142,7 @@ static void tell_other_limits(const char *dir)
 /* *passing: what is in the way may be gone at the next call. */
 static enum vgpu_mode decide(bool *passing)
 {
-    struct vgpu_limits limits;
+    static struct vgpu_limits limits; /* as above */
     char from_environment[256], from_region[512] = "";
     bool missing;
 

@@ -188,6 +188,15 @@ print(len(results), used())
     assert python(script, environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT="500m")) == ["8 0"]
 
 
+@pytest.mark.parametrize("begins", ["first", "later"])
+def test_a_thread_with_the_smallest_stack_may_ask_everything(begins: str, tmp_path: Path) -> None:
+    """The build bounds what each function takes (FRAME in build.py); arrays of 32 KiB ended such a thread."""
+    program = compiled("small_stack.c", driver=True)
+    (tmp_path / "region").mkdir()
+    env = environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT="500m", VGPU_DIR=str(tmp_path / "region"))
+    assert run([program, begins], env).stdout == "0 0 2 0 1 6 6 7 \n"
+
+
 @pytest.mark.parametrize("call", ["context", "pool"])
 def test_who_waits_for_a_call_of_the_driver_sleeps(call: str, tmp_path: Path) -> None:
     """A real-time thread that yields instead holds the processor against the thread that it waits for."""
