@@ -143,7 +143,7 @@ static void tell_other_limits(const char *dir)
 static enum vgpu_mode decide(bool *passing)
 {
     static struct vgpu_limits limits; /* as above */
-    char from_environment[256], from_region[512] = "";
+    char from_environment[256];
     bool missing;
 
     vgpu_mapped.managed = true;
@@ -174,22 +174,20 @@ static enum vgpu_mode decide(bool *passing)
     }
     if (has_dir && missing && limited) {
         const int result = vgpu_region_files_make(dir, &limits, false);
-        if (result < 0 && result != -EEXIST)
-            say("VGPU_DIR=%.200s: no region can be made there: %s", dir, reason(result));
-        else if (map_region(dir, &missing, passing))
+        if ((result == 0 || result == -EEXIST) && map_region(dir, &missing, passing))
             return VGPU_REGION;
-        if (*passing)
-            return VGPU_BROKEN;
+        if (result < 0 && result != -EEXIST)
+            say("VGPU_DIR=%.200s: no region is there, and none can be made: %s", dir, access(dir, F_OK) == 0 ? reason(result) : "the folder is gone");
     }
-    if (limited) {
-        if (has_dir) {
-            snprintf(from_region, sizeof from_region, "%s", note);
-            say("%.400s; limits hold for this process alone", from_region);
-        }
+    /* There is a region, and it cannot be read; or there was one: other processes may still hold it. That must mean neither unlimited nor a limit of its
+     * own. */
+    if (has_dir && (limited || !missing || access(dir, F_OK) != 0)) {
+        if (missing && !limited)
+            say("VGPU_DIR=%.200s: the folder is gone", dir);
+        return VGPU_BROKEN;
+    }
+    if (limited)
         return map_private(&limits) ? VGPU_PRIVATE : VGPU_BROKEN;
-    }
-    if (has_dir && !missing)
-        return VGPU_BROKEN; /* there is a region, and it cannot be read: that must not mean unlimited */
     note[0] = 0;
     return VGPU_UNLIMITED;
 }

@@ -264,6 +264,52 @@ def test_limits_that_cannot_be_read_are_said_once_when_cuda_is_used(tmp_path: Pa
     assert not run([sys.executable, "-c", "import driver_client"], env).stderr
 
 
+LOST = """
+import os, shutil, subprocess, sys
+start()
+ok(alloc(300 * MIB)[0])
+shutil.rmtree(os.environ["VGPU_DIR"])
+again = "from driver_client import *; print(cu.cuInit(0), alloc(1)[0] != 0)"
+other = subprocess.run([sys.executable, "-c", again], capture_output=True, text=True)
+print(other.stdout.strip(), other.stderr.count("the folder is gone"), other.stderr.count(chr(10)))
+print(alloc(201 * MIB)[0], alloc(200 * MIB)[0])
+"""
+
+
+@pytest.mark.parametrize("kind", ["environment", "made before"])
+def test_a_worker_that_finds_its_region_gone_gets_nothing_and_says_so(tmp_path: Path, kind: str) -> None:
+    """What the end of a session does to a user's run folder. Who has the region goes on within the limit."""
+    region = tmp_path / "region"
+    region.mkdir()
+    variables = {"VGPU_DIR": str(region)}
+    if kind == "environment":
+        variables["CUDA_DEVICE_MEMORY_LIMIT"] = "500m"
+    else:
+        simulator.create(tmp_path / "cards", "T4")
+        uuid = simulator.cards(tmp_path / "cards")[0].uuid
+        Region.create(region, Limits((CardLimit(uuid, 500 * MIB),))).close()
+    assert python(PRELUDE + LOST, environment(tmp_path, **variables)) == ["2 True 1 1", "2 0"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "line"),
+    [
+        ({"CUDA_DEVICE_MEMORY_LIMIT": "0", "VGPU_DIR": ""}, "no GPU memory can be had on card 0: its limit is 0 bytes"),
+        ({"CUDA_DEVICE_MEMORY_LIMIT_0": "0m", "VGPU_DIR": ""}, "no GPU memory can be had on card 0: its limit is 0 b"),
+        ({"CUDA_DEVICE_MEMORY_LIMIT": "1g"}, "VGPU_DIR is not set: every process has the whole limit for itself"),
+        ({"CUDA_DEVICE_SM_LIMIT": "30"}, "VGPU_DIR is not set: every process has the whole limit for itself"),
+    ],
+)
+def test_limits_that_hardly_are_meant_are_said_once(tmp_path: Path, variables: dict[str, str], line: str) -> None:
+    env = environment(tmp_path, **variables)
+    if "VGPU_DIR" not in variables:
+        del env["VGPU_DIR"]
+    done = run([sys.executable, "-c", PRELUDE + "print(cu.cuInit(0), cu.cuInit(0))"], env)
+    assert done.stdout == "0 0\n"
+    (said,) = done.stderr.splitlines()
+    assert line in said
+
+
 @pytest.mark.skipif(not can_mount(), reason="needs a mount namespace of its own (unshare -rm) for /run/vgpu")
 class TestManaged:
     """A region at /run/vgpu, as the agent mounts it: found without any environment."""
