@@ -264,6 +264,29 @@ def test_limits_that_cannot_be_read_are_said_once_when_cuda_is_used(tmp_path: Pa
     assert not run([sys.executable, "-c", "import driver_client"], env).stderr
 
 
+WORKER = "from driver_client import *; start(); ok(alloc(300 * MIB)[0]); print(1, flush=True)"
+
+
+@pytest.mark.parametrize("how", [[], ["sh", "-c", '"$@" & wait', "sh"]], ids=["child", "grandchild"])
+def test_what_a_worker_had_is_free_as_soon_as_its_end_was_waited_for(tmp_path: Path, how: list[str]) -> None:
+    (tmp_path / "region").mkdir()
+    script = (
+        PRELUDE
+        + f"""
+import subprocess, sys
+start()
+for _ in range(5):
+    child = subprocess.Popen({how!r} + [sys.executable, "-c", {WORKER!r}], stdout=subprocess.PIPE)
+    child.stdout.read(1)
+    while child.poll() is None:
+        used()  # so that the last look at who has ended is never long ago
+    print(used())
+"""
+    )
+    env = environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT="500m", VGPU_DIR=str(tmp_path / "region"))
+    assert python(script, env) == ["0"] * 5
+
+
 LOST = """
 import os, shutil, subprocess, sys
 start()
