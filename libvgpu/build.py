@@ -39,6 +39,8 @@ COMMON = [
     *WARNINGS,
 ]
 LINK = ["-shared", "-Wl,--gc-sections", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,--build-id=sha1"]
+#: a hook runs on its caller's stack, which may be PTHREAD_STACK_MIN: bytes that one function may take of it
+FRAME = ["-Wframe-larger-than=2048"]
 LIBS = ["-ldl", "-lpthread", "-lrt", "-lm"]
 
 
@@ -95,10 +97,12 @@ def compile_object(source: Path, command: list[str]) -> Path:
     return target
 
 
-def compile_library(output: Path, sources: list[Path], *, soname: str, version_script: Path | None = None) -> None:
+def compile_library(
+    output: Path, sources: list[Path], *, soname: str, version_script: Path | None = None, flags: list[str] | None = None
+) -> None:
     """Makes the shared library `output` of `sources` (replaced by rename: a running program keeps the old file)."""
     includes = [f"-I{folder}" for folder in (HERE / "include", HERE / "src", HERE / "simulator", *header_dirs())]
-    command = [*compiler(), *includes]
+    command = [*compiler(), *(flags or []), *includes]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(lambda source: compile_object(source, command), sorted(sources)))
     script = [f"-Wl,--version-script={version_script}"] if version_script else []
@@ -140,9 +144,10 @@ def build_libraries(lib: Path) -> None:
     (lib / "simulator").mkdir(parents=True, exist_ok=True)
     compile_library(
         lib / "libvgpu.so",
-        sources_of("src", "src/hooks"),
+        [source for source in sources_of("src", "src/hooks") if source.name not in AGENT_ALONE],
         soname="libvgpu.so",
         version_script=HERE / "src/exports.map",
+        flags=[] if "VGPU_CFLAGS" in os.environ else FRAME,  # sanitizers make frames larger
     )
     for name, folder in (("libcuda.so.1", "simulator/cuda"), ("libnvidia-ml.so.1", "simulator/nvml")):
         compile_library(lib / "simulator" / name, sources_of("simulator/common", folder), soname=name)
@@ -156,13 +161,10 @@ def declarations(header: str) -> str:
 
 
 #: what an outside observer of regions needs: all but the side of a limited process (ledger.c, attach.c, hooks)
+AGENT_ALONE = ("agent.c", "arbiter.c", "arbiter_busy.c", "arbiter_card.c", "arbiter_shares.c")
 AGENT_SIDE = (
-    "agent.c",
+    *AGENT_ALONE,
     "account.c",
-    "arbiter.c",
-    "arbiter_busy.c",
-    "arbiter_card.c",
-    "arbiter_shares.c",
     "guard.c",
     "liveness.c",
     "region_files.c",

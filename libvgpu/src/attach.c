@@ -56,7 +56,7 @@ static bool passes(int error)
 /* Maps both files of `dir`. *missing: there is no region at all; *passing: whether there is one has to be asked again. */
 static bool map_region(const char *dir, bool *missing, bool *passing)
 {
-    char limits_path[4096];
+    static char limits_path[4096]; /* for the one thread that sets up; too much for the stack of some */
     struct vgpu_limits_file *limits;
     struct vgpu_usage_file *usage;
     int limits_fd, usage_fd;
@@ -118,7 +118,7 @@ static bool map_private(const struct vgpu_limits *from)
 /* A region that was made of somebody's environment outlives it: who comes with other limits is told whose hold. */
 static void tell_other_limits(const char *dir)
 {
-    struct vgpu_limits here, asked;
+    static struct vgpu_limits here, asked; /* as above */
     char ignored[256];
     vgpu_limits_snapshot(vgpu_mapped.limits, &here);
     if (here.cards[0].uuid[0] || vgpu_environment_limits(&asked, ignored, sizeof ignored) <= 0)
@@ -145,8 +145,8 @@ static void tell_other_limits(const char *dir)
 /* *passing: what is in the way may be gone at the next call. */
 static enum vgpu_mode decide(bool *passing)
 {
-    struct vgpu_limits limits;
-    char from_environment[256], from_region[512] = "";
+    static struct vgpu_limits limits; /* as above */
+    char from_environment[256];
     bool missing;
 
     vgpu_mapped.managed = true;
@@ -181,22 +181,20 @@ static enum vgpu_mode decide(bool *passing)
     }
     if (has_dir && missing && limited) {
         const int result = vgpu_region_files_make(dir, &limits, false);
-        if (result < 0 && result != -EEXIST)
-            say("VGPU_DIR=%.200s: no region can be made there: %s", dir, reason(result));
-        else if (map_region(dir, &missing, passing))
+        if ((result == 0 || result == -EEXIST) && map_region(dir, &missing, passing))
             return VGPU_REGION;
-        if (*passing)
-            return VGPU_BROKEN;
+        if (result < 0 && result != -EEXIST)
+            say("VGPU_DIR=%.200s: no region is there, and none can be made: %s", dir, access(dir, F_OK) == 0 ? reason(result) : "the folder is gone");
     }
-    if (limited) {
-        if (has_dir) {
-            snprintf(from_region, sizeof from_region, "%s", note);
-            say("%.400s; limits hold for this process alone", from_region);
-        }
+    /* There is a region, and it cannot be read; or there was one: other processes may still hold it. That must mean neither unlimited nor a limit of its
+     * own. */
+    if (has_dir && (limited || !missing || access(dir, F_OK) != 0)) {
+        if (missing && !limited)
+            say("VGPU_DIR=%.200s: the folder is gone", dir);
+        return VGPU_BROKEN;
+    }
+    if (limited)
         return map_private(&limits) ? VGPU_PRIVATE : VGPU_BROKEN;
-    }
-    if (has_dir && !missing)
-        return VGPU_BROKEN; /* there is a region, and it cannot be read: that must not mean unlimited */
     note[0] = 0;
     return VGPU_UNLIMITED;
 }

@@ -111,11 +111,30 @@ unsigned vgpu_card_of_nvml(nvmlDevice_t device) {
 
 /* A locality domain (CUDA 13.3) is a part of a device's memory; its location names the device in the first byte. */
 #define LOCALITY_DOMAIN 6
+/* CUmemLocationType of cuda.h; older headers lack some. */
+enum { HOST = 2, HOST_NUMA = 3, HOST_NUMA_CURRENT = 4 };
+
+bool vgpu_location_is_known(const CUmemLocation *location) {
+    switch ((unsigned)location->type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE: return location->id >= 0;
+    case HOST:
+    case HOST_NUMA:
+    case HOST_NUMA_CURRENT:
+    case LOCALITY_DOMAIN: return true;
+    default: return false;
+    }
+}
 
 CUdevice vgpu_device_of_location(const CUmemLocation *location) {
-    if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
-        return location->id;
-    return (unsigned)location->type == LOCALITY_DOMAIN ? (CUdevice)*(const unsigned char *)&location->id : VGPU_NO_DEVICE;
+    CUdevice here;
+    switch ((unsigned)location->type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE: return location->id;
+    case HOST:
+    case HOST_NUMA:
+    case HOST_NUMA_CURRENT: return VGPU_NO_DEVICE;
+    case LOCALITY_DOMAIN: return (CUdevice)*(const unsigned char *)&location->id;
+    default: return DRIVER(cuCtxGetDevice) && DRIVER(cuCtxGetDevice)(&here) == CUDA_SUCCESS ? here : 0; /* somebody has to pay */
+    }
 }
 
 static _Atomic uint64_t places_epoch;

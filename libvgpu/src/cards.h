@@ -10,8 +10,11 @@
 #define VGPU_CARD_UNLISTED 255u
 
 #define VGPU_NO_DEVICE (-1)
-/* The device whose memory a location means; VGPU_NO_DEVICE: memory of the host. */
+/* The device whose memory a location means; VGPU_NO_DEVICE: memory of the host. Of a kind of location that is not known here, or of none at all, the
+ * device of the current context, and the first one where there is none. */
 CUdevice vgpu_device_of_location(const CUmemLocation *location);
+/* Of a kind that is known here, and a device's with a number that a device can have. */
+bool vgpu_location_is_known(const CUmemLocation *location);
 
 /* Where a call of this thread would act. */
 struct vgpu_place {

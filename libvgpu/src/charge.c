@@ -34,6 +34,16 @@ static void tell_once(enum vgpu_mode mode) {
     if (atomic_load_explicit(&told, memory_order_relaxed) || atomic_exchange(&told, true))
         return;
     const char *note = vgpu_attach_note();
+    const struct vgpu_limits *limits = vgpu_limits_now();
+    for (unsigned card = 0; limits && card < limits->card_count && card < VGPU_MAX_CARDS; card++) {
+        if (limits->cards[card].memory == 0) {
+            vgpu_log(VGPU_LOG_ALERT, "no GPU memory can be had on card %u: its limit is 0 bytes (0 does not mean unlimited: for that, set no limit)", card);
+            break;
+        }
+    }
+    /* An empty VGPU_DIR says that this is meant. */
+    if (mode == VGPU_PRIVATE && !secure_getenv("VGPU_DIR"))
+        vgpu_log(VGPU_LOG_ALERT, "VGPU_DIR is not set: every process has the whole limit for itself; set it to one folder for all of them");
     if (!note || !note[0])
         return;
     if (mode == VGPU_BROKEN)

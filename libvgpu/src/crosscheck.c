@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "crosscheck.h"
 
+#include <stdlib.h>
 #include <time.h>
 
 #include "driver.h"
@@ -31,8 +32,7 @@ static bool is_ours(unsigned pid) {
     return false;
 }
 
-bool vgpu_crosscheck(unsigned card, unsigned *ours, unsigned *others) {
-    nvmlProcessUtilizationSample_t samples[SAMPLES];
+static bool compare(nvmlProcessUtilizationSample_t *samples, unsigned card, unsigned *ours, unsigned *others) {
     unsigned count = SAMPLES, per_process = 1, own_samples = 0;
     nvmlDevice_t handle;
     struct timespec wall;
@@ -56,4 +56,11 @@ bool vgpu_crosscheck(unsigned card, unsigned *ours, unsigned *others) {
     *ours = (unsigned)(own / per_process);
     *others = (unsigned)((all - own) / per_process);
     return own_samples > 0;
+}
+
+bool vgpu_crosscheck(unsigned card, unsigned *ours, unsigned *others) {
+    nvmlProcessUtilizationSample_t *samples = calloc(SAMPLES, sizeof *samples); /* too much for a thread's stack */
+    const bool known = samples && compare(samples, card, ours, others);
+    free(samples);
+    return known;
 }

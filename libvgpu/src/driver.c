@@ -7,11 +7,11 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "address_table.h"
 #include "loaded.h"
 #include "loader.h"
 
 #define NAME_SLOTS 1024   /* power of two, at most half full: see the assertion below */
-#define ADDRESS_SLOTS 2048
 
 enum stream_meaning { ANY, LEGACY, PER_THREAD };
 enum library { LIBRARY_CUDA, LIBRARY_NVML, LIBRARIES };
@@ -99,43 +99,9 @@ void *vgpu_hook_function(int hook) {
     return hooks[hook].function;
 }
 
-/* driver function -> hook */
-static struct {
-    _Atomic uintptr_t address;
-    atomic_int hook;
-} address_table[ADDRESS_SLOTS];
-
-static uint32_t address_slot(uintptr_t address) {
-    return (uint32_t)((address * 0x9e3779b97f4a7c15ull) >> 32) % ADDRESS_SLOTS;
-}
-
-static void remember_address(int hook, uintptr_t address) {
-    uint32_t slot = address_slot(address);
-    for (int i = 0; i < ADDRESS_SLOTS; i++, slot = (slot + 1) % ADDRESS_SLOTS) {
-        uintptr_t there = atomic_load(&address_table[slot].address);
-        if (there == address)
-            return;
-        if (there == 0 && atomic_compare_exchange_strong(&address_table[slot].address, &there, address)) {
-            atomic_store(&address_table[slot].hook, hook + 1);
-            return;
-        }
-        if (there == address)
-            return;
-    }
-}
-
 void *vgpu_driver_hook_of(const void *address) {
-    uint32_t slot = address_slot((uintptr_t)address);
-    for (int i = 0; i < ADDRESS_SLOTS; i++, slot = (slot + 1) % ADDRESS_SLOTS) {
-        uintptr_t there = atomic_load(&address_table[slot].address);
-        if (there == 0)
-            return NULL;
-        if (there == (uintptr_t)address) {
-            int hook = atomic_load(&address_table[slot].hook);
-            return hook ? hooks[hook - 1].function : NULL;
-        }
-    }
-    return NULL;
+    const int hook = vgpu_addresses_find((uintptr_t)address);
+    return hook >= 0 ? hooks[hook].function : NULL;
 }
 
 /* Functions of another copy of the driver are never answered, because our own are asked in their place; remembered, they would only take room: a
@@ -143,7 +109,7 @@ void *vgpu_driver_hook_of(const void *address) {
 void vgpu_driver_learn(int hook, void *address) {
     void *known = NULL;
     if (atomic_compare_exchange_strong(&vgpu_driver_entries[hook], &known, address) || known == address)
-        remember_address(hook, (uintptr_t)address);
+        vgpu_addresses_put(hook, (uintptr_t)address);
 }
 
 static enum library library_of(int entry) {
@@ -232,7 +198,7 @@ void vgpu_driver_learn_versions(void) {
         void *address = ask_driver(&hooks[i]);
         if (address && !vgpu_driver_hook_of(address)) {
             vgpu_driver_learn(i, address);
-            remember_address(i, (uintptr_t)address); /* the driver's too, whatever its symbol leads to */
+            vgpu_addresses_put(i, (uintptr_t)address); /* the driver's too, whatever its symbol leads to */
         }
     }
     atomic_store_explicit(&done, true, memory_order_release);

@@ -2,6 +2,7 @@
 #include "ledger.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <sched.h>
 #include <string.h>
 #include <time.h>
@@ -335,6 +336,25 @@ uint64_t vgpu_used(unsigned card, enum vgpu_account_index account)
     return vgpu_account_used(local->member.usage, card, account);
 }
 
+/* Whether a process of this one's pid namespace that has a slot is no more: who waited for its end asks with good reason. One that has ended and was not
+ * waited for is still there (kill(2)). */
+static bool anybody_gone(const struct vgpu_local *local, uint32_t high)
+{
+    const struct vgpu_usage_file *usage = local->member.usage;
+    const uint32_t own = local->member.slot;
+    const int saved = errno;
+    bool gone = false;
+    for (uint32_t slot = 0; own < VGPU_SLOTS && slot < high && slot < VGPU_SLOTS && !gone; slot++) {
+        const struct vgpu_slot_head *head = &usage->heads[slot];
+        const int32_t pid = atomic_load_explicit(&head->pid, memory_order_relaxed);
+        if (slot != own && pid > 0 && vgpu_slot_state(atomic_load_explicit(&head->owner, memory_order_relaxed)) == VGPU_SLOT_LIVE &&
+            atomic_load_explicit(&head->pid_namespace, memory_order_relaxed) == atomic_load_explicit(&usage->heads[own].pid_namespace, memory_order_relaxed))
+            gone = kill(pid, 0) != 0 && errno == ESRCH;
+    }
+    errno = saved;
+    return gone;
+}
+
 int vgpu_reap(unsigned min_interval_ms)
 {
     enum vgpu_mode mode;
@@ -345,7 +365,8 @@ int vgpu_reap(unsigned min_interval_ms)
     if (ever_taken <= 1 && atomic_load_explicit(&local->has_slot, memory_order_acquire))
         return 0; /* this process has been alone since the region was made */
     const uint64_t last = atomic_load_explicit(&local->last_reap_ns, memory_order_relaxed);
-    if (min_interval_ms && last && now_ns(CLOCK_MONOTONIC_COARSE) - last < (uint64_t)min_interval_ms * 1000000u)
+    if (min_interval_ms && last && now_ns(CLOCK_MONOTONIC_COARSE) - last < (uint64_t)min_interval_ms * 1000000u &&
+        !(atomic_load_explicit(&local->has_slot, memory_order_acquire) && anybody_gone(local, ever_taken)))
         return 0;
     unsigned busy;
     return have_slot(local) ? reap(local, &busy) : 0;

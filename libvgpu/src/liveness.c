@@ -13,7 +13,7 @@
 /* Calls visit for every line of a file, without its newline and cut to 511 characters, until visit answers true. */
 static bool any_line_of(int fd, bool (*visit)(const char *line, void *context), void *context)
 {
-    char chunk[4096], line[512];
+    char chunk[1024], line[512]; /* on a thread's stack, which may be small */
     size_t length = 0;
     bool found = false;
     for (;;) {

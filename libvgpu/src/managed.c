@@ -46,7 +46,8 @@ static uint32_t hash_of(const char *text)
 /* Both files are mounted, each by itself, from one folder: nobody but the agent does that. */
 static bool still_mounted(bool *unsure)
 {
-    char line[4096], folder[512];
+    static char line[4096]; /* for the one thread that sets up; too much for the stack of some */
+    char folder[512];
     uint32_t limits[REMEMBERED], usage[REMEMBERED];
     unsigned limits_count = 0, usage_count = 0;
     struct statfs system;

@@ -149,8 +149,11 @@ static CUdevice device_of(CUmemoryPool handle, CUdevice here) {
         !attribute(handle, CU_MEMPOOL_ATTR_LOCATION_ID, &id))
         return device_of_default(handle, here);
     const CUmemLocation location = {.type = (CUmemLocationType)where, .id = (int)id};
-    const CUdevice device = vgpu_device_of_location(&location);
-    return device == VGPU_NO_DEVICE && type == CU_MEM_ALLOCATION_TYPE_MANAGED ? here : device;
+    if (type == CU_MEM_ALLOCATION_TYPE_MANAGED && where != CU_MEM_LOCATION_TYPE_DEVICE)
+        return here;
+    if (!vgpu_location_is_known(&location)) /* the driver cannot say; the call pays */
+        return device_of_default(handle, here);
+    return vgpu_device_of_location(&location);
 }
 
 bool vgpu_pool_of(CUmemoryPool handle, const struct vgpu_place *place, struct vgpu_pool **out) {

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -11,6 +12,8 @@
 #include <unistd.h>
 
 #include "death.h"
+
+#define PATH_ROOM 4096
 
 /* Limits are copied word by word: another process may look while the agent writes. */
 typedef uint64_t __attribute__((may_alias)) word_t;
@@ -97,38 +100,53 @@ static int make_temporary(char *path, size_t path_size, const char *dir, const c
 /* link, not rename: rename would replace a file that others already use, and each of the two would grant the whole limit. */
 static int publish_file(const char *temporary, const char *dir, const char *name)
 {
-    char path[4096];
-    int result = vgpu_path_join(path, sizeof path, dir, name);
+    char *path = malloc(PATH_ROOM);
+    int result = path ? vgpu_path_join(path, PATH_ROOM, dir, name) : -ENOMEM;
     DEATH_POINT();
     if (result == 0 && link(temporary, path) != 0)
         result = -errno;
     unlink(temporary);
+    free(path);
     return result;
 }
 
-int vgpu_region_files_make(const char *dir, const struct vgpu_limits *limits, bool fixed_modes)
+/* Too much for a thread's stack. */
+struct making {
+    char path[PATH_ROOM];
+    struct vgpu_limits_file limits;
+};
+
+static int make_files(struct making *making, const char *dir, const struct vgpu_limits *limits, bool fixed_modes)
 {
-    char path[4096];
-    struct vgpu_limits_file limits_file = {.header = header_for(VGPU_LIMITS_MAGIC, sizeof limits_file)};
+    char *path = making->path;
     const struct vgpu_file_header usage_header = header_for(VGPU_USAGE_MAGIC, sizeof(struct vgpu_usage_file));
     int result = vgpu_limits_check(limits);
     if (result == 0)
-        result = vgpu_path_join(path, sizeof path, dir, "limits");
+        result = vgpu_path_join(path, PATH_ROOM, dir, "limits");
     if (result == 0 && access(path, F_OK) == 0)
         result = -EEXIST;
     if (result < 0)
         return result;
-    vgpu_limits_init(&limits_file, limits);
+    making->limits.header = header_for(VGPU_LIMITS_MAGIC, sizeof making->limits);
+    vgpu_limits_init(&making->limits, limits);
 
-    result = make_temporary(path, sizeof path, dir, "usage", &usage_header, sizeof usage_header, sizeof(struct vgpu_usage_file),
+    result = make_temporary(path, PATH_ROOM, dir, "usage", &usage_header, sizeof usage_header, sizeof(struct vgpu_usage_file),
                             offsetof(struct vgpu_usage_file, slots), 0666, fixed_modes);
     if (result == 0)
         result = publish_file(path, dir, "usage");
     if (result < 0 && result != -EEXIST) /* there already: made by somebody who is just as far, or who died before making limits */
         return result;
-    result = make_temporary(path, sizeof path, dir, "limits", &limits_file, sizeof limits_file, sizeof limits_file,
-                            sizeof limits_file, 0644, fixed_modes);
+    result = make_temporary(path, PATH_ROOM, dir, "limits", &making->limits, sizeof making->limits, sizeof making->limits,
+                            sizeof making->limits, 0644, fixed_modes);
     return result < 0 ? result : publish_file(path, dir, "limits");
+}
+
+int vgpu_region_files_make(const char *dir, const struct vgpu_limits *limits, bool fixed_modes)
+{
+    struct making *making = calloc(1, sizeof *making);
+    const int result = making ? make_files(making, dir, limits, fixed_modes) : -ENOMEM;
+    free(making);
+    return result;
 }
 
 static int map_file(const char *path, uint64_t magic, size_t size, bool writable, void **out, int *fd)

@@ -1,5 +1,6 @@
 #include "tier_policy.h"
 
+#include <stdlib.h>
 #include <stddef.h>
 
 #define PERIOD 64u             /* launches of one weight, at least */
@@ -444,25 +445,31 @@ static bool is_calm(const struct vgpu_tier *tier, int64_t room, uint64_t budget)
     return tier->now < tier->look_again && room == tier->room && budget <= tier->budget && !in_turmoil(tier);
 }
 
-bool vgpu_tier_plan(struct vgpu_tier *tier, int64_t room, uint64_t budget, struct vgpu_tier_plan *plan) {
-    if (tier->movable == 0 || (room >= 0 && is_calm(tier, room, budget)))
-        return false;
-    look_at_traffic(tier);
-    struct sample sample;
-    sample.turmoil = in_turmoil(tier);
+static bool plan_of(struct vgpu_tier *tier, struct sample *sample, int64_t room, uint64_t budget, struct vgpu_tier_plan *plan) {
+    sample->turmoil = in_turmoil(tier);
     tier->offset = (tier->offset + 1) % tier->used;
-    sample.step = tier->used > VGPU_TIER_LOOKED_AT ? tier->used / VGPU_TIER_LOOKED_AT : 1;
-    sample.step -= tier->offset % ((sample.step + 1) / 2); /* not always the same ones together */
-    sample.count = tier->used > VGPU_TIER_LOOKED_AT ? VGPU_TIER_LOOKED_AT : tier->used;
-    find_cold(tier, &sample);
+    sample->step = tier->used > VGPU_TIER_LOOKED_AT ? tier->used / VGPU_TIER_LOOKED_AT : 1;
+    sample->step -= tier->offset % ((sample->step + 1) / 2); /* not always the same ones together */
+    sample->count = tier->used > VGPU_TIER_LOOKED_AT ? VGPU_TIER_LOOKED_AT : tier->used;
+    find_cold(tier, sample);
     if (room < 0)
-        return give_way(tier, &sample, room, budget, plan);
-    find_hot(tier, &sample, room, budget);
-    for (uint32_t i = 0; i < sample.hot_count && i < TRIES; i++)
-        if (make_room(tier, &sample, i, room, budget, plan))
+        return give_way(tier, sample, room, budget, plan);
+    find_hot(tier, sample, room, budget);
+    for (uint32_t i = 0; i < sample->hot_count && i < TRIES; i++)
+        if (make_room(tier, sample, i, room, budget, plan))
             return true;
     tier->look_again = tier->now + CALM;
     tier->room = room;
     tier->budget = budget;
     return false;
+}
+
+bool vgpu_tier_plan(struct vgpu_tier *tier, int64_t room, uint64_t budget, struct vgpu_tier_plan *plan) {
+    if (tier->movable == 0 || (room >= 0 && is_calm(tier, room, budget)))
+        return false;
+    look_at_traffic(tier);
+    struct sample *sample = malloc(sizeof *sample); /* too much for a thread's stack */
+    const bool found = sample && plan_of(tier, sample, room, budget, plan);
+    free(sample);
+    return found;
 }

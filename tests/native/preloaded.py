@@ -30,6 +30,8 @@ def environment(folder: Path, *, cards: str = "T4", preload: bool = True, **vari
     }
     if preload:
         clean["LD_PRELOAD"] = str(paths.libvgpu())
+    if any(name.startswith("CUDA_DEVICE_") for name in variables):
+        clean["VGPU_DIR"] = ""  # each process by itself, as is meant
     return clean | variables
 
 

@@ -1,12 +1,15 @@
 """cuGetProcAddress: every version and stream meaning leads to the hook of the same interface; the rest is untouched."""
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
-from preloaded import MIB, environment, python
+from preloaded import MIB, environment, python, run
 
 from vgpu.native import Region
 
+LIBVGPU = Path(__file__).resolve().parents[2] / "libvgpu"
 PRELUDE = """
 from driver_client import *
 import ctypes
@@ -132,3 +135,12 @@ print(ok(d.cuMemGetInfo()))
 """
     lines = python(script, environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT="500m"))
     assert lines == [f"2 ({100 * MIB}, {500 * MIB}) {500 * MIB}", "2", f"({500 * MIB}, {500 * MIB})"]
+
+
+def test_no_other_thread_sees_an_address_before_its_hook(tmp_path: Path) -> None:
+    """cuGetProcAddress would hand the driver's own function out, once."""
+    program = tmp_path / "race"
+    flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{LIBVGPU / 'src'}"]
+    compiler = os.environ.get("CC", "cc").split()
+    subprocess.run([*compiler, *flags, "-o", program, LIBVGPU / "tests/address_race.c"], check=True)
+    assert run([program], os.environ).stdout == "looked, 0 wrong\n"

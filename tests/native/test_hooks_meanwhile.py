@@ -337,6 +337,37 @@ print(from_pool(managed, 101 * MIB), from_pool(managed, 64 * MIB), *books())
     assert lines == ["0 0 0", "2 0 64 64"]
 
 
+@pytest.mark.parametrize(("type", "number"), [(0, 0), (5, -2), (9, 0), (1, -1)])
+def test_a_pool_whose_place_the_driver_does_not_name_is_paid_by_who_allocates(
+    env: dict[str, str], type: int, number: int
+) -> None:
+    """cuda.h: no place (0), invisible (5); one of a kind that is not known here; a device that there is not."""
+    lines = python(
+        PRELUDE
+        + f"""
+(c_int * 2).in_dll(cu, "other_location")[:] = [{type}, {number}]
+pool = c_void_p()
+ok(cu.cuDeviceGetMemPool(byref(pool), 0))
+print(from_pool(pool, 101 * MIB), from_pool(pool, 64 * MIB), *books())
+""",
+        env,
+    )
+    assert lines == ["2 0 64 64"]
+
+
+def test_a_block_or_pool_of_a_kind_of_place_that_is_not_known_is_paid_by_who_makes_it(env: dict[str, str]) -> None:
+    lines = python(
+        PRELUDE
+        + """
+print(made(101 * MIB, 9)[0], made(40 * MIB, 9)[0], *books())
+pool = pool_of(9)
+print(from_pool(pool, 61 * MIB), from_pool(pool, 32 * MIB), *books())
+""",
+        env,
+    )
+    assert lines == ["2 0 40 40", "2 0 72 72"]
+
+
 def test_what_is_mapped_into_a_sparse_array_stays_charged(env: dict[str, str]) -> None:
     lines = python(
         PRELUDE

@@ -191,18 +191,18 @@ def test_a_folder_without_a_region_and_without_limits_stays_empty(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unusable_folder_leaves_the_limits_to_each_process(tmp_path: Path) -> None:
-    """Case 50: a folder that cannot be used ends the program; limits from the environment hold all the same."""
+def test_a_folder_without_a_usable_region_refuses_with_a_line(tmp_path: Path) -> None:
+    """Others may hold the region that was there: a limit for each process would be as much again."""
     nowhere = tmp_path / "nowhere"
     with Client({"VGPU_DIR": str(nowhere), "CUDA_DEVICE_MEMORY_LIMIT": "1g"}) as client:
-        assert client.ask("mode") == "private"
-        assert client.ask("note") == (
-            f"VGPU_DIR={nowhere}: no region can be made there: missing; limits hold for this process alone"
-        )
-        assert client.charge("2g") is None
+        assert client.ask("mode") == "broken"
+        assert client.ask("note") == f"VGPU_DIR={nowhere}: no region is there, and none can be made: the folder is gone"
+        assert client.charge(1) is None
+    with Client({"VGPU_DIR": str(nowhere)}) as client:
+        assert (client.ask("mode"), client.ask("note")) == ("broken", f"VGPU_DIR={nowhere}: the folder is gone")
     os.close(os.open(tmp_path / "limits", os.O_CREAT | os.O_WRONLY))
     with Client({"VGPU_DIR": str(tmp_path), "CUDA_DEVICE_MEMORY_LIMIT": "1g"}) as client:
-        assert client.ask("mode") == "private"
+        assert client.ask("mode") == "broken"
     with Client({"VGPU_DIR": str(tmp_path)}) as client:  # a region that cannot be read is not "no limits"
         assert client.ask("mode") == "broken"
         assert client.ask("note") == f"{tmp_path}/limits: not a region of this version and this boot"

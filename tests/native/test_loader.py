@@ -188,6 +188,15 @@ print(len(results), used())
     assert python(script, environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT="500m")) == ["8 0"]
 
 
+@pytest.mark.parametrize("begins", ["first", "later"])
+def test_a_thread_with_a_small_stack_may_ask_for_processes(begins: str, tmp_path: Path) -> None:
+    """The build bounds what each function takes (FRAME in build.py). The simulated NVML itself needs some 20 KiB."""
+    program = compiled("small_stack.c", driver=True)
+    (tmp_path / "region").mkdir()
+    env = environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT="500m", VGPU_DIR=str(tmp_path / "region"))
+    assert run([program, "32", begins], env).stdout == "0 0 2 0 1 \n"
+
+
 @pytest.mark.parametrize("call", ["context", "pool"])
 def test_who_waits_for_a_call_of_the_driver_sleeps(call: str, tmp_path: Path) -> None:
     """A real-time thread that yields instead holds the processor against the thread that it waits for."""
@@ -253,6 +262,75 @@ def test_limits_that_cannot_be_read_are_said_once_when_cuda_is_used(tmp_path: Pa
     assert f"no GPU memory can be had: {name}={text}: not a limit; allowed: " in line
     assert not run([sys.executable, "-c", script], env | {"LIBCUDA_LOG_LEVEL": "0"}).stderr
     assert not run([sys.executable, "-c", "import driver_client"], env).stderr
+
+
+WORKER = "from driver_client import *; start(); ok(alloc(300 * MIB)[0]); print(1, flush=True)"
+
+
+@pytest.mark.parametrize("how", [[], ["sh", "-c", '"$@" & wait', "sh"]], ids=["child", "grandchild"])
+def test_what_a_worker_had_is_free_as_soon_as_its_end_was_waited_for(tmp_path: Path, how: list[str]) -> None:
+    (tmp_path / "region").mkdir()
+    script = (
+        PRELUDE
+        + f"""
+import subprocess, sys
+start()
+for _ in range(5):
+    child = subprocess.Popen({how!r} + [sys.executable, "-c", {WORKER!r}], stdout=subprocess.PIPE)
+    child.stdout.read(1)
+    while child.poll() is None:
+        used()  # so that the last look at who has ended is never long ago
+    print(used())
+"""
+    )
+    env = environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT="500m", VGPU_DIR=str(tmp_path / "region"))
+    assert python(script, env) == ["0"] * 5
+
+
+LOST = """
+import os, shutil, subprocess, sys
+start()
+ok(alloc(300 * MIB)[0])
+shutil.rmtree(os.environ["VGPU_DIR"])
+again = "from driver_client import *; print(cu.cuInit(0), alloc(1)[0] != 0)"
+other = subprocess.run([sys.executable, "-c", again], capture_output=True, text=True)
+print(other.stdout.strip(), other.stderr.count("the folder is gone"), other.stderr.count(chr(10)))
+print(alloc(201 * MIB)[0], alloc(200 * MIB)[0])
+"""
+
+
+@pytest.mark.parametrize("kind", ["environment", "made before"])
+def test_a_worker_that_finds_its_region_gone_gets_nothing_and_says_so(tmp_path: Path, kind: str) -> None:
+    """What the end of a session does to a user's run folder. Who has the region goes on within the limit."""
+    region = tmp_path / "region"
+    region.mkdir()
+    variables = {"VGPU_DIR": str(region)}
+    if kind == "environment":
+        variables["CUDA_DEVICE_MEMORY_LIMIT"] = "500m"
+    else:
+        simulator.create(tmp_path / "cards", "T4")
+        uuid = simulator.cards(tmp_path / "cards")[0].uuid
+        Region.create(region, Limits((CardLimit(uuid, 500 * MIB),))).close()
+    assert python(PRELUDE + LOST, environment(tmp_path, **variables)) == ["2 True 1 1", "2 0"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "line"),
+    [
+        ({"CUDA_DEVICE_MEMORY_LIMIT": "0", "VGPU_DIR": ""}, "no GPU memory can be had on card 0: its limit is 0 bytes"),
+        ({"CUDA_DEVICE_MEMORY_LIMIT_0": "0m", "VGPU_DIR": ""}, "no GPU memory can be had on card 0: its limit is 0 b"),
+        ({"CUDA_DEVICE_MEMORY_LIMIT": "1g"}, "VGPU_DIR is not set: every process has the whole limit for itself"),
+        ({"CUDA_DEVICE_SM_LIMIT": "30"}, "VGPU_DIR is not set: every process has the whole limit for itself"),
+    ],
+)
+def test_limits_that_hardly_are_meant_are_said_once(tmp_path: Path, variables: dict[str, str], line: str) -> None:
+    env = environment(tmp_path, **variables)
+    if "VGPU_DIR" not in variables:
+        del env["VGPU_DIR"]
+    done = run([sys.executable, "-c", PRELUDE + "print(cu.cuInit(0), cu.cuInit(0))"], env)
+    assert done.stdout == "0 0\n"
+    (said,) = done.stderr.splitlines()
+    assert line in said
 
 
 @pytest.mark.skipif(not can_mount(), reason="needs a mount namespace of its own (unshare -rm) for /run/vgpu")

@@ -1,6 +1,7 @@
 /* What nvidia-smi and its kin see: the slice's memory, this container's processes and its utilisation. Which cards there are is not changed. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -93,9 +94,18 @@ static unsigned processes(unsigned card, struct process out[VGPU_SLOTS]) {
     return count;
 }
 
+/* Arrays of this size are too much for the stack of some threads. */
+static void release_array(void *array) {
+    free(*(void **)array);
+}
+#define ARRAY(type, name)                                                                                                                          \
+    __attribute__((cleanup(release_array))) type *name = malloc(VGPU_SLOTS * sizeof *name);                                                        \
+    if (!name)                                                                                                                                     \
+    return NVML_ERROR_MEMORY
+
 /* The rules of NVML's process queries: `count` says how much room there is, then how much was, or would have been, filled. */
 static nvmlReturn_t list(unsigned card, unsigned int *count, nvmlProcessInfo_v2_t *v2, nvmlProcessInfo_v1_t *v1) {
-    struct process found[VGPU_SLOTS];
+    ARRAY(struct process, found);
     unsigned room = v1 || v2 ? *count : 0;
     unsigned total = processes(card, found);
     *count = total;
@@ -190,8 +200,7 @@ static unsigned long long now_us(void) {
 
 /* One sample per process of this container that has used the card, none while the container is idle there. The region keeps one window per
  * card: processes share it by what they have used. */
-static unsigned samples_of(unsigned card, struct sample out[VGPU_SLOTS]) {
-    struct process found[VGPU_SLOTS];
+static unsigned samples_of(unsigned card, struct process found[VGPU_SLOTS], struct sample out[VGPU_SLOTS]) {
     unsigned share = utilization_of(card), total = share ? processes(card, found) : 0, count = 0;
     uint64_t all = 0;
     for (unsigned i = 0; i < total; i++)
@@ -216,9 +225,10 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
     nvmlReturn_t result = real(device, NULL, &none, last_seen);
     if (!would_list(result))
         return result;
-    struct sample found[VGPU_SLOTS];
+    ARRAY(struct sample, found);
+    ARRAY(struct process, all);
     unsigned long long now = now_us();
-    unsigned total = now > last_seen ? samples_of(card, found) : 0, room = samples ? *count : 0;
+    unsigned total = now > last_seen ? samples_of(card, all, found) : 0, room = samples ? *count : 0;
     if (!total)
         return NVML_ERROR_NOT_FOUND;
     *count = total;
@@ -250,9 +260,10 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProc
     ASK_EMPTY(out, .lastSeenTimeStamp = 0);
     if (out->version != nvmlProcessesUtilizationInfo_v1)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    struct sample found[VGPU_SLOTS];
+    ARRAY(struct sample, found);
+    ARRAY(struct process, all);
     unsigned long long now = now_us();
-    unsigned total = now > out->lastSeenTimeStamp ? samples_of(card, found) : 0, room = out->procUtilArray ? out->processSamplesCount : 0;
+    unsigned total = now > out->lastSeenTimeStamp ? samples_of(card, all, found) : 0, room = out->procUtilArray ? out->processSamplesCount : 0;
     if (!total)
         return NVML_ERROR_NOT_FOUND;
     out->processSamplesCount = total;
@@ -271,7 +282,7 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProc
     ASK_EMPTY(out, .mode = out->mode);
     if (out->version != nvmlProcessDetailList_v1)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    struct process found[VGPU_SLOTS];
+    ARRAY(struct process, found);
     bool computing = out->mode == NVML_PROCESS_MODE_COMPUTE || out->mode == PROCESS_MODE_ALL;
     unsigned total = computing ? processes(card, found) : 0, room = out->procArray ? out->numProcArrayEntries : 0;
     out->numProcArrayEntries = total;

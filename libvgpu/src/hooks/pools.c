@@ -171,7 +171,8 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *given) {
     if (result == CUDA_SUCCESS) {
         const CUdevice device = vgpu_device_of_location(&properties.location);
         const bool managed = properties.allocType == CU_MEM_ALLOCATION_TYPE_MANAGED, bounded = properties.maxSize != 0;
-        if (device != VGPU_NO_DEVICE || !managed) /* where managed memory is, its first allocation says */
+        const bool named = vgpu_location_is_known(&properties.location); /* a managed pool may be without (cuda.h, CU_MEM_LOCATION_TYPE_NONE) */
+        if ((named && device != VGPU_NO_DEVICE) || !managed) /* where managed memory is, its first allocation says */
             vgpu_pool_made(made, device, managed || bounded || properties.handleTypes || properties.usage);
         *pool = made;
     }

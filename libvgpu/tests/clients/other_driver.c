@@ -195,7 +195,7 @@ API CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNA
 API CUresult cuDestroyExternalMemory(CUexternalMemory memory) { return let_go((uintptr_t)memory); }
 
 static bool on_card(const CUmemLocation *location) {
-    return location->type == CU_MEM_LOCATION_TYPE_DEVICE || (unsigned)location->type == 6; /* 6: a locality domain */
+    return location->type == CU_MEM_LOCATION_TYPE_DEVICE || (unsigned)location->type > 4; /* 6: a locality domain */
 }
 
 API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties, unsigned long long flags) {
@@ -277,14 +277,17 @@ API CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location,
     return CUDA_SUCCESS;
 }
 
+/* Type and number that it says of the place of every pool; a negative type: as it is. */
+API int other_location[2] = {-1};
+
 API CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
     meanwhile("cuMemPoolGetAttribute", 0);
     switch ((int)attribute) {
     case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: *(cuuint64_t *)value = pool->reserved; break;
     case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: *(cuuint64_t *)value = pool->used; break;
     case CU_MEMPOOL_ATTR_ALLOCATION_TYPE: *(int *)value = pool->properties.allocType; break;
-    case CU_MEMPOOL_ATTR_LOCATION_TYPE: *(int *)value = pool->properties.location.type; break;
-    case CU_MEMPOOL_ATTR_LOCATION_ID: *(int *)value = pool->properties.location.id; break;
+    case CU_MEMPOOL_ATTR_LOCATION_TYPE: *(int *)value = other_location[0] < 0 ? (int)pool->properties.location.type : other_location[0]; break;
+    case CU_MEMPOOL_ATTR_LOCATION_ID: *(int *)value = other_location[0] < 0 ? pool->properties.location.id : other_location[1]; break;
     default: return CUDA_ERROR_INVALID_VALUE;
     }
     return CUDA_SUCCESS;
