@@ -288,6 +288,18 @@ static void pay(const struct vgpu_place *place, const struct vgpu_pace *share, u
     vgpu_prepaid.left_ns += amount;
 }
 
+/* Its code may be loaded by its first launch only (the default since CUDA 12.2), in the middle of the measurement: it is loaded before. What takes a
+ * handle of a function also takes one of a kernel (cuda.h, cuLaunchKernel); what loads does not. Not while a capture is open, which loading may break. */
+static void load_code(CUfunction function, CUcontext context) {
+    CUcontext current = NULL;
+    __typeof__(&cuFuncLoad) load = DRIVER(cuFuncLoad);
+    if (!load || !function || vgpu_any_capture() || DRIVER(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || current != context)
+        return;
+    if (load(function) == CUDA_ERROR_INVALID_HANDLE && DRIVER(cuKernelGetFunction) &&
+        DRIVER(cuKernelGetFunction)(&function, (CUkernel)function) == CUDA_SUCCESS)
+        load(function);
+}
+
 /* Pays the same on further cards, on which it will run as long: nothing of ours can be recorded there. */
 static void pay_others(const struct vgpu_limits *limits, const struct vgpu_launch *launch) {
     for (uint32_t others = launch->others; others; others &= others - 1) {
@@ -346,6 +358,7 @@ static uint32_t launches_ahead(void) {
 static __attribute__((noinline)) bool paid(struct vgpu_launch *launch, uint64_t key, CUstream stream, uint32_t others) {
     struct vgpu_place place;
     const struct vgpu_limits *limits = vgpu_limits_now();
+    const CUfunction function = launch->function;
     *launch = (struct vgpu_launch){.counted = false};
     /* Captured work costs nothing: the launch of the graph will pay. */
     if (!limits || vgpu_capturing(stream) || !vgpu_place_of_stream(stream, &place) || place.card >= limits->card_count)
@@ -370,6 +383,8 @@ static __attribute__((noinline)) bool paid(struct vgpu_launch *launch, uint64_t 
     launch->limit = share.percent;
 
     bool first = false;
+    if (!vgpu_cost_known(cost) && !atomic_load_explicit(&cost->flying, memory_order_relaxed))
+        load_code(function, place.context);
     if (share.percent && atomic_load_explicit(&cost->samples, memory_order_relaxed) <= 1) {
         await_first_sample(cost);
         first = !vgpu_cost_known(cost) && await_unknown(place.card);

@@ -62,7 +62,7 @@ static uint64_t taking(uint64_t key, uint64_t gpu_ns) {
 }
 
 static struct vgpu_launch launch(uint64_t key) {
-    struct vgpu_launch launched;
+    struct vgpu_launch launched = {.function = NULL};
     CHECK(vgpu_pacer_before(&launched, key, NULL));
     CHECK(vgpu_pacer_after(&launched, CUDA_SUCCESS) == CUDA_SUCCESS);
     return launched;
