@@ -39,6 +39,7 @@ struct vgpu_sample {
     uint64_t apart_ns;    /* mean time between launches of its thread */
     /* CLOCK_MONOTONIC ns: just before the first event was recorded, before the launch, after it and so before the second event was recorded */
     uint64_t recorded_ns, launched_ns, returned_ns;
+    uint64_t probed_ns;   /* a third event had been recorded behind the second one; 0: none */
     bool blocks;          /* launches return when their kernels have ended: CUDA_LAUNCH_BLOCKING */
     uint32_t limit;       /* percent it was paid at; 0: not paced */
     uint32_t card;

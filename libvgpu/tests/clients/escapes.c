@@ -72,6 +72,15 @@ static void plain(void) {
     loop(function(kernel_name), stream_new());
 }
 
+static void asynchronous(void) {
+    context_on(0);
+    CUfunction kernel = function(kernel_name);
+    CUstream stream = stream_new();
+    ready();
+    for (;;)
+        launch(kernel, stream);
+}
+
 static void capture_in(CUstreamCaptureMode mode) {
     context_on(0);
     CUfunction kernel = function(kernel_name);
@@ -370,7 +379,7 @@ static const struct {
     const char *name;
     void (*run)(void);
 } manners[] = {
-    {"plain", plain}, {"capture-relaxed", capture_relaxed}, {"capture-global", capture_global}, {"contexts", contexts},
+    {"plain", plain}, {"asynch", asynchronous}, {"capture-relaxed", capture_relaxed}, {"capture-global", capture_global}, {"contexts", contexts},
     {"contexts-in-turn", contexts_in_turn}, {"unlike", unlike}, {"unlike-and-waits", unlike_and_waits},
     {"many-kinds", many_kinds}, {"context-each", context_each}, {"primary-each", primary_each}, {"stream-each", stream_each},
     {"module-each", module_each}, {"thread-each", thread_each}, {"host-functions", host_functions}, {"foreign-stream", foreign_stream},
