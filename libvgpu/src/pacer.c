@@ -15,6 +15,7 @@
 #include "fork.h"
 #include "gate.h"
 #include "gcra.h"
+#include "graph_cards.h"
 #include "owed.h"
 #include "prepaid.h"
 #include "settle.h"
@@ -323,9 +324,12 @@ static __attribute__((noinline)) bool paid(struct vgpu_launch *launch, uint64_t 
     const struct vgpu_limits *limits = vgpu_limits_now();
     const CUfunction function = launch->function;
     *launch = (struct vgpu_launch){.counted = false};
-    /* Captured work costs nothing: the launch of the graph will pay. */
-    if (!limits || vgpu_capturing(stream) || !vgpu_place_of_stream(stream, &place) || place.card >= limits->card_count)
+    if (!limits || !vgpu_place_of_stream(stream, &place) || place.card >= limits->card_count)
         return true;
+    if (vgpu_capturing(stream)) { /* costs nothing: the launch of the graph will pay */
+        vgpu_graph_cards_captured(stream, place.card);
+        return true;
+    }
     const int kept = errno;
     uint64_t now = vgpu_now_ns();
     look_up(place.card, key, stream, now);
