@@ -11,9 +11,11 @@
 #include "clock.h"
 #include "contention.h"
 #include "crowd.h"
+#include "firsts.h"
 #include "fork.h"
 #include "gate.h"
 #include "gcra.h"
+#include "graph_cards.h"
 #include "owed.h"
 #include "prepaid.h"
 #include "settle.h"
@@ -21,7 +23,7 @@
 #define CARRY_NS 60000u            /* shorter waits are carried over to the next launch: a sleep overshoots by about that much */
 #define FIRST_GUESS_NS 50000u      /* price of a launch of which nothing is known */
 #define QUEUED_NS 200000000u       /* a launch that has been under way for longer was not paid for */
-#define FIRST_WAIT_NS 100000000u   /* longest wait for the first measurement of a key, and of each launch of which nothing is known for another such */
+#define EXIT_WAIT_NS 100000000u    /* longest wait of a process that ends for what it has under way, and of which nothing is known */
 #define REAP_EVERY_MS 250u
 #define SAMPLE_EVERY_NS 2000000u   /* one measurement per thread and this time, on average */
 #define FEWEST_SAMPLES 8192u       /* but one in so many launches */
@@ -130,7 +132,7 @@ static void end_one_thread(void *unused) {
  * announced earlier. */
 static void settle_at_exit(void) {
     struct vgpu_local *local = vgpu_local();
-    const uint64_t until = vgpu_now_ns() + FIRST_WAIT_NS;
+    const uint64_t until = vgpu_now_ns() + EXIT_WAIT_NS;
     if (!local || !atomic_load_explicit(&local->enforced, memory_order_acquire) || !atomic_load(&vgpu_samples_outstanding))
         return;
     while (vgpu_samples_collect(vgpu_settle_sample, false) && vgpu_now_ns() < until)
@@ -193,32 +195,6 @@ static void look_up(unsigned card, uint64_t key, CUstream stream, uint64_t now) 
     vgpu_prepaid.selector = limits_selector();
     vgpu_prepaid.sources = 0;
     thread.looked_ns = now;
-}
-
-/* The second launch of an unknown or doubted key waits for the first one's measurement, so that a flood of long kernels cannot start unpaid. Bounded,
- * and once per key: a kernel may be waiting for something that this very thread will do later. */
-static void await_first_sample(struct vgpu_cost *cost) {
-    if (!atomic_load(&cost->flying) || atomic_exchange(&cost->waited, 1))
-        return;
-    uint64_t until = vgpu_now_ns() + FIRST_WAIT_NS;
-    const uint32_t samples = atomic_load(&cost->samples);
-    while (atomic_load(&cost->samples) == samples && atomic_load(&cost->flying) && vgpu_now_ns() < until) {
-        if (vgpu_samples_collect(vgpu_settle_sample, false))
-            vgpu_sleep_until(vgpu_now_ns() + CARRY_NS);
-    }
-}
-
-/* Whether this launch is the one of which nothing is known: until then another one is waited for, whatever it is of. No two need be alike, so that what
- * is known of each would not help. */
-static bool await_unknown(unsigned card) {
-    const uint64_t until = vgpu_now_ns() + FIRST_WAIT_NS;
-    for (uint64_t now = vgpu_now_ns(); now < until; now = vgpu_now_ns()) {
-        if (vgpu_unknown_begin(card, now))
-            return true;
-        if (vgpu_samples_collect(vgpu_settle_sample, false))
-            vgpu_sleep_until(vgpu_now_ns() + CARRY_NS);
-    }
-    return false;
 }
 
 /* GPU time of a launch. As long as little is known: at least as long as others of its key, or others of which nothing is known, have been under way, so
@@ -346,10 +322,14 @@ static uint32_t launches_ahead(void) {
 static __attribute__((noinline)) bool paid(struct vgpu_launch *launch, uint64_t key, CUstream stream, uint32_t others) {
     struct vgpu_place place;
     const struct vgpu_limits *limits = vgpu_limits_now();
+    const CUfunction function = launch->function;
     *launch = (struct vgpu_launch){.counted = false};
-    /* Captured work costs nothing: the launch of the graph will pay. */
-    if (!limits || vgpu_capturing(stream) || !vgpu_place_of_stream(stream, &place) || place.card >= limits->card_count)
+    if (!limits || !vgpu_place_of_stream(stream, &place) || place.card >= limits->card_count)
         return true;
+    if (vgpu_capturing(stream)) { /* costs nothing: the launch of the graph will pay */
+        vgpu_graph_cards_captured(stream, place.card);
+        return true;
+    }
     const int kept = errno;
     uint64_t now = vgpu_now_ns();
     look_up(place.card, key, stream, now);
@@ -370,9 +350,11 @@ static __attribute__((noinline)) bool paid(struct vgpu_launch *launch, uint64_t 
     launch->limit = share.percent;
 
     bool first = false;
+    if (!vgpu_cost_known(cost) && !atomic_load_explicit(&cost->flying, memory_order_relaxed))
+        vgpu_code_load(function, place.context);
     if (share.percent && atomic_load_explicit(&cost->samples, memory_order_relaxed) <= 1) {
-        await_first_sample(cost);
-        first = !vgpu_cost_known(cost) && await_unknown(place.card);
+        vgpu_first_sample_await(cost);
+        first = !vgpu_cost_known(cost) && vgpu_unknown_await(place.card);
         now = vgpu_now_ns();
     }
     if (share.percent)

@@ -16,6 +16,7 @@ struct vgpu_launch {
     uint64_t reserved_ns;       /* GPU time that was paid for it, on each */
     uint32_t limit;             /* percent; 0: accounting only */
     struct vgpu_sample *sample; /* NULL: not measured */
+    CUfunction function;        /* set by the hook: what is launched, a function or a kernel; NULL: something else, or several */
 };
 
 /* Before the driver is called, unless vgpu_pacer_prepaid says that the launch is paid: pays, waits for the launch's own start, begins a measurement.

@@ -3,35 +3,17 @@
 
 #include <stdlib.h>
 
-#include "bounds.h"
 #include "capture.h"
 #include "clock.h"
 #include "fork.h"
 #include "owed.h"
-#include "runs.h"
+#include "sampler.h"
 #include "spin.h"
 
 #define MAX_SAMPLES 256u      /* per context: of events that exist at once; what is launched meanwhile is bounded */
 #define MAX_UNFINISHED 16u    /* streams that are found at work before a collection gives up: the next one begins with others */
 #define PART_NS 1000000u      /* a bounded launch that runs pays in parts of so much */
 #define LOST_NS 10000000000u  /* one that cannot be asked for is taken to have ended after this time */
-#define REBASE_MS 4000.0f     /* a float of milliseconds resolves 0.5 us up to here */
-#define ORIGIN_NS 1e9          /* the first measurements lie before the first base */
-#define DRIFT 1e-4             /* two clocks do not drift apart faster: one of 100 ppm is a bad one */
-
-struct sampler {
-    struct sampler *next;
-    CUcontext context;        /* NULL: gone, its samples wait for being collected */
-    unsigned leaving;         /* calls under way that may destroy it, and its events with it: the driver is not asked about these */
-    CUevent base;             /* on this context's time line, which counts ns from its first base; NULL: not yet */
-    double base_ns;           /* where it lies */
-    double lag;               /* CLOCK_MONOTONIC less time line, ns */
-    uint64_t lag_ns;          /* as it was then; 0: not yet known */
-    struct vgpu_spans covered; /* what samples have covered, on the time line, from ORIGIN_NS on */
-    struct vgpu_sample *spare;
-    struct vgpu_sample *first, **last;
-    unsigned count;
-};
 
 atomic_int vgpu_samples_outstanding;
 static struct sampler *samplers;
@@ -179,12 +161,28 @@ static void put(struct sampler *sampler, struct vgpu_sample *sample) {
     atomic_fetch_add(&vgpu_samples_outstanding, 1);
 }
 
+/* One more event behind the second one, to see what an event itself takes. */
+static void probe(struct vgpu_sample *sample) {
+    vgpu_spin_lock(&lock);
+    struct sampler *sampler = sampler_of(sample->context, false);
+    const bool mine = sampler && !sampler->leaving && !sampler->probing &&
+                      (sampler->probe || DRIVER(cuEventCreate)(&sampler->probe, CU_EVENT_DEFAULT) == CUDA_SUCCESS);
+    const CUevent event = mine ? sampler->probe : NULL;
+    if (mine)
+        sampler->probing = sample;
+    vgpu_spin_unlock(&lock);
+    if (mine && DRIVER(cuEventRecord)(event, sample->stream) == CUDA_SUCCESS)
+        sample->probed_ns = vgpu_now_ns();
+}
+
 void vgpu_sample_end(struct vgpu_sample *sample, bool launched) {
     bool pushed = false;
     sample->returned_ns = vgpu_now_ns();
     if (launched && !sample->bounded) {
         CUstreamCaptureMode mode = vgpu_relax();
         sample->bounded = !enter(sample->context, &pushed) || DRIVER(cuEventRecord)(sample->after, sample->stream) != CUDA_SUCCESS;
+        if (!sample->bounded && vgpu_events_uncalibrated(sample->card))
+            probe(sample);
         leave(pushed);
         vgpu_restore(mode);
     }
@@ -209,65 +207,6 @@ void vgpu_sample_end(struct vgpu_sample *sample, bool launched) {
     vgpu_spin_unlock(&lock);
 }
 
-/* Makes the end of this sample, which lies at `where_ns`, the new base. */
-static void rebase(struct sampler *sampler, struct vgpu_sample *sample, double where_ns) {
-    CUevent old = sampler->base;
-    if (!old && DRIVER(cuEventCreate)(&old, CU_EVENT_DEFAULT) != CUDA_SUCCESS)
-        return;
-    sampler->base = sample->after;
-    sampler->base_ns = where_ns;
-    sample->after = old;
-}
-
-/* Our clock less the time line. On an idle stream an event happens a constant time after it was recorded, and a kernel begins as long after its
- * launch: that constant may stay in the difference. On a busy one it happens later, so that the largest difference is the right one, however long the
- * stream has been busy since. */
-static double lag_of(struct sampler *sampler, const struct vgpu_sample *sample, double begin) {
-    const double lag = (double)sample->recorded_ns - begin;
-    const double known = sampler->lag - DRIFT * ((double)sample->recorded_ns - (double)sampler->lag_ns);
-    if (!sampler->lag_ns || lag > known) {
-        sampler->lag = lag;
-        sampler->lag_ns = sample->recorded_ns;
-        return lag - VGPU_RESOLUTION_NS / 2; /* times are cut off */
-    }
-    return known - VGPU_RESOLUTION_NS / 2;
-}
-
-static uint64_t on_line(uint64_t clock_ns, double lag) {
-    const double line = (double)clock_ns - lag + ORIGIN_NS;
-    return line > 0 ? (uint64_t)line : 0;
-}
-
-static bool measure(struct sampler *sampler, struct vgpu_sample *sample, struct vgpu_measure *out) {
-    __typeof__(&cuEventElapsedTime) elapsed = DRIVER(cuEventElapsedTime);
-    float whole_ms = 0, start_ms = 0;
-    if (!elapsed || elapsed(&whole_ms, sample->before, sample->after) != CUDA_SUCCESS || !(whole_ms >= 0))
-        return false;
-    const double whole = (double)whole_ms * 1e6;
-    double line = -whole;
-    if (sampler->base) {
-        if (elapsed(&start_ms, sampler->base, sample->before) != CUDA_SUCCESS)
-            return false;
-        line = sampler->base_ns + (double)start_ms * 1e6;
-    }
-    const double lag = lag_of(sampler, sample, line);
-    vgpu_measure_bounds(sample, line + lag, whole, out);
-    if (!sampler->base || start_ms + whole_ms > REBASE_MS)
-        rebase(sampler, sample, line + whole);
-    /* where our clock is thought to be relative to it may change from one sample to the next */
-    out->fresh_ns = vgpu_spans_add(&sampler->covered, on_line(out->begin_ns, lag), on_line(out->end_ns, lag));
-    return true;
-}
-
-/* All that is known of a bounded one: it ran within the time until `end`. */
-static void bound(struct sampler *sampler, const struct vgpu_sample *sample, uint64_t end, struct vgpu_measure *out) {
-    const uint64_t begin = sample->launched_ns;
-    const double lag = sampler->lag_ns ? sampler->lag : 0;
-    end = end > begin ? end : begin;
-    *out = (struct vgpu_measure){.begin_ns = begin, .end_ns = end, .spoilt = true, .bounded = true, .most_ns = end - begin};
-    out->fresh_ns = vgpu_spans_add(&sampler->covered, on_line(begin, lag), on_line(end, lag));
-}
-
 /* Whether it has ended. Sets over_ns of a bounded one that has. */
 static bool finished(struct vgpu_sample *sample, uint64_t now) {
     CUresult state = CUDA_ERROR_NOT_READY;
@@ -290,9 +229,9 @@ static bool finished(struct vgpu_sample *sample, uint64_t now) {
 
 static void give(struct sampler *sampler, struct vgpu_sample *sample, uint64_t now, vgpu_sample_taker *each) {
     struct vgpu_measure result = {0};
-    if (sample->bounded || !measure(sampler, sample, &result)) {
+    if (sample->bounded || !vgpu_sample_measure(sampler, sample, &result)) {
         sample->bounded = true;
-        bound(sampler, sample, sample->over_ns ? sample->over_ns : now, &result);
+        vgpu_sample_bound(sampler, sample, sample->over_ns ? sample->over_ns : now, &result);
     }
     each(sample, &result);
 }
@@ -302,7 +241,7 @@ static void give_part(struct sampler *sampler, struct vgpu_sample *sample, uint6
     struct vgpu_measure result;
     if (!sample->bounded || now < sample->launched_ns + PART_NS)
         return;
-    bound(sampler, sample, now, &result);
+    vgpu_sample_bound(sampler, sample, now, &result);
     result.partly = true;
     each(sample, &result);
     sample->reserved_ns -= sample->reserved_ns < result.fresh_ns ? sample->reserved_ns : result.fresh_ns;
@@ -348,6 +287,8 @@ static void collect_in(struct sampler *sampler, vgpu_sample_taker *each) {
             sampler->last = at;
         atomic_fetch_sub(&vgpu_samples_outstanding, 1);
         give(sampler, sample, now, each);
+        if (sampler->probing == sample)
+            sampler->probing = NULL;
         landed(sample);
         set_aside(sampler, sample);
     }
@@ -407,7 +348,18 @@ void vgpu_samples_going(CUcontext context) {
     vgpu_spin_unlock(&lock);
 }
 
-void vgpu_samples_went(CUcontext context, bool gone) {
+/* With the lock held: nothing of its events means anything any more. */
+static void forget_events(struct sampler *sampler) {
+    sampler->context = NULL;
+    for (struct vgpu_sample *sample = sampler->first; sample; sample = sample->next) {
+        sample->bounded = true;
+        sample->before = sample->after = NULL;
+    }
+    while (sampler->spare)
+        free(take_spare(sampler));
+}
+
+static void end_of(CUcontext context, bool gone, bool over) {
     if (!context)
         return;
     vgpu_spin_lock(&lock);
@@ -415,14 +367,21 @@ void vgpu_samples_went(CUcontext context, bool gone) {
     if (sampler && sampler->leaving)
         sampler->leaving--;
     if (sampler && gone) {
-        sampler->context = NULL;
-        give_up(sampler);
+        forget_events(sampler);
+        if (over)
+            give_up(sampler);
         for (struct vgpu_sample *sample = sampler->first; sample; sample = sample->next)
-            sample->before = sample->after = NULL;
-        while (sampler->spare)
-            free(take_spare(sampler));
+            sample->lost = true;
     }
     vgpu_spin_unlock(&lock);
+}
+
+void vgpu_samples_went(CUcontext context, bool gone) {
+    end_of(context, gone, true);
+}
+
+void vgpu_samples_detached(CUcontext context, bool gone) {
+    end_of(context, gone, false);
 }
 
 void vgpu_samples_stream_going(CUstream stream) {

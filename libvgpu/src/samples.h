@@ -39,6 +39,7 @@ struct vgpu_sample {
     uint64_t apart_ns;    /* mean time between launches of its thread */
     /* CLOCK_MONOTONIC ns: just before the first event was recorded, before the launch, after it and so before the second event was recorded */
     uint64_t recorded_ns, launched_ns, returned_ns;
+    uint64_t probed_ns;   /* a third event had been recorded behind the second one; 0: none */
     bool blocks;          /* launches return when their kernels have ended: CUDA_LAUNCH_BLOCKING */
     uint32_t limit;       /* percent it was paid at; 0: not paced */
     uint32_t card;
@@ -86,6 +87,8 @@ bool vgpu_samples_collect(vgpu_sample_taker *each, bool must);
 /* Around a call that may destroy a context, and its events with it. What was under way there has then ended. */
 void vgpu_samples_going(CUcontext context);
 void vgpu_samples_went(CUcontext context, bool gone);
+/* The same for a green context, whose work goes on and cannot be asked for. */
+void vgpu_samples_detached(CUcontext context, bool gone);
 /* A stream goes, or a thread with its own one (stream CU_STREAM_PER_THREAD); its work may go on. */
 void vgpu_samples_stream_going(CUstream stream);
 #endif

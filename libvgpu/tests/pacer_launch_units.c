@@ -28,6 +28,7 @@ const struct vgpu_mapping *vgpu_mapping(void) { return &vgpu_mapped; }
 const struct vgpu_limits *vgpu_limits_now(void) { return &limits; }
 bool vgpu_place_now(struct vgpu_place *place) { *place = (struct vgpu_place){0}; return true; }
 bool vgpu_place_of_stream(CUstream stream, struct vgpu_place *place) { (void)stream; return vgpu_place_now(place); }
+void vgpu_graph_cards_captured(CUstream stream, unsigned card) { (void)stream, (void)card; }
 int vgpu_reap(unsigned min_interval_ms) { (void)min_interval_ms; return 0; }
 uint64_t vgpu_contention_spent(unsigned card) { (void)card; return 0; }
 bool vgpu_arbiter_lives(unsigned card, uint64_t now) { (void)card, (void)now; return false; }
@@ -62,7 +63,7 @@ static uint64_t taking(uint64_t key, uint64_t gpu_ns) {
 }
 
 static struct vgpu_launch launch(uint64_t key) {
-    struct vgpu_launch launched;
+    struct vgpu_launch launched = {.function = NULL};
     CHECK(vgpu_pacer_before(&launched, key, NULL));
     CHECK(vgpu_pacer_after(&launched, CUDA_SUCCESS) == CUDA_SUCCESS);
     return launched;
