@@ -107,7 +107,7 @@ static CUresult copy_between(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUs
     result = copy_bytes(sides, to, from, bytes);
     if (!result)
         bus_copy(stream, to, from, bytes, arrays);
-    return result || !wait || !driver.sim.timing.copies ? result : stream_wait(stream);
+    return result || !wait || !driver.sim.timing.within ? result : stream_wait(stream);
 }
 
 static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream handle, bool wait)
