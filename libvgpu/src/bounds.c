@@ -31,13 +31,9 @@ void vgpu_measure_bounds(const struct vgpu_sample *sample, double fired, double 
         if (out->most_ns < VGPU_LONG_RUN_NS)
             end = begin + (out->queued || end - begin < apart ? end - begin : apart) / 2;
     }
-    /* What it then pays is no more than what is proven. */
-    if (out->spoilt && vgpu_measure_refutes(out, sample)) {
-        if (sample->reserved_ns < out->least_ns)
-            begin = end - (double)out->least_ns;
-        else
-            end = begin + (double)out->most_ns;
-    }
+    /* It did not take what was paid for it. How long it took is not known, so it pays what it can have taken. */
+    if (out->spoilt && vgpu_measure_refutes(out, sample))
+        end = begin + (double)out->most_ns;
     out->begin_ns = (uint64_t)begin;
     out->end_ns = (uint64_t)end;
 }

@@ -19,14 +19,23 @@ struct vgpu_capture *vgpu_captures_take(CUstream stream);
 /* Ends what was taken out or has not begun, or puts it (back) into the list. */
 void vgpu_captures_settle(struct vgpu_capture *taken, bool ended);
 
-/* True while any thread of this process captures: then our own events and queries stay away, since a capture in global mode forbids them to
- * every thread. */
+/* True while any thread of this process captures: then our own events and queries need vgpu_relax, since a capture in global mode forbids them to
+ * every thread that does not say otherwise. */
 static inline bool vgpu_any_capture(void) {
     return atomic_load_explicit(&vgpu_open_captures, memory_order_relaxed) > 0;
 }
 
-/* True if work on this stream is being captured, or if the driver will not say. */
+/* True if work on this stream is being captured. */
 static inline bool vgpu_capturing(CUstream stream) {
+    if (__builtin_expect(!vgpu_any_capture(), 1))
+        return false;
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    __typeof__(&cuStreamIsCapturing) ask = DRIVER(cuStreamIsCapturing);
+    return ask && ask(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* True if it may be, so that nothing of ours may be done there: also where the driver does not say. */
+static inline bool vgpu_capture_unclear(CUstream stream) {
     if (__builtin_expect(!vgpu_any_capture(), 1))
         return false;
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;

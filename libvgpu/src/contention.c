@@ -35,6 +35,10 @@ void vgpu_contention_own(unsigned card, int64_t gpu_ns) {
     atomic_fetch_add_explicit(&cards[card].own_ns, gpu_ns, memory_order_relaxed);
 }
 
+uint64_t vgpu_contention_spent(unsigned card) {
+    return (uint64_t)atomic_load_explicit(&cards[card].own_ns, memory_order_relaxed);
+}
+
 /* Beside neighbours, and without an arbiter that knows better: what we charge is slowly brought to what NVML saw us use. */
 static void correct(unsigned card, int64_t charged, int64_t used) {
     if (charged < LEAST_PERCENT || used < LEAST_PERCENT || (charged - used <= NOISE_PERCENT && used - charged <= NOISE_PERCENT))

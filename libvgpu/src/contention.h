@@ -16,4 +16,6 @@ enum vgpu_company vgpu_contention_company(unsigned card);
 uint64_t vgpu_contention_scaled(unsigned card, uint64_t gpu_ns);
 /* GPU time that this process has charged; it must not take itself for a neighbour. */
 void vgpu_contention_own(unsigned card, int64_t gpu_ns);
+/* All of it so far. */
+uint64_t vgpu_contention_spent(unsigned card);
 #endif

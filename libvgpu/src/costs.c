@@ -1,12 +1,12 @@
 #include "costs.h"
 
-#define RECORDS 4096u /* power of two */
+#define RECORDS 16384u /* power of two */
 #define PROBES 32u
 #define MOST_PASSED 64u
 #define SHORT_NS 50000u /* a microsecond more or less, which the beginning on an idle stream may be off, counts */
 
 static struct vgpu_cost records[RECORDS];
-static struct vgpu_cost overflow;
+static struct vgpu_cost overflow; /* of any key: what it has learned says nothing of the next one */
 
 static _Atomic uint32_t doubts;
 
@@ -22,7 +22,7 @@ static void make_unsure(struct vgpu_cost *cost) {
 }
 
 static struct vgpu_cost *find(uint64_t key) {
-    uint32_t slot = (uint32_t)(key * 0x9e3779b97f4a7c15ull >> 52);
+    uint32_t slot = (uint32_t)(key * 0x9e3779b97f4a7c15ull >> 50);
     for (uint32_t i = 0; i < PROBES; i++, slot = (slot + 1) % RECORDS) {
         uint64_t there = atomic_load_explicit(&records[slot].key, memory_order_relaxed);
         if (there == key || (there == 0 && atomic_compare_exchange_strong(&records[slot].key, &there, key)) || there == key)
@@ -44,6 +44,15 @@ void vgpu_cost_doubt(uint64_t key) {
         make_unsure(find(key));
     else
         atomic_fetch_add(&doubts, 1);
+}
+
+void vgpu_cost_bounded(struct vgpu_cost *cost, uint64_t most_ns) {
+    const uint64_t before = atomic_load_explicit(&cost->bound_ns, memory_order_relaxed);
+    atomic_store_explicit(&cost->bound_ns, before ? before - before / 2 + most_ns / 2 : most_ns, memory_order_relaxed);
+}
+
+void vgpu_cost_refuted(struct vgpu_cost *cost) {
+    make_unsure(cost);
 }
 
 struct spread {
@@ -89,6 +98,10 @@ static bool passed_over(struct vgpu_cost *cost, bool queued) {
 
 void vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns, enum vgpu_company company, bool queued) {
     const bool contended = company == VGPU_SHARING;
+    if (cost == &overflow) {
+        vgpu_cost_bounded(cost, gpu_ns);
+        return;
+    }
     const bool is_short = vgpu_cost_known(cost) && gpu_ns <= SHORT_NS && atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) <= SHORT_NS;
     const bool choosy = contended || is_short;
     if (choosy && passed_over(cost, queued))

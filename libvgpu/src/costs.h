@@ -5,12 +5,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define VGPU_COST_SETTLED 16u     /* samples after which an estimate counts as converged */
+#define VGPU_COST_SETTLED 16u     /* samples after which an estimate counts as converged; until then each launch is measured, and pays what it took */
 #define VGPU_COST_RECENT 32u  /* samples that an estimate remembers */
 
 struct vgpu_cost {
     _Atomic uint64_t key;         /* 0: free */
     _Atomic uint64_t mean_ns;
+    _Atomic uint64_t bound_ns;    /* where no launch could be measured: the longest that one can have taken, of late; 0: not known */
     _Atomic uint32_t samples;
     _Atomic uint32_t flying;      /* launches under measurement */
     _Atomic uint64_t since_ns;    /* CLOCK_MONOTONIC; no launch under measurement is older than this */
@@ -23,7 +24,7 @@ struct vgpu_cost {
     _Atomic uint32_t recent[VGPU_COST_RECENT]; /* ns, newest at samples - 1; 0: none */
 };
 
-/* The record of a key, made on first use; keys that find no room share one record. Never fails. */
+/* The record of a key, made on first use; keys that find no room share one record, which never knows anything. Never fails. */
 struct vgpu_cost *vgpu_cost_of(uint64_t key);
 static inline bool vgpu_cost_known(const struct vgpu_cost *cost) {
     return atomic_load_explicit(&cost->samples, memory_order_acquire) > 0;
@@ -52,6 +53,10 @@ enum vgpu_company {
  * about the last 32, so that it follows a program that changes. Sharing: the mean of those recent samples that look undisturbed, unless the times
  * are known to differ by themselves. Where queued samples come, those of short kernels and those taken while sharing do without the others. */
 void vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns, enum vgpu_company company, bool queued);
+/* A launch took `most_ns` at most, which is all that is known of it. */
+void vgpu_cost_bounded(struct vgpu_cost *cost, uint64_t most_ns);
+/* Measured: the estimate is far too small, so that it counts for little from now on. */
+void vgpu_cost_refuted(struct vgpu_cost *cost);
 /* The handle behind a key (0: any key) may now mean something else: the estimate stays, as a guess that the next sample outweighs. */
 void vgpu_cost_doubt(uint64_t key);
 /* xorshift64: Marsaglia, Xorshift RNGs, 2003. The state is not 0. */

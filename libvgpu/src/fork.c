@@ -11,6 +11,7 @@ void vgpu_forget_parent(void) {
     vgpu_sparse_forget();
     vgpu_endpoints_forget();
     vgpu_samples_forget();
+    vgpu_owed_forget();
     vgpu_pacer_forget();
     vgpu_tier_blocks_forget();
     vgpu_tier_free_forget();

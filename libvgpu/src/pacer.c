@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdlib.h>
 
 #include "attach.h"
 #include "capture.h"
@@ -10,16 +11,19 @@
 #include "clock.h"
 #include "contention.h"
 #include "crowd.h"
+#include "firsts.h"
 #include "fork.h"
 #include "gate.h"
 #include "gcra.h"
+#include "owed.h"
 #include "prepaid.h"
 #include "settle.h"
 
 #define CARRY_NS 60000u            /* shorter waits are carried over to the next launch: a sleep overshoots by about that much */
 #define FIRST_GUESS_NS 50000u      /* price of a launch of which nothing is known */
 #define QUEUED_NS 200000000u       /* a launch that has been under way for longer was not paid for */
-#define FIRST_WAIT_NS 100000000u   /* longest wait for the first measurement of a key; once per key */
+#define EXIT_WAIT_NS 100000000u    /* longest wait of a process that ends for what it has under way, and of which nothing is known */
+#define REAP_EVERY_MS 250u
 #define SAMPLE_EVERY_NS 2000000u   /* one measurement per thread and this time, on average */
 #define FEWEST_SAMPLES 8192u       /* but one in so many launches */
 #define FAST_NS 5000u              /* mean time between launches below which measurements, of some microseconds each, have to be rare */
@@ -81,7 +85,7 @@ static uint64_t limits_selector(void) {
 static bool prepaid_here(uint64_t key, CUstream stream) {
     struct vgpu_place place;
     uint64_t price;
-    if (atomic_load_explicit(&vgpu_one_card, memory_order_relaxed) || !vgpu_prepaid_covers(key, &price) || !vgpu_place_now(&place) ||
+    if (atomic_load_explicit(&vgpu_one_card, memory_order_relaxed) || !vgpu_prepaid_covers(key, &price) || !vgpu_place_of_stream(stream, &place) ||
         place.card != thread.card)
         return false;
     vgpu_prepaid_spend(price, stream);
@@ -104,8 +108,7 @@ static uint32_t count_prepaid(void) {
     if (!launches)
         return 0;
     const uint64_t gpu_ns = thread.filled_ns - vgpu_prepaid.left_ns;
-    vgpu_count_gpu_time(thread.card, gpu_ns, launches);
-    vgpu_contention_own(thread.card, (int64_t)gpu_ns);
+    vgpu_settle_account(thread.card, (int64_t)gpu_ns, launches);
     thread.filled = vgpu_prepaid.left;
     thread.filled_ns = vgpu_prepaid.left_ns;
     return launches;
@@ -119,6 +122,22 @@ static void end_thread(void *unused) {
         count_prepaid();
 }
 
+static void end_one_thread(void *unused) {
+    end_thread(unused);
+    vgpu_samples_stream_going(CU_STREAM_PER_THREAD);
+}
+
+/* What has ended by now is paid as it was, not as long as until somebody notices that the process is gone. Before the driver's own end, which was
+ * announced earlier. */
+static void settle_at_exit(void) {
+    struct vgpu_local *local = vgpu_local();
+    const uint64_t until = vgpu_now_ns() + EXIT_WAIT_NS;
+    if (!local || !atomic_load_explicit(&local->enforced, memory_order_acquire) || !atomic_load(&vgpu_samples_outstanding))
+        return;
+    while (vgpu_samples_collect(vgpu_settle_sample, false) && vgpu_now_ns() < until)
+        vgpu_sleep_until(vgpu_now_ns() + CARRY_NS);
+}
+
 /* Weak: before glibc 2.34 they are in libpthread, which this library does not bring into programs that have no threads. */
 #pragma weak pthread_key_create
 #pragma weak pthread_setspecific
@@ -129,7 +148,7 @@ static void announce_end(void) {
     static atomic_int state; /* 0: no key yet, 1: being made, or there is none to be had, 2: there */
     int none = 0;
     if (pthread_key_create && pthread_setspecific && atomic_compare_exchange_strong(&state, &none, 1) &&
-        pthread_key_create(&ending, end_thread) == 0)
+        pthread_key_create(&ending, end_one_thread) == 0)
         atomic_store(&state, 2);
     if (atomic_load(&state) == 2)
         pthread_setspecific(ending, &thread);
@@ -177,24 +196,17 @@ static void look_up(unsigned card, uint64_t key, CUstream stream, uint64_t now) 
     thread.looked_ns = now;
 }
 
-/* The second launch of an unknown or doubted key waits for the first one's measurement, so that a flood of long kernels cannot start unpaid. Bounded,
- * and once per key: a kernel may be waiting for something that this very thread will do later. */
-static void await_first_sample(struct vgpu_cost *cost, CUcontext context) {
-    if (!atomic_load(&cost->flying) || atomic_exchange(&cost->waited, 1))
-        return;
-    uint64_t until = vgpu_now_ns() + FIRST_WAIT_NS;
-    const uint32_t samples = atomic_load(&cost->samples);
-    while (atomic_load(&cost->samples) == samples && atomic_load(&cost->flying) && vgpu_now_ns() < until && !vgpu_any_capture()) {
-        if (vgpu_samples_collect(context, vgpu_settle_sample))
-            vgpu_sleep_until(vgpu_now_ns() + CARRY_NS);
-    }
-}
-
-/* GPU time of a launch. As long as little is known: at least as long as others of its key have been under way, so that a flood slows itself down; a
- * settled estimate is doubted only where they have been for longer than paid launches can be queued. */
-static uint64_t expected(const struct vgpu_cost *cost, bool settled, uint64_t now) {
-    const uint64_t mean = vgpu_cost_known(cost) ? atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) : FIRST_GUESS_NS;
+/* GPU time of a launch. As long as little is known: at least as long as others of its key, or others of which nothing is known, have been under way, so
+ * that a flood slows itself down; a settled estimate is doubted only where they have been for longer than paid launches can be queued. */
+static uint64_t expected(const struct vgpu_cost *cost, bool settled, unsigned card, uint64_t now) {
+    const bool known = vgpu_cost_known(cost);
+    const uint64_t bound = atomic_load_explicit(&cost->bound_ns, memory_order_relaxed);
+    const uint64_t mean = known ? atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) : bound ? bound : FIRST_GUESS_NS;
     uint64_t age = vgpu_cost_age(cost, now);
+    if (!known) {
+        const uint64_t unknown = vgpu_unknown_age(card, now);
+        age = unknown > age ? unknown : age;
+    }
     if (settled)
         age = age > QUEUED_NS ? age - QUEUED_NS : 0;
     return age > mean ? age : mean;
@@ -209,8 +221,8 @@ static int64_t draw_distance(bool settled) {
 /* Whether, and as what, this launch is measured. */
 static bool chosen(struct vgpu_cost *cost, uint64_t reserved_ns, bool first_of_two, enum vgpu_sample_kind *kind) {
     *kind = VGPU_SAMPLE_SETTLES;
-    const bool trusted = atomic_load_explicit(&cost->samples, memory_order_relaxed) > 1; /* one alone may be of what the key stood for before */
-    if (!trusted || reserved_ns > atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) || reserved_ns >= VGPU_LONG_RUN_NS ||
+    const bool settled = atomic_load_explicit(&cost->samples, memory_order_relaxed) >= VGPU_COST_SETTLED; /* few may be of what it is not usually */
+    if (!settled || reserved_ns > atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) || reserved_ns >= VGPU_LONG_RUN_NS ||
         atomic_load_explicit(&vgpu_measure_all, memory_order_relaxed))
         return true;
     *kind = VGPU_SAMPLE_LEARNS;
@@ -220,8 +232,7 @@ static bool chosen(struct vgpu_cost *cost, uint64_t reserved_ns, bool first_of_t
             *kind = VGPU_SAMPLE_COVERS;
         return true;
     }
-    const bool settled = atomic_load_explicit(&cost->samples, memory_order_relaxed) >= VGPU_COST_SETTLED;
-    if (thread.until_sample > 0 && (settled || vgpu_random(&thread.random) & 1))
+    if (thread.until_sample > 0)
         return false;
     if (first_of_two)
         return false;
@@ -252,13 +263,32 @@ static void pay(const struct vgpu_place *place, const struct vgpu_pace *share, u
     vgpu_prepaid.left_ns += amount;
 }
 
-static void measure(struct vgpu_launch *launch, struct vgpu_cost *cost, bool first_of_two, CUcontext context, CUstream stream) {
+/* Pays the same on further cards, on which it will run as long: nothing of ours can be recorded there. */
+static void pay_others(const struct vgpu_limits *limits, const struct vgpu_launch *launch) {
+    for (uint32_t others = launch->others; others; others &= others - 1) {
+        const struct vgpu_place place = {.card = (unsigned)__builtin_ctz(others), .device = VGPU_NO_DEVICE};
+        const uint64_t now = vgpu_now_ns();
+        const struct vgpu_pace share = vgpu_pace_now(limits, &place, now);
+        vgpu_settle_refunds(place.card, share.percent);
+        if (!share.percent) {
+            vgpu_pacer_wants(place.card, now, launch->reserved_ns);
+            continue;
+        }
+        const struct vgpu_turn turn = vgpu_turn_reserve(place.card, launch->reserved_ns, &share, now);
+        if (turn.start > now + CARRY_NS)
+            vgpu_turn_await(turn, &place);
+    }
+}
+
+/* False: it should be measured, and there is no memory for that. */
+static bool measure(struct vgpu_launch *launch, struct vgpu_cost *cost, bool first_of_two, bool first, CUcontext context, CUstream stream) {
+    static atomic_bool announced;
     enum vgpu_sample_kind kind;
     if (!chosen(cost, launch->reserved_ns, first_of_two, &kind))
-        return;
+        return true;
     struct vgpu_sample *sample = vgpu_sample_begin(context, stream, kind != VGPU_SAMPLE_LEARNS || vgpu_crowd_watches());
     if (!sample)
-        return;
+        return kind != VGPU_SAMPLE_SETTLES;
     vgpu_cost_flies(cost, sample->recorded_ns);
     sample->cost = cost;
     sample->kind = kind;
@@ -267,7 +297,17 @@ static void measure(struct vgpu_launch *launch, struct vgpu_cost *cost, bool fir
     sample->apart_ns = thread.interval_ns;
     sample->limit = launch->limit;
     sample->card = launch->card;
+    sample->others = launch->others;
+    sample->spent_ns = vgpu_contention_spent(launch->card);
+    sample->first = first;
+    sample->unknown = !vgpu_cost_known(cost);
+    if (sample->unknown) {
+        vgpu_owed_begin(launch->card, sample->launched_ns);
+        if (!atomic_exchange(&announced, true))
+            atexit(settle_at_exit);
+    }
     launch->sample = sample;
+    return true;
 }
 
 /* How many launches the thread may make until it looks up again; a sample that is due before ends them. */
@@ -277,14 +317,15 @@ static uint32_t launches_ahead(void) {
     return thread.until_sample > most ? (uint32_t)most : thread.until_sample > 0 ? (uint32_t)thread.until_sample : 0;
 }
 
-/* A launch that has to look up: the thread has paid nothing in advance, or it is time to. */
-static __attribute__((noinline)) void paid(struct vgpu_launch *launch, uint64_t key, CUstream stream) {
+/* A launch that has to look up: the thread has paid nothing in advance, or it is time to. False: there is no memory to measure it. */
+static __attribute__((noinline)) bool paid(struct vgpu_launch *launch, uint64_t key, CUstream stream, uint32_t others) {
     struct vgpu_place place;
     const struct vgpu_limits *limits = vgpu_limits_now();
+    const CUfunction function = launch->function;
     *launch = (struct vgpu_launch){.counted = false};
     /* Captured work costs nothing: the launch of the graph will pay. */
-    if (!limits || vgpu_capturing(stream) || !vgpu_place_now(&place) || place.card >= limits->card_count)
-        return;
+    if (!limits || vgpu_capturing(stream) || !vgpu_place_of_stream(stream, &place) || place.card >= limits->card_count)
+        return true;
     const int kept = errno;
     uint64_t now = vgpu_now_ns();
     look_up(place.card, key, stream, now);
@@ -293,25 +334,30 @@ static __attribute__((noinline)) void paid(struct vgpu_launch *launch, uint64_t 
     const int results = atomic_load_explicit(&vgpu_samples_outstanding, memory_order_relaxed);
     if (results && now - thread.collected_ns > (settled && results <= FEW && thread.interval_ns < FAST_NS ? COLLECT_RARELY_NS : COLLECT_EVERY_NS)) {
         thread.collected_ns = now;
-        vgpu_samples_collect(place.context, vgpu_settle_sample);
+        vgpu_samples_collect(vgpu_settle_sample, false);
     }
     vgpu_contention_update(place.card, now);
+    vgpu_reap(REAP_EVERY_MS); /* those that ended with work under way have not paid for it */
     const struct vgpu_pace share = vgpu_pace_now(limits, &place, now);
     vgpu_settle_refunds(place.card, share.percent);
     launch->counted = true;
     launch->card = place.card;
+    launch->others = others & ~(1u << place.card) & ((1u << limits->card_count) - 1);
     launch->limit = share.percent;
-    launch->stream = stream;
 
+    bool first = false;
+    if (!vgpu_cost_known(cost) && !atomic_load_explicit(&cost->flying, memory_order_relaxed))
+        vgpu_code_load(function, place.context);
     if (share.percent && atomic_load_explicit(&cost->samples, memory_order_relaxed) <= 1) {
-        await_first_sample(cost, place.context);
+        vgpu_first_sample_await(cost);
+        first = !vgpu_cost_known(cost) && vgpu_unknown_await(place.card);
         now = vgpu_now_ns();
     }
     if (share.percent)
-        launch->reserved_ns = expected(cost, settled, now);
+        launch->reserved_ns = expected(cost, settled, place.card, now);
     else
         launch->reserved_ns = vgpu_cost_known(cost) ? atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) : 0;
-    const bool is_short = settled && launch->reserved_ns <= BATCH_NS / 2;
+    const bool is_short = settled && launch->reserved_ns <= BATCH_NS / 2 && !launch->others;
     /* Where others use the card, only a launch right behind another one of ours is sure to contain nothing of theirs. */
     const bool second = thread.coupled;
     const bool couple = !second && settled && !is_short && launch->reserved_ns < VGPU_LONG_RUN_NS && thread.until_sample <= 0 && !vgpu_crowded() &&
@@ -326,7 +372,11 @@ static __attribute__((noinline)) void paid(struct vgpu_launch *launch, uint64_t 
         vgpu_prepaid.left_ns = share.moves ? BATCH_NS : COUNTED_NS; /* the arbiter may begin to pace, and changes nothing that a launch looks at */
         vgpu_pacer_wants(place.card, now, launch->reserved_ns);
     }
-    measure(launch, cost, thread.coupled && !second, place.context, stream);
+    if (launch->others)
+        pay_others(limits, launch);
+    const bool measured = measure(launch, cost, thread.coupled && !second, first, place.context, stream);
+    if (first && !launch->sample)
+        vgpu_unknown_end(place.card);
 
     vgpu_prepaid.left_ns = vgpu_prepaid.left_ns > launch->reserved_ns ? vgpu_prepaid.left_ns - launch->reserved_ns : 0;
     thread.filled_ns = vgpu_prepaid.left_ns;
@@ -339,33 +389,52 @@ static __attribute__((noinline)) void paid(struct vgpu_launch *launch, uint64_t 
         known->key = 0; /* it has grown long */
     }
     errno = kept;
+    return measured;
 }
 
-bool vgpu_pacer_before(struct vgpu_launch *launch, uint64_t key, CUstream stream) {
+bool vgpu_pacer_before_on(struct vgpu_launch *launch, uint64_t key, CUstream stream, uint32_t others) {
     const enum vgpu_mode mode = vgpu_enforcement();
     launch->counted = false;
     if (mode == VGPU_UNLIMITED)
         return true;
     if (mode == VGPU_BROKEN)
         return false;
-    if (!prepaid_here(key, stream))
-        paid(launch, key, stream);
-    return true;
+    if (!others && prepaid_here(key, stream))
+        return true;
+    if (paid(launch, key, stream, others))
+        return true;
+    launch->counted = false;
+    return false;
+}
+
+bool vgpu_pacer_before(struct vgpu_launch *launch, uint64_t key, CUstream stream) {
+    return vgpu_pacer_before_on(launch, key, stream, 0);
 }
 
 CUresult vgpu_pacer_settle(struct vgpu_launch *launch, CUresult result) {
     const int kept = errno;
     if (launch->sample)
-        vgpu_sample_end(launch->sample, launch->stream, result == CUDA_SUCCESS);
-    if (result == CUDA_SUCCESS) {
-        vgpu_count_gpu_time(launch->card, launch->reserved_ns, 1);
-        vgpu_contention_own(launch->card, (int64_t)launch->reserved_ns);
-        turn_window(vgpu_pacer_shared(launch->card), thread.looked_ns);
-    } else if (launch->limit) {
-        vgpu_settle_price(vgpu_pacer_shared(launch->card), -(int64_t)vgpu_gcra_price(launch->reserved_ns, launch->limit));
+        vgpu_sample_end(launch->sample, result == CUDA_SUCCESS);
+    for (uint32_t cards = launch->others | 1u << launch->card; cards; cards &= cards - 1) {
+        const unsigned card = (unsigned)__builtin_ctz(cards);
+        struct vgpu_pacer_card *pacer = vgpu_pacer_shared(card);
+        const uint32_t percent = card == launch->card ? launch->limit : atomic_load_explicit(&pacer->percent, memory_order_relaxed);
+        if (result == CUDA_SUCCESS) {
+            vgpu_settle_account(card, (int64_t)launch->reserved_ns, 1);
+            turn_window(pacer, thread.looked_ns);
+        } else if (percent) {
+            vgpu_settle_price(pacer, -(int64_t)vgpu_gcra_price(launch->reserved_ns, percent));
+        }
     }
     errno = kept;
     return result;
+}
+
+void vgpu_pacer_look(void) {
+    const int kept = errno;
+    if (vgpu_enforcement() == VGPU_REGION || vgpu_enforcement() == VGPU_PRIVATE)
+        vgpu_samples_collect(vgpu_settle_sample, true);
+    errno = kept;
 }
 
 unsigned vgpu_pacer_utilization(unsigned card) {

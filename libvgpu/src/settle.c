@@ -5,6 +5,7 @@
 #include "contention.h"
 #include "gcra.h"
 #include "ledger.h"
+#include "owed.h"
 #include "pacer.h"
 #include "runs.h"
 
@@ -24,47 +25,79 @@ void vgpu_settle_price(struct vgpu_pacer_card *pacer, int64_t price) {
     atomic_fetch_sub(&pacer->credited_ns, (uint64_t)price);
 }
 
-/* One launch always pays what it took; what several have overdrawn together is bounded, unless an arbiter may refund it: that must have been paid. */
+/* A launch pays what it took. What launches have overdrawn together is bounded only where that may be the time of neighbours, and no arbiter is there
+ * to give it back. */
 static void settle_debit(unsigned card, uint64_t price) {
     struct vgpu_pacer_card *pacer = vgpu_pacer_shared(card);
     const uint64_t now = vgpu_now_ns(), latest = now + (price > LONGEST_ARREARS_NS ? price : LONGEST_ARREARS_NS);
     const uint64_t tat = atomic_load_explicit(&pacer->tat, memory_order_relaxed);
-    if (vgpu_arbiter_lives(card, now))
+    if (vgpu_contention_company(card) != VGPU_SHARING || vgpu_arbiter_lives(card, now))
         vgpu_settle_price(pacer, (int64_t)price);
     else if (tat < latest)
         vgpu_settle_price(pacer, (int64_t)(latest - tat < price ? latest - tat : price));
 }
 
-static void account(unsigned card, int64_t gpu_ns) {
-    vgpu_count_gpu_time(card, (uint64_t)gpu_ns, 0);
+void vgpu_settle_account(unsigned card, int64_t gpu_ns, uint64_t launches) {
+    vgpu_count_gpu_time(card, (uint64_t)gpu_ns, launches);
     vgpu_contention_own(card, gpu_ns);
+    vgpu_owed_paid(card, gpu_ns);
 }
 
-void vgpu_settle_sample(const struct vgpu_sample *sample, const struct vgpu_measure *measure) {
-    uint64_t whole = measure->end_ns - measure->begin_ns, busy = measure->fresh_ns;
-    if (sample->kind == VGPU_SAMPLE_COVERS)
-        return;
-    const bool teaches = vgpu_measure_teaches(measure, sample->cost);
-    if (!teaches && !vgpu_measure_refutes(measure, sample))
-        return;
-    struct vgpu_pacer_card *pacer = vgpu_pacer_shared(sample->card);
-    busy = vgpu_contention_scaled(sample->card, busy);
-    if (teaches && sample->meaning == atomic_load_explicit(&sample->cost->meaning, memory_order_relaxed))
-        vgpu_cost_learn(sample->cost, busy, vgpu_contention_company(sample->card), measure->queued);
-    if (sample->kind != VGPU_SAMPLE_SETTLES)
-        return;
-    if (whole >= VGPU_LONG_RUN_NS) {
-        uint64_t alone = vgpu_run_publish(pacer, measure->begin_ns, measure->end_ns);
-        busy = alone < busy ? alone : busy; /* another process of the container has paid for the rest */
-    }
-    int64_t difference = (int64_t)busy - (int64_t)sample->reserved_ns;
-    account(sample->card, difference);
-    if (!sample->limit || !difference)
+/* What a launch has to pay besides what it has paid; negative: gets back. A bounded one does not pay again what the process has been charged for other
+ * launches meanwhile: together they cannot have taken more than the time that has passed. */
+static int64_t difference_of(const struct vgpu_sample *sample, const struct vgpu_measure *measure, unsigned card, uint64_t busy) {
+    const int64_t difference = (int64_t)busy - (int64_t)sample->reserved_ns;
+    if (!measure->bounded)
+        return difference;
+    if (difference <= 0)
+        return measure->partly || sample->kind != VGPU_SAMPLE_SETTLES ? 0 : difference;
+    const int64_t rest = (int64_t)busy - (int64_t)(vgpu_contention_spent(card) - sample->spent_ns);
+    return rest < 0 ? 0 : rest < difference ? rest : difference;
+}
+
+static void settle_on(unsigned card, uint32_t percent, int64_t difference) {
+    vgpu_settle_account(card, difference, 0);
+    if (!percent || !difference)
         return;
     if (difference > 0)
-        settle_debit(sample->card, vgpu_gcra_price((uint64_t)difference, sample->limit));
+        settle_debit(card, vgpu_gcra_price((uint64_t)difference, percent));
     else
-        vgpu_settle_price(pacer, -(int64_t)vgpu_gcra_price((uint64_t)-difference, sample->limit));
+        vgpu_settle_price(vgpu_pacer_shared(card), -(int64_t)vgpu_gcra_price((uint64_t)-difference, percent));
+}
+
+static void learn(const struct vgpu_sample *sample, const struct vgpu_measure *measure, uint64_t busy) {
+    if (measure->partly || sample->meaning != atomic_load_explicit(&sample->cost->meaning, memory_order_relaxed))
+        return;
+    if (vgpu_measure_teaches(measure))
+        vgpu_cost_learn(sample->cost, busy, vgpu_contention_company(sample->card), measure->queued);
+    else if (!vgpu_cost_known(sample->cost))
+        vgpu_cost_bounded(sample->cost, measure->end_ns - sample->recorded_ns);
+    else if (measure->least_ns >= VGPU_LONG_RUN_NS &&
+             measure->least_ns / 2 > atomic_load_explicit(&sample->cost->mean_ns, memory_order_relaxed))
+        vgpu_cost_refuted(sample->cost);
+}
+
+void vgpu_settle_sample(struct vgpu_sample *sample, const struct vgpu_measure *measure) {
+    const uint64_t whole = measure->end_ns - measure->begin_ns;
+    if (sample->kind == VGPU_SAMPLE_COVERS && !measure->bounded)
+        return;
+    const bool paid_enough = measure->spoilt && !measure->bounded && vgpu_cost_known(sample->cost) && !vgpu_measure_refutes(measure, sample);
+    uint64_t busy = vgpu_contention_scaled(sample->card, measure->fresh_ns);
+    learn(sample, measure, busy);
+    if (paid_enough || (sample->kind != VGPU_SAMPLE_SETTLES && !measure->bounded))
+        return;
+    if (whole >= VGPU_LONG_RUN_NS) {
+        const uint64_t alone = vgpu_run_publish(vgpu_pacer_shared(sample->card), measure->begin_ns, measure->end_ns);
+        busy = alone < busy ? alone : busy; /* another process of the container has paid for the rest */
+    }
+    settle_on(sample->card, sample->limit, difference_of(sample, measure, sample->card, busy));
+    for (uint32_t others = sample->others; others; others &= others - 1) {
+        const unsigned card = (unsigned)__builtin_ctz(others);
+        settle_on(card, atomic_load_explicit(&vgpu_pacer_shared(card)->percent, memory_order_relaxed),
+                  measure->partly && busy < sample->reserved_ns ? 0 : (int64_t)busy - (int64_t)sample->reserved_ns);
+    }
+    if (measure->bounded)
+        sample->spent_ns = vgpu_contention_spent(sample->card);
 }
 
 void vgpu_settle_refunds(unsigned card, uint32_t percent) {
@@ -75,7 +108,7 @@ void vgpu_settle_refunds(unsigned card, uint32_t percent) {
     if (granted == taken || !atomic_compare_exchange_strong(&pacer->refund_taken, &taken, granted) || granted < taken)
         return;
     uint64_t refund = granted - taken < LATEST_REFUND_NS ? granted - taken : LATEST_REFUND_NS;
-    account(card, -(int64_t)refund);
+    vgpu_settle_account(card, -(int64_t)refund, 0);
     if (percent)
         vgpu_settle_price(pacer, -(int64_t)vgpu_gcra_price(refund, percent));
 }
@@ -132,7 +165,7 @@ void vgpu_turn_await(struct vgpu_turn turn, const struct vgpu_place *place) {
         }
         if (start <= now + CARRY_NS)
             break;
-        bool outstanding = vgpu_samples_collect(place->context, vgpu_settle_sample);
+        bool outstanding = vgpu_samples_collect(vgpu_settle_sample, false);
         uint64_t step = outstanding ? POLL_NS : share.moves ? LOOK_NS : UINT64_MAX;
         vgpu_sleep_until(start - now > step ? now + step : start);
         now = vgpu_now_ns();

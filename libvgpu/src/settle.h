@@ -10,7 +10,9 @@
 struct vgpu_pacer_card *vgpu_pacer_shared(unsigned card);
 
 /* Takes a finished measurement in: to be given to vgpu_samples_collect. */
-void vgpu_settle_sample(const struct vgpu_sample *sample, const struct vgpu_measure *measure);
+void vgpu_settle_sample(struct vgpu_sample *sample, const struct vgpu_measure *measure);
+/* GPU time that this process has been charged, or given back, and the launches that it is of. */
+void vgpu_settle_account(unsigned card, int64_t gpu_ns, uint64_t launches);
 /* Takes back what the arbiter has granted since the last time, at the price of `percent` (0: the accounting alone). */
 void vgpu_settle_refunds(unsigned card, uint32_t percent);
 /* Corrects tat by a difference of prices; negative: launches may start earlier. */

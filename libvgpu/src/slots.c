@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "account.h"
+#include "clock.h"
 #include "death.h"
 #include "region_files.h"
 
@@ -20,6 +21,7 @@
 
 #define OWNER(generation, state) ((uint64_t)(generation) << 2 | (state))
 #define ORDINARY_SLOTS (VGPU_SLOTS - VGPU_RESERVED_SLOTS)
+#define MOST_OWED_NS 10000000000u /* GPU time that a dead process owes at most */
 #define GENERATION(owner) ((owner) >> 2)
 
 static struct flock slot_lock(uint32_t slot, short type)
@@ -239,14 +241,32 @@ static bool claim_abandoned(struct vgpu_member *member, uint64_t claim)
     return vgpu_slot_dead(member, slot) || (atomic_load(&head->flags) & VGPU_SLOT_REPLACED) || vgpu_process_ended(&holder, &member->list);
 }
 
+/* What it had under way when it ended was never measured. Since when it has been dead is not known either, and it may be long: then what it owes is
+ * bounded, as a container that has used nothing since would wait for nobody's sake. A reaper that dies in here charges it once or not at all. */
+static void charge_owed(struct vgpu_usage_file *usage, uint32_t slot, unsigned card, uint64_t now)
+{
+    struct vgpu_pacer_card *pacer = &usage->pacer[card];
+    const uint64_t since = atomic_exchange(&usage->slots[slot].owed[card].since_ns, 0);
+    const uint64_t paid = atomic_exchange(&usage->slots[slot].owed[card].paid_ns, 0);
+    const uint32_t percent = atomic_load(&pacer->percent);
+    uint64_t owed = since && now > since ? now - since : 0;
+    owed = owed < MOST_OWED_NS ? owed : MOST_OWED_NS;
+    owed = owed > paid ? owed - paid : 0;
+    atomic_fetch_add(&pacer->gpu_ns, owed);
+    if (percent)
+        atomic_fetch_add(&pacer->tat, owed * 100 / percent);
+}
+
 static void settle(struct vgpu_usage_file *usage, uint32_t slot)
 {
+    const uint64_t now = vgpu_now_ns();
     for (uint32_t lane = 0; lane < VGPU_LANES; lane++)
         for (unsigned card = 0; card < VGPU_MAX_CARDS; card++)
             for (unsigned account = 0; account < VGPU_ACCOUNTS; account++)
                 vgpu_account_settle(usage, card, account, VGPU_LANE_NUMBER(slot, lane));
     struct vgpu_slot *body = &usage->slots[slot];
     for (unsigned card = 0; card < VGPU_MAX_CARDS; card++) {
+        charge_owed(usage, slot, card, now);
         for (unsigned kind = 0; kind < VGPU_KINDS; kind++)
             atomic_store_explicit(&body->by_kind[card][kind], 0, memory_order_relaxed);
         atomic_store_explicit(&body->gpu_ns[card], 0, memory_order_relaxed);

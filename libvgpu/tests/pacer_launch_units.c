@@ -27,6 +27,9 @@ enum vgpu_mode vgpu_enforcement_slowly(void) { return VGPU_REGION; }
 const struct vgpu_mapping *vgpu_mapping(void) { return &vgpu_mapped; }
 const struct vgpu_limits *vgpu_limits_now(void) { return &limits; }
 bool vgpu_place_now(struct vgpu_place *place) { *place = (struct vgpu_place){0}; return true; }
+bool vgpu_place_of_stream(CUstream stream, struct vgpu_place *place) { (void)stream; return vgpu_place_now(place); }
+int vgpu_reap(unsigned min_interval_ms) { (void)min_interval_ms; return 0; }
+uint64_t vgpu_contention_spent(unsigned card) { (void)card; return 0; }
 bool vgpu_arbiter_lives(unsigned card, uint64_t now) { (void)card, (void)now; return false; }
 void vgpu_count_gpu_time(unsigned card, uint64_t gpu_ns, uint64_t launches) { (void)card, (void)gpu_ns, (void)launches; }
 void vgpu_count_throttled(unsigned card, uint64_t ns) { (void)card, (void)ns; }
@@ -34,12 +37,17 @@ void vgpu_contention_own(unsigned card, int64_t gpu_ns) { (void)card, (void)gpu_
 void vgpu_contention_update(unsigned card, uint64_t now) { (void)card, (void)now; }
 uint64_t vgpu_contention_scaled(unsigned card, uint64_t gpu_ns) { (void)card; return gpu_ns; }
 enum vgpu_company vgpu_contention_company(unsigned card) { (void)card; return VGPU_ALONE; }
-struct vgpu_sample *vgpu_sample_begin(CUcontext context, CUstream stream, bool must) { (void)context, (void)stream, (void)must; return NULL; }
-void vgpu_sample_end(struct vgpu_sample *sample, CUstream stream, bool launched) { (void)sample, (void)stream, (void)launched; }
-bool vgpu_samples_collect(CUcontext context, void (*each)(const struct vgpu_sample *, const struct vgpu_measure *)) {
-    (void)context, (void)each;
-    return false;
+static struct vgpu_sample measured;
+struct vgpu_sample *vgpu_sample_begin(CUcontext context, CUstream stream, bool must) {
+    (void)context, (void)stream, (void)must;
+    return &measured;
 }
+void vgpu_sample_end(struct vgpu_sample *sample, bool launched) {
+    (void)launched;
+    vgpu_cost_landed(sample->cost, sample->recorded_ns);
+}
+bool vgpu_samples_collect(vgpu_sample_taker *each, bool must) { (void)each, (void)must; return false; }
+void vgpu_samples_stream_going(CUstream stream) { (void)stream; }
 
 struct vgpu_pace vgpu_pace_now(const struct vgpu_limits *now_limits, const struct vgpu_place *place, uint64_t now) {
     (void)now_limits, (void)place, (void)now;
@@ -54,7 +62,7 @@ static uint64_t taking(uint64_t key, uint64_t gpu_ns) {
 }
 
 static struct vgpu_launch launch(uint64_t key) {
-    struct vgpu_launch launched;
+    struct vgpu_launch launched = {.function = NULL};
     CHECK(vgpu_pacer_before(&launched, key, NULL));
     CHECK(vgpu_pacer_after(&launched, CUDA_SUCCESS) == CUDA_SUCCESS);
     return launched;

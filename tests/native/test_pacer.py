@@ -15,7 +15,7 @@ SOURCES = HERE.parents[1] / "libvgpu" / "src"
 
 UNITS = {
     "pacer_units": ("bounds", "costs", "runs", "crowd"),
-    "pacer_launch_units": ("settle", "costs", "runs", "crowd"),
+    "pacer_launch_units": ("settle", "costs", "runs", "crowd", "owed", "firsts"),
     "contention_units": ("contention",),
     "share_units": ("share",),
 }

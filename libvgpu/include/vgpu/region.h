@@ -96,6 +96,12 @@ struct vgpu_slot {
     _Atomic uint64_t throttled_ns[VGPU_MAX_CARDS];
     _Atomic uint64_t launches[VGPU_MAX_CARDS];
     struct vgpu_lane lanes[VGPU_LANES][VGPU_MAX_CARDS][VGPU_ACCOUNT_ROOM];
+    /* Launches under way of which nothing is known, so that they have not been paid: whoever reaps a dead process charges the time from `since` on. In
+     * what was left of the last page: regions of before have zeros here. */
+    struct {
+        _Atomic uint64_t since_ns; /* CLOCK_MONOTONIC of the oldest; 0: there are none */
+        _Atomic uint64_t paid_ns;  /* GPU time that the process has been charged since */
+    } owed[VGPU_MAX_CARDS];
 } __attribute__((aligned(4096)));
 
 /* One measured busy interval of the container on a card, CLOCK_MONOTONIC ns. end_ns 0: being written, or its writer was killed. */
@@ -144,6 +150,7 @@ struct vgpu_usage_file {
 };
 
 _Static_assert(sizeof(struct vgpu_slot_head) == VGPU_CACHE_LINE && 2 * sizeof(struct vgpu_lane) == VGPU_CACHE_LINE, "whole cache lines");
+_Static_assert(sizeof(struct vgpu_slot) == 36864, "the layout of this ABI");
 _Static_assert((int)VGPU_ACCOUNTS <= (int)VGPU_ACCOUNT_ROOM, "room for all accounts");
 _Static_assert(sizeof(struct vgpu_limits) % sizeof(uint64_t) == 0, "limits are copied word by word");
 _Static_assert(VGPU_SLOTS * VGPU_LANES <= 1u << 16, "a lane number must fit into the tag of a word");

@@ -37,8 +37,8 @@ CUresult cuStreamGetId(CUstream handle, unsigned long long *id)
 CUresult cuStreamGetCtx(CUstream handle, CUcontext *context)
 {
     INJECT();
-    CUstream stream;
-    CUresult result = stream_resolve(handle, &stream);
+    CUstream stream = handle;
+    CUresult result = object_is(handle, OBJECT_STREAM) ? CUDA_SUCCESS : stream_resolve(handle, &stream); /* cuda.h: a context need be current only for the default streams */
     if (result || !context)
         return result ? result : CUDA_ERROR_INVALID_VALUE;
     *context = stream->green ? stream->green->handle : stream->context;

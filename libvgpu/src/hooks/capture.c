@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "capture.h"
 #include "gated.h"
+#include "samples.h"
 
 /* Counted before the driver begins, so that no other thread's event gets in between; and not while somebody asks what streams do. */
 #define BEGIN(stream, ...)                                                                                                                         \
@@ -110,6 +111,7 @@ static CUresult destroy(CUresult (*real)(CUstream), CUstream stream) {
     struct vgpu_departure departure = {.stream = stream};
     if (vgpu_gate_is_armed())
         vgpu_stream_going(stream);
+    vgpu_samples_stream_going(stream);
     struct vgpu_capture *taken = vgpu_captures_take(stream);
     vgpu_capture_departs(&departure);
     CUresult result = real(stream);

@@ -5,6 +5,7 @@
 #include "capture.h"
 #include "charge.h"
 #include "fork.h"
+#include "pacer.h"
 #include "parameters.h"
 #include "samples.h"
 #include "sparse.h"
@@ -117,6 +118,7 @@ static void went(const struct leaving *leaving, bool gone) {
     vgpu_sparse_gone(leaving->sparse, gone, NULL, leaving->context);
     vgpu_capture_departed(&leaving->departure);
     vgpu_samples_went(leaving->context, gone);
+    vgpu_pacer_waited();
     if (gone) {
         vgpu_context_gone(leaving->context, &leaving->before);
         vgpu_captures_end(NULL, leaving->context);

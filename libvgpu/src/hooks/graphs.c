@@ -51,7 +51,7 @@ static CUresult launch_with_memory(run_function real, CUgraphExec exec, CUstream
 
 static CUresult paced(run_function real, CUgraphExec exec, CUstream given, CUstream stream) {
     const uint64_t key = vgpu_cost_key(exec, 1, 1);
-    struct vgpu_launch launch;
+    struct vgpu_launch launch = {.function = NULL};
     if (vgpu_pacer_prepaid(key, stream))
         return launch_with_memory(real, exec, given, stream);
     if (vgpu_gate_is_armed()) {

@@ -15,12 +15,13 @@ static inline uint64_t product(uint64_t x, uint64_t y, uint64_t z) {
  * either. All else is in a function of its own, for whose sake these would have to keep their arguments. Those that the driver will refuse at once
  * (`countable` is false) are left to it. Where blocks can move, all launches take the long way (vgpu_one_card says so): what one touches is noted by
  * `touch`, and it waits for its start before it goes through the gate. */
-#define PACED(symbol, parameters, arguments, countable, key, stream, touch)                                                                       \
+#define PACED(symbol, parameters, arguments, countable, key, stream, what, touch)                                                                       \
     static __attribute__((noinline)) CUresult paced_##symbol parameters {                                                                         \
         CUDA_REAL(symbol);                                                                                                                        \
         if (!(countable))                                                                                                                         \
             return real arguments;                                                                                                                \
         struct vgpu_launch launch;                                                                                                                \
+        launch.function = what;                                                                                                                   \
         if (!vgpu_gate_is_armed()) {                                                                                                              \
             if (__builtin_expect(!vgpu_pacer_before(&launch, key, stream), 0))                                                                    \
                 return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                  \
@@ -55,11 +56,11 @@ static inline uint64_t product(uint64_t x, uint64_t y, uint64_t z) {
 #define SHAPED function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters
 #define SHAPE_KEY vgpu_cost_key(function, product(grid_x, grid_y, grid_z), product(block_x, block_y, block_z))
 
-PACED(cuLaunchKernel, (SHAPE, void **extra), (SHAPED, extra), true, SHAPE_KEY, stream, vgpu_touched_kernel(function, parameters, extra))
-PACED(cuLaunchKernel_ptsz, (SHAPE, void **extra), (SHAPED, extra), true, SHAPE_KEY, per_thread(stream),
+PACED(cuLaunchKernel, (SHAPE, void **extra), (SHAPED, extra), true, SHAPE_KEY, stream, function, vgpu_touched_kernel(function, parameters, extra))
+PACED(cuLaunchKernel_ptsz, (SHAPE, void **extra), (SHAPED, extra), true, SHAPE_KEY, per_thread(stream), function,
       vgpu_touched_kernel(function, parameters, extra))
-PACED(cuLaunchCooperativeKernel, (SHAPE), (SHAPED), true, SHAPE_KEY, stream, vgpu_touched_kernel(function, parameters, NULL))
-PACED(cuLaunchCooperativeKernel_ptsz, (SHAPE), (SHAPED), true, SHAPE_KEY, per_thread(stream),
+PACED(cuLaunchCooperativeKernel, (SHAPE), (SHAPED), true, SHAPE_KEY, stream, function, vgpu_touched_kernel(function, parameters, NULL))
+PACED(cuLaunchCooperativeKernel_ptsz, (SHAPE), (SHAPED), true, SHAPE_KEY, per_thread(stream), function,
       vgpu_touched_kernel(function, parameters, NULL))
 
 static uint64_t config_key(const CUlaunchConfig *config, CUfunction function) {
@@ -68,9 +69,9 @@ static uint64_t config_key(const CUlaunchConfig *config, CUfunction function) {
 }
 
 PACED(cuLaunchKernelEx, (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra), (config, function, parameters, extra),
-      config != NULL, config_key(config, function), config->hStream, vgpu_touched_kernel(function, parameters, extra))
+      config != NULL, config_key(config, function), config->hStream, function, vgpu_touched_kernel(function, parameters, extra))
 PACED(cuLaunchKernelEx_ptsz, (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra),
-      (config, function, parameters, extra), config != NULL, config_key(config, function), per_thread(config->hStream),
+      (config, function, parameters, extra), config != NULL, config_key(config, function), per_thread(config->hStream), function,
       vgpu_touched_kernel(function, parameters, extra))
 
 static uint64_t list_key(const CUDA_LAUNCH_PARAMS *list) {
@@ -85,7 +86,7 @@ static void touched_by_list(const CUDA_LAUNCH_PARAMS *list, unsigned devices) {
 
 /* One launch on several cards at once: paid on the card of the current context alone, as all of them run for the same time. */
 PACED(cuLaunchCooperativeKernelMultiDevice, (CUDA_LAUNCH_PARAMS * list, unsigned int devices, unsigned int flags), (list, devices, flags),
-      list && devices, list_key(list), list->hStream, touched_by_list(list, devices))
+      list && devices, list_key(list), list->hStream, NULL, touched_by_list(list, devices))
 
 static uint64_t plane_key(CUfunction function, int width, int height) {
     return vgpu_cost_key(function, product((uint64_t)width, (uint64_t)height, 1), 0);
@@ -93,8 +94,8 @@ static uint64_t plane_key(CUfunction function, int width, int height) {
 
 /* Their parameters were set one by one, by calls that are not looked at. */
 #define NOTHING (void)0
-PACED(cuLaunch, (CUfunction function), (function), true, plane_key(function, 1, 1), CU_STREAM_LEGACY, NOTHING)
+PACED(cuLaunch, (CUfunction function), (function), true, plane_key(function, 1, 1), CU_STREAM_LEGACY, function, NOTHING)
 PACED(cuLaunchGrid, (CUfunction function, int width, int height), (function, width, height), true, plane_key(function, width, height),
-      CU_STREAM_LEGACY, NOTHING)
+      CU_STREAM_LEGACY, function, NOTHING)
 PACED(cuLaunchGridAsync, (CUfunction function, int width, int height, CUstream stream), (function, width, height, stream), true,
-      plane_key(function, width, height), stream, NOTHING)
+      plane_key(function, width, height), stream, function, NOTHING)

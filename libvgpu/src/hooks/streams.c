@@ -1,6 +1,7 @@
 /* Streams: which there are, what they do besides kernels and copies, and waiting for them. */
 #define _GNU_SOURCE
 #include "gated.h"
+#include "pacer.h"
 
 /* What the driver answers is known before the program can see it. */
 #define MAKE(in_context, ...)                                                                                                                      \
@@ -25,6 +26,9 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int pr
 
 /* After a wait the card is likely to have nothing to do. */
 static CUresult waited(CUresult result, bool own) {
+    vgpu_pacer_waited();
+    if (!vgpu_gate_is_armed())
+        return result;
     if (result == CUDA_SUCCESS && own)
         vgpu_own_stream_finished();
     if (result == CUDA_SUCCESS)
@@ -34,26 +38,23 @@ static CUresult waited(CUresult result, bool own) {
 
 CUresult cuStreamSynchronize(CUstream stream) {
     CUDA_REAL(cuStreamSynchronize);
-    CUresult result = real(stream);
-    return vgpu_gate_is_armed() ? waited(result, stream == CU_STREAM_PER_THREAD) : result;
+    return waited(real(stream), stream == CU_STREAM_PER_THREAD);
 }
 
 CUresult cuStreamSynchronize_ptsz(CUstream stream) {
     CUDA_REAL(cuStreamSynchronize_ptsz);
-    CUresult result = real(stream);
-    return vgpu_gate_is_armed() ? waited(result, per_thread(stream) == CU_STREAM_PER_THREAD) : result;
+    return waited(real(stream), per_thread(stream) == CU_STREAM_PER_THREAD);
 }
 
 CUresult cuEventSynchronize(CUevent event) {
     CUDA_REAL(cuEventSynchronize);
-    CUresult result = real(event);
-    return vgpu_gate_is_armed() ? waited(result, false) : result;
+    return waited(real(event), false);
 }
 
 CUresult cuCtxSynchronize(void) {
     CUDA_REAL(cuCtxSynchronize);
     if (!vgpu_gate_is_armed())
-        return real();
+        return waited(real(), false);
     struct vgpu_stream_wait wait;
     vgpu_context_waiting(&wait, NULL);
     CUresult result = real();
@@ -65,7 +66,7 @@ CUresult cuCtxSynchronize(void) {
 CUresult cuCtxSynchronize_v2(CUcontext context) {
     CUDA_REAL(cuCtxSynchronize_v2);
     if (!vgpu_gate_is_armed())
-        return real(context);
+        return waited(real(context), false);
     struct vgpu_stream_wait wait;
     vgpu_context_waiting(&wait, context);
     CUresult result = real(context);

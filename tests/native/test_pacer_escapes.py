@@ -1,0 +1,166 @@
+"""Programs whose work is hard to measure stay within their share, and are metered as the simulator's own books say."""
+
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from core_share import busy, make_region, within
+from preloaded import compiled
+
+from vgpu.native import Region
+from vgpu.native.arbiter import Arbiter
+
+LIMIT = 20
+#: of programs that repeat, and of many that launch once and end, in percent of the card
+BAR, BAR_ONCE = 21.5, 25
+#: metered GPU time may be that much off (an upper bound is charged where there is nothing better), and a launch is paid before it runs
+TOLERANCE, AHEAD_NS = 0.02, 55_000_000
+WINDOW_S = 3.0
+
+#: manner of libvgpu/tests/clients/escapes.c: kernel and count
+MANNERS = {
+    "plain": ("spin_10ms", 1),
+    "capture-relaxed": ("spin_10ms", 1),
+    "capture-global": ("spin_10ms", 1),
+    "contexts": ("spin_10ms", 17),
+    "contexts-in-turn": ("spin_10ms", 20),
+    "many-kinds": ("spin_10ms", 20000),
+    "unlike": ("spin_10ms", 1),
+    "unlike-and-waits": ("spin_10ms", 1),
+    "context-each": ("spin_20ms", 1),
+    "primary-each": ("spin_20ms", 1),
+    "stream-each": ("spin_10ms", 1),
+    "module-each": ("spin_10ms", 1),
+    "thread-each": ("spin_10ms", 1),
+    "host-functions": ("spin_10ms", 1),
+    "foreign-stream": ("spin_10ms", 1),
+    "no-context": ("spin_10ms", 1),
+}
+#: kernels under a driver whose launches return late
+LATE = ("spin_50ms", "spin_24ms", "spin_10us_50ms")
+#: how a process of one launch ends, and how many there are
+ENDS = {
+    "once-exits": ("spin_200ms", 8),
+    "once-returns": ("spin_60ms", 12),
+    "once-is-killed": ("spin_20ms", 30),
+    "once-polls": ("spin_100ms", 10),
+}
+
+
+@dataclass
+class Books:
+    """What passed between two looks: ns."""
+
+    passed: int = 0
+    busy: int = 0
+    metered: int = 0
+
+    @property
+    def share(self) -> float:
+        return self.busy / self.passed * 100
+
+    def agree(self, slack_ns: int) -> bool:
+        return abs(self.metered - self.busy) <= self.busy * TOLERANCE + slack_ns
+
+
+@contextmanager
+def watched(folder: Path, region: Region) -> Iterator[Books]:
+    books = Books()
+    begun, before, metered = time.monotonic_ns(), busy(folder), region.usage().cards[0].gpu_ns
+    yield books
+    region.reap()
+    books.passed, books.busy = time.monotonic_ns() - begun, busy(folder) - before
+    books.metered = region.usage().cards[0].gpu_ns - metered
+
+
+@contextmanager
+def arbiter_of(region: Region) -> Iterator[None]:
+    """A real arbiter, as the agent has it."""
+    arbiter = Arbiter()
+    arbiter.follow([region.directory])
+    arbiter.start()
+    try:
+        yield
+    finally:
+        arbiter.stop()
+
+
+@contextmanager
+def repeating(env: dict[str, str], manner: str, kernel: str, count: int) -> Iterator[None]:
+    program = compiled("escapes.c", driver=True)
+    process = subprocess.Popen([program, manner, kernel, str(count)], env=env, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        yield
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def measured(folder: Path, region: Region) -> Books:
+    """The program has spent its credit by then."""
+    deadline = time.monotonic() + WINDOW_S
+    with watched(folder, region) as books:
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+    return books
+
+
+@pytest.mark.parametrize("arbitrated", [False, True], ids=["alone", "arbiter"])
+@pytest.mark.parametrize("manner", MANNERS)
+def test_no_manner_of_launching_escapes(tmp_path: Path, manner: str, arbitrated: bool) -> None:
+    kernel, count = MANNERS[manner]
+    with (
+        make_region(tmp_path, cores=LIMIT) as region,
+        arbiter_of(region) if arbitrated else nullcontext(),
+        repeating(within(tmp_path, region), manner, kernel, count),
+    ):
+        measured(tmp_path, region)
+        books = measured(tmp_path, region)
+        assert 10 < books.share < BAR
+        assert books.agree(AHEAD_NS), books
+
+
+@pytest.mark.parametrize("kernel", LATE)
+@pytest.mark.parametrize("limit", [20, 50])
+def test_launches_that_return_late_are_paid_as_long_as_they_can_have_run(
+    tmp_path: Path, kernel: str, limit: int
+) -> None:
+    with (
+        make_region(tmp_path, cores=limit) as region,
+        repeating(within(tmp_path, region, VGPU_SIM_LAUNCH_QUEUE_MS="20"), "plain", kernel, 1),
+    ):
+        measured(tmp_path, region)
+        books = measured(tmp_path, region)
+        assert limit * 0.7 < books.share < limit * 1.05 + 0.5
+        assert books.agree(AHEAD_NS), books
+
+
+@pytest.mark.parametrize("arbitrated", [False, True], ids=["alone", "arbiter"])
+@pytest.mark.parametrize("manner", ENDS)
+def test_processes_that_launch_once_and_end_pay(tmp_path: Path, manner: str, arbitrated: bool) -> None:
+    kernel, processes = ENDS[manner]
+    program = compiled("escapes.c", driver=True)
+    with (
+        make_region(tmp_path, cores=LIMIT) as region,
+        arbiter_of(region) if arbitrated else nullcontext(),
+        watched(tmp_path, region) as books,
+    ):
+        for _ in range(processes):
+            subprocess.run([program, manner, kernel], env=within(tmp_path, region), check=False)
+    assert books.share < BAR_ONCE
+    assert books.metered > books.busy * 0.98
+
+
+def test_a_program_that_goes_on_as_another_pays(tmp_path: Path) -> None:
+    program = compiled("escapes.c", driver=True)
+    with make_region(tmp_path, cores=LIMIT) as region, watched(tmp_path, region) as books:
+        subprocess.run([program, "once-goes-on", "spin_100ms", "10"], env=within(tmp_path, region), check=True)
+    assert books.share < BAR_ONCE
+    assert books.agree(AHEAD_NS), books
