@@ -158,9 +158,12 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int fla
         return result;
     uint64_t begin = sim_now(), now = begin + driver.sim.timing.launch_ns;
     struct sim_mark mark = stream_mark(stream);
-    if (driver.sim.timing.event_ns && !(event->flags & CU_EVENT_DISABLE_TIMING)) {
+    uint64_t cost = event->flags & CU_EVENT_DISABLE_TIMING ? 0 : driver.sim.timing.event_ns, copied = stream_not_before(stream);
+    if (cost && copied > now) {
+        now = copied + cost; /* behind a copy it takes no turn: it would hold up what other streams launch meanwhile */
+    } else if (cost) {
         events_settle_some(stream->context->card);
-        mark = (struct sim_mark){stream_occupy(stream, driver.sim.timing.event_ns, 0), 0};
+        mark = (struct sim_mark){stream_occupy(stream, cost, 0), 0};
     }
     note(event, stream->context, mark, stream->host, stream_not_before(stream), stream_planned(stream), now, stream_ended(stream));
     take_time(begin, driver.sim.timing.record_ns);
