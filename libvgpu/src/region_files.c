@@ -199,7 +199,8 @@ int vgpu_limits_check(const struct vgpu_limits *limits)
 {
     const bool burst_allowed = limits->burst_ms == 0 || (limits->burst_ms >= 20 && limits->burst_ms <= 100);
     if (limits->card_count > VGPU_MAX_CARDS || limits->core_policy > VGPU_CORES_NONE || !burst_allowed ||
-        limits->flags & ~(uint32_t)(VGPU_ALLOW_DISABLE_CONTROL | VGPU_OVERSUBSCRIBE | VGPU_KILL_ON_OOM | VGPU_MOVABLE) ||
+        limits->flags & ~(uint32_t)(VGPU_ALLOW_DISABLE_CONTROL | VGPU_OVERSUBSCRIBE | VGPU_KILL_ON_OOM | VGPU_MOVABLE | VGPU_FILLS_ON_ENGINE |
+                                     VGPU_COPIES_ON_SMS) ||
         (limits->flags & VGPU_MOVABLE && !(limits->flags & VGPU_OVERSUBSCRIBE)))
         return -EINVAL;
     for (uint32_t card = 0; card < limits->card_count; card++) {

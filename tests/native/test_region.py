@@ -28,6 +28,8 @@ LIMITS = Limits(
     allow_disable_control=True,
     oversubscribe=True,
     kill_on_oom=True,
+    fills_on_engine=True,
+    copies_on_sms=True,
 )
 
 

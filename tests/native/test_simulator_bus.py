@@ -82,7 +82,7 @@ def test_a_card_that_shares_the_machines_memory_has_no_bus(tmp_path: Path) -> No
         f"{CLIENT}context()\np, q = pinned(8 * MIB), int(ok(cu.cuMemAllocManaged(8 * MIB, 1)))\n"
         "go(touching('k'), p, q, 2)\nok(cu.cuMemsetD8(p, 1, 8 * MIB))\n"
         "ok(cu.cuMemcpyHtoD(int(ok(cu.cuMemAlloc(MIB))), p, MIB))\nok(cu.cuCtxSynchronize())",
-        VGPU_SIM_TIME="bus=profile,managed=migrate,fault=5us",
+        VGPU_SIM_TIME="bus=profile,managed=migrate,fault=5us,fills=engine",
     )
     assert machine.card().busy_ns == 10 * US + 4 * 5 * US
 
@@ -138,7 +138,8 @@ def test_a_copy_takes_its_bytes(machine: Machine) -> None:
     """Two of each, in one stream, by a pair of events."""
     steps = "".join(f"took.append(elapsed(lambda: [ok({call}) for _ in range(2)], s))\n" for call, _ in COPIES.values())
     milliseconds = machine.run(
-        f"{CLIENT}{ROOMS}s, took = ok(cu.cuStreamCreate(0)), []\n{steps}report(took)", VGPU_SIM_TIME="bus=500MB/s"
+        f"{CLIENT}{ROOMS}s, took = ok(cu.cuStreamCreate(0)), []\n{steps}report(took)",
+        VGPU_SIM_TIME="bus=500MB/s,fills=engine",
     )
     for copy, took in zip(COPIES, milliseconds, strict=True):
         assert took * MS >= 2 * COPIES[copy][1] - 500, copy
@@ -268,7 +269,7 @@ ok(cu.cuCtxSynchronize())
 later = [ok(cu.cuEventElapsedTime(mark, marks[0])) > 0 for mark in marks[1:]]
 report([running, code(cu.cuEventQuery(marks[0])), *later])
 """,
-        VGPU_SIM_TIME="bus=100MB/s",
+        VGPU_SIM_TIME="bus=100MB/s,fills=engine",
     )
     assert found == [600, 0, True, True]
 

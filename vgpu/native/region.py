@@ -46,6 +46,8 @@ class Limits(msgspec.Struct, frozen=True):
     oversubscribe: bool = False  #: what does not fit into the guarantee lies in host memory; for the region's life
     movable: bool = False  #: with oversubscribe: blocks may move between both; for the region's life
     kill_on_oom: bool = False
+    fills_on_engine: bool = False  #: fills take no multiprocessors on this node: they are not paced
+    copies_on_sms: bool = False  #: copies within a card take them: they are paced
 
 
 def _no_kinds() -> dict[str, int]:
@@ -133,6 +135,8 @@ def _fill(out: Any, limits: Limits) -> None:
         | (lib.VGPU_OVERSUBSCRIBE if limits.oversubscribe else 0)
         | (lib.VGPU_KILL_ON_OOM if limits.kill_on_oom else 0)
         | (lib.VGPU_MOVABLE if limits.movable else 0)
+        | (lib.VGPU_FILLS_ON_ENGINE if limits.fills_on_engine else 0)
+        | (lib.VGPU_COPIES_ON_SMS if limits.copies_on_sms else 0)
     )
     if limits.core_policy not in _POLICIES:
         raise ValueError(f"core_policy is {limits.core_policy!r}; allowed: {', '.join(_POLICIES)}")
@@ -179,6 +183,8 @@ def _limits(raw: Any) -> Limits:
         oversubscribe=bool(raw.flags & lib.VGPU_OVERSUBSCRIBE),
         movable=bool(raw.flags & lib.VGPU_MOVABLE),
         kill_on_oom=bool(raw.flags & lib.VGPU_KILL_ON_OOM),
+        fills_on_engine=bool(raw.flags & lib.VGPU_FILLS_ON_ENGINE),
+        copies_on_sms=bool(raw.flags & lib.VGPU_COPIES_ON_SMS),
     )
 
 

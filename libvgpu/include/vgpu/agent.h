@@ -23,6 +23,8 @@ enum vgpu_limit_flag {
     VGPU_OVERSUBSCRIBE = 2,  /* what does not fit into the guarantee lies in host memory; set or not for as long as the region is there */
     VGPU_KILL_ON_OOM = 4,
     VGPU_MOVABLE = 8,        /* with VGPU_OVERSUBSCRIBE: blocks may move between the card and host memory; as long as that */
+    VGPU_FILLS_ON_ENGINE = 16, /* fills (cuMemset...) keep no kernel from the card here: they are not paced */
+    VGPU_COPIES_ON_SMS = 32,   /* copies within a card do: they are paced */
 };
 
 struct vgpu_card_limit {

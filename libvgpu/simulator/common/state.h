@@ -53,6 +53,7 @@ struct sim_profile {
     bool mig_capable;
     bool unified; /* no memory of its own */
     uint64_t event_ns; /* that an event with a time takes on the card */
+    bool fills_take_sms, copies_take_sms; /* see struct sim_timing */
     uint64_t memory_speed, bus_speed; /* bytes per microsecond; no bus_speed: host memory is the card's own */
     const char *mig; /* cards are MIG instances of this shape, all of one board, the profile `board` */
     uint32_t board;
@@ -166,6 +167,9 @@ struct sim_timing {
     uint64_t remap_ns;            /* of unmapping, mapping and setting access, together */
     uint64_t bus, fault_ns;       /* bytes per microsecond; of one group of managed memory that is not on the card, besides its bytes */
     bool load_on_get;             /* when the function is asked for, not at its first use */
+    uint64_t memory;              /* bytes per microsecond that the card's memory reads or writes */
+    bool fills_take_sms, copies_take_sms; /* fills, and copies within a card, run as kernels do; else on an engine */
+    bool fills, within;           /* whether they take time */
     bool copies, migrate;         /* whether copies and memory behind the bus take time; whether managed memory comes and goes */
     uint32_t kernels;
 };

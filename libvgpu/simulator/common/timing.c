@@ -39,6 +39,15 @@ static bool speed_of(const char *text, uint64_t *speed)
     return strcmp(end, "GB/s") == 0 || strcmp(end, "MB/s") == 0;
 }
 
+/* What fills or copies within a card run on; "profile" leaves both as they are. */
+static bool runs_on(const char *value, bool *timed, bool *sms)
+{
+    bool engine = strcmp(value, "engine") == 0, multiprocessors = strcmp(value, "sms") == 0;
+    *timed |= engine || multiprocessors;
+    *sms = multiprocessors || (*sms && !engine);
+    return engine || multiprocessors || strcmp(value, "profile") == 0;
+}
+
 /* One KEY=VALUE; the cards' own times are taken together, when all is known to be right. */
 static bool take(char *word, struct sim_timing *timing, uint64_t *slice, uint64_t *change)
 {
@@ -59,6 +68,12 @@ static bool take(char *word, struct sim_timing *timing, uint64_t *slice, uint64_
         timing->migrate = strcmp(value, "migrate") == 0;
         return timing->migrate || strcmp(value, "resident") == 0;
     }
+    if (strcmp(word, "memory") == 0)
+        return speed_of(value, &timing->memory);
+    if (strcmp(word, "fills") == 0)
+        return runs_on(value, &timing->fills, &timing->fills_take_sms);
+    if (strcmp(word, "within") == 0)
+        return runs_on(value, &timing->within, &timing->copies_take_sms);
     if (strcmp(word, "event") == 0 && strcmp(value, "profile") == 0)
         return true;
     if (strcmp(word, "loads") == 0) {
@@ -98,7 +113,9 @@ int sim_timing_read(struct sim *sim)
     const char *given = secure_getenv("VGPU_SIM_TIME");
     char text[256], *rest = text, *word;
     uint64_t slice = atomic_load(&sim->state->slice_ns), change = atomic_load(&sim->state->switch_ns);
-    sim->timing = (struct sim_timing){.launch_ns = 3000, .record_ns = 1000, .query_ns = 500, .fault_ns = 30000, .load_ns = 100000, .event_ns = sim->profile->event_ns, .bus = sim->profile->bus_speed, .kernels = 1};
+    sim->timing = (struct sim_timing){.launch_ns = 3000, .record_ns = 1000, .query_ns = 500, .fault_ns = 30000, .load_ns = 100000, .event_ns = sim->profile->event_ns,
+                                      .memory = sim->profile->memory_speed, .fills_take_sms = sim->profile->fills_take_sms,
+                                      .copies_take_sms = sim->profile->copies_take_sms, .bus = sim->profile->bus_speed, .kernels = 1};
     if (read_queue(&sim->timing))
         return -EINVAL;
     if (!given || !*given)
@@ -108,10 +125,13 @@ int sim_timing_read(struct sim *sim)
         right = take(word, &sim->timing, &slice, &change);
     if (!right) {
         fprintf(stderr, "vgpu simulator: VGPU_SIM_TIME=%s: not a list of slice=2ms (1us or more), switch=10us, launch=3us, record=1us, query=500ns, "
-                        "kernels=1 (to %u), remap=0ns, fault=30us, event=profile (2500ns), load=100us, loads=use (get), bus=off (profile, 25GB/s, 12500MB/s), managed=resident (migrate), "
+                        "kernels=1 (to %u), remap=0ns, fault=30us, event=profile (2500ns), load=100us, loads=use (get), fills=profile (sms, engine), "
+                        "within=profile (sms, engine), memory=320GB/s, bus=off (profile, 25GB/s, 12500MB/s), managed=resident (migrate), "
                         "with ns, us, ms or s up to 10s\n", given, MAX_KERNELS);
         return -EINVAL;
     }
+    sim->timing.fills |= sim->timing.copies;
+    sim->timing.within |= sim->timing.copies;
     atomic_store(&sim->state->slice_ns, slice);
     atomic_store(&sim->state->switch_ns, change);
     return 0;

@@ -1,5 +1,6 @@
 /* Time of copies and fills, where VGPU_SIM_TIME says that they take any. Between card and host memory their bytes cross the bus; within a card they are
- * read and written at the speed of its memory. Contents are copied at once (transfer.c), whatever the time is. */
+ * read and written at the speed of its memory, by an engine or, as kernels are, by the multiprocessors.
+ * Contents are copied at once (transfer.c), whatever the time is. */
 #include "cuda/driver.h"
 
 static bool in_host(CUdeviceptr address)
@@ -24,7 +25,7 @@ static uint64_t at_speed(uint64_t bytes, uint64_t speed)
 
 static uint64_t within_card(uint64_t bytes)
 {
-    return at_speed(bytes, driver.sim.profile->memory_speed);
+    return at_speed(bytes, driver.sim.timing.memory);
 }
 
 /* Until a copy ends its mappings must stay. */
@@ -42,28 +43,46 @@ static void note(CUcontext context, CUdeviceptr address, uint64_t end)
     pthread_mutex_unlock(&driver.lock);
 }
 
+/* As a kernel that fills the card. */
+static uint64_t on_multiprocessors(CUstream stream, uint64_t ns)
+{
+    int card = stream->context->card;
+    events_settle_some(card);
+    host_wait(stream->host);
+    uint64_t sequence = stream_occupy(stream, ns, SIM_WHOLE);
+    uint64_t end = sequence ? sim_expected_end(&driver.sim, card, (struct sim_mark){sequence, 0}) : 0;
+    sim_wait_queued(&driver.sim, card);
+    return end;
+}
+
 void bus_copy(CUstream stream, CUdeviceptr to, CUdeviceptr from, uint64_t bytes, unsigned arrays)
 {
-    if (!driver.sim.timing.copies)
+    if (!driver.sim.timing.within)
         return;
     bool to_host = !(arrays & BUS_TO_ARRAY) && in_host(to), from_host = !(arrays & BUS_FROM_ARRAY) && in_host(from);
     if (to_host && from_host)
         return; /* the processor does that */
-    uint64_t bus = driver.sim.timing.bus, ns = within_card(2 * bytes);
+    if (to_host != from_host && !driver.sim.timing.copies)
+        return;
+    uint64_t bus = driver.sim.timing.bus, ns = within_card(2 * bytes), end;
     if (bus && to_host != from_host)
         ns = at_speed(bytes, bus);
-    uint64_t end = stream_engine(stream, to_host ? SIM_FROM_CARD : from_host ? SIM_TO_CARD : SIM_WITHIN_CARD, ns);
+    if (!to_host && !from_host && driver.sim.timing.copies_take_sms)
+        end = on_multiprocessors(stream, ns);
+    else
+        end = stream_engine(stream, to_host ? SIM_FROM_CARD : from_host ? SIM_TO_CARD : SIM_WITHIN_CARD, ns);
     note(stream->context, to, end);
     note(stream->context, from, end);
 }
 
 void bus_set(CUstream stream, CUdeviceptr to, uint64_t bytes)
 {
-    if (!driver.sim.timing.copies)
+    bool host = driver.sim.timing.fills && in_host(to), across = host && driver.sim.timing.bus;
+    if (!driver.sim.timing.fills || (host && !driver.sim.timing.copies))
         return;
-    bool across = in_host(to) && driver.sim.timing.bus;
-    note(stream->context, to, stream_engine(stream, across ? SIM_FROM_CARD : SIM_WITHIN_CARD,
-                                            across ? at_speed(bytes, driver.sim.timing.bus) : within_card(bytes)));
+    uint64_t ns = across ? at_speed(bytes, driver.sim.timing.bus) : within_card(bytes);
+    note(stream->context, to, driver.sim.timing.fills_take_sms && !across ? on_multiprocessors(stream, ns)
+                                                                          : stream_engine(stream, across ? SIM_FROM_CARD : SIM_WITHIN_CARD, ns));
 }
 
 void bus_remap(uint64_t begin)

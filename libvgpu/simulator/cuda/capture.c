@@ -361,6 +361,12 @@ static void end(struct capture *capture, bool keep)
     free(capture);
 }
 
+void capture_break(CUstream stream)
+{
+    if (stream->capture)
+        stream->capture->invalid = true;
+}
+
 void capture_abandon(CUstream stream)
 {
     struct capture *capture = stream->capture;

@@ -90,6 +90,7 @@ static void object_of(void *handle, void *context)
 
 void context_destroy(CUcontext context)
 {
+    greens_of_context_drop(context);
     sim_wait(&driver.sim, context->card, context->last);
     host_wait(context->host);
     copies_wait(context);
@@ -224,7 +225,7 @@ CUresult cuCtxDestroy_v2(CUcontext context)
     if (!context)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&contexts);
-    bool known = object_is(context, OBJECT_CONTEXT) && !context->primary;
+    bool known = object_is(context, OBJECT_CONTEXT) && !context->primary && !context->green;
     if (known)
         context_destroy(context);
     pthread_mutex_unlock(&contexts);
@@ -369,9 +370,7 @@ static CUresult synchronize(CUcontext context)
     CUresult result = capture_forbids(NULL);
     if (result)
         return result;
-    sim_wait(&driver.sim, context->card, context->last);
-    host_wait(context->host);
-    copies_wait(context);
+    context_wait(context);
     events_settle();
     pools_trim(context->card);
     return CUDA_SUCCESS;
@@ -380,7 +379,8 @@ static CUresult synchronize(CUcontext context)
 CUresult cuCtxSynchronize(void)
 {
     ENTER_CONTEXT(context);
-    return synchronize(context);
+    CUgreenCtx green = current_green();
+    return synchronize(green ? green->handle : context);
 }
 
 CUresult cuCtxSynchronize_v2(CUcontext handle)

@@ -20,7 +20,7 @@ CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device); /* of CUDA 9.2; cuda.h 
 
 enum object_type {
     OBJECT_FREE, OBJECT_CONTEXT, OBJECT_STREAM, OBJECT_EVENT, OBJECT_MODULE, OBJECT_FUNCTION, OBJECT_LIBRARY, OBJECT_KERNEL, OBJECT_ARRAY,
-    OBJECT_MIPMAP, OBJECT_POOL, OBJECT_POOL_LEAVING, OBJECT_PHYSICAL, OBJECT_GRAPH, OBJECT_NODE, OBJECT_GRAPH_EXEC, OBJECT_EXTERNAL,
+    OBJECT_MIPMAP, OBJECT_POOL, OBJECT_POOL_LEAVING, OBJECT_PHYSICAL, OBJECT_GRAPH, OBJECT_NODE, OBJECT_GRAPH_EXEC, OBJECT_EXTERNAL, OBJECT_GREEN, OBJECT_DESCRIPTOR,
     OBJECT_UNFINISHED
 };
 struct object {
@@ -51,6 +51,8 @@ struct CUstream_st {
     struct capture *capture;
     unsigned member; /* of the capture's streams */
     uint64_t owner;  /* the thread whose CU_STREAM_PER_THREAD it is; 0: a stream like any other */
+    CUgreenCtx green; /* that it was made for; NULL: none */
+    bool detached;    /* that has been destroyed */
 };
 
 struct CUctx_st {
@@ -68,6 +70,19 @@ struct CUctx_st {
     size_t limits[8];
     CUfunc_cache cache;
     uint32_t peers; /* a bit for each ordinal whose memory it may use */
+    _Atomic uint64_t waits, waits_until; /* as of a stream: of all streams */
+    CUgreenCtx green; /* NULL: not the handle of a green context */
+    CUcontext base;   /* of such a handle: the primary context, to which everything belongs that is made in it */
+};
+
+/* A green context: a part of a primary context with multiprocessors of its own, and its handle as a CUcontext. */
+struct CUgreenCtx_st {
+    struct object object;
+    CUcontext handle;
+    CUdevResource resource;
+    uint64_t id;
+    struct CUstream_st *legacy;
+    _Atomic uint64_t last, waits, waits_until; /* as of a context */
 };
 
 struct CUevent_st {
@@ -239,7 +254,7 @@ uint64_t driver_id(void);
 /* Whether VGPU_SIM_STRICT names a way in which drivers may be stricter. */
 bool strict_about(const char *what);
 
-/* The current context of this thread or the error that a call without one answers. */
+/* The current context of this thread, for a green one its primary context, or the error that a call without one answers. */
 CUresult current_context(CUcontext *out);
 static inline CUresult device_check(CUdevice device)
 {
@@ -374,6 +389,14 @@ void context_destroy(CUcontext context);
 CUresult memory_free(CUdeviceptr address);
 void ranges_of_context_drop(CUcontext context);
 
+/* green.c */
+/* The green context that is current; NULL: none. */
+CUgreenCtx current_green(void);
+/* A primary context goes, and its green contexts with it. */
+void greens_of_context_drop(CUcontext context);
+/* Waits for a context, or for a green one by its handle. */
+void context_wait(CUcontext context);
+
 /* streams.c */
 CUresult stream_resolve(CUstream handle, CUstream *out);
 CUstream stream_new(CUcontext context, unsigned flags, int priority);
@@ -406,6 +429,10 @@ static inline void raise_to(_Atomic uint64_t *last, uint64_t sequence)
 /* events.c: events whose work has ended get their times; the second only looks further where some wait for that card */
 void events_settle(void);
 void events_settle_some(int card);
+/* Records all up to a launch of a context. */
+void event_record_all(CUevent event, CUcontext context, uint64_t last);
+/* Whose words these are, as those of a stream, waits for an event. */
+void event_wait_by(CUevent event, int card, _Atomic uint64_t *waits, _Atomic uint64_t *until);
 /* Later work of a stream waits for what another one, of whatever card, has now to do; as far as that is known. */
 void stream_follow(CUstream stream, CUstream other);
 /* Work of a stream begins no earlier, besides what is launched before it. */
@@ -487,6 +514,8 @@ CUresult capture_free(CUstream stream, CUdeviceptr address);
 void capture_abandon(CUstream stream);
 /* CUDA_ERROR_STREAM_CAPTURE_IMPLICIT where work of the legacy stream would wait for a stream under capture. */
 CUresult capture_implicit(CUstream stream);
+/* A capture that a stream takes part in becomes invalid. */
+void capture_break(CUstream stream);
 /* Whether a call that waits for the device must fail because of an open capture. */
 CUresult capture_forbids(CUstream stream);
 /* transfer.c: contents */

@@ -107,6 +107,39 @@ CUresult cuEventDestroy_v2(CUevent event)
 
 CUresult cuEventDestroy(CUevent event) { INJECT(); return cuEventDestroy_v2(event); }
 
+/* What an event stands for from now on; `done`: that has ended already. */
+static void note(CUevent event, CUcontext context, struct sim_mark mark, uint64_t host, uint64_t not_before, uint64_t planned, uint64_t now, bool done)
+{
+    pthread_mutex_lock(&pending_lock);
+    forget(event);
+    event->capture = NULL;
+    event->mark = mark;
+    event->host = host;
+    event->not_before = not_before;
+    event->planned = planned;
+    event->recorded = not_before > now ? not_before : now;
+    event->time = measured(event->recorded);
+    event->state = done ? EVENT_DONE : EVENT_PENDING;
+    event->card = context->card;
+    if (!done) {
+        event->next_pending = NULL;
+        if (pending[event->card].last)
+            pending[event->card].last->next_pending = event;
+        else
+            pending[event->card].first = event;
+        pending[event->card].last = event;
+    }
+    pthread_mutex_unlock(&pending_lock);
+}
+
+void event_record_all(CUevent event, CUcontext context, uint64_t last)
+{
+    struct sim_mark mark = {0, last};
+    events_settle_some(context->card);
+    note(event, context, mark, context->host, context->copied, 0, sim_now() + driver.sim.timing.launch_ns,
+         sim_reached(&driver.sim, context->card, mark) && host_done(context->host) && context->copied <= sim_now());
+}
+
 CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int flags)
 {
     INJECT();
@@ -125,31 +158,14 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int fla
         return result;
     uint64_t begin = sim_now(), now = begin + driver.sim.timing.launch_ns;
     struct sim_mark mark = stream_mark(stream);
-    if (driver.sim.timing.event_ns && !(event->flags & CU_EVENT_DISABLE_TIMING)) {
+    uint64_t cost = event->flags & CU_EVENT_DISABLE_TIMING ? 0 : driver.sim.timing.event_ns, copied = stream_not_before(stream);
+    if (cost && copied > now) {
+        now = copied + cost; /* behind a copy it takes no turn: it would hold up what other streams launch meanwhile */
+    } else if (cost) {
         events_settle_some(stream->context->card);
-        mark = (struct sim_mark){stream_occupy(stream, driver.sim.timing.event_ns, 0), 0};
+        mark = (struct sim_mark){stream_occupy(stream, cost, 0), 0};
     }
-    bool done = stream_ended(stream);
-    pthread_mutex_lock(&pending_lock);
-    forget(event);
-    event->capture = NULL;
-    event->mark = mark;
-    event->host = stream->host;
-    event->not_before = stream_not_before(stream);
-    event->planned = stream_planned(stream);
-    event->recorded = event->not_before > now ? event->not_before : now;
-    event->time = measured(event->recorded);
-    event->state = done ? EVENT_DONE : EVENT_PENDING;
-    event->card = stream->context->card;
-    if (!done) {
-        event->next_pending = NULL;
-        if (pending[event->card].last)
-            pending[event->card].last->next_pending = event;
-        else
-            pending[event->card].first = event;
-        pending[event->card].last = event;
-    }
-    pthread_mutex_unlock(&pending_lock);
+    note(event, stream->context, mark, stream->host, stream_not_before(stream), stream_planned(stream), now, stream_ended(stream));
     take_time(begin, driver.sim.timing.record_ns);
     return CUDA_SUCCESS;
 }
@@ -225,6 +241,20 @@ CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
 
 CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) { INJECT(); return cuEventElapsedTime_v2(milliseconds, start, end); }
 
+void event_wait_by(CUevent event, int card, _Atomic uint64_t *waits, _Atomic uint64_t *until)
+{
+    if (event_done(event) || !event->context)
+        return;
+    if (event->context->card == card) {
+        /* where kernels run side by side it waits for more than the event: for all that was launched before */
+        raise_to(waits, event->mark.launch > event->mark.prefix ? event->mark.launch : event->mark.prefix);
+        raise_to(until, event->not_before);
+    } else {
+        uint64_t end = sim_expected_end(&driver.sim, event->context->card, event->mark);
+        raise_to(until, end > event->not_before ? end : event->not_before);
+    }
+}
+
 CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
 {
     INJECT();
@@ -242,15 +272,10 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
     if (event_done(event) || !event->context)
         return CUDA_SUCCESS;
     if (event->context->card == stream->context->card) {
-        /* where kernels run side by side it waits for more than the event: for all that was launched before */
-        raise_to(&stream->waits, event->mark.launch > event->mark.prefix ? event->mark.launch : event->mark.prefix);
-        raise_to(&stream->not_before, event->not_before);
         raise_to(&stream->planned, event->planned);
         if (event->host > stream->host)
             stream->host = event->host;
-    } else {
-        uint64_t end = sim_expected_end(&driver.sim, event->context->card, event->mark);
-        raise_to(&stream->not_before, end > event->not_before ? end : event->not_before);
     }
+    event_wait_by(event, stream->context->card, &stream->waits, &stream->not_before);
     return CUDA_SUCCESS;
 }

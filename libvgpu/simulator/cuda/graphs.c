@@ -101,7 +101,7 @@ CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphN
     if (!params)
         return CUDA_ERROR_INVALID_VALUE;
     if (!params->func && params->ctx)
-        context = params->ctx; /* cuda.h: for a kernel of a library */
+        context = object_is(params->ctx, OBJECT_CONTEXT) && params->ctx->green ? params->ctx->base : params->ctx; /* cuda.h: for a kernel of a library */
     CUresult result = object_is(context, OBJECT_CONTEXT) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
     if (!result)
         result = function_resolve(params->func ? params->func : (CUfunction)params->kern, context, &function);

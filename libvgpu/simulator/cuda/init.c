@@ -83,8 +83,10 @@ CUresult current_context(CUcontext *out)
     CUcontext context = thread->depth ? thread->stack[thread->depth - 1] : NULL;
     if (!context)
         return CUDA_ERROR_INVALID_CONTEXT;
-    *out = context;
-    return context->dead || !object_is(context, OBJECT_CONTEXT) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : (CUresult)context->failed;
+    if (context->dead || !object_is(context, OBJECT_CONTEXT))
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    *out = context->green ? context->base : context;
+    return (CUresult)(*out)->failed;
 }
 
 CUresult charge(int card, uint64_t bytes)

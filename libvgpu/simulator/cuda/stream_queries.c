@@ -41,16 +41,19 @@ CUresult cuStreamGetCtx(CUstream handle, CUcontext *context)
     CUresult result = object_is(handle, OBJECT_STREAM) ? CUDA_SUCCESS : stream_resolve(handle, &stream); /* cuda.h: a context need be current only for the default streams */
     if (result || !context)
         return result ? result : CUDA_ERROR_INVALID_VALUE;
-    *context = stream->context;
+    *context = stream->green ? stream->green->handle : stream->context;
     return CUDA_SUCCESS;
 }
 
 CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCtx *green)
 {
     INJECT();
-    if (green)
-        *green = NULL;
-    return cuStreamGetCtx(handle, context);
+    CUresult result = cuStreamGetCtx(handle, context);
+    if (!result && green) /* cuda.h: then the context is the primary one */
+        *green = (*context)->green;
+    if (!result && (*context)->green)
+        *context = green ? (*context)->base : *context;
+    return result;
 }
 
 CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)

@@ -22,21 +22,27 @@ CUresult stream_resolve(CUstream handle, CUstream *out)
     if (!handle && thread_state()->own_default_stream)
         handle = CU_STREAM_PER_THREAD;
     if (!handle || handle == CU_STREAM_LEGACY) {
-        *out = context->legacy;
+        CUgreenCtx green = current_green();
+        *out = green ? green->legacy : context->legacy;
         return CUDA_SUCCESS;
     }
     if (handle == CU_STREAM_PER_THREAD) {
+        if (current_green())
+            return CUDA_ERROR_INVALID_HANDLE; /* cuda.h on cuStreamGetCtx */
         *out = stream_per_thread(context);
         return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
     }
     *out = handle;
-    return object_is(handle, OBJECT_STREAM) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    return !object_is(handle, OBJECT_STREAM) ? CUDA_ERROR_INVALID_HANDLE : handle->detached ? CUDA_ERROR_STREAM_DETACHED : CUDA_SUCCESS;
 }
 
 struct sim_mark stream_mark(CUstream stream)
 {
     uint64_t blocking = stream == stream->context->legacy ? stream->context->last_blocking : 0;
-    return (struct sim_mark){stream->last, blocking > stream->waits ? blocking : stream->waits};
+    uint64_t others[] = {stream->waits, stream->context->waits, stream->green ? stream->green->waits : 0};
+    for (unsigned i = 0; i < 3; i++)
+        blocking = others[i] > blocking ? others[i] : blocking;
+    return (struct sim_mark){stream->last, blocking};
 }
 
 uint64_t stream_last(CUstream stream)
@@ -54,7 +60,10 @@ static uint64_t at_least(CUstream stream, uint64_t own, const _Atomic uint64_t *
 
 uint64_t stream_not_before(CUstream stream)
 {
-    return at_least(stream, stream->not_before, &stream->context->copied_blocking, &stream->context->legacy->not_before);
+    uint64_t own = stream->not_before, others[] = {stream->context->waits_until, stream->green ? stream->green->waits_until : 0};
+    for (unsigned i = 0; i < 2; i++)
+        own = others[i] > own ? others[i] : own;
+    return at_least(stream, own, &stream->context->copied_blocking, &stream->context->legacy->not_before);
 }
 
 uint64_t stream_planned(CUstream stream)
@@ -109,15 +118,17 @@ static void plan(CUstream stream, uint64_t duration)
         raise_to(&stream->context->planned_blocking, begin + duration);
 }
 
-/* The share of the card that a kernel's blocks fill when they all run at once. */
-static uint32_t width_of(const struct launch_shape *shape, uint64_t blocks)
+/* The share of the card that a kernel's blocks fill when they all run at once; no more than a green context has. */
+static uint32_t width_of(const struct launch_shape *shape, uint64_t blocks, CUgreenCtx green)
 {
     const struct sim_profile *profile = driver.sim.profile;
     uint64_t threads = (uint64_t)shape->block[0] * shape->block[1] * shape->block[2];
     uint64_t resident = (uint64_t)profile->threads_per_multiprocessor / (threads ? threads : 1);
     resident = (resident < (uint64_t)profile->blocks_per_multiprocessor ? resident : (uint64_t)profile->blocks_per_multiprocessor) *
                (uint64_t)profile->multiprocessors;
-    return blocks < resident ? (uint32_t)(blocks * SIM_WHOLE / resident) : SIM_WHOLE;
+    uint64_t share = green ? (uint64_t)green->resource.sm.smCount * SIM_WHOLE / (uint64_t)profile->multiprocessors : SIM_WHOLE;
+    uint64_t width = blocks < resident ? blocks * SIM_WHOLE / resident : SIM_WHOLE;
+    return (uint32_t)(width < share ? width : share);
 }
 
 /* What a launch or an event in a stream comes behind. */
@@ -139,6 +150,8 @@ uint64_t stream_occupy(CUstream stream, uint64_t duration, uint32_t width)
     if (sequence) {
         raise_to(&stream->last, sequence);
         raise_to(&context->last, sequence);
+        if (stream->green)
+            raise_to(&stream->green->last, sequence);
         if (!(stream->flags & CU_STREAM_NON_BLOCKING))
             raise_to(&context->last_blocking, sequence);
     }
@@ -154,7 +167,7 @@ CUresult stream_launch(CUstream stream, const struct launch_shape *shape)
     host_wait(stream->host); /* the card cannot wait for a host function; the caller does */
     if (touch_matters(shape->function))
         duration += touch_launch(context, shape);
-    uint32_t width = driver.sim.timing.kernels > 1 ? width_of(shape, blocks) : SIM_WHOLE;
+    uint32_t width = driver.sim.timing.kernels > 1 ? width_of(shape, blocks, stream->green) : SIM_WHOLE;
     uint64_t sequence = stream_occupy(stream, duration, width ? width : 1);
     if (!sequence)
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
@@ -190,6 +203,7 @@ static CUresult create(CUstream *out, unsigned flags, int priority)
     CUstream stream = stream_new(context, flags, priority > 0 ? 0 : priority < -5 ? -5 : priority);
     if (!stream)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    stream->green = current_green();
     *out = stream;
     return CUDA_SUCCESS;
 }
@@ -201,7 +215,7 @@ CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int prior
 CUresult cuStreamDestroy_v2(CUstream stream)
 {
     ENTER();
-    if (!object_is(stream, OBJECT_STREAM) || stream == stream->context->legacy)
+    if (!object_is(stream, OBJECT_STREAM) || stream == stream->context->legacy || (!stream->detached && stream->green && stream == stream->green->legacy))
         return CUDA_ERROR_INVALID_HANDLE;
     capture_abandon(stream);
     object_free(stream);

@@ -107,7 +107,7 @@ static CUresult copy_between(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUs
     result = copy_bytes(sides, to, from, bytes);
     if (!result)
         bus_copy(stream, to, from, bytes, arrays);
-    return result || !wait || !driver.sim.timing.copies ? result : stream_wait(stream);
+    return result || !wait || !driver.sim.timing.within ? result : stream_wait(stream);
 }
 
 static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream handle, bool wait)
@@ -126,10 +126,12 @@ static CUresult set(CUdeviceptr to, size_t pitch, unsigned value, unsigned eleme
     result = wait ? legacy_set(stream) : capture_set(stream, to, pitch, value, element, width, height);
     if (wait ? result : result != CUDA_ERROR_NOT_READY)
         return result;
-    result = set_elements(stream->context->device, to, pitch, value, element, width, height);
+    char *first;
+    size_t length;
+    result = view(stream->context->device, to, 1, true, &first, &length);
     if (!result)
-        bus_set(stream, to, (uint64_t)width * element * height);
-    return result;
+        bus_set(stream, to, (uint64_t)width * element * height); /* first: what the host takes for the contents is no time of the card */
+    return result ? result : set_elements(stream->context->device, to, pitch, value, element, width, height);
 }
 
 #define HOST(p) ((CUdeviceptr)(uintptr_t)(p))

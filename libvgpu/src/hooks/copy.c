@@ -1,7 +1,7 @@
 /* Copies, and what else goes over ranges of memory without changing it. */
 #define _GNU_SOURCE
 #include "cards.h"
-#include "gated.h"
+#include "measured.h"
 #include "tier_blocks.h"
 #include "tier_memory.h"
 
@@ -71,11 +71,12 @@ static CUresult copy_in_order(__typeof__(&cuMemcpyAsync) real, __typeof__(&cuMem
 }
 
 #define BETWEEN_CARDS(symbol, between, stream)                                                                                                    \
-    GATED_CALLING(symbol, (CUdeviceptr to, CUdeviceptr from, size_t bytes), (to, from, bytes), stream,                                            \
-                  copy_now(real, DRIVER(between), to, from, bytes, stream), (void)0)
+    MEASURED_CALLING(symbol, (CUdeviceptr to, CUdeviceptr from, size_t bytes), (to, from, bytes), stream, vgpu_copy_is_paced(to, from),           \
+                     vgpu_cost_key(&vgpu_copy_work, bytes, 0), copy_now(real, DRIVER(between), to, from, bytes, stream))
 #define BETWEEN_CARDS_ASYNC(symbol, between, used)                                                                                                \
-    GATED_CALLING(symbol, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream), used,                     \
-                  copy_in_order(real, DRIVER(between), to, from, bytes, stream, used), (void)0)
+    MEASURED_CALLING(symbol, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream), used,                  \
+                     vgpu_copy_is_paced(to, from), vgpu_cost_key(&vgpu_copy_work, bytes, 0),                                                      \
+                     copy_in_order(real, DRIVER(between), to, from, bytes, stream, used))
 
 GATED(cuFabricCpyBatchAsync, (size_t count, CUDA_FABRIC_COPY_BATCH_OP *list, unsigned long long flags, CUstream stream),
       (count, list, flags, stream), stream)
