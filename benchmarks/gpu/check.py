@@ -89,10 +89,8 @@ def plan(python: str, scale: Scale) -> list[Check]:
         Check(events.FAMILY, events.CLOCK, 20, clock),
         Check(events.FAMILY, events.LAZY, 15, events.lazy_check),
     ]
-    each = 3 * (short.warm_s + short.measured_s + 4)
-    found += [
-        Check(engines.FAMILY, kind, each, partial(engines.check, kind=kind, plan=short)) for kind in engines.KINDS
-    ]
+    each = (1 + 2 * len(engines.KINDS)) * (short.warm_s + short.measured_s + 3)
+    found.append(Check(engines.FAMILY, engines.LOOPS, each, partial(engines.check, plan=short)))
     found += [
         Check(frameworks.FAMILY, what, 30, partial(frameworks.check, what=what, python=python))
         for what in (*frameworks.ROWS, frameworks.SHARE)

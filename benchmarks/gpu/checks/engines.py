@@ -13,6 +13,8 @@ KINDS: Final = ("fill", "copy")
 LENGTH: Final = "2ms"  #: of the neighbour's kernels
 BYTES: Final = 64 << 20
 CORES: Final = 10
+LOOPS: Final = "loops of fills and copies"
+MARGIN_S: Final = 0.5  #: for which the loops go on after the neighbour has ended
 NOTICED: Final = 90.0  #: % of the card's time that is left to a neighbour of whom fills take none
 SHARED: Final = 75.0  #: % below which they take turns with it
 BAR: Final = 100 - CORES - 3.0  #: % that a neighbour keeps next to a slice of CORES; switching costs, too
@@ -67,20 +69,23 @@ def next_to(machine: Machine, plan: Plan, command: Command | None, cores: int) -
             return got, child.answer()
 
 
-def check(machine: Machine, kind: str, plan: Plan) -> list[Row]:
-    """Both rows of one kind."""
-    what = f"a loop of {_plural(kind)}"
+def check(machine: Machine, plan: Plan) -> list[Row]:
+    """Both rows of each kind."""
     if machine.alone():
-        return [not_run(FAMILY, what, machine.alone())]
-    seconds = plan.warm_s + plan.measured_s + 1
-    command: Command = [sys.executable, PROGRAMS / "engines.py", kind, str(seconds), str(BYTES)]
-    rows = []
+        return [not_run(FAMILY, f"a loop of {_plural(kind)}", machine.alone()) for kind in KINDS]
+    seconds = plan.warm_s + plan.measured_s + MARGIN_S
+    rows: list[Row] = []
     try:
         alone, _ = next_to(machine, plan, None, 0)
-        share, work = next_to(machine, plan, command, 0)
-        rows.append(native(kind, kept(share, alone), work["rate"]))
-        share, work = next_to(machine, plan, command, CORES)
-        rows.append(limited(kind, kept(share, alone), work["rate"]))
     except Broken as error:
-        rows.append(broken(FAMILY, what, str(error)))
+        return [broken(FAMILY, "the neighbour alone", str(error))]
+    for kind in KINDS:
+        command: Command = [sys.executable, PROGRAMS / "engines.py", kind, str(seconds), str(BYTES)]
+        try:
+            share, work = next_to(machine, plan, command, 0)
+            rows.append(native(kind, kept(share, alone), work["rate"]))
+            share, work = next_to(machine, plan, command, CORES)
+            rows.append(limited(kind, kept(share, alone), work["rate"]))
+        except Broken as error:
+            rows.append(broken(FAMILY, f"a loop of {_plural(kind)}", str(error)))
     return rows
