@@ -113,12 +113,13 @@ def test_two_states_do_not_give_the_same_card_twice(machine: Machine, tmp_path: 
     assert first["pid"] == holder.pid
 
 
-def test_a_waiter_whose_state_is_removed_goes_on(machine: Machine) -> None:
+@pytest.mark.parametrize("gone", [".", "slices", "queue"])
+def test_a_waiter_whose_state_is_removed_goes_on(machine: Machine, gone: str) -> None:
     holder = machine.hold("--gpumem", "10000")
     waiter = machine.start("--gpumem", "8000", "--wait", command=("echo", "served"))
     eventually("a ticket", lambda: machine.waiting() == 1)
-    shutil.rmtree(machine.state)
-    eventually("another ticket", lambda: machine.waiting() == 1)
+    shutil.rmtree(machine.state / gone)
+    eventually("another ticket", lambda: machine.waiting() == 1 and (machine.state / "slices").exists())
     assert waiter.poll() is None
     end(holder)
     assert waiter.communicate(timeout=60)[0] == "served\n"

@@ -136,7 +136,7 @@ def test_top_on_a_terminal_without_a_cursor_prints_one_frame_and_ends(tmp_path: 
         os.close(ours)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_top_leaves_the_terminal_as_it_was_however_it_is_ended(tmp_path: Path, number: signal.Signals) -> None:
     ours, theirs = pty.openpty()
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "VGPU_STATE_DIR": str(tmp_path / "state"), "TERM": "xterm"}

@@ -91,10 +91,8 @@ def test_a_program_with_rights_of_its_own_is_named(tmp_path: Path, monkeypatch: 
     assert "the dynamic linker ignores LD_PRELOAD" in doubt([str(program)])
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"\x7fELF", b"\x7fELF\x01\x01" + bytes(60), b"\x7fELF\x02\x01" + b"\xff" * 90]
-)
+@pytest.mark.parametrize("content", [b"", b"\x7fELF", b"\x7fELF nonsense", b"\x7fELF\x02\x01" + b"\xff" * 90])
 def test_what_is_no_program_at_all_ends_nothing(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "program").write_bytes(content)
     (tmp_path / "program").chmod(0o755)
-    assert isinstance(doubt([str(tmp_path / "program")]), str)
+    assert doubt([str(tmp_path / "program")]) == ""

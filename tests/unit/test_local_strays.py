@@ -110,6 +110,16 @@ def test_a_process_that_uses_a_card_by_a_region_without_record_is_charged_what_i
     assert (found.pid, found.slices) == (11, (GpuSlice("GPU-a", 3), GpuSlice("GPU-b", 1)))
 
 
+def test_a_state_behind_a_symbolic_link_is_the_same(proc: Path, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    store = SliceStore(tmp_path / "link", in_use=lambda _: True)
+    mapped = tmp_path / "real" / "slices" / "abcdef" / "usage"
+    (process(proc, 11, {}) / "maps").write_text(f"7f00-7f01 rw-s 00000000 fe:00 99   {mapped}\n")
+    assert strays.find(store, [RECORD], {"GPU-a": {11: 1 << 20}}) == []
+    assert len(strays.find(store, [], {"GPU-a": {11: 1 << 20}})) == 1
+
+
 def test_a_simulated_card_whose_state_was_made_again_is_the_one_of_its_number() -> None:
     lost = msgspec.structs.replace(RECORD, simulator="/state/simulator/T4")
     new = msgspec.structs.replace(CARD, uuid="GPU-new")

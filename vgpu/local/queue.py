@@ -36,6 +36,10 @@ class Queue:
         path.write_bytes(msgspec.json.encode(ticket))
         return ticket
 
+    def holds(self, ticket: Ticket) -> bool:
+        """Whether the place is still there: it goes with the state directory when somebody removes that."""
+        return self._path(ticket.number).exists()
+
     def leave(self, ticket: Ticket) -> None:
         """Gives the place back, served or not."""
         self._path(ticket.number).unlink(missing_ok=True)

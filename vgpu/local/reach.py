@@ -29,7 +29,7 @@ _DEEPEST: Final = 8  #: wrappers around wrappers
 _SETTING: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _AMOUNT: Final = re.compile(r"[0-9.,:x-]+[a-z]?")
 _ELF64: Final = b"\x7fELF\x02\x01"
-_ELF: Final = b"\x7fELF"
+_ELF32: Final = b"\x7fELF\x01"
 _PT_INTERP: Final = 3  # elf(5)
 
 
@@ -93,12 +93,12 @@ def _of_file(name: str) -> str:
             start = file.read(4096)
             if start.startswith(b"#!"):
                 return ""  # the kernel heeds neither its rights nor ours; its interpreter is a usual one
-            if not start.startswith(_ELF):
+            if not start.startswith((_ELF32, _ELF64)):
                 return ""
             interpreter = _interpreter(start) if start.startswith(_ELF64) else None
     except OSError:
         return ""
-    if not start.startswith(_ELF64):
+    if start.startswith(_ELF32):
         return f"{name} is a 32-bit program, which cannot load the library"
     if interpreter == "":
         return f"{name} is linked statically, so that the library is not loaded into it"

@@ -183,10 +183,14 @@ def acquire(
                     left = deadline - time.monotonic()
                     if isinstance(outcome, Claim) or left <= 0:
                         queue.leave(ticket)
-            except FileNotFoundError:  # somebody has removed the state: whoever comes first makes it again
-                store, queue = SliceStore(state_dir()), Queue(store.root)
-                with store.locked():
-                    ticket = queue.enter(accepts)
+            except FileNotFoundError:
+                if store.is_there() and queue.holds(ticket):
+                    raise
+                store = SliceStore(state_dir())  # somebody has removed the state: whoever comes first makes it again
+                if not queue.holds(ticket):
+                    queue = Queue(store.root)
+                    with store.locked():
+                        ticket = queue.enter(accepts)
                 continue
             if isinstance(outcome, Claim):
                 return outcome

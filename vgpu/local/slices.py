@@ -91,6 +91,10 @@ class SliceStore:
         self._folder.mkdir(mode=0o755, exist_ok=True)
         self._in_use = in_use
 
+    def is_there(self) -> bool:
+        """Whether nobody has removed it since."""
+        return self._folder.is_dir()
+
     def locked(self) -> AbstractContextManager[None]:
         """The right to change anything in the state directory; held for moments, never while waiting."""
         return locks.exclusive(self.root / "lock")

@@ -36,6 +36,7 @@ def find(store: SliceStore, known: Iterable[Run], users: Mapping[str, Mapping[in
     `users` (UUID → pid → bytes): who uses which card; for those whose record is lost altogether, what they use counts.
     """
     here = {str(store.directory(run)) for run in known}
+    here |= {os.path.realpath(folder) for folder in here}  # as the kernel names what is mapped or open
     found: dict[str, Run] = {}
     for pid in _pids():
         of_mine = _of_mine(pid)
