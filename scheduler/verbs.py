@@ -74,9 +74,14 @@ class Verbs:
         if request is None:
             return _result(nodes, whole, np.ones(len(nodes), dtype=np.bool_), {}, {})
         uid = args.Pod.metadata.uid or ""
+        begin = time.monotonic()
         survey = Survey(self._state, uid, request, nodes)
+        took = time.monotonic() - begin
         until = self._patience() if not survey.fits.any() else 0.0
-        while not survey.fits.any() and (left := until - time.monotonic()) > 0 and self._state.news(survey.mark, left):
+        # Who took long to judge is not judged again for every change of a busy cluster.
+        while (
+            not survey.fits.any() and (left := until - time.monotonic()) > took and self._state.news(survey.mark, left)
+        ):
             survey = Survey(self._state, uid, request, nodes)
         if not survey.fits.any():
             for reason in survey.reasons:

@@ -69,7 +69,7 @@ class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     privileged: Literal["deny", "allow"] = "deny"  #: privileged containers in GPU pods, which see every card
     visible_devices: Literal["deny", "override"] = "deny"  #: NVIDIA_VISIBLE_DEVICES set by a user in a managed pod
     foreign_scheduler: Literal["deny", "allow"] = "deny"  #: a GPU pod with another schedulerName
-    reconcile_seconds: Positive = 60  #: period of the full comparison with the API server
+    reconcile_seconds: Positive = 300  #: period of the leader's comparison of all versions with the API server
 
 
 class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -32,7 +32,7 @@
     privileged: deny
     visibleDevices: deny
     foreignScheduler: deny
-    reconcileSeconds: 60
+    reconcileSeconds: 300
     replicas: 2
     failurePolicy: Fail
     hostNetwork: false
@@ -107,6 +107,7 @@
     runtimeSocket: ''
     recoverySeconds: 300
     backstop: warn
+    bypass: report
     allowDisableControl: false
     runtimeClassName: ''
     priorityClassName: system-node-critical
