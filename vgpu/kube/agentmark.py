@@ -43,5 +43,7 @@ def read(text: str | None) -> AgentMark:
             since = None
         return AgentMark(since=since if since is not None and since.tzinfo is not None else None)
     if state.strip() == _LEAVING:
-        return AgentMark(f"the node's agent is leaving ({why.strip()})" if why.strip() else "the node's agent is leaving")
+        return AgentMark(
+            f"the node's agent is leaving ({why.strip()})" if why.strip() else "the node's agent is leaving"
+        )
     return AgentMark(f'the node\'s agent says "{text[:80]}", which this scheduler does not know')
