@@ -119,7 +119,7 @@ class Agent:
         granting = Granting(self._config, cards, sandboxes, holdings, places, consequences, labels, lending)
         starts = Starts(self._config, cards, pods, identity, granting, consequences, mode=lambda: enforcement.current)
         presence = Presence(self._client, self._options.node)
-        plugin = Plugin(cards, starts, self._exporter.observe, taken=presence.serve)
+        plugin = Plugin(cards, starts, self._exporter.observe, taken=presence.serve, lost=presence.lose)
         health = Health(
             cards,
             consequences.node,

@@ -110,6 +110,8 @@ def why(pid: int, proc: Path = PROC) -> str:
     if loader is None:
         kind = "a static PIE" if program.dynamic else "it has no dynamic section"
         return f"it is linked statically ({kind}), so that no loader loads the library"
+    if not program.wide:
+        return "it is a program of 32 bits, and the library is one of 64"
     name = loader.rpartition("/")[2]
     if "musl" in name:
         return f"its loader is {loader} (musl), which does not read {names.PRELOAD_PATH}"
@@ -125,6 +127,7 @@ def why(pid: int, proc: Path = PROC) -> str:
 
 
 class _Program(msgspec.Struct, frozen=True):
+    wide: bool  #: of 64 bits, as the library is
     dynamic: bool
     interp: tuple[int, int] | None  #: offset and size
 
@@ -148,7 +151,7 @@ def _program(read: Callable[[int], bytes]) -> _Program | None:
             offset = struct.unpack_from(order + ("Q" if wide else "I"), table, at + (8 if wide else 4))[0]
             length = struct.unpack_from(order + ("Q" if wide else "I"), table, at + (32 if wide else 16))[0]
             interp = offset, length
-    return _Program(dynamic, interp)
+    return _Program(wide, dynamic, interp)
 
 
 def _loader(read: Callable[[int], bytes], seek: Callable[[int], object], program: _Program | None) -> str | None:

@@ -44,7 +44,7 @@ class Node(Protocol):
 class Plugin(DevicePluginServicer):
     """All five calls; `observe(call, seconds)` is told how long Allocate and PreStartContainer took.
 
-    `taken` is called each time that the kubelet has taken a list of ids.
+    `taken` is called each time that the kubelet has taken a list of ids, `lost` when it follows them no longer.
     """
 
     def __init__(
@@ -53,11 +53,13 @@ class Plugin(DevicePluginServicer):
         node: Node,
         observe: Callable[[str, float], None],
         taken: Callable[[], None] = lambda: None,
+        lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._cards = cards
         self._node = node
         self._observe = observe
         self._taken = taken
+        self._lost = lost
         # Starts may wait for seconds, all of them at once: no other pod's admission waits behind them.
         self._starts = ThreadPoolExecutor(MAX_STARTS, thread_name_prefix="start")
         self._answers = ThreadPoolExecutor(MAX_ANSWERS, thread_name_prefix="answer")
@@ -108,6 +110,8 @@ class Plugin(DevicePluginServicer):
         finally:
             self.streams -= 1
             unlisten()
+            if not self.streams:
+                self._lost()
 
     async def GetPreferredAllocation(
         self,

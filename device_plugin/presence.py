@@ -16,6 +16,8 @@ from vgpu.kube.client import ApiError, KubeClient
 
 log = logging.getLogger(__name__)
 
+_NEW, _SERVING, _LOST, _ENDING = "new", "serving", "lost", "ending"
+
 
 class Presence:
     """Thread-safe. `changed` is called when there is something to write, by whoever keeps the node's record."""
@@ -26,11 +28,18 @@ class Presence:
         self.changed = changed
         self._lock = threading.Lock()  # one write after the other: the last word is the one that stays
         self._mark = ""  # empty: this agent has said nothing yet, and what another one has said stays
+        self._state = _NEW
 
     def serve(self) -> None:
-        """The kubelet has our ids: pods can start. Said once for each start of an agent, at the first time."""
-        if not self._mark:
-            self._mark = agentmark.serving(datetime.now(UTC))
+        """The kubelet has our ids: pods can start. Said with the time at which that began."""
+        if self._state in (_NEW, _LOST):
+            self._mark, self._state = agentmark.serving(datetime.now(UTC)), _SERVING
+            self.changed()
+
+    def lose(self) -> None:
+        """The kubelet follows our ids no longer: what is bound now it would admit before it has us again."""
+        if self._state == _SERVING:
+            self._mark, self._state = agentmark.leaving("the kubelet has closed its connection"), _LOST
             self.changed()
 
     def leave(self, reason: str) -> bool:
@@ -38,7 +47,9 @@ class Presence:
 
         False where nothing is to be said: no pod can be placed by what this agent has told.
         """
-        if not self._mark:
+        served = self._state != _NEW
+        self._state = _ENDING
+        if not served:
             return False
         self._mark = agentmark.leaving(reason)
         try:

@@ -32,8 +32,6 @@ log = logging.getLogger("scheduler")
 
 BIND_THREADS: Final = 64  #: each bind waits for the API server; kube-scheduler binds many pods at once
 REVIEW_THREADS: Final = 16
-#: After which a thread that computes lets others go on: requests pass from thread to thread, and Python's 5 ms add up
-SWITCH_SECONDS: Final = 0.001
 HEALTH_THREADS: Final = 4  #: one of the checks asks the kube-scheduler, which may take seconds
 SWITCH_SECONDS: Final = 0.0005  #: a thread that decodes a list gives way to the verbs ten times as often as by default
 NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -120,7 +118,6 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> None:
     """Serves until SIGTERM or SIGINT. Raises ConfigError, ValueError or OSError when it cannot start."""
-    sys.setswitchinterval(SWITCH_SECONDS)
     settings = config.load(args.config)
     rules = config.rules(settings)
     wake, stopping, served = threading.Event(), threading.Event(), threading.Event()

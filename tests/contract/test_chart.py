@@ -134,6 +134,7 @@ CHANGED: dict[str, Any] = {
     "devicePlugin.ignoredXids": [13],
     "devicePlugin.recoverySeconds": 60,
     "devicePlugin.backstop": "evict",
+    "devicePlugin.bypass": "evict",
     "devicePlugin.allowDisableControl": True,
     "devicePlugin.runtimeClassName": "nvidia",
     "devicePlugin.service.type": "ClusterIP",

@@ -77,6 +77,18 @@ def test_other_loaders(run: Run, tmp_path: Path) -> None:
     assert said == f"its loader is {tmp_path}/own-loader, not glibc's, which reads /etc/ld.so.preload"
 
 
+def test_a_program_of_32_bits(tmp_path: Path) -> None:
+    """It is built and not run: there is no C library for it here."""
+    folder = tmp_path / "1"
+    folder.mkdir()
+    (folder / "maps").touch()
+    options = ("-m32", "-nostdlib", "-pie", "-Wl,--dynamic-linker=/lib/ld-linux.so.2")
+    built = subprocess.run(["gcc", "-xc", "-", "-o", folder / "exe", *options], input=BARE.encode(), check=False)
+    if built.returncode:
+        pytest.skip("this compiler makes no programs of 32 bits")
+    assert why(1, tmp_path) == "it is a program of 32 bits, and the library is one of 64"
+
+
 def test_glibc_programs(run: Run, tmp_path: Path) -> None:
     assert why(run()) == "/etc/ld.so.preload under its root does not name the library"
     limited = run(LD_PRELOAD=str(paths.libvgpu()))

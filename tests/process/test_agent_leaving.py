@@ -113,6 +113,16 @@ def test_the_kubelet_has_our_ids_before_the_node_says_so(machine: Machine) -> No
     assert seen[0] == 80
 
 
+def test_a_kubelet_that_is_away_is_told_until_it_has_our_ids_again(machine: Machine) -> None:
+    machine.start_agent()
+    until(lambda: agentmark.read(mark(machine)).since)
+    machine.kubelet.devices.stop()
+    until(lambda: "the kubelet has closed its connection" in agentmark.read(mark(machine)).away)
+    machine.kubelet.restart()
+    until(lambda: agentmark.read(mark(machine)).since)
+    assert len(machine.kubelet.devices.healthy()["nvidia.com/gpu"]) == 80
+
+
 def test_an_api_server_that_is_away_holds_up_no_end(machine: Machine) -> None:
     machine.start_agent()
     machine.ready()
@@ -135,17 +145,28 @@ def test_the_last_word_stays(machine: Machine) -> None:
     """Whoever keeps the record may be about to write what was true before."""
     presence = Presence(machine.client, NODE)
     assert not presence.leave("nobody came")
-    assert not mark(machine)
+    presence.serve()
+    presence.keep({})
+    assert not mark(machine), "it has ended before it served"
+    presence = Presence(machine.client, NODE)
     woken: list[int] = []
     presence.changed = lambda: woken.append(1)
+    presence.lose()
     presence.serve()
     presence.serve()
     assert woken == [1]
+    presence.lose()
+    presence.lose()
+    presence.keep({})
+    assert agentmark.read(mark(machine)).away
+    presence.serve()
+    assert woken == [1, 1, 1]
     presence.keep({})
     before = mark(machine)
     assert presence.leave("enough")
     presence.keep({names.AGENT: before})
     presence.serve()
+    presence.lose()
     presence.keep({})
     assert mark(machine) == "leaving: enough"
     machine.api.stop()
