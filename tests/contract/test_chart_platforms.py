@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import shutil
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 from test_chart_release import answers, serve
 from tools import helm
 
@@ -197,6 +199,26 @@ def test_values_of_an_older_chart_get_the_default_of_every_single_value(default:
         at.update(dict.fromkeys(single))
     values["image"]["registry"] = helm.REGISTRY
     assert helm.objects(values, *KUBE_VERSION) == default
+
+
+def test_an_upgrade_that_reuses_the_values_of_a_real_older_chart(tmp_path: Path, default: list[dict[str, Any]]) -> None:
+    """Helm then puts the old release's values, its chart's defaults included, in place of those of the new chart."""
+    shutil.copytree(helm.CHART, tmp_path / "vgpu")
+    before = helm.CHART.parents[1] / "tests" / "data" / "chart" / "values-before-ports.yaml"
+    shutil.copyfile(before, tmp_path / "vgpu" / "values.yaml")
+    command = ("template", "vgpu", str(tmp_path / "vgpu"), "-n", "kube-system", *KUBE_VERSION)
+    with pytest.raises(helm.Refused, match=r"image\.registry is empty: name the registry"):
+        helm.run(*command)
+    text = helm.run(*command, "--set", f"image.registry={helm.REGISTRY}")
+    found = {(item["kind"], item["metadata"]["name"]): item for item in yaml.safe_load_all(text) if item}
+    deployment = found["Deployment", "vgpu-scheduler"]["spec"]
+    assert deployment["replicas"] == 1, "what the old chart said stays"
+    assert deployment["template"]["spec"]["containers"][0]["image"] == f"{helm.REGISTRY}/vgpu/vgpu:0.1.0"
+    # What the old chart did not have is as by default.
+    now = {(item["kind"], item["metadata"]["name"]): item for item in default}
+    for key in (("MutatingWebhookConfiguration", "vgpu-scheduler"), ("ConfigMap", "vgpu-scheduler")):
+        assert found[key] == now[key]
+    assert set(now) - set(found) == {("PodDisruptionBudget", "vgpu-scheduler")}, "with one replica"
 
 
 def test_null_still_takes_away_what_it_always_did() -> None:
