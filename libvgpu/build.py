@@ -98,7 +98,12 @@ def compile_object(source: Path, command: list[str]) -> Path:
 
 
 def compile_library(
-    output: Path, sources: list[Path], *, soname: str, version_script: Path | None = None, flags: list[str] | None = None
+    output: Path,
+    sources: list[Path],
+    *,
+    soname: str,
+    version_script: Path | None = None,
+    flags: list[str] | None = None,
 ) -> None:
     """Makes the shared library `output` of `sources` (replaced by rename: a running program keeps the old file)."""
     includes = [f"-I{folder}" for folder in (HERE / "include", HERE / "src", HERE / "simulator", *header_dirs())]

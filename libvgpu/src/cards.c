@@ -155,6 +155,8 @@ static bool find_place(struct vgpu_place *place, uint64_t epoch, uint64_t limits
     if (!get_device || get_device(&place->device) != CUDA_SUCCESS)
         return false;
     place->card = vgpu_card_of_device(place->device);
+    if (!vgpu_context_seen(place->context, place->device, place->card))
+        return true; /* not remembered: the next call looks again */
     last.place = *place;
     last.epoch = epoch;
     last.limits = limits;

@@ -27,6 +27,9 @@ struct vgpu_place {
 bool vgpu_place_now(struct vgpu_place *place);
 /* The same for the context of a stream. */
 bool vgpu_place_of_stream(CUstream stream, struct vgpu_place *place);
+/* A context is current that this thread has not met: charged where nobody has made it by a call that is hooked, as the CUDA runtime can through the
+ * driver's private tables. False: that could not be found out just now. In hooks/context.c. */
+bool vgpu_context_seen(CUcontext context, CUdevice device, unsigned card);
 unsigned vgpu_card_of_device(CUdevice device);
 unsigned vgpu_card_of_nvml(nvmlDevice_t device);
 /* False: the driver does not know this device either, and will say so. */

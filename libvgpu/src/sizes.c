@@ -120,6 +120,15 @@ bool vgpu_sizes_take(enum vgpu_space space, uint64_t handle, struct vgpu_holding
     return vgpu_sizes_free_end(space, handle, &(struct vgpu_freeing){.hash = mixed(key_of(space, handle)), .newest = UINT64_MAX}, holding);
 }
 
+bool vgpu_sizes_has(enum vgpu_space space, uint64_t handle) {
+    const uint64_t hash = mixed(key_of(space, handle));
+    struct shard *shard = shard_of(hash);
+    vgpu_spin_lock(&shard->lock);
+    const bool found = find(shard, key_of(space, handle), hash, UINT64_MAX) != NULL;
+    vgpu_spin_unlock(&shard->lock);
+    return found;
+}
+
 /* Whoever knows the handle has seen its entry's number, or a later one. Whatever comes for the same handle from now on comes after the driver's answer,
  * which this load must not be delayed past. */
 bool vgpu_sizes_free_begin(enum vgpu_space space, uint64_t handle, struct vgpu_freeing *freeing) {

@@ -56,6 +56,8 @@ bool vgpu_sizes_free_begin(enum vgpu_space space, uint64_t handle, struct vgpu_f
 /* After the driver has freed it. True: this is the first to say so, and the entry, which is in `holding`, is taken out. A free that the driver has
  * refused says nothing. */
 bool vgpu_sizes_free_end(enum vgpu_space space, uint64_t handle, const struct vgpu_freeing *freeing, struct vgpu_holding *holding);
+/* Whether there is an entry of a handle. */
+bool vgpu_sizes_has(enum vgpu_space space, uint64_t handle);
 /* Takes the newest entry of a handle out; false: not known. */
 bool vgpu_sizes_take(enum vgpu_space space, uint64_t handle, struct vgpu_holding *holding);
 /* Makes one more handle of the share behind a handle, which stays where it is: a copy of its holding. False: not known, or no share. */

@@ -9,7 +9,9 @@ from shutil import copy
 
 import pytest
 from other_driver import PRELUDE, SPARSE, library
-from preloaded import environment, python, run
+from preloaded import MIB, environment, python, run
+
+from vgpu.native import CardLimit, Limits, Region
 
 
 @pytest.fixture
@@ -368,6 +370,44 @@ print(from_pool(pool, 61 * MIB), from_pool(pool, 32 * MIB), *books())
     assert lines == ["2 0 40 40", "2 0 72 72"]
 
 
+def with_contexts(folder: Path, bytes_of_one: int) -> dict[str, str]:
+    library(folder / "driver", "other_driver.c", "libcuda.so.1")
+    (folder / "region").mkdir()
+    uuid = "GPU-07070707-0707-0707-0707-070707070707"
+    Region.create(folder / "region", Limits((CardLimit(uuid, 100 * MIB, context_bytes=bytes_of_one),))).close()
+    return environment(folder, LD_LIBRARY_PATH=str(folder / "driver"), VGPU_DIR=str(folder / "region"))
+
+
+@pytest.mark.parametrize("cost", [30 * MIB, 0])
+@pytest.mark.parametrize("end", ["cuDevicePrimaryCtxReset_v2(0)", "cuDevicePrimaryCtxRelease_v2(0)"])
+def test_a_primary_context_that_no_call_has_retained_is_charged_and_cleared_away(
+    tmp_path: Path, end: str, cost: int
+) -> None:
+    """The CUDA runtime can activate it through a private table of the driver."""
+    script = f"""
+retained = c_int.in_dll(cu, "other_retained")
+for _ in range(3):
+    retained.value = 1
+    print(alloc(40 * MIB)[0], charged(), cu.cuDevicePrimaryCtxRetain(byref(c_void_p()), 0), charged())
+    ok(cu.cuDevicePrimaryCtxRelease_v2(0))
+    ok(cu.{end})
+    print(charged())
+"""
+    first = (40 * MIB + cost) // MIB
+    assert python(PRELUDE + script, with_contexts(tmp_path, cost)) == [f"0 {first} 0 {first}", "0"] * 3
+
+
+def test_a_context_that_came_by_a_call_that_is_not_hooked_is_charged(tmp_path: Path) -> None:
+    """Such as cuGLCtxCreate and cuD3D11CtxCreate, of which cuda.h knows nothing."""
+    script = """
+print(alloc(71 * MIB)[0], charged(), alloc(70 * MIB)[0], charged())
+ok(cu.cuCtxDestroy_v2(c_void_p(4096)))
+ok(cu.cuCtxSetCurrent(c_void_p(8192)))  # another one
+print(charged())
+"""
+    assert python(PRELUDE + script, with_contexts(tmp_path, 30 * MIB)) == ["2 30 0 100", "30"]
+
+
 def test_what_is_mapped_into_a_sparse_array_stays_charged(env: dict[str, str]) -> None:
     lines = python(
         PRELUDE
@@ -462,6 +502,7 @@ def test_a_program_that_has_no_descriptors_left_is_limited_as_it_should_be_when_
 ) -> None:
     library(tmp_path / "driver", "other_driver.c", "libcuda.so.1")
     if "VGPU_DIR" in variables:
+        (tmp_path / "region").mkdir()
         variables = {"VGPU_DIR": str(tmp_path / "region"), "CUDA_DEVICE_MEMORY_LIMIT_0": "100m"}
     script = """
 import os, resource

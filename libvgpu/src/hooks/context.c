@@ -15,6 +15,8 @@
 
 #define MAX_DEVICES 64
 
+static atomic_bool others_made; /* by cuCtxCreate: they may be without a charge, and so unknown */
+
 struct context_charge {
     enum vgpu_verdict verdict;
     struct vgpu_ticket ticket;
@@ -55,6 +57,8 @@ static CUresult created(const struct context_charge *charge, CUresult result, CU
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
     }
+    if (result == CUDA_SUCCESS && !primary)
+        atomic_store(&others_made, true);
     if (result == CUDA_SUCCESS)
         *context = made;
     return result;
@@ -164,8 +168,8 @@ CUresult cuCtxDetach(CUcontext context) {
 /* The primary context of each device: retained many times, there once. */
 static struct primary {
     vgpu_lock asking;  /* held while the driver is asked: what it answers says whether the context came or went */
-    bool held;         /* `context` and its charge are set */
-    CUcontext context;
+    bool held;         /* `context` is there, and charged */
+    CUcontext context; /* the last one, where none is held */
 } primaries[MAX_DEVICES];
 /* About which this thread asks: a driver may call the program back meanwhile. */
 static __thread __attribute__((tls_model("initial-exec"))) const struct primary *asked;
@@ -195,11 +199,54 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
             result = created(&charge, result, made, context, true, device);
         }
         primary->held = result == CUDA_SUCCESS;
-        primary->context = primary->held ? made : NULL;
+        if (primary->held)
+            primary->context = made;
     }
     asked = NULL;
     vgpu_lock_release(&primary->asking);
     return result;
+}
+
+/* It exists, so it cannot be refused: a limit that it passes gives nothing more until there is room. False: no memory to remember it. */
+static bool charge_found(CUcontext context, unsigned card, uint64_t bytes) {
+    struct vgpu_holding holding = {.bytes = bytes, .owner = context, .kind = VGPU_KIND_CONTEXT};
+    vgpu_charge_always(card, VGPU_DEVICE_BYTES, bytes, &holding.ticket);
+    return vgpu_hold(VGPU_CONTEXT, (uint64_t)(uintptr_t)context, &holding);
+}
+
+static bool answers(CUcontext context) {
+    unsigned version;
+    return !DRIVER(cuCtxGetApiVersion) || DRIVER(cuCtxGetApiVersion)(context, &version) == CUDA_SUCCESS;
+}
+
+bool vgpu_context_seen(CUcontext context, CUdevice device, unsigned card) {
+    const struct vgpu_limits *limits = vgpu_limits_now();
+    const enum vgpu_mode mode = vgpu_enforcement();
+    if ((mode != VGPU_REGION && mode != VGPU_PRIVATE) || !limits || card >= limits->card_count || device < 0 || device >= MAX_DEVICES)
+        return true;
+    struct primary *primary = &primaries[device];
+    vgpu_own_tables();
+    if (vgpu_sizes_has(VGPU_CONTEXT, (uint64_t)(uintptr_t)context))
+        return true;
+    if (asked || !vgpu_lock_try(&primary->asking)) /* it may be on its way to its record */
+        return false;
+    const uint64_t bytes = limits->cards[card].context_bytes;
+    bool seen = true;
+    if (!(primary->held && primary->context == context) && !vgpu_sizes_has(VGPU_CONTEXT, (uint64_t)(uintptr_t)context)) {
+        /* One that is current while the device's primary context is active, and that no hook has made, is that; or one of its green ones. */
+        const bool active = vgpu_primary_is_active(device), is_primary = !primary->held && active && (bytes || !atomic_load(&others_made));
+        /* A primary context's handle outlives it, and may be current before it is there. */
+        if (!active && (context == primary->context || !answers(context)))
+            seen = false;
+        else if (bytes && (is_primary || !active))
+            seen = charge_found(context, card, bytes);
+        if (is_primary && seen) {
+            primary->held = true;
+            primary->context = context;
+        }
+    }
+    vgpu_lock_release(&primary->asking);
+    return seen;
 }
 
 /* A release or a reset: when the context is no longer active, its memory is back on the card. */

@@ -99,7 +99,8 @@ API CUresult cuCtxDestroy_v2(CUcontext context) {
     return context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-static int retained;
+API int other_retained; /* not 0: the primary context is active, by whatever way */
+#define retained other_retained
 
 API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     meanwhile("cuDevicePrimaryCtxRetain", 0);
@@ -111,6 +112,16 @@ API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
 API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     meanwhile("cuDevicePrimaryCtxRelease", 0);
     retained -= !device;
+    return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+}
+
+API CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
+    if (!device) {
+        for (unsigned i = 0; i < count; i++)
+            things[i].references = 0;
+        retained = 0;
+        other_held = 0;
+    }
     return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
 }
 
