@@ -24,9 +24,7 @@ MANNERS = {
 
 def look(folder: Path, region: Region) -> list[int]:
     """ns: busy of both cards, then metered of both."""
-    return [card.busy_ns for card in simulator.cards(folder / "cards")] + [
-        card.gpu_ns for card in region.usage().cards
-    ]
+    return [card.busy_ns for card in simulator.cards(folder / "cards")] + [card.gpu_ns for card in region.usage().cards]
 
 
 @pytest.mark.parametrize("manner", MANNERS)
