@@ -17,7 +17,8 @@ from vgpu.native.arbiter import Arbiter
 LIMIT = 20
 #: of programs that repeat, and of many that launch once and end, in percent of the card
 BAR, BAR_ONCE = 21.5, 25
-#: metered GPU time may be that much off (an upper bound is charged where there is nothing better), and a launch is paid before it runs
+#: metered GPU time may be that much off (where there is nothing better an upper bound is charged), and launches are
+#: paid before they run
 TOLERANCE, AHEAD_NS = 0.02, 55_000_000
 WINDOW_S = 3.0
 
