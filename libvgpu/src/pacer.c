@@ -344,6 +344,9 @@ static __attribute__((noinline)) bool paid(struct vgpu_launch *launch, uint64_t 
     vgpu_reap(REAP_EVERY_MS); /* those that ended with work under way have not paid for it */
     const struct vgpu_pace share = vgpu_pace_now(limits, &place, now);
     vgpu_settle_refunds(place.card, share.percent);
+    const uint64_t missed = vgpu_contention_missed(place.card);
+    if (missed && share.percent)
+        vgpu_settle_missed(place.card, share.percent, missed);
     launch->counted = true;
     launch->card = place.card;
     launch->others = others & ~(1u << place.card) & ((1u << limits->card_count) - 1);

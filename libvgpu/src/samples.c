@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "capture.h"
+#include "charge.h"
 #include "clock.h"
 #include "fork.h"
 #include "owed.h"
@@ -385,6 +386,7 @@ void vgpu_samples_detached(CUcontext context, bool gone) {
 }
 
 void vgpu_samples_stream_going(CUstream stream) {
+    vgpu_own_tables();
     if (!atomic_load_explicit(&vgpu_samples_outstanding, memory_order_relaxed))
         return;
     vgpu_spin_lock(&lock);

@@ -24,9 +24,7 @@ MANNERS = {
 
 def look(folder: Path, region: Region) -> list[int]:
     """ns: busy of both cards, then metered of both."""
-    return [card.busy_ns for card in simulator.cards(folder / "cards")] + [
-        card.gpu_ns for card in region.usage().cards
-    ]
+    return [card.busy_ns for card in simulator.cards(folder / "cards")] + [card.gpu_ns for card in region.usage().cards]
 
 
 @pytest.mark.parametrize("manner", MANNERS)
@@ -35,7 +33,7 @@ def test_each_card_pays_for_itself(tmp_path: Path, manner: str) -> None:
     (tmp_path / "region").mkdir()
     cards = tuple(CardLimit(card.uuid, None, cores=LIMIT) for card in simulator.cards(tmp_path / "cards"))
     with Region.create(tmp_path / "region", Limits(cards, "fixed")) as region:
-        command = [compiled("escapes.c", driver=True), manner, "spin_10ms"]
+        command = [str(compiled("escapes.c", driver=True)), manner, "spin_10ms"]
         process = subprocess.Popen(
             command, env=within(tmp_path, region, cards="T4x2"), stdout=subprocess.PIPE, text=True
         )
