@@ -122,3 +122,20 @@ def test_where_the_kernel_forbids_it_the_command_does_not_start(machine: Machine
     assert (done.returncode, done.stdout) == (1, "")
     assert "--strict: this machine does not let user 0 mount in a namespace of its own" in done.stderr
     assert machine.ps() == []
+
+
+@pytest.mark.parametrize("by", [(), AS_ANOTHER], ids=["root", "another"])
+def test_the_region_leads_nowhere_else(machine: Machine, by: tuple[str, ...]) -> None:
+    """A command that removes its region with all below must not reach the machine's own /etc through it."""
+    mounts = strict(machine, "cat", "/proc/self/mountinfo", by=by).stdout.splitlines()
+    places = [line.split()[4] for line in mounts]
+    assert "/etc/vgpu-slice" in places
+    assert [place for place in places if place.startswith(str(machine.state))] == []
+
+
+def test_etc_cannot_be_written(machine: Machine) -> None:
+    done = strict(
+        machine, "sh", "-c", "rm /etc/vgpu-slice.test; echo x > /etc/vgpu-slice.test; mount | grep -c ' on /etc '"
+    )
+    assert "Read-only file system" in done.stderr
+    assert not Path("/etc/vgpu-slice.test").exists()
