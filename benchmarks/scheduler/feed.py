@@ -42,11 +42,11 @@ from scheduler.binder import Binder
 from scheduler.cluster import ClusterState
 from scheduler.feed import Feed
 from scheduler.fence import Fence
-from scheduler.server import Listener
 from scheduler.verbs import Recent, Verbs
 from vgpu import names
 from vgpu.devices import Gpu, Inventory, encode_inventory
 from vgpu.kube.client import KubeClient
+from vgpu.listener import Listener
 from vgpu.local.services import free_port, wait_for
 from vgpu.resources import Rules
 
