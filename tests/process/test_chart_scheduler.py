@@ -30,7 +30,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeClient]:
     """An API server in which the chart is installed, and its scheduler running."""
     folder = tmp_path_factory.mktemp("chart")
     objects = helm.objects(VALUES, "-n", NAMESPACE)
-    ports = {name: free_port() for name in ("extender", "webhook", "metrics")}
+    ports = {name: free_port() for name in ("extender", "webhook", "metrics", "health")}
     api = ApiServer(services={(NAMESPACE, "vgpu-scheduler"): ("127.0.0.1", ports["webhook"])})
     api.start()
     api.write_kubeconfig(folder / "kubeconfig")
