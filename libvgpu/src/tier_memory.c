@@ -3,11 +3,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "attach.h"
+#include "capture.h"
 #include "fork.h"
 #include "tier_blocks.h"
 
@@ -65,10 +68,65 @@ bool vgpu_tier_maps_card(CUdevice device) {
     return abilities_of(device) & MAPS_CARD;
 }
 
+enum { HOST_WORKS = 0xfffffffe, HOST_FAILS = 0xffffffff };
+
+static CUresult make_and_map(CUdevice device, int node) {
+    const CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                            .location = {.type = CU_MEM_LOCATION_TYPE_HOST_NUMA, .id = node}};
+    CUmemGenericAllocationHandle handle;
+    CUdeviceptr base;
+    bool lost = false;
+    CUresult result = DRIVER(cuMemCreate)(&handle, VGPU_TIER_GRANULE, &properties, 0);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = DRIVER(cuMemAddressReserve)(&base, VGPU_TIER_GRANULE, 0, 0, 0);
+    if (result == CUDA_SUCCESS) {
+        result = vgpu_tier_map(device, false, base, VGPU_TIER_GRANULE, handle, &lost);
+        if (result == CUDA_SUCCESS)
+            result = DRIVER(cuMemUnmap)(base, VGPU_TIER_GRANULE);
+        DRIVER(cuMemAddressFree)(base, VGPU_TIER_GRANULE);
+    }
+    DRIVER(cuMemRelease)(handle);
+    return result;
+}
+
+static bool has_ended(const struct vgpu_usage_file *usage, uint32_t slot) {
+    const int32_t pid = slot < VGPU_SLOTS ? atomic_load(&usage->heads[slot].pid) : 0;
+    return pid <= 0 || (kill(pid, 0) != 0 && errno == ESRCH);
+}
+
+/* The attribute promises more than some nodes, sandboxes and drivers keep, and some drivers crash: one process of a group tries, and says so before. */
+static bool host_works(CUdevice device, int node) {
+    struct vgpu_usage_file *usage = vgpu_mapping()->usage;
+    enum vgpu_mode mode;
+    if (usage && atomic_load_explicit(&usage->host_tried, memory_order_acquire) != HOST_WORKS)
+        vgpu_count_kind(0, VGPU_KIND_POOL, 0); /* takes the slot that says who tries */
+    const struct vgpu_local *local = vgpu_attached(&mode);
+    if (!usage || !local || local->member.slot == VGPU_NO_SLOT)
+        return true; /* nobody to limit */
+    const uint32_t own = local->member.slot + 1;
+    uint32_t tried = atomic_load_explicit(&usage->host_tried, memory_order_acquire);
+    if (__builtin_expect(tried == HOST_WORKS, 1))
+        return true;
+    const int kept = errno;
+    if (tried == 0 && atomic_compare_exchange_strong(&usage->host_tried, &tried, own)) {
+        const CUstreamCaptureMode capture = vgpu_relax();
+        const CUresult result = make_and_map(device, node);
+        vgpu_restore(capture);
+        /* no memory just now says nothing of later */
+        tried = result == CUDA_SUCCESS ? HOST_WORKS : result == CUDA_ERROR_OUT_OF_MEMORY ? 0 : HOST_FAILS;
+        atomic_store(&usage->host_tried, tried);
+    } else if (tried != 0 && tried < HOST_WORKS && tried != own && has_ended(usage, tried - 1)) {
+        atomic_compare_exchange_strong(&usage->host_tried, &tried, HOST_FAILS);
+    }
+    errno = kept;
+    return tried == HOST_WORKS;
+}
+
 bool vgpu_tier_maps_host(CUdevice device, int *node) {
     const uint32_t found = abilities_of(device);
     *node = (int)(found >> NODE_SHIFT);
-    return found & MAPS_HOST;
+    return found & MAPS_HOST && host_works(device, *node);
 }
 
 /* Bytes of a line of /proc/meminfo (proc(5): kB, which are KiB). */

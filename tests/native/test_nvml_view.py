@@ -266,5 +266,5 @@ print(first, info()[1] // MIB, used() // MIB, [(c.total // MIB, c.used // MIB) f
 
 def test_nvml_comes_first_and_the_driver_interface_never(env: dict[str, str]) -> None:
     script = "import pynvml as n\nn.nvmlInit()\nprint(n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(0)).total)"
-    assert python(script, {k: v for k, v in env.items() if k != "VGPU_DIR"}) == [str(LIMIT)]
+    assert python(script, env | {"VGPU_DIR": ""}) == [str(LIMIT)]
     assert not os.path.exists(Path(env["VGPU_DIR"]) / "limits")

@@ -35,6 +35,23 @@ print(after[2], after[0] == after[1])
     assert box.truth().host == 0
 
 
+@pytest.mark.parametrize("entry", ["cuMemCreate", "cuMemMap"])
+def test_a_node_whose_host_memory_does_not_keep_its_promise_pins_it(tmp_path: Path, entry: str) -> None:
+    """The first failure counts: nobody of the region tries again."""
+    box = container(tmp_path, cards="T4")
+    script = f"""
+import os
+from pathlib import Path
+from vgpu.native import simulator
+start()
+simulator.inject_error(Path(os.environ["VGPU_SIM_DIR"]), {entry!r}, 801)
+pinned = lambda pointer: pointer < 1 << 47
+first, large = alloc(400 * MIB)[1], alloc(300 * MIB)[1]
+print(pinned(large), pinned(alloc(150 * MIB)[1]))
+"""
+    assert box.python(TRUTH + script) == ["True True"]
+
+
 @pytest.mark.parametrize(("driver", "pinned"), [("T4@11.8", True), ("T4@12.4", True), ("T4", False)])
 def test_drivers_that_cannot_map_host_memory_pin_it(tmp_path: Path, driver: str, pinned: bool) -> None:
     """Addresses tell: the simulated driver's ranges are above those of the process. Small blocks are always pinned."""

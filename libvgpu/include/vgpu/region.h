@@ -143,6 +143,9 @@ struct vgpu_usage_file {
     _Atomic uint32_t slots_high;   /* slots at and above this number have never been taken */
     _Atomic uint32_t unhooked;     /* entry points that the driver answered and no hook covers */
     _Atomic uint32_t saturated;    /* releases of more than was charged, cut to what was there */
+    /* Whether memory of a node of the host can be made, tried once: 0 not yet, VGPU_HOST_WORKS, VGPU_HOST_FAILS, else the number of the slot whose process
+     * tries, + 1; if that has ended, it ended in trying. In what was a gap. */
+    _Atomic uint32_t host_tried;
     struct vgpu_account accounts[VGPU_MAX_CARDS][VGPU_ACCOUNT_ROOM];
     struct vgpu_pacer_card pacer[VGPU_MAX_CARDS];
     struct vgpu_slot_head heads[VGPU_SLOTS];
