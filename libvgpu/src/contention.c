@@ -16,6 +16,8 @@
 #define SURE_LOOKS 8u            /* whoever found nobody in so many looks is alone */
 #define CAUTION 32               /* a correction takes about so many looks: NVML is late, and estimates follow late */
 #define WHOLE 1024
+#define SURE_MISSED_NS 500000000  /* beyond TOLERANCE_PERCENT of the time */
+#define MOST_AHEAD_NS 1000000000  /* what a process has been charged more than it used makes up for that much later */
 
 static struct look {
     uint64_t at, container_ns, process_ns;
@@ -25,6 +27,8 @@ static struct {
     _Atomic uint64_t next_look;
     _Atomic uint64_t until; /* contended until then */
     _Atomic int64_t own_ns;
+    _Atomic uint64_t missed_ns;
+    int64_t deficit_ns;     /* under the lock: used, as NVML saw it, less charged */
     _Atomic uint32_t scale; /* of measured times, in 1/WHOLE; 0: not yet looked */
     _Atomic uint32_t count; /* looks so far */
 } cards[VGPU_MAX_CARDS];
@@ -50,6 +54,22 @@ static void correct(unsigned card, int64_t charged, int64_t used) {
     atomic_store_explicit(&cards[card].scale, (uint32_t)scale, memory_order_relaxed);
 }
 
+/* What was used since the last look: `mine` percent, by NVML. What is to be charged for it counts as charged. */
+static void note_missed(unsigned card, const struct look *last, struct look *this, unsigned mine) {
+    const int64_t passed = (int64_t)(this->at - last->at), charged = (int64_t)(this->process_ns - last->process_ns);
+    int64_t deficit = cards[card].deficit_ns + passed * ((int64_t)mine - TOLERANCE_PERCENT) / 100 - charged;
+    if (deficit > SURE_MISSED_NS) {
+        atomic_fetch_add(&cards[card].missed_ns, (uint64_t)deficit);
+        this->process_ns += (uint64_t)deficit;
+        deficit = 0;
+    }
+    cards[card].deficit_ns = deficit > -MOST_AHEAD_NS ? deficit : -MOST_AHEAD_NS;
+}
+
+uint64_t vgpu_contention_missed(unsigned card) {
+    return atomic_load_explicit(&cards[card].missed_ns, memory_order_relaxed) ? atomic_exchange(&cards[card].missed_ns, 0) : 0;
+}
+
 static bool told_of_neighbours(unsigned card) {
     return atomic_load_explicit(&vgpu_mapping()->limits->arbiter[card].neighbours, memory_order_relaxed) > 0;
 }
@@ -66,15 +86,18 @@ static bool shared_now(unsigned card, uint64_t now) {
         atomic_store_explicit(&cards[card].scale, WHOLE, memory_order_relaxed);
         return has_siblings || told_of_neighbours(card);
     }
-    unsigned ours, others;
-    if (!oldest.at || !vgpu_crosscheck(card, &ours, &others))
+    struct vgpu_seen seen;
+    if (!oldest.at)
         return has_siblings;
     const int64_t charged = (int64_t)(this.container_ns - oldest.container_ns) * 100 / (int64_t)(now - oldest.at);
-    if (others > TOLERANCE_PERCENT)
-        correct(card, charged, ours);
+    if (!vgpu_crosscheck(card, &seen)) /* what is more than ours, is somebody's: measured times are charged in full */
+        return has_siblings || (int64_t)seen.all > charged + TOLERANCE_PERCENT;
+    note_missed(card, &last, &looks[card][count % LOOKS], seen.mine);
+    if (seen.others > TOLERANCE_PERCENT)
+        correct(card, charged, seen.ours);
     else
         atomic_store_explicit(&cards[card].scale, WHOLE, memory_order_relaxed);
-    return others > TOLERANCE_PERCENT || has_siblings;
+    return seen.others > TOLERANCE_PERCENT || has_siblings;
 }
 
 void vgpu_contention_update(unsigned card, uint64_t now) {

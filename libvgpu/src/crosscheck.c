@@ -2,6 +2,7 @@
 #include "crosscheck.h"
 
 #include <time.h>
+#include <unistd.h>
 
 #include "driver.h"
 #include "ledger.h"
@@ -31,17 +32,26 @@ static bool is_ours(unsigned pid) {
     return false;
 }
 
-bool vgpu_crosscheck(unsigned card, unsigned *ours, unsigned *others) {
+static unsigned used_by_all(nvmlDevice_t handle) {
+    nvmlUtilization_t rates;
+    __typeof__(&nvmlDeviceGetUtilizationRates) ask = DRIVER(nvmlDeviceGetUtilizationRates);
+    return ask && ask(handle, &rates) == NVML_SUCCESS ? rates.gpu : 0;
+}
+
+bool vgpu_crosscheck(unsigned card, struct vgpu_seen *seen) {
     nvmlProcessUtilizationSample_t samples[SAMPLES];
     unsigned count = SAMPLES, per_process = 1, own_samples = 0;
     nvmlDevice_t handle;
     struct timespec wall;
     __typeof__(&nvmlDeviceGetProcessUtilization) ask = DRIVER(nvmlDeviceGetProcessUtilization);
+    *seen = (struct vgpu_seen){0};
     clock_gettime(CLOCK_REALTIME, &wall); /* NVML's time stamps count us of it */
     unsigned long long since = (unsigned long long)wall.tv_sec * 1000000u + (unsigned long long)wall.tv_nsec / 1000u - 1000000u;
-    if (!ask || !handle_of(card, &handle) || ask(handle, samples, &count, since) != NVML_SUCCESS)
+    if (!handle_of(card, &handle))
         return false;
-    unsigned long long own = 0, all = 0;
+    if (!ask || ask(handle, samples, &count, since) != NVML_SUCCESS)
+        count = 0;
+    unsigned long long own = 0, all = 0, mine = 0;
     for (unsigned i = 0; i < count; i++) {
         unsigned same = 0;
         for (unsigned j = 0; j <= i; j++)
@@ -52,8 +62,12 @@ bool vgpu_crosscheck(unsigned card, unsigned *ours, unsigned *others) {
             own += samples[i].smUtil;
             own_samples++;
         }
+        mine += samples[i].pid == (unsigned)getpid() ? samples[i].smUtil : 0;
     }
-    *ours = (unsigned)(own / per_process);
-    *others = (unsigned)((all - own) / per_process);
+    seen->ours = (unsigned)(own / per_process);
+    seen->mine = (unsigned)(mine / per_process);
+    seen->others = (unsigned)((all - own) / per_process);
+    if (!own_samples)
+        seen->all = used_by_all(handle);
     return own_samples > 0;
 }

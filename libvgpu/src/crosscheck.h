@@ -3,7 +3,15 @@
 #define VGPU_CROSSCHECK_H
 #include <stdbool.h>
 
-/* Percent of the last second in which kernels ran: of this container's processes, and of others. False: no samples of our own processes (an idle
- * card, a MIG slice, a pid namespace that is not NVML's): nothing is known then. May take as long as an NVML query. */
-bool vgpu_crosscheck(unsigned card, unsigned *ours, unsigned *others);
+/* Percent of the last second in which kernels ran. */
+struct vgpu_seen {
+    unsigned ours;   /* of this container's processes */
+    unsigned mine;   /* of this one alone */
+    unsigned others; /* of others' */
+    unsigned all;    /* of anybody's, where that is all that can be told */
+};
+
+/* False: no samples of our own processes: an idle card, a MIG slice, or a pid namespace that is not NVML's (drivers up to 2021 answer in the host's
+ * numbers). Then `all` says what the card did, or is 0. May take as long as two NVML queries. */
+bool vgpu_crosscheck(unsigned card, struct vgpu_seen *seen);
 #endif

@@ -21,5 +21,6 @@ void vgpu_forget_parent(void) {
     vgpu_parameters_forget();
     vgpu_moves_forget();
     vgpu_graph_touches_forget();
+    vgpu_graph_cards_forget();
     vgpu_watch_forget();
 }

@@ -27,5 +27,6 @@ void vgpu_streams_forget(void);
 void vgpu_parameters_forget(void);
 void vgpu_moves_forget(void);
 void vgpu_graph_touches_forget(void);
+void vgpu_graph_cards_forget(void);
 void vgpu_watch_forget(void);
 #endif

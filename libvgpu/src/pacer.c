@@ -15,6 +15,7 @@
 #include "fork.h"
 #include "gate.h"
 #include "gcra.h"
+#include "graph_cards.h"
 #include "owed.h"
 #include "prepaid.h"
 #include "settle.h"
@@ -323,9 +324,12 @@ static __attribute__((noinline)) bool paid(struct vgpu_launch *launch, uint64_t 
     const struct vgpu_limits *limits = vgpu_limits_now();
     const CUfunction function = launch->function;
     *launch = (struct vgpu_launch){.counted = false};
-    /* Captured work costs nothing: the launch of the graph will pay. */
-    if (!limits || vgpu_capturing(stream) || !vgpu_place_of_stream(stream, &place) || place.card >= limits->card_count)
+    if (!limits || !vgpu_place_of_stream(stream, &place) || place.card >= limits->card_count)
         return true;
+    if (vgpu_capturing(stream)) { /* costs nothing: the launch of the graph will pay */
+        vgpu_graph_cards_captured(stream, place.card);
+        return true;
+    }
     const int kept = errno;
     uint64_t now = vgpu_now_ns();
     look_up(place.card, key, stream, now);
@@ -340,6 +344,9 @@ static __attribute__((noinline)) bool paid(struct vgpu_launch *launch, uint64_t 
     vgpu_reap(REAP_EVERY_MS); /* those that ended with work under way have not paid for it */
     const struct vgpu_pace share = vgpu_pace_now(limits, &place, now);
     vgpu_settle_refunds(place.card, share.percent);
+    const uint64_t missed = vgpu_contention_missed(place.card);
+    if (missed && share.percent)
+        vgpu_settle_missed(place.card, share.percent, missed);
     launch->counted = true;
     launch->card = place.card;
     launch->others = others & ~(1u << place.card) & ((1u << limits->card_count) - 1);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "capture.h"
+#include "charge.h"
 #include "clock.h"
 #include "fork.h"
 #include "owed.h"
@@ -348,7 +349,18 @@ void vgpu_samples_going(CUcontext context) {
     vgpu_spin_unlock(&lock);
 }
 
-void vgpu_samples_went(CUcontext context, bool gone) {
+/* With the lock held: nothing of its events means anything any more. */
+static void forget_events(struct sampler *sampler) {
+    sampler->context = NULL;
+    for (struct vgpu_sample *sample = sampler->first; sample; sample = sample->next) {
+        sample->bounded = true;
+        sample->before = sample->after = NULL;
+    }
+    while (sampler->spare)
+        free(take_spare(sampler));
+}
+
+static void end_of(CUcontext context, bool gone, bool over) {
     if (!context)
         return;
     vgpu_spin_lock(&lock);
@@ -356,17 +368,25 @@ void vgpu_samples_went(CUcontext context, bool gone) {
     if (sampler && sampler->leaving)
         sampler->leaving--;
     if (sampler && gone) {
-        sampler->context = NULL;
-        give_up(sampler);
+        forget_events(sampler);
+        if (over)
+            give_up(sampler);
         for (struct vgpu_sample *sample = sampler->first; sample; sample = sample->next)
-            sample->before = sample->after = NULL;
-        while (sampler->spare)
-            free(take_spare(sampler));
+            sample->lost = true;
     }
     vgpu_spin_unlock(&lock);
 }
 
+void vgpu_samples_went(CUcontext context, bool gone) {
+    end_of(context, gone, true);
+}
+
+void vgpu_samples_detached(CUcontext context, bool gone) {
+    end_of(context, gone, false);
+}
+
 void vgpu_samples_stream_going(CUstream stream) {
+    vgpu_own_tables();
     if (!atomic_load_explicit(&vgpu_samples_outstanding, memory_order_relaxed))
         return;
     vgpu_spin_lock(&lock);

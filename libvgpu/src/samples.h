@@ -87,6 +87,8 @@ bool vgpu_samples_collect(vgpu_sample_taker *each, bool must);
 /* Around a call that may destroy a context, and its events with it. What was under way there has then ended. */
 void vgpu_samples_going(CUcontext context);
 void vgpu_samples_went(CUcontext context, bool gone);
+/* The same for a green context, whose work goes on and cannot be asked for. */
+void vgpu_samples_detached(CUcontext context, bool gone);
 /* A stream goes, or a thread with its own one (stream CU_STREAM_PER_THREAD); its work may go on. */
 void vgpu_samples_stream_going(CUstream stream);
 #endif

@@ -65,6 +65,10 @@ static void settle_on(unsigned card, uint32_t percent, int64_t difference) {
         vgpu_settle_price(vgpu_pacer_shared(card), -(int64_t)vgpu_gcra_price((uint64_t)-difference, percent));
 }
 
+void vgpu_settle_missed(unsigned card, uint32_t percent, uint64_t gpu_ns) {
+    settle_on(card, percent, (int64_t)gpu_ns);
+}
+
 static void learn(const struct vgpu_sample *sample, const struct vgpu_measure *measure, uint64_t busy) {
     if (measure->partly || sample->meaning != atomic_load_explicit(&sample->cost->meaning, memory_order_relaxed))
         return;

@@ -15,7 +15,9 @@ static bool arbitrated;
 
 const struct vgpu_mapping *vgpu_mapping(void) { return &mapping; }
 bool vgpu_arbiter_lives(unsigned card, uint64_t now) { (void)card, (void)now; return arbitrated; }
-bool vgpu_crosscheck(unsigned card, unsigned *ours, unsigned *others) { (void)card, (void)ours, (void)others; return false; }
+static struct vgpu_seen seen_by_nvml;
+static bool own_is_seen;
+bool vgpu_crosscheck(unsigned card, struct vgpu_seen *seen) { (void)card; *seen = seen_by_nvml; return own_is_seen; }
 
 /* The first launches of a program among others are no measure of it either. */
 static void check_first_look(void) {
@@ -41,7 +43,54 @@ static void check_comer(void) {
     CHECK(vgpu_contention_company(1) == VGPU_UNSURE);
 }
 
+/* A second of looks at a process that uses `used` percent and is charged `charged`: what it has to pay for besides, in ms. */
+static uint64_t missed_in_a_second(unsigned card, uint64_t *now, unsigned used, unsigned charged) {
+    uint64_t missed = 0;
+    own_is_seen = true;
+    seen_by_nvml = (struct vgpu_seen){.ours = used, .mine = used};
+    for (int i = 0; i < 4; i++) {
+        vgpu_contention_own(card, 2500000 * (int64_t)charged);
+        atomic_fetch_add(&usage_file.pacer[card].gpu_ns, 2500000 * (uint64_t)charged);
+        vgpu_contention_update(card, *now += 250000001);
+        const uint64_t found = vgpu_contention_missed(card);
+        vgpu_contention_own(card, (int64_t)found); /* as who charges it */
+        missed += found;
+    }
+    return missed / 1000000;
+}
+
+static void check_missed(void) {
+    arbitrated = false;
+    uint64_t now = vgpu_now_ns();
+    missed_in_a_second(2, &now, 20, 20);
+    CHECK(missed_in_a_second(2, &now, 20, 20) == 0);
+    CHECK(missed_in_a_second(2, &now, 25, 20) == 0); /* NVML is coarse */
+    uint64_t missed = 0;
+    for (int i = 0; i < 10; i++)
+        missed += missed_in_a_second(2, &now, 99, 20);
+    CHECK(missed > 6500 && missed < 7600); /* 79 percent of ten seconds, less the tolerance and what is not yet sure */
+    CHECK(missed_in_a_second(2, &now, 20, 20) <= 600);
+    for (int i = 0; i < 10; i++)
+        CHECK(missed_in_a_second(3, &now, 0, 20) == 0);
+    CHECK(missed_in_a_second(3, &now, 99, 20) == 0); /* it was charged before it ran */
+}
+
+/* NVML knows our processes by other numbers: what is more than we were charged is taken for a neighbour's. */
+static void check_other_pids(void) {
+    uint64_t now = vgpu_now_ns();
+    arbitrated = own_is_seen = false;
+    seen_by_nvml = (struct vgpu_seen){.all = 3};
+    for (int i = 0; i < 6; i++)
+        vgpu_contention_update(4, now += 250000001);
+    CHECK(vgpu_contention_company(4) == VGPU_UNSURE);
+    seen_by_nvml.all = 60;
+    vgpu_contention_update(4, now += 250000001);
+    CHECK(vgpu_contention_company(4) == VGPU_SHARING && vgpu_contention_missed(4) == 0);
+}
+
 int main(void) {
+    check_missed();
+    check_other_pids();
     check_first_look();
     check_comer();
     return 0;

@@ -28,7 +28,9 @@ const struct vgpu_mapping *vgpu_mapping(void) { return &vgpu_mapped; }
 const struct vgpu_limits *vgpu_limits_now(void) { return &limits; }
 bool vgpu_place_now(struct vgpu_place *place) { *place = (struct vgpu_place){0}; return true; }
 bool vgpu_place_of_stream(CUstream stream, struct vgpu_place *place) { (void)stream; return vgpu_place_now(place); }
+void vgpu_graph_cards_captured(CUstream stream, unsigned card) { (void)stream, (void)card; }
 int vgpu_reap(unsigned min_interval_ms) { (void)min_interval_ms; return 0; }
+uint64_t vgpu_contention_missed(unsigned card) { (void)card; return 0; }
 uint64_t vgpu_contention_spent(unsigned card) { (void)card; return 0; }
 bool vgpu_arbiter_lives(unsigned card, uint64_t now) { (void)card, (void)now; return false; }
 void vgpu_count_gpu_time(unsigned card, uint64_t gpu_ns, uint64_t launches) { (void)card, (void)gpu_ns, (void)launches; }

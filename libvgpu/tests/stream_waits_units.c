@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "check.h"
 #include "streams_driver.h"
+#include "samples.h"
 #include "tier.h"
 #include "tier_move.h"
 
@@ -19,6 +20,26 @@ void vgpu_safe_point_slowly(void) {
 }
 
 void vgpu_safe_point_idle(void) {
+}
+
+/* Measurements that a green context takes along. */
+static unsigned detaching;
+atomic_int vgpu_samples_outstanding;
+
+void vgpu_pacer_look(void) {
+}
+
+void vgpu_samples_going(CUcontext context) {
+    CHECK(context == CONTEXT(2) || !context);
+    detaching++;
+}
+
+void vgpu_samples_detached(CUcontext context, bool gone) {
+    (void)context, (void)gone;
+    CHECK(detaching-- == 1);
+}
+
+void vgpu_places_forget(void) {
 }
 
 static CUresult count(void) {

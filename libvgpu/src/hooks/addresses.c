@@ -2,6 +2,7 @@
  * Parameters of kernels are no addresses to it, and advice on memory is for managed memory alone, which does not move. */
 #define _GNU_SOURCE
 #include "gated.h"
+#include "graph_cards.h"
 
 /* Defines the hook `symbol`. */
 #define INSIDE(symbol, parameters, arguments)                                                                                                     \
@@ -38,8 +39,35 @@ INSIDE(cuGraphExecMemsetNodeSetParams, (CUgraphExec exec, CUgraphNode node, cons
 INSIDE(cuGraphExecBatchMemOpNodeSetParams, (CUgraphExec exec, CUgraphNode node, const CUDA_BATCH_MEM_OP_NODE_PARAMS *list), (exec, node, list))
 INSIDE(cuGraphExecChildGraphNodeSetParams, (CUgraphExec exec, CUgraphNode node, CUgraph child), (exec, node, child))
 INSIDE(cuGraphExecNodeSetParams, (CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *parameters), (exec, node, parameters))
-INSIDE(cuGraphExecUpdate, (CUgraphExec exec, CUgraph graph, CUgraphNode *error_node, CUgraphExecUpdateResult *why), (exec, graph, error_node, why))
-INSIDE(cuGraphExecUpdate_v2, (CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *why), (exec, graph, why))
+
+static CUresult updated(CUresult result, CUgraph graph, CUgraphExec exec) {
+    if (result == CUDA_SUCCESS)
+        vgpu_graph_cards_read(graph, exec);
+    return result;
+}
+
+CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error_node, CUgraphExecUpdateResult *why) {
+    CUDA_REAL(cuGraphExecUpdate);
+    const bool gated = vgpu_gate_is_armed();
+    if (gated)
+        vgpu_gate_enter();
+    const CUresult result = real(exec, graph, error_node, why);
+    if (gated)
+        vgpu_gate_leave();
+    return updated(result, graph, exec);
+}
+
+CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *why) {
+    CUDA_REAL(cuGraphExecUpdate_v2);
+    const bool gated = vgpu_gate_is_armed();
+    if (gated)
+        vgpu_gate_enter();
+    const CUresult result = real(exec, graph, why);
+    if (gated)
+        vgpu_gate_leave();
+    return updated(result, graph, exec);
+}
+
 INSIDE(cuMemGetAccess, (unsigned long long *flags, const CUmemLocation *location, CUdeviceptr at), (flags, location, at))
 INSIDE(cuTexObjectCreate,
        (CUtexObject *object, const CUDA_RESOURCE_DESC *resource, const CUDA_TEXTURE_DESC *texture, const CUDA_RESOURCE_VIEW_DESC *view),

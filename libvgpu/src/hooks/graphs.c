@@ -7,6 +7,7 @@
 #include "capture.h"
 #include "charge.h"
 #include "gated.h"
+#include "graph_cards.h"
 #include "graph_touches.h"
 #include "pacer.h"
 #include "prepaid.h"
@@ -58,7 +59,7 @@ static CUresult paced(run_function real, CUgraphExec exec, CUstream given, CUstr
         vgpu_safe_point();
         vgpu_touched_graph(exec);
     }
-    if (__builtin_expect(!vgpu_pacer_before(&launch, key, stream), 0))
+    if (__builtin_expect(!vgpu_pacer_before_on(&launch, key, stream, vgpu_graph_cards_of(exec)), 0))
         return CUDA_ERROR_OUT_OF_MEMORY;
     return vgpu_pacer_after(&launch, launch_with_memory(real, exec, given, stream));
 }
@@ -106,6 +107,7 @@ static CUresult instantiated(CUresult result, CUgraph graph, CUgraphExec made, s
     vgpu_graph_keep(vgpu_graph_later(before, found), made);
     if (vgpu_gate_is_armed())
         vgpu_graph_touches_read(graph, made);
+    vgpu_graph_cards_read(graph, made);
     *exec = made;
     return CUDA_SUCCESS;
 }
@@ -192,6 +194,7 @@ CUresult cuGraphExecDestroy(CUgraphExec exec) {
     struct vgpu_graph *graph = vgpu_graph_take(exec);
     if (vgpu_gate_is_armed())
         vgpu_graph_touches_gone(exec);
+    vgpu_graph_cards_gone(exec);
     CUresult result = real(exec);
     vgpu_graph_keep(graph, result == CUDA_SUCCESS ? NULL : exec);
     if (result == CUDA_SUCCESS)

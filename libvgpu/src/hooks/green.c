@@ -1,7 +1,9 @@
 /* Green contexts: parts of a card that a primary context gives to streams. Their memory is the primary context's. */
 #define _GNU_SOURCE
 #include "cards.h"
+#include "charge.h"
 #include "gate.h"
+#include "pacer.h"
 #include "streams.h"
 #include "tier.h"
 
@@ -44,13 +46,11 @@ static void went_green(CUcontext context, bool gone, CUcontext primary, CUdevice
         vgpu_tier_green_went(context, gone, primary ? primary : context, finished, moment);
 }
 
-/* Its streams stay, and cannot be asked any more (CUDA_ERROR_STREAM_DETACHED); memory is the primary context's. */
-CUresult cuGreenCtxDestroy(CUgreenCtx green) {
-    CUDA_REAL(cuGreenCtxDestroy);
-    if (!vgpu_gate_is_armed())
-        return real(green);
+typedef CUresult (*destroy_function)(CUgreenCtx);
+
+static CUresult destroy_gated(destroy_function real, CUgreenCtx green, CUcontext context) {
     CUdevice device = 0;
-    const CUcontext context = of_green(green), primary = context ? primary_beside(context, &device) : NULL;
+    const CUcontext primary = context ? primary_beside(context, &device) : NULL;
     const bool finished = !context || vgpu_tier_green_going(context);
     const uint64_t moment = vgpu_tier_moment();
     vgpu_gate_enter(); /* nobody asks about its streams meanwhile */
@@ -65,6 +65,20 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green) {
     vgpu_gate_leave();
     if (context)
         went_green(context, result == CUDA_SUCCESS, primary, device, finished, moment);
+    return result;
+}
+
+/* Its streams stay, and cannot be asked any more (CUDA_ERROR_STREAM_DETACHED); memory is the primary context's. Another one may get its handle, to which
+ * events of this one mean nothing. */
+CUresult cuGreenCtxDestroy(CUgreenCtx green) {
+    CUDA_REAL(cuGreenCtxDestroy);
+    const CUcontext context = vgpu_enforcement() == VGPU_UNLIMITED ? NULL : of_green(green);
+    vgpu_pacer_waited();
+    vgpu_samples_going(context);
+    const CUresult result = vgpu_gate_is_armed() ? destroy_gated(real, green, context) : real(green);
+    vgpu_samples_detached(context, result == CUDA_SUCCESS);
+    if (result == CUDA_SUCCESS)
+        vgpu_places_forget();
     return result;
 }
 

@@ -84,9 +84,35 @@ static void touched_by_list(const CUDA_LAUNCH_PARAMS *list, unsigned devices) {
         vgpu_touched_kernel(list[i].function, list[i].kernelParams, NULL);
 }
 
-/* One launch on several cards at once: paid on the card of the current context alone, as all of them run for the same time. */
-PACED(cuLaunchCooperativeKernelMultiDevice, (CUDA_LAUNCH_PARAMS * list, unsigned int devices, unsigned int flags), (list, devices, flags),
-      list && devices, list_key(list), list->hStream, NULL, touched_by_list(list, devices))
+/* One launch on several cards at once, paid on each: all of them run for the same time. */
+static uint32_t cards_of_list(const CUDA_LAUNCH_PARAMS *list, unsigned devices) {
+    uint32_t cards = 0;
+    struct vgpu_place place;
+    for (unsigned i = 0; i < devices; i++)
+        if (vgpu_place_of_stream(list[i].hStream, &place) && place.card < VGPU_MAX_CARDS)
+            cards |= 1u << place.card;
+    return cards;
+}
+
+CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int devices, unsigned int flags) {
+    CUDA_REAL(cuLaunchCooperativeKernelMultiDevice);
+    struct vgpu_launch launch = {.function = NULL};
+    if (!list || !devices || vgpu_enforcement() == VGPU_UNLIMITED)
+        return real(list, devices, flags);
+    const bool gated = vgpu_gate_is_armed();
+    if (gated) {
+        vgpu_safe_point();
+        touched_by_list(list, devices);
+    }
+    if (!vgpu_pacer_before_on(&launch, list_key(list), list->hStream, cards_of_list(list, devices)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (gated)
+        vgpu_handing_in(list->hStream);
+    const CUresult result = real(list, devices, flags);
+    if (gated)
+        vgpu_handed_in();
+    return vgpu_pacer_after(&launch, result);
+}
 
 static uint64_t plane_key(CUfunction function, int width, int height) {
     return vgpu_cost_key(function, product((uint64_t)width, (uint64_t)height, 1), 0);

@@ -300,6 +300,101 @@ static void no_context(void) {
     }
 }
 
+/* Launches on the first card while the second one is current. */
+static void other_card(void) {
+    context_on(0);
+    CUlibrary library;
+    CUkernel kernel;
+    OK(cuLibraryLoadData(&library, text_of(kernel_name), NULL, NULL, 0, NULL, NULL, 0));
+    OK(cuLibraryGetKernel(&kernel, library, kernel_name));
+    CUstream stream = stream_new();
+    context_on(1);
+    loop((CUfunction)kernel, stream);
+}
+
+/* A graph with a node on each card, launched on the first one; by hand its nodes are added to no stream. */
+static void graph_on_two(bool by_hand) {
+    CUcontext first = context_on(0);
+    CUfunction here = function(kernel_name), there;
+    CUstream stream = stream_new(), other;
+    CUevent begun, ended;
+    CUgraph graph;
+    CUgraphExec exec;
+    OK(cuEventCreate(&begun, CU_EVENT_DISABLE_TIMING));
+    CUcontext second = context_on(1);
+    there = function(kernel_name);
+    other = stream_new();
+    OK(cuEventCreate(&ended, CU_EVENT_DISABLE_TIMING));
+    OK(cuCtxSetCurrent(first));
+    if (by_hand) {
+        CUgraphNode node;
+        CUDA_KERNEL_NODE_PARAMS node_of = {.func = here, 1, 1, 1, 32, 1, 1};
+        OK(cuGraphCreate(&graph, 0));
+        OK(cuGraphAddKernelNode(&node, graph, NULL, 0, &node_of));
+        node_of.func = there;
+        OK(cuGraphAddKernelNode(&node, graph, NULL, 0, &node_of));
+    } else {
+        OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        launch(here, stream);
+        OK(cuEventRecord(begun, stream));
+        OK(cuCtxSetCurrent(second));
+        OK(cuStreamWaitEvent(other, begun, 0));
+        launch(there, other);
+        OK(cuEventRecord(ended, other));
+        OK(cuCtxSetCurrent(first));
+        OK(cuStreamWaitEvent(stream, ended, 0));
+        OK(cuStreamEndCapture(stream, &graph));
+    }
+    OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+    ready();
+    for (;;) {
+        OK(cuGraphLaunch(exec, stream));
+        OK(cuStreamSynchronize(stream));
+    }
+}
+
+static void graph_captured(void) {
+    graph_on_two(false);
+}
+
+static void graph_by_hand(void) {
+    graph_on_two(true);
+}
+
+/* A graph of one card, where there are two: that card alone pays. */
+static void graph_on_one(void) {
+    context_on(0);
+    CUfunction kernel = function(kernel_name);
+    CUstream stream = stream_new();
+    CUgraph graph;
+    CUgraphExec exec;
+    OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    launch(kernel, stream);
+    OK(cuStreamEndCapture(stream, &graph));
+    OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+    ready();
+    for (;;) {
+        OK(cuGraphLaunch(exec, stream));
+        OK(cuStreamSynchronize(stream));
+    }
+}
+
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+static void cooperative_on_two(void) {
+    CUDA_LAUNCH_PARAMS list[2] = {0};
+    for (int i = 0; i < 2; i++) {
+        context_on(i);
+        list[i] = (CUDA_LAUNCH_PARAMS){.function = function(kernel_name), .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 32,
+                                       .blockDimY = 1, .blockDimZ = 1, .hStream = stream_new()};
+    }
+    ready();
+    for (;;) {
+        OK(cuLaunchCooperativeKernelMultiDevice(list, 2, 0));
+        OK(cuStreamSynchronize(list[1].hStream));
+        OK(cuStreamSynchronize(list[0].hStream));
+    }
+}
+
 /* One launch, and the end of the process. */
 
 static void once(bool waits) {
@@ -383,7 +478,9 @@ static const struct {
     {"contexts-in-turn", contexts_in_turn}, {"unlike", unlike}, {"unlike-and-waits", unlike_and_waits},
     {"many-kinds", many_kinds}, {"context-each", context_each}, {"primary-each", primary_each}, {"stream-each", stream_each},
     {"module-each", module_each}, {"thread-each", thread_each}, {"host-functions", host_functions}, {"foreign-stream", foreign_stream},
-    {"no-context", no_context}, {"once-exits", once_exits}, {"once-returns", once_returns}, {"once-is-killed", once_is_killed},
+    {"no-context", no_context}, {"other-card", other_card}, {"graph-captured", graph_captured},
+    {"graph-by-hand", graph_by_hand}, {"graph-on-one", graph_on_one}, {"cooperative-on-two", cooperative_on_two},
+    {"once-exits", once_exits}, {"once-returns", once_returns}, {"once-is-killed", once_is_killed},
     {"once-goes-on", once_goes_on}, {"once-sleeps", once_sleeps}, {"once-polls", once_polls}, {"crowd", crowd},
 };
 
