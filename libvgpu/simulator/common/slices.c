@@ -387,9 +387,11 @@ uint64_t sim_time_begin(struct sim *sim, int index)
             sim_advance_locked(sim, (int)card, at);
     }
     store(&state->joint_ns, now);
-    for (uint32_t card = 0; card < state->card_count; card++)
-        if ((int)card != index)
-            sim_release(&state->cards[card].time_lock);
+    for (uint32_t card = state->card_count; card > 0; card--) /* the last taken first: see lock.c */
+        sim_release(&state->cards[card - 1].time_lock);
+    sim_acquire(sim, &state->cards[index].time_lock);
+    now = sim_now();
+    sim_advance_locked(sim, index, now);
     return now;
 }
 
