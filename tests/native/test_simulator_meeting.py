@@ -113,3 +113,25 @@ def test_others_get_their_slices_while_one_spins(machine: Machine) -> None:
     assert machine.card(0).switches > 10
     process.kill()
     process.wait()
+
+
+def test_a_process_that_launches_many_on_both_cards_is_not_held_up(machine: Machine) -> None:
+    """All 200 are launched while the first of them still spins."""
+    codes = machine.run(
+        f"""{CLIENT}
+made = []
+for card in (0, 1):
+    made.append((context(card), kernel("all_meet2_5ms")))
+    ok(cu.cuFuncLoad(made[-1][1]))
+for current, f in made:
+    ok(cu.cuCtxSetCurrent(current))
+    for _ in range(100):
+        launch(f)
+report([code(cu.cuStreamQuery(0)) for current, f in made if not ok(cu.cuCtxSetCurrent(current))])
+for current, f in made:
+    ok(cu.cuCtxSetCurrent(current))
+    ok(cu.cuCtxSynchronize())
+"""
+    )
+    assert codes == [600, 600]
+    assert machine.card(1).busy_ns == pytest.approx(500 * MS, rel=0.1)
