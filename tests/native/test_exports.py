@@ -39,7 +39,7 @@ def test_every_hook_is_defined_in_one_family_file() -> None:
     for name in exported():
         if name in {"dlopen", "dlsym", "dlvsym"}:
             continue
-        makers = "LIST_V[12]|PACED|GATED(?:_NOTING)?|BETWEEN_CARDS(?:_ASYNC)?|INSIDE"
+        makers = "LIST_V[12]|PACED|GATED(?:_NOTING)?|BETWEEN_CARDS(?:_ASYNC)?|INSIDE|FILL"
         definition = re.compile(rf"(CUresult|nvmlReturn_t) {name}\(|^(?:{makers})\({name},", re.M)
         assert len([file for file, text in families.items() if definition.search(text)]) == 1, name
 

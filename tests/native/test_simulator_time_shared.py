@@ -278,7 +278,7 @@ int main(void)
     struct sim sim;
     if (sim_open_environment(&sim) || sim_register(&sim))
         return 1;
-    sim_launch(&sim, 0, 1000000, 1000, 0, (struct sim_mark){0, 0});
+    sim_launch(&sim, 0, 1000000, 1000, 0, (struct sim_mark){0, 0}, 0);
     struct sim_card *card = &sim.state->cards[0];
     struct sim_step *step = &card->step;
     sim_acquire(&sim, &card->time_lock);
@@ -316,7 +316,7 @@ int main(void)
     puts("ready");
     fflush(stdout);
     for (unsigned i = 0;; i++) {
-        uint64_t sequence = sim_launch(&sim, 0, 1000 + i % 7 * 9000, 1000, 0, (struct sim_mark){last, 0});
+        uint64_t sequence = sim_launch(&sim, 0, 1000 + i % 7 * 9000, 1000, 0, (struct sim_mark){last, 0}, 0);
         if (i % 16 == 0) {
             sim_wait(&sim, 0, sequence);
             if (!sim_finished(&sim, 0, sequence) || sim_reached_at(&sim, 0, (struct sim_mark){sequence, 0}) > sim_now())

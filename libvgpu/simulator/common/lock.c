@@ -19,7 +19,7 @@
 #define SPINS_BEFORE_LOOK 400
 #define STALL_NS 1000000000ull /* last resort: nobody holds a lock for a second */
 
-#define NESTED 4
+#define NESTED 32 /* the time of all cards, and some more */
 static __thread struct {
     uint32_t thread, count, depth;
     uint64_t held[NESTED]; /* words of the locks that this thread holds; the last taken is released first */

@@ -6,6 +6,9 @@
  * SIM_TEARDOWN_NS later. */
 #include "common/state.h"
 
+#define SPIN_LOOK_NS 50000u /* who waits for a kernel that may spin looks again after this time */
+#define JOINT_STEP_NS 20000u /* in which the cards' time goes on where kernels of several meet, or less exactly where nobody looked for long */
+
 struct lane { /* a process on the card */
     uint32_t slot, generation;
     struct sim_process *process;
@@ -216,6 +219,25 @@ static bool kernel_runs(const struct lane *lane, uint64_t first)
     return false;
 }
 
+/* Notes that a kernel which meets others has started; when all have, or SIM_NEVER. */
+static uint64_t met_at(struct sim *sim, int index, const struct lane *lane, uint64_t sequence, uint64_t clock)
+{
+    struct sim_launch *launch = launch_at(lane, sequence);
+    struct sim_group *group = &sim->state->groups[launch->group - 1];
+    uint64_t number = launch->meeting, last = 0;
+    uint32_t come = 0;
+    if (load(&group->cards[index].started) <= number) { /* the same again after a death in the middle */
+        store(&group->cards[index].start_ns[number % SIM_MEETINGS], clock);
+        store(&group->cards[index].started, number + 1);
+    }
+    for (uint32_t card = 0; card < sim->state->card_count; card++)
+        if (load(&group->cards[card].started) > number) {
+            last = larger(last, load(&group->cards[card].start_ns[number % SIM_MEETINGS]));
+            come++;
+        }
+    return come >= group->size ? last : SIM_NEVER;
+}
+
 /* Lets the process run until `limit` at most; it has something to run. */
 static void run(struct sim *sim, int index, const struct lane *lane, uint64_t limit)
 {
@@ -227,7 +249,17 @@ static void run(struct sim *sim, int index, const struct lane *lane, uint64_t li
     limit = smaller(limit, (clock / SIM_TICK_NS + 1) * SIM_TICK_NS);
     sim_usage_note(&card->usage, clock, step.card_busy_ns);
     sim_usage_note(&lane->at->usage, clock, step.busy_ns);
-    uint64_t sequence = first_to_end(lane), end = clock + load(&launch_at(lane, sequence)->due) - step.progress_ns;
+    uint64_t sequence = first_to_end(lane);
+    uint64_t met = launch_at(lane, sequence)->group ? met_at(sim, index, lane, sequence, clock) : 0;
+    if (met > clock) { /* it spins: the card is busy, and nothing comes of it */
+        step.clock_ns = smaller(met, limit);
+        step.busy_ns += step.clock_ns - clock;
+        step.card_busy_ns += step.clock_ns - clock;
+        step.finished = 0;
+        make_step(sim, index, &step);
+        return;
+    }
+    uint64_t end = clock + load(&launch_at(lane, sequence)->due) - step.progress_ns;
     step.clock_ns = smaller(end, limit);
     step.progress_ns += step.clock_ns - clock;
     if (kernel_runs(lane, sequence)) {
@@ -334,6 +366,35 @@ void sim_advance_locked(struct sim *sim, int index, uint64_t now)
     }
 }
 
+uint64_t sim_time_begin(struct sim *sim, int index)
+{
+    struct sim_state *state = sim->state;
+    uint64_t now, at;
+    if (!atomic_load_explicit(&state->groups_used, memory_order_relaxed)) {
+        sim_acquire(sim, &state->cards[index].time_lock);
+        now = sim_now();
+        sim_advance_locked(sim, index, now);
+        return now;
+    }
+    for (uint32_t card = 0; card < state->card_count; card++)
+        sim_acquire(sim, &state->cards[card].time_lock);
+    now = sim_now();
+    at = smaller(load(&state->joint_ns), now);
+    uint64_t step = larger(JOINT_STEP_NS, (now - at) / 1000);
+    while (at < now) {
+        at = smaller(at + step, now);
+        for (uint32_t card = 0; card < state->card_count; card++)
+            sim_advance_locked(sim, (int)card, at);
+    }
+    store(&state->joint_ns, now);
+    for (uint32_t card = state->card_count; card > 0; card--) /* the last taken first: see lock.c */
+        sim_release(&state->cards[card - 1].time_lock);
+    sim_acquire(sim, &state->cards[index].time_lock);
+    now = sim_now();
+    sim_advance_locked(sim, index, now);
+    return now;
+}
+
 /* The launches up to a place that have not ended: how long the process must still have the card for, at least. */
 static uint64_t still_needed(const struct lane *lane, struct sim_mark mark)
 {
@@ -342,6 +403,8 @@ static uint64_t still_needed(const struct lane *lane, struct sim_mark mark)
     uint64_t due = load(&launch->due);
     if (lane->process->kernels > 1 && atomic_load_explicit(&launch->phase, memory_order_relaxed) != SIM_RUNNING)
         return launch->duration;
+    if (launch_at(lane, load(&lane->at->completed) + 1)->group) /* who knows when the others come */
+        return larger(due > progress ? due - progress : 0, SPIN_LOOK_NS);
     return due > progress ? due - progress : 0;
 }
 

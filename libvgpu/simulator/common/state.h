@@ -15,7 +15,7 @@
 #include "vgpu/simulator.h"
 
 #define SIM_MAGIC 0x6d69737570677631ull
-#define SIM_ABI 6u
+#define SIM_ABI 7u
 #define SIM_CARDS VGPU_SIM_MAX_CARDS
 #define SIM_SLOTS 1024u
 #define SIM_HISTORY 128u    /* dead processes that stay readable before their slots are used again */
@@ -75,6 +75,8 @@ enum sim_engine_kind { SIM_TO_CARD, SIM_FROM_CARD, SIM_WITHIN_CARD, SIM_ENGINES 
 struct sim_launch {
     uint64_t not_before, duration;
     uint64_t after, prefix; /* begins when the launch `after` and all up to `prefix` have ended */
+    uint32_t group;         /* 1 and more: it meets others */
+    uint64_t meeting;       /* the number of it */
     uint32_t width;         /* share of the card that it fills, of SIM_WHOLE; 0: an event */
     _Atomic uint32_t phase;
     _Atomic uint64_t due, end;
@@ -114,6 +116,18 @@ struct sim_slot {
     uint64_t order; /* of registration: the oldest dead one is used again first */
 } __attribute__((aligned(SIM_LINE)));
 
+/* Kernels of one name that meet: the nth on each card spins until the nth has started on as many cards as they say. All by the number of a meeting; a card
+ * cannot begin the next one before all have come, so that two meetings at most are under way. */
+#define SIM_GROUPS 16u
+#define SIM_MEETINGS 4u
+struct sim_group {
+    _Atomic uint64_t key; /* 0: none */
+    uint32_t size;
+    struct {
+        _Atomic uint64_t issued, started, start_ns[SIM_MEETINGS];
+    } cards[SIM_CARDS];
+};
+
 #define SIM_FAULTS 32
 struct sim_fault {
     char entry[56];
@@ -127,6 +141,9 @@ struct sim_state {
     char boot_id[40], spec[64], board_uuid[48]; /* board_uuid: of MIG instances */
     uint32_t profile, card_count;
     _Atomic uint64_t slice_ns, switch_ns;
+    _Atomic uint32_t groups_used;
+    _Atomic uint64_t joint_ns; /* since there are groups all cards' time goes on together, and is decided up to here */
+    struct sim_group groups[SIM_GROUPS];
     sim_lock registry_lock;
     uint64_t registrations;
     _Atomic uint32_t slots_used;
@@ -263,7 +280,9 @@ struct sim_mark {
 };
 /* Gives a launch to the card; waits while this process has SIM_IN_FLIGHT there. Returns its sequence, from 1; 0: this process lost its place.
  * `width`: of SIM_WHOLE; 0: an event. */
-uint64_t sim_launch(struct sim *sim, int card, uint64_t duration, uint32_t width, uint64_t not_before, struct sim_mark after);
+uint64_t sim_launch(struct sim *sim, int card, uint64_t duration, uint32_t width, uint64_t not_before, struct sim_mark after, uint32_t group);
+/* The group of kernels with this key that meet on so many cards, from 1; 0: there is no room for another one. */
+uint32_t sim_group(struct sim *sim, uint64_t key, uint32_t size);
 /* This process lives now: should it die, its work goes on until then. */
 void sim_seen(struct sim *sim);
 /* Where launches return late, waits until little enough is queued. */
@@ -272,6 +291,8 @@ void sim_wait_queued(struct sim *sim, int card);
 uint64_t sim_engine(struct sim *sim, int card, enum sim_engine_kind engine, uint64_t begin, uint64_t duration);
 /* Moves the card's time to now; cheap when it has nothing to do. */
 void sim_advance(struct sim *sim, int card);
+/* Takes the card's time lock, moves its time to now, and returns that. */
+uint64_t sim_time_begin(struct sim *sim, int card);
 /* Under the card's time lock. */
 void sim_advance_locked(struct sim *sim, int card, uint64_t now);
 /* Under the card's time lock, after advancing: no launch of this process ends before that; *shared: it can also become earlier, as others are ahead. */

@@ -39,8 +39,7 @@ void sim_advance(struct sim *sim, int index)
         some = atomic_load_explicit(&card->active[word], memory_order_relaxed);
     if (!some)
         return;
-    sim_acquire(sim, &card->time_lock);
-    sim_advance_locked(sim, index, sim_now());
+    sim_time_begin(sim, index);
     sim_release(&card->time_lock);
 }
 
@@ -82,8 +81,7 @@ uint64_t sim_expected_end(struct sim *sim, int index, struct sim_mark mark)
     bool shared;
     if (sim_reached(sim, index, mark))
         return sim_reached_at(sim, index, mark);
-    sim_acquire(sim, &card->time_lock);
-    sim_advance_locked(sim, index, sim_now());
+    sim_time_begin(sim, index);
     uint64_t end = ended(sim, index, mark) ? sim_reached_at(sim, index, mark) : sim_predict(sim, index, mark, &shared);
     sim_release(&card->time_lock);
     return end;
@@ -143,9 +141,7 @@ void sim_wait_mark(struct sim *sim, int index, struct sim_mark mark)
     struct sim_card *card = &sim->state->cards[index];
     while (!sim_reached(sim, index, mark) && sim_self_valid(sim)) {
         bool shared;
-        sim_acquire(sim, &card->time_lock);
-        uint64_t now = sim_now();
-        sim_advance_locked(sim, index, now);
+        uint64_t now = sim_time_begin(sim, index);
         uint64_t end = ended(sim, index, mark) ? 0 : sim_predict(sim, index, mark, &shared);
         atomic_store_explicit(&sim->state->slots[sim->slot].seen_ns, now, memory_order_relaxed);
         sim_release(&card->time_lock);
@@ -159,6 +155,26 @@ void sim_wait_mark(struct sim *sim, int index, struct sim_mark mark)
 void sim_wait(struct sim *sim, int index, uint64_t sequence)
 {
     sim_wait_mark(sim, index, (struct sim_mark){0, sequence});
+}
+
+uint32_t sim_group(struct sim *sim, uint64_t key, uint32_t size)
+{
+    struct sim_state *state = sim->state;
+    uint32_t found = 0;
+    sim_acquire(sim, &state->registry_lock);
+    uint32_t used = atomic_load(&state->groups_used);
+    for (uint32_t i = 0; i < used && !found; i++)
+        if (atomic_load(&state->groups[i].key) == key)
+            found = i + 1;
+    if (!found && used < SIM_GROUPS) {
+        state->groups[used].size = size;
+        atomic_store(&state->groups[used].key, key);
+        if (!used)
+            atomic_store(&state->joint_ns, sim_now());
+        atomic_store(&state->groups_used, found = used + 1);
+    }
+    sim_release(&state->registry_lock);
+    return found;
 }
 
 /* Waits until one launch more fits; with short kernels until some more do, since waking up for each of them costs more than it gives. */
@@ -198,10 +214,8 @@ void sim_wait_queued(struct sim *sim, int index)
     const uint64_t most = sim->timing.queued_ns, least_ns = 50000;
     struct sim_card *card = &sim->state->cards[index];
     while (most != SIM_NEVER && sim_self_valid(sim)) {
-        sim_acquire(sim, &card->time_lock);
-        uint64_t now = sim_now();
         mark_active(sim, index);
-        sim_advance_locked(sim, index, now);
+        uint64_t now = sim_time_begin(sim, index);
         uint64_t left = left_to_run(sim, index);
         atomic_store_explicit(&sim->state->slots[sim->slot].seen_ns, now, memory_order_relaxed);
         sim_release(&card->time_lock);
@@ -212,7 +226,7 @@ void sim_wait_queued(struct sim *sim, int index)
     }
 }
 
-uint64_t sim_launch(struct sim *sim, int index, uint64_t duration, uint32_t width, uint64_t not_before, struct sim_mark after)
+uint64_t sim_launch(struct sim *sim, int index, uint64_t duration, uint32_t width, uint64_t not_before, struct sim_mark after, uint32_t group)
 {
     struct sim_card *card = &sim->state->cards[index];
     struct sim_share_of_card *own = &sim->self->cards[index];
@@ -223,9 +237,7 @@ uint64_t sim_launch(struct sim *sim, int index, uint64_t duration, uint32_t widt
             wait_for_room(sim, index, issued);
         if (!sim_self_valid(sim))
             return 0;
-        sim_acquire(sim, &card->time_lock);
-        uint64_t now = sim_now();
-        sim_advance_locked(sim, index, now);
+        uint64_t now = sim_time_begin(sim, index);
         issued = atomic_load_explicit(&own->issued, memory_order_relaxed);
         if (issued - atomic_load(&own->completed) >= SIM_IN_FLIGHT) {
             sim_release(&card->time_lock);
@@ -239,6 +251,9 @@ uint64_t sim_launch(struct sim *sim, int index, uint64_t duration, uint32_t widt
         launch->after = after.launch;
         launch->prefix = after.prefix;
         launch->width = width;
+        launch->group = group;
+        if (group)
+            launch->meeting = atomic_fetch_add(&sim->state->groups[group - 1].cards[index].issued, 1);
         atomic_store_explicit(&launch->due, (issued ? atomic_load(&launch_at(sim, index, issued)->due) : 0) + duration, memory_order_relaxed);
         atomic_store_explicit(&launch->phase, SIM_QUEUED, memory_order_relaxed);
         if (width)

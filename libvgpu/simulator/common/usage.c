@@ -35,9 +35,7 @@ uint32_t sim_share(struct sim *sim, int index, int slot, uint64_t seen_ns, uint6
     *some = false;
     if (slot >= 0 && !process)
         return 0;
-    sim_acquire(sim, &card->time_lock);
-    uint64_t now = sim_now();
-    sim_advance_locked(sim, index, now);
+    uint64_t now = sim_time_begin(sim, index);
     const struct sim_usage *usage = process ? &process->cards[index].usage : &card->usage;
     uint64_t busy = atomic_load(process ? &process->cards[index].busy_ns : &card->busy_ns);
     uint64_t last = now / SIM_TICK_NS, first = last > SECOND_TICKS ? last - SECOND_TICKS : 0;

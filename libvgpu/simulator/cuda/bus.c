@@ -49,7 +49,7 @@ static uint64_t on_multiprocessors(CUstream stream, uint64_t ns)
     int card = stream->context->card;
     events_settle_some(card);
     host_wait(stream->host);
-    uint64_t sequence = stream_occupy(stream, ns, SIM_WHOLE);
+    uint64_t sequence = stream_occupy(stream, ns, SIM_WHOLE, 0);
     uint64_t end = sequence ? sim_expected_end(&driver.sim, card, (struct sim_mark){sequence, 0}) : 0;
     sim_wait_queued(&driver.sim, card);
     return end;

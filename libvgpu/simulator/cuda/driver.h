@@ -113,6 +113,8 @@ struct duration { /* of a kernel's launches, from its name */
     uint64_t ns[DURATIONS]; /* in turn; of a launch, or of one block */
     unsigned count;
     bool per_block;
+    uint32_t meets; /* on so many cards its launches wait for each other; 0: they do not */
+    uint64_t name;  /* of those that meet */
     uint64_t argument_unit; /* ns per unit of the first parameter; 0: it says nothing */
     uint32_t *factors;      /* of a log-normal distribution; NULL: none */
     uint64_t key;
@@ -417,7 +419,7 @@ bool stream_ended(CUstream stream);
 /* When its last kernel ends if nobody else has the card. */
 uint64_t stream_planned(CUstream stream);
 /* Gives the card something that takes time in a stream; 0: this process lost its place. */
-uint64_t stream_occupy(CUstream stream, uint64_t duration, uint32_t width);
+uint64_t stream_occupy(CUstream stream, uint64_t duration, uint32_t width, uint32_t group);
 /* Threads may launch on one stream at once. */
 static inline void raise_to(_Atomic uint64_t *last, uint64_t sequence)
 {

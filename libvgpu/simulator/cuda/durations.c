@@ -4,6 +4,7 @@
  *   ..._perblock_200ns              times the number of blocks
  *   ..._100us_sigma20               log-normal with that mean and a sigma of 20 %
  *   ..._arg_us                      as many microseconds (ns, ms) as its first parameter, an integer, says
+ *   ..._meet2_1ms                   spins until the launch of the same number and name has started on 2 cards, then goes on for 1 ms
  *   anything else                   10 us
  * What is random comes from VGPU_SIM_SEED, the name and the number of the launch in this process, so that runs repeat. */
 #include <ctype.h>
@@ -72,6 +73,12 @@ void duration_read(struct duration *duration, const char *name)
         if (strncmp(at, "_sigma", 6) == 0 && isdigit((unsigned char)at[6]) && !duration->factors) {
             unsigned long percent = strtoul(at + 6, NULL, 10);
             duration->factors = percent && percent <= MAX_SIGMA_PERCENT ? factors_of((double)percent / 100) : NULL;
+        }
+        if (strncmp(at, "_meet", 5) == 0 && isdigit((unsigned char)at[5]) && !duration->meets) {
+            unsigned long cards = strtoul(at + 5, NULL, 10);
+            duration->meets = cards > 1 && cards <= SIM_CARDS ? (uint32_t)cards : 0;
+            for (const char *letter = name; *letter; letter++)
+                duration->name = (duration->name ^ (unsigned char)*letter) * 0x100000001b3ull + 1;
         }
         if (strncmp(at, "_arg_", 5) == 0)
             duration->argument_unit = unit_of(at + 5, mangled);

@@ -163,7 +163,7 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int fla
         now = copied + cost; /* behind a copy it takes no turn: it would hold up what other streams launch meanwhile */
     } else if (cost) {
         events_settle_some(stream->context->card);
-        mark = (struct sim_mark){stream_occupy(stream, cost, 0), 0};
+        mark = (struct sim_mark){stream_occupy(stream, cost, 0, 0), 0};
     }
     note(event, stream->context, mark, stream->host, stream_not_before(stream), stream_planned(stream), now, stream_ended(stream));
     take_time(begin, driver.sim.timing.record_ns);

@@ -141,12 +141,12 @@ static struct sim_mark behind(CUstream stream)
     return after;
 }
 
-uint64_t stream_occupy(CUstream stream, uint64_t duration, uint32_t width)
+uint64_t stream_occupy(CUstream stream, uint64_t duration, uint32_t width, uint32_t group)
 {
     CUcontext context = stream->context;
     if (driver.sim.timing.copies)
         plan(stream, duration);
-    uint64_t sequence = sim_launch(&driver.sim, context->card, duration, width, stream_not_before(stream), behind(stream));
+    uint64_t sequence = sim_launch(&driver.sim, context->card, duration, width, stream_not_before(stream), behind(stream), group);
     if (sequence) {
         raise_to(&stream->last, sequence);
         raise_to(&context->last, sequence);
@@ -168,7 +168,9 @@ CUresult stream_launch(CUstream stream, const struct launch_shape *shape)
     if (touch_matters(shape->function))
         duration += touch_launch(context, shape);
     uint32_t width = driver.sim.timing.kernels > 1 ? width_of(shape, blocks, stream->green) : SIM_WHOLE;
-    uint64_t sequence = stream_occupy(stream, duration, width ? width : 1);
+    const struct duration *kind = &shape->function->duration;
+    uint32_t group = kind->meets && driver.sim.timing.kernels <= 1 ? sim_group(&driver.sim, kind->name, kind->meets) : 0;
+    uint64_t sequence = stream_occupy(stream, duration, width ? width : 1, group);
     if (!sequence)
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
     if (shape->pointers)
