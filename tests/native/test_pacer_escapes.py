@@ -11,7 +11,7 @@ import pytest
 from core_share import busy, make_region, within
 from preloaded import compiled
 
-from vgpu.native import Region
+from vgpu.native import Region, simulator
 from vgpu.native.arbiter import Arbiter
 
 LIMIT = 20
@@ -193,3 +193,15 @@ def test_loading_code_is_nobodys_time(tmp_path: Path, loads: str) -> None:
             for _ in range(5):
                 subprocess.run([program, "once-exits", "spin_10ms"], env=within(tmp_path, region, **env), check=True)
     assert books.metered < books.busy + 5 * 20_000_000
+
+
+@pytest.mark.parametrize("entry", ["cuEventCreate", "cuEventRecord", "cuEventQuery", "cuEventElapsedTime"])
+def test_what_events_cannot_tell_is_charged_as_long_as_it_can_have_run(tmp_path: Path, entry: str) -> None:
+    program = compiled("escapes.c", driver=True)
+    with make_region(tmp_path, cores=LIMIT) as region:
+        subprocess.run([program, "once-exits", "spin_1ms"], env=within(tmp_path, region), check=True)
+        with watched(tmp_path, region) as books:
+            for _ in range(3):
+                simulator.inject_error(tmp_path / "cards", entry, 999)
+                subprocess.run([program, "once-exits", "spin_100ms"], env=within(tmp_path, region), check=True)
+    assert books.busy * 0.98 < books.metered < books.busy * 1.3
