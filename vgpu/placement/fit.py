@@ -38,7 +38,7 @@ def fit_container(
     *,
     oversubscribe: bool = True,
 ) -> list[GpuSlice] | Rejection:
-    """Slices of `request.count` different cards, the policy's best first, or why not; `cards` in index order."""
+    """Slices of `request.count` different cards, or why not; both in index order."""
     pod = PodRequest(
         (ContainerRequest("", Kind.APP, request),), selector=selector, oversubscribe=None if oversubscribe else False
     )
@@ -50,6 +50,9 @@ def fit_pod(
     cards: Sequence[CardState], pod: PodRequest, policy: Policy, *, until: float = inf
 ) -> Allocation | Rejection:
     """Slices for every container of a pod on one node, or why not; `cards` in index order.
+
+    The slices of a container are in index order as well: CUDA and NVML count the cards of a container so, and the
+    numbers in the names of its limits must mean the same cards.
 
     `until`: monotonic seconds at which the search is given up. A search that was given up, or in which TRIES choices
     did not do, is a rejection with Reason.UNDECIDED.
@@ -69,7 +72,7 @@ def fit_pod(
         chosen = search.run()
         if chosen is not None:
             found = {
-                container.name: tuple(_slice(cards[at], container.gpu, ask, at) for at in places)
+                container.name: tuple(_slice(cards[at], container.gpu, ask, at) for at in sorted(places))
                 for container, ask, places in zip(asked.containers, search.asks, chosen, strict=True)
             }
             return Allocation({container.name: found[container.name] for container in pod.containers})
