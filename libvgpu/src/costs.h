@@ -29,6 +29,10 @@ struct vgpu_cost *vgpu_cost_of(uint64_t key);
 static inline bool vgpu_cost_known(const struct vgpu_cost *cost) {
     return atomic_load_explicit(&cost->samples, memory_order_acquire) > 0;
 }
+/* And not merely of what the key stood for before. */
+static inline bool vgpu_cost_sure(const struct vgpu_cost *cost) {
+    return atomic_load_explicit(&cost->samples, memory_order_acquire) > 1;
+}
 /* A launch under measurement that was recorded at this time, CLOCK_MONOTONIC ns, begins and ends. */
 static inline void vgpu_cost_flies(struct vgpu_cost *cost, uint64_t recorded_ns) {
     if (atomic_fetch_add(&cost->flying, 1) == 0)

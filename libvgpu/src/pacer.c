@@ -204,7 +204,7 @@ static uint64_t expected(const struct vgpu_cost *cost, bool settled, unsigned ca
     const uint64_t bound = atomic_load_explicit(&cost->bound_ns, memory_order_relaxed);
     const uint64_t mean = known ? atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) : bound ? bound : FIRST_GUESS_NS;
     uint64_t age = vgpu_cost_age(cost, now);
-    if (!known) {
+    if (!vgpu_cost_sure(cost)) {
         const uint64_t unknown = vgpu_unknown_age(card, now);
         age = unknown > age ? unknown : age;
     }
@@ -301,7 +301,7 @@ static bool measure(struct vgpu_launch *launch, struct vgpu_cost *cost, bool fir
     sample->others = launch->others;
     sample->spent_ns = vgpu_contention_spent(launch->card);
     sample->first = first;
-    sample->unknown = !vgpu_cost_known(cost);
+    sample->unknown = !vgpu_cost_sure(cost);
     if (sample->unknown) {
         vgpu_owed_begin(launch->card, sample->launched_ns);
         if (!atomic_exchange(&announced, true))
@@ -357,7 +357,7 @@ static __attribute__((noinline)) bool paid(struct vgpu_launch *launch, uint64_t 
         vgpu_code_load(function, place.context);
     if (share.percent && atomic_load_explicit(&cost->samples, memory_order_relaxed) <= 1) {
         vgpu_first_sample_await(cost);
-        first = !vgpu_cost_known(cost) && vgpu_unknown_await(place.card);
+        first = !vgpu_cost_sure(cost) && vgpu_unknown_await(place.card);
         now = vgpu_now_ns();
     }
     if (share.percent)
