@@ -33,6 +33,7 @@ T = TypeVar("T")
 
 PODS: Final = "/api/v1/pods"
 NODES: Final = "/api/v1/nodes"
+NOW: Final = ""  #: in place of a resourceVersion
 #: Seconds between the two looks of a comparison: what the informers were only late with has arrived by the second
 SECOND_LOOK = 2.0
 #: Objects that are read one by one in the second look; more of them are listed
@@ -127,7 +128,7 @@ class Feed:
         """Returns when the state holds everything that the API server had confirmed when this was called.
 
         What the informers have not told within CATCH_UP_SECONDS (a watch says how far it is only with a change of what
-        it watches, or once a minute) is listed. Raises ApiError where the API server does not answer.
+        it watches, or once a minute) is listed as of now. Raises ApiError where the API server does not answer.
         """
         nodes, pods = self._newest(NODES), self._newest(PODS)
         wanted: dict[Informer[Any], str] = {self._nodes: nodes, self._pods: pods, self._others: pods}
@@ -139,19 +140,19 @@ class Feed:
                 return
         # What the informers tell later has been true before.
         if self._nodes in late:
-            self._take_over_nodes(nodes)
+            self._take_over_nodes(NOW)
         for informer, params in ((self._pods, self._own), (self._others, self._former)):
             if informer in late:
-                self._take_over_pods(params, pods)
+                self._take_over_pods(params, NOW)
 
     def _newest(self, path: str) -> str:
-        """The resourceVersion of this moment. The only list that etcd answers: of one object, when leaders change."""
+        """The resourceVersion of this moment, by a list of one object that etcd answers."""
         found = Listing(self._client, path, Brief, {"limit": "1"}, accept=listing.METADATA_ONLY)
         listing.everything(found)
         return found.version
 
     def _take_over_nodes(self, version: str) -> None:
-        """Lists the nodes as of this version or later, and takes over what has not changed meanwhile."""
+        """Lists the nodes as of this version or later, NOW: of this moment, and takes over what has not changed meanwhile."""
         mark = self.state.mark()
         found: Listing[Node] = Listing(self._client, NODES, Node, _at_least(version))
         present = set()
@@ -427,8 +428,13 @@ class Feed:
 
 
 def _at_least(version: str) -> dict[str, str]:
-    """Parameters of a list that the API server answers from its cache: as of this version or later."""
-    return {"resourceVersion": version, "resourceVersionMatch": "NotOlderThan"}
+    """Parameters of a list that the API server answers from its cache: as of this version or later.
+
+    NOW: of this moment. The cache of a kind does not reach a version that others have made, and a list that asks for
+    one is refused ("Too large resource version"); one without a version is answered by etcd, or from Kubernetes 1.31 on
+    by the cache once etcd has said how far it is (KEP-2340).
+    """
+    return {"resourceVersion": version, "resourceVersionMatch": "NotOlderThan"} if version != NOW else {}
 
 
 def _reached(have: str, wanted: str) -> bool:

@@ -221,9 +221,13 @@ class ApiServer:
 
     def _list(self, where: Where, match: Match) -> dict[str, Any]:
         found, version = self.store.items(where.collection, where.namespace)
-        wanted = request.args.get("resourceVersion") or "0"
-        if wanted.isdecimal() and int(wanted) > version:
-            raise ApiError(504, "Timeout", f"Too large resource version: {wanted}, current: {version}")
+        # A list of a version comes from the cache of its kind, which moves with the changes of this kind alone. Seen of
+        # Kubernetes 1.36: a version that only other kinds have reached is waited for in vain, and answered so.
+        wanted = request.args.get("resourceVersion") or ""
+        if wanted.isdecimal():
+            version = self.store.reached(where.collection)
+            if int(wanted) > version:
+                raise ApiError(504, "Timeout", f"Too large resource version: {wanted}, current: {version}")
         items = [item for item in found if match(item)]
         meta = {"resourceVersion": str(version)}
         token = request.args.get("continue")

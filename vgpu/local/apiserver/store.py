@@ -37,6 +37,7 @@ class Store:
         self.version = 1
         self._oldest = 1  #: a watch may start after this version
         self._objects: dict[str, dict[Key, Object]] = {}
+        self._reached: dict[str, int] = {}  # version of the last change of each collection
         self._changes: deque[Change] = deque()
         self._history = history
 
@@ -50,6 +51,11 @@ class Store:
             found = self._objects.get(collection, {})
             keys = sorted(key for key in found if namespace is None or key[0] == namespace)
             return [found[key] for key in keys], self.version
+
+    def reached(self, collection: str) -> int:
+        """The version that a cache of this collection has: of its own last change, whatever else has changed since."""
+        with self.lock:
+            return self._reached.get(collection, 1)
 
     def put(self, collection: str, item: Object) -> Object:
         """Adds or replaces; the result carries its new resourceVersion."""
@@ -69,6 +75,7 @@ class Store:
     def _record(self, type_: str, collection: str, old: Object | None, item: Object) -> Object:
         self.version += 1
         new = {**item, "metadata": {**item["metadata"], "resourceVersion": str(self.version)}}
+        self._reached[collection] = self.version
         self._changes.append(Change(self.version, type_, collection, old, new))
         while len(self._changes) > self._history:
             self._oldest = self._changes.popleft().version
@@ -89,7 +96,7 @@ class Store:
         with self.lock:
             if since == self.version:
                 self.lock.wait(wait)
-            if since < self._oldest or since > self.version:
+            if since < min(self._oldest, self._reached.get(collection, 1)) or since > self.version:
                 raise Expired
             return list(reversed(list(self._newer(collection, since)))), self.version
 
