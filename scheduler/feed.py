@@ -152,7 +152,7 @@ class Feed:
         return found.version
 
     def _take_over_nodes(self, version: str) -> None:
-        """Lists the nodes as of this version or later, NOW: of this moment, and takes over what has not changed meanwhile."""
+        """Lists the nodes as of this version or later (see _at_least), takes over what has not changed meanwhile."""
         mark = self.state.mark()
         found: Listing[Node] = Listing(self._client, NODES, Node, _at_least(version))
         present = set()
