@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: all venv build demo demo-storm test red-team e2e e2e-all programs gpu-check lint bench bench-hooks bench-pacer bench-tier fuzz storm storm-moves sanitize clean
+.PHONY: all venv build demo demo-storm test red-team e2e e2e-all programs gpu-check lint bench bench-hooks bench-pacer bench-escapes bench-tier fuzz storm storm-moves sanitize clean
 
 all: build
 
@@ -72,6 +72,10 @@ bench-hooks: build
 # time. ONLY=TEXT: rows with this in their name. DOCS=1: writes docs/core-limit.md.
 bench-pacer: build
 	@$(BIN)/python benchmarks/pacer/bench.py $(if $(QUICK),,--full) $(if $(JOBS),--jobs $(JOBS)) $(if $(ONLY),--only "$(ONLY)") $(if $(DOCS),--docs docs)
+
+# What programs get whose work is hard to measure, at a limit of 20 %: six minutes. ONLY=TEXT: rows with this in their name.
+bench-escapes: build
+	@$(BIN)/python benchmarks/pacer/escapes.py $(ONLY)
 
 # Which blocks the tier's policy would keep on a card, on traces of programs, against other ways. LIVE=1: programs under the library on a simulated
 # card. ONLY=TEXT: traces with this in their name. DOCS=1: writes docs/oversubscription.md.
