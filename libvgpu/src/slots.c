@@ -11,6 +11,7 @@
 #include "account.h"
 #include "clock.h"
 #include "death.h"
+#include "device_files.h"
 #include "region_files.h"
 
 /* Values of the kernel interface (fcntl(2)); old headers lack them without _GNU_SOURCE. */
@@ -79,9 +80,11 @@ int vgpu_member_join(struct vgpu_member *member, struct vgpu_usage_file *usage, 
 void vgpu_member_disown(struct vgpu_member *member)
 {
     const struct vgpu_identity self = vgpu_identity_self();
-    for (uint32_t slot = 0; slot < slots_high(member->usage); slot++)
-        if (vgpu_slot_state(vgpu_slot_owner(member->usage, slot)) != VGPU_SLOT_FREE && same_process(&member->usage->heads[slot], &self))
-            atomic_fetch_or(&member->usage->heads[slot].flags, VGPU_SLOT_REPLACED);
+    for (uint32_t slot = 0; slot < slots_high(member->usage); slot++) {
+        if (vgpu_slot_state(vgpu_slot_owner(member->usage, slot)) == VGPU_SLOT_FREE || !same_process(&member->usage->heads[slot], &self))
+            continue;
+        atomic_fetch_or(&member->usage->heads[slot].flags, VGPU_SLOT_REPLACED | (vgpu_device_files_marked() ? VGPU_SLOT_KEPT : 0));
+    }
 }
 
 int vgpu_member_rejoin(struct vgpu_member *child, const struct vgpu_member *parent)
@@ -219,11 +222,14 @@ bool vgpu_slot_dead(struct vgpu_member *member, uint32_t slot)
     const int fd = lock_file(member);
     if (slot == member->slot || fd < 0 || fcntl(fd, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK)
         return false;
-    if (atomic_load(&head->flags) & (VGPU_SLOT_AGENT | VGPU_SLOT_REPLACED))
+    const uint32_t flags = atomic_load(&head->flags);
+    const struct vgpu_identity holder = identity_of(head);
+    if (flags & VGPU_SLOT_AGENT)
         return true;
+    if (flags & VGPU_SLOT_REPLACED)
+        return !(flags & VGPU_SLOT_KEPT) || !vgpu_process_keeps(&holder, &member->list);
     if (member->file.inode == 0)
         member->file = vgpu_mapped_file_at(member->usage);
-    const struct vgpu_identity holder = identity_of(head);
     return !vgpu_process_holds(&holder, &member->file, &member->list);
 }
 

@@ -27,8 +27,8 @@ struct vgpu_member {
 
 /* Joins a mapped usage file through `fd` (which stays the caller's if this fails): 0 or a negative errno. fd -1 and path NULL: private memory. */
 int vgpu_member_join(struct vgpu_member *member, struct vgpu_usage_file *usage, const char *path, int fd);
-/* Marks slots that this process took before it went on with another program: pid, start time and soon the mapping are the same again, but
- * the old program's memory is gone. To be called once, before a slot is taken. */
+/* Marks slots that this process took before it went on with another program: pid, start time and soon the mapping are the same again, but the old program's
+ * memory is gone, unless the driver's files were inherited (device_files.h, which has marked them). To be called once, before a slot is taken. */
 void vgpu_member_disown(struct vgpu_member *member);
 /* In a forked child: joins by an open description of its own, so that its slot and its parent's are told apart. */
 int vgpu_member_rejoin(struct vgpu_member *child, const struct vgpu_member *parent);
