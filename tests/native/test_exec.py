@@ -1,7 +1,6 @@
 """A program that executes another one: what the driver still holds for the old one stays charged."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -66,7 +65,7 @@ class Program:
 
 @contextmanager
 def started(folder: Path, script: str, **variables: str) -> Iterator[Program]:
-    env = environment(folder, VGPU_DIR=str(folder / "region"), **variables)
+    env = environment(folder, VGPU_DIR=str(folder / "region")) | variables
     command = [sys.executable, "-c", script]
     with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:

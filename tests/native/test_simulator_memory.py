@@ -388,11 +388,10 @@ time.sleep(600)
 
 
 def test_memory_stays_as_long_as_an_inherited_descriptor(machine: Machine) -> None:
-    program = "import os, sys; print(1, flush=True); sys.stdin.readline(); os.closerange(3, 99); print(2, flush=True); sys.stdin.readline()"
-    process = machine.start(
-        CLIENT + f"import sys; context(); report(1); os.execv(sys.executable, ['python', '-c', {program!r}])",
-        VGPU_SIM_FILES="inherited",
-    )
+    read = "sys.stdin.readline()"
+    program = f"import os, sys; print(1, flush=True); {read}; os.closerange(3, 99); print(2, flush=True); {read}"
+    execute = f"os.execv(sys.executable, ['python', '-c', {program!r}])"
+    process = machine.start(CLIENT + f"import sys; context(); report(1); {execute}", VGPU_SIM_FILES="inherited")
     heard(process)
     heard(process)
     assert machine.card().used > 0
