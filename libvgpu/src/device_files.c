@@ -44,9 +44,15 @@ static bool is_of_driver(int folder, const char *number)
     return begins(name, "nvidia") || begins(name, "nvmap") || begins(name, "nvhost") || strcmp(name, "dxg") == 0 || strstr(path, "/nvgpu/");
 }
 
-/* Calls visit for the descriptors of the driver's files until it answers true. No memory of malloc: it runs while the program is being loaded. False with
- * *hidden: they may not be seen. */
-static bool any_of_driver(const char *process, bool (*visit)(int fd), bool *hidden)
+struct search {
+    bool (*visit)(int fd, void *context);
+    void *context;
+    bool of_driver; /* only the driver's files */
+    bool hidden;    /* result: the descriptors may not be seen */
+};
+
+/* Visits descriptors until a visit answers true. No memory of malloc: it runs while the program is being loaded. */
+static bool search(const char *process, struct search *what)
 {
     char path[64];
     _Alignas(struct dirent64) char entries[1024];
@@ -54,12 +60,12 @@ static bool any_of_driver(const char *process, bool (*visit)(int fd), bool *hidd
     long got;
     snprintf(path, sizeof path, "/proc/%s/fd", process);
     const int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    *hidden = folder < 0 && errno != ENOENT && errno != ESRCH;
+    what->hidden = folder < 0 && errno != ENOENT && errno != ESRCH;
     while (folder >= 0 && !found && (got = syscall(SYS_getdents64, folder, entries, sizeof entries)) > 0) {
         for (long at = 0; at < got && !found;) {
             const struct dirent64 *entry = (const struct dirent64 *)(entries + at);
             at += entry->d_reclen;
-            found = entry->d_name[0] != '.' && is_of_driver(folder, entry->d_name) && visit(atoi(entry->d_name));
+            found = entry->d_name[0] != '.' && (!what->of_driver || is_of_driver(folder, entry->d_name)) && what->visit(atoi(entry->d_name), what->context);
         }
     }
     if (folder >= 0)
@@ -67,47 +73,76 @@ static bool any_of_driver(const char *process, bool (*visit)(int fd), bool *hidd
     return found;
 }
 
-static bool any(int fd)
+static bool any(int fd, void *context)
 {
-    (void)fd;
-    return true;
+    (void)context;
+    return fd >= 0;
 }
 
 bool vgpu_device_files_open(const char *process)
 {
-    bool hidden;
-    return any_of_driver(process, any, &hidden) || hidden;
+    struct search what = {.visit = any, .of_driver = true};
+    return search(process, &what) || what.hidden;
 }
 
-/* The mark is the signal that the open file would send: SIGIO, which it sends anyway. It stays with the file when a descriptor is moved or its number is used
- * for another one, and costs no descriptor. */
-static bool mark(int fd)
+bool vgpu_inherited_mark(int fd)
 {
     const int flags = fcntl(fd, F_GETFL);
-    if (flags >= 0 && !(flags & O_PATH) && fcntl(fd, F_SETSIG, SIGIO) != 0)
-        atomic_store(&unmarked, true);
-    return false;
+    return flags < 0 || flags & O_PATH || fcntl(fd, F_SETSIG, SIGIO) == 0;
 }
 
-static bool is_marked(int fd)
+bool vgpu_inherited_marked(int fd)
 {
     return fcntl(fd, F_GETSIG) == SIGIO;
 }
 
+static bool mark(int fd, void *context)
+{
+    (void)context;
+    if (!vgpu_inherited_mark(fd))
+        atomic_store(&unmarked, true);
+    return false;
+}
+
+static bool is_marked(int fd, void *context)
+{
+    (void)context;
+    return vgpu_inherited_marked(fd);
+}
+
+static bool passes(int fd, void *context)
+{
+    (void)context;
+    const int flags = fcntl(fd, F_GETFD);
+    return flags >= 0 && !(flags & FD_CLOEXEC);
+}
+
 void vgpu_device_files_mark(void)
 {
-    bool hidden;
+    struct search what = {.visit = mark, .of_driver = true};
     const int saved = errno;
-    any_of_driver("self", mark, &hidden);
-    if (hidden) /* no descriptor is free, or no /proc is there */
+    search("self", &what);
+    if (what.hidden) /* no descriptor is free, or no /proc is there */
         atomic_store(&unmarked, true);
     errno = saved;
 }
 
 bool vgpu_device_files_marked(void)
 {
-    bool hidden;
+    struct search what = {.visit = is_marked, .of_driver = true};
     if (atomic_load(&unmarked))
         return vgpu_device_files_open("self");
-    return any_of_driver("self", is_marked, &hidden) || hidden;
+    return search("self", &what) || what.hidden;
+}
+
+bool vgpu_device_files_pass(void)
+{
+    struct search what = {.visit = passes, .of_driver = true};
+    return search("self", &what) || what.hidden;
+}
+
+bool vgpu_descriptors_any(bool (*visit)(int fd, void *context), void *context)
+{
+    struct search what = {.visit = visit, .context = context};
+    return search("self", &what);
 }

@@ -1,6 +1,8 @@
 """A program that executes another one: what the driver still holds for the old one stays charged."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -149,8 +151,7 @@ def test_a_refusal_sees_that_they_were_closed_and_their_numbers_used_again(tmp_p
 from ctypes import byref, c_void_p
 from driver_client import alloc, cu, start, MIB
 old, = files()
-pool, free = c_void_p(), c_void_p()
-cu.cuMemGetInfo_v2(byref(free), byref(pool))  # attaches, the driver has not begun
+assert cu.cuDevicePrimaryCtxRetain(byref(c_void_p()), 0) == 3  # the driver has not begun, the library has
 os.close(old)
 start()
 report(same=files() == [old], status=alloc(600 * MIB)[0])
@@ -170,3 +171,66 @@ def test_they_are_known_when_they_move_and_no_longer_pass_to_others(tmp_path: Pa
     with started(tmp_path, first, **INHERITED) as program:
         assert program.heard() == {"status": 2}
         assert charged(region) == 600
+
+
+#: what a parent that allocated does last; the child says its number
+CHILDREN = {
+    "fork and exec": """
+if os.fork() == 0:
+    report(pid=os.getpid())
+    execute(SECOND, LD_PRELOAD='')
+""",
+    "posix_spawn": """
+report(pid=os.posix_spawn(sys.executable, [sys.executable, "-c", SECOND], os.environ | {"LD_PRELOAD": ""}))
+""",
+}
+
+
+@pytest.mark.parametrize("how", CHILDREN)
+@pytest.mark.parametrize("files", [{}, INHERITED], ids=["closed", "inherited"])
+def test_a_child_that_inherits_them_outlives_its_parent(
+    tmp_path: Path, region: Region, how: str, files: dict[str, str]
+) -> None:
+    """Its lock goes the way of the driver's files."""
+    second = SHARED + "report(at='second')\nwait()\nos.closerange(3, 999)\nreport(at='closed')\nwait()"
+    first = CUDA + f"SECOND = {second!r}\nassert alloc(600 * MIB)[0] == 0\n{CHILDREN[how]}\nwait()\nos._exit(0)"
+    with started(tmp_path, first, **files) as program:
+        said = [program.heard(), program.heard()]
+        (child,) = [answer["pid"] for answer in said if "pid" in answer]
+        try:
+            program.process.kill()
+            program.process.wait()
+            eventually(lambda: charged(region) == 0 or bool(files))
+            assert (charged(region), simulator.cards(tmp_path / "cards")[0].used > 0) == (
+                600 * bool(files),
+                bool(files),
+            )
+            program.tell()
+            assert program.heard() == {"at": "closed"}
+            assert charged(region) == 0
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_child_that_uses_cuda_itself_gives_them_back_by_closing_them(tmp_path: Path, region: Region) -> None:
+    """Also the descriptor of the lock that it inherited with them: it does not know of that one."""
+    second = CUDA.replace("from driver_client", "old = files()\nfrom driver_client") + (
+        "report(full=alloc(600 * MIB)[0])\nwait()\nfor one in old: os.close(one)\n"
+        "report(status=alloc(600 * MIB)[0])\nwait()"
+    )
+    first = CUDA + (
+        f"assert alloc(600 * MIB)[0] == 0\nif os.fork() == 0:\n    report(pid=os.getpid())\n    execute({second!r})\n"
+        "wait()\nos._exit(0)"
+    )
+    with started(tmp_path, first, **INHERITED) as program:
+        child = program.heard()["pid"]
+        try:
+            assert program.heard() == {"full": 2}
+            program.process.kill()
+            program.process.wait()
+            assert charged(region) == 600
+            program.tell()
+            assert program.heard() == {"status": 0}
+            assert charged(region) == 600
+        finally:
+            os.kill(child, signal.SIGKILL)
