@@ -234,3 +234,19 @@ def test_a_child_that_uses_cuda_itself_gives_them_back_by_closing_them(tmp_path:
             assert charged(region) == 600
         finally:
             os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("files", [{}, INHERITED], ids=["closed", "inherited"])
+def test_the_bench_s_program_is_charged_what_it_has(tmp_path: Path, region: Region, files: dict[str, str]) -> None:
+    """benchmarks/gpu: a program executes itself until its slice is full."""
+    bench = Path(__file__).parents[2] / "benchmarks/gpu/programs/again.py"
+    script = f"import os, sys; os.execv(sys.executable, ['python', {str(bench)!r}, '256', '4'])"
+    with started(tmp_path, script, **files) as program:
+        program.heard()
+        program.tell()
+        assert len(program.heard()["files"]) == len(files)
+        program.tell()
+        last = program.heard()
+        assert (last["held"], last["rounds"]) == ((False, 3) if files else (True, 4))
+        region.reap()
+        assert last["used"] >= 256 * MIB * (3 if files else 1)
