@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from preloaded import MIB, environment
+from preloaded import HERE, MIB, environment
 
 from vgpu.native import CardLimit, Limits, Region, simulator
 
@@ -240,8 +240,8 @@ def test_a_child_that_uses_cuda_itself_gives_them_back_by_closing_them(tmp_path:
 def test_the_bench_s_program_is_charged_what_it_has(tmp_path: Path, region: Region, files: dict[str, str]) -> None:
     """benchmarks/gpu: a program executes itself until its slice is full."""
     bench = Path(__file__).parents[2] / "benchmarks/gpu/programs/again.py"
-    script = f"import os, sys; os.execv(sys.executable, ['python', {str(bench)!r}, '256', '4'])"
-    with started(tmp_path, script, **files) as program:
+    script = f"import os, sys; os.execv(sys.executable, [sys.executable, {str(bench)!r}, '256', '4'])"
+    with started(tmp_path, script, PYTHONPATH=f"{HERE}:{HERE.parents[1]}", **files) as program:
         program.heard()
         program.tell()
         assert len(program.heard()["files"]) == len(files)
