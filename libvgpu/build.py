@@ -170,6 +170,7 @@ AGENT_ALONE = ("agent.c", "arbiter.c", "arbiter_busy.c", "arbiter_card.c", "arbi
 AGENT_SIDE = (
     *AGENT_ALONE,
     "account.c",
+    "device_files.c",
     "guard.c",
     "liveness.c",
     "region_files.c",

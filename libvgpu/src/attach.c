@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "device_files.h"
 #include "environment.h"
 #include "managed.h"
 #include "region_files.h"
@@ -51,6 +52,11 @@ static const char *reason(int error)
 static bool passes(int error)
 {
     return error == -EMFILE || error == -ENFILE || error == -ENOMEM;
+}
+
+__attribute__((constructor)) static void look_at_load(void)
+{
+    vgpu_device_files_mark();
 }
 
 /* Maps both files of `dir`. *missing: there is no region at all; *passing: whether there is one has to be asked again. */

@@ -272,6 +272,19 @@ bool vgpu_charge(unsigned card, enum vgpu_account_index account, uint64_t bytes,
     return false;
 }
 
+void vgpu_charges_pass_on(void)
+{
+    enum vgpu_mode mode;
+    struct vgpu_local *local = vgpu_attached(&mode);
+    if (mode != VGPU_REGION)
+        return;
+    const int saved = errno;
+    vgpu_lock_take(&local->setting_up);
+    vgpu_member_pass_on(&local->member);
+    vgpu_lock_release(&local->setting_up);
+    errno = saved;
+}
+
 void vgpu_charge_always(unsigned card, enum vgpu_account_index account, uint64_t bytes, struct vgpu_ticket *ticket)
 {
     enum vgpu_mode mode;

@@ -62,6 +62,8 @@ void vgpu_release_beside(struct vgpu_ticket *on_card, uint64_t bytes);
 void vgpu_charge_fixed(struct vgpu_ticket *resident, uint64_t bytes);
 /* What the container may hold on a card: guarantee + lent. */
 uint64_t vgpu_resident_limit(unsigned card);
+/* A context has been made, so the driver's files are open: where another program would inherit them, the charges last as long. */
+void vgpu_charges_pass_on(void);
 /* Charges even above the limit (memory that the driver has taken already, such as a module). */
 void vgpu_charge_always(unsigned card, enum vgpu_account_index account, uint64_t bytes, struct vgpu_ticket *ticket);
 /* Gives bytes of a charge back (all or part of it); never more than the lane holds. */

@@ -10,6 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "device_files.h"
+
 /* Calls visit for every line of a file, without its newline and cut to 511 characters, until visit answers true. */
 static bool any_line_of(int fd, bool (*visit)(const char *line, void *context), void *context)
 {
@@ -263,7 +265,21 @@ bool vgpu_process_holds(const struct vgpu_identity *process, const struct vgpu_m
         return errno == EACCES || errno == EPERM;
     const bool found = any_line_of(fd, names_file, &wanted);
     close(fd);
-    return found || (find(process, list, name, &stat) == PRESENT && is_ending(&stat)); /* it may have begun to end meanwhile */
+    return found || vgpu_device_files_open(name) ||
+           (find(process, list, name, &stat) == PRESENT && is_ending(&stat)); /* it may have begun to end meanwhile */
+}
+
+bool vgpu_process_keeps(const struct vgpu_identity *process, struct vgpu_process_list *list)
+{
+    char name[16];
+    struct process_stat stat;
+    const struct vgpu_identity self = vgpu_identity_self();
+    if (process->pid == self.pid && process->pid_namespace == self.pid_namespace && process->start_time == self.start_time)
+        return vgpu_device_files_marked();
+    const enum presence presence = find(process, list, name, &stat);
+    if (presence != PRESENT)
+        return presence == HIDDEN;
+    return !has_ended(&stat) && (is_ending(&stat) || vgpu_device_files_open(name) || (find(process, list, name, &stat) == PRESENT && is_ending(&stat)));
 }
 
 bool vgpu_process_ended(const struct vgpu_identity *process, struct vgpu_process_list *list)

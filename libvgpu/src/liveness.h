@@ -33,9 +33,12 @@ void vgpu_process_list_free(struct vgpu_process_list *list);
 struct vgpu_identity vgpu_identity_self(void);
 /* The file that the calling process has mapped at `address`. */
 struct vgpu_mapped_file vgpu_mapped_file_at(const void *address);
-/* The process has the file mapped, or may not be looked into by this one, or is ending and the driver may still be freeing what it held: the
- * kernel takes a dying process's memory, then its descriptors, then makes it a zombie. False also when it cannot be found (other namespace). */
+/* The process has the file mapped, or has device files of the driver open (another program runs in it now, which inherited them), or may not be looked
+ * into by this one, or is ending and the driver may still be freeing what it held: the kernel takes a dying process's memory, then its descriptors, then
+ * makes it a zombie. False also when it cannot be found (other namespace). */
 bool vgpu_process_holds(const struct vgpu_identity *process, const struct vgpu_mapped_file *file, struct vgpu_process_list *list);
+/* The process, which runs another program now, has device files of the driver open: inherited ones, as far as the process itself asks. */
+bool vgpu_process_keeps(const struct vgpu_identity *process, struct vgpu_process_list *list);
 /* The process has certainly ended, although children may hold what it held. */
 bool vgpu_process_ended(const struct vgpu_identity *process, struct vgpu_process_list *list);
 #endif

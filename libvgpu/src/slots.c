@@ -11,6 +11,7 @@
 #include "account.h"
 #include "clock.h"
 #include "death.h"
+#include "device_files.h"
 #include "region_files.h"
 
 /* Values of the kernel interface (fcntl(2)); old headers lack them without _GNU_SOURCE. */
@@ -40,7 +41,7 @@ static int lock_file(struct vgpu_member *member)
 {
     if (is_usage_file(member, member->fd))
         return member->fd;
-    int fd = open(member->path, O_RDWR | O_CLOEXEC);
+    int fd = open(member->path, O_RDWR | (member->passes ? 0 : O_CLOEXEC));
     if (!is_usage_file(member, fd)) {
         if (fd >= 0)
             close(fd);
@@ -76,12 +77,49 @@ int vgpu_member_join(struct vgpu_member *member, struct vgpu_usage_file *usage, 
     return 0;
 }
 
+static bool mark_lock(int fd, void *context)
+{
+    struct vgpu_member *member = context;
+    const int flags = fcntl(fd, F_GETFD);
+    if (fd != member->fd && flags >= 0 && !(flags & FD_CLOEXEC) && is_usage_file(member, fd) && vgpu_inherited_mark(fd))
+        member->inherited = true;
+    return false;
+}
+
+static bool drop_lock(int fd, void *context)
+{
+    const struct vgpu_member *member = context;
+    if (fd != member->fd && is_usage_file(member, fd) && vgpu_inherited_marked(fd))
+        close(fd);
+    return false;
+}
+
+/* What was inherited with device files is of no use without them. */
+static void drop_locks(struct vgpu_member *member)
+{
+    if (!member->inherited || vgpu_device_files_marked())
+        return;
+    vgpu_descriptors_any(drop_lock, member);
+    member->inherited = false;
+}
+
+void vgpu_member_pass_on(struct vgpu_member *member)
+{
+    const int fd = member->path && !member->passes && vgpu_device_files_pass() ? lock_file(member) : -1;
+    if (fd >= 0)
+        member->passes = fcntl(fd, F_SETFD, 0) == 0;
+}
+
 void vgpu_member_disown(struct vgpu_member *member)
 {
     const struct vgpu_identity self = vgpu_identity_self();
-    for (uint32_t slot = 0; slot < slots_high(member->usage); slot++)
-        if (vgpu_slot_state(vgpu_slot_owner(member->usage, slot)) != VGPU_SLOT_FREE && same_process(&member->usage->heads[slot], &self))
-            atomic_fetch_or(&member->usage->heads[slot].flags, VGPU_SLOT_REPLACED);
+    vgpu_descriptors_any(mark_lock, member);
+    drop_locks(member);
+    for (uint32_t slot = 0; slot < slots_high(member->usage); slot++) {
+        if (vgpu_slot_state(vgpu_slot_owner(member->usage, slot)) == VGPU_SLOT_FREE || !same_process(&member->usage->heads[slot], &self))
+            continue;
+        atomic_fetch_or(&member->usage->heads[slot].flags, VGPU_SLOT_REPLACED | (vgpu_device_files_marked() ? VGPU_SLOT_KEPT : 0));
+    }
 }
 
 int vgpu_member_rejoin(struct vgpu_member *child, const struct vgpu_member *parent)
@@ -102,6 +140,7 @@ int vgpu_member_rejoin(struct vgpu_member *child, const struct vgpu_member *pare
     }
     *child = *parent;
     child->fd = fd;
+    child->passes = false;
     child->slot = VGPU_NO_SLOT;
     return 0;
 }
@@ -219,11 +258,14 @@ bool vgpu_slot_dead(struct vgpu_member *member, uint32_t slot)
     const int fd = lock_file(member);
     if (slot == member->slot || fd < 0 || fcntl(fd, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK)
         return false;
-    if (atomic_load(&head->flags) & (VGPU_SLOT_AGENT | VGPU_SLOT_REPLACED))
+    const uint32_t flags = atomic_load(&head->flags);
+    const struct vgpu_identity holder = identity_of(head);
+    if (flags & VGPU_SLOT_AGENT)
         return true;
+    if (flags & VGPU_SLOT_REPLACED)
+        return !(flags & VGPU_SLOT_KEPT) || !vgpu_process_keeps(&holder, &member->list);
     if (member->file.inode == 0)
         member->file = vgpu_mapped_file_at(member->usage);
-    const struct vgpu_identity holder = identity_of(head);
     return !vgpu_process_holds(&holder, &member->file, &member->list);
 }
 
@@ -310,6 +352,7 @@ int vgpu_slots_reap(struct vgpu_member *member, unsigned *busy)
     *busy = 0;
     if (!member->path)
         return 0;
+    drop_locks(member);
     for (uint32_t slot = 0; slot < slots_high(member->usage); slot++)
         if (slot != member->slot && reap(member, slot, busy))
             freed++;

@@ -21,15 +21,19 @@ struct vgpu_member {
     ino_t inode;
     struct vgpu_process_list list; /* of the pass over the slots that is under way */
     struct vgpu_mapped_file file;  /* how /proc names the mapping; found when first needed */
+    bool passes;                   /* `fd` is not close-on-exec, as the driver's files are not */
+    bool inherited;                /* locks of other slots were inherited with the driver's files */
     uint32_t slot;                 /* VGPU_NO_SLOT: none */
     uint32_t generation;
 };
 
 /* Joins a mapped usage file through `fd` (which stays the caller's if this fails): 0 or a negative errno. fd -1 and path NULL: private memory. */
 int vgpu_member_join(struct vgpu_member *member, struct vgpu_usage_file *usage, const char *path, int fd);
-/* Marks slots that this process took before it went on with another program: pid, start time and soon the mapping are the same again, but
- * the old program's memory is gone. To be called once, before a slot is taken. */
+/* Marks slots that this process took before it went on with another program: pid, start time and soon the mapping are the same again, but the old program's
+ * memory is gone, unless the driver's files were inherited (device_files.h, which has marked them). To be called once, before a slot is taken. */
 void vgpu_member_disown(struct vgpu_member *member);
+/* The lock of the member's slot goes where open device files of the driver go: to programs that this process, or a child, executes. */
+void vgpu_member_pass_on(struct vgpu_member *member);
 /* In a forked child: joins by an open description of its own, so that its slot and its parent's are told apart. */
 int vgpu_member_rejoin(struct vgpu_member *child, const struct vgpu_member *parent);
 

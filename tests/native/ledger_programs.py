@@ -16,7 +16,7 @@ from typing import Self
 LIBVGPU = Path(__file__).resolve().parents[2] / "libvgpu"
 #: what a limited process runs
 SOURCES = [
-    *("account", "agent", "attach", "environment", "guard"),
+    *("account", "agent", "attach", "device_files", "environment", "guard"),
     *("ledger", "liveness", "local", "log", "managed", "region_files", "slots"),
 ]
 PATIENCE_S = 30.0

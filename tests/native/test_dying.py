@@ -27,7 +27,7 @@ def descriptors():
             pass  # the listing's own
 start()
 ok(alloc(600 * MIB)[0])
-driver, = [number for number, target in descriptors() if "/cards/process." in target]
+driver, = [number for number, target in descriptors() if "/cards/nvidia-simulated." in target]
 usage, = [number for number, target in descriptors() if target.endswith("/usage")]
 slow = os.memfd_create("slow")
 os.posix_fallocate(slow, 0, 256 * MIB)

@@ -387,6 +387,21 @@ time.sleep(600)
     eventually("the memory of the killed family", lambda: machine.card().used == 0)
 
 
+def test_memory_stays_as_long_as_an_inherited_descriptor(machine: Machine) -> None:
+    read = "sys.stdin.readline()"
+    program = f"import os, sys; print(1, flush=True); {read}; os.closerange(3, 99); print(2, flush=True); {read}"
+    execute = f"os.execv(sys.executable, ['python', '-c', {program!r}])"
+    process = machine.start(CLIENT + f"import sys; context(); report(1); {execute}", VGPU_SIM_FILES="inherited")
+    heard(process)
+    heard(process)
+    assert machine.card().used > 0
+    tell(process)
+    heard(process)
+    assert machine.card().used == 0
+    process.kill()
+    process.wait()
+
+
 def test_memory_goes_when_the_program_is_replaced(machine: Machine) -> None:
     process = machine.start(CLIENT + "context(); report(1); wait(); os.execvp('sleep', ['sleep', '600'])")
     heard(process)
@@ -454,4 +469,4 @@ print(json.dumps(sorted(set(pids))))
     )
     assert found == [0]
     assert machine.card().used == 0
-    assert len(list((tmp_path / "cards").glob("process.*"))) <= 128
+    assert len(list((tmp_path / "cards").glob("nvidia-simulated.*"))) <= 128

@@ -14,14 +14,14 @@ MIB = 1 << 20
 
 
 def files() -> list[str]:
-    """Device files of the driver that are open."""
+    """Device files of the driver, or of the simulator, that are open."""
     found = []
     for link in Path("/proc/self/fd").iterdir():
         try:
             target = os.readlink(link)
         except OSError:  # the folder's own
             continue
-        if target.startswith("/dev/nvidia"):
+        if target.startswith("/dev/nvidia") or "/nvidia-simulated." in target:
             found.append(target)
     return sorted(found)
 

@@ -77,7 +77,8 @@ struct vgpu_lane {
 enum vgpu_slot_state { VGPU_SLOT_FREE, VGPU_SLOT_CLAIMED, VGPU_SLOT_LIVE };
 enum vgpu_slot_flag {
     VGPU_SLOT_AGENT = 1,       /* not a process of the container; no pid to look at: the lock alone tells whether it lives */
-    VGPU_SLOT_REPLACED = 2,    /* the process went on with another program (exec): only children that hold the lock keep the charges */
+    VGPU_SLOT_REPLACED = 2,    /* the process went on with another program (exec): only the lock, or VGPU_SLOT_KEPT, keeps the charges */
+    VGPU_SLOT_KEPT = 4,        /* the next program inherited open device files, through which the driver keeps the memory */
 };
 
 /* Who holds a slot; dense and apart from the slots' large parts, so that a search touches little memory. */

@@ -13,7 +13,7 @@
 
 static void process_path(const struct sim *sim, uint32_t slot, char path[256])
 {
-    snprintf(path, 256, "%s/process.%u", sim->dir, slot);
+    snprintf(path, 256, "%s/nvidia-simulated.%u", sim->dir, slot);
 }
 
 uint64_t sim_start_time(const char *name)
@@ -93,10 +93,12 @@ struct sim_process *sim_peer(struct sim *sim, uint32_t slot)
 static int take_file(struct sim *sim, uint32_t slot)
 {
     char path[256];
+    const char *files = secure_getenv("VGPU_SIM_FILES");
+    const int flags = O_RDWR | (files && strcmp(files, "inherited") == 0 ? 0 : O_CLOEXEC);
     process_path(sim, slot, path);
-    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    int fd = open(path, flags | O_CREAT | O_EXCL, 0666);
     if (fd < 0 && errno == EEXIST)
-        fd = open(path, O_RDWR | O_CLOEXEC);
+        fd = open(path, flags);
     if (fd < 0)
         return -errno;
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};

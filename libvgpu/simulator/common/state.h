@@ -1,8 +1,8 @@
 /* What the simulator's processes share: a state file with the cards, and one file per process with its truth.
  *
- * DIR/state        struct sim_state: cards, how far their time is, the registry of processes
- * DIR/process.N    struct sim_process: what process N holds, ran and has to run; an open-file-description lock on it, held by the process and inherited by
- *                  its forks, is what makes it alive: its memory goes when the last descriptor closes, as with the driver
+ * DIR/state               struct sim_state: cards, how far their time is, the registry of processes
+ * DIR/nvidia-simulated.N  struct sim_process: what process N holds, ran and has to run; an open-file-description lock on it, held by the process and
+ *                         inherited by its forks, is what makes it alive: its memory goes when the last descriptor closes, as with the driver
  *
  * Nothing here sleeps in a lock: every lock is a word that names its holder, so that whoever finds a dead holder takes it over (lock.c).
  */

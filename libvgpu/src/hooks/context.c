@@ -59,8 +59,10 @@ static CUresult created(const struct context_charge *charge, CUresult result, CU
     }
     if (result == CUDA_SUCCESS && !primary)
         atomic_store(&others_made, true);
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS) {
         *context = made;
+        vgpu_charges_pass_on();
+    }
     return result;
 }
 
@@ -210,6 +212,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
 /* It exists, so it cannot be refused: a limit that it passes gives nothing more until there is room. False: no memory to remember it. */
 static bool charge_found(CUcontext context, unsigned card, uint64_t bytes) {
     struct vgpu_holding holding = {.bytes = bytes, .owner = context, .kind = VGPU_KIND_CONTEXT};
+    vgpu_charges_pass_on();
     vgpu_charge_always(card, VGPU_DEVICE_BYTES, bytes, &holding.ticket);
     return vgpu_hold(VGPU_CONTEXT, (uint64_t)(uintptr_t)context, &holding);
 }
