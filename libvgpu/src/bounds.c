@@ -12,7 +12,8 @@ void vgpu_measure_bounds(const struct vgpu_sample *sample, double fired, double 
     const double latest = at_least(fired, returned); /* beginning */
     out->queued = fired > launched;
     if (sample->blocks && end <= returned + SPOILT_NS) { /* the call was back when the kernel had ended: it ran all the while, or nearly */
-        end = end < returned ? end : at_least(returned, begin);
+        if (end > returned && end - returned <= (end - begin) / 8) /* else the driver may not block: who set it too late pays for all of it */
+            end = returned;
         out->spoilt = false;
         out->least_ns = 0;
         out->most_ns = (uint64_t)(end - begin);

@@ -111,8 +111,8 @@ static void landed(struct vgpu_sample *sample) {
         vgpu_owed_end(sample->card);
 }
 
-/* Asked when the driver has read it: what a program changes later has no effect, and whoever sets it in vain is taken for busy for longer, not
- * shorter. */
+/* Asked at the first launch, when the driver has read it: what a program changes later has no effect. Where it was set in vain, events bound the
+ * launch as they do without it (vgpu_measure_bounds). */
 static bool launches_block(void) {
     static atomic_int state; /* 1: yes, 2: no */
     if (!atomic_load_explicit(&state, memory_order_relaxed)) {
