@@ -42,6 +42,10 @@ unsigned vgpu_card_of_device(CUdevice device) {
     return (unsigned)device;
 }
 
+bool vgpu_location_is_known(const CUmemLocation *location) {
+    return location->type != CU_MEM_LOCATION_TYPE_INVALID;
+}
+
 CUdevice vgpu_device_of_location(const CUmemLocation *location) {
     return location->id;
 }

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "attach.h"
 #include "capture.h"
 #include "check.h"
 #include "fork.h"
@@ -39,6 +40,21 @@ void vgpu_charge_fixed(struct vgpu_ticket *resident, uint64_t bytes) {
 
 struct vgpu_local *vgpu_local_slowly(void) {
     return NULL;
+}
+
+/* No region: nobody is limited, and host memory is not tried. */
+const struct vgpu_mapping *vgpu_mapping(void) {
+    static const struct vgpu_mapping none;
+    return &none;
+}
+
+enum vgpu_mode vgpu_attach_slowly(struct vgpu_local *local) {
+    (void)local;
+    return VGPU_UNLIMITED;
+}
+
+void vgpu_count_kind(unsigned card, enum vgpu_kind kind, int64_t bytes) {
+    (void)card, (void)kind, (void)bytes;
 }
 
 static CUresult address_reserve(CUdeviceptr *address, size_t bytes, size_t alignment, CUdeviceptr wish, unsigned long long flags) {

@@ -47,7 +47,7 @@ def begin(
     monkeypatch: pytest.MonkeyPatch, census: Census | Hanging, *published: Inventory | Unreachable
 ) -> tuple[Inventory, list[str]]:
     """The cards with which the agent begins, and what it had still to do before each pause."""
-    made = Agent(Config(), Options("n", HERE, HERE, HERE, 0), cast(Any, None))
+    made = Agent(Config(), Options("n", HERE, HERE, HERE, 0, 0), cast(Any, None))
     answers, left, turn = list(published), list[str](), asyncio.sleep
 
     def before(*_: object) -> Inventory:
@@ -99,7 +99,7 @@ def test_a_driver_that_hangs_keeps_nothing_else_from_starting(monkeypatch: pytes
         census.end.set()  # asked while the driver hangs
         return Inventory(devices=CARDS)
 
-    made = Agent(Config(), Options("n", HERE, HERE, HERE, 0), cast(Any, None))
+    made = Agent(Config(), Options("n", HERE, HERE, HERE, 0, 0), cast(Any, None))
     monkeypatch.setattr(agent, "published", before)
     assert asyncio.run(made._cards(cast(Any, census))) == Inventory(silent=(0, 1))
 

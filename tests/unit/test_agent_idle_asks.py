@@ -34,7 +34,7 @@ def test_the_api_server_says_once_that_there_were_no_cards(
         return Inventory()
 
     monkeypatch.setattr(module, "published", published)
-    one = Agent(Config(), Options("n1", tmp_path, tmp_path, tmp_path, 0), cast(Any, None))
+    one = Agent(Config(), Options("n1", tmp_path, tmp_path, tmp_path, 0, 0), cast(Any, None))
     found = asyncio.run(one._cards(cast(Any, SimpleNamespace(take=take))))
     assert found.devices == (card,)
     assert len(looks) == away + 6

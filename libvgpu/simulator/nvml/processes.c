@@ -1,9 +1,19 @@
 /* The processes on a card: those that hold a context or memory there, and that the caller can see. */
+#include <stdlib.h>
+
 #include "nvml/library.h"
 
 #define LISTED SIM_SLOTS
 #define CLOCK_ERROR_NS 1000000u /* between the clock of NVML's times and that of the samples */
 #define MODE_ALL 3u /* NVML_PROCESS_MODE_ALL, which nvml.h of CUDA 12 does not have */
+
+static void release(void *array)
+{
+    free(*(void **)array);
+}
+
+/* Memory of the heap while a function runs: threads have small stacks. */
+#define ARRAY(type, name) __attribute__((cleanup(release))) type *name = calloc(LISTED, sizeof(type))
 
 struct user {
     uint32_t slot;
@@ -40,9 +50,11 @@ static unsigned users_of(nvmlDevice_t device, struct user *out)
 
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)
 {
-    struct user users[LISTED];
-    nvmlProcessInfo_t list[LISTED];
+    ARRAY(struct user, users);
+    ARRAY(nvmlProcessInfo_t, list);
     ENTER_DEVICE(device, count);
+    if (!users || !list)
+        return NVML_ERROR_MEMORY;
     unsigned have = users_of(device, users);
     for (unsigned i = 0; i < have; i++)
         list[i] = (nvmlProcessInfo_t){.pid = users[i].pid, .usedGpuMemory = users[i].bytes, .gpuInstanceId = instance_of(users[i].card),
@@ -57,9 +69,11 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsign
 
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *infos)
 {
-    struct user users[LISTED];
-    nvmlProcessInfo_v1_t list[LISTED];
+    ARRAY(struct user, users);
+    ARRAY(nvmlProcessInfo_v1_t, list);
     ENTER_DEVICE(device, count);
+    if (!users || !list)
+        return NVML_ERROR_MEMORY;
     unsigned have = users_of(device, users);
     for (unsigned i = 0; i < have; i++)
         list[i] = (nvmlProcessInfo_v1_t){.pid = users[i].pid, .usedGpuMemory = users[i].bytes};
@@ -68,8 +82,10 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned 
 
 nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *out)
 {
-    struct user users[LISTED];
+    ARRAY(struct user, users);
     ENTER_DEVICE(device, out);
+    if (!users)
+        return NVML_ERROR_MEMORY;
     CHECK_VERSION(out, nvmlProcessDetailList_v1);
     if (out->mode > MODE_ALL)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -107,8 +123,8 @@ NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
 /* One sample per process that ran something between the last sample that the caller has seen, or a second ago, and the newest one. */
 static unsigned samples_of(nvmlDevice_t device, unsigned long long last, nvmlProcessUtilizationSample_t *out)
 {
-    struct user users[LISTED];
-    unsigned have = users_of(device, users), count = 0;
+    ARRAY(struct user, users);
+    unsigned have = users ? users_of(device, users) : 0, count = 0;
     uint64_t wall = sim_wall_us(), now = sim_now(), ago = last < wall ? (wall - last) * 1000 : 0;
     uint64_t seen = ago < now ? now - ago + CLOCK_ERROR_NS : 0;
     for (unsigned i = 0; i < have; i++) {
@@ -124,8 +140,10 @@ static unsigned samples_of(nvmlDevice_t device, unsigned long long last, nvmlPro
 
 nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *out, unsigned int *count, unsigned long long last)
 {
-    nvmlProcessUtilizationSample_t samples[LISTED];
+    ARRAY(nvmlProcessUtilizationSample_t, samples);
     ENTER_DEVICE(device, count);
+    if (!samples)
+        return NVML_ERROR_MEMORY;
     if (device->kind != DEVICE_CARD)
         return NVML_ERROR_NOT_SUPPORTED; /* NVML: not under MIG */
     unsigned have = samples_of(device, last, samples);
@@ -140,8 +158,10 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
 
 nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *out)
 {
-    nvmlProcessUtilizationSample_t samples[LISTED];
+    ARRAY(nvmlProcessUtilizationSample_t, samples);
     ENTER_DEVICE(device, out);
+    if (!samples)
+        return NVML_ERROR_MEMORY;
     CHECK_VERSION(out, nvmlProcessesUtilizationInfo_v1);
     unsigned have = samples_of(device, out->lastSeenTimeStamp, samples), room = out->processSamplesCount;
     if (!have)
