@@ -234,7 +234,7 @@ def picture(region: Region) -> dict[str, object]:
     """What the ledger, CUDA and NVML tell now, bytes."""
     card = region.usage().cards[0]
     left, total = info()
-    handle = pynvml.nvmlDeviceGetHandleByUUID(os.environ["CUDA_VISIBLE_DEVICES"])
+    handle = pynvml.nvmlDeviceGetHandleByUUID(region.limits().cards[0].uuid)
     told = {"cuMemGetInfo": [total, total - left, left]}
     for name, arguments in {"NVML v1": (), "NVML v2": (pynvml.nvmlMemory_v2,)}.items():
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, *arguments)

@@ -35,7 +35,7 @@ def picture(region: Region) -> dict[str, object]:
     """What the ledger, CUDA and NVML tell, bytes."""
     card = region.usage().cards[0]
     left, total = info()
-    memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(os.environ["CUDA_VISIBLE_DEVICES"]))
+    memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(region.limits().cards[0].uuid))
     told = {"cuMemGetInfo": [total, total - left, left], "NVML": [memory.total, memory.used, memory.free]}
     return {
         "used": card.used, "resident": card.resident, "host": card.host_used, "refused": card.refused,
