@@ -1,11 +1,14 @@
 """Pods without a controller while the node's agent is replaced and killed: one that is refused is lost for good."""
 
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Final
+
+import msgspec
 
 from tests.cluster.checks.chart import NAMESPACE, SECONDS, upgrade, values
 from tests.cluster.checks.faults import kill
@@ -17,9 +20,10 @@ from vgpu import names
 from vgpu.kube import agentmark
 from vgpu.kube.client import ApiError, KubeClient
 
-KILLS: Final = 10
-UPGRADES: Final = 2
+KILLS: Final = int(os.environ.get("VGPU_BARE_KILLS", "2"))  #: with every change; ten before a release
+UPGRADES: Final = 1
 PERIOD_SECONDS: Final = 0.5  #: between two new pods
+WAITING: Final = 20  #: pods that have not started: a machine that is busy is given no more
 CALM_SECONDS: Final = 3  #: with pods, before and after each fault
 MIB: Final = 200
 LABEL: Final = "bare"
@@ -66,13 +70,18 @@ def _stream(client: KubeClient) -> Iterator[list[str]]:
     made: list[str] = []
     ending = threading.Event()
     limits = {names.RESOURCE_GPU: 1, names.RESOURCE_MEMORY: MIB}
+    path = "/api/v1/namespaces/default/pods"
 
     def run() -> None:
         while not ending.wait(PERIOD_SECONDS):
+            with suppress(ApiError):
+                found = client.get(path, labelSelector=LABEL, fieldSelector="status.phase=Pending")
+                if len(msgspec.json.decode(found)["items"]) >= WAITING:
+                    continue
             body = pod(f"bare-{len(made)}", CLIENT, ["true"], container={"resources": {"limits": limits}})
             body["metadata"].setdefault("labels", {})[LABEL] = ""
             with suppress(ApiError):  # a webhook that is just replaced: nothing was made
-                client.request("POST", "/api/v1/namespaces/default/pods", body=body)
+                client.request("POST", path, body=body)
                 made.append(body["metadata"]["name"])
 
     thread = threading.Thread(target=run, daemon=True)
