@@ -52,13 +52,16 @@ def find(store: SliceStore, known: Iterable[Run], users: Mapping[str, Mapping[in
 
 
 def on_cards(runs: Iterable[Run], cards: Sequence[Gpu], simulator: str) -> list[Run]:
-    """`runs` as they count on `cards`.
+    """`runs` as they count on `cards`; those on other simulated cards, or on real ones where these are not, do not.
 
     Simulated cards whose state was removed come again with other UUIDs: what was given of a card is held of the one
     that has its number now.
     """
     by_index = {card.index: card.uuid for card in cards}
-    return [_renamed(run, by_index) if simulator and run.simulator == simulator else run for run in runs]
+    here = [
+        run for run in runs if run.simulator == simulator or {piece.uuid for piece in run.slices} & {*by_index.values()}
+    ]
+    return [_renamed(run, by_index) if simulator and run.simulator == simulator else run for run in here]
 
 
 def _renamed(run: Run, by_index: Mapping[int, str]) -> Run:

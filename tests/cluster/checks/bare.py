@@ -22,6 +22,9 @@ from vgpu.kube.client import ApiError, KubeClient
 
 KILLS: Final = int(os.environ.get("VGPU_BARE_KILLS", "2"))  #: with every change; ten before a release
 UPGRADES: Final = 1
+#: Pods that one kill may cost. The scheduler learns of it when the kubelet reports that the container has ended, which
+#: takes it up to two seconds; at two pods a second that is more than the one pod that is aimed at.
+LOST: Final = 5
 PERIOD_SECONDS: Final = 0.5  #: between two new pods
 WAITING: Final = 20  #: pods that have not started: a machine that is busy is given no more
 CALM_SECONDS: Final = 3  #: with pods, before and after each fault
@@ -32,7 +35,7 @@ Span = tuple[float, float]
 
 
 def pods_survive(node: Node) -> str:
-    """Two bare pods a second: upgrades and replacements refuse none, a kill -9 one at the most."""
+    """Two bare pods a second: upgrades and replacements refuse none, a kill -9 only those that come before it shows."""
     kubectl = node.kubectl
     kills: list[Span] = []
     with _stream(KubeClient.connect(kubectl.kubeconfig)) as made:
@@ -60,8 +63,8 @@ def pods_survive(node: Node) -> str:
     kubectl.run("delete", "pods", "-l", LABEL, "--grace-period=0", "--force", timeout=SECONDS)
     upgrade(node, values(node))
     assert not others, f"{len(others)} pods refused beside kills; {_why(others)}"
-    assert max(map(len, during)) <= 1, f"pods refused by each kill: {[len(one) for one in during]}; {_why(refused)}"
-    return f"{len(found)} pods, {UPGRADES} upgrades, {KILLS} replacements, {KILLS} kills: {len(refused)} refused"
+    assert max(map(len, during)) <= LOST, f"pods refused by each kill: {[len(one) for one in during]}; {_why(refused)}"
+    return f"{len(found)} pods, {UPGRADES} upgrades, {KILLS} replacements, {KILLS} kills, which refused {[len(one) for one in during]}"
 
 
 @contextmanager
