@@ -64,7 +64,8 @@ def pods_survive(node: Node) -> str:
     upgrade(node, values(node))
     assert not others, f"{len(others)} pods refused beside kills; {_why(others)}"
     assert max(map(len, during)) <= LOST, f"pods refused by each kill: {[len(one) for one in during]}; {_why(refused)}"
-    return f"{len(found)} pods, {UPGRADES} upgrades, {KILLS} replacements, {KILLS} kills, which refused {[len(one) for one in during]}"
+    lost = [len(one) for one in during]
+    return f"{len(found)} pods, {UPGRADES} upgrades, {KILLS} replacements, {KILLS} kills, which refused {lost}"
 
 
 @contextmanager
