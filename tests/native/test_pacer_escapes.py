@@ -146,7 +146,7 @@ def test_launches_that_return_late_are_paid_as_long_as_they_can_have_run(
         measured(tmp_path, region)
         books = measured(tmp_path, region)
         assert LEAST < books.share < limit * 1.05 + 0.5
-        assert books.agree(AHEAD_NS), books
+        assert books.agree(AHEAD_NS, above=0.25), books  # a bound
 
 
 @pytest.mark.parametrize("arbitrated", [False, True], ids=["alone", "arbiter"])
