@@ -12,6 +12,7 @@ void vgpu_forget_parent(void) {
     vgpu_endpoints_forget();
     vgpu_samples_forget();
     vgpu_owed_forget();
+    vgpu_inspect_forget();
     vgpu_pacer_forget();
     vgpu_tier_blocks_forget();
     vgpu_tier_free_forget();

@@ -18,6 +18,7 @@ void vgpu_sparse_forget(void);
 void vgpu_endpoints_forget(void);
 void vgpu_samples_forget(void);
 void vgpu_owed_forget(void);
+void vgpu_inspect_forget(void);
 void vgpu_pacer_forget(void);
 void vgpu_tier_blocks_forget(void);
 void vgpu_tier_free_forget(void);

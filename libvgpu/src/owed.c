@@ -2,6 +2,7 @@
 #include "owed.h"
 
 #include "attach.h"
+#include "capture.h"
 #include "fork.h"
 #include "ledger.h"
 #include "spin.h"
@@ -12,12 +13,23 @@ static vgpu_spin lock;
 static unsigned owed[VGPU_MAX_CARDS];
 static atomic_uint owing; /* cards on which something is owed */
 
+/* The last launch that paid a mean, by card: what can be asked whether it has ended. */
+static struct {
+    CUcontext context;
+    CUstream stream; /* CU_STREAM_PER_THREAD of another thread cannot be asked */
+    const void *thread;
+    bool asked; /* or can be */
+} marks[VGPU_MAX_CARDS];
+atomic_bool vgpu_owed_marked;
+static __thread __attribute__((tls_model("initial-exec"))) char this_thread;
+
 void vgpu_owed_forget(void) {
     for (unsigned card = 0; card < VGPU_MAX_CARDS; card++) {
         atomic_store(&unknown_since[card], 0);
         owed[card] = 0;
     }
     atomic_store(&owing, 0);
+    atomic_store(&vgpu_owed_marked, false);
     atomic_store(&lock, 0);
 }
 
@@ -51,7 +63,7 @@ void vgpu_owed_begin(unsigned card, uint64_t now) {
         atomic_fetch_add(&owing, 1);
         if (left) {
             atomic_store(&left->paid_ns, 0);
-            atomic_store(&left->since_ns, now);
+            atomic_store(&left->since_ns, now & ~(uint64_t)1);
         }
     }
     vgpu_spin_unlock(&lock);
@@ -74,4 +86,56 @@ void vgpu_owed_paid(unsigned card, int64_t gpu_ns) {
     __typeof__(place(card)) left = place(card);
     if (left)
         atomic_fetch_add(&left->paid_ns, (uint64_t)gpu_ns);
+}
+
+void vgpu_owed_mark(const struct vgpu_place *at, CUstream stream, uint64_t now) {
+    __typeof__(place(0)) left = place(at->card);
+    if (!left || !vgpu_spin_try(&lock))
+        return;
+    if (!owed[at->card]) {
+        marks[at->card].context = at->context;
+        marks[at->card].stream = stream;
+        marks[at->card].thread = &this_thread;
+        marks[at->card].asked = true;
+        atomic_store_explicit(&left->paid_ns, 0, memory_order_relaxed);
+        atomic_store_explicit(&left->since_ns, now | VGPU_OWED_SETTLED, memory_order_relaxed);
+        atomic_store_explicit(&vgpu_owed_marked, true, memory_order_relaxed);
+    }
+    vgpu_spin_unlock(&lock);
+}
+
+/* With the lock held. */
+static bool idle(unsigned card) {
+    CUcontext current = NULL;
+    const CUstream stream = marks[card].stream;
+    if (!marks[card].asked || (stream == CU_STREAM_PER_THREAD && marks[card].thread != &this_thread) || !DRIVER(cuStreamQuery) ||
+        !DRIVER(cuCtxGetCurrent) || DRIVER(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || current != marks[card].context)
+        return false;
+    return DRIVER(cuStreamQuery)(stream) == CUDA_SUCCESS;
+}
+
+void vgpu_owed_ask(void) {
+    if (vgpu_any_capture() || !vgpu_spin_try(&lock))
+        return;
+    bool marked = false;
+    for (unsigned card = 0; card < VGPU_MAX_CARDS; card++) {
+        __typeof__(place(0)) left = place(card);
+        uint64_t since = left ? atomic_load_explicit(&left->since_ns, memory_order_relaxed) : 0;
+        if (!(since & VGPU_OWED_SETTLED))
+            continue;
+        if (idle(card))
+            atomic_store_explicit(&left->since_ns, 0, memory_order_relaxed);
+        else
+            marked = true;
+    }
+    atomic_store_explicit(&vgpu_owed_marked, marked, memory_order_relaxed);
+    vgpu_spin_unlock(&lock);
+}
+
+void vgpu_owed_stream_going(CUstream stream) {
+    vgpu_owed_look();
+    vgpu_spin_lock(&lock);
+    for (unsigned card = 0; card < VGPU_MAX_CARDS; card++)
+        marks[card].asked &= marks[card].stream != stream || (stream == CU_STREAM_PER_THREAD && marks[card].thread != &this_thread);
+    vgpu_spin_unlock(&lock);
 }

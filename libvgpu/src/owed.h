@@ -3,8 +3,11 @@
  * reaps it. */
 #ifndef VGPU_OWED_H
 #define VGPU_OWED_H
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+
+#include "cards.h"
 
 /* The calling thread's launch is the one; false: another is under way. now: CLOCK_MONOTONIC ns, not 0. */
 bool vgpu_unknown_begin(unsigned card, uint64_t now);
@@ -16,6 +19,19 @@ uint64_t vgpu_unknown_age(unsigned card, uint64_t now);
 /* A launch that is not paid begins (at `now`) and ends: kept in the process's slot of the region meanwhile. */
 void vgpu_owed_begin(unsigned card, uint64_t now);
 void vgpu_owed_end(unsigned card);
+/* A launch that pays a mean begins: it may be longer, which shows when the program waits for it (inspect.h). One that ends without that, and without
+ * having seen its stream idle, owes the time since, up to VGPU_OWED_SETTLED_NS. */
+void vgpu_owed_mark(const struct vgpu_place *place, CUstream stream, uint64_t now);
+/* The program has waited for something: was it that? */
+void vgpu_owed_ask(void);
+extern atomic_bool vgpu_owed_marked;
+static inline void vgpu_owed_look(void) {
+    if (__builtin_expect(atomic_load_explicit(&vgpu_owed_marked, memory_order_relaxed), 0))
+        vgpu_owed_ask();
+}
+/* A stream goes, with the handle by which it could be asked. */
+void vgpu_owed_stream_going(CUstream stream);
+
 /* The process has paid while something is owed. */
 void vgpu_owed_paid(unsigned card, int64_t gpu_ns);
 #endif

@@ -16,6 +16,7 @@
 #include "gate.h"
 #include "gcra.h"
 #include "graph_cards.h"
+#include "inspect.h"
 #include "owed.h"
 #include "prepaid.h"
 #include "settle.h"
@@ -27,6 +28,7 @@
 #define REAP_EVERY_MS 250u
 #define SAMPLE_EVERY_NS 2000000u   /* one measurement per thread and this time, on average */
 #define FEWEST_SAMPLES 8192u       /* but one in so many launches */
+#define FIRST_DISTANCE 16u         /* launches of a new thread before its first measurement, at most */
 #define FAST_NS 5000u              /* mean time between launches below which measurements, of some microseconds each, have to be rare */
 #define BATCH_NS 50000u            /* GPU time that a thread pays in advance at most, and so keeps to itself before it is counted for all to see */
 #define COUNTED_NS 1000000u        /* where there is no limit: GPU time that it keeps to itself at most */
@@ -182,6 +184,7 @@ static void look_up(unsigned card, uint64_t key, CUstream stream, uint64_t now) 
         vgpu_prepaid.epoch = current;
         thread.card = card;
         thread.interval_ns = SAMPLE_EVERY_NS;
+        thread.until_sample = (int64_t)(vgpu_random(&thread.random) % FIRST_DISTANCE);
         announce_end();
         if (!atomic_load_explicit(&vgpu_one_card, memory_order_relaxed))
             ask_for_cards();
@@ -220,13 +223,17 @@ static int64_t draw_distance(bool settled) {
 }
 
 /* Whether, and as what, this launch is measured. */
-static bool chosen(struct vgpu_cost *cost, uint64_t reserved_ns, bool first_of_two, enum vgpu_sample_kind *kind) {
+static bool chosen(struct vgpu_cost *cost, unsigned card, uint64_t reserved_ns, bool first_of_two, enum vgpu_sample_kind *kind) {
     *kind = VGPU_SAMPLE_SETTLES;
     const bool settled = atomic_load_explicit(&cost->samples, memory_order_relaxed) >= VGPU_COST_SETTLED; /* few may be of what it is not usually */
     if (!settled || reserved_ns > atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) || reserved_ns >= VGPU_LONG_RUN_NS ||
         atomic_load_explicit(&vgpu_measure_all, memory_order_relaxed))
         return true;
     *kind = VGPU_SAMPLE_LEARNS;
+    if (vgpu_inspecting(card)) {
+        *kind = VGPU_SAMPLE_INSPECTS;
+        return true;
+    }
     int32_t left = atomic_load_explicit(&vgpu_series_left, memory_order_relaxed);
     if (left > 0 && (left = atomic_fetch_sub(&vgpu_series_left, 1)) > 0) {
         if (left > (int32_t)(VGPU_SERIES - VGPU_SERIES_COVERS))
@@ -257,6 +264,7 @@ static void pay(const struct vgpu_place *place, const struct vgpu_pace *share, u
         amount = thread.batch_ns;
     }
     struct vgpu_turn turn = vgpu_turn_reserve(place->card, amount, share, now);
+    vgpu_inspect_paid(place->card, amount, turn.start > now ? turn.start : now);
     if (couple)
         turn.start += vgpu_gcra_price(cost_ns, share->percent);
     if (turn.start > now + CARRY_NS)
@@ -285,7 +293,7 @@ static void pay_others(const struct vgpu_limits *limits, const struct vgpu_launc
 static bool measure(struct vgpu_launch *launch, struct vgpu_cost *cost, bool first_of_two, bool first, CUcontext context, CUstream stream) {
     static atomic_bool announced;
     enum vgpu_sample_kind kind;
-    if (!chosen(cost, launch->reserved_ns, first_of_two, &kind))
+    if (!chosen(cost, launch->card, launch->reserved_ns, first_of_two, &kind))
         return true;
     struct vgpu_sample *sample = vgpu_sample_begin(context, stream, kind != VGPU_SAMPLE_LEARNS || vgpu_crowd_watches());
     if (!sample)
@@ -344,7 +352,7 @@ static __attribute__((noinline)) bool paid(struct vgpu_launch *launch, uint64_t 
     vgpu_reap(REAP_EVERY_MS); /* those that ended with work under way have not paid for it */
     const struct vgpu_pace share = vgpu_pace_now(limits, &place, now);
     vgpu_settle_refunds(place.card, share.percent);
-    const uint64_t missed = vgpu_contention_missed(place.card);
+    const int64_t missed = (int64_t)vgpu_contention_missed(place.card) + vgpu_inspect_turn(place.card, now);
     if (missed && share.percent)
         vgpu_settle_missed(place.card, share.percent, missed);
     launch->counted = true;
@@ -364,10 +372,11 @@ static __attribute__((noinline)) bool paid(struct vgpu_launch *launch, uint64_t 
         launch->reserved_ns = expected(cost, settled, place.card, now);
     else
         launch->reserved_ns = vgpu_cost_known(cost) ? atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) : 0;
-    const bool is_short = settled && launch->reserved_ns <= BATCH_NS / 2 && !launch->others;
+    const bool inspected = vgpu_inspecting(place.card);
+    const bool is_short = settled && !inspected && launch->reserved_ns <= BATCH_NS / 2 && !launch->others;
     /* Where others use the card, only a launch right behind another one of ours is sure to contain nothing of theirs. */
     const bool second = thread.coupled;
-    const bool couple = !second && settled && !is_short && launch->reserved_ns < VGPU_LONG_RUN_NS && thread.until_sample <= 0 && !vgpu_crowded() &&
+    const bool couple = !second && settled && !is_short && !inspected && launch->reserved_ns < VGPU_LONG_RUN_NS && thread.until_sample <= 0 && !vgpu_crowded() &&
                         vgpu_contention_company(place.card) == VGPU_SHARING;
     thread.coupled |= couple;
     if (thread.unpaced && share.percent)
@@ -384,6 +393,8 @@ static __attribute__((noinline)) bool paid(struct vgpu_launch *launch, uint64_t 
     const bool measured = measure(launch, cost, thread.coupled && !second, first, place.context, stream);
     if (first && !launch->sample)
         vgpu_unknown_end(place.card);
+    if (share.percent && !launch->sample)
+        vgpu_owed_mark(&place, stream, now);
 
     vgpu_prepaid.left_ns = vgpu_prepaid.left_ns > launch->reserved_ns ? vgpu_prepaid.left_ns - launch->reserved_ns : 0;
     thread.filled_ns = vgpu_prepaid.left_ns;
@@ -435,6 +446,28 @@ CUresult vgpu_pacer_settle(struct vgpu_launch *launch, CUresult result) {
     }
     errno = kept;
     return result;
+}
+
+void vgpu_pacer_waits(struct vgpu_wait *wait) {
+    const enum vgpu_mode mode = vgpu_enforcement();
+    wait->begun_ns = 0;
+    if ((mode == VGPU_REGION || mode == VGPU_PRIVATE) && vgpu_prepaid.epoch)
+        vgpu_inspect_wait(wait, thread.card, vgpu_now_ns());
+}
+
+void vgpu_pacer_waited_for(const struct vgpu_wait *wait) {
+    vgpu_pacer_waited();
+    if (!wait->begun_ns)
+        return;
+    const int kept = errno;
+    vgpu_owed_look();
+    const uint32_t percent = atomic_load_explicit(&vgpu_pacer_shared(thread.card)->percent, memory_order_relaxed);
+    const uint64_t unexplained = atomic_load(&vgpu_samples_outstanding) ? 0 : vgpu_inspect_waited(wait, thread.card, vgpu_now_ns());
+    if (unexplained) {
+        atomic_fetch_add(&vgpu_prepaid_epoch, 1);
+        vgpu_settle_missed(thread.card, percent, (int64_t)unexplained);
+    }
+    errno = kept;
 }
 
 void vgpu_pacer_look(void) {

@@ -6,6 +6,7 @@
 
 #include "cards.h"
 #include "costs.h"
+#include "inspect.h"
 #include "samples.h"
 
 /* One launch on its way: a kernel, a graph, or any other work that keeps the card from others. */
@@ -36,6 +37,9 @@ static inline void vgpu_pacer_waited(void) {
     if (__builtin_expect(atomic_load_explicit(&vgpu_samples_outstanding, memory_order_relaxed) > 0, 0))
         vgpu_pacer_look();
 }
+/* Around a wait of the program for the card, by which it may show that it has work that nobody measures (inspect.h). */
+void vgpu_pacer_waits(struct vgpu_wait *wait);
+void vgpu_pacer_waited_for(const struct vgpu_wait *wait);
 /* Functions or graphs have gone: their handles may come back for something else. key 0: any of them. A graph that is updated keeps its estimate,
  * which follows it as it follows a function whose arguments change: programs that update one before each launch would learn nothing otherwise. */
 void vgpu_pacer_stale(uint64_t key);

@@ -387,6 +387,7 @@ void vgpu_samples_detached(CUcontext context, bool gone) {
 
 void vgpu_samples_stream_going(CUstream stream) {
     vgpu_own_tables();
+    vgpu_owed_stream_going(stream);
     if (!atomic_load_explicit(&vgpu_samples_outstanding, memory_order_relaxed))
         return;
     vgpu_spin_lock(&lock);

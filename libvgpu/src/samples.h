@@ -16,6 +16,7 @@
 enum vgpu_sample_kind {
     VGPU_SAMPLE_LEARNS,  /* one of many launches: only the estimate learns of it */
     VGPU_SAMPLE_SETTLES, /* every launch of its kind is measured, and pays what it took */
+    VGPU_SAMPLE_INSPECTS, /* the same, only because of an inspection: inspect.h */
     VGPU_SAMPLE_COVERS,  /* begins a series: what ran before it may be in it */
 };
 
@@ -58,11 +59,15 @@ struct vgpu_measure {
     uint64_t most_ns;     /* and at most: the whole time in which it can have run */
 };
 
+static inline bool vgpu_sample_settles(const struct vgpu_sample *sample) {
+    return sample->kind == VGPU_SAMPLE_SETTLES || sample->kind == VGPU_SAMPLE_INSPECTS;
+}
+
 /* Whether a spoilt measurement of a launch that pays what it took still shows that it did not take what was paid for it: a short one among long
  * ones, paid as their mean, gets the difference back on a busy machine too. Of short launches that were paid as such the mean is the better guess. */
 static inline bool vgpu_measure_refutes(const struct vgpu_measure *measure, const struct vgpu_sample *sample) {
     const uint64_t paid = sample->reserved_ns, most = measure->most_ns;
-    return sample->kind == VGPU_SAMPLE_SETTLES && (paid >= VGPU_LONG_RUN_NS || most >= VGPU_LONG_RUN_NS) &&
+    return vgpu_sample_settles(sample) && (paid >= VGPU_LONG_RUN_NS || most >= VGPU_LONG_RUN_NS) &&
            (paid > most || paid < measure->least_ns);
 }
 

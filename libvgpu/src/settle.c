@@ -4,6 +4,7 @@
 #include "clock.h"
 #include "contention.h"
 #include "gcra.h"
+#include "inspect.h"
 #include "ledger.h"
 #include "owed.h"
 #include "pacer.h"
@@ -50,7 +51,7 @@ static int64_t difference_of(const struct vgpu_sample *sample, const struct vgpu
     if (!measure->bounded)
         return difference;
     if (difference <= 0)
-        return measure->partly || sample->kind != VGPU_SAMPLE_SETTLES ? 0 : difference;
+        return measure->partly || !vgpu_sample_settles(sample) ? 0 : difference;
     const int64_t rest = (int64_t)busy - (int64_t)(vgpu_contention_spent(card) - sample->spent_ns);
     return rest < 0 ? 0 : rest < difference ? rest : difference;
 }
@@ -65,8 +66,8 @@ static void settle_on(unsigned card, uint32_t percent, int64_t difference) {
         vgpu_settle_price(vgpu_pacer_shared(card), -(int64_t)vgpu_gcra_price((uint64_t)-difference, percent));
 }
 
-void vgpu_settle_missed(unsigned card, uint32_t percent, uint64_t gpu_ns) {
-    settle_on(card, percent, (int64_t)gpu_ns);
+void vgpu_settle_missed(unsigned card, uint32_t percent, int64_t gpu_ns) {
+    settle_on(card, percent, gpu_ns);
 }
 
 static void learn(const struct vgpu_sample *sample, const struct vgpu_measure *measure, uint64_t busy) {
@@ -81,15 +82,25 @@ static void learn(const struct vgpu_sample *sample, const struct vgpu_measure *m
         vgpu_cost_refuted(sample->cost);
 }
 
+/* A launch that was measured at random, and took far longer than it paid. */
+static bool is_unlike(const struct vgpu_sample *sample, const struct vgpu_measure *measure, uint64_t busy) {
+    return sample->kind == VGPU_SAMPLE_LEARNS && sample->limit && !measure->bounded && !measure->spoilt && vgpu_cost_known(sample->cost) &&
+           vgpu_inspect_sample(sample->card, busy, atomic_load_explicit(&sample->cost->mean_ns, memory_order_relaxed), vgpu_now_ns());
+}
+
 void vgpu_settle_sample(struct vgpu_sample *sample, const struct vgpu_measure *measure) {
     const uint64_t whole = measure->end_ns - measure->begin_ns;
     if (sample->kind == VGPU_SAMPLE_COVERS && !measure->bounded)
         return;
     const bool paid_enough = measure->spoilt && !measure->bounded && vgpu_cost_known(sample->cost) && !vgpu_measure_refutes(measure, sample);
     uint64_t busy = vgpu_contention_scaled(sample->card, measure->fresh_ns);
-    learn(sample, measure, busy);
-    if (paid_enough || (sample->kind != VGPU_SAMPLE_SETTLES && !measure->bounded))
+    const bool unlike = is_unlike(sample, measure, busy);
+    if (!unlike && sample->kind != VGPU_SAMPLE_INSPECTS)
+        learn(sample, measure, busy);
+    if (paid_enough || (!unlike && !vgpu_sample_settles(sample) && !measure->bounded))
         return;
+    if (sample->kind == VGPU_SAMPLE_INSPECTS)
+        vgpu_inspect_found(sample->card, busy, sample->reserved_ns);
     if (whole >= VGPU_LONG_RUN_NS) {
         const uint64_t alone = vgpu_run_publish(vgpu_pacer_shared(sample->card), measure->begin_ns, measure->end_ns);
         busy = alone < busy ? alone : busy; /* another process of the container has paid for the rest */

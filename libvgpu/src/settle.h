@@ -14,7 +14,7 @@ void vgpu_settle_sample(struct vgpu_sample *sample, const struct vgpu_measure *m
 /* GPU time that this process has been charged, or given back, and the launches that it is of. */
 void vgpu_settle_account(unsigned card, int64_t gpu_ns, uint64_t launches);
 /* Charges what nobody has measured, and the driver's own figures show. percent 0: the accounting alone. */
-void vgpu_settle_missed(unsigned card, uint32_t percent, uint64_t gpu_ns);
+void vgpu_settle_missed(unsigned card, uint32_t percent, int64_t gpu_ns);
 /* Takes back what the arbiter has granted since the last time, at the price of `percent` (0: the accounting alone). */
 void vgpu_settle_refunds(unsigned card, uint32_t percent);
 /* Corrects tat by a difference of prices; negative: launches may start earlier. */

@@ -23,6 +23,7 @@
 #define OWNER(generation, state) ((uint64_t)(generation) << 2 | (state))
 #define ORDINARY_SLOTS (VGPU_SLOTS - VGPU_RESERVED_SLOTS)
 #define MOST_OWED_NS 10000000000u /* GPU time that a dead process owes at most */
+#define MOST_OWED_SETTLED_NS 1000000000u /* the same of launches that have paid what others of their kind take */
 #define GENERATION(owner) ((owner) >> 2)
 
 static struct flock slot_lock(uint32_t slot, short type)
@@ -292,7 +293,8 @@ static void charge_owed(struct vgpu_usage_file *usage, uint32_t slot, unsigned c
     const uint64_t paid = atomic_exchange(&usage->slots[slot].owed[card].paid_ns, 0);
     const uint32_t percent = atomic_load(&pacer->percent);
     uint64_t owed = since && now > since ? now - since : 0;
-    owed = owed < MOST_OWED_NS ? owed : MOST_OWED_NS;
+    const uint64_t most = since & VGPU_OWED_SETTLED ? MOST_OWED_SETTLED_NS : MOST_OWED_NS;
+    owed = owed < most ? owed : most;
     owed = owed > paid ? owed - paid : 0;
     atomic_fetch_add(&pacer->gpu_ns, owed);
     if (percent)

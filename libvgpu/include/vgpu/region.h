@@ -91,6 +91,8 @@ struct vgpu_slot_head {
     _Atomic uint64_t start_time;
 } __attribute__((aligned(VGPU_CACHE_LINE)));
 
+#define VGPU_OWED_SETTLED 1u
+
 struct vgpu_slot {
     _Atomic uint64_t by_kind[VGPU_MAX_CARDS][VGPU_KINDS]; /* but VGPU_KIND_BUFFER: the rest of what the lanes hold */
     _Atomic uint64_t gpu_ns[VGPU_MAX_CARDS];
@@ -100,7 +102,7 @@ struct vgpu_slot {
     /* Launches under way of which nothing is known, so that they have not been paid: whoever reaps a dead process charges the time from `since` on. In
      * what was left of the last page: regions of before have zeros here. */
     struct {
-        _Atomic uint64_t since_ns; /* CLOCK_MONOTONIC of the oldest; 0: there are none */
+        _Atomic uint64_t since_ns; /* CLOCK_MONOTONIC of the oldest; 0: there are none. Odd: of launches that have paid a mean (VGPU_OWED_SETTLED) */
         _Atomic uint64_t paid_ns;  /* GPU time that the process has been charged since */
     } owed[VGPU_MAX_CARDS];
 } __attribute__((aligned(4096)));

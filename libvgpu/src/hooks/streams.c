@@ -25,8 +25,8 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int pr
 }
 
 /* After a wait the card is likely to have nothing to do. */
-static CUresult waited(CUresult result, bool own) {
-    vgpu_pacer_waited();
+static CUresult waited(const struct vgpu_wait *wait, CUresult result, bool own) {
+    vgpu_pacer_waited_for(wait);
     if (!vgpu_gate_is_armed())
         return result;
     if (result == CUDA_SUCCESS && own)
@@ -38,41 +38,51 @@ static CUresult waited(CUresult result, bool own) {
 
 CUresult cuStreamSynchronize(CUstream stream) {
     CUDA_REAL(cuStreamSynchronize);
-    return waited(real(stream), stream == CU_STREAM_PER_THREAD);
+    struct vgpu_wait paced;
+    vgpu_pacer_waits(&paced);
+    return waited(&paced, real(stream), stream == CU_STREAM_PER_THREAD);
 }
 
 CUresult cuStreamSynchronize_ptsz(CUstream stream) {
     CUDA_REAL(cuStreamSynchronize_ptsz);
-    return waited(real(stream), per_thread(stream) == CU_STREAM_PER_THREAD);
+    struct vgpu_wait paced;
+    vgpu_pacer_waits(&paced);
+    return waited(&paced, real(stream), per_thread(stream) == CU_STREAM_PER_THREAD);
 }
 
 CUresult cuEventSynchronize(CUevent event) {
     CUDA_REAL(cuEventSynchronize);
-    return waited(real(event), false);
+    struct vgpu_wait paced;
+    vgpu_pacer_waits(&paced);
+    return waited(&paced, real(event), false);
 }
 
 CUresult cuCtxSynchronize(void) {
     CUDA_REAL(cuCtxSynchronize);
+    struct vgpu_wait paced;
+    vgpu_pacer_waits(&paced);
     if (!vgpu_gate_is_armed())
-        return waited(real(), false);
+        return waited(&paced, real(), false);
     struct vgpu_stream_wait wait;
     vgpu_context_waiting(&wait, NULL);
     CUresult result = real();
     if (result == CUDA_SUCCESS)
         vgpu_context_finished(&wait);
-    return waited(result, false);
+    return waited(&paced, result, false);
 }
 
 CUresult cuCtxSynchronize_v2(CUcontext context) {
     CUDA_REAL(cuCtxSynchronize_v2);
+    struct vgpu_wait paced;
+    vgpu_pacer_waits(&paced);
     if (!vgpu_gate_is_armed())
-        return waited(real(context), false);
+        return waited(&paced, real(context), false);
     struct vgpu_stream_wait wait;
     vgpu_context_waiting(&wait, context);
     CUresult result = real(context);
     if (result == CUDA_SUCCESS)
         vgpu_context_finished(&wait);
-    return waited(result, false);
+    return waited(&paced, result, false);
 }
 
 GATED(cuLaunchHostFunc, (CUstream stream, CUhostFn function, void *data), (stream, function, data), stream)
