@@ -124,6 +124,8 @@ CHANGED: dict[str, Any] = {
     "devicePlugin.deviceMemoryScalingByModel": {"T4": 2},
     "devicePlugin.hostMemory": "64Gi",
     "devicePlugin.memoryMode": "movable",
+    "devicePlugin.fillsOn": "engine",
+    "devicePlugin.copiesOn": "sms",
     "devicePlugin.nodeOverrides": {"big-*": {"hostMemory": 100_000}},
     "devicePlugin.deviceCoreScaling": 2,
     "devicePlugin.disablecorelimit": True,

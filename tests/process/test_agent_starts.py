@@ -369,6 +369,22 @@ def test_ids_are_steered_to_the_cards_of_the_oldest_pod_that_waits(make: MakeWor
     assert list(world.starts.steer(1)) == [B]
 
 
+@pytest.mark.parametrize(
+    ("plugin", "flags"),
+    [
+        ("", (False, False)),
+        ("fillsOn: engine, copiesOn: sms", (True, True)),
+    ],
+)
+def test_what_makes_fills_and_copies_is_in_the_limits(make: MakeWorld, plugin: str, flags: tuple[bool, bool]) -> None:
+    world = make(plugin=plugin)
+    uid = world.pod("p", {"main": [GpuSlice(A, 1, cores=10)]})
+    world.allocate(uid, "main", [ID_A])
+    world.starts.start([ID_A])
+    limits = world.limits(uid)
+    assert (limits.fills_on_engine, limits.copies_on_sms) == flags
+
+
 def test_what_is_left_of_a_pod_goes_with_it(make: MakeWorld) -> None:
     world = make()
     gone, stays = world.pod("gone", {"main": [GpuSlice(A, 1)]}), world.pod("stays", {"main": [GpuSlice(A, 1)]})
