@@ -99,8 +99,10 @@ class Agents:
     def mark(self, node: str, mark: AgentMark | None) -> None:
         """What the agent of a node says; None: the node has no cards, or is gone."""
         with self._lock:
+            if mark == self._marks.get(node):
+                return
             if mark is None:
-                self._marks.pop(node, None)
+                del self._marks[node]
             else:
                 self._marks[node] = mark
             for pod in self._pods.get(node, {}).values():

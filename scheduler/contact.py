@@ -23,7 +23,8 @@ KILLED: Final = "the node's agent has just ended and is not back yet"
 CONNECT_SECONDS: Final = 2.0
 ANSWER_SECONDS: Final = 5.0
 ASK_SECONDS: Final = 60.0  #: between two questions on one connection: the agent closes what is idle for longer
-SOON_SECONDS: Final = 0.05  #: between two looks at an agent that is on its way back
+SOON_SECONDS: Final = 0.05  #: between two looks at an agent that is on its way back, where few are
+SOON_LOOKS: Final = 200  #: a second, at all that are on their way back
 AGAIN_SECONDS: Final = 1.0  #: after a connection was lost and made again: what closes all of them is not chased
 LATER_SECONDS: Final = (0.2, 30.0)  #: between two tries to reach one that was not reached: at first, at most
 CERTAIN_SECONDS = 10.0  #: the kubelet has reported it by then; rules of a network may refuse, too
@@ -60,13 +61,18 @@ class Contact:
         return self._why.get(uid, "")
 
     def follow(self, uid: str, address: str) -> None:
-        """From now on; a new address in place of the one before. One that was not reached is tried at once."""
+        """From now on; a new address in place of the one before. One that does not serve is asked at once."""
         self._loop.call_soon_threadsafe(self._follow, uid, address)
 
     def forget(self, uid: str) -> None:
         self._loop.call_soon_threadsafe(self._forget, uid)
 
     # Of the event loop
+
+    @property
+    def soon(self) -> float:
+        """Seconds until the next look at one that is on its way back."""
+        return max(SOON_SECONDS, len(self._why) / SOON_LOOKS)
 
     def tell(self, uid: str, why: str) -> None:
         if self._why.get(uid, "") == why:
@@ -115,10 +121,13 @@ class _Line:
         self._connect()
 
     def look(self) -> None:
-        """Something has changed with its pod."""
-        if self._connection is None and (self._task is None or self._task.done()):
-            self._pause = LATER_SECONDS[0]
-            self._connect()
+        """Something has changed with its pod, or the agent has said something."""
+        if self._connection is None:
+            if self._task is None or self._task.done():
+                self._pause = LATER_SECONDS[0]
+                self._connect()
+        elif self._contact.obstacle(self._uid) and not self._connection.asking:
+            self._ask()
 
     def end(self) -> None:
         self._ended = True
@@ -136,7 +145,7 @@ class _Line:
         self._reached, self._pause = True, LATER_SECONDS[0]
         if status == 503:
             self._tell(f"the node's agent does not serve: {text[:_TOLD]}")
-            self._later(SOON_SECONDS, self._ask)
+            self._later(self._contact.soon, self._ask)
         else:  # 404: an agent of before this question
             self._tell("")
             self._later(ASK_SECONDS * random.uniform(0.7, 1.0), self._ask)
@@ -168,7 +177,7 @@ class _Line:
             if self._contact.obstacle(self._uid) != KILLED:
                 log.info("agent at %s: it has ended", self.address)
                 self._tell(KILLED)
-            self._later(SOON_SECONDS, self._connect)
+            self._later(self._contact.soon, self._connect)
         except OSError as error:  # TimeoutError is one
             log.debug("agent at %s: %r", self.address, error)
             self._try_later()
@@ -193,7 +202,7 @@ class _Line:
 
     def _try_later(self) -> None:
         known = self._reached and self._contact.obstacle(self._uid)
-        pause = SOON_SECONDS if known else self._pause * random.uniform(0.8, 1.2)
+        pause = self._contact.soon if known else self._pause * random.uniform(0.8, 1.2)
         self._pause = min(2 * self._pause, LATER_SECONDS[1])
         self._later(pause, self._connect)
 
@@ -231,6 +240,11 @@ class _Connection(asyncio.Protocol):
         self._status = 0
         self._text = b""
         self._answered = False
+
+    @property
+    def asking(self) -> bool:
+        """A question is open."""
+        return self._http is not None
 
     def ask(self, host: str) -> None:
         assert self._transport is not None

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,8 @@ from scheduler_world import SECONDS, Scheduler, add_node, gpu_pod
 
 from scheduler import contact
 from scheduler.contact import KILLED
-from vgpu.kube import agentmark
+from vgpu import names
+from vgpu.kube import agentmark, writes
 from vgpu.kube.client import MERGE_PATCH
 from vgpu.local.services import free_port, wait_for
 
@@ -289,3 +290,21 @@ def test_something_else_at_that_port_says_nothing(cluster: Cluster, answer: byte
         thread.join()
     wait_for("nobody listens", lambda: cluster.away("node-a") == "", SECONDS)
     assert cluster.binds("p", "node-a") == ""
+
+
+def test_an_agent_that_says_that_it_serves_is_asked_at_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kube-scheduler reads it at that moment, and tries again what had no place: once."""
+    monkeypatch.setattr(contact, "SOON_SECONDS", 3600.0)
+    monkeypatch.setattr(contact, "CERTAIN_SECONDS", 3600.0)
+    agent = cluster.agent("node-a").start("not yet")
+    cluster.scheduler.start()
+    cluster.wait_away("node-a", "not yet")
+    agent.say("")
+    writes.patch_node(cluster.world.client, "node-a", annotations={names.AGENT: agentmark.serving(datetime.now(UTC))})
+    cluster.wait_away("node-a", "")
+    agent.kill()
+    cluster.wait_away("node-a", KILLED)
+    agent.start()
+    later = agentmark.serving(datetime.now(UTC) + timedelta(seconds=5))
+    writes.patch_node(cluster.world.client, "node-a", annotations={names.AGENT: later})
+    cluster.wait_away("node-a", "")
