@@ -25,7 +25,7 @@ from device_plugin.labels import Labels
 from device_plugin.lending import Lending
 from device_plugin.plugin import Plugin
 from device_plugin.pods import Pods
-from device_plugin.presence import Presence
+from device_plugin.presence import STARTING, Presence
 from device_plugin.publish import Publisher, published
 from device_plugin.readiness import KUBELET
 from device_plugin.registration import Registration
@@ -71,7 +71,7 @@ class Agent:
 
     async def run(self) -> None:
         """Until cancelled. A node that has and had no cards waits for a driver that has some."""
-        self._exporter.serve(self._options.metrics_port, self._options.health_port)
+        self._exporter.serve(self._options.metrics_port, self._options.health_port, lambda: self._obstacle)
         if self._config.simulate:
             inventory.use_simulator(self._config.simulate, self._simulator_state)
         census = Census(self._config, self._options.run_dir, self._driver)
@@ -192,6 +192,10 @@ class Agent:
                 if not await asyncio.to_thread(self._presence.leave, "it was asked to end"):
                     return
         await asyncio.sleep(SEEN_SECONDS)
+
+    @property
+    def _obstacle(self) -> str:
+        return STARTING if self._presence is None else self._presence.obstacle
 
     @property
     def _driver(self) -> driver.Place:

@@ -4,7 +4,7 @@ Names and labels are those of the metrics reference; no value that changes is ev
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -77,9 +77,9 @@ class Exporter(Collector):
 
         self._xids: dict[tuple[str, ...], int] = {}  # labels → count; of the health's thread
 
-    def serve(self, metrics_port: int, health_port: int) -> list[Listener]:
-        """Answers HTTP on all addresses; raises OSError when a port is taken."""
-        return serving.serve(self.registry, lambda: self.readiness.left, metrics_port, health_port)
+    def serve(self, metrics_port: int, health_port: int, obstacle: Callable[[], str] = lambda: "") -> list[Listener]:
+        """Answers HTTP on all addresses; raises OSError when a port is taken. `obstacle`: why no pods can start now."""
+        return serving.serve(self.registry, lambda: self.readiness.left, obstacle, metrics_port, health_port)
 
     def show(self, picture: Picture, *, whole: bool = True, fresh: bool = True) -> None:
         """`whole`: pods that have not started yet are in it. `fresh`: the driver has been asked for it."""

@@ -287,6 +287,8 @@ class Granting:
             allow_disable_control=settings.allowDisableControl,
             movable=((plan.request and plan.request.memory_mode) or settings.memoryMode) == "movable",
             host_memory=host_memory,
+            fills_on_engine=settings.fillsOn == "engine",
+            copies_on_sms=settings.copiesOn == "sms",
         )
         try:
             directory = self._sandboxes.prepare(plan.pod.metadata.uid, plan.candidate.container, limits)

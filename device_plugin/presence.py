@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from typing import Final
 
 from vgpu import names
 from vgpu.kube import agentmark, writes
@@ -17,6 +18,8 @@ from vgpu.kube.client import ApiError, KubeClient
 log = logging.getLogger(__name__)
 
 _NEW, _SERVING, _LOST, _ENDING = "new", "serving", "lost", "ending"
+STARTING: Final = "the kubelet has not taken its ids yet"
+_WHY: Final = {_NEW: STARTING, _LOST: "the kubelet has closed its connection", _ENDING: "it was asked to end"}
 
 
 class Presence:
@@ -30,6 +33,11 @@ class Presence:
         self._mark = ""  # empty: this agent has said nothing yet, and what another one has said stays
         self._state = _NEW
 
+    @property
+    def obstacle(self) -> str:
+        """Why no pods can start now, a part of a sentence; empty: they can."""
+        return "" if self._state == _SERVING else _WHY[self._state]
+
     def serve(self) -> None:
         """The kubelet has our ids: pods can start. Said with the time at which that began."""
         if self._state in (_NEW, _LOST):
@@ -39,7 +47,7 @@ class Presence:
     def lose(self) -> None:
         """The kubelet follows our ids no longer: what is bound now it would admit before it has us again."""
         if self._state == _SERVING:
-            self._mark, self._state = agentmark.leaving("the kubelet has closed its connection"), _LOST
+            self._mark, self._state = agentmark.leaving(_WHY[_LOST]), _LOST
             self.changed()
 
     def leave(self, reason: str) -> bool:

@@ -185,12 +185,15 @@ def limits_for(
     allow_disable_control: bool = False,
     movable: bool = False,
     host_memory: int = 0,
+    fills_on_engine: bool = False,
+    copies_on_sms: bool = False,
 ) -> Limits:
     """What the library enforces for one container; `slices` in the order in which it sees the cards.
 
     `contexts`: card UUID → bytes that one CUDA context takes there. `cores_limit`: % that an elastic share never
     exceeds; it takes nothing from what is guaranteed. Where a slice is not guaranteed as a whole: `movable`, whether
     blocks may move between card and host memory; `host_memory`: bytes that they may take of it behind each card.
+    `fills_on_engine` and `copies_on_sms` are those of Limits.
     """
     oversubscribe = on_tier(slices)
     return Limits(
@@ -211,6 +214,8 @@ def limits_for(
         oversubscribe=oversubscribe,
         movable=oversubscribe and movable,
         host_memory=host_memory if oversubscribe else 0,
+        fills_on_engine=fills_on_engine,
+        copies_on_sms=copies_on_sms,
     )
 
 

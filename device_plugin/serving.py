@@ -1,6 +1,7 @@
-"""The agent's two HTTP listeners: metrics for everybody, health for the kubelet's probes.
+"""The agent's two HTTP listeners: metrics for everybody, health for the kubelet's probes and for the schedulers.
 
-`/readyz` is answered beside the metrics as well: people ask it by the node port.
+Schedulers keep a connection to the latter, which ends when the agent is killed. `/readyz` is answered beside the
+metrics as well: people ask it by the node port.
 """
 
 from collections.abc import Callable, Iterable
@@ -9,6 +10,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from vgpu import health
+from vgpu.kube import agentmark
 from vgpu.listener import Listener, WsgiApp, any_address
 
 READY: Final = "/readyz"
@@ -27,8 +29,17 @@ def app(registry: CollectorRegistry, left: Callable[[], str]) -> WsgiApp:
     return answer
 
 
-def serve(registry: CollectorRegistry, left: Callable[[], str], metrics_port: int, health_port: int) -> list[Listener]:
-    """On all addresses; they end with the program. Raises OSError when a port is taken."""
+def serve(
+    registry: CollectorRegistry,
+    left: Callable[[], str],
+    obstacle: Callable[[], str],
+    metrics_port: int,
+    health_port: int,
+) -> list[Listener]:
+    """On all addresses; they end with the program. Raises OSError when a port is taken.
+
+    `left` as in `app`; `obstacle` says why no pods can start now.
+    """
     address = any_address()
     try:
         first = Listener("metrics", app(registry, left), address, metrics_port, threads=_THREADS)
@@ -38,4 +49,7 @@ def serve(registry: CollectorRegistry, left: Callable[[], str], metrics_port: in
         # A kernel that knows IPv6, on a machine that has switched it off.
         address = "0.0.0.0"
         first = Listener("metrics", app(registry, left), address, metrics_port, threads=_THREADS)
-    return [first, Listener("health", health.app({READY: left}), address, health_port, threads=_THREADS)]
+    return [
+        first,
+        Listener("health", health.app({READY: left, agentmark.PATH: obstacle}), address, health_port, threads=_THREADS),
+    ]

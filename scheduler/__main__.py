@@ -109,6 +109,12 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         " themselves counts)",
     )
     parser.add_argument(
+        "--agent-port",
+        type=_port,
+        default=names.PORT_NODE_HEALTH,
+        help="of agents' pods, where they say whether they serve; a connection to each shows at once that it is killed",
+    )
+    parser.add_argument(
         "--foreign-certificate",
         action="store_true",
         help="somebody else, such as cert-manager, fills the Secret and the caBundle: both are left alone",
@@ -132,7 +138,9 @@ def run(args: argparse.Namespace) -> None:
     signal.signal(signal.SIGINT, stop)
     client = KubeClient.connect(args.kubeconfig)
     state, recent = ClusterState(), Recent()
-    feed = Feed(client, state, settings.scheduler_name, settings.scheduler.reconcile_seconds, agents=args.agents)
+    period = settings.scheduler.reconcile_seconds
+    watched = {"agents": args.agents, "agent_port": args.agent_port}
+    feed = Feed(client, state, settings.scheduler_name, period, **watched)
     admission = Admission(settings, rules, state, trusted_namespace=args.tls_secret[0])
     certificates = Certificates(
         client, args.tls_secret, None if args.foreign_certificate else args.webhook_config, on_ready=wake.set

@@ -1,6 +1,7 @@
 """Which nodes' agents can start pods now: by what they say on their nodes, and by what the kubelet says of their pods.
 
-An agent that is killed says nothing any more; the kubelet reports within a second or two that its container has ended.
+An agent that is killed says nothing any more. The kubelet reports within a second or two that its container has ended;
+a connection to it (`contact`) tells that at once.
 """
 
 import threading
@@ -10,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from scheduler.contact import Contact
 from vgpu.kube.agentmark import AgentMark
 
 ABSENT: Final = "no agent of vgpu runs on the node"
@@ -45,6 +47,7 @@ class Spec(msgspec.Struct, frozen=True):
 
 class Status(msgspec.Struct, frozen=True):
     phase: str = "Pending"
+    podIP: str = ""
     containerStatuses: list[ContainerStatus] = []
 
 
@@ -76,36 +79,69 @@ def obstacle(pod: AgentPod, since: datetime | None) -> str:
 class Agents:
     """Keeps `tell(node, why it takes no pods)` up to date. Thread-safe."""
 
-    def __init__(self, tell: Callable[[str, str], None], *, followed: bool) -> None:
-        """`followed`: pods of agents are told here; else only what agents say themselves counts."""
+    def __init__(self, tell: Callable[[str, str], None], *, followed: bool, port: int) -> None:
+        """`followed`: pods of agents are told here; else only what agents say themselves counts. `port`: of agents."""
         self._lock = threading.Lock()
         self._tell = tell
         self._followed = followed
         self._marks: dict[str, AgentMark] = {}  # of nodes with cards
         self._pods: dict[str, dict[str, AgentPod]] = {}  # node → uid
+        self._nodes: dict[str, str] = {}  # uid → node, of those that are connected
+        self._contact = Contact(port, self._contact_changed)
+
+    def start(self) -> None:
+        """Connects to the agents of nodes with cards."""
+        self._contact.start()
+
+    def stop(self) -> None:
+        self._contact.stop()
 
     def mark(self, node: str, mark: AgentMark | None) -> None:
         """What the agent of a node says; None: the node has no cards, or is gone."""
         with self._lock:
+            if mark == self._marks.get(node):
+                return
             if mark is None:
-                self._marks.pop(node, None)
+                del self._marks[node]
             else:
                 self._marks[node] = mark
+            for pod in self._pods.get(node, {}).values():
+                self._connect(node, pod)
             self._judge(node)
 
     def put(self, pod: AgentPod) -> None:
         if pod.spec.nodeName:
             with self._lock:
                 self._pods.setdefault(pod.spec.nodeName, {})[pod.metadata.uid] = pod
+                self._connect(pod.spec.nodeName, pod)
                 self._judge(pod.spec.nodeName)
 
     def gone(self, pod: AgentPod) -> None:
         with self._lock:
             pods = self._pods.get(pod.spec.nodeName, {})
             pods.pop(pod.metadata.uid, None)
+            self._disconnect(pod.metadata.uid)
             if not pods:
                 self._pods.pop(pod.spec.nodeName, None)
             self._judge(pod.spec.nodeName)
+
+    def _connect(self, node: str, pod: AgentPod) -> None:
+        uid, address = pod.metadata.uid, pod.status.podIP
+        if node not in self._marks or pod.metadata.deletionTimestamp is not None or not address:
+            self._disconnect(uid)
+        else:
+            self._nodes[uid] = node
+            self._contact.follow(uid, address)
+
+    def _disconnect(self, uid: str) -> None:
+        if self._nodes.pop(uid, None) is not None:
+            self._contact.forget(uid)
+
+    def _contact_changed(self, uid: str) -> None:
+        with self._lock:
+            node = self._nodes.get(uid)
+            if node is not None:
+                self._judge(node)
 
     def _judge(self, node: str) -> None:
         mark = self._marks.get(node)
@@ -114,8 +150,12 @@ class Agents:
         elif mark.away or not self._followed:
             self._tell(node, mark.away)
         else:
-            told = [obstacle(pod, mark.since) for pod in self._pods.get(node, {}).values()]
-            self._tell(node, "" if "" in told else min(told, key=_ORDER.index, default=ABSENT))
+            pods = self._pods.get(node, {})
+            told = [obstacle(pod, mark.since) or self._contact.obstacle(uid) for uid, pod in pods.items()]
+            self._tell(node, "" if "" in told else min(told, key=_order, default=ABSENT))
 
 
-_ORDER: Final = (STARTING, ENDED, DELETED)  # of several pods, who is nearest to serving tells
+def _order(why: str) -> int:
+    """Of several pods, who is nearest to serving tells."""
+    order = (STARTING, ENDED, DELETED)
+    return order.index(why) + 1 if why in order else 0

@@ -57,8 +57,12 @@ class Feed:
         reconcile_seconds: float,
         *,
         agents: tuple[str, str] | None = None,
+        agent_port: int = names.PORT_NODE_HEALTH,
     ) -> None:
-        """`agents`: namespace and label selector of the agents' pods; None: nodes are taken for served."""
+        """`agents`: namespace and label selector of the agents' pods; None: nodes are taken for served.
+
+        `agent_port`: where agents say whether they serve.
+        """
         self.state = state
         self._client = client
         self._period = reconcile_seconds
@@ -89,7 +93,7 @@ class Feed:
             on_change=self._other_changed,
             on_replace=self._others_listed,
         )
-        self._agents = Agents(state.set_away, followed=agents is not None)
+        self._agents = Agents(state.set_away, followed=agents is not None, port=agent_port)
         self._informers: list[Informer[Any]] = [self._nodes, self._pods, self._others]
         if agents is not None:
             path = f"/api/v1/namespaces/{agents[0]}/pods"
@@ -106,6 +110,7 @@ class Feed:
     def start(self, leads: Callable[[], bool] | None = None) -> None:
         """`leads`: whether this replica is the one that compares now; it may raise ApiError."""
         self._leads = leads or self._leads
+        self._agents.start()
         for informer in self._informers:
             informer.start()
         self._thread.start()
@@ -114,6 +119,7 @@ class Feed:
         self._stopping.set()
         for informer in self._informers:
             informer.stop()
+        self._agents.stop()
         if self._thread.is_alive():
             self._thread.join()
 

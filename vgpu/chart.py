@@ -115,7 +115,7 @@ class Monitoring(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class NetworkPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What may connect to the pods."""
 
-    enabled: bool = True  #: only the webhook and the metrics of the pods can be reached
+    enabled: bool = True  #: only the webhook and the metrics of the pods can be reached, and agents by schedulers
 
 
 class GlobalValues(config.Global, frozen=True, forbid_unknown_fields=True, rename="camel"):

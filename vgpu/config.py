@@ -51,6 +51,7 @@ SimulatedCards = Annotated[
     ),
 ]
 PlacementPolicy = Literal["spread", "binpack"]
+Engine = Literal["sms", "engine"]
 
 
 class ConfigError(ValueError):
@@ -79,6 +80,8 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deviceMemoryScalingByModel: dict[str, Scaling] | None = None  #: as that of devicePlugin
     hostMemory: HostMemory | None = None  #: as that of devicePlugin
     memoryMode: MemoryMode | None = None  #: as that of devicePlugin
+    fillsOn: Engine | None = None  #: as that of devicePlugin
+    copiesOn: Engine | None = None  #: as that of devicePlugin
 
 
 class DevicePlugin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,10 +100,12 @@ class DevicePlugin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )
     nodeOverrides: dict[str, NodeSettings] = msgspec.field(
         default_factory=dict
-    )  #: other values of these four for nodes, by name or pattern, such as {"big-*": {hostMemory: 512Gi}}
+    )  #: other memory values, fillsOn or copiesOn, by name or pattern of nodes, such as {"big-*": {hostMemory: 512Gi}}
     deviceCoreScaling: Scaling = 1.0  #: guaranteed cores may sum up to this multiple of 100 % of a card
     migStrategy: Literal["none"] = "none"  #: MIG: cards are shared by limits, never partitioned
     disablecorelimit: bool = False  #: true: gpucores are counted but not enforced
+    fillsOn: Engine = "sms"  #: what makes fills (cuMemset…) on the cards: sms are paced by gpucores, an engine is not
+    copiesOn: Engine = "engine"  #: what makes copies within a card: an engine is not paced by gpucores, sms are
     deviceListStrategy: Literal["auto", "cdi", "envvar", "device-specs"] = (
         "auto"  #: how cards reach a container; auto: what kubelet and container runtime of the node can
     )
@@ -147,15 +152,21 @@ def decode(text: str, source: str = "configuration") -> Config:
 
 def _allowed(message: str) -> str:
     """What the field that msgspec complains about may be, where its message leaves that out: enums and patterns."""
-    where = re.search(r" - at `\$\.([\w.]+)`$", message)
+    where = re.search(r" - at `\$\.([\w.[\]]+)`$", message)
     if where is None:
         return ""
     hint: Any = Config
-    for encoded in where[1].split("."):
+    for encoded in where[1].replace("[...]", ".[]").split("."):
+        if encoded == "[]":  # a value of a mapping, or an item
+            hint = typing.get_args(hint)[-1] if typing.get_origin(hint) is dict else hint
+            continue
         fields = {field.encode_name: field.name for field in msgspec.structs.fields(hint)}
         hint = typing.get_type_hints(hint, include_extras=True)[fields[encoded]]
         if typing.get_origin(hint) in (types.UnionType, typing.Union):
-            hint = next((one for one in typing.get_args(hint) if _described(one)), hint)
+            said = [one for one in typing.get_args(hint) if typing.get_origin(one) is Literal or _described(one)]
+            hint = next(iter(said), hint)
+        if typing.get_origin(hint) is dict:
+            continue
         if typing.get_origin(hint) not in (None, Annotated, Literal):
             return ""
     if typing.get_origin(hint) is Literal:

@@ -5,14 +5,15 @@ the app answers it. So clients that send byte by byte hold a socket and nothing 
 
 * from the first byte of a request (for the first one of a connection: from the connect) REQUEST_SECONDS are left for
   the TLS handshake, the header and the body; taking the answer has a deadline, too;
-* connections and the bytes of bodies are limited, for each peer and in all. Who comes when a limit is reached is
-  served: the connection goes that has waited longest, of the peer that has most of them.
+* connections, the bytes of bodies and those of answers are limited, connections for each peer, too. Who comes when a
+  limit is reached is served: the connection goes that has waited longest, of the peer that has most of them.
+
+What is ambiguous about where a request ends is refused (RFC 9112, 6.1): something in front might read it otherwise.
 """
 
 import asyncio
 import contextlib
 import logging
-import resource
 import socket
 import ssl
 import threading
@@ -27,6 +28,8 @@ from urllib.parse import unquote_to_bytes
 
 import h11
 
+from vgpu import sockets
+
 log = logging.getLogger(__name__)
 
 WsgiApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
@@ -40,9 +43,11 @@ MAX_OF_PEER: Final = 512  #: of these, from one address
 MAX_HEADER: Final = 16 * 2**10  #: bytes
 MAX_BODY: Final = 64 * 2**10  #: bytes, where a listener says nothing else
 BODIES: Final = 8  #: times the largest body: what all bodies may hold together
+ANSWERS: Final = 64 * 2**20  #: bytes that all answers may hold until their clients have taken them, the newest aside
 MAX_DRAINED: Final = 64 * 2**20  #: bytes that are taken of a body that is too large, so that its sender reads why
 DRAIN_SECONDS: Final = 5.0
-_STEP: Final = 64 * 2**10  #: bytes of one read
+_STEP: Final = 64 * 2**10  #: bytes of one read or write
+_IN_KERNEL: Final = 128 * 2**10  #: bytes of answers that the kernel holds for a client, who would be given megabytes
 _FILES: Final = 16 * MAX_CONNECTIONS  #: open files that a program with a few listeners asks for
 
 
@@ -68,16 +73,18 @@ class Listener:
         tls: Callable[[], ssl.SSLContext] | None = None,
         max_body: int = MAX_BODY,
     ) -> None:
-        _allow_files()
+        sockets.allow_files(_FILES)
+        sockets.return_large_blocks()
         self._name = name
         try:
-            self._socket = _bound(address, port)
+            self._socket = sockets.bound(address, port, MAX_CONNECTIONS, _IN_KERNEL)
         except OSError as error:
             raise OSError(f"{name}: port {port} on {address}: {error}") from None
         self.port: int = self._socket.getsockname()[1]
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._crowd = _Crowd(BODIES * max_body)
-        self._site = _Site(app, self._threads, self._crowd, self._socket.getsockname()[:2], max_body, tls)
+        turns = asyncio.Semaphore(2 * threads)
+        self._site = _Site(app, self._threads, turns, self._crowd, self._socket.getsockname()[:2], max_body, tls)
         self._loop = asyncio.new_event_loop()
         self._accepting = self._loop.create_task(self._accept())
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -138,12 +145,14 @@ class _Site:
         self,
         app: WsgiApp,
         threads: ThreadPoolExecutor,
+        turns: asyncio.Semaphore,
         crowd: "_Crowd",
         address: tuple[str, int],
         max_body: int,
         tls: Callable[[], ssl.SSLContext] | None,
     ) -> None:
         self.app, self.threads, self.crowd, self.tls = app, threads, crowd, tls
+        self.turns = turns  # so that few answers are made before they are counted, and all threads have work
         self.address = address
         self.max_body = max_body
 
@@ -151,9 +160,9 @@ class _Site:
 class _Refused(Exception):
     """The request is not passed on to the app: status and sentence."""
 
-    def __init__(self, status: int, sentence: str) -> None:
+    def __init__(self, status: int, sentence: str, *headers: tuple[str, str]) -> None:
         super().__init__(sentence)
-        self.status = status
+        self.status, self.headers = status, headers
 
 
 class _Connection:
@@ -167,6 +176,7 @@ class _Connection:
         self.since = time.monotonic()  #: when it began to do what it does now
         self.answering = False  #: its request has come as a whole
         self.held = 0  #: bytes of its body
+        self.owed = 0  #: bytes of the answer that it has not taken
 
     def drop(self) -> None:
         if self.task is not None:
@@ -211,11 +221,16 @@ class _Connection:
             self.answering = True
             try:
                 environ = self._environ(request, body)
-                answer = await loop.run_in_executor(self._site.threads, _call, self._site.app, environ)
+                async with self._site.turns:
+                    answer = await loop.run_in_executor(self._site.threads, _call, self._site.app, environ)
+                    self._site.crowd.owe(self, len(answer[2]))
             finally:
                 self.answering = False
             self._hold(-self.held)
+            self.since = time.monotonic()
             await _send(http, writer, request.method, *answer)
+            del answer
+            self._site.crowd.owe(self, 0)
             if http.our_state is not h11.DONE or http.their_state is not h11.DONE:
                 return await _close(writer)
             http.start_next_cycle()
@@ -243,8 +258,7 @@ class _Connection:
                 http.receive_data(await reader.read(_STEP))
             elif isinstance(event, h11.Request):
                 request = event
-                length = dict(event.headers).get(b"content-length", b"0")
-                self._check(int(length))
+                self._check(_length(event))
             elif isinstance(event, h11.Data):
                 self._check(len(body) + len(event.data))
                 body += event.data
@@ -265,7 +279,7 @@ class _Connection:
     async def _refuse(
         self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, refused: _Refused
     ) -> None:
-        headers = [("Content-Type", "text/plain"), ("Connection", "close")]
+        headers = [("Content-Type", "text/plain"), ("Connection", "close"), *refused.headers]
         if http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             await _send(http, writer, b"GET", refused.status, headers, f"{refused}\n".encode())
         async with asyncio.timeout(DRAIN_SECONDS):  # closing on bytes that were not read resets the answer away
@@ -309,6 +323,22 @@ class _Connection:
         return environ
 
 
+def _length(request: h11.Request) -> int:
+    """Bytes of the body as the request tells them; 0 where it does not. Raises _Refused for what nobody should send."""
+    headers = dict(request.headers)
+    version = request.http_version.decode()
+    if version not in ("1.0", "1.1"):
+        raise _Refused(400, f"HTTP/{version} is not spoken here: send HTTP/1.1 or HTTP/1.0")
+    if request.method == b"CONNECT":
+        raise _Refused(405, "CONNECT is for proxies, and this is none", ("Allow", "GET, HEAD, POST"))
+    if b"transfer-encoding" in headers:
+        if b"content-length" in headers:
+            raise _Refused(400, "both Content-Length and Transfer-Encoding: where the body ends is not clear; send one")
+        if version == "1.0":
+            raise _Refused(400, "Transfer-Encoding does not exist in HTTP/1.0: send Content-Length, or HTTP/1.1")
+    return int(headers.get(b"content-length", b"0"))
+
+
 class _Crowd:
     """All connections of a listener, and who has to go. Of the event loop alone."""
 
@@ -317,6 +347,7 @@ class _Crowd:
         self._all: set[_Connection] = set()
         self._of_peer: Counter[str] = Counter()
         self._bytes = 0
+        self._owed = 0
 
     @property
     def size(self) -> int:
@@ -335,6 +366,7 @@ class _Crowd:
             return
         self._all.discard(one)
         self._bytes -= one.held
+        self._owed -= one.owed
         self._of_peer[one.peer] -= 1
         if not self._of_peer[one.peer]:
             del self._of_peer[one.peer]
@@ -350,18 +382,29 @@ class _Crowd:
         if self._bytes > self._max_bytes:
             self._drop(one for one in self._all if one.held)
 
+    def owe(self, one: _Connection, size: int) -> None:
+        """An answer of so many bytes is to be taken; 0: it was. One that is alone may have any size."""
+        if one not in self._all:
+            return
+        self._owed += size - one.owed
+        one.owed = size
+        while self._owed > ANSWERS and self._drop(other for other in self._all if other.owed and other is not one):
+            pass
+
     def end(self) -> None:
         for one in self._all:
             if not one.answering:
                 one.drop()
 
-    def _drop(self, some: Iterable[_Connection]) -> None:
-        """The one that has waited longest."""
+    def _drop(self, some: Iterable[_Connection]) -> bool:
+        """The one that has waited longest; whether there is one."""
         waiting = [one for one in some if not one.answering]
-        if waiting:
-            oldest = min(waiting, key=lambda one: one.since)
-            oldest.drop()
-            self.remove(oldest)
+        if not waiting:
+            return False
+        oldest = min(waiting, key=lambda one: one.since)
+        oldest.drop()
+        self.remove(oldest)
+        return True
 
 
 class _Errors:
@@ -419,12 +462,18 @@ async def _send(
     if not any(name.lower() == b"content-length" for name, _ in found):
         found.append((b"Content-Length", b"%d" % len(body)))
     response = h11.Response(status_code=status, headers=found, reason=_reason(status))
-    parts = [http.send(response) or b""]
-    if method != b"HEAD" and body:
-        parts.append(http.send(h11.Data(data=body)) or b"")
-    parts.append(http.send(h11.EndOfMessage()) or b"")
-    writer.write(b"".join(parts))
+    begin = http.send(response) or b""
+    if method == b"HEAD":
+        body = b""
+    if len(body) <= _STEP:  # one packet
+        begin += (http.send(h11.Data(data=body)) or b"") if body else b""
+        body = b""
     async with asyncio.timeout(ANSWER_SECONDS):
+        for at in range(0, len(body), _STEP):  # no second copy of a large one waits for the client
+            writer.write(begin + (http.send(h11.Data(data=body[at : at + _STEP])) or b""))
+            begin = b""
+            await writer.drain()
+        writer.write(begin + (http.send(h11.EndOfMessage()) or b""))
         await writer.drain()
 
 
@@ -440,28 +489,3 @@ def _reason(status: int) -> bytes:
         return HTTPStatus(status).phrase.encode()
     except ValueError:
         return b""
-
-
-def _bound(address: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    found = socket.socket(family)
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6 and socket.has_dualstack_ipv6():
-            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        found.bind((address, port))
-        found.listen(MAX_CONNECTIONS)
-        found.setblocking(False)
-    except BaseException:
-        found.close()
-        raise
-    return found
-
-
-def _allow_files() -> None:
-    """A connection is an open file, of which container runtimes allow 1024 at first and more to whoever asks."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -92,7 +92,7 @@ PORT_WEBHOOK: Final = 9443  #: webhook, behind port 443 of the scheduler's Servi
 PORT_SCHEDULER_METRICS: Final = 9395  #: metrics of the scheduler
 PORT_NODE_METRICS: Final = 9394  #: metrics of the node agent
 PORT_SCHEDULER_HEALTH: Final = 9397  #: what the kubelet's probes ask of the scheduler
-PORT_NODE_HEALTH: Final = 9396  #: the same of the node agent
+PORT_NODE_HEALTH: Final = 9396  #: the same of the node agent; schedulers keep a connection to it
 NODE_PORT_SCHEDULER_METRICS: Final = 31993  #: node port of the scheduler's metrics
 NODE_PORT_NODE_METRICS: Final = 31992  #: node port of a node's own metrics
 

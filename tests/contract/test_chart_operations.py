@@ -66,9 +66,25 @@ def test_only_webhook_and_metrics_can_be_reached(default: list[dict[str, Any]]) 
     for item in default:
         if item["kind"] == "NetworkPolicy":
             component = item["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
-            (rule,) = item["spec"]["ingress"]
+            rule = item["spec"]["ingress"][0]
+            assert "from" not in rule
             open_ports[component] = [port["port"] for port in rule["ports"]]
     assert open_ports == {"scheduler": ["webhook", "metrics"], "device-plugin": ["metrics"]}
+
+
+@pytest.mark.parametrize("host_network", [False, True])
+def test_schedulers_reach_the_port_on_which_agents_say_whether_they_serve(host_network: bool) -> None:
+    """With the node's own network a scheduler has the address of its node, which no selector of pods finds."""
+    objects = helm.objects({"scheduler": {"hostNetwork": host_network}})
+    policy = one(objects, "NetworkPolicy", "vgpu-device-plugin")
+    container = one(objects, "DaemonSet", "vgpu-device-plugin")["spec"]["template"]["spec"]["containers"][0]
+    rule = policy["spec"]["ingress"][1]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    found = scheduler_main.arguments(pod_specs(objects)["Deployment"]["containers"][0]["args"])
+    assert [ports[port["port"]] for port in rule["ports"]] == [found.agent_port]
+    schedulers = one(objects, "Deployment", "vgpu-scheduler")["spec"]["selector"]
+    assert rule.get("from") == (None if host_network else [{"podSelector": schedulers}])
+    assert len(one(objects, "NetworkPolicy", "vgpu-scheduler")["spec"]["ingress"]) == 1
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])

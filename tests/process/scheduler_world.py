@@ -52,13 +52,14 @@ class Scheduler:
         holder: str = "a",
         name: str = "vgpu-scheduler",
         agents: tuple[str, str] | None = None,
+        agent_port: int = 1,
         reconcile_seconds: float = 3600,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        """`holder`: whom the Lease names while this replica leads; `name`: schedulerName; `agents`: as of Feed."""
+        """`holder`: whom the Lease names while this replica leads; `name`: schedulerName; `agents…`: as of Feed."""
         self.client = connect(world.server, folder)
         self.state, self.recent = ClusterState(), Recent()
-        self.feed = Feed(self.client, self.state, name, reconcile_seconds, agents=agents)
+        self.feed = Feed(self.client, self.state, name, reconcile_seconds, agents=agents, agent_port=agent_port)
         term = term_in(self.client, "kube-system", LEASE)
         fence = Fence(self.feed.catch_up, term, idle_seconds, own=lambda term: term.startswith(f"{holder} "))
         self.binder = Binder(self.client, self.state, Rules(), self.recent, fence.pass_)

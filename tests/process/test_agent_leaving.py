@@ -1,17 +1,18 @@
 """An agent that ends says so first: nothing is bound to its node until the kubelet has the next one's ids."""
 
+import http.client
 import itertools
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from agent_machine import NODE, Machine, machines
 from agent_world import until
 
-from device_plugin.presence import Presence
+from device_plugin.presence import STARTING, Presence
 from vgpu import names
 from vgpu.devices import GpuSlice
 from vgpu.kube import agentmark
@@ -111,6 +112,39 @@ def test_the_kubelet_has_our_ids_before_the_node_says_so(machine: Machine) -> No
     until(lambda: seen)
     informer.stop()
     assert seen[0] == 80
+
+
+def asked(machine: Machine) -> tuple[int, str]:
+    """What the agent answers schedulers."""
+    connection = http.client.HTTPConnection("127.0.0.1", machine.health_port, timeout=20)
+    try:
+        connection.request("GET", agentmark.PATH)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode().strip()
+    finally:
+        connection.close()
+
+
+def test_whoever_asks_the_agent_is_told_whether_pods_can_start(machine: Machine) -> None:
+    machine.kubelet.devices.stop()
+    machine.start_agent()
+    until(lambda: reachable(machine))
+    assert asked(machine) == (503, STARTING)
+    machine.kubelet.restart()
+    until(lambda: asked(machine) == (200, "ok"))
+    machine.kubelet.devices.stop()
+    until(lambda: asked(machine) == (503, "the kubelet has closed its connection"))
+    machine.kubelet.restart()
+    until(lambda: asked(machine) == (200, "ok"))
+    assert machine.agent is not None
+    machine.agent.send_signal(signal.SIGTERM)
+    until(lambda: asked(machine) == (503, "it was asked to end"))
+
+
+def reachable(machine: Machine) -> bool:
+    with suppress(OSError):
+        return bool(asked(machine))
+    return False
 
 
 def test_a_kubelet_that_is_away_is_told_until_it_has_our_ids_again(machine: Machine) -> None:

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from agent_world import MIB, NODE, A, B, MakeWorld, World, until
 
-from device_plugin import cdi, ids, labels
+from device_plugin import cdi, labels
 from device_plugin.refusal import Refusal
 from vgpu import allocation, names
 from vgpu.allocation import Allocation
@@ -21,7 +21,6 @@ from vgpu.kubelet.podresources_v1.api_pb2_grpc import (
     PodResourcesListerServicer,
     add_PodResourcesListerServicer_to_server,
 )
-from vgpu.native import Region
 
 ID_A, ID_B = f"{A}::0", f"{B}::0"
 
@@ -358,77 +357,6 @@ def test_a_start_waits_for_the_predecessor_to_end(make: MakeWorld) -> None:
     world.starts.start([f"{A}::1"])
 
 
-def test_a_harmed_library_is_put_back_before_the_start(make: MakeWorld) -> None:
-    world = make()
-    world.allocate(world.pod("p", {"main": [GpuSlice(A, mem=100)]}), "main", [ID_A])
-    library = world.granting.rollout.library
-    library.unlink()
-    library.mkdir()
-    world.granting.rollout.preload.write_text("")
-    world.starts.start([ID_A])
-    assert library.read_bytes() == b"the library"
-    assert world.granting.rollout.preload.read_text() == "/usr/local/vgpu/libvgpu.so\n"
-
-
-@pytest.mark.usefixtures("impatient")
-def test_an_old_library_that_a_cached_answer_names_must_be_there(make: MakeWorld) -> None:
-    world = make("envvar")
-    world.allocate(world.pod("p", {"main": [GpuSlice(A, mem=100)]}), "main", [ID_A])
-    old = world.granting.rollout.library
-    (world.root / "built" / "libvgpu.so").write_bytes(b"a newer library")
-    world.agent()
-    assert world.granting.rollout.library != old
-    world.starts.start([ID_A])
-    old.unlink()
-    with pytest.raises(Refusal, match="would run without limits"):
-        world.starts.start([ID_A])
-
-
-def test_with_mounts_a_link_by_ids_leads_to_the_container_that_starts(make: MakeWorld) -> None:
-    world = make("envvar")
-    answer = world.starts.answer([ID_A])
-    assert answer.cdi_names == ()
-    place = world.sandboxes.by_ids / ids.key([ID_A])
-    assert {m.container: m.host for m in answer.mounts}["/run/vgpu/limits"] == place / "limits"
-    for name in ("one", "two"):
-        uid = world.pod(name, {"main": [GpuSlice(A, mem=100)]})
-        world._entries.clear()
-        world.allocate(uid, "main", [ID_A])
-        world.starts.start([ID_A])
-        assert (place / "limits").resolve() == world.sandboxes.directory(uid, "main").resolve() / "limits"
-        world.delete_pod(name)
-
-
-def test_with_mounts_and_shared_ids_the_larger_slice_is_held(make: MakeWorld) -> None:
-    world = make("envvar")
-    uid = world.pod("p", {"first": [GpuSlice(A, 900)], "main": [GpuSlice(A, 800, cores=20)]}, init=["first"])
-    world.allocate(uid, "first", [ID_A])
-    world.allocate(uid, "main", [ID_A])
-    world.starts.start([ID_A])
-    place = world.sandboxes.by_ids / ids.key([ID_A])
-    with Region.open(place.resolve()) as region:
-        assert region.limits().cards[0].memory == 900 * MIB
-
-
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize(
-    ("slices", "device_ids", "annotations", "text"),
-    [
-        ([GpuSlice(A, 1)], [ID_B], {names.NOUSE_GPU_UUID: B}, "does not accept"),
-        ([GpuSlice(A, 1)], [ID_B], {names.USE_GPU_TYPE: "A100"}, "does not accept"),
-        ([GpuSlice(A, 1), GpuSlice(B, 1)], [ID_A, f"{A}::1"], {}, "several ids of one card"),
-    ],
-)
-def test_ids_that_no_record_could_follow_are_refused_and_told(
-    make: MakeWorld, slices: list[GpuSlice], device_ids: list[str], annotations: dict[str, str], text: str
-) -> None:
-    world = make("envvar")
-    world.allocate(world.pod("p", {"main": slices}, annotations=annotations), "main", device_ids)
-    with pytest.raises(Refusal, match=text):
-        world.starts.start(device_ids)
-    assert text in until(world.events)[0]["message"]
-
-
 def test_ids_are_steered_to_the_cards_of_the_oldest_pod_that_waits(make: MakeWorld) -> None:
     world = make()
     assert list(world.starts.steer(1)) == []
@@ -439,6 +367,22 @@ def test_ids_are_steered_to_the_cards_of_the_oldest_pod_that_waits(make: MakeWor
     assert list(world.starts.steer(2)) == [A, B]
     world.allocate(both, "first", [ID_A])
     assert list(world.starts.steer(1)) == [B]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "flags"),
+    [
+        ("", (False, False)),
+        ("fillsOn: engine, copiesOn: sms", (True, True)),
+    ],
+)
+def test_what_makes_fills_and_copies_is_in_the_limits(make: MakeWorld, plugin: str, flags: tuple[bool, bool]) -> None:
+    world = make(plugin=plugin)
+    uid = world.pod("p", {"main": [GpuSlice(A, 1, cores=10)]})
+    world.allocate(uid, "main", [ID_A])
+    world.starts.start([ID_A])
+    limits = world.limits(uid)
+    assert (limits.fills_on_engine, limits.copies_on_sms) == flags
 
 
 def test_what_is_left_of_a_pod_goes_with_it(make: MakeWorld) -> None:

@@ -2,10 +2,12 @@
 
 import http.client
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from drippers import BODY, HEADER, Crowd, dripping
@@ -99,6 +101,43 @@ def test_what_is_no_request_is_answered_and_ends_the_connection(sent: bytes, sta
         client.sendall(sent)
         client.shutdown(socket.SHUT_WR)
         assert client.recv(65536).startswith(b"HTTP/1.1 " + status)
+        assert ask(made.port)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "part"),
+    [
+        (b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400, "both"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\ntransfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n0\r\n\r\n", 400, "both"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", 400, "Content-Length"),
+        (b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400, "does not exist in HTTP/1.0"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501, "transfer-encoding"),
+        (b"CONNECT x:443 HTTP/1.1\r\nHost: x:443\r\n\r\n", 405, "CONNECT is for proxies"),
+        (b"GET / HTTP/2.0\r\nHost: x\r\n\r\n", 400, "HTTP/2.0 is not spoken here"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "HTTP/2.0 is not spoken here"),
+        (b"GET / HTTP/0.9\r\nHost: x\r\n\r\n", 400, "HTTP/0.9 is not spoken here"),
+        (b"GET / HTTP/1.2\r\nHost: x\r\n\r\n", 400, "HTTP/1.2 is not spoken here"),
+    ],
+)  # fmt: skip
+def test_what_could_be_read_in_two_ways_is_refused(sent: bytes, status: int, part: str) -> None:
+    """And nothing of what follows on the connection is taken for a request."""
+    asked: list[str] = []
+
+    def app(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+        asked.append(environ["PATH_INFO"])
+        return echo(environ, start)
+
+    with listening(app) as made, socket.create_connection(("127.0.0.1", made.port), SECONDS) as client:
+        client.sendall(sent + b"GET /hidden HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.shutdown(socket.SHUT_WR)
+        found = b""
+        while more := client.recv(65536):
+            found += more
+        assert found.startswith(b"HTTP/1.1 %d " % status)
+        assert part.lower() in found.decode().lower()
+        assert found.count(b"\r\nContent-Type:") == 1, found
+        assert (b"\r\nAllow: GET, HEAD, POST\r\n" in found) == (status == 405)
+        assert not asked
         assert ask(made.port)[0] == 200
 
 
@@ -204,6 +243,81 @@ def test_bodies_hold_no_more_than_their_bytes_together(monkeypatch: pytest.Monke
             assert b"100000" in one.recv(65536)
         for one in clients:
             one.close()
+
+
+ANSWER: Final = 3 * 2**20  #: bytes
+#: Of one listener whose answers are all made for their client; its port, then the memory that it takes (kB) per line
+UNREAD = """
+import sys
+from vgpu.listener import Listener
+
+def app(environ, start):
+    start("200 OK", [])
+    return [bytes([len(environ["PATH_INFO"]) % 251 + 1]) * int(sys.argv[1])]
+
+made = Listener("test", app, "127.0.0.1", 0, threads=2)
+print(made.port, flush=True)
+for _ in sys.stdin:
+    status = open("/proc/self/status").read()
+    print(status.partition("VmRSS:")[2].split()[0], made.connections, flush=True)
+"""
+
+
+def test_answers_that_nobody_takes_hold_a_bounded_memory() -> None:
+    """400 clients ask for 3 MiB each and read nothing: 1.2 GB, if each were kept."""
+    line = [sys.executable, "-c", UNREAD, str(ANSWER)]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        port = int(process.stdout.readline())
+
+        def look() -> tuple[int, int]:
+            """MiB, connections."""
+            assert process.stdin
+            assert process.stdout
+            print(file=process.stdin, flush=True)
+            memory, connections = map(int, process.stdout.readline().split())
+            return memory // 1024, connections
+
+        before, _ = look()
+        peak = 0
+        clients = []
+        try:
+            for number in range(400):
+                clients.append(socket.create_connection(("127.0.0.1", port), SECONDS))
+                clients[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                clients[-1].sendall(b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % number)
+                peak = max(peak, look()[0])
+            wait_for("most are dropped", lambda: look()[1] < 50, SECONDS)
+            peak = max(peak, look()[0])
+            assert len(said_to(port, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")) > ANSWER
+        finally:
+            for client in clients:
+                client.close()
+            process.stdin.close()
+    assert peak - before < 200, f"{peak - before} MiB"
+
+
+def test_an_answer_that_is_larger_than_all_may_hold_is_taken_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "ANSWERS", 1000)
+
+    def large(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+        start("200 OK", [])
+        return [environ["PATH_INFO"].encode() * 1_000_000]
+
+    with listening(large) as made:
+        for name in ("/a", "/bc"):
+            status, text = ask(made.port, path=name)
+            assert (status, text) == (200, name * 1_000_000)
+        idle = socket.create_connection(("127.0.0.1", made.port), SECONDS)  # asks nothing, so it is not to blame
+        with socket.create_connection(("127.0.0.1", made.port), SECONDS) as silent:
+            silent.sendall(b"GET /not-taken HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert silent.recv(1)
+            assert ask(made.port, path="/d") == (200, "/d" * 1_000_000)
+            wait_for("it is dropped", lambda: made.connections == 1, SECONDS)
+        idle.sendall(b"GET /e HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert idle.recv(65536).startswith(b"HTTP/1.1 200")
+        idle.close()
 
 
 def test_one_thread_answers_beside_hundreds_that_drip() -> None:

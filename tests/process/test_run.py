@@ -322,6 +322,60 @@ def test_defaults_come_from_the_configuration(machine: Machine, tmp_path: Path) 
     assert first["uuid"] == second["uuid"]
 
 
+#: What a loop of fills and one of copies within the card did for a second: launches, whether it was held up
+FILLS_AND_COPIES = """
+import os, time
+from ctypes import byref, c_size_t, c_uint64
+from driver_client import *
+from vgpu.native import Region
+start()
+a, b, size = c_uint64(), c_uint64(), c_size_t(65536)
+ok(cu.cuMemAlloc_v2(byref(a), size)); ok(cu.cuMemAlloc_v2(byref(b), size))
+fill = lambda: cu.cuMemsetD8Async(a, 7, size, None)
+copy = lambda: cu.cuMemcpyDtoDAsync_v2(b, a, size, None)
+for call in (fill, copy):
+    with Region.open(os.environ["VGPU_DIR"]) as region:
+        before = region.usage().cards[0]
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            ok(call()); ok(cu.cuCtxSynchronize())
+        after = region.usage().cards[0]
+    print(after.launches > before.launches, after.throttled_ns > before.throttled_ns)
+"""
+PACED, FREE = "True True", "False False"
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "fills", "copies"),
+    [
+        ((), "", PACED, FREE),
+        (("--fills-on", "engine", "--copies-on", "sms"), "", FREE, PACED),
+        ((), "{fillsOn: engine, copiesOn: sms}", FREE, PACED),
+        (("--fills-on=sms",), "{fillsOn: engine, copiesOn: sms}", PACED, PACED),
+    ],
+)
+def test_what_makes_fills_and_copies_is_paced_where_it_is_said_to_be_multiprocessors(
+    machine: Machine, tmp_path: Path, options: tuple[str, ...], settings: str, fills: str, copies: str
+) -> None:
+    (tmp_path / "config.yaml").write_text(f"devicePlugin: {settings or '{}'}\n")
+    environ = {
+        "VGPU_CONFIG": str(tmp_path / "config.yaml"),
+        "PYTHONPATH": f"{ROOT}:{ROOT}/tests/native",
+        "VGPU_SIM_TIME": "memory=100MB/s",
+    }
+    command = (sys.executable, "-c", FILLS_AND_COPIES)
+    done = machine.run("--gpumem", "1000", "--gpucores", "10", *options, command=command, **environ)
+    assert done.stdout.splitlines() == [fills, copies], done.stderr
+
+
+def test_what_can_make_fills_is_said_where_it_is_misspelt(machine: Machine) -> None:
+    done = machine.run("--fills-on", "dma", command=("true",))
+    assert done.returncode == 2
+    assert "--fills-on" in done.stderr
+    assert "sms" in done.stderr
+    assert "engine" in done.stderr
+
+
 def test_a_core_limit_holds(machine: Machine) -> None:
     (card,) = machine.probe("--gpumem", "1000", "--gpucores", "30", probe=("--cores", "--seconds", "1.5"))["cards"]
     assert 0 < card["core_share"] < 50

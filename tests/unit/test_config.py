@@ -96,6 +96,11 @@ def test_names_are_those_of_the_chart() -> None:
             r"> 0(.0)? - at `\$.devicePlugin.deviceMemoryScalingBy",
         ),
         ("devicePlugin: {memoryMode: moving}", r"at `\$.devicePlugin.memoryMode`: must be one of static, movable"),
+        ("devicePlugin: {fillsOn: dma}", r"'dma' - at `\$.devicePlugin.fillsOn`: must be one of sms, engine$"),
+        ("devicePlugin: {copiesOn: true}", r"at `\$.devicePlugin.copiesOn`: must be one of sms, engine$"),
+        ("devicePlugin: {nodeOverrides: {a: {fillsOn: dma}}}", r"\[...\].fillsOn`: must be one of sms, engine$"),
+        ("devicePlugin: {nodeOverrides: {a: {memoryMode: up}}}", r"memoryMode`: must be one of static, movable$"),
+        ("devicePlugin: {deviceMemoryScalingByModel: {T4: x}}", r"ByModel\[...\]`$"),
         ("devicePlugin: {nodeOverrides: {a: {driverRoot: /}}}", r"unknown field `driverRoot`"),
         ("devicePlugin: {migStrategy: mixed}", r"'mixed' - at `\$.devicePlugin.migStrategy`"),
         ("resourceName: gpu", r"at `\$.resourceName`: must be a qualified name: domain/name$"),
@@ -173,3 +178,9 @@ def test_rules_of_requests() -> None:
     assert found.names.memory == names.RESOURCE_MEMORY
     assert (found.default_memory, found.default_cores) == (7, 9)
     assert (found.node_policy, found.gpu_policy, found.core_policy) == ("binpack", "binpack", "none")
+
+
+def test_what_makes_fills_and_copies_can_be_another_thing_on_some_nodes() -> None:
+    found = config.decode("devicePlugin: {fillsOn: engine, nodeOverrides: {old-*: {fillsOn: sms, copiesOn: sms}}}")
+    said = [config.for_node(found, name).device_plugin for name in ("new-1", "old-1")]
+    assert [(one.fillsOn, one.copiesOn) for one in said] == [("engine", "engine"), ("sms", "sms")]

@@ -90,6 +90,17 @@ def _list(texts: tuple[str, ...]) -> tuple[str, ...]:
     help="With elastic: never above this share. Default: 100.",
 )
 @click.option(
+    "--fills-on",
+    type=click.Choice(["sms", "engine"]),
+    help="What makes fills (cuMemset…) on these cards: --gpucores paces multiprocessors, not engines. "
+    "Default: devicePlugin.fillsOn of the configuration, else sms.",
+)
+@click.option(
+    "--copies-on",
+    type=click.Choice(["engine", "sms"]),
+    help="The same of copies within a card. Default: devicePlugin.copiesOn of the configuration, else engine.",
+)
+@click.option(
     "--oversubscribe",
     type=MemoryMode(["static", "movable"]),
     is_flag=False,
@@ -140,6 +151,8 @@ def command(command_line: tuple[str, ...], **options: Any) -> NoReturn:
 
     The exit code is the command's. Without room: exit code 75 and the reason per card, or --wait.
     """
+    import msgspec
+
     from vgpu import config as configuration
     from vgpu.local.place import LEAST, Demand
     from vgpu.local.run import run
@@ -152,6 +165,9 @@ def command(command_line: tuple[str, ...], **options: Any) -> NoReturn:
     for name in ("host_memory", "guarantee"):
         if options[name] and not options["oversubscribe"]:
             raise UserError(f"--{name.replace('_', '-')} has no effect without --oversubscribe", 2)
+    said = {"fillsOn": options["fills_on"], "copiesOn": options["copies_on"]}
+    plugin = msgspec.structs.replace(config.device_plugin, **{name: on for name, on in said.items() if on})
+    config = msgspec.structs.replace(config, device_plugin=plugin)
     rules = configuration.rules(config)
     memory, percent, cores = options["gpumem"], options["gpumem_percentage"], options["gpucores"]
     if memory is None and percent is None:

@@ -1,8 +1,14 @@
-"""What a node's agent says about itself in the annotation `vgpu.io/agent`: may pods be bound to its node?"""
+"""What a node's agent says about itself in the annotation `vgpu.io/agent`: may pods be bound to its node?
+
+To a scheduler that is connected to it, it says the same by HTTP.
+"""
 
 from datetime import UTC, datetime
+from typing import Final
 
 import msgspec
+
+PATH: Final = "/serving"  #: on the agent's port for health: 200, or 503 and why pods cannot start
 
 _SERVING = "serving since "
 _LEAVING = "leaving"

@@ -288,6 +288,8 @@ def limits(claim: Claim, demand: Demand, config: Config) -> Limits:
         oversubscribe=bool(demand.memory_mode),
         movable=demand.memory_mode == "movable",
         host_memory=claim.record.host_memory * MIB // len(claim.record.slices),
+        fills_on_engine=config.device_plugin.fillsOn == "engine",
+        copies_on_sms=config.device_plugin.copiesOn == "sms",
     )
 
 

@@ -3,7 +3,7 @@
 {{- $config := pick .Values "resourceName" "resourceMem" "resourceMemPercentage" "resourceCores" "resourcePriority" "schedulerName" "corePolicy" "simulate" -}}
 {{- $_ := set $config "global" (pick .Values.global "gpuHookPath") -}}
 {{- $_ := set $config "scheduler" (pick .Values.scheduler "defaultMem" "defaultCores" "nodePolicy" "gpuPolicy" "privileged" "visibleDevices" "foreignScheduler" "reconcileSeconds") -}}
-{{- $_ := set $config "devicePlugin" (pick .Values.devicePlugin "deviceSplitCount" "deviceMemoryScaling" "deviceMemoryScalingByModel" "hostMemory" "memoryMode" "nodeOverrides" "deviceCoreScaling" "migStrategy" "disablecorelimit" "deviceListStrategy" "driverRoot" "kubeletRoot" "runtimeSocket" "ignoredXids" "recoverySeconds" "backstop" "bypass" "allowDisableControl") -}}
+{{- $_ := set $config "devicePlugin" (pick .Values.devicePlugin "deviceSplitCount" "deviceMemoryScaling" "deviceMemoryScalingByModel" "hostMemory" "memoryMode" "nodeOverrides" "deviceCoreScaling" "migStrategy" "disablecorelimit" "fillsOn" "copiesOn" "deviceListStrategy" "driverRoot" "kubeletRoot" "runtimeSocket" "ignoredXids" "recoverySeconds" "backstop" "bypass" "allowDisableControl") -}}
 {{- toYaml $config -}}
 {{- end -}}
 

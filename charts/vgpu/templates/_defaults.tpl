@@ -101,6 +101,8 @@
     deviceCoreScaling: 1.0
     migStrategy: none
     disablecorelimit: false
+    fillsOn: sms
+    copiesOn: engine
     deviceListStrategy: auto
     driverRoot: /
     kubeletRoot: /var/lib/kubelet

@@ -26,6 +26,7 @@ from tests.cluster.checks import (
     memory,
     modes,
     refusals,
+    renamed,
     sums,
     upgrade,
     warnings,
@@ -81,6 +82,7 @@ CHECKS: Final = (
     Check(modes.other_ways),
     Check(memory.more_than_the_card),
     Check(upgrade.running_pods_stay),
+    Check(renamed.holds_what_it_held),
     Check(chart.helm_test),
     Check(chart.uninstall),
 )

@@ -22,9 +22,9 @@ from vgpu.kube.client import ApiError, KubeClient
 
 KILLS: Final = int(os.environ.get("VGPU_BARE_KILLS", "2"))  #: with every change; ten before a release
 UPGRADES: Final = 1
-#: Pods that one kill may cost. The scheduler learns of it when the kubelet reports that the container has ended, which
-#: takes it up to two seconds; at two pods a second that is more than the one pod that is aimed at.
-LOST: Final = 5
+#: Pods that one kill may cost: one that was bound before it and that the kubelet admits after it. The scheduler learns
+#: of a kill at once, by its connection to the agent.
+LOST: Final = 1
 PERIOD_SECONDS: Final = 0.5  #: between two new pods
 WAITING: Final = 20  #: pods that have not started: a machine that is busy is given no more
 CALM_SECONDS: Final = 3  #: with pods, before and after each fault

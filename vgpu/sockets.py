@@ -1,0 +1,49 @@
+"""What a program that serves many clients asks of the kernel and of the C library."""
+
+import contextlib
+import ctypes
+import resource
+import socket
+from typing import Final
+
+_M_MMAP_THRESHOLD: Final = -3  # malloc.h of glibc
+_LARGE: Final = 2**20  #: bytes
+
+
+def bound(address: str, port: int, backlog: int, unsent: int) -> socket.socket:
+    """A listening socket of both families where the address means all; `unsent`: bytes that the kernel keeps to send.
+
+    Raises OSError when the address is not free.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    found = socket.socket(family)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6 and socket.has_dualstack_ipv6():
+            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, unsent)  # of what it accepts
+        found.bind((address, port))
+        found.listen(backlog)
+        found.setblocking(False)
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def allow_files(count: int) -> None:
+    """A connection is an open file, of which container runtimes allow 1024 at first and more to whoever asks."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def return_large_blocks() -> None:
+    """Memory of large blocks goes back to the kernel when they are freed, also between small ones that stay.
+
+    By itself glibc keeps more and more of it in its heaps (mallopt(3), "dynamic mmap threshold").
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE)
