@@ -112,11 +112,13 @@ static void check_pacing_begins(void) {
     const uint64_t key = taking(2, 10000);
     CHECK(launch(key).limit == 0 && vgpu_prepaid.left_ns > BATCH_NS);
     pace.percent = 30;
+    vgpu_prepaid.left = 0; /* time to look up */
     CHECK(launch(key).limit == 30);
     CHECK(usage_file.pacer[0].tat > 0 && vgpu_prepaid.left_ns <= BATCH_NS); /* what was only counted is not spent as if it were paid */
     begin(0);
     CHECK(launch(key).limit == 0 && vgpu_prepaid.left_ns > BATCH_NS);
     pace.percent = 30;
+    vgpu_prepaid.left = 0; /* time to look up */
     const uint64_t tats = usage_file.pacer[0].tat;
     CHECK(launch(taking(3, 400000)).limit == 30 && usage_file.pacer[0].tat > tats && vgpu_prepaid.left_ns == 0);
 }

@@ -15,8 +15,9 @@ SOURCES = HERE.parents[1] / "libvgpu" / "src"
 
 UNITS = {
     "pacer_units": ("bounds", "costs", "runs", "crowd"),
-    "pacer_launch_units": ("settle", "costs", "runs", "crowd", "owed", "firsts"),
+    "pacer_launch_units": ("settle", "costs", "runs", "crowd", "owed", "firsts", "inspect"),
     "contention_units": ("contention",),
+    "inspect_units": ("inspect",),
     "share_units": ("share",),
 }
 

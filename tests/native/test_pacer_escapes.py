@@ -33,6 +33,7 @@ MANNERS = {
     "contexts": ("spin_10ms", 17),
     "contexts-in-turn": ("spin_10ms", 20),
     "many-kinds": ("spin_10ms", 20000),
+    "seldom-long-awaited": ("spin_arg_us", 400),
     "unlike": ("spin_10ms", 1),
     "unlike-and-waits": ("spin_10ms", 1),
     "context-each": ("spin_20ms", 1),
@@ -45,7 +46,7 @@ MANNERS = {
     "no-context": ("spin_10ms", 1),
 }
 #: of them, those that are tried beside an arbiter, too
-WITH_ARBITER = ("capture-relaxed", "contexts", "unlike", "context-each")
+WITH_ARBITER = ("capture-relaxed", "contexts", "seldom-long-awaited", "unlike", "context-each")
 #: kernels under a driver whose launches return late
 LATE = ("spin_50ms", "spin_24ms", "spin_10us_50ms")
 #: how a process of one launch ends, and how many there are
@@ -54,6 +55,7 @@ ENDS = {
     "once-returns": ("spin_60ms", 12),
     "once-is-killed": ("spin_20ms", 30),
     "once-polls": ("spin_100ms", 10),
+    "long-at-last": ("spin_arg_us", 10),
 }
 
 

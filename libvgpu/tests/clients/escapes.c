@@ -173,6 +173,53 @@ static void many_kinds(void) {
     loop(function(kernel_name), stream);
 }
 
+/* Its argument says how long a launch takes, in us. */
+static CUfunction takes_us(void) {
+    CUmodule module;
+    CUfunction found;
+    OK(cuModuleLoadData(&module, ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry spin_arg_us(.param .u64 us)\n{ ret; }\n"));
+    OK(cuModuleGetFunction(&found, module, "spin_arg_us"));
+    return found;
+}
+
+static void launch_of(CUfunction kernel, uint64_t us, CUstream stream) {
+    void *parameters[] = {&us};
+    OK(cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, stream, parameters, NULL));
+}
+
+/* Launches are alike, but the last of `count` is long. */
+static void seldom_long(bool waits) {
+    context_on(0);
+    CUfunction kernel = takes_us();
+    CUstream stream = stream_new();
+    ready();
+    for (int i = 1;; i = i % count + 1) {
+        launch_of(kernel, i < count ? 10 : 20000, stream);
+        if (waits)
+            OK(cuStreamSynchronize(stream));
+    }
+}
+
+static void seldom_long_queued(void) {
+    seldom_long(false);
+}
+
+static void seldom_long_awaited(void) {
+    seldom_long(true);
+}
+
+/* The same once, and the process ends. */
+static void long_at_last(void) {
+    context_on(0);
+    CUfunction kernel = takes_us();
+    CUstream stream = stream_new();
+    for (int i = 0; i < 100; i++) {
+        launch_of(kernel, i < 99 ? 10 : 200000, stream);
+        OK(cuStreamSynchronize(stream));
+    }
+    _exit(0);
+}
+
 static void context_each(void) {
     ready();
     for (;;) {
@@ -476,7 +523,7 @@ static const struct {
 } manners[] = {
     {"plain", plain}, {"asynch", asynchronous}, {"capture-relaxed", capture_relaxed}, {"capture-global", capture_global}, {"contexts", contexts},
     {"contexts-in-turn", contexts_in_turn}, {"unlike", unlike}, {"unlike-and-waits", unlike_and_waits},
-    {"many-kinds", many_kinds}, {"context-each", context_each}, {"primary-each", primary_each}, {"stream-each", stream_each},
+    {"many-kinds", many_kinds}, {"seldom-long", seldom_long_queued}, {"seldom-long-awaited", seldom_long_awaited}, {"long-at-last", long_at_last}, {"context-each", context_each}, {"primary-each", primary_each}, {"stream-each", stream_each},
     {"module-each", module_each}, {"thread-each", thread_each}, {"host-functions", host_functions}, {"foreign-stream", foreign_stream},
     {"no-context", no_context}, {"other-card", other_card}, {"graph-captured", graph_captured},
     {"graph-by-hand", graph_by_hand}, {"graph-on-one", graph_on_one}, {"cooperative-on-two", cooperative_on_two},
