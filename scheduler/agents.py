@@ -80,7 +80,7 @@ class Agents:
     """Keeps `tell(node, why it takes no pods)` up to date. Thread-safe."""
 
     def __init__(self, tell: Callable[[str, str], None], *, followed: bool, port: int) -> None:
-        """`followed`: pods of agents are told here; else only what agents say themselves counts. `port`: of agents."""
+        """`followed`: pods of agents are reported here; else only the agents' own marks count. `port`: of agents."""
         self._lock = threading.Lock()
         self._tell = tell
         self._followed = followed
@@ -151,8 +151,8 @@ class Agents:
             self._tell(node, mark.away)
         else:
             pods = self._pods.get(node, {})
-            told = [obstacle(pod, mark.since) or self._contact.obstacle(uid) for uid, pod in pods.items()]
-            self._tell(node, "" if "" in told else min(told, key=_order, default=ABSENT))
+            reasons = [obstacle(pod, mark.since) or self._contact.obstacle(uid) for uid, pod in pods.items()]
+            self._tell(node, "" if "" in reasons else min(reasons, key=_order, default=ABSENT))
 
 
 def _order(why: str) -> int:

@@ -113,7 +113,7 @@ class _Line:
         self._reached = False  # it has answered, and since then nothing cast doubt on who refuses
         self._pause = LATER_SECONDS[0]
         self._timer: asyncio.TimerHandle | None = None  # what comes next
-        self._doubt: asyncio.TimerHandle | None = None  # ends what is told
+        self._doubt: asyncio.TimerHandle | None = None  # ends what a refusal says
         self._task: asyncio.Task[None] | None = None
         self._connection: _Connection | None = None
         self._ended = False
@@ -207,7 +207,7 @@ class _Line:
         self._later(pause, self._connect)
 
     def _tell(self, why: str) -> None:
-        """What is told has to be said again within CERTAIN_SECONDS; that a port refuses is said once."""
+        """An agent must repeat its answer within CERTAIN_SECONDS; a refused connection is reported once."""
         if self._doubt is not None:
             self._doubt.cancel()
             self._doubt = None

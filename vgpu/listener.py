@@ -324,7 +324,7 @@ class _Connection:
 
 
 def _length(request: h11.Request) -> int:
-    """Bytes of the body as the request tells them; 0 where it does not. Raises _Refused for what nobody should send."""
+    """Bytes of the body as the request's header gives them; 0 where it gives none. Raises _Refused for a header that HTTP forbids."""
     headers = dict(request.headers)
     version = request.http_version.decode()
     if version not in ("1.0", "1.1"):
@@ -428,11 +428,11 @@ _Answer = tuple[int, list[tuple[str, str]], bytes]
 
 def _call(app: WsgiApp, environ: dict[str, Any]) -> _Answer:
     """Status, headers and body; in a thread of the pool."""
-    told: list[tuple[int, list[tuple[str, str]]]] = []
+    answered: list[tuple[int, list[tuple[str, str]]]] = []
     written: list[bytes] = []
 
     def start_response(status: str, headers: list[tuple[str, str]], _: object = None) -> Callable[[bytes], None]:
-        told.append((int(status.split(" ", 1)[0]), headers))
+        answered.append((int(status.split(" ", 1)[0]), headers))
         return written.append
 
     try:
@@ -443,7 +443,7 @@ def _call(app: WsgiApp, environ: dict[str, Any]) -> _Answer:
             close = getattr(parts, "close", None)
             if close is not None:
                 close()
-        status, headers = told[-1]
+        status, headers = answered[-1]
     except Exception:
         log.exception("%s %s", environ["REQUEST_METHOD"], environ["PATH_INFO"])
         return 500, [("Content-Type", "text/plain")], b"internal error\n"

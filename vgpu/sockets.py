@@ -32,7 +32,7 @@ def bound(address: str, port: int, backlog: int, unsent: int) -> socket.socket:
 
 
 def allow_files(count: int) -> None:
-    """A connection is an open file, of which container runtimes allow 1024 at first and more to whoever asks."""
+    """A connection is an open file, of which container runtimes allow 1024 at first and more to a process that asks."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

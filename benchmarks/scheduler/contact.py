@@ -43,7 +43,7 @@ def until(condition: Callable[[], bool]) -> float:
     """Seconds until it holds."""
     begun = time.monotonic()
     while not condition():
-        time.sleep(0.01)
+        time.sleep(0.01)  # a poll
     return time.monotonic() - begun
 
 
@@ -68,7 +68,7 @@ def main() -> None:
         f"{resident() - memory:.0f} MiB"
     )
     busy = time.process_time()
-    time.sleep(QUIET_SECONDS)
+    time.sleep(QUIET_SECONDS)  # the span over which processor time is measured
     print(f"then {(time.process_time() - busy) / QUIET_SECONDS:.1%} of a processor while nothing happens")
     agents.kill()
     took = until(lambda: all(contact.obstacle(uid) for uid in uids))

@@ -11,8 +11,8 @@
 #define LEAST_LAUNCHES 16u         /* an inspection of fewer has found out nothing */
 #define SECOND_NS 1000000000u
 #define FIRST_LENGTH_NS SECOND_NS
-#define LONGEST_AFTER_FIND (256ull * SECOND_NS)
-#define LONGEST_AFTER_NONE (64ull * SECOND_NS)
+#define LONGEST_AFTER_FIND_NS (256ull * SECOND_NS)
+#define LONGEST_AFTER_NONE_NS (64ull * SECOND_NS)
 #define FIRST_QUIET_NS (10ull * SECOND_NS)
 #define LONGEST_QUIET_NS (320ull * SECOND_NS)
 #define FORGET_NS (600ull * SECOND_NS) /* after so long without an inspection the next one is a first one */
@@ -28,9 +28,8 @@ struct quiet {
 };
 
 static struct inspection {
-    uint64_t since, since_spent;   /* when what ran unmeasured began; GPU time that had been charged by then */
-    uint64_t begun_spent;
-    uint64_t begun;
+    _Atomic uint64_t since;        /* CLOCK_MONOTONIC ns: when what ran unmeasured began; 0: no launch yet */
+    uint64_t since_spent, begun_spent; /* GPU time that had been charged by then, and when the inspection began */
     uint64_t unseen;               /* charged for what ran unmeasured */
     uint64_t room;                 /* as much more can have run in that time */
     uint64_t deposit, longest;     /* charged for waits, and the longest of them */
@@ -42,13 +41,15 @@ static struct inspection {
     _Atomic uint32_t seen, unlike;
 } inspections[VGPU_MAX_CARDS];
 
-static _Atomic uint64_t due[VGPU_MAX_CARDS];
+static _Atomic uint64_t due[VGPU_MAX_CARDS];   /* CLOCK_MONOTONIC ns: what has been paid may run until then */
+static atomic_bool unmeasured[VGPU_MAX_CARDS]; /* launches have paid a mean */
 static vgpu_spin lock; /* of the inspections */
 
 void vgpu_inspect_forget(void) {
     for (unsigned card = 0; card < VGPU_MAX_CARDS; card++) {
         atomic_store(&vgpu_inspected_until[card], 0);
         atomic_store(&due[card], 0);
+        atomic_store(&unmeasured[card], false);
         inspections[card] = (struct inspection){0};
     }
     atomic_store(&lock, 0);
@@ -65,7 +66,6 @@ static void begin(unsigned card, uint64_t now, bool by_wait) {
     if (!this->length || now - this->ended > FORGET_NS)
         this->length = FIRST_LENGTH_NS;
     const uint64_t spent = vgpu_contention_spent(card), wall = now - this->since;
-    this->begun = now;
     this->begun_spent = spent;
     this->unseen = spent > this->since_spent ? spent - this->since_spent : 0;
     this->room = wall > this->unseen ? wall - this->unseen : 0;
@@ -82,7 +82,7 @@ static int64_t find(struct inspection *this, int64_t excess, int64_t usual) {
     const double part = usual > 0 ? (double)excess / (double)usual : 1e9;
     const double more = (double)this->unseen * part, most = (double)this->room;
     const uint64_t owed = (uint64_t)(more < most ? more : most);
-    this->length = this->length * 4 < LONGEST_AFTER_FIND ? this->length * 4 : LONGEST_AFTER_FIND;
+    this->length = this->length * 4 < LONGEST_AFTER_FIND_NS ? this->length * 4 : LONGEST_AFTER_FIND_NS;
     this->waits = this->samples = (struct quiet){0};
     this->harmless = 0;
     return owed > this->deposit ? (int64_t)(owed - this->deposit) : 0;
@@ -96,7 +96,7 @@ static int64_t none(struct inspection *this, uint64_t now) {
     } else if (atomic_load(&this->unlike)) {
         lengthen(&this->samples, now); /* launches of that kind differ, and pay right on average */
     } else {
-        this->length = this->length * 2 < LONGEST_AFTER_NONE ? this->length * 2 : LONGEST_AFTER_NONE;
+        this->length = this->length * 2 < LONGEST_AFTER_NONE_NS ? this->length * 2 : LONGEST_AFTER_NONE_NS;
     }
     return -(int64_t)this->deposit;
 }
@@ -104,7 +104,7 @@ static int64_t none(struct inspection *this, uint64_t now) {
 int64_t vgpu_inspect_turn(unsigned card, uint64_t now) {
     struct inspection *this = &inspections[card];
     const uint64_t until = atomic_load_explicit(&vgpu_inspected_until[card], memory_order_relaxed);
-    if (!this->since && vgpu_spin_try(&lock)) {
+    if (!atomic_load_explicit(&this->since, memory_order_relaxed) && vgpu_spin_try(&lock)) {
         this->since = now;
         this->since_spent = vgpu_contention_spent(card);
         vgpu_spin_unlock(&lock);
@@ -118,7 +118,8 @@ int64_t vgpu_inspect_turn(unsigned card, uint64_t now) {
         result = more ? find(this, excess, charged - excess) : none(this, now);
         if (more)
             vgpu_cost_doubt(0);
-        this->ended = this->since = now;
+        this->ended = now;
+        atomic_store(&this->since, now);
         this->since_spent = vgpu_contention_spent(card) + (uint64_t)result;
         atomic_store(&vgpu_inspected_until[card], 0);
     }
@@ -156,9 +157,14 @@ void vgpu_inspect_paid(unsigned card, uint64_t gpu_ns, uint64_t now) {
     } while (!atomic_compare_exchange_weak_explicit(&due[card], &seen, next, memory_order_relaxed, memory_order_relaxed));
 }
 
+void vgpu_inspect_unmeasured(unsigned card) {
+    if (!atomic_load_explicit(&unmeasured[card], memory_order_relaxed))
+        atomic_store_explicit(&unmeasured[card], true, memory_order_relaxed);
+}
+
 void vgpu_inspect_wait(struct vgpu_wait *wait, unsigned card, uint64_t now) {
     const uint64_t until = atomic_load_explicit(&due[card], memory_order_relaxed);
-    wait->begun_ns = until ? now : 0;
+    wait->begun_ns = atomic_load_explicit(&unmeasured[card], memory_order_relaxed) ? now : 0;
     wait->explained_ns = vgpu_contention_spent(card) - (until > now ? until - now : 0);
 }
 

@@ -24,11 +24,13 @@ bool vgpu_inspect_sample(unsigned card, uint64_t gpu_ns, uint64_t mean_ns, uint6
 /* One that was measured because of the inspection. */
 void vgpu_inspect_found(unsigned card, uint64_t gpu_ns, uint64_t mean_ns);
 
+/* A launch has paid a mean and is not measured: from now on waits may show that it was longer. */
+void vgpu_inspect_unmeasured(unsigned card);
 /* The process pays for work, which may be to come. */
 void vgpu_inspect_paid(unsigned card, uint64_t gpu_ns, uint64_t now);
 /* A wait of the program for the card. */
 struct vgpu_wait {
-    uint64_t begun_ns;   /* CLOCK_MONOTONIC; 0: there is nothing to find out */
+    uint64_t begun_ns;     /* CLOCK_MONOTONIC; 0: there is nothing to find out */
     uint64_t explained_ns; /* GPU time that had been charged by then, less what was still to come of it */
 };
 void vgpu_inspect_wait(struct vgpu_wait *wait, unsigned card, uint64_t now);

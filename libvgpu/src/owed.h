@@ -20,7 +20,7 @@ uint64_t vgpu_unknown_age(unsigned card, uint64_t now);
 void vgpu_owed_begin(unsigned card, uint64_t now);
 void vgpu_owed_end(unsigned card);
 /* A launch that pays a mean begins: it may be longer, which shows when the program waits for it (inspect.h). One that ends without that, and without
- * having seen its stream idle, owes the time since, up to VGPU_OWED_SETTLED_NS. */
+ * having seen its stream idle, owes the time since, up to a second. */
 void vgpu_owed_mark(const struct vgpu_place *place, CUstream stream, uint64_t now);
 /* The program has waited for something: was it that? */
 void vgpu_owed_ask(void);

@@ -352,9 +352,12 @@ static __attribute__((noinline)) bool paid(struct vgpu_launch *launch, uint64_t 
     vgpu_reap(REAP_EVERY_MS); /* those that ended with work under way have not paid for it */
     const struct vgpu_pace share = vgpu_pace_now(limits, &place, now);
     vgpu_settle_refunds(place.card, share.percent);
-    const int64_t missed = (int64_t)vgpu_contention_missed(place.card) + vgpu_inspect_turn(place.card, now);
+    const uint64_t missed = vgpu_contention_missed(place.card);
     if (missed && share.percent)
-        vgpu_settle_missed(place.card, share.percent, missed);
+        vgpu_settle_missed(place.card, share.percent, (int64_t)missed);
+    const int64_t hidden = vgpu_inspect_turn(place.card, now);
+    if (hidden)
+        vgpu_settle_missed(place.card, share.percent, hidden);
     launch->counted = true;
     launch->card = place.card;
     launch->others = others & ~(1u << place.card) & ((1u << limits->card_count) - 1);
@@ -376,8 +379,8 @@ static __attribute__((noinline)) bool paid(struct vgpu_launch *launch, uint64_t 
     const bool is_short = settled && !inspected && launch->reserved_ns <= BATCH_NS / 2 && !launch->others;
     /* Where others use the card, only a launch right behind another one of ours is sure to contain nothing of theirs. */
     const bool second = thread.coupled;
-    const bool couple = !second && settled && !is_short && !inspected && launch->reserved_ns < VGPU_LONG_RUN_NS && thread.until_sample <= 0 && !vgpu_crowded() &&
-                        vgpu_contention_company(place.card) == VGPU_SHARING;
+    const bool couple = !second && settled && !is_short && !inspected && launch->reserved_ns < VGPU_LONG_RUN_NS && thread.until_sample <= 0 &&
+                        !vgpu_crowded() && vgpu_contention_company(place.card) == VGPU_SHARING;
     thread.coupled |= couple;
     if (thread.unpaced && share.percent)
         vgpu_prepaid.left_ns = 0;
@@ -393,8 +396,10 @@ static __attribute__((noinline)) bool paid(struct vgpu_launch *launch, uint64_t 
     const bool measured = measure(launch, cost, thread.coupled && !second, first, place.context, stream);
     if (first && !launch->sample)
         vgpu_unknown_end(place.card);
-    if (share.percent && !launch->sample)
+    if (share.percent && !launch->sample) {
+        vgpu_inspect_unmeasured(place.card);
         vgpu_owed_mark(&place, stream, now);
+    }
 
     vgpu_prepaid.left_ns = vgpu_prepaid.left_ns > launch->reserved_ns ? vgpu_prepaid.left_ns - launch->reserved_ns : 0;
     thread.filled_ns = vgpu_prepaid.left_ns;

@@ -15,6 +15,7 @@ SOURCES = HERE.parents[1] / "libvgpu/src"
 #: C unit tests, with what they test
 UNITS = {
     "pacer_units": ("bounds", "costs", "runs", "crowd"),
+    "inspect_units": ("inspect",),
     "pacer_launch_units": ("settle", "costs", "runs", "crowd", "owed", "firsts", "inspect"),
     "arbiter_units": ("arbiter_busy",),
     "sizes_units": ("sizes",),

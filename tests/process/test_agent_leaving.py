@@ -125,7 +125,7 @@ def asked(machine: Machine) -> tuple[int, str]:
         connection.close()
 
 
-def test_whoever_asks_the_agent_is_told_whether_pods_can_start(machine: Machine) -> None:
+def test_the_agent_answers_whether_pods_can_start(machine: Machine) -> None:
     machine.kubelet.devices.stop()
     machine.start_agent()
     until(lambda: reachable(machine))
@@ -147,7 +147,7 @@ def reachable(machine: Machine) -> bool:
     return False
 
 
-def test_a_kubelet_that_is_away_is_told_until_it_has_our_ids_again(machine: Machine) -> None:
+def test_the_agent_reports_a_kubelet_that_is_away_until_it_has_our_ids_again(machine: Machine) -> None:
     machine.start_agent()
     until(lambda: agentmark.read(mark(machine)).since)
     machine.kubelet.devices.stop()

@@ -263,7 +263,7 @@ for _ in sys.stdin:
 """
 
 
-def test_answers_that_nobody_takes_hold_a_bounded_memory() -> None:
+def test_answers_that_clients_do_not_read_hold_a_bounded_memory() -> None:
     """400 clients ask for 3 MiB each and read nothing: 1.2 GB, if each were kept."""
     line = [sys.executable, "-c", UNREAD, str(ANSWER)]
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

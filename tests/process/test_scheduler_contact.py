@@ -31,7 +31,7 @@ address, port, path, said, idle = sys.argv[1:]
 listener.IDLE_SECONDS = float(idle)
 listener.Listener("health", health.app({path: Path(said).read_text}), address, int(port), threads=2)
 print("here", flush=True)
-time.sleep(3600)
+time.sleep(3600)  # the test kills it
 """
 
 
@@ -205,12 +205,12 @@ def test_a_slow_agent_is_no_dead_one(cluster: Cluster, monkeypatch: pytest.Monke
     assert cluster.away("node-a") == ""
 
 
-def test_who_closes_connections_is_not_away(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_closes_connections_is_not_away(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = cluster.agent("node-a")
     agent.idle = 0.01
     agent.start()
-    told: list[str] = []
-    monkeypatch.setattr(cluster.scheduler.state, "set_away", lambda _, why: told.append(why))
+    reasons: list[str] = []
+    monkeypatch.setattr(cluster.scheduler.state, "set_away", lambda _, why: reasons.append(why))
     lost: list[bool] = []
     losing = contact._Line.lost
 
@@ -222,7 +222,7 @@ def test_who_closes_connections_is_not_away(cluster: Cluster, monkeypatch: pytes
     cluster.scheduler.start()
     wait_for("closed and connected again", lambda: len(lost) >= 4, SECONDS)
     assert all(lost)
-    assert KILLED not in told
+    assert KILLED not in reasons
 
 
 def test_an_agent_that_does_not_know_the_question_serves_until_it_is_killed(cluster: Cluster) -> None:
@@ -257,7 +257,7 @@ def test_agents_come_and_go_and_only_those_of_cards_are_connected(cluster: Clust
     notes = {"metadata": {"annotations": {"vgpu.io/devices": None}}}
     world.send("PATCH", "/api/v1/nodes/node-a", notes, content_type=MERGE_PATCH)
     wait_for("a node without cards is left", lambda: not lines, SECONDS)
-    wait_for("and nothing is told of it", lambda: cluster.away("node-a") == "", SECONDS)
+    wait_for("and the node is not away", lambda: cluster.away("node-a") == "", SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_something_else_at_that_port_says_nothing(cluster: Cluster, answer: byte
         assert cluster.away("node-a") == ""
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
-    wait_for("nobody listens", lambda: cluster.away("node-a") == "", SECONDS)
+    wait_for("a port that refuses, where no agent answered", lambda: cluster.away("node-a") == "", SECONDS)
     assert cluster.binds("p", "node-a") == ""
 
 

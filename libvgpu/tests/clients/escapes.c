@@ -523,7 +523,8 @@ static const struct {
 } manners[] = {
     {"plain", plain}, {"asynch", asynchronous}, {"capture-relaxed", capture_relaxed}, {"capture-global", capture_global}, {"contexts", contexts},
     {"contexts-in-turn", contexts_in_turn}, {"unlike", unlike}, {"unlike-and-waits", unlike_and_waits},
-    {"many-kinds", many_kinds}, {"seldom-long", seldom_long_queued}, {"seldom-long-awaited", seldom_long_awaited}, {"long-at-last", long_at_last}, {"context-each", context_each}, {"primary-each", primary_each}, {"stream-each", stream_each},
+    {"many-kinds", many_kinds}, {"seldom-long", seldom_long_queued}, {"seldom-long-awaited", seldom_long_awaited},
+    {"long-at-last", long_at_last}, {"context-each", context_each}, {"primary-each", primary_each}, {"stream-each", stream_each},
     {"module-each", module_each}, {"thread-each", thread_each}, {"host-functions", host_functions}, {"foreign-stream", foreign_stream},
     {"no-context", no_context}, {"other-card", other_card}, {"graph-captured", graph_captured},
     {"graph-by-hand", graph_by_hand}, {"graph-on-one", graph_on_one}, {"cooperative-on-two", cooperative_on_two},

@@ -16,7 +16,7 @@ SECONDS: Final = 120
 
 
 def holds_what_it_held(node: Node) -> str:
-    """Two pods fill one card; the other one is empty, so that the node's totals refuse nobody.
+    """Two pods fill one card; the other one is empty, so that the node's totals refuse no pod.
 
     A pod under the new name that wants the full card waits, and gets the place of one that ends. Back under the former
     name it is the same.
@@ -26,20 +26,20 @@ def holds_what_it_held(node: Node) -> str:
     first = [f"before-{at}" for at in range(2)]
     kubectl.create(*(_pod(name, card) for name in first))
     holders = [_running(node, name) for name in first]
-    told = []
+    reasons = []
     for scheduler in (NEW_NAME, names.SCHEDULER_NAME):
         upgrade(node, values(node) | {"schedulerName": scheduler})
         mine = f"of-{scheduler}"
         kubectl.create(_pod(mine, card))
         found = kubectl.until("refused a full card", _full, "pod", mine, seconds=SECONDS)
         assert found["spec"]["schedulerName"] == scheduler
-        told.append(_why(found))
+        reasons.append(_why(found))
         for one in holders:
             runs_on(node, one)
         kubectl.delete("pod", holders.pop(0)["metadata"]["name"])
         holders.append(_running(node, mine))
     kubectl.delete("pod", *(one["metadata"]["name"] for one in holders))
-    return f"a pod of the new name waited: {told[0]}"
+    return f"a pod of the new name waited: {reasons[0]}"
 
 
 def _pod(name: str, card: Gpu) -> Object:
