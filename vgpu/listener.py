@@ -324,7 +324,7 @@ class _Connection:
 
 
 def _length(request: h11.Request) -> int:
-    """Bytes of the body as the request's header gives them; 0 where it gives none. Raises _Refused for a header that HTTP forbids."""
+    """Bytes of the body by its header, 0 where it gives none. Raises _Refused for a header that HTTP forbids."""
     headers = dict(request.headers)
     version = request.http_version.decode()
     if version not in ("1.0", "1.1"):

@@ -58,8 +58,13 @@ def rows() -> dict[str, tuple[Run, float]]:
     found = {name: (repeating(name, kernel, count), BAR) for name, (kernel, count) in escapes.MANNERS.items()}
     for kernel in escapes.LATE:
         found[f"late launches, {kernel}"] = repeating("plain", kernel, 1, **LATE), BAR
-    for manner, kernel in (("once-exits", "spin_200ms"), ("once-returns", "spin_60ms"), ("once-is-killed", "spin_20ms"), ("long-at-last", "spin_arg_us"),
-                           ("once-exits", "spin_20ms")):  # fmt: skip
+    for manner, kernel in (
+        ("once-exits", "spin_200ms"),
+        ("once-returns", "spin_60ms"),
+        ("once-is-killed", "spin_20ms"),
+        ("once-exits", "spin_20ms"),
+        ("long-at-last", "spin_arg_us"),
+    ):
         found[f"{PROCESSES} processes, {manner}, {kernel}"] = one_by_one(manner, kernel), BAR_ONCE
     return found
 
