@@ -45,6 +45,13 @@ def asked(url: str, body: object = None) -> bool:
         return bool(answer.status == 200)
 
 
+def _ready(port: int) -> bool:
+    try:
+        return asked(f"http://127.0.0.1:{port}/readyz")
+    except urllib.error.HTTPError:
+        return False
+
+
 def beside(crowds: list[Crowd], questions: dict[str, Callable[[], bool]]) -> dict[str, float]:
     """The longest time that each question took while all clients of all crowds were there."""
     longest = dict.fromkeys(questions, 0.0)
@@ -94,6 +101,7 @@ def test_the_agent_answers_beside_clients_that_drip() -> None:
     with machines("cdi") as machine:
         machine.start_agent()
         machine.ready()
+        until(lambda: _ready(machine.health_port))  # its first look at what containers hold comes after the cards
         crowds = [Crowd(port, CROWD) for port in (machine.port, machine.health_port)]
         beside(
             crowds,
