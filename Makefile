@@ -29,7 +29,7 @@ demo-storm: build
 	@$(BIN)/vgpu demo --pods 50 --kills 20
 
 test: build
-	@$(BIN)/pytest -n 2 --dist loadgroup -q
+	@$(BIN)/pytest -n 2 --dist loadgroup --max-worker-restart 1 -q
 
 # Ways out of a managed container, made for real with namespaces: none may give one byte more.
 red-team: build
