@@ -18,6 +18,11 @@ TOLERANCE: Final = 64 * MIB  #: that NVML may count beyond all charges
 OVER: Final = 512 * MIB  #: beyond the limit: modules, stacks and heaps come whatever the limit
 WINDOW: Final = 60  #: turns over which GPU time is compared
 TIME: Final = 0.25  #: of the window's time, used and not charged
+#: of the time between two turns that NVML may be off, and seconds beyond it that are charged: as the library has it
+#: where no agent is (libvgpu/src/contention.c)
+NOISE: Final = 0.06
+MISSED: Final = 0.5
+AHEAD: Final = 1.0  #: seconds charged and not used that make up for later ones
 
 Key = tuple[Entry, str]
 
@@ -38,6 +43,9 @@ class Backstop:
         self._turns: dict[Key, int] = {}
         self._times: dict[Key, deque[tuple[float, float, float]]] = {}  # (now, charged, observed), seconds
         self._told: set[Key] = set()
+        self._missed: dict[Key, float] = {}  # seconds used beyond those charged
+        self._debited: dict[Key, float] = {}  # of those charged, seconds by our debits
+        self.debits: dict[Key, float] = {}  #: GPU time, seconds, that is to be charged after the last turn: `debited`
         self.observed: dict[Key, float] = {}  #: GPU time by NVML, seconds since the container's folder was first seen
         self.untracked: dict[Key, int] = {}  #: bytes by NVML beyond the charges, as of the last turn
         self._absent: dict[Key, deque[int]] = {}  # bytes charged beyond those by NVML, of the last turns
@@ -52,6 +60,9 @@ class Backstop:
         keys |= picture.containers.keys()
         self._told &= keys
         self.observed = {key: self.observed.get(key, 0.0) for key in keys}
+        self._missed = {key: self._missed.get(key, 0.0) for key in keys}
+        self._debited = {key: self._debited.get(key, 0.0) for key in keys}
+        self.debits = {}
         self.untracked = {}
         turns, times, absent = {}, {}, {}
         found = []
@@ -70,7 +81,8 @@ class Backstop:
                 sentences.append(f"it has {real.bytes // MIB} MiB of a slice of {limit // MIB} MiB")
             turns[key] = self._turns.get(key, 0) + 1 if sentences else 0
             times[key] = self._times.get(key) or deque(maxlen=WINDOW)
-            times[key].append((now, gpu_ns / 1e9, self.observed[key]))
+            times[key].append((now, gpu_ns / 1e9 - self._debited[key], self.observed[key]))
+            self._compare(key, times[key])
             late = _untimed(times[key])
             if turns[key] >= TURNS or late:
                 found.append(Excess(entry, card, late or sentences[0], key in self._told))
@@ -81,6 +93,26 @@ class Backstop:
         self._turns, self._times, self._absent = turns, times, absent
         self.absent = {key: min(sizes) for key, sizes in absent.items() if len(sizes) == TURNS and min(sizes)}
         return found
+
+    def _compare(self, key: Key, times: deque[tuple[float, float, float]]) -> None:
+        """What the container used since the last turn and was not charged for, beyond what NVML may be off.
+
+        NVML's first sample after an idle time may stand for time in which nothing ran: it only makes up for charges.
+        """
+        if len(times) < 3:
+            return
+        span, charged, observed = (last - before for before, last in zip(times[-2], times[-1], strict=True))
+        more = observed - NOISE * span - charged
+        was_idle = times[-2][2] == times[-3][2]
+        missed = self._missed[key] + (min(more, 0.0) if was_idle else more)
+        self._missed[key] = max(missed, -AHEAD)
+        if missed > MISSED:
+            self.debits[key] = missed
+
+    def debited(self, key: Key) -> None:
+        """The container has been charged for what `debits` says."""
+        self._debited[key] += self.debits[key]
+        self._missed[key] -= self.debits[key]
 
 
 def larger(before: Regions, after: Regions) -> Regions:

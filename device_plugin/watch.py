@@ -13,7 +13,7 @@ from device_plugin.consequences import Consequences
 from device_plugin.foreign import TURNS, Foreign, Observed, Picture, Process, Region, Regions, attribute, process_of
 from device_plugin.pods import Pods
 from device_plugin.sandbox import Entry
-from vgpu import names
+from vgpu import names, native
 from vgpu.allocation import Held
 from vgpu.inventory import InventoryError
 from vgpu.tier import MIB
@@ -87,6 +87,22 @@ class Watch:
                     self._consequences.untracked(pod, sentence)
             if pod is not None and self._evict:
                 self._consequences.evict(pod, sentence)
+        self._debit(regions)
+
+    def _debit(self, regions: Regions) -> None:
+        """Charges the GPU time that containers used and were not charged for."""
+        for (entry, card), seconds in self._backstop.debits.items():
+            for place, piece in enumerate(regions[entry][0]):
+                if piece.uuid != card:
+                    continue
+                try:
+                    with native.Region.open(entry.path, writable=True) as region:
+                        region.debit(place, round(seconds * 1e9))
+                except OSError as error:  # found missing again at the next turn
+                    log.debug("cannot charge %s for GPU time that NVML counts: %s", entry.path, error)
+                    continue
+                self._backstop.debited((entry, card))
+                log.info("%s: charged %.1f s of GPU time on card %s that only NVML counted", entry.path, seconds, card)
 
     @property
     def knows(self) -> bool:

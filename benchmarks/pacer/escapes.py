@@ -56,8 +56,8 @@ def one_by_one(manner: str, kernel: str) -> Run:
 def rows() -> dict[str, tuple[Run, float]]:
     """Name → what runs, and its bar in percent of the card."""
     found = {name: (repeating(name, kernel, count), BAR) for name, (kernel, count) in escapes.MANNERS.items()}
-    for kernel in escapes.LATE:
-        found[f"late launches, {kernel}"] = repeating("plain", kernel, 1, **LATE), BAR
+    for kernel, (manner, count) in escapes.LATE.items():
+        found[f"late launches, {kernel}"] = repeating(manner, kernel, count, **LATE), BAR
     for manner, kernel in (
         ("once-exits", "spin_200ms"),
         ("once-returns", "spin_60ms"),

@@ -13,6 +13,8 @@
 #include <unistd.h>
 
 #include "account.h"
+#include "clock.h"
+#include "gcra.h"
 #include "guard.h"
 #include "region_files.h"
 #include "slots.h"
@@ -240,6 +242,38 @@ int vgpu_region_reap(vgpu_region *region)
     int result = vgpu_guarded(region->usage, sizeof *region->usage, reap, region);
     pthread_mutex_unlock(&region->reaping);
     return result;
+}
+
+/* Beyond that nothing is owed, whatever was missed: launches that pay wait for no longer. */
+#define MOST_AHEAD_NS 10000000000u
+
+struct debit {
+    struct vgpu_pacer_card *pacer;
+    uint64_t gpu_ns;
+};
+
+static int debit_pacer(void *context)
+{
+    const struct debit *debit = context;
+    const uint32_t percent = atomic_load(&debit->pacer->percent);
+    const uint64_t now = vgpu_now_ns(), latest = now + MOST_AHEAD_NS;
+    atomic_fetch_add(&debit->pacer->gpu_ns, debit->gpu_ns);
+    const uint64_t tat = atomic_load(&debit->pacer->tat);
+    if (!percent || tat >= latest)
+        return 0;
+    const uint64_t price = vgpu_gcra_price(debit->gpu_ns, percent), room = latest - (tat > now ? tat : now);
+    vgpu_gcra_settle(&debit->pacer->tat, (int64_t)(price < room ? price : room));
+    return 0;
+}
+
+int vgpu_region_debit(vgpu_region *region, uint32_t card, uint64_t gpu_ns)
+{
+    if (!region->writable)
+        return -EBADF;
+    if (card >= VGPU_MAX_CARDS)
+        return -EINVAL;
+    struct debit debit = {.pacer = &region->usage->pacer[card], .gpu_ns = gpu_ns};
+    return vgpu_guarded(region->usage, sizeof *region->usage, debit_pacer, &debit);
 }
 
 struct overhead {

@@ -21,6 +21,7 @@ struct vgpu_cost {
     _Atomic uint32_t wide;        /* the times differ by themselves, without neighbours */
     _Atomic uint32_t queued;      /* samples that waited for nobody have come lately */
     _Atomic uint32_t passed;      /* others that were passed over since */
+    _Atomic uint32_t spoilt;      /* measurements since the last exact one */
     _Atomic uint32_t recent[VGPU_COST_RECENT]; /* ns, newest at samples - 1; 0: none */
 };
 

@@ -354,13 +354,18 @@ void vgpu_pool_trimmed(CUmemoryPool handle) {
         vgpu_pool_settle(pool, 0, 0, false);
 }
 
-void vgpu_pools_settle(unsigned card) {
+static __attribute__((noinline)) void settle_all(unsigned card) {
     for (struct vgpu_pool *pool = atomic_load_explicit(&pools, memory_order_acquire); pool; pool = pool->next) {
         if (pool->card != card || !pool->on_card || !vgpu_lock_try(&pool->lock))
             continue;
         balance(pool);
         vgpu_lock_release(&pool->lock);
     }
+}
+
+void vgpu_pools_settle(unsigned card) {
+    if (atomic_load_explicit(&pools, memory_order_relaxed))
+        settle_all(card);
 }
 
 /* Down to what a pool must keep for allocations under way. */

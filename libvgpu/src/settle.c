@@ -16,6 +16,7 @@
 #define POLL_NS 1000000u         /* while results are outstanding, a sleeping launch looks for credit this often */
 #define LOOK_NS 10000000u        /* and for another share this often */
 #define LONGEST_WANT_NS 100000000u
+#define MOST_SPOILT 8u           /* measurements in turn: a busy host spoils one now and then, a driver whose launches return late all of them */
 
 struct vgpu_pacer_card *vgpu_pacer_shared(unsigned card) {
     return &vgpu_mapping()->usage->pacer[card];
@@ -88,16 +89,26 @@ static bool is_unlike(const struct vgpu_sample *sample, const struct vgpu_measur
            vgpu_inspect_sample(sample->card, busy, atomic_load_explicit(&sample->cost->mean_ns, memory_order_relaxed), vgpu_now_ns());
 }
 
+/* Of a spoilt measurement: whether the payment, the mean of exact ones, is the better guess. */
+static bool paid_enough(const struct vgpu_sample *sample, const struct vgpu_measure *measure) {
+    if (!measure->spoilt && !measure->bounded)
+        atomic_store_explicit(&sample->cost->spoilt, 0, memory_order_relaxed);
+    if (!measure->spoilt || measure->bounded || !vgpu_cost_known(sample->cost))
+        return false;
+    const uint32_t before = atomic_fetch_add_explicit(&sample->cost->spoilt, 1, memory_order_relaxed);
+    return before < MOST_SPOILT && !vgpu_measure_refutes(measure, sample);
+}
+
 void vgpu_settle_sample(struct vgpu_sample *sample, const struct vgpu_measure *measure) {
     const uint64_t whole = measure->end_ns - measure->begin_ns;
     if (sample->kind == VGPU_SAMPLE_COVERS && !measure->bounded)
         return;
-    const bool paid_enough = measure->spoilt && !measure->bounded && vgpu_cost_known(sample->cost) && !vgpu_measure_refutes(measure, sample);
+    const bool enough = paid_enough(sample, measure);
     uint64_t busy = vgpu_contention_scaled(sample->card, measure->fresh_ns);
     const bool unlike = is_unlike(sample, measure, busy);
     if (!unlike && sample->kind != VGPU_SAMPLE_INSPECTS)
         learn(sample, measure, busy);
-    if (paid_enough || (!unlike && !vgpu_sample_settles(sample) && !measure->bounded))
+    if (enough || (!unlike && !vgpu_sample_settles(sample) && !measure->bounded))
         return;
     if (sample->kind == VGPU_SAMPLE_INSPECTS)
         vgpu_inspect_found(sample->card, busy, sample->reserved_ns);

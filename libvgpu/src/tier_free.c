@@ -116,9 +116,9 @@ static bool passed(const struct vgpu_tier_record *record) {
     return result == CUDA_SUCCESS;
 }
 
-bool vgpu_tier_collect(void) {
+static __attribute__((noinline)) bool collect(void) {
     bool any = false;
-    if (!atomic_load_explicit(&leaving_count, memory_order_relaxed) || vgpu_any_capture() || !vgpu_tier_try())
+    if (vgpu_any_capture() || !vgpu_tier_try())
         return false;
     const CUstreamCaptureMode mode = vgpu_relax();
     for (uint32_t *at = &leaving; *at != VGPU_TIER_NONE;) {
@@ -137,6 +137,10 @@ bool vgpu_tier_collect(void) {
     vgpu_restore(mode);
     vgpu_tier_unlock();
     return any;
+}
+
+bool vgpu_tier_collect(void) {
+    return __builtin_expect(atomic_load_explicit(&leaving_count, memory_order_relaxed) != 0, 0) && collect();
 }
 
 /* Under the lock: one that was freed while a capture was open, of this number of buffer (0: any); VGPU_TIER_NONE: none. */

@@ -48,7 +48,7 @@ MANNERS = {
 #: of them, those that are tried beside an arbiter, too
 WITH_ARBITER = ("capture-relaxed", "contexts", "seldom-long-awaited", "unlike", "context-each")
 #: kernels under a driver whose launches return late
-LATE = ("spin_50ms", "spin_24ms", "spin_10us_50ms")
+LATE = {"spin_50ms": ("plain", 1), "spin_24ms": ("plain", 1), "spin_10us_50ms": ("plain", 1), "grows": ("grows", 20)}
 #: how a process of one launch ends, and how many there are
 ENDS = {
     "once-exits": ("spin_200ms", 8),
@@ -141,9 +141,10 @@ def test_no_manner_of_launching_escapes(tmp_path: Path, manner: str, arbitrated:
 def test_launches_that_return_late_are_paid_as_long_as_they_can_have_run(
     tmp_path: Path, kernel: str, limit: int
 ) -> None:
+    manner, count = LATE[kernel]
     with (
         make_region(tmp_path, cores=limit) as region,
-        repeating(within(tmp_path, region, VGPU_SIM_LAUNCH_QUEUE_MS="20"), "plain", kernel, 1),
+        repeating(within(tmp_path, region, VGPU_SIM_LAUNCH_QUEUE_MS="20"), manner, kernel, count),
     ):
         measured(tmp_path, region)
         books = measured(tmp_path, region)
@@ -173,6 +174,24 @@ def test_a_program_that_goes_on_as_another_pays(tmp_path: Path) -> None:
         subprocess.run([program, "once-goes-on", "spin_100ms", "10"], env=within(tmp_path, region), check=True)
     assert books.share < BAR_ONCE
     assert books.agree(AHEAD_NS), books
+
+
+def test_what_an_agent_charges_is_paid_back(tmp_path: Path) -> None:
+    with make_region(tmp_path, cores=LIMIT) as region, repeating(within(tmp_path, region), "plain", "spin_10ms", 1):
+        measured(tmp_path, region)
+        before = region.usage().cards[0].gpu_ns
+        region.debit(0, 400_000_000)
+        assert region.usage().cards[0].gpu_ns >= before + 400_000_000
+        assert measured(tmp_path, region).share < LIMIT - 0.4 / WINDOW_S * 100 * 0.75
+        measured(tmp_path, region)
+        region.debit(0, 1 << 62)  # launches wait for ten seconds, not for ever
+        region.debit(0, 1 << 62)
+        deadline = time.monotonic() + 30
+        seen = busy(tmp_path)
+        time.sleep(0.5)
+        while busy(tmp_path) <= seen + 50_000_000:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
 
 
 @pytest.mark.parametrize(("kernel", "limit"), [("spin_5us", 50), ("spin_10us", 80), ("spin_20us", 20)])

@@ -158,3 +158,33 @@ def test_a_container_that_allocates_while_nvml_is_asked_has_nothing_untracked() 
         for _ in range(2 * TURNS):
             watch.once({entry: charged(entry)}, charged)
             assert watch.of(entry, A) == (0, 0)
+
+
+def test_gpu_time_that_only_nvml_counts_is_charged_to_the_container() -> None:
+    with worlds() as make:
+        world = make()
+        uid = world.pod("p", {"main": [GpuSlice(A, 1000, cores=20)]})
+        until(lambda: world.pods.get(uid))
+        world.allocate(uid, "main", [f"{A}::0"])
+        world.starts.start([f"{A}::0"])
+        (entry,) = world.sandboxes.entries()
+        directory = world.sandboxes.directory(uid, "main")
+        who = Process("trainer", Identity(7, 1, 1), uid)
+        watch = Watch(
+            world.cards,
+            world.pods,
+            world.consequences,
+            evict=False,
+            look=lambda: [Observed(A, 1234, 0, seconds=0.9)],
+            who=lambda _: who,
+            strangers=world.holdings.strangers,
+        )
+
+        def charged(_: Entry) -> tuple[tuple[GpuSlice, ...], Usage]:
+            with Region.open(directory) as region:
+                return (GpuSlice(A, 1000, cores=20),), region.usage()
+
+        turns = 10
+        for _ in range(turns):
+            watch.once({entry: charged(entry)}, charged)
+        assert 0.9 * (turns - 3) <= charged(entry)[1].cards[0].gpu_ns / 1e9 <= 0.9 * turns

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_plugin.backstop import MIB, OVER, TIME, TOLERANCE, TURNS, WINDOW, Backstop, larger
+from device_plugin.backstop import MIB, MISSED, NOISE, OVER, TIME, TOLERANCE, TURNS, WINDOW, Backstop, larger
 from device_plugin.foreign import TURNS as FOREIGN_TURNS
 from device_plugin.foreign import Foreign, Observed, Picture, Process, Real, Regions, attribute, process_of
 from device_plugin.sandbox import Entry
@@ -194,6 +194,40 @@ def test_gpu_time_that_is_not_charged() -> None:
     (said,) = turns(Backstop(), 2 * WINDOW, busy, regions())
     assert "GPU time" in said
     assert "charged 0 s" in said
+
+
+def missed(observed: list[float], charged: list[float]) -> float:
+    """What is charged afterwards, in all, seconds; by turn what NVML counts, and what the library charges by itself."""
+    backstop, paid, debits = Backstop(), 0.0, 0.0
+    for turn, (seen, charge) in enumerate(zip(observed, charged, strict=True)):
+        paid += charge
+        picture = Picture({(MAIN, CARD): Real(0, seen)}, {})
+        backstop.once(picture, regions(gpu_ns=round((paid + debits) * 1e9)), turn)
+        for key, seconds in backstop.debits.items():
+            debits += seconds
+            backstop.debited(key)
+    return debits
+
+
+def test_gpu_time_that_only_nvml_counts_is_charged() -> None:
+    assert missed([0.9] * 20, [0.2] * 20) == pytest.approx((0.9 - NOISE - 0.2) * 18, abs=MISSED)
+    assert missed([0.9] * 20, [0.9 - NOISE] * 20) == 0
+    # charged a second later, or before
+    assert missed([0.5] * 20, [0.0, *[0.5] * 19]) == 0
+    assert missed([0.0, 0.0, *[0.5] * 18], [1.0, *[0.5] * 19]) == 0
+
+
+def test_the_first_sample_after_an_idle_time_is_no_proof() -> None:
+    """NVML lists no samples while nothing runs: the first one afterwards is taken for up to two seconds."""
+    assert missed([0.0, 0.0, 2.0] * 10, [0.0, 0.0, 0.4] * 10) == 0
+    assert missed([0.0, 0.0, 2.0, 1.0, 1.0] * 10, [0.0, 0.0, 0.4, 1.0, 1.0] * 10) == 0
+
+
+def test_a_debit_that_could_not_be_made_stays() -> None:
+    backstop = Backstop()
+    for turn in range(20):
+        backstop.once(Picture({(MAIN, CARD): Real(0, 0.9)}, {}), regions(), turn)
+    assert backstop.debits == {(MAIN, CARD): pytest.approx((0.9 - NOISE) * 18)}
 
 
 def test_processes_of_a_pod_that_another_version_has_started_are_not_foreign() -> None:

@@ -319,6 +319,15 @@ class Region:
         _, lib = load()
         return _checked(lib.vgpu_region_reap(self._open_handle()), self.directory)
 
+    def debit(self, card: int, gpu_ns: int) -> None:
+        """Charges GPU time on a card of the limits that was used and not charged: the next launches pay it back.
+
+        They wait for ten seconds at most because of it. Raises OSError (EBADF) when opened read-only, (EINVAL) for no
+        such card.
+        """
+        _, lib = load()
+        _checked(lib.vgpu_region_debit(self._open_handle(), card, _natural(gpu_ns, "gpu_ns")), self.directory)
+
     def charge_overhead(self, card: int, amount: int) -> None:
         """Makes what this handle charges on a card of the limits `amount` bytes, limit or not; ends with `close`.
 

@@ -103,6 +103,9 @@ int vgpu_lent_write(vgpu_region *region, uint32_t card, uint64_t bytes);
 int vgpu_usage_read(vgpu_region *region, struct vgpu_usage *out);
 /* Frees the charges of dead processes; returns how many slots were freed. -EBADF: opened read-only. */
 int vgpu_region_reap(vgpu_region *region);
+/* Charges GPU time on a card (index into the limits) that the container has used and has not been charged for: its next launches pay it back, ten
+ * seconds of waiting at most. -EBADF: opened read-only; -EINVAL: no such card. */
+int vgpu_region_debit(vgpu_region *region, uint32_t card, uint64_t gpu_ns);
 /* Makes the overhead that this handle charges on a card (index into the limits) equal to `bytes`, without a limit test: memory that the
  * driver has taken for processes of the container and that the container has not charged itself. It stays as long as the handle is open;
  * afterwards it counts as a dead process's. -EBADF: opened read-only; -EINVAL: no such card; -ENOSPC: no slot is left. */

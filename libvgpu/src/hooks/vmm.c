@@ -159,13 +159,17 @@ void vgpu_block_paid(struct vgpu_block *block, const struct vgpu_payment *paymen
     block->charged += supplement->bytes;
 }
 
-bool vgpu_blocks_give_back(void) {
-    if (locked || !__atomic_load_n(&exports, __ATOMIC_RELAXED))
+static __attribute__((noinline)) bool give_back(void) {
+    if (locked)
         return false;
     vgpu_blocks_lock();
     bool any = settle_exports();
     vgpu_blocks_unlock();
     return any;
+}
+
+bool vgpu_blocks_give_back(void) {
+    return __builtin_expect(__atomic_load_n(&exports, __ATOMIC_RELAXED) != NULL, 0) && give_back();
 }
 
 struct vgpu_link *vgpu_block_around(uint64_t address) {

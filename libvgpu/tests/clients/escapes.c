@@ -208,7 +208,20 @@ static void seldom_long_awaited(void) {
     seldom_long(true);
 }
 
-/* The same once, and the process ends. */
+/* Launches of 20 ms, until their time is known; then of 50 ms. */
+static void grows(void) {
+    context_on(0);
+    CUfunction kernel = takes_us();
+    CUstream stream = stream_new();
+    for (int i = 0;; i++) {
+        if (i == count)
+            ready();
+        launch_of(kernel, i < count ? 20000 : 50000, stream);
+        OK(cuStreamSynchronize(stream));
+    }
+}
+
+/* As seldom_long, once, and the process ends. */
 static void long_at_last(void) {
     context_on(0);
     CUfunction kernel = takes_us();
@@ -524,7 +537,7 @@ static const struct {
     {"plain", plain}, {"asynch", asynchronous}, {"capture-relaxed", capture_relaxed}, {"capture-global", capture_global}, {"contexts", contexts},
     {"contexts-in-turn", contexts_in_turn}, {"unlike", unlike}, {"unlike-and-waits", unlike_and_waits},
     {"many-kinds", many_kinds}, {"seldom-long", seldom_long_queued}, {"seldom-long-awaited", seldom_long_awaited},
-    {"long-at-last", long_at_last}, {"context-each", context_each}, {"primary-each", primary_each}, {"stream-each", stream_each},
+    {"grows", grows}, {"long-at-last", long_at_last}, {"context-each", context_each}, {"primary-each", primary_each}, {"stream-each", stream_each},
     {"module-each", module_each}, {"thread-each", thread_each}, {"host-functions", host_functions}, {"foreign-stream", foreign_stream},
     {"no-context", no_context}, {"other-card", other_card}, {"graph-captured", graph_captured},
     {"graph-by-hand", graph_by_hand}, {"graph-on-one", graph_on_one}, {"cooperative-on-two", cooperative_on_two},
