@@ -19,7 +19,7 @@ OVER: Final = 512 * MIB  #: beyond the limit: modules, stacks and heaps come wha
 WINDOW: Final = 60  #: turns over which GPU time is compared
 TIME: Final = 0.25  #: of the window's time, used and not charged
 #: of the time between two turns that NVML may be off, and seconds beyond it that are charged: as the library has it
-#: where no agent is (libvgpu/src/contention.c)
+#: where no agent is (libvgpu/src/pacer/contention.c)
 NOISE: Final = 0.06
 MISSED: Final = 0.5
 AHEAD: Final = 1.0  #: seconds charged and not used that make up for later ones

@@ -135,6 +135,18 @@ def sources_of(*folders: str) -> list[Path]:
     return [f for folder in folders for f in (HERE / folder).glob("*.c")]
 
 
+def library_sources() -> list[Path]:
+    """All C files of libvgpu.so."""
+    folders = sorted(folder.name for folder in (HERE / "src").iterdir() if folder.is_dir() and folder.name != "arbiter")
+    found = sources_of("src", *(f"src/{folder}" for folder in folders))
+    return [source for source in found if source.name != "agent.c"]
+
+
+def agent_sources() -> list[Path]:
+    """All C files of an outside observer of regions: nothing of a limited process."""
+    return sources_of("src/region", "src/arbiter")
+
+
 @contextmanager
 def alone() -> Iterator[None]:
     """One build at a time: two that share objects would read each other's half-written files."""
@@ -149,7 +161,7 @@ def build_libraries(lib: Path) -> None:
     (lib / "simulator").mkdir(parents=True, exist_ok=True)
     compile_library(
         lib / "libvgpu.so",
-        [source for source in sources_of("src", "src/hooks") if source.name not in AGENT_ALONE],
+        library_sources(),
         soname="libvgpu.so",
         version_script=HERE / "src/exports.map",
         flags=[] if "VGPU_CFLAGS" in os.environ else FRAME,  # sanitizers make frames larger
@@ -165,17 +177,6 @@ def declarations(header: str) -> str:
     return "\n".join(re.findall(r"/\* cffi: begin \*/(.*?)/\* cffi: end \*/", text, re.S))
 
 
-#: what an outside observer of regions needs: all but the side of a limited process (ledger.c, attach.c, hooks)
-AGENT_ALONE = ("agent.c", "arbiter.c", "arbiter_busy.c", "arbiter_card.c", "arbiter_shares.c")
-AGENT_SIDE = (
-    *AGENT_ALONE,
-    "account.c",
-    "device_files.c",
-    "guard.c",
-    "liveness.c",
-    "region_files.c",
-    "slots.c",
-)
 HEADER_FOLDERS = ("include", "src", "simulator")
 
 
@@ -189,7 +190,7 @@ ffibuilder.cdef(declarations("agent.h") + declarations("simulator.h"))
 ffibuilder.set_source(
     "vgpu.native._region",
     '#include "vgpu/agent.h"\n#include "vgpu/simulator.h"\n',
-    sources=from_root([HERE / "src" / name for name in AGENT_SIDE] + sources_of("simulator/common")),
+    sources=from_root(agent_sources() + sources_of("simulator/common")),
     depends=from_root([file for folder in HEADER_FOLDERS for file in (HERE / folder).rglob("*.h")]),
     include_dirs=from_root([HERE / folder for folder in HEADER_FOLDERS]),
     extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden"],

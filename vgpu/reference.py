@@ -24,11 +24,11 @@ _HEAD: Final = """\
 # Reference
 
 Written by `python -m vgpu.reference` from `vgpu/names.py`, `vgpu/config.py`, `vgpu/chart.py`,
-`libvgpu/src/hooks.def` and the parts that serve metrics: change it there.
+`libvgpu/src/loader/hooks.def` and the parts that serve metrics: change it there.
 
 Resource names, the scheduler's name and node ports are defaults; a cluster may choose others (chart values).
 """
-HOOKS: Final = Path("libvgpu/src/hooks.def")
+HOOKS: Final = Path("libvgpu/src/loader/hooks.def")
 _FAMILY: Final = re.compile(r"/\* ([^:]+): hooks/\w+\.c \*/")
 _HOOK: Final = re.compile(r"(?:CUDA|NVML)_HOOK\((\w+?)(?:_v\d+)?[,)]")
 _TITLE: Final = re.compile(r"# (.+)")

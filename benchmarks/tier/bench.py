@@ -92,7 +92,7 @@ class Player:
 
     def __init__(self, folder: Path) -> None:
         self._program = folder / "player"
-        sources = [*sorted(HERE.glob("*.c")), SOURCES / "tier_policy.c"]
+        sources = [*sorted(HERE.glob("*.c")), SOURCES / "tier/policy.c"]
         compiler = os.environ.get("CC", "cc").split()
         flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{SOURCES}"]
         subprocess.run([*compiler, *flags, "-o", self._program, *sources], check=True)

@@ -3,7 +3,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-#include "tier_policy.h"
+#include "tier/policy.h"
 #include "trace.h"
 
 struct block {

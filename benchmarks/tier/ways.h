@@ -1,7 +1,7 @@
 /* Ways to place blocks, played on a trace; each pays the bus, one unit per block and way. */
 #ifndef VGPU_BENCH_WAYS_H
 #define VGPU_BENCH_WAYS_H
-#include "tier_policy.h"
+#include "tier/policy.h"
 #include "trace.h"
 
 #define POINTS 100u /* of the bus time over the trace */

@@ -6,7 +6,7 @@
 static void between(void);
 #undef atomic_store
 #define atomic_store(object, value) (between(), atomic_store_explicit(object, value, memory_order_seq_cst))
-#include "address_table.c"
+#include "base/address_table.c"
 #undef atomic_store
 
 #define HOOK 7

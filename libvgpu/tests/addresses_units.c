@@ -1,9 +1,9 @@
 /* Whether the driver is called inside the gate by what looks addresses up: prints nothing and ends with 0, or names the check that failed. */
 #define _GNU_SOURCE
-#include "charge.h"
+#include "ledger/charge.h"
 #include "check.h"
-#include "gate.h"
-#include "graph_cards.h"
+#include "gate/gate.h"
+#include "pacer/graph_cards.h"
 
 _Atomic(struct vgpu_local *) vgpu_local_memory;
 _Atomic(void *) vgpu_driver_entries[VGPU_ENTRY_COUNT];

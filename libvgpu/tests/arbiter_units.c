@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "arbiter.h"
+#include "arbiter/arbiter.h"
 #include "check.h"
 
 #define NEAR(value, expected) (fabs((value) - (expected)) < 1e-6)

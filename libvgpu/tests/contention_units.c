@@ -2,11 +2,11 @@
  * failed. */
 #define _GNU_SOURCE
 #include "check.h"
-#include "clock.h"
-#include "contention.h"
-#include "crosscheck.h"
-#include "ledger.h"
-#include "share.h"
+#include "base/clock.h"
+#include "pacer/contention.h"
+#include "pacer/crosscheck.h"
+#include "ledger/ledger.h"
+#include "pacer/core_share.h"
 
 static struct vgpu_limits_file limits_file;
 static struct vgpu_usage_file usage_file;

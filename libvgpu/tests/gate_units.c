@@ -1,7 +1,7 @@
 /* The gate, hammered by threads that go through it, another one that closes it, and forks: prints nothing and ends with 0, or names the check that
  * failed. `gate_units fenced`: with a kernel that knows no membarrier. */
 #define _GNU_SOURCE
-#include "gate.h"
+#include "gate/gate.h"
 
 #include <errno.h>
 #include <linux/filter.h>
@@ -14,10 +14,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "charge.h"
+#include "ledger/charge.h"
 #include "check.h"
-#include "clock.h"
-#include "fork.h"
+#include "base/clock.h"
 
 #define THREADS 4
 #define CLOSINGS 500

@@ -1,9 +1,9 @@
 /* When a process is inspected, and what becomes of it, with the driver and the clock played here. Ends with 0, or names the check that failed. */
-#include "inspect.h"
+#include "pacer/inspect.h"
 
 #include "check.h"
-#include "contention.h"
-#include "costs.h"
+#include "pacer/contention.h"
+#include "pacer/costs.h"
 
 #define MS 1000000ull
 #define S (1000 * MS)

@@ -33,9 +33,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "environment.h"
-#include "ledger.h"
-#include "slots.h"
+#include "ledger/environment.h"
+#include "ledger/ledger.h"
+#include "region/slots.h"
 
 #ifdef VGPU_DEATH_POINTS
 static _Atomic long points, armed;

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "ledger.h"
+#include "ledger/ledger.h"
 
 #define KEPT 64
 

@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "ledger.h"
+#include "ledger/ledger.h"
 
 struct shared {
     _Atomic unsigned arrived;

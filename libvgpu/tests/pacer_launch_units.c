@@ -3,8 +3,8 @@
 #include <string.h>
 
 /* for what it keeps to itself */
-#include "../src/pacer.c"
-#include "attach.h"
+#include "../src/pacer/pacer.c"
+#include "ledger/attach.h"
 #include "check.h"
 
 #define MS 1000000u

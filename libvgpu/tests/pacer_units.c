@@ -1,12 +1,12 @@
 /* Arithmetic of the pacer without a card: prints nothing and ends with 0, or names the check that failed. */
 
-#include "bounds.h"
+#include "pacer/bounds.h"
 #include "check.h"
-#include "costs.h"
-#include "crowd.h"
-#include "gcra.h"
-#include "runs.h"
-#include "samples.h"
+#include "pacer/costs.h"
+#include "pacer/launch_sources.h"
+#include "region/gcra.h"
+#include "pacer/busy_intervals.h"
+#include "pacer/samples.h"
 
 #define MS 1000000u
 

@@ -1,8 +1,8 @@
 /* The charge of a pool against a driver that is played here, step by step: prints nothing and ends with 0, or names the check that failed. */
 
-#include "capture.h"
+#include "reserves/capture.h"
 #include "check.h"
-#include "pools.h"
+#include "reserves/pools.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define POOL ((CUmemoryPool)16)

@@ -1,9 +1,9 @@
 /* What share of a card a container may use at this moment, with an arbiter and a driver played here. Prints nothing and ends with 0, or names the check
  * that failed. */
-#include "attach.h"
+#include "ledger/attach.h"
 #include "check.h"
-#include "driver.h"
-#include "share.h"
+#include "loader/driver.h"
+#include "pacer/core_share.h"
 
 #define NOW 5000000000u
 

@@ -1,8 +1,7 @@
 /* The table of what a process holds, call by call: prints nothing and ends with 0, or names the check that failed. */
 
 #include "check.h"
-#include "fork.h"
-#include "sizes.h"
+#include "ledger/sizes.h"
 
 #define P 0x7f0000000000u
 #define MANY 5000u

@@ -1,11 +1,11 @@
 /* Waits for events that are put in streams, and green contexts that go, against a driver that is played here: prints nothing and ends with 0, or names the check that failed. */
 #define _GNU_SOURCE
 #include "check.h"
-#include "inspect.h"
+#include "pacer/inspect.h"
 #include "streams_driver.h"
-#include "samples.h"
-#include "tier.h"
-#include "tier_move.h"
+#include "pacer/samples.h"
+#include "tier/tier.h"
+#include "tier/move.h"
 
 #define GREEN ((CUgreenCtx)(uintptr_t)0x77)
 #define EVENT ((CUevent)(uintptr_t)0x88)

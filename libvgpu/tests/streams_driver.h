@@ -7,12 +7,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "capture.h"
-#include "charge.h"
+#include "reserves/capture.h"
+#include "ledger/charge.h"
 #include "check.h"
-#include "fork.h"
-#include "log.h"
-#include "streams.h"
+#include "gate/gate.h"
+#include "base/log.h"
+#include "gate/streams.h"
 
 #define CONTEXT(i) ((CUcontext)(uintptr_t)(0x1000 * (i)))
 #define STREAM(i) ((CUstream)(uintptr_t)(0x100000 + 0x100 * (i)))

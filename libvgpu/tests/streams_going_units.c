@@ -1,6 +1,6 @@
 /* Streams that go, contexts that go, and captures beside them: prints nothing and ends with 0, or names the check that failed. */
 #define _GNU_SOURCE
-#include "streams.h"
+#include "gate/streams.h"
 
 #include <pthread.h>
 #include <sched.h>

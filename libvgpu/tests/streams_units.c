@@ -1,7 +1,7 @@
 /* Which streams are asked whether they have finished, against a driver that is played here: prints nothing and ends with 0, or names the check that
  * failed. */
 #define _GNU_SOURCE
-#include "streams.h"
+#include "gate/streams.h"
 
 #include <pthread.h>
 #include <string.h>

@@ -3,13 +3,12 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "attach.h"
-#include "capture.h"
+#include "ledger/attach.h"
+#include "reserves/capture.h"
 #include "check.h"
-#include "fork.h"
-#include "local.h"
-#include "tier_blocks.h"
-#include "tier_memory.h"
+#include "ledger/local.h"
+#include "tier/blocks.h"
+#include "tier/memory.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define GIB (UINT64_C(1) << 30)

@@ -5,13 +5,13 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include "capture.h"
+#include "reserves/capture.h"
 #include "check.h"
-#include "clock.h"
-#include "fork.h"
-#include "local.h"
-#include "log.h"
-#include "tier.h"
+#include "base/clock.h"
+#include "tier/blocks.h"
+#include "ledger/local.h"
+#include "base/log.h"
+#include "tier/tier.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define CONTEXT(i) ((CUcontext)(uintptr_t)(0x1000 * (i)))

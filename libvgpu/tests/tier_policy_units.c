@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "tier_policy.h"
+#include "tier/policy.h"
 
 #define MOST 8192u
 #define PLENTY (1u << 30)

@@ -1,16 +1,15 @@
 /* What is noted of launches and graphs, against a driver and a table of blocks that are played here: prints nothing and ends with 0, or names the check
  * that failed. */
 #define _GNU_SOURCE
-#include "touched.h"
+#include "tier/touched.h"
 
 #include <string.h>
 
-#include "charge.h"
+#include "ledger/charge.h"
 #include "check.h"
-#include "fork.h"
-#include "graph_touches.h"
-#include "parameters.h"
-#include "tier.h"
+#include "tier/graph_touches.h"
+#include "tier/parameters.h"
+#include "tier/tier.h"
 
 #define BASE(i) ((CUdeviceptr)((i) + 1) << VGPU_TIER_SHIFT)
 #define BLOCKS 8u

@@ -97,7 +97,7 @@ def world(folder: Path, *limits_of: Limits) -> Iterator[tuple[Arbiter, list[Cont
 
 
 def test_arithmetic_of_refunds() -> None:
-    run([compiled("../arbiter_units.c", *INCLUDES, str(SOURCES / "arbiter_busy.c"), "-lm")], {})
+    run([compiled("../arbiter_units.c", *INCLUDES, str(SOURCES / "arbiter/busy.c"), "-lm")], {})
 
 
 def test_idle_time_is_lent_and_given_back(tmp_path: Path) -> None:

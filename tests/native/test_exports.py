@@ -21,7 +21,7 @@ def exported() -> list[str]:
 
 
 def listed(pattern: str) -> list[tuple[str, ...]]:
-    text = re.sub(r"/\*.*?\*/", "", (SOURCES / "hooks.def").read_text(), flags=re.S)
+    text = re.sub(r"/\*.*?\*/", "", (SOURCES / "loader/hooks.def").read_text(), flags=re.S)
     return [tuple(part.strip() for part in row.split(",")) for row in re.findall(pattern + r"\((.*?)\)", text)]
 
 

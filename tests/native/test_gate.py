@@ -17,23 +17,23 @@ def units(name: str, *sources: str, flags: tuple[str, ...] = ()) -> Path:
 @pytest.mark.parametrize("kernel", ["", "fenced"])
 def test_a_closed_gate_keeps_everybody_out_and_holds_nobody_up(kernel: str) -> None:
     """`fenced`: where the kernel, or a filter, knows no membarrier."""
-    run([units("gate_units", "gate"), *filter(None, [kernel])], {})
+    run([units("gate_units", "gate/gate"), *filter(None, [kernel])], {})
 
 
 def test_no_thread_races_with_another_one() -> None:
-    done = run([units("gate_units", "gate", flags=("-g", "-fsanitize=thread"))], {})
+    done = run([units("gate_units", "gate/gate", flags=("-g", "-fsanitize=thread"))], {})
     assert not done.stderr
 
 
 def test_all_streams_are_asked() -> None:
-    run([units("streams_units", "gate", "streams", "stream_marks")], {})
-    run([units("streams_going_units", "gate", "streams", "stream_marks")], {})
-    run([units("stream_waits_units", "gate", "streams", "stream_marks", "hooks/streams", "hooks/green")], {})
+    run([units("streams_units", "gate/gate", "gate/streams", "gate/stream_marks")], {})
+    run([units("streams_going_units", "gate/gate", "gate/streams", "gate/stream_marks")], {})
+    run([units("stream_waits_units", "gate/gate", "gate/streams", "gate/stream_marks", "hooks/streams", "hooks/green")], {})
 
 
 def test_what_launches_and_graphs_touch() -> None:
-    run([units("touched_units", "gate", "touched", "graph_touches", "parameters", "tier_policy")], {})
+    run([units("touched_units", "gate/gate", "tier/touched", "tier/graph_touches", "tier/parameters", "tier/policy")], {})
 
 
 def test_what_looks_addresses_up_is_inside() -> None:
-    run([units("addresses_units", "gate", "hooks/addresses")], {})
+    run([units("addresses_units", "gate/gate", "hooks/addresses")], {})

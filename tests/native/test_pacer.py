@@ -14,11 +14,11 @@ SOURCES = HERE.parents[1] / "libvgpu" / "src"
 
 
 UNITS = {
-    "pacer_units": ("bounds", "costs", "runs", "crowd"),
-    "pacer_launch_units": ("settle", "costs", "runs", "crowd", "owed", "firsts", "inspect"),
-    "contention_units": ("contention",),
-    "inspect_units": ("inspect",),
-    "share_units": ("share",),
+    "pacer_units": ("pacer/bounds", "pacer/costs", "pacer/busy_intervals", "pacer/launch_sources"),
+    "pacer_launch_units": ("pacer/settle", "pacer/costs", "pacer/busy_intervals", "pacer/launch_sources", "pacer/owed", "pacer/firsts", "pacer/inspect"),
+    "contention_units": ("pacer/contention",),
+    "inspect_units": ("pacer/inspect",),
+    "share_units": ("pacer/core_share",),
 }
 
 

@@ -15,7 +15,7 @@ import sys
 sys.path.insert(0, "libvgpu")
 import build
 from pathlib import Path
-sources = build.sources_of("src", "src/hooks")
+sources = build.library_sources()
 build.compile_library(Path(sys.argv[1]), sources, soname="libvgpu.so", version_script=build.HERE / "src/exports.map")
 """
 

@@ -14,14 +14,14 @@ SANITIZERS = ("thread", "address,undefined")
 SOURCES = HERE.parents[1] / "libvgpu/src"
 #: C unit tests, with what they test
 UNITS = {
-    "pacer_units": ("bounds", "costs", "runs", "crowd"),
-    "inspect_units": ("inspect",),
-    "pacer_launch_units": ("settle", "costs", "runs", "crowd", "owed", "firsts", "inspect"),
-    "arbiter_units": ("arbiter_busy",),
-    "sizes_units": ("sizes",),
-    "pools_units": ("pools",),
-    "tier_free_units": ("tier_free", "tier_blocks", "tier_policy"),
-    "tier_blocks_units": ("tier_blocks", "tier_memory", "tier_policy"),
+    "pacer_units": ("pacer/bounds", "pacer/costs", "pacer/busy_intervals", "pacer/launch_sources"),
+    "inspect_units": ("pacer/inspect",),
+    "pacer_launch_units": ("pacer/settle", "pacer/costs", "pacer/busy_intervals", "pacer/launch_sources", "pacer/owed", "pacer/firsts", "pacer/inspect"),
+    "arbiter_units": ("arbiter/busy",),
+    "sizes_units": ("ledger/sizes",),
+    "pools_units": ("reserves/pools",),
+    "tier_free_units": ("tier/free", "tier/blocks", "tier/policy"),
+    "tier_blocks_units": ("tier/blocks", "tier/memory", "tier/policy"),
 }
 
 

@@ -10,19 +10,19 @@ import pytest
 from preloaded import HERE, compiled, run
 
 ROOT = HERE.parents[1]
-POLICY = ROOT / "libvgpu/src/tier_policy.c"
+POLICY = ROOT / "libvgpu/src/tier/policy.c"
 BENCH = ROOT / "benchmarks/tier"
 SEED = 101  #: not one of those that the bench shows
 
 
 def test_arithmetic() -> None:
     sanitizers = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-    run([compiled("../tier_policy_units.c", f"-I{POLICY.parent}", *sanitizers, str(POLICY), "-lm")], {})
+    run([compiled("../tier_policy_units.c", f"-I{POLICY.parents[1]}", *sanitizers, str(POLICY), "-lm")], {})
 
 
 def play(*arguments: object) -> subprocess.CompletedProcess[str]:
     parts = (*(str(BENCH / f"{name}.c") for name in ("trace", "ways", "sizes")), str(POLICY))
-    program = compiled(str(BENCH / "player.c"), "-O2", f"-I{POLICY.parent}", *parts, output="tier-player")
+    program = compiled(str(BENCH / "player.c"), "-O2", f"-I{POLICY.parents[1]}", *parts, output="tier-player")
     return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-FOLDER: Final = "/etc/vgpu-slice"  #: as in libvgpu/src/attach.c
+FOLDER: Final = "/etc/vgpu-slice"  #: as in libvgpu/src/ledger/attach.c
 _PRELOAD: Final = "ld.so.preload"
 _NEW_MOUNTS: Final = 0x0002_0000  # CLONE_NEWNS, CLONE_NEWUSER: unshare(2)
 _NEW_USERS: Final = 0x1000_0000

@@ -13,7 +13,7 @@ from vgpu.local.slices import Run, SliceStore
 from vgpu.native import Region
 
 MIB: Final = 1 << 20
-_RESERVE: Final = (256, 4096)  #: MiB at least and at most, as in libvgpu/src/tier_memory.c; between them …
+_RESERVE: Final = (256, 4096)  #: MiB at least and at most, as in libvgpu/src/tier/memory.c; between them …
 _RESERVE_PART: Final = 20  #: … one part of so many
 
 

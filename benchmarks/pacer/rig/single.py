@@ -35,7 +35,7 @@ CROWD = "More launchers in one container: share in percent"
 PROCESSES = 4
 STREAMS = 4  # of shapes.c
 TENTH_S = 0.1
-CREDIT_S = 0.05  # of idle time, earned at most; DEFAULT_BURST_MS of libvgpu/src/share.c
+CREDIT_S = 0.05  # of idle time, earned at most; DEFAULT_BURST_MS of libvgpu/src/pacer/core_share.c
 
 
 def shares(trace: Trace, plan: Plan) -> tuple[float, list[float]]:

@@ -1,8 +1,8 @@
 /* Calls that look an address up and hand nothing in: the driver must not find that nothing is mapped there, as it is for a moment while a block moves.
  * Parameters of kernels are no addresses to it, and advice on memory is for managed memory alone, which does not move. */
 #define _GNU_SOURCE
-#include "gated.h"
-#include "graph_cards.h"
+#include "hooks/gated.h"
+#include "pacer/graph_cards.h"
 
 /* Defines the hook `symbol`. */
 #define INSIDE(symbol, parameters, arguments)                                                                                                     \

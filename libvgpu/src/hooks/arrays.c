@@ -1,7 +1,7 @@
 /* Arrays (textures, surfaces): opaque memory whose size follows from the descriptor. */
 #define _GNU_SOURCE
-#include "charge.h"
-#include "sparse.h"
+#include "ledger/charge.h"
+#include "hooks/sparse.h"
 
 /* Names that cuda.h has since CUDA 13. */
 #define UINT16_SEMIPLANAR_444 0x58

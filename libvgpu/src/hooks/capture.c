@@ -1,8 +1,8 @@
 /* Begin and end of stream captures, counted so that launches need not ask the driver as long as there is none. */
 #define _GNU_SOURCE
-#include "capture.h"
-#include "gated.h"
-#include "samples.h"
+#include "reserves/capture.h"
+#include "hooks/gated.h"
+#include "pacer/samples.h"
 
 /* Counted before the driver begins, so that no other thread's event gets in between; and not while somebody asks what streams do. */
 #define BEGIN(stream, ...)                                                                                                                         \

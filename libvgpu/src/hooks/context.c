@@ -2,16 +2,16 @@
 #define _GNU_SOURCE
 #include <string.h>
 
-#include "capture.h"
-#include "charge.h"
-#include "fork.h"
-#include "lock.h"
-#include "pacer.h"
-#include "parameters.h"
-#include "samples.h"
-#include "sparse.h"
-#include "streams.h"
-#include "tier.h"
+#include "reserves/capture.h"
+#include "ledger/charge.h"
+#include "hooks/context.h"
+#include "base/lock.h"
+#include "pacer/pacer.h"
+#include "tier/parameters.h"
+#include "pacer/samples.h"
+#include "hooks/sparse.h"
+#include "gate/streams.h"
+#include "tier/tier.h"
 
 #define MAX_DEVICES 64
 

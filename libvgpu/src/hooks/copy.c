@@ -1,9 +1,9 @@
 /* Copies, and what else goes over ranges of memory without changing it. */
 #define _GNU_SOURCE
-#include "cards.h"
-#include "measured.h"
-#include "tier_blocks.h"
-#include "tier_memory.h"
+#include "ledger/cards.h"
+#include "hooks/measured.h"
+#include "tier/blocks.h"
+#include "tier/memory.h"
 
 /* Copies from one context to another: the driver may use the default streams of both besides the one that it is given. They are noted when it has
  * found that they are contexts; nobody asks for streams before the gate is left. */

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tier.h"
-#include "vmm.h"
+#include "tier/tier.h"
+#include "hooks/vmm.h"
 
 /* What cuMemCreate is about to make. */
 struct making {

@@ -2,10 +2,10 @@
 #define _GNU_SOURCE
 #include <stdlib.h>
 
-#include "fork.h"
-#include "log.h"
-#include "tier_blocks.h"
-#include "vmm.h"
+#include "hooks/endpoints.h"
+#include "base/log.h"
+#include "tier/blocks.h"
+#include "hooks/vmm.h"
 
 /* Under the lock of blocks. */
 static struct endpoint {

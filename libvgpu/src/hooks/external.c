@@ -3,7 +3,7 @@
 #define _GNU_SOURCE
 #include <stdlib.h>
 
-#include "charge.h"
+#include "ledger/charge.h"
 
 static uint64_t number(CUexternalMemory memory) {
     return (uint64_t)(uintptr_t)memory;

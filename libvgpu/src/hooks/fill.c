@@ -1,6 +1,6 @@
 /* Fills of memory. */
 #define _GNU_SOURCE
-#include "measured.h"
+#include "hooks/measured.h"
 
 /* `bytes` in all; elements of another size are other kernels. */
 #define FILL(symbol, parameters, arguments, stream, bytes, element)                                                                               \

@@ -1,9 +1,9 @@
 /* Hooks of calls that hand work in and are neither paced nor charged. */
 #ifndef VGPU_GATED_H
 #define VGPU_GATED_H
-#include "driver.h"
-#include "streams.h"
-#include "tier_move.h"
+#include "loader/driver.h"
+#include "gate/streams.h"
+#include "tier/move.h"
 
 static inline CUstream per_thread(CUstream stream) {
     return stream ? stream : CU_STREAM_PER_THREAD;

@@ -1,16 +1,16 @@
 /* Graphs: launching them is work and may make the driver reserve memory. */
 #define _GNU_SOURCE
-#include "graphs.h"
+#include "reserves/graphs.h"
 
 #include <errno.h>
 
-#include "capture.h"
-#include "charge.h"
-#include "gated.h"
-#include "graph_cards.h"
-#include "graph_touches.h"
-#include "pacer.h"
-#include "prepaid.h"
+#include "reserves/capture.h"
+#include "ledger/charge.h"
+#include "hooks/gated.h"
+#include "pacer/graph_cards.h"
+#include "tier/graph_touches.h"
+#include "pacer/pacer.h"
+#include "pacer/prepaid.h"
 
 typedef CUresult (*run_function)(CUgraphExec, CUstream);
 

@@ -1,11 +1,11 @@
 /* Green contexts: parts of a card that a primary context gives to streams. Their memory is the primary context's. */
 #define _GNU_SOURCE
-#include "cards.h"
-#include "charge.h"
-#include "gate.h"
-#include "pacer.h"
-#include "streams.h"
-#include "tier.h"
+#include "ledger/cards.h"
+#include "ledger/charge.h"
+#include "gate/gate.h"
+#include "pacer/pacer.h"
+#include "gate/streams.h"
+#include "tier/tier.h"
 
 static CUcontext of_green(CUgreenCtx green) {
     CUcontext context = NULL;

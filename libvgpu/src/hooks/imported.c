@@ -1,10 +1,10 @@
 /* How large the memory behind an imported handle is. No call of the driver says so, but a mapping is refused from one granule beyond its end on.
  * A driver that maps whole blocks alone refuses all smaller ones, too; then the size is known when the program maps it. */
 #define _GNU_SOURCE
-#include "imported.h"
+#include "hooks/imported.h"
 
-#include "capture.h"
-#include "cards.h"
+#include "reserves/capture.h"
+#include "ledger/cards.h"
 
 /* Whether that many bytes of the memory can be mapped at an address that is reserved; they do not stay mapped. */
 static bool reaches(CUmemGenericAllocationHandle handle, CUdeviceptr at, uint64_t bytes, CUresult *answer) {

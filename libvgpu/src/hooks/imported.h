@@ -4,7 +4,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "driver.h"
+#include "loader/driver.h"
 
 enum vgpu_import {
     VGPU_IMPORT_UNREADABLE, /* the driver does not tell what it is */

@@ -1,10 +1,10 @@
 /* How much memory a card seems to have: the slice's limit, and what the container has left of it. */
 #define _GNU_SOURCE
-#include "view.h"
+#include "reserves/reported_memory.h"
 
-#include "blocks.h"
-#include "charge.h"
-#include "tier.h"
+#include "hooks/vmm.h"
+#include "ledger/charge.h"
+#include "tier/tier.h"
 
 #define REAP_INTERVAL_MS 100 /* a killed process's memory shows as free soon, at no cost for programs that poll */
 

@@ -2,9 +2,9 @@
 #define _GNU_SOURCE
 #include <errno.h>
 
-#include "charge.h"
-#include "gate.h"
-#include "log.h"
+#include "ledger/charge.h"
+#include "gate/gate.h"
+#include "base/log.h"
 
 /* Before there is a context, and so before anything is handed in. */
 CUresult cuInit(unsigned int flags) {

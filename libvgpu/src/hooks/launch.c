@@ -1,10 +1,10 @@
 /* Every way to start work on a card. */
 #define _GNU_SOURCE
-#include "charge.h"
-#include "gated.h"
-#include "pacer.h"
-#include "prepaid.h"
-#include "touched.h"
+#include "ledger/charge.h"
+#include "hooks/gated.h"
+#include "pacer/pacer.h"
+#include "pacer/prepaid.h"
+#include "tier/touched.h"
 
 /* Blocks or threads of a launch. Where it does not fit the launch is senseless, and refused by the driver. */
 static inline uint64_t product(uint64_t x, uint64_t y, uint64_t z) {

@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "charge.h"
-#include "fork.h"
-#include "spin.h"
+#include "ledger/charge.h"
+#include "hooks/context.h"
+#include "base/spin.h"
 #include "vgpu/region.h"
 
 #define KIB UINT64_C(1024)

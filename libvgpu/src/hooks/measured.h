@@ -3,11 +3,11 @@
  * card do not, as NVIDIA says that copy engines make them (cuda-samples issue 31). The limits can say otherwise of this node. */
 #ifndef VGPU_MEASURED_H
 #define VGPU_MEASURED_H
-#include "charge.h"
-#include "gated.h"
-#include "ledger.h"
-#include "pacer.h"
-#include "prepaid.h"
+#include "ledger/charge.h"
+#include "hooks/gated.h"
+#include "ledger/ledger.h"
+#include "pacer/pacer.h"
+#include "pacer/prepaid.h"
 #include "vgpu/region.h"
 
 /* No function of a program has these addresses: they stand for fills and copies in the keys of costs. */

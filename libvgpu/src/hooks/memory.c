@@ -1,7 +1,7 @@
 /* Device memory that is allocated at once: linear, pitched, managed; and the free of any pointer. */
 #define _GNU_SOURCE
-#include "charge.h"
-#include "tier.h"
+#include "ledger/charge.h"
+#include "tier/tier.h"
 
 #define PITCH_STEP 512u /* no driver seen pads rows further (texture pitch alignment); what it really chose is settled afterwards */
 

@@ -2,9 +2,9 @@
 #define _GNU_SOURCE
 #include <stdlib.h>
 
-#include "log.h"
-#include "tier_blocks.h"
-#include "vmm.h"
+#include "base/log.h"
+#include "tier/blocks.h"
+#include "hooks/vmm.h"
 
 CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle, const CUmulticastObjectProp *properties) {
     CUDA_REAL(cuMulticastCreate);

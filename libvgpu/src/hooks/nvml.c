@@ -6,9 +6,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "charge.h"
-#include "pacer.h"
-#include "view.h"
+#include "ledger/charge.h"
+#include "pacer/pacer.h"
+#include "reserves/reported_memory.h"
 
 #define REAP_INTERVAL_MS 100
 #define NO_INSTANCE 0xffffffffu /* nvml.h: no MIG instance */

@@ -1,10 +1,10 @@
 /* Access of one card to another one's memory: what the tier has mapped does not get it by itself, as the driver's own memory does. */
 #define _GNU_SOURCE
-#include "capture.h"
-#include "charge.h"
-#include "pools.h"
-#include "tier.h"
-#include "tier_memory.h"
+#include "reserves/capture.h"
+#include "ledger/charge.h"
+#include "reserves/pools.h"
+#include "tier/tier.h"
+#include "tier/memory.h"
 
 static bool device_of(CUcontext context, CUdevice *device) {
     bool pushed;

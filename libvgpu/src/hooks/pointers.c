@@ -2,11 +2,11 @@
 #define _GNU_SOURCE
 #include <string.h>
 
-#include "charge.h"
-#include "gate.h"
-#include "log.h"
-#include "tier.h"
-#include "vmm.h"
+#include "ledger/charge.h"
+#include "gate/gate.h"
+#include "base/log.h"
+#include "tier/tier.h"
+#include "hooks/vmm.h"
 
 /* What a program is told of a block. */
 struct seen {

@@ -1,10 +1,10 @@
 /* Stream-ordered allocation and the pools behind it. */
 #define _GNU_SOURCE
-#include "pools.h"
+#include "reserves/pools.h"
 
-#include "capture.h"
-#include "charge.h"
-#include "tier.h"
+#include "reserves/capture.h"
+#include "ledger/charge.h"
+#include "tier/tier.h"
 
 typedef CUresult (*allocate_function)(CUdeviceptr *, size_t, CUstream);
 typedef CUresult (*allocate_from_function)(CUdeviceptr *, size_t, CUmemoryPool, CUstream);

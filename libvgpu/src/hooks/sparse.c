@@ -1,12 +1,11 @@
 /* Sparse arrays: they have no memory of their own, but what is mapped into them stays on its card when its handle is released. */
 #define _GNU_SOURCE
-#include "sparse.h"
+#include "hooks/sparse.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "fork.h"
-#include "vmm.h"
+#include "hooks/vmm.h"
 
 #define BUCKETS 256u
 

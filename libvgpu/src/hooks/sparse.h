@@ -3,7 +3,7 @@
 #define VGPU_SPARSE_H
 #include <stdbool.h>
 
-#include "driver.h"
+#include "loader/driver.h"
 
 /* A sparse array (or mipmapped array) was made, in the current context. */
 void vgpu_sparse_made(const void *array);
@@ -12,4 +12,6 @@ void vgpu_sparse_made(const void *array);
 bool vgpu_sparse_going(void);
 /* After it; `gone`: the driver has destroyed the array (or mipmapped array), or, where that is NULL, the context. */
 void vgpu_sparse_gone(bool going, bool gone, const void *array, CUcontext context);
+/* In a forked child: ledger/process.h. */
+void vgpu_sparse_forget(void);
 #endif

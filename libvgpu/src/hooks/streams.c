@@ -1,7 +1,7 @@
 /* Streams: which there are, what they do besides kernels and copies, and waiting for them. */
 #define _GNU_SOURCE
-#include "gated.h"
-#include "pacer.h"
+#include "hooks/gated.h"
+#include "pacer/pacer.h"
 
 /* What the driver answers is known before the program can see it. */
 #define MAKE(in_context, ...)                                                                                                                      \

@@ -6,11 +6,9 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
-#include "blocks.h"
-#include "fork.h"
-#include "imported.h"
-#include "tier.h"
-#include "vmm.h"
+#include "hooks/imported.h"
+#include "tier/tier.h"
+#include "hooks/vmm.h"
 
 #define BUCKETS 1024u
 #define GRANULARITY (2u << 20) /* mappings begin at multiples of this on every card */

@@ -1,7 +1,7 @@
 /* The records of blocks (cuMemCreate) that the hooks around them share. */
 #ifndef VGPU_VMM_H
 #define VGPU_VMM_H
-#include "charge.h"
+#include "ledger/charge.h"
 
 enum vgpu_block_kind {
     VGPU_BLOCK_OF_KNOWN_SIZE,   /* charged from the beginning */
@@ -68,4 +68,9 @@ struct vgpu_payment {
 bool vgpu_block_pay(const struct vgpu_block *block, uint64_t offset, uint64_t size, struct vgpu_payment *payment);
 /* After its answer. A use that is granted tells the size: a driver that maps parts would have told it before. */
 void vgpu_block_paid(struct vgpu_block *block, const struct vgpu_payment *payment, CUresult result);
+/* Gives back the charges of exported blocks that are released and whose descriptors have been closed; true: there were some, of whatever card. Only
+ * the driver hears of a close, so this is asked before a refusal and by cuMemGetInfo. */
+bool vgpu_blocks_give_back(void);
+/* In a forked child: ledger/process.h. */
+void vgpu_blocks_forget(void);
 #endif

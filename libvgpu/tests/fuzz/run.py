@@ -73,7 +73,7 @@ def compile_all(libfuzzer: bool, flags: str = "") -> Path:
 
     driver = objects(shared, build.sources_of("simulator/common", "simulator/cuda"))
     management = objects(shared, build.sources_of("simulator/nvml"))
-    library = objects(shared, build.sources_of("src", "src/hooks"))
+    library = objects(shared, build.library_sources())
     common = [o for o in driver if "common" in o.parts]
     link("libcuda.so.1", "-shared", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1", *driver)
     link("libnvidia-ml.so.1", "-shared", "-Wl,-Bsymbolic", "-Wl,-soname,libnvidia-ml.so.1", *common, *management)
@@ -85,7 +85,7 @@ def compile_all(libfuzzer: bool, flags: str = "") -> Path:
     link("libvgpu.so", "-shared", "-Wl,-Bsymbolic", script, "-Wl,-soname,libvgpu.so", *library)
     own = sorted(HERE.glob("*.c"))
     sources = [source for source in own if not (libfuzzer and source.name == "driver.c")]
-    sources += [LIBVGPU / "src" / name for name in build.AGENT_SIDE] + build.sources_of("simulator/common")
+    sources += build.agent_sources() + build.sources_of("simulator/common")
     # libFuzzer starts shells, and a sanitizer must come first: there the library is linked in front of the driver
     first = ["-Wl,--no-as-needed", "-l:libvgpu.so"] if libfuzzer or flags else []
     first += ["-fsanitize=fuzzer"] if libfuzzer else []

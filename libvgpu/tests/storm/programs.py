@@ -15,7 +15,7 @@ from vgpu.native import paths  # noqa: E402  (behind the path above)
 
 def compiled(name: str, folder: Path, *flags: str) -> Path:
     """HERE/NAME.c with what it needs, as a program in `folder`."""
-    sources = [HERE / f"{name}.c", HERE / "arena.c", *(LIBVGPU / "src" / source for source in build.AGENT_SIDE)]
+    sources = [HERE / f"{name}.c", HERE / "arena.c", *build.agent_sources()]
     includes = [f"-I{d}" for d in (LIBVGPU / "include", LIBVGPU / "src", LIBVGPU / "simulator", *build.header_dirs())]
     command = [
         *os.environ.get("CC", "cc").split(),

@@ -1,0 +1,268 @@
+/* What the arbiter makes of one card. What a container writes is believed only where that harms nobody but itself. */
+#include "arbiter/card.h"
+
+#include <string.h>
+
+#include "region/sigbus_guard.h"
+
+#define FARTHEST_NS 2000000000u     /* a launch that waits for longer counts again when its turn comes; also bounds what a killed one leaves */
+#define SMOOTH_NS 50000000.0        /* time over which the use of a card is averaged */
+#define EAGER_NS 50000000u          /* who was held back, or has just come, is believed to want all that it may have, for so long */
+#define BUSY_CARD 0.97              /* a card as full as this tells nothing of what its containers would use without each other */
+#define CAREFUL_NS 100000000u       /* after that nothing is lent of what containers with work leave unused */
+#define HEADROOM_PERCENT 6          /* what is kept for each of those beside its present use and a tenth of it */
+#define BEAT_NS 100000000u          /* a heartbeat alone: libraries wait ten times as long */
+#define METER_NS 10000000000u       /* after the last long launch on a card nobody needs to know of short ones */
+#define METER_BASE_NS (UINT64_C(1) << 62) /* a measurement is seen before what it corrects: that must not go below 0 */
+#define LONGEST_RUN_NS 60000000000u
+#define MANY_RUNS (VGPU_RUNS / 4)   /* measured launches found by one look: twice as many, and half the time of the ring has passed */
+
+static bool ahead(uint64_t when, uint64_t now)
+{
+    return when > now && when - now < FARTHEST_NS;
+}
+
+static bool has_work(uint64_t wanted_until, uint64_t now)
+{
+    return wanted_until + VGPU_ACTIVE_NS > now && wanted_until < now + FARTHEST_NS;
+}
+
+static bool plausible(uint64_t begin, uint64_t end, uint64_t now)
+{
+    return begin < end && end < now + VGPU_ARBITER_PERIOD_NS && end - begin < LONGEST_RUN_NS;
+}
+
+static void look_at_runs(struct vgpu_arbiter_member *member, struct vgpu_pacer_card *pacer, uint64_t now)
+{
+    const uint64_t count = atomic_load_explicit(&pacer->run_count, memory_order_acquire);
+    member->fresh = 0;
+    if (!member->known || count < member->run_count)
+        member->run_count = count;
+    if (count - member->run_count > VGPU_RUNS)
+        member->run_count = count - VGPU_RUNS;
+    for (; member->run_count < count; member->run_count++) {
+        struct vgpu_run *run = &pacer->runs[member->run_count % VGPU_RUNS];
+        const uint64_t end = atomic_load_explicit(&run->end_ns, memory_order_acquire);
+        const uint64_t begin = atomic_load_explicit(&run->begin_ns, memory_order_acquire);
+        if (end == 0 && member->stuck != member->run_count + 1) {
+            member->stuck = member->run_count + 1; /* being written: next time, or never if its writer was killed */
+            return;
+        }
+        if (atomic_load_explicit(&run->end_ns, memory_order_relaxed) == end && plausible(begin, end, now)) {
+            member->history->runs[member->fresh].begin = begin;
+            member->history->runs[member->fresh++].end = end;
+        }
+    }
+}
+
+static void look_at(struct vgpu_container *container, uint64_t now)
+{
+    for (unsigned i = 0; i < container->limits.card_count; i++) {
+        struct vgpu_arbiter_member *member = container->members[i];
+        struct vgpu_pacer_card *pacer = &container->usage->pacer[i];
+        if (!member)
+            continue;
+        member->before = member->now;
+        member->now.used_ns = atomic_load_explicit(&pacer->gpu_ns, memory_order_relaxed) +
+                              atomic_load_explicit(&pacer->refund_taken, memory_order_relaxed);
+        member->now.throttled_ns = atomic_load_explicit(&pacer->throttled_ns, memory_order_relaxed);
+        member->now.wanted_until = atomic_load_explicit(&pacer->wanted_until, memory_order_relaxed);
+        member->now.tat = atomic_load_explicit(&pacer->tat, memory_order_relaxed);
+        look_at_runs(member, pacer, now);
+        if (!member->known)
+            member->before = member->now;
+        member->known = true;
+    }
+}
+
+struct looking {
+    struct vgpu_container *at;
+    uint64_t now;
+    bool found;
+};
+
+static int look_at_all(void *context)
+{
+    struct looking *looking = context;
+    for (; looking->at; looking->at = looking->at->next)
+        if (!looking->at->broken)
+            look_at(looking->at, looking->now);
+    return 0;
+}
+
+static int look_for_comers(void *context)
+{
+    struct looking *looking = context;
+    for (; looking->at; looking->at = looking->at->next)
+        for (unsigned i = 0; i < looking->at->limits.card_count && !looking->at->broken; i++) {
+            const struct vgpu_arbiter_member *member = looking->at->members[i];
+            if (member && !member->view.active)
+                looking->found |= has_work(atomic_load_explicit(&looking->at->usage->pacer[i].wanted_until, memory_order_relaxed), looking->now);
+        }
+    return 0;
+}
+
+/* One guard for all: setting it up takes a system call. This thread touches no other mapping of a file meanwhile that could be cut short. */
+static void guarded(struct looking *looking, int (*work)(void *context))
+{
+    while (vgpu_guarded(NULL, SIZE_MAX, work, looking) < 0) {
+        struct vgpu_container *broken = looking->at;
+        broken->broken = true;
+        for (unsigned i = 0; i < VGPU_MAX_CARDS; i++)
+            if (broken->members[i]) {
+                broken->members[i]->fresh = 0;
+                broken->members[i]->view.active = 0;
+            }
+        looking->at = broken->next;
+    }
+}
+
+void vgpu_containers_look(struct vgpu_container *first, uint64_t now)
+{
+    struct looking looking = {.at = first, .now = now};
+    guarded(&looking, look_at_all);
+}
+
+bool vgpu_containers_come(struct vgpu_container *first, uint64_t now)
+{
+    struct looking looking = {.at = first, .now = now};
+    guarded(&looking, look_for_comers);
+    return looking.found;
+}
+
+/* What the last `passed` nanoseconds tell of a container that had `part` of the card, the others' work counted. */
+static void weigh(struct vgpu_arbiter_member *member, uint64_t now, double passed, double part)
+{
+    member->pending_ns += (double)(int64_t)(member->now.used_ns - member->before.used_ns);
+    member->pending_ns = member->pending_ns < 0 ? 0 : member->pending_ns > FARTHEST_NS ? FARTHEST_NS : member->pending_ns;
+    const double done = member->pending_ns < passed * part ? member->pending_ns : passed * part;
+    member->pending_ns -= done;
+    if (passed > 0)
+        member->rate += (done / passed - member->rate) * passed / (passed + SMOOTH_NS);
+    const uint64_t wanted = member->now.wanted_until;
+    const bool active = has_work(wanted, now) || member->pending_ns > 0;
+    const bool held_back = member->now.throttled_ns != member->before.throttled_ns || ahead(member->now.tat, now) || ahead(wanted, now);
+    if (held_back || (active && !member->view.active))
+        member->eager_until = now + EAGER_NS;
+    member->view.active = active;
+}
+
+/* Containers that leave part of their guarantee unused lend it, as long as the card has time left over: only then does their use tell what they
+ * want. In percent, in steps, so that small changes change nothing. */
+static uint32_t demand_of(const struct vgpu_arbiter_member *member, const struct vgpu_arbiter_card *card, uint64_t now)
+{
+    if (now < card->careful_until || now < member->eager_until)
+        return 100;
+    const uint32_t demand = (uint32_t)(member->rate * 110) + HEADROOM_PERCENT;
+    return demand < 100 ? (demand + 3) / 4 * 4 : 100;
+}
+
+static void meter(struct vgpu_arbiter_member *member, uint64_t now)
+{
+    uint64_t measured = member->measured_ns;
+    for (unsigned run = 0; run < member->fresh; run++)
+        measured += member->history->runs[run].end - member->history->runs[run].begin;
+    vgpu_meter_note(&member->history->meter, now, METER_BASE_NS + member->now.used_ns - measured);
+}
+
+static void take_in_runs(struct vgpu_arbiter_card *card, uint64_t now)
+{
+    struct vgpu_meters meters = {.count = 0};
+    bool any = false;
+    double refunds[VGPU_ARBITER_MEMBERS] = {0};
+    for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++) {
+        const struct vgpu_arbiter_member *member = card->members[i];
+        any |= member && member->fresh;
+    }
+    if (any)
+        card->metered_until = now + METER_NS;
+    for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++) {
+        struct vgpu_arbiter_member *member = card->members[i];
+        if (!member || (now >= card->metered_until && member->metered))
+            continue; /* the average since the last note is good enough for the first of them */
+        meter(member, now);
+        member->metered = true;
+        meters.of[meters.count].member = i;
+        meters.of[meters.count++].meter = &member->history->meter;
+    }
+    if (!any)
+        return;
+    for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++)
+        for (unsigned run = 0; card->members[i] && run < card->members[i]->fresh; run++) {
+            const uint64_t begin = card->members[i]->history->runs[run].begin, end = card->members[i]->history->runs[run].end;
+            card->members[i]->measured_ns += vgpu_busy_add(&card->busy, i, begin, end, &meters, refunds);
+        }
+    for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++)
+        if (card->members[i])
+            card->members[i]->refund_ns += refunds[i];
+}
+
+static void publish(struct vgpu_arbiter_member *member, const struct vgpu_arbiter_view *answer, uint64_t now)
+{
+    struct vgpu_limits_file *file = member->container->limits_file;
+    const uint64_t refund = member->refund_ns > 0 ? (uint64_t)member->refund_ns : 0; /* what was refunded too much is kept back from the next ones */
+    const bool told = member->view.share == answer->share && member->view.yield == answer->yield && member->view.neighbours == answer->neighbours;
+    if (told && !refund && now - member->beaten < BEAT_NS)
+        return;
+    member->view.share = answer->share;
+    member->view.yield = answer->yield;
+    member->view.neighbours = answer->neighbours;
+    member->beaten = now;
+    atomic_store_explicit(&file->arbiter[member->index].share, answer->share, memory_order_relaxed);
+    atomic_store_explicit(&file->arbiter[member->index].yield, answer->yield, memory_order_relaxed);
+    atomic_store_explicit(&file->arbiter[member->index].neighbours, answer->neighbours, memory_order_relaxed);
+    if (refund)
+        atomic_fetch_add_explicit(&file->arbiter[member->index].refund_ns, refund, memory_order_relaxed);
+    member->refund_ns -= (double)refund;
+    atomic_store_explicit(&file->arbiter[member->index].heartbeat_ns, now, memory_order_release);
+}
+
+/* Somebody uses what belongs to one without work, who should not have to wait for it. */
+static bool lends(const struct vgpu_arbiter_view *views, unsigned count)
+{
+    bool lent = false, resting = false;
+    for (unsigned i = 0; i < count; i++) {
+        lent |= views[i].active && (views[i].priority > 0 || (views[i].policy == VGPU_CORES_ELASTIC && views[i].share > views[i].cores));
+        resting |= !views[i].active;
+    }
+    return lent && resting;
+}
+
+void vgpu_card_decide(struct vgpu_arbiter_card *card, uint64_t now, uint64_t passed)
+{
+    struct vgpu_arbiter_member *present[VGPU_ARBITER_MEMBERS];
+    struct vgpu_arbiter_view asked[VGPU_ARBITER_MEMBERS];
+    unsigned count = 0;
+    double busy = 0;
+    for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++)
+        if (card->members[i] && !card->members[i]->container->broken) {
+            weigh(card->members[i], now, (double)passed, card->active ? 1.0 / card->active : 1);
+            busy += card->members[i]->rate;
+            present[count++] = card->members[i];
+        }
+    if (busy > BUSY_CARD)
+        card->careful_until = now + CAREFUL_NS;
+    card->active = 0;
+    for (unsigned i = 0; i < count; i++) {
+        const struct vgpu_limits *limits = &present[i]->container->limits;
+        const struct vgpu_card_limit *limit = &limits->cards[present[i]->index];
+        asked[i] = (struct vgpu_arbiter_view){
+            .active = present[i]->view.active, .demand = demand_of(present[i], card, now), .cores = limit->cores,
+            .ceiling = limit->cores_ceiling, .policy = limits->core_policy, .priority = limits->priority};
+        card->active += asked[i].active;
+    }
+    const bool changed = count != card->asked_count || memcmp(asked, card->asked, count * sizeof *asked) != 0;
+    if (changed) {
+        card->asked_count = count;
+        memcpy(card->asked, asked, count * sizeof *asked);
+        memcpy(card->answered, asked, count * sizeof *asked);
+        vgpu_arbiter_shares(card->answered, count);
+    }
+    card->lends = lends(card->answered, count);
+    card->restless = changed || card->lends;
+    for (unsigned i = 0; i < count; i++)
+        card->restless |= present[i]->fresh > MANY_RUNS;
+    take_in_runs(card, now);
+    for (unsigned i = 0; i < count; i++)
+        publish(present[i], &card->answered[i], now);
+}

@@ -1,0 +1,44 @@
+#define _GNU_SOURCE
+#include "pacer/firsts.h"
+
+#include "reserves/capture.h"
+#include "base/clock.h"
+#include "pacer/owed.h"
+#include "pacer/samples.h"
+#include "pacer/settle.h"
+
+#define FIRST_WAIT_NS 100000000u /* the longest */
+#define STEP_NS 60000u           /* what a sleep takes at least, about */
+
+void vgpu_first_sample_await(struct vgpu_cost *cost) {
+    if (!atomic_load(&cost->flying) || atomic_exchange(&cost->waited, 1))
+        return;
+    uint64_t until = vgpu_now_ns() + FIRST_WAIT_NS;
+    const uint32_t samples = atomic_load(&cost->samples);
+    while (atomic_load(&cost->samples) == samples && atomic_load(&cost->flying) && vgpu_now_ns() < until) {
+        if (vgpu_samples_collect(vgpu_settle_sample, false))
+            vgpu_sleep_until(vgpu_now_ns() + STEP_NS);
+    }
+}
+
+bool vgpu_unknown_await(unsigned card) {
+    const uint64_t until = vgpu_now_ns() + FIRST_WAIT_NS;
+    for (uint64_t now = vgpu_now_ns(); now < until; now = vgpu_now_ns()) {
+        if (vgpu_unknown_begin(card, now))
+            return true;
+        if (vgpu_samples_collect(vgpu_settle_sample, false))
+            vgpu_sleep_until(vgpu_now_ns() + STEP_NS);
+    }
+    return false;
+}
+
+/* What takes a handle of a function also takes one of a kernel (cuda.h, cuLaunchKernel); what loads does not. */
+void vgpu_code_load(CUfunction function, CUcontext context) {
+    CUcontext current = NULL;
+    __typeof__(&cuFuncLoad) load = DRIVER(cuFuncLoad);
+    if (!load || !function || vgpu_any_capture() || DRIVER(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || current != context)
+        return;
+    if (load(function) == CUDA_ERROR_INVALID_HANDLE && DRIVER(cuKernelGetFunction) &&
+        DRIVER(cuKernelGetFunction)(&function, (CUkernel)function) == CUDA_SUCCESS)
+        load(function);
+}
