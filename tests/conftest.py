@@ -1,6 +1,7 @@
 """Settings of all tests."""
 
 import faulthandler
+import signal
 import sys
 
 import pytest
@@ -8,6 +9,10 @@ from hypothesis import settings
 
 settings.register_profile("vgpu", deadline=None)  # no test asserts a duration: the machine may be busy
 settings.load_profile("vgpu")
+
+# A shell ignores SIGINT for what it starts in the background, and that is inherited; tests interrupt what they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 END_SECONDS = 240.0  #: for what comes after the last test
 

@@ -37,7 +37,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from filter import MEMORY, body, percentiles
 
-from scheduler.app import extender_app
+from scheduler.app import MAX_VERB_BODY, extender_app
 from scheduler.binder import Binder
 from scheduler.cluster import ClusterState
 from scheduler.feed import Feed
@@ -223,7 +223,8 @@ def serve_scheduler(args: argparse.Namespace) -> None:
     fence = Fence(lambda: None, lambda: "alone")
     verbs = Verbs(state, Rules(), recent)
     binder = Binder(client, state, Rules(), recent, fence.pass_)
-    Listener("extender", extender_app(verbs, binder, lambda: feed.ready, fence), "127.0.0.1", args.port, threads=8)
+    app = extender_app(verbs, binder, lambda: feed.ready, fence)
+    Listener("extender", app, "127.0.0.1", args.port, threads=8, max_body=MAX_VERB_BODY)
     feed.start()
     again = threading.Event()
 

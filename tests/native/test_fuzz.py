@@ -68,7 +68,7 @@ def test_of_a_program_that_hangs_the_stacks_of_all_threads_are_kept(tmp_path: Pa
             while worker is None and time.monotonic() < deadline and run.poll() is None:
                 time.sleep(0.05)
                 program = child_of(run.pid)
-                with suppress(FileNotFoundError):  # a compiler that has just ended
+                with suppress(FileNotFoundError, ProcessLookupError):  # a compiler that has just ended
                     if program and Path(f"/proc/{program}/comm").read_text() == "fuzz\n":
                         worker = child_of(program)
             assert worker is not None

@@ -34,11 +34,11 @@ def test_a_waiter_is_not_passed_by_those_who_come_later(machine: Machine, tmp_pa
     order.touch()
     first = machine.hold("--gpumem", "10000")
     waiters = []
-    for number, memory in enumerate(("12000", "100", "100")):
+    for number, memory in enumerate(("14850", "100", "100")):
         script = f"echo {number} >> {order}"
         waiters.append(machine.start("--gpumem", memory, "--wait", command=("sh", "-c", script)))
         eventually("a ticket", lambda number=number: machine.waiting() == number + 1)
-    # There is room for 100 MiB, but the one who needs 12000 was here before.
+    # There is room for 100 MiB, but a request for 14850 was here before, and takes the whole card.
     refused = machine.run("--gpumem", "100", command=("true",))
     assert refused.returncode == os.EX_TEMPFAIL
     assert "3 earlier requests wait for these cards" in refused.stderr
