@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: all venv build demo demo-storm test red-team e2e e2e-all programs gpu-check lint bench bench-hooks bench-pacer bench-escapes bench-tier fuzz storm storm-moves sanitize clean
+.PHONY: all venv build demo demo-storm test red-team e2e e2e-all programs gpu-check lint format bench bench-hooks bench-pacer bench-escapes bench-tier fuzz storm storm-moves sanitize clean
 
 all: build
 
@@ -59,6 +59,14 @@ lint: build
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run -Werror $$(find benchmarks libvgpu tests -name '*.[ch]')
+	$(BIN)/shellcheck .ci/run
+
+# What `make lint` wants of the layout.
+format: build
+	@$(BIN)/ruff check --fix -q .
+	@$(BIN)/ruff format -q .
+	@$(BIN)/clang-format -i $$(find benchmarks libvgpu tests -name '*.[ch]')
 
 # Figures for people: each program prints its own table, nothing is asserted.
 bench: build

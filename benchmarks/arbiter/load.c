@@ -1,7 +1,7 @@
 /* Plays containers that are busy without end: writes into their usage files what the library would.
  *
- * Usage: load SHORT|LONG DIR...; ends when its standard input does. Every millisecond each container has launched for 0.1 ms; in LONG each
- * also has a measured run every 10 ms, which overlaps those of its neighbours. */
+ * Usage: load SHORT|LONG DIR...; ends when its standard input does. Every millisecond each container has launched for
+ * 0.1 ms; in LONG each also has a measured run every 10 ms, which overlaps those of its neighbours. */
 #include <fcntl.h>
 #include <poll.h>
 #include <stdint.h>
@@ -16,23 +16,20 @@
 
 #define MS 1000000u
 
-static uint64_t now_ns(void)
-{
+static uint64_t now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static void run(struct vgpu_pacer_card *pacer, uint64_t begin, uint64_t end)
-{
+static void run(struct vgpu_pacer_card *pacer, uint64_t begin, uint64_t end) {
     struct vgpu_run *slot = &pacer->runs[atomic_fetch_add(&pacer->run_count, 1) % VGPU_RUNS];
     atomic_store(&slot->end_ns, 0);
     atomic_store(&slot->begin_ns, begin);
     atomic_store(&slot->end_ns, end);
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     struct pollfd input = {.fd = 0, .events = POLLIN};
     const int count = argc - 2;
     struct vgpu_usage_file **usages = calloc((size_t)(count > 0 ? count : 1), sizeof *usages);

@@ -1,5 +1,6 @@
-/* Mean cost of driver calls in ns, one line each: "<name>\t<ns>\t<bar>\t<bar where memory moves>" (calls.py reads them). Linked with libcuda; run with and
- * without the preloaded library. A bar says how many ns the library may add: it stands with its call, so that no call is without one. */
+/* Mean cost of driver calls in ns, one line each: "<name>\t<ns>\t<bar>\t<bar where memory moves>" (calls.py reads
+ * them). Linked with libcuda; run with and without the preloaded library. A bar says how many ns the library may add:
+ * it stands with its call, so that no call is without one. */
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <stdio.h>
@@ -37,7 +38,7 @@ static void check(CUresult result, const char *what) {
 
 static double most_ns = MOST_NS;
 static CUfunction kernel, kernel_with_blocks;
-static int mapped; /* whether large blocks are the program's own mappings */
+static int mapped;            /* whether large blocks are the program's own mappings */
 static CUdeviceptr blocks[4]; /* large enough for the tier, where there is one */
 
 static void alloc_and_free(int rounds) {
@@ -77,9 +78,11 @@ static void launch(int rounds) {
     check(cuCtxSynchronize(), "cuCtxSynchronize");
 }
 
-/* Where MAPPED is in the environment by the program's own mapping, as the library makes them where they can move: so that both cost the driver the same. */
+/* Where MAPPED is in the environment by the program's own mapping, as the library makes them where they can move: so
+ * that both cost the driver the same. */
 static CUdeviceptr large_block(CUmemGenericAllocationHandle *handle) {
-    const CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    const CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                            .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
     const CUmemAccessDesc access = {.location = properties.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     CUdeviceptr block;
     *handle = 0;
@@ -159,7 +162,8 @@ static void small_copy(int rounds) {
 
 struct call {
     const char *name;
-    int bar, moving; /* ns that may be added; where blocks may move: what is handed in passes a gate, and what kernels use is noted */
+    /* ns that may be added; where blocks may move: what is handed in passes a gate, and what kernels use is noted */
+    int bar, moving;
 };
 
 static void print(struct call call, double ns) {
@@ -198,9 +202,10 @@ static void start(void) {
 }
 
 static void alone(void) {
-    static const char text[] = ".version 7.0\n.target sm_75\n.address_size 64\n"
-                               ".visible .entry spin_100ns()\n{ ret; }\n"
-                               ".visible .entry blocks_100ns(.param .u64 a, .param .u64 b, .param .u64 c, .param .u64 d)\n{ ret; }\n";
+    static const char text[] =
+        ".version 7.0\n.target sm_75\n.address_size 64\n"
+        ".visible .entry spin_100ns()\n{ ret; }\n"
+        ".visible .entry blocks_100ns(.param .u64 a, .param .u64 b, .param .u64 c, .param .u64 d)\n{ ret; }\n";
     static CUdeviceptr live[LIVE];
     CUdeviceptr kept;
     CUmemGenericAllocationHandle handle;
@@ -229,8 +234,8 @@ static void alone(void) {
     check(cuModuleUnload(module), "cuModuleUnload");
 }
 
-/* All processes of the crowd at once; the mean over all calls of all of them, in processor time: it contains what they cost one another, but
- * not their turns of waiting for one of a few cores. */
+/* All processes of the crowd at once; the mean over all calls of all of them, in processor time: it contains what they
+ * cost one another, but not their turns of waiting for one of a few cores. */
 static void crowd(void) {
     struct shared {
         _Atomic int ready;

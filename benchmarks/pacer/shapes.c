@@ -1,8 +1,9 @@
-/* One program that keeps a simulated card busy in one manner: `shapes NAME [held]`. Linked with libcuda; limited by the preloaded library, or not.
+/* One program that keeps a simulated card busy in one manner: `shapes NAME [held]`. Linked with libcuda; limited by the
+ * preloaded library, or not.
  *
- * It says "ready" and begins; with `held` it begins at the first line on its standard input. Each further line makes it pause, and go on again. It
- * ends when its standard input does. `shapes cost` measures launches instead and prints "mean NS", "p999 NS"
- * and how many of a thousand took more than 2 us. */
+ * It says "ready" and begins; with `held` it begins at the first line on its standard input. Each further line makes it
+ * pause, and go on again. It ends when its standard input does. `shapes cost` measures launches instead and prints
+ * "mean NS", "p999 NS" and how many of a thousand took more than 2 us. */
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <pthread.h>
@@ -20,9 +21,9 @@
 #define BURST_LAUNCHES 20
 #define BURST_PERIOD_NS (30u * MS)
 #define COST_PARTS 10
-#define COST_ROUNDS 10   /* batches in each part */
+#define COST_ROUNDS 10 /* batches in each part */
 #define COST_BATCH 4000
-#define COST_SHORT 1000  /* launches of a batch whose mean is taken */
+#define COST_SHORT 1000 /* launches of a batch whose mean is taken */
 #define COST_SLOW_NS 2000u
 #define COST_REST_NS (5u * MS) /* after each batch, so that no limit holds the next one back */
 
@@ -49,7 +50,8 @@ static CUfunction kernel(const char *name) {
     char text[256];
     CUmodule module;
     CUfunction found;
-    snprintf(text, sizeof text, ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry %s(.param .u32 work)\n{ ret; }\n", name);
+    snprintf(text, sizeof text,
+             ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry %s(.param .u32 work)\n{ ret; }\n", name);
     check(cuModuleLoadData(&module, text), "cuModuleLoadData");
     check(cuModuleGetFunction(&found, module, name), "cuModuleGetFunction");
     return found;
@@ -94,7 +96,8 @@ static void step_sync(void) {
 }
 
 static void step_extended(void) {
-    CUlaunchConfig config = {.gridDimX = 1024, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 256, .blockDimY = 1, .blockDimZ = 1};
+    CUlaunchConfig config = {
+        .gridDimX = 1024, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 256, .blockDimY = 1, .blockDimZ = 1};
     uint32_t work = 0;
     void *parameters[] = {&work};
     check(cuLaunchKernelEx(&config, function, parameters, NULL), "cuLaunchKernelEx");
@@ -206,8 +209,8 @@ static void rest(void) {
         ;
 }
 
-/* Mean of the fastest batch and the 99.9th percentile of launches timed one by one in the quietest part: what else the machine does only ever
- * adds. */
+/* Mean of the fastest batch and the 99.9th percentile of launches timed one by one in the quietest part: what else the
+ * machine does only ever adds. */
 static void cost(void) {
     enum { EACH = COST_ROUNDS * COST_BATCH };
     int slow = 0;

@@ -1,6 +1,6 @@
-/* player TRACE PERCENT LAUNCHES SEED EVERY BUDGET: plays one trace with every way of placing blocks, where the blocks are PERCENT of what fits on
- * the card, and prints a JSON object. player sizes BLOCKS LARGEST LAUNCHES SEED: the same for blocks of mixed sizes, in fewer ways. player cost
- * BLOCKS: what the policy takes, in nanoseconds. */
+/* player TRACE PERCENT LAUNCHES SEED EVERY BUDGET: plays one trace with every way of placing blocks, where the blocks
+ * are PERCENT of what fits on the card, and prints a JSON object. player sizes BLOCKS LARGEST LAUNCHES SEED: the same
+ * for blocks of mixed sizes, in fewer ways. player cost BLOCKS: what the policy takes, in nanoseconds. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +16,8 @@ static void print(const struct trace *trace, struct rules rules) {
     printf("{\"launches\": %u, \"touches\": %u, \"ways\": {", trace->launches, trace->touches);
     for (unsigned way = 0; way < WAYS; way++) {
         play(trace, (enum way)way, rules, &result);
-        printf("%s\"%s\": {\"bus\": %llu, \"moves\": %llu, \"points\": [", way ? ", " : "", way_names[way], (unsigned long long)result.bus,
-               (unsigned long long)result.moves);
+        printf("%s\"%s\": {\"bus\": %llu, \"moves\": %llu, \"points\": [", way ? ", " : "", way_names[way],
+               (unsigned long long)result.bus, (unsigned long long)result.moves);
         for (unsigned i = 0; i < POINTS; i++)
             printf("%s%llu", i ? ", " : "", (unsigned long long)result.points[i]);
         printf("]}");
@@ -31,7 +31,8 @@ static double seconds(void) {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* Best of some rounds, with two thirds of the blocks on the device and eight random ones per launch. A plan is measured that looks at the blocks. */
+/* Best of some rounds, with two thirds of the blocks on the device and eight random ones per launch. A plan is measured
+ * that looks at the blocks. */
 static void cost(uint32_t count) {
     enum { ROUNDS = 20, LAUNCHES = 500 };
     struct vgpu_tier_block *blocks = calloc(count, sizeof *blocks);
@@ -82,14 +83,17 @@ int main(int argc, char **argv) {
         return 0;
     }
     if (argc == 6 && !strcmp(argv[1], "sizes")) {
-        const uint32_t count = number(argv[2], "BLOCKS", 16, 1u << 20), largest = number(argv[3], "LARGEST", 1, 1u << 20);
-        const struct bus_times times = play_sizes(count, largest, number(argv[4], "LAUNCHES", 100, 10000000), number(argv[5], "SEED", 1, UINT32_MAX));
-        printf("{\"policy\": %llu, \"hindsight\": %llu, \"never\": %llu}\n", (unsigned long long)times.policy, (unsigned long long)times.hindsight,
-               (unsigned long long)times.never);
+        const uint32_t count = number(argv[2], "BLOCKS", 16, 1u << 20),
+                       largest = number(argv[3], "LARGEST", 1, 1u << 20);
+        const struct bus_times times = play_sizes(count, largest, number(argv[4], "LAUNCHES", 100, 10000000),
+                                                  number(argv[5], "SEED", 1, UINT32_MAX));
+        printf("{\"policy\": %llu, \"hindsight\": %llu, \"never\": %llu}\n", (unsigned long long)times.policy,
+               (unsigned long long)times.hindsight, (unsigned long long)times.never);
         return 0;
     }
     if (argc != 7) {
-        fprintf(stderr, "usage: player TRACE PERCENT LAUNCHES SEED EVERY BUDGET | player sizes BLOCKS LARGEST LAUNCHES SEED | player cost BLOCKS\n");
+        fprintf(stderr, "usage: player TRACE PERCENT LAUNCHES SEED EVERY BUDGET | player sizes BLOCKS LARGEST LAUNCHES "
+                        "SEED | player cost BLOCKS\n");
         fprintf(stderr, "traces:");
         for (unsigned i = 0; trace_names[i]; i++)
             fprintf(stderr, " %s", trace_names[i]);

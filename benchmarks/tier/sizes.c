@@ -30,7 +30,8 @@ static uint32_t draw(const struct block *blocks, uint32_t count, uint64_t *rando
     return low;
 }
 
-static int64_t make_blocks(struct vgpu_tier *tier, struct block *blocks, uint32_t count, uint32_t largest, uint64_t *random) {
+static int64_t make_blocks(struct vgpu_tier *tier, struct block *blocks, uint32_t count, uint32_t largest,
+                           uint64_t *random) {
     uint32_t kinds = 1, *order = malloc(count * sizeof *order);
     uint64_t all = 0;
     if (!order)

@@ -7,9 +7,9 @@
 #define PHASE_LENGTH 20u /* times what moving the whole set out and another one in takes */
 
 const char *const trace_names[] = {
-    "zipf",        "drift",    "random",          "cyclic",              "phases-64",       "phases-100", "phases-120",
-    "overlap-100", "flicker",  "training",        "training-random",     "training-validation", "training-bursts",
-    "inference",   "tenants",  NULL,
+    "zipf",        "drift",   "random",   "cyclic",          "phases-64",           "phases-100",      "phases-120",
+    "overlap-100", "flicker", "training", "training-random", "training-validation", "training-bursts", "inference",
+    "tenants",     NULL,
 };
 
 static uint64_t next(uint64_t *random) { /* xorshift64 */
@@ -158,8 +158,17 @@ static void flicker(struct trace *trace, uint32_t launches) {
     }
 }
 
-/* 24 layers with two blocks each of parameters, activations and gradients, four of optimizer state; 16 for the embedding and its state. */
-enum { LAYERS = 24, PARAMETERS = 0, ACTIVATIONS = 48, GRADIENTS = 96, EMBEDDING = 144, STATE = 152, EMBEDDING_STATE = 248 };
+/* 24 layers with two blocks each of parameters, activations and gradients, four of optimizer state; 16 for the
+ * embedding and its state. */
+enum {
+    LAYERS = 24,
+    PARAMETERS = 0,
+    ACTIVATIONS = 48,
+    GRADIENTS = 96,
+    EMBEDDING = 144,
+    STATE = 152,
+    EMBEDDING_STATE = 248
+};
 
 static void forward(struct trace *trace, uint32_t kernels) {
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
@@ -251,7 +260,8 @@ static void inference(struct trace *trace, uint32_t launches) {
     }
 }
 
-/* One tenant (Zipf) has the card to itself until another one (phases with a set of 48) comes, from when each has its half; the other one goes. */
+/* One tenant (Zipf) has the card to itself until another one (phases with a set of 48) comes, from when each has its
+ * half; the other one goes. */
 static void tenants(struct trace *trace, uint32_t launches, uint32_t capacity) {
     enum { EACH = BLOCKS / 2, SET = 48 };
     uint32_t ranked[EACH], order[EACH];

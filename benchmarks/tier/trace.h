@@ -1,4 +1,5 @@
-/* What programs do with their blocks, launch by launch. All blocks are of one size, the unit of bytes; a unit of time moves one of them. */
+/* What programs do with their blocks, launch by launch. All blocks are of one size, the unit of bytes; a unit of time
+ * moves one of them. */
 #ifndef VGPU_BENCH_TRACE_H
 #define VGPU_BENCH_TRACE_H
 #include <stddef.h>

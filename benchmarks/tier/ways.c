@@ -16,8 +16,8 @@ struct tenant {
 struct block {
     bool there, on_device;
     uint32_t tenant, index; /* the latter in the tier */
-    uint64_t last;  /* touch, MANAGED */
-    uint64_t ahead; /* touches in the rest of the phase, HINDSIGHT */
+    uint64_t last;          /* touch, MANAGED */
+    uint64_t ahead;         /* touches in the rest of the phase, HINDSIGHT */
 };
 
 struct game {
@@ -169,7 +169,8 @@ static void launch(struct game *game, const struct op *op) {
     if (tenant->tier.now % game->rules.every)
         return;
     struct vgpu_tier_plan plan;
-    for (uint64_t left = game->rules.budget; vgpu_tier_plan(&tenant->tier, tenant->room, left, &plan); left -= plan.bytes)
+    for (uint64_t left = game->rules.budget; vgpu_tier_plan(&tenant->tier, tenant->room, left, &plan);
+         left -= plan.bytes)
         follow(game, op->tenant, &plan);
 }
 
@@ -177,12 +178,8 @@ static void step(struct game *game, const struct op *op) {
     struct tenant *tenant = &game->tenants[op->tenant];
     int64_t held = 0;
     switch ((enum kind)op->kind) {
-    case LAUNCH:
-        launch(game, op);
-        break;
-    case ADD:
-        add(game, op->tenant, op->count);
-        break;
+    case LAUNCH: launch(game, op); break;
+    case ADD: add(game, op->tenant, op->count); break;
     case REMOVE:
         take_away(game, op->tenant, op->count);
         know_better(game, op->tenant, op + 1);
@@ -195,9 +192,7 @@ static void step(struct game *game, const struct op *op) {
             look_ahead(game, op->tenant, op + 1);
         give_way(game, op->tenant);
         break;
-    case PHASE:
-        know_better(game, op->tenant, op + 1);
-        break;
+    case PHASE: know_better(game, op->tenant, op + 1); break;
     }
 }
 

@@ -9,8 +9,8 @@
 enum way { NEVER, MANAGED, HINDSIGHT, POLICY, WAYS };
 
 struct result {
-    uint64_t bus;   /* units: touches of blocks in host memory, and moves */
-    uint64_t moves; /* of these */
+    uint64_t bus;            /* units: touches of blocks in host memory, and moves */
+    uint64_t moves;          /* of these */
     uint64_t points[POINTS]; /* bus so far, at equal steps of launches */
 };
 
@@ -19,8 +19,9 @@ struct rules {
     uint32_t every, budget;
 };
 
-/* NEVER moves nothing but what has to give way. MANAGED is what page faults do: a touched block comes in for the one that was touched longest ago.
- * HINDSIGHT knows, at the beginning of a phase and when a block has gone, how often the rest of the phase will touch each block, and exchanges two
- * while that saves more than both moves; room it fills with what is touched more than once. POLICY is libvgpu's. */
+/* NEVER moves nothing but what has to give way. MANAGED is what page faults do: a touched block comes in for the one
+ * that was touched longest ago. HINDSIGHT knows, at the beginning of a phase and when a block has gone, how often the
+ * rest of the phase will touch each block, and exchanges two while that saves more than both moves; room it fills with
+ * what is touched more than once. POLICY is libvgpu's. */
 void play(const struct trace *trace, enum way way, struct rules rules, struct result *result);
 #endif

@@ -1,4 +1,5 @@
-/* Another thread looks an address up between any two stores of the one that puts it: it must find the hook after it has put the same itself. */
+/* Another thread looks an address up between any two stores of the one that puts it: it must find the hook after it has
+ * put the same itself. */
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>

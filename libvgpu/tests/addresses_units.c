@@ -1,8 +1,9 @@
-/* Whether the driver is called inside the gate by what looks addresses up: prints nothing and ends with 0, or names the check that failed. */
+/* Whether the driver is called inside the gate by what looks addresses up: prints nothing and ends with 0, or names the
+ * check that failed. */
 #define _GNU_SOURCE
-#include "ledger/charge.h"
 #include "check.h"
 #include "gate/gate.h"
+#include "ledger/charge.h"
 #include "pacer/graph_cards.h"
 
 _Atomic(struct vgpu_local *) vgpu_local_memory;
@@ -37,13 +38,17 @@ static CUresult answer(void) {
     return CUDA_ERROR_INVALID_HANDLE;
 }
 
-#define EACH(DO)                                                                                                                                   \
-    DO(cuGraphAddMemcpyNode) DO(cuGraphAddMemsetNode) DO(cuGraphAddBatchMemOpNode) DO(cuGraphAddNode) DO(cuGraphAddNode_v2)                        \
-    DO(cuGraphAddNode_v3) DO(cuGraphMemcpyNodeSetParams) DO(cuGraphMemsetNodeSetParams) DO(cuGraphBatchMemOpNodeSetParams)                         \
-    DO(cuGraphNodeSetParams) DO(cuGraphNodeSetParams_v2) DO(cuGraphExecMemcpyNodeSetParams) DO(cuGraphExecMemsetNodeSetParams)                     \
-    DO(cuGraphExecBatchMemOpNodeSetParams) DO(cuGraphExecChildGraphNodeSetParams) DO(cuGraphExecNodeSetParams) DO(cuGraphExecUpdate)               \
-    DO(cuGraphExecUpdate_v2) DO(cuTexObjectCreate) DO(cuTexRefSetAddress) DO(cuTexRefSetAddress_v2) DO(cuTexRefSetAddress2D)                       \
-    DO(cuTexRefSetAddress2D_v2) DO(cuTexRefSetAddress2D_v3) DO(cuMemGetAccess)
+#define EACH(DO)                                                                                                       \
+    DO(cuGraphAddMemcpyNode)                                                                                           \
+    DO(cuGraphAddMemsetNode) DO(cuGraphAddBatchMemOpNode) DO(cuGraphAddNode) DO(cuGraphAddNode_v2)                     \
+        DO(cuGraphAddNode_v3) DO(cuGraphMemcpyNodeSetParams) DO(cuGraphMemsetNodeSetParams)                            \
+            DO(cuGraphBatchMemOpNodeSetParams) DO(cuGraphNodeSetParams) DO(cuGraphNodeSetParams_v2)                    \
+                DO(cuGraphExecMemcpyNodeSetParams) DO(cuGraphExecMemsetNodeSetParams)                                  \
+                    DO(cuGraphExecBatchMemOpNodeSetParams) DO(cuGraphExecChildGraphNodeSetParams)                      \
+                        DO(cuGraphExecNodeSetParams) DO(cuGraphExecUpdate) DO(cuGraphExecUpdate_v2)                    \
+                            DO(cuTexObjectCreate) DO(cuTexRefSetAddress) DO(cuTexRefSetAddress_v2)                     \
+                                DO(cuTexRefSetAddress2D) DO(cuTexRefSetAddress2D_v2) DO(cuTexRefSetAddress2D_v3)       \
+                                    DO(cuMemGetAccess)
 
 typedef CUresult (*any_function)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t);
 

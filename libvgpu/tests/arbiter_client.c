@@ -25,15 +25,13 @@ static struct vgpu_limits_file *limits;
 static struct vgpu_usage_file *usage;
 static char usage_path[4096];
 
-static uint64_t now_ns(void)
-{
+static uint64_t now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static void *map(const char *dir, const char *name, size_t size, int flags, int protection)
-{
+static void *map(const char *dir, const char *name, size_t size, int flags, int protection) {
     char path[4096];
     snprintf(path, sizeof path, "%s/%s", dir, name);
     const int fd = open(path, flags);
@@ -46,8 +44,7 @@ static void *map(const char *dir, const char *name, size_t size, int flags, int 
     return address;
 }
 
-static void add_run(struct vgpu_pacer_card *pacer, uint64_t begin, uint64_t end)
-{
+static void add_run(struct vgpu_pacer_card *pacer, uint64_t begin, uint64_t end) {
     struct vgpu_run *run = &pacer->runs[atomic_fetch_add(&pacer->run_count, 1) % VGPU_RUNS];
     atomic_store(&run->end_ns, 0);
     atomic_store(&run->begin_ns, begin);
@@ -55,8 +52,7 @@ static void add_run(struct vgpu_pacer_card *pacer, uint64_t begin, uint64_t end)
         atomic_store(&run->end_ns, end);
 }
 
-static void obey(const char *command, unsigned card, int64_t first, int64_t second)
-{
+static void obey(const char *command, unsigned card, int64_t first, int64_t second) {
     struct vgpu_pacer_card *pacer = &usage->pacer[card];
     const uint64_t now = now_ns();
     if (strcmp(command, "want") == 0)
@@ -77,14 +73,13 @@ static void obey(const char *command, unsigned card, int64_t first, int64_t seco
             perror(usage_path);
     }
     const uint64_t beat = atomic_load(&limits->arbiter[card].heartbeat_ns);
-    printf("%" PRId64 " %u %u %u %" PRIu64 "\n", beat ? (int64_t)(now - beat) : -1, atomic_load(&limits->arbiter[card].neighbours),
-           atomic_load(&limits->arbiter[card].share), atomic_load(&limits->arbiter[card].yield),
-           atomic_load(&limits->arbiter[card].refund_ns));
+    printf("%" PRId64 " %u %u %u %" PRIu64 "\n", beat ? (int64_t)(now - beat) : -1,
+           atomic_load(&limits->arbiter[card].neighbours), atomic_load(&limits->arbiter[card].share),
+           atomic_load(&limits->arbiter[card].yield), atomic_load(&limits->arbiter[card].refund_ns));
     fflush(stdout);
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     char line[256], command[32];
     if (argc != 2)
         return 2;

@@ -1,5 +1,5 @@
-/* Whose time was inside of whose measurement: known cases, and random ones against a count in small steps. Prints nothing and ends with 0, or
- * names the check that failed. */
+/* Whose time was inside of whose measurement: known cases, and random ones against a count in small steps. Prints
+ * nothing and ends with 0, or names the check that failed. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,21 +15,18 @@ static struct vgpu_meter meter;
 static struct vgpu_meters meters;
 static double refunds[VGPU_ARBITER_MEMBERS];
 
-static void start(void)
-{
+static void start(void) {
     memset(&busy, 0, sizeof busy);
     memset(&meter, 0, sizeof meter);
     memset(&meters, 0, sizeof meters);
     memset(refunds, 0, sizeof refunds);
 }
 
-static void add(unsigned member, uint64_t begin, uint64_t end)
-{
+static void add(unsigned member, uint64_t begin, uint64_t end) {
     vgpu_busy_add(&busy, member, begin, end, &meters, refunds);
 }
 
-static void check_known(void)
-{
+static void check_known(void) {
     start();
     add(0, 100, 200);
     CHECK(NEAR(refunds[0], 0));
@@ -50,8 +47,7 @@ static void check_known(void)
     CHECK(NEAR(refunds[0], 65) && NEAR(refunds[1], 60) && NEAR(refunds[3], 20));
 }
 
-static void check_meters(void)
-{
+static void check_meters(void) {
     start();
     CHECK(vgpu_meter_between(&meter, 0, 100) == 0);
     vgpu_meter_note(&meter, 100, 1000);
@@ -103,8 +99,7 @@ static void check_meters(void)
 }
 
 /* Who had the card is known from who ended: only what runs can end. */
-static void check_slices(void)
-{
+static void check_slices(void) {
     start();
     busy.slice_ns = 100;
     add(1, 0, 100);
@@ -133,9 +128,9 @@ static void check_slices(void)
     CHECK(NEAR(refunds[2], 100 + 100 + 100));
 }
 
-/* Beside one that always has short work, kernels as long as a slice wait for one of its slices each; one that comes later for the rest of one. */
-static void check_waiting(void)
-{
+/* Beside one that always has short work, kernels as long as a slice wait for one of its slices each; one that comes
+ * later for the rest of one. */
+static void check_waiting(void) {
     const uint64_t us = 1000;
     start();
     busy.slice_ns = 2000 * us;
@@ -155,13 +150,11 @@ static void check_waiting(void)
 }
 
 /* Of the last `before` steps, in which `count` took turns, whether the ender had the first. */
-static bool was_his(unsigned before, unsigned last, unsigned slice, unsigned count)
-{
+static bool was_his(unsigned before, unsigned last, unsigned slice, unsigned count) {
     return before <= last || (before - last - 1) % (count * slice) >= (count - 1) * slice;
 }
 
-static void check_random(void)
-{
+static void check_random(void) {
     for (unsigned seed = 1; seed <= 300; seed++) {
         bool ran[5][STEPS] = {{false}};
         unsigned ends[STEPS] = {0}, enders[STEPS] = {0}, lasts[STEPS] = {0};
@@ -198,15 +191,14 @@ static void check_random(void)
         for (unsigned i = 0; i + 1 < busy.count; i++) {
             CHECK(busy.spans[i].begin < busy.spans[i].end && busy.spans[i].end <= busy.spans[i + 1].begin);
             CHECK(busy.spans[i].end < busy.spans[i + 1].begin || busy.spans[i].members != busy.spans[i + 1].members ||
-                  busy.spans[i].ended != busy.spans[i + 1].ended || busy.spans[i].last_ns != busy.spans[i + 1].last_ns ||
-                  busy.spans[i].ender != busy.spans[i + 1].ender);
+                  busy.spans[i].ended != busy.spans[i + 1].ended ||
+                  busy.spans[i].last_ns != busy.spans[i + 1].last_ns || busy.spans[i].ender != busy.spans[i + 1].ender);
         }
     }
 }
 
 /* A long time: what is old is forgotten, and what is new stays right. */
-static void check_forgetting(void)
-{
+static void check_forgetting(void) {
     start();
     for (uint64_t i = 0; i < 20 * VGPU_BUSY_SPANS; i++) {
         add(0, 10 * i, 10 * i + 4);
@@ -233,8 +225,7 @@ static void check_forgetting(void)
     CHECK(busy.spans[0].begin == 0 && busy.spans[busy.count - 1].end == now);
 }
 
-int main(void)
-{
+int main(void) {
     check_known();
     check_meters();
     check_slices();

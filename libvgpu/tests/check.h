@@ -4,11 +4,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define CHECK(condition)                                  \
-    do {                                                  \
-        if (!(condition)) {                               \
-            printf("line %d: %s\n", __LINE__, #condition); \
-            exit(1);                                      \
-        }                                                 \
+#define CHECK(condition)                                                                                               \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            printf("line %d: %s\n", __LINE__, #condition);                                                             \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
     } while (0)
 #endif

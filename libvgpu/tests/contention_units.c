@@ -1,23 +1,32 @@
-/* When measurements may contain somebody else's work, with an arbiter and NVML played here. Prints nothing and ends with 0, or names the check that
- * failed. */
+/* When measurements may contain somebody else's work, with an arbiter and NVML played here. Prints nothing and ends
+ * with 0, or names the check that failed. */
 #define _GNU_SOURCE
-#include "check.h"
 #include "base/clock.h"
-#include "pacer/contention.h"
-#include "pacer/crosscheck.h"
+#include "check.h"
 #include "ledger/ledger.h"
+#include "pacer/contention.h"
 #include "pacer/core_share.h"
+#include "pacer/crosscheck.h"
 
 static struct vgpu_limits_file limits_file;
 static struct vgpu_usage_file usage_file;
 static const struct vgpu_mapping mapping = {.limits = &limits_file, .usage = &usage_file};
 static bool arbitrated;
 
-const struct vgpu_mapping *vgpu_mapping(void) { return &mapping; }
-bool vgpu_arbiter_lives(unsigned card, uint64_t now) { (void)card, (void)now; return arbitrated; }
+const struct vgpu_mapping *vgpu_mapping(void) {
+    return &mapping;
+}
+bool vgpu_arbiter_lives(unsigned card, uint64_t now) {
+    (void)card, (void)now;
+    return arbitrated;
+}
 static struct vgpu_seen seen_by_nvml;
 static bool own_is_seen;
-bool vgpu_crosscheck(unsigned card, struct vgpu_seen *seen) { (void)card; *seen = seen_by_nvml; return own_is_seen; }
+bool vgpu_crosscheck(unsigned card, struct vgpu_seen *seen) {
+    (void)card;
+    *seen = seen_by_nvml;
+    return own_is_seen;
+}
 
 /* The first launches of a program among others are no measure of it either. */
 static void check_first_look(void) {
@@ -43,7 +52,8 @@ static void check_comer(void) {
     CHECK(vgpu_contention_company(1) == VGPU_UNSURE);
 }
 
-/* A second of looks at a process that uses `used` percent and is charged `charged`: what it has to pay for besides, in ms. */
+/* A second of looks at a process that uses `used` percent and is charged `charged`: what it has to pay for besides, in
+ * ms. */
 static uint64_t missed_in_a_second(unsigned card, uint64_t *now, unsigned used, unsigned charged) {
     uint64_t missed = 0;
     own_is_seen = true;

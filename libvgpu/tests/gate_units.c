@@ -1,5 +1,5 @@
-/* The gate, hammered by threads that go through it, another one that closes it, and forks: prints nothing and ends with 0, or names the check that
- * failed. `gate_units fenced`: with a kernel that knows no membarrier. */
+/* The gate, hammered by threads that go through it, another one that closes it, and forks: prints nothing and ends with
+ * 0, or names the check that failed. `gate_units fenced`: with a kernel that knows no membarrier. */
 #define _GNU_SOURCE
 #include "gate/gate.h"
 
@@ -14,9 +14,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "ledger/charge.h"
-#include "check.h"
 #include "base/clock.h"
+#include "check.h"
+#include "ledger/charge.h"
 
 #define THREADS 4
 #define CLOSINGS 500
@@ -170,7 +170,8 @@ static void check_a_child_starts_with_an_open_gate(void) {
     if (!child) {
         pthread_t thread;
         alarm(10);
-        CHECK(pthread_create(&thread, NULL, pass_once, NULL) == 0); /* for this one it is closed, until it asks who it is */
+        /* for this one it is closed, until it asks who it is */
+        CHECK(pthread_create(&thread, NULL, pass_once, NULL) == 0);
         pthread_join(thread, NULL);
         CHECK(vgpu_gate_close(PATIENCE_NS));
         vgpu_gate_open();

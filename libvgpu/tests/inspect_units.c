@@ -1,4 +1,5 @@
-/* When a process is inspected, and what becomes of it, with the driver and the clock played here. Ends with 0, or names the check that failed. */
+/* When a process is inspected, and what becomes of it, with the driver and the clock played here. Ends with 0, or names
+ * the check that failed. */
 #include "pacer/inspect.h"
 
 #include "check.h"
@@ -12,9 +13,18 @@ static uint64_t spent;
 static enum vgpu_company company = VGPU_ALONE;
 static unsigned doubted;
 
-uint64_t vgpu_contention_spent(unsigned card) { (void)card; return spent; }
-enum vgpu_company vgpu_contention_company(unsigned card) { (void)card; return company; }
-void vgpu_cost_doubt(uint64_t key) { (void)key; doubted++; }
+uint64_t vgpu_contention_spent(unsigned card) {
+    (void)card;
+    return spent;
+}
+enum vgpu_company vgpu_contention_company(unsigned card) {
+    (void)card;
+    return company;
+}
+void vgpu_cost_doubt(uint64_t key) {
+    (void)key;
+    doubted++;
+}
 void vgpu_inspect_forget(void);
 
 static uint64_t waited(uint64_t begun, uint64_t wall) {
@@ -59,8 +69,8 @@ static void check_nothing_found(void) {
     CHECK(!vgpu_inspect_turn(0, 20 * S) && vgpu_inspecting(0)); /* no launch was seen yet */
     inspect(20, 10000, 10000);
     CHECK(vgpu_inspect_turn(0, 20 * S) == -(int64_t)deposit && !vgpu_inspecting(0) && !doubted);
-    CHECK(!waited(21 * S, 30 * MS));         /* such waits mean nothing for a while, */
-    CHECK(waited(21 * S, 100 * MS) > 0);     /* much longer ones do */
+    CHECK(!waited(21 * S, 30 * MS));     /* such waits mean nothing for a while, */
+    CHECK(waited(21 * S, 100 * MS) > 0); /* much longer ones do */
 }
 
 static void check_find(void) {

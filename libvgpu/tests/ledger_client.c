@@ -1,4 +1,5 @@
-/* A limited process under remote control: reads one command per line from standard input and answers each with one line.
+/* A limited process under remote control: reads one command per line from standard input and answers each with one
+ * line.
  *
  *   mode | note | managed            what vgpu_attach chose
  *   limit CARD | cores CARD | policy | flags | priority | host
@@ -10,15 +11,15 @@
  *   accounts CARD                    what each account says: device, host, resident
  *   release TICKET BYTES | used CARD | reap MS | kind CARD KIND BYTES | time CARD NS LAUNCHES
  *   size TEXT                        what a size means, or "no"
- *   fork                             goes on in the child (raw clone: no atfork handlers), when that is killed in the parent; "child PID"
- *   spawn                            a child that does nothing but live until killed: "child PID"
+ *   fork                             goes on in the child (raw clone: no atfork handlers), when that is killed in the
+ * parent; "child PID" spawn                            a child that does nothing but live until killed: "child PID"
  *   exec                             runs this program again in the same process
  *   close-fds                        closes every descriptor above standard error, as a daemon does
  *   leave-main                       the main thread ends, another goes on with the commands
  *   publish DIR MEMORY               writes new limits as the agent would
- *   occupy dead | occupy living      makes every free slot look like one whose holder has died, or lives as long as this process does
- *   points                           how many death points have been passed (-DVGPU_DEATH_POINTS)
- *   arm K | halt K                   the K-th death point from now on kills or stops the process
+ *   occupy dead | occupy living      makes every free slot look like one whose holder has died, or lives as long as
+ * this process does points                           how many death points have been passed (-DVGPU_DEATH_POINTS) arm K
+ * | halt K                   the K-th death point from now on kills or stops the process
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -41,8 +42,7 @@
 static _Atomic long points, armed;
 static _Atomic int signal_there = SIGKILL;
 
-void vgpu_death_point(void)
-{
+void vgpu_death_point(void) {
     atomic_fetch_add(&points, 1);
     if (atomic_load(&armed) > 0 && atomic_fetch_sub(&armed, 1) == 1)
         kill(getpid(), atomic_load(&signal_there));
@@ -52,8 +52,7 @@ void vgpu_death_point(void)
 static struct vgpu_ticket tickets[65536];
 static unsigned ticket_count;
 
-static void answer_charge(bool granted, struct vgpu_ticket ticket)
-{
+static void answer_charge(bool granted, struct vgpu_ticket ticket) {
     if (!granted) {
         puts("refused");
         return;
@@ -62,8 +61,7 @@ static void answer_charge(bool granted, struct vgpu_ticket ticket)
     printf("ok %u\n", ticket_count++);
 }
 
-static void charge(const char *command, unsigned card, const char *size)
-{
+static void charge(const char *command, unsigned card, const char *size) {
     struct vgpu_ticket ticket;
     uint64_t bytes;
     bool granted = true;
@@ -74,13 +72,13 @@ static void charge(const char *command, unsigned card, const char *size)
     if (strcmp(command, "force") == 0)
         vgpu_charge_always(card, VGPU_DEVICE_BYTES, bytes, &ticket);
     else
-        granted = vgpu_charge(card, strcmp(command, "charge") == 0 ? VGPU_DEVICE_BYTES : VGPU_HOST_BYTES, bytes, &ticket);
+        granted =
+            vgpu_charge(card, strcmp(command, "charge") == 0 ? VGPU_DEVICE_BYTES : VGPU_HOST_BYTES, bytes, &ticket);
     answer_charge(granted, ticket);
 }
 
 /* Of memory that is charged in two parts: what is allocated, and where it lies. */
-static void charge_part(const char *command, unsigned number, uint64_t bytes, uint64_t spare)
-{
+static void charge_part(const char *command, unsigned number, uint64_t bytes, uint64_t spare) {
     struct vgpu_ticket ticket = tickets[number % 65536];
     const bool granted = strcmp(command, "allocate") == 0   ? vgpu_charge_allocated(number, bytes, &ticket)
                          : strcmp(command, "resident") == 0 ? vgpu_charge_resident(number, bytes, spare, &ticket)
@@ -88,8 +86,7 @@ static void charge_part(const char *command, unsigned number, uint64_t bytes, ui
     answer_charge(granted, ticket);
 }
 
-static void limits_field(const char *command, unsigned card)
-{
+static void limits_field(const char *command, unsigned card) {
     const struct vgpu_limits *limits = vgpu_limits_now();
     if (!limits)
         puts("none");
@@ -107,8 +104,7 @@ static void limits_field(const char *command, unsigned card)
         printf("%u\n", limits->flags);
 }
 
-static void fork_child(bool follows_commands)
-{
+static void fork_child(bool follows_commands) {
     const pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
     if (child == 0 && !follows_commands)
         for (;;)
@@ -124,8 +120,7 @@ static void fork_child(bool follows_commands)
         _exit(WEXITSTATUS(status));
 }
 
-static void publish(const char *dir, const char *size)
-{
+static void publish(const char *dir, const char *size) {
     struct vgpu_limits limits;
     vgpu_region *region;
     uint64_t memory;
@@ -140,8 +135,7 @@ static void publish(const char *dir, const char *size)
     printf("%d\n", result);
 }
 
-static void occupy(bool living)
-{
+static void occupy(bool living) {
     struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = VGPU_SLOTS};
     struct vgpu_usage_file *usage = vgpu_mapping()->usage;
     if (living && fcntl(vgpu_mapping()->lock_fd, F_OFD_SETLK, &all) != 0)
@@ -155,15 +149,13 @@ static void occupy(bool living)
 
 static void *serve(void *context);
 
-static void leave_main(void)
-{
+static void leave_main(void) {
     pthread_t thread;
     pthread_create(&thread, NULL, serve, NULL);
     pthread_exit(NULL);
 }
 
-static void obey(const char *command, const char *first, const char *second, const char *third)
-{
+static void obey(const char *command, const char *first, const char *second, const char *third) {
     const unsigned number = (unsigned)strtoul(first, NULL, 10);
     static const char *const modes[] = {"unlimited", "region", "private", "broken"};
     if (strcmp(command, "mode") == 0)
@@ -177,8 +169,8 @@ static void obey(const char *command, const char *first, const char *second, con
     else if (strcmp(command, "allocate") == 0 || strcmp(command, "resident") == 0 || strcmp(command, "beside") == 0)
         charge_part(command, number, strtoull(second, NULL, 10), strtoull(third, NULL, 10));
     else if (strcmp(command, "accounts") == 0)
-        printf("%" PRIu64 " %" PRIu64 " %" PRIu64 "\n", vgpu_used(number, VGPU_DEVICE_BYTES), vgpu_used(number, VGPU_HOST_BYTES),
-               vgpu_used(number, VGPU_RESIDENT_BYTES));
+        printf("%" PRIu64 " %" PRIu64 " %" PRIu64 "\n", vgpu_used(number, VGPU_DEVICE_BYTES),
+               vgpu_used(number, VGPU_HOST_BYTES), vgpu_used(number, VGPU_RESIDENT_BYTES));
     else if (strcmp(command, "fixed") == 0)
         printf("%" PRIu64 "\n", vgpu_used(number, VGPU_FIXED_BYTES));
     else if (strcmp(command, "stays") == 0) {
@@ -239,8 +231,7 @@ static void obey(const char *command, const char *first, const char *second, con
     fflush(stdout);
 }
 
-static void *serve(void *context)
-{
+static void *serve(void *context) {
     char line[4608], command[32], first[4200], second[64], third[64];
     while (fgets(line, sizeof line, stdin)) {
         command[0] = first[0] = second[0] = third[0] = 0;
@@ -251,8 +242,7 @@ static void *serve(void *context)
     return context;
 }
 
-int main(void)
-{
+int main(void) {
     /* commands are consumed unbuffered: what follows an exec or a fork belongs to whoever goes on */
     setvbuf(stdin, NULL, _IONBF, 0);
     serve(NULL);

@@ -2,8 +2,9 @@
  *
  *   hammer SEED THREADS ROUNDS MAX_BYTES    ROUNDS 0: until killed
  *
- * Where the region has VGPU_OVERSUBSCRIBE, each charge lies on the card, or in host memory, and a part of them changes its place. Prints
- * "held BYTES resident BYTES host BYTES granted N refused N" at the end. Every thread keeps at most 64 charges. */
+ * Where the region has VGPU_OVERSUBSCRIBE, each charge lies on the card, or in host memory, and a part of them changes
+ * its place. Prints "held BYTES resident BYTES host BYTES granted N refused N" at the end. Every thread keeps at most
+ * 64 charges. */
 #define _GNU_SOURCE
 #include <inttypes.h>
 #include <pthread.h>
@@ -19,23 +20,22 @@ struct worker {
     uint64_t random, rounds, max_bytes, held, resident, host, granted, refused;
 };
 
-/* A charge: on the card it has one ticket, or, as the tier's blocks do, one for what is allocated and one for where it lies. */
+/* A charge: on the card it has one ticket, or, as the tier's blocks do, one for what is allocated and one for where it
+ * lies. */
 struct kept {
     struct vgpu_ticket ticket, where;
     uint64_t bytes;
     enum { ON_CARD, RESIDENT, HOST } place;
 };
 
-static uint64_t next_random(uint64_t *state)
-{
+static uint64_t next_random(uint64_t *state) {
     *state ^= *state << 13; /* xorshift64 (Marsaglia 2003) */
     *state ^= *state >> 7;
     *state ^= *state << 17;
     return *state;
 }
 
-static bool charge_in_two(struct worker *worker, struct kept *kept)
-{
+static bool charge_in_two(struct worker *worker, struct kept *kept) {
     if (!vgpu_charge_allocated(0, kept->bytes, &kept->ticket))
         return false;
     if (next_random(&worker->random) % 4 == 0 && vgpu_charge_beside(&kept->ticket, kept->bytes, 100)) {
@@ -50,8 +50,7 @@ static bool charge_in_two(struct worker *worker, struct kept *kept)
     return false;
 }
 
-static bool charge(struct worker *worker, struct kept *kept)
-{
+static bool charge(struct worker *worker, struct kept *kept) {
     const struct vgpu_limits *limits = vgpu_limits_now();
     if (limits && limits->flags & VGPU_OVERSUBSCRIBE && next_random(&worker->random) % 2)
         return charge_in_two(worker, kept);
@@ -60,16 +59,14 @@ static bool charge(struct worker *worker, struct kept *kept)
 }
 
 /* Of where it lies. */
-static void count(struct worker *worker, const struct kept *kept, uint64_t bytes)
-{
+static void count(struct worker *worker, const struct kept *kept, uint64_t bytes) {
     if (kept->place == HOST)
         worker->host += bytes;
     else
         worker->resident += bytes;
 }
 
-static void release(struct worker *worker, struct kept *kept, uint64_t bytes)
-{
+static void release(struct worker *worker, struct kept *kept, uint64_t bytes) {
     vgpu_release(kept->ticket, bytes);
     if (kept->place != ON_CARD)
         vgpu_release(kept->where, bytes);
@@ -79,11 +76,11 @@ static void release(struct worker *worker, struct kept *kept, uint64_t bytes)
 }
 
 /* As a move does: the new place is charged before the old one is given back. */
-static void move(struct worker *worker, struct kept *kept)
-{
+static void move(struct worker *worker, struct kept *kept) {
     struct vgpu_ticket target;
     const bool up = kept->place == HOST;
-    if (!(up ? vgpu_charge_resident(0, kept->bytes, 100, &target) : vgpu_charge(0, VGPU_HOST_BYTES, kept->bytes, &target)))
+    if (!(up ? vgpu_charge_resident(0, kept->bytes, 100, &target)
+             : vgpu_charge(0, VGPU_HOST_BYTES, kept->bytes, &target)))
         return;
     vgpu_release(kept->where, kept->bytes);
     count(worker, kept, -kept->bytes);
@@ -92,8 +89,7 @@ static void move(struct worker *worker, struct kept *kept)
     count(worker, kept, kept->bytes);
 }
 
-static void *work(void *context)
-{
+static void *work(void *context) {
     struct worker *worker = context;
     struct kept charges[KEPT] = {{.bytes = 0}};
     for (uint64_t round = 0; worker->rounds == 0 || round < worker->rounds; round++) {
@@ -120,8 +116,7 @@ static void *work(void *context)
     return NULL;
 }
 
-int main(int count, char **arguments)
-{
+int main(int count, char **arguments) {
     if (count != 5)
         return 2;
     const unsigned threads = (unsigned)atoi(arguments[2]);
@@ -141,8 +136,8 @@ int main(int count, char **arguments)
         granted += workers[i].granted;
         refused += workers[i].refused;
     }
-    printf("held %" PRIu64 " resident %" PRIu64 " host %" PRIu64 " granted %" PRIu64 " refused %" PRIu64 "\n", held, resident, host, granted,
-           refused);
+    printf("held %" PRIu64 " resident %" PRIu64 " host %" PRIu64 " granted %" PRIu64 " refused %" PRIu64 "\n", held,
+           resident, host, granted, refused);
     fflush(stdout);
     getchar(); /* what is held stays held until the test has looked */
     free(workers);

@@ -1,4 +1,5 @@
-/* Two processes ask for 600 MiB of 1 GiB at the same moment, TRIALS times: prints in how many trials none, one and both were granted. */
+/* Two processes ask for 600 MiB of 1 GiB at the same moment, TRIALS times: prints in how many trials none, one and both
+ * were granted. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdatomic.h>
@@ -15,15 +16,13 @@ struct shared {
     _Atomic unsigned granted[1 << 20];
 };
 
-static void meet(struct shared *shared, unsigned meeting)
-{
+static void meet(struct shared *shared, unsigned meeting) {
     atomic_fetch_add(&shared->arrived, 1);
     while (atomic_load(&shared->arrived) < 2 * meeting)
         sched_yield();
 }
 
-static void run(struct shared *shared, unsigned trials)
-{
+static void run(struct shared *shared, unsigned trials) {
     const uint64_t bytes = UINT64_C(600) << 20;
     struct vgpu_ticket ticket;
     for (unsigned trial = 0; trial < trials; trial++) {
@@ -36,8 +35,7 @@ static void run(struct shared *shared, unsigned trials)
     }
 }
 
-int main(int count, char **arguments)
-{
+int main(int count, char **arguments) {
     const unsigned trials = count == 2 ? (unsigned)atoi(arguments[1]) : 0;
     struct shared *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED || trials == 0 || trials > 1 << 20)

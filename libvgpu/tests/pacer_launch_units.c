@@ -1,11 +1,11 @@
-/* The pacer of one thread, with everything around it played here: no card, no region, a share that each check sets. Prints nothing and ends with 0,
- * or names the check that failed. */
+/* The pacer of one thread, with everything around it played here: no card, no region, a share that each check sets.
+ * Prints nothing and ends with 0, or names the check that failed. */
 #include <string.h>
 
 /* for what it keeps to itself */
 #include "../src/pacer/pacer.c"
-#include "ledger/attach.h"
 #include "check.h"
+#include "ledger/attach.h"
 
 #define MS 1000000u
 
@@ -21,24 +21,69 @@ _Atomic(void *) vgpu_driver_entries[VGPU_ENTRY_COUNT];
 atomic_bool vgpu_gate_armed; /* nothing can move */
 atomic_int vgpu_open_captures, vgpu_samples_outstanding;
 
-void *vgpu_driver_entry_slowly(enum vgpu_entry entry) { (void)entry; return NULL; }
-struct vgpu_local *vgpu_local_slowly(void) { return &local; }
-enum vgpu_mode vgpu_enforcement_slowly(void) { return VGPU_REGION; }
-const struct vgpu_mapping *vgpu_mapping(void) { return &vgpu_mapped; }
-const struct vgpu_limits *vgpu_limits_now(void) { return &limits; }
-bool vgpu_place_now(struct vgpu_place *place) { *place = (struct vgpu_place){0}; return true; }
-bool vgpu_place_of_stream(CUstream stream, struct vgpu_place *place) { (void)stream; return vgpu_place_now(place); }
-void vgpu_graph_cards_captured(CUstream stream, unsigned card) { (void)stream, (void)card; }
-int vgpu_reap(unsigned min_interval_ms) { (void)min_interval_ms; return 0; }
-uint64_t vgpu_contention_missed(unsigned card) { (void)card; return 0; }
-uint64_t vgpu_contention_spent(unsigned card) { (void)card; return 0; }
-bool vgpu_arbiter_lives(unsigned card, uint64_t now) { (void)card, (void)now; return false; }
-void vgpu_count_gpu_time(unsigned card, uint64_t gpu_ns, uint64_t launches) { (void)card, (void)gpu_ns, (void)launches; }
-void vgpu_count_throttled(unsigned card, uint64_t ns) { (void)card, (void)ns; }
-void vgpu_contention_own(unsigned card, int64_t gpu_ns) { (void)card, (void)gpu_ns; }
-void vgpu_contention_update(unsigned card, uint64_t now) { (void)card, (void)now; }
-uint64_t vgpu_contention_scaled(unsigned card, uint64_t gpu_ns) { (void)card; return gpu_ns; }
-enum vgpu_company vgpu_contention_company(unsigned card) { (void)card; return VGPU_ALONE; }
+void *vgpu_driver_entry_slowly(enum vgpu_entry entry) {
+    (void)entry;
+    return NULL;
+}
+struct vgpu_local *vgpu_local_slowly(void) {
+    return &local;
+}
+enum vgpu_mode vgpu_enforcement_slowly(void) {
+    return VGPU_REGION;
+}
+const struct vgpu_mapping *vgpu_mapping(void) {
+    return &vgpu_mapped;
+}
+const struct vgpu_limits *vgpu_limits_now(void) {
+    return &limits;
+}
+bool vgpu_place_now(struct vgpu_place *place) {
+    *place = (struct vgpu_place){0};
+    return true;
+}
+bool vgpu_place_of_stream(CUstream stream, struct vgpu_place *place) {
+    (void)stream;
+    return vgpu_place_now(place);
+}
+void vgpu_graph_cards_captured(CUstream stream, unsigned card) {
+    (void)stream, (void)card;
+}
+int vgpu_reap(unsigned min_interval_ms) {
+    (void)min_interval_ms;
+    return 0;
+}
+uint64_t vgpu_contention_missed(unsigned card) {
+    (void)card;
+    return 0;
+}
+uint64_t vgpu_contention_spent(unsigned card) {
+    (void)card;
+    return 0;
+}
+bool vgpu_arbiter_lives(unsigned card, uint64_t now) {
+    (void)card, (void)now;
+    return false;
+}
+void vgpu_count_gpu_time(unsigned card, uint64_t gpu_ns, uint64_t launches) {
+    (void)card, (void)gpu_ns, (void)launches;
+}
+void vgpu_count_throttled(unsigned card, uint64_t ns) {
+    (void)card, (void)ns;
+}
+void vgpu_contention_own(unsigned card, int64_t gpu_ns) {
+    (void)card, (void)gpu_ns;
+}
+void vgpu_contention_update(unsigned card, uint64_t now) {
+    (void)card, (void)now;
+}
+uint64_t vgpu_contention_scaled(unsigned card, uint64_t gpu_ns) {
+    (void)card;
+    return gpu_ns;
+}
+enum vgpu_company vgpu_contention_company(unsigned card) {
+    (void)card;
+    return VGPU_ALONE;
+}
 static struct vgpu_sample measured;
 struct vgpu_sample *vgpu_sample_begin(CUcontext context, CUstream stream, bool must) {
     (void)context, (void)stream, (void)must;
@@ -48,8 +93,13 @@ void vgpu_sample_end(struct vgpu_sample *sample, bool launched) {
     (void)launched;
     vgpu_cost_landed(sample->cost, sample->recorded_ns);
 }
-bool vgpu_samples_collect(vgpu_sample_taker *each, bool must) { (void)each, (void)must; return false; }
-void vgpu_samples_stream_going(CUstream stream) { (void)stream; }
+bool vgpu_samples_collect(vgpu_sample_taker *each, bool must) {
+    (void)each, (void)must;
+    return false;
+}
+void vgpu_samples_stream_going(CUstream stream) {
+    (void)stream;
+}
 
 struct vgpu_pace vgpu_pace_now(const struct vgpu_limits *now_limits, const struct vgpu_place *place, uint64_t now) {
     (void)now_limits, (void)place, (void)now;
@@ -84,7 +134,8 @@ static void check_a_rate_that_falls(void) {
     thread.until_sample = 16383; /* drawn among launches of 2 us */
     for (int i = 0; i < 10; i++)
         look_up(0, key, NULL, now += 10 * MS);
-    CHECK(thread.interval_ns > MS && thread.until_sample <= 1); /* 10 ms apart: the next one or the one after it is measured */
+    /* 10 ms apart: the next one or the one after it is measured */
+    CHECK(thread.interval_ns > MS && thread.until_sample <= 1);
     for (int i = 0; i < 1000; i++)
         look_up(0, key, NULL, now += 2000);
     thread.until_sample = 16383;
@@ -101,10 +152,12 @@ static void check_a_share_that_ends(void) {
     CHECK(usage_file.pacer[0].tat >= now + 5000 * (uint64_t)MS);
     pace = (struct vgpu_pace){.moves = true};
     vgpu_turn_await(turn, &place);
-    CHECK(usage_file.pacer[0].tat <= vgpu_now_ns() + 100 * MS); /* at all of the card it is as far ahead as what it will use */
+    /* at all of the card it is as far ahead as what it will use */
+    CHECK(usage_file.pacer[0].tat <= vgpu_now_ns() + 100 * MS);
     pace = (struct vgpu_pace){.percent = 2};
     now = vgpu_now_ns();
-    CHECK(vgpu_turn_reserve(0, 0, &pace, now).start <= now + 5000 * (uint64_t)MS); /* and nothing has added up when it gives way again */
+    /* and nothing has added up when it gives way again */
+    CHECK(vgpu_turn_reserve(0, 0, &pace, now).start <= now + 5000 * (uint64_t)MS);
 }
 
 static void check_pacing_begins(void) {
@@ -114,7 +167,8 @@ static void check_pacing_begins(void) {
     pace.percent = 30;
     vgpu_prepaid.left = 0; /* time to look up */
     CHECK(launch(key).limit == 30);
-    CHECK(usage_file.pacer[0].tat > 0 && vgpu_prepaid.left_ns <= BATCH_NS); /* what was only counted is not spent as if it were paid */
+    /* what was only counted is not spent as if it were paid */
+    CHECK(usage_file.pacer[0].tat > 0 && vgpu_prepaid.left_ns <= BATCH_NS);
     begin(0);
     CHECK(launch(key).limit == 0 && vgpu_prepaid.left_ns > BATCH_NS);
     pace.percent = 30;

@@ -1,12 +1,12 @@
 /* Arithmetic of the pacer without a card: prints nothing and ends with 0, or names the check that failed. */
 
-#include "pacer/bounds.h"
 #include "check.h"
+#include "pacer/bounds.h"
+#include "pacer/busy_intervals.h"
 #include "pacer/costs.h"
 #include "pacer/launch_sources.h"
-#include "region/gcra.h"
-#include "pacer/busy_intervals.h"
 #include "pacer/samples.h"
+#include "region/gcra.h"
 
 #define MS 1000000u
 
@@ -64,7 +64,8 @@ static void check_neighbours(void) {
         vgpu_cost_learn(varied, 80000 + (uint64_t)(i * 29 % 32) * 1290, VGPU_SHARING, false);
     CHECK(varied->mean_ns > 97000 && varied->mean_ns < 103000);
     struct vgpu_cost *two = vgpu_cost_of(1ull << 43);
-    for (int i = 0; i < 32; i++) /* long and short in turn by itself: a neighbour later on does not make the long ones suspect */
+    /* long and short in turn by itself: a neighbour later on does not make the long ones suspect */
+    for (int i = 0; i < 32; i++)
         vgpu_cost_learn(two, i % 2 ? 10 * MS : 10000, VGPU_ALONE, false);
     for (int i = 0; i < 64; i++)
         vgpu_cost_learn(two, i % 2 ? 10 * MS : 10000, VGPU_SHARING, false);
@@ -79,7 +80,8 @@ static void check_unions(void) {
     CHECK(vgpu_spans_add(&spans, 300, 400) == 100);
     CHECK(vgpu_spans_add(&spans, 310, 320) == 0);
     CHECK(vgpu_spans_add(&spans, 240, 310) == 50 && spans.count == 1); /* fills the hole */
-    CHECK(vgpu_spans_add(&spans, 50, 500) == 150 && spans.count == 1 && spans.at[0].begin == 50 && spans.at[0].end == 500);
+    CHECK(vgpu_spans_add(&spans, 50, 500) == 150 && spans.count == 1 && spans.at[0].begin == 50 &&
+          spans.at[0].end == 500);
     for (uint64_t i = 0; i < 100; i++) /* more than there is room for: the newest stay */
         CHECK(vgpu_spans_add(&spans, 1000 + 20 * i, 1010 + 20 * i) == 10);
     CHECK(spans.count == VGPU_SPANS && spans.at[VGPU_SPANS - 1].end == 1010 + 20 * 99);
@@ -170,26 +172,33 @@ static void check_chance(void) {
     CHECK(chosen > 9000 && chosen < 11000);
 }
 
-/* The host was away while a launch was measured: it took between `least` and `most`. Has it to pay something else than what it has paid? */
+/* The host was away while a launch was measured: it took between `least` and `most`. Has it to pay something else than
+ * what it has paid? */
 static bool refuted(enum vgpu_sample_kind kind, uint64_t paid, uint64_t least, uint64_t most) {
     const struct vgpu_sample sample = {.kind = kind, .reserved_ns = paid};
-    const struct vgpu_measure measure = {.begin_ns = MS, .end_ns = MS + most, .least_ns = least, .most_ns = most, .spoilt = true};
+    const struct vgpu_measure measure = {
+        .begin_ns = MS, .end_ns = MS + most, .least_ns = least, .most_ns = most, .spoilt = true};
     return vgpu_measure_refutes(&measure, &sample);
 }
 
 static void check_spoilt(void) {
-    CHECK(refuted(VGPU_SAMPLE_SETTLES, 5 * MS, 0, 20000));           /* 10 us that were paid as the mean of themselves and of 10 ms */
+    /* 10 us that were paid as the mean of themselves and of 10 ms */
+    CHECK(refuted(VGPU_SAMPLE_SETTLES, 5 * MS, 0, 20000));
     CHECK(refuted(VGPU_SAMPLE_SETTLES, 5 * MS, 8 * MS, 10 * MS));
-    CHECK(refuted(VGPU_SAMPLE_SETTLES, 50000, 8 * MS, 10 * MS));     /* long ones of which nothing is known */
+    CHECK(refuted(VGPU_SAMPLE_SETTLES, 50000, 8 * MS, 10 * MS)); /* long ones of which nothing is known */
     CHECK(!refuted(VGPU_SAMPLE_SETTLES, 9 * MS, 8 * MS, 10 * MS));
     CHECK(!refuted(VGPU_SAMPLE_SETTLES, 50000, 10000, 40000));
     CHECK(!refuted(VGPU_SAMPLE_LEARNS, 5 * MS, 0, 20000));
 }
 
-/* A launch whose call was back after `away`; its events happened at `fired` and `whole` later, in ns since the launch. */
+/* A launch whose call was back after `away`; its events happened at `fired` and `whole` later, in ns since the launch.
+ */
 static struct vgpu_measure bounds(uint64_t paid, uint64_t apart, uint64_t away, int64_t fired, uint64_t whole) {
     const uint64_t launched = 1000 * MS;
-    const struct vgpu_sample sample = {.kind = VGPU_SAMPLE_SETTLES, .reserved_ns = paid, .apart_ns = apart, .launched_ns = launched,
+    const struct vgpu_sample sample = {.kind = VGPU_SAMPLE_SETTLES,
+                                       .reserved_ns = paid,
+                                       .apart_ns = apart,
+                                       .launched_ns = launched,
                                        .returned_ns = launched + away};
     struct vgpu_measure measure = {0};
     vgpu_measure_bounds(&sample, (double)launched + (double)fired, (double)whole, &measure);
@@ -204,7 +213,8 @@ static bool pays_otherwise(const struct vgpu_measure *measure, uint64_t paid) {
 
 static void check_bounds(void) {
     struct vgpu_measure seen = bounds(2 * MS, MS, 3000, 1000, 2 * MS);
-    CHECK(!seen.spoilt && seen.end_ns - seen.begin_ns == 2 * MS && seen.least_ns == 2 * MS - 2000 && seen.most_ns == 2 * MS);
+    CHECK(!seen.spoilt && seen.end_ns - seen.begin_ns == 2 * MS && seen.least_ns == 2 * MS - 2000 &&
+          seen.most_ns == 2 * MS);
     seen = bounds(10000, 10000, 3000, -1000, 4000); /* over before the second event: half of it */
     CHECK(!seen.spoilt && seen.end_ns - seen.begin_ns == 1500 && seen.most_ns == 3000);
     seen = bounds(10000, 1000, 3000, -1000, 4000);
@@ -214,10 +224,11 @@ static void check_bounds(void) {
     CHECK(seen.spoilt && seen.most_ns == 5 * MS && !pays_otherwise(&seen, 4 * MS));
     seen = bounds(4 * MS, 10000, 5 * MS, 0, 5 * MS);
     CHECK(seen.spoilt && seen.most_ns == 5 * MS && !pays_otherwise(&seen, 4 * MS));
-    CHECK(seen.end_ns - seen.begin_ns == 5 * MS); /* of which nothing is known pays all of it */
+    CHECK(seen.end_ns - seen.begin_ns == 5 * MS);    /* of which nothing is known pays all of it */
     seen = bounds(6 * MS, 10000, 5 * MS, 0, 5 * MS); /* paid too much, and gets no more back than is sure */
     CHECK(pays_otherwise(&seen, 6 * MS) && seen.end_ns - seen.begin_ns == 5 * MS);
-    /* on the card for 10 ms at most, and for the last 8 ms surely: whoever paid 5 pays what is possible, whoever paid 9 has paid enough */
+    /* on the card for 10 ms at most, and for the last 8 ms surely: whoever paid 5 pays what is possible, whoever paid 9
+     * has paid enough */
     seen = bounds(5 * MS, 100 * MS, 2 * MS, 0, 10 * MS);
     CHECK(seen.spoilt && seen.least_ns == 8 * MS && seen.most_ns == 10 * MS && pays_otherwise(&seen, 5 * MS));
     CHECK(seen.end_ns == 1010 * MS && seen.end_ns - seen.begin_ns == 10 * MS);
@@ -234,17 +245,24 @@ static void check_bounds(void) {
 /* CUDA_LAUNCH_BLOCKING=1: each launch is measured by its call, so that one that grows longer is noticed. */
 static void check_blocking(void) {
     const uint64_t launched = 1000 * MS;
-    struct vgpu_sample sample = {.kind = VGPU_SAMPLE_SETTLES, .reserved_ns = 10000, .apart_ns = MS, .launched_ns = launched,
-                                 .returned_ns = launched + 10 * MS, .blocks = true};
+    struct vgpu_sample sample = {.kind = VGPU_SAMPLE_SETTLES,
+                                 .reserved_ns = 10000,
+                                 .apart_ns = MS,
+                                 .launched_ns = launched,
+                                 .returned_ns = launched + 10 * MS,
+                                 .blocks = true};
     struct vgpu_measure measure = {0};
-    vgpu_measure_bounds(&sample, (double)launched - 1000, 10 * MS + 2500, &measure); /* the second event comes right behind the call */
+    /* the second event comes right behind the call */
+    vgpu_measure_bounds(&sample, (double)launched - 1000, 10 * MS + 2500, &measure);
     CHECK(!measure.spoilt && measure.end_ns - measure.begin_ns == 10 * MS && vgpu_measure_teaches(&measure));
-    vgpu_measure_bounds(&sample, (double)launched - 1000, 15 * MS, &measure); /* the host was away in between: bounds are all there is */
+    /* the host was away in between: bounds are all there is */
+    vgpu_measure_bounds(&sample, (double)launched - 1000, 15 * MS, &measure);
     CHECK(measure.spoilt && !vgpu_measure_teaches(&measure));
     sample.returned_ns = launched + 3000; /* it did not block after all */
     vgpu_measure_bounds(&sample, (double)launched + 1000, 10 * MS, &measure);
     CHECK(!measure.spoilt && measure.end_ns - measure.begin_ns == 10 * MS && measure.least_ns == 10 * MS - 2000);
-    sample.returned_ns = launched + 5000; /* nor of a short one does the call say more than the events do: it may have been set too late */
+    /* nor of a short one does the call say more than the events do: it may have been set too late */
+    sample.returned_ns = launched + 5000;
     vgpu_measure_bounds(&sample, (double)launched + 1000, 7000, &measure);
     CHECK(!measure.spoilt && measure.end_ns - measure.begin_ns == 7000);
     sample.blocks = false;

@@ -1,17 +1,18 @@
-/* The charge of a pool against a driver that is played here, step by step: prints nothing and ends with 0, or names the check that failed. */
+/* The charge of a pool against a driver that is played here, step by step: prints nothing and ends with 0, or names the
+ * check that failed. */
 
-#include "reserves/capture.h"
 #include "check.h"
+#include "reserves/capture.h"
 #include "reserves/pools.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define POOL ((CUmemoryPool)16)
 #define MANAGED ((CUmemoryPool)48) /* which the program has not made: a device's own */
 
-static uint64_t reserved, used;    /* of the only pool */
-static uint64_t charged, limit;    /* of the only card */
+static uint64_t reserved, used; /* of the only pool */
+static uint64_t charged, limit; /* of the only card */
 static struct vgpu_pool *pool;
-static bool destroyed;             /* nobody may ask about it any more */
+static bool destroyed; /* nobody may ask about it any more */
 
 _Atomic(void *) vgpu_driver_entries[VGPU_ENTRY_COUNT];
 atomic_int vgpu_open_captures;
@@ -185,7 +186,8 @@ static void check_records_are_used_again(void) {
     vgpu_pool_went(vgpu_pool_going(other), true);
 }
 
-/* While the program destroys a pool, the driver is asked nothing about it; when it has refused that, all is as before. */
+/* While the program destroys a pool, the driver is asked nothing about it; when it has refused that, all is as before.
+ */
 static void check_who_destroys_a_pool_is_the_only_one_to_ask_about_it(void) {
     for (unsigned refused = 2; refused-- > 0;) {
         uint64_t growth = begin(64 * MIB);
@@ -206,7 +208,8 @@ static void check_who_destroys_a_pool_is_the_only_one_to_ask_about_it(void) {
     destroyed = false;
 }
 
-/* The driver gives its handle to another pool before anybody has said that it is gone: what it held unused is on the card no more. */
+/* The driver gives its handle to another pool before anybody has said that it is gone: what it held unused is on the
+ * card no more. */
 static void check_a_handle_that_comes_back(void) {
     vgpu_pool_made(POOL, 0, false);
     CHECK(vgpu_pool_of(POOL, NULL, &pool));

@@ -1,11 +1,12 @@
-/* Waits for events that are put in streams, and green contexts that go, against a driver that is played here: prints nothing and ends with 0, or names the check that failed. */
+/* Waits for events that are put in streams, and green contexts that go, against a driver that is played here: prints
+ * nothing and ends with 0, or names the check that failed. */
 #define _GNU_SOURCE
 #include "check.h"
 #include "pacer/inspect.h"
-#include "streams_driver.h"
 #include "pacer/samples.h"
-#include "tier/tier.h"
+#include "streams_driver.h"
 #include "tier/move.h"
+#include "tier/tier.h"
 
 #define GREEN ((CUgreenCtx)(uintptr_t)0x77)
 #define EVENT ((CUevent)(uintptr_t)0x88)
@@ -133,21 +134,18 @@ static void check_green_contexts_leave_their_memory(void) {
         going = destroyed = went_to_primary = went_for_good = stayed = 0;
         primary_stays = kind != 1;
         busy[0] = kind == 2; /* the driver refuses */
-        CHECK(cuGreenCtxDestroy(GREEN) == (kind == 2 ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS) && going == 1 && retained == 0);
+        CHECK(cuGreenCtxDestroy(GREEN) == (kind == 2 ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS) && going == 1 &&
+              retained == 0);
         CHECK(went_to_primary == (kind == 0) && went_for_good == (kind == 1) && stayed == (kind == 2));
     }
 }
 
 static CUresult call(int which) {
     switch (which) {
-    case 0:
-        return cuStreamWaitEvent(NULL, EVENT, 0);
-    case 1:
-        return cuStreamWaitEvent_ptsz(NULL, EVENT, 0);
-    case 2:
-        return cuCtxWaitEvent(CONTEXT(1), EVENT);
-    default:
-        return cuGreenCtxWaitEvent(GREEN, EVENT);
+    case 0: return cuStreamWaitEvent(NULL, EVENT, 0);
+    case 1: return cuStreamWaitEvent_ptsz(NULL, EVENT, 0);
+    case 2: return cuCtxWaitEvent(CONTEXT(1), EVENT);
+    default: return cuGreenCtxWaitEvent(GREEN, EVENT);
     }
 }
 

@@ -1,5 +1,5 @@
-/* The driver of the unit tests of streams, which is played, and what the gate and the streams need besides: contexts, streams and events, of which the checks say
- * what has not finished. */
+/* The driver of the unit tests of streams, which is played, and what the gate and the streams need besides: contexts,
+ * streams and events, of which the checks say what has not finished. */
 #ifndef VGPU_TESTS_STREAMS_DRIVER_H
 #define VGPU_TESTS_STREAMS_DRIVER_H
 #include <pthread.h>
@@ -7,12 +7,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "reserves/capture.h"
-#include "ledger/charge.h"
+#include "base/log.h"
 #include "check.h"
 #include "gate/gate.h"
-#include "base/log.h"
 #include "gate/streams.h"
+#include "ledger/charge.h"
+#include "reserves/capture.h"
 
 #define CONTEXT(i) ((CUcontext)(uintptr_t)(0x1000 * (i)))
 #define STREAM(i) ((CUstream)(uintptr_t)(0x100000 + 0x100 * (i)))
@@ -110,7 +110,8 @@ static CUresult is_capturing(CUstream stream, CUstreamCaptureStatus *status) {
 }
 
 static CUresult query(CUstream stream) {
-    CHECK(depth && (!vgpu_open_captures || (strictness == CU_STREAM_CAPTURE_MODE_RELAXED && stream != captured))); /* else one breaks */
+    /* else one breaks */
+    CHECK(depth && (!vgpu_open_captures || (strictness == CU_STREAM_CAPTURE_MODE_RELAXED && stream != captured)));
     if (stays) {
         pthread_barrier_wait(&steps);
         pthread_barrier_wait(&steps);

@@ -1,4 +1,5 @@
-/* Streams that go, contexts that go, and captures beside them: prints nothing and ends with 0, or names the check that failed. */
+/* Streams that go, contexts that go, and captures beside them: prints nothing and ends with 0, or names the check that
+ * failed. */
 #define _GNU_SOURCE
 #include "gate/streams.h"
 
@@ -89,7 +90,8 @@ static void check_a_thread_turns_away_from_a_context_that_stayed(void) {
     CHECK(!vgpu_streams_idle() && warnings == 1);
 }
 
-/* A query in an ordinary mode breaks what another thread captures, and any query what is captured in that very stream. */
+/* A query in an ordinary mode breaks what another thread captures, and any query what is captured in that very stream.
+ */
 static void check_captures_are_not_broken(void) {
     for (int own = 0; own < 2; own++) {
         begin();

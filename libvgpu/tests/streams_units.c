@@ -1,5 +1,5 @@
-/* Which streams are asked whether they have finished, against a driver that is played here: prints nothing and ends with 0, or names the check that
- * failed. */
+/* Which streams are asked whether they have finished, against a driver that is played here: prints nothing and ends
+ * with 0, or names the check that failed. */
 #define _GNU_SOURCE
 #include "gate/streams.h"
 

@@ -1,12 +1,12 @@
-/* The table of blocks against a driver that is played here, and what the machine can spare: prints nothing and ends with 0, or names the check that
- * failed. */
+/* The table of blocks against a driver that is played here, and what the machine can spare: prints nothing and ends
+ * with 0, or names the check that failed. */
 #include <pthread.h>
 #include <string.h>
 
-#include "ledger/attach.h"
-#include "reserves/capture.h"
 #include "check.h"
+#include "ledger/attach.h"
 #include "ledger/local.h"
+#include "reserves/capture.h"
 #include "tier/blocks.h"
 #include "tier/memory.h"
 
@@ -56,7 +56,8 @@ void vgpu_count_kind(unsigned card, enum vgpu_kind kind, int64_t bytes) {
     (void)card, (void)kind, (void)bytes;
 }
 
-static CUresult address_reserve(CUdeviceptr *address, size_t bytes, size_t alignment, CUdeviceptr wish, unsigned long long flags) {
+static CUresult address_reserve(CUdeviceptr *address, size_t bytes, size_t alignment, CUdeviceptr wish,
+                                unsigned long long flags) {
     CHECK(alignment == 2 * MIB && !wish && !flags && bytes % (2 * MIB) == 0);
     if (bytes > most)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -72,7 +73,8 @@ static CUresult address_free(CUdeviceptr address, size_t bytes) {
 }
 
 static struct vgpu_tier_record block_of(CUdeviceptr base, uint64_t bytes, bool movable) {
-    return (struct vgpu_tier_record){.base = base, .asked = bytes - 100, .bytes = bytes, .card = 3, .handle = 1, .movable = movable};
+    return (struct vgpu_tier_record){
+        .base = base, .asked = bytes - 100, .bytes = bytes, .card = 3, .handle = 1, .movable = movable};
 }
 
 static void test_names(void) {
@@ -90,8 +92,10 @@ static void test_names(void) {
     CHECK(vgpu_tier_moment() > vgpu_tier_record(b)->buffer_id);
     CHECK(vgpu_tier_find(one) == a && vgpu_tier_find(one + 4 * MIB - 1) == a && vgpu_tier_find(two) == b);
     CHECK(vgpu_tier_find(one - 1) == VGPU_TIER_NONE && vgpu_tier_find(two + 2 * MIB) == VGPU_TIER_NONE);
-    CHECK(vgpu_tier_find(0) == VGPU_TIER_NONE && vgpu_tier_find(UINT64_MAX) == VGPU_TIER_NONE && vgpu_tier_find(UINT64_C(1) << 49) == VGPU_TIER_NONE);
-    CHECK(vgpu_tier_around(two + 5) == b && vgpu_tier_next(0) == a && vgpu_tier_next(a + 1) == b && vgpu_tier_next(b + 1) == VGPU_TIER_NONE);
+    CHECK(vgpu_tier_find(0) == VGPU_TIER_NONE && vgpu_tier_find(UINT64_MAX) == VGPU_TIER_NONE &&
+          vgpu_tier_find(UINT64_C(1) << 49) == VGPU_TIER_NONE);
+    CHECK(vgpu_tier_around(two + 5) == b && vgpu_tier_next(0) == a && vgpu_tier_next(a + 1) == b &&
+          vgpu_tier_next(b + 1) == VGPU_TIER_NONE);
 
     struct vgpu_tier_card *card = vgpu_tier_card(3);
     CHECK(card && !vgpu_tier_card(0) && !vgpu_tier_card(VGPU_MAX_CARDS) && card->policy.movable == 1);
@@ -125,7 +129,8 @@ static void test_pinned_blocks(void) {
     CHECK(vgpu_tier_around(small.base) == VGPU_TIER_NONE && vgpu_tier_around(neighbour.base) == b);
     static uint32_t numbers[500];
     for (unsigned i = 0; i < 500; i++) { /* in no order of addresses, with gaps of 16 bytes */
-        struct vgpu_tier_record one = {.base = 0x6600000000 + (i * 7919 % 500) * 4096, .asked = 4080, .bytes = 4080, .pinned = true};
+        struct vgpu_tier_record one = {
+            .base = 0x6600000000 + (i * 7919 % 500) * 4096, .asked = 4080, .bytes = 4080, .pinned = true};
         numbers[i] = vgpu_tier_enter(&one);
     }
     for (unsigned i = 0; i < 500; i += 2)
@@ -133,7 +138,8 @@ static void test_pinned_blocks(void) {
     for (unsigned i = 0; i < 500; i++) {
         const CUdeviceptr base = 0x6600000000 + (i * 7919 % 500) * 4096;
         const uint32_t wanted = i % 2 ? numbers[i] : VGPU_TIER_NONE;
-        CHECK(vgpu_tier_around(base) == wanted && vgpu_tier_around(base + 4079) == wanted && vgpu_tier_around(base + 4080) == VGPU_TIER_NONE);
+        CHECK(vgpu_tier_around(base) == wanted && vgpu_tier_around(base + 4079) == wanted &&
+              vgpu_tier_around(base + 4080) == VGPU_TIER_NONE);
     }
     for (unsigned i = 1; i < 500; i += 2)
         vgpu_tier_leave(numbers[i]);
@@ -184,7 +190,8 @@ static void test_gaps(void) {
         bases[at] = vgpu_tier_reserve(sizes[at]);
         CHECK(bases[at]);
         for (unsigned other = 0; other < BLOCKS && round % 16 == 0; other++)
-            CHECK(other == at || !bases[other] || bases[other] + sizes[other] <= bases[at] || bases[at] + sizes[at] <= bases[other]);
+            CHECK(other == at || !bases[other] || bases[other] + sizes[other] <= bases[at] ||
+                  bases[at] + sizes[at] <= bases[other]);
     }
     vgpu_tier_unlock();
 }
@@ -299,8 +306,10 @@ static void test_what_the_machine_spares(void) {
     const char *huge = "MemTotal:     1073741824 kB\nMemAvailable:    8388608 kB\n"; /* at most 4 GiB */
     CHECK(vgpu_meminfo_spares(huge, 4 * GIB) && !vgpu_meminfo_spares(huge, 4 * GIB + 1));
     CHECK(!vgpu_meminfo_spares("MemTotal: 1048576 kB\nMemAvailable: 1000 kB\n", 1));
-    CHECK(vgpu_meminfo_spares("", UINT64_MAX) && vgpu_meminfo_spares("MemTotal: 1 kB\n", UINT64_MAX)); /* nobody knows */
-    CHECK(vgpu_tier_rounded(1) == 2 * MIB && vgpu_tier_rounded(2 * MIB) == 2 * MIB && vgpu_tier_rounded(UINT64_MAX) == 0);
+    /* nobody knows */
+    CHECK(vgpu_meminfo_spares("", UINT64_MAX) && vgpu_meminfo_spares("MemTotal: 1 kB\n", UINT64_MAX));
+    CHECK(vgpu_tier_rounded(1) == 2 * MIB && vgpu_tier_rounded(2 * MIB) == 2 * MIB &&
+          vgpu_tier_rounded(UINT64_MAX) == 0);
 }
 
 int main(void) {

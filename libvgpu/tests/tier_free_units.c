@@ -1,16 +1,16 @@
-/* How blocks end beside contexts that other threads destroy, against a driver that is played here: prints nothing and ends with 0, or names the check
- * that failed. */
+/* How blocks end beside contexts that other threads destroy, against a driver that is played here: prints nothing and
+ * ends with 0, or names the check that failed. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
 
-#include "reserves/capture.h"
-#include "check.h"
 #include "base/clock.h"
-#include "tier/blocks.h"
-#include "ledger/local.h"
 #include "base/log.h"
+#include "check.h"
+#include "ledger/local.h"
+#include "reserves/capture.h"
+#include "tier/blocks.h"
 #include "tier/tier.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -57,7 +57,7 @@ bool vgpu_place_of_stream(CUstream stream, struct vgpu_place *place) {
 
 static __thread CUcontext stack[4];
 static __thread int depth;
-static CUcontext dying; /* the driver destroys it: nobody may enter it */
+static CUcontext dying;                    /* the driver destroys it: nobody may enter it */
 static atomic_bool event_busy, third_busy; /* those of context 3 */
 static atomic_int queries;
 static unsigned long long newer; /* streams: handles have been given again */
@@ -143,7 +143,8 @@ static CUresult free_host(void *memory) {
     return CUDA_SUCCESS;
 }
 
-static CUresult reserve(CUdeviceptr *address, size_t bytes, size_t alignment, CUdeviceptr wish, unsigned long long flags) {
+static CUresult reserve(CUdeviceptr *address, size_t bytes, size_t alignment, CUdeviceptr wish,
+                        unsigned long long flags) {
     static CUdeviceptr next = 0x7f0012200000;
     (void)alignment, (void)wish, (void)flags;
     *address = next;
@@ -186,7 +187,8 @@ static void begin(void) {
 }
 
 static CUdeviceptr make(int context, bool pinned) {
-    struct vgpu_tier_record record = {.asked = 2 * MIB, .bytes = 2 * MIB, .context = CONTEXT(context), .handle = 7, .pinned = pinned};
+    struct vgpu_tier_record record = {
+        .asked = 2 * MIB, .bytes = 2 * MIB, .context = CONTEXT(context), .handle = 7, .pinned = pinned};
     vgpu_tier_lock();
     record.base = vgpu_tier_reserve(record.bytes);
     if (pinned) {
@@ -231,7 +233,7 @@ static void check_a_block_that_leaves_is_not_asked_for_where_a_context_goes(void
         went(1, gone, moment);
         CHECK(given_back == (gone ? 4 * MIB : 0) && vgpu_tier_collect() == !gone && given_back == 4 * MIB);
         CHECK(pinned ? freed == !(gone && of_block == 1) : unmapped == 1); /* pinned memory went with its context */
-        CHECK(events == (gone && of_stream == 1)); /* so did the event */
+        CHECK(events == (gone && of_stream == 1));                         /* so did the event */
         CHECK(!vgpu_tier_collect());
     }
 }
@@ -307,7 +309,8 @@ static void check_a_context_that_is_waited_for_does_not_go(void) {
     CHECK(given_back == 4 * MIB && freed == 1);
 }
 
-/* Memory that was made in a green context is the primary context's (3 here), and what leaves in the order of its streams leaves before it goes. */
+/* Memory that was made in a green context is the primary context's (3 here), and what leaves in the order of its
+ * streams leaves before it goes. */
 static void check_memory_outlives_a_green_context(void) {
     for (int kind = 0; kind < 3; kind++) {
         const bool gone = kind > 0, finished = kind < 2; /* else it is waited for in the heir */
@@ -354,7 +357,8 @@ static bool awaits(struct vgpu_tier_patience *patience, atomic_bool *busy) {
     return ended;
 }
 
-/* Memory that had been freed when it was asked for is worth waiting for; what others free and allocate meanwhile is not. */
+/* Memory that had been freed when it was asked for is worth waiting for; what others free and allocate meanwhile is
+ * not. */
 static void check_who_needs_memory_waits_for_what_was_freed(void) {
     begin();
     struct vgpu_tier_patience patience = vgpu_tier_patience();
@@ -396,7 +400,8 @@ static void check_a_stream_has_its_own_memory_again(void) {
     CHECK(!take_back(&again, 2 * MIB, 1)); /* another stream under its handle */
     newer = 0;
     CHECK(take_back(&again, 2 * MIB, 1) && again == block && events == 0 && !given_back);
-    CHECK(vgpu_tier_record(vgpu_tier_find(block))->buffer_id > before && !vgpu_tier_record(vgpu_tier_find(block))->leaving);
+    CHECK(vgpu_tier_record(vgpu_tier_find(block))->buffer_id > before &&
+          !vgpu_tier_record(vgpu_tier_find(block))->leaving);
     CHECK(!take_back(&again, 2 * MIB, 1));
     free_in_order(block, 1);
     vgpu_tier_hold(block); /* others see it */

@@ -1,5 +1,5 @@
-/* Which blocks the tier would move: known cases, and random programs whose every plan has to be possible. Prints nothing and ends with 0, or names
- * the check that failed. */
+/* Which blocks the tier would move: known cases, and random programs whose every plan has to be possible. Prints
+ * nothing and ends with 0, or names the check that failed. */
 #include <math.h>
 #include <string.h>
 
@@ -75,8 +75,8 @@ static void check_exchange(void) {
     }
 }
 
-/* A sweep over twice as much as fits costs no more than if nothing moved, also where each block is used some times before the next one; where it
- * is used so often that moves pay, less. Plain sweeps move nothing at all. */
+/* A sweep over twice as much as fits costs no more than if nothing moved, also where each block is used some times
+ * before the next one; where it is used so often that moves pay, less. Plain sweeps move nothing at all. */
 static void check_sweeps(void) {
     enum { COUNT = 24, ROUNDS = 40 };
     for (unsigned times = 1; times < 150; times = times * 3 / 2 + 1) {
@@ -132,7 +132,8 @@ static void check_room(void) {
     CHECK(!vgpu_tier_plan(&tier, 100, PLENTY, &plan)); /* touched once: nobody knows */
     touch(hot, 20);
     CHECK(!vgpu_tier_plan(&tier, 9, PLENTY, &plan));
-    CHECK(vgpu_tier_plan(&tier, 10, PLENTY, &plan) && plan.ups == 1 && plan.up[0] == hot && plan.downs == 0 && plan.bytes == 10);
+    CHECK(vgpu_tier_plan(&tier, 10, PLENTY, &plan) && plan.ups == 1 && plan.up[0] == hot && plan.downs == 0 &&
+          plan.bytes == 10);
     follow();
     CHECK(!vgpu_tier_plan(&tier, 100, PLENTY, &plan));
 }
@@ -151,7 +152,8 @@ static void check_sizes(void) {
     for (unsigned i = 0; i < 26; i++)
         vgpu_tier_launch(&tier, small, SMALL);
     /* none of the small ones would pay for the large one's move */
-    CHECK(vgpu_tier_plan(&tier, 0, PLENTY, &plan) && plan.downs == 1 && plan.down[0] == large && plan.ups == SMALL && plan.bytes == 2 * SMALL);
+    CHECK(vgpu_tier_plan(&tier, 0, PLENTY, &plan) && plan.downs == 1 && plan.down[0] == large && plan.ups == SMALL &&
+          plan.bytes == 2 * SMALL);
     CHECK(vgpu_tier_plan(&tier, 0, SMALL + 3, &plan) && plan.downs == 1 && plan.ups == 3 && plan.bytes == SMALL + 3);
     follow();
     for (uint32_t i = 0; i < plan.ups; i++)
@@ -168,20 +170,24 @@ static void check_sizes(void) {
         touch(used, 1);
     }
     CHECK(!vgpu_tier_plan(&tier, 0, PLENTY, &plan)); /* both are not enough */
-    CHECK(vgpu_tier_plan(&tier, 1, PLENTY, &plan) && plan.ups == 1 && plan.up[0] == huge && plan.downs == 2 && plan.bytes == 7);
-    CHECK(vgpu_tier_plan(&tier, 2, PLENTY, &plan) && plan.downs == 1 && plan.down[0] == used); /* what is idle need not go, too */
+    CHECK(vgpu_tier_plan(&tier, 1, PLENTY, &plan) && plan.ups == 1 && plan.up[0] == huge && plan.downs == 2 &&
+          plan.bytes == 7);
+    /* what is idle need not go, too */
+    CHECK(vgpu_tier_plan(&tier, 2, PLENTY, &plan) && plan.downs == 1 && plan.down[0] == used);
     CHECK(vgpu_tier_plan(&tier, 3, PLENTY, &plan) && plan.downs == 1 && plan.down[0] == idle);
     CHECK(!vgpu_tier_plan(&tier, 1, 6, &plan) && !vgpu_tier_plan(&tier, 0, 3, &plan));
 }
 
 static void check_giving_way(void) {
     start();
-    const uint32_t large = on_device(100), hot = on_device(5), other = on_device(5), host = in_host(5), all[3] = {large, hot, other};
+    const uint32_t large = on_device(100), hot = on_device(5), other = on_device(5), host = in_host(5),
+                   all[3] = {large, hot, other};
     for (unsigned i = 0; i < 20; i++)
         vgpu_tier_launch(&tier, all, 3);
     touch(hot, 50);
     touch(host, 1);
-    CHECK(vgpu_tier_plan(&tier, -1, PLENTY, &plan) && plan.ups == 0 && plan.downs == 1 && plan.down[0] == other && plan.bytes == 5);
+    CHECK(vgpu_tier_plan(&tier, -1, PLENTY, &plan) && plan.ups == 0 && plan.downs == 1 && plan.down[0] == other &&
+          plan.bytes == 5);
     CHECK(vgpu_tier_plan(&tier, -5, 1, &plan) && plan.downs == 1 && plan.down[0] == other); /* one at least */
     CHECK(vgpu_tier_plan(&tier, -105, 5, &plan) && plan.downs == 1);
     CHECK(vgpu_tier_plan(&tier, -101, PLENTY, &plan) && plan.bytes >= 101 && plan.downs == 2);
@@ -236,7 +242,8 @@ static void check_new_phase(void) {
     }
 }
 
-/* Blocks that are used for a while and rest, again and again: at the end of each while they are on the device, also when the first one was short. */
+/* Blocks that are used for a while and rest, again and again: at the end of each while they are on the device, also
+ * when the first one was short. */
 static void check_visits(void) {
     enum { GROUP = 8, VISIT = 800 };
     start();
@@ -250,7 +257,8 @@ static void check_visits(void) {
         const double length = (double)(block->last - block->since), span = (tier.sum - block->birth) / tier.weight;
         CHECK(block->touches == (i < 40 ? i + 2 : i) && (length == 2.0 * (i - 1)) == (i >= 40));
         CHECK(i < 40 || fabs(block->heat / tier.weight / span - 0.5) < 0.02);
-        CHECK(i != 40 || (block->longest == 0 && block->lately == 8 && fabs(block->squares * 39 / length / length - 2) < 0.01));
+        CHECK(i != 40 ||
+              (block->longest == 0 && block->lately == 8 && fabs(block->squares * 39 / length / length - 2) < 0.01));
     }
     start();
     for (unsigned i = 0; i < 3 * GROUP; i++)
@@ -289,7 +297,8 @@ static void check_billions(void) {
             CHECK(fabs(rate / (i < 4 ? 0.25 : 0.3167) - 1) < 0.15 && blocks[i].longest < 1000);
         }
         CHECK(blocks[7].touches > 100 && blocks[7].touches < 2000); /* old ones are forgotten */
-        CHECK(vgpu_tier_plan(&tier, 0, UINT64_MAX, &plan) && plan.ups == 1 && plan.down[0] == 7 && plan.bytes == 2ull << 40);
+        CHECK(vgpu_tier_plan(&tier, 0, UINT64_MAX, &plan) && plan.ups == 1 && plan.down[0] == 7 &&
+              plan.bytes == 2ull << 40);
     }
 }
 

@@ -1,12 +1,12 @@
-/* What is noted of launches and graphs, against a driver and a table of blocks that are played here: prints nothing and ends with 0, or names the check
- * that failed. */
+/* What is noted of launches and graphs, against a driver and a table of blocks that are played here: prints nothing and
+ * ends with 0, or names the check that failed. */
 #define _GNU_SOURCE
 #include "tier/touched.h"
 
 #include <string.h>
 
-#include "ledger/charge.h"
 #include "check.h"
+#include "ledger/charge.h"
 #include "tier/graph_touches.h"
 #include "tier/parameters.h"
 #include "tier/tier.h"
@@ -65,13 +65,15 @@ static void make_blocks(void) {
     for (unsigned i = 0; i < 2; i++)
         vgpu_tier_begin(&cards[i].policy, entries[i], BLOCKS);
     for (uint32_t i = 0; i < BLOCKS; i++) {
-        records[i] = (struct vgpu_tier_record){.base = BASE(i), .bytes = VGPU_TIER_GRANULE, .card = i > 5, .movable = true};
+        records[i] =
+            (struct vgpu_tier_record){.base = BASE(i), .bytes = VGPU_TIER_GRANULE, .card = i > 5, .movable = true};
         records[i].entry = vgpu_tier_add(&cards[i > 5].policy, VGPU_TIER_GRANULE, false, false);
         leaf[i + 1] = ~i;
     }
 }
 
-/* The driver: function 0 has three parameters, of 8, 4 and 24 bytes; function 1 none; 2 is a kernel's handle with one. */
+/* The driver: function 0 has three parameters, of 8, 4 and 24 bytes; function 1 none; 2 is a kernel's handle with one.
+ */
 static int asked;
 
 static CUresult function_info(CUfunction function, size_t index, size_t *offset, size_t *size) {

@@ -7,7 +7,8 @@ int cuInit(unsigned flags);
 int cuCtxCreate_v2(void **context, unsigned flags, int device);
 int cuMemAlloc_v2(unsigned long long *pointer, size_t bytes);
 
-static void grab_by(int (*init)(unsigned), int (*create)(void **, unsigned, int), int (*allocate)(unsigned long long *, size_t)) {
+static void grab_by(int (*init)(unsigned), int (*create)(void **, unsigned, int),
+                    int (*allocate)(unsigned long long *, size_t)) {
     void *context;
     unsigned long long pointer;
     init(0);
@@ -23,7 +24,8 @@ void grab(void) {
 
 void look_up_and_grab(void) {
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-    grab_by((int (*)(unsigned))dlsym(driver, "cuInit"), (int (*)(void **, unsigned, int))dlsym(driver, "cuCtxCreate_v2"),
+    grab_by((int (*)(unsigned))dlsym(driver, "cuInit"),
+            (int (*)(void **, unsigned, int))dlsym(driver, "cuCtxCreate_v2"),
             (int (*)(unsigned long long *, size_t))dlsym(driver, "cuMemAlloc_v2"));
 }
 

@@ -1,10 +1,10 @@
 /* Takes as much of the first card as it can get, to the last byte.
  *
- *   grab [LIBCUDA]         prints "INIT CONTEXT BYTES": what cuInit and cuCtxCreate answered, and the bytes got; ends at end of input
- *   grab -d [LIBCUDA]      the same as a daemon: forks twice, closes every descriptor and stays, until the file /run/scratch/end exists
- *   grab -n [LIBCUDA]      such a daemon that has asked NVML before
- *   grab -c [LIBCUDA]      forks a child afterwards that stays until the same file exists
- *   grab -t [LIBCUDA]      the main thread leaves by pthread_exit; another one takes the memory
+ *   grab [LIBCUDA]         prints "INIT CONTEXT BYTES": what cuInit and cuCtxCreate answered, and the bytes got; ends
+ * at end of input grab -d [LIBCUDA]      the same as a daemon: forks twice, closes every descriptor and stays, until
+ * the file /run/scratch/end exists grab -n [LIBCUDA]      such a daemon that has asked NVML before grab -c [LIBCUDA]
+ * forks a child afterwards that stays until the same file exists grab -t [LIBCUDA]      the main thread leaves by
+ * pthread_exit; another one takes the memory
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,4 +1,5 @@
-/* A preloaded library with a dlsym of its own, as graphics overlays and tracers have: it asks the C library for the real one. */
+/* A preloaded library with a dlsym of its own, as graphics overlays and tracers have: it asks the C library for the
+ * real one. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 

@@ -1,11 +1,13 @@
-/* play TRACE CAPACITY LAUNCHES SEED MEMORY MIB WAIT NS: one trace of the bench as a program of the CUDA driver: blocks of MIB mebibytes, launches that
- * compute for NS nanoseconds and name the blocks that they touch, and a wait for the card after every WAIT launches (0: none).
+/* play TRACE CAPACITY LAUNCHES SEED MEMORY MIB WAIT NS: one trace of the bench as a program of the CUDA driver: blocks
+ * of MIB mebibytes, launches that compute for NS nanoseconds and name the blocks that they touch, and a wait for the
+ * card after every WAIT launches (0: none).
  *
- * CAPACITY is what the trace takes for the card's room. MEMORY: alloc, blocks of cuMemAlloc; or managed, of cuMemAllocManaged, with all of the card but
- * the room of CAPACITY blocks taken by something else. play ballast BYTES takes all of the card but so much, and ends with its input.
+ * CAPACITY is what the trace takes for the card's room. MEMORY: alloc, blocks of cuMemAlloc; or managed, of
+ * cuMemAllocManaged, with all of the card but the room of CAPACITY blocks taken by something else. play ballast BYTES
+ * takes all of the card but so much, and ends with its input.
  *
- * Prints "ready" with a context and waits for a line, then "allocated" with the blocks that the trace begins with, and waits for another one; at the end
- * the launches that it made and the nanoseconds that they took. */
+ * Prints "ready" with a context and waits for a line, then "allocated" with the blocks that the trace begins with, and
+ * waits for another one; at the end the launches that it made and the nanoseconds that they took. */
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <stdbool.h>
@@ -17,16 +19,19 @@
 #include "trace.h"
 
 #define PARAMETERS 16u /* the simulator looks at no more */
-#define NAMED "(.param .u64 a, .param .u64 b, .param .u64 c, .param .u64 d, .param .u64 e, .param .u64 f, .param .u64 g, .param .u64 h, " \
-              ".param .u64 i, .param .u64 j, .param .u64 k, .param .u64 l, .param .u64 m, .param .u64 n, .param .u64 o, .param .u64 p)"
+#define NAMED                                                                                                          \
+    "(.param .u64 a, .param .u64 b, .param .u64 c, .param .u64 d, .param .u64 e, .param .u64 f, .param .u64 g, "       \
+    ".param .u64 h, "                                                                                                  \
+    ".param .u64 i, .param .u64 j, .param .u64 k, .param .u64 l, .param .u64 m, .param .u64 n, .param .u64 o, .param " \
+    ".u64 p)"
 
-#define OK(call)                                                                      \
-    do {                                                                              \
-        const CUresult answer_ = (call);                                              \
-        if (answer_ != CUDA_SUCCESS) {                                                \
-            fprintf(stderr, "play: line %d: %s: %d\n", __LINE__, #call, (int)answer_); \
-            exit(1);                                                                  \
-        }                                                                             \
+#define OK(call)                                                                                                       \
+    do {                                                                                                               \
+        const CUresult answer_ = (call);                                                                               \
+        if (answer_ != CUDA_SUCCESS) {                                                                                 \
+            fprintf(stderr, "play: line %d: %s: %d\n", __LINE__, #call, (int)answer_);                                 \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
     } while (0)
 
 struct program {
@@ -96,7 +101,8 @@ static CUfunction kernel_of(const char *ns) {
     CUmodule module;
     CUfunction kernel;
     snprintf(name, sizeof name, "play_%sns", ns);
-    snprintf(image, sizeof image, ".version 8.0\n.target sm_70\n.address_size 64\n.visible .entry %s%s { ret; }\n", name, NAMED);
+    snprintf(image, sizeof image, ".version 8.0\n.target sm_70\n.address_size 64\n.visible .entry %s%s { ret; }\n",
+             name, NAMED);
     OK(cuModuleLoadData(&module, image));
     OK(cuModuleGetFunction(&kernel, module, name));
     return kernel;

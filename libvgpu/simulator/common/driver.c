@@ -12,23 +12,20 @@ static const struct sim_driver drivers[] = {
     {.id = "11.8", .cuda = 11080, .version = "520.61.05"},
 };
 
-const struct sim_driver *sim_driver_named(const char *id)
-{
+const struct sim_driver *sim_driver_named(const char *id) {
     for (size_t i = 0; i < sizeof drivers / sizeof *drivers; i++)
         if (strcmp(drivers[i].id, id) == 0)
             return &drivers[i];
     return NULL;
 }
 
-const struct sim_driver *sim_driver_of_spec(const char *spec)
-{
+const struct sim_driver *sim_driver_of_spec(const char *spec) {
     const char *suffix = strchr(spec, '@');
     return suffix ? sim_driver_named(suffix + 1) : &drivers[0];
 }
 
 /* The version can be asked before cuInit, so it is not only known from an opened state. */
-const struct sim_driver *sim_driver(void)
-{
+const struct sim_driver *sim_driver(void) {
     static const struct sim_driver *known;
     const struct sim_driver *found = __atomic_load_n(&known, __ATOMIC_RELAXED);
     if (found)
@@ -52,7 +49,6 @@ const struct sim_driver *sim_driver(void)
     return found;
 }
 
-const char *vgpu_sim_drivers(void)
-{
+const char *vgpu_sim_drivers(void) {
     return "13.0,12.4,11.8";
 }

@@ -1,12 +1,12 @@
-/* Errors on demand: the n-th call of an entry point answers a given code (vgpu_sim_inject_error). Calls of all processes count together. */
+/* Errors on demand: the n-th call of an entry point answers a given code (vgpu_sim_inject_error). Calls of all
+ * processes count together. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "common/state.h"
 
-int sim_fault(struct sim *sim, const char *entry)
-{
+int sim_fault(struct sim *sim, const char *entry) {
     for (int i = 0; i < SIM_FAULTS; i++) {
         struct sim_fault *fault = &sim->state->faults[i];
         if (atomic_load(&fault->remaining) <= 0 || strcmp(fault->entry, entry) != 0)
@@ -19,14 +19,12 @@ int sim_fault(struct sim *sim, const char *entry)
     return 0;
 }
 
-static void disarm(struct sim_state *state, struct sim_fault *fault)
-{
+static void disarm(struct sim_state *state, struct sim_fault *fault) {
     if (atomic_exchange(&fault->remaining, 0) > 0)
         atomic_fetch_sub(&state->faults_armed, 1);
 }
 
-static int arm(struct sim_state *state, const char *entry, uint64_t nth, int code)
-{
+static int arm(struct sim_state *state, const char *entry, uint64_t nth, int code) {
     struct sim_fault *unused = NULL;
     for (int i = 0; i < SIM_FAULTS; i++) {
         struct sim_fault *fault = &state->faults[i];
@@ -47,8 +45,7 @@ static int arm(struct sim_state *state, const char *entry, uint64_t nth, int cod
     return 0;
 }
 
-int vgpu_sim_inject_error(const char *dir, const char *entry, uint64_t nth, int code)
-{
+int vgpu_sim_inject_error(const char *dir, const char *entry, uint64_t nth, int code) {
     struct sim sim;
     if (strlen(entry) >= sizeof sim.state->faults[0].entry || nth > INT64_MAX || (nth && code <= 0))
         return -EINVAL;

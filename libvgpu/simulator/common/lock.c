@@ -1,8 +1,9 @@
 /* Spin locks between processes that survive the death of their holder at any instruction.
  *
- * A waiter that has seen the same acquisition for a while looks whether its holder still lives, by the lock on the holder's process file (valid
- * across pid namespaces) and, inside one pid namespace, by the thread itself (a fork may keep the file's lock alive). Everything that the locks
- * guard is either recounted by whoever takes over, or written so that a second run of the same steps gives the same result. */
+ * A waiter that has seen the same acquisition for a while looks whether its holder still lives, by the lock on the
+ * holder's process file (valid across pid namespaces) and, inside one pid namespace, by the thread itself (a fork may
+ * keep the file's lock alive). Everything that the locks guard is either recounted by whoever takes over, or written so
+ * that a second run of the same steps gives the same result. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdio.h>
@@ -25,23 +26,20 @@ static __thread struct {
     uint64_t held[NESTED]; /* words of the locks that this thread holds; the last taken is released first */
 } me __attribute__((tls_model("initial-exec")));
 
-uint64_t sim_now(void)
-{
+uint64_t sim_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-uint64_t sim_wall_us(void)
-{
+uint64_t sim_wall_us(void) {
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);
     return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
 }
 
 /* word: count (31 bits) | thread (22 bits: the kernel's largest pid_max) | slot + 1 (11 bits) */
-static uint64_t my_word(const struct sim *sim)
-{
+static uint64_t my_word(const struct sim *sim) {
     if (!me.thread)
         me.thread = (uint32_t)syscall(SYS_gettid);
     me.count = (me.count + 1) & 0x7fffffff;
@@ -49,8 +47,7 @@ static uint64_t my_word(const struct sim *sim)
     return (uint64_t)me.count << 33 | (uint64_t)(me.thread & 0x3fffff) << 11 | place;
 }
 
-static bool thread_gone(uint32_t thread)
-{
+static bool thread_gone(uint32_t thread) {
     char path[64], text[512];
     snprintf(path, sizeof path, "/proc/%u/stat", thread);
     FILE *file = fopen(path, "re");
@@ -63,8 +60,7 @@ static bool thread_gone(uint32_t thread)
     return state && (state[2] == 'Z' || state[2] == 'X');
 }
 
-static bool holder_dead(struct sim *sim, uint64_t word)
-{
+static bool holder_dead(struct sim *sim, uint64_t word) {
     uint32_t place = word & 0x7ff;
     uint32_t thread = (uint32_t)(word >> 11) & 0x3fffff;
     if (!place)
@@ -77,8 +73,7 @@ static bool holder_dead(struct sim *sim, uint64_t word)
     return same && thread_gone(thread);
 }
 
-bool sim_acquire(struct sim *sim, sim_lock *lock)
-{
+bool sim_acquire(struct sim *sim, sim_lock *lock) {
     uint64_t mine = my_word(sim), expected = 0;
     me.held[me.depth++ % NESTED] = mine;
     if (atomic_compare_exchange_strong_explicit(lock, &expected, mine, memory_order_acquire, memory_order_relaxed))
@@ -109,8 +104,7 @@ bool sim_acquire(struct sim *sim, sim_lock *lock)
     }
 }
 
-void sim_release(sim_lock *lock)
-{
+void sim_release(sim_lock *lock) {
     /* whoever was stopped for so long that the lock was taken from it must not open it for a third */
     uint64_t mine = me.held[--me.depth % NESTED];
     if (atomic_load_explicit(lock, memory_order_relaxed) == mine)

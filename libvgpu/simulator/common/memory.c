@@ -1,13 +1,13 @@
-/* Bytes in use. A process's own file says what it holds; a card's `used` is the sum of the files, kept up to date under the card's lock and
- * counted anew from the files of live processes whenever that could matter: a request does not fit, somebody asks, a holder died. */
+/* Bytes in use. A process's own file says what it holds; a card's `used` is the sum of the files, kept up to date under
+ * the card's lock and counted anew from the files of live processes whenever that could matter: a request does not fit,
+ * somebody asks, a holder died. */
 #include <errno.h>
 #include <stddef.h>
 
 #include "common/state.h"
 
 /* Under the card's memory lock. */
-static uint64_t recount(struct sim *sim, int card)
-{
+static uint64_t recount(struct sim *sim, int card) {
     struct sim_state *state = sim->state;
     uint64_t sum = 0;
     uint32_t slots = atomic_load(&state->slots_used);
@@ -23,14 +23,12 @@ static uint64_t recount(struct sim *sim, int card)
     return sum;
 }
 
-static void raise(_Atomic uint64_t *peak, uint64_t value)
-{
+static void raise(_Atomic uint64_t *peak, uint64_t value) {
     if (value > atomic_load_explicit(peak, memory_order_relaxed))
         atomic_store_explicit(peak, value, memory_order_relaxed);
 }
 
-int sim_charge(struct sim *sim, int index, uint64_t bytes)
-{
+int sim_charge(struct sim *sim, int index, uint64_t bytes) {
     struct sim_card *card = &sim->state->cards[index];
     uint64_t size = sim_usable(sim->profile);
     if (bytes > size)
@@ -55,8 +53,7 @@ int sim_charge(struct sim *sim, int index, uint64_t bytes)
     return result;
 }
 
-void sim_uncharge(struct sim *sim, int index, uint64_t bytes)
-{
+void sim_uncharge(struct sim *sim, int index, uint64_t bytes) {
     struct sim_card *card = &sim->state->cards[index];
     if (!sim_self_valid(sim))
         return;
@@ -64,17 +61,18 @@ void sim_uncharge(struct sim *sim, int index, uint64_t bytes)
         recount(sim, index);
     uint64_t own = atomic_load_explicit(&sim->self->cards[index].used, memory_order_relaxed);
     atomic_store_explicit(&sim->self->cards[index].used, own - bytes, memory_order_relaxed);
-    atomic_store_explicit(&card->used, atomic_load_explicit(&card->used, memory_order_relaxed) - bytes, memory_order_relaxed);
+    atomic_store_explicit(&card->used, atomic_load_explicit(&card->used, memory_order_relaxed) - bytes,
+                          memory_order_relaxed);
     sim_release(&card->memory_lock);
 }
 
-bool sim_transfer(struct sim *sim, int index, uint32_t slot, uint32_t generation, uint64_t bytes)
-{
+bool sim_transfer(struct sim *sim, int index, uint32_t slot, uint32_t generation, uint64_t bytes) {
     struct sim_card *card = &sim->state->cards[index];
     if (sim_acquire(sim, &card->memory_lock))
         recount(sim, index);
     struct sim_process *peer = sim_peer(sim, slot);
-    bool there = peer && sim_self_valid(sim) && atomic_load(&sim->state->slots[slot].owner) == ((uint64_t)generation << 2 | SIM_LIVE);
+    bool there = peer && sim_self_valid(sim) &&
+                 atomic_load(&sim->state->slots[slot].owner) == ((uint64_t)generation << 2 | SIM_LIVE);
     if (there) {
         uint64_t theirs = atomic_load_explicit(&peer->cards[index].used, memory_order_relaxed) + bytes;
         uint64_t own = atomic_load_explicit(&sim->self->cards[index].used, memory_order_relaxed) - bytes;
@@ -86,8 +84,7 @@ bool sim_transfer(struct sim *sim, int index, uint32_t slot, uint32_t generation
     return there;
 }
 
-uint64_t sim_used(struct sim *sim, int index)
-{
+uint64_t sim_used(struct sim *sim, int index) {
     struct sim_card *card = &sim->state->cards[index];
     sim_acquire(sim, &card->memory_lock);
     uint64_t used = recount(sim, index);
@@ -95,29 +92,25 @@ uint64_t sim_used(struct sim *sim, int index)
     return used;
 }
 
-/* Managed memory that comes and goes: who needs room takes it from the process that touched its oldest longest ago, which learns of that when it next
- * touches some. */
-static uint64_t read_of(const _Atomic uint64_t *word)
-{
+/* Managed memory that comes and goes: who needs room takes it from the process that touched its oldest longest ago,
+ * which learns of that when it next touches some. */
+static uint64_t read_of(const _Atomic uint64_t *word) {
     return atomic_load_explicit(word, memory_order_relaxed);
 }
 
-static void write_to(_Atomic uint64_t *word, uint64_t value)
-{
+static void write_to(_Atomic uint64_t *word, uint64_t value) {
     atomic_store_explicit(word, value, memory_order_relaxed);
 }
 
 /* Under the card's memory lock: that much of a process's managed memory is host memory from now on. */
-static void leave(struct sim_card *card, struct sim_share_of_card *share, uint64_t bytes)
-{
+static void leave(struct sim_card *card, struct sim_share_of_card *share, uint64_t bytes) {
     write_to(&share->managed, read_of(&share->managed) - bytes);
     write_to(&share->used, read_of(&share->used) - bytes);
     write_to(&card->used, read_of(&card->used) - bytes);
     sim_host_note(share, bytes);
 }
 
-void sim_managed_came(struct sim *sim, int index, uint64_t bytes)
-{
+void sim_managed_came(struct sim *sim, int index, uint64_t bytes) {
     if (!sim_self_valid(sim))
         return;
     if (sim_acquire(sim, &sim->state->cards[index].memory_lock))
@@ -127,8 +120,7 @@ void sim_managed_came(struct sim *sim, int index, uint64_t bytes)
     sim_host_sub(sim, index, bytes);
 }
 
-void sim_managed_go(struct sim *sim, int index, uint64_t bytes, bool lost)
-{
+void sim_managed_go(struct sim *sim, int index, uint64_t bytes, bool lost) {
     struct sim_card *card = &sim->state->cards[index];
     if (!sim_self_valid(sim))
         return;
@@ -145,14 +137,14 @@ void sim_managed_go(struct sim *sim, int index, uint64_t bytes, bool lost)
     sim_release(&card->memory_lock);
 }
 
-uint64_t sim_managed_take(struct sim *sim, int index, uint64_t bytes, uint64_t before_ns)
-{
+uint64_t sim_managed_take(struct sim *sim, int index, uint64_t bytes, uint64_t before_ns) {
     struct sim_card *card = &sim->state->cards[index];
     struct sim_share_of_card *victim = NULL;
     if (sim_acquire(sim, &card->memory_lock))
         recount(sim, index);
     for (uint32_t slot = 0; slot < atomic_load(&sim->state->slots_used); slot++) {
-        struct sim_process *peer = (atomic_load(&sim->state->slots[slot].owner) & 3) == SIM_LIVE ? sim_peer(sim, slot) : NULL;
+        struct sim_process *peer =
+            (atomic_load(&sim->state->slots[slot].owner) & 3) == SIM_LIVE ? sim_peer(sim, slot) : NULL;
         struct sim_share_of_card *share = peer && peer != sim->self ? &peer->cards[index] : NULL;
         if (!share || !read_of(&share->managed) || read_of(&share->oldest_ns) >= before_ns || !sim_alive(sim, slot))
             continue;

@@ -11,13 +11,11 @@
 
 #include "common/state.h"
 
-static void process_path(const struct sim *sim, uint32_t slot, char path[256])
-{
+static void process_path(const struct sim *sim, uint32_t slot, char path[256]) {
     snprintf(path, 256, "%s/nvidia-simulated.%u", sim->dir, slot);
 }
 
-uint64_t sim_start_time(const char *name)
-{
+uint64_t sim_start_time(const char *name) {
     char path[64], text[1024];
     snprintf(path, sizeof path, "/proc/%s/stat", name);
     FILE *file = fopen(path, "re");
@@ -32,8 +30,7 @@ uint64_t sim_start_time(const char *name)
     return field ? strtoull(field, NULL, 10) : 0;
 }
 
-bool sim_alive(struct sim *sim, uint32_t slot)
-{
+bool sim_alive(struct sim *sim, uint32_t slot) {
     char path[256];
     uint64_t owner = atomic_load(&sim->state->slots[slot].owner);
     if ((owner & 3) != SIM_LIVE)
@@ -55,14 +52,12 @@ bool sim_alive(struct sim *sim, uint32_t slot)
     return held;
 }
 
-bool sim_self_valid(const struct sim *sim)
-{
+bool sim_self_valid(const struct sim *sim) {
     uint64_t owner = (uint64_t)sim->generation << 2 | SIM_LIVE;
     return sim->self && atomic_load_explicit(&sim->state->slots[sim->slot].owner, memory_order_relaxed) == owner;
 }
 
-static struct sim_process *map_process(const char *path)
-{
+static struct sim_process *map_process(const char *path) {
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0)
         return NULL;
@@ -74,8 +69,7 @@ static struct sim_process *map_process(const char *path)
     return map == MAP_FAILED ? NULL : map;
 }
 
-struct sim_process *sim_peer(struct sim *sim, uint32_t slot)
-{
+struct sim_process *sim_peer(struct sim *sim, uint32_t slot) {
     struct sim_process *peer = __atomic_load_n(&sim->peers[slot], __ATOMIC_ACQUIRE);
     if (peer)
         return peer;
@@ -89,9 +83,9 @@ struct sim_process *sim_peer(struct sim *sim, uint32_t slot)
     return map;
 }
 
-/* Opens and locks a slot's file. The mapping comes from another descriptor: one that is mapped would keep the lock when the program closes it. */
-static int take_file(struct sim *sim, uint32_t slot)
-{
+/* Opens and locks a slot's file. The mapping comes from another descriptor: one that is mapped would keep the lock when
+ * the program closes it. */
+static int take_file(struct sim *sim, uint32_t slot) {
     char path[256];
     const char *files = secure_getenv("VGPU_SIM_FILES");
     const int flags = O_RDWR | (files && strcmp(files, "inherited") == 0 ? 0 : O_CLOEXEC);
@@ -107,13 +101,13 @@ static int take_file(struct sim *sim, uint32_t slot)
         close(fd);
         return -error;
     }
-    (void)fchmod(fd, 0666); /* processes of other users complete our launches; refused when the file is not ours, then it has that mode */
+    /* processes of other users complete our launches; refused when the file is not ours, then it has that mode */
+    (void)fchmod(fd, 0666);
     return fd;
 }
 
 /* Under each card's lock, since whoever advances it writes here. */
-static void describe_self(struct sim *sim, struct sim_process *self, uint32_t generation)
-{
+static void describe_self(struct sim *sim, struct sim_process *self, uint32_t generation) {
     struct stat ns;
     self->pid = (int32_t)getpid();
     self->start_time = sim_start_time("self");
@@ -129,9 +123,9 @@ static void describe_self(struct sim *sim, struct sim_process *self, uint32_t ge
     }
 }
 
-/* Slots in the order in which they should be taken: fresh ones while the history is short, then the dead one that registered first. */
-static int choose_slot(struct sim *sim, const bool *refused)
-{
+/* Slots in the order in which they should be taken: fresh ones while the history is short, then the dead one that
+ * registered first. */
+static int choose_slot(struct sim *sim, const bool *refused) {
     int fresh = -1, dead = -1;
     for (uint32_t i = 0; i < SIM_SLOTS; i++) {
         uint64_t state = atomic_load(&sim->state->slots[i].owner) & 3;
@@ -147,8 +141,7 @@ static int choose_slot(struct sim *sim, const bool *refused)
     return fresh >= 0 && (fresh < (int)SIM_HISTORY || dead < 0) ? fresh : dead;
 }
 
-int sim_register(struct sim *sim)
-{
+int sim_register(struct sim *sim) {
     struct sim_state *state = sim->state;
     bool refused[SIM_SLOTS] = {false};
     int slot, fd = -EAGAIN;

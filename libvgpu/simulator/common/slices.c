@@ -1,13 +1,14 @@
 /* How a card's time goes by: whose turn it is and what it does with it.
  *
- * Processes that have work for a card take turns of a slice each; a change costs time, and a process alone is never interrupted. There is no daemon:
- * whoever looks at the card moves it to now, under its lock. All that changes together is written into the card's step first and then stored, never
- * added, so that the next one can do it again after a death in the middle. A process that died stops where it was last known to live, at most
- * SIM_TEARDOWN_NS later. */
+ * Processes that have work for a card take turns of a slice each; a change costs time, and a process alone is never
+ * interrupted. There is no daemon: whoever looks at the card moves it to now, under its lock. All that changes together
+ * is written into the card's step first and then stored, never added, so that the next one can do it again after a
+ * death in the middle. A process that died stops where it was last known to live, at most SIM_TEARDOWN_NS later. */
 #include "common/state.h"
 
 #define SPIN_LOOK_NS 50000u /* who waits for a kernel that may spin looks again after this time */
-#define JOINT_STEP_NS 20000u /* in which the cards' time goes on where kernels of several meet, or less exactly where nobody looked for long */
+/* in which the cards' time goes on where kernels of several meet, or less exactly where nobody looked for long */
+#define JOINT_STEP_NS 20000u
 
 struct lane { /* a process on the card */
     uint32_t slot, generation;
@@ -16,72 +17,64 @@ struct lane { /* a process on the card */
     struct sim_launch *ring;
 };
 
-static uint64_t load(const _Atomic uint64_t *word)
-{
+static uint64_t load(const _Atomic uint64_t *word) {
     return atomic_load_explicit(word, memory_order_relaxed);
 }
 
-static void store(_Atomic uint64_t *word, uint64_t value)
-{
+static void store(_Atomic uint64_t *word, uint64_t value) {
     atomic_store_explicit(word, value, memory_order_relaxed);
 }
 
-static uint64_t smaller(uint64_t a, uint64_t b)
-{
+static uint64_t smaller(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-static uint64_t larger(uint64_t a, uint64_t b)
-{
+static uint64_t larger(uint64_t a, uint64_t b) {
     return a > b ? a : b;
 }
 
-static struct sim_launch *launch_at(const struct lane *lane, uint64_t sequence)
-{
+static struct sim_launch *launch_at(const struct lane *lane, uint64_t sequence) {
     return &lane->ring[sequence % SIM_RING];
 }
 
-static uint64_t name_of(const struct lane *lane)
-{
+static uint64_t name_of(const struct lane *lane) {
     return (uint64_t)lane->generation << 32 | (lane->slot + 1);
 }
 
-static bool lane_of(struct sim *sim, int index, uint32_t slot, struct lane *out)
-{
+static bool lane_of(struct sim *sim, int index, uint32_t slot, struct lane *out) {
     struct sim_process *process = sim_peer(sim, slot);
     uint32_t generation = process ? atomic_load_explicit(&process->generation, memory_order_relaxed) : 0;
     uint64_t owner = load(&sim->state->slots[slot].owner);
     if (!process || (owner & 3) == SIM_UNUSED || (uint32_t)(owner >> 2) != generation)
         return false;
-    *out = (struct lane){.slot = slot, .generation = generation, .process = process, .at = &process->cards[index], .ring = process->launched[index]};
+    *out = (struct lane){.slot = slot,
+                         .generation = generation,
+                         .process = process,
+                         .at = &process->cards[index],
+                         .ring = process->launched[index]};
     return true;
 }
 
-static bool current_lane(struct sim *sim, int index, struct lane *out)
-{
+static bool current_lane(struct sim *sim, int index, struct lane *out) {
     uint64_t current = load(&sim->state->cards[index].current);
     return (uint32_t)current && lane_of(sim, index, (uint32_t)current - 1, out) && out->generation == current >> 32;
 }
 
-static void drop(struct sim_card *card, uint32_t slot)
-{
+static void drop(struct sim_card *card, uint32_t slot) {
     atomic_fetch_and_explicit(&card->active[slot / 64], ~(1ull << slot % 64), memory_order_relaxed);
 }
 
 /* Until when a process is known to live. */
-static uint64_t horizon(struct sim *sim, const struct lane *lane)
-{
+static uint64_t horizon(struct sim *sim, const struct lane *lane) {
     bool own = sim->self && lane->slot == sim->slot && lane->generation == sim->generation;
     return own ? SIM_NEVER : load(&sim->state->slots[lane->slot].seen_ns) + SIM_TEARDOWN_NS;
 }
 
-static bool lives(struct sim *sim, const struct lane *lane, uint64_t clock)
-{
+static bool lives(struct sim *sim, const struct lane *lane, uint64_t clock) {
     return horizon(sim, lane) > clock || sim_alive(sim, lane->slot);
 }
 
-static void apply(struct sim *sim, int index)
-{
+static void apply(struct sim *sim, int index) {
     struct sim_card *card = &sim->state->cards[index];
     const struct sim_step *step = &card->step;
     struct lane lane;
@@ -94,7 +87,8 @@ static void apply(struct sim *sim, int index)
         store(&lane.at->progress_ns, step->progress_ns);
         store(&lane.at->waited_ns, step->waited_ns);
         uint64_t completed = load(&lane.at->completed), issued = load(&lane.at->issued);
-        while (completed < issued && atomic_load_explicit(&launch_at(&lane, completed + 1)->phase, memory_order_relaxed) == SIM_FINISHED)
+        while (completed < issued &&
+               atomic_load_explicit(&launch_at(&lane, completed + 1)->phase, memory_order_relaxed) == SIM_FINISHED)
             completed++;
         atomic_store_explicit(&lane.at->completed, completed, memory_order_release);
     }
@@ -106,8 +100,7 @@ static void apply(struct sim *sim, int index)
     atomic_store_explicit(&card->step.applied, load(&step->written), memory_order_release);
 }
 
-static void make_step(struct sim *sim, int index, const struct sim_step *next)
-{
+static void make_step(struct sim *sim, int index, const struct sim_step *next) {
     struct sim_step *step = &sim->state->cards[index].step;
     step->slot = next->slot;
     step->generation = next->generation;
@@ -124,33 +117,35 @@ static void make_step(struct sim *sim, int index, const struct sim_step *next)
     apply(sim, index);
 }
 
-static struct sim_step step_of(const struct sim_card *card, const struct lane *lane)
-{
-    return (struct sim_step){.slot = lane->slot, .generation = lane->generation, .clock_ns = load(&card->clock_ns), .card_busy_ns = load(&card->busy_ns),
-                             .current = load(&card->current), .slice_start_ns = load(&card->slice_start_ns), .switches = load(&card->switches),
-                             .busy_ns = load(&lane->at->busy_ns), .progress_ns = load(&lane->at->progress_ns), .waited_ns = load(&lane->at->waited_ns)};
+static struct sim_step step_of(const struct sim_card *card, const struct lane *lane) {
+    return (struct sim_step){.slot = lane->slot,
+                             .generation = lane->generation,
+                             .clock_ns = load(&card->clock_ns),
+                             .card_busy_ns = load(&card->busy_ns),
+                             .current = load(&card->current),
+                             .slice_start_ns = load(&card->slice_start_ns),
+                             .switches = load(&card->switches),
+                             .busy_ns = load(&lane->at->busy_ns),
+                             .progress_ns = load(&lane->at->progress_ns),
+                             .waited_ns = load(&lane->at->waited_ns)};
 }
 
-static uint32_t phase_of(const struct lane *lane, uint64_t sequence)
-{
+static uint32_t phase_of(const struct lane *lane, uint64_t sequence) {
     return atomic_load_explicit(&launch_at(lane, sequence)->phase, memory_order_relaxed);
 }
 
-static bool may_start(const struct lane *lane, uint64_t sequence)
-{
+static bool may_start(const struct lane *lane, uint64_t sequence) {
     const struct sim_launch *launch = launch_at(lane, sequence);
     uint64_t completed = load(&lane->at->completed);
     return launch->prefix <= completed && (launch->after <= completed || phase_of(lane, launch->after) == SIM_FINISHED);
 }
 
-static uint64_t window_end(const struct lane *lane)
-{
+static uint64_t window_end(const struct lane *lane) {
     return smaller(load(&lane->at->issued), load(&lane->at->completed) + SIM_WINDOW);
 }
 
 /* From when on a process has something to run; 0: it does already. */
-static uint64_t ready_at(const struct lane *lane)
-{
+static uint64_t ready_at(const struct lane *lane) {
     uint64_t first = load(&lane->at->completed) + 1, soonest = SIM_NEVER;
     if (first > load(&lane->at->issued))
         return SIM_NEVER;
@@ -166,8 +161,7 @@ static uint64_t ready_at(const struct lane *lane)
 }
 
 /* Starts what may run beside what runs, in the order of the launches; returns when the next one could start. */
-static uint64_t start_more(const struct lane *lane, uint64_t clock)
-{
+static uint64_t start_more(const struct lane *lane, uint64_t clock) {
     uint64_t next = SIM_NEVER;
     uint32_t width = 0, running = 0;
     for (uint64_t sequence = load(&lane->at->completed) + 1; sequence <= window_end(lane); sequence++)
@@ -194,8 +188,7 @@ static uint64_t start_more(const struct lane *lane, uint64_t clock)
 }
 
 /* The launch that ends first if the process goes on. */
-static uint64_t first_to_end(const struct lane *lane)
-{
+static uint64_t first_to_end(const struct lane *lane) {
     uint64_t found = load(&lane->at->completed) + 1;
     if (lane->process->kernels <= 1)
         return found;
@@ -209,8 +202,7 @@ static uint64_t first_to_end(const struct lane *lane)
 }
 
 /* Whether a kernel is among what runs. */
-static bool kernel_runs(const struct lane *lane, uint64_t first)
-{
+static bool kernel_runs(const struct lane *lane, uint64_t first) {
     if (lane->process->kernels <= 1)
         return launch_at(lane, first)->width;
     for (uint64_t sequence = load(&lane->at->completed) + 1; sequence <= window_end(lane); sequence++)
@@ -220,8 +212,7 @@ static bool kernel_runs(const struct lane *lane, uint64_t first)
 }
 
 /* Notes that a kernel which meets others has started; when all have, or SIM_NEVER. */
-static uint64_t met_at(struct sim *sim, int index, const struct lane *lane, uint64_t sequence, uint64_t clock)
-{
+static uint64_t met_at(struct sim *sim, int index, const struct lane *lane, uint64_t sequence, uint64_t clock) {
     struct sim_launch *launch = launch_at(lane, sequence);
     struct sim_group *group = &sim->state->groups[launch->group - 1];
     uint64_t number = launch->meeting, last = 0;
@@ -239,8 +230,7 @@ static uint64_t met_at(struct sim *sim, int index, const struct lane *lane, uint
 }
 
 /* Lets the process run until `limit` at most; it has something to run. */
-static void run(struct sim *sim, int index, const struct lane *lane, uint64_t limit)
-{
+static void run(struct sim *sim, int index, const struct lane *lane, uint64_t limit) {
     struct sim_card *card = &sim->state->cards[index];
     struct sim_step step = step_of(card, lane);
     uint64_t clock = step.clock_ns;
@@ -271,16 +261,14 @@ static void run(struct sim *sim, int index, const struct lane *lane, uint64_t li
 }
 
 /* When the current slice ends for somebody who waits since `since`. */
-static uint64_t turn_end(const struct sim *sim, const struct sim_card *card, uint64_t since)
-{
+static uint64_t turn_end(const struct sim *sim, const struct sim_card *card, uint64_t since) {
     uint64_t begin = load(&card->slice_start_ns), slice = load(&sim->state->slice_ns);
     uint64_t slices = since > begin ? (since - begin + slice - 1) / slice : 1;
     return begin + (slices ? slices : 1) * slice;
 }
 
 /* When the first of the others has work; SIM_NEVER: none has. Forgets those that have none. */
-static uint64_t others_ready_at(struct sim *sim, int index, uint64_t current)
-{
+static uint64_t others_ready_at(struct sim *sim, int index, uint64_t current) {
     struct sim_card *card = &sim->state->cards[index];
     uint64_t soonest = SIM_NEVER;
     for (uint32_t word = 0; word * 64 < atomic_load(&sim->state->slots_used); word++)
@@ -296,15 +284,15 @@ static uint64_t others_ready_at(struct sim *sim, int index, uint64_t current)
 }
 
 /* Gives the card to the next process that is ready; false: none is. */
-static bool switch_lane(struct sim *sim, int index)
-{
+static bool switch_lane(struct sim *sim, int index) {
     struct sim_card *card = &sim->state->cards[index];
     uint64_t current = load(&card->current), clock = load(&card->clock_ns);
     uint32_t slots = (uint32_t)atomic_load(&sim->state->slots_used), from = (uint32_t)current;
     for (uint32_t i = 0; i < slots; i++) {
         struct lane lane, before;
         uint32_t slot = (from + i) % slots;
-        if (!(load(&card->active[slot / 64]) >> slot % 64 & 1) || !lane_of(sim, index, slot, &lane) || name_of(&lane) == current)
+        if (!(load(&card->active[slot / 64]) >> slot % 64 & 1) || !lane_of(sim, index, slot, &lane) ||
+            name_of(&lane) == current)
             continue;
         uint64_t ready = ready_at(&lane);
         if (ready > clock)
@@ -326,8 +314,7 @@ static bool switch_lane(struct sim *sim, int index)
     return false;
 }
 
-void sim_advance_locked(struct sim *sim, int index, uint64_t now)
-{
+void sim_advance_locked(struct sim *sim, int index, uint64_t now) {
     struct sim_card *card = &sim->state->cards[index];
     struct lane lane;
     if (load(&card->step.written) != load(&card->step.applied))
@@ -366,8 +353,7 @@ void sim_advance_locked(struct sim *sim, int index, uint64_t now)
     }
 }
 
-uint64_t sim_time_begin(struct sim *sim, int index)
-{
+uint64_t sim_time_begin(struct sim *sim, int index) {
     struct sim_state *state = sim->state;
     uint64_t now, at;
     if (!atomic_load_explicit(&state->groups_used, memory_order_relaxed)) {
@@ -396,8 +382,7 @@ uint64_t sim_time_begin(struct sim *sim, int index)
 }
 
 /* The launches up to a place that have not ended: how long the process must still have the card for, at least. */
-static uint64_t still_needed(const struct lane *lane, struct sim_mark mark)
-{
+static uint64_t still_needed(const struct lane *lane, struct sim_mark mark) {
     uint64_t progress = load(&lane->at->progress_ns), last = larger(mark.launch, mark.prefix);
     const struct sim_launch *launch = launch_at(lane, lane->process->kernels <= 1 ? last : first_to_end(lane));
     uint64_t due = load(&launch->due);
@@ -408,8 +393,7 @@ static uint64_t still_needed(const struct lane *lane, struct sim_mark mark)
     return due > progress ? due - progress : 0;
 }
 
-uint64_t sim_predict(struct sim *sim, int index, struct sim_mark mark, bool *shared)
-{
+uint64_t sim_predict(struct sim *sim, int index, struct sim_mark mark, bool *shared) {
     struct sim_card *card = &sim->state->cards[index];
     struct lane own, lane;
     *shared = false;
@@ -419,7 +403,8 @@ uint64_t sim_predict(struct sim *sim, int index, struct sim_mark mark, bool *sha
     if (current_lane(sim, index, &lane) && name_of(&lane) != name_of(&own)) {
         uint64_t other = ready_at(&lane);
         if (other <= begin) {
-            uint64_t rest = lane.process->kernels <= 1 ? still_needed(&lane, (struct sim_mark){0, load(&lane.at->issued)}) : 0;
+            uint64_t rest =
+                lane.process->kernels <= 1 ? still_needed(&lane, (struct sim_mark){0, load(&lane.at->issued)}) : 0;
             begin = smaller(begin + rest, turn_end(sim, card, larger(ready, begin)));
             *shared = true;
         }
@@ -428,8 +413,7 @@ uint64_t sim_predict(struct sim *sim, int index, struct sim_mark mark, bool *sha
     return larger(begin, ready) + needed;
 }
 
-uint64_t sim_waited(struct sim *sim, int index, uint32_t slot, uint64_t now)
-{
+uint64_t sim_waited(struct sim *sim, int index, uint32_t slot, uint64_t now) {
     struct lane lane;
     if (!lane_of(sim, index, slot, &lane))
         return 0;

@@ -12,8 +12,7 @@
 
 #include "common/state.h"
 
-static int make_directories(const char *dir, mode_t mode)
-{
+static int make_directories(const char *dir, mode_t mode) {
     char path[256];
     if (snprintf(path, sizeof path, "%s", dir) >= (int)sizeof path)
         return -ENAMETOOLONG;
@@ -28,8 +27,7 @@ static int make_directories(const char *dir, mode_t mode)
     return chmod(path, mode) == 0 ? 0 : -errno;
 }
 
-int sim_directory(char *out, unsigned long size)
-{
+int sim_directory(char *out, unsigned long size) {
     const char *explicit = secure_getenv("VGPU_SIM_DIR"), *runtime = secure_getenv("XDG_RUNTIME_DIR");
     int length;
     if (explicit && *explicit)
@@ -43,8 +41,7 @@ int sim_directory(char *out, unsigned long size)
     return length < (int)size ? 0 : -ENAMETOOLONG;
 }
 
-static void read_boot_id(char out[40])
-{
+static void read_boot_id(char out[40]) {
     memset(out, 0, 40);
     int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
     if (fd < 0)
@@ -54,8 +51,7 @@ static void read_boot_id(char out[40])
     out[length > 0 ? strcspn(out, "\n") : 0] = 0;
 }
 
-static struct sim_state *map_state(const char *dir, int *error)
-{
+static struct sim_state *map_state(const char *dir, int *error) {
     char path[256];
     struct stat st;
     snprintf(path, sizeof path, "%s/state", dir);
@@ -69,8 +65,8 @@ static struct sim_state *map_state(const char *dir, int *error)
         map = mmap(NULL, sizeof(struct sim_state), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     struct sim_state *state = map == MAP_FAILED ? NULL : map;
-    if (state && (state->magic != SIM_MAGIC || state->abi != SIM_ABI || state->size != sizeof *state || !sim_profile_at(state->profile) ||
-                  state->card_count > SIM_CARDS)) {
+    if (state && (state->magic != SIM_MAGIC || state->abi != SIM_ABI || state->size != sizeof *state ||
+                  !sim_profile_at(state->profile) || state->card_count > SIM_CARDS)) {
         munmap(state, sizeof *state);
         state = NULL;
     }
@@ -78,17 +74,16 @@ static struct sim_state *map_state(const char *dir, int *error)
     return state;
 }
 
-static bool of_this_boot(const struct sim_state *state)
-{
+static bool of_this_boot(const struct sim_state *state) {
     char boot[40];
     read_boot_id(boot);
     return memcmp(boot, state->boot_id, sizeof boot) == 0;
 }
 
-static int make_uuid(char out[48], const char *kind)
-{
+static int make_uuid(char out[48], const char *kind) {
     unsigned char b[16];
-    int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC); /* getrandom needs a glibc newer than the oldest that we support */
+    /* getrandom needs a glibc newer than the oldest that we support */
+    int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
     ssize_t length = fd >= 0 ? read(fd, b, sizeof b) : -1;
     if (fd >= 0)
         close(fd);
@@ -96,14 +91,13 @@ static int make_uuid(char out[48], const char *kind)
         return -EIO;
     b[6] = (unsigned char)((b[6] & 0x0f) | 0x40);
     b[8] = (unsigned char)((b[8] & 0x3f) | 0x80);
-    snprintf(out, 48, "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", kind, b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7],
-             b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+    snprintf(out, 48, "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", kind, b[0], b[1], b[2],
+             b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
     return 0;
 }
 
 /* Writes a new state file beside the old one and puts it in place; `old`, of another boot, keeps its UUIDs. */
-static int write_state(const char *dir, const char *spec, int profile, uint32_t cards, const struct sim_state *old)
-{
+static int write_state(const char *dir, const char *spec, int profile, uint32_t cards, const struct sim_state *old) {
     char temporary[256], path[256];
     snprintf(temporary, sizeof temporary, "%s/.state.%d", dir, (int)getpid());
     snprintf(path, sizeof path, "%s/state", dir);
@@ -144,8 +138,7 @@ static int write_state(const char *dir, const char *spec, int profile, uint32_t 
     return error;
 }
 
-int vgpu_sim_create(const char *dir, const char *spec)
-{
+int vgpu_sim_create(const char *dir, const char *spec) {
     uint32_t cards;
     int profile = sim_spec_parse(spec, &cards), error;
     if (profile < 0)
@@ -178,8 +171,7 @@ int vgpu_sim_create(const char *dir, const char *spec)
     return error;
 }
 
-int sim_open(struct sim *sim, const char *dir)
-{
+int sim_open(struct sim *sim, const char *dir) {
     int error = 0;
     memset(sim, 0, sizeof *sim);
     sim->lock_fd = -1;
@@ -198,8 +190,7 @@ int sim_open(struct sim *sim, const char *dir)
     return error;
 }
 
-void sim_close(struct sim *sim)
-{
+void sim_close(struct sim *sim) {
     for (uint32_t i = 0; i < SIM_SLOTS; i++)
         if (sim->peers[i])
             munmap(sim->peers[i], sizeof *sim->peers[i]);
@@ -211,8 +202,7 @@ void sim_close(struct sim *sim)
     sim->lock_fd = -1;
 }
 
-int sim_open_environment(struct sim *sim)
-{
+int sim_open_environment(struct sim *sim) {
     char dir[200];
     const char *spec = secure_getenv("VGPU_SIMULATE");
     const char *driver = secure_getenv("VGPU_SIM_DRIVER");
@@ -224,10 +214,15 @@ int sim_open_environment(struct sim *sim)
     if (!error && spec && *spec) {
         error = vgpu_sim_create(dir, spec);
         if (error == -EINVAL)
-            fprintf(stderr, "vgpu simulator: VGPU_SIMULATE=%s: not PROFILE[xN][@DRIVER] with a profile of %s, N from 1 to %d and a driver of %s\n",
+            fprintf(stderr,
+                    "vgpu simulator: VGPU_SIMULATE=%s: not PROFILE[xN][@DRIVER] with a profile of %s, N from 1 to %d "
+                    "and a driver of %s\n",
                     spec, vgpu_sim_profiles(), SIM_CARDS, vgpu_sim_drivers());
         else if (error == -EEXIST)
-            fprintf(stderr, "vgpu simulator: VGPU_SIMULATE=%s: %s simulates something else; remove it or set another VGPU_SIM_DIR\n", spec, dir);
+            fprintf(stderr,
+                    "vgpu simulator: VGPU_SIMULATE=%s: %s simulates something else; remove it or set another "
+                    "VGPU_SIM_DIR\n",
+                    spec, dir);
         else if (error)
             fprintf(stderr, "vgpu simulator: cannot make the state in %s: %s\n", dir, strerror(-error));
     }

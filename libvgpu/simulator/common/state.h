@@ -1,10 +1,12 @@
 /* What the simulator's processes share: a state file with the cards, and one file per process with its truth.
  *
  * DIR/state               struct sim_state: cards, how far their time is, the registry of processes
- * DIR/nvidia-simulated.N  struct sim_process: what process N holds, ran and has to run; an open-file-description lock on it, held by the process and
- *                         inherited by its forks, is what makes it alive: its memory goes when the last descriptor closes, as with the driver
+ * DIR/nvidia-simulated.N  struct sim_process: what process N holds, ran and has to run; an open-file-description lock
+ * on it, held by the process and inherited by its forks, is what makes it alive: its memory goes when the last
+ * descriptor closes, as with the driver
  *
- * Nothing here sleeps in a lock: every lock is a word that names its holder, so that whoever finds a dead holder takes it over (lock.c).
+ * Nothing here sleeps in a lock: every lock is a word that names its holder, so that whoever finds a dead holder takes
+ * it over (lock.c).
  */
 #ifndef VGPU_SIMULATOR_STATE_H
 #define VGPU_SIMULATOR_STATE_H
@@ -21,12 +23,13 @@
 #define SIM_HISTORY 128u    /* dead processes that stay readable before their slots are used again */
 #define SIM_IN_FLIGHT 1024u /* launches of one process that one card can hold; then the launch call waits */
 #define SIM_RING 2048u      /* launches of one process on one card that stay readable; at least twice SIM_IN_FLIGHT */
-#define SIM_WINDOW 64u      /* of one process: those that may start are among so many, counted from the first that has not ended */
-#define SIM_WHOLE 1000u     /* width of a kernel that fills its card */
+/* of one process: those that may start are among so many, counted from the first that has not ended */
+#define SIM_WINDOW 64u
+#define SIM_WHOLE 1000u          /* width of a kernel that fills its card */
 #define SIM_TICK_NS 166666667ull /* utilisation is sampled six times a second */
-#define SIM_TICKS 16u       /* samples that are kept */
+#define SIM_TICKS 16u            /* samples that are kept */
 #define SIM_NEVER UINT64_MAX
-#define SIM_INSTANCES 7u    /* of one MIG board */
+#define SIM_INSTANCES 7u /* of one MIG board */
 #define SIM_LINE 64
 #define SIM_TEARDOWN_NS 1000000ull /* a death is noticed at the latest this long after it matters */
 
@@ -51,10 +54,10 @@ struct sim_profile {
     int pcie_generation, pcie_width, nvlinks, nvlink_generation;
     uint64_t bar1;
     bool mig_capable;
-    bool unified; /* no memory of its own */
-    uint64_t event_ns; /* that an event with a time takes on the card */
+    bool unified;                         /* no memory of its own */
+    uint64_t event_ns;                    /* that an event with a time takes on the card */
     bool fills_take_sms, copies_take_sms; /* see struct sim_timing */
-    uint64_t memory_speed, bus_speed; /* bytes per microsecond; no bus_speed: host memory is the card's own */
+    uint64_t memory_speed, bus_speed;     /* bytes per microsecond; no bus_speed: host memory is the card's own */
     const char *mig; /* cards are MIG instances of this shape, all of one board, the profile `board` */
     uint32_t board;
 };
@@ -69,9 +72,10 @@ enum sim_phase { SIM_QUEUED, SIM_RUNNING, SIM_FINISHED };
 /* Copies to the card, from it and within it; each engine makes one at a time. */
 enum sim_engine_kind { SIM_TO_CARD, SIM_FROM_CARD, SIM_WITHIN_CARD, SIM_ENGINES };
 
-/* One launch, or an event that takes time on the card. `due` is the progress of its process at which it ends: all kernels that a process runs at one time
- * go on together or, while another process has the card, not at all. Where kernels run one by one it is known from the start. Progress is busy time, and
- * that of events, which are no kernels. */
+/* One launch, or an event that takes time on the card. `due` is the progress of its process at which it ends: all
+ * kernels that a process runs at one time go on together or, while another process has the card, not at all. Where
+ * kernels run one by one it is known from the start. Progress is busy time, and that of events, which are no kernels.
+ */
 struct sim_launch {
     uint64_t not_before, duration;
     uint64_t after, prefix; /* begins when the launch `after` and all up to `prefix` have ended */
@@ -83,7 +87,8 @@ struct sim_launch {
     uint64_t reserved;
 };
 
-/* What changes together when a card's time goes on, written before it is done: whoever finds it half done does it again (slices.c). */
+/* What changes together when a card's time goes on, written before it is done: whoever finds it half done does it again
+ * (slices.c). */
 struct sim_step {
     _Atomic uint64_t written, applied; /* numbers */
     uint32_t slot, generation;         /* of the process that it is about */
@@ -104,7 +109,8 @@ struct sim_card {
     struct sim_step step;
     struct sim_usage usage;
     struct sim_engine {
-        _Atomic uint64_t free_ns, owner; /* when the last copy given to it ends, and whose that is: generation << 32 | slot + 1 */
+        /* when the last copy given to it ends, and whose that is: generation << 32 | slot + 1 */
+        _Atomic uint64_t free_ns, owner;
     } engines[SIM_ENGINES];
 };
 
@@ -116,8 +122,9 @@ struct sim_slot {
     uint64_t order; /* of registration: the oldest dead one is used again first */
 } __attribute__((aligned(SIM_LINE)));
 
-/* Kernels of one name that meet: the nth on each card spins until the nth has started on as many cards as they say. All by the number of a meeting; a card
- * cannot begin the next one before all have come, so that two meetings at most are under way. */
+/* Kernels of one name that meet: the nth on each card spins until the nth has started on as many cards as they say. All
+ * by the number of a meeting; a card cannot begin the next one before all have come, so that two meetings at most are
+ * under way. */
 #define SIM_GROUPS 16u
 #define SIM_MEETINGS 4u
 struct sim_group {
@@ -162,13 +169,15 @@ struct sim_process {
     struct sim_share_of_card {
         _Atomic uint64_t used, peak, busy_ns, progress_ns, launches;
         _Atomic uint64_t issued, completed; /* launches and events; all up to `completed` have ended */
-        _Atomic uint64_t waited_ns, left_ns; /* time with work but without the card, up to the last turn; when that turn ended */
+        /* time with work but without the card, up to the last turn; when that turn ended */
+        _Atomic uint64_t waited_ns, left_ns;
         _Atomic uint32_t contexts;
         struct sim_usage usage;
         _Atomic uint64_t host, host_peak; /* host memory that is there for this card */
         _Atomic uint64_t faults;          /* launches whose memory was not there, or was taken away under them */
-        /* of managed memory that comes and goes: bytes on the card, those that others have taken although this process believes them to be there, and
-         * when the oldest group was touched; the first two under the card's memory lock */
+        /* of managed memory that comes and goes: bytes on the card, those that others have taken although this process
+         * believes them to be there, and when the oldest group was touched; the first two under the card's memory lock
+         */
         _Atomic uint64_t managed, taken, oldest_ns;
     } cards[SIM_CARDS] __attribute__((aligned(SIM_LINE)));
     struct sim_launch launched[SIM_CARDS][SIM_RING] __attribute__((aligned(SIM_LINE)));
@@ -180,14 +189,17 @@ struct sim_timing {
     uint64_t record_ns, query_ns; /* that recording and querying an event take at least */
     uint64_t event_ns;            /* that an event with a time takes on the card */
     uint64_t load_ns;             /* of loading a function's code, on the host */
-    uint64_t queued_ns;           /* a launch returns when no more of its process's work than this is left on the card; SIM_NEVER: at once */
-    uint64_t remap_ns;            /* of unmapping, mapping and setting access, together */
-    uint64_t bus, fault_ns;       /* bytes per microsecond; of one group of managed memory that is not on the card, besides its bytes */
-    bool load_on_get;             /* when the function is asked for, not at its first use */
-    uint64_t memory;              /* bytes per microsecond that the card's memory reads or writes */
+    /* a launch returns when no more of its process's work than this is left on the card; SIM_NEVER: at once */
+    uint64_t queued_ns;
+    uint64_t remap_ns; /* of unmapping, mapping and setting access, together */
+    /* bytes per microsecond; of one group of managed memory that is not on the card, besides its bytes */
+    uint64_t bus, fault_ns;
+    bool load_on_get;                     /* when the function is asked for, not at its first use */
+    uint64_t memory;                      /* bytes per microsecond that the card's memory reads or writes */
     bool fills_take_sms, copies_take_sms; /* fills, and copies within a card, run as kernels do; else on an engine */
-    bool fills, within;           /* whether they take time */
-    bool copies, migrate;         /* whether copies and memory behind the bus take time; whether managed memory comes and goes */
+    bool fills, within;                   /* whether they take time */
+    /* whether copies and memory behind the bus take time; whether managed memory comes and goes */
+    bool copies, migrate;
     uint32_t kernels;
 };
 
@@ -218,10 +230,12 @@ uint64_t sim_wall_us(void);
 int sim_directory(char *out, unsigned long size);
 int sim_open(struct sim *sim, const char *dir);
 void sim_close(struct sim *sim);
-/* Opens the directory that the environment names, making it if VGPU_SIMULATE asks for it. 0, -ENOENT: none, -EEXIST: made for another spec. */
+/* Opens the directory that the environment names, making it if VGPU_SIMULATE asks for it. 0, -ENOENT: none, -EEXIST:
+ * made for another spec. */
 int sim_open_environment(struct sim *sim);
 
-/* Fills the cards that NVIDIA_VISIBLE_DEVICES leaves to this process, as the container runtime would; -1: void, no driver at all. */
+/* Fills the cards that NVIDIA_VISIBLE_DEVICES leaves to this process, as the container runtime would; -1: void, no
+ * driver at all. */
 int sim_container_cards(const struct sim *sim, int cards[SIM_CARDS]);
 /* PCI address of a card, "00000000:53:00.0" with `domain_digits` 8 or 4. */
 void sim_pci_address(const struct sim *sim, int card, unsigned *domain, unsigned *bus);
@@ -247,10 +261,12 @@ void sim_uncharge(struct sim *sim, int card, uint64_t bytes);
 void sim_managed_came(struct sim *sim, int card, uint64_t bytes);
 /* Managed memory goes from the card; `lost`: of it, first what others have taken. */
 void sim_managed_go(struct sim *sim, int card, uint64_t bytes, bool lost);
-/* Takes up to so much from the process whose managed memory was touched longest ago, and before `before_ns`; returns how much. */
+/* Takes up to so much from the process whose managed memory was touched longest ago, and before `before_ns`; returns
+ * how much. */
 uint64_t sim_managed_take(struct sim *sim, int card, uint64_t bytes, uint64_t before_ns);
 
-/* common/host.c: host memory of the driver, which has no limit here. It is counted by process and by the card that it is there for. */
+/* common/host.c: host memory of the driver, which has no limit here. It is counted by process and by the card that it
+ * is there for. */
 void sim_host_add(struct sim *sim, int card, uint64_t bytes);
 void sim_host_note(struct sim_share_of_card *share, uint64_t bytes); /* the same, of any process */
 void sim_host_sub(struct sim *sim, int card, uint64_t bytes);
@@ -269,8 +285,7 @@ uint64_t sim_used(struct sim *sim, int card);
 
 /* The code that this call of an entry point must answer; 0: none. Only worth a call while faults are armed. */
 int sim_fault(struct sim *sim, const char *entry);
-static inline bool sim_faults_armed(const struct sim *sim)
-{
+static inline bool sim_faults_armed(const struct sim *sim) {
     return __builtin_expect(sim->state && atomic_load_explicit(&sim->state->faults_armed, memory_order_relaxed) > 0, 0);
 }
 
@@ -278,9 +293,10 @@ static inline bool sim_faults_armed(const struct sim *sim)
 struct sim_mark {
     uint64_t launch, prefix;
 };
-/* Gives a launch to the card; waits while this process has SIM_IN_FLIGHT there. Returns its sequence, from 1; 0: this process lost its place.
- * `width`: of SIM_WHOLE; 0: an event. */
-uint64_t sim_launch(struct sim *sim, int card, uint64_t duration, uint32_t width, uint64_t not_before, struct sim_mark after, uint32_t group);
+/* Gives a launch to the card; waits while this process has SIM_IN_FLIGHT there. Returns its sequence, from 1; 0: this
+ * process lost its place. `width`: of SIM_WHOLE; 0: an event. */
+uint64_t sim_launch(struct sim *sim, int card, uint64_t duration, uint32_t width, uint64_t not_before,
+                    struct sim_mark after, uint32_t group);
 /* The group of kernels with this key that meet on so many cards, from 1; 0: there is no room for another one. */
 uint32_t sim_group(struct sim *sim, uint64_t key, uint32_t size);
 /* This process lives now: should it die, its work goes on until then. */
@@ -295,7 +311,8 @@ void sim_advance(struct sim *sim, int card);
 uint64_t sim_time_begin(struct sim *sim, int card);
 /* Under the card's time lock. */
 void sim_advance_locked(struct sim *sim, int card, uint64_t now);
-/* Under the card's time lock, after advancing: no launch of this process ends before that; *shared: it can also become earlier, as others are ahead. */
+/* Under the card's time lock, after advancing: no launch of this process ends before that; *shared: it can also become
+ * earlier, as others are ahead. */
 uint64_t sim_predict(struct sim *sim, int card, struct sim_mark mark, bool *shared);
 bool sim_reached(struct sim *sim, int card, struct sim_mark mark);
 /* Whether all up to the sequence have ended. */
@@ -314,14 +331,15 @@ uint64_t sim_waited(struct sim *sim, int card, uint32_t slot, uint64_t now);
 
 /* common/usage.c */
 void sim_usage_note(struct sim_usage *usage, uint64_t now, uint64_t busy);
-/* Share of the last second in which the card (slot < 0) or one process ran kernels, in parts per million, up to the last sample; a caller that has
- * seen the samples up to `seen_ns` (CLOCK_MONOTONIC; 0: none) gets the newer ones only. *sampled_ns: when the last one was taken; *some: whether
- * there is a newer one, and the process ran. */
+/* Share of the last second in which the card (slot < 0) or one process ran kernels, in parts per million, up to the
+ * last sample; a caller that has seen the samples up to `seen_ns` (CLOCK_MONOTONIC; 0: none) gets the newer ones only.
+ * *sampled_ns: when the last one was taken; *some: whether there is a newer one, and the process ran. */
 uint32_t sim_share(struct sim *sim, int card, int slot, uint64_t seen_ns, uint64_t *sampled_ns, bool *some);
 
 /* common/timing.c */
 #define SIM_SLICE_NS 2000000ull
 #define SIM_SWITCH_NS 10000ull
-/* Reads VGPU_SIM_TIME; what concerns the cards goes into the state. -EINVAL, with a message, when it is not what is allowed. */
+/* Reads VGPU_SIM_TIME; what concerns the cards goes into the state. -EINVAL, with a message, when it is not what is
+ * allowed. */
 int sim_timing_read(struct sim *sim);
 #endif

@@ -1,5 +1,6 @@
-/* What a process gives to a card and how it waits for it. Every process has a ring of its own for each card (struct sim_process); the order in which a
- * process's launches run is that of their streams, or simply theirs where kernels run one by one. How the cards' time goes by: slices.c. */
+/* What a process gives to a card and how it waits for it. Every process has a ring of its own for each card (struct
+ * sim_process); the order in which a process's launches run is that of their streams, or simply theirs where kernels
+ * run one by one. How the cards' time goes by: slices.c. */
 #include <errno.h>
 #include <sched.h>
 #include <sys/prctl.h>
@@ -12,25 +13,24 @@
 #define LEAST_EARLY_NS 2000u
 #define MOST_EARLY_NS 60000u
 
-static struct sim_launch *launch_at(const struct sim *sim, int index, uint64_t sequence)
-{
+static struct sim_launch *launch_at(const struct sim *sim, int index, uint64_t sequence) {
     return &sim->self->launched[index][sequence % SIM_RING];
 }
 
-/* Tells whoever advances the card that this process has work for it. A mark can be lost to a holder of the card's lock that was stopped for so long
- * that the lock was taken from it, and then stores what it had read before: so whoever waits makes it again. */
-static void mark_active(struct sim *sim, int index)
-{
+/* Tells whoever advances the card that this process has work for it. A mark can be lost to a holder of the card's lock
+ * that was stopped for so long that the lock was taken from it, and then stores what it had read before: so whoever
+ * waits makes it again. */
+static void mark_active(struct sim *sim, int index) {
     const struct sim_share_of_card *own = &sim->self->cards[index];
     _Atomic uint64_t *word = &sim->state->cards[index].active[sim->slot / 64];
     uint64_t bit = 1ull << sim->slot % 64;
     if (!(atomic_load_explicit(word, memory_order_relaxed) & bit) &&
-        atomic_load_explicit(&own->completed, memory_order_relaxed) < atomic_load_explicit(&own->issued, memory_order_relaxed))
+        atomic_load_explicit(&own->completed, memory_order_relaxed) <
+            atomic_load_explicit(&own->issued, memory_order_relaxed))
         atomic_fetch_or_explicit(word, bit, memory_order_relaxed);
 }
 
-void sim_advance(struct sim *sim, int index)
-{
+void sim_advance(struct sim *sim, int index) {
     struct sim_card *card = &sim->state->cards[index];
     if (sim_self_valid(sim))
         mark_active(sim, index);
@@ -43,14 +43,13 @@ void sim_advance(struct sim *sim, int index)
     sim_release(&card->time_lock);
 }
 
-static bool ended(struct sim *sim, int index, struct sim_mark mark)
-{
+static bool ended(struct sim *sim, int index, struct sim_mark mark) {
     uint64_t completed = atomic_load_explicit(&sim->self->cards[index].completed, memory_order_acquire);
-    return mark.prefix <= completed && (mark.launch <= completed || atomic_load(&launch_at(sim, index, mark.launch)->phase) == SIM_FINISHED);
+    return mark.prefix <= completed &&
+           (mark.launch <= completed || atomic_load(&launch_at(sim, index, mark.launch)->phase) == SIM_FINISHED);
 }
 
-bool sim_reached(struct sim *sim, int index, struct sim_mark mark)
-{
+bool sim_reached(struct sim *sim, int index, struct sim_mark mark) {
     if (!mark.launch && !mark.prefix)
         return true;
     if (ended(sim, index, mark))
@@ -59,14 +58,12 @@ bool sim_reached(struct sim *sim, int index, struct sim_mark mark)
     return ended(sim, index, mark);
 }
 
-bool sim_finished(struct sim *sim, int index, uint64_t sequence)
-{
+bool sim_finished(struct sim *sim, int index, uint64_t sequence) {
     return sim_reached(sim, index, (struct sim_mark){0, sequence});
 }
 
 /* Of all up to a launch the last SIM_WINDOW tell: an earlier one had ended before this one began. */
-uint64_t sim_reached_at(struct sim *sim, int index, struct sim_mark mark)
-{
+uint64_t sim_reached_at(struct sim *sim, int index, struct sim_mark mark) {
     uint64_t end = mark.launch ? atomic_load(&launch_at(sim, index, mark.launch)->end) : 0;
     for (uint64_t back = 0; back < mark.prefix && back < (sim->self->kernels > 1 ? SIM_WINDOW : 1); back++) {
         uint64_t one = atomic_load(&launch_at(sim, index, mark.prefix - back)->end);
@@ -75,8 +72,7 @@ uint64_t sim_reached_at(struct sim *sim, int index, struct sim_mark mark)
     return end;
 }
 
-uint64_t sim_expected_end(struct sim *sim, int index, struct sim_mark mark)
-{
+uint64_t sim_expected_end(struct sim *sim, int index, struct sim_mark mark) {
     struct sim_card *card = &sim->state->cards[index];
     bool shared;
     if (sim_reached(sim, index, mark))
@@ -88,8 +84,7 @@ uint64_t sim_expected_end(struct sim *sim, int index, struct sim_mark mark)
 }
 
 /* Sleeps with the smallest slack of timers that the kernel gives, then restores it. */
-static void doze_until(uint64_t deadline)
-{
+static void doze_until(uint64_t deadline) {
     struct timespec until = {.tv_sec = (time_t)(deadline / 1000000000u), .tv_nsec = (long)(deadline % 1000000000u)};
     int slack = prctl(PR_GET_TIMERSLACK);
     prctl(PR_SET_TIMERSLACK, 1);
@@ -98,8 +93,7 @@ static void doze_until(uint64_t deadline)
 }
 
 /* A sleep ends late by what this machine takes to wake somebody up: it begins that much early, and the rest is spun. */
-void sim_sleep_until(uint64_t deadline)
-{
+void sim_sleep_until(uint64_t deadline) {
     static _Atomic uint64_t early = 20000;
     uint64_t margin = atomic_load_explicit(&early, memory_order_relaxed), now = sim_now();
     if (deadline > now + margin) {
@@ -116,8 +110,7 @@ void sim_sleep_until(uint64_t deadline)
 }
 
 /* Whoever died takes its last copy along; what waited behind it had its time already. */
-uint64_t sim_engine(struct sim *sim, int index, enum sim_engine_kind kind, uint64_t begin, uint64_t duration)
-{
+uint64_t sim_engine(struct sim *sim, int index, enum sim_engine_kind kind, uint64_t begin, uint64_t duration) {
     struct sim_engine *engine = &sim->state->cards[index].engines[kind];
     if (!sim_self_valid(sim))
         return begin;
@@ -136,8 +129,7 @@ uint64_t sim_engine(struct sim *sim, int index, enum sim_engine_kind kind, uint6
     return end;
 }
 
-void sim_wait_mark(struct sim *sim, int index, struct sim_mark mark)
-{
+void sim_wait_mark(struct sim *sim, int index, struct sim_mark mark) {
     struct sim_card *card = &sim->state->cards[index];
     while (!sim_reached(sim, index, mark) && sim_self_valid(sim)) {
         bool shared;
@@ -145,20 +137,19 @@ void sim_wait_mark(struct sim *sim, int index, struct sim_mark mark)
         uint64_t end = ended(sim, index, mark) ? 0 : sim_predict(sim, index, mark, &shared);
         atomic_store_explicit(&sim->state->slots[sim->slot].seen_ns, now, memory_order_relaxed);
         sim_release(&card->time_lock);
-        if (end && (shared || end == SIM_NEVER) && end > now + LOOK_NS) /* never: as it looks while a lost lock is being made good */
+        /* never: as it looks while a lost lock is being made good */
+        if (end && (shared || end == SIM_NEVER) && end > now + LOOK_NS)
             doze_until(now + LOOK_NS);
         else if (end)
             sim_sleep_until(end);
     }
 }
 
-void sim_wait(struct sim *sim, int index, uint64_t sequence)
-{
+void sim_wait(struct sim *sim, int index, uint64_t sequence) {
     sim_wait_mark(sim, index, (struct sim_mark){0, sequence});
 }
 
-uint32_t sim_group(struct sim *sim, uint64_t key, uint32_t size)
-{
+uint32_t sim_group(struct sim *sim, uint64_t key, uint32_t size) {
     struct sim_state *state = sim->state;
     uint32_t found = 0;
     sim_acquire(sim, &state->registry_lock);
@@ -177,28 +168,30 @@ uint32_t sim_group(struct sim *sim, uint64_t key, uint32_t size)
     return found;
 }
 
-/* Waits until one launch more fits; with short kernels until some more do, since waking up for each of them costs more than it gives. */
-static void wait_for_room(struct sim *sim, int index, uint64_t issued)
-{
+/* Waits until one launch more fits; with short kernels until some more do, since waking up for each of them costs more
+ * than it gives. */
+static void wait_for_room(struct sim *sim, int index, uint64_t issued) {
     uint64_t first = issued + 1 - SIM_IN_FLIGHT, more = 0, due = atomic_load(&launch_at(sim, index, first)->due);
-    while (sim->self->kernels <= 1 && more < SIM_IN_FLIGHT / 4 && atomic_load(&launch_at(sim, index, first + more + 1)->due) < due + ROOM_NS)
+    while (sim->self->kernels <= 1 && more < SIM_IN_FLIGHT / 4 &&
+           atomic_load(&launch_at(sim, index, first + more + 1)->due) < due + ROOM_NS)
         more++;
     sim_wait(sim, index, first + more);
 }
 
-void sim_seen(struct sim *sim)
-{
+void sim_seen(struct sim *sim) {
     if (sim_self_valid(sim))
         atomic_store_explicit(&sim->state->slots[sim->slot].seen_ns, sim_now(), memory_order_relaxed);
 }
 
-/* What the launches of this process that have not ended still need of the card; under its time lock. Side by side, it is their sum. */
-static uint64_t left_to_run(const struct sim *sim, int index)
-{
+/* What the launches of this process that have not ended still need of the card; under its time lock. Side by side, it
+ * is their sum. */
+static uint64_t left_to_run(const struct sim *sim, int index) {
     const struct sim_share_of_card *own = &sim->self->cards[index];
-    uint64_t issued = atomic_load_explicit(&own->issued, memory_order_relaxed), completed = atomic_load(&own->completed);
+    uint64_t issued = atomic_load_explicit(&own->issued, memory_order_relaxed),
+             completed = atomic_load(&own->completed);
     uint64_t progress = atomic_load(&own->progress_ns), left = 0;
-    for (uint64_t sequence = sim->self->kernels <= 1 ? issued : completed + 1; issued > completed && sequence <= issued; sequence++) {
+    for (uint64_t sequence = sim->self->kernels <= 1 ? issued : completed + 1; issued > completed && sequence <= issued;
+         sequence++) {
         const struct sim_launch *launch = launch_at(sim, index, sequence);
         uint32_t phase = atomic_load(&launch->phase);
         if (phase == SIM_RUNNING || sim->self->kernels <= 1)
@@ -209,8 +202,7 @@ static uint64_t left_to_run(const struct sim *sim, int index)
     return left;
 }
 
-void sim_wait_queued(struct sim *sim, int index)
-{
+void sim_wait_queued(struct sim *sim, int index) {
     const uint64_t most = sim->timing.queued_ns, least_ns = 50000;
     struct sim_card *card = &sim->state->cards[index];
     while (most != SIM_NEVER && sim_self_valid(sim)) {
@@ -226,12 +218,13 @@ void sim_wait_queued(struct sim *sim, int index)
     }
 }
 
-uint64_t sim_launch(struct sim *sim, int index, uint64_t duration, uint32_t width, uint64_t not_before, struct sim_mark after, uint32_t group)
-{
+uint64_t sim_launch(struct sim *sim, int index, uint64_t duration, uint32_t width, uint64_t not_before,
+                    struct sim_mark after, uint32_t group) {
     struct sim_card *card = &sim->state->cards[index];
     struct sim_share_of_card *own = &sim->self->cards[index];
     for (;;) {
-        uint64_t completed = atomic_load_explicit(&own->completed, memory_order_acquire); /* first: never more than `issued`, whatever others do meanwhile */
+        /* first: never more than `issued`, whatever others do meanwhile */
+        uint64_t completed = atomic_load_explicit(&own->completed, memory_order_acquire);
         uint64_t issued = atomic_load_explicit(&own->issued, memory_order_relaxed);
         if (issued - completed >= SIM_IN_FLIGHT)
             wait_for_room(sim, index, issued);
@@ -254,7 +247,8 @@ uint64_t sim_launch(struct sim *sim, int index, uint64_t duration, uint32_t widt
         launch->group = group;
         if (group)
             launch->meeting = atomic_fetch_add(&sim->state->groups[group - 1].cards[index].issued, 1);
-        atomic_store_explicit(&launch->due, (issued ? atomic_load(&launch_at(sim, index, issued)->due) : 0) + duration, memory_order_relaxed);
+        atomic_store_explicit(&launch->due, (issued ? atomic_load(&launch_at(sim, index, issued)->due) : 0) + duration,
+                              memory_order_relaxed);
         atomic_store_explicit(&launch->phase, SIM_QUEUED, memory_order_relaxed);
         if (width)
             atomic_store_explicit(&own->launches, atomic_load(&own->launches) + 1, memory_order_relaxed);

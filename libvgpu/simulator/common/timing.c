@@ -12,8 +12,7 @@
 #define MAX_MB 10000000ull
 
 /* "2ms" and the like; false: it is not, or is above MAX_NS. */
-static bool time_of(const char *text, uint64_t *ns)
-{
+static bool time_of(const char *text, uint64_t *ns) {
     static const struct {
         const char *name;
         uint64_t ns;
@@ -29,8 +28,7 @@ static bool time_of(const char *text, uint64_t *ns)
 }
 
 /* "25GB/s" or "12500MB/s", in bytes per microsecond. */
-static bool speed_of(const char *text, uint64_t *speed)
-{
+static bool speed_of(const char *text, uint64_t *speed) {
     char *end;
     uint64_t number = *text >= '1' && *text <= '9' ? strtoull(text, &end, 10) : SIM_NEVER;
     if (number > MAX_MB)
@@ -40,8 +38,7 @@ static bool speed_of(const char *text, uint64_t *speed)
 }
 
 /* What fills or copies within a card run on; "profile" leaves both as they are. */
-static bool runs_on(const char *value, bool *timed, bool *sms)
-{
+static bool runs_on(const char *value, bool *timed, bool *sms) {
     bool engine = strcmp(value, "engine") == 0, multiprocessors = strcmp(value, "sms") == 0;
     *timed |= engine || multiprocessors;
     *sms = multiprocessors || (*sms && !engine);
@@ -49,8 +46,7 @@ static bool runs_on(const char *value, bool *timed, bool *sms)
 }
 
 /* One KEY=VALUE; the cards' own times are taken together, when all is known to be right. */
-static bool take(char *word, struct sim_timing *timing, uint64_t *slice, uint64_t *change)
-{
+static bool take(char *word, struct sim_timing *timing, uint64_t *slice, uint64_t *change) {
     char *value = strchr(word, '='), *end;
     if (!value)
         return false;
@@ -83,8 +79,15 @@ static bool take(char *word, struct sim_timing *timing, uint64_t *slice, uint64_
     const struct {
         const char *name;
         uint64_t *ns;
-    } times[] = {{"load", &timing->load_ns}, {"event", &timing->event_ns}, {"remap", &timing->remap_ns}, {"fault", &timing->fault_ns},
-                 {"slice", slice}, {"switch", change}, {"launch", &timing->launch_ns}, {"record", &timing->record_ns}, {"query", &timing->query_ns}};
+    } times[] = {{"load", &timing->load_ns},
+                 {"event", &timing->event_ns},
+                 {"remap", &timing->remap_ns},
+                 {"fault", &timing->fault_ns},
+                 {"slice", slice},
+                 {"switch", change},
+                 {"launch", &timing->launch_ns},
+                 {"record", &timing->record_ns},
+                 {"query", &timing->query_ns}};
     for (unsigned i = 0; i < sizeof times / sizeof *times; i++)
         if (strcmp(word, times[i].name) == 0)
             return time_of(value, times[i].ns) && (times[i].ns != slice || *slice >= 1000);
@@ -92,8 +95,7 @@ static bool take(char *word, struct sim_timing *timing, uint64_t *slice, uint64_
 }
 
 /* 0 or -EINVAL. */
-static int read_queue(struct sim_timing *timing)
-{
+static int read_queue(struct sim_timing *timing) {
     const char *given = secure_getenv("VGPU_SIM_LAUNCH_QUEUE_MS");
     char *end;
     timing->queued_ns = SIM_NEVER;
@@ -101,21 +103,30 @@ static int read_queue(struct sim_timing *timing)
         return 0;
     uint64_t number = *given >= '0' && *given <= '9' ? strtoull(given, &end, 10) : SIM_NEVER;
     if (number > MAX_NS / 1000000 || *end) {
-        fprintf(stderr, "vgpu simulator: VGPU_SIM_LAUNCH_QUEUE_MS=%s: not a whole number of milliseconds from 0 to %llu\n", given, MAX_NS / 1000000);
+        fprintf(stderr,
+                "vgpu simulator: VGPU_SIM_LAUNCH_QUEUE_MS=%s: not a whole number of milliseconds from 0 to %llu\n",
+                given, MAX_NS / 1000000);
         return -EINVAL;
     }
     timing->queued_ns = number * 1000000;
     return 0;
 }
 
-int sim_timing_read(struct sim *sim)
-{
+int sim_timing_read(struct sim *sim) {
     const char *given = secure_getenv("VGPU_SIM_TIME");
     char text[256], *rest = text, *word;
     uint64_t slice = atomic_load(&sim->state->slice_ns), change = atomic_load(&sim->state->switch_ns);
-    sim->timing = (struct sim_timing){.launch_ns = 3000, .record_ns = 1000, .query_ns = 500, .fault_ns = 30000, .load_ns = 100000, .event_ns = sim->profile->event_ns,
-                                      .memory = sim->profile->memory_speed, .fills_take_sms = sim->profile->fills_take_sms,
-                                      .copies_take_sms = sim->profile->copies_take_sms, .bus = sim->profile->bus_speed, .kernels = 1};
+    sim->timing = (struct sim_timing){.launch_ns = 3000,
+                                      .record_ns = 1000,
+                                      .query_ns = 500,
+                                      .fault_ns = 30000,
+                                      .load_ns = 100000,
+                                      .event_ns = sim->profile->event_ns,
+                                      .memory = sim->profile->memory_speed,
+                                      .fills_take_sms = sim->profile->fills_take_sms,
+                                      .copies_take_sms = sim->profile->copies_take_sms,
+                                      .bus = sim->profile->bus_speed,
+                                      .kernels = 1};
     if (read_queue(&sim->timing))
         return -EINVAL;
     if (!given || !*given)
@@ -124,10 +135,15 @@ int sim_timing_read(struct sim *sim)
     while (right && (word = strsep(&rest, ",")) != NULL)
         right = take(word, &sim->timing, &slice, &change);
     if (!right) {
-        fprintf(stderr, "vgpu simulator: VGPU_SIM_TIME=%s: not a list of slice=2ms (1us or more), switch=10us, launch=3us, record=1us, query=500ns, "
-                        "kernels=1 (to %u), remap=0ns, fault=30us, event=profile (2500ns), load=100us, loads=use (get), fills=profile (sms, engine), "
-                        "within=profile (sms, engine), memory=320GB/s, bus=off (profile, 25GB/s, 12500MB/s), managed=resident (migrate), "
-                        "with ns, us, ms or s up to 10s\n", given, MAX_KERNELS);
+        fprintf(stderr,
+                "vgpu simulator: VGPU_SIM_TIME=%s: not a list of slice=2ms (1us or more), switch=10us, launch=3us, "
+                "record=1us, query=500ns, "
+                "kernels=1 (to %u), remap=0ns, fault=30us, event=profile (2500ns), load=100us, loads=use (get), "
+                "fills=profile (sms, engine), "
+                "within=profile (sms, engine), memory=320GB/s, bus=off (profile, 25GB/s, 12500MB/s), managed=resident "
+                "(migrate), "
+                "with ns, us, ms or s up to 10s\n",
+                given, MAX_KERNELS);
         return -EINVAL;
     }
     sim->timing.fills |= sim->timing.copies;

@@ -5,8 +5,7 @@
 
 #include "common/state.h"
 
-int vgpu_sim_cards(const char *dir, struct vgpu_sim_card *out, int capacity)
-{
+int vgpu_sim_cards(const char *dir, struct vgpu_sim_card *out, int capacity) {
     struct sim sim;
     int error = sim_open(&sim, dir);
     if (error)
@@ -37,8 +36,7 @@ int vgpu_sim_cards(const char *dir, struct vgpu_sim_card *out, int capacity)
     return count;
 }
 
-int vgpu_sim_processes(const char *dir, struct vgpu_sim_process *out, int capacity)
-{
+int vgpu_sim_processes(const char *dir, struct vgpu_sim_process *out, int capacity) {
     struct sim sim;
     int count = 0, error = sim_open(&sim, dir);
     if (error)
@@ -69,8 +67,7 @@ int vgpu_sim_processes(const char *dir, struct vgpu_sim_process *out, int capaci
     return count;
 }
 
-int vgpu_sim_inject_xid(const char *dir, int card, uint32_t xid)
-{
+int vgpu_sim_inject_xid(const char *dir, int card, uint32_t xid) {
     struct sim sim;
     int error = sim_open(&sim, dir);
     if (error)

@@ -1,13 +1,13 @@
-/* Utilisation as NVML samples it: busy time is noted when a card or a process first works in a sample period. What was busy at the beginning of a
- * period is then the note of that period or, as nothing changed before it, of the next later one. */
+/* Utilisation as NVML samples it: busy time is noted when a card or a process first works in a sample period. What was
+ * busy at the beginning of a period is then the note of that period or, as nothing changed before it, of the next later
+ * one. */
 #include <stddef.h>
 
 #include "common/state.h"
 
 #define SECOND_TICKS 6u
 
-void sim_usage_note(struct sim_usage *usage, uint64_t now, uint64_t busy)
-{
+void sim_usage_note(struct sim_usage *usage, uint64_t now, uint64_t busy) {
     uint64_t tick = now / SIM_TICK_NS;
     if (atomic_load_explicit(&usage->tick[tick % SIM_TICKS], memory_order_relaxed) == tick)
         return;
@@ -15,8 +15,7 @@ void sim_usage_note(struct sim_usage *usage, uint64_t now, uint64_t busy)
     atomic_store_explicit(&usage->tick[tick % SIM_TICKS], tick, memory_order_release);
 }
 
-static uint64_t busy_at(const struct sim_usage *usage, uint64_t tick, uint64_t busy)
-{
+static uint64_t busy_at(const struct sim_usage *usage, uint64_t tick, uint64_t busy) {
     uint64_t found = SIM_NEVER;
     for (uint32_t i = 0; i < SIM_TICKS; i++) {
         uint64_t noted = atomic_load_explicit(&usage->tick[i], memory_order_acquire);
@@ -28,8 +27,7 @@ static uint64_t busy_at(const struct sim_usage *usage, uint64_t tick, uint64_t b
     return busy;
 }
 
-uint32_t sim_share(struct sim *sim, int index, int slot, uint64_t seen_ns, uint64_t *sampled_ns, bool *some)
-{
+uint32_t sim_share(struct sim *sim, int index, int slot, uint64_t seen_ns, uint64_t *sampled_ns, bool *some) {
     struct sim_card *card = &sim->state->cards[index];
     struct sim_process *process = slot >= 0 ? sim_peer(sim, (uint32_t)slot) : NULL;
     *some = false;

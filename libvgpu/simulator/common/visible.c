@@ -9,8 +9,7 @@
 
 #define BUSES_PER_DOMAIN 8
 
-void sim_pci_address(const struct sim *sim, int card, unsigned *domain, unsigned *bus)
-{
+void sim_pci_address(const struct sim *sim, int card, unsigned *domain, unsigned *bus) {
     if (sim->profile->mig)
         card = 0; /* instances have their board's address */
     *domain = (unsigned)card / BUSES_PER_DOMAIN;
@@ -18,13 +17,11 @@ void sim_pci_address(const struct sim *sim, int card, unsigned *domain, unsigned
 }
 
 /* "0" is the board with all its instances, "0:2" one of them. */
-static bool names_instance(const char *name, size_t length, int card)
-{
+static bool names_instance(const char *name, size_t length, int card) {
     return length >= 1 && *name == '0' && (length == 1 || (length == 3 && name[1] == ':' && name[2] == '0' + card));
 }
 
-static int named_card(const struct sim *sim, const char *name, size_t length)
-{
+static int named_card(const struct sim *sim, const char *name, size_t length) {
     bool digits = length > 0 && length < 4 && !sim->profile->mig;
     for (size_t i = 0; i < length; i++)
         digits = digits && isdigit((unsigned char)name[i]);
@@ -38,8 +35,7 @@ static int named_card(const struct sim *sim, const char *name, size_t length)
     return -1;
 }
 
-int sim_container_cards(const struct sim *sim, int cards[SIM_CARDS])
-{
+int sim_container_cards(const struct sim *sim, int cards[SIM_CARDS]) {
     const char *list = secure_getenv("NVIDIA_VISIBLE_DEVICES");
     bool wanted[SIM_CARDS] = {false};
     int count = 0;

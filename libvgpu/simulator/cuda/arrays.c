@@ -1,30 +1,39 @@
-/* Arrays: opaque memory with a format. Rows are kept without padding; the card is charged for the bytes of the elements. */
+/* Arrays: opaque memory with a format. Rows are kept without padding; the card is charged for the bytes of the
+ * elements. */
 #include <sys/mman.h>
 
 #include "cuda/driver.h"
 
-#define LAYERS (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP) /* depth counts layers or faces, which do not shrink from level to level */
-#define NO_MEMORY_YET (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) /* mapped later, from cuMemCreate memory */
+/* depth counts layers or faces, which do not shrink from level to level */
+#define LAYERS (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)
+#define NO_MEMORY_YET (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) /* mapped later, from cuMemCreate memory   \
+                                                                             */
 
-static unsigned element_bytes(CUarray_format format)
-{
+static unsigned element_bytes(CUarray_format format) {
     switch (format) {
-    case CU_AD_FORMAT_UNSIGNED_INT8: case CU_AD_FORMAT_SIGNED_INT8: return 1;
-    case CU_AD_FORMAT_UNSIGNED_INT16: case CU_AD_FORMAT_SIGNED_INT16: case CU_AD_FORMAT_HALF: return 2;
-    case CU_AD_FORMAT_UNSIGNED_INT32: case CU_AD_FORMAT_SIGNED_INT32: case CU_AD_FORMAT_FLOAT: return 4;
+    case CU_AD_FORMAT_UNSIGNED_INT8:
+    case CU_AD_FORMAT_SIGNED_INT8: return 1;
+    case CU_AD_FORMAT_UNSIGNED_INT16:
+    case CU_AD_FORMAT_SIGNED_INT16:
+    case CU_AD_FORMAT_HALF: return 2;
+    case CU_AD_FORMAT_UNSIGNED_INT32:
+    case CU_AD_FORMAT_SIGNED_INT32:
+    case CU_AD_FORMAT_FLOAT: return 4;
     default: return 0;
     }
 }
 
-/* Fills in what follows from a descriptor; the bytes of a level of a mipmapped array are half as many in every direction. */
-static CUresult describe(const CUDA_ARRAY3D_DESCRIPTOR *descriptor, CUarray array)
-{
+/* Fills in what follows from a descriptor; the bytes of a level of a mipmapped array are half as many in every
+ * direction. */
+static CUresult describe(const CUDA_ARRAY3D_DESCRIPTOR *descriptor, CUarray array) {
     unsigned element = element_bytes(descriptor->Format);
     size_t rows = descriptor->Height ? descriptor->Height : 1, depth = descriptor->Depth ? descriptor->Depth : 1;
-    if (!descriptor->Width || !element || (descriptor->NumChannels != 1 && descriptor->NumChannels != 2 && descriptor->NumChannels != 4))
+    if (!descriptor->Width || !element ||
+        (descriptor->NumChannels != 1 && descriptor->NumChannels != 2 && descriptor->NumChannels != 4))
         return CUDA_ERROR_INVALID_VALUE;
     if (__builtin_mul_overflow(descriptor->Width, (size_t)element * descriptor->NumChannels, &array->pitch) ||
-        __builtin_mul_overflow(array->pitch, rows, &array->bytes) || __builtin_mul_overflow(array->bytes, depth, &array->bytes))
+        __builtin_mul_overflow(array->pitch, rows, &array->bytes) ||
+        __builtin_mul_overflow(array->bytes, depth, &array->bytes))
         return CUDA_ERROR_INVALID_VALUE;
     if (descriptor->Flags & NO_MEMORY_YET)
         array->bytes = 0;
@@ -33,8 +42,7 @@ static CUresult describe(const CUDA_ARRAY3D_DESCRIPTOR *descriptor, CUarray arra
     return CUDA_SUCCESS;
 }
 
-CUresult cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *descriptor)
-{
+CUresult cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *descriptor) {
     ENTER_CONTEXT(context);
     struct CUarray_st wanted = {.context = context};
     if (!out || !descriptor)
@@ -57,17 +65,17 @@ CUresult cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *descrip
     return CUDA_SUCCESS;
 }
 
-CUresult cuArrayCreate_v2(CUarray *out, const CUDA_ARRAY_DESCRIPTOR *descriptor)
-{
+CUresult cuArrayCreate_v2(CUarray *out, const CUDA_ARRAY_DESCRIPTOR *descriptor) {
     ENTER();
     if (!out || !descriptor)
         return CUDA_ERROR_INVALID_VALUE;
-    return cuArray3DCreate_v2(out, &(CUDA_ARRAY3D_DESCRIPTOR){.Width = descriptor->Width, .Height = descriptor->Height,
-                                                              .Format = descriptor->Format, .NumChannels = descriptor->NumChannels});
+    return cuArray3DCreate_v2(out, &(CUDA_ARRAY3D_DESCRIPTOR){.Width = descriptor->Width,
+                                                              .Height = descriptor->Height,
+                                                              .Format = descriptor->Format,
+                                                              .NumChannels = descriptor->NumChannels});
 }
 
-CUresult cuArrayDestroy(CUarray array)
-{
+CUresult cuArrayDestroy(CUarray array) {
     ENTER();
     if (!object_is(array, OBJECT_ARRAY) || array->level)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -78,8 +86,7 @@ CUresult cuArrayDestroy(CUarray array)
     return CUDA_SUCCESS;
 }
 
-CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *descriptor, CUarray array)
-{
+CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *descriptor, CUarray array) {
     ENTER();
     if (!descriptor || !object_is(array, OBJECT_ARRAY))
         return !descriptor ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
@@ -87,18 +94,18 @@ CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *descriptor, CUarray 
     return CUDA_SUCCESS;
 }
 
-CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *descriptor, CUarray array)
-{
+CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *descriptor, CUarray array) {
     ENTER();
     if (!descriptor || !object_is(array, OBJECT_ARRAY))
         return !descriptor ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
-    *descriptor = (CUDA_ARRAY_DESCRIPTOR){.Width = array->descriptor.Width, .Height = array->descriptor.Height,
-                                          .Format = array->descriptor.Format, .NumChannels = array->descriptor.NumChannels};
+    *descriptor = (CUDA_ARRAY_DESCRIPTOR){.Width = array->descriptor.Width,
+                                          .Height = array->descriptor.Height,
+                                          .Format = array->descriptor.Format,
+                                          .NumChannels = array->descriptor.NumChannels};
     return CUDA_SUCCESS;
 }
 
-CUresult cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *requirements, CUarray array, CUdevice device)
-{
+CUresult cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *requirements, CUarray array, CUdevice device) {
     ENTER_DEVICE(device);
     if (!requirements || !object_is(array, OBJECT_ARRAY))
         return !requirements ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
@@ -106,15 +113,15 @@ CUresult cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *requiremen
     return CUDA_SUCCESS;
 }
 
-CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned int levels)
-{
+CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned int levels) {
     ENTER_CONTEXT(context);
     if (!out || !descriptor || !levels)
         return CUDA_ERROR_INVALID_VALUE;
     size_t longest = descriptor->Width > descriptor->Height ? descriptor->Width : descriptor->Height;
     longest = descriptor->Depth > longest && !(descriptor->Flags & LAYERS) ? descriptor->Depth : longest;
     if (levels > (longest ? 64 - (unsigned)__builtin_clzll(longest) : 1))
-        levels = longest ? 64 - (unsigned)__builtin_clzll(longest) : 1; /* cuda.h: clamped to 1 + floor(log2(longest side)) */
+        levels = longest ? 64 - (unsigned)__builtin_clzll(longest)
+                         : 1; /* cuda.h: clamped to 1 + floor(log2(longest side)) */
     CUresult result = capture_forbids(NULL);
     if (result)
         return result;
@@ -148,8 +155,8 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRI
     return result;
 }
 
-CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *requirements, CUmipmappedArray mipmap, CUdevice device)
-{
+CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *requirements, CUmipmappedArray mipmap,
+                                               CUdevice device) {
     ENTER_DEVICE(device);
     if (!requirements || !object_is(mipmap, OBJECT_MIPMAP))
         return !requirements ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
@@ -157,8 +164,7 @@ CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *r
     return CUDA_SUCCESS;
 }
 
-CUresult cuMipmappedArrayGetLevel(CUarray *out, CUmipmappedArray mipmap, unsigned int level)
-{
+CUresult cuMipmappedArrayGetLevel(CUarray *out, CUmipmappedArray mipmap, unsigned int level) {
     ENTER();
     if (!object_is(mipmap, OBJECT_MIPMAP))
         return CUDA_ERROR_INVALID_HANDLE;
@@ -168,8 +174,7 @@ CUresult cuMipmappedArrayGetLevel(CUarray *out, CUmipmappedArray mipmap, unsigne
     return CUDA_SUCCESS;
 }
 
-CUresult cuMipmappedArrayDestroy(CUmipmappedArray mipmap)
-{
+CUresult cuMipmappedArrayDestroy(CUmipmappedArray mipmap) {
     ENTER();
     if (!object_is(mipmap, OBJECT_MIPMAP))
         return CUDA_ERROR_INVALID_HANDLE;

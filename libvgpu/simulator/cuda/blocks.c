@@ -1,4 +1,5 @@
-/* Device memory by address. An address tells its size class and its slot, so that looking one up costs the same with any number of blocks. */
+/* Device memory by address. An address tells its size class and its slot, so that looking one up costs the same with
+ * any number of blocks. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdlib.h>
@@ -20,33 +21,29 @@ static struct class {
 static _Atomic int locked;
 static uint64_t last_id; /* even, where other memory has odd ones */
 
-static void lock_blocks(void)
-{
+static void lock_blocks(void) {
     while (atomic_exchange_explicit(&locked, 1, memory_order_acquire))
         for (int spins = 0; atomic_load_explicit(&locked, memory_order_relaxed); spins++)
             if (spins > 100)
                 sched_yield();
 }
 
-static void unlock_blocks(void)
-{
+static void unlock_blocks(void) {
     atomic_store_explicit(&locked, 0, memory_order_release);
 }
 
-static uint32_t class_of(uint64_t size)
-{
+static uint32_t class_of(uint64_t size) {
     uint32_t bits = size <= 1 ? 0 : 64 - (uint32_t)__builtin_clzll(size - 1);
     return bits <= SMALLEST ? 0 : bits - SMALLEST;
 }
 
-static struct block *slot_of(struct class *class, uint32_t slot)
-{
-    struct block *chunk = slot / CHUNK < CHUNKS ? __atomic_load_n(&class->chunks[slot / CHUNK], __ATOMIC_ACQUIRE) : NULL;
+static struct block *slot_of(struct class *class, uint32_t slot) {
+    struct block *chunk =
+        slot / CHUNK < CHUNKS ? __atomic_load_n(&class->chunks[slot / CHUNK], __ATOMIC_ACQUIRE) : NULL;
     return chunk ? &chunk[slot % CHUNK] : NULL;
 }
 
-static struct block *decode(CUdeviceptr address, CUdeviceptr *base)
-{
+static struct block *decode(CUdeviceptr address, CUdeviceptr *base) {
     if (address < DEVICE_WINDOW || address >= RESERVATION_WINDOW)
         return NULL;
     uint64_t offset = address - DEVICE_WINDOW;
@@ -56,8 +53,7 @@ static struct block *decode(CUdeviceptr address, CUdeviceptr *base)
     return slot < (uint64_t)CHUNK * CHUNKS ? slot_of(&classes[index], (uint32_t)slot) : NULL;
 }
 
-CUdeviceptr block_new(uint64_t size, CUcontext context, enum block_kind kind, void *owner)
-{
+CUdeviceptr block_new(uint64_t size, CUcontext context, enum block_kind kind, void *owner) {
     uint32_t index = class_of(size);
     if (index >= CLASSES)
         return 0;
@@ -82,41 +78,41 @@ CUdeviceptr block_new(uint64_t size, CUcontext context, enum block_kind kind, vo
         class->used++;
     }
     struct block *block = slot_of(class, slot);
-    *block = (struct block){.size = size, .context = context, .kind = (uint8_t)kind, .owner = owner, .live = 1, .absent = kind == BLOCK_GRAPH};
+    *block = (struct block){.size = size,
+                            .context = context,
+                            .kind = (uint8_t)kind,
+                            .owner = owner,
+                            .live = 1,
+                            .absent = kind == BLOCK_GRAPH};
     block->id = last_id += 2;
     unlock_blocks();
     return DEVICE_WINDOW + ((uint64_t)index << CLASS_BITS) + ((uint64_t)slot << (index + SMALLEST));
 }
 
-struct block *block_find(CUdeviceptr address, CUdeviceptr *base)
-{
+struct block *block_find(CUdeviceptr address, CUdeviceptr *base) {
     struct block *block = decode(address, base);
     return block && block->live && !block->absent && address - *base < block->size ? block : NULL;
 }
 
 /* Under the lock. */
-static void drop(struct class *class, uint32_t slot, struct block *block)
-{
+static void drop(struct class *class, uint32_t slot, struct block *block) {
     block->live = 0;
     block->contents = NULL;
     block->next_free = class->free_list;
     class->free_list = slot + 1;
 }
 
-void block_contents(CUdeviceptr base, char *contents)
-{
+void block_contents(CUdeviceptr base, char *contents) {
     struct block *block = decode(base, &base);
     __atomic_store_n(&block->contents, contents, __ATOMIC_RELEASE);
 }
 
-static void unmap(const struct block *block)
-{
+static void unmap(const struct block *block) {
     if (block->contents && block->kind != BLOCK_EXTERNAL)
         munmap(block->contents, block->size);
 }
 
-bool block_take(CUdeviceptr address, enum block_kind last, struct block *out)
-{
+bool block_take(CUdeviceptr address, enum block_kind last, struct block *out) {
     CUdeviceptr base;
     lock_blocks();
     struct block *block = decode(address, &base);
@@ -137,15 +133,14 @@ bool block_take(CUdeviceptr address, enum block_kind last, struct block *out)
     return found;
 }
 
-struct block *block_of_graph(CUdeviceptr address)
-{
+struct block *block_of_graph(CUdeviceptr address) {
     CUdeviceptr base;
     struct block *block = decode(address, &base);
     return block && block->live && block->kind == BLOCK_GRAPH && base == address ? block : NULL;
 }
 
-void block_each(bool (*match)(const struct block *, void *), void (*visit)(const struct block *, void *), void *argument)
-{
+void block_each(bool (*match)(const struct block *, void *), void (*visit)(const struct block *, void *),
+                void *argument) {
     for (uint32_t index = 0; index < CLASSES; index++)
         for (uint32_t slot = 0; slot < classes[index].used; slot++) {
             struct block *block = slot_of(&classes[index], slot), copy;
@@ -163,16 +158,14 @@ void block_each(bool (*match)(const struct block *, void *), void (*visit)(const
         }
 }
 
-char *zero_pages(uint64_t size)
-{
+char *zero_pages(uint64_t size) {
     void *map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return map == MAP_FAILED ? NULL : map;
 }
 
-/* The first touch of a block's contents, by whichever thread comes first. A program that frees the block meanwhile is told that there is none:
- * pages of the old size must not become those of the block that comes next. */
-static CUresult touch(struct block *block, char **contents)
-{
+/* The first touch of a block's contents, by whichever thread comes first. A program that frees the block meanwhile is
+ * told that there is none: pages of the old size must not become those of the block that comes next. */
+static CUresult touch(struct block *block, char **contents) {
     const uint64_t id = block->id, size = block->size;
     char *fresh = zero_pages(size);
     if (!fresh)
@@ -190,8 +183,7 @@ static CUresult touch(struct block *block, char **contents)
     return same ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult view(int device, CUdeviceptr address, size_t size, bool writes, char **host, size_t *length)
-{
+CUresult view(int device, CUdeviceptr address, size_t size, bool writes, char **host, size_t *length) {
     CUdeviceptr base;
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     if (address < DEVICE_WINDOW) {

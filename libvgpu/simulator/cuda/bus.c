@@ -1,10 +1,9 @@
-/* Time of copies and fills, where VGPU_SIM_TIME says that they take any. Between card and host memory their bytes cross the bus; within a card they are
- * read and written at the speed of its memory, by an engine or, as kernels are, by the multiprocessors.
- * Contents are copied at once (transfer.c), whatever the time is. */
+/* Time of copies and fills, where VGPU_SIM_TIME says that they take any. Between card and host memory their bytes cross
+ * the bus; within a card they are read and written at the speed of its memory, by an engine or, as kernels are, by the
+ * multiprocessors. Contents are copied at once (transfer.c), whatever the time is. */
 #include "cuda/driver.h"
 
-static bool in_host(CUdeviceptr address)
-{
+static bool in_host(CUdeviceptr address) {
     if (address >= DEVICE_WINDOW && address < RESERVATION_WINDOW)
         return false;
     pthread_mutex_lock(&driver.lock);
@@ -18,19 +17,16 @@ static bool in_host(CUdeviceptr address)
     return host;
 }
 
-static uint64_t at_speed(uint64_t bytes, uint64_t speed)
-{
+static uint64_t at_speed(uint64_t bytes, uint64_t speed) {
     return (uint64_t)((__uint128_t)bytes * 1000 / speed);
 }
 
-static uint64_t within_card(uint64_t bytes)
-{
+static uint64_t within_card(uint64_t bytes) {
     return at_speed(bytes, driver.sim.timing.memory);
 }
 
 /* Until a copy ends its mappings must stay. */
-static void note(CUcontext context, CUdeviceptr address, uint64_t end)
-{
+static void note(CUcontext context, CUdeviceptr address, uint64_t end) {
     if (address < RESERVATION_WINDOW)
         return;
     pthread_mutex_lock(&driver.lock);
@@ -44,8 +40,7 @@ static void note(CUcontext context, CUdeviceptr address, uint64_t end)
 }
 
 /* As a kernel that fills the card. */
-static uint64_t on_multiprocessors(CUstream stream, uint64_t ns)
-{
+static uint64_t on_multiprocessors(CUstream stream, uint64_t ns) {
     int card = stream->context->card;
     events_settle_some(card);
     host_wait(stream->host);
@@ -55,8 +50,7 @@ static uint64_t on_multiprocessors(CUstream stream, uint64_t ns)
     return end;
 }
 
-void bus_copy(CUstream stream, CUdeviceptr to, CUdeviceptr from, uint64_t bytes, unsigned arrays)
-{
+void bus_copy(CUstream stream, CUdeviceptr to, CUdeviceptr from, uint64_t bytes, unsigned arrays) {
     if (!driver.sim.timing.within)
         return;
     bool to_host = !(arrays & BUS_TO_ARRAY) && in_host(to), from_host = !(arrays & BUS_FROM_ARRAY) && in_host(from);
@@ -75,18 +69,18 @@ void bus_copy(CUstream stream, CUdeviceptr to, CUdeviceptr from, uint64_t bytes,
     note(stream->context, from, end);
 }
 
-void bus_set(CUstream stream, CUdeviceptr to, uint64_t bytes)
-{
+void bus_set(CUstream stream, CUdeviceptr to, uint64_t bytes) {
     bool host = driver.sim.timing.fills && in_host(to), across = host && driver.sim.timing.bus;
     if (!driver.sim.timing.fills || (host && !driver.sim.timing.copies))
         return;
     uint64_t ns = across ? at_speed(bytes, driver.sim.timing.bus) : within_card(bytes);
-    note(stream->context, to, driver.sim.timing.fills_take_sms && !across ? on_multiprocessors(stream, ns)
-                                                                          : stream_engine(stream, across ? SIM_FROM_CARD : SIM_WITHIN_CARD, ns));
+    note(stream->context, to,
+         driver.sim.timing.fills_take_sms && !across
+             ? on_multiprocessors(stream, ns)
+             : stream_engine(stream, across ? SIM_FROM_CARD : SIM_WITHIN_CARD, ns));
 }
 
-void bus_remap(uint64_t begin)
-{
+void bus_remap(uint64_t begin) {
     if (driver.sim.timing.remap_ns)
         sim_sleep_until(begin + driver.sim.timing.remap_ns / 3);
 }

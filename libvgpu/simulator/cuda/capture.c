@@ -1,4 +1,5 @@
-/* Stream capture: a graph under construction and the streams that belong to it, the one it began on and those that waited for an event of it. */
+/* Stream capture: a graph under construction and the streams that belong to it, the one it began on and those that
+ * waited for an event of it. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,8 @@ struct capture {
     uint64_t id;
     long thread;
     bool invalid;
-    /* its streams, the origin first: how many nodes each made, and how many of each other stream's every next node of it comes after */
+    /* its streams, the origin first: how many nodes each made, and how many of each other stream's every next node of
+     * it comes after */
     unsigned members;
     uint32_t made[MEMBERS], reached[MEMBERS][MEMBERS];
     uint32_t (*recorded)[MEMBERS]; /* the same at each recorded event */
@@ -27,8 +29,7 @@ struct capture {
 static _Atomic int open_captures, global_captures; /* not relaxed ones of all threads; those in global mode */
 static _Atomic int blocking_captures;              /* streams under capture that the legacy stream would wait for */
 
-static void join(CUstream stream, struct capture *capture)
-{
+static void join(CUstream stream, struct capture *capture) {
     stream->member = capture->members++;
     stream->capture = capture;
     if (!(stream->flags & CU_STREAM_NON_BLOCKING))
@@ -40,23 +41,20 @@ struct search {
     bool found;
 };
 
-static void find_blocking(void *handle, void *argument)
-{
+static void find_blocking(void *handle, void *argument) {
     CUstream stream = handle;
     struct search *search = argument;
     search->found |= stream->capture && stream->context == search->context && !(stream->flags & CU_STREAM_NON_BLOCKING);
 }
 
-static void break_blocking(void *handle, void *context)
-{
+static void break_blocking(void *handle, void *context) {
     CUstream stream = handle;
     if (stream->capture && stream->context == context && !(stream->flags & CU_STREAM_NON_BLOCKING))
         stream->capture->invalid = true;
 }
 
 /* Work of the legacy stream waits for all blocking streams, and one that captures has nothing to wait for. */
-CUresult capture_implicit(CUstream stream)
-{
+CUresult capture_implicit(CUstream stream) {
     if (!atomic_load_explicit(&blocking_captures, memory_order_relaxed) || stream != stream->context->legacy)
         return CUDA_SUCCESS;
     struct search search = {.context = stream->context};
@@ -68,15 +66,13 @@ CUresult capture_implicit(CUstream stream)
 }
 
 /* Not under capture: CUDA_ERROR_NOT_READY, or what is wrong about that. */
-static CUresult elsewhere(CUstream stream)
-{
+static CUresult elsewhere(CUstream stream) {
     CUresult result = capture_implicit(stream);
     return result ? result : CUDA_ERROR_NOT_READY;
 }
 
 /* The node that a call on a capturing stream becomes; CUDA_ERROR_NOT_READY when the stream does not capture. */
-static CUresult captured(CUstream stream, enum node_kind kind, CUgraphNode *node)
-{
+static CUresult captured(CUstream stream, enum node_kind kind, CUgraphNode *node) {
     struct capture *capture = stream->capture;
     if (!capture)
         return elsewhere(stream);
@@ -87,8 +83,7 @@ static CUresult captured(CUstream stream, enum node_kind kind, CUgraphNode *node
     return *node ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult capture_kernel(CUstream stream, const struct launch_shape *shape)
-{
+CUresult capture_kernel(CUstream stream, const struct launch_shape *shape) {
     CUgraphNode node;
     CUresult result = captured(stream, NODE_KERNEL, &node);
     if (!result)
@@ -96,8 +91,7 @@ CUresult capture_kernel(CUstream stream, const struct launch_shape *shape)
     return result;
 }
 
-CUresult capture_copy(CUstream stream, struct sides sides, CUdeviceptr to, CUdeviceptr from, size_t bytes)
-{
+CUresult capture_copy(CUstream stream, struct sides sides, CUdeviceptr to, CUdeviceptr from, size_t bytes) {
     CUgraphNode node;
     CUresult result = captured(stream, NODE_COPY, &node);
     if (!result) {
@@ -109,8 +103,8 @@ CUresult capture_copy(CUstream stream, struct sides sides, CUdeviceptr to, CUdev
     return result;
 }
 
-CUresult capture_set(CUstream stream, CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width, size_t height)
-{
+CUresult capture_set(CUstream stream, CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width,
+                     size_t height) {
     CUgraphNode node;
     CUresult result = captured(stream, NODE_SET, &node);
     if (!result) {
@@ -124,8 +118,7 @@ CUresult capture_set(CUstream stream, CUdeviceptr to, size_t pitch, unsigned val
     return result;
 }
 
-CUresult capture_host(CUstream stream, CUhostFn function, void *data)
-{
+CUresult capture_host(CUstream stream, CUhostFn function, void *data) {
     CUgraphNode node;
     CUresult result = captured(stream, NODE_HOST, &node);
     if (!result) {
@@ -135,9 +128,9 @@ CUresult capture_host(CUstream stream, CUhostFn function, void *data)
     return result;
 }
 
-/* A captured allocation has its address at once and its memory from the launch of the graph to a free node or cuMemFree. */
-CUresult capture_alloc(CUstream stream, CUdeviceptr *out, size_t bytes)
-{
+/* A captured allocation has its address at once and its memory from the launch of the graph to a free node or
+ * cuMemFree. */
+CUresult capture_alloc(CUstream stream, CUdeviceptr *out, size_t bytes) {
     CUgraphNode node;
     CUresult result = captured(stream, NODE_ALLOC, &node);
     if (result)
@@ -151,8 +144,7 @@ CUresult capture_alloc(CUstream stream, CUdeviceptr *out, size_t bytes)
     return CUDA_SUCCESS;
 }
 
-CUresult capture_free(CUstream stream, CUdeviceptr address)
-{
+CUresult capture_free(CUstream stream, CUdeviceptr address) {
     CUgraphNode node;
     struct capture *capture = stream->capture;
     CUresult result = capture && !capture->invalid ? graph_address_check(capture->graph, address) : CUDA_SUCCESS;
@@ -165,9 +157,9 @@ CUresult capture_free(CUstream stream, CUdeviceptr address)
     return result;
 }
 
-/* A graph that is launched into a capture becomes part of it, unless it has memory nodes, which no child graph may have. */
-CUresult capture_exec(CUstream stream, CUgraphExec exec)
-{
+/* A graph that is launched into a capture becomes part of it, unless it has memory nodes, which no child graph may
+ * have. */
+CUresult capture_exec(CUstream stream, CUgraphExec exec) {
     if (!stream->capture)
         return elsewhere(stream);
     if (exec->memory) {
@@ -184,8 +176,7 @@ CUresult capture_exec(CUstream stream, CUgraphExec exec)
     return stream->capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
 }
 
-CUresult capture_record(CUstream stream, CUevent event)
-{
+CUresult capture_record(CUstream stream, CUevent event) {
     struct capture *capture = stream->capture;
     if (!capture)
         return elsewhere(stream);
@@ -205,8 +196,7 @@ CUresult capture_record(CUstream stream, CUevent event)
     return CUDA_SUCCESS;
 }
 
-CUresult capture_wait(CUstream stream, CUevent event)
-{
+CUresult capture_wait(CUstream stream, CUevent event) {
     struct capture *capture = event->capture;
     if (!capture && stream->capture) {
         stream->capture->invalid = true;
@@ -235,8 +225,7 @@ CUresult capture_wait(CUstream stream, CUevent event)
     return CUDA_SUCCESS;
 }
 
-static bool unjoined(const struct capture *capture)
-{
+static bool unjoined(const struct capture *capture) {
     for (unsigned i = 0; i < capture->members; i++)
         if (capture->made[i] > capture->reached[0][i])
             return true;
@@ -248,18 +237,17 @@ struct offender {
     long thread;
 };
 
-static void invalidate(void *handle, void *argument)
-{
+static void invalidate(void *handle, void *argument) {
     struct capture *capture = ((CUstream)handle)->capture;
     struct offender *offender = argument;
     if (capture && capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED &&
-        (capture->thread == offender->thread || (!offender->own_thread && capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL)))
+        (capture->thread == offender->thread ||
+         (!offender->own_thread && capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL)))
         capture->invalid = offender->found = true;
 }
 
 /* The rules of cuThreadExchangeStreamCaptureMode: which captures make an unsafe call fail, and break by it. */
-CUresult capture_forbids(CUstream stream)
-{
+CUresult capture_forbids(CUstream stream) {
     if (stream && stream->capture) {
         stream->capture->invalid = true;
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -277,8 +265,7 @@ CUresult capture_forbids(CUstream stream)
     return offender.found ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
 
-static void count_capture(CUstreamCaptureMode mode, int by)
-{
+static void count_capture(CUstreamCaptureMode mode, int by) {
     if (mode == CU_STREAM_CAPTURE_MODE_RELAXED)
         return;
     atomic_fetch_add(&open_captures, by);
@@ -288,8 +275,7 @@ static void count_capture(CUstreamCaptureMode mode, int by)
 }
 
 /* Into a graph of the program, or a new one. */
-static CUresult begin(CUstream handle, CUstreamCaptureMode mode, CUgraph given)
-{
+static CUresult begin(CUstream handle, CUstreamCaptureMode mode, CUgraph given) {
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
     if (result)
@@ -306,22 +292,25 @@ static CUresult begin(CUstream handle, CUstreamCaptureMode mode, CUgraph given)
         free(capture);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    *capture = (struct capture){.graph = graph, .given = given, .origin = stream, .mode = mode, .id = driver_id(), .thread = syscall(SYS_gettid)};
+    *capture = (struct capture){.graph = graph,
+                                .given = given,
+                                .origin = stream,
+                                .mode = mode,
+                                .id = driver_id(),
+                                .thread = syscall(SYS_gettid)};
     graph->capturing = true;
     join(stream, capture);
     count_capture(mode, 1);
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode)
-{
+CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode) {
     INJECT();
     return begin(handle, mode, NULL);
 }
 
-CUresult cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph, const CUgraphNode *dependencies, const CUgraphEdgeData *edges, size_t count,
-                                     CUstreamCaptureMode mode)
-{
+CUresult cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph, const CUgraphNode *dependencies,
+                                     const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode) {
     INJECT();
     (void)edges;
     if (!object_is(graph, OBJECT_GRAPH) || (count && !dependencies))
@@ -334,10 +323,12 @@ CUresult cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph, const CUgra
     return begin(handle, mode, graph);
 }
 
-CUresult cuStreamBeginCapture(CUstream stream) { INJECT(); return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL); }
+CUresult cuStreamBeginCapture(CUstream stream) {
+    INJECT();
+    return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
 
-static void leave(void *handle, void *capture)
-{
+static void leave(void *handle, void *capture) {
     struct object *object = handle;
     if (object->type == OBJECT_STREAM && ((CUstream)handle)->capture == capture) {
         ((CUstream)handle)->capture = NULL;
@@ -349,8 +340,7 @@ static void leave(void *handle, void *capture)
 }
 
 /* Its streams and events are as before it. */
-static void end(struct capture *capture, bool keep)
-{
+static void end(struct capture *capture, bool keep) {
     object_each(OBJECT_STREAM, leave, capture);
     object_each(OBJECT_EVENT, leave, capture);
     count_capture(capture->mode, -1);
@@ -361,14 +351,12 @@ static void end(struct capture *capture, bool keep)
     free(capture);
 }
 
-void capture_break(CUstream stream)
-{
+void capture_break(CUstream stream) {
     if (stream->capture)
         stream->capture->invalid = true;
 }
 
-void capture_abandon(CUstream stream)
-{
+void capture_abandon(CUstream stream) {
     struct capture *capture = stream->capture;
     if (!capture)
         return;
@@ -382,8 +370,7 @@ void capture_abandon(CUstream stream)
         blocking_captures--;
 }
 
-CUresult cuStreamEndCapture(CUstream handle, CUgraph *out)
-{
+CUresult cuStreamEndCapture(CUstream handle, CUgraph *out) {
     INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
@@ -398,23 +385,21 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph *out)
     }
     if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != syscall(SYS_gettid))
         return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-    result = capture->invalid      ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+    result = capture->invalid    ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
              : unjoined(capture) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
-                                   : CUDA_SUCCESS;
+                                 : CUDA_SUCCESS;
     *out = result ? NULL : capture->graph;
     end(capture, !result);
     return result;
 }
 
-static CUstreamCaptureStatus status_of(CUstream stream)
-{
+static CUstreamCaptureStatus status_of(CUstream stream) {
     return !stream->capture           ? CU_STREAM_CAPTURE_STATUS_NONE
            : stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
                                       : CU_STREAM_CAPTURE_STATUS_ACTIVE;
 }
 
-CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status)
-{
+CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status) {
     INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
@@ -425,8 +410,7 @@ CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status)
 }
 
 CUresult cuStreamGetCaptureInfo_v3(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
-                                   const CUgraphNode **dependencies, const CUgraphEdgeData **edges, size_t *count)
-{
+                                   const CUgraphNode **dependencies, const CUgraphEdgeData **edges, size_t *count) {
     INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
@@ -450,20 +434,17 @@ CUresult cuStreamGetCaptureInfo_v3(CUstream handle, CUstreamCaptureStatus *statu
 }
 
 CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
-                                   const CUgraphNode **dependencies, size_t *count)
-{
+                                   const CUgraphNode **dependencies, size_t *count) {
     INJECT();
     return cuStreamGetCaptureInfo_v3(stream, status, id, graph, dependencies, NULL, count);
 }
 
-CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id)
-{
+CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id) {
     INJECT();
     return cuStreamGetCaptureInfo_v3(stream, status, id, NULL, NULL, NULL, NULL);
 }
 
-CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
-{
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
     ENTER();
     if (!mode || (unsigned)*mode > CU_STREAM_CAPTURE_MODE_RELAXED)
         return CUDA_ERROR_INVALID_VALUE;

@@ -7,8 +7,7 @@
 
 static pthread_mutex_t contexts = PTHREAD_MUTEX_INITIALIZER; /* creation and destruction, which take other locks */
 
-CUresult context_make(int device, unsigned flags, bool primary, unsigned api_version, CUcontext *out)
-{
+CUresult context_make(int device, unsigned flags, bool primary, unsigned api_version, CUcontext *out) {
     int card = driver.visible[device];
     if (!driver_register())
         return CUDA_ERROR_OPERATING_SYSTEM;
@@ -40,13 +39,11 @@ CUresult context_make(int device, unsigned flags, bool primary, unsigned api_ver
     return CUDA_SUCCESS;
 }
 
-static bool block_of(const struct block *block, void *context)
-{
+static bool block_of(const struct block *block, void *context) {
     return block->context == context && block->kind != BLOCK_POOL;
 }
 
-static void block_gone(const struct block *block, void *context)
-{
+static void block_gone(const struct block *block, void *context) {
     if (block->kind == BLOCK_EXTERNAL)
         external_release(block);
     if (block->shared)
@@ -57,8 +54,7 @@ static void block_gone(const struct block *block, void *context)
         uncharge(((CUcontext)context)->card, block->size);
 }
 
-static void object_of(void *handle, void *context)
-{
+static void object_of(void *handle, void *context) {
     struct object *object = handle;
     switch (object->type) {
     case OBJECT_STREAM:
@@ -83,13 +79,11 @@ static void object_of(void *handle, void *context)
         if (((CUmipmappedArray)handle)->context == context)
             cuMipmappedArrayDestroy(handle);
         break;
-    default:
-        break;
+    default: break;
     }
 }
 
-void context_destroy(CUcontext context)
-{
+void context_destroy(CUcontext context) {
     greens_of_context_drop(context);
     sim_wait(&driver.sim, context->card, context->last);
     host_wait(context->host);
@@ -109,8 +103,7 @@ void context_destroy(CUcontext context)
     object_free(context);
 }
 
-CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device)
-{
+CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
     ENTER_DEVICE(device);
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;
@@ -126,8 +119,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device)
     return result;
 }
 
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
-{
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     ENTER_DEVICE(device);
     CUresult result = CUDA_ERROR_INVALID_CONTEXT;
     pthread_mutex_lock(&contexts);
@@ -143,8 +135,7 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
     return result;
 }
 
-CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
-{
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
     ENTER_DEVICE(device);
     pthread_mutex_lock(&contexts);
     if (driver.primary[device])
@@ -154,8 +145,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
     return CUDA_SUCCESS;
 }
 
-CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned int flags)
-{
+CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned int flags) {
     ENTER_DEVICE(device);
     if (flags & ~(unsigned)CU_CTX_FLAGS_MASK)
         return CUDA_ERROR_INVALID_VALUE;
@@ -165,8 +155,7 @@ CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned int flags)
     return CUDA_SUCCESS;
 }
 
-CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active)
-{
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active) {
     ENTER_DEVICE(device);
     if (!flags || !active)
         return CUDA_ERROR_INVALID_VALUE;
@@ -175,12 +164,20 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *a
     return CUDA_SUCCESS;
 }
 
-CUresult cuDevicePrimaryCtxRelease(CUdevice device) { INJECT(); return cuDevicePrimaryCtxRelease_v2(device); }
-CUresult cuDevicePrimaryCtxReset(CUdevice device) { INJECT(); return cuDevicePrimaryCtxReset_v2(device); }
-CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned int flags) { INJECT(); return cuDevicePrimaryCtxSetFlags_v2(device, flags); }
+CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
+    INJECT();
+    return cuDevicePrimaryCtxRelease_v2(device);
+}
+CUresult cuDevicePrimaryCtxReset(CUdevice device) {
+    INJECT();
+    return cuDevicePrimaryCtxReset_v2(device);
+}
+CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned int flags) {
+    INJECT();
+    return cuDevicePrimaryCtxSetFlags_v2(device, flags);
+}
 
-static CUresult push(CUcontext context)
-{
+static CUresult push(CUcontext context) {
     struct thread_state *thread = thread_state();
     if (thread->depth == STACK)
         return CUDA_ERROR_INVALID_VALUE;
@@ -188,8 +185,7 @@ static CUresult push(CUcontext context)
     return CUDA_SUCCESS;
 }
 
-static CUresult create(CUcontext *out, unsigned flags, CUdevice device, unsigned api_version)
-{
+static CUresult create(CUcontext *out, unsigned flags, CUdevice device, unsigned api_version) {
     ENTER_DEVICE(device);
     if (!out || flags & ~(unsigned)CU_CTX_FLAGS_MASK)
         return CUDA_ERROR_INVALID_VALUE;
@@ -199,27 +195,30 @@ static CUresult create(CUcontext *out, unsigned flags, CUdevice device, unsigned
     return result ? result : push(*out);
 }
 
-CUresult cuCtxCreate(CUcontext *out, unsigned int flags, CUdevice device) { INJECT(); return create(out, flags, device, 3010); }
-CUresult cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice device) { INJECT(); return create(out, flags, device, 3020); }
+CUresult cuCtxCreate(CUcontext *out, unsigned int flags, CUdevice device) {
+    INJECT();
+    return create(out, flags, device, 3010);
+}
+CUresult cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice device) {
+    INJECT();
+    return create(out, flags, device, 3020);
+}
 
-CUresult cuCtxCreate_v3(CUcontext *out, CUexecAffinityParam *affinity, int count, unsigned int flags, CUdevice device)
-{
+CUresult cuCtxCreate_v3(CUcontext *out, CUexecAffinityParam *affinity, int count, unsigned int flags, CUdevice device) {
     ENTER();
     if (count < 0 || (count && !affinity))
         return CUDA_ERROR_INVALID_VALUE;
     return count ? CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY : create(out, flags, device, 3020);
 }
 
-CUresult cuCtxCreate_v4(CUcontext *out, CUctxCreateParams *params, unsigned int flags, CUdevice device)
-{
+CUresult cuCtxCreate_v4(CUcontext *out, CUctxCreateParams *params, unsigned int flags, CUdevice device) {
     ENTER();
     if (params && params->numExecAffinityParams)
         return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
     return params && params->cigParams ? CUDA_ERROR_NOT_SUPPORTED : create(out, flags, device, 3020);
 }
 
-CUresult cuCtxDestroy_v2(CUcontext context)
-{
+CUresult cuCtxDestroy_v2(CUcontext context) {
     ENTER();
     struct thread_state *thread = thread_state();
     if (!context)
@@ -234,10 +233,12 @@ CUresult cuCtxDestroy_v2(CUcontext context)
     return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-CUresult cuCtxDestroy(CUcontext context) { INJECT(); return cuCtxDestroy_v2(context); }
+CUresult cuCtxDestroy(CUcontext context) {
+    INJECT();
+    return cuCtxDestroy_v2(context);
+}
 
-CUresult cuCtxAttach(CUcontext *out, unsigned int flags)
-{
+CUresult cuCtxAttach(CUcontext *out, unsigned int flags) {
     ENTER_CONTEXT(context);
     if (!out || flags)
         return CUDA_ERROR_INVALID_VALUE;
@@ -245,18 +246,19 @@ CUresult cuCtxAttach(CUcontext *out, unsigned int flags)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxDetach(CUcontext context) { INJECT(); return cuCtxDestroy_v2(context); }
+CUresult cuCtxDetach(CUcontext context) {
+    INJECT();
+    return cuCtxDestroy_v2(context);
+}
 
-CUresult cuCtxPushCurrent_v2(CUcontext context)
-{
+CUresult cuCtxPushCurrent_v2(CUcontext context) {
     ENTER();
     if (!context)
         return CUDA_ERROR_INVALID_CONTEXT;
     return object_is(context, OBJECT_CONTEXT) ? push(context) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-CUresult cuCtxPopCurrent_v2(CUcontext *out)
-{
+CUresult cuCtxPopCurrent_v2(CUcontext *out) {
     ENTER();
     struct thread_state *thread = thread_state();
     if (!thread->depth)
@@ -267,11 +269,16 @@ CUresult cuCtxPopCurrent_v2(CUcontext *out)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxPushCurrent(CUcontext context) { INJECT(); return cuCtxPushCurrent_v2(context); }
-CUresult cuCtxPopCurrent(CUcontext *out) { INJECT(); return cuCtxPopCurrent_v2(out); }
+CUresult cuCtxPushCurrent(CUcontext context) {
+    INJECT();
+    return cuCtxPushCurrent_v2(context);
+}
+CUresult cuCtxPopCurrent(CUcontext *out) {
+    INJECT();
+    return cuCtxPopCurrent_v2(out);
+}
 
-CUresult cuCtxSetCurrent(CUcontext context)
-{
+CUresult cuCtxSetCurrent(CUcontext context) {
     ENTER();
     struct thread_state *thread = thread_state();
     if (context && !object_is(context, OBJECT_CONTEXT))
@@ -285,8 +292,7 @@ CUresult cuCtxSetCurrent(CUcontext context)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetCurrent(CUcontext *out)
-{
+CUresult cuCtxGetCurrent(CUcontext *out) {
     ENTER();
     struct thread_state *thread = thread_state();
     if (!out)
@@ -295,8 +301,7 @@ CUresult cuCtxGetCurrent(CUcontext *out)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetDevice(CUdevice *device)
-{
+CUresult cuCtxGetDevice(CUdevice *device) {
     ENTER_CONTEXT(context);
     if (!device)
         return CUDA_ERROR_INVALID_VALUE;
@@ -305,8 +310,7 @@ CUresult cuCtxGetDevice(CUdevice *device)
 }
 
 /* The context a call names, or the current one for NULL. */
-static CUresult named(CUcontext handle, CUcontext *out)
-{
+static CUresult named(CUcontext handle, CUcontext *out) {
     if (!handle)
         return current_context(out);
     ENTER();
@@ -314,8 +318,7 @@ static CUresult named(CUcontext handle, CUcontext *out)
     return object_is(handle, OBJECT_CONTEXT) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext handle)
-{
+CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext handle) {
     INJECT();
     CUcontext context;
     CUresult result = named(handle, &context);
@@ -325,8 +328,7 @@ CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext handle)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetFlags(unsigned int *flags)
-{
+CUresult cuCtxGetFlags(unsigned int *flags) {
     ENTER_CONTEXT(context);
     if (!flags)
         return CUDA_ERROR_INVALID_VALUE;
@@ -334,8 +336,7 @@ CUresult cuCtxGetFlags(unsigned int *flags)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxSetFlags(unsigned int flags)
-{
+CUresult cuCtxSetFlags(unsigned int flags) {
     ENTER_CONTEXT(context);
     if (flags & ~(unsigned)CU_CTX_FLAGS_MASK)
         return CUDA_ERROR_INVALID_VALUE;
@@ -343,8 +344,7 @@ CUresult cuCtxSetFlags(unsigned int flags)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetId(CUcontext handle, unsigned long long *id)
-{
+CUresult cuCtxGetId(CUcontext handle, unsigned long long *id) {
     INJECT();
     CUcontext context;
     CUresult result = named(handle, &context);
@@ -354,8 +354,7 @@ CUresult cuCtxGetId(CUcontext handle, unsigned long long *id)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetApiVersion(CUcontext handle, unsigned int *version)
-{
+CUresult cuCtxGetApiVersion(CUcontext handle, unsigned int *version) {
     INJECT();
     CUcontext context;
     CUresult result = named(handle, &context);
@@ -365,8 +364,7 @@ CUresult cuCtxGetApiVersion(CUcontext handle, unsigned int *version)
     return CUDA_SUCCESS;
 }
 
-static CUresult synchronize(CUcontext context)
-{
+static CUresult synchronize(CUcontext context) {
     CUresult result = capture_forbids(NULL);
     if (result)
         return result;
@@ -376,23 +374,20 @@ static CUresult synchronize(CUcontext context)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxSynchronize(void)
-{
+CUresult cuCtxSynchronize(void) {
     ENTER_CONTEXT(context);
     CUgreenCtx green = current_green();
     return synchronize(green ? green->handle : context);
 }
 
-CUresult cuCtxSynchronize_v2(CUcontext handle)
-{
+CUresult cuCtxSynchronize_v2(CUcontext handle) {
     INJECT();
     CUcontext context;
     CUresult result = named(handle, &context);
     return result ? result : synchronize(context);
 }
 
-CUresult cuCtxSetLimit(CUlimit limit, size_t value)
-{
+CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
     ENTER_CONTEXT(context);
     if ((unsigned)limit >= sizeof context->limits / sizeof *context->limits)
         return CUDA_ERROR_UNSUPPORTED_LIMIT;
@@ -400,8 +395,7 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetLimit(size_t *value, CUlimit limit)
-{
+CUresult cuCtxGetLimit(size_t *value, CUlimit limit) {
     ENTER_CONTEXT(context);
     if (!value)
         return CUDA_ERROR_INVALID_VALUE;
@@ -411,8 +405,7 @@ CUresult cuCtxGetLimit(size_t *value, CUlimit limit)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetCacheConfig(CUfunc_cache *config)
-{
+CUresult cuCtxGetCacheConfig(CUfunc_cache *config) {
     ENTER_CONTEXT(context);
     if (!config)
         return CUDA_ERROR_INVALID_VALUE;
@@ -420,15 +413,13 @@ CUresult cuCtxGetCacheConfig(CUfunc_cache *config)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxSetCacheConfig(CUfunc_cache config)
-{
+CUresult cuCtxSetCacheConfig(CUfunc_cache config) {
     ENTER_CONTEXT(context);
     context->cache = config;
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetSharedMemConfig(CUsharedconfig *config)
-{
+CUresult cuCtxGetSharedMemConfig(CUsharedconfig *config) {
     INJECT();
     CUresult result = cuCtxGetDevice(&(CUdevice){0});
     if (result || !config)
@@ -437,15 +428,13 @@ CUresult cuCtxGetSharedMemConfig(CUsharedconfig *config)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxSetSharedMemConfig(CUsharedconfig config)
-{
+CUresult cuCtxSetSharedMemConfig(CUsharedconfig config) {
     INJECT();
     (void)config;
     return cuCtxGetDevice(&(CUdevice){0});
 }
 
-CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
-{
+CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     INJECT();
     CUresult result = cuCtxGetDevice(&(CUdevice){0});
     if (result)
@@ -457,10 +446,12 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxResetPersistingL2Cache(void) { INJECT(); return cuCtxGetDevice(&(CUdevice){0}); }
+CUresult cuCtxResetPersistingL2Cache(void) {
+    INJECT();
+    return cuCtxGetDevice(&(CUdevice){0});
+}
 
-CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
-{
+CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags) {
     ENTER_CONTEXT(context);
     if (flags)
         return CUDA_ERROR_INVALID_VALUE;
@@ -474,8 +465,7 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxDisablePeerAccess(CUcontext peer)
-{
+CUresult cuCtxDisablePeerAccess(CUcontext peer) {
     ENTER_CONTEXT(context);
     if (!object_is(peer, OBJECT_CONTEXT))
         return CUDA_ERROR_INVALID_CONTEXT;

@@ -19,17 +19,36 @@ CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device); /* of CUDA 9.2; cuda.h 
 #define WINDOW_END (1ull << 49)
 
 enum object_type {
-    OBJECT_FREE, OBJECT_CONTEXT, OBJECT_STREAM, OBJECT_EVENT, OBJECT_MODULE, OBJECT_FUNCTION, OBJECT_LIBRARY, OBJECT_KERNEL, OBJECT_ARRAY,
-    OBJECT_MIPMAP, OBJECT_POOL, OBJECT_POOL_LEAVING, OBJECT_PHYSICAL, OBJECT_GRAPH, OBJECT_NODE, OBJECT_GRAPH_EXEC, OBJECT_EXTERNAL, OBJECT_GREEN, OBJECT_DESCRIPTOR,
+    OBJECT_FREE,
+    OBJECT_CONTEXT,
+    OBJECT_STREAM,
+    OBJECT_EVENT,
+    OBJECT_MODULE,
+    OBJECT_FUNCTION,
+    OBJECT_LIBRARY,
+    OBJECT_KERNEL,
+    OBJECT_ARRAY,
+    OBJECT_MIPMAP,
+    OBJECT_POOL,
+    OBJECT_POOL_LEAVING,
+    OBJECT_PHYSICAL,
+    OBJECT_GRAPH,
+    OBJECT_NODE,
+    OBJECT_GRAPH_EXEC,
+    OBJECT_EXTERNAL,
+    OBJECT_GREEN,
+    OBJECT_DESCRIPTOR,
     OBJECT_UNFINISHED
 };
 struct object {
     uint32_t type, reserved;
     struct object *next_free;
 };
-/* Handles live in an arena of their own, so that any value a program passes can be checked, also one that was destroyed. */
+/* Handles live in an arena of their own, so that any value a program passes can be checked, also one that was
+ * destroyed. */
 void *object_new(enum object_type type);
-/* For OBJECT_UNFINISHED, when all is filled in: a thread may still use the handle of what had this place before, such as its current context. */
+/* For OBJECT_UNFINISHED, when all is filled in: a thread may still use the handle of what had this place before, such
+ * as its current context. */
 void object_made(void *object, enum object_type type);
 void object_free(void *object);
 bool object_is(const void *handle, enum object_type type);
@@ -42,15 +61,16 @@ struct CUstream_st {
     CUcontext context;
     unsigned flags;
     int priority;
-    _Atomic uint64_t last;  /* sequence of the last launch; 0: none */
-    _Atomic uint64_t waits; /* it waits for all up to this one */
+    _Atomic uint64_t last;       /* sequence of the last launch; 0: none */
+    _Atomic uint64_t waits;      /* it waits for all up to this one */
     _Atomic uint64_t not_before; /* set by waits for work of another card, and by copies */
-    _Atomic uint64_t planned;    /* when its last kernel ends if nobody else has the card; kept where copies take time */
-    uint64_t host;       /* ticket of its last host function */
+    /* when its last kernel ends if nobody else has the card; kept where copies take time */
+    _Atomic uint64_t planned;
+    uint64_t host; /* ticket of its last host function */
     uint64_t id;
     struct capture *capture;
-    unsigned member; /* of the capture's streams */
-    uint64_t owner;  /* the thread whose CU_STREAM_PER_THREAD it is; 0: a stream like any other */
+    unsigned member;  /* of the capture's streams */
+    uint64_t owner;   /* the thread whose CU_STREAM_PER_THREAD it is; 0: a stream like any other */
     CUgreenCtx green; /* that it was made for; NULL: none */
     bool detached;    /* that has been destroyed */
 };
@@ -62,17 +82,19 @@ struct CUctx_st {
     bool primary, dead;
     unsigned references; /* of a primary context */
     uint64_t id;
-    uint64_t host; /* ticket of the last host function of any stream */
+    uint64_t host;           /* ticket of the last host function of any stream */
     _Atomic unsigned failed; /* the error of a kernel, which every later call answers */
-    _Atomic uint64_t copied, copied_blocking, planned_blocking; /* as of a stream: over all streams, and over those that wait for the legacy stream */
-    _Atomic uint64_t last, last_blocking; /* sequences over all streams, and over those that wait for the legacy stream */
+    /* as of a stream: over all streams, and over those that wait for the legacy stream */
+    _Atomic uint64_t copied, copied_blocking, planned_blocking;
+    /* sequences over all streams, and over those that wait for the legacy stream */
+    _Atomic uint64_t last, last_blocking;
     struct CUstream_st *legacy;
     size_t limits[8];
     CUfunc_cache cache;
-    uint32_t peers; /* a bit for each ordinal whose memory it may use */
+    uint32_t peers;                      /* a bit for each ordinal whose memory it may use */
     _Atomic uint64_t waits, waits_until; /* as of a stream: of all streams */
-    CUgreenCtx green; /* NULL: not the handle of a green context */
-    CUcontext base;   /* of such a handle: the primary context, to which everything belongs that is made in it */
+    CUgreenCtx green;                    /* NULL: not the handle of a green context */
+    CUcontext base; /* of such a handle: the primary context, to which everything belongs that is made in it */
 };
 
 /* A green context: a part of a primary context with multiprocessors of its own, and its handle as a CUcontext. */
@@ -109,12 +131,12 @@ struct CUmod_st {
 };
 
 #define DURATIONS 8
-struct duration { /* of a kernel's launches, from its name */
+struct duration {           /* of a kernel's launches, from its name */
     uint64_t ns[DURATIONS]; /* in turn; of a launch, or of one block */
     unsigned count;
     bool per_block;
-    uint32_t meets; /* on so many cards its launches wait for each other; 0: they do not */
-    uint64_t name;  /* of those that meet */
+    uint32_t meets;         /* on so many cards its launches wait for each other; 0: they do not */
+    uint64_t name;          /* of those that meet */
     uint64_t argument_unit; /* ns per unit of the first parameter; 0: it says nothing */
     uint32_t *factors;      /* of a log-normal distribution; NULL: none */
     uint64_t key;
@@ -129,10 +151,10 @@ struct CUfunc_st {
     CUmodule module;
     char *name;
     struct duration duration;
-    enum touch touch; /* what its launches do to memory, by its name */
+    enum touch touch;    /* what its launches do to memory, by its name */
     _Atomic bool loaded; /* its code */
     bool retrieved;      /* by its name, not only enumerated */
-    unsigned part;    /* of a block that they touch, in percent */
+    unsigned part;       /* of a block that they touch, in percent */
     int dynamic_shared, carveout, parameters;
     uint16_t *parameter_sizes;
 };
@@ -200,13 +222,13 @@ enum block_kind { BLOCK_DEVICE, BLOCK_POOL, BLOCK_GRAPH, BLOCK_EXTERNAL, BLOCK_I
 struct block {
     uint64_t size, id;
     CUcontext context;
-    void *owner; /* the pool of BLOCK_POOL, the external memory of BLOCK_EXTERNAL, which has the contents */
+    void *owner;    /* the pool of BLOCK_POOL, the external memory of BLOCK_EXTERNAL, which has the contents */
     char *contents; /* made when first touched: memory that nobody wrote costs no host memory */
     uint32_t next_free;
     uint8_t live, kind;
-    bool shared : 1;         /* exported by cuIpcGetMemHandle */
-    bool synchronous : 1;    /* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS */
-    bool absent;             /* of a graph's memory while no launch has made it */
+    bool shared : 1;      /* exported by cuIpcGetMemHandle */
+    bool synchronous : 1; /* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS */
+    bool absent;          /* of a graph's memory while no launch has made it */
 };
 
 enum range_kind { RANGE_HOST, RANGE_REGISTERED, RANGE_MANAGED, RANGE_RESERVED, RANGE_MAPPED };
@@ -218,13 +240,13 @@ struct range {
     struct physical *physical; /* of a mapping, from `offset` */
     uint64_t offset;
     uint32_t readers, writers; /* of a mapping: a bit for each ordinal that may use it so, and one for the host */
-    struct { /* of a mapping: the last launch that names it, and when the last copy ends */
+    struct {                   /* of a mapping: the last launch that names it, and when the last copy ends */
         CUcontext context;
         uint64_t launch, copied;
     } use;
     struct managed *managed; /* of managed memory that comes and goes */
-    int card; /* for which host memory is counted */
-    bool synchronous; /* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS */
+    int card;                /* for which host memory is counted */
+    bool synchronous;        /* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS */
 };
 
 extern struct driver {
@@ -242,8 +264,8 @@ struct thread_state {
     CUcontext stack[64];
     int depth;
     CUstreamCaptureMode capture_mode;
-    bool own_default_stream; /* inside a call of the per-thread variant */
-    int captures; /* begun by this thread and not relaxed */
+    bool own_default_stream;        /* inside a call of the per-thread variant */
+    int captures;                   /* begun by this thread and not relaxed */
     CUstream per_thread[SIM_CARDS]; /* the one used last on each card */
     uint64_t id;                    /* of the owner of such streams; 0: none yet */
 };
@@ -256,41 +278,43 @@ uint64_t driver_id(void);
 /* Whether VGPU_SIM_STRICT names a way in which drivers may be stricter. */
 bool strict_about(const char *what);
 
-/* The current context of this thread, for a green one its primary context, or the error that a call without one answers. */
+/* The current context of this thread, for a green one its primary context, or the error that a call without one
+ * answers. */
 CUresult current_context(CUcontext *out);
-static inline CUresult device_check(CUdevice device)
-{
-    return !driver_ready() ? CUDA_ERROR_NOT_INITIALIZED : device < 0 || device >= driver.count ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+static inline CUresult device_check(CUdevice device) {
+    return !driver_ready()                        ? CUDA_ERROR_NOT_INITIALIZED
+           : device < 0 || device >= driver.count ? CUDA_ERROR_INVALID_DEVICE
+                                                  : CUDA_SUCCESS;
 }
 /* Where every entry point begins, by itself or in one of the forms below: the place of errors on demand. */
-#define INJECT()                                                     \
-    do {                                                             \
-        if (sim_faults_armed(&driver.sim)) {                         \
-            int injected = sim_fault(&driver.sim, __func__);         \
-            if (injected)                                            \
-                return (CUresult)injected;                           \
-        }                                                            \
+#define INJECT()                                                                                                       \
+    do {                                                                                                               \
+        if (sim_faults_armed(&driver.sim)) {                                                                           \
+            int injected = sim_fault(&driver.sim, __func__);                                                           \
+            if (injected)                                                                                              \
+                return (CUresult)injected;                                                                             \
+        }                                                                                                              \
     } while (0)
-#define ENTER()                                  \
-    do {                                         \
-        if (!driver_ready())                     \
-            return CUDA_ERROR_NOT_INITIALIZED;   \
-        INJECT();                                \
+#define ENTER()                                                                                                        \
+    do {                                                                                                               \
+        if (!driver_ready())                                                                                           \
+            return CUDA_ERROR_NOT_INITIALIZED;                                                                         \
+        INJECT();                                                                                                      \
     } while (0)
-#define ENTER_DEVICE(device)                     \
-    do {                                         \
-        INJECT();                                \
-        CUresult entered = device_check(device); \
-        if (entered)                             \
-            return entered;                      \
+#define ENTER_DEVICE(device)                                                                                           \
+    do {                                                                                                               \
+        INJECT();                                                                                                      \
+        CUresult entered = device_check(device);                                                                       \
+        if (entered)                                                                                                   \
+            return entered;                                                                                            \
     } while (0)
-#define ENTER_CONTEXT(context)                          \
-    CUcontext context;                                  \
-    INJECT();                                           \
-    do {                                                \
-        CUresult entered = current_context(&context);   \
-        if (entered)                                    \
-            return entered;                             \
+#define ENTER_CONTEXT(context)                                                                                         \
+    CUcontext context;                                                                                                 \
+    INJECT();                                                                                                          \
+    do {                                                                                                               \
+        CUresult entered = current_context(&context);                                                                  \
+        if (entered)                                                                                                   \
+            return entered;                                                                                            \
     } while (0)
 
 /* -ENOMEM and the like as CUDA says it. */
@@ -307,23 +331,27 @@ void block_contents(CUdeviceptr base, char *contents);
 struct block *block_find(CUdeviceptr address, CUdeviceptr *base);
 /* The block of a graph's allocation that begins at an address, with or without memory now; NULL: none. */
 struct block *block_of_graph(CUdeviceptr address);
-/* Takes a block out if `address` is the base of a live one of at most the kind `last`; its fields are copied to `out`. */
+/* Takes a block out if `address` is the base of a live one of at most the kind `last`; its fields are copied to `out`.
+ */
 bool block_take(CUdeviceptr address, enum block_kind last, struct block *out);
 /* Frees every block for which match says so, telling visit about each. */
-void block_each(bool (*match)(const struct block *, void *), void (*visit)(const struct block *, void *), void *argument);
+void block_each(bool (*match)(const struct block *, void *), void (*visit)(const struct block *, void *),
+                void *argument);
 
 /* ranges.c: host, managed and mapped memory, ordered by address; under driver.lock */
 struct range *range_find(uint64_t address, bool reserved);
 struct range *range_add(const struct range *range);
 void range_remove(struct range *range);
 struct range *range_overlap(uint64_t base, uint64_t size, bool reserved);
-void range_each(bool (*match)(const struct range *, void *), void (*drop)(const struct range *, void *), void *argument);
+void range_each(bool (*match)(const struct range *, void *), void (*drop)(const struct range *, void *),
+                void *argument);
 
-/* Host address of up to `size` bytes of any memory a program may name; *length says how many lie in one piece. `device`: the ordinal of who reads or
- * writes it, and has to have access to mappings. */
+/* Host address of up to `size` bytes of any memory a program may name; *length says how many lie in one piece.
+ * `device`: the ordinal of who reads or writes it, and has to have access to mappings. */
 CUresult view(int device, CUdeviceptr address, size_t size, bool writes, char **host, size_t *length);
 char *zero_pages(uint64_t size);
-/* The ordinals of the cards that reach the two ends of a copy: that of its stream, or those of the contexts that the call names. */
+/* The ordinals of the cards that reach the two ends of a copy: that of its stream, or those of the contexts that the
+ * call names. */
 struct sides {
     int to, from;
 };
@@ -346,7 +374,8 @@ void imports_of_context_drop(CUcontext context);
 
 /* external.c */
 void external_release(const struct block *block);
-/* Destroys the external memory that was imported into a context; what was mapped from it goes with the context's blocks. */
+/* Destroys the external memory that was imported into a context; what was mapped from it goes with the context's
+ * blocks. */
 void external_of_context_drop(CUcontext context);
 
 /* virtual.c: under driver.lock; NULL: no handle of physical memory */
@@ -371,9 +400,9 @@ CUresult pool_default(int device, CUmemoryPool *out);
 
 /* pointers.c: what is known about an address */
 struct place {
-    CUdeviceptr base;            /* of the allocation, or of the reserved range around a mapping */
+    CUdeviceptr base; /* of the allocation, or of the reserved range around a mapping */
     uint64_t size, id;
-    CUdeviceptr mapping;         /* of VMM memory; no size: reserved, nothing mapped */
+    CUdeviceptr mapping; /* of VMM memory; no size: reserved, nothing mapped */
     uint64_t mapping_size;
     CUcontext context;
     CUmemoryPool pool;
@@ -410,7 +439,8 @@ struct launch_shape {
     unsigned grid[3], block[3], shared;
     uint64_t argument; /* its first parameter, of a function that takes its time from it */
     unsigned pointers;
-    uint64_t pointer[MAX_POINTERS], operand[3]; /* words of its parameters that name memory; the parameters of a function that touches memory */
+    /* words of its parameters that name memory; the parameters of a function that touches memory */
+    uint64_t pointer[MAX_POINTERS], operand[3];
 };
 CUresult stream_launch(CUstream stream, const struct launch_shape *shape);
 /* What a stream has to do: the legacy stream waits for all blocking streams. */
@@ -421,10 +451,10 @@ uint64_t stream_planned(CUstream stream);
 /* Gives the card something that takes time in a stream; 0: this process lost its place. */
 uint64_t stream_occupy(CUstream stream, uint64_t duration, uint32_t width, uint32_t group);
 /* Threads may launch on one stream at once. */
-static inline void raise_to(_Atomic uint64_t *last, uint64_t sequence)
-{
+static inline void raise_to(_Atomic uint64_t *last, uint64_t sequence) {
     uint64_t now = atomic_load_explicit(last, memory_order_relaxed);
-    while (now < sequence && !atomic_compare_exchange_weak_explicit(last, &now, sequence, memory_order_relaxed, memory_order_relaxed))
+    while (now < sequence &&
+           !atomic_compare_exchange_weak_explicit(last, &now, sequence, memory_order_relaxed, memory_order_relaxed))
         ;
 }
 
@@ -461,9 +491,9 @@ uint64_t function_argument(CUfunction function, void **params, void **extra);
 /* touch.c: memory that launches touch */
 void touch_name(CUfunction function);
 /* Whether it matters what a launch touches. */
-static inline bool touch_matters(CUfunction function)
-{
-    return function->touch || driver.sim.timing.copies || driver.sim.timing.migrate || atomic_load_explicit(&driver.mapped, memory_order_relaxed);
+static inline bool touch_matters(CUfunction function) {
+    return function->touch || driver.sim.timing.copies || driver.sim.timing.migrate ||
+           atomic_load_explicit(&driver.mapped, memory_order_relaxed);
 }
 /* Keeps what a launch needs to know of its parameters. */
 void touch_read(struct launch_shape *shape, void **params, void **extra);
@@ -506,7 +536,8 @@ void module_unload(CUmodule module);
 /* capture.c: what a stream under capture does instead. CUDA_ERROR_NOT_READY: the stream is not capturing. */
 CUresult capture_kernel(CUstream stream, const struct launch_shape *shape);
 CUresult capture_copy(CUstream stream, struct sides sides, CUdeviceptr to, CUdeviceptr from, size_t bytes);
-CUresult capture_set(CUstream stream, CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width, size_t height);
+CUresult capture_set(CUstream stream, CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width,
+                     size_t height);
 CUresult capture_record(CUstream stream, CUevent event);
 CUresult capture_wait(CUstream stream, CUevent event);
 CUresult capture_host(CUstream stream, CUhostFn function, void *data);
@@ -522,9 +553,10 @@ void capture_break(CUstream stream);
 CUresult capture_forbids(CUstream stream);
 /* transfer.c: contents */
 CUresult copy_bytes(struct sides sides, CUdeviceptr to, CUdeviceptr from, size_t bytes);
-CUresult set_elements(int device, CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width, size_t height);
-/* mps.c: whether an MPS daemon is there, the multiprocessors that it leaves to this process, and those that the device's attribute says: all of them
- * only where contexts, not the device, are partitioned. */
+CUresult set_elements(int device, CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width,
+                      size_t height);
+/* mps.c: whether an MPS daemon is there, the multiprocessors that it leaves to this process, and those that the
+ * device's attribute says: all of them only where contexts, not the device, are partitioned. */
 bool mps_enabled(void);
 unsigned mps_multiprocessors(void);
 unsigned mps_reported_multiprocessors(void);

@@ -4,9 +4,9 @@
  *   ..._perblock_200ns              times the number of blocks
  *   ..._100us_sigma20               log-normal with that mean and a sigma of 20 %
  *   ..._arg_us                      as many microseconds (ns, ms) as its first parameter, an integer, says
- *   ..._meet2_1ms                   spins until the launch of the same number and name has started on 2 cards, then goes on for 1 ms
- *   anything else                   10 us
- * What is random comes from VGPU_SIM_SEED, the name and the number of the launch in this process, so that runs repeat. */
+ *   ..._meet2_1ms                   spins until the launch of the same number and name has started on 2 cards, then
+ * goes on for 1 ms anything else                   10 us What is random comes from VGPU_SIM_SEED, the name and the
+ * number of the launch in this process, so that runs repeat. */
 #include <ctype.h>
 #include <math.h>
 #include <stdlib.h>
@@ -19,8 +19,7 @@
 #define FACTOR_ONE (1u << 20)
 #define MAX_SIGMA_PERCENT 100u
 
-static uint64_t unit_of(const char *text, bool mangled)
-{
+static uint64_t unit_of(const char *text, bool mangled) {
     static const struct {
         const char *name;
         uint64_t ns;
@@ -31,15 +30,13 @@ static uint64_t unit_of(const char *text, bool mangled)
     return 0;
 }
 
-static uint64_t mix(uint64_t x)
-{
+static uint64_t mix(uint64_t x) {
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
     x = (x ^ x >> 27) * 0x94d049bb133111ebull;
     return x ^ x >> 31;
 }
 
-static uint64_t key_of(const char *name)
-{
+static uint64_t key_of(const char *name) {
     const char *seed = getenv("VGPU_SIM_SEED");
     uint64_t key = seed ? mix(strtoull(seed, NULL, 10) + 1) : 0;
     for (; *name; name++)
@@ -47,9 +44,9 @@ static uint64_t key_of(const char *name)
     return key;
 }
 
-/* Factors of a log-normal distribution with mean 1 at equal steps of probability. The normal distribution is summed up from its density. */
-static uint32_t *factors_of(double sigma)
-{
+/* Factors of a log-normal distribution with mean 1 at equal steps of probability. The normal distribution is summed up
+ * from its density. */
+static uint32_t *factors_of(double sigma) {
     uint32_t *factors = malloc(QUANTILES * sizeof *factors);
     double values[QUANTILES], sum = 0, area = 0, z = -5;
     const double step = 1e-3, density = step / sqrt(2 * M_PI);
@@ -64,8 +61,7 @@ static uint32_t *factors_of(double sigma)
     return factors;
 }
 
-void duration_read(struct duration *duration, const char *name)
-{
+void duration_read(struct duration *duration, const char *name) {
     bool mangled = strncmp(name, "_Z", 2) == 0; /* there the argument types follow at once */
     memset(duration, 0, sizeof *duration);
     for (const char *at = strchr(name, '_'); at; at = strchr(at + 1, '_')) {
@@ -95,28 +91,27 @@ void duration_read(struct duration *duration, const char *name)
     duration->key = duration->factors ? key_of(name) : 0;
 }
 
-void duration_free(struct duration *duration)
-{
+void duration_free(struct duration *duration) {
     free(duration->factors);
     duration->factors = NULL;
 }
 
-uint64_t duration_next(struct duration *duration, uint64_t blocks, uint64_t argument)
-{
+uint64_t duration_next(struct duration *duration, uint64_t blocks, uint64_t argument) {
     uint64_t ns = duration->ns[0];
     if (duration->count > 1 || duration->factors) {
         uint64_t call = atomic_fetch_add_explicit(&duration->calls, 1, memory_order_relaxed);
         ns = duration->ns[call % duration->count];
         if (duration->factors)
-            ns = (uint64_t)((__uint128_t)ns * duration->factors[mix(duration->key + call * 0x9e3779b97f4a7c15ull) % QUANTILES] / FACTOR_ONE);
+            ns = (uint64_t)((__uint128_t)ns *
+                            duration->factors[mix(duration->key + call * 0x9e3779b97f4a7c15ull) % QUANTILES] /
+                            FACTOR_ONE);
     }
     if (duration->argument_unit && argument)
         ns = argument * duration->argument_unit;
     return duration->per_block ? ns * blocks : ns;
 }
 
-uint64_t function_argument(CUfunction function, void **params, void **extra)
-{
+uint64_t function_argument(CUfunction function, void **params, void **extra) {
     const void *first = NULL;
     if (!function->duration.argument_unit)
         return 0;

@@ -6,8 +6,10 @@
 
 #define ENTRY(base, symbol, version)
 #define PER_THREAD_ENTRY(base, symbol, version, per_thread, per_thread_version)
-#define UNSUPPORTED(base, symbol, version) __attribute__((visibility("default"))) CUresult simulated_##symbol(void) __asm__(#symbol);
-#define PER_THREAD_UNSUPPORTED(base, symbol, version, variant, variant_version) UNSUPPORTED(base, symbol, version) UNSUPPORTED(base, variant, version)
+#define UNSUPPORTED(base, symbol, version)                                                                             \
+    __attribute__((visibility("default"))) CUresult simulated_##symbol(void) __asm__(#symbol);
+#define PER_THREAD_UNSUPPORTED(base, symbol, version, variant, variant_version)                                        \
+    UNSUPPORTED(base, symbol, version) UNSUPPORTED(base, variant, version)
 #include "cuda/entries.def"
 #undef ENTRY
 #undef PER_THREAD_ENTRY
@@ -20,9 +22,10 @@ static struct entry {
     int version, per_thread_version;
 } entries[] = {
 #define ENTRY(base, symbol, version) {#base, (void *)symbol, NULL, version, 0},
-#define PER_THREAD_ENTRY(base, symbol, version, variant, variant_version) {#base, (void *)symbol, (void *)variant, version, variant_version},
+#define PER_THREAD_ENTRY(base, symbol, version, variant, variant_version)                                              \
+    {#base, (void *)symbol, (void *)variant, version, variant_version},
 #define UNSUPPORTED(base, symbol, version) {#base, (void *)simulated_##symbol, NULL, version, 0},
-#define PER_THREAD_UNSUPPORTED(base, symbol, version, variant, variant_version) \
+#define PER_THREAD_UNSUPPORTED(base, symbol, version, variant, variant_version)                                        \
     {#base, (void *)simulated_##symbol, (void *)simulated_##variant, version, variant_version},
 #include "cuda/entries.def"
 };
@@ -35,32 +38,29 @@ static struct entry {
 /* The driver knows these calls; the simulator does not play them. */
 #define ENTRY(base, symbol, version)
 #define PER_THREAD_ENTRY(base, symbol, version, per_thread, per_thread_version)
-#define PER_THREAD_UNSUPPORTED(base, symbol, version, variant, variant_version) UNSUPPORTED(base, symbol, version) UNSUPPORTED(base, variant, version)
-#define UNSUPPORTED(base, symbol, version)                                                     \
-    CUresult simulated_##symbol(void)                                                          \
-    {                                                                                          \
-        int injected = sim_faults_armed(&driver.sim) ? sim_fault(&driver.sim, #symbol) : 0;    \
-        if (injected)                                                                          \
-            return (CUresult)injected;                                                         \
-        return driver_ready() ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_NOT_INITIALIZED;         \
+#define PER_THREAD_UNSUPPORTED(base, symbol, version, variant, variant_version)                                        \
+    UNSUPPORTED(base, symbol, version) UNSUPPORTED(base, variant, version)
+#define UNSUPPORTED(base, symbol, version)                                                                             \
+    CUresult simulated_##symbol(void) {                                                                                \
+        int injected = sim_faults_armed(&driver.sim) ? sim_fault(&driver.sim, #symbol) : 0;                            \
+        if (injected)                                                                                                  \
+            return (CUresult)injected;                                                                                 \
+        return driver_ready() ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_NOT_INITIALIZED;                                 \
     }
 #include "cuda/entries.def"
 
-static int by_base_and_version(const void *left, const void *right)
-{
+static int by_base_and_version(const void *left, const void *right) {
     const struct entry *a = left, *b = right;
     int order = strcmp(a->base, b->base);
     return order ? order : a->version - b->version;
 }
 
-static void sort_entries(void)
-{
+static void sort_entries(void) {
     qsort(entries, COUNT, sizeof *entries, by_base_and_version);
 }
 
 /* The newest variant that is not newer than the version; *known: the played driver has the base name. */
-static void *find(const char *base, int version, bool per_thread, bool *known)
-{
+static void *find(const char *base, int version, bool per_thread, bool *known) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, sort_entries);
     size_t low = 0, high = COUNT;
@@ -84,8 +84,8 @@ static void *find(const char *base, int version, bool per_thread, bool *known)
 }
 
 /* cuda.h on cuGetProcAddress: what is not found is no error, but NULL and a status. */
-CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status)
-{
+CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, cuuint64_t flags,
+                             CUdriverProcAddressQueryResult *status) {
     INJECT();
     bool known;
     if (!symbol || !out || flags & ~(cuuint64_t)3 || flags == 3 || version > sim_driver()->cuda)
@@ -99,8 +99,7 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, cuuint
 }
 
 /* Of CUDA 11.3: without a status, an error. */
-CUresult cuGetProcAddress(const char *symbol, void **out, int version, cuuint64_t flags)
-{
+CUresult cuGetProcAddress(const char *symbol, void **out, int version, cuuint64_t flags) {
     INJECT();
     CUresult result = cuGetProcAddress_v2(symbol, out, version, flags, NULL);
     return result ? result : *out ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;

@@ -9,8 +9,7 @@ static struct {
     CUevent first, last;
 } pending[SIM_CARDS];
 
-CUresult cuEventCreate(CUevent *out, unsigned int flags)
-{
+CUresult cuEventCreate(CUevent *out, unsigned int flags) {
     ENTER_CONTEXT(context);
     if (!out || flags & ~7u || (flags & CU_EVENT_INTERPROCESS && !(flags & CU_EVENT_DISABLE_TIMING)))
         return CUDA_ERROR_INVALID_VALUE;
@@ -24,8 +23,7 @@ CUresult cuEventCreate(CUevent *out, unsigned int flags)
 }
 
 /* Under pending_lock. */
-static void forget(CUevent event)
-{
+static void forget(CUevent event) {
     if (event->state != EVENT_PENDING)
         return;
     CUevent before = NULL, at = pending[event->card].first;
@@ -43,21 +41,18 @@ static void forget(CUevent event)
         pending[event->card].last = before;
 }
 
-static uint64_t measured(uint64_t time)
-{
+static uint64_t measured(uint64_t time) {
     return time - time % RESOLUTION_NS;
 }
 
 /* What a driver call costs on hardware is spent here. */
-static void take_time(uint64_t begin, uint64_t cost)
-{
+static void take_time(uint64_t begin, uint64_t cost) {
     while (cost && sim_now() < begin + cost)
         ;
 }
 
 /* Under pending_lock: an event whose work has ended gets its time while the card still knows it. */
-static bool settle(CUevent event)
-{
+static bool settle(CUevent event) {
     if (event->state != EVENT_PENDING)
         return true;
     if (!sim_reached(&driver.sim, event->card, event->mark) || !host_done(event->host))
@@ -69,10 +64,9 @@ static bool settle(CUevent event)
     return true;
 }
 
-/* Called before every launch: a card keeps the end of a launch only until SIM_RING later ones were made, and no more than SIM_IN_FLIGHT are open, so
- * that an event behind an unfinished one is still settled in time. */
-void events_settle(void)
-{
+/* Called before every launch: a card keeps the end of a launch only until SIM_RING later ones were made, and no more
+ * than SIM_IN_FLIGHT are open, so that an event behind an unfinished one is still settled in time. */
+void events_settle(void) {
     pthread_mutex_lock(&pending_lock);
     for (int card = 0; card < SIM_CARDS; card++)
         while (pending[card].first && settle(pending[card].first))
@@ -80,20 +74,17 @@ void events_settle(void)
     pthread_mutex_unlock(&pending_lock);
 }
 
-void events_settle_some(int card)
-{
+void events_settle_some(int card) {
     if (pending[card].first)
         events_settle();
 }
 
-static CUresult event_check(CUevent event)
-{
+static CUresult event_check(CUevent event) {
     ENTER();
     return object_is(event, OBJECT_EVENT) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-CUresult cuEventDestroy_v2(CUevent event)
-{
+CUresult cuEventDestroy_v2(CUevent event) {
     INJECT();
     CUresult result = event_check(event);
     if (result)
@@ -105,11 +96,14 @@ CUresult cuEventDestroy_v2(CUevent event)
     return CUDA_SUCCESS;
 }
 
-CUresult cuEventDestroy(CUevent event) { INJECT(); return cuEventDestroy_v2(event); }
+CUresult cuEventDestroy(CUevent event) {
+    INJECT();
+    return cuEventDestroy_v2(event);
+}
 
 /* What an event stands for from now on; `done`: that has ended already. */
-static void note(CUevent event, CUcontext context, struct sim_mark mark, uint64_t host, uint64_t not_before, uint64_t planned, uint64_t now, bool done)
-{
+static void note(CUevent event, CUcontext context, struct sim_mark mark, uint64_t host, uint64_t not_before,
+                 uint64_t planned, uint64_t now, bool done) {
     pthread_mutex_lock(&pending_lock);
     forget(event);
     event->capture = NULL;
@@ -132,16 +126,14 @@ static void note(CUevent event, CUcontext context, struct sim_mark mark, uint64_
     pthread_mutex_unlock(&pending_lock);
 }
 
-void event_record_all(CUevent event, CUcontext context, uint64_t last)
-{
+void event_record_all(CUevent event, CUcontext context, uint64_t last) {
     struct sim_mark mark = {0, last};
     events_settle_some(context->card);
     note(event, context, mark, context->host, context->copied, 0, sim_now() + driver.sim.timing.launch_ns,
          sim_reached(&driver.sim, context->card, mark) && host_done(context->host) && context->copied <= sim_now());
 }
 
-CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int flags)
-{
+CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int flags) {
     INJECT();
     CUstream stream;
     CUresult result = event_check(event);
@@ -158,30 +150,33 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int fla
         return result;
     uint64_t begin = sim_now(), now = begin + driver.sim.timing.launch_ns;
     struct sim_mark mark = stream_mark(stream);
-    uint64_t cost = event->flags & CU_EVENT_DISABLE_TIMING ? 0 : driver.sim.timing.event_ns, copied = stream_not_before(stream);
+    uint64_t cost = event->flags & CU_EVENT_DISABLE_TIMING ? 0 : driver.sim.timing.event_ns,
+             copied = stream_not_before(stream);
     if (cost && copied > now) {
         now = copied + cost; /* behind a copy it takes no turn: it would hold up what other streams launch meanwhile */
     } else if (cost) {
         events_settle_some(stream->context->card);
         mark = (struct sim_mark){stream_occupy(stream, cost, 0, 0), 0};
     }
-    note(event, stream->context, mark, stream->host, stream_not_before(stream), stream_planned(stream), now, stream_ended(stream));
+    note(event, stream->context, mark, stream->host, stream_not_before(stream), stream_planned(stream), now,
+         stream_ended(stream));
     take_time(begin, driver.sim.timing.record_ns);
     return CUDA_SUCCESS;
 }
 
-CUresult cuEventRecord(CUevent event, CUstream stream) { INJECT(); return cuEventRecordWithFlags(event, stream, 0); }
+CUresult cuEventRecord(CUevent event, CUstream stream) {
+    INJECT();
+    return cuEventRecordWithFlags(event, stream, 0);
+}
 
-static bool event_done(CUevent event)
-{
+static bool event_done(CUevent event) {
     pthread_mutex_lock(&pending_lock);
     bool done = settle(event);
     pthread_mutex_unlock(&pending_lock);
     return done && (event->state == EVENT_FRESH || event->time <= sim_now());
 }
 
-CUresult cuEventQuery(CUevent event)
-{
+CUresult cuEventQuery(CUevent event) {
     INJECT();
     CUresult result = event_check(event);
     if (!result && event->capture)
@@ -196,8 +191,7 @@ CUresult cuEventQuery(CUevent event)
     return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-CUresult cuEventSynchronize(CUevent event)
-{
+CUresult cuEventSynchronize(CUevent event) {
     INJECT();
     CUresult result = event_check(event);
     if (!result && event->capture)
@@ -223,15 +217,15 @@ CUresult cuEventSynchronize(CUevent event)
     return CUDA_SUCCESS;
 }
 
-CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
-{
+CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end) {
     INJECT();
     CUresult result = event_check(start);
     if (!result)
         result = event_check(end);
     if (result || !milliseconds)
         return result ? result : CUDA_ERROR_INVALID_VALUE;
-    if ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING || start->state == EVENT_FRESH || end->state == EVENT_FRESH)
+    if ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING || start->state == EVENT_FRESH ||
+        end->state == EVENT_FRESH)
         return CUDA_ERROR_INVALID_HANDLE;
     if (!event_done(start) || !event_done(end))
         return CUDA_ERROR_NOT_READY;
@@ -239,10 +233,12 @@ CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
     return CUDA_SUCCESS;
 }
 
-CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) { INJECT(); return cuEventElapsedTime_v2(milliseconds, start, end); }
+CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) {
+    INJECT();
+    return cuEventElapsedTime_v2(milliseconds, start, end);
+}
 
-void event_wait_by(CUevent event, int card, _Atomic uint64_t *waits, _Atomic uint64_t *until)
-{
+void event_wait_by(CUevent event, int card, _Atomic uint64_t *waits, _Atomic uint64_t *until) {
     if (event_done(event) || !event->context)
         return;
     if (event->context->card == card) {
@@ -255,8 +251,7 @@ void event_wait_by(CUevent event, int card, _Atomic uint64_t *waits, _Atomic uin
     }
 }
 
-CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
-{
+CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags) {
     INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);

@@ -1,5 +1,6 @@
-/* Memory of another interface (Vulkan, a video encoder) that comes as a file descriptor. Whoever imports it pays for it, from the import until
- * the object and every buffer of it are gone: nobody else's memory in this simulator stands for it. */
+/* Memory of another interface (Vulkan, a video encoder) that comes as a file descriptor. Whoever imports it pays for
+ * it, from the import until the object and every buffer of it are gone: nobody else's memory in this simulator stands
+ * for it. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -19,8 +20,7 @@ struct CUextMemory_st {
 };
 
 /* Under driver.lock. */
-static void drop(CUexternalMemory memory)
-{
+static void drop(CUexternalMemory memory) {
     if (--memory->references)
         return;
     munmap(memory->contents, memory->size);
@@ -28,8 +28,7 @@ static void drop(CUexternalMemory memory)
     object_free(memory);
 }
 
-CUresult cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description)
-{
+CUresult cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description) {
     ENTER_CONTEXT(context);
     struct stat st;
     if (!out || !description || !description->size || description->flags & ~(unsigned)CUDA_EXTERNAL_MEMORY_DEDICATED)
@@ -60,13 +59,14 @@ CUresult cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMOR
     return CUDA_SUCCESS;
 }
 
-CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *out, CUexternalMemory memory, const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *buffer)
-{
+CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *out, CUexternalMemory memory,
+                                         const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *buffer) {
     ENTER_CONTEXT(context);
     if (!out || !buffer || !buffer->size || buffer->flags)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&driver.lock);
-    CUresult result = object_is(memory, OBJECT_EXTERNAL) && !memory->destroyed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    CUresult result =
+        object_is(memory, OBJECT_EXTERNAL) && !memory->destroyed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
     if (!result && (buffer->offset > memory->size || buffer->size > memory->size - buffer->offset))
         result = CUDA_ERROR_INVALID_VALUE;
     CUdeviceptr address = result ? 0 : block_new(buffer->size, context, BLOCK_EXTERNAL, memory);
@@ -81,15 +81,13 @@ CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *out, CUexternalMemory memo
     return result;
 }
 
-void external_release(const struct block *block)
-{
+void external_release(const struct block *block) {
     pthread_mutex_lock(&driver.lock);
     drop(block->owner);
     pthread_mutex_unlock(&driver.lock);
 }
 
-static void destroy(void *handle, void *context)
-{
+static void destroy(void *handle, void *context) {
     CUexternalMemory memory = handle;
     if (memory->context == context && !memory->destroyed) {
         memory->destroyed = true;
@@ -97,18 +95,17 @@ static void destroy(void *handle, void *context)
     }
 }
 
-void external_of_context_drop(CUcontext context)
-{
+void external_of_context_drop(CUcontext context) {
     pthread_mutex_lock(&driver.lock);
     object_each(OBJECT_EXTERNAL, destroy, context);
     pthread_mutex_unlock(&driver.lock);
 }
 
-CUresult cuDestroyExternalMemory(CUexternalMemory memory)
-{
+CUresult cuDestroyExternalMemory(CUexternalMemory memory) {
     ENTER();
     pthread_mutex_lock(&driver.lock);
-    CUresult result = object_is(memory, OBJECT_EXTERNAL) && !memory->destroyed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    CUresult result =
+        object_is(memory, OBJECT_EXTERNAL) && !memory->destroyed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
     if (!result) {
         memory->destroyed = true;
         drop(memory);

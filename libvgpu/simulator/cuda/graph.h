@@ -43,9 +43,9 @@ struct CUgraphExec_st {
     CUgraph source;
     unsigned long long flags;
     size_t count;
-    struct CUgraphNode_st *nodes; /* copies, in the order in which they run */
-    bool memory;                  /* whether there are memory nodes */
-    uint32_t cards;               /* a bit for each that the graph allocates on */
+    struct CUgraphNode_st *nodes;  /* copies, in the order in which they run */
+    bool memory;                   /* whether there are memory nodes */
+    uint32_t cards;                /* a bit for each that the graph allocates on */
     CUstream elsewhere[SIM_CARDS]; /* where its kernels of other cards than that of its launch run */
 };
 
@@ -58,15 +58,18 @@ CUresult capture_exec(CUstream stream, CUgraphExec exec);
 
 /* graph_memory.c */
 bool graph_allocates(CUgraph graph);
-/* The address of a new allocation node: that of an earlier one of the same size that the graph has freed, or a new one; 0: no room. */
+/* The address of a new allocation node: that of an earlier one of the same size that the graph has freed, or a new one;
+ * 0: no room. */
 CUdeviceptr graph_address(CUgraph graph, CUcontext context, size_t bytes);
 /* CUDA_ERROR_INVALID_VALUE where a free node of the graph cannot name this address. */
 CUresult graph_address_check(CUgraph graph, CUdeviceptr address);
 /* Which cards the nodes allocate on. */
 uint32_t graph_cards(const struct CUgraphNode_st *nodes, size_t count);
-/* Before a launch: what an earlier one has left allocated is freed if the graph was instantiated so, else it is an error. */
+/* Before a launch: what an earlier one has left allocated is freed if the graph was instantiated so, else it is an
+ * error. */
 CUresult graph_memory_clear(CUgraphExec exec);
-/* Before a launch or an upload: the card gives what the graph needs beyond what the graphs of this process have reserved. */
+/* Before a launch or an upload: the card gives what the graph needs beyond what the graphs of this process have
+ * reserved. */
 CUresult graph_memory_reserve(CUgraphExec exec, CUstream stream);
 /* After it: until what the stream has now to do is done, nobody else can have that memory. */
 void graph_memory_occupied(CUgraphExec exec, CUstream stream);

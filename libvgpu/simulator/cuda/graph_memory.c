@@ -1,6 +1,7 @@
-/* Memory of graphs. An allocation node has its address when it is made; the card gives memory at the first launch or upload and gets it back by
- * cuDeviceGraphMemTrim alone, as the CUDA programming guide has it: graphs of one stream take turns in the same memory, those of streams that run
- * at once need their own, and what a graph leaves allocated nobody else can have until it is freed. */
+/* Memory of graphs. An allocation node has its address when it is made; the card gives memory at the first launch or
+ * upload and gets it back by cuDeviceGraphMemTrim alone, as the CUDA programming guide has it: graphs of one stream
+ * take turns in the same memory, those of streams that run at once need their own, and what a graph leaves allocated
+ * nobody else can have until it is freed. */
 #include <string.h>
 
 #include "cuda/graph.h"
@@ -24,13 +25,11 @@ static struct reserve {
 } reserves[SIM_CARDS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static uint64_t pages(uint64_t bytes)
-{
+static uint64_t pages(uint64_t bytes) {
     return (bytes + FINE - 1) / FINE * FINE;
 }
 
-bool graph_allocates(CUgraph graph)
-{
+bool graph_allocates(CUgraph graph) {
     for (size_t i = 0; i < graph->count; i++)
         if (graph->nodes[i]->kind == NODE_ALLOC || graph->nodes[i]->kind == NODE_FREE)
             return true;
@@ -38,8 +37,7 @@ bool graph_allocates(CUgraph graph)
 }
 
 /* How often the graph allocates an address more than it frees it; *known: it has a node about it. */
-static int balance(CUgraph graph, CUdeviceptr address, bool *known)
-{
+static int balance(CUgraph graph, CUdeviceptr address, bool *known) {
     int open = 0;
     *known = false;
     for (size_t i = 0; i < graph->count; i++) {
@@ -52,8 +50,7 @@ static int balance(CUgraph graph, CUdeviceptr address, bool *known)
     return open;
 }
 
-CUdeviceptr graph_address(CUgraph graph, CUcontext context, size_t bytes)
-{
+CUdeviceptr graph_address(CUgraph graph, CUcontext context, size_t bytes) {
     for (size_t i = 0; i < graph->count; i++) {
         CUgraphNode node = graph->nodes[i];
         struct block *block = node->kind == NODE_FREE ? block_of_graph(node->address) : NULL;
@@ -64,21 +61,18 @@ CUdeviceptr graph_address(CUgraph graph, CUcontext context, size_t bytes)
     return block_new(bytes, context, BLOCK_GRAPH, NULL);
 }
 
-CUresult graph_address_check(CUgraph graph, CUdeviceptr address)
-{
+CUresult graph_address_check(CUgraph graph, CUdeviceptr address) {
     bool known;
     int open = balance(graph, address, &known);
     return block_of_graph(address) && (!known || open == 1) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-static int card_of(const struct CUgraphNode_st *node)
-{
+static int card_of(const struct CUgraphNode_st *node) {
     struct block *block = node->kind == NODE_ALLOC || node->kind == NODE_FREE ? block_of_graph(node->address) : NULL;
     return block ? block->context->card : -1;
 }
 
-uint32_t graph_cards(const struct CUgraphNode_st *nodes, size_t count)
-{
+uint32_t graph_cards(const struct CUgraphNode_st *nodes, size_t count) {
     uint32_t cards = 0;
     for (size_t i = 0; i < count; i++) {
         int card = nodes[i].kind == NODE_ALLOC ? card_of(&nodes[i]) : -1;
@@ -87,8 +81,7 @@ uint32_t graph_cards(const struct CUgraphNode_st *nodes, size_t count)
     return cards;
 }
 
-static bool own(const struct CUgraphExec_st *exec, CUdeviceptr address)
-{
+static bool own(const struct CUgraphExec_st *exec, CUdeviceptr address) {
     for (size_t i = 0; i < exec->count; i++)
         if (exec->nodes[i].kind == NODE_ALLOC && exec->nodes[i].address == address)
             return true;
@@ -96,8 +89,7 @@ static bool own(const struct CUgraphExec_st *exec, CUdeviceptr address)
 }
 
 /* The most that one run has allocated at once on a card, and what it leaves. */
-static uint64_t peak_of(const struct CUgraphExec_st *exec, int card, uint64_t *left)
-{
+static uint64_t peak_of(const struct CUgraphExec_st *exec, int card, uint64_t *left) {
     uint64_t now = 0, peak = 0;
     for (size_t i = 0; i < exec->count; i++) {
         const struct CUgraphNode_st *node = &exec->nodes[i];
@@ -114,8 +106,7 @@ static uint64_t peak_of(const struct CUgraphExec_st *exec, int card, uint64_t *l
     return peak;
 }
 
-static struct tenant *tenant_of(struct reserve *reserve, CUstream stream)
-{
+static struct tenant *tenant_of(struct reserve *reserve, CUstream stream) {
     for (unsigned i = 0; i < reserve->count; i++)
         if (reserve->tenants[i].stream == stream)
             return &reserve->tenants[i];
@@ -123,8 +114,7 @@ static struct tenant *tenant_of(struct reserve *reserve, CUstream stream)
 }
 
 /* Forgets streams that have finished; what the others keep busy. */
-static uint64_t busy(struct reserve *reserve, CUstream except)
-{
+static uint64_t busy(struct reserve *reserve, CUstream except) {
     uint64_t bytes = 0;
     unsigned kept = 0;
     for (unsigned i = 0; i < reserve->count; i++) {
@@ -138,8 +128,7 @@ static uint64_t busy(struct reserve *reserve, CUstream except)
     return bytes;
 }
 
-static void raise_high(struct reserve *reserve, uint64_t used)
-{
+static void raise_high(struct reserve *reserve, uint64_t used) {
     reserve->used = used;
     if (used > reserve->used_high)
         reserve->used_high = used;
@@ -147,8 +136,7 @@ static void raise_high(struct reserve *reserve, uint64_t used)
         reserve->reserved_high = reserve->reserved;
 }
 
-static CUresult grow(int card, uint64_t need)
-{
+static CUresult grow(int card, uint64_t need) {
     struct reserve *reserve = &reserves[card];
     if (need <= reserve->reserved)
         return CUDA_SUCCESS;
@@ -163,8 +151,7 @@ static CUresult grow(int card, uint64_t need)
     return result;
 }
 
-static CUresult reserve_on(CUgraphExec exec, CUstream stream, int card)
-{
+static CUresult reserve_on(CUgraphExec exec, CUstream stream, int card) {
     uint64_t left, peak = peak_of(exec, card, &left);
     struct reserve *reserve = &reserves[card];
     pthread_mutex_lock(&lock);
@@ -178,8 +165,7 @@ static CUresult reserve_on(CUgraphExec exec, CUstream stream, int card)
     return result;
 }
 
-CUresult graph_memory_clear(CUgraphExec exec)
-{
+CUresult graph_memory_clear(CUgraphExec exec) {
     for (size_t i = 0; i < exec->count && exec->cards; i++) {
         struct block *block = exec->nodes[i].kind == NODE_ALLOC ? block_of_graph(exec->nodes[i].address) : NULL;
         if (!block || block->absent)
@@ -191,8 +177,7 @@ CUresult graph_memory_clear(CUgraphExec exec)
     return CUDA_SUCCESS;
 }
 
-CUresult graph_memory_reserve(CUgraphExec exec, CUstream stream)
-{
+CUresult graph_memory_reserve(CUgraphExec exec, CUstream stream) {
     CUresult result = CUDA_SUCCESS;
     for (int card = 0; card < SIM_CARDS && !result; card++)
         if (exec->cards & 1u << card)
@@ -200,8 +185,7 @@ CUresult graph_memory_reserve(CUgraphExec exec, CUstream stream)
     return result;
 }
 
-void graph_memory_occupied(CUgraphExec exec, CUstream stream)
-{
+void graph_memory_occupied(CUgraphExec exec, CUstream stream) {
     for (int card = 0; card < SIM_CARDS && exec->cards; card++) {
         if (!(exec->cards & 1u << card))
             continue;
@@ -221,8 +205,7 @@ void graph_memory_occupied(CUgraphExec exec, CUstream stream)
     }
 }
 
-CUresult graph_memory_back(CUdeviceptr address)
-{
+CUresult graph_memory_back(CUdeviceptr address) {
     struct block *block = block_of_graph(address);
     if (!block)
         return CUDA_ERROR_INVALID_VALUE;
@@ -234,15 +217,13 @@ CUresult graph_memory_back(CUdeviceptr address)
     return CUDA_SUCCESS;
 }
 
-void graph_memory_release(const struct block *block)
-{
+void graph_memory_release(const struct block *block) {
     pthread_mutex_lock(&lock);
     reserves[block->context->card].live -= pages(block->size);
     pthread_mutex_unlock(&lock);
 }
 
-void graph_memory_trim(int card)
-{
+void graph_memory_trim(int card) {
     struct reserve *reserve = &reserves[card];
     pthread_mutex_lock(&lock);
     uint64_t need = reserve->live + busy(reserve, NULL);
@@ -254,15 +235,13 @@ void graph_memory_trim(int card)
     pthread_mutex_unlock(&lock);
 }
 
-CUresult cuDeviceGraphMemTrim(CUdevice device)
-{
+CUresult cuDeviceGraphMemTrim(CUdevice device) {
     ENTER_DEVICE(device);
     graph_memory_trim(driver.visible[device]);
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value)
-{
+CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value) {
     ENTER_DEVICE(device);
     if (!value)
         return CUDA_ERROR_INVALID_VALUE;
@@ -284,10 +263,10 @@ CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr
 }
 
 /* cuda.h: high water marks can only be reset, to zero. */
-CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value)
-{
+CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value) {
     ENTER_DEVICE(device);
-    if (!value || *(cuuint64_t *)value || (attribute != CU_GRAPH_MEM_ATTR_USED_MEM_HIGH && attribute != CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH))
+    if (!value || *(cuuint64_t *)value ||
+        (attribute != CU_GRAPH_MEM_ATTR_USED_MEM_HIGH && attribute != CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH))
         return CUDA_ERROR_INVALID_VALUE;
     struct reserve *reserve = &reserves[driver.visible[device]];
     pthread_mutex_lock(&lock);

@@ -6,8 +6,7 @@
 
 _Static_assert(sizeof(struct CUgraphNode_st) <= 512, "larger than a slot of objects.c");
 
-CUgraphNode graph_add(CUgraph graph, enum node_kind kind)
-{
+CUgraphNode graph_add(CUgraph graph, enum node_kind kind) {
     if (graph->count == graph->room) {
         size_t room = graph->room ? graph->room * 2 : 16;
         CUgraphNode *nodes = realloc(graph->nodes, room * sizeof *nodes);
@@ -25,24 +24,21 @@ CUgraphNode graph_add(CUgraph graph, enum node_kind kind)
     return node;
 }
 
-void node_copy(CUgraphNode to, const struct CUgraphNode_st *from)
-{
+void node_copy(CUgraphNode to, const struct CUgraphNode_st *from) {
     struct CUgraphNode_st copy = *from;
     copy.object = to->object;
     copy.graph = to->graph;
     *to = copy;
 }
 
-void graph_free(CUgraph graph)
-{
+void graph_free(CUgraph graph) {
     for (size_t i = 0; i < graph->count; i++)
         object_free(graph->nodes[i]);
     free(graph->nodes);
     object_free(graph);
 }
 
-CUresult cuGraphCreate(CUgraph *out, unsigned int flags)
-{
+CUresult cuGraphCreate(CUgraph *out, unsigned int flags) {
     ENTER();
     if (!out || flags)
         return CUDA_ERROR_INVALID_VALUE;
@@ -50,8 +46,7 @@ CUresult cuGraphCreate(CUgraph *out, unsigned int flags)
     return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult cuGraphDestroy(CUgraph graph)
-{
+CUresult cuGraphDestroy(CUgraph graph) {
     ENTER();
     if (!object_is(graph, OBJECT_GRAPH) || graph->capturing)
         return CUDA_ERROR_INVALID_VALUE;
@@ -60,8 +55,7 @@ CUresult cuGraphDestroy(CUgraph graph)
 }
 
 /* cuda.h: not of graphs with memory nodes. */
-CUresult cuGraphClone(CUgraph *out, CUgraph graph)
-{
+CUresult cuGraphClone(CUgraph *out, CUgraph graph) {
     ENTER();
     if (!out || !object_is(graph, OBJECT_GRAPH))
         return CUDA_ERROR_INVALID_VALUE;
@@ -81,8 +75,8 @@ CUresult cuGraphClone(CUgraph *out, CUgraph graph)
 }
 
 /* Nodes run in the order of their creation; that satisfies every dependency, which can only name earlier nodes. */
-static CUresult explicit_node(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count, enum node_kind kind)
-{
+static CUresult explicit_node(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                              enum node_kind kind) {
     ENTER();
     if (!out || !object_is(graph, OBJECT_GRAPH) || (count && !dependencies))
         return CUDA_ERROR_INVALID_VALUE;
@@ -94,14 +88,15 @@ static CUresult explicit_node(CUgraphNode *out, CUgraph graph, const CUgraphNode
 }
 
 CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,
-                                 const CUDA_KERNEL_NODE_PARAMS *params)
-{
+                                 const CUDA_KERNEL_NODE_PARAMS *params) {
     ENTER_CONTEXT(context);
     CUfunction function;
     if (!params)
         return CUDA_ERROR_INVALID_VALUE;
     if (!params->func && params->ctx)
-        context = object_is(params->ctx, OBJECT_CONTEXT) && params->ctx->green ? params->ctx->base : params->ctx; /* cuda.h: for a kernel of a library */
+        context = object_is(params->ctx, OBJECT_CONTEXT) && params->ctx->green
+                      ? params->ctx->base
+                      : params->ctx; /* cuda.h: for a kernel of a library */
     CUresult result = object_is(context, OBJECT_CONTEXT) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
     if (!result)
         result = function_resolve(params->func ? params->func : (CUfunction)params->kern, context, &function);
@@ -109,18 +104,18 @@ CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphN
         result = explicit_node(out, graph, dependencies, count, NODE_KERNEL);
     if (result)
         return result;
-    (*out)->kernel = (struct launch_shape){.function = function,
-                                           .grid = {params->gridDimX, params->gridDimY, params->gridDimZ},
-                                           .block = {params->blockDimX, params->blockDimY, params->blockDimZ},
-                                           .shared = params->sharedMemBytes,
-                                           .argument = function_argument(function, params->kernelParams, params->extra)};
+    (*out)->kernel =
+        (struct launch_shape){.function = function,
+                              .grid = {params->gridDimX, params->gridDimY, params->gridDimZ},
+                              .block = {params->blockDimX, params->blockDimY, params->blockDimZ},
+                              .shared = params->sharedMemBytes,
+                              .argument = function_argument(function, params->kernelParams, params->extra)};
     touch_read(&(*out)->kernel, params->kernelParams, params->extra);
     return CUDA_SUCCESS;
 }
 
 CUresult cuGraphAddKernelNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,
-                              const CUDA_KERNEL_NODE_PARAMS_v1 *params)
-{
+                              const CUDA_KERNEL_NODE_PARAMS_v1 *params) {
     INJECT();
     CUDA_KERNEL_NODE_PARAMS wide = {0};
     if (params)
@@ -128,15 +123,13 @@ CUresult cuGraphAddKernelNode(CUgraphNode *out, CUgraph graph, const CUgraphNode
     return cuGraphAddKernelNode_v2(out, graph, dependencies, count, params ? &wide : NULL);
 }
 
-CUresult cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count)
-{
+CUresult cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count) {
     INJECT();
     return explicit_node(out, graph, dependencies, count, NODE_EMPTY);
 }
 
 CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,
-                                CUDA_MEM_ALLOC_NODE_PARAMS *params)
-{
+                                CUDA_MEM_ALLOC_NODE_PARAMS *params) {
     ENTER_CONTEXT(context);
     if (!params || !params->bytesize || params->poolProps.allocType != CU_MEM_ALLOCATION_TYPE_PINNED ||
         params->poolProps.handleTypes != CU_MEM_HANDLE_TYPE_NONE)
@@ -161,8 +154,7 @@ CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNo
     return result;
 }
 
-CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *out)
-{
+CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *out) {
     ENTER();
     if (!out || !object_is(node, OBJECT_NODE) || node->kind != NODE_ALLOC)
         return CUDA_ERROR_INVALID_VALUE;
@@ -170,15 +162,16 @@ CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARA
     if (!block)
         return CUDA_ERROR_INVALID_VALUE;
     *out = (CUDA_MEM_ALLOC_NODE_PARAMS){
-        .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = block->context->device}},
+        .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                      .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = block->context->device}},
         .bytesize = block->size,
         .dptr = node->address,
     };
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count, CUdeviceptr address)
-{
+CUresult cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                               CUdeviceptr address) {
     INJECT();
     CUresult result = object_is(graph, OBJECT_GRAPH) ? graph_address_check(graph, address) : CUDA_ERROR_INVALID_VALUE;
     if (!result)
@@ -188,8 +181,7 @@ CUresult cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgraphNod
     return result;
 }
 
-CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *out)
-{
+CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *out) {
     ENTER();
     if (!out || !object_is(node, OBJECT_NODE) || node->kind != NODE_FREE)
         return CUDA_ERROR_INVALID_VALUE;
@@ -197,8 +189,8 @@ CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *out)
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count, CUgraphNodeParams *params)
-{
+CUresult cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                        CUgraphNodeParams *params) {
     INJECT();
     if (!params)
         return CUDA_ERROR_INVALID_VALUE;
@@ -230,16 +222,14 @@ CUresult cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *depe
     }
 }
 
-CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, const CUgraphEdgeData *edges, size_t count,
-                           CUgraphNodeParams *params)
-{
+CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies,
+                           const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *params) {
     INJECT();
     (void)edges;
     return cuGraphAddNode(out, graph, dependencies, count, params);
 }
 
-CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
-{
+CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count) {
     ENTER();
     if (!count || !object_is(graph, OBJECT_GRAPH))
         return CUDA_ERROR_INVALID_VALUE;
@@ -250,12 +240,12 @@ CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *type)
-{
-    static const CUgraphNodeType types[] = {[NODE_EMPTY] = CU_GRAPH_NODE_TYPE_EMPTY,   [NODE_KERNEL] = CU_GRAPH_NODE_TYPE_KERNEL,
-                                            [NODE_COPY] = CU_GRAPH_NODE_TYPE_MEMCPY,   [NODE_SET] = CU_GRAPH_NODE_TYPE_MEMSET,
-                                            [NODE_HOST] = CU_GRAPH_NODE_TYPE_HOST,     [NODE_ALLOC] = CU_GRAPH_NODE_TYPE_MEM_ALLOC,
-                                            [NODE_FREE] = CU_GRAPH_NODE_TYPE_MEM_FREE};
+CUresult cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *type) {
+    static const CUgraphNodeType types[] = {
+        [NODE_EMPTY] = CU_GRAPH_NODE_TYPE_EMPTY,  [NODE_KERNEL] = CU_GRAPH_NODE_TYPE_KERNEL,
+        [NODE_COPY] = CU_GRAPH_NODE_TYPE_MEMCPY,  [NODE_SET] = CU_GRAPH_NODE_TYPE_MEMSET,
+        [NODE_HOST] = CU_GRAPH_NODE_TYPE_HOST,    [NODE_ALLOC] = CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+        [NODE_FREE] = CU_GRAPH_NODE_TYPE_MEM_FREE};
     ENTER();
     if (!type || !object_is(node, OBJECT_NODE))
         return CUDA_ERROR_INVALID_VALUE;
@@ -263,8 +253,7 @@ CUresult cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *type)
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags)
-{
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags) {
     ENTER_CONTEXT(context);
     if (!out || !object_is(graph, OBJECT_GRAPH))
         return CUDA_ERROR_INVALID_VALUE;
@@ -292,20 +281,19 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned l
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)
-{
+CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
     INJECT();
     if (!params)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = cuGraphInstantiateWithFlags(out, graph, params->flags);
-    if (!result && params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD && (result = cuGraphUpload(*out, params->hUploadStream)))
+    if (!result && params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD &&
+        (result = cuGraphUpload(*out, params->hUploadStream)))
         cuGraphExecDestroy(*out);
     params->result_out = result ? CUDA_GRAPH_INSTANTIATE_ERROR : CUDA_GRAPH_INSTANTIATE_SUCCESS;
     return result;
 }
 
-CUresult cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *error_node, char *log, size_t size)
-{
+CUresult cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *error_node, char *log, size_t size) {
     INJECT();
     if (error_node)
         *error_node = NULL;
@@ -314,15 +302,13 @@ CUresult cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *err
     return cuGraphInstantiateWithFlags(out, graph, 0);
 }
 
-CUresult cuGraphInstantiate(CUgraphExec *out, CUgraph graph, CUgraphNode *error_node, char *log, size_t size)
-{
+CUresult cuGraphInstantiate(CUgraphExec *out, CUgraph graph, CUgraphNode *error_node, char *log, size_t size) {
     INJECT();
     return cuGraphInstantiate_v2(out, graph, error_node, log, size);
 }
 
 /* A kernel of another card than that of the launch runs there, behind the nodes before it. */
-static CUresult run_kernel(CUgraphExec exec, CUstream stream, const struct launch_shape *shape)
-{
+static CUresult run_kernel(CUgraphExec exec, CUstream stream, const struct launch_shape *shape) {
     CUcontext context = shape->function->module->context;
     if (context->card == stream->context->card)
         return stream_launch(stream, shape);
@@ -337,8 +323,7 @@ static CUresult run_kernel(CUgraphExec exec, CUstream stream, const struct launc
     return result;
 }
 
-static CUresult run(CUgraphExec exec, CUstream stream, const struct CUgraphNode_st *node)
-{
+static CUresult run(CUgraphExec exec, CUstream stream, const struct CUgraphNode_st *node) {
     switch (node->kind) {
     case NODE_KERNEL: return run_kernel(exec, stream, &node->kernel);
     case NODE_COPY:
@@ -346,8 +331,8 @@ static CUresult run(CUgraphExec exec, CUstream stream, const struct CUgraphNode_
         return copy_bytes(node->copy.sides, node->copy.to, node->copy.from, node->copy.bytes);
     case NODE_SET:
         bus_set(stream, node->set.to, (uint64_t)node->set.width * node->set.element * node->set.height);
-        return set_elements(stream->context->device, node->set.to, node->set.pitch, node->set.value, node->set.element, node->set.width,
-                            node->set.height);
+        return set_elements(stream->context->device, node->set.to, node->set.pitch, node->set.value, node->set.element,
+                            node->set.width, node->set.height);
     case NODE_HOST: return host_launch(stream, node->host.function, node->host.data);
     case NODE_ALLOC: return graph_memory_back(node->address);
     case NODE_FREE: return memory_free(node->address);
@@ -355,8 +340,7 @@ static CUresult run(CUgraphExec exec, CUstream stream, const struct CUgraphNode_
     }
 }
 
-CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle)
-{
+CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle) {
     INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
@@ -380,8 +364,7 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle)
     return result;
 }
 
-CUresult cuGraphUpload(CUgraphExec exec, CUstream handle)
-{
+CUresult cuGraphUpload(CUgraphExec exec, CUstream handle) {
     INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
@@ -396,8 +379,7 @@ CUresult cuGraphUpload(CUgraphExec exec, CUstream handle)
 }
 
 /* What keeps an executable graph from becoming like this one; an allocation has its address for good. */
-static CUgraphExecUpdateResult difference(CUgraphExec exec, CUgraph graph, CUgraphNode *at)
-{
+static CUgraphExecUpdateResult difference(CUgraphExec exec, CUgraph graph, CUgraphNode *at) {
     *at = NULL;
     if (exec->count != graph->count)
         return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
@@ -413,8 +395,7 @@ static CUgraphExecUpdateResult difference(CUgraphExec exec, CUgraph graph, CUgra
     return CU_GRAPH_EXEC_UPDATE_SUCCESS;
 }
 
-CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *out)
-{
+CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *out) {
     ENTER();
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;
@@ -429,8 +410,7 @@ CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdate
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error_node, CUgraphExecUpdateResult *out)
-{
+CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error_node, CUgraphExecUpdateResult *out) {
     INJECT();
     CUgraphExecUpdateResultInfo info = {.result = CU_GRAPH_EXEC_UPDATE_ERROR};
     CUresult result = cuGraphExecUpdate_v2(exec, graph, &info);
@@ -441,8 +421,7 @@ CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error_n
     return result;
 }
 
-CUresult cuGraphExecGetFlags(CUgraphExec exec, cuuint64_t *flags)
-{
+CUresult cuGraphExecGetFlags(CUgraphExec exec, cuuint64_t *flags) {
     ENTER();
     if (!flags || !object_is(exec, OBJECT_GRAPH_EXEC))
         return CUDA_ERROR_INVALID_VALUE;
@@ -450,8 +429,7 @@ CUresult cuGraphExecGetFlags(CUgraphExec exec, cuuint64_t *flags)
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphExecDestroy(CUgraphExec exec)
-{
+CUresult cuGraphExecDestroy(CUgraphExec exec) {
     ENTER();
     if (!object_is(exec, OBJECT_GRAPH_EXEC))
         return CUDA_ERROR_INVALID_VALUE;

@@ -1,5 +1,6 @@
-/* Green contexts: parts of a primary context that have multiprocessors of their own. Everything made in one belongs to the primary context, but for what
- * is launched: that counts as the green context's, too. Source: cuda.h, "Green Contexts". */
+/* Green contexts: parts of a primary context that have multiprocessors of their own. Everything made in one belongs to
+ * the primary context, but for what is launched: that counts as the green context's, too. Source: cuda.h, "Green
+ * Contexts". */
 #include <string.h>
 
 #include "cuda/driver.h"
@@ -19,26 +20,22 @@ struct CUdevResourceDesc_st {
     unsigned multiprocessors;
 };
 
-static struct inside inside_of(const CUdevResource *resource)
-{
+static struct inside inside_of(const CUdevResource *resource) {
     struct inside inside;
     memcpy(&inside, resource->_internal_padding, sizeof inside);
     return inside;
 }
 
-static unsigned granularity(void)
-{
+static unsigned granularity(void) {
     return driver.sim.profile->major >= 9 ? 8 : 2;
 }
 
 /* The least of a partition, by architecture: the guidelines of cuda.h of CUDA 12.4. */
-static unsigned least(void)
-{
+static unsigned least(void) {
     return driver.sim.profile->major >= 9 ? 8 : driver.sim.profile->major == 8 ? 4 : 2;
 }
 
-static CUdevResource resource_of(int device, unsigned multiprocessors, bool split)
-{
+static CUdevResource resource_of(int device, unsigned multiprocessors, bool split) {
     CUdevResource resource = {.type = multiprocessors ? CU_DEV_RESOURCE_TYPE_SM : CU_DEV_RESOURCE_TYPE_INVALID};
     struct inside inside = {RESOURCE_MAGIC, device, split};
     memcpy(resource._internal_padding, &inside, sizeof inside);
@@ -48,8 +45,7 @@ static CUdevResource resource_of(int device, unsigned multiprocessors, bool spli
     return resource;
 }
 
-static CUresult give(CUdevResource *out, CUdevResourceType type, const CUdevResource *resource)
-{
+static CUresult give(CUdevResource *out, CUdevResourceType type, const CUdevResource *resource) {
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;
     if (type != CU_DEV_RESOURCE_TYPE_SM)
@@ -58,30 +54,27 @@ static CUresult give(CUdevResource *out, CUdevResourceType type, const CUdevReso
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource *out, CUdevResourceType type)
-{
+CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource *out, CUdevResourceType type) {
     ENTER_DEVICE(device);
     CUdevResource whole = resource_of(device, (unsigned)driver.sim.profile->multiprocessors, false);
     return give(out, type, &whole);
 }
 
-CUresult cuCtxGetDevResource(CUcontext context, CUdevResource *out, CUdevResourceType type)
-{
+CUresult cuCtxGetDevResource(CUcontext context, CUdevResource *out, CUdevResourceType type) {
     ENTER();
     if (!object_is(context, OBJECT_CONTEXT))
         return CUDA_ERROR_INVALID_CONTEXT;
-    return context->green ? give(out, type, &context->green->resource) : cuDeviceGetDevResource(context->device, out, type);
+    return context->green ? give(out, type, &context->green->resource)
+                          : cuDeviceGetDevResource(context->device, out, type);
 }
 
-CUresult cuGreenCtxGetDevResource(CUgreenCtx green, CUdevResource *out, CUdevResourceType type)
-{
+CUresult cuGreenCtxGetDevResource(CUgreenCtx green, CUdevResource *out, CUdevResourceType type) {
     ENTER();
     return object_is(green, OBJECT_GREEN) ? give(out, type, &green->resource) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-CUresult cuDevSmResourceSplitByCount(CUdevResource *result, unsigned int *groups, const CUdevResource *input, CUdevResource *remainder,
-                                     unsigned int flags, unsigned int count)
-{
+CUresult cuDevSmResourceSplitByCount(CUdevResource *result, unsigned int *groups, const CUdevResource *input,
+                                     CUdevResource *remainder, unsigned int flags, unsigned int count) {
     ENTER();
     if (!groups || !input || flags & ~3u || (result && !*groups))
         return CUDA_ERROR_INVALID_VALUE;
@@ -104,8 +97,7 @@ CUresult cuDevSmResourceSplitByCount(CUdevResource *result, unsigned int *groups
     return made || !result ? CUDA_SUCCESS : CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
 }
 
-CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *out, CUdevResource *resources, unsigned int count)
-{
+CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *out, CUdevResource *resources, unsigned int count) {
     ENTER();
     if (!out || !resources || !count)
         return CUDA_ERROR_INVALID_VALUE;
@@ -126,17 +118,16 @@ CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *out, CUdevResource *resour
     return CUDA_SUCCESS;
 }
 
-CUgreenCtx current_green(void)
-{
+CUgreenCtx current_green(void) {
     struct thread_state *thread = thread_state();
     CUcontext context = thread->depth ? thread->stack[thread->depth - 1] : NULL;
     return context && object_is(context, OBJECT_CONTEXT) ? context->green : NULL;
 }
 
-CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc descriptor, CUdevice device, unsigned int flags)
-{
+CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc descriptor, CUdevice device, unsigned int flags) {
     ENTER_DEVICE(device);
-    if (!out || flags & ~(unsigned)CU_GREEN_CTX_DEFAULT_STREAM || !object_is(descriptor, OBJECT_DESCRIPTOR) || descriptor->device != device)
+    if (!out || flags & ~(unsigned)CU_GREEN_CTX_DEFAULT_STREAM || !object_is(descriptor, OBJECT_DESCRIPTOR) ||
+        descriptor->device != device)
         return CUDA_ERROR_INVALID_VALUE;
     CUcontext base;
     CUresult result = cuDevicePrimaryCtxRetain(&base, device);
@@ -154,8 +145,15 @@ CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc descriptor, CUdevic
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     legacy->green = green;
-    *handle = (struct CUctx_st){.object = handle->object, .device = base->device, .card = base->card, .flags = base->flags,
-                                .api_version = base->api_version, .id = driver_id(), .legacy = legacy, .green = green, .base = base};
+    *handle = (struct CUctx_st){.object = handle->object,
+                                .device = base->device,
+                                .card = base->card,
+                                .flags = base->flags,
+                                .api_version = base->api_version,
+                                .id = driver_id(),
+                                .legacy = legacy,
+                                .green = green,
+                                .base = base};
     green->handle = handle;
     green->resource = resource_of(device, descriptor->multiprocessors, false);
     green->id = handle->id;
@@ -166,8 +164,7 @@ CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc descriptor, CUdevic
     return CUDA_SUCCESS;
 }
 
-static void detach(void *handle, void *green)
-{
+static void detach(void *handle, void *green) {
     CUstream stream = handle;
     if (stream->green != green)
         return;
@@ -176,16 +173,14 @@ static void detach(void *handle, void *green)
     stream->green = NULL;
 }
 
-static void drop(CUgreenCtx green)
-{
+static void drop(CUgreenCtx green) {
     object_each(OBJECT_STREAM, detach, green);
     object_free(green->legacy);
     object_free(green->handle);
     object_free(green);
 }
 
-CUresult cuGreenCtxDestroy(CUgreenCtx green)
-{
+CUresult cuGreenCtxDestroy(CUgreenCtx green) {
     ENTER();
     if (!object_is(green, OBJECT_GREEN))
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -194,19 +189,16 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green)
     return cuDevicePrimaryCtxRelease_v2(device);
 }
 
-static void drop_of(void *green, void *context)
-{
+static void drop_of(void *green, void *context) {
     if (((CUgreenCtx)green)->handle->base == context)
         drop(green);
 }
 
-void greens_of_context_drop(CUcontext context)
-{
+void greens_of_context_drop(CUcontext context) {
     object_each(OBJECT_GREEN, drop_of, context);
 }
 
-void context_wait(CUcontext context)
-{
+void context_wait(CUcontext context) {
     CUcontext base = context->green ? context->base : context;
     sim_wait(&driver.sim, context->card, context->green ? context->green->last : base->last);
     if (!context->green) {
@@ -215,8 +207,7 @@ void context_wait(CUcontext context)
     }
 }
 
-CUresult cuCtxFromGreenCtx(CUcontext *out, CUgreenCtx green)
-{
+CUresult cuCtxFromGreenCtx(CUcontext *out, CUgreenCtx green) {
     ENTER();
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;
@@ -226,8 +217,7 @@ CUresult cuCtxFromGreenCtx(CUcontext *out, CUgreenCtx green)
     return CUDA_SUCCESS;
 }
 
-CUresult cuGreenCtxStreamCreate(CUstream *out, CUgreenCtx green, unsigned int flags, int priority)
-{
+CUresult cuGreenCtxStreamCreate(CUstream *out, CUgreenCtx green, unsigned int flags, int priority) {
     ENTER();
     if (!object_is(green, OBJECT_GREEN))
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -241,8 +231,7 @@ CUresult cuGreenCtxStreamCreate(CUstream *out, CUgreenCtx green, unsigned int fl
     return CUDA_SUCCESS;
 }
 
-CUresult cuGreenCtxGetId(CUgreenCtx green, unsigned long long *id)
-{
+CUresult cuGreenCtxGetId(CUgreenCtx green, unsigned long long *id) {
     ENTER();
     green = green ? green : current_green();
     if (!id || !object_is(green, OBJECT_GREEN))
@@ -251,8 +240,7 @@ CUresult cuGreenCtxGetId(CUgreenCtx green, unsigned long long *id)
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamGetGreenCtx(CUstream handle, CUgreenCtx *out)
-{
+CUresult cuStreamGetGreenCtx(CUstream handle, CUgreenCtx *out) {
     INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
@@ -268,8 +256,7 @@ struct captures {
     bool found;
 };
 
-static void break_capture(void *handle, void *argument)
-{
+static void break_capture(void *handle, void *argument) {
     CUstream stream = handle;
     struct captures *captures = argument;
     if (!stream->capture || stream->context != captures->base || (captures->green && stream->green != captures->green))
@@ -279,8 +266,7 @@ static void break_capture(void *handle, void *argument)
 }
 
 /* Records or waits for an event for a context, or a green one by its handle. */
-static CUresult check(CUcontext context, CUevent event, bool record)
-{
+static CUresult check(CUcontext context, CUevent event, bool record) {
     struct captures captures = {.base = context->green ? context->base : context, .green = context->green};
     if (!object_is(event, OBJECT_EVENT) || (record && event->context != captures.base))
         return CUDA_ERROR_INVALID_HANDLE;
@@ -288,43 +274,39 @@ static CUresult check(CUcontext context, CUevent event, bool record)
     return captures.found || (!record && event->capture) ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
 
-static CUresult record(CUcontext context, CUevent event)
-{
+static CUresult record(CUcontext context, CUevent event) {
     CUresult result = check(context, event, true);
     if (!result)
-        event_record_all(event, context->green ? context->base : context, context->green ? context->green->last : context->last);
+        event_record_all(event, context->green ? context->base : context,
+                         context->green ? context->green->last : context->last);
     return result;
 }
 
-static CUresult wait(CUcontext context, CUevent event)
-{
+static CUresult wait(CUcontext context, CUevent event) {
     CUresult result = check(context, event, false);
     CUgreenCtx green = context->green;
     if (!result)
-        event_wait_by(event, context->card, green ? &green->waits : &context->waits, green ? &green->waits_until : &context->waits_until);
+        event_wait_by(event, context->card, green ? &green->waits : &context->waits,
+                      green ? &green->waits_until : &context->waits_until);
     return result;
 }
 
-CUresult cuGreenCtxRecordEvent(CUgreenCtx green, CUevent event)
-{
+CUresult cuGreenCtxRecordEvent(CUgreenCtx green, CUevent event) {
     ENTER();
     return object_is(green, OBJECT_GREEN) ? record(green->handle, event) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-CUresult cuGreenCtxWaitEvent(CUgreenCtx green, CUevent event)
-{
+CUresult cuGreenCtxWaitEvent(CUgreenCtx green, CUevent event) {
     ENTER();
     return object_is(green, OBJECT_GREEN) ? wait(green->handle, event) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-CUresult cuCtxRecordEvent(CUcontext context, CUevent event)
-{
+CUresult cuCtxRecordEvent(CUcontext context, CUevent event) {
     ENTER();
     return object_is(context, OBJECT_CONTEXT) ? record(context, event) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-CUresult cuCtxWaitEvent(CUcontext context, CUevent event)
-{
+CUresult cuCtxWaitEvent(CUcontext context, CUevent event) {
     ENTER();
     return object_is(context, OBJECT_CONTEXT) ? wait(context, event) : CUDA_ERROR_INVALID_CONTEXT;
 }

@@ -1,4 +1,5 @@
-/* Host functions of streams: one thread calls them, in the order in which they were put in, each when the work before it has ended. */
+/* Host functions of streams: one thread calls them, in the order in which they were put in, each when the work before
+ * it has ended. */
 #include <stdlib.h>
 
 #include "cuda/driver.h"
@@ -20,8 +21,7 @@ static uint64_t issued;
 static _Atomic uint64_t done;
 static bool running;
 
-static void *work(void *unused)
-{
+static void *work(void *unused) {
     (void)unused;
     pthread_mutex_lock(&lock);
     for (;;) {
@@ -47,13 +47,11 @@ static void *work(void *unused)
     return NULL;
 }
 
-bool host_done(uint64_t ticket)
-{
+bool host_done(uint64_t ticket) {
     return done >= ticket;
 }
 
-void host_wait(uint64_t ticket)
-{
+void host_wait(uint64_t ticket) {
     if (host_done(ticket))
         return;
     pthread_mutex_lock(&lock);
@@ -62,14 +60,17 @@ void host_wait(uint64_t ticket)
     pthread_mutex_unlock(&lock);
 }
 
-static CUresult put(CUstream handle, CUstream stream, CUhostFn function, CUstreamCallback callback, void *data)
-{
+static CUresult put(CUstream handle, CUstream stream, CUhostFn function, CUstreamCallback callback, void *data) {
     struct job *job = malloc(sizeof *job);
     if (!job)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *job = (struct job){.stream = handle, .card = stream->context->card, .sequence = stream_last(stream), .not_before = stream_not_before(stream),
+    *job = (struct job){.stream = handle,
+                        .card = stream->context->card,
+                        .sequence = stream_last(stream),
+                        .not_before = stream_not_before(stream),
                         .function = function,
-                        .callback = callback, .data = data};
+                        .callback = callback,
+                        .data = data};
     pthread_mutex_lock(&lock);
     pthread_t thread;
     if (!running && pthread_create(&thread, NULL, work, NULL) != 0) {
@@ -92,13 +93,11 @@ static CUresult put(CUstream handle, CUstream stream, CUhostFn function, CUstrea
     return CUDA_SUCCESS;
 }
 
-CUresult host_launch(CUstream stream, CUhostFn function, void *data)
-{
+CUresult host_launch(CUstream stream, CUhostFn function, void *data) {
     return put(stream, stream, function, NULL, data);
 }
 
-CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data)
-{
+CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data) {
     INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
@@ -108,8 +107,7 @@ CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data)
     return result == CUDA_ERROR_NOT_READY ? host_launch(stream, function, data) : result;
 }
 
-CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *data, unsigned int flags)
-{
+CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *data, unsigned int flags) {
     INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);

@@ -12,30 +12,27 @@
 
 struct driver driver = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* A page that a forked child finds empty, however it was forked: there the driver says that it is not initialised, as the real one does. */
+/* A page that a forked child finds empty, however it was forked: there the driver says that it is not initialised, as
+ * the real one does. */
 static _Atomic int *ready;
 static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool initialised;
 
-bool driver_ready(void)
-{
+bool driver_ready(void) {
     return ready && atomic_load_explicit(ready, memory_order_relaxed);
 }
 
-uint64_t driver_id(void)
-{
+uint64_t driver_id(void) {
     return atomic_fetch_add(&driver.next_id, 2) + 1;
 }
 
 static const char *strictness;
 
-static void read_strictness(void)
-{
+static void read_strictness(void) {
     strictness = secure_getenv("VGPU_SIM_STRICT");
 }
 
-bool strict_about(const char *what)
-{
+bool strict_about(const char *what) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, read_strictness);
     return strictness && strstr(strictness, what);
@@ -46,14 +43,12 @@ static pthread_once_t thread_once = PTHREAD_ONCE_INIT;
 /* only a pointer: the room for thread-local data of libraries that are opened late is small */
 static __thread struct thread_state *mine __attribute__((tls_model("initial-exec")));
 
-static void make_thread_key(void)
-{
+static void make_thread_key(void) {
     if (pthread_key_create(&thread_key, free) != 0)
         abort();
 }
 
-static struct thread_state *new_thread_state(void)
-{
+static struct thread_state *new_thread_state(void) {
     pthread_once(&thread_once, make_thread_key);
     mine = calloc(1, sizeof *mine);
     if (!mine)
@@ -62,21 +57,18 @@ static struct thread_state *new_thread_state(void)
     return mine;
 }
 
-struct thread_state *thread_state(void)
-{
+struct thread_state *thread_state(void) {
     return mine ? mine : new_thread_state();
 }
 
-bool driver_register(void)
-{
+bool driver_register(void) {
     pthread_mutex_lock(&init_lock);
     bool registered = driver.sim.self || sim_register(&driver.sim) == 0;
     pthread_mutex_unlock(&init_lock);
     return registered;
 }
 
-CUresult current_context(CUcontext *out)
-{
+CUresult current_context(CUcontext *out) {
     if (!driver_ready())
         return CUDA_ERROR_NOT_INITIALIZED;
     struct thread_state *thread = thread_state();
@@ -89,8 +81,7 @@ CUresult current_context(CUcontext *out)
     return (CUresult)(*out)->failed;
 }
 
-CUresult charge(int card, uint64_t bytes)
-{
+CUresult charge(int card, uint64_t bytes) {
     int error = sim_charge(&driver.sim, card, bytes);
     if (error == -ENOMEM) {
         pools_trim(card);
@@ -101,21 +92,18 @@ CUresult charge(int card, uint64_t bytes)
     return error == 0 ? CUDA_SUCCESS : error == -ENOMEM ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 
-int host_account(void)
-{
+int host_account(void) {
     const struct thread_state *thread = thread_state();
     CUcontext context = thread->depth ? thread->stack[thread->depth - 1] : NULL;
     return context && object_is(context, OBJECT_CONTEXT) ? context->card : driver.visible[0];
 }
 
-void uncharge(int card, uint64_t bytes)
-{
+void uncharge(int card, uint64_t bytes) {
     sim_uncharge(&driver.sim, card, bytes);
 }
 
 /* One entry of CUDA_VISIBLE_DEVICES: an index into the container's cards or the beginning of one UUID only. */
-static int visible_card(const char *name, size_t length, const int *cards, int count)
-{
+static int visible_card(const char *name, size_t length, const int *cards, int count) {
     int found = -1;
     bool digits = length > 0 && length < 4;
     for (size_t i = 0; i < length; i++)
@@ -137,9 +125,9 @@ static int visible_card(const char *name, size_t length, const int *cards, int c
     return found;
 }
 
-/* CUDA C++ Programming Guide, "CUDA Environment Variables": devices behind the first invalid entry are not visible; none when one is named twice. */
-static void find_visible(void)
-{
+/* CUDA C++ Programming Guide, "CUDA Environment Variables": devices behind the first invalid entry are not visible;
+ * none when one is named twice. */
+static void find_visible(void) {
     int cards[SIM_CARDS], count = sim_container_cards(&driver.sim, cards);
     const char *list = secure_getenv("CUDA_VISIBLE_DEVICES");
     driver.count = 0;
@@ -169,8 +157,7 @@ static void find_visible(void)
     }
 }
 
-CUresult cuInit(unsigned int flags)
-{
+CUresult cuInit(unsigned int flags) {
     if (flags)
         return CUDA_ERROR_INVALID_VALUE;
     if (driver_ready())
@@ -194,7 +181,8 @@ CUresult cuInit(unsigned int flags)
             if (!error)
                 sim_close(&driver.sim);
         } else {
-            void *page = mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            void *page =
+                mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
             if (page == MAP_FAILED) {
                 result = CUDA_ERROR_OPERATING_SYSTEM;
             } else {
@@ -209,8 +197,7 @@ CUresult cuInit(unsigned int flags)
     return result;
 }
 
-CUresult cuDriverGetVersion(int *version)
-{
+CUresult cuDriverGetVersion(int *version) {
     INJECT();
     if (!version)
         return CUDA_ERROR_INVALID_VALUE;
@@ -218,8 +205,7 @@ CUresult cuDriverGetVersion(int *version)
     return CUDA_SUCCESS;
 }
 
-CUresult cuGetExportTable(const void **table, const CUuuid *id)
-{
+CUresult cuGetExportTable(const void **table, const CUuuid *id) {
     INJECT();
     if (!table || !id)
         return CUDA_ERROR_INVALID_VALUE;

@@ -1,6 +1,6 @@
-/* Memory of one process in another by a handle that travels as plain bytes (cuIpc*). The exporter holds and pays for the memory; its contents lie
- * in DIR/shared.SLOT.GENERATION.BLOCK, which every importer maps. A handle is good while its exporter lives and has not freed the memory; what an
- * importer has mapped keeps its contents longer. */
+/* Memory of one process in another by a handle that travels as plain bytes (cuIpc*). The exporter holds and pays for
+ * the memory; its contents lie in DIR/shared.SLOT.GENERATION.BLOCK, which every importer maps. A handle is good while
+ * its exporter lives and has not freed the memory; what an importer has mapped keeps its contents longer. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -30,27 +30,24 @@ static struct import {
     unsigned count;
 } *imports; /* under driver.lock */
 
-static void path_of(const struct handle *handle, char path[300])
-{
-    snprintf(path, 300, "%s/shared.%u.%u.%llu", driver.sim.dir, handle->slot, handle->generation, (unsigned long long)handle->block);
+static void path_of(const struct handle *handle, char path[300]) {
+    snprintf(path, 300, "%s/shared.%u.%u.%llu", driver.sim.dir, handle->slot, handle->generation,
+             (unsigned long long)handle->block);
 }
 
-static bool exporter_lives(const struct handle *handle)
-{
+static bool exporter_lives(const struct handle *handle) {
     if (handle->slot >= SIM_SLOTS)
         return false;
     uint64_t owner = (uint64_t)handle->generation << 2 | SIM_LIVE;
     return atomic_load(&driver.sim.state->slots[handle->slot].owner) == owner && sim_alive(&driver.sim, handle->slot);
 }
 
-static bool own(const struct handle *handle)
-{
+static bool own(const struct handle *handle) {
     return handle->slot == driver.sim.slot && handle->generation == driver.sim.generation;
 }
 
 /* Removes the files of exporters that are gone, or those of this process. */
-static void sweep(bool mine)
-{
+static void sweep(bool mine) {
     DIR *dir = opendir(driver.sim.dir);
     for (struct dirent *entry; dir && (entry = readdir(dir));) {
         struct handle handle = {0};
@@ -65,28 +62,29 @@ static void sweep(bool mine)
 
 static bool exported; /* under driver.lock */
 
-__attribute__((destructor)) static void leave(void)
-{
-    if (exported && driver.sim.self && driver.sim.self->pid == (int32_t)getpid()) /* not in a forked child, whose parent goes on */
+__attribute__((destructor)) static void leave(void) {
+    /* not in a forked child, whose parent goes on */
+    if (exported && driver.sim.self && driver.sim.self->pid == (int32_t)getpid())
         sweep(true);
 }
 
-static struct handle handle_of(const struct block *block)
-{
-    return (struct handle){.magic = MAGIC, .block = block->id, .size = block->size, .slot = driver.sim.slot, .generation = driver.sim.generation,
+static struct handle handle_of(const struct block *block) {
+    return (struct handle){.magic = MAGIC,
+                           .block = block->id,
+                           .size = block->size,
+                           .slot = driver.sim.slot,
+                           .generation = driver.sim.generation,
                            .card = (uint32_t)block->context->card};
 }
 
-void ipc_forget(const struct block *block)
-{
+void ipc_forget(const struct block *block) {
     char path[300];
     struct handle handle = handle_of(block);
     path_of(&handle, path);
     unlink(path);
 }
 
-CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address)
-{
+CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
     ENTER();
     CUdeviceptr base;
     struct block *block = out ? block_find(address, &base) : NULL;
@@ -95,7 +93,8 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address)
     struct handle handle = handle_of(block);
     char *pages;
     size_t length;
-    CUresult result = view(block->context->device, base, block->size, true, &pages, &length); /* from now on they stay where they are */
+    /* from now on they stay where they are */
+    CUresult result = view(block->context->device, base, block->size, true, &pages, &length);
     pthread_mutex_lock(&driver.lock);
     if (!result && !block->shared) {
         char path[300];
@@ -123,13 +122,11 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address)
     return result;
 }
 
-static bool reachable(CUcontext context, int card)
-{
+static bool reachable(CUcontext context, int card) {
     return context->card == card || driver.sim.profile->nvlinks > 0;
 }
 
-static CUresult map(const struct handle *handle, CUcontext context, CUdeviceptr *out)
-{
+static CUresult map(const struct handle *handle, CUcontext context, CUdeviceptr *out) {
     char path[300];
     struct stat st;
     path_of(handle, path);
@@ -150,8 +147,7 @@ static CUresult map(const struct handle *handle, CUcontext context, CUdeviceptr 
     return CUDA_SUCCESS;
 }
 
-CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle opaque, unsigned int flags)
-{
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle opaque, unsigned int flags) {
     ENTER_CONTEXT(context);
     struct handle handle;
     memcpy(&handle, &opaque, sizeof handle);
@@ -193,10 +189,12 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle opaque, unsigned
     return result;
 }
 
-CUresult cuIpcOpenMemHandle(CUdeviceptr *out, CUipcMemHandle handle, unsigned int flags) { INJECT(); return cuIpcOpenMemHandle_v2(out, handle, flags); }
+CUresult cuIpcOpenMemHandle(CUdeviceptr *out, CUipcMemHandle handle, unsigned int flags) {
+    INJECT();
+    return cuIpcOpenMemHandle_v2(out, handle, flags);
+}
 
-CUresult cuIpcCloseMemHandle(CUdeviceptr address)
-{
+CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
     ENTER();
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     struct block block;
@@ -216,8 +214,7 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr address)
     return result;
 }
 
-int ipc_card(CUdeviceptr base)
-{
+int ipc_card(CUdeviceptr base) {
     int card = -1;
     pthread_mutex_lock(&driver.lock);
     for (struct import *import = imports; import && card < 0; import = import->next)
@@ -227,8 +224,7 @@ int ipc_card(CUdeviceptr base)
     return card;
 }
 
-void imports_of_context_drop(CUcontext context)
-{
+void imports_of_context_drop(CUcontext context) {
     pthread_mutex_lock(&driver.lock);
     for (struct import **at = &imports; *at;) {
         struct import *import = *at;

@@ -5,10 +5,10 @@
 
 #define MAX_THREADS 1024u
 
-/* cuda.h on cuLaunchKernel: a kernel of a library runs in the context of its stream, or in the current one on the NULL stream. So nothing need be current
- * where both are named. A function belongs to its module's context, which has to be that of the stream. */
-static CUresult resolve(CUfunction *function, CUstream handle, CUstream *stream)
-{
+/* cuda.h on cuLaunchKernel: a kernel of a library runs in the context of its stream, or in the current one on the NULL
+ * stream. So nothing need be current where both are named. A function belongs to its module's context, which has to be
+ * that of the stream. */
+static CUresult resolve(CUfunction *function, CUstream handle, CUstream *stream) {
     bool named = object_is(*function, OBJECT_KERNEL) && object_is(handle, OBJECT_STREAM);
     CUcontext current = NULL;
     *stream = handle;
@@ -21,14 +21,14 @@ static CUresult resolve(CUfunction *function, CUstream handle, CUstream *stream)
         result = function_resolve(*function, (*stream)->context, function);
     if (result)
         return result;
-    if ((*function)->module->context != (*stream)->context || (current && current != (*stream)->context && strict_about("launch-context")))
+    if ((*function)->module->context != (*stream)->context ||
+        (current && current != (*stream)->context && strict_about("launch-context")))
         return CUDA_ERROR_INVALID_HANDLE;
     return CUDA_SUCCESS;
 }
 
 /* Of what the launch touches only its number is set: touch_read fills in the rest. */
-static CUresult launch(struct launch_shape *shape, CUstream handle, void **params, void **extra)
-{
+static CUresult launch(struct launch_shape *shape, CUstream handle, void **params, void **extra) {
     CUstream stream;
     if (!shape->function)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -37,7 +37,8 @@ static CUresult launch(struct launch_shape *shape, CUstream handle, void **param
         return result;
     function_load(shape->function);
     for (int i = 0; i < 3; i++)
-        if (!shape->grid[i] || !shape->block[i] || shape->block[i] > (i == 2 ? 64u : 1024u) || shape->grid[i] > (i ? 65535u : 0x7fffffffu))
+        if (!shape->grid[i] || !shape->block[i] || shape->block[i] > (i == 2 ? 64u : 1024u) ||
+            shape->grid[i] > (i ? 65535u : 0x7fffffffu))
             return CUDA_ERROR_INVALID_VALUE;
     if ((uint64_t)shape->block[0] * shape->block[1] * shape->block[2] > MAX_THREADS)
         return CUDA_ERROR_INVALID_VALUE;
@@ -56,8 +57,8 @@ static CUresult launch(struct launch_shape *shape, CUstream handle, void **param
     return result;
 }
 
-static void shape_of(struct launch_shape *shape, CUfunction function, const unsigned grid[3], const unsigned block[3], unsigned shared)
-{
+static void shape_of(struct launch_shape *shape, CUfunction function, const unsigned grid[3], const unsigned block[3],
+                     unsigned shared) {
     shape->function = function;
     memcpy(shape->grid, grid, sizeof shape->grid);
     memcpy(shape->block, block, sizeof shape->block);
@@ -65,9 +66,9 @@ static void shape_of(struct launch_shape *shape, CUfunction function, const unsi
     shape->pointers = 0;
 }
 
-CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
-                        unsigned int block_y, unsigned int block_z, unsigned int shared, CUstream stream, void **params, void **extra)
-{
+CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                        unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared,
+                        CUstream stream, void **params, void **extra) {
     ENTER();
     if (params && extra)
         return CUDA_ERROR_INVALID_VALUE;
@@ -76,9 +77,9 @@ CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int g
     return launch(&shape, stream, params, extra);
 }
 
-CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
-                                   unsigned int block_y, unsigned int block_z, unsigned int shared, CUstream stream, void **params)
-{
+CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                                   unsigned int block_x, unsigned int block_y, unsigned int block_z,
+                                   unsigned int shared, CUstream stream, void **params) {
     ENTER();
     const struct sim_profile *profile = driver.sim.profile;
     uint64_t threads = (uint64_t)block_x * block_y * block_z, blocks = (uint64_t)grid_x * grid_y * grid_z;
@@ -92,8 +93,7 @@ CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, uns
     return launch(&shape, stream, params, NULL);
 }
 
-CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags)
-{
+CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags) {
     ENTER();
     if (!list || !count || flags & ~3u)
         return CUDA_ERROR_INVALID_VALUE;
@@ -101,8 +101,9 @@ CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned
         if (!object_is(list[i].hStream, OBJECT_STREAM))
             return CUDA_ERROR_INVALID_HANDLE;
         cuCtxPushCurrent_v2(list[i].hStream->context);
-        CUresult result = cuLaunchCooperativeKernel(list[i].function, list[i].gridDimX, list[i].gridDimY, list[i].gridDimZ, list[i].blockDimX,
-                                                    list[i].blockDimY, list[i].blockDimZ, list[i].sharedMemBytes, list[i].hStream, list[i].kernelParams);
+        CUresult result = cuLaunchCooperativeKernel(
+            list[i].function, list[i].gridDimX, list[i].gridDimY, list[i].gridDimZ, list[i].blockDimX,
+            list[i].blockDimY, list[i].blockDimZ, list[i].sharedMemBytes, list[i].hStream, list[i].kernelParams);
         cuCtxPopCurrent_v2(NULL);
         if (result)
             return result;
@@ -110,15 +111,15 @@ CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned
     return CUDA_SUCCESS;
 }
 
-CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **params, void **extra)
-{
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **params, void **extra) {
     ENTER();
     if (!config || (params && extra) || (config->numAttrs && !config->attrs))
         return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < config->numAttrs; i++)
         if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && config->attrs[i].value.cooperative)
-            return cuLaunchCooperativeKernel(function, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX, config->blockDimY,
-                                             config->blockDimZ, config->sharedMemBytes, config->hStream, params);
+            return cuLaunchCooperativeKernel(function, config->gridDimX, config->gridDimY, config->gridDimZ,
+                                             config->blockDimX, config->blockDimY, config->blockDimZ,
+                                             config->sharedMemBytes, config->hStream, params);
     struct launch_shape shape;
     shape_of(&shape, function, (unsigned[]){config->gridDimX, config->gridDimY, config->gridDimZ},
              (unsigned[]){config->blockDimX, config->blockDimY, config->blockDimZ}, config->sharedMemBytes);
@@ -126,16 +127,15 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
 }
 
 /* The way of CUDA 3: the block shape is set on the function. */
-CUresult cuFuncSetBlockShape(CUfunction function, int x, int y, int z)
-{
+CUresult cuFuncSetBlockShape(CUfunction function, int x, int y, int z) {
     ENTER();
     if (!object_is(function, OBJECT_FUNCTION))
         return CUDA_ERROR_INVALID_HANDLE;
-    return x > 0 && y > 0 && z > 0 && (int64_t)x * y * z <= (int64_t)MAX_THREADS ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return x > 0 && y > 0 && z > 0 && (int64_t)x * y * z <= (int64_t)MAX_THREADS ? CUDA_SUCCESS
+                                                                                 : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream)
-{
+CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream) {
     ENTER();
     if (width <= 0 || height <= 0)
         return CUDA_ERROR_INVALID_VALUE;
@@ -144,34 +144,50 @@ CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream 
     return launch(&shape, stream, NULL, NULL);
 }
 
-CUresult cuLaunchGrid(CUfunction function, int width, int height) { INJECT(); return cuLaunchGridAsync(function, width, height, NULL); }
-CUresult cuLaunch(CUfunction function) { INJECT(); return cuLaunchGrid(function, 1, 1); }
+CUresult cuLaunchGrid(CUfunction function, int width, int height) {
+    INJECT();
+    return cuLaunchGridAsync(function, width, height, NULL);
+}
+CUresult cuLaunch(CUfunction function) {
+    INJECT();
+    return cuLaunchGrid(function, 1, 1);
+}
 
-static CUresult parameter_call(CUfunction function)
-{
+static CUresult parameter_call(CUfunction function) {
     ENTER();
     return object_is(function, OBJECT_FUNCTION) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-CUresult cuFuncSetSharedSize(CUfunction function, unsigned int bytes) { INJECT(); return (void)bytes, parameter_call(function); }
-CUresult cuParamSetSize(CUfunction function, unsigned int bytes) { INJECT(); return (void)bytes, parameter_call(function); }
-CUresult cuParamSeti(CUfunction function, int offset, unsigned int value) { INJECT(); return (void)offset, (void)value, parameter_call(function); }
-CUresult cuParamSetf(CUfunction function, int offset, float value) { INJECT(); return (void)offset, (void)value, parameter_call(function); }
-CUresult cuParamSetv(CUfunction function, int offset, void *data, unsigned int bytes)
-{
+CUresult cuFuncSetSharedSize(CUfunction function, unsigned int bytes) {
+    INJECT();
+    return (void)bytes, parameter_call(function);
+}
+CUresult cuParamSetSize(CUfunction function, unsigned int bytes) {
+    INJECT();
+    return (void)bytes, parameter_call(function);
+}
+CUresult cuParamSeti(CUfunction function, int offset, unsigned int value) {
+    INJECT();
+    return (void)offset, (void)value, parameter_call(function);
+}
+CUresult cuParamSetf(CUfunction function, int offset, float value) {
+    INJECT();
+    return (void)offset, (void)value, parameter_call(function);
+}
+CUresult cuParamSetv(CUfunction function, int offset, void *data, unsigned int bytes) {
     INJECT();
     return (void)offset, (void)bytes, data ? parameter_call(function) : CUDA_ERROR_INVALID_VALUE;
 }
 
-static CUresult attribute_of(CUfunction_attribute attribute, CUfunction function, int *value)
-{
+static CUresult attribute_of(CUfunction_attribute attribute, CUfunction function, int *value) {
     switch (attribute) {
     case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = (int)MAX_THREADS; break;
     case CU_FUNC_ATTRIBUTE_NUM_REGS: *value = 32; break;
-    case CU_FUNC_ATTRIBUTE_PTX_VERSION: case CU_FUNC_ATTRIBUTE_BINARY_VERSION:
-        *value = driver.sim.profile->major * 10 + driver.sim.profile->minor;
+    case CU_FUNC_ATTRIBUTE_PTX_VERSION:
+    case CU_FUNC_ATTRIBUTE_BINARY_VERSION: *value = driver.sim.profile->major * 10 + driver.sim.profile->minor; break;
+    case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
+        *value = function && function->dynamic_shared ? function->dynamic_shared : 49152;
         break;
-    case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: *value = function && function->dynamic_shared ? function->dynamic_shared : 49152; break;
     case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: *value = function ? function->carveout : -1; break;
     default: *value = 0;
     }
@@ -179,14 +195,12 @@ static CUresult attribute_of(CUfunction_attribute attribute, CUfunction function
 }
 
 /* cuda.h on cuFuncGetAttribute */
-static bool needs_code(CUfunction_attribute attribute)
-{
+static bool needs_code(CUfunction_attribute attribute) {
     return attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK || attribute == CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES ||
            attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
 }
 
-CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction handle)
-{
+CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction handle) {
     ENTER_CONTEXT(context);
     CUfunction function;
     CUresult result = value ? function_resolve(handle, context, &function) : CUDA_ERROR_INVALID_VALUE;
@@ -198,8 +212,7 @@ CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfuncti
     return result ? result : attribute_of(attribute, function, value);
 }
 
-CUresult cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute, int value)
-{
+CUresult cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute, int value) {
     ENTER_CONTEXT(context);
     CUfunction function;
     CUresult result = function_resolve(handle, context, &function);
@@ -218,26 +231,29 @@ CUresult cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute, i
     return CUDA_SUCCESS;
 }
 
-CUresult cuKernelGetAttribute(int *value, CUfunction_attribute attribute, CUkernel kernel, CUdevice device)
-{
+CUresult cuKernelGetAttribute(int *value, CUfunction_attribute attribute, CUkernel kernel, CUdevice device) {
     ENTER_DEVICE(device);
     if (!value || !object_is(kernel, OBJECT_KERNEL))
         return !value ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
     return attribute_of(attribute, NULL, value);
 }
 
-CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device)
-{
+CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device) {
     ENTER_DEVICE(device);
     (void)attribute, (void)value;
     return object_is(kernel, OBJECT_KERNEL) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-CUresult cuFuncSetCacheConfig(CUfunction function, CUfunc_cache config) { INJECT(); return (void)config, parameter_call(function); }
-CUresult cuFuncSetSharedMemConfig(CUfunction function, CUsharedconfig config) { INJECT(); return (void)config, parameter_call(function); }
+CUresult cuFuncSetCacheConfig(CUfunction function, CUfunc_cache config) {
+    INJECT();
+    return (void)config, parameter_call(function);
+}
+CUresult cuFuncSetSharedMemConfig(CUfunction function, CUsharedconfig config) {
+    INJECT();
+    return (void)config, parameter_call(function);
+}
 
-CUresult cuFuncGetModule(CUmodule *module, CUfunction function)
-{
+CUresult cuFuncGetModule(CUmodule *module, CUfunction function) {
     INJECT();
     CUresult result = parameter_call(function);
     if (result || !module)
@@ -246,8 +262,7 @@ CUresult cuFuncGetModule(CUmodule *module, CUfunction function)
     return CUDA_SUCCESS;
 }
 
-CUresult cuFuncGetName(const char **name, CUfunction function)
-{
+CUresult cuFuncGetName(const char **name, CUfunction function) {
     INJECT();
     CUresult result = parameter_call(function);
     if (result || !name)
@@ -257,8 +272,7 @@ CUresult cuFuncGetName(const char **name, CUfunction function)
 }
 
 /* Known for entries of PTX; the parameters of a binary are not read. */
-static CUresult parameter_of(CUfunction function, size_t index, size_t *offset, size_t *size)
-{
+static CUresult parameter_of(CUfunction function, size_t index, size_t *offset, size_t *size) {
     size_t at = 0;
     if (!offset || function->parameters < 0 || index >= (size_t)function->parameters)
         return CUDA_ERROR_INVALID_VALUE;
@@ -275,15 +289,13 @@ static CUresult parameter_of(CUfunction function, size_t index, size_t *offset, 
     }
 }
 
-CUresult cuFuncGetParamInfo(CUfunction function, size_t index, size_t *offset, size_t *size)
-{
+CUresult cuFuncGetParamInfo(CUfunction function, size_t index, size_t *offset, size_t *size) {
     INJECT();
     CUresult result = parameter_call(function);
     return result ? result : parameter_of(function, index, offset, size);
 }
 
-CUresult cuKernelGetParamInfo(CUkernel kernel, size_t index, size_t *offset, size_t *size)
-{
+CUresult cuKernelGetParamInfo(CUkernel kernel, size_t index, size_t *offset, size_t *size) {
     ENTER_CONTEXT(context);
     CUfunction function;
     if (!object_is(kernel, OBJECT_KERNEL))
@@ -292,8 +304,8 @@ CUresult cuKernelGetParamInfo(CUkernel kernel, size_t index, size_t *offset, siz
     return result ? result : parameter_of(function, index, offset, size);
 }
 
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction handle, int threads, size_t shared, unsigned int flags)
-{
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction handle, int threads,
+                                                              size_t shared, unsigned int flags) {
     ENTER_CONTEXT(context);
     CUfunction function;
     const struct sim_profile *profile = driver.sim.profile;
@@ -310,20 +322,20 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfun
     return CUDA_SUCCESS;
 }
 
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads, size_t shared)
-{
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads, size_t shared) {
     INJECT();
     return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, threads, shared, 0);
 }
 
-CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction function, CUoccupancyB2DSize shared_of, size_t shared,
-                                                   int limit, unsigned int flags)
-{
+CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction function,
+                                                   CUoccupancyB2DSize shared_of, size_t shared, int limit,
+                                                   unsigned int flags) {
     INJECT();
     int blocks, threads = limit > 0 && limit < (int)MAX_THREADS ? limit : (int)MAX_THREADS;
     if (!grid || !block)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(&blocks, function, threads, shared_of ? shared_of(threads) : shared, flags);
+    CUresult result = cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+        &blocks, function, threads, shared_of ? shared_of(threads) : shared, flags);
     if (!result) {
         *block = threads;
         *grid = blocks * driver.sim.profile->multiprocessors;
@@ -331,8 +343,8 @@ CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunc
     return result;
 }
 
-CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction function, CUoccupancyB2DSize shared_of, size_t shared, int limit)
-{
+CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction function, CUoccupancyB2DSize shared_of,
+                                          size_t shared, int limit) {
     INJECT();
     return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, function, shared_of, shared, limit, 0);
 }

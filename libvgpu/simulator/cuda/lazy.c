@@ -1,12 +1,12 @@
-/* When the code of functions is loaded, which takes time on the host. cuda.h (cuModuleGetLoadingMode, cuLibraryLoadData, cuFuncIsLoaded) and the
- * programming guide's "Lazy loading": with the module, or when a function is first needed. */
+/* When the code of functions is loaded, which takes time on the host. cuda.h (cuModuleGetLoadingMode,
+ * cuLibraryLoadData, cuFuncIsLoaded) and the programming guide's "Lazy loading": with the module, or when a function is
+ * first needed. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "cuda/driver.h"
 
-bool loading_lazy(void)
-{
+bool loading_lazy(void) {
     const char *mode = getenv("CUDA_MODULE_LOADING");
     int version = sim_driver()->cuda;
     if (mode && strcmp(mode, "EAGER") == 0)
@@ -16,8 +16,7 @@ bool loading_lazy(void)
     return version >= 12020; /* the default on Linux since then */
 }
 
-CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
-{
+CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode) {
     ENTER();
     if (!mode)
         return CUDA_ERROR_INVALID_VALUE;
@@ -25,9 +24,9 @@ CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
     return CUDA_SUCCESS;
 }
 
-void function_load(CUfunction function)
-{
-    static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER; /* one at a time; whoever needs the same one waits for it */
+void function_load(CUfunction function) {
+    /* one at a time; whoever needs the same one waits for it */
+    static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
     if (atomic_load_explicit(&function->loaded, memory_order_acquire))
         return;
     pthread_mutex_lock(&loading);
@@ -42,14 +41,12 @@ void function_load(CUfunction function)
     pthread_mutex_unlock(&loading);
 }
 
-static CUresult function_check(CUfunction function)
-{
+static CUresult function_check(CUfunction function) {
     ENTER();
     return object_is(function, OBJECT_FUNCTION) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-CUresult cuFuncIsLoaded(CUfunctionLoadingState *state, CUfunction function)
-{
+CUresult cuFuncIsLoaded(CUfunctionLoadingState *state, CUfunction function) {
     INJECT();
     CUresult result = function_check(function);
     if (result || !state)
@@ -58,8 +55,7 @@ CUresult cuFuncIsLoaded(CUfunctionLoadingState *state, CUfunction function)
     return CUDA_SUCCESS;
 }
 
-CUresult cuFuncLoad(CUfunction function)
-{
+CUresult cuFuncLoad(CUfunction function) {
     INJECT();
     CUresult result = function_check(function);
     if (!result)

@@ -1,8 +1,8 @@
 /* Managed memory that comes and goes, as where it oversubscribes a card (VGPU_SIM_TIME=managed=migrate).
  *
- * It comes by groups of 2 MiB, the largest that the driver moves at once, when a launch touches them, and goes in the order in which groups were
- * touched last, of whichever process. Both cost their bytes over the bus, coming by a fault its time besides. Contents are pages of the program,
- * wherever the group is said to be. */
+ * It comes by groups of 2 MiB, the largest that the driver moves at once, when a launch touches them, and goes in the
+ * order in which groups were touched last, of whichever process. Both cost their bytes over the bus, coming by a fault
+ * its time besides. Contents are pages of the program, wherever the group is said to be. */
 #include <stdlib.h>
 
 #include "cuda/driver.h"
@@ -28,27 +28,23 @@ static struct {
     uint64_t debt_ns; /* of groups that went for something else than a launch: the next launch that touches any pays */
 } cards[SIM_CARDS];
 
-static uint64_t bytes_of(const struct group *group)
-{
+static uint64_t bytes_of(const struct group *group) {
     uint64_t base = (uint64_t)(group - group->of->groups) * GROUP;
     return group->of->size - base < GROUP ? group->of->size - base : GROUP;
 }
 
-static uint64_t bus_ns(uint64_t bytes)
-{
+static uint64_t bus_ns(uint64_t bytes) {
     return driver.sim.timing.bus ? bytes * 1000 / driver.sim.timing.bus : 0;
 }
 
 /* Under the lock, as all below. */
-static void take_out(struct group *group)
-{
+static void take_out(struct group *group) {
     int card = group->of->card;
     *(group->newer ? &group->newer->older : &cards[card].newest) = group->older;
     *(group->older ? &group->older->newer : &cards[card].oldest) = group->newer;
 }
 
-static void put_first(struct group *group)
-{
+static void put_first(struct group *group) {
     int card = group->of->card;
     group->newer = NULL;
     group->touched = sim_now();
@@ -57,8 +53,7 @@ static void put_first(struct group *group)
     cards[card].newest = group;
 }
 
-static uint64_t go(struct group *group, bool lost)
-{
+static uint64_t go(struct group *group, bool lost) {
     take_out(group);
     group->here = false;
     sim_managed_go(&driver.sim, group->of->card, bytes_of(group), lost);
@@ -66,35 +61,30 @@ static uint64_t go(struct group *group, bool lost)
 }
 
 /* Finds out what others have taken. */
-static void settle(int card)
-{
+static void settle(int card) {
     while (cards[card].oldest && driver.sim.self && atomic_load(&driver.sim.self->cards[card].taken))
         go(cards[card].oldest, true);
 }
 
-static uint64_t oldest_ns(int card)
-{
+static uint64_t oldest_ns(int card) {
     return cards[card].oldest ? cards[card].oldest->touched : SIM_NEVER;
 }
 
 /* What is oldest makes room, here or in another process; nanoseconds, 0: there is nothing. */
-static uint64_t make_room(int card, uint64_t bytes)
-{
+static uint64_t make_room(int card, uint64_t bytes) {
     uint64_t taken = sim_managed_take(&driver.sim, card, bytes, oldest_ns(card));
     if (taken)
         return bus_ns(taken) + 1;
     return cards[card].oldest ? go(cards[card].oldest, false) + 1 : 0;
 }
 
-static void tell(int card)
-{
+static void tell(int card) {
     if (driver.sim.self)
         atomic_store(&driver.sim.self->cards[card].oldest_ns, oldest_ns(card));
 }
 
 /* What is not on the card and finds no room is used over the bus. */
-static uint64_t come(struct group *group, bool fault)
-{
+static uint64_t come(struct group *group, bool fault) {
     uint64_t bytes = bytes_of(group), ns = bus_ns(bytes) + (fault ? driver.sim.timing.fault_ns : 0);
     int card = group->of->card;
     while (sim_charge(&driver.sim, card, bytes) != 0) {
@@ -109,8 +99,7 @@ static uint64_t come(struct group *group, bool fault)
     return ns;
 }
 
-struct managed *managed_new(int card, uint64_t size)
-{
+struct managed *managed_new(int card, uint64_t size) {
     uint64_t count = (size + GROUP - 1) / GROUP;
     struct managed *managed = calloc(1, sizeof *managed + count * sizeof managed->groups[0]);
     if (!managed)
@@ -124,8 +113,7 @@ struct managed *managed_new(int card, uint64_t size)
     return managed;
 }
 
-void managed_free(struct managed *managed)
-{
+void managed_free(struct managed *managed) {
     pthread_mutex_lock(&lock);
     settle(managed->card);
     for (uint64_t i = 0; i < managed->count; i++)
@@ -138,8 +126,7 @@ void managed_free(struct managed *managed)
 }
 
 /* From the address on, and then from the beginning. */
-uint64_t managed_touch(const struct range *range, uint64_t address, uint64_t bytes, bool fault)
-{
+uint64_t managed_touch(const struct range *range, uint64_t address, uint64_t bytes, bool fault) {
     struct managed *managed = range->managed;
     uint64_t first = (address - range->base) / GROUP, count = (bytes + GROUP - 1) / GROUP;
     pthread_mutex_lock(&lock);
@@ -160,8 +147,7 @@ uint64_t managed_touch(const struct range *range, uint64_t address, uint64_t byt
     return ns;
 }
 
-uint64_t managed_leave(const struct range *range, uint64_t address, uint64_t bytes)
-{
+uint64_t managed_leave(const struct range *range, uint64_t address, uint64_t bytes) {
     struct managed *managed = range->managed;
     uint64_t ns = 0, first = (address - range->base) / GROUP, end = (address - range->base + bytes + GROUP - 1) / GROUP;
     pthread_mutex_lock(&lock);
@@ -174,8 +160,7 @@ uint64_t managed_leave(const struct range *range, uint64_t address, uint64_t byt
     return ns;
 }
 
-bool managed_give_way(int card, uint64_t bytes)
-{
+bool managed_give_way(int card, uint64_t bytes) {
     pthread_mutex_lock(&lock);
     settle(card);
     uint64_t took = make_room(card, bytes < GROUP ? bytes : GROUP);

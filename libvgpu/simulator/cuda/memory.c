@@ -7,8 +7,7 @@
 
 #define PITCH 512u
 
-CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
-{
+CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     ENTER_CONTEXT(context);
     if (!free_bytes || !total)
         return CUDA_ERROR_INVALID_VALUE;
@@ -18,8 +17,7 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
     return CUDA_SUCCESS;
 }
 
-static CUresult allocate(CUcontext context, CUdeviceptr *out, uint64_t bytes)
-{
+static CUresult allocate(CUcontext context, CUdeviceptr *out, uint64_t bytes) {
     CUresult result = charge(context->card, bytes);
     if (result)
         return result;
@@ -32,15 +30,13 @@ static CUresult allocate(CUcontext context, CUdeviceptr *out, uint64_t bytes)
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes)
-{
+CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
     ENTER_CONTEXT(context);
     CUresult result = capture_forbids(NULL);
     return !out || !bytes ? CUDA_ERROR_INVALID_VALUE : result ? result : allocate(context, out, bytes);
 }
 
-CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned int element)
-{
+CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned int element) {
     ENTER_CONTEXT(context);
     size_t row = (width + PITCH - 1) / PITCH * PITCH;
     if (!out || !pitch || !width || !height || (element != 4 && element != 8 && element != 16) || row < width)
@@ -55,8 +51,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_
     return result;
 }
 
-static void range_unmap(const struct range *range)
-{
+static void range_unmap(const struct range *range) {
     if (range->managed)
         managed_free(range->managed);
     else if (range->kind == RANGE_MANAGED)
@@ -67,8 +62,7 @@ static void range_unmap(const struct range *range)
         munmap((void *)range->base, range->size);
 }
 
-CUresult memory_free(CUdeviceptr address)
-{
+CUresult memory_free(CUdeviceptr address) {
     struct block block;
     if (block_take(address, BLOCK_EXTERNAL, &block)) {
         if (block.kind == BLOCK_POOL)
@@ -98,9 +92,9 @@ CUresult memory_free(CUdeviceptr address)
     return result;
 }
 
-/* Waits for the device in effect, so that a capture forbids it, and may change what a graph under construction names. */
-CUresult cuMemFree_v2(CUdeviceptr address)
-{
+/* Waits for the device in effect, so that a capture forbids it, and may change what a graph under construction names.
+ */
+CUresult cuMemFree_v2(CUdeviceptr address) {
     ENTER();
     if (!address)
         return CUDA_SUCCESS;
@@ -108,31 +102,34 @@ CUresult cuMemFree_v2(CUdeviceptr address)
     return result ? result : memory_free(address);
 }
 
-static bool range_of(const struct range *range, void *context)
-{
-    return range->context == context && (range->kind == RANGE_MANAGED || range->kind == RANGE_HOST || range->kind == RANGE_REGISTERED);
+static bool range_of(const struct range *range, void *context) {
+    return range->context == context &&
+           (range->kind == RANGE_MANAGED || range->kind == RANGE_HOST || range->kind == RANGE_REGISTERED);
 }
 
-static void range_gone(const struct range *range, void *context)
-{
+static void range_gone(const struct range *range, void *context) {
     (void)context;
     range_unmap(range);
 }
 
-void ranges_of_context_drop(CUcontext context)
-{
+void ranges_of_context_drop(CUcontext context) {
     pthread_mutex_lock(&driver.lock);
     range_each(range_of, range_gone, context);
     pthread_mutex_unlock(&driver.lock);
 }
 
 /* Host memory of the program's address space that the driver knows about. */
-static CUresult map_host(CUcontext context, void **out, size_t bytes, enum range_kind kind, unsigned flags, struct managed *managed)
-{
+static CUresult map_host(CUcontext context, void **out, size_t bytes, enum range_kind kind, unsigned flags,
+                         struct managed *managed) {
     char *pages = zero_pages(bytes);
     CUresult result = pages ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&driver.lock);
-    struct range range = {.base = (uintptr_t)pages, .size = bytes, .kind = kind, .flags = flags, .context = context, .managed = managed,
+    struct range range = {.base = (uintptr_t)pages,
+                          .size = bytes,
+                          .kind = kind,
+                          .flags = flags,
+                          .context = context,
+                          .managed = managed,
                           .card = context->card};
     if (pages && !range_add(&range)) {
         munmap(pages, bytes);
@@ -145,8 +142,7 @@ static CUresult map_host(CUcontext context, void **out, size_t bytes, enum range
     return result;
 }
 
-CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned int flags)
-{
+CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned int flags) {
     ENTER_CONTEXT(context);
     void *pages;
     if (!out || !bytes || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
@@ -168,8 +164,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned int flags)
     return result;
 }
 
-CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned int flags)
-{
+CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned int flags) {
     ENTER_CONTEXT(context);
     if (!out || !bytes || flags & ~7u)
         return CUDA_ERROR_INVALID_VALUE;
@@ -177,10 +172,12 @@ CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned int flags)
     return result ? result : map_host(context, out, bytes, RANGE_HOST, flags | CU_MEMHOSTALLOC_DEVICEMAP, NULL);
 }
 
-CUresult cuMemAllocHost_v2(void **out, size_t bytes) { INJECT(); return cuMemHostAlloc(out, bytes, 0); }
+CUresult cuMemAllocHost_v2(void **out, size_t bytes) {
+    INJECT();
+    return cuMemHostAlloc(out, bytes, 0);
+}
 
-CUresult cuMemFreeHost(void *address)
-{
+CUresult cuMemFreeHost(void *address) {
     ENTER();
     CUresult result = capture_forbids(NULL);
     if (result)
@@ -197,16 +194,19 @@ CUresult cuMemFreeHost(void *address)
     return result;
 }
 
-CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned int flags)
-{
+CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned int flags) {
     ENTER_CONTEXT(context);
     if (!address || !bytes)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = capture_forbids(NULL);
     if (result)
         return result;
-    struct range range = {
-        .base = (uintptr_t)address, .size = bytes, .kind = RANGE_REGISTERED, .flags = flags, .context = context, .card = context->card};
+    struct range range = {.base = (uintptr_t)address,
+                          .size = bytes,
+                          .kind = RANGE_REGISTERED,
+                          .flags = flags,
+                          .context = context,
+                          .card = context->card};
     pthread_mutex_lock(&driver.lock);
     if (range_overlap((uintptr_t)address, bytes, false))
         result = CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
@@ -218,10 +218,12 @@ CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned int flags)
     return result;
 }
 
-CUresult cuMemHostRegister(void *address, size_t bytes, unsigned int flags) { INJECT(); return cuMemHostRegister_v2(address, bytes, flags); }
+CUresult cuMemHostRegister(void *address, size_t bytes, unsigned int flags) {
+    INJECT();
+    return cuMemHostRegister_v2(address, bytes, flags);
+}
 
-CUresult cuMemHostUnregister(void *address)
-{
+CUresult cuMemHostUnregister(void *address) {
     ENTER();
     CUresult result = capture_forbids(NULL);
     if (result)
@@ -239,21 +241,20 @@ CUresult cuMemHostUnregister(void *address)
 }
 
 /* Advice moves nothing here. */
-static CUresult advise(CUdeviceptr address, size_t bytes)
-{
+static CUresult advise(CUdeviceptr address, size_t bytes) {
     ENTER();
     struct place place = place_of(address);
-    return place.managed && bytes && address + bytes <= place.base + place.size ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return place.managed && bytes && address + bytes <= place.base + place.size ? CUDA_SUCCESS
+                                                                                : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* Reading much is advice about no place in particular. */
-static bool names_place(CUmem_advise advice)
-{
-    return advice != CU_MEM_ADVISE_SET_READ_MOSTLY && advice != CU_MEM_ADVISE_UNSET_READ_MOSTLY && advice != CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION;
+static bool names_place(CUmem_advise advice) {
+    return advice != CU_MEM_ADVISE_SET_READ_MOSTLY && advice != CU_MEM_ADVISE_UNSET_READ_MOSTLY &&
+           advice != CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION;
 }
 
-CUresult cuMemAdvise(CUdeviceptr address, size_t bytes, CUmem_advise advice, CUdevice device)
-{
+CUresult cuMemAdvise(CUdeviceptr address, size_t bytes, CUmem_advise advice, CUdevice device) {
     INJECT();
     if ((unsigned)advice - 1 >= CU_MEM_ADVISE_UNSET_ACCESSED_BY)
         return CUDA_ERROR_INVALID_VALUE;
@@ -262,19 +263,18 @@ CUresult cuMemAdvise(CUdeviceptr address, size_t bytes, CUmem_advise advice, CUd
     return advise(address, bytes);
 }
 
-CUresult cuMemAdvise_v2(CUdeviceptr address, size_t bytes, CUmem_advise advice, CUmemLocation location)
-{
+CUresult cuMemAdvise_v2(CUdeviceptr address, size_t bytes, CUmem_advise advice, CUmemLocation location) {
     INJECT();
     bool device = location.type == CU_MEM_LOCATION_TYPE_DEVICE;
-    if ((unsigned)advice - 1 >= CU_MEM_ADVISE_UNSET_ACCESSED_BY || (names_place(advice) && location.type == CU_MEM_LOCATION_TYPE_INVALID))
+    if ((unsigned)advice - 1 >= CU_MEM_ADVISE_UNSET_ACCESSED_BY ||
+        (names_place(advice) && location.type == CU_MEM_LOCATION_TYPE_INVALID))
         return CUDA_ERROR_INVALID_VALUE;
     if (names_place(advice) && device && (location.id < 0 || location.id >= driver.count))
         return CUDA_ERROR_INVALID_DEVICE;
     return advise(address, bytes);
 }
 
-static CUresult prefetch(CUdeviceptr address, size_t bytes, CUstream handle, bool to_card)
-{
+static CUresult prefetch(CUdeviceptr address, size_t bytes, CUstream handle, bool to_card) {
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
     if (!result)
@@ -284,22 +284,26 @@ static CUresult prefetch(CUdeviceptr address, size_t bytes, CUstream handle, boo
     pthread_mutex_lock(&driver.lock);
     struct range *range = range_find(address, false);
     bool moves = range && range->managed;
-    uint64_t ns = !moves ? 0 : to_card ? managed_touch(range, address, bytes, false) : managed_leave(range, address, bytes);
+    uint64_t ns = !moves    ? 0
+                  : to_card ? managed_touch(range, address, bytes, false)
+                            : managed_leave(range, address, bytes);
     pthread_mutex_unlock(&driver.lock);
     if (ns)
         stream_engine(stream, to_card ? SIM_TO_CARD : SIM_FROM_CARD, ns);
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUdevice device, CUstream stream)
-{
+CUresult cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUdevice device, CUstream stream) {
     INJECT();
-    return device < CU_DEVICE_CPU || device >= driver.count ? CUDA_ERROR_INVALID_DEVICE : prefetch(address, bytes, stream, device != CU_DEVICE_CPU);
+    return device < CU_DEVICE_CPU || device >= driver.count ? CUDA_ERROR_INVALID_DEVICE
+                                                            : prefetch(address, bytes, stream, device != CU_DEVICE_CPU);
 }
 
-CUresult cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, CUmemLocation location, unsigned int flags, CUstream stream)
-{
+CUresult cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, CUmemLocation location, unsigned int flags,
+                               CUstream stream) {
     INJECT();
     bool device = location.type == CU_MEM_LOCATION_TYPE_DEVICE;
-    return flags || (device && (location.id < 0 || location.id >= driver.count)) ? CUDA_ERROR_INVALID_VALUE : prefetch(address, bytes, stream, device);
+    return flags || (device && (location.id < 0 || location.id >= driver.count))
+               ? CUDA_ERROR_INVALID_VALUE
+               : prefetch(address, bytes, stream, device);
 }

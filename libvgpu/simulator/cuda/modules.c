@@ -1,5 +1,6 @@
 /* Modules, libraries and their functions.
- * Names come from `.entry NAME` of PTX and `.text.NAME` of a cubin. An image that shows none (compressed) has every name that is asked for. */
+ * Names come from `.entry NAME` of PTX and `.text.NAME` of a cubin. An image that shows none (compressed) has every
+ * name that is asked for. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <elf.h>
@@ -13,8 +14,7 @@
 #define FATBIN_MAGIC 0xba55ed50u
 
 /* Reads the sizes of an entry's parameters: `.param .u64 name`, `.param .align 8 .b8 name[24]`. */
-static void read_parameters(CUfunction function, const char *text, const char *end)
-{
+static void read_parameters(CUfunction function, const char *text, const char *end) {
     const char *close = text < end ? memchr(text, ')', (size_t)(end - text)) : NULL;
     if (!close || *text != '(')
         return;
@@ -42,8 +42,7 @@ static void read_parameters(CUfunction function, const char *text, const char *e
     }
 }
 
-static CUfunction add_function(CUmodule module, const char *name, size_t length)
-{
+static CUfunction add_function(CUmodule module, const char *name, size_t length) {
     for (unsigned i = 0; i < module->count; i++)
         if (strlen(module->functions[i]->name) == length && strncmp(module->functions[i]->name, name, length) == 0)
             return module->functions[i];
@@ -63,16 +62,15 @@ static CUfunction add_function(CUmodule module, const char *name, size_t length)
     return function;
 }
 
-static size_t name_length(const char *name, const char *end)
-{
+static size_t name_length(const char *name, const char *end) {
     size_t length = 0;
-    while (name + length < end && (isalnum((unsigned char)name[length]) || strchr("_$.%", name[length])) && name[length])
+    while (name + length < end && (isalnum((unsigned char)name[length]) || strchr("_$.%", name[length])) &&
+           name[length])
         length++;
     return length;
 }
 
-static void scan(CUmodule module, const char *image, size_t size, const char *marker)
-{
+static void scan(CUmodule module, const char *image, size_t size, const char *marker) {
     const char *end = image + size, *at = image;
     size_t skip = strlen(marker);
     while ((at = memmem(at, (size_t)(end - at), marker, skip))) {
@@ -90,8 +88,7 @@ static void scan(CUmodule module, const char *image, size_t size, const char *ma
 }
 
 /* How many bytes an image has and whether it is binary; 0: no image that a driver would load. */
-static size_t image_size(const void **image, bool *binary)
-{
+static size_t image_size(const void **image, bool *binary) {
     const unsigned char *bytes = *image;
     uint32_t magic;
     memcpy(&magic, bytes, sizeof magic);
@@ -118,8 +115,7 @@ static size_t image_size(const void **image, bool *binary)
     return strstr(text, ".version") || strstr(text, ".entry") ? strlen(text) : 0;
 }
 
-static CUresult load(CUcontext context, const void *image, CUmodule *out)
-{
+static CUresult load(CUcontext context, const void *image, CUmodule *out) {
     bool binary;
     size_t size = image_size(&image, &binary);
     if (!size)
@@ -144,8 +140,7 @@ static CUresult load(CUcontext context, const void *image, CUmodule *out)
 }
 
 /* The module of a library in a context, loaded at its first use there; under driver.lock. */
-static CUresult module_of(CUlibrary library, CUcontext context, CUmodule *out)
-{
+static CUresult module_of(CUlibrary library, CUcontext context, CUmodule *out) {
     for (unsigned i = 0; i < library->module_count; i++)
         if (library->modules[i]->context == context) {
             *out = library->modules[i];
@@ -163,15 +158,13 @@ static CUresult module_of(CUlibrary library, CUcontext context, CUmodule *out)
     return result;
 }
 
-static void library_forget(CUlibrary library, CUmodule module)
-{
+static void library_forget(CUlibrary library, CUmodule module) {
     for (unsigned i = 0; i < library->module_count; i++)
         if (library->modules[i] == module)
             library->modules[i--] = library->modules[--library->module_count];
 }
 
-void module_unload(CUmodule module)
-{
+void module_unload(CUmodule module) {
     for (unsigned i = 0; i < module->count; i++) {
         free(module->functions[i]->name);
         free(module->functions[i]->parameter_sizes);
@@ -185,8 +178,8 @@ void module_unload(CUmodule module)
     object_free(module);
 }
 
-CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned int count, CUjit_option *options, void **values)
-{
+CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned int count, CUjit_option *options,
+                            void **values) {
     ENTER_CONTEXT(context);
     if (!out || !image || (count && (!options || !values)))
         return CUDA_ERROR_INVALID_VALUE;
@@ -196,11 +189,16 @@ CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned int count
     return result;
 }
 
-CUresult cuModuleLoadData(CUmodule *out, const void *image) { INJECT(); return cuModuleLoadDataEx(out, image, 0, NULL, NULL); }
-CUresult cuModuleLoadFatBinary(CUmodule *out, const void *image) { INJECT(); return cuModuleLoadDataEx(out, image, 0, NULL, NULL); }
+CUresult cuModuleLoadData(CUmodule *out, const void *image) {
+    INJECT();
+    return cuModuleLoadDataEx(out, image, 0, NULL, NULL);
+}
+CUresult cuModuleLoadFatBinary(CUmodule *out, const void *image) {
+    INJECT();
+    return cuModuleLoadDataEx(out, image, 0, NULL, NULL);
+}
 
-static char *read_file(const char *path)
-{
+static char *read_file(const char *path) {
     FILE *file = fopen(path, "rbe");
     char *bytes = NULL;
     if (!file)
@@ -218,8 +216,7 @@ static char *read_file(const char *path)
     return bytes;
 }
 
-CUresult cuModuleLoad(CUmodule *out, const char *path)
-{
+CUresult cuModuleLoad(CUmodule *out, const char *path) {
     ENTER();
     if (!out || !path)
         return CUDA_ERROR_INVALID_VALUE;
@@ -231,8 +228,7 @@ CUresult cuModuleLoad(CUmodule *out, const char *path)
     return result;
 }
 
-CUresult cuModuleUnload(CUmodule module)
-{
+CUresult cuModuleUnload(CUmodule module) {
     ENTER();
     if (!object_is(module, OBJECT_MODULE) || module->library)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -242,16 +238,14 @@ CUresult cuModuleUnload(CUmodule module)
     return CUDA_SUCCESS;
 }
 
-static CUfunction find_function(CUmodule module, const char *name)
-{
+static CUfunction find_function(CUmodule module, const char *name) {
     for (unsigned i = 0; i < module->count; i++)
         if (strcmp(module->functions[i]->name, name) == 0)
             return module->functions[i];
     return module->opaque ? add_function(module, name, strlen(name)) : NULL;
 }
 
-CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
-{
+CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name) {
     ENTER();
     if (!out || !name)
         return CUDA_ERROR_INVALID_VALUE;
@@ -269,8 +263,7 @@ CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
     return CUDA_SUCCESS;
 }
 
-CUresult cuModuleGetFunctionCount(unsigned int *count, CUmodule module)
-{
+CUresult cuModuleGetFunctionCount(unsigned int *count, CUmodule module) {
     ENTER();
     if (!count || !object_is(module, OBJECT_MODULE))
         return !count ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
@@ -278,8 +271,7 @@ CUresult cuModuleGetFunctionCount(unsigned int *count, CUmodule module)
     return CUDA_SUCCESS;
 }
 
-CUresult cuModuleEnumerateFunctions(CUfunction *out, unsigned int count, CUmodule module)
-{
+CUresult cuModuleEnumerateFunctions(CUfunction *out, unsigned int count, CUmodule module) {
     ENTER();
     if (!out || !object_is(module, OBJECT_MODULE))
         return !out ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
@@ -288,8 +280,7 @@ CUresult cuModuleEnumerateFunctions(CUfunction *out, unsigned int count, CUmodul
     return CUDA_SUCCESS;
 }
 
-CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *bytes, CUmodule module, const char *name)
-{
+CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *bytes, CUmodule module, const char *name) {
     ENTER();
     (void)address, (void)bytes;
     if (!name)
@@ -298,8 +289,7 @@ CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *bytes, CUmodule modu
 }
 
 /* A launch may name a kernel of a library instead of a function. */
-CUresult function_resolve(CUfunction handle, CUcontext context, CUfunction *out)
-{
+CUresult function_resolve(CUfunction handle, CUcontext context, CUfunction *out) {
     if (object_is(handle, OBJECT_KERNEL)) {
         CUkernel kernel = (CUkernel)handle;
         CUmodule module;
@@ -323,8 +313,7 @@ struct into {
     CUresult result;
 };
 
-static void load_into(void *context, void *argument)
-{
+static void load_into(void *context, void *argument) {
     struct into *into = argument;
     CUmodule module;
     pthread_mutex_lock(&driver.lock);
@@ -333,9 +322,8 @@ static void load_into(void *context, void *argument)
     into->result = result ? result : into->result;
 }
 
-CUresult cuLibraryLoadData(CUlibrary *out, const void *code, CUjit_option *jit, void **jit_values, unsigned int jit_count,
-                           CUlibraryOption *options, void **values, unsigned int count)
-{
+CUresult cuLibraryLoadData(CUlibrary *out, const void *code, CUjit_option *jit, void **jit_values,
+                           unsigned int jit_count, CUlibraryOption *options, void **values, unsigned int count) {
     ENTER();
     bool binary;
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
@@ -361,23 +349,20 @@ CUresult cuLibraryLoadData(CUlibrary *out, const void *code, CUjit_option *jit, 
     return into.result;
 }
 
-static void load_from(void *library, void *context)
-{
+static void load_from(void *library, void *context) {
     CUmodule module;
     pthread_mutex_lock(&driver.lock);
     module_of(library, context, &module); /* where there is no room its first use tries again */
     pthread_mutex_unlock(&driver.lock);
 }
 
-void libraries_of_context_load(CUcontext context)
-{
+void libraries_of_context_load(CUcontext context) {
     if (!loading_lazy())
         object_each(OBJECT_LIBRARY, load_from, context);
 }
 
-CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, CUjit_option *jit, void **jit_values, unsigned int jit_count,
-                               CUlibraryOption *options, void **values, unsigned int count)
-{
+CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, CUjit_option *jit, void **jit_values,
+                               unsigned int jit_count, CUlibraryOption *options, void **values, unsigned int count) {
     ENTER();
     if (!out || !path)
         return CUDA_ERROR_INVALID_VALUE;
@@ -389,8 +374,7 @@ CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, CUjit_option *j
     return result;
 }
 
-CUresult cuLibraryUnload(CUlibrary library)
-{
+CUresult cuLibraryUnload(CUlibrary library) {
     ENTER();
     if (!object_is(library, OBJECT_LIBRARY))
         return CUDA_ERROR_INVALID_HANDLE;
@@ -409,8 +393,7 @@ CUresult cuLibraryUnload(CUlibrary library)
     return CUDA_SUCCESS;
 }
 
-CUresult cuLibraryGetModule(CUmodule *out, CUlibrary library)
-{
+CUresult cuLibraryGetModule(CUmodule *out, CUlibrary library) {
     ENTER_CONTEXT(context);
     if (!out || !object_is(library, OBJECT_LIBRARY))
         return !out ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
@@ -420,8 +403,7 @@ CUresult cuLibraryGetModule(CUmodule *out, CUlibrary library)
     return result;
 }
 
-CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name)
-{
+CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name) {
     ENTER();
     if (!out || !name)
         return CUDA_ERROR_INVALID_VALUE;
@@ -465,16 +447,14 @@ CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name)
     return CUDA_SUCCESS;
 }
 
-CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel)
-{
+CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel) {
     ENTER_CONTEXT(context);
     if (!out || !object_is(kernel, OBJECT_KERNEL))
         return !out ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
     return function_resolve((CUfunction)kernel, context, out);
 }
 
-CUresult cuKernelGetLibrary(CUlibrary *out, CUkernel kernel)
-{
+CUresult cuKernelGetLibrary(CUlibrary *out, CUkernel kernel) {
     ENTER();
     if (!out || !object_is(kernel, OBJECT_KERNEL))
         return !out ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
@@ -482,8 +462,7 @@ CUresult cuKernelGetLibrary(CUlibrary *out, CUkernel kernel)
     return CUDA_SUCCESS;
 }
 
-CUresult cuKernelGetName(const char **name, CUkernel kernel)
-{
+CUresult cuKernelGetName(const char **name, CUkernel kernel) {
     ENTER();
     if (!name || !object_is(kernel, OBJECT_KERNEL))
         return !name ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;

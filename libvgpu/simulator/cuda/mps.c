@@ -1,24 +1,21 @@
-/* MPS as a client sees it. VGPU_SIM_MPS=1: a control daemon is there. It only says how many multiprocessors a client may use, in whole ones; how long
- * kernels take does not depend on it. */
+/* MPS as a client sees it. VGPU_SIM_MPS=1: a control daemon is there. It only says how many multiprocessors a client
+ * may use, in whole ones; how long kernels take does not depend on it. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
 
 #include "cuda/driver.h"
 
-static bool set(const char *variable)
-{
+static bool set(const char *variable) {
     const char *value = secure_getenv(variable);
     return value && strcmp(value, "1") == 0;
 }
 
-bool mps_enabled(void)
-{
+bool mps_enabled(void) {
     return set("VGPU_SIM_MPS");
 }
 
-unsigned mps_multiprocessors(void)
-{
+unsigned mps_multiprocessors(void) {
     const unsigned all = (unsigned)driver.sim.profile->multiprocessors;
     const char *value = secure_getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
     const double percent = value ? strtod(value, NULL) : 100;
@@ -29,13 +26,13 @@ unsigned mps_multiprocessors(void)
     return whole < part ? whole + 1 : whole;
 }
 
-unsigned mps_reported_multiprocessors(void)
-{
-    return set("CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING") ? (unsigned)driver.sim.profile->multiprocessors : mps_multiprocessors();
+unsigned mps_reported_multiprocessors(void) {
+    return set("CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING")
+               ? (unsigned)driver.sim.profile->multiprocessors
+               : mps_multiprocessors();
 }
 
-CUresult cuCtxGetExecAffinity(CUexecAffinityParam *affinity, CUexecAffinityType type)
-{
+CUresult cuCtxGetExecAffinity(CUexecAffinityParam *affinity, CUexecAffinityType type) {
     ENTER_CONTEXT(context);
     (void)context;
     if (!affinity || type != CU_EXEC_AFFINITY_TYPE_SM_COUNT)

@@ -1,6 +1,6 @@
-/* Multicast objects: one address for the memory of several cards. Only special instructions of kernels use such an address, and simulated kernels
- * compute nothing, so an object is its rules: which cards take part, and what is bound where. It costs no memory of its own; what is bound stays
- * until it is unbound. */
+/* Multicast objects: one address for the memory of several cards. Only special instructions of kernels use such an
+ * address, and simulated kernels compute nothing, so an object is its rules: which cards take part, and what is bound
+ * where. It costs no memory of its own; what is bound stays until it is unbound. */
 #include <stdlib.h>
 
 #include "cuda/driver.h"
@@ -17,22 +17,21 @@ struct multicast {
     } *bindings;
 };
 
-static CUresult supported(const CUmulticastObjectProp *properties)
-{
+static CUresult supported(const CUmulticastObjectProp *properties) {
     const struct sim_profile *profile = driver.sim.profile;
-    if (!properties || properties->flags || properties->handleTypes & ~(unsigned long long)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
-        !properties->size || !properties->numDevices || (int)properties->numDevices > driver.count)
+    if (!properties || properties->flags ||
+        properties->handleTypes & ~(unsigned long long)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !properties->size ||
+        !properties->numDevices || (int)properties->numDevices > driver.count)
         return CUDA_ERROR_INVALID_VALUE;
     return multicast_supported(profile, driver.sim.state->card_count) ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
 }
 
-bool multicast_supported(const struct sim_profile *profile, uint32_t cards)
-{
+bool multicast_supported(const struct sim_profile *profile, uint32_t cards) {
     return profile->major >= 9 && profile->nvlinks && cards > 1;
 }
 
-CUresult cuMulticastGetGranularity(size_t *granularity, const CUmulticastObjectProp *properties, CUmulticastGranularity_flags option)
-{
+CUresult cuMulticastGetGranularity(size_t *granularity, const CUmulticastObjectProp *properties,
+                                   CUmulticastGranularity_flags option) {
     ENTER();
     if (!granularity || (option != CU_MULTICAST_GRANULARITY_MINIMUM && option != CU_MULTICAST_GRANULARITY_RECOMMENDED))
         return CUDA_ERROR_INVALID_VALUE;
@@ -42,8 +41,7 @@ CUresult cuMulticastGetGranularity(size_t *granularity, const CUmulticastObjectP
     return result;
 }
 
-CUresult cuMulticastCreate(CUmemGenericAllocationHandle *out, const CUmulticastObjectProp *properties)
-{
+CUresult cuMulticastCreate(CUmemGenericAllocationHandle *out, const CUmulticastObjectProp *properties) {
     ENTER();
     CUresult result = supported(properties);
     if (result || !out || properties->size % GRANULARITY)
@@ -65,35 +63,32 @@ CUresult cuMulticastCreate(CUmemGenericAllocationHandle *out, const CUmulticastO
 }
 
 /* Under driver.lock, as the helpers below. */
-static void unbind(struct binding **at)
-{
+static void unbind(struct binding **at) {
     struct binding *binding = *at;
     *at = binding->next;
     physical_drop(binding->memory);
     free(binding);
 }
 
-void multicast_free(struct multicast *multicast)
-{
+void multicast_free(struct multicast *multicast) {
     while (multicast->bindings)
         unbind(&multicast->bindings);
     free(multicast);
 }
 
-static struct physical *object_of(CUmemGenericAllocationHandle handle)
-{
+static struct physical *object_of(CUmemGenericAllocationHandle handle) {
     struct physical *physical = physical_of(handle);
     return physical && physical->multicast ? physical : NULL;
 }
 
-CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle handle, CUdevice device)
-{
+CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle handle, CUdevice device) {
     ENTER_DEVICE(device);
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&driver.lock);
     struct physical *object = object_of(handle);
     struct multicast *multicast = object ? object->multicast : NULL;
-    if (multicast && !(multicast->devices >> device & 1) && (unsigned)__builtin_popcount(multicast->devices) < multicast->wanted) {
+    if (multicast && !(multicast->devices >> device & 1) &&
+        (unsigned)__builtin_popcount(multicast->devices) < multicast->wanted) {
         multicast->devices |= 1u << device;
         result = CUDA_SUCCESS;
     }
@@ -101,11 +96,11 @@ CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle handle, CUdevice devi
     return result;
 }
 
-static CUresult bind(struct physical *object, size_t offset, struct physical *memory, size_t memory_offset, size_t size, unsigned long long flags)
-{
-    if (!object || !memory || memory->multicast || memory->card < 0 || flags || !size || offset % GRANULARITY || memory_offset % GRANULARITY ||
-        size % GRANULARITY || offset > object->size || size > object->size - offset || memory_offset > memory->size ||
-        size > memory->size - memory_offset)
+static CUresult bind(struct physical *object, size_t offset, struct physical *memory, size_t memory_offset, size_t size,
+                     unsigned long long flags) {
+    if (!object || !memory || memory->multicast || memory->card < 0 || flags || !size || offset % GRANULARITY ||
+        memory_offset % GRANULARITY || size % GRANULARITY || offset > object->size || size > object->size - offset ||
+        memory_offset > memory->size || size > memory->size - memory_offset)
         return CUDA_ERROR_INVALID_VALUE;
     struct multicast *multicast = object->multicast;
     int device = memory->properties.location.id;
@@ -119,16 +114,17 @@ static CUresult bind(struct physical *object, size_t offset, struct physical *me
     struct binding *binding = calloc(1, sizeof *binding);
     if (!binding)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *binding = (struct binding){.next = multicast->bindings, .memory = memory, .device = device, .offset = offset, .size = size};
+    *binding = (struct binding){
+        .next = multicast->bindings, .memory = memory, .device = device, .offset = offset, .size = size};
     multicast->bindings = binding;
     memory->references++;
     return CUDA_SUCCESS;
 }
 
 /* `device`: where the memory must be; -1: wherever it is. */
-static CUresult bind_memory(CUmemGenericAllocationHandle handle, int device, size_t offset, CUmemGenericAllocationHandle memory,
-                            size_t memory_offset, size_t size, unsigned long long flags)
-{
+static CUresult bind_memory(CUmemGenericAllocationHandle handle, int device, size_t offset,
+                            CUmemGenericAllocationHandle memory, size_t memory_offset, size_t size,
+                            unsigned long long flags) {
     pthread_mutex_lock(&driver.lock);
     struct physical *physical = physical_of(memory);
     CUresult result = CUDA_ERROR_INVALID_VALUE;
@@ -138,9 +134,8 @@ static CUresult bind_memory(CUmemGenericAllocationHandle handle, int device, siz
     return result;
 }
 
-static CUresult bind_mapped(CUmemGenericAllocationHandle handle, int device, size_t offset, CUdeviceptr address, size_t size,
-                            unsigned long long flags)
-{
+static CUresult bind_mapped(CUmemGenericAllocationHandle handle, int device, size_t offset, CUdeviceptr address,
+                            size_t size, unsigned long long flags) {
     pthread_mutex_lock(&driver.lock);
     struct range *range = range_find(address, false);
     bool mapped = range && range->kind == RANGE_MAPPED && size <= range->base + range->size - address;
@@ -151,35 +146,32 @@ static CUresult bind_mapped(CUmemGenericAllocationHandle handle, int device, siz
     return result;
 }
 
-CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, size_t offset, CUmemGenericAllocationHandle memory, size_t memory_offset,
-                            size_t size, unsigned long long flags)
-{
+CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, size_t offset, CUmemGenericAllocationHandle memory,
+                            size_t memory_offset, size_t size, unsigned long long flags) {
     ENTER();
     return bind_memory(handle, -1, offset, memory, memory_offset, size, flags);
 }
 
-CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, CUmemGenericAllocationHandle memory,
-                               size_t memory_offset, size_t size, unsigned long long flags)
-{
+CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset,
+                               CUmemGenericAllocationHandle memory, size_t memory_offset, size_t size,
+                               unsigned long long flags) {
     ENTER_DEVICE(device);
     return bind_memory(handle, device, offset, memory, memory_offset, size, flags);
 }
 
-CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle handle, size_t offset, CUdeviceptr address, size_t size, unsigned long long flags)
-{
+CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle handle, size_t offset, CUdeviceptr address, size_t size,
+                             unsigned long long flags) {
     ENTER();
     return bind_mapped(handle, -1, offset, address, size, flags);
 }
 
-CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, CUdeviceptr address, size_t size,
-                                unsigned long long flags)
-{
+CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset,
+                                CUdeviceptr address, size_t size, unsigned long long flags) {
     ENTER_DEVICE(device);
     return bind_mapped(handle, device, offset, address, size, flags);
 }
 
-CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, size_t size)
-{
+CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, size_t size) {
     ENTER_DEVICE(device);
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&driver.lock);

@@ -14,10 +14,11 @@ static char *arena;
 static size_t end;
 static struct object *free_list;
 
-_Static_assert(sizeof(struct CUctx_st) <= SLOT && sizeof(struct CUlib_st) <= SLOT && sizeof(struct CUmipmappedArray_st) <= SLOT, "slot too small");
+_Static_assert(sizeof(struct CUctx_st) <= SLOT && sizeof(struct CUlib_st) <= SLOT &&
+                   sizeof(struct CUmipmappedArray_st) <= SLOT,
+               "slot too small");
 
-void *object_new(enum object_type type)
-{
+void *object_new(enum object_type type) {
     pthread_mutex_lock(&lock);
     if (!arena) {
         void *map = mmap(NULL, ARENA, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -36,14 +37,12 @@ void *object_new(enum object_type type)
     return object;
 }
 
-void object_made(void *handle, enum object_type type)
-{
+void object_made(void *handle, enum object_type type) {
     struct object *object = handle;
     __atomic_store_n(&object->type, type, __ATOMIC_RELEASE);
 }
 
-void object_free(void *handle)
-{
+void object_free(void *handle) {
     struct object *object = handle;
     pthread_mutex_lock(&lock);
     __atomic_store_n(&object->type, OBJECT_FREE, __ATOMIC_RELEASE);
@@ -52,19 +51,16 @@ void object_free(void *handle)
     pthread_mutex_unlock(&lock);
 }
 
-static uint32_t type_of(const void *object)
-{
+static uint32_t type_of(const void *object) {
     return __atomic_load_n(&((const struct object *)object)->type, __ATOMIC_ACQUIRE);
 }
 
-bool object_is(const void *handle, enum object_type type)
-{
+bool object_is(const void *handle, enum object_type type) {
     uintptr_t offset = (uintptr_t)handle - (uintptr_t)arena;
     return arena && offset < __atomic_load_n(&end, __ATOMIC_ACQUIRE) && offset % SLOT == 0 && type_of(handle) == type;
 }
 
-void object_each(enum object_type type, void (*visit)(void *object, void *argument), void *argument)
-{
+void object_each(enum object_type type, void (*visit)(void *object, void *argument), void *argument) {
     size_t last = __atomic_load_n(&end, __ATOMIC_ACQUIRE);
     for (size_t offset = 0; offset < last; offset += SLOT)
         if (type_of(arena + offset) == type)

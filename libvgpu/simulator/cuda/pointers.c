@@ -4,14 +4,12 @@
 #include "cuda/driver.h"
 
 /* Of the card whose access an attribute tells. */
-static int ordinal_here(void)
-{
+static int ordinal_here(void) {
     CUcontext context;
     return current_context(&context) == CUDA_SUCCESS ? context->device : 0;
 }
 
-struct place place_of(CUdeviceptr address)
-{
+struct place place_of(CUdeviceptr address) {
     struct place place = {.card = -1};
     struct block *block = block_find(address, &place.base);
     if (block) {
@@ -24,7 +22,9 @@ struct place place_of(CUdeviceptr address)
         place.pool = block->kind == BLOCK_POOL ? block->owner : NULL;
         place.handle_types = place.pool ? (unsigned)place.pool->handle_types : 0;
         place.imported = block->kind == BLOCK_IMPORTED || block->kind == BLOCK_EXTERNAL;
-        place.card = place.pool ? place.pool->card : block->kind == BLOCK_IMPORTED ? ipc_card(place.base) : block->context->card;
+        place.card = place.pool                      ? place.pool->card
+                     : block->kind == BLOCK_IMPORTED ? ipc_card(place.base)
+                                                     : block->context->card;
         return place;
     }
     pthread_mutex_lock(&driver.lock);
@@ -47,7 +47,8 @@ struct place place_of(CUdeviceptr address)
         place.flags = range->flags;
         place.managed = range->kind == RANGE_MANAGED;
         place.synchronous = range->synchronous;
-        place.host = range->kind == RANGE_HOST || range->kind == RANGE_REGISTERED || (place.virtual && range->physical->card < 0);
+        place.host = range->kind == RANGE_HOST || range->kind == RANGE_REGISTERED ||
+                     (place.virtual && range->physical->card < 0);
         place.card = place.virtual ? range->physical->card : range->context ? range->context->card : -1;
     }
     if (range && place.virtual) {
@@ -61,8 +62,7 @@ struct place place_of(CUdeviceptr address)
     return place;
 }
 
-CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address)
-{
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address) {
     ENTER();
     struct place place = place_of(address);
     if (!place.known || (place.virtual && !place.mapping_size))
@@ -74,8 +74,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr ad
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *address, unsigned int flags)
-{
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *address, unsigned int flags) {
     ENTER();
     struct place place = place_of((CUdeviceptr)(uintptr_t)address);
     if (!out || flags || !place.known || !place.host)
@@ -84,8 +83,7 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *address, unsigned 
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemHostGetFlags(unsigned int *flags, void *address)
-{
+CUresult cuMemHostGetFlags(unsigned int *flags, void *address) {
     ENTER();
     struct place place = place_of((CUdeviceptr)(uintptr_t)address);
     if (!flags || !place.known || !place.host)
@@ -94,8 +92,7 @@ CUresult cuMemHostGetFlags(unsigned int *flags, void *address)
     return CUDA_SUCCESS;
 }
 
-static int ordinal_of(int card)
-{
+static int ordinal_of(int card) {
     for (int i = 0; i < driver.count; i++)
         if (driver.visible[i] == card)
             return i;
@@ -103,21 +100,21 @@ static int ordinal_of(int card)
 }
 
 /* Of a reservation without a mapping only its range and that nothing is mapped are known. */
-static bool known_of_reservation(CUpointer_attribute attribute)
-{
+static bool known_of_reservation(CUpointer_attribute attribute) {
     return attribute == CU_POINTER_ATTRIBUTE_MAPPED || attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR ||
            attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE || attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID ||
            attribute == CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
 }
 
-static CUresult attribute_of(const struct place *place, CUdeviceptr address, CUpointer_attribute attribute, void *out)
-{
+static CUresult attribute_of(const struct place *place, CUdeviceptr address, CUpointer_attribute attribute, void *out) {
     bool device = !place->host && !place->managed;
     if (place->virtual && !place->mapping_size && !known_of_reservation(attribute))
         return CUDA_ERROR_INVALID_VALUE;
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)out = place->virtual ? NULL : place->context; break;
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)out = place->host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE; break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        *(unsigned *)out = place->host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+        break;
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)out = address; break;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
         if (device || place->virtual)
@@ -125,48 +122,57 @@ static CUresult attribute_of(const struct place *place, CUdeviceptr address, CUp
         *(CUdeviceptr *)out = address;
         break;
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: *(int *)out = place->synchronous; break;
-    case CU_POINTER_ATTRIBUTE_BUFFER_ID: case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: *(unsigned long long *)out = place->id; break;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: *(unsigned long long *)out = place->id; break;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(int *)out = place->managed; break;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)out = ordinal_of(place->card); break;
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *(int *)out = device && !place->virtual && !place->pool && !place->imported; break;
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+        *(int *)out = device && !place->virtual && !place->pool && !place->imported;
+        break;
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)out = place->base; break;
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)out = place->size; break;
     case CU_POINTER_ATTRIBUTE_MAPPED: *(int *)out = !place->virtual || place->mapping_size; break;
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: *(unsigned long long *)out = place->handle_types; break;
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: *(int *)out = device; break;
-    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: *(int *)out = place->virtual ? (int)place->access : CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE; break;
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+        *(int *)out = place->virtual ? (int)place->access : CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE;
+        break;
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: *(CUmemoryPool *)out = place->pool; break;
     case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: *(size_t *)out = place->virtual ? place->mapping_size : place->size; break;
-    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: *(CUdeviceptr *)out = place->virtual ? place->mapping : place->base; break;
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+        *(CUdeviceptr *)out = place->virtual ? place->mapping : place->base;
+        break;
     case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE: *(int *)out = 0; break;
-    default: return (unsigned)attribute - 1 < CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+    default:
+        return (unsigned)attribute - 1 < CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE ? CUDA_ERROR_NOT_SUPPORTED
+                                                                                       : CUDA_ERROR_INVALID_VALUE;
     }
     return CUDA_SUCCESS;
 }
 
-CUresult cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdeviceptr address)
-{
+CUresult cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdeviceptr address) {
     ENTER();
     struct place place = place_of(address);
     return out && place.known ? attribute_of(&place, address, attribute, out) : CUDA_ERROR_INVALID_VALUE;
 }
 
-static size_t attribute_size(CUpointer_attribute attribute)
-{
+static size_t attribute_size(CUpointer_attribute attribute) {
     switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: case CU_POINTER_ATTRIBUTE_MAPPED:
-    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
-    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
-        return sizeof(int);
-    default:
-        return sizeof(void *);
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE: return sizeof(int);
+    default: return sizeof(void *);
     }
 }
 
 /* Unlike the single query: nothing is wrong with an unknown pointer, its attributes are 0. */
-CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data, CUdeviceptr address)
-{
+CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data, CUdeviceptr address) {
     ENTER();
     if (!count || !attributes || !data)
         return CUDA_ERROR_INVALID_VALUE;
@@ -183,8 +189,7 @@ CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attribu
     return CUDA_SUCCESS;
 }
 
-CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr address)
-{
+CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr address) {
     ENTER();
     CUdeviceptr base;
     struct block *block = block_find(address, &base);

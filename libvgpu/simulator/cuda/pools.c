@@ -1,5 +1,6 @@
-/* Stream-ordered allocation. A pool reserves memory of the card in chunks and hands out parts of it; what is free of it goes back to the card when
- * the program synchronises, down to the release threshold, and before an allocation of this process is refused. */
+/* Stream-ordered allocation. A pool reserves memory of the card in chunks and hands out parts of it; what is free of it
+ * goes back to the card when the program synchronises, down to the release threshold, and before an allocation of this
+ * process is refused. */
 #include <string.h>
 
 #include "cuda/driver.h"
@@ -8,13 +9,11 @@
 #define FINE (2 * MIB)
 #define ROUND 512u
 
-static uint64_t round_up(uint64_t value, uint64_t to)
-{
+static uint64_t round_up(uint64_t value, uint64_t to) {
     return (value + to - 1) / to * to;
 }
 
-static CUmemoryPool pool_new(int device, bool is_default, uint64_t maximum, CUmemAllocationHandleType handle_types)
-{
+static CUmemoryPool pool_new(int device, bool is_default, uint64_t maximum, CUmemAllocationHandleType handle_types) {
     CUmemoryPool pool = object_new(OBJECT_POOL);
     if (pool) {
         pool->device = device;
@@ -29,8 +28,7 @@ static CUmemoryPool pool_new(int device, bool is_default, uint64_t maximum, CUme
     return pool;
 }
 
-CUresult pool_default(int device, CUmemoryPool *out)
-{
+CUresult pool_default(int device, CUmemoryPool *out) {
     pthread_mutex_lock(&driver.lock);
     if (!driver.default_pool[device])
         driver.default_pool[device] = pool_new(device, true, 0, CU_MEM_HANDLE_TYPE_NONE);
@@ -40,8 +38,7 @@ CUresult pool_default(int device, CUmemoryPool *out)
 }
 
 /* Under the pool's lock. */
-static void trim(CUmemoryPool pool, uint64_t keep)
-{
+static void trim(CUmemoryPool pool, uint64_t keep) {
     uint64_t floor = round_up(pool->used, CHUNK);
     if (keep > floor)
         floor = keep;
@@ -51,8 +48,7 @@ static void trim(CUmemoryPool pool, uint64_t keep)
     }
 }
 
-static void trim_one(void *handle, void *card)
-{
+static void trim_one(void *handle, void *card) {
     CUmemoryPool pool = handle;
     if (pool->card != *(int *)card || pthread_mutex_trylock(&pool->lock) != 0)
         return; /* a busy pool decides for itself */
@@ -61,8 +57,7 @@ static void trim_one(void *handle, void *card)
     pthread_mutex_unlock(&pool->lock);
 }
 
-void pools_trim(int card)
-{
+void pools_trim(int card) {
     static _Atomic int exist; /* programs without pools synchronise as fast as before */
     if (!exist) {
         for (int i = 0; i < driver.count && !exist; i++)
@@ -73,8 +68,7 @@ void pools_trim(int card)
     object_each(OBJECT_POOL, trim_one, &card);
 }
 
-static CUresult reserve(CUmemoryPool pool, uint64_t bytes)
-{
+static CUresult reserve(CUmemoryPool pool, uint64_t bytes) {
     uint64_t missing = pool->used + bytes > pool->reserved ? pool->used + bytes - pool->reserved : 0;
     if (pool->maximum && pool->used + bytes > pool->maximum)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -94,8 +88,7 @@ static CUresult reserve(CUmemoryPool pool, uint64_t bytes)
     return result;
 }
 
-static CUresult allocate(CUcontext context, CUdeviceptr *out, uint64_t bytes, CUmemoryPool pool)
-{
+static CUresult allocate(CUcontext context, CUdeviceptr *out, uint64_t bytes, CUmemoryPool pool) {
     uint64_t rounded = round_up(bytes, ROUND);
     if (rounded < bytes || rounded > driver.sim.profile->total)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -115,16 +108,14 @@ static CUresult allocate(CUcontext context, CUdeviceptr *out, uint64_t bytes, CU
 }
 
 /* Under the pool's lock, which goes with it. */
-static void end(CUmemoryPool pool)
-{
+static void end(CUmemoryPool pool) {
     uncharge(pool->card, pool->reserved);
     pthread_mutex_unlock(&pool->lock);
     pthread_mutex_destroy(&pool->lock);
     object_free(pool);
 }
 
-CUresult pool_release(struct block *block)
-{
+CUresult pool_release(struct block *block) {
     CUmemoryPool pool = block->owner;
     pthread_mutex_lock(&pool->lock);
     pool->used -= round_up(block->size, ROUND);
@@ -135,8 +126,7 @@ CUresult pool_release(struct block *block)
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream handle)
-{
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream handle) {
     INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
@@ -148,8 +138,7 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPool po
     return result == CUDA_ERROR_NOT_READY ? allocate(stream->context, out, bytes, pool) : result;
 }
 
-CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream handle)
-{
+CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream handle) {
     INJECT();
     CUstream stream;
     CUmemoryPool pool;
@@ -162,8 +151,7 @@ CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream handle)
     return result ? result : cuMemAllocFromPoolAsync(out, bytes, pool, handle);
 }
 
-CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
-{
+CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
     INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
@@ -175,14 +163,12 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
     return address ? memory_free(address) : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice device)
-{
+CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice device) {
     ENTER_DEVICE(device);
     return out ? pool_default(device, out) : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice device)
-{
+CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice device) {
     ENTER_DEVICE(device);
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;
@@ -190,8 +176,7 @@ CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice device)
     return *out ? CUDA_SUCCESS : pool_default(device, out);
 }
 
-CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
-{
+CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool) {
     ENTER_DEVICE(device);
     if (!object_is(pool, OBJECT_POOL) || pool->device != device)
         return CUDA_ERROR_INVALID_VALUE;
@@ -199,36 +184,31 @@ CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
     return CUDA_SUCCESS;
 }
 
-static CUresult location_check(const CUmemLocation *location, CUmemAllocationType type)
-{
+static CUresult location_check(const CUmemLocation *location, CUmemAllocationType type) {
     if (!location || type != CU_MEM_ALLOCATION_TYPE_PINNED)
         return CUDA_ERROR_INVALID_VALUE;
     return location->type == CU_MEM_LOCATION_TYPE_DEVICE ? device_check(location->id) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
-CUresult cuMemGetDefaultMemPool(CUmemoryPool *out, CUmemLocation *location, CUmemAllocationType type)
-{
+CUresult cuMemGetDefaultMemPool(CUmemoryPool *out, CUmemLocation *location, CUmemAllocationType type) {
     ENTER();
     CUresult result = location_check(location, type);
     return result ? result : cuDeviceGetDefaultMemPool(out, location->id);
 }
 
-CUresult cuMemGetMemPool(CUmemoryPool *out, CUmemLocation *location, CUmemAllocationType type)
-{
+CUresult cuMemGetMemPool(CUmemoryPool *out, CUmemLocation *location, CUmemAllocationType type) {
     ENTER();
     CUresult result = location_check(location, type);
     return result ? result : cuDeviceGetMemPool(out, location->id);
 }
 
-CUresult cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool)
-{
+CUresult cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool) {
     ENTER();
     CUresult result = location_check(location, type);
     return result ? result : cuDeviceSetMemPool(location->id, pool);
 }
 
-CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props)
-{
+CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
     ENTER();
     if (!out || !props || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
         return CUDA_ERROR_INVALID_VALUE;
@@ -248,8 +228,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props)
 }
 
 /* cuda.h: a pool with outstanding allocations keeps its resources until the last of them has been freed. */
-CUresult cuMemPoolDestroy(CUmemoryPool pool)
-{
+CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     ENTER();
     if (!object_is(pool, OBJECT_POOL) || pool->is_default)
         return CUDA_ERROR_INVALID_VALUE;
@@ -264,8 +243,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
-{
+CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
     ENTER();
     if (!object_is(pool, OBJECT_POOL))
         return CUDA_ERROR_INVALID_VALUE;
@@ -276,8 +254,7 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 }
 
 /* Under the pool's lock. */
-static CUresult attribute_of(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
-{
+static CUresult attribute_of(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
     switch (attribute) {
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: *(int *)value = pool->reuse[0]; break;
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: *(int *)value = pool->reuse[1]; break;
@@ -298,8 +275,7 @@ static CUresult attribute_of(CUmemoryPool pool, CUmemPool_attribute attribute, v
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
-{
+CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
     ENTER();
     if (!object_is(pool, OBJECT_POOL) || !value)
         return CUDA_ERROR_INVALID_VALUE;
@@ -310,14 +286,14 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
 }
 
 /* Under the pool's lock. */
-static CUresult set_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, const void *value)
-{
+static CUresult set_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, const void *value) {
     switch (attribute) {
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: pool->reuse[0] = *(const int *)value; break;
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: pool->reuse[1] = *(const int *)value; break;
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: pool->reuse[2] = *(const int *)value; break;
     case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: pool->threshold = *(const cuuint64_t *)value; break;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
         if (*(const cuuint64_t *)value)
             return CUDA_ERROR_INVALID_VALUE; /* only a reset is allowed */
         if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)
@@ -330,8 +306,7 @@ static CUresult set_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, 
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
-{
+CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
     ENTER();
     if (!object_is(pool, OBJECT_POOL) || !value)
         return CUDA_ERROR_INVALID_VALUE;
@@ -341,13 +316,13 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
     return result;
 }
 
-CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)
-{
+CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count) {
     ENTER();
     if (!object_is(pool, OBJECT_POOL) || (count && !map))
         return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; i++)
-        if (map[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || map[i].location.id < 0 || map[i].location.id >= driver.count)
+        if (map[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || map[i].location.id < 0 ||
+            map[i].location.id >= driver.count)
             return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&pool->lock);
     for (size_t i = 0; i < count; i++) {
@@ -359,8 +334,7 @@ CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool pool, CUmemLocation *location)
-{
+CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool pool, CUmemLocation *location) {
     ENTER();
     if (!flags || !location || !object_is(pool, OBJECT_POOL))
         return CUDA_ERROR_INVALID_VALUE;
@@ -369,8 +343,8 @@ CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool pool, CUmemLo
     uint32_t bit = 1u << location->id;
     pthread_mutex_lock(&pool->lock);
     *flags = location->id == pool->device || pool->writers & bit ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-             : pool->readers & bit                              ? CU_MEM_ACCESS_FLAGS_PROT_READ
-                                                                : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+             : pool->readers & bit                               ? CU_MEM_ACCESS_FLAGS_PROT_READ
+                                                                 : CU_MEM_ACCESS_FLAGS_PROT_NONE;
     pthread_mutex_unlock(&pool->lock);
     return CUDA_SUCCESS;
 }

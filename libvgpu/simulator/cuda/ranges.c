@@ -1,4 +1,5 @@
-/* Host, managed, reserved and mapped ranges, in two arrays ordered by address: reservations, and everything that has contents. */
+/* Host, managed, reserved and mapped ranges, in two arrays ordered by address: reservations, and everything that has
+ * contents. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,14 +10,12 @@ static struct list {
     size_t count, room;
 } lists[2];
 
-static struct list *list_of(enum range_kind kind)
-{
+static struct list *list_of(enum range_kind kind) {
     return &lists[kind == RANGE_RESERVED];
 }
 
 /* First item that ends above the address. */
-static size_t position(const struct list *list, uint64_t address)
-{
+static size_t position(const struct list *list, uint64_t address) {
     size_t low = 0, high = list->count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -28,22 +27,19 @@ static size_t position(const struct list *list, uint64_t address)
     return low;
 }
 
-struct range *range_find(uint64_t address, bool reserved)
-{
+struct range *range_find(uint64_t address, bool reserved) {
     struct list *list = &lists[reserved];
     size_t at = position(list, address);
     return at < list->count && list->items[at]->base <= address ? list->items[at] : NULL;
 }
 
-struct range *range_overlap(uint64_t base, uint64_t size, bool reserved)
-{
+struct range *range_overlap(uint64_t base, uint64_t size, bool reserved) {
     struct list *list = &lists[reserved];
     size_t at = position(list, base);
     return at < list->count && list->items[at]->base < base + size ? list->items[at] : NULL;
 }
 
-struct range *range_add(const struct range *range)
-{
+struct range *range_add(const struct range *range) {
     struct list *list = list_of(range->kind);
     if (list->count == list->room) {
         size_t room = list->room ? list->room * 2 : 64;
@@ -66,8 +62,7 @@ struct range *range_add(const struct range *range)
     return copy;
 }
 
-void range_remove(struct range *range)
-{
+void range_remove(struct range *range) {
     struct list *list = list_of(range->kind);
     size_t at = position(list, range->base);
     memmove(&list->items[at], &list->items[at + 1], (list->count - at - 1) * sizeof *list->items);
@@ -76,8 +71,8 @@ void range_remove(struct range *range)
     free(range);
 }
 
-void range_each(bool (*match)(const struct range *, void *), void (*drop)(const struct range *, void *), void *argument)
-{
+void range_each(bool (*match)(const struct range *, void *), void (*drop)(const struct range *, void *),
+                void *argument) {
     struct list *list = &lists[0];
     for (size_t i = 0; i < list->count;)
         if (match(list->items[i], argument)) {

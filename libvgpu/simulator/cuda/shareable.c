@@ -1,8 +1,9 @@
 /* Physical memory that other processes hold too: shareable handles are file descriptors (cuMemExportToShareableHandle).
  *
- * The file's first page says what the memory is, who pays for it and who holds it; the contents follow. One holder pays: the creator at first.
- * When it lets go while others hold the memory, the bytes move to one of them, as the driver frees memory only with its last holder. A payer that
- * dies is replaced by the next holder that asks the card for anything (shareable_adopt). */
+ * The file's first page says what the memory is, who pays for it and who holds it; the contents follow. One holder
+ * pays: the creator at first. When it lets go while others hold the memory, the bytes move to one of them, as the
+ * driver frees memory only with its last holder. A payer that dies is replaced by the next holder that asks the card
+ * for anything (shareable_adopt). */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <string.h>
@@ -32,26 +33,23 @@ _Static_assert(sizeof(struct shareable) <= CONTENTS, "the description has one pa
 
 static _Atomic int held; /* shareable memories of this process: the others ask for nothing */
 
-static struct holder self(void)
-{
+static struct holder self(void) {
     return (struct holder){driver.sim.slot, driver.sim.generation};
 }
 
-static bool is_self(const struct holder *holder)
-{
+static bool is_self(const struct holder *holder) {
     return holder->generation == driver.sim.generation && holder->slot == driver.sim.slot;
 }
 
-static bool lives(const struct holder *holder)
-{
+static bool lives(const struct holder *holder) {
     if (!holder->generation || holder->slot >= SIM_SLOTS)
         return false;
     uint64_t owner = (uint64_t)holder->generation << 2 | SIM_LIVE;
-    return is_self(holder) || (atomic_load(&driver.sim.state->slots[holder->slot].owner) == owner && sim_alive(&driver.sim, holder->slot));
+    return is_self(holder) ||
+           (atomic_load(&driver.sim.state->slots[holder->slot].owner) == owner && sim_alive(&driver.sim, holder->slot));
 }
 
-static bool join(struct shareable *shareable)
-{
+static bool join(struct shareable *shareable) {
     for (int i = 0; i < HOLDERS; i++)
         if (!lives(&shareable->holders[i])) {
             shareable->holders[i] = self();
@@ -61,8 +59,7 @@ static bool join(struct shareable *shareable)
 }
 
 /* Under driver.lock, as all below. */
-static CUresult make_shareable(struct physical *physical)
-{
+static CUresult make_shareable(struct physical *physical) {
     if (physical->shareable)
         return CUDA_SUCCESS;
     int fd = shared_memory_file("vgpu-simulator");
@@ -88,15 +85,14 @@ static CUresult make_shareable(struct physical *physical)
     return CUDA_SUCCESS;
 }
 
-static bool give(const struct physical *physical, const struct holder *holder)
-{
-    return physical->card >= 0 ? sim_transfer(&driver.sim, physical->card, holder->slot, holder->generation, physical->size)
-                               : sim_host_transfer(&driver.sim, physical->account, holder->slot, holder->generation, physical->size);
+static bool give(const struct physical *physical, const struct holder *holder) {
+    return physical->card >= 0
+               ? sim_transfer(&driver.sim, physical->card, holder->slot, holder->generation, physical->size)
+               : sim_host_transfer(&driver.sim, physical->account, holder->slot, holder->generation, physical->size);
 }
 
 /* Whether this process must give the bytes back to the card: it paid, and nobody holds the memory any more. */
-bool shareable_leave(struct physical *physical)
-{
+bool shareable_leave(struct physical *physical) {
     struct shareable *shareable = physical->shareable;
     sim_acquire(&driver.sim, &shareable->lock);
     bool paid = is_self(&shareable->payer);
@@ -119,8 +115,7 @@ bool shareable_leave(struct physical *physical)
 }
 
 /* Pays for memory whose payer is gone; false: there is no room for it. */
-static CUresult take_over(struct physical *physical)
-{
+static CUresult take_over(struct physical *physical) {
     struct shareable *shareable = physical->shareable;
     CUresult result = CUDA_SUCCESS;
     sim_acquire(&driver.sim, &shareable->lock);
@@ -136,16 +131,14 @@ static CUresult take_over(struct physical *physical)
     return result;
 }
 
-static void adopt(void *handle, void *unused)
-{
+static void adopt(void *handle, void *unused) {
     struct physical *physical = handle;
     (void)unused;
     if (physical->shareable)
         take_over(physical);
 }
 
-void shareable_adopt(void)
-{
+void shareable_adopt(void) {
     if (!held)
         return;
     pthread_mutex_lock(&driver.lock);
@@ -153,8 +146,8 @@ void shareable_adopt(void)
     pthread_mutex_unlock(&driver.lock);
 }
 
-CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type, unsigned long long flags)
-{
+CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
+                                      unsigned long long flags) {
     ENTER();
     if (!out || flags)
         return CUDA_ERROR_INVALID_VALUE;
@@ -162,7 +155,8 @@ CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle ha
         return CUDA_ERROR_NOT_SUPPORTED;
     pthread_mutex_lock(&driver.lock);
     struct physical *physical = physical_of(handle);
-    CUresult result = physical && physical->properties.requestedHandleTypes & type ? make_shareable(physical) : CUDA_ERROR_INVALID_VALUE;
+    CUresult result = physical && physical->properties.requestedHandleTypes & type ? make_shareable(physical)
+                                                                                   : CUDA_ERROR_INVALID_VALUE;
     int fd = result ? -1 : fcntl(physical->fd, F_DUPFD_CLOEXEC, 0);
     if (!result && fd < 0)
         result = CUDA_ERROR_OPERATING_SYSTEM;
@@ -177,27 +171,26 @@ struct search {
     struct physical *found;
 };
 
-static void same_file(void *handle, void *argument)
-{
+static void same_file(void *handle, void *argument) {
     struct physical *physical = handle;
     struct search *search = argument;
     struct stat st;
-    if (physical->shareable && fstat(physical->fd, &st) == 0 && st.st_ino == search->st.st_ino && st.st_dev == search->st.st_dev)
+    if (physical->shareable && fstat(physical->fd, &st) == 0 && st.st_ino == search->st.st_ino &&
+        st.st_dev == search->st.st_dev)
         search->found = physical;
 }
 
 /* The ordinal of a card in this process; -1: not visible. */
-static int ordinal_of(int card)
-{
+static int ordinal_of(int card) {
     for (int i = 0; i < driver.count; i++)
         if (driver.visible[i] == card)
             return i;
     return -1;
 }
 
-static CUresult import(int fd, const struct stat *st, struct physical **out)
-{
-    struct shareable *shareable = st->st_size > (off_t)CONTENTS ? (struct shareable *)shared_map(fd, 0, CONTENTS) : NULL;
+static CUresult import(int fd, const struct stat *st, struct physical **out) {
+    struct shareable *shareable =
+        st->st_size > (off_t)CONTENTS ? (struct shareable *)shared_map(fd, 0, CONTENTS) : NULL;
     if (!shareable)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = CUDA_SUCCESS;
@@ -243,8 +236,8 @@ static CUresult import(int fd, const struct stat *st, struct physical **out)
     return result;
 }
 
-CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *handle, CUmemAllocationHandleType type)
-{
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *handle,
+                                        CUmemAllocationHandleType type) {
     ENTER();
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;

@@ -11,19 +11,16 @@
 #define PAGE 4096u
 #define BATCH 512u
 
-int shared_memory_file(const char *name)
-{
+int shared_memory_file(const char *name) {
     return (int)syscall(SYS_memfd_create, name, 1u /* MFD_CLOEXEC */); /* glibc has it from 2.27 only */
 }
 
-char *shared_map(int fd, uint64_t offset, uint64_t size)
-{
+char *shared_map(int fd, uint64_t offset, uint64_t size) {
     void *map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, (off_t)offset);
     return map == MAP_FAILED ? NULL : map;
 }
 
-static bool write_page(int fd, uint64_t offset, const char *page, uint64_t size)
-{
+static bool write_page(int fd, uint64_t offset, const char *page, uint64_t size) {
     for (uint64_t done = 0; done < size;) {
         ssize_t step = pwrite(fd, page + done, size - done, (off_t)(offset + done));
         if (step <= 0)
@@ -33,9 +30,9 @@ static bool write_page(int fd, uint64_t offset, const char *page, uint64_t size)
     return true;
 }
 
-/* Only pages that somebody wrote: reading the others would make them cost memory. /proc/self/pagemap: bit 63 present, bit 62 swapped. */
-static bool copy_written(int fd, uint64_t offset, const char *contents, uint64_t size)
-{
+/* Only pages that somebody wrote: reading the others would make them cost memory. /proc/self/pagemap: bit 63 present,
+ * bit 62 swapped. */
+static bool copy_written(int fd, uint64_t offset, const char *contents, uint64_t size) {
     int map = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
     bool whole = true;
     for (uint64_t at = 0; at < size && whole; at += (uint64_t)BATCH * PAGE) {
@@ -54,8 +51,7 @@ static bool copy_written(int fd, uint64_t offset, const char *contents, uint64_t
     return whole;
 }
 
-bool shared_move(int fd, uint64_t offset, char **contents, uint64_t size)
-{
+bool shared_move(int fd, uint64_t offset, char **contents, uint64_t size) {
     uint64_t end = offset + (size + PAGE - 1) / PAGE * PAGE;
     if (ftruncate(fd, (off_t)end) != 0)
         return false;
@@ -63,5 +59,6 @@ bool shared_move(int fd, uint64_t offset, char **contents, uint64_t size)
         return (*contents = shared_map(fd, offset, size)) != NULL;
     if (!copy_written(fd, offset, *contents, size))
         return false;
-    return mmap(*contents, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, (off_t)offset) != MAP_FAILED;
+    return mmap(*contents, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, (off_t)offset) !=
+           MAP_FAILED;
 }

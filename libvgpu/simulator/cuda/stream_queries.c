@@ -1,8 +1,7 @@
 /* What can be asked of a stream. */
 #include "cuda/driver.h"
 
-CUresult cuStreamGetPriority(CUstream handle, int *priority)
-{
+CUresult cuStreamGetPriority(CUstream handle, int *priority) {
     INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
@@ -12,8 +11,7 @@ CUresult cuStreamGetPriority(CUstream handle, int *priority)
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags)
-{
+CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags) {
     INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
@@ -23,8 +21,7 @@ CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags)
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamGetId(CUstream handle, unsigned long long *id)
-{
+CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
     INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
@@ -34,19 +31,18 @@ CUresult cuStreamGetId(CUstream handle, unsigned long long *id)
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamGetCtx(CUstream handle, CUcontext *context)
-{
+CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
     INJECT();
     CUstream stream = handle;
-    CUresult result = object_is(handle, OBJECT_STREAM) ? CUDA_SUCCESS : stream_resolve(handle, &stream); /* cuda.h: a context need be current only for the default streams */
+    /* cuda.h: a context need be current only for the default streams */
+    CUresult result = object_is(handle, OBJECT_STREAM) ? CUDA_SUCCESS : stream_resolve(handle, &stream);
     if (result || !context)
         return result ? result : CUDA_ERROR_INVALID_VALUE;
     *context = stream->green ? stream->green->handle : stream->context;
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCtx *green)
-{
+CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCtx *green) {
     INJECT();
     CUresult result = cuStreamGetCtx(handle, context);
     if (!result && green) /* cuda.h: then the context is the primary one */
@@ -56,8 +52,7 @@ CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCtx *gree
     return result;
 }
 
-CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
-{
+CUresult cuStreamGetDevice(CUstream handle, CUdevice *device) {
     INJECT();
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
@@ -67,8 +62,7 @@ CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t length, unsigned int flags)
-{
+CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t length, unsigned int flags) {
     INJECT();
     CUstream stream;
     (void)length, (void)flags;

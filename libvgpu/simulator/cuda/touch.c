@@ -1,9 +1,11 @@
-/* Memory that launches touch. A launch names it by its parameters: every aligned 8-byte word in them that points into memory which the driver knows.
- * What of it is behind the bus costs time; what is unmapped before the launch has ended is an error, as a kernel meets it.
+/* Memory that launches touch. A launch names it by its parameters: every aligned 8-byte word in them that points into
+ * memory which the driver knows. What of it is behind the bus costs time; what is unmapped before the launch has ended
+ * is an error, as a kernel meets it.
  *
- * Kernels whose name begins with one of these words really do something, to words of 8 bytes (parameters of 4 or 8 bytes, declared in PTX):
- *   touch_fill(to, words, value)   touch_add(to, words, value)   touch_copy(to, from, words)   touch_sum(to, from, words)
- * They do it when they are launched: as copies, too, are made at once, each sees what was issued before it. */
+ * Kernels whose name begins with one of these words really do something, to words of 8 bytes (parameters of 4 or 8
+ * bytes, declared in PTX): touch_fill(to, words, value)   touch_add(to, words, value)   touch_copy(to, from, words)
+ * touch_sum(to, from, words) They do it when they are launched: as copies, too, are made at once, each sees what was
+ * issued before it. */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,9 +15,9 @@
 #define MOST_WORDS (1ull << 40)
 #define WORDS_OF_HOST 65536u /* no memory begins below */
 
-void touch_name(CUfunction function)
-{
-    static const char *const words[] = {[TOUCH_FILL] = "touch_fill", [TOUCH_ADD] = "touch_add", [TOUCH_COPY] = "touch_copy", [TOUCH_SUM] = "touch_sum"};
+void touch_name(CUfunction function) {
+    static const char *const words[] = {
+        [TOUCH_FILL] = "touch_fill", [TOUCH_ADD] = "touch_add", [TOUCH_COPY] = "touch_copy", [TOUCH_SUM] = "touch_sum"};
     for (unsigned i = TOUCH_FILL; i <= TOUCH_SUM; i++) {
         size_t length = strlen(words[i]);
         if (strncmp(function->name, words[i], length) == 0 && !isalnum((unsigned char)function->name[length]))
@@ -29,14 +31,12 @@ void touch_name(CUfunction function)
     }
 }
 
-static bool of_device(uint64_t word)
-{
+static bool of_device(uint64_t word) {
     return word >= DEVICE_WINDOW && word < WINDOW_END;
 }
 
 /* Numbers look like host addresses, so those must be known. */
-static bool names_memory(uint64_t word)
-{
+static bool names_memory(uint64_t word) {
     if (of_device(word))
         return true;
     if (word < WORDS_OF_HOST || word >= DEVICE_WINDOW)
@@ -47,8 +47,7 @@ static bool names_memory(uint64_t word)
     return known;
 }
 
-static void keep_pointers(struct launch_shape *shape, const char *bytes, size_t size)
-{
+static void keep_pointers(struct launch_shape *shape, const char *bytes, size_t size) {
     for (size_t at = 0; at + 8 <= size && shape->pointers < MAX_POINTERS; at += 8) {
         uint64_t word;
         memcpy(&word, bytes + at, 8);
@@ -58,8 +57,7 @@ static void keep_pointers(struct launch_shape *shape, const char *bytes, size_t 
 }
 
 /* The parameters as one piece, if the launch gives them so. */
-static const char *buffer_of(void **extra, size_t *size)
-{
+static const char *buffer_of(void **extra, size_t *size) {
     const char *buffer = NULL;
     *size = 0;
     for (; extra && *extra != CU_LAUNCH_PARAM_END; extra += 2) {
@@ -71,15 +69,15 @@ static const char *buffer_of(void **extra, size_t *size)
     return buffer;
 }
 
-void touch_read(struct launch_shape *shape, void **params, void **extra)
-{
+void touch_read(struct launch_shape *shape, void **params, void **extra) {
     CUfunction function = shape->function;
     memset(shape->operand, 0, sizeof shape->operand);
     size_t room, at = 0;
     const char *buffer = buffer_of(extra, &room);
     if (buffer)
         keep_pointers(shape, buffer, room);
-    for (int i = 0; i < function->parameters && (params || buffer); i++) { /* of other images nobody knows how many there are */
+    /* of other images nobody knows how many there are */
+    for (int i = 0; i < function->parameters && (params || buffer); i++) {
         size_t size = function->parameter_sizes[i], alignment = size < 8 && size ? size : 8;
         at = (at + alignment - 1) / alignment * alignment;
         const char *bytes = params ? params[i] : at + size <= room ? buffer + at : NULL;
@@ -91,16 +89,14 @@ void touch_read(struct launch_shape *shape, void **params, void **extra)
     }
 }
 
-void context_fail(CUcontext context)
-{
+void context_fail(CUcontext context) {
     context->failed = CUDA_ERROR_ILLEGAL_ADDRESS;
     if (sim_self_valid(&driver.sim))
         atomic_fetch_add(&driver.sim.self->cards[context->card].faults, 1);
 }
 
 /* The piece of memory at an address; false: a kernel on that card has none there. */
-static bool piece(int device, uint64_t address, uint64_t words, bool writes, uint64_t **out, uint64_t *length)
-{
+static bool piece(int device, uint64_t address, uint64_t words, bool writes, uint64_t **out, uint64_t *length) {
     char *host;
     size_t bytes;
     if (address % 8 || words > MOST_WORDS || !names_memory(address))
@@ -120,8 +116,7 @@ static bool piece(int device, uint64_t address, uint64_t words, bool writes, uin
     return *length > 0;
 }
 
-static bool change(int device, uint64_t to, uint64_t words, uint64_t value, bool add)
-{
+static bool change(int device, uint64_t to, uint64_t words, uint64_t value, bool add) {
     for (uint64_t *at, length; words; words -= length, to += length * 8) {
         if (!piece(device, to, words, true, &at, &length))
             return false;
@@ -131,8 +126,7 @@ static bool change(int device, uint64_t to, uint64_t words, uint64_t value, bool
     return true;
 }
 
-static bool carry(int device, uint64_t to, uint64_t from, uint64_t words, bool sum)
-{
+static bool carry(int device, uint64_t to, uint64_t from, uint64_t words, bool sum) {
     uint64_t total = 0;
     for (uint64_t *at, *target, length, room; words; words -= length, from += length * 8) {
         if (!piece(device, from, words, false, &at, &length))
@@ -150,19 +144,19 @@ static bool carry(int device, uint64_t to, uint64_t from, uint64_t words, bool s
     return !sum || change(device, to, 1, total, false);
 }
 
-static bool act(int device, const struct launch_shape *shape)
-{
+static bool act(int device, const struct launch_shape *shape) {
     const uint64_t *operand = shape->operand;
     switch (shape->function->touch) {
-    case TOUCH_FILL: case TOUCH_ADD: return change(device, operand[0], operand[1], operand[2], shape->function->touch == TOUCH_ADD);
-    case TOUCH_COPY: case TOUCH_SUM: return carry(device, operand[0], operand[1], operand[2], shape->function->touch == TOUCH_SUM);
+    case TOUCH_FILL:
+    case TOUCH_ADD: return change(device, operand[0], operand[1], operand[2], shape->function->touch == TOUCH_ADD);
+    case TOUCH_COPY:
+    case TOUCH_SUM: return carry(device, operand[0], operand[1], operand[2], shape->function->touch == TOUCH_SUM);
     default: return true;
     }
 }
 
 /* Under driver.lock: bytes of a range behind the bus, or the time that bringing managed memory in takes. */
-static uint64_t cost_of(struct range *range, uint64_t address, unsigned part, uint64_t *ns)
-{
+static uint64_t cost_of(struct range *range, uint64_t address, unsigned part, uint64_t *ns) {
     uint64_t bytes = part < 100 ? range->size / 100 * part + range->size % 100 * part / 100 : range->size;
     if (range->kind == RANGE_MANAGED) {
         if (range->managed)
@@ -173,8 +167,7 @@ static uint64_t cost_of(struct range *range, uint64_t address, unsigned part, ui
     return host ? bytes : 0;
 }
 
-uint64_t touch_launch(CUcontext context, const struct launch_shape *shape)
-{
+uint64_t touch_launch(CUcontext context, const struct launch_shape *shape) {
     const struct sim_timing *timing = &driver.sim.timing;
     uint64_t bytes = 0, ns = 0;
     if (shape->function->touch && !act(context->device, shape))
@@ -198,8 +191,7 @@ uint64_t touch_launch(CUcontext context, const struct launch_shape *shape)
     return ns + (timing->copies && timing->bus ? bytes * 1000 / timing->bus : 0);
 }
 
-void touch_note(CUcontext context, const struct launch_shape *shape, uint64_t sequence)
-{
+void touch_note(CUcontext context, const struct launch_shape *shape, uint64_t sequence) {
     pthread_mutex_lock(&driver.lock);
     for (unsigned i = 0; i < shape->pointers; i++) {
         struct range *range = shape->pointer[i] >= RESERVATION_WINDOW ? range_find(shape->pointer[i], false) : NULL;
@@ -211,11 +203,11 @@ void touch_note(CUcontext context, const struct launch_shape *shape, uint64_t se
     pthread_mutex_unlock(&driver.lock);
 }
 
-void touch_unmap(const struct range *range)
-{
+void touch_unmap(const struct range *range) {
     CUcontext context = range->use.context;
     if (!context || !object_is(context, OBJECT_CONTEXT))
         return;
-    if (!sim_reached(&driver.sim, context->card, (struct sim_mark){.launch = range->use.launch}) || range->use.copied > sim_now())
+    if (!sim_reached(&driver.sim, context->card, (struct sim_mark){.launch = range->use.launch}) ||
+        range->use.copied > sim_now())
         context_fail(context);
 }

@@ -8,51 +8,49 @@
 
 #define GRANULARITY (2 * MIB)
 
-static CUresult captures_forbid(void)
-{
+static CUresult captures_forbid(void) {
     return strict_about("captures") ? capture_forbids(NULL) : CUDA_SUCCESS;
 }
 
 static CUdeviceptr next_range = RESERVATION_WINDOW; /* addresses are plenty: never used twice */
 
-/* Locations on the host came with CUDA 12.2, the attribute that says whether a card takes them with 12.9; a location on no node in particular with
- * 13.0 (cuda.h of these versions). A card that shares the machine's memory has nothing to gain. */
-bool host_memory_is_physical(void)
-{
+/* Locations on the host came with CUDA 12.2, the attribute that says whether a card takes them with 12.9; a location on
+ * no node in particular with 13.0 (cuda.h of these versions). A card that shares the machine's memory has nothing to
+ * gain. */
+bool host_memory_is_physical(void) {
     return sim_driver()->cuda >= 12020 && !driver.sim.profile->unified && !strict_about("host-memory");
 }
 
-static CUresult host_of(const CUmemLocation *location)
-{
+static CUresult host_of(const CUmemLocation *location) {
     if (sim_driver()->cuda < (location->type == CU_MEM_LOCATION_TYPE_HOST ? 13000 : 12020))
         return CUDA_ERROR_INVALID_VALUE;
-    if (location->type == CU_MEM_LOCATION_TYPE_HOST_NUMA && (location->id < 0 || location->id >= sim_nodes(&driver.sim)))
+    if (location->type == CU_MEM_LOCATION_TYPE_HOST_NUMA &&
+        (location->id < 0 || location->id >= sim_nodes(&driver.sim)))
         return CUDA_ERROR_INVALID_VALUE;
     return CUDA_SUCCESS;
 }
 
 /* The card of a location; -1: host. */
-static CUresult card_of(const CUmemLocation *location, int *card)
-{
+static CUresult card_of(const CUmemLocation *location, int *card) {
     switch (location->type) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
         if (location->id < 0 || location->id >= driver.count)
             return CUDA_ERROR_INVALID_DEVICE;
         *card = driver.visible[location->id];
         return CUDA_SUCCESS;
-    case CU_MEM_LOCATION_TYPE_HOST: case CU_MEM_LOCATION_TYPE_HOST_NUMA: case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
-        *card = -1;
-        return host_of(location);
-    default:
-        return CUDA_ERROR_INVALID_VALUE;
+    case CU_MEM_LOCATION_TYPE_HOST:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: *card = -1; return host_of(location);
+    default: return CUDA_ERROR_INVALID_VALUE;
     }
 }
 
-/* Where physical memory can be made: CUDA_ERROR_INVALID_VALUE also for the calling thread's node, as cuMemCreate of cuda.h says. */
-static CUresult home_of(const CUmemAllocationProp *properties, int *card)
-{
+/* Where physical memory can be made: CUDA_ERROR_INVALID_VALUE also for the calling thread's node, as cuMemCreate of
+ * cuda.h says. */
+static CUresult home_of(const CUmemAllocationProp *properties, int *card) {
     const CUmemLocation *location = &properties->location;
-    CUresult result = location->type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT ? CUDA_ERROR_INVALID_VALUE : card_of(location, card);
+    CUresult result =
+        location->type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT ? CUDA_ERROR_INVALID_VALUE : card_of(location, card);
     if (!result && *card < 0 && !host_memory_is_physical())
         result = CUDA_ERROR_NOT_SUPPORTED;
     if (!result && location->type == CU_MEM_LOCATION_TYPE_HOST && properties->requestedHandleTypes)
@@ -60,11 +58,12 @@ static CUresult home_of(const CUmemAllocationProp *properties, int *card)
     return result;
 }
 
-CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *properties, CUmemAllocationGranularity_flags option)
-{
+CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *properties,
+                                       CUmemAllocationGranularity_flags option) {
     ENTER();
     int card;
-    if (!granularity || !properties || (option != CU_MEM_ALLOC_GRANULARITY_MINIMUM && option != CU_MEM_ALLOC_GRANULARITY_RECOMMENDED))
+    if (!granularity || !properties ||
+        (option != CU_MEM_ALLOC_GRANULARITY_MINIMUM && option != CU_MEM_ALLOC_GRANULARITY_RECOMMENDED))
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = home_of(properties, &card);
     if (!result)
@@ -72,11 +71,12 @@ CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocatio
     return result;
 }
 
-CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, const CUmemAllocationProp *properties, unsigned long long flags)
-{
+CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, const CUmemAllocationProp *properties,
+                     unsigned long long flags) {
     ENTER();
     int card;
-    if (!out || !size || size % GRANULARITY || !properties || flags || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED)
+    if (!out || !size || size % GRANULARITY || !properties || flags ||
+        properties->type != CU_MEM_ALLOCATION_TYPE_PINNED)
         return CUDA_ERROR_INVALID_VALUE;
     if (properties->requestedHandleTypes & ~(unsigned)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return CUDA_ERROR_NOT_SUPPORTED;
@@ -107,8 +107,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, const CUmem
 }
 
 /* Under driver.lock. Memory stays while a handle or a mapping names it. */
-void physical_drop(struct physical *physical)
-{
+void physical_drop(struct physical *physical) {
     if (--physical->references)
         return;
     if (physical->multicast)
@@ -123,14 +122,12 @@ void physical_drop(struct physical *physical)
     object_free(physical);
 }
 
-struct physical *physical_of(CUmemGenericAllocationHandle handle)
-{
+struct physical *physical_of(CUmemGenericAllocationHandle handle) {
     struct physical *physical = (struct physical *)(uintptr_t)handle;
     return object_is(physical, OBJECT_PHYSICAL) && physical->handles ? physical : NULL;
 }
 
-CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
-{
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     ENTER();
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&driver.lock);
@@ -144,8 +141,8 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
     return result;
 }
 
-CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CUdeviceptr hint, unsigned long long flags)
-{
+CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CUdeviceptr hint,
+                             unsigned long long flags) {
     ENTER();
     (void)hint; /* only a wish */
     if (!out || !size || size % GRANULARITY || flags || (alignment & (alignment - 1)))
@@ -158,7 +155,8 @@ CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CU
     result = CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&driver.lock);
     CUdeviceptr base = (next_range + alignment - 1) & ~(CUdeviceptr)(alignment - 1);
-    if (base >= next_range && size <= WINDOW_END - base && range_add(&(struct range){.base = base, .size = size, .kind = RANGE_RESERVED})) {
+    if (base >= next_range && size <= WINDOW_END - base &&
+        range_add(&(struct range){.base = base, .size = size, .kind = RANGE_RESERVED})) {
         next_range = base + size;
         *out = base;
         result = CUDA_SUCCESS;
@@ -167,8 +165,7 @@ CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CU
     return result;
 }
 
-CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
-{
+CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
     ENTER();
     CUresult result = captures_forbid();
     if (result)
@@ -184,8 +181,8 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
     return result;
 }
 
-CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
-{
+CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+                  unsigned long long flags) {
     ENTER();
     CUresult result = captures_forbid();
     if (result)
@@ -195,9 +192,9 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
     pthread_mutex_lock(&driver.lock);
     struct physical *physical = physical_of(handle);
     struct range *reserved = range_find(address, true);
-    if (physical && reserved && size && !flags && !offset && address % GRANULARITY == 0 && size % GRANULARITY == 0 && size <= physical->size &&
-        (size == physical->size || !strict_about("whole-blocks")) && address + size <= reserved->base + reserved->size &&
-        !range_overlap(address, size, false) &&
+    if (physical && reserved && size && !flags && !offset && address % GRANULARITY == 0 && size % GRANULARITY == 0 &&
+        size <= physical->size && (size == physical->size || !strict_about("whole-blocks")) &&
+        address + size <= reserved->base + reserved->size && !range_overlap(address, size, false) &&
         range_add(&(struct range){.base = address, .size = size, .kind = RANGE_MAPPED, .physical = physical})) {
         physical->references++;
         result = CUDA_SUCCESS;
@@ -208,8 +205,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
     return result;
 }
 
-CUresult cuMemUnmap(CUdeviceptr address, size_t size)
-{
+CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
     ENTER();
     CUresult forbidden = captures_forbid();
     if (forbidden)
@@ -219,7 +215,8 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size)
     /* whole mappings only, all of them inside the range */
     CUdeviceptr at = address;
     bool any = false, whole = size && size % GRANULARITY == 0;
-    for (struct range *range; whole && (range = range_overlap(at, address + size - at, false)); at = range->base + range->size) {
+    for (struct range *range; whole && (range = range_overlap(at, address + size - at, false));
+         at = range->base + range->size) {
         any = true;
         whole = range->kind == RANGE_MAPPED && range->base >= address && range->base + range->size <= address + size;
         if (range->base + range->size >= address + size)
@@ -238,31 +235,28 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size)
 }
 
 /* A location is a card or, whatever the node, the host. */
-static uint32_t bit_of(int device)
-{
+static uint32_t bit_of(int device) {
     return 1u << (device < 0 ? SIM_CARDS : device);
 }
 
-static int device_of(const CUmemLocation *location)
-{
+static int device_of(const CUmemLocation *location) {
     return location->type == CU_MEM_LOCATION_TYPE_DEVICE ? location->id : -1;
 }
 
-CUmemAccess_flags access_of(const struct range *range, int device)
-{
-    return range->writers & bit_of(device) ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-           : range->readers & bit_of(device) ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+CUmemAccess_flags access_of(const struct range *range, int device) {
+    return range->writers & bit_of(device)   ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+           : range->readers & bit_of(device) ? CU_MEM_ACCESS_FLAGS_PROT_READ
+                                             : CU_MEM_ACCESS_FLAGS_PROT_NONE;
 }
 
-static void set_access(struct range *range, const CUmemAccessDesc *descriptor)
-{
+static void set_access(struct range *range, const CUmemAccessDesc *descriptor) {
     uint32_t bit = bit_of(device_of(&descriptor->location));
     range->readers = descriptor->flags & CU_MEM_ACCESS_FLAGS_PROT_READ ? range->readers | bit : range->readers & ~bit;
-    range->writers = descriptor->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? range->writers | bit : range->writers & ~bit;
+    range->writers =
+        descriptor->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? range->writers | bit : range->writers & ~bit;
 }
 
-CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *descriptors, size_t count)
-{
+CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *descriptors, size_t count) {
     ENTER();
     if (!size || !descriptors || !count)
         return CUDA_ERROR_INVALID_VALUE;
@@ -293,8 +287,7 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc 
     return result;
 }
 
-CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address)
-{
+CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address) {
     ENTER();
     int card;
     if (!flags || !location)
@@ -311,8 +304,7 @@ CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location
     return result;
 }
 
-CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties, CUmemGenericAllocationHandle handle)
-{
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties, CUmemGenericAllocationHandle handle) {
     ENTER();
     pthread_mutex_lock(&driver.lock);
     struct physical *physical = physical_of(handle);
@@ -323,8 +315,7 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
     return result;
 }
 
-CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *address)
-{
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *address) {
     ENTER();
     pthread_mutex_lock(&driver.lock);
     struct range *range = range_find((CUdeviceptr)(uintptr_t)address, false);

@@ -7,8 +7,7 @@
 
 #include "nvml/library.h"
 
-nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
-{
+nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count) {
     ENTER();
     if (!count)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -16,10 +15,11 @@ nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetCount(unsigned int *count) { return nvmlDeviceGetCount_v2(count); }
+nvmlReturn_t nvmlDeviceGetCount(unsigned int *count) {
+    return nvmlDeviceGetCount_v2(count);
+}
 
-nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
-{
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device) {
     ENTER();
     if (!device || index >= (unsigned)library.count)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -27,15 +27,15 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *dev
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device) { return nvmlDeviceGetHandleByIndex_v2(index, device); }
+nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device) {
+    return nvmlDeviceGetHandleByIndex_v2(index, device);
+}
 
-static const char *uuid_of(nvmlDevice_t device)
-{
+static const char *uuid_of(nvmlDevice_t device) {
     return device->kind == DEVICE_BOARD ? library.sim.state->board_uuid : library.sim.state->cards[device->card].uuid;
 }
 
-nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
-{
+nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device) {
     ENTER();
     if (!uuid || !device)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -47,8 +47,7 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
     return NVML_ERROR_NOT_FOUND;
 }
 
-nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvmlDevice_t *device)
-{
+nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvmlDevice_t *device) {
     ENTER();
     unsigned domain, bus, slot, function = 0;
     if (!text || !device)
@@ -69,24 +68,23 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvmlDevice_t *de
     return NVML_ERROR_NOT_FOUND;
 }
 
-nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *text, nvmlDevice_t *device) { return nvmlDeviceGetHandleByPciBusId_v2(text, device); }
+nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *text, nvmlDevice_t *device) {
+    return nvmlDeviceGetHandleByPciBusId_v2(text, device);
+}
 
-static void serial_of(nvmlDevice_t device, char out[32])
-{
+static void serial_of(nvmlDevice_t device, char out[32]) {
     unsigned long number = strtoul(uuid_of(device) + 4, NULL, 16); /* follows the card, as the UUID does */
     snprintf(out, 32, "165%010lu", number);
 }
 
-nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t device, char *serial, unsigned int length)
-{
+nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t device, char *serial, unsigned int length) {
     char text[32];
     ENTER_DEVICE(device, serial);
     serial_of(device, text);
     return put_text(serial, length, text);
 }
 
-nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *device)
-{
+nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *device) {
     ENTER();
     if (!serial || !device)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -101,35 +99,31 @@ nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *devic
     return NVML_ERROR_NOT_FOUND;
 }
 
-nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
-{
+nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length) {
     ENTER_DEVICE(device, uuid);
     return put_text(uuid, length, uuid_of(device));
 }
 
-nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
-{
+nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length) {
     ENTER_DEVICE(device, name);
     return put_text(name, length, profile_of(device)->name);
 }
 
-nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
-{
+nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index) {
     ENTER_DEVICE(device, index);
-    *index = device->kind == DEVICE_INSTANCE ? (unsigned)(device - library.devices - 1) : (unsigned)(device - library.devices);
+    *index = device->kind == DEVICE_INSTANCE ? (unsigned)(device - library.devices - 1)
+                                             : (unsigned)(device - library.devices);
     return NVML_SUCCESS;
 }
 
 /* Of /dev/nvidiaN: the machine's number, also where a container sees few of the cards. */
-nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor)
-{
+nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor) {
     ENTER_DEVICE(device, minor);
     *minor = device->kind == DEVICE_CARD ? (unsigned)device->card : 0;
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
-{
+nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci) {
     ENTER_DEVICE(device, pci);
     memset(pci, 0, sizeof *pci);
     sim_pci_address(&library.sim, device->card, &pci->domain, &pci->bus);
@@ -140,9 +134,9 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
     return NVML_SUCCESS;
 }
 
-/* Version 2 has the same fields up to the subsystem; version 1 ends before it. Neither knows the long form of the address. */
-nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_t *pci)
-{
+/* Version 2 has the same fields up to the subsystem; version 1 ends before it. Neither knows the long form of the
+ * address. */
+nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_t *pci) {
     nvmlPciInfo_t full;
     ENTER_DEVICE(device, pci);
     nvmlReturn_t result = nvmlDeviceGetPciInfo_v3(device, &full);
@@ -151,8 +145,7 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_t *pci)
     return result;
 }
 
-nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_t *pci)
-{
+nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_t *pci) {
     nvmlPciInfo_t full;
     ENTER_DEVICE(device, pci);
     nvmlReturn_t result = nvmlDeviceGetPciInfo_v3(device, &full);
@@ -161,8 +154,7 @@ nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_t *pci)
     return result;
 }
 
-nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t *pci)
-{
+nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t *pci) {
     nvmlPciInfo_t full;
     ENTER_DEVICE(device, pci);
     CHECK_VERSION(pci, nvmlPciInfoExt_v1);
@@ -180,35 +172,30 @@ nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t *pci)
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
-{
+nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor) {
     ENTER_DEVICE(device, major && minor);
     *major = library.sim.profile->major;
     *minor = library.sim.profile->minor;
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t device, nvmlBrandType_t *brand)
-{
+nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t device, nvmlBrandType_t *brand) {
     ENTER_DEVICE(device, brand);
     *brand = (nvmlBrandType_t)library.sim.profile->brand;
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetVbiosVersion(nvmlDevice_t device, char *version, unsigned int length)
-{
+nvmlReturn_t nvmlDeviceGetVbiosVersion(nvmlDevice_t device, char *version, unsigned int length) {
     ENTER_DEVICE(device, version);
     return put_text(version, length, library.sim.profile->vbios);
 }
 
-nvmlReturn_t nvmlDeviceGetBoardPartNumber(nvmlDevice_t device, char *number, unsigned int length)
-{
+nvmlReturn_t nvmlDeviceGetBoardPartNumber(nvmlDevice_t device, char *number, unsigned int length) {
     ENTER_DEVICE(device, number);
     return put_text(number, length, library.sim.profile->part_number);
 }
 
-nvmlReturn_t nvmlDeviceGetBoardId(nvmlDevice_t device, unsigned int *board)
-{
+nvmlReturn_t nvmlDeviceGetBoardId(nvmlDevice_t device, unsigned int *board) {
     unsigned domain, bus;
     ENTER_DEVICE(device, board);
     sim_pci_address(&library.sim, device->card, &domain, &bus);
@@ -216,12 +203,11 @@ nvmlReturn_t nvmlDeviceGetBoardId(nvmlDevice_t device, unsigned int *board)
     return NVML_SUCCESS;
 }
 
-#define ANSWER(function, type, value)                          \
-    nvmlReturn_t function(nvmlDevice_t device, type *out)      \
-    {                                                          \
-        ENTER_DEVICE(device, out);                             \
-        *out = (type)(value);                                  \
-        return NVML_SUCCESS;                                   \
+#define ANSWER(function, type, value)                                                                                  \
+    nvmlReturn_t function(nvmlDevice_t device, type *out) {                                                            \
+        ENTER_DEVICE(device, out);                                                                                     \
+        *out = (type)(value);                                                                                          \
+        return NVML_SUCCESS;                                                                                           \
     }
 ANSWER(nvmlDeviceGetArchitecture, nvmlDeviceArchitecture_t, library.sim.profile->architecture)
 ANSWER(nvmlDeviceGetNumGpuCores, unsigned int, library.sim.profile->cores)
@@ -245,43 +231,41 @@ ANSWER(nvmlDeviceGetVirtualizationMode, nvmlGpuVirtualizationMode_t, NVML_GPU_VI
 ANSWER(nvmlDeviceGetModuleId, unsigned int, device->card)
 ANSWER(nvmlDeviceGetIrqNum, unsigned int, 64 + device->card)
 
-nvmlReturn_t nvmlDeviceGetInforomImageVersion(nvmlDevice_t device, char *version, unsigned int length)
-{
+nvmlReturn_t nvmlDeviceGetInforomImageVersion(nvmlDevice_t device, char *version, unsigned int length) {
     ENTER_DEVICE(device, version);
-    return put_text(version, length, library.sim.profile->part_number + 4); /* such as 2G183-A800-001: unique to the board */
+    /* such as 2G183-A800-001: unique to the board */
+    return put_text(version, length, library.sim.profile->part_number + 4);
 }
 
-nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *current, nvmlEnableState_t *pending)
-{
+nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *current, nvmlEnableState_t *pending) {
     ENTER_DEVICE(device, current && pending);
     *current = *pending = NVML_FEATURE_ENABLED;
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetDefaultEccMode(nvmlDevice_t device, nvmlEnableState_t *mode)
-{
+nvmlReturn_t nvmlDeviceGetDefaultEccMode(nvmlDevice_t device, nvmlEnableState_t *mode) {
     ENTER_DEVICE(device, mode);
     *mode = NVML_FEATURE_ENABLED;
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorType_t type, nvmlEccCounterType_t counter, unsigned long long *count)
-{
+nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorType_t type, nvmlEccCounterType_t counter,
+                                         unsigned long long *count) {
     (void)type, (void)counter;
     ENTER_DEVICE(device, count);
     *count = 0;
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, nvmlMemoryErrorType_t type, nvmlEccCounterType_t counter,
-                                             nvmlMemoryLocation_t location, unsigned long long *count)
-{
+nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, nvmlMemoryErrorType_t type,
+                                             nvmlEccCounterType_t counter, nvmlMemoryLocation_t location,
+                                             unsigned long long *count) {
     (void)location;
     return nvmlDeviceGetTotalEccErrors(device, type, counter, count);
 }
 
-nvmlReturn_t nvmlDeviceGetRetiredPages(nvmlDevice_t device, nvmlPageRetirementCause_t cause, unsigned int *count, unsigned long long *addresses)
-{
+nvmlReturn_t nvmlDeviceGetRetiredPages(nvmlDevice_t device, nvmlPageRetirementCause_t cause, unsigned int *count,
+                                       unsigned long long *addresses) {
     (void)cause, (void)addresses;
     ENTER_DEVICE(device, count);
     *count = 0;
@@ -289,8 +273,7 @@ nvmlReturn_t nvmlDeviceGetRetiredPages(nvmlDevice_t device, nvmlPageRetirementCa
 }
 
 /* A card that can be partitioned is not, unless the profile is one of instances; the others do not know the mode. */
-nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
-{
+nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending) {
     ENTER_DEVICE(device, current && pending);
     if (!library.sim.profile->mig_capable)
         return NVML_ERROR_NOT_SUPPORTED;
@@ -300,22 +283,19 @@ nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, un
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count)
-{
+nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count) {
     ENTER_DEVICE(device, count);
     *count = library.sim.profile->mig_capable ? 7 : 0;
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *is)
-{
+nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *is) {
     ENTER_DEVICE(device, is);
     *is = device->kind == DEVICE_INSTANCE;
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t *mig)
-{
+nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t *mig) {
     ENTER_DEVICE(device, mig);
     if (device->kind == DEVICE_BOARD && index < SIM_INSTANCES) {
         if ((int)index + 1 >= library.handles)
@@ -328,8 +308,7 @@ nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned i
     return library.sim.profile->mig_capable ? NVML_ERROR_NOT_FOUND : NVML_ERROR_NOT_SUPPORTED;
 }
 
-nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t mig, nvmlDevice_t *device)
-{
+nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t mig, nvmlDevice_t *device) {
     ENTER_DEVICE(mig, device);
     if (mig->kind != DEVICE_INSTANCE)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -337,8 +316,7 @@ nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t mig, nvml
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id)
-{
+nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id) {
     ENTER_DEVICE(device, id);
     if (device->kind != DEVICE_INSTANCE)
         return NVML_ERROR_NOT_SUPPORTED;
@@ -346,8 +324,7 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id)
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *id)
-{
+nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *id) {
     ENTER_DEVICE(device, id);
     if (device->kind != DEVICE_INSTANCE)
         return NVML_ERROR_NOT_SUPPORTED;
@@ -355,8 +332,7 @@ nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *i
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes)
-{
+nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes) {
     ENTER_DEVICE(device, attributes);
     if (!library.sim.profile->mig_capable)
         return NVML_ERROR_NOT_SUPPORTED;

@@ -12,8 +12,7 @@ struct nvmlEventSet_st {
     uint32_t seen[SIM_CARDS];
 };
 
-nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set)
-{
+nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set) {
     ENTER();
     if (!set)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -21,8 +20,7 @@ nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set)
     return *set ? NVML_SUCCESS : NVML_ERROR_MEMORY;
 }
 
-nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
-{
+nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set) {
     ENTER();
     if (!set)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -30,16 +28,14 @@ nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types)
-{
+nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types) {
     ENTER_DEVICE(device, types);
     *types = nvmlEventTypeXidCriticalError | nvmlEventTypeDoubleBitEccError | nvmlEventTypeSingleBitEccError;
     return NVML_SUCCESS;
 }
 
 /* Reports what happens from now on. */
-nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set)
-{
+nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set) {
     ENTER_DEVICE(device, set);
     unsigned long long supported;
     nvmlDeviceGetSupportedEventTypes(device, &supported);
@@ -57,26 +53,29 @@ nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long ty
     return NVML_SUCCESS;
 }
 
-static bool next_event(nvmlEventSet_t set, nvmlEventData_t *data)
-{
-    for (int i = library.handles > library.count; i < library.handles; i++) { /* of MIG: the instances, told as their board's */
+static bool next_event(nvmlEventSet_t set, nvmlEventData_t *data) {
+    /* of MIG: the instances, told as their board's */
+    for (int i = library.handles > library.count; i < library.handles; i++) {
         int card = library.devices[i].card;
-        uint32_t count = atomic_load(&library.sim.state->cards[card].xid_count), xid = atomic_load(&library.sim.state->cards[card].xid);
+        uint32_t count = atomic_load(&library.sim.state->cards[card].xid_count),
+                 xid = atomic_load(&library.sim.state->cards[card].xid);
         if (!set->watched[card] || count == set->seen[card])
             continue;
         set->seen[card] = count;
         if (!xid)
             continue; /* cleared before anybody looked */
         bool instance = library.devices[i].kind == DEVICE_INSTANCE;
-        *data = (nvmlEventData_t){.device = &library.devices[instance ? 0 : i], .eventType = nvmlEventTypeXidCriticalError, .eventData = xid,
-                                  .gpuInstanceId = instance_of(card), .computeInstanceId = instance ? 0 : 0xffffffff};
+        *data = (nvmlEventData_t){.device = &library.devices[instance ? 0 : i],
+                                  .eventType = nvmlEventTypeXidCriticalError,
+                                  .eventData = xid,
+                                  .gpuInstanceId = instance_of(card),
+                                  .computeInstanceId = instance ? 0 : 0xffffffff};
         return true;
     }
     return false;
 }
 
-nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int milliseconds)
-{
+nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int milliseconds) {
     ENTER();
     if (!set || !data)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -88,7 +87,6 @@ nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsi
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int milliseconds)
-{
+nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int milliseconds) {
     return nvmlEventSetWait_v2(set, data, milliseconds);
 }

@@ -1,8 +1,9 @@
 /* The pid by which the caller knows a process.
  *
- * The driver translates into the pid namespace of whoever asks and leaves out processes that are not in it, nor below it: NVIDIA's
- * open-gpu-kernel-modules, gpuGetProcWithObject in src/nvidia/src/kernel/gpu/gpu_rmapi.c and os_find_ns_pid in kernel-open/nvidia/os-interface.c.
- * (Drivers before that, of the years up to 2021, gave everybody the host's pids: nvidia-docker issue 1483.)
+ * The driver translates into the pid namespace of whoever asks and leaves out processes that are not in it, nor below
+ * it: NVIDIA's open-gpu-kernel-modules, gpuGetProcWithObject in src/nvidia/src/kernel/gpu/gpu_rmapi.c and
+ * os_find_ns_pid in kernel-open/nvidia/os-interface.c. (Drivers before that, of the years up to 2021, gave everybody
+ * the host's pids: nvidia-docker issue 1483.)
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -15,8 +16,7 @@
 
 #include "nvml/library.h"
 
-static uint64_t namespace_of(const char *name)
-{
+static uint64_t namespace_of(const char *name) {
     char path[64];
     struct stat status;
     snprintf(path, sizeof path, "/proc/%s/ns/pid", name);
@@ -24,8 +24,7 @@ static uint64_t namespace_of(const char *name)
 }
 
 /* A pid that /proc shows is the caller's only if /proc belongs to the caller's namespace. */
-static bool shows_our_namespace(void)
-{
+static bool shows_our_namespace(void) {
     char name[16];
     ssize_t length = readlink("/proc/self", name, sizeof name - 1);
     name[length > 0 ? length : 0] = 0;
@@ -33,8 +32,7 @@ static bool shows_our_namespace(void)
 }
 
 /* The last number of "NSpid:\t1234\t12" is the process's own. */
-static int innermost_pid(const char *name)
-{
+static int innermost_pid(const char *name) {
     char path[64], line[512];
     int found = 0;
     snprintf(path, sizeof path, "/proc/%s/status", name);
@@ -48,15 +46,15 @@ static int innermost_pid(const char *name)
     return found;
 }
 
-/* The driver asks nobody for the right to look into a process, so a namespace that /proc hides from the caller is no reason to leave it out. */
-static bool is_it(const char *name, const struct sim_process *process)
-{
+/* The driver asks nobody for the right to look into a process, so a namespace that /proc hides from the caller is no
+ * reason to leave it out. */
+static bool is_it(const char *name, const struct sim_process *process) {
     uint64_t space = namespace_of(name);
-    return (space == 0 || space == process->pid_namespace) && sim_start_time(name) == process->start_time && innermost_pid(name) == process->pid;
+    return (space == 0 || space == process->pid_namespace) && sim_start_time(name) == process->start_time &&
+           innermost_pid(name) == process->pid;
 }
 
-static unsigned search(const struct sim_process *process)
-{
+static unsigned search(const struct sim_process *process) {
     unsigned found = 0;
     struct dirent *entry;
     DIR *proc = shows_our_namespace() ? opendir("/proc") : NULL;
@@ -72,8 +70,7 @@ static unsigned search(const struct sim_process *process)
     return found;
 }
 
-unsigned pid_for_caller(uint32_t slot, const struct sim_process *process)
-{
+unsigned pid_for_caller(uint32_t slot, const struct sim_process *process) {
     static _Atomic uint64_t known[SIM_SLOTS], known_in; /* generation << 32 | pid; in which namespace */
     uint64_t own = namespace_of("self");
     if (process->pid_namespace == own)

@@ -5,10 +5,9 @@
 
 #define LISTED SIM_SLOTS
 #define CLOCK_ERROR_NS 1000000u /* between the clock of NVML's times and that of the samples */
-#define MODE_ALL 3u /* NVML_PROCESS_MODE_ALL, which nvml.h of CUDA 12 does not have */
+#define MODE_ALL 3u             /* NVML_PROCESS_MODE_ALL, which nvml.h of CUDA 12 does not have */
 
-static void release(void *array)
-{
+static void release(void *array) {
     free(*(void **)array);
 }
 
@@ -22,8 +21,7 @@ struct user {
     uint64_t bytes;
 };
 
-static unsigned users_of_card(int card, struct user *out, unsigned room)
-{
+static unsigned users_of_card(int card, struct user *out, unsigned room) {
     unsigned count = 0;
     uint32_t slots = atomic_load(&library.sim.state->slots_used);
     for (uint32_t slot = 0; slot < slots && count < room; slot++) {
@@ -38,8 +36,7 @@ static unsigned users_of_card(int card, struct user *out, unsigned room)
 }
 
 /* A board has those of all its instances. */
-static unsigned users_of(nvmlDevice_t device, struct user *out)
-{
+static unsigned users_of(nvmlDevice_t device, struct user *out) {
     if (device->kind != DEVICE_BOARD)
         return users_of_card(device->card, out, LISTED);
     unsigned count = 0;
@@ -48,8 +45,8 @@ static unsigned users_of(nvmlDevice_t device, struct user *out)
     return count;
 }
 
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)
-{
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
+                                                     nvmlProcessInfo_t *infos) {
     ARRAY(struct user, users);
     ARRAY(nvmlProcessInfo_t, list);
     ENTER_DEVICE(device, count);
@@ -57,18 +54,20 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsign
         return NVML_ERROR_MEMORY;
     unsigned have = users_of(device, users);
     for (unsigned i = 0; i < have; i++)
-        list[i] = (nvmlProcessInfo_t){.pid = users[i].pid, .usedGpuMemory = users[i].bytes, .gpuInstanceId = instance_of(users[i].card),
+        list[i] = (nvmlProcessInfo_t){.pid = users[i].pid,
+                                      .usedGpuMemory = users[i].bytes,
+                                      .gpuInstanceId = instance_of(users[i].card),
                                       .computeInstanceId = library.sim.profile->mig ? 0 : 0xffffffff};
     return put_list(infos, count, list, have, sizeof *list);
 }
 
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *infos)
-{
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *count,
+                                                     nvmlProcessInfo_v2_t *infos) {
     return nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos);
 }
 
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *infos)
-{
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *count,
+                                                  nvmlProcessInfo_v1_t *infos) {
     ARRAY(struct user, users);
     ARRAY(nvmlProcessInfo_v1_t, list);
     ENTER_DEVICE(device, count);
@@ -80,8 +79,7 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned 
     return put_list(infos, count, list, have, sizeof *list);
 }
 
-nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *out)
-{
+nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *out) {
     ARRAY(struct user, users);
     ENTER_DEVICE(device, out);
     if (!users)
@@ -89,29 +87,30 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProc
     CHECK_VERSION(out, nvmlProcessDetailList_v1);
     if (out->mode > MODE_ALL)
         return NVML_ERROR_INVALID_ARGUMENT;
-    unsigned have = out->mode == NVML_PROCESS_MODE_COMPUTE || out->mode == MODE_ALL ? users_of(device, users) : 0, room = out->numProcArrayEntries;
+    unsigned have = out->mode == NVML_PROCESS_MODE_COMPUTE || out->mode == MODE_ALL ? users_of(device, users) : 0,
+             room = out->numProcArrayEntries;
     out->numProcArrayEntries = have;
     if (have > room)
         return NVML_ERROR_INSUFFICIENT_SIZE;
     for (unsigned i = 0; i < have; i++)
-        out->procArray[i] = (nvmlProcessDetail_v1_t){.pid = users[i].pid, .usedGpuMemory = users[i].bytes, .gpuInstanceId = instance_of(users[i].card),
+        out->procArray[i] = (nvmlProcessDetail_v1_t){.pid = users[i].pid,
+                                                     .usedGpuMemory = users[i].bytes,
+                                                     .gpuInstanceId = instance_of(users[i].card),
                                                      .computeInstanceId = library.sim.profile->mig ? 0 : 0xffffffff};
     return NVML_SUCCESS;
 }
 
 /* Nothing draws here, and nobody runs a server for shared contexts. */
-static nvmlReturn_t none(nvmlDevice_t device, unsigned int *count)
-{
+static nvmlReturn_t none(nvmlDevice_t device, unsigned int *count) {
     ENTER_DEVICE(device, count);
     *count = 0;
     return NVML_SUCCESS;
 }
 
-#define NO_PROCESSES(function, type)                                                          \
-    nvmlReturn_t function(nvmlDevice_t device, unsigned int *count, type *infos)              \
-    {                                                                                         \
-        (void)infos;                                                                          \
-        return none(device, count);                                                           \
+#define NO_PROCESSES(function, type)                                                                                   \
+    nvmlReturn_t function(nvmlDevice_t device, unsigned int *count, type *infos) {                                     \
+        (void)infos;                                                                                                   \
+        return none(device, count);                                                                                    \
     }
 NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
 NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_v2_t)
@@ -120,9 +119,9 @@ NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
 NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
 NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
 
-/* One sample per process that ran something between the last sample that the caller has seen, or a second ago, and the newest one. */
-static unsigned samples_of(nvmlDevice_t device, unsigned long long last, nvmlProcessUtilizationSample_t *out)
-{
+/* One sample per process that ran something between the last sample that the caller has seen, or a second ago, and the
+ * newest one. */
+static unsigned samples_of(nvmlDevice_t device, unsigned long long last, nvmlProcessUtilizationSample_t *out) {
     ARRAY(struct user, users);
     unsigned have = users ? users_of(device, users) : 0, count = 0;
     uint64_t wall = sim_wall_us(), now = sim_now(), ago = last < wall ? (wall - last) * 1000 : 0;
@@ -132,14 +131,14 @@ static unsigned samples_of(nvmlDevice_t device, unsigned long long last, nvmlPro
         bool some;
         uint32_t share = sim_share(&library.sim, device->card, (int)users[i].slot, seen, &sampled, &some);
         if (some)
-            out[count++] = (nvmlProcessUtilizationSample_t){.pid = users[i].pid, .timeStamp = wall - (now - sampled) / 1000,
-                                                            .smUtil = (share + 5000) / 10000};
+            out[count++] = (nvmlProcessUtilizationSample_t){
+                .pid = users[i].pid, .timeStamp = wall - (now - sampled) / 1000, .smUtil = (share + 5000) / 10000};
     }
     return count;
 }
 
-nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *out, unsigned int *count, unsigned long long last)
-{
+nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *out,
+                                             unsigned int *count, unsigned long long last) {
     ARRAY(nvmlProcessUtilizationSample_t, samples);
     ENTER_DEVICE(device, count);
     if (!samples)
@@ -156,8 +155,7 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
     return put_list(out, count, samples, have, sizeof *samples);
 }
 
-nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *out)
-{
+nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *out) {
     ARRAY(nvmlProcessUtilizationSample_t, samples);
     ENTER_DEVICE(device, out);
     if (!samples)
@@ -170,7 +168,7 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProc
     if (!out->procUtilArray || have > room)
         return NVML_ERROR_INSUFFICIENT_SIZE;
     for (unsigned i = 0; i < have; i++)
-        out->procUtilArray[i] = (nvmlProcessUtilizationInfo_v1_t){.timeStamp = samples[i].timeStamp, .pid = samples[i].pid,
-                                                                  .smUtil = samples[i].smUtil};
+        out->procUtilArray[i] = (nvmlProcessUtilizationInfo_v1_t){
+            .timeStamp = samples[i].timeStamp, .pid = samples[i].pid, .smUtil = samples[i].smUtil};
     return NVML_SUCCESS;
 }

@@ -1,33 +1,31 @@
-/* How cards lie to each other and to the CPUs: pairs share a PCIe switch, the two halves of the cards a NUMA node each. */
+/* How cards lie to each other and to the CPUs: pairs share a PCIe switch, the two halves of the cards a NUMA node each.
+ */
 #define _GNU_SOURCE
 #include <string.h>
 #include <unistd.h>
 
 #include "nvml/library.h"
 
-static int node_of(nvmlDevice_t device)
-{
+static int node_of(nvmlDevice_t device) {
     return sim_node_of(&library.sim, device->card);
 }
 
-static nvmlGpuTopologyLevel_t level_between(nvmlDevice_t a, nvmlDevice_t b)
-{
-    return a == b                         ? NVML_TOPOLOGY_INTERNAL
-           : node_of(a) != node_of(b)     ? NVML_TOPOLOGY_SYSTEM
-           : a->card / 2 == b->card / 2   ? NVML_TOPOLOGY_SINGLE
-                                          : NVML_TOPOLOGY_NODE;
+static nvmlGpuTopologyLevel_t level_between(nvmlDevice_t a, nvmlDevice_t b) {
+    return a == b                       ? NVML_TOPOLOGY_INTERNAL
+           : node_of(a) != node_of(b)   ? NVML_TOPOLOGY_SYSTEM
+           : a->card / 2 == b->card / 2 ? NVML_TOPOLOGY_SINGLE
+                                        : NVML_TOPOLOGY_NODE;
 }
 
-nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b, nvmlGpuTopologyLevel_t *level)
-{
+nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b, nvmlGpuTopologyLevel_t *level) {
     ENTER_DEVICE(a, level);
     ENTER_DEVICE(b, level);
     *level = level_between(a, b);
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, nvmlGpuTopologyLevel_t level, unsigned int *count, nvmlDevice_t *out)
-{
+nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, nvmlGpuTopologyLevel_t level, unsigned int *count,
+                                              nvmlDevice_t *out) {
     nvmlDevice_t list[SIM_CARDS];
     unsigned have = 0;
     ENTER_DEVICE(device, count);
@@ -41,16 +39,15 @@ nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, nvmlGpuTopolo
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceOnSameBoard(nvmlDevice_t a, nvmlDevice_t b, int *same)
-{
+nvmlReturn_t nvmlDeviceOnSameBoard(nvmlDevice_t a, nvmlDevice_t b, int *same) {
     ENTER_DEVICE(a, same);
     ENTER_DEVICE(b, same);
     *same = a == b;
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned int size, unsigned long *nodes, nvmlAffinityScope_t scope)
-{
+nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned int size, unsigned long *nodes,
+                                         nvmlAffinityScope_t scope) {
     (void)scope;
     ENTER_DEVICE(device, nodes && size);
     memset(nodes, 0, size * sizeof *nodes);
@@ -58,8 +55,7 @@ nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned int size,
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int size, unsigned long *cpus)
-{
+nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int size, unsigned long *cpus) {
     ENTER_DEVICE(device, cpus && size);
     long count = sysconf(_SC_NPROCESSORS_CONF);
     memset(cpus, 0, size * sizeof *cpus);
@@ -68,43 +64,39 @@ nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int size, un
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetCpuAffinityWithinScope(nvmlDevice_t device, unsigned int size, unsigned long *cpus, nvmlAffinityScope_t scope)
-{
+nvmlReturn_t nvmlDeviceGetCpuAffinityWithinScope(nvmlDevice_t device, unsigned int size, unsigned long *cpus,
+                                                 nvmlAffinityScope_t scope) {
     (void)scope;
     return nvmlDeviceGetCpuAffinity(device, size, cpus);
 }
 
-static nvmlReturn_t link_check(nvmlDevice_t device, unsigned link, const void *out)
-{
+static nvmlReturn_t link_check(nvmlDevice_t device, unsigned link, const void *out) {
     ENTER_DEVICE(device, out);
     if (link >= NVML_NVLINK_MAX_LINKS)
         return NVML_ERROR_INVALID_ARGUMENT;
     return link < (unsigned)library.sim.profile->nvlinks ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
-static bool link_active(void)
-{
+static bool link_active(void) {
     return library.sim.state->card_count > 1; /* a lone card has nobody at the other end */
 }
 
-nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link, nvmlEnableState_t *state)
-{
+nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link, nvmlEnableState_t *state) {
     nvmlReturn_t result = link_check(device, link, state);
     if (!result)
         *state = link_active() ? NVML_FEATURE_ENABLED : NVML_FEATURE_DISABLED;
     return result;
 }
 
-nvmlReturn_t nvmlDeviceGetNvLinkVersion(nvmlDevice_t device, unsigned int link, unsigned int *version)
-{
+nvmlReturn_t nvmlDeviceGetNvLinkVersion(nvmlDevice_t device, unsigned int link, unsigned int *version) {
     nvmlReturn_t result = link_check(device, link, version);
     if (!result)
         *version = (unsigned)library.sim.profile->nvlink_generation;
     return result;
 }
 
-nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned int link, nvmlNvLinkCapability_t capability, unsigned int *value)
-{
+nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned int link, nvmlNvLinkCapability_t capability,
+                                           unsigned int *value) {
     nvmlReturn_t result = link_check(device, link, value);
     if (!result)
         *value = capability == NVML_NVLINK_CAP_P2P_SUPPORTED || capability == NVML_NVLINK_CAP_P2P_ATOMICS;
@@ -112,8 +104,7 @@ nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned int lin
 }
 
 /* The links of a card go to the other cards in turn. */
-nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci)
-{
+nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci) {
     nvmlReturn_t result = link_check(device, link, pci);
     if (result)
         return result;
@@ -127,8 +118,7 @@ nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned i
     return NVML_ERROR_NO_PERMISSION; /* the other end is not in this container */
 }
 
-nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci)
-{
+nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci) {
     nvmlPciInfo_t full;
     nvmlReturn_t result = link_check(device, link, pci);
     if (!result)
@@ -138,16 +128,16 @@ nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned int 
     return result;
 }
 
-nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned int link, nvmlIntNvLinkDeviceType_t *type)
-{
+nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned int link,
+                                                 nvmlIntNvLinkDeviceType_t *type) {
     nvmlReturn_t result = link_check(device, link, type);
     if (!result)
         *type = link_active() ? NVML_NVLINK_DEVICE_TYPE_GPU : NVML_NVLINK_DEVICE_TYPE_UNKNOWN;
     return result;
 }
 
-nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device, unsigned int link, nvmlNvLinkErrorCounter_t counter, unsigned long long *value)
-{
+nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device, unsigned int link, nvmlNvLinkErrorCounter_t counter,
+                                             unsigned long long *value) {
     (void)counter;
     nvmlReturn_t result = link_check(device, link, value);
     if (!result)
@@ -155,8 +145,8 @@ nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device, unsigned int l
     return result;
 }
 
-nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, nvmlGpuP2PCapsIndex_t index, nvmlGpuP2PStatus_t *status)
-{
+nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, nvmlGpuP2PCapsIndex_t index,
+                                    nvmlGpuP2PStatus_t *status) {
     ENTER_DEVICE(a, status);
     ENTER_DEVICE(b, status);
     (void)index;

@@ -1,4 +1,5 @@
-/* The arbiter of one machine: looks at all containers every few milliseconds and tells each how much of its cards it may use now.
+/* The arbiter of one machine: looks at all containers every few milliseconds and tells each how much of its cards it
+ * may use now.
  *
  * Containers trust it by its heartbeat alone: when it dies or hangs they go back to their fixed limits. */
 #define _GNU_SOURCE
@@ -16,11 +17,13 @@
 #include "region/region_files.h"
 
 #define IDLE_PERIOD_NS 50000000u
-#define STEADY_PERIOD_NS 20000000u /* where the same containers have work as before, and nobody has anything of another's to give back */
-#define LIMITS_EVERY 5u     /* looks from one at the limits themselves, which seldom change, to the next */
+/* where the same containers have work as before, and nobody has anything of another's to give back */
+#define STEADY_PERIOD_NS 20000000u
+#define LIMITS_EVERY 5u    /* looks from one at the limits themselves, which seldom change, to the next */
 #define GLANCE_NS 2500000u /* how often it looks whether the owner of lent time is back */
 #define MAX_CARDS 64u
-#define TIME_SLICE_NS 2000000u /* what NVIDIA's driver gives a compute context before it turns to another, where nothing else is set */
+/* what NVIDIA's driver gives a compute context before it turns to another, where nothing else is set */
+#define TIME_SLICE_NS 2000000u
 
 struct vgpu_arbiter {
     pthread_mutex_t lock;
@@ -33,8 +36,7 @@ struct vgpu_arbiter {
     struct vgpu_arbiter_state state;
 };
 
-static uint64_t clock_ns(clockid_t clock)
-{
+static uint64_t clock_ns(clockid_t clock) {
     struct timespec now;
     clock_gettime(clock, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
@@ -42,8 +44,8 @@ static uint64_t clock_ns(clockid_t clock)
 
 /* Seats: which containers are on which card. */
 
-static struct vgpu_arbiter_card *card_of(struct vgpu_arbiter *arbiter, const struct vgpu_card_limit *limit, unsigned index)
-{
+static struct vgpu_arbiter_card *card_of(struct vgpu_arbiter *arbiter, const struct vgpu_card_limit *limit,
+                                         unsigned index) {
     unsigned place = 0;
     for (; place < MAX_CARDS && arbiter->cards[place]; place++) {
         struct vgpu_arbiter_card *card = arbiter->cards[place];
@@ -61,22 +63,21 @@ static struct vgpu_arbiter_card *card_of(struct vgpu_arbiter *arbiter, const str
     return arbiter->cards[place] = card;
 }
 
-static void seat(struct vgpu_arbiter *arbiter, struct vgpu_container *container, unsigned index)
-{
+static void seat(struct vgpu_arbiter *arbiter, struct vgpu_container *container, unsigned index) {
     struct vgpu_arbiter_card *card = card_of(arbiter, &container->limits.cards[index], index);
     for (unsigned place = 0; card && place < VGPU_ARBITER_MEMBERS; place++) {
         if (card->members[place])
             continue;
         struct vgpu_arbiter_member *member = &card->seats[place];
-        *member = (struct vgpu_arbiter_member){.container = container, .index = index, .history = &card->histories[place]};
+        *member =
+            (struct vgpu_arbiter_member){.container = container, .index = index, .history = &card->histories[place]};
         member->history->meter = (struct vgpu_meter){.count = 0};
         container->members[index] = card->members[place] = member;
         return;
     }
 }
 
-static void unseat(struct vgpu_arbiter *arbiter, struct vgpu_container *container)
-{
+static void unseat(struct vgpu_arbiter *arbiter, struct vgpu_container *container) {
     for (unsigned i = 0; i < MAX_CARDS && arbiter->cards[i]; i++)
         for (unsigned place = 0; place < VGPU_ARBITER_MEMBERS; place++) {
             struct vgpu_arbiter_member *member = arbiter->cards[i]->members[place];
@@ -90,8 +91,7 @@ static void unseat(struct vgpu_arbiter *arbiter, struct vgpu_container *containe
 }
 
 /* Follows a change of the limits; containers keep their seats as long as their cards stay. */
-static void read_limits(struct vgpu_arbiter *arbiter, struct vgpu_container *container, bool first)
-{
+static void read_limits(struct vgpu_arbiter *arbiter, struct vgpu_container *container, bool first) {
     struct vgpu_limits limits;
     if (!first && atomic_load_explicit(&container->limits_file->selector, memory_order_acquire) == container->selector)
         return;
@@ -108,8 +108,7 @@ static void read_limits(struct vgpu_arbiter *arbiter, struct vgpu_container *con
 }
 
 /* With the lock held. */
-static void look(vgpu_arbiter *arbiter, bool at_limits)
-{
+static void look(vgpu_arbiter *arbiter, bool at_limits) {
     const uint64_t now = clock_ns(CLOCK_MONOTONIC);
     const uint64_t passed = arbiter->last_look ? now - arbiter->last_look : 0;
     for (struct vgpu_container *container = arbiter->containers; container && at_limits; container = container->next)
@@ -135,8 +134,7 @@ static void look(vgpu_arbiter *arbiter, bool at_limits)
 
 /* The outside view. */
 
-vgpu_arbiter *vgpu_arbiter_new(void)
-{
+vgpu_arbiter *vgpu_arbiter_new(void) {
     vgpu_arbiter *arbiter = calloc(1, sizeof *arbiter);
     if (!arbiter)
         return NULL;
@@ -150,8 +148,7 @@ vgpu_arbiter *vgpu_arbiter_new(void)
 }
 
 /* Until `next`, or until the owner of lent time has work. With the lock held, but while it sleeps. */
-static void rest(vgpu_arbiter *arbiter, uint64_t next)
-{
+static void rest(vgpu_arbiter *arbiter, uint64_t next) {
     for (uint64_t now = arbiter->last_look; !arbiter->stopping && now < next; now = clock_ns(CLOCK_MONOTONIC)) {
         if (arbiter->lends && now > arbiter->last_look && vgpu_containers_come(arbiter->containers, now))
             return;
@@ -161,13 +158,11 @@ static void rest(vgpu_arbiter *arbiter, uint64_t next)
     }
 }
 
-static uint64_t period(const vgpu_arbiter *arbiter)
-{
+static uint64_t period(const vgpu_arbiter *arbiter) {
     return !arbiter->state.active ? IDLE_PERIOD_NS : arbiter->restless ? VGPU_ARBITER_PERIOD_NS : STEADY_PERIOD_NS;
 }
 
-void vgpu_arbiter_run(vgpu_arbiter *arbiter)
-{
+void vgpu_arbiter_run(vgpu_arbiter *arbiter) {
     const uint64_t cpu_before = clock_ns(CLOCK_THREAD_CPUTIME_ID);
     pthread_mutex_lock(&arbiter->lock);
     while (!arbiter->stopping) {
@@ -182,23 +177,20 @@ void vgpu_arbiter_run(vgpu_arbiter *arbiter)
     pthread_mutex_unlock(&arbiter->lock);
 }
 
-void vgpu_arbiter_look(vgpu_arbiter *arbiter)
-{
+void vgpu_arbiter_look(vgpu_arbiter *arbiter) {
     pthread_mutex_lock(&arbiter->lock);
     look(arbiter, true);
     pthread_mutex_unlock(&arbiter->lock);
 }
 
-void vgpu_arbiter_stop(vgpu_arbiter *arbiter)
-{
+void vgpu_arbiter_stop(vgpu_arbiter *arbiter) {
     pthread_mutex_lock(&arbiter->lock);
     arbiter->stopping = true;
     pthread_cond_broadcast(&arbiter->changed);
     pthread_mutex_unlock(&arbiter->lock);
 }
 
-static void close_container(struct vgpu_container *container)
-{
+static void close_container(struct vgpu_container *container) {
     if (container->limits_file)
         munmap(container->limits_file, sizeof *container->limits_file);
     if (container->usage)
@@ -207,8 +199,7 @@ static void close_container(struct vgpu_container *container)
     free(container);
 }
 
-static int open_container(const char *dir, struct vgpu_container **out)
-{
+static int open_container(const char *dir, struct vgpu_container **out) {
     char path[4096];
     struct stat status;
     int fd = -1;
@@ -236,16 +227,14 @@ static int open_container(const char *dir, struct vgpu_container **out)
     return 0;
 }
 
-static struct vgpu_container **find(vgpu_arbiter *arbiter, const char *dir)
-{
+static struct vgpu_container **find(vgpu_arbiter *arbiter, const char *dir) {
     struct vgpu_container **place = &arbiter->containers;
     while (*place && strcmp((*place)->directory, dir) != 0)
         place = &(*place)->next;
     return place;
 }
 
-static void remove_container(vgpu_arbiter *arbiter, struct vgpu_container **place)
-{
+static void remove_container(vgpu_arbiter *arbiter, struct vgpu_container **place) {
     struct vgpu_container *container = *place;
     unseat(arbiter, container);
     *place = container->next;
@@ -253,16 +242,14 @@ static void remove_container(vgpu_arbiter *arbiter, struct vgpu_container **plac
 }
 
 /* Still the file that was there when it was attached? */
-static bool same_file(const struct vgpu_container *container)
-{
+static bool same_file(const struct vgpu_container *container) {
     char path[4096];
     struct stat status;
     return vgpu_path_join(path, sizeof path, container->directory, "limits") == 0 && stat(path, &status) == 0 &&
            status.st_dev == container->device && status.st_ino == container->inode;
 }
 
-int vgpu_arbiter_attach(vgpu_arbiter *arbiter, const char *dir)
-{
+int vgpu_arbiter_attach(vgpu_arbiter *arbiter, const char *dir) {
     pthread_mutex_lock(&arbiter->lock);
     struct vgpu_container **place = find(arbiter, dir);
     int result = 0;
@@ -277,8 +264,7 @@ int vgpu_arbiter_attach(vgpu_arbiter *arbiter, const char *dir)
     return result;
 }
 
-void vgpu_arbiter_detach(vgpu_arbiter *arbiter, const char *dir)
-{
+void vgpu_arbiter_detach(vgpu_arbiter *arbiter, const char *dir) {
     pthread_mutex_lock(&arbiter->lock);
     struct vgpu_container **place = find(arbiter, dir);
     if (*place)
@@ -286,15 +272,13 @@ void vgpu_arbiter_detach(vgpu_arbiter *arbiter, const char *dir)
     pthread_mutex_unlock(&arbiter->lock);
 }
 
-void vgpu_arbiter_state(vgpu_arbiter *arbiter, struct vgpu_arbiter_state *out)
-{
+void vgpu_arbiter_state(vgpu_arbiter *arbiter, struct vgpu_arbiter_state *out) {
     pthread_mutex_lock(&arbiter->lock);
     *out = arbiter->state;
     pthread_mutex_unlock(&arbiter->lock);
 }
 
-void vgpu_arbiter_free(vgpu_arbiter *arbiter)
-{
+void vgpu_arbiter_free(vgpu_arbiter *arbiter) {
     while (arbiter->containers)
         remove_container(arbiter, &arbiter->containers);
     for (unsigned i = 0; i < MAX_CARDS; i++)

@@ -1,18 +1,18 @@
-/* Whose time was inside of whose measurement: the pair of events around a launch also spans the time slices of other containers. */
+/* Whose time was inside of whose measurement: the pair of events around a launch also spans the time slices of other
+ * containers. */
 #include <string.h>
 
 #include "arbiter/arbiter.h"
 
 #define FEW_TURNS 4u
-#define NEXT_NS 200000u /* a launch that comes so soon after the one before finds others in the slice that they were given then */
+/* a launch that comes so soon after the one before finds others in the slice that they were given then */
+#define NEXT_NS 200000u
 
-static uint64_t smaller(uint64_t a, uint64_t b)
-{
+static uint64_t smaller(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-void vgpu_meter_note(struct vgpu_meter *meter, uint64_t at, uint64_t total)
-{
+void vgpu_meter_note(struct vgpu_meter *meter, uint64_t at, uint64_t total) {
     const uint32_t last = (meter->count - 1) % VGPU_METER_POINTS, before = (meter->count - 2) % VGPU_METER_POINTS;
     if (!meter->count || total + meter->lowered >= meter->points[last].total) {
         meter->reached = at;
@@ -32,8 +32,7 @@ void vgpu_meter_note(struct vgpu_meter *meter, uint64_t at, uint64_t total)
     meter->count++;
 }
 
-static double total_at(const struct vgpu_meter *meter, uint64_t when)
-{
+static double total_at(const struct vgpu_meter *meter, uint64_t when) {
     const uint32_t kept = (uint32_t)smaller(meter->count, VGPU_METER_POINTS);
     const uint32_t newest = meter->count - 1;
     if (when >= meter->points[newest % VGPU_METER_POINTS].at)
@@ -42,27 +41,25 @@ static double total_at(const struct vgpu_meter *meter, uint64_t when)
         const uint32_t i = (newest - age) % VGPU_METER_POINTS, next = (newest - age + 1) % VGPU_METER_POINTS;
         if (when < meter->points[i].at)
             continue;
-        const double part = (double)(when - meter->points[i].at) / (double)(meter->points[next].at - meter->points[i].at);
+        const double part =
+            (double)(when - meter->points[i].at) / (double)(meter->points[next].at - meter->points[i].at);
         return (double)meter->points[i].total + part * (double)(meter->points[next].total - meter->points[i].total);
     }
     return (double)meter->points[(meter->count - kept) % VGPU_METER_POINTS].total;
 }
 
-uint64_t vgpu_meter_between(const struct vgpu_meter *meter, uint64_t begin, uint64_t end)
-{
+uint64_t vgpu_meter_between(const struct vgpu_meter *meter, uint64_t begin, uint64_t end) {
     return meter->count && begin < end ? (uint64_t)(total_at(meter, end) - total_at(meter, begin)) : 0;
 }
 
-static void insert(struct vgpu_busy *busy, uint32_t place, struct vgpu_busy_span span)
-{
+static void insert(struct vgpu_busy *busy, uint32_t place, struct vgpu_busy_span span) {
     memmove(busy->spans + place + 1, busy->spans + place, (busy->count - place) * sizeof *busy->spans);
     busy->spans[place] = span;
     busy->count++;
 }
 
 /* Cuts the span at `place` in two at `when`, inside of it. */
-static void cut(struct vgpu_busy *busy, uint32_t place, uint64_t when)
-{
+static void cut(struct vgpu_busy *busy, uint32_t place, uint64_t when) {
     struct vgpu_busy_span second = busy->spans[place];
     second.begin = when;
     busy->spans[place].end = when;
@@ -70,8 +67,7 @@ static void cut(struct vgpu_busy *busy, uint32_t place, uint64_t when)
 }
 
 /* When each of the launches of one that was alone ended is not told for long. */
-static void forget_ends(struct vgpu_busy *busy)
-{
+static void forget_ends(struct vgpu_busy *busy) {
     const uint32_t old = busy->count - busy->count / 8;
     uint32_t kept = 0;
     for (uint32_t i = 1; i < busy->count; i++) {
@@ -89,8 +85,7 @@ static void forget_ends(struct vgpu_busy *busy)
 }
 
 /* One interval at most doubles the spans: with so few there is room for it. The oldest ones go. */
-static void make_room(struct vgpu_busy *busy)
-{
+static void make_room(struct vgpu_busy *busy) {
     const uint32_t most = VGPU_BUSY_SPANS / 2 - 2;
     if (busy->count <= most)
         return;
@@ -103,14 +98,14 @@ static void make_room(struct vgpu_busy *busy)
 }
 
 /* Joins spans that touch and say the same, from one place to another. */
-static void tidy(struct vgpu_busy *busy, uint32_t from, uint32_t to)
-{
+static void tidy(struct vgpu_busy *busy, uint32_t from, uint32_t to) {
     const uint32_t next = (uint32_t)smaller((uint64_t)to + 1, busy->count);
     uint32_t kept = from;
     for (uint32_t i = from + 1; i < next; i++) {
         struct vgpu_busy_span *last = &busy->spans[kept];
-        if (last->end == busy->spans[i].begin && last->members == busy->spans[i].members && last->ended == busy->spans[i].ended &&
-            last->last_ns == busy->spans[i].last_ns && last->ender == busy->spans[i].ender)
+        if (last->end == busy->spans[i].begin && last->members == busy->spans[i].members &&
+            last->ended == busy->spans[i].ended && last->last_ns == busy->spans[i].last_ns &&
+            last->ender == busy->spans[i].ender)
             last->end = busy->spans[i].end;
         else
             busy->spans[++kept] = busy->spans[i];
@@ -124,26 +119,27 @@ static void tidy(struct vgpu_busy *busy, uint32_t from, uint32_t to)
 struct addition {
     unsigned member;
     double *refunds;
-    double least;                        /* part of the interval that was the launch's own: it cannot have taken less than the shortest of its like */
-    unsigned shorts;                     /* others that launched short work meanwhile */
-    double rates[VGPU_ARBITER_MEMBERS];  /* part of the time that each took, by their charges */
-    double parts[VGPU_ARBITER_MEMBERS + 1]; /* by the number of busy members: what was left for each; 0: not yet reckoned */
+    /* part of the interval that was the launch's own: it cannot have taken less than the shortest of its like */
+    double least;
+    unsigned shorts;                    /* others that launched short work meanwhile */
+    double rates[VGPU_ARBITER_MEMBERS]; /* part of the time that each took, by their charges */
+    /* by the number of busy members: what was left for each; 0: not yet reckoned */
+    double parts[VGPU_ARBITER_MEMBERS + 1];
 };
 
 /* Evenly over the whole interval: the charges are known every few milliseconds only. */
-static void find_shorts(struct addition *add, uint64_t begin, uint64_t end, const struct vgpu_meters *meters)
-{
+static void find_shorts(struct addition *add, uint64_t begin, uint64_t end, const struct vgpu_meters *meters) {
     for (unsigned i = 0; i < meters->count; i++) {
-        const uint64_t used = meters->of[i].member == add->member ? 0 : vgpu_meter_between(meters->of[i].meter, begin, end);
+        const uint64_t used =
+            meters->of[i].member == add->member ? 0 : vgpu_meter_between(meters->of[i].meter, begin, end);
         if (used)
             add->rates[add->shorts++] = (double)used / (double)(end - begin);
     }
 }
 
-/* What was left of the time for each of `count` busy members. Work is charged when it is launched and may run later: nobody took more than its
- * turn of the time slices. */
-static double part_of_each(struct addition *add, unsigned count)
-{
+/* What was left of the time for each of `count` busy members. Work is charged when it is launched and may run later:
+ * nobody took more than its turn of the time slices. */
+static double part_of_each(struct addition *add, unsigned count) {
     if (add->parts[count] > 0)
         return add->parts[count];
     const double turn = 1.0 / (count + 1);
@@ -155,8 +151,8 @@ static double part_of_each(struct addition *add, unsigned count)
 }
 
 /* What the one that ended had of the last `before` nanoseconds, of which `count` shared in turns. */
-static double had_since(const struct vgpu_busy *busy, const struct vgpu_busy_span *span, unsigned count, uint64_t before)
-{
+static double had_since(const struct vgpu_busy *busy, const struct vgpu_busy_span *span, unsigned count,
+                        uint64_t before) {
     if (before <= span->last_ns)
         return (double)before;
     const uint64_t turn = count * busy->slice_ns, others = turn - busy->slice_ns;
@@ -175,19 +171,19 @@ struct parts {
     double ender, other;
 };
 
-static struct parts parts_of(struct addition *add, const struct vgpu_busy *busy, const struct vgpu_busy_span *span)
-{
+static struct parts parts_of(struct addition *add, const struct vgpu_busy *busy, const struct vgpu_busy_span *span) {
     const unsigned count = (unsigned)__builtin_popcountll(span->members);
     const double length = (double)(span->end - span->begin), each = count ? part_of_each(add, count) : 0;
     if (count < 2 || !span->ended)
         return (struct parts){length * each, length * each};
-    const double last = had_since(busy, span, count, span->ended - span->begin) - had_since(busy, span, count, span->ended - span->end);
+    const double last =
+        had_since(busy, span, count, span->ended - span->begin) - had_since(busy, span, count, span->ended - span->end);
     return (struct parts){last * each * count, (length - last) / (count - 1) * each * count};
 }
 
-/* The member joins those who are busy in the span, with a launch that ends at `end`: each of them had more or less of it than was thought. */
-static void join(struct addition *add, const struct vgpu_busy *busy, struct vgpu_busy_span *span, uint64_t end)
-{
+/* The member joins those who are busy in the span, with a launch that ends at `end`: each of them had more or less of
+ * it than was thought. */
+static void join(struct addition *add, const struct vgpu_busy *busy, struct vgpu_busy_span *span, uint64_t end) {
     const uint64_t bit = UINT64_C(1) << add->member;
     const bool ends_first = busy->slice_ns && (!span->ended || end < span->ended);
     if (span->members & bit && !ends_first)
@@ -201,27 +197,29 @@ static void join(struct addition *add, const struct vgpu_busy *busy, struct vgpu
     }
     const struct parts had = parts_of(add, busy, &before), has = parts_of(add, busy, span);
     if (!(before.members & bit)) {
-        const double length = (double)(span->end - span->begin), part = add->member == span->ender ? has.ender : has.other;
-        add->refunds[add->member] += length - (!before.members && part < length * add->least ? length * add->least : part);
+        const double length = (double)(span->end - span->begin),
+                     part = add->member == span->ender ? has.ender : has.other;
+        add->refunds[add->member] +=
+            length - (!before.members && part < length * add->least ? length * add->least : part);
     }
     for (uint64_t known = before.members; known; known &= known - 1) {
         const unsigned member = (unsigned)__builtin_ctzll(known);
-        add->refunds[member] += (member == before.ender ? had.ender : had.other) - (member == span->ender ? has.ender : has.other);
+        add->refunds[member] +=
+            (member == before.ender ? had.ender : had.other) - (member == span->ender ? has.ender : has.other);
     }
 }
 
-/* What a launch itself took that has waited for others' slices, when `since` the one before of the same program had ended: others had the card from
- * then on, and had as many slices as it had, one after the other. It took more if they gave some of them back. 0: it has not waited. */
-static uint64_t without_slices(const struct vgpu_busy *busy, uint64_t since, uint64_t length)
-{
+/* What a launch itself took that has waited for others' slices, when `since` the one before of the same program had
+ * ended: others had the card from then on, and had as many slices as it had, one after the other. It took more if they
+ * gave some of them back. 0: it has not waited. */
+static uint64_t without_slices(const struct vgpu_busy *busy, uint64_t since, uint64_t length) {
     const uint64_t turn = 2 * busy->slice_ns, slack = busy->slice_ns / 32, whole = since + length;
     return busy->slice_ns && length > busy->slice_ns ? whole - (whole - slack + turn - 1) / turn * busy->slice_ns : 0;
 }
 
-/* Waiting for others only ever adds, so the shortest is it, until it is forgotten in some dozens of launches; or what is seen twice in a row where
- * each comes right after the one before and waits for others' slices. */
-static void note_length(struct vgpu_busy *busy, unsigned member, uint64_t begin, uint64_t end, bool others)
-{
+/* Waiting for others only ever adds, so the shortest is it, until it is forgotten in some dozens of launches; or what
+ * is seen twice in a row where each comes right after the one before and waits for others' slices. */
+static void note_length(struct vgpu_busy *busy, unsigned member, uint64_t begin, uint64_t end, bool others) {
     struct vgpu_busy_kernel *kernel = &busy->kernels[member];
     const uint64_t length = end - begin, known = kernel->shortest_ns, forgotten = known + known / 32;
     const uint64_t since = begin > kernel->last_end ? begin - kernel->last_end : 0;
@@ -234,9 +232,8 @@ static void note_length(struct vgpu_busy *busy, unsigned member, uint64_t begin,
     kernel->last_end = end;
 }
 
-uint64_t vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, uint64_t end, const struct vgpu_meters *meters,
-                       double refunds[VGPU_ARBITER_MEMBERS])
-{
+uint64_t vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, uint64_t end,
+                       const struct vgpu_meters *meters, double refunds[VGPU_ARBITER_MEMBERS]) {
     struct addition add;
     add.member = member;
     add.refunds = refunds;
@@ -276,8 +273,7 @@ uint64_t vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, 
     return fresh;
 }
 
-void vgpu_busy_forget(struct vgpu_busy *busy, unsigned member)
-{
+void vgpu_busy_forget(struct vgpu_busy *busy, unsigned member) {
     uint32_t kept = 0;
     busy->kernels[member] = (struct vgpu_busy_kernel){0};
     for (uint32_t i = 0; i < busy->count; i++) {

@@ -5,35 +5,36 @@
 
 #include "region/sigbus_guard.h"
 
-#define FARTHEST_NS 2000000000u     /* a launch that waits for longer counts again when its turn comes; also bounds what a killed one leaves */
-#define SMOOTH_NS 50000000.0        /* time over which the use of a card is averaged */
-#define EAGER_NS 50000000u          /* who was held back, or has just come, is believed to want all that it may have, for so long */
-#define BUSY_CARD 0.97              /* a card as full as this tells nothing of what its containers would use without each other */
-#define CAREFUL_NS 100000000u       /* after that nothing is lent of what containers with work leave unused */
-#define HEADROOM_PERCENT 6          /* what is kept for each of those beside its present use and a tenth of it */
-#define BEAT_NS 100000000u          /* a heartbeat alone: libraries wait ten times as long */
-#define METER_NS 10000000000u       /* after the last long launch on a card nobody needs to know of short ones */
-#define METER_BASE_NS (UINT64_C(1) << 62) /* a measurement is seen before what it corrects: that must not go below 0 */
+/* a launch that waits for longer counts again when its turn comes; also bounds what a killed one leaves */
+#define FARTHEST_NS 2000000000u
+#define SMOOTH_NS 50000000.0 /* time over which the use of a card is averaged */
+/* who was held back, or has just come, is believed to want all that it may have, for so long */
+#define EAGER_NS 50000000u
+/* a card as full as this tells nothing of what its containers would use without each other */
+#define BUSY_CARD 0.97
+#define CAREFUL_NS 100000000u             /* after that nothing is lent of what containers with work leave unused */
+#define HEADROOM_PERCENT 6                /* what is kept for each of those beside its present use and a tenth of it */
+#define BEAT_NS 100000000u                /* a heartbeat alone: libraries wait ten times as long */
+#define METER_NS 10000000000u             /* after the last long launch on a card nobody needs to know of short ones */
+#define METER_BASE_NS (UINT64_C(1) << 62) /* a measurement is seen before what it corrects: that must not go below 0   \
+                                           */
 #define LONGEST_RUN_NS 60000000000u
-#define MANY_RUNS (VGPU_RUNS / 4)   /* measured launches found by one look: twice as many, and half the time of the ring has passed */
+/* measured launches found by one look: twice as many, and half the time of the ring has passed */
+#define MANY_RUNS (VGPU_RUNS / 4)
 
-static bool ahead(uint64_t when, uint64_t now)
-{
+static bool ahead(uint64_t when, uint64_t now) {
     return when > now && when - now < FARTHEST_NS;
 }
 
-static bool has_work(uint64_t wanted_until, uint64_t now)
-{
+static bool has_work(uint64_t wanted_until, uint64_t now) {
     return wanted_until + VGPU_ACTIVE_NS > now && wanted_until < now + FARTHEST_NS;
 }
 
-static bool plausible(uint64_t begin, uint64_t end, uint64_t now)
-{
+static bool plausible(uint64_t begin, uint64_t end, uint64_t now) {
     return begin < end && end < now + VGPU_ARBITER_PERIOD_NS && end - begin < LONGEST_RUN_NS;
 }
 
-static void look_at_runs(struct vgpu_arbiter_member *member, struct vgpu_pacer_card *pacer, uint64_t now)
-{
+static void look_at_runs(struct vgpu_arbiter_member *member, struct vgpu_pacer_card *pacer, uint64_t now) {
     const uint64_t count = atomic_load_explicit(&pacer->run_count, memory_order_acquire);
     member->fresh = 0;
     if (!member->known || count < member->run_count)
@@ -55,8 +56,7 @@ static void look_at_runs(struct vgpu_arbiter_member *member, struct vgpu_pacer_c
     }
 }
 
-static void look_at(struct vgpu_container *container, uint64_t now)
-{
+static void look_at(struct vgpu_container *container, uint64_t now) {
     for (unsigned i = 0; i < container->limits.card_count; i++) {
         struct vgpu_arbiter_member *member = container->members[i];
         struct vgpu_pacer_card *pacer = &container->usage->pacer[i];
@@ -81,8 +81,7 @@ struct looking {
     bool found;
 };
 
-static int look_at_all(void *context)
-{
+static int look_at_all(void *context) {
     struct looking *looking = context;
     for (; looking->at; looking->at = looking->at->next)
         if (!looking->at->broken)
@@ -90,21 +89,22 @@ static int look_at_all(void *context)
     return 0;
 }
 
-static int look_for_comers(void *context)
-{
+static int look_for_comers(void *context) {
     struct looking *looking = context;
     for (; looking->at; looking->at = looking->at->next)
         for (unsigned i = 0; i < looking->at->limits.card_count && !looking->at->broken; i++) {
             const struct vgpu_arbiter_member *member = looking->at->members[i];
             if (member && !member->view.active)
-                looking->found |= has_work(atomic_load_explicit(&looking->at->usage->pacer[i].wanted_until, memory_order_relaxed), looking->now);
+                looking->found |=
+                    has_work(atomic_load_explicit(&looking->at->usage->pacer[i].wanted_until, memory_order_relaxed),
+                             looking->now);
         }
     return 0;
 }
 
-/* One guard for all: setting it up takes a system call. This thread touches no other mapping of a file meanwhile that could be cut short. */
-static void guarded(struct looking *looking, int (*work)(void *context))
-{
+/* One guard for all: setting it up takes a system call. This thread touches no other mapping of a file meanwhile that
+ * could be cut short. */
+static void guarded(struct looking *looking, int (*work)(void *context)) {
     while (vgpu_guarded(NULL, SIZE_MAX, work, looking) < 0) {
         struct vgpu_container *broken = looking->at;
         broken->broken = true;
@@ -117,56 +117,54 @@ static void guarded(struct looking *looking, int (*work)(void *context))
     }
 }
 
-void vgpu_containers_look(struct vgpu_container *first, uint64_t now)
-{
+void vgpu_containers_look(struct vgpu_container *first, uint64_t now) {
     struct looking looking = {.at = first, .now = now};
     guarded(&looking, look_at_all);
 }
 
-bool vgpu_containers_come(struct vgpu_container *first, uint64_t now)
-{
+bool vgpu_containers_come(struct vgpu_container *first, uint64_t now) {
     struct looking looking = {.at = first, .now = now};
     guarded(&looking, look_for_comers);
     return looking.found;
 }
 
 /* What the last `passed` nanoseconds tell of a container that had `part` of the card, the others' work counted. */
-static void weigh(struct vgpu_arbiter_member *member, uint64_t now, double passed, double part)
-{
+static void weigh(struct vgpu_arbiter_member *member, uint64_t now, double passed, double part) {
     member->pending_ns += (double)(int64_t)(member->now.used_ns - member->before.used_ns);
-    member->pending_ns = member->pending_ns < 0 ? 0 : member->pending_ns > FARTHEST_NS ? FARTHEST_NS : member->pending_ns;
+    member->pending_ns = member->pending_ns < 0             ? 0
+                         : member->pending_ns > FARTHEST_NS ? FARTHEST_NS
+                                                            : member->pending_ns;
     const double done = member->pending_ns < passed * part ? member->pending_ns : passed * part;
     member->pending_ns -= done;
     if (passed > 0)
         member->rate += (done / passed - member->rate) * passed / (passed + SMOOTH_NS);
     const uint64_t wanted = member->now.wanted_until;
     const bool active = has_work(wanted, now) || member->pending_ns > 0;
-    const bool held_back = member->now.throttled_ns != member->before.throttled_ns || ahead(member->now.tat, now) || ahead(wanted, now);
+    const bool held_back =
+        member->now.throttled_ns != member->before.throttled_ns || ahead(member->now.tat, now) || ahead(wanted, now);
     if (held_back || (active && !member->view.active))
         member->eager_until = now + EAGER_NS;
     member->view.active = active;
 }
 
-/* Containers that leave part of their guarantee unused lend it, as long as the card has time left over: only then does their use tell what they
- * want. In percent, in steps, so that small changes change nothing. */
-static uint32_t demand_of(const struct vgpu_arbiter_member *member, const struct vgpu_arbiter_card *card, uint64_t now)
-{
+/* Containers that leave part of their guarantee unused lend it, as long as the card has time left over: only then does
+ * their use tell what they want. In percent, in steps, so that small changes change nothing. */
+static uint32_t demand_of(const struct vgpu_arbiter_member *member, const struct vgpu_arbiter_card *card,
+                          uint64_t now) {
     if (now < card->careful_until || now < member->eager_until)
         return 100;
     const uint32_t demand = (uint32_t)(member->rate * 110) + HEADROOM_PERCENT;
     return demand < 100 ? (demand + 3) / 4 * 4 : 100;
 }
 
-static void meter(struct vgpu_arbiter_member *member, uint64_t now)
-{
+static void meter(struct vgpu_arbiter_member *member, uint64_t now) {
     uint64_t measured = member->measured_ns;
     for (unsigned run = 0; run < member->fresh; run++)
         measured += member->history->runs[run].end - member->history->runs[run].begin;
     vgpu_meter_note(&member->history->meter, now, METER_BASE_NS + member->now.used_ns - measured);
 }
 
-static void take_in_runs(struct vgpu_arbiter_card *card, uint64_t now)
-{
+static void take_in_runs(struct vgpu_arbiter_card *card, uint64_t now) {
     struct vgpu_meters meters = {.count = 0};
     bool any = false;
     double refunds[VGPU_ARBITER_MEMBERS] = {0};
@@ -189,7 +187,8 @@ static void take_in_runs(struct vgpu_arbiter_card *card, uint64_t now)
         return;
     for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++)
         for (unsigned run = 0; card->members[i] && run < card->members[i]->fresh; run++) {
-            const uint64_t begin = card->members[i]->history->runs[run].begin, end = card->members[i]->history->runs[run].end;
+            const uint64_t begin = card->members[i]->history->runs[run].begin,
+                           end = card->members[i]->history->runs[run].end;
             card->members[i]->measured_ns += vgpu_busy_add(&card->busy, i, begin, end, &meters, refunds);
         }
     for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++)
@@ -197,11 +196,12 @@ static void take_in_runs(struct vgpu_arbiter_card *card, uint64_t now)
             card->members[i]->refund_ns += refunds[i];
 }
 
-static void publish(struct vgpu_arbiter_member *member, const struct vgpu_arbiter_view *answer, uint64_t now)
-{
+static void publish(struct vgpu_arbiter_member *member, const struct vgpu_arbiter_view *answer, uint64_t now) {
     struct vgpu_limits_file *file = member->container->limits_file;
-    const uint64_t refund = member->refund_ns > 0 ? (uint64_t)member->refund_ns : 0; /* what was refunded too much is kept back from the next ones */
-    const bool told = member->view.share == answer->share && member->view.yield == answer->yield && member->view.neighbours == answer->neighbours;
+    /* what was refunded too much is kept back from the next ones */
+    const uint64_t refund = member->refund_ns > 0 ? (uint64_t)member->refund_ns : 0;
+    const bool told = member->view.share == answer->share && member->view.yield == answer->yield &&
+                      member->view.neighbours == answer->neighbours;
     if (told && !refund && now - member->beaten < BEAT_NS)
         return;
     member->view.share = answer->share;
@@ -218,18 +218,17 @@ static void publish(struct vgpu_arbiter_member *member, const struct vgpu_arbite
 }
 
 /* Somebody uses what belongs to one without work, who should not have to wait for it. */
-static bool lends(const struct vgpu_arbiter_view *views, unsigned count)
-{
+static bool lends(const struct vgpu_arbiter_view *views, unsigned count) {
     bool lent = false, resting = false;
     for (unsigned i = 0; i < count; i++) {
-        lent |= views[i].active && (views[i].priority > 0 || (views[i].policy == VGPU_CORES_ELASTIC && views[i].share > views[i].cores));
+        lent |= views[i].active &&
+                (views[i].priority > 0 || (views[i].policy == VGPU_CORES_ELASTIC && views[i].share > views[i].cores));
         resting |= !views[i].active;
     }
     return lent && resting;
 }
 
-void vgpu_card_decide(struct vgpu_arbiter_card *card, uint64_t now, uint64_t passed)
-{
+void vgpu_card_decide(struct vgpu_arbiter_card *card, uint64_t now, uint64_t passed) {
     struct vgpu_arbiter_member *present[VGPU_ARBITER_MEMBERS];
     struct vgpu_arbiter_view asked[VGPU_ARBITER_MEMBERS];
     unsigned count = 0;
@@ -246,9 +245,12 @@ void vgpu_card_decide(struct vgpu_arbiter_card *card, uint64_t now, uint64_t pas
     for (unsigned i = 0; i < count; i++) {
         const struct vgpu_limits *limits = &present[i]->container->limits;
         const struct vgpu_card_limit *limit = &limits->cards[present[i]->index];
-        asked[i] = (struct vgpu_arbiter_view){
-            .active = present[i]->view.active, .demand = demand_of(present[i], card, now), .cores = limit->cores,
-            .ceiling = limit->cores_ceiling, .policy = limits->core_policy, .priority = limits->priority};
+        asked[i] = (struct vgpu_arbiter_view){.active = present[i]->view.active,
+                                              .demand = demand_of(present[i], card, now),
+                                              .cores = limit->cores,
+                                              .ceiling = limit->cores_ceiling,
+                                              .policy = limits->core_policy,
+                                              .priority = limits->priority};
         card->active += asked[i].active;
     }
     const bool changed = count != card->asked_count || memcmp(asked, card->asked, count * sizeof *asked) != 0;

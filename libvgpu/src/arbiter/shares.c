@@ -3,14 +3,12 @@
 
 #define FLOOR_PERCENT 2u /* what a low-priority container keeps while a high-priority one has work; as in share.c */
 
-static uint32_t at_most(uint32_t value, uint32_t most)
-{
+static uint32_t at_most(uint32_t value, uint32_t most) {
     return value < most ? value : most;
 }
 
 /* The most that a container may ever use. */
-static uint32_t ceiling_of(const struct vgpu_arbiter_view *view)
-{
+static uint32_t ceiling_of(const struct vgpu_arbiter_view *view) {
     if (view->policy == VGPU_CORES_ELASTIC) {
         const uint32_t ceiling = view->ceiling ? at_most(view->ceiling, 100) : 100;
         return ceiling > view->cores ? ceiling : at_most(view->cores, 100);
@@ -19,16 +17,15 @@ static uint32_t ceiling_of(const struct vgpu_arbiter_view *view)
 }
 
 /* What a container takes if it gets it; `eager`: as if it wanted all that it may have. */
-static uint32_t appetite(const struct vgpu_arbiter_view *view, bool eager)
-{
+static uint32_t appetite(const struct vgpu_arbiter_view *view, bool eager) {
     const uint32_t ceiling = ceiling_of(view);
     const uint32_t wanted = eager || view->demand > 100 ? ceiling : at_most(ceiling, view->demand ? view->demand : 1);
     return view->yield ? at_most(wanted, FLOOR_PERCENT) : wanted;
 }
 
-/* Shares of those who have work, and of `one`, with or without work: first what each is guaranteed, then by weight what is left. */
-static void divide(const struct vgpu_arbiter_view *views, uint32_t count, uint32_t one, double shares[])
-{
+/* Shares of those who have work, and of `one`, with or without work: first what each is guaranteed, then by weight what
+ * is left. */
+static void divide(const struct vgpu_arbiter_view *views, uint32_t count, uint32_t one, double shares[]) {
     double left = 100;
     for (uint32_t i = 0; i < count; i++) {
         const bool counts = views[i].active || i == one;
@@ -55,8 +52,7 @@ static void divide(const struct vgpu_arbiter_view *views, uint32_t count, uint32
     }
 }
 
-void vgpu_arbiter_shares(struct vgpu_arbiter_view *views, uint32_t count)
-{
+void vgpu_arbiter_shares(struct vgpu_arbiter_view *views, uint32_t count) {
     double shares[VGPU_ARBITER_MEMBERS];
     uint32_t active = 0, high = 0;
     count = at_most(count, VGPU_ARBITER_MEMBERS);

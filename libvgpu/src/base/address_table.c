@@ -14,7 +14,8 @@ static uint32_t slot_of(uintptr_t address) {
     return (uint32_t)((address * 0x9e3779b97f4a7c15ull) >> 32) % SLOTS;
 }
 
-/* A slot that another thread is writing, or was when the process was forked, is passed over: the address may then be there twice, with one hook. */
+/* A slot that another thread is writing, or was when the process was forked, is passed over: the address may then be
+ * there twice, with one hook. */
 void vgpu_addresses_put(int hook, uintptr_t address) {
     uint32_t slot = slot_of(address);
     for (int i = 0; i < SLOTS; i++, slot = (slot + 1) % SLOTS) {

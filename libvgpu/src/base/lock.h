@@ -1,5 +1,5 @@
-/* Locks of this process that may be held over calls of the driver: who waits sleeps. A forked child starts with all of them free (fork.h), which a
- * pthread_mutex_t cannot promise: its forked copy belongs to a thread that is not there. */
+/* Locks of this process that may be held over calls of the driver: who waits sleeps. A forked child starts with all of
+ * them free (fork.h), which a pthread_mutex_t cannot promise: its forked copy belongs to a thread that is not there. */
 #ifndef VGPU_LOCK_H
 #define VGPU_LOCK_H
 #include <errno.h>

@@ -39,7 +39,8 @@ void vgpu_log(enum vgpu_log_level level, const char *format, ...) {
     if (length > sizeof line - 2)
         length = sizeof line - 2;
     line[length++] = '\n';
-    if (syscall(SYS_write, STDERR_FILENO, line, length) < 0) /* by write() a thread could be cancelled, amid whatever it holds */
+    /* by write() a thread could be cancelled, amid whatever it holds */
+    if (syscall(SYS_write, STDERR_FILENO, line, length) < 0)
         errno = 0; /* a closed stderr is no concern of the program that runs */
     errno = kept;
 }

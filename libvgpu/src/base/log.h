@@ -1,5 +1,5 @@
-/* Messages of the library: silent unless LIBCUDA_LOG_LEVEL asks, because a preloaded library has no business on a program's stderr. The one
- * exception is VGPU_LOG_ALERT: without it nobody could find out. */
+/* Messages of the library: silent unless LIBCUDA_LOG_LEVEL asks, because a preloaded library has no business on a
+ * program's stderr. The one exception is VGPU_LOG_ALERT: without it nobody could find out. */
 #ifndef VGPU_LOG_H
 #define VGPU_LOG_H
 

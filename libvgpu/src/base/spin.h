@@ -1,5 +1,5 @@
-/* Locks of this process for a few instructions: held neither over a call of the driver nor over one that may wait (lock.h). A forked child starts with
- * all of them free: see fork.h. */
+/* Locks of this process for a few instructions: held neither over a call of the driver nor over one that may wait
+ * (lock.h). A forked child starts with all of them free: see fork.h. */
 #ifndef VGPU_SPIN_H
 #define VGPU_SPIN_H
 #include <sched.h>
@@ -11,8 +11,9 @@
 
 typedef atomic_uint vgpu_spin;
 
-/* Between two looks at something that another thread is about to change. After some of them it sleeps: a thread of a real-time class yields to
- * nobody of a lower class, who may be that other thread. By system call, as nanosleep() ends a thread that was cancelled, amid what it holds. */
+/* Between two looks at something that another thread is about to change. After some of them it sleeps: a thread of a
+ * real-time class yields to nobody of a lower class, who may be that other thread. By system call, as nanosleep() ends
+ * a thread that was cancelled, amid what it holds. */
 static inline void vgpu_yield(unsigned *looks) {
     const struct timespec moment = {.tv_nsec = 50000};
     if (++*looks < 64)
@@ -22,7 +23,8 @@ static inline void vgpu_yield(unsigned *looks) {
 }
 
 static inline bool vgpu_spin_try(vgpu_spin *lock) {
-    return atomic_load_explicit(lock, memory_order_relaxed) == 0 && atomic_exchange_explicit(lock, 1, memory_order_acquire) == 0;
+    return atomic_load_explicit(lock, memory_order_relaxed) == 0 &&
+           atomic_exchange_explicit(lock, 1, memory_order_acquire) == 0;
 }
 
 static inline void vgpu_spin_lock(vgpu_spin *lock) {

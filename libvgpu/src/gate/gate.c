@@ -11,12 +11,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "ledger/charge.h"
 #include "base/clock.h"
 #include "base/spin.h"
+#include "ledger/charge.h"
 
-#define PASSAGES 32     /* made at once */
-#define SPUN_NS 50000u  /* then who closes the gate sleeps between two looks */
+#define PASSAGES 32    /* made at once */
+#define SPUN_NS 50000u /* then who closes the gate sleeps between two looks */
 
 atomic_bool vgpu_gate_armed;
 _Atomic uint32_t vgpu_gate_state;
@@ -56,7 +56,8 @@ void vgpu_gate_arm(void) {
     errno = kept;
 }
 
-/* Weak: before glibc 2.34 they are in libpthread, which this library does not bring into programs that have no threads. */
+/* Weak: before glibc 2.34 they are in libpthread, which this library does not bring into programs that have no threads.
+ */
 #pragma weak pthread_key_create
 #pragma weak pthread_setspecific
 static pthread_key_t ending;
@@ -64,31 +65,37 @@ static pthread_key_t ending;
 static void give_back(void *passage) {
     struct vgpu_passage *mine = passage;
     vgpu_passage = NULL;
-    atomic_store_explicit(&mine->inside, 0, memory_order_release); /* it may end amid a call: cancelled, or by a callback */
+    /* it may end amid a call: cancelled, or by a callback */
+    atomic_store_explicit(&mine->inside, 0, memory_order_release);
     atomic_store_explicit(&mine->taken, 0, memory_order_release);
 }
 
-/* Has it called when the thread ends. The key is made by whoever comes first; the passage of who comes meanwhile is not used again. */
+/* Has it called when the thread ends. The key is made by whoever comes first; the passage of who comes meanwhile is not
+ * used again. */
 static void announce_end(struct vgpu_passage *mine) {
     static atomic_int state; /* 0: no key yet, 1: being made, or there is none to be had, 2: there */
     int none = 0;
-    if (pthread_key_create && pthread_setspecific && atomic_compare_exchange_strong(&state, &none, 1) && pthread_key_create(&ending, give_back) == 0)
+    if (pthread_key_create && pthread_setspecific && atomic_compare_exchange_strong(&state, &none, 1) &&
+        pthread_key_create(&ending, give_back) == 0)
         atomic_store(&state, 2);
     if (atomic_load(&state) == 2)
         pthread_setspecific(ending, mine);
 }
 
 static struct vgpu_passage *claim(void) {
-    for (struct vgpu_passage *passage = atomic_load_explicit(&vgpu_passages, memory_order_acquire); passage; passage = passage->next) {
+    for (struct vgpu_passage *passage = atomic_load_explicit(&vgpu_passages, memory_order_acquire); passage;
+         passage = passage->next) {
         uint32_t free = 0;
-        if (atomic_load_explicit(&passage->taken, memory_order_relaxed) == 0 && atomic_compare_exchange_strong(&passage->taken, &free, 1))
+        if (atomic_load_explicit(&passage->taken, memory_order_relaxed) == 0 &&
+            atomic_compare_exchange_strong(&passage->taken, &free, 1))
             return passage;
     }
     return NULL;
 }
 
 static void make_more(void) {
-    struct vgpu_passage *made = mmap(NULL, PASSAGES * sizeof *made, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct vgpu_passage *made =
+        mmap(NULL, PASSAGES * sizeof *made, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (made == MAP_FAILED)
         return;
     struct vgpu_passage *first = atomic_load(&vgpu_passages);
@@ -141,7 +148,8 @@ static long futex(_Atomic uint32_t *word, int operation, uint32_t value, const s
     return syscall(SYS_futex, word, operation | FUTEX_PRIVATE_FLAG, value, timeout, NULL, 0);
 }
 
-/* Until the gate is open. Looks again from time to time: in a child that was forked while it was closed nobody would wake it. */
+/* Until the gate is open. Looks again from time to time: in a child that was forked while it was closed nobody would
+ * wake it. */
 static void await_open(void) {
     const struct timespec while_ = {.tv_nsec = 10000000};
     vgpu_own_tables();
@@ -185,7 +193,8 @@ bool vgpu_gate_inside(void) {
 static bool anybody_inside(void) {
     if (atomic_load(&strangers))
         return true;
-    for (struct vgpu_passage *passage = atomic_load_explicit(&vgpu_passages, memory_order_acquire); passage; passage = passage->next)
+    for (struct vgpu_passage *passage = atomic_load_explicit(&vgpu_passages, memory_order_acquire); passage;
+         passage = passage->next)
         if (atomic_load_explicit(&passage->inside, memory_order_acquire))
             return true;
     return false;
@@ -208,7 +217,8 @@ bool vgpu_gate_close(uint64_t patience_ns) {
             vgpu_sleep_until(now + SPUN_NS);
         empty = !anybody_inside();
     }
-    if (!ordered) /* the kernel has changed its mind, as a filter that came later makes it: from now on it is not asked */
+    /* the kernel has changed its mind, as a filter that came later makes it: from now on it is not asked */
+    if (!ordered)
         atomic_fetch_or(&vgpu_gate_state, VGPU_GATE_FENCED);
     if (!empty)
         vgpu_gate_open();

@@ -1,8 +1,10 @@
-/* The gate before everything that hands work to a card or reaches into device memory: copies, fills, launches, graphs, operations of streams.
+/* The gate before everything that hands work to a card or reaches into device memory: copies, fills, launches, graphs,
+ * operations of streams.
  *
- * Whoever moves a block closes it, so that nobody can hand anything in while the block is nowhere. A thread in such a call says so in a passage of its
- * own, by plain stores: what makes the gate safe is paid by who closes it (membarrier). Who meets a closed gate waits until it opens; a call inside
- * another one (a driver that calls the program back) never waits. A forked child starts with an open gate. */
+ * Whoever moves a block closes it, so that nobody can hand anything in while the block is nowhere. A thread in such a
+ * call says so in a passage of its own, by plain stores: what makes the gate safe is paid by who closes it
+ * (membarrier). Who meets a closed gate waits until it opens; a call inside another one (a driver that calls the
+ * program back) never waits. A forked child starts with an open gate. */
 #ifndef VGPU_GATE_H
 #define VGPU_GATE_H
 #include <stdatomic.h>
@@ -17,8 +19,8 @@
 
 /* What one thread tells the others. Reused by a later thread, never freed. */
 struct vgpu_passage {
-    _Atomic uint32_t inside;    /* calls under way; more than one: within each other */
-    _Atomic uint32_t taken;     /* by a living thread, or VGPU_PASSAGE_OF_NOBODY */
+    _Atomic uint32_t inside; /* calls under way; more than one: within each other */
+    _Atomic uint32_t taken;  /* by a living thread, or VGPU_PASSAGE_OF_NOBODY */
     struct vgpu_passage *next;
     /* for streams.c */
     uint64_t epoch;             /* of what is known of streams; another one: nothing below is */
@@ -29,13 +31,13 @@ struct vgpu_passage {
     _Atomic(CUcontext) own;     /* context of that stream */
     bool shared;                /* some of it is a thread's that had this passage before */
     /* for tier_move.c and touched.c */
-    uint32_t until_look;        /* calls until it is looked whether anything should move */
-    uint32_t until_noted;       /* launches until the next one whose blocks are noted */
-    uint32_t noted_of;          /* one launch of so many is noted, on average */
+    uint32_t until_look;  /* calls until it is looked whether anything should move */
+    uint32_t until_noted; /* launches until the next one whose blocks are noted */
+    uint32_t noted_of;    /* one launch of so many is noted, on average */
     uint32_t random;
-    uint32_t noted;             /* entries of `touches` */
+    uint32_t noted; /* entries of `touches` */
     uint64_t looked_ns;
-    uint32_t touches[128];      /* launches: the number of blocks that they touch, and those */
+    uint32_t touches[128]; /* launches: the number of blocks that they touch, and those */
 } __attribute__((aligned(64)));
 
 /* Something can move: set before the process has a context, for as long as it lives. */
@@ -81,7 +83,8 @@ static inline void vgpu_gate_leave(void) {
 
 /* True: the calling thread is in such a call, or has closed the gate. It must not close it. */
 bool vgpu_gate_inside(void);
-/* Closes the gate, if nobody else has, and if everybody who is inside leaves within `patience_ns`; what they did is visible then. False: it is open. */
+/* Closes the gate, if nobody else has, and if everybody who is inside leaves within `patience_ns`; what they did is
+ * visible then. False: it is open. */
 bool vgpu_gate_close(uint64_t patience_ns);
 void vgpu_gate_open(void);
 /* In a forked child: process.h. */

@@ -5,23 +5,26 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "reserves/capture.h"
-#include "ledger/charge.h"
 #include "base/clock.h"
 #include "gate/streams.h"
+#include "ledger/charge.h"
+#include "reserves/capture.h"
 
-#define MOST_BEFORE 512u /* calls that may stand before a mark: a driver whose queue is full (1,024 launches) waits for room in it */
-#define AGAIN_NS 50000u  /* between two looks whether a mark has been recorded */
+/* calls that may stand before a mark: a driver whose queue is full (1,024 launches) waits for room in it */
+#define MOST_BEFORE 512u
+#define AGAIN_NS 50000u      /* between two looks whether a mark has been recorded */
 #define SETTLED_NS 10000000u /* a driver that has not answered by then is past its look for captures */
 
-/* One event per context, recorded behind all that it was given. It is asked when it is looked again: no card passes one at once. */
+/* One event per context, recorded behind all that it was given. It is asked when it is looked again: no card passes one
+ * at once. */
 static struct mark {
     struct mark *next;
     CUcontext context;
     CUevent event;
-    bool recorded;                /* and not seen to have passed yet */
-    bool late;                    /* there was too much before it to record it with the gate closed */
-    bool recording;               /* by a thread that has let go of the lock, and whom the end of the context waits for */
+    bool recorded; /* and not seen to have passed yet */
+    bool late;     /* there was too much before it to record it with the gate closed */
+    /* by a thread that has let go of the lock, and whom the end of the context waits for */
+    bool recording;
     bool going;                   /* the context */
     struct vgpu_stream_wait wait; /* what it stands behind */
 } *marks;
@@ -72,7 +75,8 @@ static struct mark *mark_of(CUcontext context) {
     if (made)
         return made;
     made = calloc(1, sizeof *made);
-    if (!made || !DRIVER(cuEventCreate) || DRIVER(cuEventCreate)(&made->event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) {
+    if (!made || !DRIVER(cuEventCreate) ||
+        DRIVER(cuEventCreate)(&made->event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) {
         free(made);
         return NULL;
     }
@@ -97,7 +101,8 @@ static uint64_t calls_before(const struct mark *mark) {
     return calls;
 }
 
-/* What other threads have handed in to streams of their own can only be asked for together with all else of the context (CUDA 12.5). */
+/* What other threads have handed in to streams of their own can only be asked for together with all else of the context
+ * (CUDA 12.5). */
 bool vgpu_mark_idle(CUcontext context) {
     if (!DRIVER(cuCtxRecordEvent) || !DRIVER(cuEventQuery) || !vgpu_streams_enter(context))
         return false;

@@ -5,17 +5,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "reserves/capture.h"
-#include "ledger/charge.h"
 #include "base/log.h"
 #include "base/spin.h"
 #include "gate/stream_marks.h"
+#include "ledger/charge.h"
+#include "reserves/capture.h"
 
 enum kind {
     STREAM,
     DEFAULT,  /* the legacy stream of a context */
     LEFTOVER, /* an event behind what a destroyed stream still had to do */
-    LEFT,     /* what a thread still had to do in its own stream of a context, when it turned to another one and that context was going */
+    /* what a thread still had to do in its own stream of a context, when it turned to another one and that context
+     * was going */
+    LEFT,
 };
 
 #define MANY 16u /* leftovers, after which it is looked which of them have finished */
@@ -103,11 +105,12 @@ static void note_unknown(CUstream stream) {
 }
 
 static void own_finished(struct vgpu_passage *mine) {
-    atomic_store_explicit(&mine->finished, atomic_load_explicit(&mine->handed_in, memory_order_relaxed), memory_order_release);
+    atomic_store_explicit(&mine->finished, atomic_load_explicit(&mine->handed_in, memory_order_relaxed),
+                          memory_order_release);
 }
 
-/* Work of a thread's own streams in two contexts is told apart only as far as the first has finished, or goes with its context, which is not asked
- * any more then. */
+/* Work of a thread's own streams in two contexts is told apart only as far as the first has finished, or goes with its
+ * context, which is not asked any more then. */
 static void note_own(struct vgpu_passage *mine, CUcontext context) {
     if (!mine) {
         give_up("a thread that there was no memory for uses a stream of its own");
@@ -177,7 +180,8 @@ void vgpu_stream_made(CUstream stream, CUcontext context) {
 }
 
 bool vgpu_streams_enter(CUcontext context) {
-    return DRIVER(cuCtxPushCurrent_v2) && DRIVER(cuCtxPopCurrent_v2) && DRIVER(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
+    return DRIVER(cuCtxPushCurrent_v2) && DRIVER(cuCtxPopCurrent_v2) &&
+           DRIVER(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
 }
 
 void vgpu_streams_leave(void) {
@@ -228,12 +232,13 @@ static bool take_out(CUstream stream, struct entry *entry) {
     return at;
 }
 
-/* An event behind what a stream still has to do; NULL: it has nothing to do. False: neither is to be had. Without the lock: a driver whose queue is full
- * waits until there is room in it. With the context current. */
+/* An event behind what a stream still has to do; NULL: it has nothing to do. False: neither is to be had. Without the
+ * lock: a driver whose queue is full waits until there is room in it. With the context current. */
 static bool leave_over(const struct entry *entry, CUevent *event) {
     if (finished(entry))
         return true;
-    if (!DRIVER(cuEventCreate) || !DRIVER(cuEventRecord) || DRIVER(cuEventCreate)(event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+    if (!DRIVER(cuEventCreate) || !DRIVER(cuEventRecord) ||
+        DRIVER(cuEventCreate)(event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
         return false;
     if (DRIVER(cuEventRecord)(*event, entry->stream) == CUDA_SUCCESS)
         return true;
@@ -242,15 +247,16 @@ static bool leave_over(const struct entry *entry, CUevent *event) {
     return false;
 }
 
-/* What a stream that goes still has to do, where only the whole context can be asked: one that is being captured must not be. It counts as what a thread
- * without a name has handed in to its own stream. */
+/* What a stream that goes still has to do, where only the whole context can be asked: one that is being captured must
+ * not be. It counts as what a thread without a name has handed in to its own stream. */
 static bool leave_to_context(CUcontext context) {
     struct vgpu_passage *nobodys = NULL;
     if (!vgpu_streams_lock())
         return false;
     for (struct vgpu_passage *passage = atomic_load(&vgpu_passages); passage && !nobodys; passage = passage->next)
         if (atomic_load(&passage->taken) == VGPU_PASSAGE_OF_NOBODY &&
-            (atomic_load(&passage->own) == context || atomic_load(&passage->handed_in) == atomic_load(&passage->finished)))
+            (atomic_load(&passage->own) == context ||
+             atomic_load(&passage->handed_in) == atomic_load(&passage->finished)))
             nobodys = passage;
     nobodys = nobodys ? nobodys : vgpu_passage_of_nobody();
     if (nobodys) {
@@ -315,7 +321,8 @@ bool vgpu_streams_context_idle(CUcontext context) {
     }
     vgpu_restore(mode);
     for (struct vgpu_passage *passage = atomic_load(&vgpu_passages); idle && passage; passage = passage->next)
-        idle = atomic_load(&passage->own) != context || atomic_load(&passage->handed_in) == atomic_load(&passage->finished);
+        idle = atomic_load(&passage->own) != context ||
+               atomic_load(&passage->handed_in) == atomic_load(&passage->finished);
     vgpu_streams_unlock();
     return idle;
 }
@@ -339,7 +346,8 @@ void vgpu_streams_context_went(CUcontext context, bool gone) {
         const bool its = entries[i].going && entries[i].context == context;
         if (its && !gone && entries[i].kind == LEFT)
             give_up("a thread has left work in a context that was about to go and stays");
-        if (its && (gone || entries[i].kind == LEFT || (entries[i].kind == DEFAULT && !find(DEFAULT, NULL, context)->going)))
+        if (its &&
+            (gone || entries[i].kind == LEFT || (entries[i].kind == DEFAULT && !find(DEFAULT, NULL, context)->going)))
             continue;
         entries[i].going &= !its;
         leftovers += entries[i].kind == LEFTOVER;
@@ -368,10 +376,12 @@ void vgpu_context_waiting(struct vgpu_stream_wait *wait, CUcontext context) {
     wait->count = 0;
     if (!context)
         context = current();
-    for (struct vgpu_passage *passage = atomic_load(&vgpu_passages); passage && wait->count < VGPU_WAITED_FOR; passage = passage->next) {
+    for (struct vgpu_passage *passage = atomic_load(&vgpu_passages); passage && wait->count < VGPU_WAITED_FOR;
+         passage = passage->next) {
         const uint64_t handed_in = atomic_load_explicit(&passage->handed_in, memory_order_acquire);
         /* who is inside has counted what the driver may not have seen yet */
-        if (atomic_load(&passage->own) != context || handed_in == atomic_load(&passage->finished) || atomic_load(&passage->inside))
+        if (atomic_load(&passage->own) != context || handed_in == atomic_load(&passage->finished) ||
+            atomic_load(&passage->inside))
             continue;
         wait->own[wait->count].passage = passage;
         wait->own[wait->count++].handed_in = handed_in;

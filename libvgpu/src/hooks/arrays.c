@@ -1,15 +1,17 @@
 /* Arrays (textures, surfaces): opaque memory whose size follows from the descriptor. */
 #define _GNU_SOURCE
-#include "ledger/charge.h"
 #include "hooks/sparse.h"
+#include "ledger/charge.h"
 
 /* Names that cuda.h has since CUDA 13. */
 #define UINT16_SEMIPLANAR_444 0x58
 #define UINT16_PLANAR_444 0x5e
 
-#define NO_MEMORY_YET (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) /* backed by cuMemCreate blocks, charged there */
+/* backed by cuMemCreate blocks, charged there */
+#define NO_MEMORY_YET (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)
 
-/* Bits of one element with one channel (cuda.h, CUarray_format). Block-compressed formats: per texel, all channels; planar video: all planes. */
+/* Bits of one element with one channel (cuda.h, CUarray_format). Block-compressed formats: per texel, all channels;
+ * planar video: all planes. */
 static unsigned format_bits(CUarray_format format, bool *whole_texel) {
     unsigned number = (unsigned)format;
     *whole_texel = false;
@@ -61,7 +63,8 @@ static unsigned format_bits(CUarray_format format, bool *whole_texel) {
 static uint64_t level_bytes(uint64_t width, uint64_t height, uint64_t depth, unsigned channels, CUarray_format format) {
     bool whole;
     unsigned bits = format_bits(format, &whole);
-    unsigned __int128 total = (unsigned __int128)width * (height ? height : 1) * (depth ? depth : 1) * bits * (whole || !channels ? 1 : channels);
+    unsigned __int128 total = (unsigned __int128)width * (height ? height : 1) * (depth ? depth : 1) * bits *
+                              (whole || !channels ? 1 : channels);
     total = (total + 7) / 8;
     return total > UINT64_MAX ? UINT64_MAX : (uint64_t)total;
 }
@@ -86,7 +89,8 @@ static uint64_t number(const void *handle) {
     return (uint64_t)(uintptr_t)handle;
 }
 
-/* Descriptors are copied before their bytes are reckoned, and handles booked before the program sees them: another of its threads may write both. */
+/* Descriptors are copied before their bytes are reckoned, and handles booked before the program sees them: another of
+ * its threads may write both. */
 static CUresult array_made(struct vgpu_attempt *attempt, CUresult result, CUarray made, CUarray *array) {
     if (!vgpu_attempt_booked(attempt, result, VGPU_ARRAY, number(made), attempt->bytes, VGPU_KIND_ARRAY)) {
         if (DRIVER(cuArrayDestroy))
@@ -98,17 +102,17 @@ static CUresult array_made(struct vgpu_attempt *attempt, CUresult result, CUarra
     return result;
 }
 
-#define CREATE(bytes, flags)                                                                                                                       \
-    if (!array || !given)                                                                                                                          \
-        return real(array, given);                                                                                                                 \
-    const __typeof__(*given) d = *given;                                                                                                           \
-    struct vgpu_attempt attempt;                                                                                                                   \
-    if (!vgpu_attempt_here(&attempt, bytes))                                                                                                       \
-        return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                           \
-    CUarray made = NULL;                                                                                                                           \
-    CUresult result = real(&made, &d);                                                                                                             \
-    if (result == CUDA_SUCCESS && (flags) & CUDA_ARRAY3D_SPARSE)                                                                                   \
-        vgpu_sparse_made(made);                                                                                                                    \
+#define CREATE(bytes, flags)                                                                                           \
+    if (!array || !given)                                                                                              \
+        return real(array, given);                                                                                     \
+    const __typeof__(*given) d = *given;                                                                               \
+    struct vgpu_attempt attempt;                                                                                       \
+    if (!vgpu_attempt_here(&attempt, bytes))                                                                           \
+        return CUDA_ERROR_OUT_OF_MEMORY;                                                                               \
+    CUarray made = NULL;                                                                                               \
+    CUresult result = real(&made, &d);                                                                                 \
+    if (result == CUDA_SUCCESS && (flags) & CUDA_ARRAY3D_SPARSE)                                                       \
+        vgpu_sparse_made(made);                                                                                        \
     return array_made(&attempt, result, made, array)
 
 #define FLAT_BYTES level_bytes(d.Width, d.Height, 1, d.NumChannels, d.Format)

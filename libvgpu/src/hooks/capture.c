@@ -4,18 +4,19 @@
 #include "hooks/gated.h"
 #include "pacer/samples.h"
 
-/* Counted before the driver begins, so that no other thread's event gets in between; and not while somebody asks what streams do. */
-#define BEGIN(stream, ...)                                                                                                                         \
-    const bool gated = vgpu_gate_is_armed();                                                                                                       \
-    if (gated)                                                                                                                                     \
-        vgpu_gate_enter();                                                                                                                         \
-    struct vgpu_capture *capture = vgpu_capture_beginning(stream);                                                                                 \
-    if (gated)                                                                                                                                     \
-        vgpu_marks_settle();                                                                                                                       \
-    CUresult result = capture ? real(__VA_ARGS__) : CUDA_ERROR_OUT_OF_MEMORY;                                                                      \
-    vgpu_captures_settle(capture, result != CUDA_SUCCESS);                                                                                         \
-    if (gated)                                                                                                                                     \
-        vgpu_gate_leave();                                                                                                                         \
+/* Counted before the driver begins, so that no other thread's event gets in between; and not while somebody asks what
+ * streams do. */
+#define BEGIN(stream, ...)                                                                                             \
+    const bool gated = vgpu_gate_is_armed();                                                                           \
+    if (gated)                                                                                                         \
+        vgpu_gate_enter();                                                                                             \
+    struct vgpu_capture *capture = vgpu_capture_beginning(stream);                                                     \
+    if (gated)                                                                                                         \
+        vgpu_marks_settle();                                                                                           \
+    CUresult result = capture ? real(__VA_ARGS__) : CUDA_ERROR_OUT_OF_MEMORY;                                          \
+    vgpu_captures_settle(capture, result != CUDA_SUCCESS);                                                             \
+    if (gated)                                                                                                         \
+        vgpu_gate_leave();                                                                                             \
     return result
 
 CUresult cuStreamBeginCapture(CUstream stream) {
@@ -38,14 +39,14 @@ CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode)
     BEGIN(per_thread(stream), stream, mode);
 }
 
-CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *dependencies, const CUgraphEdgeData *edges, size_t count,
-                                     CUstreamCaptureMode mode) {
+CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *dependencies,
+                                     const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode) {
     CUDA_REAL(cuStreamBeginCaptureToGraph);
     BEGIN(stream, stream, graph, dependencies, edges, count, mode);
 }
 
-CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *dependencies, const CUgraphEdgeData *edges,
-                                          size_t count, CUstreamCaptureMode mode) {
+CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *dependencies,
+                                          const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode) {
     CUDA_REAL(cuStreamBeginCaptureToGraph_ptsz);
     BEGIN(per_thread(stream), stream, graph, dependencies, edges, count, mode);
 }
@@ -60,24 +61,26 @@ CUresult cuStreamBeginCaptureToCig_ptsz(CUstream stream, CUstreamCigCaptureParam
     BEGIN(per_thread(stream), stream, parameters);
 }
 
-CUresult cuStreamBeginRecaptureToGraph(CUstream stream, CUstreamCaptureMode mode, CUgraph graph, CUgraphRecaptureCallback callback, void *data) {
+CUresult cuStreamBeginRecaptureToGraph(CUstream stream, CUstreamCaptureMode mode, CUgraph graph,
+                                       CUgraphRecaptureCallback callback, void *data) {
     CUDA_REAL(cuStreamBeginRecaptureToGraph);
     BEGIN(stream, stream, mode, graph, callback, data);
 }
 
-CUresult cuStreamBeginRecaptureToGraph_ptsz(CUstream stream, CUstreamCaptureMode mode, CUgraph graph, CUgraphRecaptureCallback callback,
-                                            void *data) {
+CUresult cuStreamBeginRecaptureToGraph_ptsz(CUstream stream, CUstreamCaptureMode mode, CUgraph graph,
+                                            CUgraphRecaptureCallback callback, void *data) {
     CUDA_REAL(cuStreamBeginRecaptureToGraph_ptsz);
     BEGIN(per_thread(stream), stream, mode, graph, callback, data);
 }
 
-/* A capture that was invalidated or not joined is ended by an error; what was no capture, or not this thread's, stays as it is. */
+/* A capture that was invalidated or not joined is ended by an error; what was no capture, or not this thread's, stays
+ * as it is. */
 static CUresult ended(CUstream stream, CUresult result) {
     vgpu_captures_ended();
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
     if (result == CUDA_SUCCESS ||
-        (vgpu_any_capture() && DRIVER(cuStreamIsCapturing) && DRIVER(cuStreamIsCapturing)(stream, &status) == CUDA_SUCCESS &&
-         status == CU_STREAM_CAPTURE_STATUS_NONE))
+        (vgpu_any_capture() && DRIVER(cuStreamIsCapturing) &&
+         DRIVER(cuStreamIsCapturing)(stream, &status) == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE))
         vgpu_captures_end(stream, NULL);
     return result;
 }

@@ -1,16 +1,17 @@
-/* Contexts: they cost device memory that only a table knows (limits: context_bytes), and what is allocated in them goes with them. */
+/* Contexts: they cost device memory that only a table knows (limits: context_bytes), and what is allocated in them goes
+ * with them. */
 #define _GNU_SOURCE
 #include <string.h>
 
-#include "reserves/capture.h"
-#include "ledger/charge.h"
-#include "hooks/context.h"
 #include "base/lock.h"
-#include "pacer/pacer.h"
-#include "tier/parameters.h"
-#include "pacer/samples.h"
-#include "hooks/sparse.h"
 #include "gate/streams.h"
+#include "hooks/context.h"
+#include "hooks/sparse.h"
+#include "ledger/charge.h"
+#include "pacer/pacer.h"
+#include "pacer/samples.h"
+#include "reserves/capture.h"
+#include "tier/parameters.h"
 #include "tier/tier.h"
 
 #define MAX_DEVICES 64
@@ -23,7 +24,8 @@ struct context_charge {
     uint64_t bytes;
 };
 
-/* Charges what a context on this device is known to cost; an unknown cost (0) is left to the agent's overhead charge. */
+/* Charges what a context on this device is known to cost; an unknown cost (0) is left to the agent's overhead charge.
+ */
 static struct context_charge charge_context(CUdevice device) {
     struct context_charge charge = {.verdict = VGPU_UNCHARGED};
     enum vgpu_mode mode = vgpu_enforcement();
@@ -44,9 +46,11 @@ static struct context_charge charge_context(CUdevice device) {
 }
 
 /* `made` goes to the program when it has been booked; one that cannot be remembered is given to nobody. */
-static CUresult created(const struct context_charge *charge, CUresult result, CUcontext made, CUcontext *context, bool primary, CUdevice device) {
+static CUresult created(const struct context_charge *charge, CUresult result, CUcontext made, CUcontext *context,
+                        bool primary, CUdevice device) {
     if (charge->verdict == VGPU_CHARGED) {
-        struct vgpu_holding holding = {.bytes = charge->bytes, .owner = made, .ticket = charge->ticket, .kind = VGPU_KIND_CONTEXT};
+        struct vgpu_holding holding = {
+            .bytes = charge->bytes, .owner = made, .ticket = charge->ticket, .kind = VGPU_KIND_CONTEXT};
         if (result != CUDA_SUCCESS) {
             vgpu_uncharge(charge->ticket, charge->bytes);
         } else if (!vgpu_hold(VGPU_CONTEXT, (uint64_t)(uintptr_t)made, &holding)) {
@@ -66,12 +70,12 @@ static CUresult created(const struct context_charge *charge, CUresult result, CU
     return result;
 }
 
-#define CREATE(device, ...)                                                                                                                        \
-    struct context_charge charge = charge_context(device);                                                                                         \
-    if (charge.verdict == VGPU_REFUSED)                                                                                                            \
-        return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                           \
-    CUcontext made = NULL;                                                                                                                         \
-    CUresult result = real(context ? &made : NULL, __VA_ARGS__);                                                                                   \
+#define CREATE(device, ...)                                                                                            \
+    struct context_charge charge = charge_context(device);                                                             \
+    if (charge.verdict == VGPU_REFUSED)                                                                                \
+        return CUDA_ERROR_OUT_OF_MEMORY;                                                                               \
+    CUcontext made = NULL;                                                                                             \
+    CUresult result = real(context ? &made : NULL, __VA_ARGS__);                                                       \
     return created(&charge, result, made, context, false, device)
 
 CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device) {
@@ -84,7 +88,8 @@ CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
     CREATE(device, flags, device);
 }
 
-CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *affinity, int count, unsigned int flags, CUdevice device) {
+CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *affinity, int count, unsigned int flags,
+                        CUdevice device) {
     CUDA_REAL(cuCtxCreate_v3);
     CREATE(device, affinity, count, flags, device);
 }
@@ -111,7 +116,8 @@ static void going(struct leaving *leaving, CUcontext context) {
     if (leaving->gated) {
         vgpu_gate_enter(); /* nobody asks about its streams meanwhile */
         vgpu_streams_context_going(context);
-        vgpu_parameters_stale(); /* its functions go with it: their handles may come back before the driver has returned */
+        /* its functions go with it: their handles may come back before the driver has returned */
+        vgpu_parameters_stale();
     }
     vgpu_samples_going(context);
     vgpu_sizes_moment(&leaving->before);
@@ -163,7 +169,8 @@ CUresult cuCtxDetach(CUcontext context) {
     going(&leaving, context);
     CUresult result = real(context);
     unsigned version;
-    went(&leaving, result == CUDA_SUCCESS && DRIVER(cuCtxGetApiVersion) && DRIVER(cuCtxGetApiVersion)(context, &version) != CUDA_SUCCESS);
+    went(&leaving, result == CUDA_SUCCESS && DRIVER(cuCtxGetApiVersion) &&
+                       DRIVER(cuCtxGetApiVersion)(context, &version) != CUDA_SUCCESS);
     return result;
 }
 
@@ -209,7 +216,8 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     return result;
 }
 
-/* It exists, so it cannot be refused: a limit that it passes gives nothing more until there is room. False: no memory to remember it. */
+/* It exists, so it cannot be refused: a limit that it passes gives nothing more until there is room. False: no memory
+ * to remember it. */
 static bool charge_found(CUcontext context, unsigned card, uint64_t bytes) {
     struct vgpu_holding holding = {.bytes = bytes, .owner = context, .kind = VGPU_KIND_CONTEXT};
     vgpu_charges_pass_on();
@@ -225,7 +233,8 @@ static bool answers(CUcontext context) {
 bool vgpu_context_seen(CUcontext context, CUdevice device, unsigned card) {
     const struct vgpu_limits *limits = vgpu_limits_now();
     const enum vgpu_mode mode = vgpu_enforcement();
-    if ((mode != VGPU_REGION && mode != VGPU_PRIVATE) || !limits || card >= limits->card_count || device < 0 || device >= MAX_DEVICES)
+    if ((mode != VGPU_REGION && mode != VGPU_PRIVATE) || !limits || card >= limits->card_count || device < 0 ||
+        device >= MAX_DEVICES)
         return true;
     struct primary *primary = &primaries[device];
     vgpu_own_tables();
@@ -235,9 +244,12 @@ bool vgpu_context_seen(CUcontext context, CUdevice device, unsigned card) {
         return false;
     const uint64_t bytes = limits->cards[card].context_bytes;
     bool seen = true;
-    if (!(primary->held && primary->context == context) && !vgpu_sizes_has(VGPU_CONTEXT, (uint64_t)(uintptr_t)context)) {
-        /* One that is current while the device's primary context is active, and that no hook has made, is that; or one of its green ones. */
-        const bool active = vgpu_primary_is_active(device), is_primary = !primary->held && active && (bytes || !atomic_load(&others_made));
+    if (!(primary->held && primary->context == context) &&
+        !vgpu_sizes_has(VGPU_CONTEXT, (uint64_t)(uintptr_t)context)) {
+        /* One that is current while the device's primary context is active, and that no hook has made, is that; or one
+         * of its green ones. */
+        const bool active = vgpu_primary_is_active(device),
+                   is_primary = !primary->held && active && (bytes || !atomic_load(&others_made));
         /* A primary context's handle outlives it, and may be current before it is there. */
         if (!active && (context == primary->context || !answers(context)))
             seen = false;

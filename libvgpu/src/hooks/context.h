@@ -5,8 +5,8 @@
 
 #include "loader/driver.h"
 
-/* A context is current that this thread has not met: it is charged if no hooked call has made it; the CUDA runtime can make one through the driver's
- * private tables. False: that could not be found out just now. */
+/* A context is current that this thread has not met: it is charged if no hooked call has made it; the CUDA runtime can
+ * make one through the driver's private tables. False: that could not be found out just now. */
 bool vgpu_context_seen(CUcontext context, CUdevice device, unsigned card);
 /* In a forked child: ledger/process.h. */
 void vgpu_primaries_forget(void);

@@ -1,12 +1,12 @@
 /* Copies, and what else goes over ranges of memory without changing it. */
 #define _GNU_SOURCE
-#include "ledger/cards.h"
 #include "hooks/measured.h"
+#include "ledger/cards.h"
 #include "tier/blocks.h"
 #include "tier/memory.h"
 
-/* Copies from one context to another: the driver may use the default streams of both besides the one that it is given. They are noted when it has
- * found that they are contexts; nobody asks for streams before the gate is left. */
+/* Copies from one context to another: the driver may use the default streams of both besides the one that it is given.
+ * They are noted when it has found that they are contexts; nobody asks for streams before the gate is left. */
 #define BETWEEN(to, from) (vgpu_default_stream_used(to), vgpu_default_stream_used(from))
 
 struct ends {
@@ -41,18 +41,23 @@ static bool find_context(CUdeviceptr address, CUcontext here, CUcontext *context
     return true;
 }
 
-/* Copies that name no contexts reach what the driver has allocated on any card; what is mapped, only if the card of the stream may. NVIDIA's bug
- * 3446335 says so of pools; who names the contexts of both ends has no such bounds. True: `ends` are to be named. */
+/* Copies that name no contexts reach what the driver has allocated on any card; what is mapped, only if the card of the
+ * stream may. NVIDIA's bug 3446335 says so of pools; who names the contexts of both ends has no such bounds. True:
+ * `ends` are to be named. */
 static bool has_to_name_ends(CUdeviceptr to, CUdeviceptr from, CUstream stream, struct ends *ends) {
     const uint32_t there = vgpu_tier_find(to), here = vgpu_tier_find(from);
     struct vgpu_place place;
-    if ((there == VGPU_TIER_NONE && here == VGPU_TIER_NONE) || !several_devices() || !vgpu_place_of_stream(stream, &place))
+    if ((there == VGPU_TIER_NONE && here == VGPU_TIER_NONE) || !several_devices() ||
+        !vgpu_place_of_stream(stream, &place))
         return false;
-    const bool to_far = out_of_reach(there, place.device, &ends->to), from_far = out_of_reach(here, place.device, &ends->from);
-    return (to_far || from_far) && find_context(to, place.context, &ends->to) && find_context(from, place.context, &ends->from);
+    const bool to_far = out_of_reach(there, place.device, &ends->to),
+               from_far = out_of_reach(here, place.device, &ends->from);
+    return (to_far || from_far) && find_context(to, place.context, &ends->to) &&
+           find_context(from, place.context, &ends->from);
 }
 
-static CUresult copy_now(__typeof__(&cuMemcpy) real, __typeof__(&cuMemcpyPeer) between, CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+static CUresult copy_now(__typeof__(&cuMemcpy) real, __typeof__(&cuMemcpyPeer) between, CUdeviceptr to,
+                         CUdeviceptr from, size_t bytes, CUstream stream) {
     struct ends ends;
     if (!between || !has_to_name_ends(to, from, stream, &ends))
         return real(to, from, bytes);
@@ -61,8 +66,8 @@ static CUresult copy_now(__typeof__(&cuMemcpy) real, __typeof__(&cuMemcpyPeer) b
 }
 
 /* `stream`: the one that the driver will use, `given`: what the program passed on. */
-static CUresult copy_in_order(__typeof__(&cuMemcpyAsync) real, __typeof__(&cuMemcpyPeerAsync) between, CUdeviceptr to, CUdeviceptr from, size_t bytes,
-                              CUstream given, CUstream stream) {
+static CUresult copy_in_order(__typeof__(&cuMemcpyAsync) real, __typeof__(&cuMemcpyPeerAsync) between, CUdeviceptr to,
+                              CUdeviceptr from, size_t bytes, CUstream given, CUstream stream) {
     struct ends ends;
     if (!between || !has_to_name_ends(to, from, stream, &ends))
         return real(to, from, bytes, given);
@@ -70,47 +75,58 @@ static CUresult copy_in_order(__typeof__(&cuMemcpyAsync) real, __typeof__(&cuMem
     return between(to, ends.to, from, ends.from, bytes, given);
 }
 
-#define BETWEEN_CARDS(symbol, between, stream)                                                                                                    \
-    MEASURED_CALLING(symbol, (CUdeviceptr to, CUdeviceptr from, size_t bytes), (to, from, bytes), stream, vgpu_copy_is_paced(to, from),           \
-                     vgpu_cost_key(&vgpu_copy_work, bytes, 0), copy_now(real, DRIVER(between), to, from, bytes, stream))
-#define BETWEEN_CARDS_ASYNC(symbol, between, used)                                                                                                \
-    MEASURED_CALLING(symbol, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream), used,                  \
-                     vgpu_copy_is_paced(to, from), vgpu_cost_key(&vgpu_copy_work, bytes, 0),                                                      \
+#define BETWEEN_CARDS(symbol, between, stream)                                                                         \
+    MEASURED_CALLING(symbol, (CUdeviceptr to, CUdeviceptr from, size_t bytes), (to, from, bytes), stream,              \
+                     vgpu_copy_is_paced(to, from), vgpu_cost_key(&vgpu_copy_work, bytes, 0),                           \
+                     copy_now(real, DRIVER(between), to, from, bytes, stream))
+#define BETWEEN_CARDS_ASYNC(symbol, between, used)                                                                     \
+    MEASURED_CALLING(symbol, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream),                        \
+                     (to, from, bytes, stream), used, vgpu_copy_is_paced(to, from),                                    \
+                     vgpu_cost_key(&vgpu_copy_work, bytes, 0),                                                         \
                      copy_in_order(real, DRIVER(between), to, from, bytes, stream, used))
 
 GATED(cuFabricCpyBatchAsync, (size_t count, CUDA_FABRIC_COPY_BATCH_OP *list, unsigned long long flags, CUstream stream),
       (count, list, flags, stream), stream)
-GATED(cuFabricCpyBatchAsync_ptsz, (size_t count, CUDA_FABRIC_COPY_BATCH_OP *list, unsigned long long flags, CUstream stream),
+GATED(cuFabricCpyBatchAsync_ptsz,
+      (size_t count, CUDA_FABRIC_COPY_BATCH_OP *list, unsigned long long flags, CUstream stream),
       (count, list, flags, stream), per_thread(stream))
-GATED(cuMemBatchDecompressAsync, (CUmemDecompressParams *list, size_t count, unsigned int flags, size_t *failed, CUstream stream),
+GATED(cuMemBatchDecompressAsync,
+      (CUmemDecompressParams * list, size_t count, unsigned int flags, size_t *failed, CUstream stream),
       (list, count, flags, failed, stream), stream)
-GATED(cuMemBatchDecompressAsync_ptsz, (CUmemDecompressParams *list, size_t count, unsigned int flags, size_t *failed, CUstream stream),
+GATED(cuMemBatchDecompressAsync_ptsz,
+      (CUmemDecompressParams * list, size_t count, unsigned int flags, size_t *failed, CUstream stream),
       (list, count, flags, failed, stream), per_thread(stream))
 GATED(cuMemDiscardAndPrefetchBatchAsync,
-      (CUdeviceptr *at, size_t *sizes, size_t count, CUmemLocation *locations, size_t *indices, size_t location_count, unsigned long long flags,
-       CUstream stream),
+      (CUdeviceptr * at, size_t *sizes, size_t count, CUmemLocation *locations, size_t *indices, size_t location_count,
+       unsigned long long flags, CUstream stream),
       (at, sizes, count, locations, indices, location_count, flags, stream), stream)
 GATED(cuMemDiscardAndPrefetchBatchAsync_ptsz,
-      (CUdeviceptr *at, size_t *sizes, size_t count, CUmemLocation *locations, size_t *indices, size_t location_count, unsigned long long flags,
-       CUstream stream),
+      (CUdeviceptr * at, size_t *sizes, size_t count, CUmemLocation *locations, size_t *indices, size_t location_count,
+       unsigned long long flags, CUstream stream),
       (at, sizes, count, locations, indices, location_count, flags, stream), per_thread(stream))
-GATED(cuMemDiscardBatchAsync, (CUdeviceptr *at, size_t *sizes, size_t count, unsigned long long flags, CUstream stream),
+GATED(cuMemDiscardBatchAsync,
+      (CUdeviceptr * at, size_t *sizes, size_t count, unsigned long long flags, CUstream stream),
       (at, sizes, count, flags, stream), stream)
-GATED(cuMemDiscardBatchAsync_ptsz, (CUdeviceptr *at, size_t *sizes, size_t count, unsigned long long flags, CUstream stream),
+GATED(cuMemDiscardBatchAsync_ptsz,
+      (CUdeviceptr * at, size_t *sizes, size_t count, unsigned long long flags, CUstream stream),
       (at, sizes, count, flags, stream), per_thread(stream))
-GATED(cuMemPrefetchAsync, (CUdeviceptr at, size_t count, CUdevice device, CUstream stream), (at, count, device, stream), stream)
-GATED(cuMemPrefetchAsync_ptsz, (CUdeviceptr at, size_t count, CUdevice device, CUstream stream), (at, count, device, stream), per_thread(stream))
-GATED(cuMemPrefetchAsync_v2, (CUdeviceptr at, size_t count, CUmemLocation location, unsigned int flags, CUstream stream),
+GATED(cuMemPrefetchAsync, (CUdeviceptr at, size_t count, CUdevice device, CUstream stream), (at, count, device, stream),
+      stream)
+GATED(cuMemPrefetchAsync_ptsz, (CUdeviceptr at, size_t count, CUdevice device, CUstream stream),
+      (at, count, device, stream), per_thread(stream))
+GATED(cuMemPrefetchAsync_v2,
+      (CUdeviceptr at, size_t count, CUmemLocation location, unsigned int flags, CUstream stream),
       (at, count, location, flags, stream), stream)
-GATED(cuMemPrefetchAsync_v2_ptsz, (CUdeviceptr at, size_t count, CUmemLocation location, unsigned int flags, CUstream stream),
+GATED(cuMemPrefetchAsync_v2_ptsz,
+      (CUdeviceptr at, size_t count, CUmemLocation location, unsigned int flags, CUstream stream),
       (at, count, location, flags, stream), per_thread(stream))
 GATED(cuMemPrefetchBatchAsync,
-      (CUdeviceptr *at, size_t *sizes, size_t count, CUmemLocation *locations, size_t *indices, size_t location_count, unsigned long long flags,
-       CUstream stream),
+      (CUdeviceptr * at, size_t *sizes, size_t count, CUmemLocation *locations, size_t *indices, size_t location_count,
+       unsigned long long flags, CUstream stream),
       (at, sizes, count, locations, indices, location_count, flags, stream), stream)
 GATED(cuMemPrefetchBatchAsync_ptsz,
-      (CUdeviceptr *at, size_t *sizes, size_t count, CUmemLocation *locations, size_t *indices, size_t location_count, unsigned long long flags,
-       CUstream stream),
+      (CUdeviceptr * at, size_t *sizes, size_t count, CUmemLocation *locations, size_t *indices, size_t location_count,
+       unsigned long long flags, CUstream stream),
       (at, sizes, count, locations, indices, location_count, flags, stream), per_thread(stream))
 BETWEEN_CARDS(cuMemcpy, cuMemcpyPeer, CU_STREAM_LEGACY)
 BETWEEN_CARDS(cuMemcpy_ptds, cuMemcpyPeer_ptds, CU_STREAM_PER_THREAD)
@@ -129,13 +145,16 @@ GATED(cuMemcpy3D_v2_ptds, (const CUDA_MEMCPY3D *copy), (copy), CU_STREAM_PER_THR
 GATED(cuMemcpy3DAsync, (const CUDA_MEMCPY3D_v1 *copy, CUstream stream), (copy, stream), stream)
 GATED(cuMemcpy3DAsync_v2, (const CUDA_MEMCPY3D *copy, CUstream stream), (copy, stream), stream)
 GATED(cuMemcpy3DAsync_v2_ptsz, (const CUDA_MEMCPY3D *copy, CUstream stream), (copy, stream), per_thread(stream))
-GATED(cuMemcpy3DBatchAsync, (size_t count, CUDA_MEMCPY3D_BATCH_OP *list, size_t *failed, unsigned long long flags, CUstream stream),
+GATED(cuMemcpy3DBatchAsync,
+      (size_t count, CUDA_MEMCPY3D_BATCH_OP *list, size_t *failed, unsigned long long flags, CUstream stream),
       (count, list, failed, flags, stream), stream)
-GATED(cuMemcpy3DBatchAsync_ptsz, (size_t count, CUDA_MEMCPY3D_BATCH_OP *list, size_t *failed, unsigned long long flags, CUstream stream),
+GATED(cuMemcpy3DBatchAsync_ptsz,
+      (size_t count, CUDA_MEMCPY3D_BATCH_OP *list, size_t *failed, unsigned long long flags, CUstream stream),
       (count, list, failed, flags, stream), per_thread(stream))
 GATED(cuMemcpy3DBatchAsync_v2, (size_t count, CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags, CUstream stream),
       (count, list, flags, stream), stream)
-GATED(cuMemcpy3DBatchAsync_v2_ptsz, (size_t count, CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags, CUstream stream),
+GATED(cuMemcpy3DBatchAsync_v2_ptsz,
+      (size_t count, CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags, CUstream stream),
       (count, list, flags, stream), per_thread(stream))
 GATED_NOTING(cuMemcpy3DPeer, (const CUDA_MEMCPY3D_PEER *copy), (copy), CU_STREAM_LEGACY,
              BETWEEN(copy->dstContext, copy->srcContext))
@@ -143,10 +162,11 @@ GATED_NOTING(cuMemcpy3DPeer_ptds, (const CUDA_MEMCPY3D_PEER *copy), (copy), CU_S
              BETWEEN(copy->dstContext, copy->srcContext))
 GATED_NOTING(cuMemcpy3DPeerAsync, (const CUDA_MEMCPY3D_PEER *copy, CUstream stream), (copy, stream), stream,
              BETWEEN(copy->dstContext, copy->srcContext))
-GATED_NOTING(cuMemcpy3DPeerAsync_ptsz, (const CUDA_MEMCPY3D_PEER *copy, CUstream stream), (copy, stream), per_thread(stream),
-             BETWEEN(copy->dstContext, copy->srcContext))
-GATED(cuMemcpy3DWithAttributesAsync, (CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags, CUstream stream), (list, flags, stream), stream)
-GATED(cuMemcpy3DWithAttributesAsync_ptsz, (CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags, CUstream stream),
+GATED_NOTING(cuMemcpy3DPeerAsync_ptsz, (const CUDA_MEMCPY3D_PEER *copy, CUstream stream), (copy, stream),
+             per_thread(stream), BETWEEN(copy->dstContext, copy->srcContext))
+GATED(cuMemcpy3DWithAttributesAsync, (CUDA_MEMCPY3D_BATCH_OP * list, unsigned long long flags, CUstream stream),
+      (list, flags, stream), stream)
+GATED(cuMemcpy3DWithAttributesAsync_ptsz, (CUDA_MEMCPY3D_BATCH_OP * list, unsigned long long flags, CUstream stream),
       (list, flags, stream), per_thread(stream))
 BETWEEN_CARDS_ASYNC(cuMemcpyAsync, cuMemcpyPeerAsync, stream)
 BETWEEN_CARDS_ASYNC(cuMemcpyAsync_ptsz, cuMemcpyPeerAsync_ptsz, per_thread(stream))
@@ -156,12 +176,18 @@ GATED(cuMemcpyAtoA_v2, (CUarray to, size_t to_offset, CUarray from, size_t from_
       (to, to_offset, from, from_offset, bytes), CU_STREAM_LEGACY)
 GATED(cuMemcpyAtoA_v2_ptds, (CUarray to, size_t to_offset, CUarray from, size_t from_offset, size_t bytes),
       (to, to_offset, from, from_offset, bytes), CU_STREAM_PER_THREAD)
-GATED(cuMemcpyAtoD, (CUdeviceptr_v1 to, CUarray from, unsigned int from_offset, unsigned int bytes), (to, from, from_offset, bytes), CU_STREAM_LEGACY)
-GATED(cuMemcpyAtoD_v2, (CUdeviceptr to, CUarray from, size_t from_offset, size_t bytes), (to, from, from_offset, bytes), CU_STREAM_LEGACY)
-GATED(cuMemcpyAtoD_v2_ptds, (CUdeviceptr to, CUarray from, size_t from_offset, size_t bytes), (to, from, from_offset, bytes), CU_STREAM_PER_THREAD)
-GATED(cuMemcpyAtoH, (void *to, CUarray from, unsigned int from_offset, unsigned int bytes), (to, from, from_offset, bytes), CU_STREAM_LEGACY)
-GATED(cuMemcpyAtoH_v2, (void *to, CUarray from, size_t from_offset, size_t bytes), (to, from, from_offset, bytes), CU_STREAM_LEGACY)
-GATED(cuMemcpyAtoH_v2_ptds, (void *to, CUarray from, size_t from_offset, size_t bytes), (to, from, from_offset, bytes), CU_STREAM_PER_THREAD)
+GATED(cuMemcpyAtoD, (CUdeviceptr_v1 to, CUarray from, unsigned int from_offset, unsigned int bytes),
+      (to, from, from_offset, bytes), CU_STREAM_LEGACY)
+GATED(cuMemcpyAtoD_v2, (CUdeviceptr to, CUarray from, size_t from_offset, size_t bytes), (to, from, from_offset, bytes),
+      CU_STREAM_LEGACY)
+GATED(cuMemcpyAtoD_v2_ptds, (CUdeviceptr to, CUarray from, size_t from_offset, size_t bytes),
+      (to, from, from_offset, bytes), CU_STREAM_PER_THREAD)
+GATED(cuMemcpyAtoH, (void *to, CUarray from, unsigned int from_offset, unsigned int bytes),
+      (to, from, from_offset, bytes), CU_STREAM_LEGACY)
+GATED(cuMemcpyAtoH_v2, (void *to, CUarray from, size_t from_offset, size_t bytes), (to, from, from_offset, bytes),
+      CU_STREAM_LEGACY)
+GATED(cuMemcpyAtoH_v2_ptds, (void *to, CUarray from, size_t from_offset, size_t bytes), (to, from, from_offset, bytes),
+      CU_STREAM_PER_THREAD)
 GATED(cuMemcpyAtoHAsync, (void *to, CUarray from, unsigned int from_offset, unsigned int bytes, CUstream stream),
       (to, from, from_offset, bytes, stream), stream)
 GATED(cuMemcpyAtoHAsync_v2, (void *to, CUarray from, size_t from_offset, size_t bytes, CUstream stream),
@@ -169,39 +195,49 @@ GATED(cuMemcpyAtoHAsync_v2, (void *to, CUarray from, size_t from_offset, size_t 
 GATED(cuMemcpyAtoHAsync_v2_ptsz, (void *to, CUarray from, size_t from_offset, size_t bytes, CUstream stream),
       (to, from, from_offset, bytes, stream), per_thread(stream))
 GATED(cuMemcpyBatchAsync,
-      (CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, CUmemcpyAttributes *attributes, size_t *indices, size_t attribute_count,
-       size_t *failed, CUstream stream),
+      (CUdeviceptr * to, CUdeviceptr *from, size_t *sizes, size_t count, CUmemcpyAttributes *attributes,
+       size_t *indices, size_t attribute_count, size_t *failed, CUstream stream),
       (to, from, sizes, count, attributes, indices, attribute_count, failed, stream), stream)
 GATED(cuMemcpyBatchAsync_ptsz,
-      (CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, CUmemcpyAttributes *attributes, size_t *indices, size_t attribute_count,
-       size_t *failed, CUstream stream),
+      (CUdeviceptr * to, CUdeviceptr *from, size_t *sizes, size_t count, CUmemcpyAttributes *attributes,
+       size_t *indices, size_t attribute_count, size_t *failed, CUstream stream),
       (to, from, sizes, count, attributes, indices, attribute_count, failed, stream), per_thread(stream))
 GATED(cuMemcpyBatchAsync_v2,
-      (CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, CUmemcpyAttributes *attributes, size_t *indices, size_t attribute_count,
-       CUstream stream),
+      (CUdeviceptr * to, CUdeviceptr *from, size_t *sizes, size_t count, CUmemcpyAttributes *attributes,
+       size_t *indices, size_t attribute_count, CUstream stream),
       (to, from, sizes, count, attributes, indices, attribute_count, stream), stream)
 GATED(cuMemcpyBatchAsync_v2_ptsz,
-      (CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, CUmemcpyAttributes *attributes, size_t *indices, size_t attribute_count,
-       CUstream stream),
+      (CUdeviceptr * to, CUdeviceptr *from, size_t *sizes, size_t count, CUmemcpyAttributes *attributes,
+       size_t *indices, size_t attribute_count, CUstream stream),
       (to, from, sizes, count, attributes, indices, attribute_count, stream), per_thread(stream))
-GATED(cuMemcpyDtoA, (CUarray to, unsigned int to_offset, CUdeviceptr_v1 from, unsigned int bytes), (to, to_offset, from, bytes), CU_STREAM_LEGACY)
-GATED(cuMemcpyDtoA_v2, (CUarray to, size_t to_offset, CUdeviceptr from, size_t bytes), (to, to_offset, from, bytes), CU_STREAM_LEGACY)
-GATED(cuMemcpyDtoA_v2_ptds, (CUarray to, size_t to_offset, CUdeviceptr from, size_t bytes), (to, to_offset, from, bytes), CU_STREAM_PER_THREAD)
+GATED(cuMemcpyDtoA, (CUarray to, unsigned int to_offset, CUdeviceptr_v1 from, unsigned int bytes),
+      (to, to_offset, from, bytes), CU_STREAM_LEGACY)
+GATED(cuMemcpyDtoA_v2, (CUarray to, size_t to_offset, CUdeviceptr from, size_t bytes), (to, to_offset, from, bytes),
+      CU_STREAM_LEGACY)
+GATED(cuMemcpyDtoA_v2_ptds, (CUarray to, size_t to_offset, CUdeviceptr from, size_t bytes),
+      (to, to_offset, from, bytes), CU_STREAM_PER_THREAD)
 GATED(cuMemcpyDtoD, (CUdeviceptr_v1 to, CUdeviceptr_v1 from, unsigned int bytes), (to, from, bytes), CU_STREAM_LEGACY)
 BETWEEN_CARDS(cuMemcpyDtoD_v2, cuMemcpyPeer, CU_STREAM_LEGACY)
 BETWEEN_CARDS(cuMemcpyDtoD_v2_ptds, cuMemcpyPeer_ptds, CU_STREAM_PER_THREAD)
-GATED(cuMemcpyDtoDAsync, (CUdeviceptr_v1 to, CUdeviceptr_v1 from, unsigned int bytes, CUstream stream), (to, from, bytes, stream), stream)
+GATED(cuMemcpyDtoDAsync, (CUdeviceptr_v1 to, CUdeviceptr_v1 from, unsigned int bytes, CUstream stream),
+      (to, from, bytes, stream), stream)
 BETWEEN_CARDS_ASYNC(cuMemcpyDtoDAsync_v2, cuMemcpyPeerAsync, stream)
 BETWEEN_CARDS_ASYNC(cuMemcpyDtoDAsync_v2_ptsz, cuMemcpyPeerAsync_ptsz, per_thread(stream))
 GATED(cuMemcpyDtoH, (void *to, CUdeviceptr_v1 from, unsigned int bytes), (to, from, bytes), CU_STREAM_LEGACY)
 GATED(cuMemcpyDtoH_v2, (void *to, CUdeviceptr from, size_t bytes), (to, from, bytes), CU_STREAM_LEGACY)
 GATED(cuMemcpyDtoH_v2_ptds, (void *to, CUdeviceptr from, size_t bytes), (to, from, bytes), CU_STREAM_PER_THREAD)
-GATED(cuMemcpyDtoHAsync, (void *to, CUdeviceptr_v1 from, unsigned int bytes, CUstream stream), (to, from, bytes, stream), stream)
-GATED(cuMemcpyDtoHAsync_v2, (void *to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream), stream)
-GATED(cuMemcpyDtoHAsync_v2_ptsz, (void *to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream), per_thread(stream))
-GATED(cuMemcpyHtoA, (CUarray to, unsigned int to_offset, const void *from, unsigned int bytes), (to, to_offset, from, bytes), CU_STREAM_LEGACY)
-GATED(cuMemcpyHtoA_v2, (CUarray to, size_t to_offset, const void *from, size_t bytes), (to, to_offset, from, bytes), CU_STREAM_LEGACY)
-GATED(cuMemcpyHtoA_v2_ptds, (CUarray to, size_t to_offset, const void *from, size_t bytes), (to, to_offset, from, bytes), CU_STREAM_PER_THREAD)
+GATED(cuMemcpyDtoHAsync, (void *to, CUdeviceptr_v1 from, unsigned int bytes, CUstream stream),
+      (to, from, bytes, stream), stream)
+GATED(cuMemcpyDtoHAsync_v2, (void *to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream),
+      stream)
+GATED(cuMemcpyDtoHAsync_v2_ptsz, (void *to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream),
+      per_thread(stream))
+GATED(cuMemcpyHtoA, (CUarray to, unsigned int to_offset, const void *from, unsigned int bytes),
+      (to, to_offset, from, bytes), CU_STREAM_LEGACY)
+GATED(cuMemcpyHtoA_v2, (CUarray to, size_t to_offset, const void *from, size_t bytes), (to, to_offset, from, bytes),
+      CU_STREAM_LEGACY)
+GATED(cuMemcpyHtoA_v2_ptds, (CUarray to, size_t to_offset, const void *from, size_t bytes),
+      (to, to_offset, from, bytes), CU_STREAM_PER_THREAD)
 GATED(cuMemcpyHtoAAsync, (CUarray to, unsigned int to_offset, const void *from, unsigned int bytes, CUstream stream),
       (to, to_offset, from, bytes, stream), stream)
 GATED(cuMemcpyHtoAAsync_v2, (CUarray to, size_t to_offset, const void *from, size_t bytes, CUstream stream),
@@ -211,18 +247,29 @@ GATED(cuMemcpyHtoAAsync_v2_ptsz, (CUarray to, size_t to_offset, const void *from
 GATED(cuMemcpyHtoD, (CUdeviceptr_v1 to, const void *from, unsigned int bytes), (to, from, bytes), CU_STREAM_LEGACY)
 GATED(cuMemcpyHtoD_v2, (CUdeviceptr to, const void *from, size_t bytes), (to, from, bytes), CU_STREAM_LEGACY)
 GATED(cuMemcpyHtoD_v2_ptds, (CUdeviceptr to, const void *from, size_t bytes), (to, from, bytes), CU_STREAM_PER_THREAD)
-GATED(cuMemcpyHtoDAsync, (CUdeviceptr_v1 to, const void *from, unsigned int bytes, CUstream stream), (to, from, bytes, stream), stream)
-GATED(cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), (to, from, bytes, stream), stream)
-GATED(cuMemcpyHtoDAsync_v2_ptsz, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), (to, from, bytes, stream), per_thread(stream))
-GATED_NOTING(cuMemcpyPeer, (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes),
+GATED(cuMemcpyHtoDAsync, (CUdeviceptr_v1 to, const void *from, unsigned int bytes, CUstream stream),
+      (to, from, bytes, stream), stream)
+GATED(cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream),
+      (to, from, bytes, stream), stream)
+GATED(cuMemcpyHtoDAsync_v2_ptsz, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream),
+      (to, from, bytes, stream), per_thread(stream))
+GATED_NOTING(cuMemcpyPeer,
+             (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes),
              (to, to_context, from, from_context, bytes), CU_STREAM_LEGACY, BETWEEN(to_context, from_context))
-GATED_NOTING(cuMemcpyPeer_ptds, (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes),
+GATED_NOTING(cuMemcpyPeer_ptds,
+             (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes),
              (to, to_context, from, from_context, bytes), CU_STREAM_PER_THREAD, BETWEEN(to_context, from_context))
-GATED_NOTING(cuMemcpyPeerAsync, (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes, CUstream stream),
+GATED_NOTING(cuMemcpyPeerAsync,
+             (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes,
+              CUstream stream),
              (to, to_context, from, from_context, bytes, stream), stream, BETWEEN(to_context, from_context))
-GATED_NOTING(cuMemcpyPeerAsync_ptsz, (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes, CUstream stream),
+GATED_NOTING(cuMemcpyPeerAsync_ptsz,
+             (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes,
+              CUstream stream),
              (to, to_context, from, from_context, bytes, stream), per_thread(stream), BETWEEN(to_context, from_context))
-GATED(cuMemcpyWithAttributesAsync, (CUdeviceptr to, CUdeviceptr from, size_t size, CUmemcpyAttributes *attributes, CUstream stream),
+GATED(cuMemcpyWithAttributesAsync,
+      (CUdeviceptr to, CUdeviceptr from, size_t size, CUmemcpyAttributes *attributes, CUstream stream),
       (to, from, size, attributes, stream), stream)
-GATED(cuMemcpyWithAttributesAsync_ptsz, (CUdeviceptr to, CUdeviceptr from, size_t size, CUmemcpyAttributes *attributes, CUstream stream),
+GATED(cuMemcpyWithAttributesAsync_ptsz,
+      (CUdeviceptr to, CUdeviceptr from, size_t size, CUmemcpyAttributes *attributes, CUstream stream),
       (to, from, size, attributes, stream), per_thread(stream))

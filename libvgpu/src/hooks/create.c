@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tier/tier.h"
 #include "hooks/vmm.h"
+#include "tier/tier.h"
 
 /* What cuMemCreate is about to make. */
 struct making {
@@ -18,7 +18,8 @@ struct making {
 };
 
 /* Asks the driver and books what it gives. `block` has its charges; they are given back if it gives nothing. */
-static CUresult make(struct making *making, const CUmemAllocationProp *properties, CUmemGenericAllocationHandle *handle) {
+static CUresult make(struct making *making, const CUmemAllocationProp *properties,
+                     CUmemGenericAllocationHandle *handle) {
     CUmemGenericAllocationHandle made = 0;
     vgpu_blocks_lock();
     CUresult result = making->real(&made, making->bytes, properties, making->flags);
@@ -39,15 +40,18 @@ static CUresult make(struct making *making, const CUmemAllocationProp *propertie
 }
 
 static CUresult make_on_card(struct making *making, uint64_t spare, CUmemGenericAllocationHandle *handle) {
-    *making->block = (struct vgpu_block){.charged = making->bytes, .device = vgpu_device_of_location(&making->properties.location)};
-    return vgpu_tier_charge_card(making->card, making->bytes, spare, &making->block->ticket) ? make(making, &making->properties, handle)
-                                                                                            : CUDA_ERROR_OUT_OF_MEMORY;
+    *making->block =
+        (struct vgpu_block){.charged = making->bytes, .device = vgpu_device_of_location(&making->properties.location)};
+    return vgpu_tier_charge_card(making->card, making->bytes, spare, &making->block->ticket)
+               ? make(making, &making->properties, handle)
+               : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static CUresult make_on_host(struct making *making, CUmemGenericAllocationHandle *handle) {
     CUmemAllocationProp properties = making->properties;
     struct vgpu_block *block = making->block;
-    *block = (struct vgpu_block){.charged = making->bytes, .device = vgpu_device_of_location(&properties.location), .spilled = true};
+    *block = (struct vgpu_block){
+        .charged = making->bytes, .device = vgpu_device_of_location(&properties.location), .spilled = true};
     if (!vgpu_tier_host_location(block->device, &properties.location) ||
         !vgpu_tier_charge_host(making->card, making->bytes, &block->ticket, &block->where))
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -74,13 +78,15 @@ static CUresult make_anywhere(struct making *making, CUmemGenericAllocationHandl
     return result;
 }
 
-CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *given, unsigned long long flags) {
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *given,
+                     unsigned long long flags) {
     CUDA_REAL(cuMemCreate);
     if (!handle || !given)
         return real(handle, bytes, given, flags);
     struct making making = {.real = real, .bytes = bytes, .properties = *given, .flags = flags};
     const CUdevice device = vgpu_device_of_location(&making.properties.location);
-    /* Memory of the host (HOST, HOST_NUMA …) is not the card's; the location says which card it is, not the current context. */
+    /* Memory of the host (HOST, HOST_NUMA …) is not the card's; the location says which card it is, not the current
+     * context. */
     if (!bytes || device == VGPU_NO_DEVICE || vgpu_enforcement() == VGPU_UNLIMITED ||
         (vgpu_enforcement() != VGPU_BROKEN && !vgpu_device_exists(device)))
         return real(handle, bytes, &making.properties, flags);

@@ -2,10 +2,10 @@
 #define _GNU_SOURCE
 #include <stdlib.h>
 
-#include "hooks/endpoints.h"
 #include "base/log.h"
-#include "tier/blocks.h"
+#include "hooks/endpoints.h"
 #include "hooks/vmm.h"
+#include "tier/blocks.h"
 
 /* Under the lock of blocks. */
 static struct endpoint {
@@ -23,8 +23,8 @@ static void let_go(CUlogicalEndpointId id, CUdevice device, uint64_t offset, uin
     for (struct endpoint **at = &endpoints; *at;) {
         struct endpoint *endpoint = *at;
         const struct vgpu_bound *bound = &endpoint->bound;
-        bool within = device == VGPU_NO_DEVICE || (bound->device == device && bound->offset >= offset && bound->size <= size &&
-                                                   bound->offset - offset <= size - bound->size);
+        bool within = device == VGPU_NO_DEVICE || (bound->device == device && bound->offset >= offset &&
+                                                   bound->size <= size && bound->offset - offset <= size - bound->size);
         if (endpoint->id != id || !within) {
             at = &endpoint->next;
             continue;
@@ -36,19 +36,21 @@ static void let_go(CUlogicalEndpointId id, CUdevice device, uint64_t offset, uin
 }
 
 /* Lock of blocks held. Books a binding that the driver has made; what was not needed is freed. */
-static void book(struct endpoint *fresh, CUresult result, CUlogicalEndpointId id, struct vgpu_link *memory, CUdevice device, uint64_t offset,
-                 uint64_t size) {
+static void book(struct endpoint *fresh, CUresult result, CUlogicalEndpointId id, struct vgpu_link *memory,
+                 CUdevice device, uint64_t offset, uint64_t size) {
     if (result != CUDA_SUCCESS || !memory) {
         free(fresh);
         return;
     }
-    *fresh = (struct endpoint){endpoints, id, {.block = memory->block, .device = device, .offset = offset, .size = size}};
+    *fresh =
+        (struct endpoint){endpoints, id, {.block = memory->block, .device = device, .offset = offset, .size = size}};
     endpoints = fresh;
     memory->block->references++;
 }
 
-CUresult cuLogicalEndpointBindMem(CUlogicalEndpointId id, CUdevice device, cuuint64_t offset, CUmemGenericAllocationHandle handle,
-                                  cuuint64_t start, cuuint64_t size, unsigned long long flags) {
+CUresult cuLogicalEndpointBindMem(CUlogicalEndpointId id, CUdevice device, cuuint64_t offset,
+                                  CUmemGenericAllocationHandle handle, cuuint64_t start, cuuint64_t size,
+                                  unsigned long long flags) {
     CUDA_REAL(cuLogicalEndpointBindMem);
     struct endpoint *fresh = calloc(1, sizeof *fresh);
     vgpu_blocks_lock();
@@ -63,8 +65,8 @@ CUresult cuLogicalEndpointBindMem(CUlogicalEndpointId id, CUdevice device, cuuin
     return result;
 }
 
-CUresult cuLogicalEndpointBindAddr(CUlogicalEndpointId id, CUdevice device, cuuint64_t offset, void *address, cuuint64_t size,
-                                   unsigned long long flags) {
+CUresult cuLogicalEndpointBindAddr(CUlogicalEndpointId id, CUdevice device, cuuint64_t offset, void *address,
+                                   cuuint64_t size, unsigned long long flags) {
     CUDA_REAL(cuLogicalEndpointBindAddr);
     if (!vgpu_tier_show((CUdeviceptr)(uintptr_t)address)) {
         vgpu_log(VGPU_LOG_ERROR, "no endpoint is bound at %p: the block lies in host memory", address);

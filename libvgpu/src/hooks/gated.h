@@ -1,36 +1,38 @@
 /* Hooks of calls that hand work in and are neither paced nor charged. */
 #ifndef VGPU_GATED_H
 #define VGPU_GATED_H
-#include "loader/driver.h"
 #include "gate/streams.h"
+#include "loader/driver.h"
 #include "tier/move.h"
 
 static inline CUstream per_thread(CUstream stream) {
     return stream ? stream : CU_STREAM_PER_THREAD;
 }
 
-/* Defines the hook `symbol`: where nothing can move it asks one flag and jumps to the driver's function. `stream`: the one that the driver will use.
- * `noting`: what is to be done, inside the gate, when the driver has taken it. */
-#define GATED_NOTING(symbol, parameters, arguments, stream, noting) GATED_CALLING(symbol, parameters, arguments, stream, real arguments, noting)
+/* Defines the hook `symbol`: where nothing can move it asks one flag and jumps to the driver's function. `stream`: the
+ * one that the driver will use. `noting`: what is to be done, inside the gate, when the driver has taken it. */
+#define GATED_NOTING(symbol, parameters, arguments, stream, noting)                                                    \
+    GATED_CALLING(symbol, parameters, arguments, stream, real arguments, noting)
 #define GATED(symbol, parameters, arguments, stream) GATED_NOTING(symbol, parameters, arguments, stream, (void)0)
 /* `call`: what is done inside the gate, with `real`, the driver's function. */
-#define GATED_CALLING(symbol, parameters, arguments, stream, call, noting)                                                                        \
-    static __attribute__((noinline)) CUresult gated_##symbol parameters {                                                                         \
-        CUDA_REAL(symbol);                                                                                                                        \
-        if (!vgpu_gate_is_armed())                                                                                                                \
-            return real arguments;                                                                                                                \
-        vgpu_safe_point();                                                                                                                        \
-        vgpu_handing_in(stream);                                                                                                                  \
-        CUresult result = call;                                                                                                                   \
-        if (result == CUDA_SUCCESS)                                                                                                               \
-            noting;                                                                                                                               \
-        vgpu_handed_in();                                                                                                                         \
-        return result;                                                                                                                            \
-    }                                                                                                                                             \
-    CUresult symbol parameters {                                                                                                                  \
-        __typeof__(&symbol) direct = (__typeof__(&symbol))atomic_load_explicit(&vgpu_driver_entries[ENTRY_##symbol], memory_order_acquire);       \
-        if (__builtin_expect(!direct || vgpu_gate_is_armed(), 0))                                                                                 \
-            return gated_##symbol arguments;                                                                                                      \
-        return direct arguments;                                                                                                                  \
+#define GATED_CALLING(symbol, parameters, arguments, stream, call, noting)                                             \
+    static __attribute__((noinline)) CUresult gated_##symbol parameters {                                              \
+        CUDA_REAL(symbol);                                                                                             \
+        if (!vgpu_gate_is_armed())                                                                                     \
+            return real arguments;                                                                                     \
+        vgpu_safe_point();                                                                                             \
+        vgpu_handing_in(stream);                                                                                       \
+        CUresult result = call;                                                                                        \
+        if (result == CUDA_SUCCESS)                                                                                    \
+            noting;                                                                                                    \
+        vgpu_handed_in();                                                                                              \
+        return result;                                                                                                 \
+    }                                                                                                                  \
+    CUresult symbol parameters {                                                                                       \
+        __typeof__(&symbol) direct =                                                                                   \
+            (__typeof__(&symbol))atomic_load_explicit(&vgpu_driver_entries[ENTRY_##symbol], memory_order_acquire);     \
+        if (__builtin_expect(!direct || vgpu_gate_is_armed(), 0))                                                      \
+            return gated_##symbol arguments;                                                                           \
+        return direct arguments;                                                                                       \
     }
 #endif

@@ -4,13 +4,13 @@
 
 #include <errno.h>
 
-#include "reserves/capture.h"
-#include "ledger/charge.h"
 #include "hooks/gated.h"
+#include "ledger/charge.h"
 #include "pacer/graph_cards.h"
-#include "tier/graph_touches.h"
 #include "pacer/pacer.h"
 #include "pacer/prepaid.h"
+#include "reserves/capture.h"
+#include "tier/graph_touches.h"
 
 typedef CUresult (*run_function)(CUgraphExec, CUstream);
 
@@ -41,7 +41,8 @@ static CUresult with_memory(run_function real, CUgraphExec exec, CUstream given,
     return result;
 }
 
-/* A launch that is captured takes nothing now. An upload is nothing that a capture could record: a driver refuses it or does it at once. */
+/* A launch that is captured takes nothing now. An upload is nothing that a capture could record: a driver refuses it or
+ * does it at once. */
 static CUresult launch_with_memory(run_function real, CUgraphExec exec, CUstream given, CUstream stream) {
     if (!vgpu_recording(stream))
         return with_memory(real, exec, given, stream);
@@ -92,10 +93,12 @@ static CUresult read_memory(CUgraph graph, struct vgpu_graph **out) {
     return result;
 }
 
-/* What a graph allocates is read when it has been instantiated: no such node leaves the graph that it is in (cuda.h, cuGraphDestroyNode), so what other
- * threads add meanwhile is found. A child graph that one of them adds and destroys in between is not: docs/limits.md. What was read is known under the
- * handle before the program can see that. `before`: what was read, and charged, for an upload that comes with it. */
-static CUresult instantiated(CUresult result, CUgraph graph, CUgraphExec made, struct vgpu_graph *before, CUgraphExec *exec) {
+/* What a graph allocates is read when it has been instantiated: no such node leaves the graph that it is in (cuda.h,
+ * cuGraphDestroyNode), so what other threads add meanwhile is found. A child graph that one of them adds and destroys
+ * in between is not: docs/limits.md. What was read is known under the handle before the program can see that. `before`:
+ * what was read, and charged, for an upload that comes with it. */
+static CUresult instantiated(CUresult result, CUgraph graph, CUgraphExec made, struct vgpu_graph *before,
+                             CUgraphExec *exec) {
     struct vgpu_graph *found = NULL;
     CUresult read = result == CUDA_SUCCESS ? read_memory(graph, &found) : CUDA_SUCCESS;
     if (read != CUDA_SUCCESS && DRIVER(cuGraphExecDestroy)) /* what nobody can pay for is nobody's */
@@ -113,14 +116,14 @@ static CUresult instantiated(CUresult result, CUgraph graph, CUgraphExec made, s
 }
 
 /* The driver looks addresses of nodes up. */
-#define INSTANTIATE(...)                                                                                                                           \
-    CUgraphExec made = NULL;                                                                                                                       \
-    const bool gated = vgpu_gate_is_armed();                                                                                                       \
-    if (gated)                                                                                                                                     \
-        vgpu_gate_enter();                                                                                                                         \
-    CUresult result = real(exec ? &made : NULL, __VA_ARGS__);                                                                                      \
-    if (gated)                                                                                                                                     \
-        vgpu_gate_leave();                                                                                                                         \
+#define INSTANTIATE(...)                                                                                               \
+    CUgraphExec made = NULL;                                                                                           \
+    const bool gated = vgpu_gate_is_armed();                                                                           \
+    if (gated)                                                                                                         \
+        vgpu_gate_enter();                                                                                             \
+    CUresult result = real(exec ? &made : NULL, __VA_ARGS__);                                                          \
+    if (gated)                                                                                                         \
+        vgpu_gate_leave();                                                                                             \
     return instantiated(result, graph, made, NULL, exec)
 
 CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error_node, char *log, size_t size) {
@@ -140,7 +143,8 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned 
 
 typedef CUresult (*instantiate_function)(CUgraphExec *, CUgraph, CUDA_GRAPH_INSTANTIATE_PARAMS *);
 
-static CUresult instantiate(instantiate_function real, CUgraphExec *made, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters, CUstream stream) {
+static CUresult instantiate(instantiate_function real, CUgraphExec *made, CUgraph graph,
+                            CUDA_GRAPH_INSTANTIATE_PARAMS *parameters, CUstream stream) {
     if (!vgpu_gate_is_armed())
         return real(made, graph, parameters);
     vgpu_gate_enter();
@@ -152,8 +156,8 @@ static CUresult instantiate(instantiate_function real, CUgraphExec *made, CUgrap
 }
 
 /* With an upload in it, it reserves as a launch does. */
-static CUresult with_parameters(instantiate_function real, CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters,
-                                bool own_default) {
+static CUresult with_parameters(instantiate_function real, CUgraphExec *exec, CUgraph graph,
+                                CUDA_GRAPH_INSTANTIATE_PARAMS *parameters, bool own_default) {
     if (!exec || !parameters)
         return real(exec, graph, parameters);
     CUDA_GRAPH_INSTANTIATE_PARAMS copy = *parameters;
@@ -183,7 +187,8 @@ CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRA
     return with_parameters(real, exec, graph, parameters, false);
 }
 
-CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters) {
+CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph,
+                                           CUDA_GRAPH_INSTANTIATE_PARAMS *parameters) {
     CUDA_REAL(cuGraphInstantiateWithParams_ptsz);
     return with_parameters(real, exec, graph, parameters, true);
 }

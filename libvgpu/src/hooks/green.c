@@ -1,10 +1,10 @@
 /* Green contexts: parts of a card that a primary context gives to streams. Their memory is the primary context's. */
 #define _GNU_SOURCE
+#include "gate/gate.h"
+#include "gate/streams.h"
 #include "ledger/cards.h"
 #include "ledger/charge.h"
-#include "gate/gate.h"
 #include "pacer/pacer.h"
-#include "gate/streams.h"
 #include "tier/tier.h"
 
 static CUcontext of_green(CUgreenCtx green) {
@@ -32,14 +32,16 @@ static CUcontext primary_beside(CUcontext context, CUdevice *device) {
         return NULL;
     const bool known = vgpu_tier_enter_context(context, &pushed) && DRIVER(cuCtxGetDevice)(device) == CUDA_SUCCESS;
     vgpu_tier_leave_context(pushed);
-    if (!known || !vgpu_primary_is_active(*device) || DRIVER(cuDevicePrimaryCtxRetain)(&primary, *device) != CUDA_SUCCESS)
+    if (!known || !vgpu_primary_is_active(*device) ||
+        DRIVER(cuDevicePrimaryCtxRetain)(&primary, *device) != CUDA_SUCCESS)
         return NULL;
     DRIVER(cuDevicePrimaryCtxRelease_v2)(*device);
     return primary;
 }
 
 /* Blocks of the tier that were made in it are the primary context's from now on, or gone with that. */
-static void went_green(CUcontext context, bool gone, CUcontext primary, CUdevice device, bool finished, uint64_t moment) {
+static void went_green(CUcontext context, bool gone, CUcontext primary, CUdevice device, bool finished,
+                       uint64_t moment) {
     if (gone && primary && !vgpu_primary_is_active(device))
         vgpu_tier_context_went(context, true, moment);
     else
@@ -68,8 +70,8 @@ static CUresult destroy_gated(destroy_function real, CUgreenCtx green, CUcontext
     return result;
 }
 
-/* Its streams stay, and cannot be asked any more (CUDA_ERROR_STREAM_DETACHED); memory is the primary context's. Another one may get its handle, to which
- * events of this one mean nothing. */
+/* Its streams stay, and cannot be asked any more (CUDA_ERROR_STREAM_DETACHED); memory is the primary context's. Another
+ * one may get its handle, to which events of this one mean nothing. */
 CUresult cuGreenCtxDestroy(CUgreenCtx green) {
     CUDA_REAL(cuGreenCtxDestroy);
     const CUcontext context = vgpu_enforcement() == VGPU_UNLIMITED ? NULL : of_green(green);

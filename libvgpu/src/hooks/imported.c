@@ -1,10 +1,11 @@
-/* How large the memory behind an imported handle is. No call of the driver says so, but a mapping is refused from one granule beyond its end on.
- * A driver that maps whole blocks alone refuses all smaller ones, too; then the size is known when the program maps it. */
+/* How large the memory behind an imported handle is. No call of the driver says so, but a mapping is refused from one
+ * granule beyond its end on. A driver that maps whole blocks alone refuses all smaller ones, too; then the size is
+ * known when the program maps it. */
 #define _GNU_SOURCE
 #include "hooks/imported.h"
 
-#include "reserves/capture.h"
 #include "ledger/cards.h"
+#include "reserves/capture.h"
 
 /* Whether that many bytes of the memory can be mapped at an address that is reserved; they do not stay mapped. */
 static bool reaches(CUmemGenericAllocationHandle handle, CUdeviceptr at, uint64_t bytes, CUresult *answer) {
@@ -12,8 +13,10 @@ static bool reaches(CUmemGenericAllocationHandle handle, CUdeviceptr at, uint64_
     return *answer == CUDA_SUCCESS && DRIVER(cuMemUnmap)(at, bytes) == CUDA_SUCCESS;
 }
 
-/* Granules of the memory; `most`: as many as the reserved range has; `first`: what the driver answered to one of them. */
-static uint64_t granules(CUmemGenericAllocationHandle handle, CUdeviceptr at, uint64_t granule, uint64_t most, CUresult *first) {
+/* Granules of the memory; `most`: as many as the reserved range has; `first`: what the driver answered to one of them.
+ */
+static uint64_t granules(CUmemGenericAllocationHandle handle, CUdeviceptr at, uint64_t granule, uint64_t most,
+                         CUresult *first) {
     uint64_t fit = 0, beyond = 1;
     CUresult answer;
     if (!reaches(handle, at, granule, first))
@@ -39,16 +42,18 @@ static enum vgpu_import look(CUmemGenericAllocationHandle handle, struct vgpu_im
     size_t granule = 0, total = 0;
     CUdeviceptr at = 0;
     *memory = (struct vgpu_imported){0};
-    if (!DRIVER(cuMemGetAllocationPropertiesFromHandle) || !DRIVER(cuMemGetAllocationGranularity) || !DRIVER(cuMemAddressReserve) ||
-        !DRIVER(cuMemAddressFree) || !DRIVER(cuMemMap) || !DRIVER(cuMemUnmap) || !DRIVER(cuDeviceTotalMem_v2))
+    if (!DRIVER(cuMemGetAllocationPropertiesFromHandle) || !DRIVER(cuMemGetAllocationGranularity) ||
+        !DRIVER(cuMemAddressReserve) || !DRIVER(cuMemAddressFree) || !DRIVER(cuMemMap) || !DRIVER(cuMemUnmap) ||
+        !DRIVER(cuDeviceTotalMem_v2))
         return VGPU_IMPORT_UNREADABLE;
     if (DRIVER(cuMemGetAllocationPropertiesFromHandle)(&properties, handle) != CUDA_SUCCESS)
         return VGPU_IMPORT_UNREADABLE;
     memory->device = vgpu_device_of_location(&properties.location);
     if (memory->device == VGPU_NO_DEVICE)
         return VGPU_IMPORT_HOST;
-    if (DRIVER(cuMemGetAllocationGranularity)(&granule, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS || !granule ||
-        DRIVER(cuDeviceTotalMem_v2)(&total, memory->device) != CUDA_SUCCESS)
+    if (DRIVER(cuMemGetAllocationGranularity)(&granule, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM) !=
+            CUDA_SUCCESS ||
+        !granule || DRIVER(cuDeviceTotalMem_v2)(&total, memory->device) != CUDA_SUCCESS)
         return VGPU_IMPORT_UNREADABLE;
     uint64_t most = (total + granule - 1) / granule;
     if (DRIVER(cuMemAddressReserve)(&at, most * granule, 0, 0, 0) != CUDA_SUCCESS)
@@ -58,7 +63,8 @@ static enum vgpu_import look(CUmemGenericAllocationHandle handle, struct vgpu_im
     DRIVER(cuMemAddressFree)(at, most * granule);
     if (memory->bytes)
         return VGPU_IMPORT_SIZED;
-    return first == CUDA_ERROR_INVALID_VALUE ? VGPU_IMPORT_UNSIZED : VGPU_IMPORT_UNREADABLE; /* such as no memory for tables just now */
+    /* such as no memory for tables just now */
+    return first == CUDA_ERROR_INVALID_VALUE ? VGPU_IMPORT_UNSIZED : VGPU_IMPORT_UNREADABLE;
 }
 
 enum vgpu_import vgpu_imported(CUmemGenericAllocationHandle handle, struct vgpu_imported *memory) {

@@ -2,9 +2,9 @@
 #define _GNU_SOURCE
 #include <errno.h>
 
-#include "ledger/charge.h"
-#include "gate/gate.h"
 #include "base/log.h"
+#include "gate/gate.h"
+#include "ledger/charge.h"
 
 /* Before there is a context, and so before anything is handed in. */
 CUresult cuInit(unsigned int flags) {
@@ -17,7 +17,8 @@ CUresult cuInit(unsigned int flags) {
     return real(flags);
 }
 
-/* The pointer that the driver answers decides, not the name: so every version and stream meaning keeps its own interface. */
+/* The pointer that the driver answers decides, not the name: so every version and stream meaning keeps its own
+ * interface. */
 static void *hooked(const char *name, void *address) {
     void *hook = vgpu_driver_hook_of(address);
     if (hook || !vgpu_hook_base(name))
@@ -35,7 +36,8 @@ static void *hooked(const char *name, void *address) {
     return hook ? hook : address;
 }
 
-/* Learned addresses come from dlsym on the driver library, which a program that got all its entry points by cuGetProcAddress never called. */
+/* Learned addresses come from dlsym on the driver library, which a program that got all its entry points by
+ * cuGetProcAddress never called. */
 static void learn_symbols(void) {
     DRIVER(cuInit);
 }
@@ -50,7 +52,8 @@ static void answer(CUresult result, const char *symbol, void *found, void **pfn)
         *pfn = found;
 }
 
-CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status) {
+CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, cuuint64_t flags,
+                             CUdriverProcAddressQueryResult *status) {
     CUDA_REAL(cuGetProcAddress_v2);
     void *found = pfn ? *pfn : NULL; /* a driver may leave it alone */
     CUresult result = real(symbol, pfn ? &found : NULL, version, flags, status);

@@ -1,7 +1,7 @@
 /* Every way to start work on a card. */
 #define _GNU_SOURCE
-#include "ledger/charge.h"
 #include "hooks/gated.h"
+#include "ledger/charge.h"
 #include "pacer/pacer.h"
 #include "pacer/prepaid.h"
 #include "tier/touched.h"
@@ -11,55 +11,60 @@ static inline uint64_t product(uint64_t x, uint64_t y, uint64_t z) {
     return x * y * z;
 }
 
-/* Defines the hook `symbol`. Without limits it asks one flag and jumps to the driver's function; a launch that is paid in advance calls nothing else
- * either. All else is in a function of its own, for whose sake these would have to keep their arguments. Those that the driver will refuse at once
- * (`countable` is false) are left to it. Where blocks can move, all launches take the long way (vgpu_one_card says so): what one touches is noted by
- * `touch`, and it waits for its start before it goes through the gate. */
-#define PACED(symbol, parameters, arguments, countable, key, stream, what, touch)                                                                       \
-    static __attribute__((noinline)) CUresult paced_##symbol parameters {                                                                         \
-        CUDA_REAL(symbol);                                                                                                                        \
-        if (!(countable))                                                                                                                         \
-            return real arguments;                                                                                                                \
-        struct vgpu_launch launch;                                                                                                                \
-        launch.function = what;                                                                                                                   \
-        if (!vgpu_gate_is_armed()) {                                                                                                              \
-            if (__builtin_expect(!vgpu_pacer_before(&launch, key, stream), 0))                                                                    \
-                return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                  \
-            return vgpu_pacer_after(&launch, real arguments);                                                                                     \
-        }                                                                                                                                         \
-        vgpu_safe_point();                                                                                                                        \
-        touch;                                                                                                                                    \
-        launch.counted = false;                                                                                                                   \
-        if (!vgpu_pacer_prepaid_gated(key, stream) && __builtin_expect(!vgpu_pacer_before(&launch, key, stream), 0))                              \
-            return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                      \
-        vgpu_handing_in(stream);                                                                                                                  \
-        CUresult result = real arguments;                                                                                                         \
-        vgpu_handed_in();                                                                                                                         \
-        return vgpu_pacer_after(&launch, result);                                                                                                 \
-    }                                                                                                                                             \
-    static __attribute__((noinline)) CUresult counted_##symbol parameters {                                                                       \
-        __typeof__(&symbol) direct = (__typeof__(&symbol))atomic_load_explicit(&vgpu_driver_entries[ENTRY_##symbol], memory_order_acquire);       \
-        if (__builtin_expect(direct != NULL, 1) && (countable) && vgpu_pacer_prepaid(key, stream))                                                \
-            return direct arguments;                                                                                                              \
-        return paced_##symbol arguments;                                                                                                          \
-    }                                                                                                                                             \
-    CUresult symbol parameters {                                                                                                                  \
-        __typeof__(&symbol) direct = (__typeof__(&symbol))atomic_load_explicit(&vgpu_driver_entries[ENTRY_##symbol], memory_order_acquire);       \
-        if (__builtin_expect(!direct || !atomic_load_explicit(&vgpu_never_limited, memory_order_relaxed), 0))                                     \
-            return counted_##symbol arguments;                                                                                                    \
-        return direct arguments;                                                                                                                  \
+/* Defines the hook `symbol`. Without limits it asks one flag and jumps to the driver's function; a launch that is paid
+ * in advance calls nothing else either. All else is in a function of its own, for whose sake these would have to keep
+ * their arguments. Those that the driver will refuse at once
+ * (`countable` is false) are left to it. Where blocks can move, all launches take the long way (vgpu_one_card says so):
+ * what one touches is noted by `touch`, and it waits for its start before it goes through the gate. */
+#define PACED(symbol, parameters, arguments, countable, key, stream, what, touch)                                      \
+    static __attribute__((noinline)) CUresult paced_##symbol parameters {                                              \
+        CUDA_REAL(symbol);                                                                                             \
+        if (!(countable))                                                                                              \
+            return real arguments;                                                                                     \
+        struct vgpu_launch launch;                                                                                     \
+        launch.function = what;                                                                                        \
+        if (!vgpu_gate_is_armed()) {                                                                                   \
+            if (__builtin_expect(!vgpu_pacer_before(&launch, key, stream), 0))                                         \
+                return CUDA_ERROR_OUT_OF_MEMORY;                                                                       \
+            return vgpu_pacer_after(&launch, real arguments);                                                          \
+        }                                                                                                              \
+        vgpu_safe_point();                                                                                             \
+        touch;                                                                                                         \
+        launch.counted = false;                                                                                        \
+        if (!vgpu_pacer_prepaid_gated(key, stream) && __builtin_expect(!vgpu_pacer_before(&launch, key, stream), 0))   \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
+        vgpu_handing_in(stream);                                                                                       \
+        CUresult result = real arguments;                                                                              \
+        vgpu_handed_in();                                                                                              \
+        return vgpu_pacer_after(&launch, result);                                                                      \
+    }                                                                                                                  \
+    static __attribute__((noinline)) CUresult counted_##symbol parameters {                                            \
+        __typeof__(&symbol) direct =                                                                                   \
+            (__typeof__(&symbol))atomic_load_explicit(&vgpu_driver_entries[ENTRY_##symbol], memory_order_acquire);     \
+        if (__builtin_expect(direct != NULL, 1) && (countable) && vgpu_pacer_prepaid(key, stream))                     \
+            return direct arguments;                                                                                   \
+        return paced_##symbol arguments;                                                                               \
+    }                                                                                                                  \
+    CUresult symbol parameters {                                                                                       \
+        __typeof__(&symbol) direct =                                                                                   \
+            (__typeof__(&symbol))atomic_load_explicit(&vgpu_driver_entries[ENTRY_##symbol], memory_order_acquire);     \
+        if (__builtin_expect(!direct || !atomic_load_explicit(&vgpu_never_limited, memory_order_relaxed), 0))          \
+            return counted_##symbol arguments;                                                                         \
+        return direct arguments;                                                                                       \
     }
 
-#define SHAPE                                                                                                                                     \
-    CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x, unsigned int block_y,               \
-        unsigned int block_z, unsigned int shared, CUstream stream, void **parameters
+#define SHAPE                                                                                                          \
+    CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,          \
+        unsigned int block_y, unsigned int block_z, unsigned int shared, CUstream stream, void **parameters
 #define SHAPED function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters
 #define SHAPE_KEY vgpu_cost_key(function, product(grid_x, grid_y, grid_z), product(block_x, block_y, block_z))
 
-PACED(cuLaunchKernel, (SHAPE, void **extra), (SHAPED, extra), true, SHAPE_KEY, stream, function, vgpu_touched_kernel(function, parameters, extra))
+PACED(cuLaunchKernel, (SHAPE, void **extra), (SHAPED, extra), true, SHAPE_KEY, stream, function,
+      vgpu_touched_kernel(function, parameters, extra))
 PACED(cuLaunchKernel_ptsz, (SHAPE, void **extra), (SHAPED, extra), true, SHAPE_KEY, per_thread(stream), function,
       vgpu_touched_kernel(function, parameters, extra))
-PACED(cuLaunchCooperativeKernel, (SHAPE), (SHAPED), true, SHAPE_KEY, stream, function, vgpu_touched_kernel(function, parameters, NULL))
+PACED(cuLaunchCooperativeKernel, (SHAPE), (SHAPED), true, SHAPE_KEY, stream, function,
+      vgpu_touched_kernel(function, parameters, NULL))
 PACED(cuLaunchCooperativeKernel_ptsz, (SHAPE), (SHAPED), true, SHAPE_KEY, per_thread(stream), function,
       vgpu_touched_kernel(function, parameters, NULL))
 
@@ -68,11 +73,12 @@ static uint64_t config_key(const CUlaunchConfig *config, CUfunction function) {
                          product(config->blockDimX, config->blockDimY, config->blockDimZ));
 }
 
-PACED(cuLaunchKernelEx, (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra), (config, function, parameters, extra),
-      config != NULL, config_key(config, function), config->hStream, function, vgpu_touched_kernel(function, parameters, extra))
-PACED(cuLaunchKernelEx_ptsz, (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra),
-      (config, function, parameters, extra), config != NULL, config_key(config, function), per_thread(config->hStream), function,
+PACED(cuLaunchKernelEx, (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra),
+      (config, function, parameters, extra), config != NULL, config_key(config, function), config->hStream, function,
       vgpu_touched_kernel(function, parameters, extra))
+PACED(cuLaunchKernelEx_ptsz, (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra),
+      (config, function, parameters, extra), config != NULL, config_key(config, function), per_thread(config->hStream),
+      function, vgpu_touched_kernel(function, parameters, extra))
 
 static uint64_t list_key(const CUDA_LAUNCH_PARAMS *list) {
     return vgpu_cost_key(list->function, product(list->gridDimX, list->gridDimY, list->gridDimZ),
@@ -121,7 +127,7 @@ static uint64_t plane_key(CUfunction function, int width, int height) {
 /* Their parameters were set one by one, by calls that are not looked at. */
 #define NOTHING (void)0
 PACED(cuLaunch, (CUfunction function), (function), true, plane_key(function, 1, 1), CU_STREAM_LEGACY, function, NOTHING)
-PACED(cuLaunchGrid, (CUfunction function, int width, int height), (function, width, height), true, plane_key(function, width, height),
-      CU_STREAM_LEGACY, function, NOTHING)
-PACED(cuLaunchGridAsync, (CUfunction function, int width, int height, CUstream stream), (function, width, height, stream), true,
-      plane_key(function, width, height), stream, function, NOTHING)
+PACED(cuLaunchGrid, (CUfunction function, int width, int height), (function, width, height), true,
+      plane_key(function, width, height), CU_STREAM_LEGACY, function, NOTHING)
+PACED(cuLaunchGridAsync, (CUfunction function, int width, int height, CUstream stream),
+      (function, width, height, stream), true, plane_key(function, width, height), stream, function, NOTHING)

@@ -1,20 +1,21 @@
-/* Memory that the driver takes for a context because the program allows kernels more of it: the heap of malloc, the buffer of printf, and stacks. It is
- * charged when it is allowed, as the driver may take it at any launch from then on, by what it exceeds that of a new context. */
+/* Memory that the driver takes for a context because the program allows kernels more of it: the heap of malloc, the
+ * buffer of printf, and stacks. It is charged when it is allowed, as the driver may take it at any launch from then on,
+ * by what it exceeds that of a new context. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "ledger/charge.h"
-#include "hooks/context.h"
 #include "base/spin.h"
+#include "hooks/context.h"
+#include "ledger/charge.h"
 #include "vgpu/region.h"
 
 #define KIB UINT64_C(1024)
 
-/* One call after the other sets the limits of a context: what was allowed last is what is charged. A change of stacks waits for the card (cuda.h), and
- * that concerns no other context. */
+/* One call after the other sets the limits of a context: what was allowed last is what is charged. A change of stacks
+ * waits for the card (cuda.h), and that concerns no other context. */
 struct turn {
     struct turn *next;
     CUcontext context;
@@ -79,15 +80,18 @@ static uint64_t threads_of(CUdevice device) {
     int processors = 0, threads = 0;
     __typeof__(&cuDeviceGetAttribute) ask = DRIVER(cuDeviceGetAttribute);
     if (!ask || ask(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) != CUDA_SUCCESS ||
-        ask(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, device) != CUDA_SUCCESS || processors <= 0 || threads <= 0)
+        ask(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, device) != CUDA_SUCCESS || processors <= 0 ||
+        threads <= 0)
         return 0;
     return (uint64_t)processors * (uint64_t)threads;
 }
 
-/* Bytes by which a limit exceeds what each context has from the beginning (CUDA C++ Programming Guide: 1 KiB of stack, 1 MiB for printf, 8 MiB for
- * malloc). False: more than can be counted, or nobody knows. */
+/* Bytes by which a limit exceeds what each context has from the beginning (CUDA C++ Programming Guide: 1 KiB of stack,
+ * 1 MiB for printf, 8 MiB for malloc). False: more than can be counted, or nobody knows. */
 static bool excess(CUlimit limit, uint64_t value, CUdevice device, uint64_t *bytes) {
-    const uint64_t usual = limit == CU_LIMIT_STACK_SIZE ? KIB : limit == CU_LIMIT_PRINTF_FIFO_SIZE ? KIB * KIB : 8 * KIB * KIB;
+    const uint64_t usual = limit == CU_LIMIT_STACK_SIZE         ? KIB
+                           : limit == CU_LIMIT_PRINTF_FIFO_SIZE ? KIB * KIB
+                                                                : 8 * KIB * KIB;
     *bytes = 0;
     if (value <= usual)
         return true;
@@ -105,7 +109,8 @@ struct allowance {
 static void take_out(uint64_t key, struct allowance *allowance) {
     allowance->count = 0;
     allowance->bytes = 0;
-    while (vgpu_sizes_any() && allowance->count < VGPU_LANES && vgpu_sizes_take(VGPU_CONTEXT_LIMIT, key, &allowance->parts[allowance->count]))
+    while (vgpu_sizes_any() && allowance->count < VGPU_LANES &&
+           vgpu_sizes_take(VGPU_CONTEXT_LIMIT, key, &allowance->parts[allowance->count]))
         allowance->bytes += allowance->parts[allowance->count++].bytes;
 }
 
@@ -126,7 +131,8 @@ static void add_part(struct allowance *allowance, CUcontext context, struct vgpu
     while (i < allowance->count && memcmp(&allowance->parts[i].ticket, &ticket, sizeof ticket) != 0)
         i++;
     if (i == allowance->count)
-        allowance->parts[allowance->count++] = (struct vgpu_holding){.owner = context, .ticket = ticket, .kind = VGPU_KIND_CONTEXT};
+        allowance->parts[allowance->count++] =
+            (struct vgpu_holding){.owner = context, .ticket = ticket, .kind = VGPU_KIND_CONTEXT};
     allowance->parts[i].bytes += bytes;
     allowance->bytes += bytes;
     vgpu_count_kind(ticket.card, VGPU_KIND_CONTEXT, (int64_t)bytes);
@@ -155,7 +161,8 @@ static bool grow(struct allowance *allowance, const struct vgpu_place *place, ui
     return verdict != VGPU_REFUSED;
 }
 
-/* Charged is the larger of before and after while the driver is at it, and then what it says that it allows: it may have rounded. */
+/* Charged is the larger of before and after while the driver is at it, and then what it says that it allows: it may
+ * have rounded. */
 static CUresult set(__typeof__(&cuCtxSetLimit) real, CUlimit limit, size_t value, const struct vgpu_place *place) {
     const uint64_t key = (uint64_t)(uintptr_t)place->context + (uint64_t)limit; /* contexts lie further apart */
     struct allowance allowance;
@@ -175,7 +182,8 @@ static CUresult set(__typeof__(&cuCtxSetLimit) real, CUlimit limit, size_t value
     result = real(limit, value);
     const bool told = ask(&after, limit) == CUDA_SUCCESS;
     take_out(key, &allowance);
-    if (result == CUDA_SUCCESS && told && (!excess(limit, after, place->device, &allowed) || !grow(&allowance, place, allowed))) {
+    if (result == CUDA_SUCCESS && told &&
+        (!excess(limit, after, place->device, &allowed) || !grow(&allowance, place, allowed))) {
         real(limit, before);
         result = CUDA_ERROR_OUT_OF_MEMORY;
     }

@@ -1,10 +1,11 @@
-/* Hooks of fills and copies, which keep the card from others where the driver makes them with its multiprocessors: they are then paced like kernels, by
- * measured time. What a driver does is hardly published. Fills count as work of the multiprocessors, for what is not known is charged; copies within a
- * card do not, as NVIDIA says that copy engines make them (cuda-samples issue 31). The limits can say otherwise of this node. */
+/* Hooks of fills and copies, which keep the card from others where the driver makes them with its multiprocessors: they
+ * are then paced like kernels, by measured time. What a driver does is hardly published. Fills count as work of the
+ * multiprocessors, for what is not known is charged; copies within a card do not, as NVIDIA says that copy engines make
+ * them (cuda-samples issue 31). The limits can say otherwise of this node. */
 #ifndef VGPU_MEASURED_H
 #define VGPU_MEASURED_H
-#include "ledger/charge.h"
 #include "hooks/gated.h"
+#include "ledger/charge.h"
 #include "ledger/ledger.h"
 #include "pacer/pacer.h"
 #include "pacer/prepaid.h"
@@ -31,27 +32,30 @@ static inline bool vgpu_copy_is_paced(CUdeviceptr to, CUdeviceptr from) {
 }
 
 /* As GATED_CALLING. `paced`: whether this call is; `key`: of work that takes as long. */
-#define MEASURED_CALLING(symbol, parameters, arguments, stream, paced, key, call)                                                                 \
-    static __attribute__((noinline)) CUresult measured_##symbol parameters {                                                                      \
-        CUDA_REAL(symbol);                                                                                                                        \
-        const bool gated = vgpu_gate_is_armed();                                                                                                  \
-        struct vgpu_launch launch = {.counted = false};                                                                                           \
-        if (gated)                                                                                                                                \
-            vgpu_safe_point();                                                                                                                    \
-        if ((paced) && !(gated ? vgpu_pacer_prepaid_gated(key, stream) : vgpu_pacer_prepaid(key, stream)) &&                                      \
-            __builtin_expect(!vgpu_pacer_before(&launch, key, stream), 0))                                                                        \
-            return CUDA_ERROR_OUT_OF_MEMORY;                                                                                                      \
-        if (!gated)                                                                                                                               \
-            return vgpu_pacer_after(&launch, real arguments);                                                                                     \
-        vgpu_handing_in(stream);                                                                                                                  \
-        CUresult result = call;                                                                                                                   \
-        vgpu_handed_in();                                                                                                                         \
-        return vgpu_pacer_after(&launch, result);                                                                                                 \
-    }                                                                                                                                             \
-    CUresult symbol parameters {                                                                                                                  \
-        __typeof__(&symbol) direct = (__typeof__(&symbol))atomic_load_explicit(&vgpu_driver_entries[ENTRY_##symbol], memory_order_acquire);       \
-        if (__builtin_expect(!direct || !atomic_load_explicit(&vgpu_never_limited, memory_order_relaxed) || vgpu_gate_is_armed(), 0))             \
-            return measured_##symbol arguments;                                                                                                   \
-        return direct arguments;                                                                                                                  \
+#define MEASURED_CALLING(symbol, parameters, arguments, stream, paced, key, call)                                      \
+    static __attribute__((noinline)) CUresult measured_##symbol parameters {                                           \
+        CUDA_REAL(symbol);                                                                                             \
+        const bool gated = vgpu_gate_is_armed();                                                                       \
+        struct vgpu_launch launch = {.counted = false};                                                                \
+        if (gated)                                                                                                     \
+            vgpu_safe_point();                                                                                         \
+        if ((paced) && !(gated ? vgpu_pacer_prepaid_gated(key, stream) : vgpu_pacer_prepaid(key, stream)) &&           \
+            __builtin_expect(!vgpu_pacer_before(&launch, key, stream), 0))                                             \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
+        if (!gated)                                                                                                    \
+            return vgpu_pacer_after(&launch, real arguments);                                                          \
+        vgpu_handing_in(stream);                                                                                       \
+        CUresult result = call;                                                                                        \
+        vgpu_handed_in();                                                                                              \
+        return vgpu_pacer_after(&launch, result);                                                                      \
+    }                                                                                                                  \
+    CUresult symbol parameters {                                                                                       \
+        __typeof__(&symbol) direct =                                                                                   \
+            (__typeof__(&symbol))atomic_load_explicit(&vgpu_driver_entries[ENTRY_##symbol], memory_order_acquire);     \
+        if (__builtin_expect(!direct || !atomic_load_explicit(&vgpu_never_limited, memory_order_relaxed) ||            \
+                                 vgpu_gate_is_armed(),                                                                 \
+                             0))                                                                                       \
+            return measured_##symbol arguments;                                                                        \
+        return direct arguments;                                                                                       \
     }
 #endif

@@ -3,14 +3,17 @@
 #include "ledger/charge.h"
 #include "tier/tier.h"
 
-#define PITCH_STEP 512u /* no driver seen pads rows further (texture pitch alignment); what it really chose is settled afterwards */
+/* no driver seen pads rows further (texture pitch alignment); what it really chose is settled afterwards */
+#define PITCH_STEP 512u
 
-/* A large block may go to host memory, and what goes where is decided in one place. Asked only about blocks whose making takes far longer. */
+/* A large block may go to host memory, and what goes where is decided in one place. Asked only about blocks whose
+ * making takes far longer. */
 static inline bool tiered(const void *out, uint64_t bytes) {
     return __builtin_expect(vgpu_tier_is_large(bytes), 0) && out && vgpu_tier_mode() != VGPU_TIER_OFF;
 }
 
-/* A small block for which the card has no room: host memory is better than none. Tells the log if there is none either. */
+/* A small block for which the card has no room: host memory is better than none. Tells the log if there is none either.
+ */
 static __attribute__((noinline)) CUresult elsewhere(const struct vgpu_attempt *attempt, CUdeviceptr *pointer) {
     const CUresult result = vgpu_tier_on_host(pointer, attempt->bytes, &attempt->place);
     if (result == CUDA_ERROR_OUT_OF_MEMORY && attempt->verdict == VGPU_REFUSED)
@@ -18,8 +21,9 @@ static __attribute__((noinline)) CUresult elsewhere(const struct vgpu_attempt *a
     return result;
 }
 
-/* What the driver answers goes into a variable of the hook's before it is booked: the program's own may be written by another of its threads, which
- * would book it under another address or size, or be seen there and freed before it is known here. */
+/* What the driver answers goes into a variable of the hook's before it is booked: the program's own may be written by
+ * another of its threads, which would book it under another address or size, or be seen there and freed before it is
+ * known here. */
 static CUresult booked(struct vgpu_attempt *attempt, CUresult result, CUdeviceptr pointer, uint64_t chosen) {
     if (vgpu_attempt_booked(attempt, result, VGPU_POINTER, pointer, chosen, VGPU_KIND_BUFFER))
         return result;
@@ -121,7 +125,8 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, s
     return result;
 }
 
-CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned int width, unsigned int height, unsigned int element) {
+CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned int width, unsigned int height,
+                         unsigned int element) {
     CUDA_REAL(cuMemAllocPitch);
     struct vgpu_attempt attempt;
     if (!vgpu_attempt_here(&attempt, pointer && pitch ? pitch_bound(width, height) : 0))

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 
 #include "base/log.h"
-#include "tier/blocks.h"
 #include "hooks/vmm.h"
+#include "tier/blocks.h"
 
 CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle, const CUmulticastObjectProp *properties) {
     CUDA_REAL(cuMulticastCreate);
@@ -30,21 +30,26 @@ CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle, const CUmultica
 }
 
 /* Lock held. */
-static void bind(struct vgpu_link *object, struct vgpu_link *memory, CUdevice device, uint64_t offset, uint64_t size, struct vgpu_bound *bound) {
-    *bound = (struct vgpu_bound){.next = object->block->bound, .block = memory->block, .device = device, .offset = offset, .size = size};
+static void bind(struct vgpu_link *object, struct vgpu_link *memory, CUdevice device, uint64_t offset, uint64_t size,
+                 struct vgpu_bound *bound) {
+    *bound = (struct vgpu_bound){
+        .next = object->block->bound, .block = memory->block, .device = device, .offset = offset, .size = size};
     object->block->bound = bound;
     memory->block->references++;
 }
 
 /* The two forms of each call: with its device (CUDA 13.1), which can only be that of the memory, and without. */
-typedef CUresult (*bind_handle)(CUmemGenericAllocationHandle, size_t, CUmemGenericAllocationHandle, size_t, size_t, unsigned long long);
-typedef CUresult (*bind_handle_of)(CUmemGenericAllocationHandle, CUdevice, size_t, CUmemGenericAllocationHandle, size_t, size_t,
-                                   unsigned long long);
+typedef CUresult (*bind_handle)(CUmemGenericAllocationHandle, size_t, CUmemGenericAllocationHandle, size_t, size_t,
+                                unsigned long long);
+typedef CUresult (*bind_handle_of)(CUmemGenericAllocationHandle, CUdevice, size_t, CUmemGenericAllocationHandle, size_t,
+                                   size_t, unsigned long long);
 typedef CUresult (*bind_address)(CUmemGenericAllocationHandle, size_t, CUdeviceptr, size_t, unsigned long long);
-typedef CUresult (*bind_address_of)(CUmemGenericAllocationHandle, CUdevice, size_t, CUdeviceptr, size_t, unsigned long long);
+typedef CUresult (*bind_address_of)(CUmemGenericAllocationHandle, CUdevice, size_t, CUdeviceptr, size_t,
+                                    unsigned long long);
 
-static CUresult bind_memory(bind_handle plain, bind_handle_of with_device, CUmemGenericAllocationHandle object, CUdevice device, size_t offset,
-                            CUmemGenericAllocationHandle memory, size_t start, size_t size, unsigned long long flags) {
+static CUresult bind_memory(bind_handle plain, bind_handle_of with_device, CUmemGenericAllocationHandle object,
+                            CUdevice device, size_t offset, CUmemGenericAllocationHandle memory, size_t start,
+                            size_t size, unsigned long long flags) {
     struct vgpu_bound *bound = calloc(1, sizeof *bound);
     vgpu_blocks_lock();
     struct vgpu_link *to = vgpu_block_handle(object), *what = vgpu_block_handle(memory);
@@ -65,10 +70,12 @@ static CUresult bind_memory(bind_handle plain, bind_handle_of with_device, CUmem
     return result;
 }
 
-static CUresult bind_mapped(bind_address plain, bind_address_of with_device, CUmemGenericAllocationHandle object, CUdevice device, size_t offset,
-                            CUdeviceptr address, size_t size, unsigned long long flags) {
+static CUresult bind_mapped(bind_address plain, bind_address_of with_device, CUmemGenericAllocationHandle object,
+                            CUdevice device, size_t offset, CUdeviceptr address, size_t size,
+                            unsigned long long flags) {
     if (!vgpu_tier_show(address)) {
-        vgpu_log(VGPU_LOG_ERROR, "nothing is bound to a multicast object at %#llx: the block lies in host memory", (unsigned long long)address);
+        vgpu_log(VGPU_LOG_ERROR, "nothing is bound to a multicast object at %#llx: the block lies in host memory",
+                 (unsigned long long)address);
         return CUDA_ERROR_NOT_SUPPORTED;
     }
     struct vgpu_bound *bound = calloc(1, sizeof *bound);
@@ -87,25 +94,27 @@ static CUresult bind_mapped(bind_address plain, bind_address_of with_device, CUm
     return result;
 }
 
-CUresult cuMulticastBindMem(CUmemGenericAllocationHandle object, size_t offset, CUmemGenericAllocationHandle memory, size_t start, size_t size,
-                            unsigned long long flags) {
+CUresult cuMulticastBindMem(CUmemGenericAllocationHandle object, size_t offset, CUmemGenericAllocationHandle memory,
+                            size_t start, size_t size, unsigned long long flags) {
     CUDA_REAL(cuMulticastBindMem);
     return bind_memory(real, NULL, object, 0, offset, memory, start, size, flags);
 }
 
-CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle object, CUdevice device, size_t offset, CUmemGenericAllocationHandle memory, size_t start,
-                               size_t size, unsigned long long flags) {
+CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle object, CUdevice device, size_t offset,
+                               CUmemGenericAllocationHandle memory, size_t start, size_t size,
+                               unsigned long long flags) {
     CUDA_REAL(cuMulticastBindMem_v2);
     return bind_memory(NULL, real, object, device, offset, memory, start, size, flags);
 }
 
-CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle object, size_t offset, CUdeviceptr address, size_t size, unsigned long long flags) {
+CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle object, size_t offset, CUdeviceptr address, size_t size,
+                             unsigned long long flags) {
     CUDA_REAL(cuMulticastBindAddr);
     return bind_mapped(real, NULL, object, 0, offset, address, size, flags);
 }
 
-CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle object, CUdevice device, size_t offset, CUdeviceptr address, size_t size,
-                                unsigned long long flags) {
+CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle object, CUdevice device, size_t offset,
+                                CUdeviceptr address, size_t size, unsigned long long flags) {
     CUDA_REAL(cuMulticastBindAddr_v2);
     return bind_mapped(NULL, real, object, device, offset, address, size, flags);
 }

@@ -1,4 +1,5 @@
-/* What nvidia-smi and its kin see: the slice's memory, this container's processes and its utilisation. Which cards there are is not changed. */
+/* What nvidia-smi and its kin see: the slice's memory, this container's processes and its utilisation. Which cards
+ * there are is not changed. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
@@ -22,7 +23,8 @@ static bool sliced(nvmlDevice_t device, unsigned *card) {
     return true;
 }
 
-/* What of NVML's total CUDA can use: the two interfaces must tell the same total, also where the limit is no smaller than the card. */
+/* What of NVML's total CUDA can use: the two interfaces must tell the same total, also where the limit is no smaller
+ * than the card. */
 static uint64_t usable(nvmlDevice_t device, uint64_t total) {
     nvmlMemory_v2_t memory = {.version = nvmlMemory_v2};
     __typeof__(&nvmlDeviceGetMemoryInfo_v2) get = DRIVER(nvmlDeviceGetMemoryInfo_v2);
@@ -98,12 +100,13 @@ static unsigned processes(unsigned card, struct process out[VGPU_SLOTS]) {
 static void release_array(void *array) {
     free(*(void **)array);
 }
-#define ARRAY(type, name)                                                                                                                          \
-    __attribute__((cleanup(release_array))) type *name = malloc(VGPU_SLOTS * sizeof *name);                                                        \
-    if (!name)                                                                                                                                     \
+#define ARRAY(type, name)                                                                                              \
+    __attribute__((cleanup(release_array))) type *name = malloc(VGPU_SLOTS * sizeof *name);                            \
+    if (!name)                                                                                                         \
     return NVML_ERROR_MEMORY
 
-/* The rules of NVML's process queries: `count` says how much room there is, then how much was, or would have been, filled. */
+/* The rules of NVML's process queries: `count` says how much room there is, then how much was, or would have been,
+ * filled. */
 static nvmlReturn_t list(unsigned card, unsigned int *count, nvmlProcessInfo_v2_t *v2, nvmlProcessInfo_v1_t *v1) {
     ARRAY(struct process, found);
     unsigned room = v1 || v2 ? *count : 0;
@@ -113,36 +116,39 @@ static nvmlReturn_t list(unsigned card, unsigned int *count, nvmlProcessInfo_v2_
         return NVML_ERROR_INSUFFICIENT_SIZE;
     for (unsigned i = 0; i < total; i++) {
         if (v2)
-            v2[i] = (nvmlProcessInfo_v2_t){
-                .pid = found[i].pid, .usedGpuMemory = found[i].bytes, .gpuInstanceId = NO_INSTANCE, .computeInstanceId = NO_INSTANCE};
+            v2[i] = (nvmlProcessInfo_v2_t){.pid = found[i].pid,
+                                           .usedGpuMemory = found[i].bytes,
+                                           .gpuInstanceId = NO_INSTANCE,
+                                           .computeInstanceId = NO_INSTANCE};
         else
             v1[i] = (nvmlProcessInfo_v1_t){.pid = found[i].pid, .usedGpuMemory = found[i].bytes};
     }
     return NVML_SUCCESS;
 }
 
-/* The driver is asked first, with no room: bad handles and states get its own answer, and nothing of other containers comes here. */
-#define LIST_V2(symbol, is_compute)                                                                                                                \
-    nvmlReturn_t symbol(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *infos) {                                                   \
-        NVML_REAL(symbol);                                                                                                                         \
-        unsigned card, none = 0;                                                                                                                   \
-        if (!count || !sliced(device, &card))                                                                                                      \
-            return real(device, count, infos);                                                                                                     \
-        nvmlReturn_t result = real(device, &none, NULL);                                                                                           \
-        if (result != NVML_SUCCESS && result != NVML_ERROR_INSUFFICIENT_SIZE)                                                                      \
-            return result;                                                                                                                         \
-        return list(is_compute ? card : VGPU_CARD_UNLISTED, count, infos, NULL);                                                                   \
+/* The driver is asked first, with no room: bad handles and states get its own answer, and nothing of other containers
+ * comes here. */
+#define LIST_V2(symbol, is_compute)                                                                                    \
+    nvmlReturn_t symbol(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *infos) {                       \
+        NVML_REAL(symbol);                                                                                             \
+        unsigned card, none = 0;                                                                                       \
+        if (!count || !sliced(device, &card))                                                                          \
+            return real(device, count, infos);                                                                         \
+        nvmlReturn_t result = real(device, &none, NULL);                                                               \
+        if (result != NVML_SUCCESS && result != NVML_ERROR_INSUFFICIENT_SIZE)                                          \
+            return result;                                                                                             \
+        return list(is_compute ? card : VGPU_CARD_UNLISTED, count, infos, NULL);                                       \
     }
-#define LIST_V1(symbol, is_compute)                                                                                                                \
-    nvmlReturn_t symbol(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *infos) {                                                   \
-        NVML_REAL(symbol);                                                                                                                         \
-        unsigned card, none = 0;                                                                                                                   \
-        if (!count || !sliced(device, &card))                                                                                                      \
-            return real(device, count, infos);                                                                                                     \
-        nvmlReturn_t result = real(device, &none, NULL);                                                                                           \
-        if (result != NVML_SUCCESS && result != NVML_ERROR_INSUFFICIENT_SIZE)                                                                      \
-            return result;                                                                                                                         \
-        return list(is_compute ? card : VGPU_CARD_UNLISTED, count, NULL, infos);                                                                   \
+#define LIST_V1(symbol, is_compute)                                                                                    \
+    nvmlReturn_t symbol(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *infos) {                       \
+        NVML_REAL(symbol);                                                                                             \
+        unsigned card, none = 0;                                                                                       \
+        if (!count || !sliced(device, &card))                                                                          \
+            return real(device, count, infos);                                                                         \
+        nvmlReturn_t result = real(device, &none, NULL);                                                               \
+        if (result != NVML_SUCCESS && result != NVML_ERROR_INSUFFICIENT_SIZE)                                          \
+            return result;                                                                                             \
+        return list(is_compute ? card : VGPU_CARD_UNLISTED, count, NULL, infos);                                       \
     }
 
 LIST_V1(nvmlDeviceGetComputeRunningProcesses, true)
@@ -172,14 +178,15 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
     return result;
 }
 
-/* The driver's samples of the whole card become ours; how many there are, when they were taken, and every other quantity stay the driver's. */
-nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type, unsigned long long last_seen, nvmlValueType_t *value_type,
-                                  unsigned int *count, nvmlSample_t *samples) {
+/* The driver's samples of the whole card become ours; how many there are, when they were taken, and every other
+ * quantity stay the driver's. */
+nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type, unsigned long long last_seen,
+                                  nvmlValueType_t *value_type, unsigned int *count, nvmlSample_t *samples) {
     NVML_REAL(nvmlDeviceGetSamples);
     nvmlReturn_t result = real(device, type, last_seen, value_type, count, samples);
     unsigned card;
-    if (result != NVML_SUCCESS || !samples || !count || (type != NVML_GPU_UTILIZATION_SAMPLES && type != NVML_MEMORY_UTILIZATION_SAMPLES) ||
-        !sliced(device, &card))
+    if (result != NVML_SUCCESS || !samples || !count ||
+        (type != NVML_GPU_UTILIZATION_SAMPLES && type != NVML_MEMORY_UTILIZATION_SAMPLES) || !sliced(device, &card))
         return result;
     unsigned share = utilization_of(card);
     for (unsigned i = 0; i < *count; i++)
@@ -198,8 +205,8 @@ static unsigned long long now_us(void) {
     return (unsigned long long)now.tv_sec * 1000000u + (unsigned long long)now.tv_nsec / 1000u;
 }
 
-/* One sample per process of this container that has used the card, none while the container is idle there. The region keeps one window per
- * card: processes share it by what they have used. */
+/* One sample per process of this container that has used the card, none while the container is idle there. The region
+ * keeps one window per card: processes share it by what they have used. */
 static unsigned samples_of(unsigned card, struct process found[VGPU_SLOTS], struct sample out[VGPU_SLOTS]) {
     unsigned share = utilization_of(card), total = share ? processes(card, found) : 0, count = 0;
     uint64_t all = 0;
@@ -207,7 +214,8 @@ static unsigned samples_of(unsigned card, struct process found[VGPU_SLOTS], stru
         all += found[i].gpu_ns;
     for (unsigned i = 0; i < total; i++)
         if (found[i].gpu_ns)
-            out[count++] = (struct sample){found[i].pid, (unsigned)((double)share * (double)found[i].gpu_ns / (double)all + 0.5)};
+            out[count++] =
+                (struct sample){found[i].pid, (unsigned)((double)share * (double)found[i].gpu_ns / (double)all + 0.5)};
     return count;
 }
 
@@ -216,8 +224,8 @@ static bool would_list(nvmlReturn_t result) {
     return result == NVML_SUCCESS || result == NVML_ERROR_INSUFFICIENT_SIZE || result == NVML_ERROR_NOT_FOUND;
 }
 
-nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned int *count,
-                                             unsigned long long last_seen) {
+nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
+                                             unsigned int *count, unsigned long long last_seen) {
     NVML_REAL(nvmlDeviceGetProcessUtilization);
     unsigned card, none = 0;
     if (!count || !sliced(device, &card))
@@ -239,18 +247,18 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
     return NVML_SUCCESS;
 }
 
-/* The two queries below take a structure with a version. The driver is asked with an empty one of the same version; one that it knows and this
- * code does not is refused, as an older driver would refuse it. */
+/* The two queries below take a structure with a version. The driver is asked with an empty one of the same version; one
+ * that it knows and this code does not is refused, as an older driver would refuse it. */
 #define LARGEST_STRUCT 1024u
-#define ASK_EMPTY(given, ...)                                                                                                                      \
-    union {                                                                                                                                        \
-        __typeof__(*given) known;                                                                                                                  \
-        char room[LARGEST_STRUCT];                                                                                                                 \
-    } empty = {.room = {0}};                                                                                                                       \
-    empty.known = (__typeof__(*given)){.version = given->version, __VA_ARGS__};                                                                    \
-    nvmlReturn_t result = real(device, &empty.known);                                                                                              \
-    if (!would_list(result))                                                                                                                       \
-        return result
+#define ASK_EMPTY(given, ...)                                                                                          \
+    union {                                                                                                            \
+        __typeof__(*given) known;                                                                                      \
+        char room[LARGEST_STRUCT];                                                                                     \
+    } empty = {.room = {0}};                                                                                           \
+    empty.known = (__typeof__(*given)){.version = given->version, __VA_ARGS__};                                        \
+    nvmlReturn_t result = real(device, &empty.known);                                                                  \
+    if (!would_list(result))                                                                                           \
+    return result
 
 nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *out) {
     NVML_REAL(nvmlDeviceGetProcessesUtilizationInfo);
@@ -263,14 +271,16 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProc
     ARRAY(struct sample, found);
     ARRAY(struct process, all);
     unsigned long long now = now_us();
-    unsigned total = now > out->lastSeenTimeStamp ? samples_of(card, all, found) : 0, room = out->procUtilArray ? out->processSamplesCount : 0;
+    unsigned total = now > out->lastSeenTimeStamp ? samples_of(card, all, found) : 0,
+             room = out->procUtilArray ? out->processSamplesCount : 0;
     if (!total)
         return NVML_ERROR_NOT_FOUND;
     out->processSamplesCount = total;
     if (total > room)
         return NVML_ERROR_INSUFFICIENT_SIZE;
     for (unsigned i = 0; i < total; i++)
-        out->procUtilArray[i] = (nvmlProcessUtilizationInfo_v1_t){.timeStamp = now, .pid = found[i].pid, .smUtil = found[i].share};
+        out->procUtilArray[i] =
+            (nvmlProcessUtilizationInfo_v1_t){.timeStamp = now, .pid = found[i].pid, .smUtil = found[i].share};
     return NVML_SUCCESS;
 }
 
@@ -289,7 +299,9 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProc
     if (total > room)
         return NVML_ERROR_INSUFFICIENT_SIZE;
     for (unsigned i = 0; i < total; i++)
-        out->procArray[i] = (nvmlProcessDetail_v1_t){
-            .pid = found[i].pid, .usedGpuMemory = found[i].bytes, .gpuInstanceId = NO_INSTANCE, .computeInstanceId = NO_INSTANCE};
+        out->procArray[i] = (nvmlProcessDetail_v1_t){.pid = found[i].pid,
+                                                     .usedGpuMemory = found[i].bytes,
+                                                     .gpuInstanceId = NO_INSTANCE,
+                                                     .computeInstanceId = NO_INSTANCE};
     return NVML_SUCCESS;
 }

@@ -1,14 +1,16 @@
-/* Access of one card to another one's memory: what the tier has mapped does not get it by itself, as the driver's own memory does. */
+/* Access of one card to another one's memory: what the tier has mapped does not get it by itself, as the driver's own
+ * memory does. */
 #define _GNU_SOURCE
-#include "reserves/capture.h"
 #include "ledger/charge.h"
+#include "reserves/capture.h"
 #include "reserves/pools.h"
-#include "tier/tier.h"
 #include "tier/memory.h"
+#include "tier/tier.h"
 
 static bool device_of(CUcontext context, CUdevice *device) {
     bool pushed;
-    const bool known = vgpu_tier_enter_context(context, &pushed) && DRIVER(cuCtxGetDevice) && DRIVER(cuCtxGetDevice)(device) == CUDA_SUCCESS;
+    const bool known = vgpu_tier_enter_context(context, &pushed) && DRIVER(cuCtxGetDevice) &&
+                       DRIVER(cuCtxGetDevice)(device) == CUDA_SUCCESS;
     vgpu_tier_leave_context(pushed);
     return known;
 }
@@ -20,7 +22,8 @@ static CUresult open_blocks(CUdevice device) {
         return result;
     const CUstreamCaptureMode mode = vgpu_relax();
     vgpu_tier_lock();
-    for (uint32_t number = vgpu_tier_next(0); number != VGPU_TIER_NONE && result == CUDA_SUCCESS; number = vgpu_tier_next(number + 1)) {
+    for (uint32_t number = vgpu_tier_next(0); number != VGPU_TIER_NONE && result == CUDA_SUCCESS;
+         number = vgpu_tier_next(number + 1)) {
         const struct vgpu_tier_record *record = vgpu_tier_record(number);
         if (record->device == device && record->on_device && !record->pinned)
             result = vgpu_tier_give_access(device, true, record->base, record->bytes);
@@ -34,8 +37,8 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags) {
     CUDA_REAL(cuCtxEnablePeerAccess);
     CUresult result = real(peer, flags);
     CUdevice device, here;
-    if (result != CUDA_SUCCESS || vgpu_tier_mode() == VGPU_TIER_OFF || !device_of(peer, &device) || !DRIVER(cuCtxGetDevice) ||
-        DRIVER(cuCtxGetDevice)(&here) != CUDA_SUCCESS || here == device)
+    if (result != CUDA_SUCCESS || vgpu_tier_mode() == VGPU_TIER_OFF || !device_of(peer, &device) ||
+        !DRIVER(cuCtxGetDevice) || DRIVER(cuCtxGetDevice)(&here) != CUDA_SUCCESS || here == device)
         return result;
     vgpu_tier_add_peer(device, here);
     result = open_blocks(device);
@@ -44,8 +47,8 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags) {
     return result;
 }
 
-/* What a pool cannot hold is a block of the tier, which the program takes for the pool's. Access that is taken away stays: there is no call without it
- * that would have to fail. */
+/* What a pool cannot hold is a block of the tier, which the program takes for the pool's. Access that is taken away
+ * stays: there is no call without it that would have to fail. */
 CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count) {
     CUDA_REAL(cuMemPoolSetAccess);
     const CUresult result = real(pool, map, count);
@@ -55,7 +58,8 @@ CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_
     bool any = false;
     for (size_t i = 0; i < count && device != VGPU_NO_DEVICE; i++) {
         const CUmemLocation *other = &map[i].location;
-        if (other->type != CU_MEM_LOCATION_TYPE_DEVICE || other->id == device || !(map[i].flags & CU_MEM_ACCESS_FLAGS_PROT_READ))
+        if (other->type != CU_MEM_LOCATION_TYPE_DEVICE || other->id == device ||
+            !(map[i].flags & CU_MEM_ACCESS_FLAGS_PROT_READ))
             continue;
         vgpu_tier_add_peer(device, other->id);
         any = true;

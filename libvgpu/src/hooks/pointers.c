@@ -1,12 +1,13 @@
-/* Pointers of the tier look like those of any memory of the card, wherever it lies; and what cannot be had of them is refused with a word in the log. */
+/* Pointers of the tier look like those of any memory of the card, wherever it lies; and what cannot be had of them is
+ * refused with a word in the log. */
 #define _GNU_SOURCE
 #include <string.h>
 
-#include "ledger/charge.h"
-#include "gate/gate.h"
 #include "base/log.h"
-#include "tier/tier.h"
+#include "gate/gate.h"
 #include "hooks/vmm.h"
+#include "ledger/charge.h"
+#include "tier/tier.h"
 
 /* What a program is told of a block. */
 struct seen {
@@ -25,7 +26,10 @@ static bool see(CUdeviceptr address, struct seen *seen) {
         const uint32_t number = vgpu_tier_around(address);
         const struct vgpu_tier_record *record = number == VGPU_TIER_NONE ? NULL : vgpu_tier_record(number);
         if (record && address - record->base < record->asked) {
-            *seen = (struct seen){.base = record->base, .bytes = record->asked, .context = record->context, .device = record->device,
+            *seen = (struct seen){.base = record->base,
+                                  .bytes = record->asked,
+                                  .context = record->context,
+                                  .device = record->device,
                                   .buffer = record->buffer_id};
             return true;
         }
@@ -48,7 +52,8 @@ static void done(const struct seen *seen) {
 }
 
 static inline bool any(CUdeviceptr address) {
-    return vgpu_tier_maybe(address) || __builtin_expect(atomic_load_explicit(&vgpu_blocks_spilled, memory_order_relaxed) != 0, 0);
+    return vgpu_tier_maybe(address) ||
+           __builtin_expect(atomic_load_explicit(&vgpu_blocks_spilled, memory_order_relaxed) != 0, 0);
 }
 
 /* Writes what the program is told; false: the driver's answer is right. Sizes as cuda.h says, CUpointer_attribute. */
@@ -56,7 +61,8 @@ static bool told(const struct seen *seen, CUpointer_attribute attribute, CUdevic
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)out = CU_MEMORYTYPE_DEVICE; return true;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)out = seen->device; return true;
-    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: *(int *)out = 0; return true; /* who registers it would keep it where it is */
+    /* who registers it would keep it where it is */
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: *(int *)out = 0; return true;
     default: break;
     }
     if (seen->spilled)
@@ -64,10 +70,13 @@ static bool told(const struct seen *seen, CUpointer_attribute attribute, CUdevic
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)out = seen->context; return true;
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)out = address; return true;
-    case CU_POINTER_ATTRIBUTE_BUFFER_ID: case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: *(unsigned long long *)out = seen->buffer; return true;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: *(unsigned long long *)out = seen->buffer; return true;
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *(int *)out = 0; return true;
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: *(CUdeviceptr *)out = seen->base; return true;
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: *(size_t *)out = seen->bytes; return true;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: *(CUdeviceptr *)out = seen->base; return true;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: *(size_t *)out = seen->bytes; return true;
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: *(unsigned long long *)out = 0; return true;
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: *(int *)out = CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE; return true;
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: *(CUmemoryPool *)out = NULL; return true;
@@ -165,19 +174,24 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address) {
     bool on_device;
     if (!handle || !tiered(address, &on_device))
         return real(handle, address);
-    const char *moves = vgpu_tier_mode() == VGPU_TIER_MOVABLE ? "may move to host memory" : "came up from host memory, and stays what it was made as";
+    const char *moves = vgpu_tier_mode() == VGPU_TIER_MOVABLE
+                            ? "may move to host memory"
+                            : "came up from host memory, and stays what it was made as";
     vgpu_log(VGPU_LOG_ERROR,
-             "no IPC handle for %#llx: the block %s; vgpu.io/oversubscribe: \"false\" of the pod, or vgpu run without --oversubscribe, keeps all memory "
+             "no IPC handle for %#llx: the block %s; vgpu.io/oversubscribe: \"false\" of the pod, or vgpu run without "
+             "--oversubscribe, keeps all memory "
              "on the card",
              (unsigned long long)address, on_device ? moves : "lies in host memory");
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address, size_t bytes, CUmemRangeHandleType type, unsigned long long flags) {
+CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address, size_t bytes, CUmemRangeHandleType type,
+                                       unsigned long long flags) {
     CUDA_REAL(cuMemGetHandleForAddressRange);
     if (!handle || vgpu_tier_show(address))
         return real(handle, address, bytes, type, flags);
-    vgpu_log(VGPU_LOG_ERROR, "no handle for the range at %#llx: the block lies in host memory", (unsigned long long)address);
+    vgpu_log(VGPU_LOG_ERROR, "no handle for the range at %#llx: the block lies in host memory",
+             (unsigned long long)address);
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 

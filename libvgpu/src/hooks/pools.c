@@ -2,8 +2,8 @@
 #define _GNU_SOURCE
 #include "reserves/pools.h"
 
-#include "reserves/capture.h"
 #include "ledger/charge.h"
+#include "reserves/capture.h"
 #include "tier/tier.h"
 
 typedef CUresult (*allocate_function)(CUdeviceptr *, size_t, CUstream);
@@ -15,11 +15,13 @@ static CUstream per_thread(CUstream stream) {
     return stream ? stream : CU_STREAM_PER_THREAD;
 }
 
-/* The pool that an allocation comes from, in `pool` (NULL: nothing that is charged), and its handle. Not CUDA_SUCCESS: the answer of the hook. */
+/* The pool that an allocation comes from, in `pool` (NULL: nothing that is charged), and its handle. Not CUDA_SUCCESS:
+ * the answer of the hook. */
 static CUresult pool_for(CUstream stream, CUmemoryPool *handle, struct vgpu_pool **pool, struct vgpu_place *place) {
     *pool = NULL;
     if (!vgpu_place_of_stream(stream, place)) {
-        /* no current context, hence nothing for a default stream; any other may come into being until the driver looks */
+        /* no current context, hence nothing for a default stream; any other may come into being until the driver looks
+         */
         bool usual = !stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
         __typeof__(&cuStreamGetCtx) ask = DRIVER(cuStreamGetCtx);
         CUcontext context;
@@ -31,9 +33,10 @@ static CUresult pool_for(CUstream stream, CUmemoryPool *handle, struct vgpu_pool
     return vgpu_pool_of(*handle, place, pool) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Charges what a pool grows by. Pools keep off the headroom of large blocks for those of that size; to small ones, which would stay in host memory for
- * good, blocks give way if they can now. */
-static enum vgpu_verdict reserve(const struct vgpu_pool *pool, uint64_t growth, uint64_t bytes, struct vgpu_ticket *ticket) {
+/* Charges what a pool grows by. Pools keep off the headroom of large blocks for those of that size; to small ones,
+ * which would stay in host memory for good, blocks give way if they can now. */
+static enum vgpu_verdict reserve(const struct vgpu_pool *pool, uint64_t growth, uint64_t bytes,
+                                 struct vgpu_ticket *ticket) {
     const unsigned card = vgpu_pool_card(pool);
     if (vgpu_tier_mode() == VGPU_TIER_OFF || vgpu_pool_is_special(pool))
         return vgpu_reserve(card, growth, ticket);
@@ -42,8 +45,10 @@ static enum vgpu_verdict reserve(const struct vgpu_pool *pool, uint64_t growth, 
     return vgpu_tier_charge_card(card, growth, vgpu_tier_headroom(card), ticket) ? VGPU_CHARGED : VGPU_REFUSED;
 }
 
-/* Where the pool cannot grow. Memory of the tier is there at once, and is freed in the order of streams like that of pools. */
-static CUresult elsewhere(CUdeviceptr *pointer, size_t bytes, const struct vgpu_pool *pool, CUstream stream, const struct vgpu_place *place) {
+/* Where the pool cannot grow. Memory of the tier is there at once, and is freed in the order of streams like that of
+ * pools. */
+static CUresult elsewhere(CUdeviceptr *pointer, size_t bytes, const struct vgpu_pool *pool, CUstream stream,
+                          const struct vgpu_place *place) {
     if (vgpu_tier_mode() == VGPU_TIER_OFF || vgpu_pool_is_special(pool))
         return CUDA_ERROR_OUT_OF_MEMORY;
     const bool here = vgpu_pool_card(pool) == place->card;
@@ -55,10 +60,10 @@ static CUresult elsewhere(CUdeviceptr *pointer, size_t bytes, const struct vgpu_
     return result;
 }
 
-/* `stream` is the one that the driver will use, `given` what the program passed on. What has been charged for a pool is asked of that pool, by `from`:
- * another thread may make another one the device's meanwhile. */
-static CUresult charged(allocate_from_function from, CUdeviceptr *pointer, size_t bytes, struct vgpu_pool *pool, CUmemoryPool handle, CUstream given,
-                        CUstream stream, const struct vgpu_place *place) {
+/* `stream` is the one that the driver will use, `given` what the program passed on. What has been charged for a pool is
+ * asked of that pool, by `from`: another thread may make another one the device's meanwhile. */
+static CUresult charged(allocate_from_function from, CUdeviceptr *pointer, size_t bytes, struct vgpu_pool *pool,
+                        CUmemoryPool handle, CUstream given, CUstream stream, const struct vgpu_place *place) {
     struct vgpu_ticket ticket;
     uint64_t growth = vgpu_pool_growth(pool, bytes), expected = 0;
     if (growth || vgpu_enforcement() == VGPU_BROKEN) {
@@ -92,13 +97,13 @@ static CUresult charged(allocate_from_function from, CUdeviceptr *pointer, size_
 }
 
 /* `plain` NULL: from the pool of that handle. */
-static CUresult as_it_is(allocate_function plain, allocate_from_function from, CUdeviceptr *pointer, size_t bytes, CUmemoryPool handle,
-                         CUstream given) {
+static CUresult as_it_is(allocate_function plain, allocate_from_function from, CUdeviceptr *pointer, size_t bytes,
+                         CUmemoryPool handle, CUstream given) {
     return plain ? plain(pointer, bytes, given) : from(pointer, bytes, handle, given);
 }
 
-static CUresult allocate(allocate_function plain, allocate_from_function from, CUdeviceptr *pointer, size_t bytes, CUmemoryPool handle,
-                         CUstream given, CUstream stream) {
+static CUresult allocate(allocate_function plain, allocate_from_function from, CUdeviceptr *pointer, size_t bytes,
+                         CUmemoryPool handle, CUstream given, CUstream stream) {
     struct vgpu_place place;
     struct vgpu_pool *pool;
     CUmemoryPool wanted = handle;
@@ -114,7 +119,8 @@ static CUresult allocate(allocate_function plain, allocate_from_function from, C
         return found;
     if (pool && !from) /* what has been charged for it cannot be asked of it */
         return CUDA_ERROR_OUT_OF_MEMORY;
-    return pool ? charged(from, pointer, bytes, pool, wanted, given, stream, &place) : as_it_is(plain, from, pointer, bytes, handle, given);
+    return pool ? charged(from, pointer, bytes, pool, wanted, given, stream, &place)
+                : as_it_is(plain, from, pointer, bytes, handle, given);
 }
 
 CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream) {
@@ -171,7 +177,8 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *given) {
     if (result == CUDA_SUCCESS) {
         const CUdevice device = vgpu_device_of_location(&properties.location);
         const bool managed = properties.allocType == CU_MEM_ALLOCATION_TYPE_MANAGED, bounded = properties.maxSize != 0;
-        const bool named = vgpu_location_is_known(&properties.location); /* a managed pool may be without (cuda.h, CU_MEM_LOCATION_TYPE_NONE) */
+        /* a managed pool may be without (cuda.h, CU_MEM_LOCATION_TYPE_NONE) */
+        const bool named = vgpu_location_is_known(&properties.location);
         if ((named && device != VGPU_NO_DEVICE) || !managed) /* where managed memory is, its first allocation says */
             vgpu_pool_made(made, device, managed || bounded || properties.handleTypes || properties.usage);
         *pool = made;

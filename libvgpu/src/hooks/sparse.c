@@ -1,4 +1,5 @@
-/* Sparse arrays: they have no memory of their own, but what is mapped into them stays on its card when its handle is released. */
+/* Sparse arrays: they have no memory of their own, but what is mapped into them stays on its card when its handle is
+ * released. */
 #define _GNU_SOURCE
 #include "hooks/sparse.h"
 
@@ -49,14 +50,18 @@ static bool covers(const CUarrayMapInfo *outer, const CUarrayMapInfo *inner) {
         return false;
     if (outer->subresourceType == CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL)
         return outer->subresource.miptail.layer == inner->subresource.miptail.layer &&
-               within(inner->subresource.miptail.offset, inner->subresource.miptail.size, outer->subresource.miptail.offset,
-                      outer->subresource.miptail.size);
-    const __typeof__(outer->subresource.sparseLevel) *o = &outer->subresource.sparseLevel, *i = &inner->subresource.sparseLevel;
-    return o->level == i->level && o->layer == i->layer && within(i->offsetX, i->extentWidth, o->offsetX, o->extentWidth) &&
-           within(i->offsetY, i->extentHeight, o->offsetY, o->extentHeight) && within(i->offsetZ, i->extentDepth, o->offsetZ, o->extentDepth);
+               within(inner->subresource.miptail.offset, inner->subresource.miptail.size,
+                      outer->subresource.miptail.offset, outer->subresource.miptail.size);
+    const __typeof__(outer->subresource.sparseLevel) *o = &outer->subresource.sparseLevel,
+                                                     *i = &inner->subresource.sparseLevel;
+    return o->level == i->level && o->layer == i->layer &&
+           within(i->offsetX, i->extentWidth, o->offsetX, o->extentWidth) &&
+           within(i->offsetY, i->extentHeight, o->offsetY, o->extentHeight) &&
+           within(i->offsetZ, i->extentDepth, o->offsetZ, o->extentDepth);
 }
 
-/* Lock of blocks held. Of one bucket: what lies in an array, or (NULL) in all arrays of a context, as far as `where` (NULL: everywhere) covers it. */
+/* Lock of blocks held. Of one bucket: what lies in an array, or (NULL) in all arrays of a context, as far as `where`
+ * (NULL: everywhere) covers it. */
 static void let_go(struct tiles **at, const void *array, CUcontext context, const CUarrayMapInfo *where) {
     while (*at) {
         struct tiles *tiles = *at;
@@ -127,12 +132,14 @@ void vgpu_sparse_gone(bool going, bool gone, const void *array, CUcontext contex
 }
 
 static const void *array_of(const CUarrayMapInfo *info) {
-    return info->resourceType == CU_RESOURCE_TYPE_MIPMAPPED_ARRAY ? (const void *)info->resource.mipmap : (const void *)info->resource.array;
+    return info->resourceType == CU_RESOURCE_TYPE_MIPMAPPED_ARRAY ? (const void *)info->resource.mipmap
+                                                                  : (const void *)info->resource.array;
 }
 
 /* Lock of blocks held. Keeps what an operation maps on its card's account; what it replaces is let go of. */
 static void book(const CUarrayMapInfo *info, struct tiles *record) {
-    struct vgpu_link *link = info->memOperationType == CU_MEM_OPERATION_TYPE_MAP ? vgpu_block_handle(info->memHandle.memHandle) : NULL;
+    struct vgpu_link *link =
+        info->memOperationType == CU_MEM_OPERATION_TYPE_MAP ? vgpu_block_handle(info->memHandle.memHandle) : NULL;
     if (link)
         link->block->references++; /* first: it may be what is replaced */
     struct tiles **bucket = &mapped[bucket_of(array_of(info))];
@@ -141,7 +148,11 @@ static void book(const CUarrayMapInfo *info, struct tiles *record) {
         free(record);
         return;
     }
-    *record = (struct tiles){.next = *bucket, .array = array_of(info), .context = home_of(array_of(info)), .where = *info, .block = link->block};
+    *record = (struct tiles){.next = *bucket,
+                             .array = array_of(info),
+                             .context = home_of(array_of(info)),
+                             .where = *info,
+                             .block = link->block};
     *bucket = record;
     atomic_fetch_add(&known, 1);
 }

@@ -4,14 +4,14 @@
 #include "pacer/pacer.h"
 
 /* What the driver answers is known before the program can see it. */
-#define MAKE(in_context, ...)                                                                                                                      \
-    CUstream made = NULL;                                                                                                                          \
-    CUresult result = real(stream ? &made : NULL, __VA_ARGS__);                                                                                    \
-    if (result != CUDA_SUCCESS || !stream)                                                                                                         \
-        return result;                                                                                                                             \
-    if (vgpu_gate_is_armed())                                                                                                                      \
-        vgpu_stream_made(made, in_context);                                                                                                        \
-    *stream = made;                                                                                                                                \
+#define MAKE(in_context, ...)                                                                                          \
+    CUstream made = NULL;                                                                                              \
+    CUresult result = real(stream ? &made : NULL, __VA_ARGS__);                                                        \
+    if (result != CUDA_SUCCESS || !stream)                                                                             \
+        return result;                                                                                                 \
+    if (vgpu_gate_is_armed())                                                                                          \
+        vgpu_stream_made(made, in_context);                                                                            \
+    *stream = made;                                                                                                    \
     return result
 
 CUresult cuStreamCreate(CUstream *stream, unsigned int flags) {
@@ -86,33 +86,43 @@ CUresult cuCtxSynchronize_v2(CUcontext context) {
 }
 
 GATED(cuLaunchHostFunc, (CUstream stream, CUhostFn function, void *data), (stream, function, data), stream)
-GATED(cuLaunchHostFunc_ptsz, (CUstream stream, CUhostFn function, void *data), (stream, function, data), per_thread(stream))
-GATED(cuLaunchHostFunc_v2, (CUstream stream, CUhostFn function, void *data, unsigned int mode), (stream, function, data, mode), stream)
+GATED(cuLaunchHostFunc_ptsz, (CUstream stream, CUhostFn function, void *data), (stream, function, data),
+      per_thread(stream))
+GATED(cuLaunchHostFunc_v2, (CUstream stream, CUhostFn function, void *data, unsigned int mode),
+      (stream, function, data, mode), stream)
 GATED(cuLaunchHostFunc_v2_ptsz, (CUstream stream, CUhostFn function, void *data, unsigned int mode),
       (stream, function, data, mode), per_thread(stream))
 GATED(cuSignalExternalSemaphoresAsync,
-      (const CUexternalSemaphore *semaphores, const CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS *parameters, unsigned int count, CUstream stream),
+      (const CUexternalSemaphore *semaphores, const CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS *parameters,
+       unsigned int count, CUstream stream),
       (semaphores, parameters, count, stream), stream)
 GATED(cuSignalExternalSemaphoresAsync_ptsz,
-      (const CUexternalSemaphore *semaphores, const CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS *parameters, unsigned int count, CUstream stream),
+      (const CUexternalSemaphore *semaphores, const CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS *parameters,
+       unsigned int count, CUstream stream),
       (semaphores, parameters, count, stream), per_thread(stream))
-GATED(cuStreamAddCallback, (CUstream stream, CUstreamCallback function, void *data, unsigned int flags), (stream, function, data, flags), stream)
+GATED(cuStreamAddCallback, (CUstream stream, CUstreamCallback function, void *data, unsigned int flags),
+      (stream, function, data, flags), stream)
 GATED(cuStreamAddCallback_ptsz, (CUstream stream, CUstreamCallback function, void *data, unsigned int flags),
       (stream, function, data, flags), per_thread(stream))
-GATED(cuStreamAttachMemAsync, (CUstream stream, CUdeviceptr at, size_t length, unsigned int flags), (stream, at, length, flags), stream)
+GATED(cuStreamAttachMemAsync, (CUstream stream, CUdeviceptr at, size_t length, unsigned int flags),
+      (stream, at, length, flags), stream)
 GATED(cuStreamAttachMemAsync_ptsz, (CUstream stream, CUdeviceptr at, size_t length, unsigned int flags),
       (stream, at, length, flags), per_thread(stream))
 GATED(cuStreamBatchMemOp, (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *list, unsigned int flags),
       (stream, count, list, flags), stream)
-GATED(cuStreamBatchMemOp_ptsz, (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *list, unsigned int flags),
+GATED(cuStreamBatchMemOp_ptsz,
+      (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *list, unsigned int flags),
       (stream, count, list, flags), per_thread(stream))
 GATED(cuStreamBatchMemOp_v2, (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *list, unsigned int flags),
       (stream, count, list, flags), stream)
-GATED(cuStreamBatchMemOp_v2_ptsz, (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *list, unsigned int flags),
+GATED(cuStreamBatchMemOp_v2_ptsz,
+      (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *list, unsigned int flags),
       (stream, count, list, flags), per_thread(stream))
-/* An event may be another process's, which waits for this one: so a move, which waits for its copies, must not get behind it. */
+/* An event may be another process's, which waits for this one: so a move, which waits for its copies, must not get
+ * behind it. */
 GATED(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned int flags), (stream, event, flags), stream)
-GATED(cuStreamWaitEvent_ptsz, (CUstream stream, CUevent event, unsigned int flags), (stream, event, flags), per_thread(stream))
+GATED(cuStreamWaitEvent_ptsz, (CUstream stream, CUevent event, unsigned int flags), (stream, event, flags),
+      per_thread(stream))
 
 /* For all streams of a context; moves copy in its default stream. */
 CUresult cuCtxWaitEvent(CUcontext context, CUevent event) {
@@ -127,33 +137,43 @@ CUresult cuCtxWaitEvent(CUcontext context, CUevent event) {
     return result;
 }
 
-GATED(cuStreamWaitValue32, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags), (stream, at, value, flags), stream)
+GATED(cuStreamWaitValue32, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags),
+      (stream, at, value, flags), stream)
 GATED(cuStreamWaitValue32_ptsz, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags),
       (stream, at, value, flags), per_thread(stream))
-GATED(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags), (stream, at, value, flags), stream)
+GATED(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags),
+      (stream, at, value, flags), stream)
 GATED(cuStreamWaitValue32_v2_ptsz, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags),
       (stream, at, value, flags), per_thread(stream))
-GATED(cuStreamWaitValue64, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags), (stream, at, value, flags), stream)
+GATED(cuStreamWaitValue64, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags),
+      (stream, at, value, flags), stream)
 GATED(cuStreamWaitValue64_ptsz, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags),
       (stream, at, value, flags), per_thread(stream))
-GATED(cuStreamWaitValue64_v2, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags), (stream, at, value, flags), stream)
+GATED(cuStreamWaitValue64_v2, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags),
+      (stream, at, value, flags), stream)
 GATED(cuStreamWaitValue64_v2_ptsz, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags),
       (stream, at, value, flags), per_thread(stream))
-GATED(cuStreamWriteValue32, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags), (stream, at, value, flags), stream)
+GATED(cuStreamWriteValue32, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags),
+      (stream, at, value, flags), stream)
 GATED(cuStreamWriteValue32_ptsz, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags),
       (stream, at, value, flags), per_thread(stream))
-GATED(cuStreamWriteValue32_v2, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags), (stream, at, value, flags), stream)
+GATED(cuStreamWriteValue32_v2, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags),
+      (stream, at, value, flags), stream)
 GATED(cuStreamWriteValue32_v2_ptsz, (CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags),
       (stream, at, value, flags), per_thread(stream))
-GATED(cuStreamWriteValue64, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags), (stream, at, value, flags), stream)
+GATED(cuStreamWriteValue64, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags),
+      (stream, at, value, flags), stream)
 GATED(cuStreamWriteValue64_ptsz, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags),
       (stream, at, value, flags), per_thread(stream))
-GATED(cuStreamWriteValue64_v2, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags), (stream, at, value, flags), stream)
+GATED(cuStreamWriteValue64_v2, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags),
+      (stream, at, value, flags), stream)
 GATED(cuStreamWriteValue64_v2_ptsz, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags),
       (stream, at, value, flags), per_thread(stream))
 GATED(cuWaitExternalSemaphoresAsync,
-      (const CUexternalSemaphore *semaphores, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *parameters, unsigned int count, CUstream stream),
+      (const CUexternalSemaphore *semaphores, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *parameters, unsigned int count,
+       CUstream stream),
       (semaphores, parameters, count, stream), stream)
 GATED(cuWaitExternalSemaphoresAsync_ptsz,
-      (const CUexternalSemaphore *semaphores, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *parameters, unsigned int count, CUstream stream),
+      (const CUexternalSemaphore *semaphores, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *parameters, unsigned int count,
+       CUstream stream),
       (semaphores, parameters, count, stream), per_thread(stream))

@@ -1,5 +1,6 @@
-/* Virtual memory management: blocks that are made apart from addresses. A block's memory is on the card until its handles are released *and*
- * it is mapped nowhere, at no address and into no array, and bound to no multicast object. */
+/* Virtual memory management: blocks that are made apart from addresses. A block's memory is on the card until its
+ * handles are released *and* it is mapped nowhere, at no address and into no array, and bound to no multicast object.
+ */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -7,14 +8,14 @@
 #include <sys/stat.h>
 
 #include "hooks/imported.h"
-#include "tier/tier.h"
 #include "hooks/vmm.h"
+#include "tier/tier.h"
 
 #define BUCKETS 1024u
 #define GRANULARITY (2u << 20) /* mappings begin at multiples of this on every card */
 
-/* A descriptor that a block was exported as: it keeps the memory on the card when every handle is released, and until somebody imports it there is
- * nobody else to pay. */
+/* A descriptor that a block was exported as: it keeps the memory on the card when every handle is released, and until
+ * somebody imports it there is nobody else to pay. */
 struct exported {
     struct exported *next;
     struct vgpu_block *block;
@@ -26,8 +27,9 @@ struct exported {
 static struct vgpu_link *handles[BUCKETS], *mappings[BUCKETS];
 static struct exported *exports;
 atomic_uint vgpu_blocks_spilled;
-/* Held across the driver calls too, which take the order in which it is taken: else a block could be mapped by one thread, with a handle that
- * another is releasing, and be on the card without a charge. Blocks are made and mapped rarely, and in large pieces. */
+/* Held across the driver calls too, which take the order in which it is taken: else a block could be mapped by one
+ * thread, with a handle that another is releasing, and be on the card without a charge. Blocks are made and mapped
+ * rarely, and in large pieces. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* How often by this thread: a driver may call the program back in the middle of a call. */
@@ -128,14 +130,16 @@ static bool settle_exports(void) {
 bool vgpu_block_pay(const struct vgpu_block *block, uint64_t offset, uint64_t size, struct vgpu_payment *payment) {
     uint64_t end;
     *payment = (struct vgpu_payment){0};
-    if (block->kind != VGPU_BLOCK_OF_UNKNOWN_SIZE || __builtin_add_overflow(offset, size, &end) || end <= block->charged)
+    if (block->kind != VGPU_BLOCK_OF_UNKNOWN_SIZE || __builtin_add_overflow(offset, size, &end) ||
+        end <= block->charged)
         return true;
     settle_exports(); /* which nobody else can do while the lock is held */
     struct vgpu_supplement *supplement = calloc(1, sizeof *supplement);
     if (!supplement)
         return false;
     supplement->bytes = end - block->charged;
-    const enum vgpu_verdict verdict = vgpu_reserve(vgpu_card_of_device(block->device), supplement->bytes, &supplement->ticket);
+    const enum vgpu_verdict verdict =
+        vgpu_reserve(vgpu_card_of_device(block->device), supplement->bytes, &supplement->ticket);
     if (verdict == VGPU_CHARGED)
         payment->supplement = supplement;
     else
@@ -186,7 +190,8 @@ void vgpu_block_add_handle(struct vgpu_link *link) {
     add(handles, link);
 }
 
-/* What another thread of the program may write is read once, and what the driver answers is booked before the program can see it. */
+/* What another thread of the program may write is read once, and what the driver answers is booked before the program
+ * can see it. */
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     CUDA_REAL(cuMemRelease);
     vgpu_blocks_lock();
@@ -201,7 +206,8 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     return result;
 }
 
-CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags) {
+CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+                  unsigned long long flags) {
     CUDA_REAL(cuMemMap);
     struct vgpu_link *mapping = calloc(1, sizeof *mapping);
     vgpu_blocks_lock();
@@ -259,7 +265,8 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
     if (link) {
         link->count++;
         link->block->references++;
-    } else if (mapping) { /* a hold that cannot be remembered would keep the memory when everything else has let go of it */
+    } else if (mapping) { /* a hold that cannot be remembered would keep the memory when everything else has let go of
+                             it */
         if (DRIVER(cuMemRelease))
             DRIVER(cuMemRelease)(made);
         result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -271,15 +278,16 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
     return result;
 }
 
-static CUresult export_as_file(__typeof__(&cuMemExportToShareableHandle) real, int *shareable, CUmemGenericAllocationHandle handle,
-                               unsigned long long flags) {
+static CUresult export_as_file(__typeof__(&cuMemExportToShareableHandle) real, int *shareable,
+                               CUmemGenericAllocationHandle handle, unsigned long long flags) {
     struct exported *exported = malloc(sizeof *exported);
     int file = -1, kept;
     struct stat status;
     vgpu_blocks_lock();
     settle_exports();
     struct vgpu_link *link = find(handles, handle);
-    CUresult result = link && !exported ? CUDA_ERROR_OUT_OF_MEMORY : real(&file, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, flags);
+    CUresult result = link && !exported ? CUDA_ERROR_OUT_OF_MEMORY
+                                        : real(&file, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, flags);
     kept = errno;
     if (result == CUDA_SUCCESS && link && fstat(file, &status) == 0) {
         *exported = (struct exported){exports, link->block, file, status.st_dev, status.st_ino};
@@ -295,15 +303,16 @@ static CUresult export_as_file(__typeof__(&cuMemExportToShareableHandle) real, i
     return result;
 }
 
-CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
-                                      unsigned long long flags) {
+CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
+                                      CUmemAllocationHandleType type, unsigned long long flags) {
     CUDA_REAL(cuMemExportToShareableHandle);
-    return shareable && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ? export_as_file(real, shareable, handle, flags)
-                                                                         : real(shareable, handle, type, flags);
+    return shareable && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+               ? export_as_file(real, shareable, handle, flags)
+               : real(shareable, handle, type, flags);
 }
 
-/* Lock held. Memory that this process did not hold: it is charged here, too. Whoever made it may let go of it at any time, and then it stays on the
- * card for this process; no call of the driver tells who else holds it. */
+/* Lock held. Memory that this process did not hold: it is charged here, too. Whoever made it may let go of it at any
+ * time, and then it stays on the card for this process; no call of the driver tells who else holds it. */
 static CUresult charge_imported(CUmemGenericAllocationHandle handle, struct vgpu_block *block, struct vgpu_link *link) {
     struct vgpu_imported memory;
     enum vgpu_import kind = block && link ? vgpu_imported(handle, &memory) : VGPU_IMPORT_UNREADABLE;
@@ -311,9 +320,11 @@ static CUresult charge_imported(CUmemGenericAllocationHandle handle, struct vgpu
         return CUDA_SUCCESS;
     struct vgpu_ticket ticket = {0};
     if (kind == VGPU_IMPORT_UNREADABLE ||
-        (kind == VGPU_IMPORT_SIZED && vgpu_reserve(vgpu_card_of_device(memory.device), memory.bytes, &ticket) != VGPU_CHARGED))
+        (kind == VGPU_IMPORT_SIZED &&
+         vgpu_reserve(vgpu_card_of_device(memory.device), memory.bytes, &ticket) != VGPU_CHARGED))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *block = (struct vgpu_block){.kind = kind == VGPU_IMPORT_SIZED ? VGPU_BLOCK_OF_KNOWN_SIZE : VGPU_BLOCK_OF_UNKNOWN_SIZE,
+    *block =
+        (struct vgpu_block){.kind = kind == VGPU_IMPORT_SIZED ? VGPU_BLOCK_OF_KNOWN_SIZE : VGPU_BLOCK_OF_UNKNOWN_SIZE,
                             .charged = memory.bytes,
                             .ticket = ticket,
                             .device = memory.device,
@@ -324,7 +335,8 @@ static CUresult charge_imported(CUmemGenericAllocationHandle handle, struct vgpu
 }
 
 /* Memory of this process comes back under its own handle. */
-CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable, CUmemAllocationHandleType type) {
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
+                                        CUmemAllocationHandleType type) {
     CUDA_REAL(cuMemImportFromShareableHandle);
     if (vgpu_enforcement() == VGPU_UNLIMITED)
         return real(handle, shareable, type);

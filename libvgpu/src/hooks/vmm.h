@@ -4,9 +4,10 @@
 #include "ledger/charge.h"
 
 enum vgpu_block_kind {
-    VGPU_BLOCK_OF_KNOWN_SIZE,   /* charged from the beginning */
-    VGPU_BLOCK_OF_UNKNOWN_SIZE, /* imported, from a driver that maps whole blocks alone: charged from its first mapping on, which tells the size */
-    VGPU_BLOCK_MULTICAST,       /* an object without memory of its own */
+    VGPU_BLOCK_OF_KNOWN_SIZE, /* charged from the beginning */
+    /* imported, from a driver that maps whole blocks alone: charged from its first mapping on, which tells the size */
+    VGPU_BLOCK_OF_UNKNOWN_SIZE,
+    VGPU_BLOCK_MULTICAST, /* an object without memory of its own */
 };
 
 struct vgpu_bound;
@@ -19,15 +20,16 @@ struct vgpu_supplement {
 
 struct vgpu_block {
     enum vgpu_block_kind kind;
-    uint64_t charged;    /* bytes, in all */
+    uint64_t charged;                    /* bytes, in all */
     struct vgpu_supplement *supplements; /* what of them is not on the ticket */
-    struct vgpu_bound *bound; /* what a multicast object keeps on the cards */
-    struct vgpu_ticket ticket; /* where something is charged */
+    struct vgpu_bound *bound;            /* what a multicast object keeps on the cards */
+    struct vgpu_ticket ticket;           /* where something is charged */
     CUdevice device;
-    bool spilled;              /* it lies in host memory: VGPU_HOST_BYTES of `where`, beside VGPU_DEVICE_BYTES of `ticket` */
+    /* it lies in host memory: VGPU_HOST_BYTES of `where`, beside VGPU_DEVICE_BYTES of `ticket` */
+    bool spilled;
     struct vgpu_ticket where;
-    uint32_t references; /* one per handle held, per mapping, also into arrays, per multicast object that it is bound to, per descriptor that it was
-                          * exported as */
+    uint32_t references; /* one per handle held, per mapping, also into arrays, per multicast object that it is bound
+                          * to, per descriptor that it was exported as */
 };
 
 struct vgpu_bound {
@@ -40,9 +42,9 @@ struct vgpu_bound {
 /* A handle or a mapping of a block: one chain per bucket, handles and addresses in tables of their own. */
 struct vgpu_link {
     struct vgpu_link *next;
-    uint64_t key;    /* handle, or start address */
-    uint64_t size;   /* of a mapping */
-    uint32_t count;  /* times this handle is held */
+    uint64_t key;   /* handle, or start address */
+    uint64_t size;  /* of a mapping */
+    uint32_t count; /* times this handle is held */
     struct vgpu_block *block;
 };
 
@@ -68,8 +70,8 @@ struct vgpu_payment {
 bool vgpu_block_pay(const struct vgpu_block *block, uint64_t offset, uint64_t size, struct vgpu_payment *payment);
 /* After its answer. A use that is granted tells the size: a driver that maps parts would have told it before. */
 void vgpu_block_paid(struct vgpu_block *block, const struct vgpu_payment *payment, CUresult result);
-/* Gives back the charges of exported blocks that are released and whose descriptors have been closed; true: there were some, of whatever card. Only
- * the driver hears of a close, so this is asked before a refusal and by cuMemGetInfo. */
+/* Gives back the charges of exported blocks that are released and whose descriptors have been closed; true: there were
+ * some, of whatever card. Only the driver hears of a close, so this is asked before a refusal and by cuMemGetInfo. */
 bool vgpu_blocks_give_back(void);
 /* In a forked child: ledger/process.h. */
 void vgpu_blocks_forget(void);

@@ -10,19 +10,21 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "region/device_files.h"
 #include "ledger/environment.h"
 #include "ledger/region_mount.h"
+#include "region/device_files.h"
 #include "region/region_files.h"
 
 #ifndef MADV_WIPEONFORK
 #define MADV_WIPEONFORK 18
 #endif
 
-/* Where `vgpu run --strict` mounts the region, for programs that have lost their environment: vgpu/local/enclosure.py. */
+/* Where `vgpu run --strict` mounts the region, for programs that have lost their environment: vgpu/local/enclosure.py.
+ */
 #define ENCLOSED_DIR "/etc/vgpu-slice"
 
-/* Survive a fork, unlike struct vgpu_local: the mappings do too. Written once, under the set-up lock, before `decided`. */
+/* Survive a fork, unlike struct vgpu_local: the mappings do too. Written once, under the set-up lock, before `decided`.
+ */
 struct vgpu_mapping vgpu_mapped = {.lock_fd = -1};
 static enum vgpu_mode decided_mode;
 static _Atomic bool decided;
@@ -30,16 +32,14 @@ static struct vgpu_member first_member; /* as joined by whoever attached; a chil
 static char usage_path[4096];
 static char note[512];
 
-__attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
-{
+__attribute__((format(printf, 1, 2))) static void say(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(note, sizeof note, format, arguments);
     va_end(arguments);
 }
 
-static const char *reason(int error)
-{
+static const char *reason(int error) {
     switch (error) {
     case -EPROTO: return "not a region of this version and this boot";
     case -ENOENT: return "missing";
@@ -49,19 +49,17 @@ static const char *reason(int error)
 }
 
 /* What may be in the way at one moment and not at the next. */
-static bool passes(int error)
-{
+static bool passes(int error) {
     return error == -EMFILE || error == -ENFILE || error == -ENOMEM;
 }
 
-__attribute__((constructor)) static void look_at_load(void)
-{
+__attribute__((constructor)) static void look_at_load(void) {
     vgpu_device_files_mark();
 }
 
-/* Maps both files of `dir`. *missing: there is no region at all; *passing: whether there is one has to be asked again. */
-static bool map_region(const char *dir, bool *missing, bool *passing)
-{
+/* Maps both files of `dir`. *missing: there is no region at all; *passing: whether there is one has to be asked again.
+ */
+static bool map_region(const char *dir, bool *missing, bool *passing) {
     static char limits_path[4096]; /* for the one thread that sets up; too much for the stack of some */
     struct vgpu_limits_file *limits;
     struct vgpu_usage_file *usage;
@@ -103,9 +101,9 @@ static bool map_region(const char *dir, bool *missing, bool *passing)
     return true;
 }
 
-/* The same structures in memory of this process alone; the kernel empties the accounts in a forked child, which starts with no memory. */
-static bool map_private(const struct vgpu_limits *from)
-{
+/* The same structures in memory of this process alone; the kernel empties the accounts in a forked child, which starts
+ * with no memory. */
+static bool map_private(const struct vgpu_limits *from) {
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     struct vgpu_limits_file *limits = mmap(NULL, sizeof *limits, PROT_READ | PROT_WRITE, flags, -1, 0);
     struct vgpu_usage_file *usage = mmap(NULL, sizeof *usage, PROT_READ | PROT_WRITE, flags, -1, 0);
@@ -122,8 +120,7 @@ static bool map_private(const struct vgpu_limits *from)
 }
 
 /* A region that was made of somebody's environment outlives it: who comes with other limits is told whose hold. */
-static void tell_other_limits(const char *dir)
-{
+static void tell_other_limits(const char *dir) {
     static struct vgpu_limits here, asked; /* as above */
     char ignored[256];
     vgpu_limits_snapshot(vgpu_mapped.limits, &here);
@@ -131,26 +128,28 @@ static void tell_other_limits(const char *dir)
         return; /* an agent or `vgpu run` has made it, and what it writes into the environment is a sign only */
     for (unsigned card = 0; card < here.card_count && card < asked.card_count; card++) {
         if (here.cards[card].memory != asked.cards[card].memory) {
-            say("VGPU_DIR=%.200s: its limits hold, which were made earlier, and not those of the environment: card %u has %llu bytes, not %llu; "
+            say("VGPU_DIR=%.200s: its limits hold, which were made earlier, and not those of the environment: card %u "
+                "has %llu bytes, not %llu; "
                 "a new folder takes the new ones",
                 dir, card, (unsigned long long)here.cards[card].memory, (unsigned long long)asked.cards[card].memory);
             return;
         }
         if (here.cards[card].cores != asked.cards[card].cores) {
-            say("VGPU_DIR=%.200s: its limits hold, which were made earlier, and not those of the environment: card %u has %u %% of its time, not %u %%; "
+            say("VGPU_DIR=%.200s: its limits hold, which were made earlier, and not those of the environment: card %u "
+                "has %u %% of its time, not %u %%; "
                 "a new folder takes the new ones",
                 dir, card, here.cards[card].cores, asked.cards[card].cores);
             return;
         }
     }
     if ((here.flags ^ asked.flags) & VGPU_OVERSUBSCRIBE)
-        say("VGPU_DIR=%.200s: its limits hold, which were made earlier: CUDA_OVERSUBSCRIBE counts as %s; a new folder takes the new ones", dir,
-            here.flags & VGPU_OVERSUBSCRIBE ? "true" : "false");
+        say("VGPU_DIR=%.200s: its limits hold, which were made earlier: CUDA_OVERSUBSCRIBE counts as %s; a new folder "
+            "takes the new ones",
+            dir, here.flags & VGPU_OVERSUBSCRIBE ? "true" : "false");
 }
 
 /* *passing: what is in the way may be gone at the next call. */
-static enum vgpu_mode decide(bool *passing)
-{
+static enum vgpu_mode decide(bool *passing) {
     static struct vgpu_limits limits; /* as above */
     char from_environment[256];
     bool missing;
@@ -161,7 +160,8 @@ static enum vgpu_mode decide(bool *passing)
     if (!missing)
         return VGPU_BROKEN;
     if (vgpu_managed_elsewhere(passing)) {
-        say(*passing ? "%s: no descriptors or memory to see whether there is a region" : "%s: this container's region is hidden or has been moved",
+        say(*passing ? "%s: no descriptors or memory to see whether there is a region"
+                     : "%s: this container's region is hidden or has been moved",
             VGPU_MANAGED_DIR);
         return VGPU_BROKEN;
     }
@@ -190,10 +190,11 @@ static enum vgpu_mode decide(bool *passing)
         if ((result == 0 || result == -EEXIST) && map_region(dir, &missing, passing))
             return VGPU_REGION;
         if (result < 0 && result != -EEXIST)
-            say("VGPU_DIR=%.200s: no region is there, and none can be made: %s", dir, access(dir, F_OK) == 0 ? reason(result) : "the folder is gone");
+            say("VGPU_DIR=%.200s: no region is there, and none can be made: %s", dir,
+                access(dir, F_OK) == 0 ? reason(result) : "the folder is gone");
     }
-    /* There is a region, and it cannot be read; or there was one: other processes may still hold it. That must mean neither unlimited nor a limit of its
-     * own. */
+    /* There is a region, and it cannot be read; or there was one: other processes may still hold it. That must mean
+     * neither unlimited nor a limit of its own. */
     if (has_dir && (limited || !missing || access(dir, F_OK) != 0)) {
         if (missing && !limited)
             say("VGPU_DIR=%.200s: the folder is gone", dir);
@@ -206,8 +207,7 @@ static enum vgpu_mode decide(bool *passing)
 }
 
 /* A forked child goes on with its parent's mappings, under an open description of its own. */
-static enum vgpu_mode join(struct vgpu_local *local)
-{
+static enum vgpu_mode join(struct vgpu_local *local) {
     local->member.slot = VGPU_NO_SLOT;
     switch (decided_mode) {
     case VGPU_REGION: {
@@ -222,8 +222,7 @@ static enum vgpu_mode join(struct vgpu_local *local)
     }
 }
 
-enum vgpu_mode vgpu_attach_slowly(struct vgpu_local *local)
-{
+enum vgpu_mode vgpu_attach_slowly(struct vgpu_local *local) {
     if (!local)
         return VGPU_BROKEN;
     const int saved = errno;
@@ -252,21 +251,18 @@ enum vgpu_mode vgpu_attach_slowly(struct vgpu_local *local)
     return (enum vgpu_mode)(attached - 1);
 }
 
-enum vgpu_mode vgpu_attach(void)
-{
+enum vgpu_mode vgpu_attach(void) {
     enum vgpu_mode mode;
     vgpu_attached(&mode);
     return mode;
 }
 
-const struct vgpu_mapping *vgpu_mapping(void)
-{
+const struct vgpu_mapping *vgpu_mapping(void) {
     vgpu_attach();
     return &vgpu_mapped;
 }
 
-const char *vgpu_attach_note(void)
-{
+const char *vgpu_attach_note(void) {
     vgpu_attach();
     return note;
 }

@@ -10,8 +10,7 @@ extern struct vgpu_mapping vgpu_mapped;
 enum vgpu_mode vgpu_attach_slowly(struct vgpu_local *local);
 
 /* The calling process, attached, in the mode it works in; NULL when it is broken for want of memory. */
-static inline struct vgpu_local *vgpu_attached(enum vgpu_mode *mode)
-{
+static inline struct vgpu_local *vgpu_attached(enum vgpu_mode *mode) {
     struct vgpu_local *local = vgpu_local();
     const uint32_t attached = local ? atomic_load_explicit(&local->attached, memory_order_acquire) : 0;
     *mode = __builtin_expect(attached != 0, 1) ? (enum vgpu_mode)(attached - 1) : vgpu_attach_slowly(local);

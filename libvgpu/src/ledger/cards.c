@@ -12,12 +12,13 @@
 #define MAX_DEVICES 64
 #define UUID_TEXT 37 /* 36 characters and NUL, without the prefix GPU- or MIG- */
 
-/* Result of a search, valid for one state of the limits: selector << 8 | card. 0: not searched yet (selectors of a region start at 1 or the
- * search is simply repeated). */
+/* Result of a search, valid for one state of the limits: selector << 8 | card. 0: not searched yet (selectors of a
+ * region start at 1 or the search is simply repeated). */
 typedef _Atomic uint64_t cached_card;
 
 static uint64_t limits_state(void) {
-    const struct vgpu_limits_file *limits = vgpu_mapped.limits; /* who asks has attached, or could not yet: then it is the state of no limits */
+    /* who asks has attached, or could not yet: then it is the state of no limits */
+    const struct vgpu_limits_file *limits = vgpu_mapped.limits;
     return limits ? atomic_load_explicit(&limits->selector, memory_order_acquire) + 1 : UINT64_MAX >> 8;
 }
 
@@ -40,7 +41,8 @@ static unsigned search(const char *uuid, int (*position)(const void *), const vo
     if (!anonymous)
         return VGPU_CARD_UNLISTED;
     int index = position(argument);
-    return index >= 0 && index < (int)limits->card_count && !limits->cards[index].uuid[0] ? (unsigned)index : VGPU_CARD_UNLISTED;
+    return index >= 0 && index < (int)limits->card_count && !limits->cards[index].uuid[0] ? (unsigned)index
+                                                                                          : VGPU_CARD_UNLISTED;
 }
 
 struct device_identity {
@@ -54,7 +56,8 @@ static int position_of_device(const void *argument) {
     nvmlDevice_t handle;
     unsigned index;
     char text[4 + UUID_TEXT];
-    if (!DRIVER(nvmlInit_v2) || !DRIVER(nvmlDeviceGetHandleByUUID) || !DRIVER(nvmlDeviceGetIndex) || DRIVER(nvmlInit_v2)() != NVML_SUCCESS)
+    if (!DRIVER(nvmlInit_v2) || !DRIVER(nvmlDeviceGetHandleByUUID) || !DRIVER(nvmlDeviceGetIndex) ||
+        DRIVER(nvmlInit_v2)() != NVML_SUCCESS)
         return identity->device;
     for (int i = 0; i < 2; i++) {
         snprintf(text, sizeof text, "%s%s", i ? "MIG-" : "GPU-", identity->uuid);
@@ -66,12 +69,13 @@ static int position_of_device(const void *argument) {
 
 static bool uuid_of_device(CUdevice device, char text[UUID_TEXT]) {
     CUuuid uuid;
-    CUresult (*get)(CUuuid *, CUdevice) = DRIVER(cuDeviceGetUuid_v2) ? DRIVER(cuDeviceGetUuid_v2) : DRIVER(cuDeviceGetUuid);
+    CUresult (*get)(CUuuid *, CUdevice) =
+        DRIVER(cuDeviceGetUuid_v2) ? DRIVER(cuDeviceGetUuid_v2) : DRIVER(cuDeviceGetUuid);
     if (!get || get(&uuid, device) != CUDA_SUCCESS)
         return false;
     const unsigned char *b = (const unsigned char *)uuid.bytes;
-    snprintf(text, UUID_TEXT, "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2], b[3], b[4], b[5], b[6],
-             b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+    snprintf(text, UUID_TEXT, "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2],
+             b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
     return true;
 }
 
@@ -100,7 +104,10 @@ bool vgpu_device_exists(CUdevice device) {
 
 static int position_of_nvml(const void *argument) {
     unsigned index;
-    return DRIVER(nvmlDeviceGetIndex) && DRIVER(nvmlDeviceGetIndex)(*(const nvmlDevice_t *)argument, &index) == NVML_SUCCESS ? (int)index : -1;
+    return DRIVER(nvmlDeviceGetIndex) &&
+                   DRIVER(nvmlDeviceGetIndex)(*(const nvmlDevice_t *)argument, &index) == NVML_SUCCESS
+               ? (int)index
+               : -1;
 }
 
 unsigned vgpu_card_of_nvml(nvmlDevice_t device) {
@@ -133,8 +140,9 @@ CUdevice vgpu_device_of_location(const CUmemLocation *location) {
     case HOST:
     case HOST_NUMA:
     case HOST_NUMA_CURRENT: return VGPU_NO_DEVICE;
-    case LOCALITY_DOMAIN: return (CUdevice)*(const unsigned char *)&location->id;
-    default: return DRIVER(cuCtxGetDevice) && DRIVER(cuCtxGetDevice)(&here) == CUDA_SUCCESS ? here : 0; /* somebody has to pay */
+    case LOCALITY_DOMAIN: return (CUdevice) * (const unsigned char *)&location->id;
+    /* somebody has to pay */
+    default: return DRIVER(cuCtxGetDevice) && DRIVER(cuCtxGetDevice)(&here) == CUDA_SUCCESS ? here : 0;
     }
 }
 
@@ -175,15 +183,17 @@ bool vgpu_place_now(struct vgpu_place *place) {
     return true;
 }
 
-/* A stream of the program's own needs no current context (cuda.h, cuMemAllocAsync): its context is made current to look at it. */
+/* A stream of the program's own needs no current context (cuda.h, cuMemAllocAsync): its context is made current to look
+ * at it. */
 bool vgpu_place_of_stream(CUstream stream, struct vgpu_place *place) {
     const bool here = vgpu_place_now(place);
     CUcontext context = NULL, popped;
     __typeof__(&cuStreamGetCtx) get_context = DRIVER(cuStreamGetCtx);
-    if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || !get_context || get_context(stream, &context) != CUDA_SUCCESS ||
-        !context || (here && context == place->context))
+    if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || !get_context ||
+        get_context(stream, &context) != CUDA_SUCCESS || !context || (here && context == place->context))
         return here;
-    if (!DRIVER(cuCtxPushCurrent_v2) || !DRIVER(cuCtxPopCurrent_v2) || DRIVER(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+    if (!DRIVER(cuCtxPushCurrent_v2) || !DRIVER(cuCtxPopCurrent_v2) ||
+        DRIVER(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
         return here;
     const bool found = vgpu_place_now(place);
     DRIVER(cuCtxPopCurrent_v2)(&popped);

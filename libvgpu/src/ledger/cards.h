@@ -1,5 +1,5 @@
-/* Which entry of the limits belongs to a CUDA device or an NVML handle. CUDA_VISIBLE_DEVICES may number devices in any order, so cards are
- * told apart by UUID; entries without a UUID (limits from the environment) mean NVML's order. */
+/* Which entry of the limits belongs to a CUDA device or an NVML handle. CUDA_VISIBLE_DEVICES may number devices in any
+ * order, so cards are told apart by UUID; entries without a UUID (limits from the environment) mean NVML's order. */
 #ifndef VGPU_CARDS_H
 #define VGPU_CARDS_H
 #include <stdbool.h>
@@ -10,8 +10,8 @@
 #define VGPU_CARD_UNLISTED 255u
 
 #define VGPU_NO_DEVICE (-1)
-/* The device whose memory a location means; VGPU_NO_DEVICE: memory of the host. Of a kind of location that is not known here, or of none at all, the
- * device of the current context, and the first one where there is none. */
+/* The device whose memory a location means; VGPU_NO_DEVICE: memory of the host. Of a kind of location that is not known
+ * here, or of none at all, the device of the current context, and the first one where there is none. */
 CUdevice vgpu_device_of_location(const CUmemLocation *location);
 /* Of a kind that is known here, and a device's with a number that a device can have. */
 bool vgpu_location_is_known(const CUmemLocation *location);

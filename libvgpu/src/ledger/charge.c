@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "ledger/environment.h"
 #include "base/log.h"
+#include "ledger/environment.h"
 #include "ledger/process.h"
 
 #define MOVES_AGAIN_NS 10000000u
@@ -32,13 +32,18 @@ static void tell_once(enum vgpu_mode mode) {
     const struct vgpu_limits *limits = vgpu_limits_now();
     for (unsigned card = 0; limits && card < limits->card_count && card < VGPU_MAX_CARDS; card++) {
         if (limits->cards[card].memory == 0) {
-            vgpu_log(VGPU_LOG_ALERT, "no GPU memory can be had on card %u: its limit is 0 bytes (0 does not mean unlimited: for that, set no limit)", card);
+            vgpu_log(VGPU_LOG_ALERT,
+                     "no GPU memory can be had on card %u: its limit is 0 bytes (0 does not mean unlimited: for that, "
+                     "set no limit)",
+                     card);
             break;
         }
     }
     /* An empty VGPU_DIR says that this is meant. */
     if (mode == VGPU_PRIVATE && !secure_getenv("VGPU_DIR"))
-        vgpu_log(VGPU_LOG_ALERT, "VGPU_DIR is not set: every process has the whole limit for itself; set it to one folder for all of them");
+        vgpu_log(
+            VGPU_LOG_ALERT,
+            "VGPU_DIR is not set: every process has the whole limit for itself; set it to one folder for all of them");
     if (!note || !note[0])
         return;
     if (mode == VGPU_BROKEN)
@@ -68,7 +73,8 @@ enum vgpu_mode vgpu_enforcement_slowly(void) {
     tell_once(mode);
     if (mode == VGPU_UNLIMITED) /* forked children inherit that decision */
         atomic_store_explicit(&vgpu_never_limited, true, memory_order_relaxed);
-    bool lasting = local && atomic_load_explicit(&local->attached, memory_order_acquire) != 0; /* else it is asked again */
+    /* else it is asked again */
+    bool lasting = local && atomic_load_explicit(&local->attached, memory_order_acquire) != 0;
     if (disabled_by_environment()) {
         const struct vgpu_limits *limits = vgpu_limits_now();
         lasting = lasting && mode != VGPU_REGION; /* whose limits may allow it, or not any more, at any time */
@@ -103,9 +109,11 @@ void vgpu_tell_refused(unsigned card, uint64_t bytes) {
              (unsigned long long)vgpu_used(card, VGPU_DEVICE_BYTES), (unsigned long long)limits->cards[card].memory);
     if (limits->flags & VGPU_OVERSUBSCRIBE) {
         vgpu_count_refused(card);
-        vgpu_log(VGPU_LOG_ERROR, "of them %llu on the card, where it may hold %llu, and %llu in host memory, where it may hold %llu",
-                 (unsigned long long)vgpu_used(card, VGPU_RESIDENT_BYTES), (unsigned long long)vgpu_resident_limit(card),
-                 (unsigned long long)vgpu_used(card, VGPU_HOST_BYTES), (unsigned long long)limits->host_memory);
+        vgpu_log(VGPU_LOG_ERROR,
+                 "of them %llu on the card, where it may hold %llu, and %llu in host memory, where it may hold %llu",
+                 (unsigned long long)vgpu_used(card, VGPU_RESIDENT_BYTES),
+                 (unsigned long long)vgpu_resident_limit(card), (unsigned long long)vgpu_used(card, VGPU_HOST_BYTES),
+                 (unsigned long long)limits->host_memory);
     }
     end_if_asked_to(limits);
 }
@@ -118,9 +126,11 @@ bool vgpu_give_back(unsigned card) {
 }
 
 /* Memory that the library itself keeps may be enough. */
-static __attribute__((noinline)) bool reserve_after_giving_back(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket) {
+static __attribute__((noinline)) bool reserve_after_giving_back(unsigned card, uint64_t bytes,
+                                                                struct vgpu_ticket *ticket) {
     const int kept = errno;
-    const bool granted = card != VGPU_CARD_UNLISTED && vgpu_give_back(card) && vgpu_charge(card, VGPU_DEVICE_BYTES, bytes, ticket);
+    const bool granted =
+        card != VGPU_CARD_UNLISTED && vgpu_give_back(card) && vgpu_charge(card, VGPU_DEVICE_BYTES, bytes, ticket);
     errno = kept;
     return granted;
 }
@@ -157,9 +167,11 @@ static bool charge_after_moves(unsigned card, uint64_t bytes, struct vgpu_ticket
 }
 
 enum vgpu_verdict vgpu_reserve_quietly(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket) {
-    static _Atomic uint64_t again[VGPU_MAX_CARDS]; /* moves are tried: there may be many small blocks, and the card at work */
+    /* moves are tried: there may be many small blocks, and the card at work */
+    static _Atomic uint64_t again[VGPU_MAX_CARDS];
     const enum vgpu_verdict verdict = reserve_as_it_is(card, bytes, ticket);
-    if (__builtin_expect(verdict != VGPU_REFUSED, 1) || card >= VGPU_MAX_CARDS || vgpu_above.any_capture() || vgpu_now_ns() < again[card])
+    if (__builtin_expect(verdict != VGPU_REFUSED, 1) || card >= VGPU_MAX_CARDS || vgpu_above.any_capture() ||
+        vgpu_now_ns() < again[card])
         return verdict;
     if (charge_after_moves(card, bytes, ticket))
         return VGPU_CHARGED;
@@ -217,8 +229,8 @@ void vgpu_let_go(const struct vgpu_holding *holding) {
         vgpu_count_kind(holding->ticket.card, holding->kind, -(int64_t)holding->bytes);
 }
 
-bool vgpu_attempt_booked(struct vgpu_attempt *attempt, CUresult result, enum vgpu_space space, uint64_t handle, uint64_t chosen,
-                         enum vgpu_kind kind) {
+bool vgpu_attempt_booked(struct vgpu_attempt *attempt, CUresult result, enum vgpu_space space, uint64_t handle,
+                         uint64_t chosen, enum vgpu_kind kind) {
     if (attempt->verdict != VGPU_CHARGED)
         return true;
     if (result != CUDA_SUCCESS) {
@@ -240,7 +252,8 @@ bool vgpu_attempt_booked(struct vgpu_attempt *attempt, CUresult result, enum vgp
     return vgpu_hold(space, handle, &holding);
 }
 
-CUresult vgpu_freed(CUresult result, enum vgpu_space space, uint64_t handle, bool known, const struct vgpu_freeing *freeing) {
+CUresult vgpu_freed(CUresult result, enum vgpu_space space, uint64_t handle, bool known,
+                    const struct vgpu_freeing *freeing) {
     struct vgpu_holding holding;
     if (known && result == CUDA_SUCCESS && vgpu_sizes_free_end(space, handle, freeing, &holding))
         vgpu_let_go(&holding);

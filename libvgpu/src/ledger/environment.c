@@ -8,33 +8,35 @@
 #include <strings.h>
 
 /* An empty value is the shell's way to unset one. */
-static const char *variable(const char *name)
-{
+static const char *variable(const char *name) {
     const char *value = secure_getenv(name);
     return value && *value ? value : NULL;
 }
 
-/* Digits alone, as strtoull would also take blanks, signs and 0x. Returns what follows them, NULL if there are none or too many. */
-static const char *parse_number(const char *text, uint64_t *value)
-{
+/* Digits alone, as strtoull would also take blanks, signs and 0x. Returns what follows them, NULL if there are none or
+ * too many. */
+static const char *parse_number(const char *text, uint64_t *value) {
     const char *digit = text;
     for (*value = 0; *digit >= '0' && *digit <= '9'; digit++)
-        if (__builtin_mul_overflow(*value, UINT64_C(10), value) || __builtin_add_overflow(*value, (uint64_t)(*digit - '0'), value))
+        if (__builtin_mul_overflow(*value, UINT64_C(10), value) ||
+            __builtin_add_overflow(*value, (uint64_t)(*digit - '0'), value))
             return NULL;
     return digit == text ? NULL : digit;
 }
 
-bool vgpu_parse_size(const char *text, uint64_t *bytes)
-{
+bool vgpu_parse_size(const char *text, uint64_t *bytes) {
     const char *unit = parse_number(text, bytes);
     if (!unit || (*unit && unit[1]))
         return false;
     unsigned shift;
     switch (*unit) {
     case 0: shift = 0; break;
-    case 'k': case 'K': shift = 10; break;
-    case 'm': case 'M': shift = 20; break;
-    case 'g': case 'G': shift = 30; break;
+    case 'k':
+    case 'K': shift = 10; break;
+    case 'm':
+    case 'M': shift = 20; break;
+    case 'g':
+    case 'G': shift = 30; break;
     default: return false;
     }
     if (*bytes > UINT64_MAX >> shift)
@@ -43,8 +45,7 @@ bool vgpu_parse_size(const char *text, uint64_t *bytes)
     return true;
 }
 
-static bool parse_share(const char *text, uint64_t *percent)
-{
+static bool parse_share(const char *text, uint64_t *percent) {
     const char *end = parse_number(text, percent);
     return end && *end == 0 && *percent <= 100;
 }
@@ -55,12 +56,13 @@ struct quantity {
     bool (*parse)(const char *text, uint64_t *value);
 };
 
-static const struct quantity MEMORY = {"CUDA_DEVICE_MEMORY_LIMIT", "bytes or a whole number with k, m or g, such as 3000m", vgpu_parse_size};
-static const struct quantity CORES = {"CUDA_DEVICE_SM_LIMIT", "a whole percentage from 0 (no limit) to 100", parse_share};
+static const struct quantity MEMORY = {"CUDA_DEVICE_MEMORY_LIMIT",
+                                       "bytes or a whole number with k, m or g, such as 3000m", vgpu_parse_size};
+static const struct quantity CORES = {"CUDA_DEVICE_SM_LIMIT", "a whole percentage from 0 (no limit) to 100",
+                                      parse_share};
 
 /* The value for one card: NAME_<card>, else NAME. 1: found, 0: not set, -EINVAL with a note. */
-static int quantity_for(const struct quantity *quantity, unsigned card, uint64_t *value, char *note, size_t note_size)
-{
+static int quantity_for(const struct quantity *quantity, unsigned card, uint64_t *value, char *note, size_t note_size) {
     char name[64];
     snprintf(name, sizeof name, "%s_%u", quantity->name, card);
     const char *text = variable(name);
@@ -77,8 +79,7 @@ static int quantity_for(const struct quantity *quantity, unsigned card, uint64_t
 }
 
 /* 1: on, 0: off or not set, -EINVAL with a note. */
-static int truth(const char *name, char *note, size_t note_size)
-{
+static int truth(const char *name, char *note, size_t note_size) {
     const char *value = variable(name);
     if (!value || strcasecmp(value, "false") == 0 || strcmp(value, "0") == 0)
         return 0;
@@ -88,13 +89,11 @@ static int truth(const char *name, char *note, size_t note_size)
     return -EINVAL;
 }
 
-int vgpu_environment_kills(char *note, size_t note_size)
-{
+int vgpu_environment_kills(char *note, size_t note_size) {
     return truth("ACTIVE_OOM_KILLER", note, note_size);
 }
 
-int vgpu_environment_limits(struct vgpu_limits *out, char *note, size_t note_size)
-{
+int vgpu_environment_limits(struct vgpu_limits *out, char *note, size_t note_size) {
     bool limited = false;
     memset(out, 0, sizeof *out);
     out->card_count = VGPU_MAX_CARDS;
@@ -105,8 +104,10 @@ int vgpu_environment_limits(struct vgpu_limits *out, char *note, size_t note_siz
         if (has_memory < 0 || has_cores < 0)
             return -EINVAL;
         /* 100 is what a whole card gives anyway */
-        out->cards[card] = (struct vgpu_card_limit){
-            .memory = memory, .guarantee = memory, .cores = (uint32_t)(cores % 100), .cores_ceiling = (uint32_t)(cores % 100)};
+        out->cards[card] = (struct vgpu_card_limit){.memory = memory,
+                                                    .guarantee = memory,
+                                                    .cores = (uint32_t)(cores % 100),
+                                                    .cores_ceiling = (uint32_t)(cores % 100)};
         limited |= memory != VGPU_NO_LIMIT || cores % 100 != 0;
     }
     const char *policy = variable("GPU_CORE_UTILIZATION_POLICY");

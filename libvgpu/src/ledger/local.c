@@ -11,8 +11,7 @@
 
 _Atomic(struct vgpu_local *) vgpu_local_memory;
 
-static struct vgpu_local *make(void)
-{
+static struct vgpu_local *make(void) {
     struct vgpu_local *other = NULL;
     struct vgpu_local *mine = mmap(NULL, sizeof *mine, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mine == MAP_FAILED)
@@ -25,8 +24,7 @@ static struct vgpu_local *make(void)
     return other;
 }
 
-struct vgpu_local *vgpu_local_slowly(void)
-{
+struct vgpu_local *vgpu_local_slowly(void) {
     struct vgpu_local *mine = atomic_load_explicit(&vgpu_local_memory, memory_order_acquire);
     if (!mine)
         return make();

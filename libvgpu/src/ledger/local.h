@@ -1,27 +1,27 @@
-/* What one process keeps about itself, in memory that the kernel empties in a forked child: the child then finds itself not attached, with no
- * slot and with every lock open, however it was made (fork, _Fork, raw clone). */
+/* What one process keeps about itself, in memory that the kernel empties in a forked child: the child then finds itself
+ * not attached, with no slot and with every lock open, however it was made (fork, _Fork, raw clone). */
 #ifndef VGPU_LOCAL_H
 #define VGPU_LOCAL_H
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "region/slots.h"
 #include "base/lock.h"
 #include "base/spin.h"
+#include "region/slots.h"
 
 struct vgpu_local {
-    _Atomic uint32_t attached;        /* enum vgpu_mode + 1; 0: not yet */
-    _Atomic uint32_t enforced;        /* the same, as vgpu_enforcement answers it; 0: to be found out */
-    bool begun;                       /* what a parent left in static memory has been forgotten; under `setting_up` */
-    _Atomic int owner_pid;            /* only on kernels without MADV_WIPEONFORK; 0: the kernel empties this memory */
-    _Atomic uint32_t has_slot;        /* lanes may be used */
-    vgpu_lock setting_up;             /* attaching, taking a slot, copying limits */
+    _Atomic uint32_t attached; /* enum vgpu_mode + 1; 0: not yet */
+    _Atomic uint32_t enforced; /* the same, as vgpu_enforcement answers it; 0: to be found out */
+    bool begun;                /* what a parent left in static memory has been forgotten; under `setting_up` */
+    _Atomic int owner_pid;     /* only on kernels without MADV_WIPEONFORK; 0: the kernel empties this memory */
+    _Atomic uint32_t has_slot; /* lanes may be used */
+    vgpu_lock setting_up;      /* attaching, taking a slot, copying limits */
     vgpu_lock reaping;
     _Atomic uint64_t last_reap_ns;
     struct vgpu_member member;
     struct {
-        vgpu_spin busy;               /* never held across a driver call */
+        vgpu_spin busy; /* never held across a driver call */
     } __attribute__((aligned(VGPU_CACHE_LINE))) lanes[VGPU_LANES];
 };
 

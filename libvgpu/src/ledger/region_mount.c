@@ -11,17 +11,15 @@
 
 static bool found_at_load;
 
-__attribute__((constructor)) static void look_at_load(void)
-{
+__attribute__((constructor)) static void look_at_load(void) {
     const int saved = errno;
     found_at_load = access(VGPU_MANAGED_DIR "/limits", F_OK) == 0;
     errno = saved;
 }
 
-/* The folder of a mounted file called `name`: a line is "id parent device root mount-point ...", see proc_pid_mountinfo(5); what the container
- * does to its tree changes mount points, never roots. */
-static bool folder_of(const char *line, const char *name, char folder[static 512])
-{
+/* The folder of a mounted file called `name`: a line is "id parent device root mount-point ...", see
+ * proc_pid_mountinfo(5); what the container does to its tree changes mount points, never roots. */
+static bool folder_of(const char *line, const char *name, char folder[static 512]) {
     char root[512], point[512];
     if (sscanf(line, "%*d %*d %*s %511s %511s", root, point) != 2)
         return false;
@@ -35,8 +33,7 @@ static bool folder_of(const char *line, const char *name, char folder[static 512
 
 #define REMEMBERED 64
 
-static uint32_t hash_of(const char *text)
-{
+static uint32_t hash_of(const char *text) {
     uint32_t hash = 2166136261u;
     for (; *text; text++)
         hash = (hash ^ (unsigned char)*text) * 16777619u;
@@ -44,8 +41,7 @@ static uint32_t hash_of(const char *text)
 }
 
 /* Both files are mounted, each by itself, from one folder: nobody but the agent does that. */
-static bool still_mounted(bool *unsure)
-{
+static bool still_mounted(bool *unsure) {
     static char line[4096]; /* for the one thread that sets up; too much for the stack of some */
     char folder[512];
     uint32_t limits[REMEMBERED], usage[REMEMBERED];
@@ -73,8 +69,7 @@ static bool still_mounted(bool *unsure)
     return false;
 }
 
-bool vgpu_managed_elsewhere(bool *unsure)
-{
+bool vgpu_managed_elsewhere(bool *unsure) {
     *unsure = false;
     return found_at_load || still_mounted(unsure);
 }

@@ -8,8 +8,9 @@
 #define VGPU_MANAGED_DIR "/run/vgpu"
 #endif
 
-/* To be asked when there is nothing at VGPU_MANAGED_DIR: true if there was when this library was loaded (the root directory has changed
- * since), or if the files are still mounted (somebody has moved the folder, or hidden it under another mount). *unsure: that cannot be told now,
- * for want of descriptors or memory, and is to be asked again; until then it is true. */
+/* To be asked when there is nothing at VGPU_MANAGED_DIR: true if there was when this library was loaded (the root
+ * directory has changed since), or if the files are still mounted (somebody has moved the folder, or hidden it under
+ * another mount). *unsure: that cannot be told now, for want of descriptors or memory, and is to be asked again; until
+ * then it is true. */
 bool vgpu_managed_elsewhere(bool *unsure);
 #endif

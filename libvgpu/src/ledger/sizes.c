@@ -61,7 +61,8 @@ static struct entry *find(const struct shard *shard, uint64_t key, uint64_t hash
     struct entry *found = NULL, *entry;
     if (!shard->capacity)
         return NULL;
-    for (uint32_t i = (uint32_t)hash & (shard->capacity - 1); (entry = &shard->entries[i])->key != 0; i = (i + 1) & (shard->capacity - 1))
+    for (uint32_t i = (uint32_t)hash & (shard->capacity - 1); (entry = &shard->entries[i])->key != 0;
+         i = (i + 1) & (shard->capacity - 1))
         if (entry->key == key && entry->number <= newest && (!found || entry->number > found->number))
             found = entry;
     return found;
@@ -70,7 +71,8 @@ static struct entry *find(const struct shard *shard, uint64_t key, uint64_t hash
 __attribute__((noinline)) static bool grow(struct shard *shard) {
     struct shard larger = {.capacity = shard->capacity ? shard->capacity * 2 : FIRST_CAPACITY};
     int kept = errno;
-    void *memory = mmap(NULL, larger.capacity * sizeof(struct entry), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *memory =
+        mmap(NULL, larger.capacity * sizeof(struct entry), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     errno = kept;
     if (memory == MAP_FAILED)
         return false;
@@ -116,7 +118,8 @@ static void remove_at(struct shard *shard, uint32_t i) {
 }
 
 bool vgpu_sizes_take(enum vgpu_space space, uint64_t handle, struct vgpu_holding *holding) {
-    return vgpu_sizes_free_end(space, handle, &(struct vgpu_freeing){.hash = mixed(key_of(space, handle)), .newest = UINT64_MAX}, holding);
+    return vgpu_sizes_free_end(
+        space, handle, &(struct vgpu_freeing){.hash = mixed(key_of(space, handle)), .newest = UINT64_MAX}, holding);
 }
 
 bool vgpu_sizes_has(enum vgpu_space space, uint64_t handle) {
@@ -128,15 +131,16 @@ bool vgpu_sizes_has(enum vgpu_space space, uint64_t handle) {
     return found;
 }
 
-/* Whoever knows the handle has seen its entry's number, or a later one. Whatever comes for the same handle from now on comes after the driver's answer,
- * which this load must not be delayed past. */
+/* Whoever knows the handle has seen its entry's number, or a later one. Whatever comes for the same handle from now on
+ * comes after the driver's answer, which this load must not be delayed past. */
 bool vgpu_sizes_free_begin(enum vgpu_space space, uint64_t handle, struct vgpu_freeing *freeing) {
     freeing->hash = mixed(key_of(space, handle));
     freeing->newest = atomic_load_explicit(&shard_of(freeing->hash)->numbers, memory_order_acquire);
     return freeing->newest != 0;
 }
 
-bool vgpu_sizes_free_end(enum vgpu_space space, uint64_t handle, const struct vgpu_freeing *freeing, struct vgpu_holding *holding) {
+bool vgpu_sizes_free_end(enum vgpu_space space, uint64_t handle, const struct vgpu_freeing *freeing,
+                         struct vgpu_holding *holding) {
     struct shard *shard = shard_of(freeing->hash);
     vgpu_spin_lock(&shard->lock);
     struct entry *entry = find(shard, key_of(space, handle), freeing->hash, freeing->newest);
@@ -168,7 +172,8 @@ void vgpu_sizes_moment(struct vgpu_moment *moment) {
         moment->newest[s] = atomic_load_explicit(&shards[s].numbers, memory_order_acquire);
 }
 
-void vgpu_sizes_take_owned(const void *owner, const struct vgpu_moment *until, void (*each)(const struct vgpu_holding *, void *), void *argument) {
+void vgpu_sizes_take_owned(const void *owner, const struct vgpu_moment *until,
+                           void (*each)(const struct vgpu_holding *, void *), void *argument) {
     for (unsigned s = 0; s < VGPU_SHARDS; s++) {
         struct shard *shard = &shards[s];
         vgpu_spin_lock(&shard->lock);

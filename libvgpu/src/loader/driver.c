@@ -11,7 +11,7 @@
 #include "loader/loaded.h"
 #include "loader/loader.h"
 
-#define NAME_SLOTS 1024   /* power of two, at most half full: see the assertion below */
+#define NAME_SLOTS 1024 /* power of two, at most half full: see the assertion below */
 
 enum stream_meaning { ANY, LEGACY, PER_THREAD };
 enum library { LIBRARY_CUDA, LIBRARY_NVML, LIBRARIES };
@@ -55,7 +55,8 @@ static uint32_t hash_of(const char *text) {
     return hash;
 }
 
-/* Exact names, hashed on first use into a table that never changes afterwards. Threads that fill it at the same time write the same values. */
+/* Exact names, hashed on first use into a table that never changes afterwards. Threads that fill it at the same time
+ * write the same values. */
 static atomic_ushort name_table[NAME_SLOTS]; /* hook number + 1 */
 static atomic_bool name_table_ready;
 
@@ -64,7 +65,8 @@ static void fill_name_table(void) {
         uint32_t slot = hash_of(symbols[i]) % NAME_SLOTS;
         while (true) {
             unsigned short there = atomic_load(&name_table[slot]);
-            if (there == i + 1 || (there == 0 && atomic_compare_exchange_strong(&name_table[slot], &there, (unsigned short)(i + 1))))
+            if (there == i + 1 ||
+                (there == 0 && atomic_compare_exchange_strong(&name_table[slot], &there, (unsigned short)(i + 1))))
                 break;
             if (there == i + 1)
                 break;
@@ -104,8 +106,8 @@ void *vgpu_driver_hook_of(const void *address) {
     return hook >= 0 ? hooks[hook].function : NULL;
 }
 
-/* Functions of another copy of the driver are never answered, because our own are asked in their place; remembered, they would only take room: a
- * program can load any number of copies. */
+/* Functions of another copy of the driver are never answered, because our own are asked in their place; remembered,
+ * they would only take room: a program can load any number of copies. */
 void vgpu_driver_learn(int hook, void *address) {
     void *known = NULL;
     if (atomic_compare_exchange_strong(&vgpu_driver_entries[hook], &known, address) || known == address)
@@ -140,7 +142,8 @@ static void resolve(enum library library) {
             continue;
         void *address = vgpu_real_dlsym(handle, symbols[i]);
         if (!vgpu_loaded_in_driver(address))
-            continue; /* a driver without this function; or our own export, reached through the library's dependencies */
+            continue; /* a driver without this function; or our own export, reached through the library's dependencies
+                       */
         if (i < VGPU_HOOK_COUNT) {
             vgpu_driver_learn(i, address);
         } else {
@@ -193,8 +196,8 @@ void vgpu_driver_learn_versions(void) {
     for (int i = 0; i < VGPU_HOOK_COUNT; i++) {
         if (!hooks[i].name)
             continue;
-        /* An older driver answers a version that it does not know with the newest one that it has; that address is known already,
-         * because the list names the oldest version first. */
+        /* An older driver answers a version that it does not know with the newest one that it has; that address is
+         * known already, because the list names the oldest version first. */
         void *address = ask_driver(&hooks[i]);
         if (address && !vgpu_driver_hook_of(address)) {
             vgpu_driver_learn(i, address);

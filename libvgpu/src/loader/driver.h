@@ -4,7 +4,8 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-/* All versions of the driver interface, with the names that the libraries export (no renaming to the newest version). */
+/* All versions of the driver interface, with the names that the libraries export (no renaming to the newest version).
+ */
 #define __CUDA_API_VERSION_INTERNAL
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
 #pragma GCC visibility push(default)
@@ -34,7 +35,8 @@ enum vgpu_entry {
 extern _Atomic(void *) vgpu_driver_entries[VGPU_ENTRY_COUNT];
 void *vgpu_driver_entry_slowly(enum vgpu_entry entry);
 
-/* The driver's own function; NULL when no driver library is there or it lacks the function. Opens the library when no one has yet. */
+/* The driver's own function; NULL when no driver library is there or it lacks the function. Opens the library when no
+ * one has yet. */
 static inline void *vgpu_driver_entry(enum vgpu_entry entry) {
     void *function = atomic_load_explicit(&vgpu_driver_entries[entry], memory_order_acquire);
     return __builtin_expect(function != NULL, 1) ? function : vgpu_driver_entry_slowly(entry);
@@ -46,13 +48,13 @@ CUresult vgpu_no_cuda(void);
 nvmlReturn_t vgpu_no_nvml(void);
 
 /* Declares `real`, the driver's own `symbol`, or makes the hook answer that there is no driver. */
-#define CUDA_REAL(symbol)                                                                                                                         \
-    __typeof__(&symbol) real = DRIVER(symbol);                                                                                                     \
-    if (__builtin_expect(!real, 0))                                                                                                                \
+#define CUDA_REAL(symbol)                                                                                              \
+    __typeof__(&symbol) real = DRIVER(symbol);                                                                         \
+    if (__builtin_expect(!real, 0))                                                                                    \
     return vgpu_no_cuda()
-#define NVML_REAL(symbol)                                                                                                                         \
-    __typeof__(&symbol) real = DRIVER(symbol);                                                                                                     \
-    if (__builtin_expect(!real, 0))                                                                                                                \
+#define NVML_REAL(symbol)                                                                                              \
+    __typeof__(&symbol) real = DRIVER(symbol);                                                                         \
+    if (__builtin_expect(!real, 0))                                                                                    \
     return vgpu_no_nvml()
 
 /* Number of the hook with this exported name; -1: none. */
@@ -64,6 +66,7 @@ void *vgpu_hook_function(int hook);
 void vgpu_driver_learn(int hook, void *address);
 /* The hook for a driver's function that was learned; NULL: none. */
 void *vgpu_driver_hook_of(const void *address);
-/* Asks the driver's cuGetProcAddress once for every version and stream meaning of the hooked names, and learns the answers. */
+/* Asks the driver's cuGetProcAddress once for every version and stream meaning of the hooked names, and learns the
+ * answers. */
 void vgpu_driver_learn_versions(void);
 #endif

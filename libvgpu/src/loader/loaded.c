@@ -14,13 +14,13 @@
 
 struct object {
     ElfW(Addr) base;
-    const ElfW(Sym) *symbols;
+    const ElfW(Sym) * symbols;
     const char *strings;
     const uint32_t *gnu_hash;
     const uint32_t *sysv_hash;
-    const ElfW(Half) *versions;
+    const ElfW(Half) * versions;
     const char *soname; /* NULL: none */
-    const ElfW(Dyn) *dynamic;
+    const ElfW(Dyn) * dynamic;
     bool searches; /* it says itself where its libraries lie: DT_RPATH or DT_RUNPATH */
 };
 
@@ -29,7 +29,7 @@ static const void *pointer_of(ElfW(Addr) base, ElfW(Addr) value) {
     return (const void *)(value < base ? base + value : value);
 }
 
-static struct object object_of(ElfW(Addr) base, const ElfW(Dyn) *dynamic) {
+static struct object object_of(ElfW(Addr) base, const ElfW(Dyn) * dynamic) {
     struct object o = {.base = base, .dynamic = dynamic};
     ElfW(Xword) soname = 0;
     bool named = false;
@@ -40,7 +40,10 @@ static struct object object_of(ElfW(Addr) base, const ElfW(Dyn) *dynamic) {
         case DT_GNU_HASH: o.gnu_hash = pointer_of(base, d->d_un.d_ptr); break;
         case DT_HASH: o.sysv_hash = pointer_of(base, d->d_un.d_ptr); break;
         case DT_VERSYM: o.versions = pointer_of(base, d->d_un.d_ptr); break;
-        case DT_SONAME: soname = d->d_un.d_val; named = true; break;
+        case DT_SONAME:
+            soname = d->d_un.d_val;
+            named = true;
+            break;
         case DT_RPATH:
         case DT_RUNPATH: o.searches = true; break;
         default: break;
@@ -170,7 +173,8 @@ void *vgpu_loaded_next(const void *caller, const char *name) {
 }
 
 static bool is_driver_name(const char *name) {
-    return strncmp(name, "libcuda.so", strlen("libcuda.so")) == 0 || strncmp(name, "libnvidia-ml.so", strlen("libnvidia-ml.so")) == 0;
+    return strncmp(name, "libcuda.so", strlen("libcuda.so")) == 0 ||
+           strncmp(name, "libnvidia-ml.so", strlen("libnvidia-ml.so")) == 0;
 }
 
 static const char *file_of(const char *path) {
@@ -201,7 +205,8 @@ struct ranges {
     } of[DRIVER_OBJECTS];
 };
 
-/* Ranges of driver libraries seen so far. A stale one (dlclose) does no harm: callers ask only about results of a hooked name. */
+/* Ranges of driver libraries seen so far. A stale one (dlclose) does no harm: callers ask only about results of a
+ * hooked name. */
 static struct ranges seen;
 /* Of what the driver has opened: such objects are never unloaded. */
 static struct ranges opened;
@@ -232,7 +237,8 @@ static struct object object_of_map(const struct link_map *map) {
 
 /* A library of the compiler's or of the C library's, which belongs to everybody. */
 static bool is_common(const char *soname) {
-    static const char *const common[] = {"libc.so", "libdl.so", "libm.so", "libpthread.so", "librt.so", "libgcc_s.so", "libstdc++.so", "ld-linux"};
+    static const char *const common[] = {"libc.so",  "libdl.so",    "libm.so",      "libpthread.so",
+                                         "librt.so", "libgcc_s.so", "libstdc++.so", "ld-linux"};
     for (unsigned i = 0; i < sizeof common / sizeof *common; i++)
         if (strncmp(soname, common[i], strlen(common[i])) == 0)
             return true;
@@ -409,7 +415,8 @@ const struct link_map *vgpu_loaded_object(const void *address, bool *searches) {
 
 bool vgpu_loaded_is_before(const void *address, const void *other) {
     bool searches;
-    const struct link_map *first = vgpu_loaded_object(address, &searches), *second = vgpu_loaded_object(other, &searches);
+    const struct link_map *first = vgpu_loaded_object(address, &searches),
+                          *second = vgpu_loaded_object(other, &searches);
     while (first && first != second)
         first = first->l_next;
     return first && second;

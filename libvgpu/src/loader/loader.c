@@ -1,8 +1,9 @@
-/* dlsym and dlvsym: transparent, except that a hooked function of the driver is answered with its hook. dlopen: transparent, except that what
- * is opened with RTLD_DEEPBIND does not pass the hooks by.
+/* dlsym and dlvsym: transparent, except that a hooked function of the driver is answered with its hook. dlopen:
+ * transparent, except that what is opened with RTLD_DEEPBIND does not pass the hooks by.
  *
- * The exported entry points are a few instructions of assembler that ask `vgpu_dlsym_answer` and otherwise jump (not call) to the real function, so
- * that it sees the caller's return address: RTLD_DEFAULT and RTLD_NEXT depend on who asks. */
+ * The exported entry points are a few instructions of assembler that ask `vgpu_dlsym_answer` and otherwise jump (not
+ * call) to the real function, so that it sees the caller's return address: RTLD_DEFAULT and RTLD_NEXT depend on who
+ * asks. */
 #define _GNU_SOURCE
 #include "loader/loader.h"
 
@@ -12,9 +13,9 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "loader/driver.h"
 #include "loader/loaded.h"
-#include "base/log.h"
 #include "loader/opening.h"
 #include "loader/rebind.h"
 
@@ -60,8 +61,9 @@ struct vgpu_dlsym_result {
     void *jump;
 };
 
-/* RTLD_NEXT of a hooked name: the first definition behind the caller's object, in load order. Where the caller's own scope is another one (a
- * library opened with RTLD_LOCAL) the driver may stand before it: then any driver that is loaded counts, because a hook never must be passed by. */
+/* RTLD_NEXT of a hooked name: the first definition behind the caller's object, in load order. Where the caller's own
+ * scope is another one (a library opened with RTLD_LOCAL) the driver may stand before it: then any driver that is
+ * loaded counts, because a hook never must be passed by. */
 static void *next_hook(int hook, const char *symbol, const void *caller) {
     void *found = vgpu_loaded_next(caller, symbol);
     if (!found) {
@@ -79,8 +81,10 @@ static void *next_hook(int hook, const char *symbol, const void *caller) {
 static void *own_lookup(const char *symbol) {
     if (symbol[0] != 'd' || symbol[1] != 'l')
         return NULL;
-    return strcmp(symbol, "dlsym") == 0 ? (void *)dlsym : strcmp(symbol, "dlvsym") == 0 ? (void *)dlvsym
-         : strcmp(symbol, "dlopen") == 0 ? (void *)dlopen : NULL;
+    return strcmp(symbol, "dlsym") == 0    ? (void *)dlsym
+           : strcmp(symbol, "dlvsym") == 0 ? (void *)dlvsym
+           : strcmp(symbol, "dlopen") == 0 ? (void *)dlopen
+                                           : NULL;
 }
 
 static void *look_up(void *jump, void *handle, const char *symbol, const char *version) {
@@ -88,9 +92,10 @@ static void *look_up(void *jump, void *handle, const char *symbol, const char *v
     return found; /* called, not jumped to: for RTLD_NEXT it is this library that asks */
 }
 
-/* A driver that looks its own functions up, as the loaders of WSL2 and of compatibility packages do, gets what it would get without this library:
- * with our hook it would call itself. NULL: the real function finds that by itself. */
-static void *answer_for_driver(void *jump, void *handle, int hook, const char *symbol, const char *version, const void *caller) {
+/* A driver that looks its own functions up, as the loaders of WSL2 and of compatibility packages do, gets what it would
+ * get without this library: with our hook it would call itself. NULL: the real function finds that by itself. */
+static void *answer_for_driver(void *jump, void *handle, int hook, const char *symbol, const char *version,
+                               const void *caller) {
     void *const ours = vgpu_hook_function(hook);
     dlerror_function forget = (dlerror_function)vgpu_linker_function(&cached_dlerror, "dlerror");
     bool searches;
@@ -107,7 +112,8 @@ static void *answer_for_driver(void *jump, void *handle, int hook, const char *s
     return found && found != ours ? found : vgpu_driver_entry((enum vgpu_entry)hook);
 }
 
-static struct vgpu_dlsym_result answer_hooked(void *jump, void *handle, int hook, const char *symbol, const char *version, const void *caller) {
+static struct vgpu_dlsym_result answer_hooked(void *jump, void *handle, int hook, const char *symbol,
+                                              const char *version, const void *caller) {
     struct vgpu_dlsym_result result = {.jump = jump};
     if (vgpu_loaded_is_driver(caller)) {
         result.answer = answer_for_driver(jump, handle, hook, symbol, version, caller);
@@ -117,7 +123,8 @@ static struct vgpu_dlsym_result answer_hooked(void *jump, void *handle, int hook
         result.answer = next_hook(hook, symbol, caller);
         if (result.answer)
             result.jump = NULL;
-    } else if (handle != RTLD_DEFAULT) { /* that finds the hook by itself: this library comes first in the global scope */
+    } else if (handle !=
+               RTLD_DEFAULT) { /* that finds the hook by itself: this library comes first in the global scope */
         void *found = look_up(jump, handle, symbol, version);
         result.jump = NULL;
         result.answer = found;
@@ -129,15 +136,18 @@ static struct vgpu_dlsym_result answer_hooked(void *jump, void *handle, int hook
     return result;
 }
 
-__attribute__((used)) struct vgpu_dlsym_result vgpu_dlsym_answer(void *handle, const char *symbol, const char *version, const void *caller) {
+__attribute__((used)) struct vgpu_dlsym_result vgpu_dlsym_answer(void *handle, const char *symbol, const char *version,
+                                                                 const void *caller) {
     int kept = errno;
-    void *jump = version ? vgpu_linker_function(&cached_dlvsym, "dlvsym") : vgpu_linker_function(&cached_dlsym, "dlsym");
+    void *jump =
+        version ? vgpu_linker_function(&cached_dlvsym, "dlvsym") : vgpu_linker_function(&cached_dlsym, "dlsym");
     struct vgpu_dlsym_result result = {.jump = jump};
     int hook = symbol && jump ? vgpu_hook_number(symbol) : -1;
     void *own = symbol && jump ? own_lookup(symbol) : NULL;
     /* RTLD_DEFAULT finds our own by itself. */
     if (own && handle != RTLD_DEFAULT) {
-        /* Who stands in front of dlsym, as tracers do, asks the C library for the real one: that would lead past every hook. */
+        /* Who stands in front of dlsym, as tracers do, asks the C library for the real one: that would lead past every
+         * hook. */
         void *found = handle == RTLD_NEXT ? vgpu_loaded_next(caller, symbol) : look_up(jump, handle, symbol, version);
         if (vgpu_loaded_in_libc(found) || (found && handle != RTLD_NEXT)) {
             result.answer = vgpu_loaded_in_libc(found) ? own : found;
@@ -150,8 +160,8 @@ __attribute__((used)) struct vgpu_dlsym_result vgpu_dlsym_answer(void *handle, c
     return result;
 }
 
-/* Opens here what the driver opens, to know whose it is, and what is opened with RTLD_DEEPBIND, to bind it anew where it has passed our entry
- * points by. Where that is not possible the real dlopen must bind it in the usual way. */
+/* Opens here what the driver opens, to know whose it is, and what is opened with RTLD_DEEPBIND, to bind it anew where
+ * it has passed our entry points by. Where that is not possible the real dlopen must bind it in the usual way. */
 __attribute__((used)) struct vgpu_dlsym_result vgpu_dlopen_answer(const char *file, int mode, const void *caller) {
     struct vgpu_dlsym_result result = {.jump = vgpu_linker_dlopen()};
     if (!result.jump || !file || (!(mode & RTLD_DEEPBIND) && !vgpu_loaded_is_driver(caller)))
@@ -169,145 +179,143 @@ __attribute__((used)) struct vgpu_dlsym_result vgpu_dlopen_answer(const char *fi
 }
 
 #if defined(__x86_64__)
-__asm__(
-    ".text\n"
-    ".globl dlopen\n"
-    ".type dlopen, @function\n"
-    ".p2align 4\n"
-    "dlopen:\n"
-    ".cfi_startproc\n"
-    "    endbr64\n"
-    "    pushq %rdi\n"
-    ".cfi_adjust_cfa_offset 8\n"
-    "    pushq %rsi\n"
-    ".cfi_adjust_cfa_offset 8\n"
-    "    pushq %rdx\n" /* keeps the stack aligned */
-    ".cfi_adjust_cfa_offset 8\n"
-    "    movq 24(%rsp), %rdx\n" /* who called */
-    "    call vgpu_dlopen_answer\n"
-    "    movq %rdx, %r11\n"
-    "    popq %rdx\n"
-    ".cfi_adjust_cfa_offset -8\n"
-    "    popq %rsi\n"
-    ".cfi_adjust_cfa_offset -8\n"
-    "    popq %rdi\n"
-    ".cfi_adjust_cfa_offset -8\n"
-    "    testq %r11, %r11\n"
-    "    jz 1f\n"
-    "    andl $~8, %esi\n" /* RTLD_DEEPBIND */
-    "    jmpq *%r11\n"
-    "1:  ret\n"
-    ".cfi_endproc\n"
-    ".size dlopen, .-dlopen\n"
-    ".macro vgpu_entry name, versioned\n"
-    ".globl \\name\n"
-    ".type \\name, @function\n"
-    ".p2align 4\n"
-    "\\name:\n"
-    ".cfi_startproc\n"
-    "    endbr64\n"
-    "    pushq %rdi\n"
-    ".cfi_adjust_cfa_offset 8\n"
-    "    pushq %rsi\n"
-    ".cfi_adjust_cfa_offset 8\n"
-    "    pushq %rdx\n"
-    ".cfi_adjust_cfa_offset 8\n"
-    "    movq 24(%rsp), %rcx\n" /* who called */
-    ".if \\versioned == 0\n"
-    "    xorl %edx, %edx\n"
-    ".endif\n"
-    "    call vgpu_dlsym_answer\n"
-    "    movq %rdx, %r11\n"
-    "    popq %rdx\n"
-    ".cfi_adjust_cfa_offset -8\n"
-    "    popq %rsi\n"
-    ".cfi_adjust_cfa_offset -8\n"
-    "    popq %rdi\n"
-    ".cfi_adjust_cfa_offset -8\n"
-    "    testq %r11, %r11\n"
-    "    jz 1f\n"
-    "    jmpq *%r11\n"
-    "1:  ret\n"
-    ".cfi_endproc\n"
-    ".size \\name, .-\\name\n"
-    ".endm\n"
-    "vgpu_entry dlsym, 0\n"
-    "vgpu_entry dlvsym, 1\n");
+__asm__(".text\n"
+        ".globl dlopen\n"
+        ".type dlopen, @function\n"
+        ".p2align 4\n"
+        "dlopen:\n"
+        ".cfi_startproc\n"
+        "    endbr64\n"
+        "    pushq %rdi\n"
+        ".cfi_adjust_cfa_offset 8\n"
+        "    pushq %rsi\n"
+        ".cfi_adjust_cfa_offset 8\n"
+        "    pushq %rdx\n" /* keeps the stack aligned */
+        ".cfi_adjust_cfa_offset 8\n"
+        "    movq 24(%rsp), %rdx\n" /* who called */
+        "    call vgpu_dlopen_answer\n"
+        "    movq %rdx, %r11\n"
+        "    popq %rdx\n"
+        ".cfi_adjust_cfa_offset -8\n"
+        "    popq %rsi\n"
+        ".cfi_adjust_cfa_offset -8\n"
+        "    popq %rdi\n"
+        ".cfi_adjust_cfa_offset -8\n"
+        "    testq %r11, %r11\n"
+        "    jz 1f\n"
+        "    andl $~8, %esi\n" /* RTLD_DEEPBIND */
+        "    jmpq *%r11\n"
+        "1:  ret\n"
+        ".cfi_endproc\n"
+        ".size dlopen, .-dlopen\n"
+        ".macro vgpu_entry name, versioned\n"
+        ".globl \\name\n"
+        ".type \\name, @function\n"
+        ".p2align 4\n"
+        "\\name:\n"
+        ".cfi_startproc\n"
+        "    endbr64\n"
+        "    pushq %rdi\n"
+        ".cfi_adjust_cfa_offset 8\n"
+        "    pushq %rsi\n"
+        ".cfi_adjust_cfa_offset 8\n"
+        "    pushq %rdx\n"
+        ".cfi_adjust_cfa_offset 8\n"
+        "    movq 24(%rsp), %rcx\n" /* who called */
+        ".if \\versioned == 0\n"
+        "    xorl %edx, %edx\n"
+        ".endif\n"
+        "    call vgpu_dlsym_answer\n"
+        "    movq %rdx, %r11\n"
+        "    popq %rdx\n"
+        ".cfi_adjust_cfa_offset -8\n"
+        "    popq %rsi\n"
+        ".cfi_adjust_cfa_offset -8\n"
+        "    popq %rdi\n"
+        ".cfi_adjust_cfa_offset -8\n"
+        "    testq %r11, %r11\n"
+        "    jz 1f\n"
+        "    jmpq *%r11\n"
+        "1:  ret\n"
+        ".cfi_endproc\n"
+        ".size \\name, .-\\name\n"
+        ".endm\n"
+        "vgpu_entry dlsym, 0\n"
+        "vgpu_entry dlvsym, 1\n");
 #elif defined(__aarch64__)
-__asm__(
-    ".text\n"
-    ".globl dlopen\n"
-    ".type dlopen, %function\n"
-    ".p2align 4\n"
-    "dlopen:\n"
-    ".cfi_startproc\n"
-    "    hint #34\n" /* bti c */
-    "    stp x29, x30, [sp, #-32]!\n"
-    ".cfi_adjust_cfa_offset 32\n"
-    ".cfi_rel_offset x29, 0\n"
-    ".cfi_rel_offset x30, 8\n"
-    "    mov x29, sp\n"
-    "    stp x0, x1, [sp, #16]\n"
-    "    mov x2, x30\n" /* who called */
-    "    bl vgpu_dlopen_answer\n"
-    "    mov x16, x1\n"
-    "    cbz x16, 1f\n"
-    "    ldp x0, x1, [sp, #16]\n"
-    "    and w1, w1, #0xfffffff7\n" /* RTLD_DEEPBIND */
-    "    ldp x29, x30, [sp], #32\n"
-    ".cfi_remember_state\n"
-    ".cfi_adjust_cfa_offset -32\n"
-    ".cfi_restore x29\n"
-    ".cfi_restore x30\n"
-    "    br x16\n"
-    ".cfi_restore_state\n"
-    "1:  ldp x29, x30, [sp], #32\n"
-    ".cfi_adjust_cfa_offset -32\n"
-    ".cfi_restore x29\n"
-    ".cfi_restore x30\n"
-    "    ret\n"
-    ".cfi_endproc\n"
-    ".size dlopen, .-dlopen\n"
-    ".macro vgpu_entry name, versioned\n"
-    ".globl \\name\n"
-    ".type \\name, %function\n"
-    ".p2align 4\n"
-    "\\name:\n"
-    ".cfi_startproc\n"
-    "    hint #34\n" /* bti c */
-    "    stp x29, x30, [sp, #-48]!\n"
-    ".cfi_adjust_cfa_offset 48\n"
-    ".cfi_rel_offset x29, 0\n"
-    ".cfi_rel_offset x30, 8\n"
-    "    mov x29, sp\n"
-    "    stp x0, x1, [sp, #16]\n"
-    "    str x2, [sp, #32]\n"
-    "    mov x3, x30\n" /* who called */
-    ".if \\versioned == 0\n"
-    "    mov x2, #0\n"
-    ".endif\n"
-    "    bl vgpu_dlsym_answer\n"
-    "    mov x16, x1\n"
-    "    cbz x16, 1f\n"
-    "    ldp x0, x1, [sp, #16]\n"
-    "    ldr x2, [sp, #32]\n"
-    "    ldp x29, x30, [sp], #48\n"
-    ".cfi_remember_state\n"
-    ".cfi_adjust_cfa_offset -48\n"
-    ".cfi_restore x29\n"
-    ".cfi_restore x30\n"
-    "    br x16\n"
-    ".cfi_restore_state\n"
-    "1:  ldp x29, x30, [sp], #48\n"
-    ".cfi_adjust_cfa_offset -48\n"
-    ".cfi_restore x29\n"
-    ".cfi_restore x30\n"
-    "    ret\n"
-    ".cfi_endproc\n"
-    ".size \\name, .-\\name\n"
-    ".endm\n"
-    "vgpu_entry dlsym, 0\n"
-    "vgpu_entry dlvsym, 1\n");
+__asm__(".text\n"
+        ".globl dlopen\n"
+        ".type dlopen, %function\n"
+        ".p2align 4\n"
+        "dlopen:\n"
+        ".cfi_startproc\n"
+        "    hint #34\n" /* bti c */
+        "    stp x29, x30, [sp, #-32]!\n"
+        ".cfi_adjust_cfa_offset 32\n"
+        ".cfi_rel_offset x29, 0\n"
+        ".cfi_rel_offset x30, 8\n"
+        "    mov x29, sp\n"
+        "    stp x0, x1, [sp, #16]\n"
+        "    mov x2, x30\n" /* who called */
+        "    bl vgpu_dlopen_answer\n"
+        "    mov x16, x1\n"
+        "    cbz x16, 1f\n"
+        "    ldp x0, x1, [sp, #16]\n"
+        "    and w1, w1, #0xfffffff7\n" /* RTLD_DEEPBIND */
+        "    ldp x29, x30, [sp], #32\n"
+        ".cfi_remember_state\n"
+        ".cfi_adjust_cfa_offset -32\n"
+        ".cfi_restore x29\n"
+        ".cfi_restore x30\n"
+        "    br x16\n"
+        ".cfi_restore_state\n"
+        "1:  ldp x29, x30, [sp], #32\n"
+        ".cfi_adjust_cfa_offset -32\n"
+        ".cfi_restore x29\n"
+        ".cfi_restore x30\n"
+        "    ret\n"
+        ".cfi_endproc\n"
+        ".size dlopen, .-dlopen\n"
+        ".macro vgpu_entry name, versioned\n"
+        ".globl \\name\n"
+        ".type \\name, %function\n"
+        ".p2align 4\n"
+        "\\name:\n"
+        ".cfi_startproc\n"
+        "    hint #34\n" /* bti c */
+        "    stp x29, x30, [sp, #-48]!\n"
+        ".cfi_adjust_cfa_offset 48\n"
+        ".cfi_rel_offset x29, 0\n"
+        ".cfi_rel_offset x30, 8\n"
+        "    mov x29, sp\n"
+        "    stp x0, x1, [sp, #16]\n"
+        "    str x2, [sp, #32]\n"
+        "    mov x3, x30\n" /* who called */
+        ".if \\versioned == 0\n"
+        "    mov x2, #0\n"
+        ".endif\n"
+        "    bl vgpu_dlsym_answer\n"
+        "    mov x16, x1\n"
+        "    cbz x16, 1f\n"
+        "    ldp x0, x1, [sp, #16]\n"
+        "    ldr x2, [sp, #32]\n"
+        "    ldp x29, x30, [sp], #48\n"
+        ".cfi_remember_state\n"
+        ".cfi_adjust_cfa_offset -48\n"
+        ".cfi_restore x29\n"
+        ".cfi_restore x30\n"
+        "    br x16\n"
+        ".cfi_restore_state\n"
+        "1:  ldp x29, x30, [sp], #48\n"
+        ".cfi_adjust_cfa_offset -48\n"
+        ".cfi_restore x29\n"
+        ".cfi_restore x30\n"
+        "    ret\n"
+        ".cfi_endproc\n"
+        ".size \\name, .-\\name\n"
+        ".endm\n"
+        "vgpu_entry dlsym, 0\n"
+        "vgpu_entry dlvsym, 1\n");
 #else
 #error "libvgpu: only x86-64 and aarch64"
 #endif

@@ -6,7 +6,8 @@
 void *vgpu_real_dlsym(void *handle, const char *symbol);
 /* dlopen and dlerror of the C library (libdl before glibc 2.34); NULL when the process has none. */
 void *vgpu_real_dlopen(const char *file, int mode);
-/* Cached address of a function of the dynamic linker: libc.so.6 has it since glibc 2.34, libdl.so.2 before. NULL: the process has none. */
+/* Cached address of a function of the dynamic linker: libc.so.6 has it since glibc 2.34, libdl.so.2 before. NULL: the
+ * process has none. */
 void *vgpu_linker_function(_Atomic(void *) *cache, const char *name);
 void *vgpu_linker_dlopen(void);
 #endif

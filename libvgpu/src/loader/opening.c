@@ -24,7 +24,8 @@ static int info_of(const void *handle, int request, void *argument) {
     return function && handle ? function((void *)handle, request, argument) : -1;
 }
 
-/* The folders in which glibc would look for the libraries of this object, without its cache (dlinfo(3)); NULL: unknown. To be freed. */
+/* The folders in which glibc would look for the libraries of this object, without its cache (dlinfo(3)); NULL: unknown.
+ * To be freed. */
 static Dl_serinfo *folders_of(const struct link_map *object) {
     Dl_serinfo size;
     if (info_of(object, RTLD_DI_SERINFOSIZE, &size) != 0)
@@ -58,11 +59,13 @@ static void *open_in(const char *folder, const char *file, int mode) {
     return handle;
 }
 
-/* A name without a folder. Up to the last folder that only the caller has; the others, and the cache, are the same for this library. */
+/* A name without a folder. Up to the last folder that only the caller has; the others, and the cache, are the same for
+ * this library. */
 static void *open_searched(const struct link_map *caller, const char *file, int mode) {
     bool searches;
     void *handle = NULL;
-    Dl_serinfo *folders = folders_of(caller), *own = folders_of(vgpu_loaded_object((const void *)open_searched, &searches));
+    Dl_serinfo *folders = folders_of(caller),
+               *own = folders_of(vgpu_loaded_object((const void *)open_searched, &searches));
     unsigned end = folders && own ? folders->dls_cnt : 0;
     while (end && lists(own, folders->dls_serpath[end - 1].dls_name))
         end--;
@@ -75,7 +78,9 @@ static void *open_searched(const struct link_map *caller, const char *file, int 
 
 /* $ORIGIN and ${ORIGIN} at the beginning: the caller's folder. */
 static bool open_beside(const struct link_map *caller, const char *file, int mode, void **handle) {
-    const char *rest = strncmp(file, "$ORIGIN/", 8) == 0 ? file + 8 : strncmp(file, "${ORIGIN}/", 10) == 0 ? file + 10 : NULL;
+    const char *rest = strncmp(file, "$ORIGIN/", 8) == 0      ? file + 8
+                       : strncmp(file, "${ORIGIN}/", 10) == 0 ? file + 10
+                                                              : NULL;
     char *origin, *path = NULL;
     bool done = false;
     if (!rest || strchr(rest, '$') || !(origin = malloc(PATH_MAX)))

@@ -22,9 +22,9 @@
 #endif
 
 struct object {
-    ElfW(Addr) base, start, end;            /* start, end: where it is mapped */
-    ElfW(Addr) relro_start, relro_end;      /* read-only since it was relocated */
-    const ElfW(Sym) *symbols;
+    ElfW(Addr) base, start, end;       /* start, end: where it is mapped */
+    ElfW(Addr) relro_start, relro_end; /* read-only since it was relocated */
+    const ElfW(Sym) * symbols;
     const char *strings;
 };
 
@@ -51,7 +51,8 @@ static void set(const struct object *object, _Atomic(void *) *slot, void *value)
         mprotect((void *)start, page, PROT_READ);
 }
 
-static void rebind_table(const struct object *object, const ElfW(Rela) *table, size_t size, void *const found[LOOKUPS]) {
+static void rebind_table(const struct object *object, const ElfW(Rela) * table, size_t size,
+                         void *const found[LOOKUPS]) {
     for (const ElfW(Rela) *entry = table; (const char *)entry < (const char *)table + size; entry++) {
         const ElfW(Sym) *symbol = &object->symbols[ELF64_R_SYM(entry->r_info)];
         if (!IS_REFERENCE(ELF64_R_TYPE(entry->r_info)) || symbol->st_shndx != SHN_UNDEF)
@@ -61,7 +62,8 @@ static void rebind_table(const struct object *object, const ElfW(Rela) *table, s
             continue;
         _Atomic(void *) *slot = (_Atomic(void *) *)(object->base + entry->r_offset);
         void *now = atomic_load(slot);
-        const bool unbound = (uintptr_t)now >= object->start && (uintptr_t)now < object->end; /* its own stub, which would look up later */
+        /* its own stub, which would look up later */
+        const bool unbound = (uintptr_t)now >= object->start && (uintptr_t)now < object->end;
         if (now != right && (unbound || vgpu_loaded_in_libc(now) || vgpu_loaded_in_driver(now)))
             set(object, slot, right);
     }
@@ -85,7 +87,8 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data) {
         }
     }
     const ElfW(Addr) own = (ElfW(Addr))visit;
-    if (!dynamic || (own >= object.start && own < object.end) || vgpu_loaded_in_libc(dynamic) || vgpu_loaded_in_driver(dynamic))
+    if (!dynamic || (own >= object.start && own < object.end) || vgpu_loaded_in_libc(dynamic) ||
+        vgpu_loaded_in_driver(dynamic))
         return 0;
     ElfW(Addr) calls = 0, others = 0;
     size_t calls_size = 0, others_size = 0;
@@ -113,7 +116,8 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data) {
 
 void vgpu_rebind(void) {
     void *found[LOOKUPS];
-    /* Before the walk: it holds a lock of the dynamic linker's under which dlsym, which takes another one first, might wait for ever. */
+    /* Before the walk: it holds a lock of the dynamic linker's under which dlsym, which takes another one first, might
+     * wait for ever. */
     for (unsigned i = 0; i < LOOKUPS; i++)
         found[i] = vgpu_real_dlsym(RTLD_DEFAULT, lookups[i]);
     dl_iterate_phdr(visit, found);

@@ -1,6 +1,6 @@
 #include "pacer/bounds.h"
 
-#define SPOILT_NS 5000.0       /* a host that was away for longer was not just calling the driver */
+#define SPOILT_NS 5000.0 /* a host that was away for longer was not just calling the driver */
 
 static double at_least(double value, double least) {
     return value > least ? value : least;
@@ -8,11 +8,14 @@ static double at_least(double value, double least) {
 
 void vgpu_measure_bounds(const struct vgpu_sample *sample, double fired, double whole, struct vgpu_measure *out) {
     const double launched = (double)sample->launched_ns, returned = (double)sample->returned_ns;
-    double begin = at_least(fired, launched), end = at_least(fired + whole, begin); /* the first event may have happened long before the launch */
+    /* the first event may have happened long before the launch */
+    double begin = at_least(fired, launched), end = at_least(fired + whole, begin);
     const double latest = at_least(fired, returned); /* beginning */
     out->queued = fired > launched;
-    if (sample->blocks && end <= returned + SPOILT_NS) { /* the call was back when the kernel had ended: it ran all the while, or nearly */
-        if (end > returned && end - returned <= (end - begin) / 8) /* else the driver may not block: who set it too late pays for all of it */
+    /* the call was back when the kernel had ended: it ran all the while, or nearly */
+    if (sample->blocks && end <= returned + SPOILT_NS) {
+        /* else the driver may not block: who set it too late pays for all of it */
+        if (end > returned && end - returned <= (end - begin) / 8)
             end = returned;
         out->spoilt = false;
         out->least_ns = 0;
@@ -24,8 +27,9 @@ void vgpu_measure_bounds(const struct vgpu_sample *sample, double fired, double 
     out->spoilt = latest - begin > at_least(SPOILT_NS, (end - begin) / 8);
     out->least_ns = (uint64_t)at_least(end - latest, 0);
     out->most_ns = (uint64_t)(end - begin);
-    /* Over before the second event was recorded, on a stream that had ended before. Of a short one half of the time, or of that between launches,
-     * since longer kernels would have queued up, is the best guess. Of a long one, all of it is the only bound. */
+    /* Over before the second event was recorded, on a stream that had ended before. Of a short one half of the time, or
+     * of that between launches, since longer kernels would have queued up, is the best guess. Of a long one, all of it
+     * is the only bound. */
     if (end <= returned + VGPU_RESOLUTION_NS) {
         out->spoilt |= end - begin > SPOILT_NS;
         const double apart = (double)sample->apart_ns;

@@ -20,7 +20,7 @@ struct vgpu_spans {
 /* Adds [begin, end); returns how much of it no interval covered yet. */
 uint64_t vgpu_spans_add(struct vgpu_spans *spans, uint64_t begin, uint64_t end);
 
-/* Writes [begin, end), CLOCK_MONOTONIC ns, into the container's ring of a card; returns how much of it no earlier interval of the ring covers,
- * whichever process measured that. */
+/* Writes [begin, end), CLOCK_MONOTONIC ns, into the container's ring of a card; returns how much of it no earlier
+ * interval of the ring covers, whichever process measured that. */
 uint64_t vgpu_run_publish(struct vgpu_pacer_card *pacer, uint64_t begin, uint64_t end);
 #endif

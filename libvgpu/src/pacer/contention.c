@@ -2,22 +2,22 @@
 #include "pacer/contention.h"
 
 #include "base/clock.h"
-#include "pacer/crosscheck.h"
+#include "base/spin.h"
 #include "ledger/ledger.h"
 #include "pacer/core_share.h"
-#include "base/spin.h"
+#include "pacer/crosscheck.h"
 
 #define LOOK_NS 250000000u
-#define LOOKS 4u                 /* NVML averages over up to a second: compare with our own last second */
-#define LINGER_NS 2000000000u    /* the samples that remember a neighbour stay suspect for so long */
+#define LOOKS 4u              /* NVML averages over up to a second: compare with our own last second */
+#define LINGER_NS 2000000000u /* the samples that remember a neighbour stay suspect for so long */
 #define TOLERANCE_PERCENT 6
-#define LEAST_PERCENT 5          /* NVML counts in whole percents: smaller figures say nothing */
-#define NOISE_PERCENT 2          /* and differences as small as this are none */
-#define SURE_LOOKS 8u            /* whoever found nobody in so many looks is alone */
-#define CAUTION 32               /* a correction takes about so many looks: NVML is late, and estimates follow late */
+#define LEAST_PERCENT 5 /* NVML counts in whole percents: smaller figures say nothing */
+#define NOISE_PERCENT 2 /* and differences as small as this are none */
+#define SURE_LOOKS 8u   /* whoever found nobody in so many looks is alone */
+#define CAUTION 32      /* a correction takes about so many looks: NVML is late, and estimates follow late */
 #define WHOLE 1024
-#define SURE_MISSED_NS 500000000  /* beyond TOLERANCE_PERCENT of the time */
-#define MOST_AHEAD_NS 1000000000  /* what a process has been charged more than it used makes up for that much later */
+#define SURE_MISSED_NS 500000000 /* beyond TOLERANCE_PERCENT of the time */
+#define MOST_AHEAD_NS 1000000000 /* what a process has been charged more than it used makes up for that much later */
 
 static struct look {
     uint64_t at, container_ns, process_ns;
@@ -43,9 +43,11 @@ uint64_t vgpu_contention_spent(unsigned card) {
     return (uint64_t)atomic_load_explicit(&cards[card].own_ns, memory_order_relaxed);
 }
 
-/* Beside neighbours, and without an arbiter that knows better: what we charge is slowly brought to what NVML saw us use. */
+/* Beside neighbours, and without an arbiter that knows better: what we charge is slowly brought to what NVML saw us
+ * use. */
 static void correct(unsigned card, int64_t charged, int64_t used) {
-    if (charged < LEAST_PERCENT || used < LEAST_PERCENT || (charged - used <= NOISE_PERCENT && used - charged <= NOISE_PERCENT))
+    if (charged < LEAST_PERCENT || used < LEAST_PERCENT ||
+        (charged - used <= NOISE_PERCENT && used - charged <= NOISE_PERCENT))
         return;
     int64_t scale = atomic_load_explicit(&cards[card].scale, memory_order_relaxed);
     scale = scale ? scale : WHOLE;
@@ -67,7 +69,9 @@ static void note_missed(unsigned card, const struct look *last, struct look *thi
 }
 
 uint64_t vgpu_contention_missed(unsigned card) {
-    return atomic_load_explicit(&cards[card].missed_ns, memory_order_relaxed) ? atomic_exchange(&cards[card].missed_ns, 0) : 0;
+    return atomic_load_explicit(&cards[card].missed_ns, memory_order_relaxed)
+               ? atomic_exchange(&cards[card].missed_ns, 0)
+               : 0;
 }
 
 static bool told_of_neighbours(unsigned card) {
@@ -78,9 +82,11 @@ static bool told_of_neighbours(unsigned card) {
 static bool shared_now(unsigned card, uint64_t now) {
     const uint32_t count = atomic_fetch_add_explicit(&cards[card].count, 1, memory_order_relaxed);
     const struct look last = looks[card][(count + LOOKS - 1) % LOOKS], oldest = looks[card][count % LOOKS];
-    const struct look this = {now, atomic_load(&vgpu_mapping()->usage->pacer[card].gpu_ns), (uint64_t)atomic_load(&cards[card].own_ns)};
+    const struct look this = {now, atomic_load(&vgpu_mapping()->usage->pacer[card].gpu_ns),
+                              (uint64_t)atomic_load(&cards[card].own_ns)};
     looks[card][count % LOOKS] = this;
-    const int64_t siblings = (int64_t)(this.container_ns - last.container_ns) - (int64_t)(this.process_ns - last.process_ns);
+    const int64_t siblings =
+        (int64_t)(this.container_ns - last.container_ns) - (int64_t)(this.process_ns - last.process_ns);
     const bool has_siblings = last.at && now > last.at && siblings * 100 / (int64_t)(now - last.at) > TOLERANCE_PERCENT;
     if (vgpu_arbiter_lives(card, now)) { /* knows of neighbours before we have looked twice */
         atomic_store_explicit(&cards[card].scale, WHOLE, memory_order_relaxed);

@@ -5,11 +5,13 @@
 #include "loader/driver.h"
 
 #define MS 1000000u
-#define DEFAULT_BURST_MS 50u       /* also covers late wake-ups and waiting behind a long kernel of others */
-#define BORROWED_BURST_MS 20u       /* above the guaranteed share little may be under way when its owner returns; covers late wake-ups of a busy machine */
-#define CHANGES_PERCENT 1u         /* what the card needs to change between containers: lent too, it would queue up as work that cannot run */
-#define YIELDING_PERCENT 2u        /* what a low priority keeps beside a high one, so that it never stops for good */
-#define HEARTBEAT_NS 1000000000u   /* an arbiter that is silent for longer is gone */
+#define DEFAULT_BURST_MS 50u /* also covers late wake-ups and waiting behind a long kernel of others */
+/* above the guaranteed share little may be under way when its owner returns; covers late wake-ups of a busy machine */
+#define BORROWED_BURST_MS 20u
+/* what the card needs to change between containers: lent too, it would queue up as work that cannot run */
+#define CHANGES_PERCENT 1u
+#define YIELDING_PERCENT 2u      /* what a low priority keeps beside a high one, so that it never stops for good */
+#define HEARTBEAT_NS 1000000000u /* an arbiter that is silent for longer is gone */
 #define MAX_DEVICES 64
 
 bool vgpu_arbiter_lives(unsigned card, uint64_t now) {
@@ -18,8 +20,8 @@ bool vgpu_arbiter_lives(unsigned card, uint64_t now) {
     return beat && (int64_t)(now - beat) < (int64_t)HEARTBEAT_NS;
 }
 
-/* Percent of the multiprocessors that MPS leaves to this process; 100 without MPS or without a limit of it. The driver is asked, not the
- * environment: a variable that nobody obeys must not end the pacing. */
+/* Percent of the multiprocessors that MPS leaves to this process; 100 without MPS or without a limit of it. The driver
+ * is asked, not the environment: a variable that nobody obeys must not end the pacing. */
 static unsigned width_under_mps(CUdevice device) {
     int served = 0, all = 0;
     CUexecAffinityParam affinity;
@@ -33,7 +35,8 @@ static unsigned width_under_mps(CUdevice device) {
     return width < 100 ? width : 100;
 }
 
-/* True if MPS keeps the current context within `percent`. It rounds up to whole multiprocessors, at most by some percent of a card. */
+/* True if MPS keeps the current context within `percent`. It rounds up to whole multiprocessors, at most by some
+ * percent of a card. */
 static bool kept_by_mps(const struct vgpu_place *place, uint32_t percent) {
     static struct {
         _Atomic(CUcontext) context;
@@ -58,14 +61,16 @@ struct vgpu_pace vgpu_pace_now(const struct vgpu_limits *limits, const struct vg
     bool arbitrated = vgpu_arbiter_lives(place->card, now);
     uint32_t percent = card->cores;
     if (limits->core_policy == VGPU_CORES_ELASTIC) {
-        uint32_t granted = arbitrated ? atomic_load_explicit(&file->arbiter[place->card].share, memory_order_relaxed) : 0;
+        uint32_t granted =
+            arbitrated ? atomic_load_explicit(&file->arbiter[place->card].share, memory_order_relaxed) : 0;
         uint32_t ceiling = card->cores_ceiling ? card->cores_ceiling : 100;
         if (granted) {
             percent = granted < ceiling ? granted : ceiling;
             share.moves = true;
             if (percent > card->cores) {
                 share.burst_ns = BORROWED_BURST_MS * MS;
-                if (percent > CHANGES_PERCENT && atomic_load_explicit(&file->arbiter[place->card].neighbours, memory_order_relaxed))
+                if (percent > CHANGES_PERCENT &&
+                    atomic_load_explicit(&file->arbiter[place->card].neighbours, memory_order_relaxed))
                     percent -= CHANGES_PERCENT; /* not to 0, which is no limit */
             }
         } else if (!percent) {

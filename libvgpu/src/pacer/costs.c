@@ -25,7 +25,8 @@ static struct vgpu_cost *find(uint64_t key) {
     uint32_t slot = (uint32_t)(key * 0x9e3779b97f4a7c15ull >> 50);
     for (uint32_t i = 0; i < PROBES; i++, slot = (slot + 1) % RECORDS) {
         uint64_t there = atomic_load_explicit(&records[slot].key, memory_order_relaxed);
-        if (there == key || (there == 0 && atomic_compare_exchange_strong(&records[slot].key, &there, key)) || there == key)
+        if (there == key || (there == 0 && atomic_compare_exchange_strong(&records[slot].key, &there, key)) ||
+            there == key)
             return &records[slot];
     }
     return &overflow;
@@ -34,7 +35,8 @@ static struct vgpu_cost *find(uint64_t key) {
 struct vgpu_cost *vgpu_cost_of(uint64_t key) {
     struct vgpu_cost *cost = find(key);
     uint32_t now = atomic_load_explicit(&doubts, memory_order_relaxed);
-    if (__builtin_expect(atomic_load_explicit(&cost->doubts, memory_order_relaxed) != now, 0) && atomic_exchange(&cost->doubts, now) != now)
+    if (__builtin_expect(atomic_load_explicit(&cost->doubts, memory_order_relaxed) != now, 0) &&
+        atomic_exchange(&cost->doubts, now) != now)
         make_unsure(cost);
     return cost;
 }
@@ -56,13 +58,13 @@ void vgpu_cost_refuted(struct vgpu_cost *cost) {
 }
 
 struct spread {
-    uint64_t mean;  /* of the samples up to `bound` */
+    uint64_t mean; /* of the samples up to `bound` */
     uint64_t bound;
     uint32_t count, beyond;
 };
 
-/* Mean of the recent samples that no neighbour has lengthened. Waiting for others only ever adds, so the lower quarter of the samples is clean as
- * long as that share was: its spread tells how far clean ones can lie above it. */
+/* Mean of the recent samples that no neighbour has lengthened. Waiting for others only ever adds, so the lower quarter
+ * of the samples is clean as long as that share was: its spread tells how far clean ones can lie above it. */
 static struct spread undisturbed(const struct vgpu_cost *cost) {
     uint32_t sorted[VGPU_COST_RECENT], count = 0;
     for (uint32_t i = 0; i < VGPU_COST_RECENT; i++) {
@@ -102,7 +104,8 @@ void vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns, enum vgpu_company 
         vgpu_cost_bounded(cost, gpu_ns);
         return;
     }
-    const bool is_short = vgpu_cost_known(cost) && gpu_ns <= SHORT_NS && atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) <= SHORT_NS;
+    const bool is_short = vgpu_cost_known(cost) && gpu_ns <= SHORT_NS &&
+                          atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) <= SHORT_NS;
     const bool choosy = contended || is_short;
     if (choosy && passed_over(cost, queued))
         return;

@@ -5,8 +5,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "loader/driver.h"
 #include "ledger/ledger.h"
+#include "loader/driver.h"
 #include "region/slots.h"
 
 #define SAMPLES 128u
@@ -45,7 +45,8 @@ static bool compare(nvmlProcessUtilizationSample_t *samples, unsigned card, stru
     struct timespec wall;
     __typeof__(&nvmlDeviceGetProcessUtilization) ask = DRIVER(nvmlDeviceGetProcessUtilization);
     clock_gettime(CLOCK_REALTIME, &wall); /* NVML's time stamps count us of it */
-    unsigned long long since = (unsigned long long)wall.tv_sec * 1000000u + (unsigned long long)wall.tv_nsec / 1000u - 1000000u;
+    unsigned long long since =
+        (unsigned long long)wall.tv_sec * 1000000u + (unsigned long long)wall.tv_nsec / 1000u - 1000000u;
     if (!handle_of(card, &handle))
         return false;
     if (!ask || ask(handle, samples, &count, since) != NVML_SUCCESS)

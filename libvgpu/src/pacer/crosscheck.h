@@ -11,7 +11,8 @@ struct vgpu_seen {
     unsigned all;    /* of anybody's, where that is all that can be told */
 };
 
-/* False: no samples of our own processes: an idle card, a MIG slice, or a pid namespace that is not NVML's (drivers up to 2021 answer in the host's
- * numbers). Then `all` says what the card did, or is 0. May take as long as two NVML queries. */
+/* False: no samples of our own processes: an idle card, a MIG slice, or a pid namespace that is not NVML's (drivers up
+ * to 2021 answer in the host's numbers). Then `all` says what the card did, or is 0. May take as long as two NVML
+ * queries. */
 bool vgpu_crosscheck(unsigned card, struct vgpu_seen *seen);
 #endif

@@ -4,12 +4,12 @@
 #include "pacer/bounds.h"
 #include "pacer/sampler.h"
 
-#define REBASE_MS 4000.0f     /* a float of milliseconds resolves 0.5 us up to here */
-#define ORIGIN_NS 1e9          /* the first measurements lie before the first base */
-#define DRIFT 1e-4             /* two clocks do not drift apart faster: one of 100 ppm is a bad one */
+#define REBASE_MS 4000.0f /* a float of milliseconds resolves 0.5 us up to here */
+#define ORIGIN_NS 1e9     /* the first measurements lie before the first base */
+#define DRIFT 1e-4        /* two clocks do not drift apart faster: one of 100 ppm is a bad one */
 #define CALIBRATIONS 64u
-#define MOST_EVENT_MS 0.05f    /* whatever takes longer is no event */
-#define UNLIKE_NS 1100.0       /* two times of half a microsecond's resolution differ by less */
+#define MOST_EVENT_MS 0.05f /* whatever takes longer is no event */
+#define UNLIKE_NS 1100.0    /* two times of half a microsecond's resolution differ by less */
 
 /* Makes the end of this sample, which lies at `where_ns`, the new base. */
 static void rebase(struct sampler *sampler, struct vgpu_sample *sample, double where_ns) {
@@ -21,9 +21,9 @@ static void rebase(struct sampler *sampler, struct vgpu_sample *sample, double w
     sample->after = old;
 }
 
-/* Our clock less the time line. On an idle stream an event happens a constant time after it was recorded, and a kernel begins as long after its
- * launch: that constant may stay in the difference. On a busy one it happens later, so that the largest difference is the right one, however long the
- * stream has been busy since. */
+/* Our clock less the time line. On an idle stream an event happens a constant time after it was recorded, and a kernel
+ * begins as long after its launch: that constant may stay in the difference. On a busy one it happens later, so that
+ * the largest difference is the right one, however long the stream has been busy since. */
 static double lag_of(struct sampler *sampler, const struct vgpu_sample *sample, double begin) {
     const double lag = (double)sample->recorded_ns - begin;
     const double known = sampler->lag - DRIFT * ((double)sample->recorded_ns - (double)sampler->lag_ns);
@@ -40,8 +40,9 @@ static uint64_t on_line(uint64_t clock_ns, double lag) {
     return line > 0 ? (uint64_t)line : 0;
 }
 
-/* What an event with a time itself takes of the card, by which a pair around a kernel is longer than the kernel: seen between two that are recorded behind
- * each other while the card is still at work on what was launched before. Times are cut off to half a microsecond, so that some are averaged. */
+/* What an event with a time itself takes of the card, by which a pair around a kernel is longer than the kernel: seen
+ * between two that are recorded behind each other while the card is still at work on what was launched before. Times
+ * are cut off to half a microsecond, so that some are averaged. */
 static struct {
     _Atomic uint32_t count;
     _Atomic uint32_t mean_ns;
@@ -61,7 +62,8 @@ static void calibrate(struct sampler *sampler, const struct vgpu_sample *sample,
     float apart_ms = 0;
     const unsigned card = sample->card;
     if (sampler->probing != sample || !sample->probed_ns || ended < (double)sample->probed_ns ||
-        DRIVER(cuEventElapsedTime)(&apart_ms, sample->after, sampler->probe) != CUDA_SUCCESS || !(apart_ms >= 0) || apart_ms > MOST_EVENT_MS)
+        DRIVER(cuEventElapsedTime)(&apart_ms, sample->after, sampler->probe) != CUDA_SUCCESS || !(apart_ms >= 0) ||
+        apart_ms > MOST_EVENT_MS)
         return;
     const double apart = (double)apart_ms * 1e6;
     const uint32_t count = atomic_load_explicit(&costs[card].count, memory_order_relaxed);
@@ -96,10 +98,12 @@ bool vgpu_sample_measure(struct sampler *sampler, struct vgpu_sample *sample, st
     return true;
 }
 
-void vgpu_sample_bound(struct sampler *sampler, const struct vgpu_sample *sample, uint64_t end, struct vgpu_measure *out) {
+void vgpu_sample_bound(struct sampler *sampler, const struct vgpu_sample *sample, uint64_t end,
+                       struct vgpu_measure *out) {
     const uint64_t begin = sample->launched_ns;
     const double lag = sampler->lag_ns ? sampler->lag : 0;
     end = end > begin ? end : begin;
-    *out = (struct vgpu_measure){.begin_ns = begin, .end_ns = end, .spoilt = true, .bounded = true, .most_ns = end - begin};
+    *out = (struct vgpu_measure){
+        .begin_ns = begin, .end_ns = end, .spoilt = true, .bounded = true, .most_ns = end - begin};
     out->fresh_ns = vgpu_spans_add(&sampler->covered, on_line(begin, lag), on_line(end, lag));
 }

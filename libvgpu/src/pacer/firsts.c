@@ -1,11 +1,11 @@
 #define _GNU_SOURCE
 #include "pacer/firsts.h"
 
-#include "reserves/capture.h"
 #include "base/clock.h"
 #include "pacer/owed.h"
 #include "pacer/samples.h"
 #include "pacer/settle.h"
+#include "reserves/capture.h"
 
 #define FIRST_WAIT_NS 100000000u /* the longest */
 #define STEP_NS 60000u           /* what a sleep takes at least, about */
@@ -36,7 +36,8 @@ bool vgpu_unknown_await(unsigned card) {
 void vgpu_code_load(CUfunction function, CUcontext context) {
     CUcontext current = NULL;
     __typeof__(&cuFuncLoad) load = DRIVER(cuFuncLoad);
-    if (!load || !function || vgpu_any_capture() || DRIVER(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || current != context)
+    if (!load || !function || vgpu_any_capture() || DRIVER(cuCtxGetCurrent)(&current) != CUDA_SUCCESS ||
+        current != context)
         return;
     if (load(function) == CUDA_ERROR_INVALID_HANDLE && DRIVER(cuKernelGetFunction) &&
         DRIVER(cuKernelGetFunction)(&function, (CUkernel)function) == CUDA_SUCCESS)

@@ -4,8 +4,8 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-#include "ledger/charge.h"
 #include "base/spin.h"
+#include "ledger/charge.h"
 
 #define ALL UINT32_MAX
 #define PLACES 256u /* power of two */
@@ -74,7 +74,8 @@ void vgpu_graph_cards_captured(CUstream stream, unsigned card) {
 /* False: it cannot be told. */
 static bool count_kernels(CUgraph graph, size_t *kernels) {
     size_t count = 0;
-    if (!DRIVER(cuGraphGetNodes) || !DRIVER(cuGraphNodeGetType) || DRIVER(cuGraphGetNodes)(graph, NULL, &count) != CUDA_SUCCESS)
+    if (!DRIVER(cuGraphGetNodes) || !DRIVER(cuGraphNodeGetType) ||
+        DRIVER(cuGraphGetNodes)(graph, NULL, &count) != CUDA_SUCCESS)
         return false;
     CUgraphNode *nodes = calloc(count ? count : 1, sizeof *nodes);
     bool told = nodes && (!count || DRIVER(cuGraphGetNodes)(graph, nodes, &count) == CUDA_SUCCESS);
@@ -88,7 +89,8 @@ static bool count_kernels(CUgraph graph, size_t *kernels) {
     return told;
 }
 
-/* Of nodes the driver says to which function they belong, not to which card. All of them are accounted for where each was recorded by a launch. */
+/* Of nodes the driver says to which function they belong, not to which card. All of them are accounted for where each
+ * was recorded by a launch. */
 void vgpu_graph_cards_read(CUgraph graph, CUgraphExec exec) {
     size_t kernels = 0;
     if (!several())
@@ -97,7 +99,10 @@ void vgpu_graph_cards_read(CUgraph graph, CUgraphExec exec) {
     const bool told = count_kernels(graph, &kernels);
     vgpu_spin_lock(&lock);
     const struct known *captured = *place(graph);
-    const uint32_t cards = !told ? ALL : !kernels ? 0 : captured && captured->capture && captured->launches == kernels ? captured->cards : ALL;
+    const uint32_t cards = !told                                                            ? ALL
+                           : !kernels                                                       ? 0
+                           : captured && captured->capture && captured->launches == kernels ? captured->cards
+                                                                                            : ALL;
     struct known *known = make(exec);
     if (known) {
         known->capture = 0;

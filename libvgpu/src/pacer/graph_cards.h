@@ -1,5 +1,5 @@
-/* On which cards graphs run, where the limits list several: a node runs in the context of its function or stream, not in that of the stream on which its
- * graph is launched. Bit masks by index in the limits. */
+/* On which cards graphs run, where the limits list several: a node runs in the context of its function or stream, not
+ * in that of the stream on which its graph is launched. Bit masks by index in the limits. */
 #ifndef VGPU_GRAPH_CARDS_H
 #define VGPU_GRAPH_CARDS_H
 #include <stdint.h>

@@ -1,13 +1,13 @@
 #include "pacer/inspect.h"
 
+#include "base/spin.h"
 #include "pacer/contention.h"
 #include "pacer/costs.h"
-#include "base/spin.h"
 
-#define UNLIKE 4u                  /* times the mean */
-#define LEAST_UNLIKE_NS 100000u    /* shorter ones are seen often enough */
-#define UNEXPLAINED_NS 500000u     /* of a wait */
-#define LEAST_LAUNCHES 16u         /* an inspection of fewer has found out nothing */
+#define UNLIKE 4u               /* times the mean */
+#define LEAST_UNLIKE_NS 100000u /* shorter ones are seen often enough */
+#define UNEXPLAINED_NS 500000u  /* of a wait */
+#define LEAST_LAUNCHES 16u      /* an inspection of fewer has found out nothing */
 #define SECOND_NS 1000000000u
 #define FIRST_LENGTH_NS SECOND_NS
 #define LONGEST_AFTER_FIND_NS (256ull * SECOND_NS)
@@ -15,9 +15,9 @@
 #define FIRST_QUIET_NS (10ull * SECOND_NS)
 #define LONGEST_QUIET_NS (320ull * SECOND_NS)
 #define FORGET_NS (600ull * SECOND_NS) /* after so long without an inspection the next one is a first one */
-#define HARMLESS 4u                /* waits up to so many times as long as a harmless one are harmless */
-#define NOISE 20                   /* what differs by less than this part is no find, */
-#define NOISE_NS 1000000           /* nor what is less */
+#define HARMLESS 4u                    /* waits up to so many times as long as a harmless one are harmless */
+#define NOISE 20                       /* what differs by less than this part is no find, */
+#define NOISE_NS 1000000               /* nor what is less */
 
 _Atomic uint64_t vgpu_inspected_until[VGPU_MAX_CARDS];
 
@@ -27,12 +27,12 @@ struct quiet {
 };
 
 static struct inspection {
-    _Atomic uint64_t since;        /* CLOCK_MONOTONIC ns: when what ran unmeasured began; 0: no launch yet */
+    _Atomic uint64_t since;            /* CLOCK_MONOTONIC ns: when what ran unmeasured began; 0: no launch yet */
     uint64_t since_spent, begun_spent; /* GPU time that had been charged by then, and when the inspection began */
-    uint64_t unseen;               /* charged for what ran unmeasured */
-    uint64_t room;                 /* as much more can have run in that time */
-    uint64_t deposit, longest;     /* charged for waits, and the longest of them */
-    uint64_t harmless;             /* waits this long are */
+    uint64_t unseen;                   /* charged for what ran unmeasured */
+    uint64_t room;                     /* as much more can have run in that time */
+    uint64_t deposit, longest;         /* charged for waits, and the longest of them */
+    uint64_t harmless;                 /* waits this long are */
     uint64_t length, ended;
     bool by_wait;
     struct quiet waits, samples;
@@ -42,7 +42,7 @@ static struct inspection {
 
 static _Atomic uint64_t due[VGPU_MAX_CARDS];   /* CLOCK_MONOTONIC ns: what has been paid may run until then */
 static atomic_bool unmeasured[VGPU_MAX_CARDS]; /* launches have paid a mean */
-static vgpu_spin lock; /* of the inspections */
+static vgpu_spin lock;                         /* of the inspections */
 
 void vgpu_inspect_forget(void) {
     for (unsigned card = 0; card < VGPU_MAX_CARDS; card++) {
@@ -55,7 +55,8 @@ void vgpu_inspect_forget(void) {
 }
 
 static void lengthen(struct quiet *quiet, uint64_t now) {
-    quiet->length = quiet->length ? quiet->length * 2 < LONGEST_QUIET_NS ? quiet->length * 2 : LONGEST_QUIET_NS : FIRST_QUIET_NS;
+    quiet->length =
+        quiet->length ? quiet->length * 2 < LONGEST_QUIET_NS ? quiet->length * 2 : LONGEST_QUIET_NS : FIRST_QUIET_NS;
     quiet->until = now + quiet->length;
 }
 
@@ -108,9 +109,11 @@ int64_t vgpu_inspect_turn(unsigned card, uint64_t now) {
         this->since_spent = vgpu_contention_spent(card);
         vgpu_spin_unlock(&lock);
     }
-    if (!until || now < until || atomic_load_explicit(&this->seen, memory_order_relaxed) < LEAST_LAUNCHES || !vgpu_spin_try(&lock))
+    if (!until || now < until || atomic_load_explicit(&this->seen, memory_order_relaxed) < LEAST_LAUNCHES ||
+        !vgpu_spin_try(&lock))
         return 0;
-    const int64_t excess = atomic_load(&this->excess), charged = (int64_t)(vgpu_contention_spent(card) - this->begun_spent);
+    const int64_t excess = atomic_load(&this->excess),
+                  charged = (int64_t)(vgpu_contention_spent(card) - this->begun_spent);
     int64_t result = 0;
     if (atomic_load(&vgpu_inspected_until[card]) == until) {
         const bool more = excess > NOISE_NS && excess > charged / NOISE;
@@ -132,7 +135,8 @@ static bool is_unlike(uint64_t gpu_ns, uint64_t mean_ns) {
 
 bool vgpu_inspect_sample(unsigned card, uint64_t gpu_ns, uint64_t mean_ns, uint64_t now) {
     struct inspection *this = &inspections[card];
-    if (!is_unlike(gpu_ns, mean_ns) || vgpu_contention_company(card) == VGPU_SHARING || vgpu_inspecting(card) || !vgpu_spin_try(&lock))
+    if (!is_unlike(gpu_ns, mean_ns) || vgpu_contention_company(card) == VGPU_SHARING || vgpu_inspecting(card) ||
+        !vgpu_spin_try(&lock))
         return false;
     const bool begins = !vgpu_inspecting(card) && now >= this->samples.until;
     if (begins)
@@ -153,7 +157,8 @@ void vgpu_inspect_paid(unsigned card, uint64_t gpu_ns, uint64_t now) {
     uint64_t seen = atomic_load_explicit(&due[card], memory_order_relaxed), next;
     do {
         next = (seen > now ? seen : now) + gpu_ns;
-    } while (!atomic_compare_exchange_weak_explicit(&due[card], &seen, next, memory_order_relaxed, memory_order_relaxed));
+    } while (
+        !atomic_compare_exchange_weak_explicit(&due[card], &seen, next, memory_order_relaxed, memory_order_relaxed));
 }
 
 void vgpu_inspect_unmeasured(unsigned card) {
@@ -170,7 +175,8 @@ void vgpu_inspect_wait(struct vgpu_wait *wait, unsigned card, uint64_t now) {
 uint64_t vgpu_inspect_waited(const struct vgpu_wait *wait, unsigned card, uint64_t now) {
     struct inspection *this = &inspections[card];
     const uint64_t wall = now - wait->begun_ns;
-    if (!wait->begun_ns || wall < UNEXPLAINED_NS || vgpu_inspecting(card) || vgpu_contention_company(card) == VGPU_SHARING)
+    if (!wait->begun_ns || wall < UNEXPLAINED_NS || vgpu_inspecting(card) ||
+        vgpu_contention_company(card) == VGPU_SHARING)
         return 0;
     const int64_t rest = (int64_t)wall - (int64_t)(vgpu_contention_spent(card) - wait->explained_ns);
     if (rest < (int64_t)UNEXPLAINED_NS || (uint64_t)rest < wall / UNLIKE || !vgpu_spin_try(&lock))

@@ -1,7 +1,7 @@
 #include "pacer/launch_sources.h"
 
-#define TURN_NS 20000000u       /* a source that has not launched for one to two of these is forgotten */
-#define MEASURE_ALL_NS 80000u   /* mean time between launches from which on two events for each are a small matter */
+#define TURN_NS 20000000u     /* a source that has not launched for one to two of these is forgotten */
+#define MEASURE_ALL_NS 80000u /* mean time between launches from which on two events for each are a small matter */
 
 _Atomic int32_t vgpu_series_left;
 atomic_bool vgpu_measure_all;
@@ -22,7 +22,8 @@ void vgpu_crowd_note(uint64_t members, uint32_t launches, uint64_t now) {
 }
 
 bool vgpu_crowded(void) {
-    uint64_t all = atomic_load_explicit(&members_before, memory_order_relaxed) | atomic_load_explicit(&members_now, memory_order_relaxed);
+    uint64_t all = atomic_load_explicit(&members_before, memory_order_relaxed) |
+                   atomic_load_explicit(&members_now, memory_order_relaxed);
     return (all & (all - 1)) != 0;
 }
 

@@ -1,10 +1,10 @@
 #define _GNU_SOURCE
 #include "pacer/owed.h"
 
-#include "ledger/attach.h"
-#include "reserves/capture.h"
-#include "ledger/ledger.h"
 #include "base/spin.h"
+#include "ledger/attach.h"
+#include "ledger/ledger.h"
+#include "reserves/capture.h"
 
 static _Atomic uint64_t unknown_since[VGPU_MAX_CARDS];
 
@@ -49,7 +49,8 @@ uint64_t vgpu_unknown_age(unsigned card, uint64_t now) {
 /* NULL: limits hold for this process alone, or it has no slot. */
 static __typeof__(&((struct vgpu_slot *)0)->owed[0]) place(unsigned card) {
     struct vgpu_local *local = vgpu_local();
-    if (!local || !vgpu_mapped.usage || !atomic_load_explicit(&local->has_slot, memory_order_acquire) || local->member.slot >= VGPU_SLOTS)
+    if (!local || !vgpu_mapped.usage || !atomic_load_explicit(&local->has_slot, memory_order_acquire) ||
+        local->member.slot >= VGPU_SLOTS)
         return NULL;
     return &vgpu_mapped.usage->slots[local->member.slot].owed[card];
 }
@@ -107,8 +108,9 @@ void vgpu_owed_mark(const struct vgpu_place *at, CUstream stream, uint64_t now) 
 static bool idle(unsigned card) {
     CUcontext current = NULL;
     const CUstream stream = marks[card].stream;
-    if (!marks[card].asked || (stream == CU_STREAM_PER_THREAD && marks[card].thread != &this_thread) || !DRIVER(cuStreamQuery) ||
-        !DRIVER(cuCtxGetCurrent) || DRIVER(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || current != marks[card].context)
+    if (!marks[card].asked || (stream == CU_STREAM_PER_THREAD && marks[card].thread != &this_thread) ||
+        !DRIVER(cuStreamQuery) || !DRIVER(cuCtxGetCurrent) || DRIVER(cuCtxGetCurrent)(&current) != CUDA_SUCCESS ||
+        current != marks[card].context)
         return false;
     return DRIVER(cuStreamQuery)(stream) == CUDA_SUCCESS;
 }
@@ -135,6 +137,7 @@ void vgpu_owed_stream_going(CUstream stream) {
     vgpu_owed_look();
     vgpu_spin_lock(&lock);
     for (unsigned card = 0; card < VGPU_MAX_CARDS; card++)
-        marks[card].asked &= marks[card].stream != stream || (stream == CU_STREAM_PER_THREAD && marks[card].thread != &this_thread);
+        marks[card].asked &=
+            marks[card].stream != stream || (stream == CU_STREAM_PER_THREAD && marks[card].thread != &this_thread);
     vgpu_spin_unlock(&lock);
 }

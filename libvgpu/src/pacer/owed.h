@@ -1,6 +1,6 @@
-/* Work of which nothing is known: how long it takes, nor how long work like it took. One launch of that kind at a time is under way on a card, as far as
- * waiting for it can do, so that a flood of long kernels cannot start unpaid; and what a process leaves unpaid when it ends is in the region, for who
- * reaps it. */
+/* Work of which nothing is known: how long it takes, nor how long work like it took. One launch of that kind at a time
+ * is under way on a card, as far as waiting for it can do, so that a flood of long kernels cannot start unpaid; and
+ * what a process leaves unpaid when it ends is in the region, for who reaps it. */
 #ifndef VGPU_OWED_H
 #define VGPU_OWED_H
 #include <stdatomic.h>
@@ -19,8 +19,8 @@ uint64_t vgpu_unknown_age(unsigned card, uint64_t now);
 /* A launch that is not paid begins (at `now`) and ends: kept in the process's slot of the region meanwhile. */
 void vgpu_owed_begin(unsigned card, uint64_t now);
 void vgpu_owed_end(unsigned card);
-/* A launch that pays a mean begins: it may be longer, which shows when the program waits for it (inspect.h). One that ends without that, and without
- * having seen its stream idle, owes the time since, up to a second. */
+/* A launch that pays a mean begins: it may be longer, which shows when the program waits for it (inspect.h). One that
+ * ends without that, and without having seen its stream idle, owes the time since, up to a second. */
 void vgpu_owed_mark(const struct vgpu_place *place, CUstream stream, uint64_t now);
 /* The program has waited for something: was it that? */
 void vgpu_owed_ask(void);

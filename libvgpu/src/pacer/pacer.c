@@ -5,59 +5,64 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "ledger/attach.h"
-#include "reserves/capture.h"
-#include "ledger/charge.h"
 #include "base/clock.h"
-#include "pacer/contention.h"
-#include "pacer/launch_sources.h"
-#include "pacer/firsts.h"
 #include "gate/gate.h"
-#include "region/gcra.h"
+#include "ledger/attach.h"
+#include "ledger/charge.h"
+#include "pacer/contention.h"
+#include "pacer/firsts.h"
 #include "pacer/graph_cards.h"
 #include "pacer/inspect.h"
+#include "pacer/launch_sources.h"
 #include "pacer/owed.h"
 #include "pacer/prepaid.h"
 #include "pacer/settle.h"
+#include "region/gcra.h"
+#include "reserves/capture.h"
 
-#define CARRY_NS 60000u            /* shorter waits are carried over to the next launch: a sleep overshoots by about that much */
-#define FIRST_GUESS_NS 50000u      /* price of a launch of which nothing is known */
-#define QUEUED_NS 200000000u       /* a launch that has been under way for longer was not paid for */
-#define EXIT_WAIT_NS 100000000u    /* longest wait of a process that ends for what it has under way, and of which nothing is known */
+/* shorter waits are carried over to the next launch: a sleep overshoots by about that much */
+#define CARRY_NS 60000u
+#define FIRST_GUESS_NS 50000u /* price of a launch of which nothing is known */
+#define QUEUED_NS 200000000u  /* a launch that has been under way for longer was not paid for */
+/* longest wait of a process that ends for what it has under way, and of which nothing is known */
+#define EXIT_WAIT_NS 100000000u
 #define REAP_EVERY_MS 250u
-#define SAMPLE_EVERY_NS 2000000u   /* one measurement per thread and this time, on average */
-#define FEWEST_SAMPLES 8192u       /* but one in so many launches */
-#define FIRST_DISTANCE 16u         /* launches of a new thread before its first measurement, at most */
-#define FAST_NS 5000u              /* mean time between launches below which measurements, of some microseconds each, have to be rare */
-#define BATCH_NS 50000u            /* GPU time that a thread pays in advance at most, and so keeps to itself before it is counted for all to see */
-#define COUNTED_NS 1000000u        /* where there is no limit: GPU time that it keeps to itself at most */
-#define BATCH_LAUNCHES 64u         /* after so many a thread looks up again */
-#define LOOK_EVERY_NS 100000u      /* one that launches fast after this time */
+#define SAMPLE_EVERY_NS 2000000u /* one measurement per thread and this time, on average */
+#define FEWEST_SAMPLES 8192u     /* but one in so many launches */
+#define FIRST_DISTANCE 16u       /* launches of a new thread before its first measurement, at most */
+/* mean time between launches below which measurements, of some microseconds each, have to be rare */
+#define FAST_NS 5000u
+/* GPU time that a thread pays in advance at most, and so keeps to itself before it is counted for all to see */
+#define BATCH_NS 50000u
+#define COUNTED_NS 1000000u   /* where there is no limit: GPU time that it keeps to itself at most */
+#define BATCH_LAUNCHES 64u    /* after so many a thread looks up again */
+#define LOOK_EVERY_NS 100000u /* one that launches fast after this time */
 #define MOST_LAUNCHES 512u
-#define BATCH_IDLE_NS 10000000u    /* a thread that launches less often pays one by one */
-#define COLLECT_EVERY_NS 100000u   /* asking the driver takes about a microsecond */
+#define BATCH_IDLE_NS 10000000u     /* a thread that launches less often pays one by one */
+#define COLLECT_EVERY_NS 100000u    /* asking the driver takes about a microsecond */
 #define COLLECT_RARELY_NS 20000000u /* where launches are fast, and few results wait that nobody needs soon */
 #define FEW 4
 #define WINDOW_NS 500000000u
 
-/* What a thread has paid in advance, and remembers to spend it fast. What is left dies with the thread: at most BATCH_NS, and at most about as much
- * as the thread has spent in its last BATCH_IDLE_NS. Where there is no limit nothing is paid, and up to COUNTED_NS are spent in the same way; they
- * are no credit when a limit comes. A forked child starts without (epoch). */
+/* What a thread has paid in advance, and remembers to spend it fast. What is left dies with the thread: at most
+ * BATCH_NS, and at most about as much as the thread has spent in its last BATCH_IDLE_NS. Where there is no limit
+ * nothing is paid, and up to COUNTED_NS are spent in the same way; they are no credit when a limit comes. A forked
+ * child starts without (epoch). */
 __thread __attribute__((tls_model("initial-exec"))) struct vgpu_prepaid vgpu_prepaid;
 static __thread __attribute__((tls_model("initial-exec"))) struct {
     unsigned card;
-    uint32_t filled;               /* left and left_ns when it last looked up */
+    uint32_t filled; /* left and left_ns when it last looked up */
     uint64_t filled_ns;
-    uint64_t batch_ns;             /* what it paid the last time */
-    uint64_t looked_ns;            /* CLOCK_MONOTONIC of that */
-    uint64_t interval_ns;          /* mean time between launches */
-    uint64_t recent_ns;            /* sums that forget, as the quotient of which it comes; launches in sixteenths */
+    uint64_t batch_ns;    /* what it paid the last time */
+    uint64_t looked_ns;   /* CLOCK_MONOTONIC of that */
+    uint64_t interval_ns; /* mean time between launches */
+    uint64_t recent_ns;   /* sums that forget, as the quotient of which it comes; launches in sixteenths */
     uint64_t recent_launches;
-    uint64_t collected_ns;         /* when it last asked for results */
+    uint64_t collected_ns; /* when it last asked for results */
     uint64_t random;
-    int64_t until_sample;          /* launches */
-    bool unpaced;                  /* left_ns was not paid: it says how much more may go uncounted */
-    bool coupled;                  /* the next launch is paid and follows at once, to be measured */
+    int64_t until_sample; /* launches */
+    bool unpaced;         /* left_ns was not paid: it says how much more may go uncounted */
+    bool coupled;         /* the next launch is paid and follows at once, to be measured */
 } thread;
 
 _Atomic uint32_t vgpu_prepaid_epoch = 1;
@@ -76,7 +81,9 @@ void vgpu_pacer_stale(uint64_t key) {
 static void ask_for_cards(void) {
     int count = 0;
     if (DRIVER(cuDeviceGetCount) && DRIVER(cuDeviceGetCount)(&count) == CUDA_SUCCESS)
-        atomic_store(&vgpu_one_card, count != 1 ? VGPU_SEVERAL_CARDS : vgpu_gate_is_armed() ? VGPU_ONE_CARD_GATED : VGPU_ONE_CARD);
+        atomic_store(&vgpu_one_card, count != 1             ? VGPU_SEVERAL_CARDS
+                                     : vgpu_gate_is_armed() ? VGPU_ONE_CARD_GATED
+                                                            : VGPU_ONE_CARD);
 }
 
 static uint64_t limits_selector(void) {
@@ -87,8 +94,8 @@ static uint64_t limits_selector(void) {
 static bool prepaid_here(uint64_t key, CUstream stream) {
     struct vgpu_place place;
     uint64_t price;
-    if (atomic_load_explicit(&vgpu_one_card, memory_order_relaxed) || !vgpu_prepaid_covers(key, &price) || !vgpu_place_of_stream(stream, &place) ||
-        place.card != thread.card)
+    if (atomic_load_explicit(&vgpu_one_card, memory_order_relaxed) || !vgpu_prepaid_covers(key, &price) ||
+        !vgpu_place_of_stream(stream, &place) || place.card != thread.card)
         return false;
     vgpu_prepaid_spend(price, stream);
     return true;
@@ -116,11 +123,13 @@ static uint32_t count_prepaid(void) {
     return launches;
 }
 
-/* The last look of a thread that ends. A forked child that never asked how it is limited has nothing but its parent's numbers. */
+/* The last look of a thread that ends. A forked child that never asked how it is limited has nothing but its parent's
+ * numbers. */
 static void end_thread(void *unused) {
     (void)unused;
     struct vgpu_local *local = vgpu_local();
-    if (local && atomic_load_explicit(&local->enforced, memory_order_acquire) && vgpu_prepaid.epoch == atomic_load(&vgpu_prepaid_epoch))
+    if (local && atomic_load_explicit(&local->enforced, memory_order_acquire) &&
+        vgpu_prepaid.epoch == atomic_load(&vgpu_prepaid_epoch))
         count_prepaid();
 }
 
@@ -129,23 +138,26 @@ static void end_one_thread(void *unused) {
     vgpu_samples_stream_going(CU_STREAM_PER_THREAD);
 }
 
-/* What has ended by now is paid as it was, not as long as until somebody notices that the process is gone. Before the driver's own end, which was
- * announced earlier. */
+/* What has ended by now is paid as it was, not as long as until somebody notices that the process is gone. Before the
+ * driver's own end, which was announced earlier. */
 static void settle_at_exit(void) {
     struct vgpu_local *local = vgpu_local();
     const uint64_t until = vgpu_now_ns() + EXIT_WAIT_NS;
-    if (!local || !atomic_load_explicit(&local->enforced, memory_order_acquire) || !atomic_load(&vgpu_samples_outstanding))
+    if (!local || !atomic_load_explicit(&local->enforced, memory_order_acquire) ||
+        !atomic_load(&vgpu_samples_outstanding))
         return;
     while (vgpu_samples_collect(vgpu_settle_sample, false) && vgpu_now_ns() < until)
         vgpu_sleep_until(vgpu_now_ns() + CARRY_NS);
 }
 
-/* Weak: before glibc 2.34 they are in libpthread, which this library does not bring into programs that have no threads. */
+/* Weak: before glibc 2.34 they are in libpthread, which this library does not bring into programs that have no threads.
+ */
 #pragma weak pthread_key_create
 #pragma weak pthread_setspecific
 static pthread_key_t ending;
 
-/* Has end_thread called for the calling thread. The key is made by whoever comes first; who comes meanwhile does without. */
+/* Has end_thread called for the calling thread. The key is made by whoever comes first; who comes meanwhile does
+ * without. */
 static void announce_end(void) {
     static atomic_int state; /* 0: no key yet, 1: being made, or there is none to be had, 2: there */
     int none = 0;
@@ -171,7 +183,8 @@ static void look_up(unsigned card, uint64_t key, CUstream stream, uint64_t now) 
         thread.interval_ns = thread.recent_ns * 16 / thread.recent_launches;
         thread.until_sample -= launches + 1;
         if (thread.interval_ns >= FAST_NS) { /* what was drawn when launches were faster would take too long */
-            const int64_t longest = 2 * SAMPLE_EVERY_NS > thread.interval_ns ? (int64_t)(2 * SAMPLE_EVERY_NS / thread.interval_ns) : 1;
+            const int64_t longest =
+                2 * SAMPLE_EVERY_NS > thread.interval_ns ? (int64_t)(2 * SAMPLE_EVERY_NS / thread.interval_ns) : 1;
             thread.until_sample = thread.until_sample < longest ? thread.until_sample : longest;
         }
         vgpu_crowd_note(vgpu_prepaid.sources | vgpu_crowd_member(stream, &vgpu_prepaid), launches + 1, now);
@@ -199,12 +212,15 @@ static void look_up(unsigned card, uint64_t key, CUstream stream, uint64_t now) 
     thread.looked_ns = now;
 }
 
-/* GPU time of a launch. As long as little is known: at least as long as others of its key, or others of which nothing is known, have been under way, so
- * that a flood slows itself down; a settled estimate is doubted only where they have been for longer than paid launches can be queued. */
+/* GPU time of a launch. As long as little is known: at least as long as others of its key, or others of which nothing
+ * is known, have been under way, so that a flood slows itself down; a settled estimate is doubted only where they have
+ * been for longer than paid launches can be queued. */
 static uint64_t expected(const struct vgpu_cost *cost, bool settled, unsigned card, uint64_t now) {
     const bool known = vgpu_cost_known(cost);
     const uint64_t bound = atomic_load_explicit(&cost->bound_ns, memory_order_relaxed);
-    const uint64_t mean = known ? atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) : bound ? bound : FIRST_GUESS_NS;
+    const uint64_t mean = known   ? atomic_load_explicit(&cost->mean_ns, memory_order_relaxed)
+                          : bound ? bound
+                                  : FIRST_GUESS_NS;
     uint64_t age = vgpu_cost_age(cost, now);
     if (!vgpu_cost_sure(cost)) {
         const uint64_t unknown = vgpu_unknown_age(card, now);
@@ -222,11 +238,13 @@ static int64_t draw_distance(bool settled) {
 }
 
 /* Whether, and as what, this launch is measured. */
-static bool chosen(struct vgpu_cost *cost, unsigned card, uint64_t reserved_ns, bool first_of_two, enum vgpu_sample_kind *kind) {
+static bool chosen(struct vgpu_cost *cost, unsigned card, uint64_t reserved_ns, bool first_of_two,
+                   enum vgpu_sample_kind *kind) {
     *kind = VGPU_SAMPLE_SETTLES;
-    const bool settled = atomic_load_explicit(&cost->samples, memory_order_relaxed) >= VGPU_COST_SETTLED; /* few may be of what it is not usually */
-    if (!settled || reserved_ns > atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) || reserved_ns >= VGPU_LONG_RUN_NS ||
-        atomic_load_explicit(&vgpu_measure_all, memory_order_relaxed))
+    /* few may be of what it is not usually */
+    const bool settled = atomic_load_explicit(&cost->samples, memory_order_relaxed) >= VGPU_COST_SETTLED;
+    if (!settled || reserved_ns > atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) ||
+        reserved_ns >= VGPU_LONG_RUN_NS || atomic_load_explicit(&vgpu_measure_all, memory_order_relaxed))
         return true;
     *kind = VGPU_SAMPLE_LEARNS;
     if (vgpu_inspecting(card)) {
@@ -253,7 +271,8 @@ static bool chosen(struct vgpu_cost *cost, unsigned card, uint64_t reserved_ns, 
 }
 
 /* Pays for a launch of `cost_ns`, if it is short also for some that follow, and for the second of a couple. */
-static void pay(const struct vgpu_place *place, const struct vgpu_pace *share, uint64_t cost_ns, bool is_short, bool couple, uint64_t now) {
+static void pay(const struct vgpu_place *place, const struct vgpu_pace *share, uint64_t cost_ns, bool is_short,
+                bool couple, uint64_t now) {
     uint64_t amount = couple ? 2 * cost_ns : cost_ns;
     if (vgpu_prepaid.left_ns >= cost_ns)
         return;
@@ -289,7 +308,8 @@ static void pay_others(const struct vgpu_limits *limits, const struct vgpu_launc
 }
 
 /* False: it should be measured, and there is no memory for that. */
-static bool measure(struct vgpu_launch *launch, struct vgpu_cost *cost, bool first_of_two, bool first, CUcontext context, CUstream stream) {
+static bool measure(struct vgpu_launch *launch, struct vgpu_cost *cost, bool first_of_two, bool first,
+                    CUcontext context, CUstream stream) {
     static atomic_bool announced;
     enum vgpu_sample_kind kind;
     if (!chosen(cost, launch->card, launch->reserved_ns, first_of_two, &kind))
@@ -325,7 +345,8 @@ static uint32_t launches_ahead(void) {
     return thread.until_sample > most ? (uint32_t)most : thread.until_sample > 0 ? (uint32_t)thread.until_sample : 0;
 }
 
-/* A launch that has to look up: the thread has paid nothing in advance, or it is time to. False: there is no memory to measure it. */
+/* A launch that has to look up: the thread has paid nothing in advance, or it is time to. False: there is no memory to
+ * measure it. */
 static __attribute__((noinline)) bool paid(struct vgpu_launch *launch, uint64_t key, CUstream stream, uint32_t others) {
     struct vgpu_place place;
     const struct vgpu_limits *limits = vgpu_limits_now();
@@ -343,7 +364,9 @@ static __attribute__((noinline)) bool paid(struct vgpu_launch *launch, uint64_t 
     struct vgpu_cost *cost = vgpu_cost_of(key);
     const bool settled = atomic_load_explicit(&cost->samples, memory_order_relaxed) >= VGPU_COST_SETTLED;
     const int results = atomic_load_explicit(&vgpu_samples_outstanding, memory_order_relaxed);
-    if (results && now - thread.collected_ns > (settled && results <= FEW && thread.interval_ns < FAST_NS ? COLLECT_RARELY_NS : COLLECT_EVERY_NS)) {
+    if (results &&
+        now - thread.collected_ns >
+            (settled && results <= FEW && thread.interval_ns < FAST_NS ? COLLECT_RARELY_NS : COLLECT_EVERY_NS)) {
         thread.collected_ns = now;
         vgpu_samples_collect(vgpu_settle_sample, false);
     }
@@ -376,10 +399,12 @@ static __attribute__((noinline)) bool paid(struct vgpu_launch *launch, uint64_t 
         launch->reserved_ns = vgpu_cost_known(cost) ? atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) : 0;
     const bool inspected = vgpu_inspecting(place.card);
     const bool is_short = settled && !inspected && launch->reserved_ns <= BATCH_NS / 2 && !launch->others;
-    /* Where others use the card, only a launch right behind another one of ours is sure to contain nothing of theirs. */
+    /* Where others use the card, only a launch right behind another one of ours is sure to contain nothing of theirs.
+     */
     const bool second = thread.coupled;
-    const bool couple = !second && settled && !is_short && !inspected && launch->reserved_ns < VGPU_LONG_RUN_NS && thread.until_sample <= 0 &&
-                        !vgpu_crowded() && vgpu_contention_company(place.card) == VGPU_SHARING;
+    const bool couple = !second && settled && !is_short && !inspected && launch->reserved_ns < VGPU_LONG_RUN_NS &&
+                        thread.until_sample <= 0 && !vgpu_crowded() &&
+                        vgpu_contention_company(place.card) == VGPU_SHARING;
     thread.coupled |= couple;
     if (thread.unpaced && share.percent)
         vgpu_prepaid.left_ns = 0;
@@ -387,7 +412,8 @@ static __attribute__((noinline)) bool paid(struct vgpu_launch *launch, uint64_t 
     if (share.percent) {
         pay(&place, &share, launch->reserved_ns, is_short, couple, now);
     } else {
-        vgpu_prepaid.left_ns = share.moves ? BATCH_NS : COUNTED_NS; /* the arbiter may begin to pace, and changes nothing that a launch looks at */
+        /* the arbiter may begin to pace, and changes nothing that a launch looks at */
+        vgpu_prepaid.left_ns = share.moves ? BATCH_NS : COUNTED_NS;
         vgpu_pacer_wants(place.card, now, launch->reserved_ns);
     }
     if (launch->others)
@@ -440,7 +466,8 @@ CUresult vgpu_pacer_settle(struct vgpu_launch *launch, CUresult result) {
     for (uint32_t cards = launch->others | 1u << launch->card; cards; cards &= cards - 1) {
         const unsigned card = (unsigned)__builtin_ctz(cards);
         struct vgpu_pacer_card *pacer = vgpu_pacer_shared(card);
-        const uint32_t percent = card == launch->card ? launch->limit : atomic_load_explicit(&pacer->percent, memory_order_relaxed);
+        const uint32_t percent =
+            card == launch->card ? launch->limit : atomic_load_explicit(&pacer->percent, memory_order_relaxed);
         if (result == CUDA_SUCCESS) {
             vgpu_settle_account(card, (int64_t)launch->reserved_ns, 1);
             turn_window(pacer, thread.looked_ns);
@@ -466,7 +493,8 @@ void vgpu_pacer_waited_for(const struct vgpu_wait *wait) {
     const int kept = errno;
     vgpu_owed_look();
     const uint32_t percent = atomic_load_explicit(&vgpu_pacer_shared(thread.card)->percent, memory_order_relaxed);
-    const uint64_t unexplained = atomic_load(&vgpu_samples_outstanding) ? 0 : vgpu_inspect_waited(wait, thread.card, vgpu_now_ns());
+    const uint64_t unexplained =
+        atomic_load(&vgpu_samples_outstanding) ? 0 : vgpu_inspect_waited(wait, thread.card, vgpu_now_ns());
     if (unexplained) {
         atomic_fetch_add(&vgpu_prepaid_epoch, 1);
         vgpu_settle_missed(thread.card, percent, (int64_t)unexplained);
@@ -483,7 +511,8 @@ void vgpu_pacer_look(void) {
 
 unsigned vgpu_pacer_utilization(unsigned card) {
     struct vgpu_pacer_card *pacer = vgpu_pacer_shared(card);
-    uint64_t now = vgpu_now_ns(), start = atomic_load(&pacer->window_start), permille = atomic_load(&pacer->window_share);
+    uint64_t now = vgpu_now_ns(), start = atomic_load(&pacer->window_start),
+             permille = atomic_load(&pacer->window_share);
     if (start && now - start > WINDOW_NS) { /* nobody launched since: what the window has until now */
         int64_t used = (int64_t)(atomic_load(&pacer->gpu_ns) - atomic_load(&pacer->window_gpu_ns));
         permille = used > 0 ? (uint64_t)used * 1000 / (now - start) : 0;

@@ -1,5 +1,5 @@
-/* The short way of a launch that its thread has paid for in advance: some comparisons, and the driver may be called. Inline, so that a hook need not
- * keep its arguments across a call. All else is in pacer.c. */
+/* The short way of a launch that its thread has paid for in advance: some comparisons, and the driver may be called.
+ * Inline, so that a hook need not keep its arguments across a call. All else is in pacer.c. */
 #ifndef VGPU_PREPAID_H
 #define VGPU_PREPAID_H
 #include <stdatomic.h>
@@ -7,30 +7,31 @@
 #include <stdint.h>
 
 #include "ledger/attach.h"
-#include "reserves/capture.h"
 #include "pacer/costs.h"
 #include "pacer/launch_sources.h"
+#include "reserves/capture.h"
 
-#define VGPU_PREPAID_KEYS 8u       /* keys that a thread remembers; power of two */
+#define VGPU_PREPAID_KEYS 8u /* keys that a thread remembers; power of two */
 
 /* What the calling thread may spend without looking up. */
 struct vgpu_prepaid {
-    uint32_t epoch;                /* of all that the thread keeps; another one: nothing of it is valid */
-    uint32_t left;                 /* launches until the thread looks up again */
-    uint64_t left_ns;              /* GPU time paid and not spent */
-    uint64_t selector;             /* of the limits that were in force */
-    CUstream stream;               /* the last one, and its place in `sources` */
+    uint32_t epoch;    /* of all that the thread keeps; another one: nothing of it is valid */
+    uint32_t left;     /* launches until the thread looks up again */
+    uint64_t left_ns;  /* GPU time paid and not spent */
+    uint64_t selector; /* of the limits that were in force */
+    CUstream stream;   /* the last one, and its place in `sources` */
     uint64_t source;
-    uint64_t sources;              /* of launches since the thread looked up, as vgpu_crowd_member */
+    uint64_t sources; /* of launches since the thread looked up, as vgpu_crowd_member */
     struct {
         uint64_t key;
         const struct vgpu_cost *cost;
-    } known[VGPU_PREPAID_KEYS];    /* short launches whose cost is settled */
+    } known[VGPU_PREPAID_KEYS]; /* short launches whose cost is settled */
 };
 
 extern __thread __attribute__((tls_model("initial-exec"))) struct vgpu_prepaid vgpu_prepaid;
 extern _Atomic uint32_t vgpu_prepaid_epoch;
-/* The process sees one card: there is no need to ask where a launch goes. VGPU_ONE_CARD_GATED: nor to leave the gate out. */
+/* The process sees one card: there is no need to ask where a launch goes. VGPU_ONE_CARD_GATED: nor to leave the gate
+ * out. */
 enum { VGPU_SEVERAL_CARDS, VGPU_ONE_CARD, VGPU_ONE_CARD_GATED };
 extern _Atomic uint8_t vgpu_one_card;
 
@@ -47,8 +48,9 @@ static inline __attribute__((always_inline)) bool vgpu_prepaid_covers(uint64_t k
     const struct vgpu_local *local = atomic_load_explicit(&vgpu_local_memory, memory_order_acquire);
     *price = atomic_load_explicit(&vgpu_prepaid.known[at].cost->mean_ns, memory_order_relaxed);
     return vgpu_prepaid.left_ns >= *price &&
-           vgpu_prepaid.selector == atomic_load_explicit(&vgpu_mapped.limits->selector, memory_order_relaxed) && !vgpu_any_capture() &&
-           !vgpu_crowd_watches() && !atomic_load_explicit(&local->owner_pid, memory_order_relaxed) &&
+           vgpu_prepaid.selector == atomic_load_explicit(&vgpu_mapped.limits->selector, memory_order_relaxed) &&
+           !vgpu_any_capture() && !vgpu_crowd_watches() &&
+           !atomic_load_explicit(&local->owner_pid, memory_order_relaxed) &&
            atomic_load_explicit(&local->enforced, memory_order_relaxed);
 }
 
@@ -62,13 +64,15 @@ static inline __attribute__((always_inline)) void vgpu_prepaid_spend(uint64_t pr
     vgpu_prepaid.left_ns -= price;
 }
 
-/* True if the calling thread has paid for this launch in advance: nothing is left to do, the driver may be called at once. False: see
- * vgpu_pacer_before. `key` from vgpu_cost_key; `stream` as the driver will understand it (CU_STREAM_PER_THREAD spelled out). One that the driver
- * then refuses stays paid: 25 us of GPU time as a rule, or what else its estimate has become since the thread last looked up; never more than the
- * 50 us that a thread pays in advance, or the millisecond that it counts by itself where there is no limit. */
+/* True if the calling thread has paid for this launch in advance: nothing is left to do, the driver may be called at
+ * once. False: see vgpu_pacer_before. `key` from vgpu_cost_key; `stream` as the driver will understand it
+ * (CU_STREAM_PER_THREAD spelled out). One that the driver then refuses stays paid: 25 us of GPU time as a rule, or what
+ * else its estimate has become since the thread last looked up; never more than the 50 us that a thread pays in
+ * advance, or the millisecond that it counts by itself where there is no limit. */
 static inline __attribute__((always_inline)) bool vgpu_pacer_prepaid(uint64_t key, CUstream stream) {
     uint64_t price;
-    if (atomic_load_explicit(&vgpu_one_card, memory_order_relaxed) != VGPU_ONE_CARD || !vgpu_prepaid_covers(key, &price))
+    if (atomic_load_explicit(&vgpu_one_card, memory_order_relaxed) != VGPU_ONE_CARD ||
+        !vgpu_prepaid_covers(key, &price))
         return false;
     vgpu_prepaid_spend(price, stream);
     return true;
@@ -77,7 +81,8 @@ static inline __attribute__((always_inline)) bool vgpu_pacer_prepaid(uint64_t ke
 /* The same for a launch that goes through the gate. */
 static inline __attribute__((always_inline)) bool vgpu_pacer_prepaid_gated(uint64_t key, CUstream stream) {
     uint64_t price;
-    if (atomic_load_explicit(&vgpu_one_card, memory_order_relaxed) != VGPU_ONE_CARD_GATED || !vgpu_prepaid_covers(key, &price))
+    if (atomic_load_explicit(&vgpu_one_card, memory_order_relaxed) != VGPU_ONE_CARD_GATED ||
+        !vgpu_prepaid_covers(key, &price))
         return false;
     vgpu_prepaid_spend(price, stream);
     return true;

@@ -3,17 +3,18 @@
 
 #include <stdlib.h>
 
-#include "reserves/capture.h"
-#include "ledger/charge.h"
 #include "base/clock.h"
+#include "base/spin.h"
+#include "ledger/charge.h"
 #include "pacer/owed.h"
 #include "pacer/sampler.h"
-#include "base/spin.h"
+#include "reserves/capture.h"
 
-#define MAX_SAMPLES 256u      /* per context: of events that exist at once; what is launched meanwhile is bounded */
-#define MAX_UNFINISHED 16u    /* streams that are found at work before a collection gives up: the next one begins with others */
-#define PART_NS 1000000u      /* a bounded launch that runs pays in parts of so much */
-#define LOST_NS 10000000000u  /* one that cannot be asked for is taken to have ended after this time */
+#define MAX_SAMPLES 256u /* per context: of events that exist at once; what is launched meanwhile is bounded */
+/* streams that are found at work before a collection gives up: the next one begins with others */
+#define MAX_UNFINISHED 16u
+#define PART_NS 1000000u     /* a bounded launch that runs pays in parts of so much */
+#define LOST_NS 10000000000u /* one that cannot be asked for is taken to have ended after this time */
 
 atomic_int vgpu_samples_outstanding;
 static struct sampler *samplers;
@@ -44,7 +45,8 @@ static bool enter(CUcontext context, bool *pushed) {
     *pushed = false;
     if (DRIVER(cuCtxGetCurrent) && DRIVER(cuCtxGetCurrent)(&current) == CUDA_SUCCESS && current == context)
         return true;
-    *pushed = DRIVER(cuCtxPushCurrent_v2) && DRIVER(cuCtxPopCurrent_v2) && DRIVER(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
+    *pushed = DRIVER(cuCtxPushCurrent_v2) && DRIVER(cuCtxPopCurrent_v2) &&
+              DRIVER(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
     return *pushed;
 }
 
@@ -110,8 +112,8 @@ static void landed(struct vgpu_sample *sample) {
         vgpu_owed_end(sample->card);
 }
 
-/* Asked at the first launch, when the driver has read it: what a program changes later has no effect. Where it was set in vain, events bound the
- * launch as they do without it (vgpu_measure_bounds). */
+/* Asked at the first launch, when the driver has read it: what a program changes later has no effect. Where it was set
+ * in vain, events bound the launch as they do without it (vgpu_measure_bounds). */
 static bool launches_block(void) {
     static atomic_int state; /* 1: yes, 2: no */
     if (!atomic_load_explicit(&state, memory_order_relaxed)) {
@@ -180,7 +182,8 @@ void vgpu_sample_end(struct vgpu_sample *sample, bool launched) {
     sample->returned_ns = vgpu_now_ns();
     if (launched && !sample->bounded) {
         CUstreamCaptureMode mode = vgpu_relax();
-        sample->bounded = !enter(sample->context, &pushed) || DRIVER(cuEventRecord)(sample->after, sample->stream) != CUDA_SUCCESS;
+        sample->bounded =
+            !enter(sample->context, &pushed) || DRIVER(cuEventRecord)(sample->after, sample->stream) != CUDA_SUCCESS;
         if (!sample->bounded && vgpu_events_uncalibrated(sample->card))
             probe(sample);
         leave(pushed);
@@ -220,7 +223,8 @@ static bool finished(struct vgpu_sample *sample, uint64_t now) {
     }
     if (sample->lost)
         state = now - sample->recorded_ns > LOST_NS ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
-    else if ((sample->stream != CU_STREAM_PER_THREAD || sample->thread == &this_thread) && !vgpu_capture_unclear(sample->stream))
+    else if ((sample->stream != CU_STREAM_PER_THREAD || sample->thread == &this_thread) &&
+             !vgpu_capture_unclear(sample->stream))
         state = DRIVER(cuStreamQuery) ? DRIVER(cuStreamQuery)(sample->stream) : CUDA_SUCCESS;
     if (state != CUDA_ERROR_NOT_READY)
         sample->over_ns = now;
@@ -258,13 +262,14 @@ struct busy_streams {
 
 static bool is_busy(const struct busy_streams *busy, const struct vgpu_sample *sample) {
     for (unsigned i = 0; i < busy->count; i++)
-        if (busy->at[i].stream == sample->stream && (sample->stream != CU_STREAM_PER_THREAD || busy->at[i].thread == sample->thread))
+        if (busy->at[i].stream == sample->stream &&
+            (sample->stream != CU_STREAM_PER_THREAD || busy->at[i].thread == sample->thread))
             return true;
     return false;
 }
 
-/* What is behind something unfinished in the same stream is not asked for. Streams may stay at work for long, so the next collection begins where this
- * one gave up. */
+/* What is behind something unfinished in the same stream is not asked for. Streams may stay at work for long, so the
+ * next collection begins where this one gave up. */
 static void collect_in(struct sampler *sampler, vgpu_sample_taker *each) {
     struct busy_streams busy = {.count = 0};
     struct vgpu_sample **at = &sampler->first;
@@ -392,6 +397,7 @@ void vgpu_samples_stream_going(CUstream stream) {
     vgpu_spin_lock(&lock);
     for (struct sampler *sampler = samplers; sampler; sampler = sampler->next)
         for (struct vgpu_sample *sample = sampler->first; sample; sample = sample->next)
-            sample->lost |= sample->stream == stream && (stream != CU_STREAM_PER_THREAD || sample->thread == &this_thread);
+            sample->lost |=
+                sample->stream == stream && (stream != CU_STREAM_PER_THREAD || sample->thread == &this_thread);
     vgpu_spin_unlock(&lock);
 }

@@ -2,21 +2,24 @@
 #include "pacer/settle.h"
 
 #include "base/clock.h"
-#include "pacer/contention.h"
-#include "region/gcra.h"
-#include "pacer/inspect.h"
 #include "ledger/ledger.h"
+#include "pacer/busy_intervals.h"
+#include "pacer/contention.h"
+#include "pacer/inspect.h"
 #include "pacer/owed.h"
 #include "pacer/pacer.h"
-#include "pacer/busy_intervals.h"
+#include "region/gcra.h"
 
 #define LATEST_REFUND_NS 2000000000u
-#define LONGEST_ARREARS_NS 2000000000u /* beyond this launches that others or earlier ones overdrew are not made up for */
-#define CARRY_NS 60000u          /* shorter waits are carried over to the next launch: a sleep overshoots by about that much */
-#define POLL_NS 1000000u         /* while results are outstanding, a sleeping launch looks for credit this often */
-#define LOOK_NS 10000000u        /* and for another share this often */
+/* beyond this launches that others or earlier ones overdrew are not made up for */
+#define LONGEST_ARREARS_NS 2000000000u
+/* shorter waits are carried over to the next launch: a sleep overshoots by about that much */
+#define CARRY_NS 60000u
+#define POLL_NS 1000000u  /* while results are outstanding, a sleeping launch looks for credit this often */
+#define LOOK_NS 10000000u /* and for another share this often */
 #define LONGEST_WANT_NS 100000000u
-#define MOST_SPOILT 8u           /* measurements in turn: a busy host spoils one now and then, a driver whose launches return late all of them */
+/* measurements in turn: a busy host spoils one now and then, a driver whose launches return late all of them */
+#define MOST_SPOILT 8u
 
 struct vgpu_pacer_card *vgpu_pacer_shared(unsigned card) {
     return &vgpu_mapping()->usage->pacer[card];
@@ -27,8 +30,8 @@ void vgpu_settle_price(struct vgpu_pacer_card *pacer, int64_t price) {
     atomic_fetch_sub(&pacer->credited_ns, (uint64_t)price);
 }
 
-/* A launch pays what it took. What launches have overdrawn together is bounded only where that may be the time of neighbours, and no arbiter is there
- * to give it back. */
+/* A launch pays what it took. What launches have overdrawn together is bounded only where that may be the time of
+ * neighbours, and no arbiter is there to give it back. */
 static void settle_debit(unsigned card, uint64_t price) {
     struct vgpu_pacer_card *pacer = vgpu_pacer_shared(card);
     const uint64_t now = vgpu_now_ns(), latest = now + (price > LONGEST_ARREARS_NS ? price : LONGEST_ARREARS_NS);
@@ -45,9 +48,11 @@ void vgpu_settle_account(unsigned card, int64_t gpu_ns, uint64_t launches) {
     vgpu_owed_paid(card, gpu_ns);
 }
 
-/* What a launch has to pay besides what it has paid; negative: gets back. A bounded one does not pay again what the process has been charged for other
- * launches meanwhile: together they cannot have taken more than the time that has passed. */
-static int64_t difference_of(const struct vgpu_sample *sample, const struct vgpu_measure *measure, unsigned card, uint64_t busy) {
+/* What a launch has to pay besides what it has paid; negative: gets back. A bounded one does not pay again what the
+ * process has been charged for other launches meanwhile: together they cannot have taken more than the time that has
+ * passed. */
+static int64_t difference_of(const struct vgpu_sample *sample, const struct vgpu_measure *measure, unsigned card,
+                             uint64_t busy) {
     const int64_t difference = (int64_t)busy - (int64_t)sample->reserved_ns;
     if (!measure->bounded)
         return difference;
@@ -85,8 +90,10 @@ static void learn(const struct vgpu_sample *sample, const struct vgpu_measure *m
 
 /* A launch that was measured at random, and took far longer than it paid. */
 static bool is_unlike(const struct vgpu_sample *sample, const struct vgpu_measure *measure, uint64_t busy) {
-    return sample->kind == VGPU_SAMPLE_LEARNS && sample->limit && !measure->bounded && !measure->spoilt && vgpu_cost_known(sample->cost) &&
-           vgpu_inspect_sample(sample->card, busy, atomic_load_explicit(&sample->cost->mean_ns, memory_order_relaxed), vgpu_now_ns());
+    return sample->kind == VGPU_SAMPLE_LEARNS && sample->limit && !measure->bounded && !measure->spoilt &&
+           vgpu_cost_known(sample->cost) &&
+           vgpu_inspect_sample(sample->card, busy, atomic_load_explicit(&sample->cost->mean_ns, memory_order_relaxed),
+                               vgpu_now_ns());
 }
 
 /* Of a spoilt measurement: whether the payment, the mean of exact ones, is the better guess. */
@@ -142,7 +149,8 @@ void vgpu_settle_refunds(unsigned card, uint32_t percent) {
 /* For the arbiter: this container has, or will have, work until `when`. */
 static void want(struct vgpu_pacer_card *pacer, uint64_t when) {
     uint64_t seen = atomic_load_explicit(&pacer->wanted_until, memory_order_relaxed);
-    while (seen < when && !atomic_compare_exchange_weak_explicit(&pacer->wanted_until, &seen, when, memory_order_relaxed, memory_order_relaxed))
+    while (seen < when && !atomic_compare_exchange_weak_explicit(&pacer->wanted_until, &seen, when,
+                                                                 memory_order_relaxed, memory_order_relaxed))
         ;
 }
 
@@ -150,8 +158,8 @@ void vgpu_pacer_wants(unsigned card, uint64_t start, uint64_t gpu_ns) {
     want(vgpu_pacer_shared(card), start + (gpu_ns < LONGEST_WANT_NS ? gpu_ns : LONGEST_WANT_NS));
 }
 
-/* What is ahead of now was reckoned at another share. One of the racing processes reckons it anew; each waiting launch does the same for its own
- * start. */
+/* What is ahead of now was reckoned at another share. One of the racing processes reckons it anew; each waiting launch
+ * does the same for its own start. */
 static void adopt(struct vgpu_pacer_card *pacer, uint32_t percent, uint64_t now) {
     uint32_t before = atomic_load_explicit(&pacer->percent, memory_order_relaxed);
     if (before == percent || !atomic_compare_exchange_strong(&pacer->percent, &before, percent) || !before)
@@ -167,7 +175,8 @@ struct vgpu_turn vgpu_turn_reserve(unsigned card, uint64_t gpu_ns, const struct 
     struct vgpu_turn turn = {.credited_ns = atomic_load(&pacer->credited_ns), .percent = share->percent};
     const uint64_t price = vgpu_gcra_price(gpu_ns, share->percent);
     turn.start = vgpu_gcra_reserve(&pacer->tat, now, price, share->burst_ns);
-    if (!share->burst_ns) /* it gives way: what it has paid for comes at the end of the time that this pays for, not at its beginning */
+    /* it gives way: what it has paid for comes at the end of the time that this pays for, not at its beginning */
+    if (!share->burst_ns)
         turn.start += price;
     vgpu_pacer_wants(card, turn.start > now ? turn.start : now, gpu_ns);
     return turn;
@@ -182,12 +191,15 @@ void vgpu_turn_await(struct vgpu_turn turn, const struct vgpu_place *place) {
             break;
         struct vgpu_pace share = vgpu_pace_now(limits, place, now);
         vgpu_settle_refunds(place->card, share.percent);
-        const int64_t credit = (int64_t)(atomic_load(&pacer->credited_ns) - turn.credited_ns); /* debits since then are those of launches to come */
+        /* debits since then are those of launches to come */
+        const int64_t credit = (int64_t)(atomic_load(&pacer->credited_ns) - turn.credited_ns);
         uint64_t start = credit <= 0 ? turn.start : turn.start > (uint64_t)credit ? turn.start - (uint64_t)credit : 0;
         if (start > now && share.percent != turn.percent) {
             adopt(pacer, share.percent ? share.percent : 100, now); /* not paced: at the rate of a whole card */
             start = share.percent ? now + (start - now) * turn.percent / share.percent : now;
-            turn = (struct vgpu_turn){.start = start, .credited_ns = turn.credited_ns + (credit > 0 ? (uint64_t)credit : 0), .percent = share.percent};
+            turn = (struct vgpu_turn){.start = start,
+                                      .credited_ns = turn.credited_ns + (credit > 0 ? (uint64_t)credit : 0),
+                                      .percent = share.percent};
         }
         if (start <= now + CARRY_NS)
             break;

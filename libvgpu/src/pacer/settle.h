@@ -1,10 +1,11 @@
-/* What becomes of payments: measured launches pay what they took, the arbiter's refunds come back, and launches that wait notice both. */
+/* What becomes of payments: measured launches pay what they took, the arbiter's refunds come back, and launches that
+ * wait notice both. */
 #ifndef VGPU_SETTLE_H
 #define VGPU_SETTLE_H
 #include <stdint.h>
 
-#include "pacer/samples.h"
 #include "pacer/core_share.h"
+#include "pacer/samples.h"
 #include "vgpu/region.h"
 
 struct vgpu_pacer_card *vgpu_pacer_shared(unsigned card);

@@ -1,7 +1,7 @@
 #include "region/account.h"
 
-void vgpu_account_settle(struct vgpu_usage_file *usage, unsigned card, enum vgpu_account_index account, uint32_t number)
-{
+void vgpu_account_settle(struct vgpu_usage_file *usage, unsigned card, enum vgpu_account_index account,
+                         uint32_t number) {
     struct vgpu_lane *lane = vgpu_account_lane_of(usage, card, account, number);
     const uint64_t intent = vgpu_account_load(&lane->intent);
     if (intent & 1) {

@@ -1,17 +1,21 @@
-/* The crash-safe shared counter: one operation of a lane on an account, and the settling of an operation whose process died.
+/* The crash-safe shared counter: one operation of a lane on an account, and the settling of an operation whose process
+ * died.
  *
  * One operation, in the order that makes it recoverable:
  *
- *     after, intent (active) -> read word -> help -> limit test -> swap word, else read again -> bytes := after -> intent (inactive)
+ *     after, intent (active) -> read word -> help -> limit test -> swap word, else read again -> bytes := after ->
+ * intent (inactive)
  *
- * "Help" raises `done` of the lane named in the word to the seq named there before the word is replaced, so that the trace of an applied
- * operation is never lost: a pending intent took effect if and only if the word still names its lane and seq, or else `done` has reached
- * its seq. The word must be looked at before `done`, because a helper writes them in the opposite order.
+ * "Help" raises `done` of the lane named in the word to the seq named there before the word is replaced, so that the
+ * trace of an applied operation is never lost: a pending intent took effect if and only if the word still names its
+ * lane and seq, or else `done` has reached its seq. The word must be looked at before `done`, because a helper writes
+ * them in the opposite order.
  *
- * `after` is absolute, hence booking twice does no harm and no store wider than 64 bits is needed. Ordering: intents and bookings have one
- * writer at a time and are release stores, so they appear in program order; words and `done` move by sequentially consistent
- * read-modify-writes, which publish everything stored before. A store delayed past a later *load* is harmless: what was loaded is checked
- * again by the swap. tests/unit/test_ledger_model.py explores this, with store buffers, in every interleaving. */
+ * `after` is absolute, hence booking twice does no harm and no store wider than 64 bits is needed. Ordering: intents
+ * and bookings have one writer at a time and are release stores, so they appear in program order; words and `done` move
+ * by sequentially consistent read-modify-writes, which publish everything stored before. A store delayed past a later
+ * *load* is harmless: what was loaded is checked again by the swap. tests/unit/test_ledger_model.py explores this, with
+ * store buffers, in every interleaving. */
 #ifndef VGPU_ACCOUNT_H
 #define VGPU_ACCOUNT_H
 #include <stdbool.h>
@@ -29,24 +33,22 @@
 #define VGPU_SEQ_MASK ((UINT64_C(1) << 48) - 1)
 #define VGPU_INTENT(seq, active) ((uint64_t)(seq) << 1 | (active))
 
-static inline struct vgpu_lane *vgpu_account_lane_of(struct vgpu_usage_file *usage, unsigned card, enum vgpu_account_index account, uint32_t lane)
-{
+static inline struct vgpu_lane *vgpu_account_lane_of(struct vgpu_usage_file *usage, unsigned card,
+                                                     enum vgpu_account_index account, uint32_t lane) {
     return &usage->slots[lane / VGPU_LANES].lanes[lane % VGPU_LANES][card][account];
 }
 
-static inline uint64_t vgpu_account_load(_Atomic uint64_t *field)
-{
+static inline uint64_t vgpu_account_load(_Atomic uint64_t *field) {
     return atomic_load_explicit(field, memory_order_acquire);
 }
 
-static inline void vgpu_account_store(_Atomic uint64_t *field, uint64_t value)
-{
+static inline void vgpu_account_store(_Atomic uint64_t *field, uint64_t value) {
     atomic_store_explicit(field, value, memory_order_release);
 }
 
 /* Raises `done` of the lane named in a word that `helper` is about to replace. */
-static inline void vgpu_account_help(struct vgpu_usage_file *usage, unsigned card, enum vgpu_account_index account, uint64_t tag, uint32_t helper)
-{
+static inline void vgpu_account_help(struct vgpu_usage_file *usage, unsigned card, enum vgpu_account_index account,
+                                     uint64_t tag, uint32_t helper) {
     if (VGPU_TAG_LANE(tag) == helper)
         return; /* its own last operation is booked already, and `done` is asked for pending ones alone */
     if (VGPU_TAG_LANE(tag) >= VGPU_SLOTS * VGPU_LANES)
@@ -58,8 +60,7 @@ static inline void vgpu_account_help(struct vgpu_usage_file *usage, unsigned car
     DEATH_POINT();
 }
 
-static inline void vgpu_account_book(struct vgpu_lane *lane, uint64_t after, uint64_t seq)
-{
+static inline void vgpu_account_book(struct vgpu_lane *lane, uint64_t after, uint64_t seq) {
     vgpu_account_store(&lane->bytes, after);
     DEATH_POINT();
     vgpu_account_store(&lane->intent, VGPU_INTENT(seq, 0));
@@ -67,9 +68,10 @@ static inline void vgpu_account_book(struct vgpu_lane *lane, uint64_t after, uin
 }
 
 /* The account's value after the operation; false: refused. */
-static inline bool vgpu_account_apply(uint64_t used, uint64_t before, uint64_t after, uint64_t limit, uint64_t *result)
-{
-    if (after <= before) { /* a release cannot be refused; a word that holds less than its lanes was written by somebody else */
+static inline bool vgpu_account_apply(uint64_t used, uint64_t before, uint64_t after, uint64_t limit,
+                                      uint64_t *result) {
+    /* a release cannot be refused; a word that holds less than its lanes was written by somebody else */
+    if (after <= before) {
         *result = used >= before - after ? used - (before - after) : 0;
         return true;
     }
@@ -80,9 +82,8 @@ static inline bool vgpu_account_apply(uint64_t used, uint64_t before, uint64_t a
     return true;
 }
 
-static inline bool vgpu_account_operate(struct vgpu_usage_file *usage, unsigned card, enum vgpu_account_index account, uint32_t number, uint64_t after,
-                    uint64_t limit)
-{
+static inline bool vgpu_account_operate(struct vgpu_usage_file *usage, unsigned card, enum vgpu_account_index account,
+                                        uint32_t number, uint64_t after, uint64_t limit) {
     struct vgpu_lane *lane = vgpu_account_lane_of(usage, card, account, number);
     struct vgpu_word *word = &usage->accounts[card][account].word;
     const uint64_t before = atomic_load_explicit(&lane->bytes, memory_order_relaxed);
@@ -107,12 +108,12 @@ static inline bool vgpu_account_operate(struct vgpu_usage_file *usage, unsigned 
     return true;
 }
 
-/* Adds bytes to the account and to the lane unless the account would pass `limit` (VGPU_NO_LIMIT: no test). False: nothing changed.
- * One writer per lane at a time: the caller holds it. */
-static inline bool vgpu_account_charge(struct vgpu_usage_file *usage, unsigned card, enum vgpu_account_index account, uint32_t lane, uint64_t bytes,
-                         uint64_t limit)
-{
-    const uint64_t held = atomic_load_explicit(&vgpu_account_lane_of(usage, card, account, lane)->bytes, memory_order_relaxed);
+/* Adds bytes to the account and to the lane unless the account would pass `limit` (VGPU_NO_LIMIT: no test). False:
+ * nothing changed. One writer per lane at a time: the caller holds it. */
+static inline bool vgpu_account_charge(struct vgpu_usage_file *usage, unsigned card, enum vgpu_account_index account,
+                                       uint32_t lane, uint64_t bytes, uint64_t limit) {
+    const uint64_t held =
+        atomic_load_explicit(&vgpu_account_lane_of(usage, card, account, lane)->bytes, memory_order_relaxed);
     if (bytes == 0)
         return true;
     if (held + bytes < held)
@@ -120,10 +121,12 @@ static inline bool vgpu_account_charge(struct vgpu_usage_file *usage, unsigned c
     return vgpu_account_operate(usage, card, account, lane, held + bytes, limit);
 }
 
-/* Takes at most `bytes` from both; returns how many it took, fewer when the lane held fewer (counted in usage->saturated). */
-static inline uint64_t vgpu_account_release(struct vgpu_usage_file *usage, unsigned card, enum vgpu_account_index account, uint32_t lane, uint64_t bytes)
-{
-    const uint64_t held = atomic_load_explicit(&vgpu_account_lane_of(usage, card, account, lane)->bytes, memory_order_relaxed);
+/* Takes at most `bytes` from both; returns how many it took, fewer when the lane held fewer (counted in
+ * usage->saturated). */
+static inline uint64_t vgpu_account_release(struct vgpu_usage_file *usage, unsigned card,
+                                            enum vgpu_account_index account, uint32_t lane, uint64_t bytes) {
+    const uint64_t held =
+        atomic_load_explicit(&vgpu_account_lane_of(usage, card, account, lane)->bytes, memory_order_relaxed);
     if (bytes > held) {
         atomic_fetch_add_explicit(&usage->saturated, 1, memory_order_relaxed);
         bytes = held;
@@ -133,12 +136,12 @@ static inline uint64_t vgpu_account_release(struct vgpu_usage_file *usage, unsig
     return bytes;
 }
 
-/* Finishes or drops what a dead process was doing in this lane, then releases all that the lane holds. The caller has claimed the slot. A
- * caller that dies in here is followed by another that does the same. */
+/* Finishes or drops what a dead process was doing in this lane, then releases all that the lane holds. The caller has
+ * claimed the slot. A caller that dies in here is followed by another that does the same. */
 void vgpu_account_settle(struct vgpu_usage_file *usage, unsigned card, enum vgpu_account_index account, uint32_t lane);
 
-static inline uint64_t vgpu_account_used(const struct vgpu_usage_file *usage, unsigned card, enum vgpu_account_index account)
-{
+static inline uint64_t vgpu_account_used(const struct vgpu_usage_file *usage, unsigned card,
+                                         enum vgpu_account_index account) {
     return atomic_load_explicit(&usage->accounts[card][account].word.used, memory_order_relaxed);
 }
 #endif

@@ -1,4 +1,5 @@
-/* The outside view of a region. What a container can write is read by pread, so that nothing it does to its file can hurt the reader. */
+/* The outside view of a region. What a container can write is read by pread, so that nothing it does to its file can
+ * hurt the reader. */
 #define _GNU_SOURCE
 #include "vgpu/agent.h"
 
@@ -12,11 +13,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "region/account.h"
 #include "base/clock.h"
+#include "region/account.h"
 #include "region/gcra.h"
-#include "region/sigbus_guard.h"
 #include "region/region_files.h"
+#include "region/sigbus_guard.h"
 #include "region/slots.h"
 
 #ifndef F_OFD_SETLKW
@@ -29,19 +30,17 @@ struct vgpu_region {
     struct vgpu_usage_file *usage;
     int limits_fd, usage_fd;
     int writable;
-    struct vgpu_member member;  /* its descriptor is usage_fd */
-    bool staying;               /* the member keeps its slot: it holds charges */
-    pthread_mutex_t reaping;    /* a caller's threads share the member */
+    struct vgpu_member member; /* its descriptor is usage_fd */
+    bool staying;              /* the member keeps its slot: it holds charges */
+    pthread_mutex_t reaping;   /* a caller's threads share the member */
     char usage_path[4096];
 };
 
-int vgpu_region_create(const char *dir, const struct vgpu_limits *limits)
-{
+int vgpu_region_create(const char *dir, const struct vgpu_limits *limits) {
     return vgpu_region_files_make(dir, limits, true);
 }
 
-static int open_files(vgpu_region *region, const char *dir)
-{
+static int open_files(vgpu_region *region, const char *dir) {
     char path[4096];
     int result = vgpu_path_join(path, sizeof path, dir, "limits");
     if (result == 0)
@@ -53,8 +52,7 @@ static int open_files(vgpu_region *region, const char *dir)
     return result;
 }
 
-int vgpu_region_open(const char *dir, int writable, vgpu_region **out)
-{
+int vgpu_region_open(const char *dir, int writable, vgpu_region **out) {
     vgpu_region *region = calloc(1, sizeof *region);
     if (!region)
         return -ENOMEM;
@@ -69,8 +67,7 @@ int vgpu_region_open(const char *dir, int writable, vgpu_region **out)
     return 0;
 }
 
-void vgpu_region_close(vgpu_region *region)
-{
+void vgpu_region_close(vgpu_region *region) {
     if (region->limits)
         munmap(region->limits, sizeof *region->limits);
     if (region->usage)
@@ -84,14 +81,12 @@ void vgpu_region_close(vgpu_region *region)
     free(region);
 }
 
-int vgpu_limits_read(vgpu_region *region, struct vgpu_limits *out)
-{
+int vgpu_limits_read(vgpu_region *region, struct vgpu_limits *out) {
     vgpu_limits_snapshot(region->limits, out);
     return 0;
 }
 
-int vgpu_limits_write(vgpu_region *region, const struct vgpu_limits *limits)
-{
+int vgpu_limits_write(vgpu_region *region, const struct vgpu_limits *limits) {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
     int result = vgpu_limits_check(limits);
     if (!region->writable)
@@ -107,8 +102,7 @@ int vgpu_limits_write(vgpu_region *region, const struct vgpu_limits *limits)
     return 0;
 }
 
-int vgpu_lent_write(vgpu_region *region, uint32_t card, uint64_t bytes)
-{
+int vgpu_lent_write(vgpu_region *region, uint32_t card, uint64_t bytes) {
     if (!region->writable)
         return -EBADF;
     if (card >= VGPU_MAX_CARDS)
@@ -117,8 +111,7 @@ int vgpu_lent_write(vgpu_region *region, uint32_t card, uint64_t bytes)
     return 0;
 }
 
-static int read_exactly(int fd, void *out, size_t size, size_t offset)
-{
+static int read_exactly(int fd, void *out, size_t size, size_t offset) {
     for (size_t done = 0; done < size;) {
         const ssize_t got = pread(fd, (char *)out + done, size - done, (off_t)(offset + done));
         if (got < 0 && errno == EINTR)
@@ -130,8 +123,8 @@ static int read_exactly(int fd, void *out, size_t size, size_t offset)
     return 0;
 }
 
-static void add_process(struct vgpu_usage *out, const struct vgpu_slot_head *head, uint32_t number, const struct vgpu_slot *slot)
-{
+static void add_process(struct vgpu_usage *out, const struct vgpu_slot_head *head, uint32_t number,
+                        const struct vgpu_slot *slot) {
     struct vgpu_process_usage *process = &out->processes[out->process_count++];
     process->pid = head->pid;
     process->slot = number;
@@ -160,14 +153,12 @@ static void add_process(struct vgpu_usage *out, const struct vgpu_slot_head *hea
 }
 
 /* Whoever reaps has a slot as well, and nothing in it. */
-static void add_overhead(struct vgpu_usage *out, const struct vgpu_slot *slot)
-{
+static void add_overhead(struct vgpu_usage *out, const struct vgpu_slot *slot) {
     for (unsigned card = 0; card < VGPU_MAX_CARDS; card++)
         out->cards[card].by_kind[VGPU_KIND_OVERHEAD] += slot->lanes[0][card][VGPU_DEVICE_BYTES].bytes;
 }
 
-static int read_usage(int fd, struct vgpu_usage_file *file, struct vgpu_usage *out)
-{
+static int read_usage(int fd, struct vgpu_usage_file *file, struct vgpu_usage *out) {
     int result = read_exactly(fd, file, offsetof(struct vgpu_usage_file, slots), 0);
     if (result < 0)
         return result;
@@ -197,10 +188,10 @@ static int read_usage(int fd, struct vgpu_usage_file *file, struct vgpu_usage *o
     return result;
 }
 
-int vgpu_usage_read(vgpu_region *region, struct vgpu_usage *out)
-{
+int vgpu_usage_read(vgpu_region *region, struct vgpu_usage *out) {
     memset(out, 0, sizeof *out);
-    struct vgpu_usage_file *file = aligned_alloc(_Alignof(struct vgpu_usage_file), sizeof *file); /* only the pages that are read into will exist */
+    /* only the pages that are read into will exist */
+    struct vgpu_usage_file *file = aligned_alloc(_Alignof(struct vgpu_usage_file), sizeof *file);
     if (!file)
         return -ENOMEM;
     const int result = read_usage(region->usage_fd, file, out);
@@ -210,8 +201,7 @@ int vgpu_usage_read(vgpu_region *region, struct vgpu_usage *out)
     return result;
 }
 
-static int enter(vgpu_region *region, bool to_charge)
-{
+static int enter(vgpu_region *region, bool to_charge) {
     vgpu_process_list_free(&region->member.list); /* of a pass that was broken off */
     if (region->staying)
         return 0;
@@ -221,8 +211,7 @@ static int enter(vgpu_region *region, bool to_charge)
     return to_charge ? vgpu_slot_take_to_charge(&region->member) : vgpu_slot_take(&region->member, VGPU_SLOT_AGENT);
 }
 
-static int reap(void *context)
-{
+static int reap(void *context) {
     vgpu_region *region = context;
     unsigned busy;
     int result = enter(region, false);
@@ -234,8 +223,7 @@ static int reap(void *context)
     return result;
 }
 
-int vgpu_region_reap(vgpu_region *region)
-{
+int vgpu_region_reap(vgpu_region *region) {
     if (!region->writable)
         return -EBADF;
     pthread_mutex_lock(&region->reaping);
@@ -252,8 +240,7 @@ struct debit {
     uint64_t gpu_ns;
 };
 
-static int debit_pacer(void *context)
-{
+static int debit_pacer(void *context) {
     const struct debit *debit = context;
     const uint32_t percent = atomic_load(&debit->pacer->percent);
     const uint64_t now = vgpu_now_ns(), latest = now + MOST_AHEAD_NS;
@@ -266,8 +253,7 @@ static int debit_pacer(void *context)
     return 0;
 }
 
-int vgpu_region_debit(vgpu_region *region, uint32_t card, uint64_t gpu_ns)
-{
+int vgpu_region_debit(vgpu_region *region, uint32_t card, uint64_t gpu_ns) {
     if (!region->writable)
         return -EBADF;
     if (card >= VGPU_MAX_CARDS)
@@ -283,8 +269,7 @@ struct overhead {
 };
 
 /* Makes what the region's own slot holds in an account equal to `bytes`. */
-static void hold(vgpu_region *region, unsigned card, enum vgpu_account_index account, uint64_t bytes)
-{
+static void hold(vgpu_region *region, unsigned card, enum vgpu_account_index account, uint64_t bytes) {
     const uint32_t lane = VGPU_LANE_NUMBER(region->member.slot, 0);
     const uint64_t held = vgpu_account_lane_of(region->usage, card, account, lane)->bytes;
     if (bytes > held)
@@ -293,8 +278,7 @@ static void hold(vgpu_region *region, unsigned card, enum vgpu_account_index acc
         vgpu_account_release(region->usage, card, account, lane, held - bytes);
 }
 
-static int charge_overhead(void *context)
-{
+static int charge_overhead(void *context) {
     const struct overhead *overhead = context;
     vgpu_region *region = overhead->region;
     if (!region->staying && overhead->bytes == 0)
@@ -313,8 +297,7 @@ static int charge_overhead(void *context)
     return 0;
 }
 
-int vgpu_region_charge_overhead(vgpu_region *region, uint32_t card, uint64_t bytes)
-{
+int vgpu_region_charge_overhead(vgpu_region *region, uint32_t card, uint64_t bytes) {
     struct overhead overhead = {.region = region, .card = card, .bytes = bytes};
     if (!region->writable)
         return -EBADF;

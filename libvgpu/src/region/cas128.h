@@ -1,5 +1,5 @@
-/* Compare-and-swap of one account word (128 bits), sequentially consistent, without libatomic: compilers call that library for 16-byte
- * atomics, and an intercept library must not bring one into every process. */
+/* Compare-and-swap of one account word (128 bits), sequentially consistent, without libatomic: compilers call that
+ * library for 16-byte atomics, and an intercept library must not bring one into every process. */
 #ifndef VGPU_CAS128_H
 #define VGPU_CAS128_H
 #include <stdbool.h>
@@ -13,17 +13,17 @@ struct vgpu_word_value {
     uint64_t tag;
 };
 
-static inline struct vgpu_word_value vgpu_word_load(const struct vgpu_word *word)
-{
+static inline struct vgpu_word_value vgpu_word_load(const struct vgpu_word *word) {
     struct vgpu_word_value value;
     value.tag = atomic_load_explicit(&word->tag, memory_order_acquire);
     value.used = atomic_load_explicit(&word->used, memory_order_acquire);
     return value;
 }
 
-/* True: the word was `expected` and is `desired` now. False: it was something else (on aarch64 that may be a torn reading of it): read again. */
-static inline bool vgpu_word_cas(struct vgpu_word *word, struct vgpu_word_value expected, struct vgpu_word_value desired)
-{
+/* True: the word was `expected` and is `desired` now. False: it was something else (on aarch64 that may be a torn
+ * reading of it): read again. */
+static inline bool vgpu_word_cas(struct vgpu_word *word, struct vgpu_word_value expected,
+                                 struct vgpu_word_value desired) {
 #if defined(__x86_64__)
     bool swapped;
     __asm__ __volatile__("lock cmpxchg16b %1\n\tsete %0"

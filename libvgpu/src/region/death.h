@@ -1,4 +1,5 @@
-/* Numbered points between the stores of an operation, at which a test build (-DVGPU_DEATH_POINTS) can end the process as kill -9 would. */
+/* Numbered points between the stores of an operation, at which a test build (-DVGPU_DEATH_POINTS) can end the process
+ * as kill -9 would. */
 #ifndef VGPU_DEATH_H
 #define VGPU_DEATH_H
 #ifdef VGPU_DEATH_POINTS

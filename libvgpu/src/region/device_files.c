@@ -15,18 +15,17 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-#define NVIDIA_MAJOR 195 /* devices.txt of the kernel; nvidia-uvm and others have numbers of their own on each machine */
+/* devices.txt of the kernel; nvidia-uvm and others have numbers of their own on each machine */
+#define NVIDIA_MAJOR 195
 
 static atomic_bool unmarked; /* an inherited one took no mark */
 
-static bool begins(const char *text, const char *with)
-{
+static bool begins(const char *text, const char *with) {
     return strncmp(text, with, strlen(with)) == 0;
 }
 
 /* /dev/nvidia*, WSL's /dev/dxg, Tegra's nvmap, nvhost-* and nvgpu/...; for the simulator's file see its README. */
-static bool is_of_driver(int folder, const char *number)
-{
+static bool is_of_driver(int folder, const char *number) {
     char path[512];
     struct stat status;
     if (fstatat(folder, number, &status, 0) != 0 || !(S_ISCHR(status.st_mode) || S_ISREG(status.st_mode)))
@@ -41,7 +40,8 @@ static bool is_of_driver(int folder, const char *number)
     name = name ? name + 1 : path;
     if (S_ISREG(status.st_mode))
         return begins(name, "nvidia-simulated.");
-    return begins(name, "nvidia") || begins(name, "nvmap") || begins(name, "nvhost") || strcmp(name, "dxg") == 0 || strstr(path, "/nvgpu/");
+    return begins(name, "nvidia") || begins(name, "nvmap") || begins(name, "nvhost") || strcmp(name, "dxg") == 0 ||
+           strstr(path, "/nvgpu/");
 }
 
 struct search {
@@ -52,8 +52,7 @@ struct search {
 };
 
 /* Visits descriptors until a visit answers true. No memory of malloc: it runs while the program is being loaded. */
-static bool search(const char *process, struct search *what)
-{
+static bool search(const char *process, struct search *what) {
     char path[64];
     _Alignas(struct dirent64) char entries[1024];
     bool found = false;
@@ -65,7 +64,8 @@ static bool search(const char *process, struct search *what)
         for (long at = 0; at < got && !found;) {
             const struct dirent64 *entry = (const struct dirent64 *)(entries + at);
             at += entry->d_reclen;
-            found = entry->d_name[0] != '.' && (!what->of_driver || is_of_driver(folder, entry->d_name)) && what->visit(atoi(entry->d_name), what->context);
+            found = entry->d_name[0] != '.' && (!what->of_driver || is_of_driver(folder, entry->d_name)) &&
+                    what->visit(atoi(entry->d_name), what->context);
         }
     }
     if (folder >= 0)
@@ -73,52 +73,44 @@ static bool search(const char *process, struct search *what)
     return found;
 }
 
-static bool any(int fd, void *context)
-{
+static bool any(int fd, void *context) {
     (void)context;
     return fd >= 0;
 }
 
-bool vgpu_device_files_open(const char *process)
-{
+bool vgpu_device_files_open(const char *process) {
     struct search what = {.visit = any, .of_driver = true};
     return search(process, &what) || what.hidden;
 }
 
-bool vgpu_inherited_mark(int fd)
-{
+bool vgpu_inherited_mark(int fd) {
     const int flags = fcntl(fd, F_GETFL);
     return flags < 0 || flags & O_PATH || fcntl(fd, F_SETSIG, SIGIO) == 0;
 }
 
-bool vgpu_inherited_marked(int fd)
-{
+bool vgpu_inherited_marked(int fd) {
     return fcntl(fd, F_GETSIG) == SIGIO;
 }
 
-static bool mark(int fd, void *context)
-{
+static bool mark(int fd, void *context) {
     (void)context;
     if (!vgpu_inherited_mark(fd))
         atomic_store(&unmarked, true);
     return false;
 }
 
-static bool is_marked(int fd, void *context)
-{
+static bool is_marked(int fd, void *context) {
     (void)context;
     return vgpu_inherited_marked(fd);
 }
 
-static bool passes(int fd, void *context)
-{
+static bool passes(int fd, void *context) {
     (void)context;
     const int flags = fcntl(fd, F_GETFD);
     return flags >= 0 && !(flags & FD_CLOEXEC);
 }
 
-void vgpu_device_files_mark(void)
-{
+void vgpu_device_files_mark(void) {
     struct search what = {.visit = mark, .of_driver = true};
     const int saved = errno;
     search("self", &what);
@@ -127,22 +119,19 @@ void vgpu_device_files_mark(void)
     errno = saved;
 }
 
-bool vgpu_device_files_marked(void)
-{
+bool vgpu_device_files_marked(void) {
     struct search what = {.visit = is_marked, .of_driver = true};
     if (atomic_load(&unmarked))
         return vgpu_device_files_open("self");
     return search("self", &what) || what.hidden;
 }
 
-bool vgpu_device_files_pass(void)
-{
+bool vgpu_device_files_pass(void) {
     struct search what = {.visit = passes, .of_driver = true};
     return search("self", &what) || what.hidden;
 }
 
-bool vgpu_descriptors_any(bool (*visit)(int fd, void *context), void *context)
-{
+bool vgpu_descriptors_any(bool (*visit)(int fd, void *context), void *context) {
     struct search what = {.visit = visit, .context = context};
     return search("self", &what);
 }

@@ -1,7 +1,8 @@
-/* The generic cell rate algorithm in GPU time: one number per card, the theoretical arrival time (tat), paces all launches of a container.
+/* The generic cell rate algorithm in GPU time: one number per card, the theoretical arrival time (tat), paces all
+ * launches of a container.
  *
- * A launch that costs `price` nanoseconds of wall time (GPU time * 100 / limit) may start at max(tat, now - burst) and moves tat on by its
- * price. Pure arithmetic on one shared word: no locks, nothing to repair when a process dies. */
+ * A launch that costs `price` nanoseconds of wall time (GPU time * 100 / limit) may start at max(tat, now - burst) and
+ * moves tat on by its price. Pure arithmetic on one shared word: no locks, nothing to repair when a process dies. */
 #ifndef VGPU_GCRA_H
 #define VGPU_GCRA_H
 #include <stdatomic.h>

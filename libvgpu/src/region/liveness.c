@@ -13,8 +13,7 @@
 #include "region/device_files.h"
 
 /* Calls visit for every line of a file, without its newline and cut to 511 characters, until visit answers true. */
-static bool any_line_of(int fd, bool (*visit)(const char *line, void *context), void *context)
-{
+static bool any_line_of(int fd, bool (*visit)(const char *line, void *context), void *context) {
     char chunk[1024], line[512]; /* on a thread's stack, which may be small */
     size_t length = 0;
     bool found = false;
@@ -40,8 +39,7 @@ static bool any_line_of(int fd, bool (*visit)(const char *line, void *context), 
     return found;
 }
 
-static bool any_line(const char *path, bool (*visit)(const char *line, void *context), void *context)
-{
+static bool any_line(const char *path, bool (*visit)(const char *line, void *context), void *context) {
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return false;
@@ -56,8 +54,7 @@ struct map_line {
     struct vgpu_mapped_file file;
 };
 
-static bool parse_map_line(const char *line, struct map_line *out)
-{
+static bool parse_map_line(const char *line, struct map_line *out) {
     char *end;
     out->start = strtoull(line, &end, 16);
     if (*end++ != '-')
@@ -80,8 +77,7 @@ struct map_search {
     struct vgpu_mapped_file file;
 };
 
-static bool holds_address(const char *line, void *context)
-{
+static bool holds_address(const char *line, void *context) {
     struct map_search *search = context;
     struct map_line map;
     if (!parse_map_line(line, &map) || search->address < map.start || search->address >= map.end)
@@ -90,15 +86,13 @@ static bool holds_address(const char *line, void *context)
     return true;
 }
 
-static bool names_file(const char *line, void *context)
-{
+static bool names_file(const char *line, void *context) {
     const struct vgpu_mapped_file *file = context;
     struct map_line map;
     return parse_map_line(line, &map) && map.file.inode == file->inode && map.file.device == file->device;
 }
 
-struct vgpu_mapped_file vgpu_mapped_file_at(const void *address)
-{
+struct vgpu_mapped_file vgpu_mapped_file_at(const void *address) {
     struct map_search search = {.address = (uintptr_t)address};
     any_line("/proc/self/maps", holds_address, &search);
     return search.file;
@@ -112,8 +106,7 @@ struct process_stat {
 };
 
 /* Fields 3, 20, 22 and 23 of /proc/PID/stat; the command in field 2 may hold blanks and parentheses. */
-static bool read_stat_line(const char *line, void *context)
-{
+static bool read_stat_line(const char *line, void *context) {
     struct process_stat *out = context;
     const char *field = strrchr(line, ')');
     if (!field || field[1] != ' ')
@@ -134,45 +127,41 @@ static bool read_stat_line(const char *line, void *context)
     return true;
 }
 
-static bool process_stat(const char *pid, struct process_stat *out)
-{
+static bool process_stat(const char *pid, struct process_stat *out) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%s/stat", pid);
     return any_line(path, read_stat_line, out);
 }
 
-static uint64_t pid_namespace(const char *pid)
-{
+static uint64_t pid_namespace(const char *pid) {
     char path[64];
     struct stat status;
     snprintf(path, sizeof path, "/proc/%s/ns/pid", pid);
     return stat(path, &status) == 0 ? (uint64_t)status.st_ino : 0;
 }
 
-struct vgpu_identity vgpu_identity_self(void)
-{
+struct vgpu_identity vgpu_identity_self(void) {
     struct process_stat stat = {0};
     process_stat("self", &stat);
-    return (struct vgpu_identity){.pid = getpid(), .pid_namespace = pid_namespace("self"), .start_time = stat.start_time};
+    return (struct vgpu_identity){
+        .pid = getpid(), .pid_namespace = pid_namespace("self"), .start_time = stat.start_time};
 }
 
 /* "NSpid:\t1234\t12": the innermost number is the one that the process itself sees */
-static bool innermost_pid(const char *line, void *context)
-{
+static bool innermost_pid(const char *line, void *context) {
     if (strncmp(line, "NSpid:", 6) != 0)
         return false;
     const char *last = strrchr(line, '\t');
     return last && atoi(last + 1) == *(const int32_t *)context;
 }
 
-static bool is_number(const char *name)
-{
+static bool is_number(const char *name) {
     return *name && name[strspn(name, "0123456789")] == 0 && strlen(name) < 10;
 }
 
-/* Needs a /proc that shows other namespaces and the right to look into them: the agent has both, a container neither. */
-static void list_processes(struct vgpu_process_list *list)
-{
+/* Needs a /proc that shows other namespaces and the right to look into them: the agent has both, a container neither.
+ */
+static void list_processes(struct vgpu_process_list *list) {
     const uint64_t own = pid_namespace("self");
     uint32_t room = 0;
     struct dirent *entry;
@@ -189,21 +178,21 @@ static void list_processes(struct vgpu_process_list *list)
                 break;
             list->processes = grown;
         }
-        list->processes[list->count++] = (struct vgpu_listed_process){.pid_namespace = found, .pid = atoi(entry->d_name)};
+        list->processes[list->count++] =
+            (struct vgpu_listed_process){.pid_namespace = found, .pid = atoi(entry->d_name)};
     }
     if (proc)
         closedir(proc);
 }
 
-void vgpu_process_list_free(struct vgpu_process_list *list)
-{
+void vgpu_process_list_free(struct vgpu_process_list *list) {
     free(list->processes);
     *list = (struct vgpu_process_list){0};
 }
 
 /* Finds the /proc name of a process in another pid namespace. */
-static bool find_in_namespaces(const struct vgpu_identity *process, struct vgpu_process_list *list, char name[static 16])
-{
+static bool find_in_namespaces(const struct vgpu_identity *process, struct vgpu_process_list *list,
+                               char name[static 16]) {
     if (!list->listed)
         list_processes(list);
     for (uint32_t i = 0; i < list->count; i++) {
@@ -221,11 +210,10 @@ static bool find_in_namespaces(const struct vgpu_identity *process, struct vgpu_
 
 enum presence { UNKNOWN, ENDED, HIDDEN, PRESENT };
 
-/* Finds the process and its name below /proc. ENDED: its number is free or belongs to another one now. HIDDEN: a process of this number
- * runs, and /proc does not show it to this one (mounted with hidepid). */
+/* Finds the process and its name below /proc. ENDED: its number is free or belongs to another one now. HIDDEN: a
+ * process of this number runs, and /proc does not show it to this one (mounted with hidepid). */
 static enum presence find(const struct vgpu_identity *process, struct vgpu_process_list *list, char name[static 16],
-                          struct process_stat *stat)
-{
+                          struct process_stat *stat) {
     if (process->pid <= 0 || process->start_time == 0 || process->pid_namespace == 0)
         return UNKNOWN;
     if (process->pid_namespace == pid_namespace("self"))
@@ -238,19 +226,17 @@ static enum presence find(const struct vgpu_identity *process, struct vgpu_proce
 }
 
 /* A zombie whose other threads still run (the main thread left by pthread_exit) has not ended. */
-static bool has_ended(const struct process_stat *stat)
-{
+static bool has_ended(const struct process_stat *stat) {
     return (stat->state == 'Z' || stat->state == 'X') && stat->threads <= 1;
 }
 
 /* On its way out: its memory goes first, then its descriptors, the last one opened before the others. */
-static bool is_ending(const struct process_stat *stat)
-{
+static bool is_ending(const struct process_stat *stat) {
     return stat->address_space == 0 && !has_ended(stat);
 }
 
-bool vgpu_process_holds(const struct vgpu_identity *process, const struct vgpu_mapped_file *file, struct vgpu_process_list *list)
-{
+bool vgpu_process_holds(const struct vgpu_identity *process, const struct vgpu_mapped_file *file,
+                        struct vgpu_process_list *list) {
     char name[16], path[64];
     struct process_stat stat;
     struct vgpu_mapped_file wanted = *file;
@@ -269,21 +255,21 @@ bool vgpu_process_holds(const struct vgpu_identity *process, const struct vgpu_m
            (find(process, list, name, &stat) == PRESENT && is_ending(&stat)); /* it may have begun to end meanwhile */
 }
 
-bool vgpu_process_keeps(const struct vgpu_identity *process, struct vgpu_process_list *list)
-{
+bool vgpu_process_keeps(const struct vgpu_identity *process, struct vgpu_process_list *list) {
     char name[16];
     struct process_stat stat;
     const struct vgpu_identity self = vgpu_identity_self();
-    if (process->pid == self.pid && process->pid_namespace == self.pid_namespace && process->start_time == self.start_time)
+    if (process->pid == self.pid && process->pid_namespace == self.pid_namespace &&
+        process->start_time == self.start_time)
         return vgpu_device_files_marked();
     const enum presence presence = find(process, list, name, &stat);
     if (presence != PRESENT)
         return presence == HIDDEN;
-    return !has_ended(&stat) && (is_ending(&stat) || vgpu_device_files_open(name) || (find(process, list, name, &stat) == PRESENT && is_ending(&stat)));
+    return !has_ended(&stat) && (is_ending(&stat) || vgpu_device_files_open(name) ||
+                                 (find(process, list, name, &stat) == PRESENT && is_ending(&stat)));
 }
 
-bool vgpu_process_ended(const struct vgpu_identity *process, struct vgpu_process_list *list)
-{
+bool vgpu_process_ended(const struct vgpu_identity *process, struct vgpu_process_list *list) {
     char name[16];
     struct process_stat stat;
     const enum presence presence = find(process, list, name, &stat);

@@ -12,8 +12,7 @@ static _Thread_local struct {
 } guarded;
 static struct sigaction previous;
 
-static void on_bus_error(int number, siginfo_t *info, void *context)
-{
+static void on_bus_error(int number, siginfo_t *info, void *context) {
     const uintptr_t address = (uintptr_t)info->si_addr;
     if (guarded.end && address >= guarded.start && address < guarded.end)
         siglongjmp(guarded.back, 1);
@@ -22,18 +21,17 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
     else if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN)
         previous.sa_handler(number);
     else
-        sigaction(number, &previous, NULL); /* returning repeats the access, which now ends the process as it would have */
+        sigaction(number, &previous,
+                  NULL); /* returning repeats the access, which now ends the process as it would have */
 }
 
-static void install(void)
-{
+static void install(void) {
     struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_ONSTACK};
     sigemptyset(&action.sa_mask);
     sigaction(SIGBUS, &action, &previous);
 }
 
-int vgpu_guarded(const void *start, size_t size, int (*work)(void *context), void *context)
-{
+int vgpu_guarded(const void *start, size_t size, int (*work)(void *context), void *context) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, install);
     if (sigsetjmp(guarded.back, 1) != 0) {

@@ -8,8 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "region/account.h"
 #include "base/clock.h"
+#include "region/account.h"
 #include "region/death.h"
 #include "region/device_files.h"
 #include "region/region_files.h"
@@ -22,24 +22,22 @@
 
 #define OWNER(generation, state) ((uint64_t)(generation) << 2 | (state))
 #define ORDINARY_SLOTS (VGPU_SLOTS - VGPU_RESERVED_SLOTS)
-#define MOST_OWED_NS 10000000000u /* GPU time that a dead process owes at most */
+#define MOST_OWED_NS 10000000000u        /* GPU time that a dead process owes at most */
 #define MOST_OWED_SETTLED_NS 1000000000u /* the same of launches that have paid what others of their kind take */
 #define GENERATION(owner) ((owner) >> 2)
 
-static struct flock slot_lock(uint32_t slot, short type)
-{
+static struct flock slot_lock(uint32_t slot, short type) {
     return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = VGPU_LOCK_SLOT(slot), .l_len = 1};
 }
 
-static bool is_usage_file(const struct vgpu_member *member, int fd)
-{
+static bool is_usage_file(const struct vgpu_member *member, int fd) {
     struct stat status;
     return fd >= 0 && fstat(fd, &status) == 0 && status.st_dev == member->device && status.st_ino == member->inode;
 }
 
-/* The member's descriptor, opened again if somebody closed it; -1: there is none to be had. A lock that went with it is taken again. */
-static int lock_file(struct vgpu_member *member)
-{
+/* The member's descriptor, opened again if somebody closed it; -1: there is none to be had. A lock that went with it is
+ * taken again. */
+static int lock_file(struct vgpu_member *member) {
     if (is_usage_file(member, member->fd))
         return member->fd;
     int fd = open(member->path, O_RDWR | (member->passes ? 0 : O_CLOEXEC));
@@ -56,20 +54,18 @@ static int lock_file(struct vgpu_member *member)
     return fd;
 }
 
-static bool same_process(const struct vgpu_slot_head *head, const struct vgpu_identity *process)
-{
+static bool same_process(const struct vgpu_slot_head *head, const struct vgpu_identity *process) {
     return process->start_time != 0 && atomic_load(&head->pid) == process->pid &&
-           atomic_load(&head->pid_namespace) == process->pid_namespace && atomic_load(&head->start_time) == process->start_time;
+           atomic_load(&head->pid_namespace) == process->pid_namespace &&
+           atomic_load(&head->start_time) == process->start_time;
 }
 
-static uint32_t slots_high(const struct vgpu_usage_file *usage)
-{
+static uint32_t slots_high(const struct vgpu_usage_file *usage) {
     const uint32_t high = atomic_load_explicit(&usage->slots_high, memory_order_acquire);
     return high < VGPU_SLOTS ? high : VGPU_SLOTS;
 }
 
-int vgpu_member_join(struct vgpu_member *member, struct vgpu_usage_file *usage, const char *path, int fd)
-{
+int vgpu_member_join(struct vgpu_member *member, struct vgpu_usage_file *usage, const char *path, int fd) {
     struct stat status = {0};
     if (fd >= 0 && fstat(fd, &status) != 0)
         return -errno;
@@ -78,8 +74,7 @@ int vgpu_member_join(struct vgpu_member *member, struct vgpu_usage_file *usage, 
     return 0;
 }
 
-static bool mark_lock(int fd, void *context)
-{
+static bool mark_lock(int fd, void *context) {
     struct vgpu_member *member = context;
     const int flags = fcntl(fd, F_GETFD);
     if (fd != member->fd && flags >= 0 && !(flags & FD_CLOEXEC) && is_usage_file(member, fd) && vgpu_inherited_mark(fd))
@@ -87,8 +82,7 @@ static bool mark_lock(int fd, void *context)
     return false;
 }
 
-static bool drop_lock(int fd, void *context)
-{
+static bool drop_lock(int fd, void *context) {
     const struct vgpu_member *member = context;
     if (fd != member->fd && is_usage_file(member, fd) && vgpu_inherited_marked(fd))
         close(fd);
@@ -96,35 +90,33 @@ static bool drop_lock(int fd, void *context)
 }
 
 /* What was inherited with device files is of no use without them. */
-static void drop_locks(struct vgpu_member *member)
-{
+static void drop_locks(struct vgpu_member *member) {
     if (!member->inherited || vgpu_device_files_marked())
         return;
     vgpu_descriptors_any(drop_lock, member);
     member->inherited = false;
 }
 
-void vgpu_member_pass_on(struct vgpu_member *member)
-{
+void vgpu_member_pass_on(struct vgpu_member *member) {
     const int fd = member->path && !member->passes && vgpu_device_files_pass() ? lock_file(member) : -1;
     if (fd >= 0)
         member->passes = fcntl(fd, F_SETFD, 0) == 0;
 }
 
-void vgpu_member_disown(struct vgpu_member *member)
-{
+void vgpu_member_disown(struct vgpu_member *member) {
     const struct vgpu_identity self = vgpu_identity_self();
     vgpu_descriptors_any(mark_lock, member);
     drop_locks(member);
     for (uint32_t slot = 0; slot < slots_high(member->usage); slot++) {
-        if (vgpu_slot_state(vgpu_slot_owner(member->usage, slot)) == VGPU_SLOT_FREE || !same_process(&member->usage->heads[slot], &self))
+        if (vgpu_slot_state(vgpu_slot_owner(member->usage, slot)) == VGPU_SLOT_FREE ||
+            !same_process(&member->usage->heads[slot], &self))
             continue;
-        atomic_fetch_or(&member->usage->heads[slot].flags, VGPU_SLOT_REPLACED | (vgpu_device_files_marked() ? VGPU_SLOT_KEPT : 0));
+        atomic_fetch_or(&member->usage->heads[slot].flags,
+                        VGPU_SLOT_REPLACED | (vgpu_device_files_marked() ? VGPU_SLOT_KEPT : 0));
     }
 }
 
-int vgpu_member_rejoin(struct vgpu_member *child, const struct vgpu_member *parent)
-{
+int vgpu_member_rejoin(struct vgpu_member *child, const struct vgpu_member *parent) {
     char path[32];
     int fd = -1;
     if (is_usage_file(parent, parent->fd)) {
@@ -146,25 +138,24 @@ int vgpu_member_rejoin(struct vgpu_member *child, const struct vgpu_member *pare
     return 0;
 }
 
-static void raise_high(struct vgpu_usage_file *usage, uint32_t high)
-{
+static void raise_high(struct vgpu_usage_file *usage, uint32_t high) {
     uint32_t seen = atomic_load(&usage->slots_high);
     while (seen < high && !atomic_compare_exchange_weak(&usage->slots_high, &seen, high))
         ;
 }
 
 /* A slot is a hole of the file until it is first taken; on a full file system, touching it would end the process. */
-static int back(int fd, uint32_t slot)
-{
-    return vgpu_file_back(fd, offsetof(struct vgpu_usage_file, slots) + slot * sizeof(struct vgpu_slot), sizeof(struct vgpu_slot));
+static int back(int fd, uint32_t slot) {
+    return vgpu_file_back(fd, offsetof(struct vgpu_usage_file, slots) + slot * sizeof(struct vgpu_slot),
+                          sizeof(struct vgpu_slot));
 }
 
-static bool take(struct vgpu_member *member, int fd, uint32_t slot, uint32_t flags)
-{
+static bool take(struct vgpu_member *member, int fd, uint32_t slot, uint32_t flags) {
     struct vgpu_slot_head *head = &member->usage->heads[slot];
     struct flock lock = slot_lock(slot, F_WRLCK);
     uint64_t owner = vgpu_slot_owner(member->usage, slot);
-    /* A reserved slot never holds charges, so whoever gets its lock may have it, whatever its dead holder left there. */
+    /* A reserved slot never holds charges, so whoever gets its lock may have it, whatever its dead holder left there.
+     */
     const bool takeable = vgpu_slot_state(owner) == VGPU_SLOT_FREE || (slot >= ORDINARY_SLOTS && fd >= 0);
     if (!takeable || (fd >= 0 && (back(fd, slot) != 0 || fcntl(fd, F_OFD_SETLK, &lock) != 0)))
         return false;
@@ -191,16 +182,14 @@ static bool take(struct vgpu_member *member, int fd, uint32_t slot, uint32_t fla
     return true;
 }
 
-static bool take_one_of(struct vgpu_member *member, int fd, uint32_t first, uint32_t end, uint32_t flags)
-{
+static bool take_one_of(struct vgpu_member *member, int fd, uint32_t first, uint32_t end, uint32_t flags) {
     for (uint32_t slot = first; slot < end; slot++)
         if (take(member, fd, slot, flags))
             return true;
     return false;
 }
 
-int vgpu_slot_take(struct vgpu_member *member, uint32_t flags)
-{
+int vgpu_slot_take(struct vgpu_member *member, uint32_t flags) {
     const int fd = member->path ? lock_file(member) : -1;
     if (member->path && fd < 0)
         return -EBADF;
@@ -216,44 +205,40 @@ int vgpu_slot_take(struct vgpu_member *member, uint32_t flags)
     return take_one_of(member, fd, 0, ORDINARY_SLOTS, flags) ? 0 : -ENOSPC;
 }
 
-int vgpu_slot_take_to_charge(struct vgpu_member *member)
-{
+int vgpu_slot_take_to_charge(struct vgpu_member *member) {
     const int fd = member->path ? lock_file(member) : -1;
     if (member->path && fd < 0)
         return -EBADF;
     return take_one_of(member, fd, 0, ORDINARY_SLOTS, VGPU_SLOT_AGENT) ? 0 : -ENOSPC;
 }
 
-static void forget_identity(struct vgpu_usage_file *usage, uint32_t slot)
-{
+static void forget_identity(struct vgpu_usage_file *usage, uint32_t slot) {
     struct vgpu_slot_head *head = &usage->heads[slot];
     atomic_store(&head->pid, 0);
     atomic_store(&head->start_time, 0);
     atomic_store(&head->flags, 0);
 }
 
-void vgpu_slot_give_back(struct vgpu_member *member)
-{
+void vgpu_slot_give_back(struct vgpu_member *member) {
     if (member->slot == VGPU_NO_SLOT)
         return;
     struct flock lock = slot_lock(member->slot, F_UNLCK);
     forget_identity(member->usage, member->slot);
-    atomic_store(&member->usage->heads[member->slot].owner, OWNER(GENERATION(vgpu_slot_owner(member->usage, member->slot)), VGPU_SLOT_FREE));
+    atomic_store(&member->usage->heads[member->slot].owner,
+                 OWNER(GENERATION(vgpu_slot_owner(member->usage, member->slot)), VGPU_SLOT_FREE));
     DEATH_POINT();
     if (is_usage_file(member, member->fd))
         fcntl(member->fd, F_OFD_SETLK, &lock);
     member->slot = VGPU_NO_SLOT;
 }
 
-static struct vgpu_identity identity_of(const struct vgpu_slot_head *head)
-{
+static struct vgpu_identity identity_of(const struct vgpu_slot_head *head) {
     return (struct vgpu_identity){.pid = atomic_load(&head->pid),
                                   .pid_namespace = atomic_load(&head->pid_namespace),
                                   .start_time = atomic_load(&head->start_time)};
 }
 
-bool vgpu_slot_dead(struct vgpu_member *member, uint32_t slot)
-{
+bool vgpu_slot_dead(struct vgpu_member *member, uint32_t slot) {
     const struct vgpu_slot_head *head = &member->usage->heads[slot];
     struct flock lock = slot_lock(slot, F_WRLCK);
     const int fd = lock_file(member);
@@ -270,9 +255,9 @@ bool vgpu_slot_dead(struct vgpu_member *member, uint32_t slot)
     return !vgpu_process_holds(&holder, &member->file, &member->list);
 }
 
-/* Nobody will go on with this claim. Stricter than a dead slot: children that hold a killed reaper's lock keep its memory, not its work. */
-static bool claim_abandoned(struct vgpu_member *member, uint64_t claim)
-{
+/* Nobody will go on with this claim. Stricter than a dead slot: children that hold a killed reaper's lock keep its
+ * memory, not its work. */
+static bool claim_abandoned(struct vgpu_member *member, uint64_t claim) {
     const uint32_t slot = (uint32_t)claim;
     if (slot >= VGPU_SLOTS || slot == member->slot)
         return true;
@@ -281,13 +266,14 @@ static bool claim_abandoned(struct vgpu_member *member, uint64_t claim)
         return true;
     const struct vgpu_slot_head *head = &member->usage->heads[slot];
     const struct vgpu_identity holder = identity_of(head);
-    return vgpu_slot_dead(member, slot) || (atomic_load(&head->flags) & VGPU_SLOT_REPLACED) || vgpu_process_ended(&holder, &member->list);
+    return vgpu_slot_dead(member, slot) || (atomic_load(&head->flags) & VGPU_SLOT_REPLACED) ||
+           vgpu_process_ended(&holder, &member->list);
 }
 
-/* What it had under way when it ended was never measured. Since when it has been dead is not known either, and it may be long: then what it owes is
- * bounded, as a container that has used nothing since would wait for nobody's sake. A reaper that dies in here charges it once or not at all. */
-static void charge_owed(struct vgpu_usage_file *usage, uint32_t slot, unsigned card, uint64_t now)
-{
+/* What it had under way when it ended was never measured. Since when it has been dead is not known either, and it may
+ * be long: then what it owes is bounded, as a container that has used nothing since would wait for nobody's sake. A
+ * reaper that dies in here charges it once or not at all. */
+static void charge_owed(struct vgpu_usage_file *usage, uint32_t slot, unsigned card, uint64_t now) {
     struct vgpu_pacer_card *pacer = &usage->pacer[card];
     const uint64_t since = atomic_exchange(&usage->slots[slot].owed[card].since_ns, 0);
     const uint64_t paid = atomic_exchange(&usage->slots[slot].owed[card].paid_ns, 0);
@@ -301,8 +287,7 @@ static void charge_owed(struct vgpu_usage_file *usage, uint32_t slot, unsigned c
         atomic_fetch_add(&pacer->tat, owed * 100 / percent);
 }
 
-static void settle(struct vgpu_usage_file *usage, uint32_t slot)
-{
+static void settle(struct vgpu_usage_file *usage, uint32_t slot) {
     const uint64_t now = vgpu_now_ns();
     for (uint32_t lane = 0; lane < VGPU_LANES; lane++)
         for (unsigned card = 0; card < VGPU_MAX_CARDS; card++)
@@ -319,8 +304,7 @@ static void settle(struct vgpu_usage_file *usage, uint32_t slot)
     }
 }
 
-static bool reap(struct vgpu_member *member, uint32_t slot, unsigned *busy)
-{
+static bool reap(struct vgpu_member *member, uint32_t slot, unsigned *busy) {
     struct vgpu_slot_head *head = &member->usage->heads[slot];
     const uint64_t mine = (uint64_t)member->generation << 32 | member->slot;
     uint64_t owner = vgpu_slot_owner(member->usage, slot);
@@ -328,7 +312,8 @@ static bool reap(struct vgpu_member *member, uint32_t slot, unsigned *busy)
         return false;
     DEATH_POINT();
     uint64_t claim = atomic_load(&head->reaper);
-    if ((claim != 0 && !claim_abandoned(member, claim)) || !atomic_compare_exchange_strong(&head->reaper, &claim, mine)) {
+    if ((claim != 0 && !claim_abandoned(member, claim)) ||
+        !atomic_compare_exchange_strong(&head->reaper, &claim, mine)) {
         ++*busy;
         return false;
     }
@@ -348,8 +333,7 @@ static bool reap(struct vgpu_member *member, uint32_t slot, unsigned *busy)
     return unchanged;
 }
 
-int vgpu_slots_reap(struct vgpu_member *member, unsigned *busy)
-{
+int vgpu_slots_reap(struct vgpu_member *member, unsigned *busy) {
     int freed = 0;
     *busy = 0;
     if (!member->path)

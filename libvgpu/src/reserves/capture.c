@@ -6,8 +6,8 @@
 #include <sched.h>
 #include <stdlib.h>
 
-#include "ledger/charge.h"
 #include "base/spin.h"
+#include "ledger/charge.h"
 
 atomic_int vgpu_open_captures;
 
@@ -19,8 +19,8 @@ struct vgpu_capture {
 
 static struct vgpu_capture *captures;
 static vgpu_spin lock;
-/* Held while a capture may end, which waits until no call is being recorded; a call begins with a look at it. No rwlock: before glibc 2.34 it would need
- * libpthread. */
+/* Held while a capture may end, which waits until no call is being recorded; a call begins with a look at it. No
+ * rwlock: before glibc 2.34 it would need libpthread. */
 static pthread_mutex_t ends = PTHREAD_MUTEX_INITIALIZER;
 static atomic_uint recorders;
 /* Calls of this thread: a driver may call the program back in one. */
@@ -102,8 +102,8 @@ void vgpu_captures_end(CUstream stream, CUcontext context) {
     vgpu_captures_settle(stream ? vgpu_captures_take(stream) : context ? take(0, context) : NULL, true);
 }
 
-/* Whether a stream is about to go, or all of its context's: then its handle may be another stream's before the call gets there. To be asked by a
- * recorder, and before it asks for the stream's state. */
+/* Whether a stream is about to go, or all of its context's: then its handle may be another stream's before the call
+ * gets there. To be asked by a recorder, and before it asks for the stream's state. */
 static bool departs(CUstream stream) {
     CUcontext context = NULL;
     if (!atomic_load(&departure_count))
@@ -157,8 +157,8 @@ void vgpu_captures_ended(void) {
         pthread_mutex_unlock(&ends);
 }
 
-/* No lock is held while the driver destroys: that may wait for the card, and so for other threads of the program, and tools are called back in it. Who
- * was recording is waited for; who begins later finds the departure. */
+/* No lock is held while the driver destroys: that may wait for the card, and so for other threads of the program, and
+ * tools are called back in it. Who was recording is waited for; who begins later finds the departure. */
 void vgpu_capture_departs(struct vgpu_departure *departure) {
     vgpu_own_tables();
     vgpu_spin_lock(&lock);

@@ -19,8 +19,8 @@ struct vgpu_capture *vgpu_captures_take(CUstream stream);
 /* Ends what was taken out or has not begun, or puts it (back) into the list. */
 void vgpu_captures_settle(struct vgpu_capture *taken, bool ended);
 
-/* True while any thread of this process captures: then our own events and queries need vgpu_relax, since a capture in global mode forbids them to
- * every thread that does not say otherwise. */
+/* True while any thread of this process captures: then our own events and queries need vgpu_relax, since a capture in
+ * global mode forbids them to every thread that does not say otherwise. */
 static inline bool vgpu_any_capture(void) {
     return atomic_load_explicit(&vgpu_open_captures, memory_order_relaxed) > 0;
 }
@@ -44,8 +44,8 @@ static inline bool vgpu_capture_unclear(CUstream stream) {
 }
 
 bool vgpu_recording_slowly(CUstream stream);
-/* True: the stream is being captured and stays so until vgpu_recorded, so that a call to the driver is recorded, not done, and takes no memory. What
- * the driver will not say is not true. */
+/* True: the stream is being captured and stays so until vgpu_recorded, so that a call to the driver is recorded, not
+ * done, and takes no memory. What the driver will not say is not true. */
 static inline bool vgpu_recording(CUstream stream) {
     return __builtin_expect(vgpu_any_capture(), 0) && vgpu_recording_slowly(stream);
 }
@@ -53,7 +53,8 @@ void vgpu_recorded(void);
 /* Around the driver's call that ends a capture. */
 void vgpu_captures_ending(void);
 void vgpu_captures_ended(void);
-/* Around the one that destroys a stream or a context, whose handle another one may get: until it is over, nothing counts as recorded there. */
+/* Around the one that destroys a stream or a context, whose handle another one may get: until it is over, nothing
+ * counts as recorded there. */
 struct vgpu_departure {
     struct vgpu_departure *next;
     CUstream stream;
@@ -62,7 +63,8 @@ struct vgpu_departure {
 void vgpu_capture_departs(struct vgpu_departure *departure);
 void vgpu_capture_departed(const struct vgpu_departure *departure);
 
-/* Around calls of our own: no capture that another thread has open, or begins meanwhile, refuses them or breaks by them. */
+/* Around calls of our own: no capture that another thread has open, or begins meanwhile, refuses them or breaks by
+ * them. */
 static inline CUstreamCaptureMode vgpu_relax(void) {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     if (DRIVER(cuThreadExchangeStreamCaptureMode))

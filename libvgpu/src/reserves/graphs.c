@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ledger/charge.h"
 #include "base/lock.h"
 #include "base/spin.h"
+#include "ledger/charge.h"
 
 #define CHUNK (32ull << 20) /* what the reserve grows in, as pools do */
 #define PAGE (2ull << 20)   /* of device memory */
@@ -17,8 +17,8 @@
 
 /* What the graphs launched on a device may need at once. */
 static struct device_sums {
-    uint32_t era;      /* from 1; sums begin anew when the driver has given all memory of graphs back */
-    uint64_t lasting;  /* graphs that leave something allocated */
+    uint32_t era;     /* from 1; sums begin anew when the driver has given all memory of graphs back */
+    uint64_t lasting; /* graphs that leave something allocated */
     unsigned count;
     struct {
         struct key {
@@ -169,8 +169,9 @@ static struct vgpu_graph_part *part_of(struct vgpu_graph *graph, CUdevice device
     return &graph->parts[graph->count++];
 }
 
-/* A driver gives the address of what a graph has freed to its next allocation, so what counts is how many addresses there are; and one that is
- * allocated again without having been freed, whatever that means (its context has gone), counts again. */
+/* A driver gives the address of what a graph has freed to its next allocation, so what counts is how many addresses
+ * there are; and one that is allocated again without having been freed, whatever that means (its context has gone),
+ * counts again. */
 static bool sum_up(struct vgpu_graph *graph, const struct node_list *list) {
     CUdeviceptr end = 0;
     for (size_t i = 0; i < list->count;) {
@@ -235,7 +236,8 @@ static struct key key_of(CUstream stream) {
     struct vgpu_place here;
     if (!own && stream && stream != CU_STREAM_LEGACY)
         return (struct key){.stream = (uintptr_t)stream};
-    return (struct key){.stream = own ? (uintptr_t)pthread_self() : 0, .context = vgpu_place_now(&here) ? here.context : NULL};
+    return (struct key){.stream = own ? (uintptr_t)pthread_self() : 0,
+                        .context = vgpu_place_now(&here) ? here.context : NULL};
 }
 
 static uint64_t needed(const struct device_sums *sum) {
@@ -282,7 +284,8 @@ static uint64_t growth_of(struct device_sums *sum, struct vgpu_graph_part *part,
 }
 
 /* With the lock of the sums held. Memory that finished graphs or pools keep unused is given back before a refusal. */
-static bool charge_part(struct device_sums *sum, struct vgpu_pool *pool, struct vgpu_graph_part *part, struct key key, uint64_t *growth) {
+static bool charge_part(struct device_sums *sum, struct vgpu_pool *pool, struct vgpu_graph_part *part, struct key key,
+                        uint64_t *growth) {
     struct vgpu_ticket ticket;
     unsigned card = vgpu_pool_card(pool);
     *growth = growth_of(sum, part, key, vgpu_pool_enter(pool));

@@ -1,8 +1,8 @@
 /* Memory that graphs allocate when they run.
  *
- * The driver reserves it at a launch or an upload and keeps it for later ones. What is charged is its reserve, as with pools; before a launch also
- * what the reserve may grow by: no more than this graph can have allocated at once, and no more than all launched graphs would need together, of
- * which those of one stream take turns. */
+ * The driver reserves it at a launch or an upload and keeps it for later ones. What is charged is its reserve, as with
+ * pools; before a launch also what the reserve may grow by: no more than this graph can have allocated at once, and no
+ * more than all launched graphs would need together, of which those of one stream take turns. */
 #ifndef VGPU_GRAPHS_H
 #define VGPU_GRAPHS_H
 #include <stdatomic.h>
@@ -38,11 +38,14 @@ struct vgpu_graph_launch {
 
 extern atomic_uint vgpu_graphs_known;
 
-/* Reads the memory nodes of a graph. CUDA_SUCCESS and NULL: it has none; an error: no memory to remember them, or nodes that cannot be read. */
+/* Reads the memory nodes of a graph. CUDA_SUCCESS and NULL: it has none; an error: no memory to remember them, or nodes
+ * that cannot be read. */
 CUresult vgpu_graph_read(CUgraph graph, struct vgpu_graph **out);
-/* Of two readings of one graph the one to keep: the earlier, which may have been charged, where they say the same. Frees the other. */
+/* Of two readings of one graph the one to keep: the earlier, which may have been charged, where they say the same.
+ * Frees the other. */
 struct vgpu_graph *vgpu_graph_later(struct vgpu_graph *before, struct vgpu_graph *now);
-/* Remembers (or frees, when NULL is given for exec) what was read. What was known of an earlier handle of the same value is forgotten. */
+/* Remembers (or frees, when NULL is given for exec) what was read. What was known of an earlier handle of the same
+ * value is forgotten. */
 void vgpu_graph_keep(struct vgpu_graph *graph, CUgraphExec exec);
 /* Takes it out of the table; NULL: not known. */
 struct vgpu_graph *vgpu_graph_take(CUgraphExec exec);
@@ -52,7 +55,8 @@ static inline struct vgpu_graph *vgpu_graph_find(CUgraphExec exec) {
     return atomic_load_explicit(&vgpu_graphs_known, memory_order_acquire) ? vgpu_graph_find_slowly(exec) : NULL;
 }
 
-/* Charges what a launch on this stream may make the driver reserve. False: refused, nothing is charged, the launch must not be made. */
+/* Charges what a launch on this stream may make the driver reserve. False: refused, nothing is charged, the launch must
+ * not be made. */
 bool vgpu_graph_charge(struct vgpu_graph *graph, CUstream stream, struct vgpu_graph_launch *launch);
 /* After the launch, whatever came of it. */
 void vgpu_graph_settle(const struct vgpu_graph_launch *launch);

@@ -4,11 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "reserves/capture.h"
 #include "base/lock.h"
 #include "base/spin.h"
+#include "reserves/capture.h"
 
-#define CHUNK (32ull << 20) /* what drivers round the growth of a pool up to; a smaller step only means that less was charged than allowed for */
+/* what drivers round the growth of a pool up to; a smaller step only means that less was charged than allowed for */
+#define CHUNK (32ull << 20)
 #define DEVICES_ASKED 64 /* whose default pools are compared with an unknown handle */
 
 struct vgpu_pool {
@@ -21,7 +22,7 @@ struct vgpu_pool {
     atomic_uint trimming;         /* calls of ours that do so outside the lock */
     atomic_uint card;             /* VGPU_CARD_UNLISTED too; in host memory: `on_card` false */
     atomic_bool on_card;
-    atomic_bool special;          /* nothing else can stand for its memory */
+    atomic_bool special;  /* nothing else can stand for its memory */
     vgpu_lock lock;       /* of everything below */
     uint64_t charged;     /* sum of the parts */
     uint64_t pending;     /* thereof for allocations under way */
@@ -118,13 +119,15 @@ static bool reserve_of(const struct vgpu_pool *pool, uint64_t *value) {
     if (pool->handle)
         return attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, value);
     if (!DRIVER(cuDeviceGetGraphMemAttribute) ||
-        DRIVER(cuDeviceGetGraphMemAttribute)(pool->device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &answer) != CUDA_SUCCESS)
+        DRIVER(cuDeviceGetGraphMemAttribute)(pool->device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &answer) !=
+            CUDA_SUCCESS)
         return false;
     *value = answer;
     return true;
 }
 
-/* Drivers before CUDA 13 do not tell where a pool is; one that the program did not make is then the default pool of some device. */
+/* Drivers before CUDA 13 do not tell where a pool is; one that the program did not make is then the default pool of
+ * some device. */
 static CUdevice device_of_default(CUmemoryPool handle, CUdevice otherwise) {
     CUmemoryPool candidate;
     for (CUdevice device = 0; DRIVER(cuDeviceGetDefaultMemPool) && device < DEVICES_ASKED; device++) {
@@ -141,10 +144,12 @@ static bool is_managed(CUmemoryPool handle) {
     return attribute(handle, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, &type) && type == CU_MEM_ALLOCATION_TYPE_MANAGED;
 }
 
-/* Managed memory moves between host and devices; it is charged where it is allocated from, as that of cuMemAllocManaged is. */
+/* Managed memory moves between host and devices; it is charged where it is allocated from, as that of cuMemAllocManaged
+ * is. */
 static CUdevice device_of(CUmemoryPool handle, CUdevice here) {
     uint64_t type, where, id;
-    if (!attribute(handle, CU_MEMPOOL_ATTR_LOCATION_TYPE, &where) || !attribute(handle, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, &type) ||
+    if (!attribute(handle, CU_MEMPOOL_ATTR_LOCATION_TYPE, &where) ||
+        !attribute(handle, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, &type) ||
         !attribute(handle, CU_MEMPOOL_ATTR_LOCATION_ID, &id))
         return device_of_default(handle, here);
     const CUmemLocation location = {.type = (CUmemLocationType)where, .id = (int)id};
@@ -159,7 +164,8 @@ bool vgpu_pool_of(CUmemoryPool handle, const struct vgpu_place *place, struct vg
     struct vgpu_pool *pool = find(handle);
     uint64_t reserved;
     *out = NULL;
-    if (!pool && attribute(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved)) { /* no pool at all: the driver's answer says so */
+    /* no pool at all: the driver's answer says so */
+    if (!pool && attribute(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved)) {
         pool = add(handle, device_of(handle, place->device), is_managed(handle), false);
         if (!pool)
             return false;
@@ -199,8 +205,8 @@ static bool used_of(const struct vgpu_pool *pool, uint64_t *value) {
     return attribute(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, value);
 }
 
-/* What is charged stands for the reserve: it is as large, or larger since the driver gave some back unnoticed, and then balance() keeps what has
- * been promised of it. That saves a call of the driver. */
+/* What is charged stands for the reserve: it is as large, or larger since the driver gave some back unnoticed, and then
+ * balance() keeps what has been promised of it. That saves a call of the driver. */
 uint64_t vgpu_pool_growth(struct vgpu_pool *pool, uint64_t bytes) {
     uint64_t used = 0, growth;
     vgpu_lock_take(&pool->lock);
@@ -251,7 +257,7 @@ static bool balance(struct vgpu_pool *pool) {
     uint64_t reserved;
     if (pool->leaving && !pool->gone)
         return true; /* who destroys it does this after the driver's answer */
-    if (pool->gone) /* its memory goes all at once, with the last allocation */
+    if (pool->gone)  /* its memory goes all at once, with the last allocation */
         reserved = pool->outstanding ? pool->charged - pool->pending : 0;
     else if (!reserve_of(pool, &reserved))
         reserved = pool->outstanding;

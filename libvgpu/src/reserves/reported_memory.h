@@ -4,9 +4,10 @@
 #include <stdint.h>
 
 struct vgpu_view {
-    uint64_t total; /* the limit; not above the physical size, unless the limits allow more than that (oversubscription) */
-    uint64_t free;  /* what is left of it; not above what the driver has free */
-    uint64_t used;  /* by the container */
+    /* the limit; not above the physical size, unless the limits allow more than that (oversubscription) */
+    uint64_t total;
+    uint64_t free; /* what is left of it; not above what the driver has free */
+    uint64_t used; /* by the container */
 };
 
 /* For a card of the limits (or VGPU_CARD_UNLISTED: nothing), given the driver's own figures (UINT64_MAX: unknown). */

@@ -7,8 +7,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "reserves/capture.h"
 #include "ledger/charge.h"
+#include "reserves/capture.h"
 
 #define ARENAS 256u
 #define ARENA_BYTES (UINT64_C(1) << VGPU_TIER_LEAF_SHIFT)
@@ -29,12 +29,14 @@ _Atomic(_Atomic uint32_t *) vgpu_tier_leaves[VGPU_TIER_LEAVES];
 atomic_bool vgpu_tier_used;
 atomic_uint vgpu_tier_pinned;
 
-/* Weak: before glibc 2.34 they are in libpthread, which this library does not bring into programs that have no threads. */
+/* Weak: before glibc 2.34 they are in libpthread, which this library does not bring into programs that have no threads.
+ */
 #pragma weak pthread_mutex_trylock
 #pragma weak pthread_setcancelstate
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread __attribute__((tls_model("initial-exec"))) unsigned locked; /* how often by this thread */
-static __thread __attribute__((tls_model("initial-exec"))) int cancelled_before; /* whether it could be, before it had the lock */
+/* whether it could be, before it had the lock */
+static __thread __attribute__((tls_model("initial-exec"))) int cancelled_before;
 
 /* Under the lock, but for `records`, which once set stays. */
 static struct arena arenas[ARENAS];
@@ -157,11 +159,13 @@ static struct arena *add_arena(uint64_t granules) {
     const uint64_t least = granules << VGPU_TIER_SHIFT;
     uint64_t bytes = (least + ARENA_BYTES - 1) / ARENA_BYTES * ARENA_BYTES;
     CUdeviceptr base = 0;
-    if (arena_count == ARENAS || granules > UINT64_MAX >> (VGPU_TIER_SHIFT + 1) || !DRIVER(cuMemAddressReserve) || !DRIVER(cuMemAddressFree))
+    if (arena_count == ARENAS || granules > UINT64_MAX >> (VGPU_TIER_SHIFT + 1) || !DRIVER(cuMemAddressReserve) ||
+        !DRIVER(cuMemAddressFree))
         return NULL;
     const CUstreamCaptureMode mode = vgpu_relax();
     CUresult result = DRIVER(cuMemAddressReserve)(&base, bytes, VGPU_TIER_GRANULE, 0, 0);
-    while (result != CUDA_SUCCESS && bytes / 2 >= least && bytes / 2 >= LEAST_ARENA_BYTES) { /* such as by a limit on addresses */
+    /* such as by a limit on addresses */
+    while (result != CUDA_SUCCESS && bytes / 2 >= least && bytes / 2 >= LEAST_ARENA_BYTES) {
         bytes /= 2;
         result = DRIVER(cuMemAddressReserve)(&base, bytes, VGPU_TIER_GRANULE, 0, 0);
     }
@@ -247,7 +251,8 @@ void vgpu_tier_unreserve(CUdeviceptr base, uint64_t bytes) {
 /* Names a block, or none, for all its granules. */
 static void name(const struct vgpu_tier_record *block, uint32_t number) {
     for (CUdeviceptr at = block->base; at < block->base + block->bytes; at += VGPU_TIER_GRANULE) {
-        _Atomic uint32_t *leaf = atomic_load_explicit(&vgpu_tier_leaves[at >> VGPU_TIER_LEAF_SHIFT], memory_order_relaxed);
+        _Atomic uint32_t *leaf =
+            atomic_load_explicit(&vgpu_tier_leaves[at >> VGPU_TIER_LEAF_SHIFT], memory_order_relaxed);
         atomic_store_explicit(&leaf[at >> VGPU_TIER_SHIFT & (LEAF_ENTRIES - 1)], ~number, memory_order_release);
     }
 }
@@ -292,7 +297,8 @@ static bool order_pinned(uint32_t number) {
 }
 
 static void forget_pinned(uint32_t number) {
-    const uint32_t count = atomic_load_explicit(&vgpu_tier_pinned, memory_order_relaxed), at = begun_by(vgpu_tier_record(number)->base) - 1;
+    const uint32_t count = atomic_load_explicit(&vgpu_tier_pinned, memory_order_relaxed),
+                   at = begun_by(vgpu_tier_record(number)->base) - 1;
     memmove(&by_address[at], &by_address[at + 1], (count - at - 1) * sizeof *by_address);
     atomic_store_explicit(&vgpu_tier_pinned, count - 1, memory_order_release);
 }

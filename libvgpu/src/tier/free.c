@@ -2,19 +2,20 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 
-#include "reserves/capture.h"
-#include "ledger/charge.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "ledger/charge.h"
+#include "reserves/capture.h"
 #include "tier/tier.h"
 
-#define AGAIN_NS 50000u                 /* between two looks whether others have left a context, or blocks have ended */
+#define AGAIN_NS 50000u /* between two looks whether others have left a context, or blocks have ended */
 #define PATIENCE_NS UINT64_C(10000000000) /* with blocks that do not end: some kernels take seconds */
 
 /* Weak: before glibc 2.34 it is in libpthread, which this library does not bring into programs that have no threads. */
 #pragma weak pthread_setcancelstate
 
-/* Those that were freed in stream order, and those whose free came while a capture was open; linked by `next`. Under the lock. */
+/* Those that were freed in stream order, and those whose free came while a capture was open; linked by `next`. Under
+ * the lock. */
 static uint32_t leaving = VGPU_TIER_NONE; /* the one that was freed last */
 static atomic_uint leaving_count;
 static _Atomic uint64_t freed_count, ended_count; /* that have been in this list, and have left it */
@@ -29,7 +30,8 @@ bool vgpu_tier_enter_context(CUcontext context, bool *pushed) {
     *pushed = false;
     if (DRIVER(cuCtxGetCurrent) && DRIVER(cuCtxGetCurrent)(&now) == CUDA_SUCCESS && now == context)
         return true;
-    *pushed = DRIVER(cuCtxPushCurrent_v2) && DRIVER(cuCtxPopCurrent_v2) && DRIVER(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
+    *pushed = DRIVER(cuCtxPushCurrent_v2) && DRIVER(cuCtxPopCurrent_v2) &&
+              DRIVER(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
     return *pushed;
 }
 
@@ -39,8 +41,8 @@ void vgpu_tier_leave_context(bool pushed) {
         DRIVER(cuCtxPopCurrent_v2)(&popped);
 }
 
-/* Under the lock: gives the memory back to the driver, unless it went with its context, and the charges. What the driver does not unmap stays there:
- * neither its addresses nor its bytes are free. */
+/* Under the lock: gives the memory back to the driver, unless it went with its context, and the charges. What the
+ * driver does not unmap stays there: neither its addresses nor its bytes are free. */
 static void end(uint32_t number, bool context_gone) {
     const struct vgpu_tier_record record = *vgpu_tier_record(number);
     CUresult result = CUDA_SUCCESS;
@@ -59,8 +61,8 @@ static void end(uint32_t number, bool context_gone) {
     vgpu_restore(mode);
     vgpu_tier_leave(number);
     if (result != CUDA_SUCCESS) {
-        vgpu_log(VGPU_LOG_ALERT, "%llu bytes at 0x%llx are lost: the driver does not unmap them (%d)", (unsigned long long)record.bytes,
-                 (unsigned long long)record.base, (int)result);
+        vgpu_log(VGPU_LOG_ALERT, "%llu bytes at 0x%llx are lost: the driver does not unmap them (%d)",
+                 (unsigned long long)record.bytes, (unsigned long long)record.base, (int)result);
         return;
     }
     if (!record.pinned)
@@ -82,7 +84,8 @@ static void put_off(uint32_t number, CUevent event, CUcontext event_context) {
     atomic_fetch_add(&leaving_count, 1);
 }
 
-/* The block that begins at an address, if it is to be freed; VGPU_TIER_NONE: there is none, or *answer says what is wrong. Under the lock. */
+/* The block that begins at an address, if it is to be freed; VGPU_TIER_NONE: there is none, or *answer says what is
+ * wrong. Under the lock. */
 static uint32_t begins_at(CUdeviceptr pointer, CUresult *answer) {
     const uint32_t number = vgpu_tier_around(pointer);
     *answer = CUDA_SUCCESS;
@@ -109,7 +112,8 @@ static CUresult synchronize(CUcontext context) {
 /* An answer that is none, such as that a capture has begun, is no end. */
 static bool passed(const struct vgpu_tier_record *record) {
     bool pushed;
-    if (!record->event || record->going || !DRIVER(cuEventQuery) || !vgpu_tier_enter_context(record->event_context, &pushed))
+    if (!record->event || record->going || !DRIVER(cuEventQuery) ||
+        !vgpu_tier_enter_context(record->event_context, &pushed))
         return false;
     const CUresult result = DRIVER(cuEventQuery)(record->event);
     vgpu_tier_leave_context(pushed);
@@ -143,7 +147,8 @@ bool vgpu_tier_collect(void) {
     return __builtin_expect(atomic_load_explicit(&leaving_count, memory_order_relaxed) != 0, 0) && collect();
 }
 
-/* Under the lock: one that was freed while a capture was open, of this number of buffer (0: any); VGPU_TIER_NONE: none. */
+/* Under the lock: one that was freed while a capture was open, of this number of buffer (0: any); VGPU_TIER_NONE: none.
+ */
 static uint32_t without_event(uint64_t buffer) {
     uint32_t number = leaving;
     while (number != VGPU_TIER_NONE) {
@@ -157,8 +162,8 @@ static uint32_t without_event(uint64_t buffer) {
 
 static void forget_leaving(uint32_t number);
 
-/* Ends one that has no event, when its context has done all. Who is about to destroy that waits for it. False: there is none, or the driver does not
- * wait. */
+/* Ends one that has no event, when its context has done all. Who is about to destroy that waits for it. False: there is
+ * none, or the driver does not wait. */
 static bool finish_one(void) {
     vgpu_tier_lock();
     uint32_t number = without_event(0);
@@ -188,7 +193,8 @@ void vgpu_tier_finish(void) {
         return;
     int before, disabled;
     if (pthread_setcancelstate)
-        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before); /* a context that it waits for could never be destroyed */
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE,
+                               &before); /* a context that it waits for could never be destroyed */
     while (!vgpu_any_capture() && finish_one())
         ;
     vgpu_tier_collect();
@@ -232,8 +238,8 @@ bool vgpu_tier_await(struct vgpu_tier_patience *patience) {
 
 /* Its memory is for the stream again, and for nobody else. */
 static bool may_follow(const struct vgpu_tier_record *record, uint64_t stream_id, uint64_t bytes, CUcontext context) {
-    return record->event && record->stream_id == stream_id && record->asked == bytes && record->context == context && !record->shared &&
-           !record->going;
+    return record->event && record->stream_id == stream_id && record->asked == bytes && record->context == context &&
+           !record->shared && !record->going;
 }
 
 bool vgpu_tier_take_back(CUdeviceptr *pointer, uint64_t bytes, CUstream stream, const struct vgpu_place *place) {
@@ -262,7 +268,8 @@ bool vgpu_tier_take_back(CUdeviceptr *pointer, uint64_t bytes, CUstream stream, 
     return event;
 }
 
-/* Takes a block that is freed at once out of the program's sight; false: no block of the tier begins there, or *answer says what is wrong. */
+/* Takes a block that is freed at once out of the program's sight; false: no block of the tier begins there, or *answer
+ * says what is wrong. */
 static bool find_to_free(CUdeviceptr pointer, CUcontext *context, uint64_t *buffer, CUresult *answer) {
     vgpu_tier_lock();
     const uint32_t number = begins_at(pointer, answer);
@@ -313,8 +320,8 @@ bool vgpu_tier_free_in_order(CUdeviceptr pointer, CUstream stream, CUresult *res
     unsigned long long id = 0;
     bool pushed;
     *result = CUDA_ERROR_INVALID_CONTEXT;
-    if (!DRIVER(cuEventCreate) || !DRIVER(cuEventRecord) || !DRIVER(cuEventDestroy_v2) || !vgpu_place_of_stream(stream, &place) ||
-        !vgpu_tier_enter_context(place.context, &pushed))
+    if (!DRIVER(cuEventCreate) || !DRIVER(cuEventRecord) || !DRIVER(cuEventDestroy_v2) ||
+        !vgpu_place_of_stream(stream, &place) || !vgpu_tier_enter_context(place.context, &pushed))
         return true;
     const CUstreamCaptureMode mode = vgpu_relax();
     *result = DRIVER(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING);
@@ -384,7 +391,8 @@ void vgpu_tier_context_went(CUcontext context, bool gone, uint64_t moment) {
         if (!concerns(record, context))
             continue;
         const bool its = record->context == context && record->buffer_id < moment;
-        const bool marked = record->going && record->leaving && record->event_context == context; /* not by another one that has its handle now */
+        /* not by another one that has its handle now */
+        const bool marked = record->going && record->leaving && record->event_context == context;
         record->going -= record->going != 0;
         if (!gone)
             continue;

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ledger/charge.h"
 #include "base/spin.h"
+#include "ledger/charge.h"
 #include "tier/blocks.h"
 #include "tier/touched.h"
 
@@ -85,7 +85,8 @@ static void read_node(struct touches *touches, CUgraphNode node) {
         DRIVER(cuGraphChildGraphNodeGetGraph)(node, &child) == CUDA_SUCCESS)
         read_graph(touches, child);
     CUDA_KERNEL_NODE_PARAMS_v1 kernel = {0};
-    if (type != CU_GRAPH_NODE_TYPE_KERNEL || DRIVER(cuGraphKernelNodeGetParams)(node, &kernel) != CUDA_SUCCESS || !kernel.func)
+    if (type != CU_GRAPH_NODE_TYPE_KERNEL || DRIVER(cuGraphKernelNodeGetParams)(node, &kernel) != CUDA_SUCCESS ||
+        !kernel.func)
         return;
     struct vgpu_noting noting;
     vgpu_note_parameters(&noting, kernel.func, kernel.kernelParams, kernel.extra);

@@ -28,12 +28,13 @@ uint64_t vgpu_tier_rounded(uint64_t bytes) {
 
 static bool attribute(CUdevice device, int which, int *value) {
     *value = 0;
-    return DRIVER(cuDeviceGetAttribute) && DRIVER(cuDeviceGetAttribute)(value, (CUdevice_attribute)which, device) == CUDA_SUCCESS;
+    return DRIVER(cuDeviceGetAttribute) &&
+           DRIVER(cuDeviceGetAttribute)(value, (CUdevice_attribute)which, device) == CUDA_SUCCESS;
 }
 
 static bool has_calls(void) {
-    return DRIVER(cuMemCreate) && DRIVER(cuMemRelease) && DRIVER(cuMemMap) && DRIVER(cuMemUnmap) && DRIVER(cuMemSetAccess) &&
-           DRIVER(cuMemAddressReserve) && DRIVER(cuMemAddressFree);
+    return DRIVER(cuMemCreate) && DRIVER(cuMemRelease) && DRIVER(cuMemMap) && DRIVER(cuMemUnmap) &&
+           DRIVER(cuMemSetAccess) && DRIVER(cuMemAddressReserve) && DRIVER(cuMemAddressFree);
 }
 
 #define DEVICES 64 /* whose abilities are kept; of devices of larger numbers the driver is asked each time */
@@ -49,7 +50,8 @@ static uint32_t ask_abilities(CUdevice device) {
     attribute(device, HOST_NODE_MAPS_MEMORY, &maps_host); /* older drivers do not know it */
     if (!attribute(device, HOST_NODE, &node) || node < 0) /* a machine without nodes */
         node = 0;
-    return (answered ? KNOWN : 0u) | (maps_card ? MAPS_CARD : 0u) | (maps_host ? MAPS_HOST : 0u) | (uint32_t)node << NODE_SHIFT;
+    return (answered ? KNOWN : 0u) | (maps_card ? MAPS_CARD : 0u) | (maps_host ? MAPS_HOST : 0u) |
+           (uint32_t)node << NODE_SHIFT;
 }
 
 static uint32_t abilities_of(CUdevice device) {
@@ -94,7 +96,8 @@ static bool has_ended(const struct vgpu_usage_file *usage, uint32_t slot) {
     return pid <= 0 || (kill(pid, 0) != 0 && errno == ESRCH);
 }
 
-/* The attribute promises more than some nodes, sandboxes and drivers keep, and some drivers crash: one process of a group tries, and says so before. */
+/* The attribute promises more than some nodes, sandboxes and drivers keep, and some drivers crash: one process of a
+ * group tries, and says so before. */
 static bool host_works(CUdevice device, int node) {
     struct vgpu_usage_file *usage = vgpu_mapping()->usage;
     enum vgpu_mode mode;
@@ -189,7 +192,8 @@ bool vgpu_tier_is_peer(CUdevice other, CUdevice device) {
     return device >= 0 && device < DEVICES && other >= 0 && other < DEVICES && atomic_load(&peers[device]) >> other & 1;
 }
 
-/* Host memory all may reach, as with what the driver itself gives; one that cannot is no failure unless it was made a peer. */
+/* Host memory all may reach, as with what the driver itself gives; one that cannot is no failure unless it was made a
+ * peer. */
 static CUresult give_others_access(CUdevice device, bool on_device, CUdeviceptr base, uint64_t bytes) {
     int count = 0;
     if (on_device && (device < 0 || device >= DEVICES || !atomic_load_explicit(&peers[device], memory_order_relaxed)))
@@ -216,7 +220,8 @@ CUresult vgpu_tier_give_access(CUdevice device, bool on_device, CUdeviceptr base
     return result == CUDA_SUCCESS ? give_others_access(device, on_device, base, bytes) : result;
 }
 
-CUresult vgpu_tier_map(CUdevice device, bool on_device, CUdeviceptr base, uint64_t bytes, CUmemGenericAllocationHandle handle, bool *lost) {
+CUresult vgpu_tier_map(CUdevice device, bool on_device, CUdeviceptr base, uint64_t bytes,
+                       CUmemGenericAllocationHandle handle, bool *lost) {
     CUresult result = DRIVER(cuMemMap)(base, bytes, 0, handle, 0);
     *lost = false;
     if (result == CUDA_SUCCESS) {

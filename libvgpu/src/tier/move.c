@@ -3,47 +3,51 @@
 
 #include <errno.h>
 
-#include "reserves/capture.h"
-#include "ledger/charge.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "gate/streams.h"
-#include "tier/tier.h"
+#include "ledger/charge.h"
+#include "reserves/capture.h"
 #include "tier/memory.h"
-#include "tier/watch.h"
+#include "tier/tier.h"
 #include "tier/touched.h"
+#include "tier/watch.h"
 
-#define LOOK_EVERY_NS 200000u     /* between two looks whether anything should move, by whatever thread */
-#define BUSY_AGAIN_NS 1000000u    /* after one that found the card at work */
-#define PATIENCE_NS 50000u        /* for calls that are being handed in */
-#define DRAIN_NS 10000000u        /* under pressure it is waited for the end of what runs, with the gate closed; longer each time that was in vain, */
+#define LOOK_EVERY_NS 200000u  /* between two looks whether anything should move, by whatever thread */
+#define BUSY_AGAIN_NS 1000000u /* after one that found the card at work */
+#define PATIENCE_NS 50000u     /* for calls that are being handed in */
+/* under pressure it is waited for the end of what runs, with the gate closed; longer each time that was in vain, */
+#define DRAIN_NS 10000000u
 #define DRAIN_GROWTH 100u         /* times; */
 #define MOST_DRAIN_NS 2000000000u /* a full queue has 1,024 launches */
 #define DRAIN_PAUSE 1u            /* times as long until it is tried again, */
 #define PAUSE_GROWTH 4u           /* so much longer each time, */
 #define MOST_DRAIN_PAUSE 64u      /* up to this */
-#define ROOM_PAUSE_NS 100000000u  /* until it is waited again for room that an allocation asks for, after that was in vain */
-#define ROOM_NS 100000000u        /* that an allocation tries to have room made, while others have the tier or take what was made */
-#define BUDGET (64ull << 20)      /* bytes that move at one safe point, */
-#define MOST_BUDGET (4ull << 30)  /* and what it grows to where nothing has moved for long; */
-#define LARGEST (1ull << 40)      /* one block that is larger may move once its bytes are earned */
-#define EARNED_PER_US 5000u       /* bytes; a fifth to a half of what a bus carries meanwhile */
-#define LONGEST_NS 250000000u     /* of moves in a row under pressure */
-#define LOOKED_AT 256u            /* blocks, by one look for some to come up */
-#define FULL_FOR_NS 100000000u    /* a card that had no memory is not asked again */
-#define STUCK_FOR_NS 1000000000u  /* nor is it tried again to make room on it */
-#define IDLE_FOR_NS 100000000u    /* programs that free and allocate all the time do so within less */
-#define FAST_NS 60000u            /* between launches, below which only some are noted */
+/* until it is waited again for room that an allocation asks for, after that was in vain */
+#define ROOM_PAUSE_NS 100000000u
+/* that an allocation tries to have room made, while others have the tier or take what was made */
+#define ROOM_NS 100000000u
+#define BUDGET (64ull << 20)     /* bytes that move at one safe point, */
+#define MOST_BUDGET (4ull << 30) /* and what it grows to where nothing has moved for long; */
+#define LARGEST (1ull << 40)     /* one block that is larger may move once its bytes are earned */
+#define EARNED_PER_US 5000u      /* bytes; a fifth to a half of what a bus carries meanwhile */
+#define LONGEST_NS 250000000u    /* of moves in a row under pressure */
+#define LOOKED_AT 256u           /* blocks, by one look for some to come up */
+#define FULL_FOR_NS 100000000u   /* a card that had no memory is not asked again */
+#define STUCK_FOR_NS 1000000000u /* nor is it tried again to make room on it */
+#define IDLE_FOR_NS 100000000u   /* programs that free and allocate all the time do so within less */
+#define FAST_NS 60000u           /* between launches, below which only some are noted */
 #define MOST_NOTED_OF 16u
 
 static _Atomic uint64_t next_look;
 static _Atomic uint64_t wanted_room[VGPU_MAX_CARDS]; /* bytes that calls of vgpu_make_room wait for */
 /* The following under the tier's lock. */
 static uint64_t last_move, drain_ns, drain_pause, next_drain, next_room_drain;
-static uint64_t full_until[VGPU_MAX_CARDS];  /* the card */
-static uint64_t stuck_until[VGPU_MAX_CARDS]; /* what is on it: the host has no room, or the driver cannot map its memory */
-static uint64_t idle_since[VGPU_MAX_CARDS];  /* room that is guaranteed, and that nobody takes */
-static uint32_t next_block; /* to be looked at where blocks only come up */
+static uint64_t full_until[VGPU_MAX_CARDS]; /* the card */
+/* what is on it: the host has no room, or the driver cannot map its memory */
+static uint64_t stuck_until[VGPU_MAX_CARDS];
+static uint64_t idle_since[VGPU_MAX_CARDS]; /* room that is guaranteed, and that nobody takes */
+static uint32_t next_block;                 /* to be looked at where blocks only come up */
 
 void vgpu_moves_forget(void) {
     atomic_store(&next_look, 0);
@@ -67,7 +71,8 @@ static CUresult copy(const struct vgpu_tier_record *block, CUdeviceptr to) {
     return result;
 }
 
-/* The contents, into other memory that nothing is mapped to yet. `lost`: that memory stays mapped, and so do its addresses. */
+/* The contents, into other memory that nothing is mapped to yet. `lost`: that memory stays mapped, and so do its
+ * addresses. */
 static CUresult copy_into(const struct vgpu_tier_record *block, CUmemGenericAllocationHandle handle, bool *lost) {
     const CUdeviceptr window = vgpu_tier_reserve(block->bytes);
     if (!window)
@@ -83,16 +88,16 @@ static CUresult copy_into(const struct vgpu_tier_record *block, CUmemGenericAllo
     return result;
 }
 
-/* Puts other memory behind the block's address. What had been mapped there and is unmapped can be mapped again: that takes nothing. `lost`: the other
- * memory stays mapped there all the same. */
+/* Puts other memory behind the block's address. What had been mapped there and is unmapped can be mapped again: that
+ * takes nothing. `lost`: the other memory stays mapped there all the same. */
 static CUresult exchange(const struct vgpu_tier_record *block, CUmemGenericAllocationHandle handle, bool *lost) {
     bool neither;
     CUresult result = DRIVER(cuMemUnmap)(block->base, block->bytes);
     if (result != CUDA_SUCCESS)
         return result;
     result = vgpu_tier_map(block->device, !block->on_device, block->base, block->bytes, handle, lost);
-    if (result != CUDA_SUCCESS &&
-        vgpu_tier_map(block->device, block->on_device, block->base, block->bytes, block->handle, &neither) != CUDA_SUCCESS) {
+    if (result != CUDA_SUCCESS && vgpu_tier_map(block->device, block->on_device, block->base, block->bytes,
+                                                block->handle, &neither) != CUDA_SUCCESS) {
         vgpu_log(VGPU_LOG_ALERT, "a block of %llu bytes is lost: the driver unmapped it and does not map it again (%d)",
                  (unsigned long long)block->bytes, (int)result);
         result = CUDA_ERROR_UNKNOWN; /* whatever it was: it is not tried again */
@@ -100,7 +105,8 @@ static CUresult exchange(const struct vgpu_tier_record *block, CUmemGenericAlloc
     return result;
 }
 
-/* With the gate closed, all finished, and the tier's lock held. Whatever fails leaves the block where it was, and its charges as they were. */
+/* With the gate closed, all finished, and the tier's lock held. Whatever fails leaves the block where it was, and its
+ * charges as they were. */
 static CUresult move(struct vgpu_tier_record *block) {
     const bool up = !block->on_device;
     struct vgpu_ticket ticket;
@@ -131,8 +137,8 @@ static CUresult move(struct vgpu_tier_record *block) {
         vgpu_tier_moved(&tier->policy, block->entry, up);
         vgpu_spin_unlock(&tier->lock);
     }
-    vgpu_log(VGPU_LOG_DEBUG, "moved %llu bytes at 0x%llx %s card %u", (unsigned long long)block->bytes, (unsigned long long)block->base,
-             up ? "to" : "from", block->card);
+    vgpu_log(VGPU_LOG_DEBUG, "moved %llu bytes at 0x%llx %s card %u", (unsigned long long)block->bytes,
+             (unsigned long long)block->base, up ? "to" : "from", block->card);
     return CUDA_SUCCESS;
 }
 
@@ -140,7 +146,8 @@ static bool can_move(const struct vgpu_tier_record *block) {
     return block->bytes && block->handle && !block->shared && !block->pinned && !block->leaving && !block->going;
 }
 
-/* False: there was no room for it. One that fails for another reason stays where it is from now on, and is in nobody's way. */
+/* False: there was no room for it. One that fails for another reason stays where it is from now on, and is in nobody's
+ * way. */
 static bool moved(uint32_t number) {
     struct vgpu_tier_record *block = vgpu_tier_record(number);
     const bool up = !block->on_device;
@@ -149,8 +156,9 @@ static bool moved(uint32_t number) {
         return true;
     if (result != CUDA_ERROR_OUT_OF_MEMORY) {
         vgpu_tier_pin_block(number);
-        vgpu_log(VGPU_LOG_WARNING, "a block of %llu bytes at 0x%llx stays %s: the driver does not move it (%d)", (unsigned long long)block->bytes,
-                 (unsigned long long)block->base, up ? "in host memory" : "on the card", (int)result);
+        vgpu_log(VGPU_LOG_WARNING, "a block of %llu bytes at 0x%llx stays %s: the driver does not move it (%d)",
+                 (unsigned long long)block->bytes, (unsigned long long)block->base,
+                 up ? "in host memory" : "on the card", (int)result);
         return true;
     }
     if (up)
@@ -175,8 +183,10 @@ static bool move_all(struct vgpu_tier_card *tier, const uint32_t *entries, uint3
 
 /* Bytes that the card has left for the container's large blocks; below 0: it has to give way. */
 static int64_t room_of(unsigned card, uint64_t now) {
-    const uint64_t most = vgpu_resident_limit(card), used = vgpu_used(card, VGPU_RESIDENT_BYTES), spare = vgpu_tier_headroom(card);
-    const uint64_t wanted = atomic_load_explicit(&wanted_room[card], memory_order_relaxed), limit = most > wanted ? most - wanted : 0;
+    const uint64_t most = vgpu_resident_limit(card), used = vgpu_used(card, VGPU_RESIDENT_BYTES),
+                   spare = vgpu_tier_headroom(card);
+    const uint64_t wanted = atomic_load_explicit(&wanted_room[card], memory_order_relaxed),
+                   limit = most > wanted ? most - wanted : 0;
     if (most == VGPU_NO_LIMIT)
         return now < full_until[card] ? 0 : INT64_MAX;
     if (used > limit)
@@ -241,8 +251,8 @@ static uint64_t patience(enum reason why, uint64_t now) {
     return drain_ns;
 }
 
-/* Closes the gate; true: it is closed, and everything has finished. What runs, and who is handing in, may be waited for; not for long, as it may wait for
- * something that another thread is about to do. */
+/* Closes the gate; true: it is closed, and everything has finished. What runs, and who is handing in, may be waited
+ * for; not for long, as it may wait for something that another thread is about to do. */
 static bool quiet(enum reason why, bool *closed) {
     const uint64_t begin = vgpu_now_ns(), most = patience(why, begin);
     *closed = vgpu_gate_close(most ? most : PATIENCE_NS);
@@ -262,19 +272,22 @@ static bool quiet(enum reason why, bool *closed) {
     return idle;
 }
 
-/* Moves what the policy wants moved on one card. `closed`: the gate, and everything has finished. False: nothing can move now. */
+/* Moves what the policy wants moved on one card. `closed`: the gate, and everything has finished. False: nothing can
+ * move now. */
 static bool balance(struct vgpu_tier_card *tier, unsigned card, enum reason why, bool *closed) {
     struct vgpu_tier_plan wanted;
     const uint64_t asked = vgpu_now_ns();
     uint64_t begin = 0, left = budget_now(asked, MOST_BUDGET), large = budget_now(asked, LARGEST);
     for (int64_t room; (room = room_of(card, vgpu_now_ns())) < 0 || left != 0;) {
-        if (!plan(tier, room, room < 0 ? BUDGET : left, &wanted) && (room < 0 || large <= left || !plan(tier, room, large, &wanted)))
+        if (!plan(tier, room, room < 0 ? BUDGET : left, &wanted) &&
+            (room < 0 || large <= left || !plan(tier, room, large, &wanted)))
             return true;
         if (!*closed && !quiet(room < 0 ? why : IT_PAYS, closed))
             return false;
         begin = begin ? begin : vgpu_now_ns(); /* all that was waited for is over */
         unsigned count = 0;
-        const bool all = move_all(tier, wanted.down, wanted.downs, &count) && move_all(tier, wanted.up, wanted.ups, &count);
+        const bool all =
+            move_all(tier, wanted.down, wanted.downs, &count) && move_all(tier, wanted.up, wanted.ups, &count);
         if (!all || !count)
             return true;
         last_move = vgpu_now_ns();
@@ -286,8 +299,8 @@ static bool balance(struct vgpu_tier_card *tier, unsigned card, enum reason why,
     return true;
 }
 
-/* Bytes of the card that blocks in host memory may have whatever they are used for: in movable mode what is guaranteed and nobody has asked for in a
- * while; what is lent goes to those that are known to be used. */
+/* Bytes of the card that blocks in host memory may have whatever they are used for: in movable mode what is guaranteed
+ * and nobody has asked for in a while; what is lent goes to those that are known to be used. */
 static int64_t idle_room(unsigned card, uint64_t now) {
     const struct vgpu_limits *limits = vgpu_limits_now();
     const uint64_t most = vgpu_resident_limit(card);
@@ -344,7 +357,11 @@ static bool look(struct vgpu_passage *mine, bool for_room) {
     for (unsigned card = 0; card < VGPU_MAX_CARDS && possible; card++) {
         struct vgpu_tier_card *tier = vgpu_tier_card(card);
         if (tier && tier->policy.movable)
-            possible = balance(tier, card, for_room ? ROOM_IS_WANTED : pressed ? A_LOAN_WAS_TAKEN_BACK : IT_PAYS, &closed);
+            possible = balance(tier, card,
+                               for_room  ? ROOM_IS_WANTED
+                               : pressed ? A_LOAN_WAS_TAKEN_BACK
+                                         : IT_PAYS,
+                               &closed);
     }
     if (possible)
         possible = promote(&closed);
@@ -415,7 +432,9 @@ void vgpu_safe_point_slowly(void) {
     struct vgpu_passage *mine = vgpu_passage_take();
     if (mine && vgpu_tier_any()) {
         const uint64_t now = vgpu_now_ns(), apart = (now - mine->looked_ns) / VGPU_CALLS_PER_LOOK;
-        mine->noted_of = apart >= FAST_NS ? 1 : apart * MOST_NOTED_OF > FAST_NS ? (uint32_t)(FAST_NS / apart) : MOST_NOTED_OF;
+        mine->noted_of = apart >= FAST_NS                  ? 1
+                         : apart * MOST_NOTED_OF > FAST_NS ? (uint32_t)(FAST_NS / apart)
+                                                           : MOST_NOTED_OF;
         mine->looked_ns = now;
         look_if_due(mine, now);
     }

@@ -10,8 +10,8 @@
 #define TRIES 4u
 #define MOST_PARAMETERS 4096u
 
-/* Written by one thread at a time; `version` is odd meanwhile. What was read while it changed, or was odd, counts for nothing: who
- * has read something new (acquire) then finds another version (each is stored by release). */
+/* Written by one thread at a time; `version` is odd meanwhile. What was read while it changed, or was odd, counts for
+ * nothing: who has read something new (acquire) then finds another version (each is stored by release). */
 static struct slot {
     _Atomic uint32_t version;
     _Atomic uint32_t count;
@@ -34,9 +34,11 @@ void vgpu_parameters_stale(void) {
     atomic_fetch_add(&epoch, 1);
 }
 
-/* What takes a handle of a function also takes one of a kernel (cuda.h, cuLaunchKernel); what asks about them does not. */
+/* What takes a handle of a function also takes one of a kernel (cuda.h, cuLaunchKernel); what asks about them does not.
+ */
 static CUresult info(CUfunction function, size_t index, size_t *offset, size_t *size) {
-    CUresult result = DRIVER(cuFuncGetParamInfo) ? DRIVER(cuFuncGetParamInfo)(function, index, offset, size) : CUDA_ERROR_NOT_FOUND;
+    CUresult result =
+        DRIVER(cuFuncGetParamInfo) ? DRIVER(cuFuncGetParamInfo)(function, index, offset, size) : CUDA_ERROR_NOT_FOUND;
     if (result == CUDA_ERROR_INVALID_HANDLE && DRIVER(cuKernelGetParamInfo))
         result = DRIVER(cuKernelGetParamInfo)((CUkernel)function, index, offset, size);
     return result;
@@ -79,7 +81,8 @@ static void keep(CUfunction function, uint64_t now, const struct vgpu_parameters
     atomic_store_explicit(&slot->epoch, now, memory_order_release);
     atomic_store_explicit(&slot->count, asked->count, memory_order_release);
     for (uint32_t i = 0; i < asked->count; i++)
-        atomic_store_explicit(&slot->words[i], (uint32_t)asked->words[i].parameter << 16 | asked->words[i].offset, memory_order_release);
+        atomic_store_explicit(&slot->words[i], (uint32_t)asked->words[i].parameter << 16 | asked->words[i].offset,
+                              memory_order_release);
     atomic_fetch_add_explicit(&slot->version, 1, memory_order_release);
     vgpu_spin_unlock(&filling);
 }

@@ -1,5 +1,5 @@
-/* Where in the parameters of a kernel there may be addresses: every aligned word of eight bytes. Asked of the driver once per function (CUDA 12.4), kept
- * until any function goes: handles come back, and then mean another one. */
+/* Where in the parameters of a kernel there may be addresses: every aligned word of eight bytes. Asked of the driver
+ * once per function (CUDA 12.4), kept until any function goes: handles come back, and then mean another one. */
 #ifndef VGPU_PARAMETERS_H
 #define VGPU_PARAMETERS_H
 #include <stdint.h>

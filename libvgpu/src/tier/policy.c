@@ -1,18 +1,19 @@
 #include "tier/policy.h"
 
-#include <stdlib.h>
 #include <stddef.h>
+#include <stdlib.h>
 
-#define PERIOD 64u             /* launches of one weight, at least */
-#define LONGEST_PERIOD 0x1p16  /* the window stays below 2^24, which `heat` can count */
+#define PERIOD 64u            /* launches of one weight, at least */
+#define LONGEST_PERIOD 0x1p16 /* the window stays below 2^24, which `heat` can count */
 #define GROWTH (1.0 + (double)PERIOD / VGPU_TIER_WINDOW)
-#define TOO_HEAVY 0x1p32       /* for a weight: all are divided by it */
+#define TOO_HEAVY 0x1p32 /* for a weight: all are divided by it */
 #define RECENT 1024u
-#define CERTAINTY 1.5          /* standard errors */
-#define UNUSUAL 4.0            /* standard errors of recent misses */
-#define RESTED 4.0             /* mean gaps */
+#define CERTAINTY 1.5 /* standard errors */
+#define UNUSUAL 4.0   /* standard errors of recent misses */
+#define RESTED 4.0    /* mean gaps */
 #define AWAY 16.0
-#define PAYING 40u             /* touches in a row that pay for the moves of a block and of the one that it replaces, and for finding out */
+/* touches in a row that pay for the moves of a block and of the one that it replaces, and for finding out */
+#define PAYING 40u
 #define YOUNG 3u               /* touches, below which a block's own gaps tell nothing */
 #define GAPS_ENOUGH 16u        /* before the oldest are forgotten */
 #define UNKNOWN 0x1p64         /* launches */
@@ -46,8 +47,12 @@ struct pool {
 };
 
 void vgpu_tier_begin(struct vgpu_tier *tier, struct vgpu_tier_block *blocks, uint32_t capacity) {
-    *tier = (struct vgpu_tier){
-        .blocks = blocks, .capacity = capacity, .free = VGPU_TIER_NONE, .weight = 1, .long_gap = UNKNOWN, .period_end = PERIOD};
+    *tier = (struct vgpu_tier){.blocks = blocks,
+                               .capacity = capacity,
+                               .free = VGPU_TIER_NONE,
+                               .weight = 1,
+                               .long_gap = UNKNOWN,
+                               .period_end = PERIOD};
 }
 
 uint32_t vgpu_tier_add(struct vgpu_tier *tier, uint64_t bytes, bool on_device, bool pinned) {
@@ -58,8 +63,12 @@ uint32_t vgpu_tier_add(struct vgpu_tier *tier, uint64_t bytes, bool on_device, b
         index = tier->used++;
     else
         return VGPU_TIER_NONE;
-    tier->blocks[index] = (struct vgpu_tier_block){
-        .bytes = bytes, .birth = tier->sum, .since = tier->now, .last = tier->now, .on_device = on_device, .pinned = pinned};
+    tier->blocks[index] = (struct vgpu_tier_block){.bytes = bytes,
+                                                   .birth = tier->sum,
+                                                   .since = tier->now,
+                                                   .last = tier->now,
+                                                   .on_device = on_device,
+                                                   .pinned = pinned};
     tier->movable += !pinned;
     return index;
 }
@@ -85,9 +94,11 @@ static uint32_t longest_of(const struct vgpu_tier_block *block) {
     return block->longest > block->lately ? block->longest : block->lately;
 }
 
-/* Whether a block that was last touched `age` launches ago has rested for `times` its mean gap and `longest_times` its longest. */
+/* Whether a block that was last touched `age` launches ago has rested for `times` its mean gap and `longest_times` its
+ * longest. */
 static bool has_rested(const struct vgpu_tier_block *block, double age, double times, double longest_times) {
-    return age > longest_times * longest_of(block) && age * (block->touches - 1) > times * (double)(block->last - block->since);
+    return age > longest_times * longest_of(block) &&
+           age * (block->touches - 1) > times * (double)(block->last - block->since);
 }
 
 static bool rested(const struct vgpu_tier *tier, const struct vgpu_tier_block *block) {
@@ -100,7 +111,8 @@ static bool away(const struct vgpu_tier *tier, const struct vgpu_tier_block *blo
     return age > tier->long_gap && (block->touches < YOUNG || has_rested(block, age, AWAY, 2));
 }
 
-/* The older half counts no more. A loop that is longer than this has its longest gap in the younger half, since that ends with it. */
+/* The older half counts no more. A loop that is longer than this has its longest gap in the younger half, since that
+ * ends with it. */
 static void forget_old_gaps(struct vgpu_tier_block *block) {
     block->since += (block->last - block->since) / 2;
     block->touches = block->touches / 2 + 1;
@@ -185,7 +197,9 @@ static void end_period(struct vgpu_tier *tier) {
     }
     look_at_traffic(tier);
     const double period = 2 * tier->usual_gap;
-    tier->period_end = tier->now + (period < PERIOD ? PERIOD : period < LONGEST_PERIOD ? (uint64_t)period : (uint64_t)LONGEST_PERIOD);
+    tier->period_end = tier->now + (period < PERIOD           ? PERIOD
+                                    : period < LONGEST_PERIOD ? (uint64_t)period
+                                                              : (uint64_t)LONGEST_PERIOD);
 }
 
 void vgpu_tier_launch(struct vgpu_tier *tier, const uint32_t *touched, uint32_t count) {
@@ -223,7 +237,8 @@ static double span_of(const struct vgpu_tier *tier, const struct vgpu_tier_block
     return (tier->sum - block->birth) / tier->weight + 1;
 }
 
-/* How much more the touches vary than those of a Poisson process do: the squared coefficient of variation of the gaps, at least 1. */
+/* How much more the touches vary than those of a Poisson process do: the squared coefficient of variation of the gaps,
+ * at least 1. */
 static double dispersion_of(const struct vgpu_tier_block *block) {
     const double gaps = (double)(block->last - block->since);
     const double dispersion = gaps > 0 ? (double)block->squares * (block->touches - 1) / (gaps * gaps) - 1 : 1;
@@ -256,7 +271,9 @@ struct sample {
 
 static struct cold cold_of(const struct vgpu_tier *tier, bool turmoil, uint32_t index) {
     const struct vgpu_tier_block *block = &tier->blocks[index];
-    struct cold cold = {.index = index, .age = (double)(tier->now - block->last), .rested = turmoil ? rested(tier, block) : away(tier, block)};
+    struct cold cold = {.index = index,
+                        .age = (double)(tier->now - block->last),
+                        .rested = turmoil ? rested(tier, block) : away(tier, block)};
     cold.span = cold.rested ? tier->sum / tier->weight + 1 : span_of(tier, block);
     /* a touch more than was seen: what has little history is not taken for cold */
     cold.rate = cold.rested ? 0 : (block->heat / tier->weight + 1) / cold.span;
@@ -264,7 +281,8 @@ static struct cold cold_of(const struct vgpu_tier *tier, bool turmoil, uint32_t 
     return cold;
 }
 
-static struct hot hot_of(const struct vgpu_tier *tier, bool turmoil, bool fits, const struct cold *coldest, uint32_t index) {
+static struct hot hot_of(const struct vgpu_tier *tier, bool turmoil, bool fits, const struct cold *coldest,
+                         uint32_t index) {
     const struct vgpu_tier_block *block = &tier->blocks[index];
     struct hot hot = {.index = index, .span = span_of(tier, block), .gap = UNKNOWN};
     hot.rate = block->heat / tier->weight / hot.span;
@@ -303,7 +321,8 @@ static void find_hot(const struct vgpu_tier *tier, struct sample *sample, int64_
     pool.count = 0;
     for (uint32_t i = 0, index = tier->offset; i < sample->count; i++, index = after(tier, sample, index)) {
         const struct vgpu_tier_block *block = &tier->blocks[index];
-        if (!block->bytes || block->on_device || block->pinned || block->touches == 0 || block->bytes > budget || rested(tier, block))
+        if (!block->bytes || block->on_device || block->pinned || block->touches == 0 || block->bytes > budget ||
+            rested(tier, block))
             continue;
         const bool fits = block->bytes <= (uint64_t)room;
         if (!fits && !coldest)
@@ -322,9 +341,10 @@ static void find_hot(const struct vgpu_tier *tier, struct sample *sample, int64_
     }
 }
 
-/* The cold block that frees up to `need` bytes at the least price: what its touches will cost over `horizon` launches and its move, per byte of
- * use. Of equals the coldest. VGPU_TIER_NONE: there is none. */
-static uint32_t cheapest(const struct vgpu_tier *tier, const struct sample *sample, const bool taken[POOL], double need, double horizon) {
+/* The cold block that frees up to `need` bytes at the least price: what its touches will cost over `horizon` launches
+ * and its move, per byte of use. Of equals the coldest. VGPU_TIER_NONE: there is none. */
+static uint32_t cheapest(const struct vgpu_tier *tier, const struct sample *sample, const bool taken[POOL], double need,
+                         double horizon) {
     uint32_t found = VGPU_TIER_NONE;
     double least = 0;
     for (uint32_t i = 0; i < sample->cold_count; i++) {
@@ -338,9 +358,10 @@ static uint32_t cheapest(const struct vgpu_tier *tier, const struct sample *samp
     return found;
 }
 
-/* Marks what goes down to free `need` bytes, moving no more than `budget` but at least one. Returns the bytes of it: less than `need` where the
- * budget or the blocks do not suffice. */
-static uint64_t choose(const struct vgpu_tier *tier, const struct sample *sample, uint64_t need, uint64_t budget, double horizon, bool taken[POOL]) {
+/* Marks what goes down to free `need` bytes, moving no more than `budget` but at least one. Returns the bytes of it:
+ * less than `need` where the budget or the blocks do not suffice. */
+static uint64_t choose(const struct vgpu_tier *tier, const struct sample *sample, uint64_t need, uint64_t budget,
+                       double horizon, bool taken[POOL]) {
     uint64_t freed = 0;
     while (freed < need) {
         const uint32_t number = cheapest(tier, sample, taken, (double)(need - freed), horizon);
@@ -365,7 +386,7 @@ static uint64_t choose(const struct vgpu_tier *tier, const struct sample *sample
 /* A plan while it is made: what it saves over the horizon and what it costs, in bytes. */
 struct draft {
     struct vgpu_tier_plan *plan;
-    uint64_t free; /* on the device, after all moves */
+    uint64_t free;                   /* on the device, after all moves */
     double horizon, saved, variance; /* the latter two per launch */
     bool quick;
 };
@@ -393,7 +414,8 @@ static void go_down(const struct vgpu_tier *tier, struct draft *draft, const str
 }
 
 /* What also comes up into the rest of the room that was made, where that pays by itself. */
-static void fill_rest(const struct vgpu_tier *tier, const struct sample *sample, uint32_t first, uint64_t budget, struct draft *draft) {
+static void fill_rest(const struct vgpu_tier *tier, const struct sample *sample, uint32_t first, uint64_t budget,
+                      struct draft *draft) {
     for (uint32_t i = 0; i < sample->hot_count && draft->plan->ups < VGPU_TIER_MOVES; i++) {
         const struct hot *one = &sample->hots[i];
         const uint64_t bytes = tier->blocks[one->index].bytes;
@@ -405,8 +427,8 @@ static void fill_rest(const struct vgpu_tier *tier, const struct sample *sample,
 }
 
 /* Plans that the `first` of the hot blocks comes up; false: it does not pay, or not within the budget. */
-static bool make_room(const struct vgpu_tier *tier, const struct sample *sample, uint32_t first, int64_t room, uint64_t budget,
-                      struct vgpu_tier_plan *plan) {
+static bool make_room(const struct vgpu_tier *tier, const struct sample *sample, uint32_t first, int64_t room,
+                      uint64_t budget, struct vgpu_tier_plan *plan) {
     const struct hot *one = &sample->hots[first];
     const uint64_t bytes = tier->blocks[one->index].bytes, need = bytes > (uint64_t)room ? bytes - (uint64_t)room : 0;
     struct draft draft = {.plan = plan, .free = (uint64_t)room, .horizon = one->span, .quick = one->quick};
@@ -427,10 +449,12 @@ static bool make_room(const struct vgpu_tier *tier, const struct sample *sample,
     if (plan->downs)
         fill_rest(tier, sample, first, budget, &draft);
     const double gain = draft.saved * draft.horizon - (double)plan->bytes;
-    return one->quick || (gain >= 0 && gain * gain >= CERTAINTY * CERTAINTY * draft.variance * draft.horizon * draft.horizon);
+    return one->quick ||
+           (gain >= 0 && gain * gain >= CERTAINTY * CERTAINTY * draft.variance * draft.horizon * draft.horizon);
 }
 
-static bool give_way(const struct vgpu_tier *tier, const struct sample *sample, int64_t room, uint64_t budget, struct vgpu_tier_plan *plan) {
+static bool give_way(const struct vgpu_tier *tier, const struct sample *sample, int64_t room, uint64_t budget,
+                     struct vgpu_tier_plan *plan) {
     bool taken[POOL] = {false};
     plan->ups = plan->downs = 0;
     plan->bytes = choose(tier, sample, -(uint64_t)room, budget, VGPU_TIER_WINDOW, taken);
@@ -445,7 +469,8 @@ static bool is_calm(const struct vgpu_tier *tier, int64_t room, uint64_t budget)
     return tier->now < tier->look_again && room == tier->room && budget <= tier->budget && !in_turmoil(tier);
 }
 
-static bool plan_of(struct vgpu_tier *tier, struct sample *sample, int64_t room, uint64_t budget, struct vgpu_tier_plan *plan) {
+static bool plan_of(struct vgpu_tier *tier, struct sample *sample, int64_t room, uint64_t budget,
+                    struct vgpu_tier_plan *plan) {
     sample->turmoil = in_turmoil(tier);
     tier->offset = (tier->offset + 1) % tier->used;
     sample->step = tier->used > VGPU_TIER_LOOKED_AT ? tier->used / VGPU_TIER_LOOKED_AT : 1;

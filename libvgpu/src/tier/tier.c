@@ -2,9 +2,9 @@
 #define _GNU_SOURCE
 #include "tier/tier.h"
 
-#include "reserves/capture.h"
-#include "ledger/charge.h"
 #include "base/log.h"
+#include "ledger/charge.h"
+#include "reserves/capture.h"
 #include "tier/memory.h"
 #include "tier/move.h"
 
@@ -46,11 +46,13 @@ struct placing {
 static bool charge_allocated(struct placing *placing) {
     const unsigned card = placing->place->card;
     return vgpu_charge_allocated(card, placing->asked, &placing->allocated) ||
-           (card != VGPU_CARD_UNLISTED && vgpu_give_back(card) && vgpu_charge_allocated(card, placing->asked, &placing->allocated));
+           (card != VGPU_CARD_UNLISTED && vgpu_give_back(card) &&
+            vgpu_charge_allocated(card, placing->asked, &placing->allocated));
 }
 
 static bool charge_beside(struct vgpu_ticket *ticket, uint64_t bytes, uint64_t spare) {
-    return vgpu_charge_beside(ticket, bytes, spare) || (vgpu_give_back(ticket->card) && vgpu_charge_beside(ticket, bytes, spare));
+    return vgpu_charge_beside(ticket, bytes, spare) ||
+           (vgpu_give_back(ticket->card) && vgpu_charge_beside(ticket, bytes, spare));
 }
 
 bool vgpu_tier_charge_card(unsigned card, uint64_t bytes, uint64_t spare, struct vgpu_ticket *ticket) {
@@ -119,8 +121,8 @@ static CUresult entered(const struct vgpu_tier_record *record, CUdeviceptr *poin
     if (vgpu_tier_enter(record) == VGPU_TIER_NONE)
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (!record->on_device)
-        vgpu_log(VGPU_LOG_DEBUG, "%llu bytes at 0x%llx lie in host memory behind card %u", (unsigned long long)record->asked,
-                 (unsigned long long)record->base, record->card);
+        vgpu_log(VGPU_LOG_DEBUG, "%llu bytes at 0x%llx lie in host memory behind card %u",
+                 (unsigned long long)record->asked, (unsigned long long)record->base, record->card);
     *pointer = record->base;
     return CUDA_SUCCESS;
 }
@@ -139,7 +141,8 @@ static struct vgpu_tier_record record_of(const struct placing *placing, uint64_t
 static CUresult map(struct vgpu_tier_record *record, CUdeviceptr *pointer, bool *lost) {
     vgpu_tier_lock();
     record->base = vgpu_tier_reserve(record->bytes);
-    CUresult result = record->base ? vgpu_tier_map(record->device, record->on_device, record->base, record->bytes, record->handle, lost)
+    CUresult result = record->base ? vgpu_tier_map(record->device, record->on_device, record->base, record->bytes,
+                                                   record->handle, lost)
                                    : CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS) {
         result = entered(record, pointer);
@@ -174,7 +177,8 @@ static CUresult mapped(const struct placing *placing, bool on_device, uint64_t s
     }
     vgpu_restore(mode);
     if (lost)
-        vgpu_log(VGPU_LOG_ALERT, "%llu bytes at 0x%llx are lost: the driver does not unmap what it does not give access to (%d)",
+        vgpu_log(VGPU_LOG_ALERT,
+                 "%llu bytes at 0x%llx are lost: the driver does not unmap what it does not give access to (%d)",
                  (unsigned long long)record.bytes, (unsigned long long)record.base, (int)result);
     else if (result != CUDA_SUCCESS)
         vgpu_uncharge(record.where, record.bytes);
@@ -189,7 +193,8 @@ static CUresult pinned(const struct placing *placing, CUdeviceptr *pointer) {
         !charge_host(record.card, record.bytes, &record.where))
         return CUDA_ERROR_OUT_OF_MEMORY;
     const CUstreamCaptureMode mode = vgpu_relax();
-    CUresult result = DRIVER(cuMemHostAlloc)(&memory, record.bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+    CUresult result =
+        DRIVER(cuMemHostAlloc)(&memory, record.bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
     vgpu_restore(mode);
     if (result == CUDA_SUCCESS) {
         result = DRIVER(cuMemHostGetDevicePointer_v2)(&record.base, memory, 0);
@@ -219,7 +224,8 @@ static CUresult on_host(const struct placing *placing, CUdeviceptr *pointer) {
 
 static CUresult on_card(const struct placing *placing, uint64_t spare, CUdeviceptr *pointer) {
     int node;
-    const bool maps = vgpu_tier_is_large(placing->asked) && vgpu_tier_mode() == VGPU_TIER_MOVABLE && vgpu_tier_maps_card(placing->place->device) &&
+    const bool maps = vgpu_tier_is_large(placing->asked) && vgpu_tier_mode() == VGPU_TIER_MOVABLE &&
+                      vgpu_tier_maps_card(placing->place->device) &&
                       vgpu_tier_maps_host(placing->place->device, &node); /* else it could not go down again */
     return maps ? mapped(placing, true, spare, pointer) : plain(placing, spare, pointer);
 }
@@ -267,7 +273,8 @@ static CUresult try_host(CUdeviceptr *pointer, uint64_t bytes, const struct vgpu
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUdeviceptr made = 0;
     bool pushed;
-    const CUresult result = vgpu_tier_enter_context(place->context, &pushed) ? on_host(&placing, &made) : CUDA_ERROR_INVALID_CONTEXT;
+    const CUresult result =
+        vgpu_tier_enter_context(place->context, &pushed) ? on_host(&placing, &made) : CUDA_ERROR_INVALID_CONTEXT;
     vgpu_tier_leave_context(pushed);
     if (result == CUDA_SUCCESS)
         *pointer = made;

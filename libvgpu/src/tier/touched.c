@@ -10,7 +10,8 @@
 #define MOST 256u     /* blocks of one launch, of a graph; further ones count as touched by another launch */
 #define NO_BLOCKS 64u /* launches until it is looked again whether there are any that move */
 
-/* How many launches go by without a note: any number from none to twice the mean, so that what repeats itself is seen whole. */
+/* How many launches go by without a note: any number from none to twice the mean, so that what repeats itself is seen
+ * whole. */
 static uint32_t distance(struct vgpu_passage *mine) {
     if (mine->noted_of <= 1)
         return 0;

@@ -1,5 +1,5 @@
-/* Which blocks launches touch, as far as the addresses stand in their parameters: what the policy learns from. Noted by each thread for itself, and told
- * to the policies in batches; of fast launches only some, at random. */
+/* Which blocks launches touch, as far as the addresses stand in their parameters: what the policy learns from. Noted by
+ * each thread for itself, and told to the policies in batches; of fast launches only some, at random. */
 #ifndef VGPU_TOUCHED_H
 #define VGPU_TOUCHED_H
 #include "gate/gate.h"

@@ -17,7 +17,8 @@
 #define STACK_BYTES (512u << 10)
 #define MOST_NS 2000000000u /* that the end of the process waits for a look under way */
 
-/* Weak: before glibc 2.34 they are in libpthread, which this library does not bring into programs that have no threads. */
+/* Weak: before glibc 2.34 they are in libpthread, which this library does not bring into programs that have no threads.
+ */
 #pragma weak pthread_create
 #pragma weak pthread_attr_init
 #pragma weak pthread_attr_setstacksize
@@ -62,7 +63,8 @@ static bool start(void) {
     pthread_attr_t attributes;
     pthread_t thread;
     sigset_t all, before;
-    if (!pthread_create || !pthread_attr_init || !pthread_attr_setstacksize || !pthread_attr_setdetachstate || pthread_attr_init(&attributes) != 0)
+    if (!pthread_create || !pthread_attr_init || !pthread_attr_setstacksize || !pthread_attr_setdetachstate ||
+        pthread_attr_init(&attributes) != 0)
         return false;
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);

@@ -1,5 +1,6 @@
-/* A process that holds room of a card on loan and makes no calls has no safe points. So as long as it holds some, a thread of the library's looks ten
- * times a second whether the loan was taken back. It is there in movable mode alone, from the first loan that is used until ten seconds after the last. */
+/* A process that holds room of a card on loan and makes no calls has no safe points. So as long as it holds some, a
+ * thread of the library's looks ten times a second whether the loan was taken back. It is there in movable mode alone,
+ * from the first loan that is used until ten seconds after the last. */
 #ifndef VGPU_TIER_WATCH_H
 #define VGPU_TIER_WATCH_H
 

@@ -1,5 +1,5 @@
-/* Threads that launch on a stream of their own, copy, and move the blocks that their kernels touch to and from the host, while managed memory comes and
- * goes. No word may be lost, and no memory may be used that is not there.
+/* Threads that launch on a stream of their own, copy, and move the blocks that their kernels touch to and from the
+ * host, while managed memory comes and goes. No word may be lost, and no memory may be used that is not there.
  *
  * ROUNDS per thread. Prints "done"; or says what was wrong, and ends with 1. For the simulated driver alone. */
 #define _GNU_SOURCE
@@ -17,23 +17,24 @@
 #define WORDS 512u
 #define THREADS 4
 
-static const char image[] = ".version 8.0\n.visible .entry touch_add_2us(.param .u64 to, .param .u64 words, .param .u64 value) { ret; }\n"
-                            ".visible .entry k_1us(.param .u64 a, .param .u64 b, .param .u64 c) { ret; }\n";
+static const char image[] =
+    ".version 8.0\n.visible .entry touch_add_2us(.param .u64 to, .param .u64 words, .param .u64 value) { ret; }\n"
+    ".visible .entry k_1us(.param .u64 a, .param .u64 b, .param .u64 c) { ret; }\n";
 static CUcontext context;
 static CUfunction add, use;
 static unsigned rounds;
 
-static void launch(CUfunction function, CUstream stream, uint64_t a, uint64_t b, uint64_t c)
-{
+static void launch(CUfunction function, CUstream stream, uint64_t a, uint64_t b, uint64_t c) {
     void *parameters[] = {&a, &b, &c};
     OK(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, parameters, NULL));
 }
 
-static void place(CUdeviceptr at, int node)
-{
-    CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                      .location = {.type = node < 0 ? CU_MEM_LOCATION_TYPE_DEVICE : CU_MEM_LOCATION_TYPE_HOST_NUMA}};
-    CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+static void place(CUdeviceptr at, int node) {
+    CUmemAllocationProp properties = {
+        .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+        .location = {.type = node < 0 ? CU_MEM_LOCATION_TYPE_DEVICE : CU_MEM_LOCATION_TYPE_HOST_NUMA}};
+    CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE},
+                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     CUmemGenericAllocationHandle memory;
     OK(cuMemCreate(&memory, BLOCK, &properties, 0));
     OK(cuMemMap(at, BLOCK, 0, memory, 0));
@@ -41,8 +42,7 @@ static void place(CUdeviceptr at, int node)
     OK(cuMemRelease(memory));
 }
 
-static void *work(void *number)
-{
+static void *work(void *number) {
     uint64_t mine = (uintptr_t)number, added = 0;
     CUdeviceptr block, aside, managed;
     CUstream stream;
@@ -68,7 +68,8 @@ static void *work(void *number)
         OK(cuStreamSynchronize(stream));
         for (unsigned i = 0; i < WORDS; i++)
             if (words[i] != added) {
-                printf("thread %d, round %u: word %u is %llu, not %llu\n", (int)mine, round, i, (unsigned long long)words[i], (unsigned long long)added);
+                printf("thread %d, round %u: word %u is %llu, not %llu\n", (int)mine, round, i,
+                       (unsigned long long)words[i], (unsigned long long)added);
                 fflush(stdout);
                 _exit(1);
             }
@@ -85,8 +86,7 @@ static void *work(void *number)
     return NULL;
 }
 
-int main(int count, char **arguments)
-{
+int main(int count, char **arguments) {
     pthread_t threads[THREADS];
     CUmodule module;
     CUdeviceptr rest;

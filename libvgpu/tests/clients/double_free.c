@@ -1,4 +1,5 @@
-/* Two threads free the same blocks at the same moment. Prints how many of these frees were granted, of how many blocks, and what is used afterwards. */
+/* Two threads free the same blocks at the same moment. Prints how many of these frees were granted, of how many blocks,
+ * and what is used afterwards. */
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <pthread.h>
@@ -38,7 +39,8 @@ static void *other(void *argument) {
 int main(void) {
     pthread_t thread;
     size_t left = 0, total = 0;
-    if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context) || pthread_create(&thread, NULL, other, NULL))
+    if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context) ||
+        pthread_create(&thread, NULL, other, NULL))
         return 1;
     for (unsigned i = 0; i < BLOCKS; i++) {
         if (cuMemAlloc(&block, 1 << 10))

@@ -1,5 +1,5 @@
-/* Programs that run work whose time is hard to measure. `escapes MANNER KERNEL [COUNT]`: the kernel's name says how long it runs; what repeats goes on
- * until the program is killed, and says "ready" when it begins. */
+/* Programs that run work whose time is hard to measure. `escapes MANNER KERNEL [COUNT]`: the kernel's name says how
+ * long it runs; what repeats goes on until the program is killed, and says "ready" when it begins. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
@@ -26,7 +26,8 @@ static CUcontext context_on(int ordinal) {
 
 static const char *text_of(const char *name) {
     static char text[256];
-    snprintf(text, sizeof text, ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry %s()\n{ ret; }\n", name);
+    snprintf(text, sizeof text, ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry %s()\n{ ret; }\n",
+             name);
     return text;
 }
 
@@ -177,7 +178,9 @@ static void many_kinds(void) {
 static CUfunction takes_us(void) {
     CUmodule module;
     CUfunction found;
-    OK(cuModuleLoadData(&module, ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry spin_arg_us(.param .u64 us)\n{ ret; }\n"));
+    OK(cuModuleLoadData(
+        &module,
+        ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry spin_arg_us(.param .u64 us)\n{ ret; }\n"));
     OK(cuModuleGetFunction(&found, module, "spin_arg_us"));
     return found;
 }
@@ -444,8 +447,14 @@ static void cooperative_on_two(void) {
     CUDA_LAUNCH_PARAMS list[2] = {0};
     for (int i = 0; i < 2; i++) {
         context_on(i);
-        list[i] = (CUDA_LAUNCH_PARAMS){.function = function(kernel_name), .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 32,
-                                       .blockDimY = 1, .blockDimZ = 1, .hStream = stream_new()};
+        list[i] = (CUDA_LAUNCH_PARAMS){.function = function(kernel_name),
+                                       .gridDimX = 1,
+                                       .gridDimY = 1,
+                                       .gridDimZ = 1,
+                                       .blockDimX = 32,
+                                       .blockDimY = 1,
+                                       .blockDimZ = 1,
+                                       .hStream = stream_new()};
     }
     ready();
     for (;;) {
@@ -534,15 +543,39 @@ static const struct {
     const char *name;
     void (*run)(void);
 } manners[] = {
-    {"plain", plain}, {"asynch", asynchronous}, {"capture-relaxed", capture_relaxed}, {"capture-global", capture_global}, {"contexts", contexts},
-    {"contexts-in-turn", contexts_in_turn}, {"unlike", unlike}, {"unlike-and-waits", unlike_and_waits},
-    {"many-kinds", many_kinds}, {"seldom-long", seldom_long_queued}, {"seldom-long-awaited", seldom_long_awaited},
-    {"grows", grows}, {"long-at-last", long_at_last}, {"context-each", context_each}, {"primary-each", primary_each}, {"stream-each", stream_each},
-    {"module-each", module_each}, {"thread-each", thread_each}, {"host-functions", host_functions}, {"foreign-stream", foreign_stream},
-    {"no-context", no_context}, {"other-card", other_card}, {"graph-captured", graph_captured},
-    {"graph-by-hand", graph_by_hand}, {"graph-on-one", graph_on_one}, {"cooperative-on-two", cooperative_on_two},
-    {"once-exits", once_exits}, {"once-returns", once_returns}, {"once-is-killed", once_is_killed},
-    {"once-goes-on", once_goes_on}, {"once-sleeps", once_sleeps}, {"once-polls", once_polls}, {"crowd", crowd},
+    {"plain", plain},
+    {"asynch", asynchronous},
+    {"capture-relaxed", capture_relaxed},
+    {"capture-global", capture_global},
+    {"contexts", contexts},
+    {"contexts-in-turn", contexts_in_turn},
+    {"unlike", unlike},
+    {"unlike-and-waits", unlike_and_waits},
+    {"many-kinds", many_kinds},
+    {"seldom-long", seldom_long_queued},
+    {"seldom-long-awaited", seldom_long_awaited},
+    {"grows", grows},
+    {"long-at-last", long_at_last},
+    {"context-each", context_each},
+    {"primary-each", primary_each},
+    {"stream-each", stream_each},
+    {"module-each", module_each},
+    {"thread-each", thread_each},
+    {"host-functions", host_functions},
+    {"foreign-stream", foreign_stream},
+    {"no-context", no_context},
+    {"other-card", other_card},
+    {"graph-captured", graph_captured},
+    {"graph-by-hand", graph_by_hand},
+    {"graph-on-one", graph_on_one},
+    {"cooperative-on-two", cooperative_on_two},
+    {"once-exits", once_exits},
+    {"once-returns", once_returns},
+    {"once-is-killed", once_is_killed},
+    {"once-goes-on", once_goes_on},
+    {"once-sleeps", once_sleeps},
+    {"once-polls", once_polls},
+    {"crowd", crowd},
 };
 
 int main(int argc, char **argv) {

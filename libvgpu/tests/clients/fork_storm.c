@@ -1,11 +1,11 @@
-/* Threads allocate and free while the program forks again and again; every child frees what is not its own and must come to its end.
- * With an argument it forks by the bare system call, of which no fork handler hears. */
+/* Threads allocate and free while the program forks again and again; every child frees what is not its own and must
+ * come to its end. With an argument it forks by the bare system call, of which no fork handler hears. */
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <signal.h>
 #include <stdio.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>

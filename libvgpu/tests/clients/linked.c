@@ -1,4 +1,5 @@
-/* A plain C program that is linked with the driver: allocates argv[1] bytes, then one byte more, and prints both answers and cuMemGetInfo. */
+/* A plain C program that is linked with the driver: allocates argv[1] bytes, then one byte more, and prints both
+ * answers and cuMemGetInfo. */
 #include <cuda.h>
 #include <stdio.h>
 #include <stdlib.h>

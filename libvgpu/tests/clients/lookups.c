@@ -1,5 +1,6 @@
-/* Looks names up in every way and prints which object answered: "<how> <name> <file name or ->". Arguments: names, or --nvml to open that library
- * instead of libcuda. Checks that errno is kept and that a second look-up gives the same answer. */
+/* Looks names up in every way and prints which object answered: "<how> <name> <file name or ->". Arguments: names, or
+ * --nvml to open that library instead of libcuda. Checks that errno is kept and that a second look-up gives the same
+ * answer. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -28,7 +29,8 @@ int main(int count, char **names) {
         say("default", names[i], dlsym(RTLD_DEFAULT, names[i]), dlsym(RTLD_DEFAULT, names[i]));
         say("next", names[i], dlsym(RTLD_NEXT, names[i]), dlsym(RTLD_NEXT, names[i]));
         say("program", names[i], dlsym(program, names[i]), dlsym(program, names[i]));
-        say("version", names[i], dlvsym(driver, names[i], "NO_SUCH_VERSION"), dlvsym(driver, names[i], "NO_SUCH_VERSION"));
+        say("version", names[i], dlvsym(driver, names[i], "NO_SUCH_VERSION"),
+            dlvsym(driver, names[i], "NO_SUCH_VERSION"));
     }
     return 0;
 }

@@ -1,4 +1,5 @@
-/* What a library may not change in a process: prints umask, the handlers of all signals and the open descriptors, after a use of the driver. */
+/* What a library may not change in a process: prints umask, the handlers of all signals and the open descriptors, after
+ * a use of the driver. */
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <dirent.h>

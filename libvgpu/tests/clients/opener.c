@@ -1,4 +1,5 @@
-/* A library that is opened with RTLD_LOCAL and finds the driver through handles of its own, as NCCL does from Python. */
+/* A library that is opened with RTLD_LOCAL and finds the driver through handles of its own, as NCCL does from Python.
+ */
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <dlfcn.h>

@@ -1,5 +1,5 @@
-/* A libcuda.so.1 of which the simulated driver has no like: it does what newer drivers do, and tells the program when it is at work, so that a test can
- * do then what another thread might. Not for more than one thread of allocations. */
+/* A libcuda.so.1 of which the simulated driver has no like: it does what newer drivers do, and tells the program when
+ * it is at work, so that a test can do then what another thread might. Not for more than one thread of allocations. */
 #define _GNU_SOURCE
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
@@ -19,7 +19,8 @@
 #define TOTAL (UINT64_C(8) << 30)
 #define MOST 64
 
-/* Called with the name of an entry point: as it begins, and once more (`after`) when its answer stands where the program wants it. */
+/* Called with the name of an entry point: as it begins, and once more (`after`) when its answer stands where the
+ * program wants it. */
 API void (*other_meanwhile)(const char *entry, int after);
 API uint64_t other_held; /* bytes of the card that are in use */
 
@@ -32,7 +33,7 @@ static void meanwhile(const char *entry, int after) {
 static struct {
     uint64_t bytes;
     int references;
-    uintptr_t array; /* into which it is mapped */
+    uintptr_t array;   /* into which it is mapped */
     CUmemoryPool pool; /* of which it is `used` bytes */
     uint64_t used;
 } things[MOST];
@@ -55,17 +56,30 @@ static CUresult let_go(uintptr_t handle) {
     return CUDA_SUCCESS;
 }
 
-API CUresult cuInit(unsigned flags) { return flags ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; }
+API CUresult cuInit(unsigned flags) {
+    return flags ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
 
 static CUcontext current_context = (CUcontext)4096;
-API CUresult cuCtxGetCurrent(CUcontext *context) { *context = current_context; return CUDA_SUCCESS; }
-API CUresult cuCtxSetCurrent(CUcontext context) { current_context = context; return CUDA_SUCCESS; }
-API CUresult cuCtxPushCurrent_v2(CUcontext context) { return current_context ? CUDA_ERROR_NOT_SUPPORTED : cuCtxSetCurrent(context); }
+API CUresult cuCtxGetCurrent(CUcontext *context) {
+    *context = current_context;
+    return CUDA_SUCCESS;
+}
+API CUresult cuCtxSetCurrent(CUcontext context) {
+    current_context = context;
+    return CUDA_SUCCESS;
+}
+API CUresult cuCtxPushCurrent_v2(CUcontext context) {
+    return current_context ? CUDA_ERROR_NOT_SUPPORTED : cuCtxSetCurrent(context);
+}
 API CUresult cuCtxPopCurrent_v2(CUcontext *context) {
     *context = current_context;
     return cuCtxSetCurrent(NULL);
 }
-API CUresult cuCtxGetDevice(CUdevice *device) { *device = 0; return current_context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT; }
+API CUresult cuCtxGetDevice(CUdevice *device) {
+    *device = 0;
+    return current_context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
 
 /* The heap of malloc, which it makes a multiple of 4 MiB. No attribute of the device is known. */
 static size_t heap = 8 << 20;
@@ -144,12 +158,20 @@ API CUresult cuEventDestroy_v2(CUevent event) {
     return event ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-API CUresult cuEventRecord(CUevent event, CUstream stream) { (void)stream; return event ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE; }
-API CUresult cuEventQuery(CUevent event) { return event ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE; }
-API CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to) { *ms = 0.1f; return from && to ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE; }
+API CUresult cuEventRecord(CUevent event, CUstream stream) {
+    (void)stream;
+    return event ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+API CUresult cuEventQuery(CUevent event) {
+    return event ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+API CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to) {
+    *ms = 0.1f;
+    return from && to ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
 
-API CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                            CUstream stream, void **parameters, void **extra) {
+API CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by,
+                            unsigned bz, unsigned shared, CUstream stream, void **parameters, void **extra) {
     (void)x, (void)y, (void)z, (void)bx, (void)by, (void)bz, (void)shared, (void)stream, (void)parameters, (void)extra;
     return function ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
@@ -179,7 +201,9 @@ API CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t widt
     return CUDA_SUCCESS;
 }
 
-API CUresult cuMemFree_v2(CUdeviceptr pointer) { return let_go(pointer); }
+API CUresult cuMemFree_v2(CUdeviceptr pointer) {
+    return let_go(pointer);
+}
 
 API CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *d) {
     meanwhile("cuArray3DCreate", 0);
@@ -203,13 +227,16 @@ API CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNA
     return CUDA_SUCCESS;
 }
 
-API CUresult cuDestroyExternalMemory(CUexternalMemory memory) { return let_go((uintptr_t)memory); }
+API CUresult cuDestroyExternalMemory(CUexternalMemory memory) {
+    return let_go((uintptr_t)memory);
+}
 
 static bool on_card(const CUmemLocation *location) {
     return location->type == CU_MEM_LOCATION_TYPE_DEVICE || (unsigned)location->type > 4; /* 6: a locality domain */
 }
 
-API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties, unsigned long long flags) {
+API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
+                         unsigned long long flags) {
     (void)flags;
     meanwhile("cuMemCreate", 0);
     *handle = make(on_card(&properties->location) ? bytes : 0);
@@ -217,10 +244,12 @@ API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, con
     return CUDA_SUCCESS;
 }
 
-API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) { return let_go(handle); }
+API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+    return let_go(handle);
+}
 
-API CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
-                                          unsigned long long flags) {
+API CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
+                                          CUmemAllocationHandleType type, unsigned long long flags) {
     (void)handle, (void)type, (void)flags;
     *(int *)shareable = memfd_create("block", MFD_CLOEXEC);
     meanwhile("cuMemExportToShareableHandle", 1);
@@ -248,8 +277,9 @@ API CUresult cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned length, CUstream 
 /* One logical endpoint, to which one block at a time is bound. */
 static CUmemGenericAllocationHandle endpoint;
 
-API CUresult cuLogicalEndpointBindMem(CUlogicalEndpointId id, CUdevice device, cuuint64_t offset, CUmemGenericAllocationHandle handle,
-                                      cuuint64_t start, cuuint64_t size, unsigned long long flags) {
+API CUresult cuLogicalEndpointBindMem(CUlogicalEndpointId id, CUdevice device, cuuint64_t offset,
+                                      CUmemGenericAllocationHandle handle, cuuint64_t start, cuuint64_t size,
+                                      unsigned long long flags) {
     (void)id, (void)device, (void)offset, (void)start, (void)size, (void)flags;
     endpoint = handle;
     things[(handle >> 12) - 1].references++;
@@ -261,14 +291,17 @@ API CUresult cuLogicalEndpointUnbind(CUlogicalEndpointId id, CUdevice device, cu
     return let_go(endpoint);
 }
 
-API CUresult cuLogicalEndpointDestroy(CUlogicalEndpointId id) { return id == 7 ? let_go(endpoint) : CUDA_ERROR_INVALID_VALUE; }
+API CUresult cuLogicalEndpointDestroy(CUlogicalEndpointId id) {
+    return id == 7 ? let_go(endpoint) : CUDA_ERROR_INVALID_VALUE;
+}
 
 /* Pools reserve what is allocated, and keep it. */
 static struct CUmemPoolHandle_st {
     CUmemPoolProps properties;
     uint64_t reserved, used;
-} pools[MOST] = {{.properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}}},
-                 {.properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_HOST}}}};
+} pools[MOST] = {
+    {.properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}}},
+    {.properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_HOST}}}};
 static unsigned pool_count = 2;
 static CUmemoryPool current = pools;
 
@@ -280,8 +313,14 @@ API CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *propertie
     return CUDA_SUCCESS;
 }
 
-API CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device) { *pool = current; return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS; }
-API CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool) { current = pool; return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS; }
+API CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device) {
+    *pool = current;
+    return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+}
+API CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool) {
+    current = pool;
+    return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+}
 API CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type) {
     (void)type;
     *pool = &pools[location->type == CU_MEM_LOCATION_TYPE_HOST];
@@ -297,8 +336,12 @@ API CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attrib
     case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: *(cuuint64_t *)value = pool->reserved; break;
     case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: *(cuuint64_t *)value = pool->used; break;
     case CU_MEMPOOL_ATTR_ALLOCATION_TYPE: *(int *)value = pool->properties.allocType; break;
-    case CU_MEMPOOL_ATTR_LOCATION_TYPE: *(int *)value = other_location[0] < 0 ? (int)pool->properties.location.type : other_location[0]; break;
-    case CU_MEMPOOL_ATTR_LOCATION_ID: *(int *)value = other_location[0] < 0 ? pool->properties.location.id : other_location[1]; break;
+    case CU_MEMPOOL_ATTR_LOCATION_TYPE:
+        *(int *)value = other_location[0] < 0 ? (int)pool->properties.location.type : other_location[0];
+        break;
+    case CU_MEMPOOL_ATTR_LOCATION_ID:
+        *(int *)value = other_location[0] < 0 ? pool->properties.location.id : other_location[1];
+        break;
     default: return CUDA_ERROR_INVALID_VALUE;
     }
     return CUDA_SUCCESS;
@@ -360,9 +403,12 @@ API CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
 }
 
 /* Which no symbol leads to. */
-static CUresult allocate(CUdeviceptr *pointer, size_t bytes) { return cuMemAlloc_v2(pointer, bytes); }
+static CUresult allocate(CUdeviceptr *pointer, size_t bytes) {
+    return cuMemAlloc_v2(pointer, bytes);
+}
 
-API CUresult cuGetProcAddress_v2(const char *name, void **function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status) {
+API CUresult cuGetProcAddress_v2(const char *name, void **function, int version, cuuint64_t flags,
+                                 CUdriverProcAddressQueryResult *status) {
     (void)flags;
     *function = strcmp(name, "cuMemAlloc") == 0 && version >= 3020 ? (void *)allocate : NULL;
     if (status)

@@ -1,11 +1,14 @@
-/* A libnvidia-ml.so.1 of a machine with one card, all of whose memory confidential computing protects, and most of which a neighbour holds. */
+/* A libnvidia-ml.so.1 of a machine with one card, all of whose memory confidential computing protects, and most of
+ * which a neighbour holds. */
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
 #include <nvml.h>
 #include <stdio.h>
 
 #define GIB (1ull << 30)
 
-nvmlReturn_t nvmlInit_v2(void) { return NVML_SUCCESS; }
+nvmlReturn_t nvmlInit_v2(void) {
+    return NVML_SUCCESS;
+}
 
 nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device) {
     *device = (nvmlDevice_t)4096;

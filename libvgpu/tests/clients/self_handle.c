@@ -1,9 +1,11 @@
-/* A library that is opened with RTLD_LOCAL and looks the driver's functions up in itself, as a runtime does that is linked with what it probes. */
+/* A library that is opened with RTLD_LOCAL and looks the driver's functions up in itself, as a runtime does that is
+ * linked with what it probes. */
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <dlfcn.h>
 
-typedef CUresult (*create_function)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long);
+typedef CUresult (*create_function)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
+                                    unsigned long long);
 
 /* 1000: not found. */
 int create_by_own_handle(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties) {

@@ -1,4 +1,5 @@
-/* What tools ask, on a thread with a small stack. Prints the results. Arguments: KiB of the stack; "first": the library begins on that thread. */
+/* What tools ask, on a thread with a small stack. Prints the results. Arguments: KiB of the stack; "first": the library
+ * begins on that thread. */
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <dlfcn.h>

@@ -1,9 +1,10 @@
-/* Threads that allocate, fill, copy, add up, wait for and free blocks of 2 to 8 MiB while the library moves them: every byte that is looked at must be
- * the one that was written.
+/* Threads that allocate, fill, copy, add up, wait for and free blocks of 2 to 8 MiB while the library moves them: every
+ * byte that is looked at must be the one that was written.
  *
- * SEED THREADS OPERATIONS BLOCKS (per thread; 0 operations: until the input ends). Each thread has another kind of stream: one that was created, its own
- * default one, the legacy one, one that does not block; the first the one of number SEED % 4. Prints "done OPERATIONS REFUSED" and waits for the end of
- * its input, with its blocks left allocated; or says what was wrong where, and ends with 1. */
+ * SEED THREADS OPERATIONS BLOCKS (per thread; 0 operations: until the input ends). Each thread has another kind of
+ * stream: one that was created, its own default one, the legacy one, one that does not block; the first the one of
+ * number SEED % 4. Prints "done OPERATIONS REFUSED" and waits for the end of its input, with its blocks left allocated;
+ * or says what was wrong where, and ends with 1. */
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <pthread.h>
@@ -21,11 +22,12 @@
 #define WORDS 256u /* at either end of a block, that are looked at */
 #define MOST_BLOCKS 64
 
-static const char image[] = ".version 8.0\n.target sm_70\n.address_size 64\n"
-                            ".visible .entry touch_fill_3us(.param .u64 to, .param .u64 words, .param .u64 value) { ret; }\n"
-                            ".visible .entry touch_add_5us(.param .u64 to, .param .u64 words, .param .u64 value) { ret; }\n"
-                            ".visible .entry touch_add_2ms(.param .u64 to, .param .u64 words, .param .u64 value) { ret; }\n"
-                            ".visible .entry touch_copy_20us(.param .u64 to, .param .u64 from, .param .u64 words) { ret; }\n";
+static const char image[] =
+    ".version 8.0\n.target sm_70\n.address_size 64\n"
+    ".visible .entry touch_fill_3us(.param .u64 to, .param .u64 words, .param .u64 value) { ret; }\n"
+    ".visible .entry touch_add_5us(.param .u64 to, .param .u64 words, .param .u64 value) { ret; }\n"
+    ".visible .entry touch_add_2ms(.param .u64 to, .param .u64 words, .param .u64 value) { ret; }\n"
+    ".visible .entry touch_copy_20us(.param .u64 to, .param .u64 from, .param .u64 words) { ret; }\n";
 
 static CUcontext context;
 static CUfunction fill_kernel, add_kernel, slow_add_kernel, copy_kernel;
@@ -90,8 +92,9 @@ static void compare(struct worker *me, const struct block *block) {
         finish(me);
         for (unsigned i = 0; i < WORDS; i++)
             if (found[i] != block->words[end][i]) {
-                printf("thread %u, operation %lu: word %u of end %u of %llu bytes at %llx is %llx, not %llx\n", me->number, operations, i, end,
-                       (unsigned long long)block->bytes, (unsigned long long)block->base, (unsigned long long)found[i],
+                printf("thread %u, operation %lu: word %u of end %u of %llu bytes at %llx is %llx, not %llx\n",
+                       me->number, operations, i, end, (unsigned long long)block->bytes,
+                       (unsigned long long)block->base, (unsigned long long)found[i],
                        (unsigned long long)block->words[end][i]);
                 fflush(stdout);
                 _exit(1);
@@ -123,7 +126,8 @@ static void allocate(struct worker *me, struct block *block) {
 }
 
 static void change(struct worker *me, struct block *block, struct block *other) {
-    const unsigned end = (unsigned)draw(me, 2), first = (unsigned)draw(me, WORDS), count = 1 + (unsigned)draw(me, WORDS - first);
+    const unsigned end = (unsigned)draw(me, 2), first = (unsigned)draw(me, WORDS),
+                   count = 1 + (unsigned)draw(me, WORDS - first);
     const uint64_t value = draw(me, UINT32_MAX);
     uint64_t *words = &block->words[end][first];
     switch (draw(me, 6)) {
@@ -155,7 +159,8 @@ static void change(struct worker *me, struct block *block, struct block *other) 
 }
 
 static void step(struct worker *me) {
-    struct block *block = &me->blocks[draw(me, blocks_per_thread)], *other = &me->blocks[draw(me, 1 + blocks_per_thread / 4)];
+    struct block *block = &me->blocks[draw(me, blocks_per_thread)],
+                 *other = &me->blocks[draw(me, 1 + blocks_per_thread / 4)];
     if (!block->base)
         allocate(me, block);
     else if (draw(me, 64) == 0)

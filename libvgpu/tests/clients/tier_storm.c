@@ -2,16 +2,17 @@
  *
  *   tier_storm SEED OPERATIONS    OPERATIONS 0: until killed, with a new context now and then
  *
- * Says "begun" when it has a context and waits for a line, if it is to end. At the end says "done OPERATIONS refused N" and waits for a line, with what it then holds. Exit 1 at the first wrong byte or answer. */
+ * Says "begun" when it has a context and waits for a line, if it is to end. At the end says "done OPERATIONS refused N"
+ * and waits for a line, with what it then holds. Exit 1 at the first wrong byte or answer. */
 #define _GNU_SOURCE
 #include <cuda.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <signal.h>
 
 #define HELD 24
 #define MIB (1u << 20)
@@ -70,15 +71,18 @@ static void look(const struct held *one) {
     CUdeviceptr base = 0;
     size_t bytes = 0;
     const uint64_t offset = chance(one->bytes);
-    must(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, one->pointer + offset), "cuPointerGetAttribute");
+    must(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, one->pointer + offset),
+         "cuPointerGetAttribute");
     need(type == CU_MEMORYTYPE_DEVICE, "not of the card, of kind", one->kind);
     must(cuMemGetAddressRange(&base, &bytes, one->pointer + offset), "cuMemGetAddressRange");
     need(base == one->pointer && bytes >= one->bytes, "another range, of kind", one->kind);
 }
 
 static CUresult make_physical(struct held *one) {
-    const CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}}};
-    const CUmemAccessDesc access = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    const CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                            .location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}}};
+    const CUmemAccessDesc access = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}},
+                                    .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     one->bytes = (one->bytes + 2 * MIB - 1) / (2 * MIB) * (2 * MIB);
     const CUresult result = cuMemCreate(&one->handle, one->bytes, &properties, 0);
     if (result != CUDA_SUCCESS)

@@ -1,5 +1,6 @@
-/* Does a real-time thread that waits for another one, on the same processor, let it work? Runs on other_driver.c as libcuda.so.1. Prints "asleep", or
- * "spins" where the waiting thread never slept; "not allowed" where this process may have no real-time threads. Argument: which call. */
+/* Does a real-time thread that waits for another one, on the same processor, let it work? Runs on other_driver.c as
+ * libcuda.so.1. Prints "asleep", or "spins" where the waiting thread never slept; "not allowed" where this process may
+ * have no real-time threads. Argument: which call. */
 #define _GNU_SOURCE
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
@@ -7,8 +8,8 @@
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
-#include <stdbool.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -71,7 +72,8 @@ int main(int count, char **words) {
     sem_init(&inside, 0, 0);
     sem_init(&go, 0, 0);
     cuInit(0);
-    const CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    const CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                       .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
     cuMemPoolCreate(&pool, &properties);
     *(void (**)(const char *, int))dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), "other_meanwhile") = meanwhile;
     pthread_t a, b;

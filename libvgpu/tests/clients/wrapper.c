@@ -1,4 +1,5 @@
-/* A third library, preloaded behind ours, that stands in front of cuMemAlloc_v2 itself and finds the next one by RTLD_NEXT. */
+/* A third library, preloaded behind ours, that stands in front of cuMemAlloc_v2 itself and finds the next one by
+ * RTLD_NEXT. */
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <dlfcn.h>
@@ -7,7 +8,7 @@
 unsigned wrapped_calls;
 
 CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
-    CUresult (*next)(CUdeviceptr *, size_t) = (CUresult(*)(CUdeviceptr *, size_t))dlsym(RTLD_NEXT, "cuMemAlloc_v2");
+    CUresult (*next)(CUdeviceptr *, size_t) = (CUresult (*)(CUdeviceptr *, size_t))dlsym(RTLD_NEXT, "cuMemAlloc_v2");
     if (!next || next == cuMemAlloc_v2 || next != (void *)dlsym(RTLD_NEXT, "cuMemAlloc_v2"))
         abort();
     wrapped_calls++;

@@ -53,7 +53,9 @@ void play_clean(void) {
         cuIpcCloseMemHandle(logs[IMPORTED].handle[i]);
     for (unsigned i = 0; i < logged(RANGE); i++) {
         for (uint64_t at = 0; at < logs[RANGE].size[i]; at += GRANULE) /* a mapping has any number of granules */
-            for (uint64_t size = GRANULE; size <= 16 * GRANULE && cuMemUnmap(logs[RANGE].handle[i] + at, size) != CUDA_SUCCESS; size += GRANULE) {
+            for (uint64_t size = GRANULE;
+                 size <= 16 * GRANULE && cuMemUnmap(logs[RANGE].handle[i] + at, size) != CUDA_SUCCESS;
+                 size += GRANULE) {
             }
         cuMemAddressFree(logs[RANGE].handle[i], logs[RANGE].size[i]);
     }

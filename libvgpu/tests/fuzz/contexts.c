@@ -7,7 +7,8 @@ static CUresult keep_context(CUresult result, unsigned slot, const CUcontext *co
     return result;
 }
 
-/* What lived in a context has gone with it. Beside other threads nobody may free it again: it could be a block that one of them was just given. */
+/* What lived in a context has gone with it. Beside other threads nobody may free it again: it could be a block that one
+ * of them was just given. */
 static CUresult gone(CUresult result) {
     for (unsigned slot = 0; concurrent && slot < SLOTS; slot++)
         atomic_store(&slots[POINTER][slot], 0);
@@ -21,7 +22,9 @@ CUresult context(struct operation op, unsigned which) {
     CUresult result;
     switch (which) {
     case 0: return keep_context(op.c & 1 ? cuCtxCreate_v2(out, 0, device) : cuCtxCreate(out, 0, device), op.a, &handle);
-    case 1: return keep_context(op.c & 1 ? cuCtxCreate_v3(out, NULL, 0, 0, device) : cuCtxCreate_v4(out, NULL, 0, device), op.a, &handle);
+    case 1:
+        return keep_context(op.c & 1 ? cuCtxCreate_v3(out, NULL, 0, 0, device) : cuCtxCreate_v4(out, NULL, 0, device),
+                            op.a, &handle);
     case 2: return gone(op.c & 1 ? cuCtxDestroy_v2(handle) : cuCtxDestroy(handle));
     case 3: return cuCtxSetCurrent(handle);
     case 4: return cuCtxPushCurrent_v2(handle);

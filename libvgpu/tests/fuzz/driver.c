@@ -1,11 +1,13 @@
 /* Plays inputs without libFuzzer: a corpus, mutations of it that did something new, or single files.
  *
  *   fuzz [-seconds N] [-runs N] [-seed N] [-out FOLDER] [-save FOLDER] [-hang N] [CORPUS FOLDER ...]    mutate
- *   fuzz -times N [-out FOLDER] [-hang N] FILE ...                                                      replay each file N times
+ *   fuzz -times N [-out FOLDER] [-hang N] FILE ...                                                      replay each
+ * file N times
  *
- * -save: keep what did something new. Workers are processes of their own: one that dies or hangs (a program takes -hang seconds, 120 unless told)
- * leaves its input as FOLDER/crash-SEED-NUMBER, and after a hang FOLDER/crash-SEED-NUMBER.stacks says what every thread of its family was doing.
- * Exit: 0 nothing found, 1 found, 2 error.
+ * -save: keep what did something new. Workers are processes of their own: one that dies or hangs (a program takes -hang
+ * seconds, 120 unless told) leaves its input as FOLDER/crash-SEED-NUMBER, and after a hang
+ * FOLDER/crash-SEED-NUMBER.stacks says what every thread of its family was doing. Exit: 0 nothing found, 1 found, 2
+ * error.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -117,7 +119,8 @@ static void mutate(struct input *input) {
                 operations--;
             }
             break;
-        case 5: case 6: /* one more */
+        case 5:
+        case 6: /* one more */
             if (operations < MAX_OPERATIONS) {
                 memmove(input->data + at + 4, input->data + at, input->size - at);
                 random_operation(input->data + at);
@@ -132,8 +135,7 @@ static void mutate(struct input *input) {
             memmove(input->data + at, other->data + from, length / 4 * 4);
             break;
         }
-        default: /* lanes change */
-            input->data[at] = (uint8_t)((input->data[at] & 63) | chance(4) << 6);
+        default: /* lanes change */ input->data[at] = (uint8_t)((input->data[at] & 63) | chance(4) << 6);
         }
     }
 }
@@ -261,7 +263,8 @@ static int fuzz(void) {
     double begin = clock_s(), end = begin + (double)seconds, told = begin;
     int found = 0;
     if (!shared->count)
-        shared->kept[shared->count++] = (struct input){.size = 16, .data = {0, 0, 0, 0, 56, 0, 0, 1, 0, 0, 9, 0, 10, 0, 0, 0}};
+        shared->kept[shared->count++] =
+            (struct input){.size = 16, .data = {0, 0, 0, 0, 56, 0, 0, 1, 0, 0, 9, 0, 10, 0, 0, 0}};
     printf("seed %llu, %u inputs\n", (unsigned long long)seed, shared->count);
     while (clock_s() < end && shared->runs < most_runs && found < 500) {
         fflush(NULL);
@@ -277,8 +280,8 @@ static int fuzz(void) {
         }
         if (clock_s() - told > 60) {
             told = clock_s();
-            printf("%.0f s: %llu runs, %u inputs, %llu features, %d found\n", told - begin, (unsigned long long)shared->runs, shared->count,
-                   (unsigned long long)shared->features, found);
+            printf("%.0f s: %llu runs, %u inputs, %llu features, %d found\n", told - begin,
+                   (unsigned long long)shared->runs, shared->count, (unsigned long long)shared->features, found);
         }
     }
     for (uint32_t i = 0; save && i < shared->count; i++) {
@@ -286,8 +289,8 @@ static int fuzz(void) {
         snprintf(path, sizeof path, "%s/%llu-%u", save, (unsigned long long)seed, i);
         store(path, &shared->kept[i]);
     }
-    printf("%llu runs in %.0f s, %u inputs, %llu features, %d found\n", (unsigned long long)shared->runs, clock_s() - begin, shared->count,
-           (unsigned long long)shared->features, found);
+    printf("%llu runs in %.0f s, %u inputs, %llu features, %d found\n", (unsigned long long)shared->runs,
+           clock_s() - begin, shared->count, (unsigned long long)shared->features, found);
     return found ? 1 : 0;
 }
 

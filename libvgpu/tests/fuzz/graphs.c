@@ -1,8 +1,10 @@
-/* Graphs that allocate: built node by node or by a capture, instantiated, uploaded, launched, updated, and what the driver keeps for them. */
+/* Graphs that allocate: built node by node or by a capture, instantiated, uploaded, launched, updated, and what the
+ * driver keeps for them. */
 #define _GNU_SOURCE
 #include "handles.h"
 
-static _Atomic uint64_t highest[DEVICES]; /* the most that graphs had reserved, whatever became of the driver's own mark */
+/* the most that graphs had reserved, whatever became of the driver's own mark */
+static _Atomic uint64_t highest[DEVICES];
 
 static uint64_t attribute_of(CUdevice device, CUgraphMem_attribute attribute) {
     cuuint64_t value = 0;
@@ -25,7 +27,8 @@ void graphs_begin(void) {
 
 uint64_t play_graphs_beyond(unsigned card) {
     note_highest((CUdevice)card);
-    uint64_t high = atomic_load(&highest[card]), now = attribute_of((CUdevice)card, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT);
+    uint64_t high = atomic_load(&highest[card]),
+             now = attribute_of((CUdevice)card, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT);
     return high > now ? high - now : 0;
 }
 
@@ -52,8 +55,10 @@ static CUresult add_allocation(struct operation op, unsigned node_call) {
         .poolProps = {.allocType = op.c == 255 ? CU_MEM_ALLOCATION_TYPE_INVALID : CU_MEM_ALLOCATION_TYPE_PINNED,
                       .location = {op.c == 254 ? CU_MEM_LOCATION_TYPE_HOST : CU_MEM_LOCATION_TYPE_DEVICE, {device}}},
         .bytesize = bytes_of(op.b, (unsigned)device)};
-    CUgraphNodeParams any = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, .alloc = {.poolProps = parameters.poolProps, .bytesize = parameters.bytesize}};
-    CUresult result = node_call == 0   ? cuGraphAddMemAllocNode(&node, graph_of(op.a), NULL, 0, op.c == 253 ? NULL : &parameters)
+    CUgraphNodeParams any = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+                             .alloc = {.poolProps = parameters.poolProps, .bytesize = parameters.bytesize}};
+    CUresult result = node_call == 0
+                          ? cuGraphAddMemAllocNode(&node, graph_of(op.a), NULL, 0, op.c == 253 ? NULL : &parameters)
                       : node_call == 1 ? cuGraphAddNode(&node, graph_of(op.a), NULL, 0, &any)
                                        : cuGraphAddNode_v2(&node, graph_of(op.a), NULL, NULL, 0, &any);
     CUdeviceptr pointer = node_call ? any.alloc.dptr : parameters.dptr;
@@ -73,8 +78,9 @@ static CUresult add_other(struct operation op) {
 static CUresult instantiate(struct operation op) {
     CUgraphExec exec = NULL;
     CUgraph graph = graph_of(op.a);
-    CUDA_GRAPH_INSTANTIATE_PARAMS parameters = {.flags = (op.b & 16 ? CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH : 0) |
-                                                         (op.b & 32 ? CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD : 0),
+    CUDA_GRAPH_INSTANTIATE_PARAMS parameters = {.flags =
+                                                    (op.b & 16 ? CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH : 0) |
+                                                    (op.b & 32 ? CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD : 0),
                                                 .hUploadStream = stream_of(op.c)};
     CUgraphExec *out = op.b == 255 ? NULL : &exec;
     switch (op.b % 5u) {
@@ -82,7 +88,10 @@ static CUresult instantiate(struct operation op) {
     case 1: return keep_exec(cuGraphInstantiate_v2(out, graph, NULL, NULL, 0), op.a, &exec);
     case 2: return keep_exec(cuGraphInstantiateWithParams(out, graph, op.b == 252 ? NULL : &parameters), op.a, &exec);
     case 3: return keep_exec(cuGraphInstantiateWithParams_ptsz(out, graph, &parameters), op.a, &exec);
-    default: return keep_exec(cuGraphInstantiateWithFlags(out, graph, op.b & 16 ? CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH : 0), op.a, &exec);
+    default:
+        return keep_exec(
+            cuGraphInstantiateWithFlags(out, graph, op.b & 16 ? CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH : 0),
+            op.a, &exec);
     }
 }
 
@@ -149,8 +158,10 @@ CUresult graph(struct operation op, unsigned which) {
     case 6: return run_graph(op, true);
     case 7: return reserve(op);
     case 8:
-        return op.b & 4 ? cuStreamBeginCaptureToGraph_ptsz(stream_of(op.c), graph_of(op.a), NULL, NULL, op.b == 255, (CUstreamCaptureMode)(op.b % 4u))
-                        : cuStreamBeginCaptureToGraph(stream_of(op.c), graph_of(op.a), NULL, NULL, 0, (CUstreamCaptureMode)(op.b % 4u));
+        return op.b & 4 ? cuStreamBeginCaptureToGraph_ptsz(stream_of(op.c), graph_of(op.a), NULL, NULL, op.b == 255,
+                                                           (CUstreamCaptureMode)(op.b % 4u))
+                        : cuStreamBeginCaptureToGraph(stream_of(op.c), graph_of(op.a), NULL, NULL, 0,
+                                                      (CUstreamCaptureMode)(op.b % 4u));
     default: return derive(op);
     }
 }

@@ -31,9 +31,29 @@ uint64_t size_of_range(uint64_t base) {
 }
 
 uint64_t bytes_of(uint8_t code, unsigned card) {
-    static const uint64_t fixed[] = {1, 511, 512, 4096, MIB - 1, MIB, 2 * MIB, 2 * MIB + 1, 3 * MIB, 10 * MIB, 31 * MIB, 32 * MIB,
-                                     32 * MIB + 1, 33 * MIB, 64 * MIB, 100 * MIB, UINT64_C(1) << 32, UINT64_C(1) << 40,
-                                     UINT64_C(1) << 63, UINT64_MAX, UINT64_MAX - 511, 0, 0xffffffff};
+    static const uint64_t fixed[] = {1,
+                                     511,
+                                     512,
+                                     4096,
+                                     MIB - 1,
+                                     MIB,
+                                     2 * MIB,
+                                     2 * MIB + 1,
+                                     3 * MIB,
+                                     10 * MIB,
+                                     31 * MIB,
+                                     32 * MIB,
+                                     32 * MIB + 1,
+                                     33 * MIB,
+                                     64 * MIB,
+                                     100 * MIB,
+                                     UINT64_C(1) << 32,
+                                     UINT64_C(1) << 40,
+                                     UINT64_C(1) << 63,
+                                     UINT64_MAX,
+                                     UINT64_MAX - 511,
+                                     0,
+                                     0xffffffff};
     if (code < 128)
         return (uint64_t)(code + 1) << 12;
     card %= LIMITED;
@@ -50,12 +70,16 @@ uint64_t bytes_of(uint8_t code, unsigned card) {
 }
 
 uint64_t granules(uint8_t code) {
-    return code == 255 ? 12345 : code == 254 ? 0 : code == 253 ? UINT64_C(1) << 42 : (uint64_t)(code % 16 + 1) * GRANULE;
+    return code == 255   ? 12345
+           : code == 254 ? 0
+           : code == 253 ? UINT64_C(1) << 42
+                         : (uint64_t)(code % 16 + 1) * GRANULE;
 }
 
 CUstream stream_of(uint8_t code) {
     switch (code % 8) {
-    case 0: case 1: return NULL;
+    case 0:
+    case 1: return NULL;
     case 2: return CU_STREAM_LEGACY;
     case 3: return CU_STREAM_PER_THREAD;
     default: return (CUstream)handle_of(STREAM, code >= 250 ? code : code % 4u);

@@ -11,8 +11,26 @@
 #define GRANULE (2 * MIB)
 #define SLOTS 32u
 
-/* Handles by kind. A slot keeps its handle after the end of what it names, so that it can be used once too often; the logs forget nothing. */
-enum kind { POINTER, PHYSICAL, RANGE, ARRAY, MIPMAP, POOL, STREAM, CONTEXT, GRAPH, EXEC, HOST, IMPORTED, EXTERNAL, MULTICAST, DESCRIPTOR, KINDS };
+/* Handles by kind. A slot keeps its handle after the end of what it names, so that it can be used once too often; the
+ * logs forget nothing. */
+enum kind {
+    POINTER,
+    PHYSICAL,
+    RANGE,
+    ARRAY,
+    MIPMAP,
+    POOL,
+    STREAM,
+    CONTEXT,
+    GRAPH,
+    EXEC,
+    HOST,
+    IMPORTED,
+    EXTERNAL,
+    MULTICAST,
+    DESCRIPTOR,
+    KINDS
+};
 extern _Atomic uint64_t slots[KINDS][SLOTS];
 extern struct log {
     _Atomic unsigned count;
@@ -20,8 +38,8 @@ extern struct log {
     uint64_t size[MAX_OPERATIONS * 4];
 } logs[KINDS];
 extern atomic_bool pools_used;
-extern bool concurrent;         /* several threads play */
-extern pthread_rwlock_t rules;  /* destroying what another thread uses is no program at all */
+extern bool concurrent;        /* several threads play */
+extern pthread_rwlock_t rules; /* destroying what another thread uses is no program at all */
 
 void made(enum kind kind, unsigned slot, uint64_t handle, uint64_t size);
 /* 250 to 255: no handle at all, of several sorts. */

@@ -49,8 +49,8 @@ static void read_maps(pid_t process) {
     while (maps && code_count < MAPS && fgets(line, sizeof line, maps)) {
         char rights[8];
         code[code_count].path[0] = 0;
-        int read = sscanf(line, "%" SCNx64 "-%" SCNx64 " %7s %" SCNx64 " %*s %*s %255s", &code[code_count].begin, &code[code_count].end, rights,
-                          &code[code_count].offset, code[code_count].path);
+        int read = sscanf(line, "%" SCNx64 "-%" SCNx64 " %7s %" SCNx64 " %*s %*s %255s", &code[code_count].begin,
+                          &code[code_count].end, rights, &code[code_count].offset, code[code_count].path);
         code_count += read >= 4 && strchr(rights, 'x') != NULL;
     }
     if (maps)
@@ -60,7 +60,8 @@ static void read_maps(pid_t process) {
 static void name_address(FILE *out, const char *what, uint64_t address) {
     for (unsigned i = 0; i < code_count; i++)
         if (address >= code[i].begin && address < code[i].end)
-            fprintf(out, "  %s %s+0x%" PRIx64 "\n", what, code[i].path[0] ? code[i].path : "?", address - code[i].begin + code[i].offset);
+            fprintf(out, "  %s %s+0x%" PRIx64 "\n", what, code[i].path[0] ? code[i].path : "?",
+                    address - code[i].begin + code[i].offset);
 }
 
 static bool stopped(pid_t thread) {
@@ -87,7 +88,8 @@ static void frames(FILE *out, pid_t process, pid_t thread) {
     uint64_t place = registers.pc, stack = registers.sp;
 #endif
     static uint64_t words[STACK_WORDS];
-    struct iovec here = {words, sizeof words}, there = {(void *)(uintptr_t)stack, sizeof words}; // NOLINT: an address of the other process
+    struct iovec here = {words, sizeof words},
+                 there = {(void *)(uintptr_t)stack, sizeof words}; // NOLINT: an address of the other process
     name_address(out, "at", place);
     for (ssize_t bytes = sizeof words; bytes > 0; bytes -= 4096) { /* the stack may end on any page */
         there.iov_len = here.iov_len = (size_t)bytes;

@@ -3,7 +3,8 @@
 #define VGPU_FUZZ_HANG_H
 #include <sys/types.h>
 
-/* Writes to a file, for every thread of every process of the group: its name, state, place in the kernel, system call, registers' place in the program
- * and what on its stack may be return addresses, as FILE+OFFSET for addr2line. Root sees more of the kernel's side. */
+/* Writes to a file, for every thread of every process of the group: its name, state, place in the kernel, system call,
+ * registers' place in the program and what on its stack may be return addresses, as FILE+OFFSET for addr2line. Root
+ * sees more of the kernel's side. */
 void hang_report(const char *path, pid_t group);
 #endif

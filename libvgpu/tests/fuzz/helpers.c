@@ -61,9 +61,11 @@ static void live(int socket, const struct order *order) {
     kill(getpid(), SIGKILL);
 }
 
-/* One child for each helper, which waits for it: its end of the helper's socket closes when the helper is gone for certain. */
+/* One child for each helper, which waits for it: its end of the helper's socket closes when the helper is gone for
+ * certain. */
 static void watch(int socket, const struct order *order) {
-    prctl(PR_SET_CHILD_SUBREAPER, 1); /* children that a killed helper leaves hold what it held, until they have ended too */
+    /* children that a killed helper leaves hold what it held, until they have ended too */
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
     pid_t helper = fork();
     if (helper == 0) {
         live(socket, order);
@@ -91,7 +93,8 @@ static void make_helpers(int orders) {
         int passed = -1;
         char control[CMSG_SPACE(sizeof passed)];
         struct iovec data = {&order, sizeof order};
-        struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+        struct msghdr message = {
+            .msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
         if (recvmsg(orders, &message, MSG_WAITALL) != (ssize_t)sizeof order || !CMSG_FIRSTHDR(&message))
             _exit(0);
         memcpy(&passed, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof passed);
@@ -120,7 +123,8 @@ void helpers_prepare(void) {
     factory = pair[0];
 }
 
-void helper_start(unsigned lane, enum ending ending, unsigned moment, bool graphs, const struct operation *operations, size_t count) {
+void helper_start(unsigned lane, enum ending ending, unsigned moment, bool graphs, const struct operation *operations,
+                  size_t count) {
     static struct order order;
     int pair[2];
     if (count_of_helpers == LANES)
@@ -131,7 +135,8 @@ void helper_start(unsigned lane, enum ending ending, unsigned moment, bool graph
     memcpy(order.operations, operations, count * sizeof *operations);
     char control[CMSG_SPACE(sizeof *pair)] = {0};
     struct iovec data = {&order, sizeof order};
-    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct msghdr message = {
+        .msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
     struct cmsghdr *header = CMSG_FIRSTHDR(&message);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;

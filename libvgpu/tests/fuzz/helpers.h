@@ -11,7 +11,8 @@ enum ending { ENDING_CLEAN, ENDING_EXIT, ENDING_KILLED, ENDING_KILLED_AT_ONCE, E
 
 /* Before the first CUDA call of this process: helpers are forks of a process that never makes one. */
 void helpers_prepare(void);
-/* Starts a helper; ENDING_KILLED_AT_ONCE: it dies at some moment of its program, by `moment` in units of 50 us; `graphs`: as of play_begin. */
+/* Starts a helper; ENDING_KILLED_AT_ONCE: it dies at some moment of its program, by `moment` in units of 50 us;
+ * `graphs`: as of play_begin. */
 void helper_start(unsigned lane, enum ending ending, unsigned moment, bool graphs, const struct operation *operations,
                   size_t count);
 /* Waits until all helpers have played, those that are killed at once apart. */

@@ -24,7 +24,8 @@ CUresult allocate(struct operation op, bool looked) {
         return keep_pointer(cuMemAlloc_v2(&pointer, bytes), op.a, &pointer);
     void *function = NULL;
     CUresult result = looked_up("cuMemAlloc", op.c & 1 ? 12000 : 3020, &function);
-    return result ? result : keep_pointer(((CUresult (*)(CUdeviceptr *, size_t))function)(&pointer, bytes), op.a, &pointer);
+    return result ? result
+                  : keep_pointer(((CUresult (*)(CUdeviceptr *, size_t))function)(&pointer, bytes), op.a, &pointer);
 }
 
 CUresult allocate_other(struct operation op, unsigned which) {
@@ -37,14 +38,16 @@ CUresult allocate_other(struct operation op, unsigned which) {
     case 1:
         if (op.c >= 250)
             return cuMemAllocPitch_v2(op.c & 1 ? NULL : &pointer, op.c & 1 ? &pitch : NULL, bytes, 3, 4);
-        return keep_pointer(cuMemAllocPitch_v2(&pointer, &pitch, bytes, op.c % 9u, 4u << (op.c >> 4) % 4), op.a, &pointer);
+        return keep_pointer(cuMemAllocPitch_v2(&pointer, &pitch, bytes, op.c % 9u, 4u << (op.c >> 4) % 4), op.a,
+                            &pointer);
     default: return keep_pointer(cuMemAllocManaged(op.c == 255 ? NULL : &pointer, bytes, op.c % 4u), op.a, &pointer);
     }
 }
 
 CUresult free_pointer(struct operation op, unsigned which) {
     CUdeviceptr pointer = handle_of(POINTER, op.a);
-    if (concurrent && op.a < 250) /* a second free beside other threads may hit a block that one of them was just given */
+    /* a second free beside other threads may hit a block that one of them was just given */
+    if (concurrent && op.a < 250)
         pointer = atomic_exchange(&slots[POINTER][op.a % SLOTS], 0);
     if (op.b >= 250)
         pointer = handle_of(op.b == 250 ? HOST : op.b == 251 ? ARRAY : op.b == 252 ? RANGE : PHYSICAL, op.a);
@@ -64,17 +67,34 @@ CUresult free_pointer(struct operation op, unsigned which) {
 }
 
 CUresult array(struct operation op, unsigned which) {
-    static const CUarray_format formats[] = {CU_AD_FORMAT_UNSIGNED_INT8, CU_AD_FORMAT_HALF, CU_AD_FORMAT_FLOAT, CU_AD_FORMAT_SIGNED_INT32,
-                                             CU_AD_FORMAT_BC1_UNORM, CU_AD_FORMAT_NV12, (CUarray_format)0x77};
-    static const unsigned flags[] = {0, 0, CUDA_ARRAY3D_LAYERED, CUDA_ARRAY3D_CUBEMAP, CUDA_ARRAY3D_SURFACE_LDST, CUDA_ARRAY3D_SPARSE,
+    static const CUarray_format formats[] = {CU_AD_FORMAT_UNSIGNED_INT8, CU_AD_FORMAT_HALF,      CU_AD_FORMAT_FLOAT,
+                                             CU_AD_FORMAT_SIGNED_INT32,  CU_AD_FORMAT_BC1_UNORM, CU_AD_FORMAT_NV12,
+                                             (CUarray_format)0x77};
+    static const unsigned flags[] = {0,
+                                     0,
+                                     CUDA_ARRAY3D_LAYERED,
+                                     CUDA_ARRAY3D_CUBEMAP,
+                                     CUDA_ARRAY3D_SURFACE_LDST,
+                                     CUDA_ARRAY3D_SPARSE,
                                      CUDA_ARRAY3D_DEFERRED_MAPPING};
-    size_t width = op.b == 255 ? SIZE_MAX / 2 : op.b * 97u, height = (op.c & 15) * 61u, depth = op.c >> 6 ? 6u * (op.c >> 6) : 0;
-    CUDA_ARRAY3D_DESCRIPTOR full = {.Width = width, .Height = height, .Depth = depth, .Format = formats[op.c % 7u],
-                                    .NumChannels = 1u << (op.b % 4u), .Flags = flags[(op.c >> 2) % 7u]};
-    CUDA_ARRAY_DESCRIPTOR flat = {.Width = width, .Height = height, .Format = full.Format, .NumChannels = full.NumChannels};
-    CUDA_ARRAY3D_DESCRIPTOR_v1 full1 = {.Width = (unsigned)width, .Height = (unsigned)height, .Depth = (unsigned)depth, .Format = full.Format,
-                                        .NumChannels = full.NumChannels, .Flags = full.Flags};
-    CUDA_ARRAY_DESCRIPTOR_v1 flat1 = {.Width = (unsigned)width, .Height = (unsigned)height, .Format = full.Format, .NumChannels = full.NumChannels};
+    size_t width = op.b == 255 ? SIZE_MAX / 2 : op.b * 97u, height = (op.c & 15) * 61u,
+           depth = op.c >> 6 ? 6u * (op.c >> 6) : 0;
+    CUDA_ARRAY3D_DESCRIPTOR full = {.Width = width,
+                                    .Height = height,
+                                    .Depth = depth,
+                                    .Format = formats[op.c % 7u],
+                                    .NumChannels = 1u << (op.b % 4u),
+                                    .Flags = flags[(op.c >> 2) % 7u]};
+    CUDA_ARRAY_DESCRIPTOR flat = {
+        .Width = width, .Height = height, .Format = full.Format, .NumChannels = full.NumChannels};
+    CUDA_ARRAY3D_DESCRIPTOR_v1 full1 = {.Width = (unsigned)width,
+                                        .Height = (unsigned)height,
+                                        .Depth = (unsigned)depth,
+                                        .Format = full.Format,
+                                        .NumChannels = full.NumChannels,
+                                        .Flags = full.Flags};
+    CUDA_ARRAY_DESCRIPTOR_v1 flat1 = {
+        .Width = (unsigned)width, .Height = (unsigned)height, .Format = full.Format, .NumChannels = full.NumChannels};
     CUarray made_array = NULL;
     CUmipmappedArray mipmap = NULL;
     CUresult result;
@@ -111,9 +131,13 @@ CUresult host(struct operation op, unsigned which) {
             made(HOST, op.a, (uintptr_t)memory, 0);
         return result;
     case 1: return cuMemFreeHost(memory);
-    case 2: return op.c >= 250 ? cuMemGetInfo_v2(op.c & 1 ? NULL : &free_bytes, NULL) : cuMemGetInfo_v2(&free_bytes, &total);
+    case 2:
+        return op.c >= 250 ? cuMemGetInfo_v2(op.c & 1 ? NULL : &free_bytes, NULL)
+                           : cuMemGetInfo_v2(&free_bytes, &total);
     case 3: return cuMemGetInfo(&narrow_free, &narrow_total);
-    case 4: return op.c & 1 ? cuDeviceTotalMem_v2(op.c == 255 ? NULL : &total, op.b % (DEVICES + 1)) : cuDeviceTotalMem(&narrow_total, op.b);
+    case 4:
+        return op.c & 1 ? cuDeviceTotalMem_v2(op.c == 255 ? NULL : &total, op.b % (DEVICES + 1))
+                        : cuDeviceTotalMem(&narrow_total, op.b);
     default: world_set_limit(op.a % LIMITED, (uint64_t)op.b * 8 * MIB + op.c); return CUDA_SUCCESS;
     }
 }

@@ -26,7 +26,8 @@ static CUresult forked(struct operation op, unsigned which) {
         concurrent = false;
         in_child = true;
         for (unsigned i = 0; i < op.a % 8u; i++)
-            step((struct operation){.code = (uint8_t)(op.b + 7 * i), .a = (uint8_t)(op.c + i), .b = (uint8_t)(op.a * 5 + i), .c = op.c});
+            step((struct operation){
+                .code = (uint8_t)(op.b + 7 * i), .a = (uint8_t)(op.c + i), .b = (uint8_t)(op.a * 5 + i), .c = op.c});
         if (op.c & 1)
             kill(getpid(), SIGKILL);
         _exit(0);
@@ -39,31 +40,51 @@ static CUresult forked(struct operation op, unsigned which) {
     return CUDA_SUCCESS;
 }
 
-enum family { ALLOCATE, OTHER, ORDERED, FREE, VIRTUAL, ARRAYS, POOLS, STREAMS, CAPTURES, CONTEXTS, HOSTS, FORKS,
-              EXTERNALS, IPCS, SHAREABLES, MULTICASTS, LAUNCHES, GRAPHS };
+enum family {
+    ALLOCATE,
+    OTHER,
+    ORDERED,
+    FREE,
+    VIRTUAL,
+    ARRAYS,
+    POOLS,
+    STREAMS,
+    CAPTURES,
+    CONTEXTS,
+    HOSTS,
+    FORKS,
+    EXTERNALS,
+    IPCS,
+    SHAREABLES,
+    MULTICASTS,
+    LAUNCHES,
+    GRAPHS
+};
 
-/* What the low 6 bits of a code mean, and from 64 on what some of them mean in a program of graphs; `alone`: no other thread plays meanwhile. */
+/* What the low 6 bits of a code mean, and from 64 on what some of them mean in a program of graphs; `alone`: no other
+ * thread plays meanwhile. */
 static const struct {
     uint8_t family, which;
     bool alone;
 } meanings[] = {
-    {ALLOCATE, 0, 0}, {EXTERNALS, 0, 0}, {ALLOCATE, 1, 0}, {OTHER, 0, 0}, {OTHER, 1, 0}, {OTHER, 2, 0},
-    {ORDERED, 0, 0}, {ORDERED, 1, 0}, {ORDERED, 2, 0}, {ORDERED, 3, 0}, {FREE, 0, 0}, {IPCS, 0, 0}, {FREE, 1, 0},
-    {FREE, 2, 0}, {FREE, 3, 0}, {FREE, 4, 0}, {VIRTUAL, 0, 0}, {SHAREABLES, 0, 0}, {VIRTUAL, 1, 0}, {VIRTUAL, 2, 0},
-    {VIRTUAL, 3, 0}, {MULTICASTS, 0, 0}, {VIRTUAL, 4, 0}, {VIRTUAL, 5, 0}, {VIRTUAL, 6, 0}, {VIRTUAL, 7, 0},
-    {ARRAYS, 0, 0}, {ARRAYS, 1, 0}, {ARRAYS, 2, 0}, {ARRAYS, 3, 0}, {ARRAYS, 4, 0}, {ARRAYS, 5, 1}, {ARRAYS, 6, 1},
-    {POOLS, 0, 0}, {POOLS, 1, 1}, {POOLS, 2, 0}, {POOLS, 3, 0}, {POOLS, 4, 1}, {POOLS, 5, 0}, {STREAMS, 0, 0},
-    {STREAMS, 1, 1}, {STREAMS, 2, 0}, {LAUNCHES, 0, 0}, {CAPTURES, 0, 1}, {CAPTURES, 1, 1}, {CAPTURES, 2, 0},
-    {CAPTURES, 3, 1}, {CAPTURES, 4, 1}, {CAPTURES, 5, 1}, {CAPTURES, 6, 1}, {CONTEXTS, 0, 0}, {CONTEXTS, 1, 0},
-    {CONTEXTS, 2, 1}, {CONTEXTS, 3, 0}, {CONTEXTS, 4, 0}, {CONTEXTS, 5, 0}, {CONTEXTS, 6, 0}, {CONTEXTS, 7, 1},
-    {CONTEXTS, 8, 1}, {CONTEXTS, 10, 1}, {HOSTS, 0, 0}, {HOSTS, 2, 0}, {HOSTS, 5, 1}, {FORKS, 0, 0},
-    {GRAPHS, 0, 1}, {GRAPHS, 1, 1}, {GRAPHS, 2, 1}, {GRAPHS, 3, 1}, {GRAPHS, 4, 1}, {GRAPHS, 5, 0}, {GRAPHS, 6, 0}, {GRAPHS, 7, 0}, {GRAPHS, 8, 1},
-    {GRAPHS, 9, 1},
+    {ALLOCATE, 0, 0}, {EXTERNALS, 0, 0}, {ALLOCATE, 1, 0}, {OTHER, 0, 0},      {OTHER, 1, 0},    {OTHER, 2, 0},
+    {ORDERED, 0, 0},  {ORDERED, 1, 0},   {ORDERED, 2, 0},  {ORDERED, 3, 0},    {FREE, 0, 0},     {IPCS, 0, 0},
+    {FREE, 1, 0},     {FREE, 2, 0},      {FREE, 3, 0},     {FREE, 4, 0},       {VIRTUAL, 0, 0},  {SHAREABLES, 0, 0},
+    {VIRTUAL, 1, 0},  {VIRTUAL, 2, 0},   {VIRTUAL, 3, 0},  {MULTICASTS, 0, 0}, {VIRTUAL, 4, 0},  {VIRTUAL, 5, 0},
+    {VIRTUAL, 6, 0},  {VIRTUAL, 7, 0},   {ARRAYS, 0, 0},   {ARRAYS, 1, 0},     {ARRAYS, 2, 0},   {ARRAYS, 3, 0},
+    {ARRAYS, 4, 0},   {ARRAYS, 5, 1},    {ARRAYS, 6, 1},   {POOLS, 0, 0},      {POOLS, 1, 1},    {POOLS, 2, 0},
+    {POOLS, 3, 0},    {POOLS, 4, 1},     {POOLS, 5, 0},    {STREAMS, 0, 0},    {STREAMS, 1, 1},  {STREAMS, 2, 0},
+    {LAUNCHES, 0, 0}, {CAPTURES, 0, 1},  {CAPTURES, 1, 1}, {CAPTURES, 2, 0},   {CAPTURES, 3, 1}, {CAPTURES, 4, 1},
+    {CAPTURES, 5, 1}, {CAPTURES, 6, 1},  {CONTEXTS, 0, 0}, {CONTEXTS, 1, 0},   {CONTEXTS, 2, 1}, {CONTEXTS, 3, 0},
+    {CONTEXTS, 4, 0}, {CONTEXTS, 5, 0},  {CONTEXTS, 6, 0}, {CONTEXTS, 7, 1},   {CONTEXTS, 8, 1}, {CONTEXTS, 10, 1},
+    {HOSTS, 0, 0},    {HOSTS, 2, 0},     {HOSTS, 5, 1},    {FORKS, 0, 0},      {GRAPHS, 0, 1},   {GRAPHS, 1, 1},
+    {GRAPHS, 2, 1},   {GRAPHS, 3, 1},    {GRAPHS, 4, 1},   {GRAPHS, 5, 0},     {GRAPHS, 6, 0},   {GRAPHS, 7, 0},
+    {GRAPHS, 8, 1},   {GRAPHS, 9, 1},
 };
 
 /* In the place of what comes from elsewhere and of arrays. */
-static const uint8_t meanings_of_graphs[64] = {[1] = 64, [11] = 65, [17] = 66, [21] = 67, [26] = 68, [27] = 69, [28] = 70, [29] = 71, [30] = 72,
-                                               [31] = 73, [32] = 65, [47] = 69};
+static const uint8_t meanings_of_graphs[64] = {[1] = 64,  [11] = 65, [17] = 66, [21] = 67, [26] = 68, [27] = 69,
+                                               [28] = 70, [29] = 71, [30] = 72, [31] = 73, [32] = 65, [47] = 69};
 
 static unsigned meaning_of(struct operation op) {
     unsigned code = op.code & 63;

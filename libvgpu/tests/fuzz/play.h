@@ -1,11 +1,12 @@
-/* Plays a random program: operations of four bytes, spread over the threads of this process and over helper processes. */
+/* Plays a random program: operations of four bytes, spread over the threads of this process and over helper processes.
+ */
 #ifndef VGPU_FUZZ_PLAY_H
 #define VGPU_FUZZ_PLAY_H
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#define DEVICES 3       /* simulated cards; the limits list all but the last */
+#define DEVICES 3 /* simulated cards; the limits list all but the last */
 #define LIMITED 2
 #define LANES 4
 #define MAX_OPERATIONS 160
@@ -28,11 +29,13 @@ void world_feature(const struct operation *operation, unsigned meaning, unsigned
 
 /* Once, before helpers are made: memory by which they tell each other what they export. */
 void shared_prepare(void);
-/* Whether some process imported what another has made, by a shareable handle: both are charged for it, and the card holds it once. */
+/* Whether some process imported what another has made, by a shareable handle: both are charged for it, and the card
+ * holds it once. */
 bool imports_crossed(void);
 /* Before helpers play: no handle is posted, nothing was imported. */
 void shared_begin(void);
-/* Forgets every handle of an earlier program. `concurrent`: several threads will play; `graphs`: some codes mean operations on graphs. */
+/* Forgets every handle of an earlier program. `concurrent`: several threads will play; `graphs`: some codes mean
+ * operations on graphs. */
 void play_begin(bool concurrent, bool graphs);
 /* The operations of one lane, in this thread. */
 void play(const struct operation *operations, size_t count, unsigned lane);
@@ -42,8 +45,9 @@ void play_leave(void);
 bool play_used_pools(void);
 /* Lets the library look at every pool once more: a driver may shrink a pool without being asked. */
 void play_settle(void);
-/* Bytes that the ledger may hold for graphs of this process on a card beyond what the driver has reserved for them, while none is launched: a launch
- * ends by a charge equal to the reserve, so no more than the driver has given back since without a call of the program. */
+/* Bytes that the ledger may hold for graphs of this process on a card beyond what the driver has reserved for them,
+ * while none is launched: a launch ends by a charge equal to the reserve, so no more than the driver has given back
+ * since without a call of the program. */
 uint64_t play_graphs_beyond(unsigned card);
 /* Lets the driver give back what graphs do not use; then the two are equal. */
 void play_trim_graphs(void);

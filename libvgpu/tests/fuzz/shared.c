@@ -1,4 +1,5 @@
-/* Memory that comes from elsewhere: of other processes (IPC), of other interfaces, by shareable handles, and what is bound to several cards. */
+/* Memory that comes from elsewhere: of other processes (IPC), of other interfaces, by shareable handles, and what is
+ * bound to several cards. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
@@ -61,8 +62,10 @@ CUresult ipc(struct operation op) {
         if (result == CUDA_SUCCESS)
             post(op.b, &handle);
         return result;
-    case 1: case 2:
-        result = op.c & 4 ? cuIpcOpenMemHandle(&pointer, handle, op.c >> 3 & 1 ? 1 : 1u + (op.c == 254)) : cuIpcOpenMemHandle_v2(&pointer, handle, 1);
+    case 1:
+    case 2:
+        result = op.c & 4 ? cuIpcOpenMemHandle(&pointer, handle, op.c >> 3 & 1 ? 1 : 1u + (op.c == 254))
+                          : cuIpcOpenMemHandle_v2(&pointer, handle, 1);
         if (result == CUDA_SUCCESS)
             made(IMPORTED, op.a, pointer, 0);
         return result;
@@ -77,7 +80,8 @@ CUresult external(struct operation op) {
     if (op.c % 4u == 3)
         return cuDestroyExternalMemory(memory);
     if (op.c % 4u == 2) {
-        CUDA_EXTERNAL_MEMORY_BUFFER_DESC buffer = {.size = (uint64_t)(op.b % 64u) << 14, .offset = op.c & 8 ? MIB : 0, .flags = op.c >= 250};
+        CUDA_EXTERNAL_MEMORY_BUFFER_DESC buffer = {
+            .size = (uint64_t)(op.b % 64u) << 14, .offset = op.c & 8 ? MIB : 0, .flags = op.c >= 250};
         result = cuExternalMemoryGetMappedBuffer(op.c >= 252 ? NULL : &pointer, memory, &buffer);
         return keep_pointer(result, op.b, &pointer);
     }
@@ -127,17 +131,20 @@ static CUresult import(CUmemGenericAllocationHandle *block, unsigned place) {
     int file = posted_file ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (board && file >= 0 && ((pid_t)(posted_file >> 32) != getpid() || concurrent))
         atomic_store(&board->crossed, true); /* before anything is charged: a comparison may be under way */
-    CUresult result = cuMemImportFromShareableHandle(block, (void *)(intptr_t)file, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    CUresult result =
+        cuMemImportFromShareableHandle(block, (void *)(intptr_t)file, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     if (file >= 0)
         close(file);
     return result;
 }
 
-/* A block by way of a file descriptor: in one process one more handle of the same block, in another its importer's own. */
+/* A block by way of a file descriptor: in one process one more handle of the same block, in another its importer's own.
+ */
 CUresult shareable(struct operation op) {
-    CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                      .requestedHandleTypes = op.c & 4 ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE,
-                                      .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (op.c >> 3) % (DEVICES + 1)}};
+    CUmemAllocationProp properties = {
+        .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+        .requestedHandleTypes = op.c & 4 ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE,
+        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (op.c >> 3) % (DEVICES + 1)}};
     CUmemGenericAllocationHandle handle = handle_of(PHYSICAL, op.a < 250 ? op.a % 16u : op.a);
     CUresult result;
     int file = -1;
@@ -148,11 +155,14 @@ CUresult shareable(struct operation op) {
     } else if (op.c >= 160 && op.c < 248) {
         result = import(&handle, op.a);
     } else {
-        if (board && concurrent) /* another thread may let go of the block in between: then it is a new one for this process */
+        /* another thread may let go of the block in between: then it is a new one for this process */
+        if (board && concurrent)
             atomic_store(&board->crossed, true);
-        result = cuMemExportToShareableHandle(op.c >= 250 ? NULL : &file, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+        result = cuMemExportToShareableHandle(op.c >= 250 ? NULL : &file, handle,
+                                              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
         if (result == CUDA_SUCCESS)
-            result = cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)file, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+            result = cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)file,
+                                                    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
         if (file >= 0)
             close(file);
     }
@@ -175,7 +185,8 @@ CUresult multicast(struct operation op) {
         if (result == CUDA_SUCCESS)
             made(MULTICAST, op.a % 4u, object, 0);
         return result;
-    case 1: case 2: return cuMulticastAddDevice(object, op.b % (DEVICES + 1));
+    case 1:
+    case 2: return cuMulticastAddDevice(object, op.b % (DEVICES + 1));
     case 3: return cuMulticastBindMem(object, offset, block, 0, GRANULE, op.c == 251);
     case 4: return cuMulticastBindMem_v2(object, op.a % (DEVICES + 1), offset, block, 0, GRANULE, 0);
     case 5:

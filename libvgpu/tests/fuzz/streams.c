@@ -17,9 +17,10 @@ CUresult allocate_ordered(struct operation op, unsigned which) {
 }
 
 CUresult pool(struct operation op, unsigned which) {
-    CUmemPoolProps properties = {.allocType = op.c == 255 ? CU_MEM_ALLOCATION_TYPE_INVALID : CU_MEM_ALLOCATION_TYPE_PINNED,
-                                 .location = {op.c == 254 ? CU_MEM_LOCATION_TYPE_HOST : CU_MEM_LOCATION_TYPE_DEVICE, {op.b % (DEVICES + 1)}},
-                                 .maxSize = op.c % 4u == 3 ? (op.c >> 2) * MIB : 0};
+    CUmemPoolProps properties = {
+        .allocType = op.c == 255 ? CU_MEM_ALLOCATION_TYPE_INVALID : CU_MEM_ALLOCATION_TYPE_PINNED,
+        .location = {op.c == 254 ? CU_MEM_LOCATION_TYPE_HOST : CU_MEM_LOCATION_TYPE_DEVICE, {op.b % (DEVICES + 1)}},
+        .maxSize = op.c % 4u == 3 ? (op.c >> 2) * MIB : 0};
     CUmemoryPool handle = (CUmemoryPool)handle_of(POOL, op.a < 250 ? op.a % 4u : op.a), created = NULL;
     cuuint64_t threshold = op.b & 1 ? UINT64_MAX : (uint64_t)(op.b / 2) * MIB;
     CUdevice device = op.b % (DEVICES + 1);
@@ -65,15 +66,19 @@ CUresult stream(struct operation op, unsigned which) {
             made(STREAM, op.a % 4u, (uintptr_t)created, 0);
         return result;
     case 1: return cuStreamDestroy_v2((CUstream)handle_of(STREAM, op.a < 250 ? op.a % 4u : op.a));
-    case 2: return op.b & 1 ? cuStreamSynchronize(stream_of(op.c)) : cuCtxGetCurrent(&context) || !context ? CUDA_SUCCESS : cuCtxSynchronize();
+    case 2:
+        return op.b & 1                                ? cuStreamSynchronize(stream_of(op.c))
+               : cuCtxGetCurrent(&context) || !context ? CUDA_SUCCESS
+                                                       : cuCtxSynchronize();
     default: return set_bytes(op);
     }
 }
 
-/* Kernels of a few microseconds, under a core limit where world_begin has chosen one. The driver's memory for their module is
- * nobody's request: it goes before anything is compared. */
+/* Kernels of a few microseconds, under a core limit where world_begin has chosen one. The driver's memory for their
+ * module is nobody's request: it goes before anything is compared. */
 CUresult launch(struct operation op) {
-    static const char image[] = ".version 8.0\n.target sm_70\n.address_size 64\n.visible .entry fuzz()\n{\n    ret;\n}\n";
+    static const char image[] =
+        ".version 8.0\n.target sm_70\n.address_size 64\n.visible .entry fuzz()\n{\n    ret;\n}\n";
     CUmodule module = NULL;
     CUfunction function = NULL;
     CUstream stream = stream_of(op.c);

@@ -1,10 +1,10 @@
-/* One input: a header of four bytes and a program of four-byte operations (play.h). It is played on threads and processes; whenever nothing
- * moves, what the ledger says must be what the simulated cards hold, and no limit may ever have been passed.
+/* One input: a header of four bytes and a program of four-byte operations (play.h). It is played on threads and
+ * processes; whenever nothing moves, what the ledger says must be what the simulated cards hold, and no limit may ever
+ * have been passed.
  *
- * header[0]  two bits for each lane but the first: on the main thread, on a thread of its own, in another process (two values)
- * header[1]  limits
- * header[2]  two bits for each lane but the first: how its process ends; 3 for the first lane: a program of graphs (play.h)
- * header[3]  when a process that is killed at once is killed
+ * header[0]  two bits for each lane but the first: on the main thread, on a thread of its own, in another process (two
+ * values) header[1]  limits header[2]  two bits for each lane but the first: how its process ends; 3 for the first
+ * lane: a program of graphs (play.h) header[3]  when a process that is killed at once is killed
  */
 #define _GNU_SOURCE
 #include <cuda.h>
@@ -74,7 +74,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             helper_start(i, (enum ending)(data[2] >> 2 * i & 3u), data[3], graphs, operations, count);
     for (unsigned i = 1; i < LANES; i++) {
         lanes[i] = (struct lane){operations, count, i};
-        if (busy[i] && place_of(data[0], i) == OWN_THREAD && pthread_create(&threads[started], NULL, play_lane, &lanes[i]) == 0)
+        if (busy[i] && place_of(data[0], i) == OWN_THREAD &&
+            pthread_create(&threads[started], NULL, play_lane, &lanes[i]) == 0)
             started++;
     }
     play(operations, count, 0);
@@ -86,7 +87,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     helpers_wait();
     play_settle();
     const uint64_t slack = LANES * 32 * MIB; /* what a driver's pools may take at once before the library can say no */
-    for (unsigned i = 1; i < LANES; i++) /* who dies now may be anywhere */
+    for (unsigned i = 1; i < LANES; i++)     /* who dies now may be anywhere */
         if (busy[i] && place_of(data[0], i) == OTHER_PROCESS && (data[2] >> 2 * i & 3u) == ENDING_KILLED_AT_ONCE)
             goto over;
     uint64_t beyond[LIMITED];

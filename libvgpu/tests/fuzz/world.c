@@ -18,7 +18,8 @@
 uint8_t *world_features;
 static char folder[100], region_folder[120], cards_folder[120];
 static pid_t owner;
-static enum { ALL_ON_CARD, STATIC, MOVABLE } tier; /* FUZZ_TIER=static, movable: half of each limit is the guarantee, the rest lies in host memory */
+/* FUZZ_TIER=static, movable: half of each limit is the guarantee, the rest lies in host memory */
+static enum { ALL_ON_CARD, STATIC, MOVABLE } tier;
 static bool tracing; /* FUZZ_TRACE: every operation, and what the cards hold after it */
 static vgpu_region *region;
 static struct sim sim; /* only to set back peaks */
@@ -43,7 +44,8 @@ void world_feature(const struct operation *op, unsigned meaning, unsigned result
         struct vgpu_sim_card truth[DEVICES];
         vgpu_sim_cards(cards_folder, truth, DEVICES);
         vgpu_usage_read(region, &usage);
-        fprintf(stderr, "%d lane %d: %02u %02x %02x %02x -> %3u ", (int)getpid(), op->code >> 6, meaning, op->a, op->b, op->c, result);
+        fprintf(stderr, "%d lane %d: %02u %02x %02x %02x -> %3u ", (int)getpid(), op->code >> 6, meaning, op->a, op->b,
+                op->c, result);
         for (unsigned card = 0; card < LIMITED; card++)
             fprintf(stderr, " | ledger %" PRIu64 " truth %" PRIu64, usage.cards[card].used, truth[card].used);
         fputc('\n', stderr);
@@ -133,7 +135,8 @@ void world_set_limit(unsigned card, uint64_t bytes) {
 }
 
 void world_begin(unsigned choice) {
-    static const uint64_t sizes[] = {1024 * MIB, 512 * MIB, 700 * MIB + 1, 300 * MIB, 0, 4096 * MIB, 20000 * MIB, 64 * MIB};
+    static const uint64_t sizes[] = {1024 * MIB, 512 * MIB,  700 * MIB + 1, 300 * MIB,
+                                     0,          4096 * MIB, 20000 * MIB,   64 * MIB};
     for (unsigned i = 0; i < LIMITED; i++) {
         ceiling[i] = 0;
         limits.cards[i].cores = choice & 128 ? 50 : 0;
@@ -151,7 +154,8 @@ static bool agrees(uint64_t charged, uint64_t held, uint64_t beyond) {
     return charged >= held && (imports_crossed() || charged - held <= beyond);
 }
 
-static void compare_card(const char *moment, const struct vgpu_sim_card *truth, unsigned card, uint64_t slack, uint64_t beyond) {
+static void compare_card(const char *moment, const struct vgpu_sim_card *truth, unsigned card, uint64_t slack,
+                         uint64_t beyond) {
     const struct vgpu_card_usage *ledger = &usage.cards[card];
     const uint64_t on_card = tier == ALL_ON_CARD ? ledger->used : ledger->resident;
     uint64_t kinds = 0, processes = 0;
@@ -160,19 +164,24 @@ static void compare_card(const char *moment, const struct vgpu_sim_card *truth, 
     for (unsigned i = 0; i < usage.process_count; i++)
         processes += usage.processes[i].used[card];
     if (!agrees(on_card, truth->used, beyond))
-        world_violation("%s: card %u: the ledger says %" PRIu64 ", the card holds %" PRIu64 " (difference %" PRId64 ", of graphs %" PRIu64 ")", moment,
-                        card, on_card, truth->used, (int64_t)(on_card - truth->used), beyond);
+        world_violation("%s: card %u: the ledger says %" PRIu64 ", the card holds %" PRIu64 " (difference %" PRId64
+                        ", of graphs %" PRIu64 ")",
+                        moment, card, on_card, truth->used, (int64_t)(on_card - truth->used), beyond);
     if (on_card > guarantee_of(ceiling[card]))
-        world_violation("%s: card %u: %" PRIu64 " on it, the guarantee never was above %" PRIu64, moment, card, on_card, guarantee_of(ceiling[card]));
-    if (ledger->used != processes)
-        world_violation("%s: card %u: %" PRIu64 " used, the processes hold %" PRIu64, moment, card, ledger->used, processes);
-    if (ledger->used != kinds)
-        world_violation("%s: card %u: %" PRIu64 " used, all kinds together %" PRIu64, moment, card, ledger->used, kinds);
-    if (ledger->used > ceiling[card])
-        world_violation("%s: card %u: %" PRIu64 " used, the limit never was above %" PRIu64, moment, card, ledger->used, ceiling[card]);
-    if (truth->peak > guarantee_of(ceiling[card]) + slack)
-        world_violation("%s: card %u: held %" PRIu64 " at one moment, the limit never was above %" PRIu64, moment, card, truth->peak,
+        world_violation("%s: card %u: %" PRIu64 " on it, the guarantee never was above %" PRIu64, moment, card, on_card,
                         guarantee_of(ceiling[card]));
+    if (ledger->used != processes)
+        world_violation("%s: card %u: %" PRIu64 " used, the processes hold %" PRIu64, moment, card, ledger->used,
+                        processes);
+    if (ledger->used != kinds)
+        world_violation("%s: card %u: %" PRIu64 " used, all kinds together %" PRIu64, moment, card, ledger->used,
+                        kinds);
+    if (ledger->used > ceiling[card])
+        world_violation("%s: card %u: %" PRIu64 " used, the limit never was above %" PRIu64, moment, card, ledger->used,
+                        ceiling[card]);
+    if (truth->peak > guarantee_of(ceiling[card]) + slack)
+        world_violation("%s: card %u: held %" PRIu64 " at one moment, the limit never was above %" PRIu64, moment, card,
+                        truth->peak, guarantee_of(ceiling[card]));
 }
 
 static void compare_processes(const char *moment, const uint64_t *beyond) {
@@ -185,10 +194,12 @@ static void compare_processes(const char *moment, const uint64_t *beyond) {
         for (unsigned card = 0; card < LIMITED; card++) {
             uint64_t charged = 0;
             for (unsigned k = 0; k < usage.process_count; k++)
-                charged += usage.processes[k].pid != truth[i].pid ? 0 : tier == ALL_ON_CARD ? usage.processes[k].used[card] : usage.processes[k].resident[card];
+                charged += usage.processes[k].pid != truth[i].pid ? 0
+                           : tier == ALL_ON_CARD                  ? usage.processes[k].used[card]
+                                                                  : usage.processes[k].resident[card];
             if (!agrees(charged, truth[i].used[card], truth[i].pid == owner ? beyond[card] : 0))
-                world_violation("%s: card %u: process %d is charged %" PRIu64 " and holds %" PRIu64, moment, card, truth[i].pid, charged,
-                                truth[i].used[card]);
+                world_violation("%s: card %u: process %d is charged %" PRIu64 " and holds %" PRIu64, moment, card,
+                                truth[i].pid, charged, truth[i].used[card]);
         }
     }
 }
@@ -213,6 +224,7 @@ void world_compare_empty(const char *moment, uint64_t slack) {
     world_compare(moment, slack, NULL);
     for (unsigned card = 0; card < LIMITED; card++)
         if (usage.cards[card].used || usage.cards[card].resident || usage.cards[card].host_used)
-            world_violation("%s: card %u: %" PRIu64 " bytes are left, %" PRIu64 " on the card, %" PRIu64 " in host memory", moment, card, usage.cards[card].used,
-                            usage.cards[card].resident, usage.cards[card].host_used);
+            world_violation(
+                "%s: card %u: %" PRIu64 " bytes are left, %" PRIu64 " on the card, %" PRIu64 " in host memory", moment,
+                card, usage.cards[card].used, usage.cards[card].resident, usage.cards[card].host_used);
 }

@@ -39,7 +39,8 @@ static void path_of(char path[512], const char *folder, unsigned number) {
     snprintf(path, 512, "%s/container.%u", folder, number);
 }
 
-vgpu_region *arena_container(const char *folder, unsigned number, const struct vgpu_sim_card *card, unsigned contexts, uint64_t bytes) {
+vgpu_region *arena_container(const char *folder, unsigned number, const struct vgpu_sim_card *card, unsigned contexts,
+                             uint64_t bytes) {
     struct vgpu_limits limits = {.card_count = 1};
     vgpu_region *region = NULL;
     char path[512];

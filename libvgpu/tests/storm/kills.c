@@ -2,7 +2,8 @@
  *
  * kills FOLDER KILLS PROCESSES SEED      (LD_PRELOAD, VGPU_SIM_DIR, VGPU_SIMULATE from the environment)
  *
- * Exit 0 when at the end the ledger said what the card held, no sample of either was above the limit and nothing was released twice; 1 if not.
+ * Exit 0 when at the end the ledger said what the card held, no sample of either was above the limit and nothing was
+ * released twice; 1 if not.
  */
 #define _GNU_SOURCE
 #include <cuda.h>
@@ -53,11 +54,13 @@ static void at_least(_Atomic uint64_t *most, uint64_t value) {
 }
 
 static CUresult get(struct held *held, uint64_t bytes) {
-    CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}}};
+    CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                      .location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}}};
     held->kind = (unsigned)(1 + chance(3));
-    CUresult result = held->kind == LINEAR    ? cuMemAlloc(&held->pointer, bytes)
-                      : held->kind == ORDERED ? cuMemAllocAsync(&held->pointer, bytes, NULL)
-                                              : cuMemCreate(&held->handle, (bytes + 2 * MIB - 1) / (2 * MIB) * (2 * MIB), &properties, 0);
+    CUresult result = held->kind == LINEAR ? cuMemAlloc(&held->pointer, bytes)
+                      : held->kind == ORDERED
+                          ? cuMemAllocAsync(&held->pointer, bytes, NULL)
+                          : cuMemCreate(&held->handle, (bytes + 2 * MIB - 1) / (2 * MIB) * (2 * MIB), &properties, 0);
     if (result != CUDA_SUCCESS)
         held->kind = NOTHING;
     return result;
@@ -208,7 +211,8 @@ int main(int count, char **arguments) {
         kill(pids[victim], SIGKILL);
         sample(region, limit);
         waitpid(pids[victim], &status, 0);
-        check(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "a process ended by itself with status", (uint64_t)status, SIGKILL);
+        check(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "a process ended by itself with status",
+              (uint64_t)status, SIGKILL);
         pids[victim] = start(seed + processes + kill_number);
         sample(region, limit);
     }
@@ -223,12 +227,14 @@ int main(int count, char **arguments) {
     card = arena_truth();
     if (limited)
         check(usage.cards[0].used == card.used, "charged when all rest, and held", usage.cards[0].used, card.used);
-    printf("kills %u processes %u seconds %.1f operations %" PRIu64 " refused %" PRIu64 " samples %" PRIu64 " charged %" PRIu64 " held %" PRIu64
-           " limit %" PRIu64 " longest_us %" PRIu64 " late %" PRIu64 " longest_own_us %" PRIu64 " late_own %" PRIu64 " p50_ns %" PRIu64 " p999_ns %" PRIu64 " p99999_ns %" PRIu64 "\n",
-           kills, processes, (double)(ended - begin) / 1e9, atomic_load(&shared->operations), atomic_load(&shared->refused), samples,
-           usage.cards[0].used, card.used, limit, atomic_load(&shared->longest) / 1000, atomic_load(&shared->late),
-           atomic_load(&shared->longest_own) / 1000, atomic_load(&shared->late_own), quantile(0.5),
-           quantile(0.999), quantile(0.99999));
+    printf("kills %u processes %u seconds %.1f operations %" PRIu64 " refused %" PRIu64 " samples %" PRIu64
+           " charged %" PRIu64 " held %" PRIu64 " limit %" PRIu64 " longest_us %" PRIu64 " late %" PRIu64
+           " longest_own_us %" PRIu64 " late_own %" PRIu64 " p50_ns %" PRIu64 " p999_ns %" PRIu64 " p99999_ns %" PRIu64
+           "\n",
+           kills, processes, (double)(ended - begin) / 1e9, atomic_load(&shared->operations),
+           atomic_load(&shared->refused), samples, usage.cards[0].used, card.used, limit,
+           atomic_load(&shared->longest) / 1000, atomic_load(&shared->late), atomic_load(&shared->longest_own) / 1000,
+           atomic_load(&shared->late_own), quantile(0.5), quantile(0.999), quantile(0.99999));
     for (unsigned i = 0; i < processes; i++) {
         kill(pids[i], SIGKILL);
         waitpid(pids[i], NULL, 0);

@@ -1,4 +1,5 @@
-/* Two processes of a container with room for 1 GiB and both contexts ask for 600 MiB at the same moment, again and again.
+/* Two processes of a container with room for 1 GiB and both contexts ask for 600 MiB at the same moment, again and
+ * again.
  *
  * lockstep FOLDER TRIALS     (LD_PRELOAD, VGPU_SIM_DIR, VGPU_SIMULATE from the environment)
  *
@@ -20,7 +21,8 @@ struct shared {
 
 static void member(struct shared *shared, unsigned trials) {
     CUcontext context;
-    arena_need(cuInit(0) == CUDA_SUCCESS && cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS && cuCtxSetCurrent(context) == CUDA_SUCCESS,
+    arena_need(cuInit(0) == CUDA_SUCCESS && cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS &&
+                   cuCtxSetCurrent(context) == CUDA_SUCCESS,
                "no context");
     for (unsigned trial = 0; trial < trials; trial++) {
         CUdeviceptr pointer;

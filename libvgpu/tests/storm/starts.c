@@ -1,4 +1,5 @@
-/* Many processes that begin at once, spread over containers: each calls cuInit, asks for the card's memory and takes 2 MiB of it.
+/* Many processes that begin at once, spread over containers: each calls cuInit, asks for the card's memory and takes 2
+ * MiB of it.
  *
  * starts FOLDER PROCESSES CONTAINERS     (LD_PRELOAD, VGPU_SIM_DIR, VGPU_SIMULATE from the environment)
  *
@@ -26,7 +27,8 @@ static void at_least(_Atomic uint64_t *most, uint64_t value) {
 }
 
 static void member(struct shared *shared, int gate) {
-    CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}}};
+    CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                      .location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}}};
     CUmemGenericAllocationHandle handle;
     size_t bytes;
     char byte;
@@ -66,6 +68,7 @@ int main(int count, char **arguments) {
     while (wait(NULL) > 0) {
     }
     printf("processes %u containers %u all_ms %.1f longest_ms %.1f failed %u\n", processes, containers,
-           (double)(atomic_load(&shared->last) - begin) / 1e6, (double)atomic_load(&shared->longest) / 1e6, atomic_load(&shared->failed));
+           (double)(atomic_load(&shared->last) - begin) / 1e6, (double)atomic_load(&shared->longest) / 1e6,
+           atomic_load(&shared->failed));
     return atomic_load(&shared->failed) != 0;
 }
