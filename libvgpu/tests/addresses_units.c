@@ -38,17 +38,34 @@ static CUresult answer(void) {
     return CUDA_ERROR_INVALID_HANDLE;
 }
 
-#define EACH(DO)                                                                                                       \
-    DO(cuGraphAddMemcpyNode)                                                                                           \
-    DO(cuGraphAddMemsetNode) DO(cuGraphAddBatchMemOpNode) DO(cuGraphAddNode) DO(cuGraphAddNode_v2)                     \
-        DO(cuGraphAddNode_v3) DO(cuGraphMemcpyNodeSetParams) DO(cuGraphMemsetNodeSetParams)                            \
-            DO(cuGraphBatchMemOpNodeSetParams) DO(cuGraphNodeSetParams) DO(cuGraphNodeSetParams_v2)                    \
-                DO(cuGraphExecMemcpyNodeSetParams) DO(cuGraphExecMemsetNodeSetParams)                                  \
-                    DO(cuGraphExecBatchMemOpNodeSetParams) DO(cuGraphExecChildGraphNodeSetParams)                      \
-                        DO(cuGraphExecNodeSetParams) DO(cuGraphExecUpdate) DO(cuGraphExecUpdate_v2)                    \
-                            DO(cuTexObjectCreate) DO(cuTexRefSetAddress) DO(cuTexRefSetAddress_v2)                     \
-                                DO(cuTexRefSetAddress2D) DO(cuTexRefSetAddress2D_v2) DO(cuTexRefSetAddress2D_v3)       \
-                                    DO(cuMemGetAccess)
+/* clang-format off */
+#define EACH(DO) \
+    DO(cuGraphAddMemcpyNode) \
+    DO(cuGraphAddMemsetNode) \
+    DO(cuGraphAddBatchMemOpNode) \
+    DO(cuGraphAddNode) \
+    DO(cuGraphAddNode_v2) \
+    DO(cuGraphAddNode_v3) \
+    DO(cuGraphMemcpyNodeSetParams) \
+    DO(cuGraphMemsetNodeSetParams) \
+    DO(cuGraphBatchMemOpNodeSetParams) \
+    DO(cuGraphNodeSetParams) \
+    DO(cuGraphNodeSetParams_v2) \
+    DO(cuGraphExecMemcpyNodeSetParams) \
+    DO(cuGraphExecMemsetNodeSetParams) \
+    DO(cuGraphExecBatchMemOpNodeSetParams) \
+    DO(cuGraphExecChildGraphNodeSetParams) \
+    DO(cuGraphExecNodeSetParams) \
+    DO(cuGraphExecUpdate) \
+    DO(cuGraphExecUpdate_v2) \
+    DO(cuTexObjectCreate) \
+    DO(cuTexRefSetAddress) \
+    DO(cuTexRefSetAddress_v2) \
+    DO(cuTexRefSetAddress2D) \
+    DO(cuTexRefSetAddress2D_v2) \
+    DO(cuTexRefSetAddress2D_v3) \
+    DO(cuMemGetAccess)
+/* clang-format on */
 
 typedef CUresult (*any_function)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t);
 

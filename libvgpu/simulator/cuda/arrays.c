@@ -6,8 +6,8 @@
 
 /* depth counts layers or faces, which do not shrink from level to level */
 #define LAYERS (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)
-#define NO_MEMORY_YET (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) /* mapped later, from cuMemCreate memory   \
-                                                                             */
+/* mapped later, from cuMemCreate memory */
+#define NO_MEMORY_YET (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)
 
 static unsigned element_bytes(CUarray_format format) {
     switch (format) {

@@ -38,8 +38,8 @@ struct vgpu_busy {
 /* GPU time that a container has used for short launches, over time. It is known as what was charged less what was
  * measured, and a long launch is charged before it is measured: that lifts the total for a while, which counts once. */
 #define VGPU_METER_POINTS 256u
-#define VGPU_METER_PATIENCE_NS 2000000000u /* a total that stays below what it was for longer was corrected for good   \
-                                            */
+/* a total that stays below what it was for longer was corrected for good */
+#define VGPU_METER_PATIENCE_NS 2000000000u
 struct vgpu_meter {
     uint32_t count;   /* points ever noted */
     uint64_t lowered; /* by corrections in all */

@@ -12,12 +12,12 @@
 #define EAGER_NS 50000000u
 /* a card as full as this tells nothing of what its containers would use without each other */
 #define BUSY_CARD 0.97
-#define CAREFUL_NS 100000000u             /* after that nothing is lent of what containers with work leave unused */
-#define HEADROOM_PERCENT 6                /* what is kept for each of those beside its present use and a tenth of it */
-#define BEAT_NS 100000000u                /* a heartbeat alone: libraries wait ten times as long */
-#define METER_NS 10000000000u             /* after the last long launch on a card nobody needs to know of short ones */
-#define METER_BASE_NS (UINT64_C(1) << 62) /* a measurement is seen before what it corrects: that must not go below 0   \
-                                           */
+#define CAREFUL_NS 100000000u /* after that nothing is lent of what containers with work leave unused */
+#define HEADROOM_PERCENT 6    /* what is kept for each of those beside its present use and a tenth of it */
+#define BEAT_NS 100000000u    /* a heartbeat alone: libraries wait ten times as long */
+#define METER_NS 10000000000u /* after the last long launch on a card nobody needs to know of short ones */
+/* a measurement is seen before what it corrects: that must not go below 0 */
+#define METER_BASE_NS (UINT64_C(1) << 62)
 #define LONGEST_RUN_NS 60000000000u
 /* measured launches found by one look: twice as many, and half the time of the ring has passed */
 #define MANY_RUNS (VGPU_RUNS / 4)

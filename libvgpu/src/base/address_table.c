@@ -1,3 +1,4 @@
+/* A lock-free table from a driver function's address to its hook. */
 #include "base/address_table.h"
 
 #include <stdatomic.h>

@@ -1,3 +1,4 @@
+/* Writes the library's log messages to stderr. */
 #define _GNU_SOURCE
 #include "base/log.h"
 

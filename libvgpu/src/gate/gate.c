@@ -1,3 +1,4 @@
+/* Opens and closes the gate in front of all work for a card. */
 #define _GNU_SOURCE
 #include "gate/gate.h"
 

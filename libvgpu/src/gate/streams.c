@@ -1,3 +1,4 @@
+/* Keeps the list of streams and asks whether their work has finished. */
 #define _GNU_SOURCE
 #include "gate/streams.h"
 

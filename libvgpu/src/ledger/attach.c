@@ -1,3 +1,4 @@
+/* Finds and maps the region of this process. */
 #define _GNU_SOURCE
 #include "ledger/attach.h"
 

@@ -1,3 +1,4 @@
+/* Maps CUDA devices, NVML handles and contexts to entries of the limits. */
 #define _GNU_SOURCE
 #include "ledger/cards.h"
 

@@ -1,3 +1,4 @@
+/* Reads limits from environment variables. */
 #define _GNU_SOURCE
 #include "ledger/environment.h"
 

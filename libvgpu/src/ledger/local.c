@@ -1,3 +1,4 @@
+/* Makes the memory that the kernel empties in a forked child. */
 #define _GNU_SOURCE
 #include "ledger/local.h"
 

@@ -1,3 +1,4 @@
+/* Finds out whether the agent has given this container a region. */
 #define _GNU_SOURCE
 #include "ledger/region_mount.h"
 

@@ -1,3 +1,4 @@
+/* A sharded table from a handle to its size and charge. */
 #define _GNU_SOURCE
 #include "ledger/sizes.h"
 

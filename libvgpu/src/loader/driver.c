@@ -1,3 +1,4 @@
+/* Loads the driver and keeps the table of its functions and their hooks. */
 #define _GNU_SOURCE
 #include "loader/driver.h"
 

@@ -1,3 +1,4 @@
+/* Reads the dynamic linker's lists of loaded objects and their symbols. */
 #define _GNU_SOURCE
 #include "loader/loaded.h"
 

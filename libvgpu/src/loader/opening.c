@@ -1,3 +1,4 @@
+/* Opens a library on behalf of the caller, with the caller's search path. */
 #define _GNU_SOURCE
 #include "loader/opening.h"
 

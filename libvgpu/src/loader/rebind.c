@@ -1,3 +1,4 @@
+/* Points libraries opened with RTLD_DEEPBIND to the hooks. */
 #define _GNU_SOURCE
 #include "loader/rebind.h"
 

@@ -1,3 +1,4 @@
+/* Turns the times of one measurement into bounds of the launch's GPU time. */
 #include "pacer/bounds.h"
 
 #define SPOILT_NS 5000.0 /* a host that was away for longer was not just calling the driver */

@@ -1,3 +1,4 @@
+/* Unites busy intervals, so that overlapping work counts once. */
 #include "pacer/busy_intervals.h"
 
 #include <string.h>

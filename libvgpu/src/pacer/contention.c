@@ -1,3 +1,4 @@
+/* Notices other work on the card, in its own measurements and by NVML. */
 #define _GNU_SOURCE
 #include "pacer/contention.h"
 

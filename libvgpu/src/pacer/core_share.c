@@ -1,3 +1,4 @@
+/* Reads the share of a card that the container may use now. */
 #define _GNU_SOURCE
 #include "pacer/core_share.h"
 

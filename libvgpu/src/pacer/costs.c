@@ -1,3 +1,4 @@
+/* Learns the mean GPU time of each kind of launch. */
 #include "pacer/costs.h"
 
 #define RECORDS 16384u /* power of two */

@@ -1,3 +1,4 @@
+/* Asks NVML which processes use a card, and how much. */
 #define _GNU_SOURCE
 #include "pacer/crosscheck.h"
 

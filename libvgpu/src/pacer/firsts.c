@@ -1,3 +1,4 @@
+/* Paces launches whose GPU time is not known yet. */
 #define _GNU_SOURCE
 #include "pacer/firsts.h"
 

@@ -1,3 +1,4 @@
+/* Keeps the cards on which the nodes of a graph run. */
 #include "pacer/graph_cards.h"
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+/* Inspects processes whose launches may be unlike their mean. */
 #include "pacer/inspect.h"
 
 #include "base/spin.h"

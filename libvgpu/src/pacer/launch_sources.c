@@ -1,3 +1,4 @@
+/* Counts the streams and threads that launch. */
 #include "pacer/launch_sources.h"
 
 #define TURN_NS 20000000u     /* a source that has not launched for one to two of these is forgotten */

@@ -1,3 +1,4 @@
+/* Leaves unknown work in the region, for the case that the process ends. */
 #define _GNU_SOURCE
 #include "pacer/owed.h"
 

@@ -1,3 +1,4 @@
+/* Makes each launch pay, wait for its start, and be measured. */
 #define _GNU_SOURCE
 #include "pacer/pacer.h"
 

@@ -1,3 +1,4 @@
+/* Records pairs of events around launches and collects their times. */
 #define _GNU_SOURCE
 #include "pacer/samples.h"
 

@@ -1,3 +1,4 @@
+/* Settles payments with measurements, and makes launches wait. */
 #define _GNU_SOURCE
 #include "pacer/settle.h"
 

@@ -1,3 +1,4 @@
+/* Charges and releases bytes in a shared account; every step survives a crash. */
 #include "region/account.h"
 
 void vgpu_account_settle(struct vgpu_usage_file *usage, unsigned card, enum vgpu_account_index account,

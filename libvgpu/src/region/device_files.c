@@ -1,3 +1,4 @@
+/* Finds open device files of the driver. */
 #define _GNU_SOURCE
 #include "region/device_files.h"
 

@@ -1,3 +1,4 @@
+/* Asks /proc whether the holder of a slot lives. */
 #include "region/liveness.h"
 
 #include <dirent.h>

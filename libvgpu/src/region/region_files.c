@@ -1,3 +1,4 @@
+/* Creates, checks and maps the two files of a region. */
 #define _GNU_SOURCE
 #include "region/region_files.h"
 

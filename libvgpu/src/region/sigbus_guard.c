@@ -1,3 +1,4 @@
+/* Turns a SIGBUS in a mapped file into an error. */
 #include "region/sigbus_guard.h"
 
 #include <errno.h>

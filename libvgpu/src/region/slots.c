@@ -1,3 +1,4 @@
+/* Takes slots, and frees the slots of dead processes. */
 #include "region/slots.h"
 
 #include <errno.h>

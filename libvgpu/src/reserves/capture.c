@@ -1,3 +1,4 @@
+/* Keeps the list of open stream captures. */
 #define _GNU_SOURCE
 #include "reserves/capture.h"
 

@@ -1,3 +1,4 @@
+/* Charges memory that graphs allocate when they run. */
 #define _GNU_SOURCE
 #include "reserves/graphs.h"
 

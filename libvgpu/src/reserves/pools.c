@@ -1,3 +1,4 @@
+/* Charges memory pools by what they reserve. */
 #define _GNU_SOURCE
 #include "reserves/pools.h"
 

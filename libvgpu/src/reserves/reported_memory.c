@@ -1,3 +1,4 @@
+/* Computes the total, free and used memory that queries report. */
 #include "reserves/reported_memory.h"
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+/* Finds the blocks that the kernels of a graph touch. */
 #define _GNU_SOURCE
 #include "tier/graph_touches.h"
 

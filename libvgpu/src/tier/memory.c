@@ -1,3 +1,4 @@
+/* Makes and maps the memory of blocks, on a card or in host memory. */
 #define _GNU_SOURCE
 #include "tier/memory.h"
 

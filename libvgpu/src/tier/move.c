@@ -1,3 +1,4 @@
+/* Moves blocks between a card and host memory. */
 #define _GNU_SOURCE
 #include "tier/move.h"
 

@@ -1,3 +1,4 @@
+/* Finds addresses in the parameters of a kernel. */
 #define _GNU_SOURCE
 #include "tier/parameters.h"
 

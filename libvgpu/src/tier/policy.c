@@ -1,3 +1,4 @@
+/* Decides which blocks belong on the card. Pure. */
 #include "tier/policy.h"
 
 #include <stddef.h>

@@ -1,3 +1,4 @@
+/* Notes which blocks launches touch. */
 #define _GNU_SOURCE
 #include "tier/touched.h"
 

@@ -1,3 +1,4 @@
+/* Runs a thread that checks whether a loan was taken back. */
 #define _GNU_SOURCE
 #include "tier/watch.h"
 

@@ -1,3 +1,4 @@
+/* Operations of the fuzz target on contexts. */
 #define _GNU_SOURCE
 #include "handles.h"
 

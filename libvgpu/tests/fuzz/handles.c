@@ -1,3 +1,4 @@
+/* Keeps what a program of the fuzz target has made. */
 #define _GNU_SOURCE
 #include "handles.h"
 

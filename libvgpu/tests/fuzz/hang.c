@@ -1,3 +1,4 @@
+/* Reports the stacks of a family of processes. */
 #define _GNU_SOURCE
 #include "hang.h"
 

@@ -1,3 +1,4 @@
+/* Starts and ends the helper processes of the fuzz target. */
 #define _GNU_SOURCE
 #include "helpers.h"
 

@@ -1,3 +1,4 @@
+/* Plays one random program. */
 #define _GNU_SOURCE
 #include "handles.h"
 

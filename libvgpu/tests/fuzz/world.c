@@ -1,3 +1,4 @@
+/* Makes the region and the simulated cards of the fuzz target, and compares them. */
 #define _GNU_SOURCE
 #include "world.h"
 

@@ -1,3 +1,4 @@
+/* Makes the containers and shared memory of the storms. */
 #define _GNU_SOURCE
 #include "arena.h"
 
