@@ -130,17 +130,17 @@ static void check_a_rate_that_falls(void) {
     begin(0);
     const uint64_t key = taking(1, 2000);
     uint64_t now = 1000 * (uint64_t)MS;
-    look_up(0, key, NULL, now);
-    thread.until_sample = 16383; /* drawn among launches of 2 us */
+    vgpu_thread_look_up(0, key, NULL, now);
+    vgpu_self.until_sample = 16383; /* drawn among launches of 2 us */
     for (int i = 0; i < 10; i++)
-        look_up(0, key, NULL, now += 10 * MS);
+        vgpu_thread_look_up(0, key, NULL, now += 10 * MS);
     /* 10 ms apart: the next one or the one after it is measured */
-    CHECK(thread.interval_ns > MS && thread.until_sample <= 1);
+    CHECK(vgpu_self.interval_ns > MS && vgpu_self.until_sample <= 1);
     for (int i = 0; i < 1000; i++)
-        look_up(0, key, NULL, now += 2000);
-    thread.until_sample = 16383;
-    look_up(0, key, NULL, now += 2000);
-    CHECK(thread.interval_ns < FAST_NS && thread.until_sample == 16382);
+        vgpu_thread_look_up(0, key, NULL, now += 2000);
+    vgpu_self.until_sample = 16383;
+    vgpu_thread_look_up(0, key, NULL, now += 2000);
+    CHECK(vgpu_self.interval_ns < VGPU_FAST_NS && vgpu_self.until_sample == 16382);
 }
 
 static void check_a_share_that_ends(void) {
@@ -202,7 +202,7 @@ static void check_what_is_spent(void) {
     begin(30);
     const uint64_t key = taking(6, 1000);
     for (int i = 0; i < 16; i++) { /* pays for more each time */
-        thread.until_sample = 100;
+        vgpu_self.until_sample = 100;
         launch(key);
     }
     vgpu_prepaid.left = 50;

@@ -11,7 +11,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "libvgpu/src"
 #: from the ground up; folders of one floor do not know each other. "": process.c
-FLOORS = (("base",), ("loader", "region"), ("ledger", "arbiter"), ("reserves",), ("gate",), ("tier", "pacer"), ("hooks",), ("",))
+FLOORS = (
+    ("base",),
+    ("loader", "region"),
+    ("ledger", "arbiter"),
+    ("reserves",),
+    ("gate",),
+    ("tier", "pacer"),
+    ("hooks",),
+    ("",),
+)
 FLOOR = {folder: number for number, folders in enumerate(FLOORS) for folder in folders}
 #: what process.c fills in for the ledger when the library is linked
 TABLES = {"vgpu_forgetters", "vgpu_reclaimers", "vgpu_above"}
@@ -74,5 +83,9 @@ def test_calls_lead_down() -> None:
 
 
 def test_what_leads_up_is_found() -> None:
-    edges = [("base/a.c", "ledger/b.h", "include"), ("tier/a.c", "pacer/b.c", "call"), ("pacer/a.c", "base/b.h", "include")]
+    edges = [
+        ("base/a.c", "ledger/b.h", "include"),
+        ("tier/a.c", "pacer/b.c", "call"),
+        ("pacer/a.c", "base/b.h", "include"),
+    ]
     assert len(upwards(iter(edges))) == 2

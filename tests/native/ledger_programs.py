@@ -16,8 +16,23 @@ from typing import Self
 LIBVGPU = Path(__file__).resolve().parents[2] / "libvgpu"
 #: what a limited process runs
 SOURCES = [
-    *("region/account", "region/agent", "ledger/attach", "region/device_files", "ledger/environment", "region/sigbus_guard"),
-    *("ledger/ledger", "region/liveness", "ledger/local", "base/log", "ledger/region_mount", "region/region_files", "region/slots"),
+    *(
+        "region/account",
+        "region/agent",
+        "ledger/attach",
+        "region/device_files",
+        "ledger/environment",
+        "region/sigbus_guard",
+    ),
+    *(
+        "ledger/ledger",
+        "region/liveness",
+        "ledger/local",
+        "base/log",
+        "ledger/region_mount",
+        "region/region_files",
+        "region/slots",
+    ),
 ]
 PATIENCE_S = 30.0
 MIB = 1 << 20

@@ -28,11 +28,17 @@ def test_no_thread_races_with_another_one() -> None:
 def test_all_streams_are_asked() -> None:
     run([units("streams_units", "gate/gate", "gate/streams", "gate/stream_marks")], {})
     run([units("streams_going_units", "gate/gate", "gate/streams", "gate/stream_marks")], {})
-    run([units("stream_waits_units", "gate/gate", "gate/streams", "gate/stream_marks", "hooks/streams", "hooks/green")], {})
+    run(
+        [units("stream_waits_units", "gate/gate", "gate/streams", "gate/stream_marks", "hooks/streams", "hooks/green")],
+        {},
+    )
 
 
 def test_what_launches_and_graphs_touch() -> None:
-    run([units("touched_units", "gate/gate", "tier/touched", "tier/graph_touches", "tier/parameters", "tier/policy")], {})
+    run(
+        [units("touched_units", "gate/gate", "tier/touched", "tier/graph_touches", "tier/parameters", "tier/policy")],
+        {},
+    )
 
 
 def test_what_looks_addresses_up_is_inside() -> None:

@@ -15,7 +15,16 @@ SOURCES = HERE.parents[1] / "libvgpu" / "src"
 
 UNITS = {
     "pacer_units": ("pacer/bounds", "pacer/costs", "pacer/busy_intervals", "pacer/launch_sources"),
-    "pacer_launch_units": ("pacer/settle", "pacer/costs", "pacer/busy_intervals", "pacer/launch_sources", "pacer/owed", "pacer/firsts", "pacer/inspect"),
+    "pacer_launch_units": (
+        "pacer/settle",
+        "pacer/costs",
+        "pacer/busy_intervals",
+        "pacer/launch_sources",
+        "pacer/launch_thread",
+        "pacer/owed",
+        "pacer/firsts",
+        "pacer/inspect",
+    ),
     "contention_units": ("pacer/contention",),
     "inspect_units": ("pacer/inspect",),
     "share_units": ("pacer/core_share",),

@@ -16,7 +16,16 @@ SOURCES = HERE.parents[1] / "libvgpu/src"
 UNITS = {
     "pacer_units": ("pacer/bounds", "pacer/costs", "pacer/busy_intervals", "pacer/launch_sources"),
     "inspect_units": ("pacer/inspect",),
-    "pacer_launch_units": ("pacer/settle", "pacer/costs", "pacer/busy_intervals", "pacer/launch_sources", "pacer/owed", "pacer/firsts", "pacer/inspect"),
+    "pacer_launch_units": (
+        "pacer/settle",
+        "pacer/costs",
+        "pacer/busy_intervals",
+        "pacer/launch_sources",
+        "pacer/launch_thread",
+        "pacer/owed",
+        "pacer/firsts",
+        "pacer/inspect",
+    ),
     "arbiter_units": ("arbiter/busy",),
     "sizes_units": ("ledger/sizes",),
     "pools_units": ("reserves/pools",),
