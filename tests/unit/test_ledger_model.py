@@ -1,4 +1,4 @@
-"""Every interleaving of the ledger's algorithm (libvgpu/src/region: account.c, slots.c) for a few processes, reapers, deaths.
+"""Every interleaving of the ledger's algorithm (account.c, slots.c of libvgpu/src/region): processes, reapers, deaths.
 
 One account. Shared memory is the account's word (used, tag), and per lane bytes, after, intent, done and the claim.
 Plain stores go through a first-in-first-out buffer of their actor (x86-64's order; release stores on aarch64 allow no

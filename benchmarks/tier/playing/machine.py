@@ -27,7 +27,8 @@ SEED = 1
 LIMIT = 2 * BLOCKS * BLOCK  #: enough for all blocks, and what is beside them
 GRANULE = 2 << 20
 #: Of a guarantee, that large blocks leave free
-HEADROOM_PART = int(re.findall(r"^#define HEADROOM_PART (\d+)u$", (ROOT / "libvgpu/src/tier/tier.c").read_text(), re.M)[0])
+TIER = (ROOT / "libvgpu/src/tier/tier.c").read_text()
+HEADROOM_PART = int(re.findall(r"^#define HEADROOM_PART (\d+)u\b", TIER, re.M)[0])
 OURS = ("CUDA_", "VGPU_", "LD_", "GPU_CORE", "ACTIVE_OOM", "LIBCUDA", "NVIDIA_")
 
 
