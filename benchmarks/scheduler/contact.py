@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Final
 
 from scheduler.contact import Contact
-from vgpu.local.services import free_port
 from vgpu.sockets import allow_files
+from vgpu.standin.services import free_port
 
 AGENTS: Final = 5000
 QUIET_SECONDS: Final = 10

@@ -47,8 +47,8 @@ from vgpu import names
 from vgpu.devices import Gpu, Inventory, encode_inventory
 from vgpu.kube.client import KubeClient
 from vgpu.listener import Listener
-from vgpu.local.services import free_port, wait_for
 from vgpu.resources import Rules
+from vgpu.standin.services import free_port, wait_for
 
 FIRST = 100_000  #: resourceVersion of the first object
 NAME = "vgpu-scheduler"

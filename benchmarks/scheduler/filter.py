@@ -27,8 +27,8 @@ from vgpu import names
 from vgpu.allocation import Held
 from vgpu.devices import Gpu, Inventory
 from vgpu.listener import Listener
-from vgpu.local.services import free_port
 from vgpu.resources import Rules
+from vgpu.standin.services import free_port
 
 MEMORY = 81920
 

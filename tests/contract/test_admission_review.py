@@ -11,7 +11,7 @@ from scheduler.admission.webhook import Admission
 from scheduler.cluster import ClusterState
 from scheduler.wire import BadBody
 from vgpu.config import Config, rules
-from vgpu.local.apiserver.patches import json_patch
+from vgpu.standin.apiserver.patches import json_patch
 
 WIRE = Path(__file__).parents[1] / "data" / "wire"
 STEMS = ("admission-nodecache", "admission-fullnodes")

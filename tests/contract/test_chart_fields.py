@@ -17,7 +17,7 @@ from vgpu.devices import Gpu, Inventory
 from vgpu.kube import writes
 from vgpu.kube.client import KubeClient
 from vgpu.kube.objects import Node
-from vgpu.local.apiserver import ApiServer
+from vgpu.standin.apiserver import ApiServer
 
 AGENT, SCHEDULER, CLEAN_UP = (
     f"system:serviceaccount:kube-system:vgpu-{part}" for part in ("device-plugin", "scheduler", "clean-up")

@@ -119,7 +119,7 @@ def test_examples_are_gpu_pods_of_one_kind(path: Path) -> None:
     request = resources.read_pod(pod, config.rules(config.Config()))
     assert request is not None
     for container in pod["spec"]["containers"]:
-        assert container["command"][:3] == ["python3", "-m", "vgpu.local.probe"]
+        assert container["command"][:3] == ["python3", "-m", "vgpu.probe"]
 
 
 @pytest.mark.parametrize("text", [*fences("console"), *fences("sh")])

@@ -19,8 +19,8 @@ from device_plugin.readiness import CARDS, KUBELET, METRICS, PATIENCE_SECONDS, R
 from vgpu.allocation import Held
 from vgpu.devices import Gpu, GpuSlice
 from vgpu.inventory import Reading
-from vgpu.local.services import free_port
 from vgpu.native import CardUsage
+from vgpu.standin.services import free_port
 
 CARD = {"node", "uuid", "index", "model"}
 CONTAINER = {"node", "uuid", "namespace", "pod", "container"}

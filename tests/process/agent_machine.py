@@ -19,9 +19,9 @@ from vgpu.allocation import Allocation
 from vgpu.devices import GpuSlice, Inventory, decode_inventory
 from vgpu.kube import writes
 from vgpu.kube.client import ApiError, KubeClient
-from vgpu.local.apiserver import ApiServer
-from vgpu.local.kubelet import Kubelet
-from vgpu.local.services import free_port
+from vgpu.standin.apiserver import ApiServer
+from vgpu.standin.kubelet import Kubelet
+from vgpu.standin.services import free_port
 
 NODE = "node-1"
 REPORT = (

@@ -38,8 +38,8 @@ from vgpu.devices import Gpu, GpuSlice, Inventory, encode_inventory
 from vgpu.kube import writes
 from vgpu.kube.client import ApiError, KubeClient
 from vgpu.kubelet import checkpoint
-from vgpu.local.apiserver import ApiServer
 from vgpu.native import Limits, Region
+from vgpu.standin.apiserver import ApiServer
 
 NODE = "node-1"
 A, B = "GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-bbbbbbbb-0000-0000-0000-000000000000"

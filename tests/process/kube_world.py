@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from vgpu.kube.client import ApiError, KubeClient
-from vgpu.local.apiserver import ApiServer
-from vgpu.local.services import wait_for
+from vgpu.standin.apiserver import ApiServer
+from vgpu.standin.services import wait_for
 
 SECONDS = 20.0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PROBE = (sys.executable, "-m", "vgpu.local.probe")
+PROBE = (sys.executable, "-m", "vgpu.probe")
 DEADLINE = 60.0
 
 

@@ -17,8 +17,8 @@ from scheduler.verbs import Recent, Verbs
 from vgpu import names
 from vgpu.devices import Gpu, Inventory, encode_inventory
 from vgpu.listener import Listener
-from vgpu.local.services import free_port, wait_for
 from vgpu.resources import Rules
+from vgpu.standin.services import free_port, wait_for
 
 SECONDS = 20.0
 LEASE = "vgpu-scheduler"

@@ -14,8 +14,8 @@ from agent_world import MIB, until
 from vgpu import names
 from vgpu.devices import GpuSlice
 from vgpu.kube import writes
-from vgpu.local.apiserver import ApiServer
 from vgpu.native import simulator
+from vgpu.standin.apiserver import ApiServer
 
 #: A program that takes 1000 MiB of its card, tries for more than its slice, and waits
 CLIENT = """

@@ -13,8 +13,8 @@ from device_plugin import consequences, starts
 from device_plugin.cards import Cards
 from device_plugin.refusal import Refusal
 from vgpu.devices import Gpu, GpuSlice, Inventory
-from vgpu.local.apiserver import ApiServer
 from vgpu.native import paths, simulator
+from vgpu.standin.apiserver import ApiServer
 
 ID_A, NEXT_A, ID_B = f"{A}::0", f"{A}::1", f"{B}::0"
 HOLD = """

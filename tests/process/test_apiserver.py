@@ -12,8 +12,8 @@ from kube_world import SECONDS, World, connect, pod
 
 from vgpu.kube import writes
 from vgpu.kube.client import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, ApiError, KubeClient, Unreachable
-from vgpu.local.apiserver import ApiServer
-from vgpu.local.services import wait_for
+from vgpu.standin.apiserver import ApiServer
+from vgpu.standin.services import wait_for
 
 PODS = "/api/v1/namespaces/default/pods"
 
@@ -305,7 +305,7 @@ def test_watch_from_forgotten_history_is_gone(world: World) -> None:
 
 
 def test_watch_ends_in_time_and_sends_bookmarks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vgpu.local.apiserver.server.BOOKMARK_SECONDS", 0.0)
+    monkeypatch.setattr("vgpu.standin.apiserver.server.BOOKMARK_SECONDS", 0.0)
     stream = world.client.stream(
         "/api/v1/pods",
         {"watch": "true", "resourceVersion": "1", "allowWatchBookmarks": "true", "timeoutSeconds": "1"},

@@ -18,8 +18,8 @@ from flask import Flask, Response, request
 from kube_world import World, connect, pod
 
 from vgpu.kube.client import MERGE_PATCH, ApiError
-from vgpu.local.apiserver import ApiServer
-from vgpu.local.services import free_port
+from vgpu.standin.apiserver import ApiServer
+from vgpu.standin.services import free_port
 
 MUTATING = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 VALIDATING = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"

@@ -12,8 +12,8 @@ from tools import helm
 
 from vgpu import names
 from vgpu.kube.client import ApiError, KubeClient
-from vgpu.local.apiserver import ApiServer
-from vgpu.local.services import Service, free_port, wait_for
+from vgpu.standin.apiserver import ApiServer
+from vgpu.standin.services import Service, free_port, wait_for
 
 HOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 NAMESPACE = "gpu-system"

@@ -12,7 +12,7 @@ from kube_world import World, pod
 from device_plugin import cleanup
 from vgpu import names
 from vgpu.kube.client import STRATEGIC_PATCH
-from vgpu.local.services import wait_for
+from vgpu.standin.services import wait_for
 
 DAEMONSETS = "/apis/apps/v1/namespaces/default/daemonsets"
 SECONDS = 60.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vgpu.local import host_memory
+from vgpu.workstation import host_memory
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

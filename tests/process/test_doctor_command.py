@@ -14,7 +14,7 @@ import pytest
 
 from vgpu import names
 from vgpu.kube.client import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH
-from vgpu.local.cluster import NODE, WEBHOOK, LocalCluster
+from vgpu.standin.cluster import NODE, WEBHOOK, LocalCluster
 
 HOOK = f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{WEBHOOK}"
 SECONDS = 60.0

@@ -15,8 +15,8 @@ from vgpu.kube import listing, writes
 from vgpu.kube.client import Watch
 from vgpu.kube.informer import Informer
 from vgpu.kube.objects import Pod, RawObject
-from vgpu.local.apiserver import ApiServer
-from vgpu.local.services import wait_for
+from vgpu.standin.apiserver import ApiServer
+from vgpu.standin.services import wait_for
 
 
 class Follower:

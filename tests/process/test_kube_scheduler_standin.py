@@ -13,8 +13,8 @@ from kube_world import SECONDS, World, pod
 
 from vgpu.kube import writes
 from vgpu.kube.client import MERGE_PATCH, ApiError
-from vgpu.local.kubescheduler import KubeScheduler
-from vgpu.local.services import free_port, wait_for
+from vgpu.standin.kubescheduler import KubeScheduler
+from vgpu.standin.services import free_port, wait_for
 
 SCHEDULER = "vgpu-scheduler"
 CARD = "nvidia.com/gpu"

@@ -19,8 +19,8 @@ from vgpu.kubelet import checkpoint
 from vgpu.kubelet.deviceplugin_v1beta1 import api_pb2, api_pb2_grpc
 from vgpu.kubelet.podresources_v1 import api_pb2 as podresources
 from vgpu.kubelet.podresources_v1 import api_pb2_grpc as podresources_grpc
-from vgpu.local.kubelet import Kubelet
-from vgpu.local.services import wait_for
+from vgpu.standin.kubelet import Kubelet
+from vgpu.standin.services import wait_for
 
 NODE = "node-1"
 CARD = tiny_plugin.RESOURCE
@@ -127,7 +127,7 @@ def test_registration_dials_back_before_it_answers(plugged: Machine) -> None:
 def test_refused_registrations(
     machine: Machine, version: str, resource: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vgpu.local.kubelet.pluginclient.DIAL_SECONDS", 0.2)
+    monkeypatch.setattr("vgpu.standin.kubelet.pluginclient.DIAL_SECONDS", 0.2)
     with grpc.insecure_channel(f"unix:{machine.root}/device-plugins/kubelet.sock") as channel:
         request = api_pb2.RegisterRequest(version=version, endpoint="none.sock", resource_name=resource)
         with pytest.raises(grpc.RpcError) as error:

@@ -14,7 +14,7 @@ from drippers import BODY, HEADER, Crowd, dripping
 
 from vgpu import listener
 from vgpu.listener import Listener
-from vgpu.local.services import wait_for
+from vgpu.standin.services import wait_for
 
 SECONDS = 20.0
 CHUNKS = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + 30 * (b"fff\r\n" + 4095 * b"x" + b"\r\n")

@@ -155,7 +155,7 @@ def test_the_environment_of_the_command(machine: Machine) -> None:
 #: Which card a program gets that counts as many do: CUDA's first device, and NVML's of the number in the variable.
 COUNT = """
 import ctypes, os, pynvml
-from vgpu.local.probe import Cuda, uuid_of
+from vgpu.probe import Cuda, uuid_of
 pynvml.nvmlInit()
 cuda = Cuda()
 for at, device in enumerate(cuda.devices()):

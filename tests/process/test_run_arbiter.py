@@ -15,7 +15,7 @@ from vgpu.native import simulator
 #: Launches kernels of 2 ms without end
 FLOOD = """
 import ctypes
-from vgpu.local.probe import Cuda, Kernel
+from vgpu.probe import Cuda, Kernel
 cuda, context = Cuda(), ctypes.c_void_p()
 cuda.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), cuda.devices()[0])
 cuda.call("cuCtxSetCurrent", context)
@@ -48,7 +48,7 @@ def share(machine: Machine) -> float:
 
 
 def arbiters(machine: Machine) -> list[int]:
-    wanted = ["vgpu.local.arbiter", str(machine.state)]
+    wanted = ["vgpu.workstation.arbiter", str(machine.state)]
     found = []
     for entry in Path("/proc").iterdir():
         try:

@@ -4,12 +4,12 @@ import threading
 from pathlib import Path
 
 from vgpu.devices import Gpu
-from vgpu.local import locks
-from vgpu.local.errors import UserError
-from vgpu.local.place import Demand
-from vgpu.local.run import acquire
-from vgpu.local.slices import Claim, SliceStore
+from vgpu.errors import UserError
 from vgpu.resources import GpuRequest
+from vgpu.workstation import locks
+from vgpu.workstation.place import Demand
+from vgpu.workstation.run import acquire
+from vgpu.workstation.slices import Claim, SliceStore
 
 CLAIMERS, ROUNDS = 8, 25
 CARD = Gpu("GPU-a", 0, "Tesla T4", 15360)

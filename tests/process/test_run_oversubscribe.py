@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from run_machine import PROBE, Machine, end, eventually
 
-from vgpu.local import host_memory, run
-from vgpu.local.errors import UserError
-from vgpu.local.slices import Claim, SliceStore
+from vgpu.errors import UserError
 from vgpu.native import Limits, Region, paths, simulator
+from vgpu.workstation import host_memory, run
+from vgpu.workstation.slices import Claim, SliceStore
 
 MIB = 1 << 20
 T4 = 14912  #: MiB that programs can have of its 15360

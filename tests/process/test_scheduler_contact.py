@@ -19,7 +19,7 @@ from scheduler.contact import KILLED
 from vgpu import names
 from vgpu.kube import agentmark, writes
 from vgpu.kube.client import MERGE_PATCH
-from vgpu.local.services import free_port, wait_for
+from vgpu.standin.services import free_port, wait_for
 
 AGENTS = ("kube-system", "app=agent")
 #: address, port, path that it knows, file with what it says, seconds after which it closes an idle connection

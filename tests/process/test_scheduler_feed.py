@@ -14,7 +14,7 @@ from scheduler.agents import ABSENT, DELETED, ENDED, STARTING
 from vgpu import names
 from vgpu.kube import agentmark, writes
 from vgpu.kube.client import MERGE_PATCH, KubeClient, Unreachable, Watch
-from vgpu.local.services import wait_for
+from vgpu.standin.services import wait_for
 
 AGENTS = ("kube-system", "app=agent")
 BORN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -12,8 +12,8 @@ from scheduler_world import LEASE, SECONDS, Scheduler, add_node, gpu_pod, record
 from scheduler.wire import ExtenderBindingArgs
 from vgpu.allocation import Allocation
 from vgpu.kube.client import MERGE_PATCH, KubeClient, Watch
-from vgpu.local.services import wait_for
 from vgpu.resources import PodRequest
+from vgpu.standin.services import wait_for
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
 

@@ -19,7 +19,7 @@ from vgpu.allocation import Allocation
 from vgpu.devices import GpuSlice, decode_inventory
 from vgpu.kube import writes
 from vgpu.kube.client import ApiError, Unreachable
-from vgpu.local.services import wait_for
+from vgpu.standin.services import wait_for
 
 CARDS = ("GPU-n1-0", "GPU-n1-1")
 

@@ -15,7 +15,7 @@ from scheduler.neighbour import Neighbour
 from vgpu import health
 from vgpu.kube.client import Unreachable
 from vgpu.listener import Listener
-from vgpu.local.services import free_port
+from vgpu.standin.services import free_port
 
 HERE = f"{socket.gethostname()}_uuid 4"
 ELSEWHERE = "another-pod_uuid 5"

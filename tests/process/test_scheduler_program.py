@@ -14,8 +14,8 @@ import pytest
 from kube_world import World
 from scheduler_world import SECONDS, add_node, gpu_pod, post, record
 
-from vgpu.local.apiserver import ApiServer
-from vgpu.local.services import free_port, wait_for
+from vgpu.standin.apiserver import ApiServer
+from vgpu.standin.services import free_port, wait_for
 
 HOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 

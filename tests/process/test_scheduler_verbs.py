@@ -16,7 +16,7 @@ from vgpu import names
 from vgpu.devices import decode_inventory
 from vgpu.kube import writes
 from vgpu.kube.client import MERGE_PATCH, ApiError, Unreachable
-from vgpu.local.services import wait_for
+from vgpu.standin.services import wait_for
 
 
 @pytest.fixture

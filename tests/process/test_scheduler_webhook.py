@@ -23,8 +23,8 @@ from scheduler.cluster import ClusterState
 from vgpu.config import Config, rules
 from vgpu.kube.client import MERGE_PATCH, ApiError
 from vgpu.listener import Listener
-from vgpu.local.apiserver import ApiServer
-from vgpu.local.services import free_port, wait_for
+from vgpu.standin.apiserver import ApiServer
+from vgpu.standin.services import free_port, wait_for
 
 SECRET = "/api/v1/namespaces/kube-system/secrets/tls"
 HOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"

@@ -16,7 +16,7 @@ from drippers import BODY, Crowd, dripping
 from kube_world import World
 from test_scheduler_program import HOOKS, Program
 
-from vgpu.local.apiserver import ApiServer
+from vgpu.standin.apiserver import ApiServer
 
 CROWD = 500
 ROUNDS = 20

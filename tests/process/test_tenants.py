@@ -9,9 +9,9 @@ import pytest
 
 from vgpu import names
 from vgpu.config import Config, DevicePlugin
-from vgpu.local import host_memory
-from vgpu.local.cluster import LocalCluster, scratch
-from vgpu.local.demo import Demo
+from vgpu.standin.cluster import LocalCluster, scratch
+from vgpu.standin.demo import Demo
+from vgpu.workstation import host_memory
 
 SCALING, HOST = 1.5, 9320  #: of a T4 with 14912 MiB: 7456 MiB, and a quarter more
 
@@ -19,7 +19,7 @@ HOST_MEMORY = re.compile(r'^vgpu_container_host_memory_bytes\{.*pod="(\w+)".*\} 
 
 
 def tenant(name: str, memory: int, **notes: str) -> dict[str, Any]:
-    command = ["python3", "-m", "vgpu.local.probe", "--blocks", "128", "--over", "--hold", "4"]
+    command = ["python3", "-m", "vgpu.probe", "--blocks", "128", "--over", "--hold", "4"]
     container = {"name": "main", "command": command, "resources": {"limits": {names.RESOURCE_MEMORY: memory}}}
     return {
         "kind": "Pod",

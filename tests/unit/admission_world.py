@@ -9,8 +9,8 @@ import msgspec
 
 from scheduler.admission.webhook import Admission
 from vgpu.config import Config, rules
-from vgpu.local.apiserver.patches import json_patch
 from vgpu.resources import CardSelector, GpuRequest
+from vgpu.standin.apiserver.patches import json_patch
 
 Json = dict[str, Any]
 

@@ -10,8 +10,8 @@ from scheduler.admission.patches import Patch, pointer
 from scheduler.wire import BadBody, Pod
 from vgpu import names
 from vgpu.config import Config, Scheduler
-from vgpu.local.apiserver.patches import json_patch
 from vgpu.resources import PodRequest, Rules
+from vgpu.standin.apiserver.patches import json_patch
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 import vgpu.cli
-from vgpu import cli, names
+from vgpu import cli, names, probe
 from vgpu.cli.run import Memory, Seconds
-from vgpu.local import probe
-from vgpu.local.errors import UserError
+from vgpu.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 
@@ -139,7 +138,7 @@ def test_where_imports_nothing_heavy() -> None:
 
 def test_the_probe_needs_nothing_but_the_standard_library_and_nvml() -> None:
     script = (
-        "import sys; before = set(sys.modules); import vgpu.local.probe\n"
+        "import sys; before = set(sys.modules); import vgpu.probe\n"
         "names = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
         "print(sorted(names - set(sys.stdlib_module_names)))"
     )

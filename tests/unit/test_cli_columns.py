@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console, RenderableType
 from test_cli_tables import card, piece, run
 
-from vgpu.local import table
-from vgpu.local.columns import LONGEST, Columns
-from vgpu.local.table import Moment
+from vgpu.columns import LONGEST, Columns
+from vgpu.workstation import table
+from vgpu.workstation.table import Moment
 
 ROOT = Path(__file__).parents[2]
 LONG = ("python", "-c", "x" * 200)

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
-from vgpu.local import table
-from vgpu.local.cards import CardReading
-from vgpu.local.table import Moment, RunFigures, SliceFigures
+from vgpu.workstation import table
+from vgpu.workstation.cards import CardReading
+from vgpu.workstation.table import Moment, RunFigures, SliceFigures
 
 MIB = 1 << 20
 SECOND = 10**9

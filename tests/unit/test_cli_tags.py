@@ -18,7 +18,7 @@ from vgpu.cli.tags import MODELS, offered, written
 from vgpu.devices import Gpu
 from vgpu.kube import writes
 from vgpu.kube.client import KubeClient
-from vgpu.local.apiserver import ApiServer
+from vgpu.standin.apiserver import ApiServer
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from vgpu.local.demo import unfinished
+from vgpu.standin.demo import unfinished
 
 RUNNING = {"name": "main", "state": {"running": {"startedAt": "…"}}}
 LOOP = {

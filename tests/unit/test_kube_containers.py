@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from vgpu.kubelet.deviceplugin_v1beta1 import api_pb2
-from vgpu.local.kubelet import cdi, containers
-from vgpu.local.kubelet.containers import CreateError
+from vgpu.standin.kubelet import cdi, containers
+from vgpu.standin.kubelet.containers import CreateError
 
 POD = {"metadata": {"name": "p", "namespace": "n", "uid": "u", "annotations": {"a/b": "note"}}, "spec": {}}
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from vgpu.local.apiserver.patches import PatchError, json_patch, merge, strategic
+from vgpu.standin.apiserver.patches import PatchError, json_patch, merge, strategic
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vgpu.kube.client import ApiError
-from vgpu.local.apiserver.podrules import canonical, check_update, is_extended, requested, set_defaults, validate
+from vgpu.standin.apiserver.podrules import canonical, check_update, is_extended, requested, set_defaults, validate
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from vgpu.local.apiserver.selectors import SelectorError, field_selector, label_selector, selector_object
+from vgpu.standin.apiserver.selectors import SelectorError, field_selector, label_selector, selector_object
 
 POD: dict[str, Any] = {
     "metadata": {"name": "p", "namespace": "n", "labels": {"app": "web", "tier": "front"}},

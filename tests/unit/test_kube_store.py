@@ -2,7 +2,7 @@
 
 import pytest
 
-from vgpu.local.apiserver.store import Expired, Object, Store
+from vgpu.standin.apiserver.store import Expired, Object, Store
 
 
 def item(name: str, namespace: str = "n", **more: object) -> Object:

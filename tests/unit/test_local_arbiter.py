@@ -3,9 +3,9 @@
 import pytest
 
 from vgpu.devices import GpuSlice
-from vgpu.local.arbiter import needed
-from vgpu.local.slices import Run
 from vgpu.native import Limits
+from vgpu.workstation.arbiter import needed
+from vgpu.workstation.slices import Run
 
 A, B = "GPU-a", "GPU-b"
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from vgpu.devices import Gpu, GpuSlice
-from vgpu.local import run
-from vgpu.local.errors import UserError
-from vgpu.local.slices import Claim, Run, SliceStore
+from vgpu.errors import UserError
+from vgpu.workstation import run
+from vgpu.workstation.slices import Claim, Run, SliceStore
 
 CARD = Gpu("GPU-0", 0, "T4", 15000)
 CLAIM = Claim(Run("1", 1, 1, 0.0, ("x",), (GpuSlice(CARD.uuid, 5000),), (CARD,)), Path(), -1)
@@ -34,13 +34,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr("vgpu.local.run.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("vgpu.local.run.time.sleep", sleep)
+    monkeypatch.setattr("vgpu.workstation.run.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("vgpu.workstation.run.time.sleep", sleep)
     return now
 
 
 def wait(monkeypatch: pytest.MonkeyPatch, owed: Callable[[], dict[str, int]]) -> None:
-    monkeypatch.setattr("vgpu.local.lending.settle", lambda *_: {uuid: size << 20 for uuid, size in owed().items()})
+    monkeypatch.setattr(
+        "vgpu.workstation.lending.settle", lambda *_: {uuid: size << 20 for uuid, size in owed().items()}
+    )
     run.await_room(cast(SliceStore, Store()), CLAIM)
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from vgpu import names
-from vgpu.local import library
-from vgpu.local.errors import UserError
+from vgpu.errors import UserError
 from vgpu.native import paths
+from vgpu.workstation import library
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from vgpu.kube.client import KubeClient
 from vgpu.kube.objects import Meta, RawObject
-from vgpu.local.apiserver import ApiServer
-from vgpu.local.kubelet.nodestatus import NodeStatus
+from vgpu.standin.apiserver import ApiServer
+from vgpu.standin.kubelet.nodestatus import NodeStatus
 
 
 def node(version: int, memory: str) -> RawObject:

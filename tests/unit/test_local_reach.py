@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vgpu.local.reach import doubt
+from vgpu.workstation.reach import doubt
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from vgpu.devices import Gpu, GpuSlice
-from vgpu.local import strays
-from vgpu.local.slices import Run, SliceStore
+from vgpu.workstation import strays
+from vgpu.workstation.slices import Run, SliceStore
 
 CARD = Gpu("GPU-a", 0, "Tesla T4", 15360)
 RECORD = Run("abcdef", 4711, 9, 1000.0, ("train",), (GpuSlice("GPU-a", 3000),), (CARD,))

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from vgpu.local import probe
+from vgpu import probe
 
 
 class Driver:

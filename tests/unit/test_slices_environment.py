@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from vgpu.devices import Gpu, GpuSlice, Inventory
-from vgpu.local.environment import countable, environment
-from vgpu.local.errors import UserError
+from vgpu.errors import UserError
+from vgpu.workstation.environment import countable, environment
 
 LIBRARY = Path("/opt/vgpu/libvgpu.so")
 REGION = Path("/run/vgpu/local/slices/abc")

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from vgpu.devices import GpuSlice
-from vgpu.local.host_memory import HostMemory, bounded, promised, read
-from vgpu.local.place import Demand, NoRoom
 from vgpu.resources import GpuRequest
+from vgpu.workstation.host_memory import HostMemory, bounded, promised, read
+from vgpu.workstation.place import Demand, NoRoom
 
 DEMAND = Demand(GpuRequest(1, 20000), memory_mode="static")
 

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from vgpu.devices import Gpu, GpuSlice
-from vgpu.local.place import Demand, NoRoom, acceptable, place, visible
-from vgpu.local.queue import Ticket
-from vgpu.local.slices import Run
 from vgpu.resources import CardSelector, GpuRequest
+from vgpu.workstation.place import Demand, NoRoom, acceptable, place, visible
+from vgpu.workstation.queue import Ticket
+from vgpu.workstation.slices import Run
 
 CARDS = [Gpu(f"GPU-{letter * 8}", index, "Tesla T4", 15360) for index, letter in enumerate("abc")]
 A, B, C = (card.uuid for card in CARDS)

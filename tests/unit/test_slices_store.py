@@ -10,10 +10,10 @@ import pytest
 
 from vgpu import names
 from vgpu.devices import Gpu, GpuSlice
-from vgpu.local import locks, slices, state, table
-from vgpu.local.errors import UserError
-from vgpu.local.queue import Queue
-from vgpu.local.slices import Claim, SliceStore
+from vgpu.errors import UserError
+from vgpu.workstation import locks, slices, state, table
+from vgpu.workstation.queue import Queue
+from vgpu.workstation.slices import Claim, SliceStore
 
 CARD = Gpu("GPU-a", 0, "Tesla T4", 15360)
 PIECE = GpuSlice("GPU-a", 3000, 30)
@@ -151,7 +151,7 @@ def test_tickets_are_served_in_order_of_arrival(tmp_path: Path) -> None:
 
 def test_the_ticket_of_a_dead_waiter_vanishes(tmp_path: Path) -> None:
     script = (
-        "import os, signal, sys; from pathlib import Path; from vgpu.local.queue import Queue\n"
+        "import os, signal, sys; from pathlib import Path; from vgpu.workstation.queue import Queue\n"
         "Queue(Path(sys.argv[1])).enter(frozenset()); os.kill(os.getpid(), signal.SIGKILL)"
     )
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

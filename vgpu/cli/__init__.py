@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from vgpu.local.errors import UserError
+from vgpu.errors import UserError
 
 INTERRUPTED = 128 + signal.SIGINT  #: exit code, as the shell gives it
 

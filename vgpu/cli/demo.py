@@ -42,8 +42,8 @@ def command(
         raise click.UsageError("--kills goes with --pods")
     # Both take a while to import, which `vgpu --help` need not wait for.
     from vgpu.config import Config, DevicePlugin
-    from vgpu.local import report
     from vgpu.native import simulator
+    from vgpu.standin import report
 
     try:
         with tempfile.TemporaryDirectory() as trial:

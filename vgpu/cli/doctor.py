@@ -25,8 +25,8 @@ def command(kubeconfig: Path | None, namespace: str, as_json: bool) -> None:
 
     from vgpu import config as configuration
     from vgpu.doctor import cluster, findings, host, look
+    from vgpu.errors import UserError
     from vgpu.kube.client import KubeClient
-    from vgpu.local.errors import UserError
 
     try:
         config = configuration.load()

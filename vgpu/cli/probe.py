@@ -14,9 +14,8 @@ import click
 def command(arguments: tuple[str, ...]) -> None:
     """Print what a process sees of its GPUs; `vgpu probe --help` tells the options."""
     from vgpu import config as configuration
-    from vgpu import names
-    from vgpu.local import probe
-    from vgpu.local.errors import UserError
+    from vgpu import names, probe
+    from vgpu.errors import UserError
 
     probe.parser("vgpu probe").parse_args(arguments)  # help and wrong options end here
     try:
@@ -31,10 +30,10 @@ def command(arguments: tuple[str, ...]) -> None:
 def simulate(spec: str) -> None:
     """Has this process see the simulated cards `spec`, those that `vgpu run` would take; raises UserError."""
     from vgpu import inventory, names
-    from vgpu.local.errors import UserError
-    from vgpu.local.simulated import directory
-    from vgpu.local.state import state_dir
+    from vgpu.errors import UserError
     from vgpu.native import paths
+    from vgpu.workstation.simulated import directory
+    from vgpu.workstation.state import state_dir
 
     try:
         inventory.use_simulator(spec, directory(state_dir(), spec, names.ENV_SIMULATE))

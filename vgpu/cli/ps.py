@@ -11,10 +11,10 @@ import click
 )
 def command(as_json: bool) -> None:
     """List the commands that `vgpu run` has started here, and their slices."""
-    from vgpu.local import table
-    from vgpu.local.columns import console, show
-    from vgpu.local.slices import SliceStore
-    from vgpu.local.state import state_dir
+    from vgpu.columns import console, show
+    from vgpu.workstation import table
+    from vgpu.workstation.slices import SliceStore
+    from vgpu.workstation.state import state_dir
 
     runs = table.figures(SliceStore(state_dir()))
     if as_json:

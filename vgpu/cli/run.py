@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import click
 
 from vgpu import names
-from vgpu.local.errors import UserError
+from vgpu.errors import UserError
 
 _UNITS = {"k": 1, "m": 1024, "g": 1024**2}  # KiB
 
@@ -154,9 +154,9 @@ def command(command_line: tuple[str, ...], **options: Any) -> NoReturn:
     import msgspec
 
     from vgpu import config as configuration
-    from vgpu.local.place import LEAST, Demand
-    from vgpu.local.run import run
     from vgpu.resources import CardSelector, GpuRequest
+    from vgpu.workstation.place import LEAST, Demand
+    from vgpu.workstation.run import run
 
     try:
         config = configuration.load()

@@ -50,7 +50,7 @@ def command(
     it.
     """
     from vgpu.config import ConfigError, load
-    from vgpu.local.errors import UserError
+    from vgpu.errors import UserError
 
     if sum(given is not None for given in (model, memory, node)) != 1:
         raise UserError("one of MODEL, --memory and --node says what the node has")
@@ -116,7 +116,7 @@ def _overlay(resources: Mapping[str, int], machines: tuple[str, ...]) -> str:
 
 
 def _memory_of(model: str) -> int:
-    from vgpu.local.errors import UserError
+    from vgpu.errors import UserError
 
     known = {name.lower().replace("-", ""): value for name, value in MODELS.items()}
     asked = model.lower().replace("tesla", "").replace("nvidia", "").replace("gb", "")
@@ -133,9 +133,9 @@ def _of_node(kubeconfig: Path | None, node: str, settings: Any) -> dict[str, int
     """What a node publishes now. Raises UserError when it cannot be read, or offers nothing."""
     import msgspec
 
+    from vgpu.errors import UserError
     from vgpu.kube.client import ApiError, KubeClient
     from vgpu.kube.objects import Node
-    from vgpu.local.errors import UserError
     from vgpu.resources import parse_quantity
 
     try:

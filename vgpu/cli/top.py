@@ -16,10 +16,10 @@ def command(once: bool) -> None:
     """Show what this machine's cards and slices do; Ctrl-C ends it. Without a terminal, one frame is printed."""
     from rich.live import Live
 
-    from vgpu import names
-    from vgpu.local import columns, simulated, table
-    from vgpu.local.slices import SliceStore
-    from vgpu.local.state import state_dir
+    from vgpu import columns, names
+    from vgpu.workstation import simulated, table
+    from vgpu.workstation.slices import SliceStore
+    from vgpu.workstation.state import state_dir
 
     spec = os.environ.get(names.ENV_SIMULATE)
 

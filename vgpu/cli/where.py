@@ -7,7 +7,7 @@ import click
 @click.argument("part", type=click.Choice(["libvgpu", "simulator", "include"]))
 def command(part: str) -> None:
     """Print where PART is installed: the intercept library, the simulator's folder or the headers' folder."""
-    from vgpu.local.library import preloadable
     from vgpu.native import paths
+    from vgpu.workstation.library import preloadable
 
     click.echo({"libvgpu": preloadable, "simulator": paths.simulator, "include": paths.include}[part]())

@@ -18,12 +18,12 @@ from vgpu import inventory, names
 from vgpu.config import Config
 from vgpu.doctor.cluster import HARMLESS, OTHER_PLUGINS, Cluster, Part, Trial, Webhook
 from vgpu.doctor.host import Host, Kubelet
+from vgpu.errors import UserError
 from vgpu.kube.client import ApiError, KubeClient
 from vgpu.kube.objects import Condition, Meta, Node, ObjectList
 from vgpu.kubelet import checkpoint
-from vgpu.local.errors import UserError
-from vgpu.local.library import preloadable
-from vgpu.local.state import state_dir
+from vgpu.workstation.library import preloadable
+from vgpu.workstation.state import state_dir
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ import pynvml
 
 from vgpu import contexts, inventory, names
 from vgpu.devices import Gpu, Inventory
-from vgpu.local.place import visible
 from vgpu.native import CardLimit, Limits, Region, paths
+from vgpu.workstation.place import visible
 
 from .children import Budget, Child
 from .rows import MIB

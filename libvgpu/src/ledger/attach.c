@@ -20,7 +20,7 @@
 #define MADV_WIPEONFORK 18
 #endif
 
-/* Where `vgpu run --strict` mounts the region, for programs that have lost their environment: vgpu/local/enclosure.py.
+/* Where `vgpu run --strict` mounts the region, for programs that have lost their environment: vgpu/workstation/enclosure.py.
  */
 #define ENCLOSED_DIR "/etc/vgpu-slice"
 

@@ -1,0 +1,1 @@
+"""`vgpu run` and its slices on one machine, without a cluster."""

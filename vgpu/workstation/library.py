@@ -1,0 +1,42 @@
+"""The path under which the dynamic linker can preload the library, wherever vgpu is installed."""
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from vgpu.errors import UserError
+from vgpu.native import paths
+from vgpu.workstation.environment import carried
+from vgpu.workstation.state import state_dir
+
+
+def preloadable() -> Path:
+    """The installed library; where LD_PRELOAD cannot carry its path, the same file below the state directory.
+
+    Raises FileNotFoundError when the library is not built, UserError and OSError for the state directory.
+    """
+    installed = paths.libvgpu()
+    library = installed if carried(installed) else rolled_out(installed, state_dir())
+    if os.statvfs(library).f_flag & os.ST_NOEXEC:
+        # mmap(2) refuses PROT_EXEC there, and the dynamic linker goes on without the library
+        raise UserError(
+            f"{library} is on a file system that is mounted noexec, from which no library can be loaded: "
+            f"choose another place ({'install vgpu elsewhere' if library == installed else '$VGPU_STATE_DIR'})"
+        )
+    return library
+
+
+def rolled_out(installed: Path, root: Path) -> Path:
+    """`installed` as <root>/lib/<hash>/libvgpu.so, made if absent.
+
+    One folder per content: running commands keep the file that they have mapped when vgpu is built again.
+    """
+    target = root / "lib" / hashlib.sha256(installed.read_bytes()).hexdigest()[:16] / installed.name
+    if not target.exists():
+        target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        shutil.copyfile(installed, temporary)  # no hard link: a change of the original in place would reach it
+        temporary.chmod(0o755)
+        temporary.replace(target)
+    return target
