@@ -46,7 +46,7 @@ def test_a_node_will_publish_the_same(model: str, settings: str, cards: int) -> 
 
 def test_memory_of_models_is_that_of_the_simulated_boards() -> None:
     text = (ROOT / "libvgpu/simulator/common/profiles.c").read_text()
-    boards = re.findall(r'\.id = "([^"]+)".*?\.total = (\d+) \* MIB, \.reserved = (\d+)', text, re.DOTALL)
+    boards = re.findall(r'\.id = "([^"]+)".*?\.total = (\d+) \* MIB,\s+\.reserved = (\d+)', text, re.DOTALL)
     told = {model: int(total) - int(reserved.replace("MIB", "")) for model, total, reserved in boards}
     assert {model: told[model] for model in MODELS} == MODELS
 

@@ -12,6 +12,6 @@ import click
 def command(kubeconfig: Path | None, node: str, card: tuple[str, ...]) -> None:
     """Keep new pods from cards of a node; those that are there run on. CARD: index or UUID."""
     from vgpu import names
-    from vgpu.cli.marks import mark
+    from vgpu.marks import mark
 
     mark(kubeconfig, node, names.CORDON, card, lambda known, chosen: known | chosen, "takes no new pods")

@@ -12,6 +12,6 @@ import click
 def command(kubeconfig: Path | None, node: str, card: tuple[str, ...]) -> None:
     """Say that unhealthy cards of a node are repaired. CARD: index or UUID."""
     from vgpu import names
-    from vgpu.cli.marks import mark
+    from vgpu.marks import mark
 
     mark(kubeconfig, node, names.HEAL, card, lambda known, chosen: known | chosen, "is taken back if it answers")

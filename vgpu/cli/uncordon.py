@@ -12,6 +12,6 @@ import click
 def command(kubeconfig: Path | None, node: str, card: tuple[str, ...]) -> None:
     """Take back `cordon` of cards of a node. CARD: index or UUID."""
     from vgpu import names
-    from vgpu.cli.marks import mark
+    from vgpu.marks import mark
 
     mark(kubeconfig, node, names.CORDON, card, lambda known, chosen: known - chosen, "is not cordoned")
