@@ -11,9 +11,8 @@ import msgspec
 from device_plugin import driver
 from device_plugin.arbiter import Arbitration
 from device_plugin.cards import Cards
-from device_plugin.census import Census
-from device_plugin.consequences import Consequences
 from device_plugin.cri import Runtime, sockets
+from device_plugin.discovery import Census
 from device_plugin.enforcement import Enforcement
 from device_plugin.exporter import Exporter
 from device_plugin.foreign import Observer
@@ -21,15 +20,16 @@ from device_plugin.granting import Granting, Places
 from device_plugin.health import CENSUS_SECONDS, Health
 from device_plugin.holdings import Holdings
 from device_plugin.identity import Identity
-from device_plugin.labels import Labels
 from device_plugin.lending import Lending
 from device_plugin.plugin import Plugin
+from device_plugin.pod_events import Consequences
 from device_plugin.pods import Pods
 from device_plugin.presence import STARTING, Presence
 from device_plugin.publish import Publisher, published
 from device_plugin.readiness import KUBELET
 from device_plugin.registration import Registration
 from device_plugin.sandbox import Sandboxes
+from device_plugin.selinux import Labels
 from device_plugin.starts import Starts
 from device_plugin.sweep import Sweep
 from device_plugin.watch import Watch

@@ -17,8 +17,8 @@ import msgspec
 
 from device_plugin import cgroups
 from device_plugin.foreign import Outside, Regions, known_processes, of_pod
+from device_plugin.overhead import PROC, Identity, identity_of
 from device_plugin.sandbox import Entry
-from device_plugin.settle import PROC, Identity, identity_of
 from vgpu import names
 
 TURNS: Final = 3  #: seen so often in a row: a new process may not be in its ledger yet

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from device_plugin import files
-from device_plugin.edits import Edits, Mount
+from device_plugin.container_edits import Edits, Mount
 from vgpu import names
 
 VERSION: Final = "0.5.0"  #: the lowest that allows device names starting with a digit and `hostPath` of device nodes

@@ -11,7 +11,7 @@ import msgspec
 import yaml
 
 from device_plugin import cdi, hostfiles
-from device_plugin.edits import DeviceNode, Mount
+from device_plugin.container_edits import DeviceNode, Mount
 from vgpu import names
 from vgpu.devices import Gpu
 

@@ -14,8 +14,8 @@ import msgspec
 import pynvml
 
 from device_plugin import cgroups
+from device_plugin.overhead import PROC, Identity, identity_of
 from device_plugin.sandbox import Entry
-from device_plugin.settle import PROC, Identity, identity_of
 from vgpu.devices import GpuSlice
 from vgpu.inventory import session
 from vgpu.native import Usage

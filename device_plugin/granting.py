@@ -12,17 +12,17 @@ from typing import Final
 
 import msgspec
 
-from device_plugin import cdi, driver, edits, grants, ids, library
+from device_plugin import cdi, container_edits, driver, grants, ids, library
 from device_plugin.cards import Cards
-from device_plugin.consequences import Consequences
 from device_plugin.holdings import Holdings, pod_holds
 from device_plugin.identity import Candidate
-from device_plugin.labels import Labels
 from device_plugin.lending import Lending
 from device_plugin.modes import Mode
+from device_plugin.pod_events import Consequences
 from device_plugin.pods import allocation_of, full_name
 from device_plugin.refusal import Refusal
 from device_plugin.sandbox import Sandboxes, limits_for
+from device_plugin.selinux import Labels
 from vgpu.allocation import Allocation, Held, excess
 from vgpu.config import Config
 from vgpu.devices import Gpu, GpuSlice
@@ -107,13 +107,13 @@ class Granting:
                 self._labels.put(source)
         return made
 
-    def mounts(self, key: str, uuids: Sequence[str], mode: Mode) -> edits.Answer:
+    def mounts(self, key: str, uuids: Sequence[str], mode: Mode) -> container_edits.Answer:
         """The answer to whichever container will hold the ids of this `key`, by a link that follows it.
 
         Raises Refusal, or OSError when a card has no device node.
         """
         cards = sorted((self._cards.by_uuid[uuid] for uuid in uuids), key=lambda gpu: gpu.index)
-        given = edits.container_edits(
+        given = container_edits.container_edits(
             self._sandboxes.by_ids / key,
             self.rollout,
             [gpu.uuid for gpu in cards],
@@ -121,9 +121,11 @@ class Granting:
             mode=mode,
         )
         if mode.strategy != "device-specs" or self._places.simulator_state:
-            return edits.Answer(given.env, given.mounts)
+            return container_edits.Answer(given.env, given.mounts)
         nodes = driver.device_nodes([minor for _, minor in self._numbered(cards)], self._places.driver_at)
-        return edits.Answer(given.env, (*given.mounts, *driver.files(self._places.driver_at)), devices=tuple(nodes))
+        return container_edits.Answer(
+            given.env, (*given.mounts, *driver.files(self._places.driver_at)), devices=tuple(nodes)
+        )
 
     def grant(self, device_ids: Sequence[str], plans: Sequence[Plan]) -> None:
         """Puts everything in place; `plans` are all containers that hold these ids. Raises Refusal or OSError."""
@@ -181,7 +183,7 @@ class Granting:
             if plan.request and not _accepts(plan.request.selector, gpu):
                 sentence = f"pod {full_name(plan.pod)} holds ids of {gpu.model} {gpu.uuid}, which it does not accept"
                 raise Refusal(sentence, pod=plan.pod)
-        plan = msgspec.structs.replace(plan, slices=edits.in_order(moved, cards))
+        plan = msgspec.structs.replace(plan, slices=container_edits.in_order(moved, cards))
         asked = {**record.moving, **self._asked(plan, record), name: plan.slices}
         if asked != record.moving:
             self._consequences.record(plan.pod, Allocation(record.containers, asked))
@@ -197,7 +199,7 @@ class Granting:
             slices = record.containers.get(name, ())
             moved = grants.move(slices, sorted({ids.card(device_id) for device_id in device_ids}))
             if moved is not None and set(moved) != set(slices):
-                found[name] = edits.in_order(moved, self._cards.by_uuid)
+                found[name] = container_edits.in_order(moved, self._cards.by_uuid)
         return found
 
     def _before(self, plan: Plan) -> tuple[GpuSlice, ...] | None:
@@ -206,7 +208,7 @@ class Granting:
         found = self._sandboxes.granted().get(uid, {}).get(name)
         if found is None and uid in self._sandboxes.strangers():
             record = allocation_of(plan.pod) or Allocation({})
-            return edits.in_order(record.containers.get(name, ()), self._cards.by_uuid)
+            return container_edits.in_order(record.containers.get(name, ()), self._cards.by_uuid)
         return found
 
     def _is_backed(self, plan: Plan) -> None:
@@ -296,11 +298,11 @@ class Granting:
             sentence = f"the allocation of pod {full_name(plan.pod)} cannot be put in force: {error}"
             raise Refusal(sentence, pod=plan.pod) from None
         if plan.candidate.cdi_name:
-            given = edits.container_edits(
+            given = container_edits.container_edits(
                 directory,
                 self.rollout,
                 [piece.uuid for piece in plan.slices],
-                limits=edits.limits_environment(
+                limits=container_edits.limits_environment(
                     plan.slices, plan.priority, enforce_cores=not settings.disablecorelimit
                 ),
                 simulator_state=self._places.simulator_state,

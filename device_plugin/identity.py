@@ -14,7 +14,7 @@ from typing import Final
 import grpc
 import msgspec
 
-from device_plugin import cdi, driver, turn
+from device_plugin import cdi, driver, init_order
 from device_plugin.cri import Runtime
 from device_plugin.refusal import Refusal
 from vgpu.kube.objects import Pod, kinds
@@ -72,7 +72,7 @@ class Identity:
         )
         if runs is None:
             return None
-        found = turn.starting(order, sharing, runs)
+        found = init_order.starting(order, sharing, runs)
         log.debug("%s/%s starts, of %s", pod.metadata.name, found, ", ".join(sharing))
         return found
 

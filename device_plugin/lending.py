@@ -16,10 +16,10 @@ from typing import Final
 import msgspec
 
 from device_plugin.cards import Cards
-from device_plugin.course import Course
-from device_plugin.debts import OVERDUE_SECONDS, Debts
+from device_plugin.container_lifecycle import Course
 from device_plugin.holdings import Holdings
 from device_plugin.looks import Looks
+from device_plugin.overdue_loans import OVERDUE_SECONDS, Debts
 from device_plugin.refusal import Refusal
 from device_plugin.sandbox import Entry, Sandboxes
 from device_plugin.watch import Watch

@@ -15,7 +15,7 @@ import grpc
 from device_plugin import ids
 from device_plugin.cards import Cards
 from device_plugin.conflict import Told
-from device_plugin.edits import Answer
+from device_plugin.container_edits import Answer
 from device_plugin.refusal import Refusal
 from vgpu.devices import Gpu
 from vgpu.kubelet.deviceplugin_v1beta1 import api_pb2 as api

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from device_plugin import files, strangers
+from device_plugin import files, other_version
 from device_plugin.cgroups import Running
-from device_plugin.labels import Labels
+from device_plugin.selinux import Labels
 from vgpu.devices import GpuSlice
 from vgpu.native import CardLimit, CardUsage, Limits, Region
 from vgpu.native.region import CorePolicy
@@ -50,11 +50,11 @@ class Sandboxes:
                 with Region.open(entry.path) as region:
                     limits: Limits | None = region.limits()
             except OSError as error:
-                if not strangers.is_one(entry.path):
+                if not other_version.is_one(entry.path):
                     log.warning("%s grants nothing: %s", entry.path, error)
                     continue
                 self._strangers.add((entry.pod_uid, entry.container))
-                limits = strangers.limits_of(entry.path)
+                limits = other_version.limits_of(entry.path)
                 what = "its limits hold" if limits else "what its pod was allocated holds for it"
                 log.info("%s is of another version: %s, and its use is not known", entry.path, what)
             if limits:
@@ -89,7 +89,7 @@ class Sandboxes:
                 region.reap()
                 return region.usage().process_count > 0
         except OSError:
-            return strangers.is_one(directory) and bool(self._running.among({pod_uid}))
+            return other_version.is_one(directory) and bool(self._running.among({pod_uid}))
 
     def survivors(self, containers: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
         """Which of these (pod uid, container), whose pods the API server knows no longer, may still use a card.

@@ -11,13 +11,13 @@ from typing import Final
 
 import msgspec
 
-from device_plugin import cdi, edits, ids
+from device_plugin import cdi, container_edits, ids
 from device_plugin.cards import Cards
-from device_plugin.consequences import Consequences
-from device_plugin.edits import Answer
+from device_plugin.container_edits import Answer
 from device_plugin.granting import Granting, Plan
 from device_plugin.identity import Candidate, Identity
 from device_plugin.modes import Mode
+from device_plugin.pod_events import Consequences
 from device_plugin.pods import Pods, allocation_of, full_name
 from device_plugin.refusal import Refusal
 from vgpu import names
@@ -223,7 +223,7 @@ class Starts:
         except RequestError as error:
             raise Refusal(f"pod {full_name(pod)}: {error}", pod=pod) from None
         given = {} if candidate.cdi_name else self._identity.mounted(pod.metadata.uid)
-        return Plan(candidate, pod, request, edits.in_order(slices, self._cards.by_uuid), given)
+        return Plan(candidate, pod, request, container_edits.in_order(slices, self._cards.by_uuid), given)
 
 
 def _only(plans: Sequence[Plan]) -> Pod | None:

@@ -17,10 +17,10 @@ from device_plugin.granting import Places
 from device_plugin.holdings import Holdings
 from device_plugin.identity import Identity
 from device_plugin.lending import Lending
+from device_plugin.overhead import Settler
 from device_plugin.pods import Pods, allocation_of
 from device_plugin.refusal import Refusal
 from device_plugin.sandbox import Entry, Sandboxes, on_card, slices_of
-from device_plugin.settle import Settler
 from device_plugin.watch import Watch
 from vgpu.allocation import Held
 from vgpu.devices import GpuSlice

@@ -9,8 +9,8 @@ import pynvml
 from device_plugin.backstop import Backstop, larger
 from device_plugin.bypass import Bypass
 from device_plugin.cards import Cards
-from device_plugin.consequences import Consequences
 from device_plugin.foreign import TURNS, Foreign, Observed, Picture, Process, Region, Regions, attribute, process_of
+from device_plugin.pod_events import Consequences
 from device_plugin.pods import Pods
 from device_plugin.sandbox import Entry
 from vgpu import names, native

@@ -12,17 +12,17 @@ from typing import Final
 
 from prometheus_client import make_wsgi_app
 
-from scheduler import neighbour
+from scheduler import kube_scheduler_liveness
 from scheduler.admission.webhook import Admission
 from scheduler.app import MAX_REVIEW_BODY, MAX_VERB_BODY, NOT_READY, extender_app, service_app
 from scheduler.binder import Binder
 from scheduler.certificates import Certificates
 from scheduler.cluster import ClusterState
 from scheduler.feed import Feed
-from scheduler.fence import Fence, held_here, term_in
+from scheduler.kube_scheduler_liveness import ANSWER_SECONDS, Neighbour
+from scheduler.leader_check import Fence, held_here, term_in
 from scheduler.metrics import REGISTRY
 from scheduler.moves import Moves
-from scheduler.neighbour import ANSWER_SECONDS, Neighbour
 from scheduler.verbs import Recent, Verbs
 from vgpu import config, health, names
 from vgpu.kube.client import KubeClient
@@ -164,7 +164,7 @@ def run(args: argparse.Namespace) -> None:
             return "there is no certificate yet"
         return "" if feed.ready else NOT_READY
 
-    checks = {"/healthz": lambda: "", "/readyz": missing, neighbour.PATH: beside.obstacle}
+    checks = {"/healthz": lambda: "", "/readyz": missing, kube_scheduler_liveness.PATH: beside.obstacle}
     try:
         listeners.append(Listener("health", health.app(checks), address, args.health_port, threads=HEALTH_THREADS))
         listeners.append(

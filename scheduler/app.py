@@ -10,7 +10,7 @@ from werkzeug.exceptions import HTTPException
 
 from scheduler.admission.webhook import Admission
 from scheduler.binder import Binder, Refused
-from scheduler.fence import Behind, Fence
+from scheduler.leader_check import Behind, Fence
 from scheduler.metrics import DURATION
 from scheduler.verbs import Verbs
 from scheduler.wire import (

@@ -10,7 +10,7 @@ import msgspec
 
 from scheduler import seen
 from scheduler.cluster import DOUBT_SECONDS, ClusterState, Holding
-from scheduler.fence import Behind
+from scheduler.leader_check import Behind
 from scheduler.seen import holding_of
 from scheduler.verbs import Recent, asked
 from scheduler.wire import ExtenderBindingArgs, Pod

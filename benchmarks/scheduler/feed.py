@@ -41,7 +41,7 @@ from scheduler.app import MAX_VERB_BODY, extender_app
 from scheduler.binder import Binder
 from scheduler.cluster import ClusterState
 from scheduler.feed import Feed
-from scheduler.fence import Fence
+from scheduler.leader_check import Fence
 from scheduler.verbs import Recent, Verbs
 from vgpu import names
 from vgpu.devices import Gpu, Inventory, encode_inventory

@@ -20,7 +20,7 @@ import msgspec
 from scheduler.app import MAX_VERB_BODY, extender_app
 from scheduler.binder import Binder
 from scheduler.cluster import ClusterState, Holding
-from scheduler.fence import Fence
+from scheduler.leader_check import Fence
 from scheduler.verbs import Recent, Verbs
 from scheduler.wire import ExtenderArgs, parse
 from vgpu import names

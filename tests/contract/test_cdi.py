@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft7Validator
 from referencing import Registry, Resource
 
-from device_plugin import cdi, edits
+from device_plugin import cdi, container_edits
 from device_plugin.library import Rollout
 
 DATA = Path(__file__).parents[1] / "data" / "cdi"
@@ -31,14 +31,14 @@ def _draft7() -> Any:
 
 
 @pytest.fixture
-def given() -> edits.Edits:
+def given() -> container_edits.Edits:
     rollout = Rollout(Path("/usr/local/vgpu/libvgpu-1.so"), Path("/usr/local/vgpu/ld.so.preload"))
-    return edits.container_edits(
+    return container_edits.container_edits(
         Path("/run/vgpu/containers/uid_main"), rollout, ["GPU-a"], limits={"CUDA_DEVICE_MEMORY_LIMIT_0": "3000m"}
     )
 
 
-def test_a_spec_is_valid_and_carries_everything(given: edits.Edits) -> None:
+def test_a_spec_is_valid_and_carries_everything(given: container_edits.Edits) -> None:
     name = cdi.new_name(KEY)
     body = cdi.spec(name, given, {"deviceNodes": [{"path": "/dev/nvidia0"}], "env": ["NVIDIA_VISIBLE_DEVICES=void"]})
     validate(body)
@@ -52,14 +52,14 @@ def test_a_spec_is_valid_and_carries_everything(given: edits.Edits) -> None:
     assert "rw" in mounts["/run/vgpu/usage"]["options"]
 
 
-def test_the_schema_can_refuse(given: edits.Edits) -> None:
+def test_the_schema_can_refuse(given: container_edits.Edits) -> None:
     body = cdi.spec(cdi.new_name(KEY), given)
     del body["devices"][0]["containerEdits"]["mounts"][0]["hostPath"]
     with pytest.raises(Exception, match="hostPath"):
         validate(body)
 
 
-def test_the_version_is_the_lowest_that_carries_both_parts(given: edits.Edits) -> None:
+def test_the_version_is_the_lowest_that_carries_both_parts(given: container_edits.Edits) -> None:
     name = cdi.new_name(KEY)
     assert cdi.spec(name, given)["cdiVersion"] == "0.5.0"
     assert cdi.spec(name, given, {}, "0.3.0")["cdiVersion"] == "0.5.0"
@@ -74,7 +74,7 @@ def test_a_name_is_new_every_time_and_is_one_that_cdi_allows() -> None:
     assert all(cdi.is_ours(name) for name in names)
 
 
-def test_a_spec_is_replaced_in_one_step_within_its_folder(tmp_path: Path, given: edits.Edits) -> None:
+def test_a_spec_is_replaced_in_one_step_within_its_folder(tmp_path: Path, given: container_edits.Edits) -> None:
     name = cdi.new_name(KEY)
     cdi.write(tmp_path, name, cdi.spec(name, given))
     file = cdi.path(tmp_path, name)
@@ -87,7 +87,7 @@ def test_a_spec_is_replaced_in_one_step_within_its_folder(tmp_path: Path, given:
     assert file.stat().st_mode & 0o777 == 0o644
 
 
-def test_specs_tell_what_they_mount_and_strangers_are_left_alone(tmp_path: Path, given: edits.Edits) -> None:
+def test_specs_tell_what_they_mount_and_strangers_are_left_alone(tmp_path: Path, given: container_edits.Edits) -> None:
     name, broken = cdi.new_name(KEY), cdi.new_name(KEY)
     cdi.write(tmp_path, name, cdi.spec(name, given))
     cdi.path(tmp_path, broken).write_text("{")

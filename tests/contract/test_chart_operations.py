@@ -8,7 +8,7 @@ from tools import helm
 
 from device_plugin import cleanup, serving
 from scheduler import __main__ as scheduler_main
-from scheduler import neighbour
+from scheduler import kube_scheduler_liveness
 from vgpu import names
 
 KUBE_VERSION = ("--kube-version", "v1.34.2")
@@ -209,11 +209,11 @@ def test_a_kube_scheduler_makes_room_for_one_whose_extender_answers(replicas: in
     port = next(one["containerPort"] for one in kube_scheduler["ports"] if one["name"] == "https")
     assert scheduler_main.arguments(beside["args"]).kube_scheduler_port == port
     own = {"path": "/healthz", "port": "https", "scheme": "HTTPS"}
-    asked = {"path": neighbour.PATH, "port": names.PORT_SCHEDULER_HEALTH}
+    asked = {"path": kube_scheduler_liveness.PATH, "port": names.PORT_SCHEDULER_HEALTH}
     assert kube_scheduler["startupProbe"]["httpGet"] == own
     assert kube_scheduler["livenessProbe"]["httpGet"] == (own if replicas == 1 else asked)
     waits = kube_scheduler["livenessProbe"].get("timeoutSeconds", 1)
-    assert replicas == 1 or waits > 2 * neighbour.ANSWER_SECONDS
+    assert replicas == 1 or waits > 2 * kube_scheduler_liveness.ANSWER_SECONDS
 
 
 def test_alerts_ask_for_metrics_that_exist() -> None:

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 from preloaded import MIB, environment
 
-from device_plugin.settle import Identity, identity_of, overheads
+from device_plugin.overhead import Identity, identity_of, overheads
 from vgpu.native import CardLimit, Limits, ProcessUsage, Region, simulator
 
 AGENT = """
 from pathlib import Path
 from device_plugin.sandbox import Entry
-from device_plugin.settle import Settler
+from device_plugin.overhead import Settler
 settler = Settler()
 entries = [Entry("uid", "main", Path({region!r}))]
 while input() == "settle":

@@ -13,7 +13,6 @@ import msgspec
 
 from device_plugin import driver, plugin
 from device_plugin.cards import Cards
-from device_plugin.consequences import Consequences
 from device_plugin.cri import Runtime, sockets
 from device_plugin.enforcement import Enforcement
 from device_plugin.exporter import Exporter
@@ -21,10 +20,11 @@ from device_plugin.foreign import TURNS, Observed, Process, process_of
 from device_plugin.granting import Granting, Places
 from device_plugin.holdings import Holdings
 from device_plugin.identity import Identity
-from device_plugin.labels import Labels
 from device_plugin.lending import Lending
+from device_plugin.pod_events import Consequences
 from device_plugin.pods import Pods
 from device_plugin.sandbox import Sandboxes
+from device_plugin.selinux import Labels
 from device_plugin.starts import Starts
 from device_plugin.sweep import Sweep
 from device_plugin.watch import Watch

@@ -12,8 +12,8 @@ from agent_world import MIB, A, until, worlds
 
 from device_plugin.bypass import SCAN_EVERY, TURNS, Bypass, why
 from device_plugin.foreign import Observed, Outside, process_of
+from device_plugin.overhead import identity_of
 from device_plugin.sandbox import Entry
-from device_plugin.settle import identity_of
 from device_plugin.watch import Watch
 from vgpu import names
 from vgpu.devices import GpuSlice

@@ -7,10 +7,10 @@ import pytest
 from agent_world import A, B, MakeWorld, World, until
 from test_agent_tier import CARD, MOVABLE, SCALED, start, use
 
-from device_plugin import backstop, debts, lending, starts
+from device_plugin import backstop, lending, overdue_loans, starts
 from device_plugin.foreign import Observed, Process
+from device_plugin.overhead import Identity
 from device_plugin.refusal import Refusal
-from device_plugin.settle import Identity
 from vgpu import names, tier
 from vgpu.devices import GpuSlice
 from vgpu.native import ProcessUsage, Region
@@ -73,7 +73,7 @@ def test_who_gives_nothing_back_is_told_and_evicted_where_that_is_wanted_and_who
             world.starts.start([f"{A}::5"])
     quiet(world)
     assert not [one for one in world.events() if one["reason"] in (names.EVENT_KEPT, names.EVENT_MISMATCH)]
-    monkeypatch.setattr(debts, "OVERDUE_SECONDS", 0.0)
+    monkeypatch.setattr(overdue_loans, "OVERDUE_SECONDS", 0.0)
     world.sweep.once(clean=False)
     quiet(world)
     (told,) = (one for one in world.events() if one["reason"] == names.EVENT_KEPT)

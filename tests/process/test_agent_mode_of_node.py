@@ -10,7 +10,7 @@ from cri_world import SmallRuntime
 from tools import elf
 
 from device_plugin import cri, granting, modes, plugin
-from device_plugin.edits import DeviceNode
+from device_plugin.container_edits import DeviceNode
 from device_plugin.refusal import Refusal
 from vgpu import names
 from vgpu.devices import GpuSlice

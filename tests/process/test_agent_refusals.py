@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from agent_world import NODE, A, B, World, until, worlds
 
-from device_plugin import consequences, starts
+from device_plugin import pod_events, starts
 from device_plugin.cards import Cards
 from device_plugin.refusal import Refusal
 from vgpu.devices import Gpu, GpuSlice, Inventory
@@ -173,7 +173,7 @@ def test_pods_of_one_owner_are_not_evicted_in_a_storm(world: World, monkeypatch:
     until(lambda: gone(world, "one"))
     until(lambda: gone(world, "other"))
     assert not gone(world, "two")
-    monkeypatch.setattr(consequences, "EVICTION_SECONDS", 0.0)
+    monkeypatch.setattr(pod_events, "EVICTION_SECONDS", 0.0)
     with pytest.raises(Refusal, match="was not placed"):
         world.starts.start([devices["two"]])
     until(lambda: gone(world, "two"))

@@ -15,7 +15,7 @@ from agent_kubelet import SmallKubelet, until
 
 from device_plugin import conflict, registration
 from device_plugin.cards import Cards
-from device_plugin.edits import Answer, Mount
+from device_plugin.container_edits import Answer, Mount
 from device_plugin.plugin import Plugin
 from device_plugin.refusal import Refusal
 from device_plugin.registration import Registration

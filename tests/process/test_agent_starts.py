@@ -10,7 +10,7 @@ import grpc
 import pytest
 from agent_world import MIB, NODE, A, B, MakeWorld, World, until
 
-from device_plugin import cdi, labels
+from device_plugin import cdi, selinux
 from device_plugin.refusal import Refusal
 from vgpu import allocation, names
 from vgpu.allocation import Allocation
@@ -138,7 +138,7 @@ def test_no_folder_is_open_to_everybody(make: MakeWorld) -> None:
 
 def _labels_can_be_put(folder: Path) -> bool:
     try:
-        os.setxattr(folder, labels.ATTRIBUTE, b"x")
+        os.setxattr(folder, selinux.ATTRIBUTE, b"x")
     except OSError:
         return False
     return True
@@ -156,8 +156,8 @@ def test_where_selinux_is_on_a_confined_container_may_use_its_files(make: MakeWo
         folder = world.sandboxes.directory(uid, "main")
         return [folder / "limits", folder / "usage", *world.granting.rollout.sources()]
 
-    assert not [path for path in start("off", ID_A) if labels.ATTRIBUTE in os.listxattr(path)]
-    enforce = world.root / "host" / labels.SELINUX / "enforce"
+    assert not [path for path in start("off", ID_A) if selinux.ATTRIBUTE in os.listxattr(path)]
+    enforce = world.root / "host" / selinux.SELINUX / "enforce"
     enforce.parent.mkdir(parents=True)
     enforce.write_text("1")
     world.agent()
@@ -165,7 +165,7 @@ def test_where_selinux_is_on_a_confined_container_may_use_its_files(make: MakeWo
     simulator = world.granting.rollout.simulator
     assert simulator is not None
     for path in (*mounted, simulator / "libcuda.so.1"):
-        assert os.getxattr(path, labels.ATTRIBUTE) == labels.CONTAINER_FILE.encode() + b"\0"
+        assert os.getxattr(path, selinux.ATTRIBUTE) == selinux.CONTAINER_FILE.encode() + b"\0"
 
 
 def test_starting_again_keeps_the_region_and_follows_the_record(make: MakeWorld) -> None:

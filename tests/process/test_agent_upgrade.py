@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from agent_world import MIB, A, B, MakeWorld, World, until, worlds
 
-from device_plugin import library, starts, strangers
+from device_plugin import library, other_version, starts
 from device_plugin.foreign import TURNS, Observed, Process
-from device_plugin.labels import Labels
+from device_plugin.overhead import Identity
 from device_plugin.pods import Pods
 from device_plugin.refusal import Refusal
 from device_plugin.sandbox import Sandboxes, limits_for, slices_of
-from device_plugin.settle import Identity
+from device_plugin.selinux import Labels
 from vgpu import names
 from vgpu.allocation import Held
 from vgpu.devices import GpuSlice
@@ -59,16 +59,16 @@ def upgrade(world: World) -> None:
 
 def test_the_version_is_where_the_library_puts_it(tmp_path: Path) -> None:
     Region.create(tmp_path, limits_for([GpuSlice(A, 1)])).close()
-    assert strangers.abi_of(tmp_path) == REGION_ABI
-    assert not strangers.is_one(tmp_path)
+    assert other_version.abi_of(tmp_path) == REGION_ABI
+    assert not other_version.is_one(tmp_path)
     age(tmp_path)
-    assert strangers.is_one(tmp_path)
+    assert other_version.is_one(tmp_path)
     with (tmp_path / "limits").open("r+b") as file:  # of the boot before: nobody uses it
         file.seek(16)
         file.write(b"x")
-    assert strangers.abi_of(tmp_path) is None
+    assert other_version.abi_of(tmp_path) is None
     (tmp_path / "limits").write_bytes(b"cut short")
-    assert strangers.abi_of(tmp_path) is None
+    assert other_version.abi_of(tmp_path) is None
 
 
 @pytest.mark.parametrize(("version", "read"), [(2, True), (REGION_ABI + 1, False)])
@@ -117,7 +117,7 @@ def test_limits_of_version_2_are_read(tmp_path: Path) -> None:
     second(tmp_path)
     with pytest.raises(OSError, match="not a region of this version"):
         Region.open(tmp_path)
-    found = strangers.limits_of(tmp_path)
+    found = other_version.limits_of(tmp_path)
     assert found is not None
     assert slices_of(found) == SECOND_HAS
     assert (found.core_policy, found.priority, found.oversubscribe) == ("elastic", 1, True)
@@ -125,18 +125,18 @@ def test_limits_of_version_2_are_read(tmp_path: Path) -> None:
     with (tmp_path / "limits").open("r+b") as file:  # the copy before
         file.seek(64)
         file.write(struct.pack("=Q", 2))
-    before = strangers.limits_of(tmp_path)
+    before = other_version.limits_of(tmp_path)
     assert before is not None
     assert slices_of(before) == (GpuSlice(A, 9000),)
     content = (tmp_path / "limits").read_bytes()
     for broken in (content[:1000], content[:128] + struct.pack("=I", 17) + content[132:]):
         (tmp_path / "limits").write_bytes(broken)
-        assert strangers.limits_of(tmp_path) is None
+        assert other_version.limits_of(tmp_path) is None
 
 
 def test_regions_of_this_version_are_no_strangers(tmp_path: Path) -> None:
     Region.create(tmp_path, limits_for(SECOND_HAS)).close()
-    assert strangers.limits_of(tmp_path) is None
+    assert other_version.limits_of(tmp_path) is None
 
 
 def test_of_a_later_version_the_record_holds_that_the_pod_had(make: MakeWorld) -> None:

@@ -10,8 +10,8 @@ from agent_world import MIB, A, until, worlds
 
 from device_plugin.backstop import TURNS
 from device_plugin.foreign import Observed, Process
+from device_plugin.overhead import Identity
 from device_plugin.sandbox import Entry
-from device_plugin.settle import Identity
 from device_plugin.watch import Watch
 from vgpu import names
 from vgpu.devices import GpuSlice

@@ -11,7 +11,7 @@ from scheduler_world import SECONDS, Scheduler, add_node, gpu_pod, inventory, re
 
 from scheduler import moves
 from scheduler.cluster import ClusterState
-from scheduler.fence import Fence, held_here
+from scheduler.leader_check import Fence, held_here
 from scheduler.moves import Moves
 from scheduler.seen import Container, Pod, PodMarks, PodMeta, PodSpec, holding_of, seen_pod
 from vgpu import allocation, names

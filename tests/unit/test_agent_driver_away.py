@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import pytest
 
-from device_plugin import census, health
+from device_plugin import discovery, health
 from device_plugin.cards import Cards
-from device_plugin.census import STALE_LOOKS, STALE_LOOKS_AT_START, Census
-from device_plugin.consequences import Consequences
+from device_plugin.discovery import STALE_LOOKS, STALE_LOOKS_AT_START, Census
 from device_plugin.driver import Place
 from device_plugin.health import Health
-from device_plugin.labels import Labels
+from device_plugin.pod_events import Consequences
 from device_plugin.sandbox import Sandboxes
+from device_plugin.selinux import Labels
 from vgpu import contexts, inventory, names
 from vgpu.config import Config
 from vgpu.devices import Gpu, Inventory
@@ -39,7 +39,7 @@ def looks(monkeypatch: pytest.MonkeyPatch, *answers: Inventory | InventoryError)
         return answer
 
     monkeypatch.setattr(inventory, "read", read)
-    monkeypatch.setattr(census.driver, "load_nvml", lambda _: None)
+    monkeypatch.setattr(discovery.driver, "load_nvml", lambda _: None)
     made = Census(Config(), Path(), Place(), end=lambda: ends.append(number))
     for number in range(1, len(answers) + 1):  # noqa: B007 told by `end`
         with suppress(InventoryError):

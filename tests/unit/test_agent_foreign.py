@@ -9,8 +9,8 @@ import pytest
 from device_plugin.backstop import MIB, MISSED, NOISE, OVER, TIME, TOLERANCE, TURNS, WINDOW, Backstop, larger
 from device_plugin.foreign import TURNS as FOREIGN_TURNS
 from device_plugin.foreign import Foreign, Observed, Picture, Process, Real, Regions, attribute, process_of
+from device_plugin.overhead import Identity
 from device_plugin.sandbox import Entry
-from device_plugin.settle import Identity
 from vgpu.devices import GpuSlice
 from vgpu.native import CardUsage, ProcessUsage, Usage
 

@@ -11,10 +11,10 @@ import pytest
 from device_plugin import health, modes
 from device_plugin.cards import Cards
 from device_plugin.cri import Facts
-from device_plugin.debts import OVERDUE_SECONDS, Debts
 from device_plugin.enforcement import Enforcement
 from device_plugin.health import Health
 from device_plugin.looks import LOOK_SECONDS, Looks
+from device_plugin.overdue_loans import OVERDUE_SECONDS, Debts
 from device_plugin.sandbox import Entry
 from device_plugin.vitals import Vitals
 from vgpu.devices import Gpu, Inventory

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from device_plugin.cards import Cards
-from device_plugin.edits import Answer
+from device_plugin.container_edits import Answer
 from device_plugin.plugin import MAX_STARTS, Plugin
 from vgpu.devices import Gpu, Inventory
 from vgpu.kubelet.deviceplugin_v1beta1 import api_pb2 as api

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from device_plugin.consequences import Consequences
+from device_plugin.pod_events import Consequences
 from vgpu import names
 from vgpu.kube import writes
 from vgpu.kube.objects import Meta, Pod

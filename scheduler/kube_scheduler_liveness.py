@@ -5,7 +5,7 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
-from scheduler.fence import held_here
+from scheduler.leader_check import held_here
 from vgpu.kube.client import ApiError
 
 PATH: Final = "/kube-scheduler"  #: where the kubelet asks, on the port of health

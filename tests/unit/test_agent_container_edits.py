@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tools import elf
 
-from device_plugin import driver, edits
+from device_plugin import container_edits, driver
 from device_plugin.library import Rollout
 from device_plugin.modes import Mode
 from vgpu.devices import Gpu, GpuSlice
@@ -17,28 +17,28 @@ ROLLOUT = Rollout(Path("/host/libvgpu-1.so"), Path("/host/ld.so.preload"), Path(
 
 def test_environment_says_the_limits_by_place_of_the_card() -> None:
     slices = (GpuSlice(A, mem=3000, cores=30), GpuSlice(B, mem=4000, cores=30))
-    assert edits.limits_environment(slices, priority=1) == {
+    assert container_edits.limits_environment(slices, priority=1) == {
         "CUDA_DEVICE_MEMORY_LIMIT_0": "3000m",
         "CUDA_DEVICE_MEMORY_LIMIT_1": "4000m",
         "CUDA_DEVICE_SM_LIMIT": "30",
         "CUDA_TASK_PRIORITY": "1",
     }
-    assert edits.limits_environment((GpuSlice(A, mem=10, phys=5),)) == {
+    assert container_edits.limits_environment((GpuSlice(A, mem=10, phys=5),)) == {
         "CUDA_DEVICE_MEMORY_LIMIT_0": "10m",
         "CUDA_OVERSUBSCRIBE": "true",
     }
-    assert edits.limits_environment((GpuSlice(A, mem=10),), enforce_cores=False)["GPU_CORE_UTILIZATION_POLICY"] == (
-        "disable"
-    )
+    assert container_edits.limits_environment((GpuSlice(A, mem=10),), enforce_cores=False)[
+        "GPU_CORE_UTILIZATION_POLICY"
+    ] == ("disable")
 
 
 def test_slices_stand_in_the_order_of_the_cards() -> None:
     cards = {u: Gpu(uuid=u, index=i, model="T4", memory=1) for i, u in enumerate([B, A])}
-    assert edits.in_order((GpuSlice(A, 1), GpuSlice(B, 2)), cards) == (GpuSlice(B, 2), GpuSlice(A, 1))
+    assert container_edits.in_order((GpuSlice(A, 1), GpuSlice(B, 2)), cards) == (GpuSlice(B, 2), GpuSlice(A, 1))
 
 
 def test_only_usage_is_writable_in_the_container() -> None:
-    given = edits.container_edits(Path("/run/vgpu/containers/u_main"), ROLLOUT, [A, B])
+    given = container_edits.container_edits(Path("/run/vgpu/containers/u_main"), ROLLOUT, [A, B])
     assert {mount.container: mount.read_only for mount in given.mounts} == {
         "/usr/local/vgpu/libvgpu.so": True,
         "/etc/ld.so.preload": True,
@@ -49,7 +49,7 @@ def test_only_usage_is_writable_in_the_container() -> None:
 
 
 def test_simulated_cards_bring_their_libraries_and_state() -> None:
-    given = edits.container_edits(Path("/r"), ROLLOUT, [A], simulator_state=Path("/run/vgpu/simulator"))
+    given = container_edits.container_edits(Path("/r"), ROLLOUT, [A], simulator_state=Path("/run/vgpu/simulator"))
     assert given.env["LD_LIBRARY_PATH"] == "/usr/local/vgpu/simulator"
     assert given.env["VGPU_SIM_DIR"] == "/run/vgpu/simulator"
     assert given.env["NVIDIA_VISIBLE_DEVICES"] == A
@@ -57,9 +57,9 @@ def test_simulated_cards_bring_their_libraries_and_state() -> None:
 
 
 def test_cards_are_told_by_mounts_where_the_environment_could_be_faked() -> None:
-    given = edits.container_edits(Path("/r"), ROLLOUT, [A], mode=Mode("envvar", volume_mounts=True))
+    given = container_edits.container_edits(Path("/r"), ROLLOUT, [A], mode=Mode("envvar", volume_mounts=True))
     assert given.env["NVIDIA_VISIBLE_DEVICES"] == "/var/run/nvidia-container-devices"
-    assert edits.Mount(Path("/dev/null"), f"/var/run/nvidia-container-devices/{A}") in given.mounts
+    assert container_edits.Mount(Path("/dev/null"), f"/var/run/nvidia-container-devices/{A}") in given.mounts
 
 
 @pytest.fixture
@@ -129,8 +129,8 @@ def test_where_nvidia_has_no_spec_the_drivers_files_come_too(host: Path) -> None
 
 
 def test_the_runtime_has_nothing_to_add_to_device_nodes() -> None:
-    given = edits.container_edits(Path("/r"), ROLLOUT, [A], mode=Mode("device-specs"))
+    given = container_edits.container_edits(Path("/r"), ROLLOUT, [A], mode=Mode("device-specs"))
     assert given.env["NVIDIA_VISIBLE_DEVICES"] == "void"
-    told = edits.container_edits(Path("/r"), ROLLOUT, [A], mode=Mode("envvar", volume_mounts=False))
+    told = container_edits.container_edits(Path("/r"), ROLLOUT, [A], mode=Mode("envvar", volume_mounts=False))
     assert told.env["NVIDIA_VISIBLE_DEVICES"] == A
     assert not [mount for mount in told.mounts if "nvidia" in mount.container]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from device_plugin.debts import OVERDUE_SECONDS, Debts, Overdue
+from device_plugin.overdue_loans import OVERDUE_SECONDS, Debts, Overdue
 from device_plugin.sandbox import Entry
 from vgpu.tier import GRAIN
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from device_plugin.course import Course
+from device_plugin.container_lifecycle import Course
 from vgpu.kube.objects import Container, ContainerState, ContainerStatus, Meta, Pod, PodSpec, PodStatus, Terminated
 
 UID = "uid"

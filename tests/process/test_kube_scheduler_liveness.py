@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from scheduler import neighbour, pki
-from scheduler.neighbour import Neighbour
+from scheduler import kube_scheduler_liveness, pki
+from scheduler.kube_scheduler_liveness import Neighbour
 from vgpu import health
 from vgpu.kube.client import Unreachable
 from vgpu.listener import Listener
@@ -80,7 +80,7 @@ def test_its_own_word_counts_too(kube_scheduler: KubeScheduler) -> None:
 
 def test_the_kubelet_asks_on_a_port_of_its_own() -> None:
     said: list[str] = []
-    checks = {"/healthz": lambda: "", neighbour.PATH: lambda: "".join(said)}
+    checks = {"/healthz": lambda: "", kube_scheduler_liveness.PATH: lambda: "".join(said)}
     listener = Listener("health", health.app(checks), "127.0.0.1", free_port(), threads=2)
     url = f"http://127.0.0.1:{listener.port}"
     try:
@@ -88,7 +88,10 @@ def test_the_kubelet_asks_on_a_port_of_its_own() -> None:
             with urllib.request.urlopen(url + path) as got:
                 assert got.read() == b"ok\n"
         said.append("it leads")
-        for path, status, text in ((neighbour.PATH, "503", b"it leads\n"), ("/metrics", "404", b"not one of")):
+        for path, status, text in (
+            (kube_scheduler_liveness.PATH, "503", b"it leads\n"),
+            ("/metrics", "404", b"not one of"),
+        ):
             with pytest.raises(urllib.error.HTTPError, match=status) as refused:
                 urllib.request.urlopen(url + path)
             assert refused.value.read().startswith(text)

@@ -3,7 +3,7 @@
 import pytest
 
 from device_plugin.cri import Run
-from device_plugin.turn import starting
+from device_plugin.init_order import starting
 from vgpu.allocation import Kind
 
 RUNS, DONE, FAILED = Run(), Run(True, 0), Run(True, 1)
