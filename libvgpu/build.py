@@ -3,7 +3,7 @@
 `python libvgpu/build.py` builds everything in place (that is what `make build` runs); setup.py calls the same functions
 for wheels. Only what has changed is compiled again.
 Environment: `CC` (default `cc`; a release uses `python -m ziglang cc -target x86_64-linux-gnu.2.17`), `VGPU_CFLAGS`
-(added, e.g. sanitizers).
+(added, e.g. sanitizers), `VGPU_SHOW` (prints each file that is compiled).
 """
 
 import fcntl
@@ -91,6 +91,8 @@ def compile_object(source: Path, command: list[str]) -> Path:
             return target
     except FileNotFoundError:  # never compiled, or a header has gone
         target.parent.mkdir(parents=True, exist_ok=True)
+    if "VGPU_SHOW" in os.environ:
+        print(f"  CC {source.relative_to(HERE)}", flush=True)
     temporary = target.with_suffix(f".{os.getpid()}.o")
     subprocess.run([*command, "-MMD", "-MF", str(rules), "-c", "-o", str(temporary), str(source)], check=True)
     temporary.replace(target)
