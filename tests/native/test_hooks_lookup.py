@@ -94,7 +94,7 @@ start()
 
 
 def test_a_program_that_has_only_cuGetProcAddress_is_limited(tmp_path: Path) -> None:
-    """Case 63: a runtime that looks everything up through the driver passes the limit."""
+    """Case 63: a runtime that gets every function from the driver bypasses the limit."""
     script = (
         PRELUDE
         + """

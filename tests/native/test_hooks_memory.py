@@ -90,7 +90,7 @@ FREES = {
 
 @pytest.mark.parametrize("family", ALLOCATORS)
 def test_every_family_is_charged_refused_and_given_back(env: dict[str, str], family: str) -> None:
-    """Cases 12, 70: memory of own pools and of cuMemCreate is missed, or its free goes below zero."""
+    """Cases 12, 70: memory of own pools and of cuMemCreate is not counted, or its free takes the count below zero."""
     lines = python(
         PRELUDE
         + f"""
@@ -107,7 +107,7 @@ print({ALLOCATORS[family]}[0])
 
 
 def test_any_legal_free_of_a_pointer_works(env: dict[str, str]) -> None:
-    """Case 15: cuMemFree of a stream-ordered pointer goes below zero, or leaks."""
+    """Case 15: cuMemFree of a stream-ordered pointer takes the count below zero, or leaks."""
     lines = python(
         PRELUDE
         + """
@@ -162,7 +162,7 @@ print(alloc(600 * MIB)[0], used() // MIB)
 
 
 def test_a_free_debits_the_card_of_the_block(tmp_path: Path) -> None:
-    """Cases 10, 11: memory freed while the other card is current is taken off that one, below zero."""
+    """Cases 10, 11: memory freed while the other card is current is subtracted from that card, even below zero."""
     env = environment(tmp_path, cards="T4x2", CUDA_DEVICE_MEMORY_LIMIT="1000m", VGPU_DIR=str(tmp_path / "region"))
     (tmp_path / "region").mkdir()
     lines = python(
@@ -184,7 +184,7 @@ print(used())
 
 
 def test_only_device_memory_of_cuMemCreate_is_charged(env: dict[str, str]) -> None:
-    """Case 19: host locations are charged to whatever device number lies in memory."""
+    """Case 19: memory of the host is charged to the device number that happens to lie in memory."""
     lines = python(
         PRELUDE
         + """

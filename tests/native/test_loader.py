@@ -51,7 +51,7 @@ def answers(tmp_path: Path, *names: str, **options: bool) -> dict[str, list[str]
 
 
 def test_only_exact_names_of_the_driver_are_answered_with_hooks(tmp_path: Path) -> None:
-    """Case 48: every name that begins with cu is taken for the driver's, and cudnnCreate calls itself."""
+    """Case 48: the library takes every name that begins with cu for the driver's, and cudnnCreate calls itself."""
     names = (
         "cuMemAlloc_v2",
         "cuCtxGetCurrent",
@@ -82,7 +82,7 @@ def test_a_linked_program_is_limited(tmp_path: Path) -> None:
 
 
 def test_a_wrapper_between_program_and_driver_keeps_its_place(tmp_path: Path) -> None:
-    """Cases 47, 71: RTLD_NEXT answers change from call to call, or lead past the hook."""
+    """Cases 47, 71: RTLD_NEXT returns another address at each call, or one that bypasses the hook."""
     wrapper = compiled("wrapper.c", "-shared", "-fPIC", "-Wl,-Bsymbolic", output="libwrapper.so")
     env = environment(tmp_path, CUDA_DEVICE_MEMORY_LIMIT_0="500m")
     script = PRELUDE + (
@@ -110,7 +110,7 @@ def test_a_library_opened_locally_is_limited_by_every_route(tmp_path: Path) -> N
 
 
 def test_manners_of_a_guest(tmp_path: Path) -> None:
-    """Case 49: handlers of the program are overwritten, and its umask becomes 0."""
+    """Case 49: the library overwrites the program's signal handlers and sets its umask to 0."""
     program = compiled("manners.c", driver=True)
     limits = {"CUDA_DEVICE_MEMORY_LIMIT_0": "500m", "CUDA_DEVICE_SM_LIMIT": "50", "VGPU_DIR": str(tmp_path)}
     bare = run([program], environment(tmp_path, preload=False))

@@ -24,10 +24,11 @@ LISTED = {
 }  # fmt: skip
 HEAD = """# Reported bugs of intercept libraries, and the tests that keep them out
 
-Each case is a public report about a library that stands in front of the CUDA driver; numbers follow our list of such
-reports. Every case has a test with its trigger and the right answer, and a second test with a different trigger of the
-same kind. Oversubscription has its own tests. This file is made by
-`python tests/native/cases/table.py`.
+Each case is a public bug report about a library that intercepts the calls of the CUDA driver. The numbers follow our
+list of such reports. Each case has two tests: one with the reported trigger and the right answer, and one with a
+different trigger of the same kind. Oversubscription has its own tests.
+
+`python tests/native/cases/table.py` writes this page from the docstrings of the tests.
 
 | case | what goes wrong elsewhere | test | another of its kind |
 |---|---|---|---|

@@ -39,7 +39,7 @@ def both(folder: Path, script: str, cards: str, **variables: str) -> list[str]:
 
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_each_version_of_context_creation_is_called_by_its_own_interface(tmp_path: Path, driver: str) -> None:
-    """Case 41: a program for 12.0 that gets the newest cuCtxCreate passes its arguments into the wrong places."""
+    """Case 41: a program for CUDA 12.0 gets the newest cuCtxCreate, and its arguments land in the wrong places."""
     script = """
 ok(cu.cuInit(0))
 made, where, flags = c_void_p(), c_int(-1), c_uint()
@@ -92,7 +92,7 @@ for version in (2000, 3020, 12000):
 
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_advice_and_prefetch_take_what_their_version_says(tmp_path: Path, driver: str) -> None:
-    """Case 42: cuMemAdvise and cuMemPrefetchAsync for 12.0 take a device, later ones a location by value."""
+    """Case 42: cuMemAdvise and cuMemPrefetchAsync for CUDA 12.0 take a device, later ones a location by value."""
     script = """
 start()
 p = c_uint64()
@@ -129,7 +129,7 @@ PER_THREAD = 2  # CU_STREAM_PER_THREAD; also CU_GET_PROC_ADDRESS_PER_THREAD_DEFA
 
 
 def test_a_launch_with_the_per_thread_flag_reaches_the_per_thread_stream(tmp_path: Path) -> None:
-    """Case 44: the flag is dropped, and the launch lands in the legacy stream; here a capture shows where it went."""
+    """Case 44: the flag is lost, and the launch lands in the legacy stream; here a capture shows its stream."""
     script = f"""
 start()
 kernel, graph, count = function("k_100us"), c_void_p(), c_size_t()

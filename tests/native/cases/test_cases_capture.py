@@ -32,7 +32,7 @@ def prepared():
 
 @pytest.mark.parametrize("mode", ["GLOBAL", "THREAD_LOCAL", "RELAXED"])
 def test_an_allocation_under_capture_works(tmp_path: Path, env: dict[str, str], mode: str) -> None:
-    """Case 23: an allocation under capture crashes; here the graph holds its nodes and runs again and again."""
+    """Case 23: an allocation during a capture crashes; here the graph keeps its nodes and runs repeatedly."""
     script = f"""
 prepared()
 begin({mode})
@@ -95,7 +95,7 @@ print(used() // MIB, free(inside[0][1]), free_async(inside[2][1], other.value), 
 
 @pytest.mark.parametrize("mode", ["GLOBAL", "THREAD_LOCAL"])
 def test_nothing_is_called_that_a_capture_forbids(tmp_path: Path, mode: str) -> None:
-    """Case 74: a library that synchronises or measures inside a capture breaks it; launches there are free, too."""
+    """Case 74: a library that synchronises or measures inside a capture breaks it; launches there cost nothing, too."""
     script = f"""
 mine = prepared()
 kernel = function("k_100us")

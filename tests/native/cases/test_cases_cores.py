@@ -33,7 +33,7 @@ def one(folder: Path, cores: int, step: str, prepare: str, *, processes: int = 1
 
 @pytest.mark.parametrize("processes", [1, 3])
 def test_a_limit_is_neither_passed_nor_forgotten(tmp_path: Path, processes: int) -> None:
-    """Case 31, and several processes as another of its kind: a limit of 30 shows 90 percent, or none."""
+    """Case 31, and several processes as another of its kind: a limit of 30 gives 90 percent, or is no limit."""
     assert holds(one(tmp_path, 30, ASYNC, spin("2ms"), processes=processes), 30)
 
 
@@ -43,7 +43,7 @@ def test_a_limit_is_neither_passed_nor_forgotten(tmp_path: Path, processes: int)
 def test_shares_are_time_whatever_the_card_s_size(
     tmp_path: Path, cards: str, cores: tuple[int, int], duration: str
 ) -> None:
-    """Cases 32, 39, and long kernels as another of their kind: 50 is 99 percent of a wide card; 10 to 90 is 1 to 6."""
+    """Cases 32, 39, and long kernels as another of their kind: 50 gives 99 % of a wide card; 10 to 90 give 1 to 6."""
     with (
         make_region(tmp_path, "a", cores=cores[0], cards=cards) as a,
         make_region(tmp_path, "b", cores=cores[1]) as b,
@@ -60,7 +60,7 @@ def test_shares_are_time_whatever_the_card_s_size(
 
 @pytest.mark.parametrize(("duration", "cores"), [("100us", 30), ("3ms", 20)])
 def test_debt_of_many_threads_is_bounded(tmp_path: Path, duration: str, cores: int) -> None:
-    """Case 33, and long kernels as another of its kind: launches of many threads make a debt without end."""
+    """Case 33, and long kernels as another of its kind: launches of many threads make a debt without bound."""
     threads = """
 def work():
     ok(cu.cuCtxSetCurrent(mine))
@@ -74,7 +74,7 @@ for _ in range(7):
 
 @pytest.mark.parametrize("duration", ["100us", "5us"])
 def test_graphs_are_limited(tmp_path: Path, duration: str) -> None:
-    """Case 34, and a short graph as another of its kind: a graph of 20 kernels runs free of the limit."""
+    """Case 34, and a short graph as another of its kind: a graph of 20 kernels runs without the limit."""
     graph = f"""
 {spin(duration)}
 {STREAM}
@@ -103,7 +103,7 @@ extended = CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_void_p)(address.valu
 
 @pytest.mark.parametrize("flags", [0, 2])
 def test_a_newer_launch_is_limited(tmp_path: Path, flags: int) -> None:
-    """Case 35, and the per-thread stream as another of its kind: 20 set, 60 seen with cuLaunchKernelEx."""
+    """Case 35, and the per-thread stream as another of its kind: a limit of 20 gives 60 with cuLaunchKernelEx."""
     prepare = spin("1ms") + CONFIG + BY_ADDRESS.format(flags=flags)
     assert holds(one(tmp_path, 20, "ok(extended(byref(config), kernel, None, None))", prepare), 20)
 

@@ -37,7 +37,7 @@ NEXT = 2**64 - 1
 
 @pytest.mark.parametrize("linked", [True, False], ids=["linked", "not linked"])
 def test_a_library_that_asks_its_own_handle(env: dict[str, str], tmp_path: Path, linked: bool) -> None:
-    """Case 22, and one not linked with the driver as another of its kind: a library that asks itself hangs."""
+    """Case 22, and one not linked with the driver as another of its kind: a look-up in its own handle hangs."""
     asker = compiled(
         "self_handle.c", "-shared", "-fPIC", "-Wl,--no-as-needed", output=f"libasker{linked}.so", driver=linked
     )
@@ -58,7 +58,7 @@ print(asker.create_by_own_handle(byref(handle), c_size_t(1002 * MIB), byref(prop
 
 
 def test_the_export_table_is_the_drivers_own(env: dict[str, str], tmp_path: Path) -> None:
-    """Case 45: hangs with drivers that call their own private tables; those are passed through."""
+    """Case 45: programs hang with drivers that call their own private tables; here the library passes these through."""
     script = (
         PRELUDE
         + SYMBOLS
@@ -88,7 +88,7 @@ for _ in range(2):
 
 
 def test_only_public_symbols_of_the_c_library() -> None:
-    """Case 46: private symbols of one glibc are missing in the next, and the program does not start."""
+    """Case 46: the library needs private symbols of one glibc; the next one lacks them, and programs do not start."""
     listing = run(["readelf", "--dyn-syms", "-W", paths.libvgpu()], os.environ).stdout
     undefined = re.findall(r" UND (\S+)", listing)
     assert undefined
@@ -172,7 +172,7 @@ def test_a_missing_driver_is_reported_as_before(tmp_path: Path) -> None:
 
 
 def test_other_interfaces_are_named_as_not_counted() -> None:
-    """Case 60: Vulkan allocates past the library; that is said where limits are explained."""
+    """Case 60: Vulkan allocates without the library; the page about limits says so."""
     text = (Path(__file__).resolve().parents[3] / "docs" / "limits.md").read_text()
     for interface in ("Vulkan", "OpenGL", "NVENC"):
         assert interface in text

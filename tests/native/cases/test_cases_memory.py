@@ -127,7 +127,7 @@ for _ in range(3):
 
 
 def test_half_a_question_about_memory(tmp_path: Path, env: dict[str, str]) -> None:
-    """Case 17: cuMemGetInfo(NULL, &total) crashes, and the free of a pointer of somebody else goes below zero."""
+    """Case 17: cuMemGetInfo(NULL, &total) crashes, and the free of a foreign pointer takes the count below zero."""
     script = """
 start()
 n, host, seen = c_size_t(), c_void_p(), c_uint64()
@@ -232,7 +232,7 @@ print(free(p.value), free(p.value) != 0, cu.cuDestroyExternalMemory(memory))
 
 
 def test_the_second_large_array_is_refused(env: dict[str, str]) -> None:
-    """Case 25: two 3D arrays of 576 MiB in a slice of 1000."""
+    """Case 25: two 3D arrays of 576 MiB each fit into a slice of 1000 MiB."""
     script = """
 start()
 arrays = [c_void_p(), c_void_p()]
@@ -259,7 +259,7 @@ print(cu.cuMipmappedArrayDestroy(mipmap), cu.cuArrayDestroy(layered), used() // 
 
 @pytest.mark.parametrize("form", ["whole", "beginning"])
 def test_a_card_chosen_by_uuid_has_its_own_account(two_cards: dict[str, str], tmp_path: Path, form: str) -> None:
-    """Case 27, and a UUID's beginning as another of its kind: free memory of a chosen card does not move."""
+    """Case 27, and a UUID's beginning as another of its kind: free memory of a chosen card never changes."""
     simulator.create(tmp_path / "cards", "T4x2")
     uuid = simulator.cards(tmp_path / "cards")[1].uuid
     visible = uuid if form == "whole" else uuid[:16]

@@ -157,7 +157,7 @@ def test_every_context_is_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cards", ["T4x2", "H100x2"])
 def test_peers_are_as_the_driver_says(tmp_path: Path, cards: str) -> None:
-    """Case 57: direct access between cards goes off, or device numbers are said to be invalid, under a hook."""
+    """Case 57: under a hook, direct access between cards is off, or device numbers are invalid."""
     script = """
 ok(cu.cuInit(0))
 first, second = context(0), context(1)
@@ -193,7 +193,7 @@ print([n.nvmlDeviceGetPciInfo(card).busId for card in cards])
 
 
 def test_accounting_needs_no_nvml(tmp_path: Path) -> None:
-    """Case 58: with MPS the driver lists other processes than those that allocate; here NVML is not even there."""
+    """Case 58: with MPS the driver lists other processes than those that allocate; here there is no NVML at all."""
     folder = tmp_path / "driver"
     folder.mkdir()
     shutil.copy(paths.simulator() / "libcuda.so.1", folder)

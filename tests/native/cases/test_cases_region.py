@@ -17,7 +17,7 @@ PRELUDE = "from driver_client import *\n"
 
 
 def test_the_second_process_sees_what_it_uses(env: dict[str, str]) -> None:
-    """Case 1: after a first process has come and gone, the next one sees free == total whatever it allocates."""
+    """Case 1: once the first process has ended, the next one sees free == total, whatever it allocates."""
     script = """
 for size in (900, 640, 1000):
     member = Member()
@@ -42,7 +42,7 @@ print(third.ask("(alloc(200 * MIB)[0], used() // MIB)"), second.ask("used() // M
 
 
 def test_survivors_keep_their_usage_when_the_dead_are_cleared(env: dict[str, str]) -> None:
-    """Case 2: clearing the slot of a killed process moves the others, and what they allocate next is lost."""
+    """Case 2: clearing the slot of a killed process moves the other slots, and their next allocations are lost."""
     script = """
 first, second, third = crew(3)
 for member in (first, second, third):
@@ -89,7 +89,7 @@ def deaths_at_start(tmp_path: Path, command: str) -> int:
 
 
 def test_a_starter_may_die_at_any_store(tmp_path: Path) -> None:
-    """Cases 3, 4: a process killed while it holds the lock of the region makes every later start wait, or for ever."""
+    """Cases 3, 4: a process is killed while it holds the region's lock; later starts wait, even for ever."""
     assert deaths_at_start(tmp_path, "mode") > 1
 
 
@@ -116,7 +116,7 @@ print(second.do("start()"), second.ask("(alloc(1000 * MIB)[0], alloc(1)[0])"))
 
 
 def test_waiters_go_on_when_a_starter_is_killed(env: dict[str, str]) -> None:
-    """Case 5: sixteen processes wait for one that was killed in its start, and run without limits afterwards."""
+    """Case 5: sixteen processes wait for one that was killed during its start, and then run without limits."""
     script = """
 for round in range(4):
     victims, waiters = crew(4), crew(16)
@@ -153,7 +153,7 @@ print(last.do("start()"), last.ask("(used() // MIB, alloc(900 * MIB)[0], alloc(1
 
 
 def test_many_processes_start_at_once(env: dict[str, str]) -> None:
-    """Case 6: more than eight starts at the same moment hang for minutes elsewhere."""
+    """Case 6: more than eight starts at the same moment hang for minutes."""
     script = """
 members = crew(16)
 for member in members:
@@ -182,7 +182,7 @@ print({m.answer() for m in young}, {m.ask("alloc(80 * MIB)[0]") for m in young},
 
 
 def test_containers_start_without_waiting_for_each_other(tmp_path: Path) -> None:
-    """Case 7: one lock for a whole node; here one container is stopped in the middle of its start, and others start."""
+    """Case 7: one lock serves a whole node; here one container stops during its start, and others still start."""
     stopped = tmp_path / "stopped"
     stopped.mkdir()
     folders = [tmp_path / str(i) for i in range(8)]
@@ -287,7 +287,7 @@ class TestManaged:
     )
 
     def test_an_unwritable_file_means_errors_and_no_exit(self, tmp_path: Path) -> None:
-        """Case 50: a region that cannot be written ends the program; here CUDA says 2 and it goes on."""
+        """Case 50: a region that cannot be written ends the program; here CUDA returns 2 and it continues."""
         prepare = "mount -o remount,bind,ro /run/vgpu/usage"
         assert self.inside(tmp_path, self.REFUSED, prepare) == ["2 2 True", "goes on"]
 
