@@ -211,7 +211,8 @@ static void check_what_is_spent(void) {
     const uint64_t left_ns = vgpu_prepaid.left_ns, left = vgpu_prepaid.left;
     CHECK(vgpu_pacer_prepaid(key, NULL) && vgpu_pacer_prepaid(key, (CUstream)&other));
     CHECK(vgpu_prepaid.left_ns == left_ns - 2000 && vgpu_prepaid.left == left - 2);
-    CHECK(vgpu_prepaid.sources == (vgpu_crowd_member(NULL, &vgpu_prepaid) | vgpu_crowd_member(&other, &vgpu_prepaid)));
+    CHECK(vgpu_prepaid.sources ==
+          (vgpu_sources_member(NULL, &vgpu_prepaid) | vgpu_sources_member(&other, &vgpu_prepaid)));
     CHECK(!vgpu_pacer_prepaid(key + 8, NULL));
     vgpu_open_captures = 1;
     CHECK(!vgpu_pacer_prepaid(key, NULL));

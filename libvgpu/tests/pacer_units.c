@@ -91,34 +91,35 @@ static void check_unions(void) {
 
 static void check_runs(void) {
     static struct vgpu_pacer_card pacer;
-    CHECK(vgpu_run_publish(&pacer, 1000, 2000) == 1000);
-    CHECK(vgpu_run_publish(&pacer, 1500, 2500) == 500); /* by whichever process: the container's card was busy once */
-    CHECK(vgpu_run_publish(&pacer, 1200, 1300) == 0);
+    CHECK(vgpu_busy_publish(&pacer, 1000, 2000) == 1000);
+    CHECK(vgpu_busy_publish(&pacer, 1500, 2500) == 500); /* by whichever process: the container's card was busy once */
+    CHECK(vgpu_busy_publish(&pacer, 1200, 1300) == 0);
     CHECK(pacer.run_count == 3 && pacer.runs[1].begin_ns == 1500 && pacer.runs[1].end_ns == 2500);
     atomic_store(&pacer.runs[1].end_ns, 0); /* as a killed writer leaves it */
-    CHECK(vgpu_run_publish(&pacer, 2000, 2600) == 600);
+    CHECK(vgpu_busy_publish(&pacer, 2000, 2600) == 600);
     for (uint64_t i = 0; i < 2 * VGPU_RUNS; i++)
-        CHECK(vgpu_run_publish(&pacer, 10000 + 10 * i, 10010 + 10 * i) == 10);
+        CHECK(vgpu_busy_publish(&pacer, 10000 + 10 * i, 10010 + 10 * i) == 10);
 }
 
 static void check_crowds(void) {
     int one, other;
-    vgpu_crowd_note(vgpu_crowd_member(&one, &one), 1, 100 * MS);
-    vgpu_crowd_note(vgpu_crowd_member(&one, &one), 1, 101 * MS);
-    CHECK(!vgpu_crowded());
-    uint64_t second = vgpu_crowd_member(&other, &one);
-    for (uintptr_t i = 2; second == vgpu_crowd_member(&one, &one); i++) /* members are bits, and two may share one */
-        second = vgpu_crowd_member((const void *)i, &one);
-    vgpu_crowd_note(second, 1, 102 * MS);
-    CHECK(vgpu_crowded());
-    vgpu_crowd_note(second, 1, 125 * MS);
-    CHECK(vgpu_crowded() && vgpu_measure_all && vgpu_crowd_watches()); /* few launches: all of them are measured */
+    vgpu_sources_note(vgpu_sources_member(&one, &one), 1, 100 * MS);
+    vgpu_sources_note(vgpu_sources_member(&one, &one), 1, 101 * MS);
+    CHECK(!vgpu_sources_several());
+    uint64_t second = vgpu_sources_member(&other, &one);
+    for (uintptr_t i = 2; second == vgpu_sources_member(&one, &one); i++) /* members are bits, and two may share one */
+        second = vgpu_sources_member((const void *)i, &one);
+    vgpu_sources_note(second, 1, 102 * MS);
+    CHECK(vgpu_sources_several());
+    vgpu_sources_note(second, 1, 125 * MS);
+    CHECK(vgpu_sources_several() && vgpu_measure_all &&
+          vgpu_sources_watches()); /* few launches: all of them are measured */
     for (uint64_t i = 0; i < 1000; i++)
-        vgpu_crowd_note(second, 1, 125 * MS + i * MS / 20);
-    CHECK(!vgpu_crowded() && !vgpu_measure_all); /* the first has long been silent */
-    CHECK(!vgpu_crowd_watches());
+        vgpu_sources_note(second, 1, 125 * MS + i * MS / 20);
+    CHECK(!vgpu_sources_several() && !vgpu_measure_all); /* the first has long been silent */
+    CHECK(!vgpu_sources_watches());
     vgpu_series_begin();
-    CHECK(vgpu_crowd_watches());
+    CHECK(vgpu_sources_watches());
 }
 
 static void check_doubts(void) {

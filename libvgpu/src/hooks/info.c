@@ -21,7 +21,8 @@ CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
     vgpu_reap(REAP_INTERVAL_MS);
     vgpu_blocks_give_back();
     vgpu_tier_collect();
-    struct vgpu_view view = vgpu_view_of(place.card, total ? *total : UINT64_MAX, free ? *free : UINT64_MAX);
+    struct vgpu_reported_memory view =
+        vgpu_reported_memory_of(place.card, total ? *total : UINT64_MAX, free ? *free : UINT64_MAX);
     if (free)
         *free = view.free;
     if (total)
@@ -38,7 +39,8 @@ CUresult cuMemGetInfo(unsigned int *free, unsigned int *total) {
     vgpu_reap(REAP_INTERVAL_MS);
     vgpu_blocks_give_back();
     vgpu_tier_collect();
-    struct vgpu_view view = vgpu_view_of(place.card, total ? *total : UINT64_MAX, free ? *free : UINT64_MAX);
+    struct vgpu_reported_memory view =
+        vgpu_reported_memory_of(place.card, total ? *total : UINT64_MAX, free ? *free : UINT64_MAX);
     if (free)
         *free = clamp32(view.free);
     if (total)
@@ -50,7 +52,7 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
     CUDA_REAL(cuDeviceTotalMem_v2);
     CUresult result = real(bytes, device);
     if (result == CUDA_SUCCESS && bytes && vgpu_enforcement() != VGPU_UNLIMITED)
-        *bytes = vgpu_view_of(vgpu_card_of_device(device), *bytes, UINT64_MAX).total;
+        *bytes = vgpu_reported_memory_of(vgpu_card_of_device(device), *bytes, UINT64_MAX).total;
     return result;
 }
 
@@ -58,6 +60,6 @@ CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice device) {
     CUDA_REAL(cuDeviceTotalMem);
     CUresult result = real(bytes, device);
     if (result == CUDA_SUCCESS && bytes && vgpu_enforcement() != VGPU_UNLIMITED)
-        *bytes = clamp32(vgpu_view_of(vgpu_card_of_device(device), *bytes, UINT64_MAX).total);
+        *bytes = clamp32(vgpu_reported_memory_of(vgpu_card_of_device(device), *bytes, UINT64_MAX).total);
     return result;
 }

@@ -36,7 +36,7 @@ static nvmlReturn_t memory_of(nvmlReturn_t result, nvmlDevice_t device, nvmlMemo
     if (result != NVML_SUCCESS || !memory || !sliced(device, &card))
         return result;
     vgpu_reap(REAP_INTERVAL_MS);
-    struct vgpu_view view = vgpu_view_of(card, usable(device, memory->total), memory->free);
+    struct vgpu_reported_memory view = vgpu_reported_memory_of(card, usable(device, memory->total), memory->free);
     memory->total = view.total;
     memory->free = view.free;
     memory->used = view.total > view.free ? view.total - view.free : 0;
@@ -61,7 +61,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
     if (result != NVML_SUCCESS || !memory || !sliced(device, &card))
         return result;
     vgpu_reap(REAP_INTERVAL_MS);
-    struct vgpu_view view = vgpu_view_of(card, memory->total - memory->reserved, memory->free);
+    struct vgpu_reported_memory view = vgpu_reported_memory_of(card, memory->total - memory->reserved, memory->free);
     memory->total = view.total;
     memory->free = view.free;
     memory->reserved = 0; /* the driver's own share is not part of a slice */

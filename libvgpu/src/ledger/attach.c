@@ -20,7 +20,8 @@
 #define MADV_WIPEONFORK 18
 #endif
 
-/* Where `vgpu run --strict` mounts the region, for programs that have lost their environment: vgpu/workstation/enclosure.py.
+/* Where `vgpu run --strict` mounts the region, for programs that have lost their environment:
+ * vgpu/workstation/enclosure.py.
  */
 #define ENCLOSED_DIR "/etc/vgpu-slice"
 
@@ -160,7 +161,7 @@ static enum vgpu_mode decide(bool *passing) {
         return VGPU_REGION;
     if (!missing)
         return VGPU_BROKEN;
-    if (vgpu_managed_elsewhere(passing)) {
+    if (vgpu_region_elsewhere(passing)) {
         say(*passing ? "%s: no descriptors or memory to see whether there is a region"
                      : "%s: this container's region is hidden or has been moved",
             VGPU_MANAGED_DIR);

@@ -70,7 +70,7 @@ static bool still_mounted(bool *unsure) {
     return false;
 }
 
-bool vgpu_managed_elsewhere(bool *unsure) {
+bool vgpu_region_elsewhere(bool *unsure) {
     *unsure = false;
     return found_at_load || still_mounted(unsure);
 }

@@ -36,7 +36,7 @@ uint64_t vgpu_spans_add(struct vgpu_spans *spans, uint64_t begin, uint64_t end) 
 }
 
 /* Later writers see earlier ones' numbers: of two that overlap, one pays. */
-uint64_t vgpu_run_publish(struct vgpu_pacer_card *pacer, uint64_t begin, uint64_t end) {
+uint64_t vgpu_busy_publish(struct vgpu_pacer_card *pacer, uint64_t begin, uint64_t end) {
     const uint64_t mine = atomic_fetch_add(&pacer->run_count, 1);
     struct vgpu_run *run = &pacer->runs[mine % VGPU_RUNS];
     atomic_store_explicit(&run->end_ns, 0, memory_order_release);

@@ -1,6 +1,6 @@
 /* Unions of busy intervals: work that overlaps keeps the card busy once. */
-#ifndef VGPU_RUNS_H
-#define VGPU_RUNS_H
+#ifndef VGPU_BUSY_INTERVALS_H
+#define VGPU_BUSY_INTERVALS_H
 #include <stdint.h>
 
 #include "vgpu/region.h"
@@ -22,5 +22,5 @@ uint64_t vgpu_spans_add(struct vgpu_spans *spans, uint64_t begin, uint64_t end);
 
 /* Writes [begin, end), CLOCK_MONOTONIC ns, into the container's ring of a card; returns how much of it no earlier
  * interval of the ring covers, whichever process measured that. */
-uint64_t vgpu_run_publish(struct vgpu_pacer_card *pacer, uint64_t begin, uint64_t end);
+uint64_t vgpu_busy_publish(struct vgpu_pacer_card *pacer, uint64_t begin, uint64_t end);
 #endif

@@ -1,6 +1,6 @@
 /* What share of a card the container may use at this moment: its limits, what the arbiter publishes, and MPS. */
-#ifndef VGPU_SHARE_H
-#define VGPU_SHARE_H
+#ifndef VGPU_CORE_SHARE_H
+#define VGPU_CORE_SHARE_H
 #include <stdbool.h>
 #include <stdint.h>
 

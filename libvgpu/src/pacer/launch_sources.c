@@ -9,7 +9,7 @@ atomic_bool vgpu_measure_all;
 
 static _Atomic uint64_t members_now, members_before, turned_at, launched;
 
-void vgpu_crowd_note(uint64_t members, uint32_t launches, uint64_t now) {
+void vgpu_sources_note(uint64_t members, uint32_t launches, uint64_t now) {
     uint64_t there = atomic_load_explicit(&members_now, memory_order_relaxed);
     if (members & ~there)
         atomic_fetch_or_explicit(&members_now, members, memory_order_relaxed);
@@ -19,10 +19,10 @@ void vgpu_crowd_note(uint64_t members, uint32_t launches, uint64_t now) {
         return;
     atomic_store(&members_before, atomic_exchange(&members_now, 0));
     atomic_fetch_sub(&launched, count);
-    atomic_store(&vgpu_measure_all, vgpu_crowded() && (now - turned) / MEASURE_ALL_NS >= count);
+    atomic_store(&vgpu_measure_all, vgpu_sources_several() && (now - turned) / MEASURE_ALL_NS >= count);
 }
 
-bool vgpu_crowded(void) {
+bool vgpu_sources_several(void) {
     uint64_t all = atomic_load_explicit(&members_before, memory_order_relaxed) |
                    atomic_load_explicit(&members_now, memory_order_relaxed);
     return (all & (all - 1)) != 0;
@@ -34,7 +34,7 @@ void vgpu_series_begin(void) {
         atomic_compare_exchange_strong(&vgpu_series_left, &left, (int32_t)VGPU_SERIES);
 }
 
-void vgpu_crowd_forget(void) {
+void vgpu_sources_forget(void) {
     atomic_store(&vgpu_series_left, 0);
     atomic_store(&vgpu_measure_all, false);
     atomic_store(&members_before, 0);

@@ -104,7 +104,7 @@ void vgpu_thread_look_up(unsigned card, uint64_t key, CUstream stream, uint64_t 
                                         : 1;
             vgpu_self.until_sample = vgpu_self.until_sample < longest ? vgpu_self.until_sample : longest;
         }
-        vgpu_crowd_note(vgpu_prepaid.sources | vgpu_crowd_member(stream, &vgpu_prepaid), launches + 1, now);
+        vgpu_sources_note(vgpu_prepaid.sources | vgpu_sources_member(stream, &vgpu_prepaid), launches + 1, now);
     } else {
         uint64_t random = vgpu_self.random;
         __builtin_memset(&vgpu_self, 0, sizeof vgpu_self);
@@ -117,7 +117,7 @@ void vgpu_thread_look_up(unsigned card, uint64_t key, CUstream stream, uint64_t 
         announce_end();
         if (!atomic_load_explicit(&vgpu_one_card, memory_order_relaxed))
             ask_for_cards();
-        vgpu_crowd_note(vgpu_crowd_member(stream, &vgpu_prepaid), 1, now);
+        vgpu_sources_note(vgpu_sources_member(stream, &vgpu_prepaid), 1, now);
     }
     if (vgpu_self.card != card || now - vgpu_self.looked_ns > BATCH_IDLE_NS)
         vgpu_self.batch_ns = 0;

@@ -38,7 +38,7 @@
 
 void vgpu_pacer_forget(void) {
     atomic_fetch_add(&vgpu_prepaid_epoch, 1);
-    vgpu_crowd_forget();
+    vgpu_sources_forget();
 }
 
 void vgpu_pacer_stale(uint64_t key) {
@@ -124,7 +124,7 @@ static bool chosen(struct vgpu_cost *cost, unsigned card, uint64_t reserved_ns, 
         return false;
     vgpu_thread_draw(settled);
     vgpu_self.coupled = false;
-    if (!vgpu_crowded())
+    if (!vgpu_sources_several())
         return true;
     vgpu_series_begin();
     *kind = VGPU_SAMPLE_COVERS;
@@ -228,8 +228,8 @@ static bool set_price(struct step *step, struct vgpu_launch *launch) {
      * work. */
     step->second = vgpu_self.coupled;
     const bool couple = !step->second && step->settled && !step->is_short && !inspected &&
-                        launch->reserved_ns < VGPU_LONG_RUN_NS && vgpu_self.until_sample <= 0 && !vgpu_crowded() &&
-                        vgpu_contention_company(step->place.card) == VGPU_SHARING;
+                        launch->reserved_ns < VGPU_LONG_RUN_NS && vgpu_self.until_sample <= 0 &&
+                        !vgpu_sources_several() && vgpu_contention_company(step->place.card) == VGPU_SHARING;
     vgpu_self.coupled |= couple;
     return couple;
 }
@@ -259,7 +259,7 @@ static bool measure(struct vgpu_launch *launch, const struct step *step) {
     if (!chosen(cost, launch->card, launch->reserved_ns, first_of_two, &kind))
         return true;
     struct vgpu_sample *sample =
-        vgpu_sample_begin(step->place.context, step->stream, kind != VGPU_SAMPLE_LEARNS || vgpu_crowd_watches());
+        vgpu_sample_begin(step->place.context, step->stream, kind != VGPU_SAMPLE_LEARNS || vgpu_sources_watches());
     if (!sample)
         return kind != VGPU_SAMPLE_SETTLES;
     vgpu_cost_flies(cost, sample->recorded_ns);

@@ -21,7 +21,7 @@ struct vgpu_prepaid {
     uint64_t selector; /* of the limits that were in force */
     CUstream stream;   /* the last one, and its place in `sources` */
     uint64_t source;
-    uint64_t sources; /* of launches since the thread looked up, as vgpu_crowd_member */
+    uint64_t sources; /* of launches since the thread looked up, as vgpu_sources_member */
     struct {
         uint64_t key;
         const struct vgpu_cost *cost;
@@ -49,7 +49,7 @@ static inline __attribute__((always_inline)) bool vgpu_prepaid_covers(uint64_t k
     *price = atomic_load_explicit(&vgpu_prepaid.known[at].cost->mean_ns, memory_order_relaxed);
     return vgpu_prepaid.left_ns >= *price &&
            vgpu_prepaid.selector == atomic_load_explicit(&vgpu_mapped.limits->selector, memory_order_relaxed) &&
-           !vgpu_any_capture() && !vgpu_crowd_watches() &&
+           !vgpu_any_capture() && !vgpu_sources_watches() &&
            !atomic_load_explicit(&local->owner_pid, memory_order_relaxed) &&
            atomic_load_explicit(&local->enforced, memory_order_relaxed);
 }
@@ -57,7 +57,7 @@ static inline __attribute__((always_inline)) bool vgpu_prepaid_covers(uint64_t k
 static inline __attribute__((always_inline)) void vgpu_prepaid_spend(uint64_t price, CUstream stream) {
     if (__builtin_expect(stream != vgpu_prepaid.stream || !vgpu_prepaid.source, 0)) {
         vgpu_prepaid.stream = stream;
-        vgpu_prepaid.source = vgpu_crowd_member(stream, &vgpu_prepaid);
+        vgpu_prepaid.source = vgpu_sources_member(stream, &vgpu_prepaid);
     }
     vgpu_prepaid.sources |= vgpu_prepaid.source;
     vgpu_prepaid.left--;

@@ -121,7 +121,7 @@ void vgpu_settle_sample(struct vgpu_sample *sample, const struct vgpu_measure *m
     if (sample->kind == VGPU_SAMPLE_INSPECTS)
         vgpu_inspect_found(sample->card, busy, sample->reserved_ns);
     if (whole >= VGPU_LONG_RUN_NS) {
-        const uint64_t alone = vgpu_run_publish(vgpu_pacer_shared(sample->card), measure->begin_ns, measure->end_ns);
+        const uint64_t alone = vgpu_busy_publish(vgpu_pacer_shared(sample->card), measure->begin_ns, measure->end_ns);
         busy = alone < busy ? alone : busy; /* another process of the container has paid for the rest */
     }
     settle_on(sample->card, sample->limit, difference_of(sample, measure, sample->card, busy));

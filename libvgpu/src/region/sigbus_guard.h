@@ -1,7 +1,7 @@
 /* Working on a mapped file that somebody else may cut short: the container owns `usage`, and a truncated mapping raises
  * SIGBUS, which must not end the node agent. */
-#ifndef VGPU_GUARD_H
-#define VGPU_GUARD_H
+#ifndef VGPU_SIGBUS_GUARD_H
+#define VGPU_SIGBUS_GUARD_H
 #include <stddef.h>
 
 /* Calls work(context) and returns its result; -EFAULT when it touched a part of [start, start + size) whose file is

@@ -11,8 +11,8 @@ static uint64_t smaller(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-struct vgpu_view vgpu_view_of(unsigned card, uint64_t driver_total, uint64_t driver_free) {
-    struct vgpu_view view = {0, 0, 0};
+struct vgpu_reported_memory vgpu_reported_memory_of(unsigned card, uint64_t driver_total, uint64_t driver_free) {
+    struct vgpu_reported_memory view = {0, 0, 0};
     const struct vgpu_limits *limits = vgpu_limits_now();
     if (!limits || card >= limits->card_count)
         return view;

@@ -1,9 +1,9 @@
 /* What a container is told about the memory of a card. One place, so that every query agrees. */
-#ifndef VGPU_VIEW_H
-#define VGPU_VIEW_H
+#ifndef VGPU_REPORTED_MEMORY_H
+#define VGPU_REPORTED_MEMORY_H
 #include <stdint.h>
 
-struct vgpu_view {
+struct vgpu_reported_memory {
     /* the limit; not above the physical size, unless the limits allow more than that (oversubscription) */
     uint64_t total;
     uint64_t free; /* what is left of it; not above what the driver has free */
@@ -11,5 +11,5 @@ struct vgpu_view {
 };
 
 /* For a card of the limits (or VGPU_CARD_UNLISTED: nothing), given the driver's own figures (UINT64_MAX: unknown). */
-struct vgpu_view vgpu_view_of(unsigned card, uint64_t driver_total, uint64_t driver_free);
+struct vgpu_reported_memory vgpu_reported_memory_of(unsigned card, uint64_t driver_total, uint64_t driver_free);
 #endif
