@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEV := $(VENV)/.dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
-.PHONY: all venv build demo demo-storm test red-team e2e e2e-all programs gpu-check lint format bench bench-hooks bench-pacer bench-escapes bench-tier fuzz storm storm-moves sanitize clean
+.PHONY: all venv build demo demo-storm test red-team e2e e2e-all programs gpu-check lint dist format bench bench-hooks bench-pacer bench-escapes bench-tier fuzz storm storm-moves sanitize clean
 
 all: build
 
@@ -68,6 +68,10 @@ lint: build $(DEV)
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run -Werror $$(find benchmarks libvgpu tests -name '*.[ch]')
 	$(BIN)/shellcheck .ci/run
+
+# The files of a release in dist/: sdist, wheels for both machines, chart, SBOM, checksums.
+dist: build $(DEV)
+	@$(BIN)/python release/dist.py
 
 # What `make lint` wants of the layout.
 format: build $(DEV)
