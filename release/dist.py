@@ -8,6 +8,7 @@ libraries: an install needs no compiler. One wheel per machine serves Python 3.1
 
 import argparse
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -31,7 +32,7 @@ def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> None:
 
 def sdist(folder: Path) -> Path:
     """The source distribution, in dist/ and unpacked below `folder`; returns the latter."""
-    run(sys.executable, "setup.py", "-q", "sdist", "-d", DIST, VGPU_BUILD="later")
+    run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "-o", DIST, ROOT, VGPU_BUILD="later")
     (packed,) = DIST.glob("*.tar.gz")
     with tarfile.open(packed) as package:
         package.extractall(folder, filter="data")
@@ -55,8 +56,7 @@ def wheel(source: Path, folder: Path, machine: str) -> None:
     shutil.copytree(source, here / "source")
     headers = python_headers(here / "headers", machine)
     run(
-        *(sys.executable, "setup.py", "-q", "bdist_wheel", "--py-limited-api", "cp311", "-d", here),
-        cwd=here / "source",
+        *(sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", here, here / "source"),
         CC=compiler,
         LDSHARED=f"{compiler} -shared",
         CFLAGS=f"-I{headers}",
@@ -77,14 +77,27 @@ def chart() -> None:
     run(helm.path(), "package", "charts/vgpu", "-d", DIST)
 
 
-def sbom(folder: Path) -> None:
-    """What a fresh install of the wheel of this machine consists of, as CycloneDX."""
+def installed(folder: Path) -> Path:
+    """A fresh environment with the wheel of this machine, tried without a compiler; returns its Python."""
     (made,) = DIST.glob(f"*{os.uname().machine}.whl")
     environment = folder / "environment"
     venv.create(environment, with_pip=False)
-    python = environment / "bin/python"
-    run(sys.executable, "-m", "pip", "-q", "--python", python, "install", made)
-    run(sys.executable, "-m", "cyclonedx_py", "environment", python, "-o", DIST / f"{made.stem}.cdx.json")
+    programs = environment / "bin"
+    run(sys.executable, "-m", "pip", "-q", "--python", programs / "python", "install", made)
+    command = (programs / "vgpu", "run", "--simulate", "T4", "--gpumem", "3000", "--", programs / "vgpu", "probe")
+    variables = {"PATH": str(programs), "VGPU_STATE_DIR": str(folder / "state")}
+    print("+", *command, flush=True)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    print(done.stdout, end="")
+    total = json.loads(done.stdout)["cards"][0]["cuda_total"]
+    if total != 3000 << 20:
+        raise SystemExit(f"the wheel's library limits a slice of 3000 MiB to {total} bytes")
+    return programs / "python"
+
+
+def sbom(python: Path) -> None:
+    """What an install of the wheel consists of, as CycloneDX."""
+    run(sys.executable, "-m", "cyclonedx_py", "environment", python, "-o", DIST / "vgpu.cdx.json")
 
 
 def checksums() -> None:
@@ -106,7 +119,7 @@ def main() -> None:
             wheel(source, folder, machine)
         if not options.wheels_only:
             chart()
-            sbom(folder)
+            sbom(installed(folder))
     checksums()
     print((DIST / "SHA256SUMS").read_text(), end="")
 
