@@ -88,8 +88,11 @@ def test_without_a_compiler_one_sentence_says_what_to_install(
 def test_make_says_so_before_it_installs_anything(tmp_path: Path) -> None:
     for name in ("Makefile", "setup.cfg", "pyproject.toml"):
         shutil.copy(Path(__file__).parents[2] / name, tmp_path)
+    (tmp_path / "libvgpu").mkdir()
+    shutil.copy(BUILD.with_name("needs.py"), tmp_path / "libvgpu")
     command = ["make", "-C", str(tmp_path), "venv", f"PYTHON={sys.executable}", "CC=absent-cc"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "vgpu needs a C compiler, and absent-cc is not found: install gcc" in done.stderr
+    assert "vgpu cannot be built here: this machine lacks a C compiler." in done.stderr
+    assert "apt install gcc" in done.stderr
     assert not (tmp_path / ".venv").exists()
