@@ -1,5 +1,6 @@
 """Commands of `vgpu run` whose state is lost, or is another one than that at hand: what they were given is theirs."""
 
+import errno
 import json
 import os
 import shutil
@@ -13,6 +14,18 @@ import pytest
 from run_machine import PROBE, Machine, end, eventually
 
 WHOLE = "14912"  #: MiB of a T4
+
+
+def remove(folder: Path) -> None:
+    """What runs may make files in it meanwhile."""
+    while True:
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+        else:
+            return
 
 
 @pytest.fixture
@@ -32,7 +45,7 @@ def refused(machine: Machine, *options: str, **environ: str) -> None:
 def test_a_full_card_is_not_given_again_when_the_state_was_removed(machine: Machine, gone: str) -> None:
     """By the end of a session, or by hand."""
     holder = machine.hold("--gpumem", "10000")
-    shutil.rmtree(machine.state / gone)
+    remove(machine.state / gone)
     refused(machine)
     (shown,) = machine.ps()
     assert (shown["pid"], shown["slices"][0]["memory_limit_bytes"]) == (holder.pid, 10000 << 20)
@@ -54,7 +67,7 @@ def test_a_child_that_closed_the_lock_counts_too(machine: Machine) -> None:
     child = int(process.stdout.readline().split()[0])
     process.kill()
     process.wait()
-    shutil.rmtree(machine.state)
+    remove(machine.state)
     refused(machine)
     assert machine.ps()[0]["pid"] > 0
     os.kill(child, signal.SIGKILL)
@@ -77,7 +90,7 @@ def test_a_command_that_overwrote_its_environment_is_known_by_the_lock_it_inheri
     process = machine.start("--gpumem", "10000", command=(sys.executable, "-c", FORGETFUL))
     assert process.stdout is not None
     assert process.stdout.readline() == "running\n"
-    shutil.rmtree(machine.state)
+    remove(machine.state)
     refused(machine)
     end(process)
     assert machine.run("--gpumem", WHOLE, command=("true",)).returncode == 0
@@ -95,7 +108,7 @@ def test_what_has_neither_environment_nor_lock_is_charged_what_it_uses(machine: 
     process = machine.start("--gpumem", "10000", command=(sys.executable, "-c", child))
     assert process.stdout is not None
     assert process.stdout.readline() == "running\n"
-    shutil.rmtree(machine.state / "slices")  # the simulated card stays, as a real one does
+    remove(machine.state / "slices")  # the simulated card stays, as a real one does
     refused(machine)
     end(process)
     assert machine.run("--gpumem", WHOLE, command=("true",)).returncode == 0
@@ -118,7 +131,7 @@ def test_a_waiter_whose_state_is_removed_goes_on(machine: Machine, gone: str) ->
     holder = machine.hold("--gpumem", "10000")
     waiter = machine.start("--gpumem", "8000", "--wait", command=("echo", "served"))
     eventually("a ticket", lambda: machine.waiting() == 1)
-    shutil.rmtree(machine.state / gone)
+    remove(machine.state / gone)
     eventually("another ticket", lambda: machine.waiting() == 1 and (machine.state / "slices").exists())
     assert waiter.poll() is None
     end(holder)
