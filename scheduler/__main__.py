@@ -68,7 +68,9 @@ def _selected(text: str) -> tuple[str, str]:
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="vgpu-scheduler", description=__doc__)
     parser.add_argument("--config", type=Path, help=f"configuration file (default: ${names.ENV_CONFIG})")
-    parser.add_argument("--kubeconfig", type=Path, help="how to reach the API server (default: as this pod)")
+    parser.add_argument(
+        "--kubeconfig", type=Path, help="kubeconfig file of the cluster (default: the pod's service account)"
+    )
     parser.add_argument(
         "--extender-port", type=_port, default=names.PORT_EXTENDER, help="for the kube-scheduler, on 127.0.0.1 only"
     )

@@ -272,7 +272,7 @@ def test_no_card_beside_the_default_of_a_limit_range_is_no_card() -> None:
     ]
     alone = pod(container(limits=none), annotations=ranged("nvidia.com/gpumem limit for container main"))
     assert admitted(alone)["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "0"}
-    assert "must be 1 or more where memory" in denial(pod(container(limits=none)))  # the user wrote it himself
+    assert "must be 1 or more if the container asks" in denial(pod(container(limits=none)))  # the user wrote it himself
 
 
 def test_keys_of_others_and_our_own_are_not_warned_of() -> None:
