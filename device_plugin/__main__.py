@@ -22,17 +22,17 @@ END_SECONDS = 0.8  #: between the last word and the end, at the latest
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="vgpu-device-plugin", description="vgpu's agent on a node with GPUs")
     parser.add_argument("--config", type=Path, help=f"configuration file (default: {names.CONFIG_PATH})")
-    parser.add_argument("--kubeconfig", type=Path, help="connection to the API server (default: the pod's own)")
+    parser.add_argument("--kubeconfig", type=Path, help="kubeconfig file (default: the pod's account)")
     parser.add_argument("--node-name", default=os.environ.get("NODE_NAME"), help="this node (default: $NODE_NAME)")
-    parser.add_argument("--run-dir", type=Path, default=Path(names.REGION_DIR), help="state of this node's containers")
-    parser.add_argument("--cdi-dir", type=Path, default=Path(names.CDI_DIR), help="where the runtime finds CDI specs")
-    parser.add_argument("--host-root", type=Path, default=Path("/"), help="where the host's files are seen, read only")
+    parser.add_argument("--run-dir", type=Path, default=Path(names.REGION_DIR), help="folder of the containers' state")
+    parser.add_argument("--cdi-dir", type=Path, default=Path(names.CDI_DIR), help="folder of the runtime's CDI specs")
+    parser.add_argument("--host-root", type=Path, default=Path("/"), help="mount point of the host's files, read-only")
     parser.add_argument("--metrics-port", type=int, default=names.PORT_NODE_METRICS)
-    parser.add_argument("--health-port", type=int, default=names.PORT_NODE_HEALTH, help="for probes")
-    parser.add_argument("--verbose", action="store_true", help="log what is normally not worth a line")
+    parser.add_argument("--health-port", type=int, default=names.PORT_NODE_HEALTH, help="port for probes")
+    parser.add_argument("--verbose", action="store_true", help="log debug messages, too")
     found = parser.parse_args(argv)
     if not found.node_name:
-        parser.error("--node-name: the name of this node is needed, or NODE_NAME in the environment")
+        parser.error("--node-name: give the name of this node, or set NODE_NAME in the environment")
     return found
 
 
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         asyncio.run(serve(agent))
     except (ConfigError, ValueError, OSError) as error:
-        log.debug("ended by", exc_info=True)
+        log.debug("the agent ends with an error", exc_info=True)
         print(f"vgpu-device-plugin: {error}", file=sys.stderr)
         return 1
     log.info("stopped; containers keep running")

@@ -189,7 +189,7 @@ class Agent:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_SECONDS):
-                if not await asyncio.to_thread(self._presence.leave, "it was asked to end"):
+                if not await asyncio.to_thread(self._presence.leave, "it is shutting down"):
                     return
         await asyncio.sleep(SEEN_SECONDS)
 
@@ -227,7 +227,9 @@ class Agent:
                     for gpu in found.devices:
                         log.info("card %d: %s, %d MiB, %s", gpu.index, gpu.model, gpu.physical_memory, gpu.uuid)
                     return found
-                reason = "all cards are in MIG mode, which are not shared" if found.mig else "the driver has no cards"
+                reason = (
+                    "all cards are in MIG mode, which vgpu does not share" if found.mig else "the driver lists no cards"
+                )
             pause = LOOK_FOR_CARDS_SECONDS
             try:
                 before = Inventory()
@@ -237,7 +239,7 @@ class Agent:
                 pause, reason = ASK_SECONDS, f"{reason}; {error}"
             else:
                 if before.devices:
-                    log.warning("%s; %d cards were published before", reason, len(before.devices))
+                    log.warning("%s; an earlier agent published %d cards", reason, len(before.devices))
                     silent = tuple(gpu.index for gpu in before.devices if gpu.uuid not in found.mig)
                     return msgspec.structs.replace(found, silent=silent)
                 none_before = True

@@ -39,6 +39,6 @@ class Arbitration:
                 complaint = ""
             except OSError as error:  # the run directory cannot be listed
                 if str(error) != complaint:
-                    log.warning("arbiter: %s; trying again", error)
+                    log.warning("the arbiter cannot read the containers' folders: %s; retrying", error)
                     complaint = str(error)
             self._stopping.wait(PERIOD_SECONDS)

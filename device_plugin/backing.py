@@ -34,5 +34,5 @@ def verdict(cards: Sequence[Gpu], scaling: Scaling, node: Node) -> str | None:
 
 def finding(sentence: str) -> Finding:
     """The condition that tells it."""
-    well = "the node keeps the host memory that is to be behind its cards, if any is"
+    well = "the node reserves the host memory that its cards need, if any"
     return Finding(names.CONDITION_UNBACKED, sentence, "HostMemoryMissing", "HostMemoryKept", well)

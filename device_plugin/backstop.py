@@ -76,9 +76,9 @@ class Backstop:
             absent[key].append(max(0, used - real.bytes) if real.bytes else 0)  # where NVML counts it at all
             sentences = []
             if self.untracked[key] > TOLERANCE:
-                sentences.append(f"it has {real.bytes // MIB} MiB and was charged {used // MIB} MiB")
+                sentences.append(f"it uses {real.bytes // MIB} MiB, but vgpu charged only {used // MIB} MiB")
             elif real.bytes > limit + OVER:
-                sentences.append(f"it has {real.bytes // MIB} MiB of a slice of {limit // MIB} MiB")
+                sentences.append(f"it uses {real.bytes // MIB} MiB, but its slice has {limit // MIB} MiB")
             turns[key] = self._turns.get(key, 0) + 1 if sentences else 0
             times[key] = self._times.get(key) or deque(maxlen=WINDOW)
             times[key].append((now, gpu_ns / 1e9 - self._debited[key], self.observed[key]))
@@ -149,4 +149,4 @@ def _untimed(times: deque[tuple[float, float, float]]) -> str:
     span, charged, observed = (last - first for first, last in zip(times[0], times[-1], strict=True))
     if observed - charged <= TIME * span:
         return ""
-    return f"it used {observed:.0f} s of GPU time within {span:.0f} s and was charged {max(charged, 0):.0f} s"
+    return f"it used {observed:.0f} s of GPU time within {span:.0f} s, but vgpu charged only {max(charged, 0):.0f} s"

@@ -63,7 +63,7 @@ class Bypass:
         for key, (entry, one) in seen.items():
             if self._turns[key] >= TURNS and (reason := why(one.pid, self._proc)):
                 what = f"process {one.pid} ({one.name}, {one.identity.pid} in the container) uses {one.what}"
-                found.append(Finding(entry, f"{what} and is not limited: {reason}", self._turns[key] == TURNS))
+                found.append(Finding(entry, f"{what} without limits: {reason}", self._turns[key] == TURNS))
         return found
 
     def _scan(self, regions: Regions) -> Iterator[tuple[Entry, Outside]]:
@@ -106,24 +106,24 @@ def why(pid: int, proc: Path = PROC) -> str:
     except (OSError, struct.error):
         return ""
     if program is None:
-        return "its program is no ELF file, so that no loader loads the library"
+        return "its program is not an ELF file, so no loader loads the library"
     if loader is None:
-        kind = "a static PIE" if program.dynamic else "it has no dynamic section"
-        return f"it is linked statically ({kind}), so that no loader loads the library"
+        kind = "a static PIE" if program.dynamic else "without a dynamic section"
+        return f"it is linked statically ({kind}), so no loader loads the library"
     if not program.wide:
-        return "it is a program of 32 bits, and the library is one of 64"
+        return "it is a 32-bit program, which cannot load the 64-bit library"
     name = loader.rpartition("/")[2]
     if "musl" in name:
         return f"its loader is {loader} (musl), which does not read {names.PRELOAD_PATH}"
     if not _GLIBC.match(name):
-        return f"its loader is {loader}, not glibc's, which reads {names.PRELOAD_PATH}"
+        return f"its loader is {loader}, and only glibc's loader reads {names.PRELOAD_PATH}"
     try:
         preload = (folder / "root" / names.PRELOAD_PATH.lstrip("/")).read_text(errors="replace")
     except OSError:
         preload = ""
     if names.LIBRARY_PATH not in preload:
-        return f"{names.PRELOAD_PATH} under its root does not name the library"
-    return "the library is not mapped, though its loader reads the file that names it: it was removed, or passed by"
+        return f"{names.PRELOAD_PATH} under its root does not list the library"
+    return "its loader reads the file that lists the library, but the library is not mapped: removed or avoided"
 
 
 class _Program(msgspec.Struct, frozen=True):

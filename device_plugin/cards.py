@@ -104,7 +104,10 @@ class Cards:
                 self._absent[uuid] = msgspec.structs.replace(gpu, trouble=trouble)
         for gpu in silent.values():
             log.warning(
-                "card %d (%s, %s) does not answer: it takes no pods until it does", gpu.index, gpu.model, gpu.uuid
+                "card %d (%s, %s) does not answer the driver; it takes no pods until it answers",
+                gpu.index,
+                gpu.model,
+                gpu.uuid,
             )
         if silent:
             self._tell()

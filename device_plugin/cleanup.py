@@ -27,9 +27,9 @@ PAGE: Final = "500"
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python3 -m device_plugin.cleanup", description=__doc__)
     parser.add_argument("--config", type=Path, help=f"configuration file (default: ${names.ENV_CONFIG})")
-    parser.add_argument("--kubeconfig", type=Path, help="how to reach the API server (default: as the pod it runs in)")
-    parser.add_argument("--namespace", required=True, help="of the agents")
-    parser.add_argument("--daemonset", required=True, help="of the agents")
+    parser.add_argument("--kubeconfig", type=Path, help="kubeconfig file (default: the pod's account)")
+    parser.add_argument("--namespace", required=True, help="namespace of the agents")
+    parser.add_argument("--daemonset", required=True, help="DaemonSet of the agents")
     parser.add_argument("--selector", required=True, help="labels of the agents' pods: KEY=VALUE,…")
     parser.add_argument("--node-selector", default="", help="labels of the nodes: KEY=VALUE,… (default: all nodes)")
     return parser.parse_args(argv)
@@ -102,11 +102,11 @@ def clean_nodes(client: KubeClient, selector: str, settings: config.Config, stuc
             if node.metadata.name in stuck and is_ready(node):
                 kept.append(node.metadata.name)
             elif clean_node(client, node, resources):
-                log.info("node %s cleaned", node.metadata.name)
+                log.info("cleaned node %s", node.metadata.name)
                 cleaned += 1
         token = page.metadata.continue_
         if not token:
-            log.info("%d nodes cleaned", cleaned)
+            log.info("cleaned %d nodes", cleaned)
             return kept
 
 
@@ -124,12 +124,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         left = end_agents(client, args.namespace, args.daemonset, args.selector)
         for pod in left:
             where = pod.spec.nodeName or "no node"
-            log.warning("%s on %s is still there after %.0f s", pod.metadata.name, where, GONE_SECONDS)
+            log.warning("pod %s on %s still exists after %.0f s", pod.metadata.name, where, GONE_SECONDS)
         kept = clean_nodes(client, args.node_selector, settings, {pod.spec.nodeName for pod in left})
     except (ApiError, ValueError, OSError) as error:  # ConfigError is a ValueError
         sys.exit(f"cleanup: {error}")
     if kept:
-        sys.exit(f"cleanup: agents do not end on {', '.join(kept)}, which are ready: what they published stays there")
+        sys.exit(f"cleanup: did not clean the ready nodes {', '.join(kept)}: their agents do not end")
 
 
 if __name__ == "__main__":

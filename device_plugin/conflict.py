@@ -103,15 +103,15 @@ def sentence(
         for other, ids in registered.items()
         if other != resource and any(uuid in one for one in ids or () for uuid in cards)
     )
-    where = f" (sockets beside ours: {', '.join(sorted(sockets))})" if sockets else ""
+    where = f" (other sockets: {', '.join(sorted(sockets))})" if sockets else ""
     if rival:
         return (
-            f"another device plugin registers {resource} at the kubelet{where}: remove it from this node, or give vgpu "
-            "another resourceName"
+            f"another device plugin registers {resource} with the kubelet{where}: remove it from this node, or give "
+            "vgpu another resourceName"
         )
     if same:
         return (
-            f"another device plugin offers the cards of this node as {', '.join(same)}{where}: they are given away "
-            "twice, remove it from this node"
+            f"another device plugin offers the cards of this node as {', '.join(same)}{where}: the kubelet gives the "
+            "cards away twice; remove the other plugin from this node"
         )
     return ""

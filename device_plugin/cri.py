@@ -90,7 +90,7 @@ class Runtime:
         try:
             return self._call(ask)
         except grpc.RpcError as error:
-            sentence = f"the container runtime does not tell the containers of pod {pod_uid}: {_said(error)}"
+            sentence = f"the container runtime does not list the containers of pod {pod_uid}: {_said(error)}"
             raise Refusal(sentence, transient=True) from None
 
     def _run(self, stub: Any, container: Any, *, ask: bool) -> Run:
@@ -113,7 +113,7 @@ class Runtime:
         try:
             return self._call(ask)
         except grpc.RpcError as error:
-            log.debug("the container runtime does not tell its settings: %s", _said(error))
+            log.debug("the container runtime does not report its settings: %s", _said(error))
             return None
 
     def _call(self, ask: Callable[[Any], _Answer]) -> _Answer | None:
@@ -127,7 +127,7 @@ class Runtime:
                 return ask(RuntimeServiceStub(channel))
             except grpc.RpcError as error:
                 if error.code() in _MISSING:
-                    log.warning("%s does not speak CRI v1: %s", socket, _said(error))
+                    log.warning("the container runtime at %s does not support CRI v1: %s", socket, _said(error))
                     return None
                 raise
 

@@ -52,7 +52,7 @@ class Census:
             except inventory.StaleLibrary as error:
                 self._stale += 1
                 if self._stale >= (STALE_LOOKS if self._answered else STALE_LOOKS_AT_START):
-                    log.error("%s; ending, so that the next agent loads the library of the driver that is there", error)
+                    log.error("%s; this agent ends, so that the next one loads the library of this driver", error)
                     self._end()
                 raise
             except inventory.InventoryError:

@@ -146,8 +146,8 @@ def shortage(place: Place, strategy: str) -> str:
 def _missing(place: Place) -> str:
     where = "on the node" if place.driver_root == "/" else f"below {place.driver_root} on the node"
     return (
-        f"the driver's {CUDA} is not found {where}, neither by its loader's cache nor in the usual folders: "
-        "devicePlugin.driverRoot says where the driver is"
+        f"the agent cannot find the driver's {CUDA} {where}, neither in the loader's cache nor in the usual folders: "
+        "set devicePlugin.driverRoot to the driver's folder"
     )
 
 
@@ -165,7 +165,7 @@ def load_nvml(place: Place) -> None:
             try:
                 ctypes.CDLL(str(there.root / file.lstrip("/")), mode=ctypes.RTLD_GLOBAL)
             except OSError as error:
-                log.warning("NVML of the driver at %s is not usable: %s", place.driver_root, error)
+                log.warning("cannot load NVML of the driver at %s: %s", place.driver_root, error)
 
 
 def _specs(folders: Sequence[Path]) -> Iterator[dict[str, Any]]:
@@ -177,7 +177,7 @@ def _specs(folders: Sequence[Path]) -> Iterator[dict[str, Any]]:
                 text = file.read_text()
                 body = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
             except (OSError, ValueError, yaml.YAMLError) as error:
-                log.warning("CDI spec %s is not readable: %s", file, error)
+                log.warning("cannot read CDI spec %s: %s", file, error)
                 continue
             if isinstance(body, dict) and body.get("kind") == _KIND:
                 yield body

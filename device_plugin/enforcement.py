@@ -86,7 +86,7 @@ class Enforcement:
                 log.warning("%s", sentence)
                 self._tell(names.CONDITION_UNENFORCED, sentence)
             else:
-                log.info("the runtime's settings are safe now")
+                log.info("the container runtime's settings are safe now")
             self._told = sentence
         driverless = self._driver(mode.strategy)
         if driverless and driverless != self._driverless:
@@ -101,7 +101,7 @@ class Enforcement:
             conditions.put(self._client, self._node, node.status.conditions, _finding(sentence))
             conditions.put(self._client, self._node, node.status.conditions, _driver_finding(driverless))
         except ApiError as error:
-            log.warning("mode and condition of node %s are not written: %s", self._node, error)
+            log.warning("could not write the mode and condition of node %s: %s; retrying", self._node, error)
             return False
         return True
 
@@ -129,7 +129,7 @@ class Enforcement:
         try:
             return msgspec.json.decode(self._client.get(f"/api/v1/nodes/{self._node}"), type=Node)
         except ApiError as error:
-            log.debug("node %s is not known yet: %s", self._node, error)
+            log.debug("cannot read node %s yet: %s", self._node, error)
             return None
 
     def _toolkit(self, facts: Facts) -> Toolkit | None:
@@ -141,7 +141,7 @@ class Enforcement:
             try:
                 found = modes.read_toolkit(text, file)
             except ValueError as error:
-                self._complain(f"{file} is not TOML, as if it were empty: {error}")
+                self._complain(f"{file} is not valid TOML, so the agent uses the defaults: {error}")
                 return Toolkit(file)
             self._complaint = ""
             return found
@@ -159,7 +159,7 @@ def _finding(sentence: str) -> Finding:
         sentence,
         "UnsafeRuntimeSetting",
         "RuntimeSettingsSafe",
-        "NVIDIA's container runtime shows cards to nobody who was not given them",
+        "NVIDIA's container runtime shows containers only the cards that they were given",
     )
 
 

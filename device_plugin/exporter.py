@@ -119,13 +119,13 @@ class Exporter(Collector):
         picture = self._picture
         yield _gauge(
             "vgpu_node_unenforced",
-            "1: settings of the container runtime let containers pass the limits by",
+            "1: settings of the container runtime let containers bypass the limits",
             ("node",),
             [((self._node,), int(self._unsafe))],
         )
         yield _gauge(
             "vgpu_node_metrics_age_seconds",
-            "Age of the figures of cards and containers, about a second: where it grows, the driver hangs",
+            "Age of the figures of cards and containers, usually about a second; it grows while the driver hangs",
             ("node",),
             [] if self._shown is None else [((self._node,), time.monotonic() - self._shown)],
         )
@@ -137,19 +137,22 @@ class Exporter(Collector):
         )
         yield _gauge(
             "vgpu_node_host_memory_bytes",
-            "Memory of the node that stands behind its cards; 0: none",
+            "Host memory of the node behind its cards; 0: none",
             ("node",),
             [((self._node,), picture.host_memory)],
         )
         yield _gauge(
             "vgpu_node_unbacked",
-            "1: memory of the cards is not scaled, since the node does not keep the host memory for it",
+            "1: the agent does not scale the cards' memory, since the node does not reserve the host memory for it",
             ("node",),
             [((self._node,), int(picture.unbacked))],
         )
         used = sum(one.usage.host_used for one in picture.containers if one.usage)
         yield _gauge(
-            "vgpu_node_host_memory_used_bytes", "Of that, in use by containers", ("node",), [((self._node,), used)]
+            "vgpu_node_host_memory_used_bytes",
+            "Host memory behind the node's cards that containers use",
+            ("node",),
+            [((self._node,), used)],
         )
         yield _counter("vgpu_card_xids", "Errors that the driver reported", (*_CARD, "xid"), list(self._xids.items()))
         yield from self._cards(picture.cards)
@@ -160,29 +163,32 @@ class Exporter(Collector):
         read = [(labels, card, card.reading) for labels, card in rows if card.reading]
         yield _gauge("vgpu_card_info", "A card of this node", _CARD, [(r, 1) for r, _ in rows])
         yield _gauge(
-            "vgpu_card_memory_bytes", "Size of the card", _CARD, [(r, c.gpu.physical_memory * MIB) for r, c in rows]
+            "vgpu_card_memory_bytes", "Memory of the card", _CARD, [(r, c.gpu.physical_memory * MIB) for r, c in rows]
         )
         yield _gauge(
-            "vgpu_card_memory_used_bytes", "Memory in use by anybody", _CARD, [(r, now.used) for r, _, now in read]
+            "vgpu_card_memory_used_bytes", "Memory that all processes use", _CARD, [(r, now.used) for r, _, now in read]
         )
         yield _gauge(
-            "vgpu_card_memory_allocated_bytes", "Limits of all slices", _CARD, [(r, c.held.mem * MIB) for r, c in rows]
+            "vgpu_card_memory_allocated_bytes",
+            "Sum of the limits of all slices",
+            _CARD,
+            [(r, c.held.mem * MIB) for r, c in rows],
         )
         yield _gauge(
             "vgpu_card_memory_scaled_bytes",
-            "What limits may sum up to: more than the size where host memory stands behind the card",
+            "Largest sum of the slices' limits; more than the card's memory where the card has host memory behind it",
             _CARD,
             [(r, c.gpu.memory * MIB) for r, c in rows],
         )
         yield _gauge(
             "vgpu_card_memory_guaranteed_bytes",
-            "Physical parts of all slices",
+            "Sum of the guaranteed parts of all slices",
             _CARD,
             [(r, c.held.phys * MIB) for r, c in rows],
         )
         yield _gauge(
             "vgpu_card_cores_allocated_ratio",
-            "Guaranteed share of all slices",
+            "Sum of the guaranteed shares of the card's time of all slices",
             _CARD,
             [(r, c.held.cores / 100) for r, c in rows],
         )
@@ -192,17 +198,17 @@ class Exporter(Collector):
             _CARD,
             [(r, now.utilization) for r, _, now in read],
         )
-        yield _gauge("vgpu_card_healthy", "1: takes pods", _CARD, [(r, int(c.gpu.healthy)) for r, c in rows])
+        yield _gauge("vgpu_card_healthy", "1: the card is healthy", _CARD, [(r, int(c.gpu.healthy)) for r, c in rows])
         yield _gauge("vgpu_card_slices", "Slices that pods hold", _CARD, [(r, c.held.slots) for r, c in rows])
         yield _gauge(
             "vgpu_card_foreign_memory_bytes",
-            "Memory of processes that are no containers of vgpu",
+            "Memory of processes outside vgpu's containers",
             _CARD,
             [(r, sum(c.foreign)) for r, c in rows],
         )
         yield _gauge(
             "vgpu_card_foreign_processes",
-            "Processes on the card that are no containers of vgpu",
+            "Processes on the card outside vgpu's containers",
             _CARD,
             [(r, len(c.foreign)) for r, c in rows],
         )
@@ -213,75 +219,88 @@ class Exporter(Collector):
         used = [(labels, c.usage or _UNUSED) for labels, c in told]
         yield _gauge(
             "vgpu_container_memory_limit_bytes",
-            "What it may allocate",
+            "Memory that the container may allocate",
             _CONTAINER,
             [(r, c.piece.mem * MIB) for r, c in rows],
         )
         yield _gauge(
             "vgpu_container_memory_guarantee_bytes",
-            "The part of the limit that is on the card for sure",
+            "Part of the limit that is guaranteed on the card",
             _CONTAINER,
             [(r, c.piece.guarantee * MIB) for r, c in rows],
         )
         yield _gauge(
             "vgpu_container_core_limit_ratio",
-            "Share of the card's time; 0: no limit",
+            "Share of the card's time that the container may use; 0: no limit",
             _CONTAINER,
             [(r, c.piece.cores / 100) for r, c in rows],
         )
-        yield _gauge("vgpu_container_memory_used_bytes", "Memory in use", _CONTAINER, [(r, u.used) for r, u in used])
+        yield _gauge(
+            "vgpu_container_memory_used_bytes",
+            "Memory that the container uses",
+            _CONTAINER,
+            [(r, u.used) for r, u in used],
+        )
         yield _gauge(
             "vgpu_container_memory_kind_bytes",
-            "Memory in use, by what it is used for",
+            "Memory that the container uses, by kind",
             (*_CONTAINER, "kind"),
             [((*r, kind), value) for r, u in used for kind, value in u.by_kind.items()],
         )
         yield _gauge(
             "vgpu_container_untracked_bytes",
-            "Memory that the driver counts for it and that was not charged",
+            "Memory that the driver counts for the container and that vgpu did not charge",
             _CONTAINER,
             [(r, c.untracked) for r, c in told],
         )
         yield _counter(
             "vgpu_container_observed_gpu_seconds",
-            "GPU time by the driver's samples, to be compared with what was charged",
+            "GPU time by the driver's samples, to compare with the charged GPU time",
             _CONTAINER,
             [(r, c.observed) for r, c in told],
         )
         yield _gauge(
             "vgpu_container_host_memory_bytes",
-            "Of the memory in use, in host memory behind the card",
+            "Part of the container's memory that is in host memory behind the card",
             _CONTAINER,
             [(r, u.host_used) for r, u in used],
         )
         yield _gauge(
             "vgpu_container_host_memory_limit_bytes",
-            "Host memory that it may use behind the card",
+            "Host memory behind the card that the container may use",
             _CONTAINER,
             [(r, c.host_limit) for r, c in rows],
         )
         yield _gauge(
             "vgpu_container_memory_resident_bytes",
-            "Of the memory in use, on the card itself",
+            "Part of the container's memory that is on the card itself",
             _CONTAINER,
             [(r, c.on_card) for r, c in told],
         )
         yield _gauge(
             "vgpu_container_memory_lent_bytes",
-            "What it may have on the card above its guarantee, as long as nobody else needs it",
+            "Memory of the card lent to the container above its guarantee, until others need it",
             _CONTAINER,
             [(r, u.lent) for r, u in used],
         )
         yield _gauge(
             "vgpu_container_memory_owed_bytes",
-            "What it has on the card above guarantee and loan, and has to give back since others are guaranteed it",
+            "Memory of the card that the container must give back, since it is guaranteed to others",
             _CONTAINER,
             [(r, c.owed) for r, c in told],
         )
         yield _gauge(
-            "vgpu_container_processes", "Processes that use the card", _CONTAINER, [(r, u.processes) for r, u in used]
+            "vgpu_container_processes",
+            "Processes of the container that use the card",
+            _CONTAINER,
+            [(r, u.processes) for r, u in used],
         )
-        yield _counter("vgpu_container_gpu_seconds", "GPU time", _CONTAINER, [(r, u.gpu_ns / 1e9) for r, u in used])
+        yield _counter(
+            "vgpu_container_gpu_seconds",
+            "GPU time that vgpu charged the container",
+            _CONTAINER,
+            [(r, u.gpu_ns / 1e9) for r, u in used],
+        )
         yield _counter(
             "vgpu_container_throttled_seconds",
             "Time that launches waited for the core limit",
@@ -290,7 +309,7 @@ class Exporter(Collector):
         )
         yield _counter("vgpu_container_launches", "Kernel launches", _CONTAINER, [(r, u.launches) for r, u in used])
         yield _counter(
-            "vgpu_container_oom", "Allocations refused by the limit", _CONTAINER, [(r, u.refused) for r, u in used]
+            "vgpu_container_oom", "Allocations that the limit refused", _CONTAINER, [(r, u.refused) for r, u in used]
         )
 
 

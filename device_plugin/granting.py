@@ -145,8 +145,8 @@ class Granting:
             if len(by_mounts) > 1:
                 names = ", ".join(plan.candidate.container for plan in by_mounts)
                 log.warning(
-                    "%s of pod %s hold the same ids and there is no container runtime to ask which of them starts: "
-                    "the larger slice, that of %s, holds for all",
+                    "containers %s of pod %s hold the same ids, and the agent has no container runtime to ask which "
+                    "one starts: each of them gets the larger slice, that of %s",
                     names,
                     full_name(largest.pod),
                     largest.candidate.container,
@@ -172,7 +172,7 @@ class Granting:
         cards = self._cards.by_uuid
         moved = grants.move(plan.slices, sorted({ids.card(device_id) for device_id in device_ids}))
         if moved is None:
-            raise Refusal(f"pod {full_name(plan.pod)} holds several ids of one card", pod=plan.pod)
+            raise Refusal(f"the kubelet gave pod {full_name(plan.pod)} several ids of one card", pod=plan.pod)
         record, name = allocation_of(plan.pod) or Allocation({}), plan.candidate.container
         if set(moved) == set(record.containers.get(name, ())):
             if name in record.moving:  # asked for when it held other ids
@@ -181,7 +181,8 @@ class Granting:
             return plan
         for gpu in (cards[piece.uuid] for piece in moved):
             if plan.request and not _accepts(plan.request.selector, gpu):
-                sentence = f"pod {full_name(plan.pod)} holds ids of {gpu.model} {gpu.uuid}, which it does not accept"
+                card = f"{gpu.model} {gpu.uuid}"
+                sentence = f"the kubelet gave pod {full_name(plan.pod)} ids of {card}, which the pod does not accept"
                 raise Refusal(sentence, pod=plan.pod)
         plan = msgspec.structs.replace(plan, slices=container_edits.in_order(moved, cards))
         asked = {**record.moving, **self._asked(plan, record), name: plan.slices}
@@ -189,7 +190,7 @@ class Granting:
             self._consequences.record(plan.pod, Allocation(record.containers, asked))
         self._guard(plan)
         where = ", ".join(f"card {cards[piece.uuid].index}" for piece in plan.slices)
-        sentence = f"pod {full_name(plan.pod)} was given {where}, where the scheduler has not found room for it yet"
+        sentence = f"the kubelet gave pod {full_name(plan.pod)} {where}; the scheduler has not found room there yet"
         raise Refusal(sentence, transient=True, pod=plan.pod)
 
     def _asked(self, plan: Plan, record: Allocation) -> dict[str, tuple[GpuSlice, ...]]:
@@ -218,8 +219,8 @@ class Granting:
         """
         if not on_tier(plan.slices) or self._before(plan) == plan.slices or self._cards.backed:
             return
-        why = "has not told yet whether it keeps" if self._cards.backed is None else "does not keep"
-        sentence = f"pod {full_name(plan.pod)}: the node {why} the host memory that a part of its slice needs"
+        why = "has not reported whether it reserves" if self._cards.backed is None else "does not reserve"
+        sentence = f"pod {full_name(plan.pod)}: the node {why} the host memory that the pod's slice needs"
         raise Refusal(sentence, transient=True, pod=plan.pod)
 
     def _holds(self, plan: Plan) -> dict[str, Held]:
@@ -252,7 +253,7 @@ class Granting:
             if not library.reads_regions(source):
                 raise Refusal(
                     f"pod {full_name(plan.pod)} was given {source.name}, which does not work with this version of "
-                    "vgpu: make the pod anew",
+                    "vgpu: recreate the pod",
                     pod=plan.pod,
                 )
 
@@ -263,8 +264,8 @@ class Granting:
         ]
         if gone:
             raise Refusal(
-                f"pod {full_name(plan.pod)} was given {', '.join(gone)}, which the driver of the node has no longer: "
-                "make the pod anew",
+                f"pod {full_name(plan.pod)} was given {', '.join(gone)}, which the driver of the node no longer has: "
+                "recreate the pod",
                 pod=plan.pod,
             )
         # What Allocate refuses is lost, and made anew by its controller at once: so that is told here.
@@ -272,8 +273,8 @@ class Granting:
             if shortage := driver.shortage(self._places.driver_at, "device-specs"):
                 raise Refusal(f"pod {full_name(plan.pod)} cannot start: {shortage}", transient=True, pod=plan.pod)
             raise Refusal(
-                f"pod {full_name(plan.pod)} was given its cards when the driver's libraries were not found, and is "
-                "never given them: recreate the pod",
+                f"pod {full_name(plan.pod)} got its cards while the agent could not find the driver's libraries, and "
+                "the kubelet does not add libraries later: recreate the pod",
                 pod=plan.pod,
             )
 
@@ -295,7 +296,7 @@ class Granting:
         try:
             directory = self._sandboxes.prepare(plan.pod.metadata.uid, plan.candidate.container, limits)
         except ValueError as error:
-            sentence = f"the allocation of pod {full_name(plan.pod)} cannot be put in force: {error}"
+            sentence = f"the agent cannot enforce the allocation of pod {full_name(plan.pod)}: {error}"
             raise Refusal(sentence, pod=plan.pod) from None
         if plan.candidate.cdi_name:
             given = container_edits.container_edits(
@@ -319,7 +320,7 @@ class Granting:
     def _share(self, piece: GpuSlice) -> str:
         gpu = self._cards.by_uuid[piece.uuid]
         time_share = f" and {piece.cores} % of the time" if piece.cores else ""
-        physical = f", {piece.guarantee} of them guaranteed on it," if on_tier((piece,)) else ""
+        physical = f" ({piece.guarantee} MiB of them guaranteed)" if on_tier((piece,)) else ""
         return f"{piece.mem} MiB{physical}{time_share} of card {gpu.index} ({gpu.model}, {gpu.uuid})"
 
     def _driver_edits(self, cards: Sequence[Gpu]) -> driver.DriverEdits:

@@ -93,12 +93,12 @@ class Health:
         """Somebody says that these cards are repaired. A card that does not answer is found out again at once."""
         for uuid in sorted(uuids):
             if uuid not in self._cards.by_uuid:
-                log.warning("%s names card %s, which is not on this node", names.HEAL, uuid)
+                log.warning("annotation %s lists card %s, which is not on this node", names.HEAL, uuid)
                 continue
             self._looked, self._fruitless = -math.inf, 0  # where it is absent
             with self._lock:
                 self._recovery.forgive(uuid, time.monotonic())
-                self._back(uuid, "somebody says that it is repaired")
+                self._back(uuid, "an administrator marked it as repaired")
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -113,7 +113,7 @@ class Health:
                 self._complaint, self._stale = "", False
             except (InventoryError, pynvml.NVMLError) as error:
                 if str(error) != self._complaint:
-                    log.warning("health of the cards is not watched: %s; trying again", error)
+                    log.warning("cannot watch the health of the cards: %s; retrying", error)
                     self._complaint = str(error)
                 self._stale = isinstance(error, StaleLibrary)
                 if isinstance(error, InventoryError):
@@ -122,7 +122,7 @@ class Health:
             except Exception as error:
                 # A driver may answer what nobody expects: the other cards are watched all the same.
                 if str(error) != self._complaint:
-                    log.exception("health of the cards is not watched; trying again")
+                    log.exception("cannot watch the health of the cards; retrying")
                     self._complaint = str(error)
             self._stopping.wait(_WAIT_MS / 1000)
 
@@ -134,7 +134,7 @@ class Health:
                 asked, since = question, now
             if question is not None and now - since > question[0]:
                 for uuid in [question[1]] if question[1] else self._present():
-                    self._trouble(uuid, "a question about it has hung in the driver")
+                    self._trouble(uuid, "the driver hangs while the agent queries the card")
 
     @contextmanager
     def _asking(self, uuid: str = "", seconds: float = _HANG_SECONDS) -> Iterator[None]:
@@ -174,7 +174,7 @@ class Health:
         try:
             now = self._census()
         except InventoryError as error:
-            log.debug("no card is found: %s", error)
+            log.debug("found no card: %s", error)
             return
         before = self._cards.absent
         for gpu in now.devices:
@@ -217,7 +217,7 @@ class Health:
             uuid = str(pynvml.nvmlDeviceGetUUID(event.device)) if event.device else ""
         except pynvml.NVMLError as error:
             if error.value != pynvml.NVML_ERROR_TIMEOUT:
-                log.debug("no event: %s", error)  # of a card that is lost: the probe finds out which
+                log.debug("NVML returned no event: %s", error)  # of a card that is lost: the probe finds out which
                 self._stopping.wait(_WAIT_MS / 1000)
             return
         if event.eventType == pynvml.nvmlEventTypeDoubleBitEccError:
@@ -226,7 +226,7 @@ class Health:
         xid = int(event.eventData)
         self._count(uuid, xid)
         if xid in self._ignored:
-            log.info("card %s: XID %d is an error of a program, the card stays", uuid, xid)
+            log.info("card %s: XID %d is an error of a program; the card stays healthy", uuid, xid)
         else:
             self._trouble(uuid, f"XID {xid}")
 

@@ -27,9 +27,9 @@ _ELSEWHERE: Final = "/opt or /var/lib"
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python3 -m device_plugin.hookpath", description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True, help="global.gpuHookPath as it is seen from here")
-    parser.add_argument("--host-folder", required=True, help="the same on the host")
-    parser.add_argument("--host-root", type=Path, default=Path("/"), help="where the host's files are seen, read only")
+    parser.add_argument("--folder", type=Path, required=True, help="global.gpuHookPath in this container")
+    parser.add_argument("--host-folder", required=True, help="global.gpuHookPath on the host")
+    parser.add_argument("--host-root", type=Path, default=Path("/"), help="mount point of the host's files, read-only")
     return parser.parse_args(argv)
 
 
@@ -42,10 +42,10 @@ def complaint(folder: Path, on_host: str, host_root: Path = Path("/")) -> str:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        why = "is read-only" if error.errno == errno.EROFS else f"cannot be written: {error.strerror}"
+        why = "is read-only" if error.errno == errno.EROFS else f"is not writable ({error.strerror})"
         return _sentence(on_host, why, host_root)
     if os.statvfs(place).f_flag & os.ST_NOEXEC:
-        return _sentence(on_host, "is mounted noexec, so that containers would run without limits", host_root)
+        return _sentence(on_host, "is mounted noexec, so containers would run without limits", host_root)
     return ""
 
 
@@ -54,7 +54,7 @@ def _sentence(on_host: str, why: str, host_root: Path) -> str:
     named = f" of this node ({system['PRETTY_NAME']})" if system.get("PRETTY_NAME") else " of this node"
     known = _KNOWN.get(system.get("ID", ""), _ELSEWHERE)
     return (
-        f"global.gpuHookPath: {on_host}{named} {why}: choose a folder that can be written and executed from, "
+        f"global.gpuHookPath: {on_host}{named} {why}: choose a folder that is writable and not mounted noexec, "
         f"such as {known}"
     )
 
@@ -72,9 +72,8 @@ def _os_release(host_root: Path) -> dict[str, str]:
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
     if not (sentence := complaint(args.folder, args.host_folder, args.host_root)):
-        print(
-            f"the library is kept in {args.host_folder}/vgpu: {Path(names.LIBRARY_PATH).name} can be mapped from there"
-        )
+        library = Path(names.LIBRARY_PATH).name
+        print(f"the agent keeps the library in {args.host_folder}/vgpu: containers can map {library} from there")
         return 0
     print(f"vgpu-device-plugin: {sentence}", file=sys.stderr)
     return 1

@@ -93,7 +93,7 @@ class Identity:
         try:
             return self._read()
         except (OSError, checkpoint.CheckpointError) as error:
-            log.warning("the kubelet's checkpoint tells nothing: %s", error)
+            log.warning("cannot read the kubelet's checkpoint: %s", error)
             return []
 
     def _read(self) -> list[checkpoint.Entry]:
@@ -125,7 +125,9 @@ class Identity:
             with grpc.insecure_channel(f"unix://{self._socket}") as channel:
                 answer = PodResourcesListerStub(channel).List(podresources.ListPodResourcesRequest(), timeout=_PATIENCE)
         except grpc.RpcError as error:
-            raise Refusal(f"the kubelet does not tell who holds the ids: {error}", transient=True) from None
+            raise Refusal(
+                f"the kubelet does not report which container holds the ids: {error}", transient=True
+            ) from None
         cdi_name = self._names.get(wanted, "")
         return [
             Candidate("", container.name, pod.namespace, pod.name, cdi_name=cdi_name)

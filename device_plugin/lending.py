@@ -167,8 +167,8 @@ class Lending:
             owed = tier.owed(_lendable(gpu), guaranteed, above.get(gpu.uuid, 0), self._watch.uncounted(gpu.uuid))
             if owed:
                 raise Refusal(
-                    f"others still have {-(-owed // MIB)} MiB of card {gpu.index} ({gpu.model}, {gpu.uuid}) that were "
-                    "lent to them: they give them back when their work on it pauses",
+                    f"other containers still have {-(-owed // MIB)} MiB of card {gpu.index} ({gpu.model}, {gpu.uuid}) "
+                    "that vgpu lent them; they give this memory back when their work on the card pauses",
                     transient=True,
                     waits=True,
                 )
@@ -242,9 +242,9 @@ class Lending:
         for one in self._debts.once(self._owed, self._looks.at(time.monotonic())):
             gpu = cards[one.card]
             sentence = (
-                f"Container {one.entry.container} has {-(-one.bytes // MIB)} MiB of card {gpu.index} ({gpu.model}, "
-                f"{gpu.uuid}) that were lent to it, others are guaranteed them, and it has given back nothing for "
-                f"{OVERDUE_SECONDS:.0f} s: its work on the card does not pause"
+                f"Container {one.entry.container} must give back {-(-one.bytes // MIB)} MiB of card {gpu.index} "
+                f"({gpu.model}, {gpu.uuid}) that vgpu lent it, since they are guaranteed to others. It has given back "
+                f"nothing for {OVERDUE_SECONDS:.0f} s: its work on the card does not pause"
             )
             self._watch.keeps(one.entry, sentence, again=one.again)
 

@@ -64,7 +64,7 @@ def verify(source: Path) -> None:
             # The loader would say that it cannot map the library, and go on without it.
             raise Refusal(
                 f"{source.parent} on the node is mounted noexec: the container would run without limits; choose "
-                "another folder by global.gpuHookPath"
+                "another folder with global.gpuHookPath"
             )
     elif match := _SIMULATOR.fullmatch(source.name):
         sound = source.is_dir() and _folder_digest(source) == match[1]
@@ -103,7 +103,7 @@ def prune(folder: Path, unnamed: Collection[Path]) -> list[Path]:
             entry.unlink()
             _abi_file(entry).unlink(missing_ok=True)
         removed.append(entry)
-        log.info("removed %s: no container names it", entry)
+        log.info("removed %s: no container uses it", entry)
     return removed
 
 

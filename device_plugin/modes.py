@@ -78,11 +78,11 @@ def choose(configured: str, node: Node, cdi_dir: Path = Path(names.CDI_DIR)) -> 
         return Mode(strategy, accepts_mounts, "configured")
     missing = _why_no_cdi(node, cdi_dir)
     if not missing:
-        return Mode("cdi", accepts_mounts, "kubelet and container runtime know CDI")
+        return Mode("cdi", accepts_mounts, "kubelet and container runtime support CDI")
     if not _nvidia_by_default(node):
         return Mode("device-specs", accepts_mounts, f"{missing}, and containers do not run under NVIDIA's runtime")
     if node.toolkit is not None and not (node.toolkit.unprivileged or node.toolkit.volume_mounts):
-        return Mode("device-specs", False, f"{missing}, and {node.toolkit.file} accepts neither variable nor mounts")
+        return Mode("device-specs", False, f"{missing}, and {node.toolkit.file} allows neither variable nor mounts")
     return Mode("envvar", accepts_mounts, f"{missing}, and containers run under NVIDIA's runtime")
 
 
@@ -91,7 +91,7 @@ def unsafe(node: Node) -> str:
     if not _has_nvidia(node) or (node.toolkit is not None and not node.toolkit.unprivileged):
         return ""
     file = node.toolkit.file if node.toolkit else TOOLKIT_FILES[0]
-    said = "" if node.toolkit else " (not found, so its default holds)"
+    said = "" if node.toolkit else " (not found, so its default applies)"
     return (
         f"NVIDIA's container runtime shows every card to any container whose image sets {names.ENV_VISIBLE_DEVICES}, "
         f"without limits: set {UNPRIVILEGED} = false and {VOLUME_MOUNTS} = true in {file} of the node{said}"
@@ -101,13 +101,13 @@ def unsafe(node: Node) -> str:
 def _why_no_cdi(node: Node, cdi_dir: Path) -> str:
     kubelet = _number(node.kubelet)
     if kubelet is not None and kubelet < (1, 29):
-        return f"kubelet {node.kubelet} hands no CDI names on"
+        return f"kubelet {node.kubelet} does not pass CDI names on"
     runtime, version = node.runtime, _number(node.runtime.version)
     known = f"{runtime.name} {runtime.version}"
     if runtime.name == "containerd" and version is not None:
         told = (runtime.config or {}).get("enableCDI")
         if version < (1, 7):
-            return f"{known} does not know CDI"
+            return f"{known} does not support CDI"
         if not (told if isinstance(told, bool) else version >= (2, 0)):
             return f"{known} has CDI switched off"
         folders = (runtime.config or {}).get("cdiSpecDirs")
@@ -115,9 +115,9 @@ def _why_no_cdi(node: Node, cdi_dir: Path) -> str:
             return f"{known} reads no CDI specs in {cdi_dir}"
     elif runtime.name == "cri-o" and version is not None:
         if version < (1, 28):
-            return f"{known} takes no CDI names"
+            return f"{known} does not accept CDI names"
     elif runtime.name:
-        return f"{known} is not known to take CDI names"
+        return f"{known} may not accept CDI names"
     return ""
 
 

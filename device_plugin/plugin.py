@@ -92,7 +92,7 @@ class Plugin(DevicePluginServicer):
                 devices = [device for gpu in self._cards.inventory.devices for device in listed(gpu)]
                 if devices != told:  # not every change is one of ids
                     healthy = sum(device.health == "Healthy" for device in devices)
-                    log.info("telling the kubelet %d ids, %d healthy", len(devices), healthy)
+                    log.info("reporting %d ids to the kubelet, %d of them healthy", len(devices), healthy)
                     self.told = Told(
                         healthy=frozenset(device.ID for device in devices if device.health == "Healthy"),
                         all=frozenset(device.ID for device in devices),
@@ -138,7 +138,7 @@ class Plugin(DevicePluginServicer):
             try:
                 answers.append(response(await self._run(self._answers, self._node.answer, list(one.devices_ids))))
             except (Refusal, OSError) as error:
-                log.warning("no answer to Allocate: %s", error)
+                log.warning("refused Allocate: %s", error)
                 await context.abort(grpc.StatusCode.UNAVAILABLE, f"vgpu: {error}")
         self._observe("Allocate", time.monotonic() - began)
         return api.AllocateResponse(container_responses=answers)
@@ -150,12 +150,12 @@ class Plugin(DevicePluginServicer):
         try:
             await self._run(self._starts, self._node.start, list(request.devices_ids))
         except Refusal as refusal:
-            log.warning("not started: %s", refusal)
+            log.warning("refused to start a container: %s", refusal)
             code = grpc.StatusCode.UNAVAILABLE if refusal.transient else grpc.StatusCode.FAILED_PRECONDITION
             await context.abort(code, f"vgpu: {refusal}")
         except OSError as error:
-            log.error("not started: %s", error)  # without a trace: the kubelet tries again and again
-            await context.abort(grpc.StatusCode.INTERNAL, f"vgpu: the node could not prepare the container: {error}")
+            log.error("could not prepare a container: %s", error)  # without a trace: the kubelet tries again and again
+            await context.abort(grpc.StatusCode.INTERNAL, f"vgpu: the agent could not prepare the container: {error}")
         finally:
             self._observe("PreStartContainer", time.monotonic() - began)
         return api.PreStartContainerResponse()

@@ -84,8 +84,10 @@ class Consequences:
         try:
             writes.patch_pod(self._client, meta.namespace, meta.name, change, uid=meta.uid)
         except ApiError as error:
-            raise Refusal(f"the allocation of pod {full_name(pod)} was not recorded: {error}", transient=True) from None
-        log.info("%s: the record that goes with its ids: %s", full_name(pod), allocation.encode(record))
+            raise Refusal(
+                f"the agent could not record the allocation of pod {full_name(pod)}: {error}", transient=True
+            ) from None
+        log.info("%s: recorded the allocation that matches its ids: %s", full_name(pod), allocation.encode(record))
 
     def _say(self, reference: dict[str, str], reason: str, sentence: str, type_: str) -> None:
         self._submit(("event", reference["uid"], reason, sentence), self._event, reference, reason, sentence, type_)
@@ -94,13 +96,13 @@ class Consequences:
         """Does it as soon as what came before is done, unless the same waits already; `what` tells what is the same."""
         with self._lock:
             if what in self._waiting:
-                log.debug("not said again: %s", what)
+                log.debug("already waiting to be sent: %s", what)
                 return
             full = len(self._waiting) >= _REMEMBERED
             if full:
                 level = logging.DEBUG if self._dropping else logging.WARNING
                 log.log(
-                    level, "the API server takes no events: %d wait, further ones are dropped: %s", _REMEMBERED, what
+                    level, "the API server accepts no events: %d wait, dropping further ones: %s", _REMEMBERED, what
                 )
             self._dropping = full
             if full:
@@ -132,7 +134,7 @@ class Consequences:
         try:
             writes.evict(self._client, meta.namespace, meta.name, meta.uid)
         except ApiError as error:
-            log.warning("%s is not evicted: %s", full_name(pod), error)
+            log.warning("could not evict %s: %s", full_name(pod), error)
             return
         log.info("evicted %s: %s", full_name(pod), sentence)
         if len(self._evicted) >= _REMEMBERED:

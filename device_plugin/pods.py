@@ -72,7 +72,7 @@ class Pods:
         try:
             answer = self._client.request("GET", _PATH, params=params, timeout=5)
         except ApiError as error:
-            raise Refusal(f"the API server does not tell this node's pods: {error}", transient=True) from None
+            raise Refusal(f"the API server does not list this node's pods: {error}", transient=True) from None
         with self._changed:
             for pod in _decoder.decode(answer).items or []:
                 self._put(pod)

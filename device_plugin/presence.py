@@ -18,8 +18,8 @@ from vgpu.kube.client import ApiError, KubeClient
 log = logging.getLogger(__name__)
 
 _NEW, _SERVING, _LOST, _ENDING = "new", "serving", "lost", "ending"
-STARTING: Final = "the kubelet has not taken its ids yet"
-_WHY: Final = {_NEW: STARTING, _LOST: "the kubelet has closed its connection", _ENDING: "it was asked to end"}
+STARTING: Final = "the kubelet has not accepted its ids yet"
+_WHY: Final = {_NEW: STARTING, _LOST: "the kubelet has closed its connection", _ENDING: "it is shutting down"}
 
 
 class Presence:
@@ -63,7 +63,7 @@ class Presence:
         try:
             self.keep({})
         except ApiError as error:
-            log.warning("node %s does not say that its agent leaves: %s", self._node, error)
+            log.warning("could not announce on node %s that this agent leaves: %s", self._node, error)
             return False
         return True
 

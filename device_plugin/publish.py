@@ -134,7 +134,7 @@ class Publisher:
             if not gpu.healthy and gpu.uuid in known and gpu.trouble != ABSENT:
                 self._suspect(gpu.uuid, gpu.trouble)
         for gpu in self._cards.recall(before):
-            sentence = f"card {gpu.uuid} ({gpu.model}), which was published before, is not there any more"
+            sentence = f"card {gpu.uuid} ({gpu.model}), which an earlier agent published, is gone"
             log.warning("%s", sentence)
             self._gone(sentence)
 
@@ -146,13 +146,13 @@ class Publisher:
                 self._complaint = ""
             except ApiError as error:
                 if str(error) != self._complaint:
-                    log.warning("node %s is not up to date: %s; trying again", self._name, error)
+                    log.warning("could not update node %s in the API server: %s; retrying", self._name, error)
                     self._complaint = str(error)
                 pause = _RETRY_SECONDS
             except Exception as error:
                 # Anybody may write to a node object: without this thread the node would stay as it is until a restart.
                 if str(error) != self._complaint:
-                    log.exception("node %s is not up to date; trying again", self._name)
+                    log.exception("could not update node %s in the API server; retrying", self._name)
                     self._complaint = str(error)
                 pause = _RETRY_SECONDS
             self._ending.wait(_SPACING_SECONDS)
@@ -198,7 +198,7 @@ class Publisher:
         told = _differs(node.metadata.annotations, annotations) or _differs(node.metadata.labels, labels)
         if told:
             writes.patch_node(self._client, self._name, annotations=annotations, labels=labels)
-            log.info("node %s: %d cards published", self._name, len(inventory.devices))
+            log.info("node %s: published %d cards", self._name, len(inventory.devices))
         if conditions.put(self._client, self._name, node.status.conditions, ailing(inventory)) or told:
             self._written = time.monotonic()
 
@@ -213,7 +213,7 @@ class Publisher:
             except ApiError as error:
                 if error.status != 409:
                     raise
-                log.debug("node %s has changed: what it marks is read again", self._name)  # the watch brings it
+                log.debug("node %s has changed: reading its marks again", self._name)  # the watch brings it
             self._unmarked = version
 
 

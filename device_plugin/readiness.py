@@ -5,8 +5,8 @@ import threading
 import time
 from typing import Final
 
-CARDS: Final = "the driver has not been asked for its cards yet"
-METRICS: Final = "what containers hold is not known yet"
+CARDS: Final = "the agent has not asked the driver for its cards yet"
+METRICS: Final = "the agent has not listed the containers' slices yet"
 KUBELET: Final = "the kubelet has not registered the plugin yet"
 PATIENCE_SECONDS: Final = 60.0  #: no roll-out of agents waits longer for one node's kubelet or driver
 
@@ -44,6 +44,6 @@ class Readiness:
         """A sentence that says what is missing; empty: ready."""
         with self._lock:
             if self._left and self._until is not None and time.monotonic() > self._until:
-                log.warning("counts as ready after %.0f s: %s", PATIENCE_SECONDS, "; ".join(self._left))
+                log.warning("reporting ready after %.0f s, although %s", PATIENCE_SECONDS, "; ".join(self._left))
                 self._left = []
             return "; ".join(self._left)

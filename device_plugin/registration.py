@@ -130,14 +130,14 @@ class Registration:
             self._say(await asyncio.to_thread(self._sentence))
             ours = streaming and self._view == View()
         if self._contest.look(ours, now, rival=self._view.rival):
-            why = "does not list our ids" if streaming else "asks nothing"
-            log.warning("the kubelet %s: registering again", "lists ids of another plugin" if self._view.rival else why)
+            why = "does not list this plugin's ids" if streaming else "does not follow this plugin's ids"
+            log.warning("the kubelet %s; registering again", "lists ids of another plugin" if self._view.rival else why)
             await self._serve(self._folder / SOCKET)  # which ends our streams
             await asyncio.sleep(_LEAVE_SECONDS)
 
     def _say(self, found: str) -> None:
         if found != self._told:
-            log.warning("%s", found or "no other device plugin is in the way now")
+            log.warning("%s", found or "no other device plugin interferes now")
             self._tell(found)
             self._told = found
 
@@ -178,7 +178,7 @@ class Registration:
                 stub = RegistrationStub(channel)
                 await stub.Register(request, timeout=10)
         except grpc.aio.AioRpcError as error:
-            self._complain(f"the kubelet does not register us yet: {error.details()}")
+            self._complain(f"the kubelet does not register this plugin yet: {error.details()}; retrying")
             return
         self._registered = kubelet
         self._view = View()

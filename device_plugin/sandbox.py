@@ -51,12 +51,12 @@ class Sandboxes:
                     limits: Limits | None = region.limits()
             except OSError as error:
                 if not other_version.is_one(entry.path):
-                    log.warning("%s grants nothing: %s", entry.path, error)
+                    log.warning("cannot read the limits in %s, so they do not count: %s", entry.path, error)
                     continue
                 self._strangers.add((entry.pod_uid, entry.container))
                 limits = other_version.limits_of(entry.path)
-                what = "its limits hold" if limits else "what its pod was allocated holds for it"
-                log.info("%s is of another version: %s, and its use is not known", entry.path, what)
+                what = "its limits" if limits else "its pod's allocation"
+                log.info("%s is from another version: the agent counts %s and cannot read its use", entry.path, what)
             if limits:
                 self._granted[entry.pod_uid, entry.container] = slices_of(limits)
 
@@ -136,15 +136,15 @@ class Sandboxes:
                     # Whether blocks may lie in host memory, and move, holds for the life of a region.
                     if (now.oversubscribe, now.movable) != (limits.oversubscribe, limits.movable):
                         if region.usage().process_count:
-                            raise OSError(errno.EBUSY, "processes use its region, which is to be made anew", str(path))
-                        raise OSError(errno.EPROTO, "its memory is of another kind now", str(path))
+                            raise OSError(errno.EBUSY, "processes use its region, which must be recreated", str(path))
+                        raise OSError(errno.EPROTO, "its memory has another mode now", str(path))
                     if now != limits:
                         region.set_limits(limits)
             except OSError as error:
                 if error.errno not in {errno.EPROTO, errno.ENOENT}:
                     raise
                 # Made under another boot or version, or half made by an agent that was killed: no process can use it.
-                log.warning("%s is made anew: %s", path, error)
+                log.warning("recreating %s: %s", path, error)
                 shutil.rmtree(path)
                 path.mkdir(mode=0o755)
                 Region.create(path, limits).close()

@@ -34,9 +34,7 @@ END_TRIES: Final = 3  #: and so often: a node that stood still has tried nothing
 RECORD_SECONDS: Final = 2.0  #: a pod that has no allocation after so long was placed by somebody else
 #: On a mirror pod: the UID that the kubelet has for it (kubernetes/pkg/kubelet/types, ConfigHashAnnotationKey)
 _CONFIG_HASH: Final = "kubernetes.io/config.hash"
-_STATIC: Final = (
-    "no scheduler places it, so it holds no slice; run it as a pod of the API server, such as of a DaemonSet"
-)
+_STATIC: Final = "no scheduler places it, so it has no slice; create the pod in the API server, such as by a DaemonSet"
 
 
 class Starts:
@@ -71,7 +69,7 @@ class Starts:
             try:
                 self._pods.refresh()
             except Refusal as refusal:
-                log.warning("ids are not steered: %s", refusal)
+                log.warning("cannot choose ids for the kubelet: %s", refusal)
                 return ()
             wanted = self._awaited(size)
         return wanted
@@ -122,7 +120,7 @@ class Starts:
                     self._refused(refusal.pod or _only(plans), str(refusal), incurable=not refusal.transient)
                 raise
             except OSError as error:
-                self._refused(_only(plans), f"the node could not prepare the container: {error}")
+                self._refused(_only(plans), f"the agent could not prepare the container: {error}")
                 raise
             with self._lock:
                 for plan in plans:
@@ -154,7 +152,7 @@ class Starts:
     def _plans(self, device_ids: Sequence[str], *, patient: bool) -> list[Plan]:
         candidates = self._identity.candidates(device_ids)
         if not candidates:
-            raise Refusal(f"the kubelet names no container that holds {', '.join(device_ids)}", transient=True)
+            raise Refusal(f"the kubelet lists no container that holds {', '.join(device_ids)}", transient=True)
         known = [(candidate, self._pod(candidate)) for candidate in candidates]
         if any(pod is None or names.ALLOCATION not in pod.metadata.annotations for _, pod in known):
             self._pods.refresh()
@@ -164,8 +162,7 @@ class Starts:
             self._refuse_static({candidate.pod_uid for candidate in candidates})
             who = ", ".join(candidate.pod_uid or candidate.name for candidate in candidates)
             raise Refusal(
-                f"the API server has no running pod on this node for {who} (of a static pod it has none that asks for "
-                f"cards: {_STATIC})",
+                f"the API server has no running pod on this node for {who} (if this is a static pod: {_STATIC})",
                 transient=True,
             )
         return [self._plan(candidate, pod, device_ids, patient) for candidate, pod in self._starting(living)]
@@ -185,7 +182,7 @@ class Starts:
         pods = {pod.metadata.uid: pod for _, pod in by_mount}
         if len(pods) > 1:
             who = ", ".join(full_name(pod) for pod in pods.values())
-            raise Refusal(f"the kubelet's record gives the same ids to {who}", transient=True)
+            raise Refusal(f"the kubelet's checkpoint lists the same ids for {who}", transient=True)
         (pod,) = pods.values()
         name = self._identity.starting(pod, [candidate.container for candidate, _ in by_mount])
         return [*by_name, *((one, pod) for one, _ in by_mount if name in (None, one.container))]
@@ -199,7 +196,7 @@ class Starts:
         record = allocation_of(pod)
         if record is None:
             raise Refusal(
-                f"pod {full_name(pod)} has no allocation: it was not placed by {self._config.scheduler_name}; "
+                f"pod {full_name(pod)} has no allocation: {self._config.scheduler_name} did not place it; "
                 f"set spec.schedulerName: {self._config.scheduler_name} and no spec.nodeName",
                 transient=patient,
                 pod=pod,
@@ -209,13 +206,13 @@ class Starts:
         slices, count = record.containers.get(candidate.container, on_its_way), len(set(device_ids))
         if len(slices) != count:
             raise Refusal(
-                f"container {candidate.container} of pod {full_name(pod)} holds {count} cards of the kubelet, but its "
+                f"the kubelet gave container {candidate.container} of pod {full_name(pod)} {count} cards, but its "
                 f"allocation has {len(slices)}",
                 pod=pod,
             )
         strange = [piece.uuid for piece in slices if piece.uuid not in self._cards.by_uuid]
         if strange:
-            sentence = f"pod {full_name(pod)} is allocated to {', '.join(strange)}, not a card of this node"
+            sentence = f"the allocation of pod {full_name(pod)} lists {', '.join(strange)}, not a card of this node"
             # Not known yet which cards do not answer: an earlier agent may have published it.
             raise Refusal(sentence, transient=not self._cards.complete, pod=pod)
         try:

@@ -92,12 +92,12 @@ class Sweep:
                 self._complaint = ""
             except (OSError, Refusal) as error:
                 if str(error) != self._complaint:
-                    log.warning("clean-up: %s; trying again", error)
+                    log.warning("clean-up failed: %s; retrying", error)
                     self._complaint = str(error)
             except Exception as error:
                 # Containers decide about much of what is read here: none of them may end the thread that watches them.
                 if str(error) != self._complaint:
-                    log.exception("clean-up failed; trying again")
+                    log.exception("clean-up failed; retrying")
                     self._complaint = str(error)
             turn += 1
             self._stopping.wait(PERIOD_SECONDS)
@@ -114,7 +114,7 @@ class Sweep:
             try:
                 self._settler.once(usages)
             except InventoryError as error:
-                log.debug("overhead stays as it was: %s", error)
+                log.debug("cannot measure the overhead of contexts: %s", error)
             self._watch.once(usages, _read)
         synced = self._pods.synced
         if synced:  # before, what pods hold is not known
@@ -197,7 +197,7 @@ class Sweep:
         try:
             named = self._identity.sources()
         except (OSError, CheckpointError) as error:
-            log.debug("no library is removed, since nobody can tell which are named: %s", error)
+            log.debug("removing no library, since the agent cannot read which ones are in use: %s", error)
             return
         named |= {source for _, mounted in cdi.sources(self._places.cdi) for source in mounted}
         known = {*named, *self._current()}

@@ -58,15 +58,15 @@ class Judge:
         if seen.temperature is None or seen.slowdown is None or seen.temperature < seen.slowdown:
             self._hot_since.pop(uuid, None)
         if seen.remapping_failed:
-            return "a bad row of its memory could not be replaced by a spare one: the card has to be replaced"
+            return "it could not remap a bad row of its memory to a spare row: replace the card"
         if seen.partitioned:
-            return "it is in MIG mode, in which cards are not shared"
+            return "it is in MIG mode, which vgpu does not share"
         if seen.uncorrected is not None and before is not None and seen.uncorrected > before:
             return "its memory had an error that ECC could not correct"
         if seen.temperature is not None and seen.slowdown is not None and seen.temperature >= seen.slowdown:
             since = self._hot_since.setdefault(uuid, now)
             if now - since >= HOT_SECONDS:
-                return f"it is so hot (from {seen.slowdown} °C) that it slows itself down"
+                return f"it is so hot (at least {seen.slowdown} °C) that it slows itself down"
         return ""
 
 

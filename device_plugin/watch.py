@@ -65,7 +65,7 @@ class Watch:
         try:
             observed = self._look()
         except (InventoryError, pynvml.NVMLError) as error:
-            log.debug("who uses the cards is not known: %s", error)
+            log.debug("cannot read which processes use the cards: %s", error)
             return
         self._looks += 1
         # What was allocated meanwhile is charged meanwhile.
@@ -78,9 +78,7 @@ class Watch:
         self._tell_bypass(picture, regions)
         for excess in self._backstop.once(picture, regions, time.monotonic()):
             pod = self._pods.get(excess.entry.pod_uid)
-            sentence = (
-                f"Container {excess.entry.container} has passed its limits by: {excess.sentence} on {excess.card}"
-            )
+            sentence = f"Container {excess.entry.container} bypasses its limits on {excess.card}: {excess.sentence}"
             if not excess.again:
                 log.warning("%s: %s", excess.entry.pod_uid, sentence)
                 if pod is not None:
@@ -165,7 +163,7 @@ class Watch:
         for card, pid in new:
             who = self._who(pid)
             name = f"{pid} ({who.name})" if who else f"{pid}"
-            sentence = f"card {card} is used by process {name}, which is no container of vgpu: nobody counts its use"
+            sentence = f"process {name} uses card {card} outside vgpu's containers: vgpu does not count its use"
             log.warning("%s", sentence)
             self._consequences.node(names.EVENT_FOREIGN, sentence)
 

@@ -1,4 +1,4 @@
-"""The scheduler: runs beside a stock kube-scheduler, whose extender it is, and serves the admission webhook."""
+"""The vgpu scheduler: extends the stock kube-scheduler in its pod and serves the admission webhook."""
 
 import argparse
 import logging
@@ -68,10 +68,16 @@ def _selected(text: str) -> tuple[str, str]:
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="vgpu-scheduler", description=__doc__)
     parser.add_argument("--config", type=Path, help=f"configuration file (default: ${names.ENV_CONFIG})")
-    parser.add_argument("--kubeconfig", type=Path, help="how to reach the API server (default: as the pod it runs in)")
-    parser.add_argument("--extender-port", type=_port, default=names.PORT_EXTENDER, help="on 127.0.0.1 only")
-    parser.add_argument("--webhook-port", type=_port, default=names.PORT_WEBHOOK, help="over TLS")
-    parser.add_argument("--health-port", type=_port, default=names.PORT_SCHEDULER_HEALTH, help="for probes")
+    parser.add_argument(
+        "--kubeconfig", type=Path, help="kubeconfig file of the cluster (default: the pod's service account)"
+    )
+    parser.add_argument(
+        "--extender-port", type=_port, default=names.PORT_EXTENDER, help="for the kube-scheduler, on 127.0.0.1 only"
+    )
+    parser.add_argument("--webhook-port", type=_port, default=names.PORT_WEBHOOK, help="for the API server, over TLS")
+    parser.add_argument(
+        "--health-port", type=_port, default=names.PORT_SCHEDULER_HEALTH, help="for the kubelet's probes"
+    )
     parser.add_argument("--metrics-port", type=_port, default=names.PORT_SCHEDULER_METRICS)
     parser.add_argument(
         "--kube-scheduler-port", type=_port, default=10259, help="of the kube-scheduler in this pod (default: 10259)"
@@ -79,45 +85,46 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--webhook-address",
         default=any_address(),
-        help="of webhook, metrics and health (default: everywhere)",
+        help="of webhook, metrics and health (default: all addresses)",
     )
     parser.add_argument(
         "--tls-secret",
         type=_object,
         default=(own_namespace(), "vgpu-webhook-tls"),
         metavar="NAMESPACE/NAME",
-        help="Secret for the webhook's certificate, made when it is missing (default: vgpu-webhook-tls in this pod's"
-        " namespace)",
+        help="Secret for the webhook's certificate; the scheduler creates it if it is missing (default:"
+        " vgpu-webhook-tls in this pod's namespace)",
     )
     parser.add_argument(
         "--webhook-config",
         default="vgpu-webhook",
         metavar="NAME",
-        help="MutatingWebhookConfiguration whose caBundle is kept up to date (default: vgpu-webhook)",
+        help="MutatingWebhookConfiguration whose caBundle the scheduler updates (default: vgpu-webhook)",
     )
     parser.add_argument(
         "--lease",
         type=_object,
         metavar="NAMESPACE/NAME",
-        help="by which the kube-schedulers beside the replicas choose their leader (default: there is one replica)",
+        help="Lease by which the kube-schedulers of the replicas elect their leader (default: there is one replica)",
     )
     parser.add_argument(
         "--agents",
         type=_selected,
         metavar="NAMESPACE/SELECTOR",
-        help="labels of the agents' pods: nodes take no pods while theirs does not serve (default: what agents say of"
-        " themselves counts)",
+        help="namespace and labels of the agents' pods: a node takes no pods while its agent does not serve (default:"
+        " only the annotations of the nodes count)",
     )
     parser.add_argument(
         "--agent-port",
         type=_port,
         default=names.PORT_NODE_HEALTH,
-        help="of agents' pods, where they say whether they serve; a connection to each shows at once that it is killed",
+        help="on which each agent reports whether it serves; the scheduler stays connected, to notice at once when an"
+        " agent is killed",
     )
     parser.add_argument(
         "--foreign-certificate",
         action="store_true",
-        help="somebody else, such as cert-manager, fills the Secret and the caBundle: both are left alone",
+        help="another program, such as cert-manager, fills the Secret and the caBundle: the scheduler changes neither",
     )
     return parser.parse_args(argv)
 
@@ -129,7 +136,7 @@ def run(args: argparse.Namespace) -> None:
     wake, stopping, served = threading.Event(), threading.Event(), threading.Event()
 
     def stop(signal_number: int, _: object) -> None:
-        log.info("%s: ending", signal.Signals(signal_number).name)
+        log.info("received %s; shutting down", signal.Signals(signal_number).name)
         stopping.set()
         wake.set()
 
@@ -161,7 +168,7 @@ def run(args: argparse.Namespace) -> None:
     def missing() -> str:
         """Why this replica should get no reviews yet; empty: it should."""
         if not served.is_set():
-            return "there is no certificate yet"
+            return "the webhook has no certificate yet"
         return "" if feed.ready else NOT_READY
 
     checks = {"/healthz": lambda: "", "/readyz": missing, kube_scheduler_liveness.PATH: beside.obstacle}

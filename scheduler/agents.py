@@ -16,7 +16,7 @@ from vgpu.kube.agentmark import AgentMark
 
 ABSENT: Final = "no agent of vgpu runs on the node"
 DELETED: Final = "the node's agent is being deleted"
-ENDED: Final = "the node's agent has ended and is not back yet"
+ENDED: Final = "the node's agent has ended and has not restarted yet"
 STARTING: Final = "the node's agent has started and does not serve yet"
 
 

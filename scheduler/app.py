@@ -89,7 +89,7 @@ def extender_app(verbs: Verbs, binder: Binder, ready: Callable[[], bool], fence:
                     raise Refused(error)
                 binder.bind(args)
             except (Refused, Behind) as refused:
-                log.warning("pod %s/%s not bound to %s: %s", args.PodNamespace, args.PodName, args.Node, refused)
+                log.warning("did not bind pod %s/%s to %s: %s", args.PodNamespace, args.PodName, args.Node, refused)
                 return _json(ExtenderBindingResult(str(refused)))
             return _json(ExtenderBindingResult())
 

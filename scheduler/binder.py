@@ -70,7 +70,7 @@ class Binder:
             writes.bind(self._client, args.PodNamespace, args.PodName, args.PodUID, args.Node, annotations)
         except ApiError as error:
             self._failed(args, record, error)
-        log.info("pod %s/%s bound to %s: %s", args.PodNamespace, args.PodName, args.Node, record or "no cards")
+        log.info("bound pod %s/%s to %s: %s", args.PodNamespace, args.PodName, args.Node, record or "no cards")
 
     def _request(self, args: ExtenderBindingArgs) -> PodRequest | None:
         found, request = self._recent.get(args.PodUID)
@@ -79,14 +79,14 @@ class Binder:
         try:
             raw = self._client.get(writes.pod_path(args.PodNamespace, args.PodName))
         except ApiError as error:
-            raise Refused(f"the pod cannot be read: {error}") from None
+            raise Refused(f"cannot read the pod: {error}") from None
         pod = msgspec.json.decode(raw, type=Pod)
         if pod.metadata.uid != args.PodUID:
-            raise Refused("the pod has been replaced by another one of the same name")
+            raise Refused("another pod of the same name has replaced this pod")
         try:
             return asked(pod, self._rules)
         except RequestError as error:
-            raise Refused(f"the pod cannot be placed: {error}") from None
+            raise Refused(f"cannot place the pod: {error}") from None
 
     def _chosen(self, args: ExtenderBindingArgs, request: PodRequest) -> Allocation | None:
         """The cards, chosen in a state that is complete still; None when the pod is on that node already.
@@ -108,7 +108,7 @@ class Binder:
                 self._state.retract(args.PodUID)
                 raise
             self._state.retract(args.PodUID)
-        raise Refused("what other replicas may have bound had to be read again and again")
+        raise Refused(f"the cluster state changed {CHOICES} times while choosing cards; retrying")
 
     def _choose(self, args: ExtenderBindingArgs, request: PodRequest) -> Allocation:
         """Chooses the cards and counts them at once, so that the next bind sees them taken."""
@@ -121,7 +121,7 @@ class Binder:
             until = time.monotonic() + CHOICE_SECONDS
             found = fit_pod(cards, request, policy(request.gpu_policy), until=until)
             if isinstance(found, Rejection):
-                raise Refused(f"node {args.Node} has no room any more: {found.sentence}")
+                raise Refused(f"node {args.Node} has no room left: {found.sentence}")
             held = allocation.held((each.kind, found.containers[each.name]) for each in request.containers)
             self._state.hold(args.PodUID, Holding(args.Node, held, time.monotonic() + DOUBT_SECONDS))
         return found
@@ -134,7 +134,7 @@ class Binder:
             raise Refused(str(error)) from None
         pod = self._read(args, SETTLE_ATTEMPTS if unknown else 1)
         if pod is None:  # the next comparison with the API server settles it; until then the slices stay counted
-            raise Refused(f"whether the pod is bound is not known: {error}") from None
+            raise Refused(f"cannot find out whether the pod is bound: {error}") from None
         if pod.metadata.uid == args.PodUID and pod.spec.nodeName:
             holding = holding_of(pod)
             if holding is not None:
@@ -161,5 +161,5 @@ class Binder:
             except ApiError as error:
                 if error.status == 404:
                     return seen.Pod()
-                log.warning("pod %s/%s cannot be read: %s", args.PodNamespace, args.PodName, error)
+                log.warning("cannot read pod %s/%s: %s", args.PodNamespace, args.PodName, error)
         return None

@@ -114,7 +114,7 @@ class Certificates:
                 wait, pause, said = PERIOD, RETRY[0], ""
             except (ApiError, msgspec.MsgspecError) as error:
                 if str(error) != said:
-                    log.warning("webhook certificate: %s; trying again", error)
+                    log.warning("cannot update the webhook certificate: %s; trying again", error)
                 said, wait = str(error), pause
                 pause = min(pause * 2, longest)
             if self._loaded is not None and not told:
@@ -150,7 +150,9 @@ class Certificates:
         try:
             parts = [base64.b64decode(data[FILES[field]], validate=True).decode() for field in ("certificate", "key")]
         except (KeyError, binascii.Error, UnicodeDecodeError):
-            raise ApiError(500, "Invalid", f"Secret {self._namespace}/{self._name} holds no certificate yet") from None
+            raise ApiError(
+                500, "Invalid", f"Secret {self._namespace}/{self._name} contains no certificate yet"
+            ) from None
         return parts[0], parts[1]
 
     def _shared(self, hosts: frozenset[str]) -> Material:
@@ -172,7 +174,7 @@ class Certificates:
                 if error.status != 409:
                     raise
                 continue  # another replica was faster: take its one
-            log.info("webhook certificate made for %s", ", ".join(sorted(hosts)))
+            log.info("created a webhook certificate for %s", ", ".join(sorted(hosts)))
             return material
 
     def _store(self, secret: _Secret | None, material: Material) -> None:
@@ -196,7 +198,7 @@ class Certificates:
                 ]
         if patch:
             self._client.request("PATCH", self._hooks, body=patch, content_type=JSON_PATCH)
-            log.info("caBundle of %s written", self._hooks.rsplit("/", 1)[-1])
+            log.info("wrote the caBundle of %s", self._hooks.rsplit("/", 1)[-1])
 
     def _load(self, certificate: str, key: str) -> None:
         """OpenSSL reads keys from files only: one that nobody else can read, gone at once."""

@@ -19,7 +19,7 @@ from vgpu.kube import agentmark
 
 log = logging.getLogger(__name__)
 
-KILLED: Final = "the node's agent has just ended and is not back yet"
+KILLED: Final = "the node's agent has just ended and has not restarted yet"
 CONNECT_SECONDS: Final = 2.0
 ANSWER_SECONDS: Final = 5.0
 ASK_SECONDS: Final = 60.0  #: between two questions on one connection: the agent closes what is idle for longer
@@ -175,11 +175,11 @@ class _Line:
                 self._try_later()
                 return
             if self._contact.obstacle(self._uid) != KILLED:
-                log.info("agent at %s: it has ended", self.address)
+                log.info("the agent at %s has ended", self.address)
                 self._tell(KILLED)
             self._later(self._contact.soon, self._connect)
         except OSError as error:  # TimeoutError is one
-            log.debug("agent at %s: %r", self.address, error)
+            log.debug("cannot connect to the agent at %s: %r", self.address, error)
             self._try_later()
         else:
             if self._ended:
@@ -216,7 +216,7 @@ class _Line:
         self._contact.tell(self._uid, why)
 
     def _forgive(self) -> None:
-        log.info("agent at %s: it is not known whether it serves", self.address)
+        log.info("cannot find out whether the agent at %s serves; its pod's status decides", self.address)
         self._reached = False
         self._contact.tell(self._uid, "")
 
@@ -266,13 +266,13 @@ class _Connection(asyncio.Protocol):
         try:
             self._take(data)
         except h11.ProtocolError as error:
-            log.debug("no agent answers: %s", error)
+            log.debug("received an invalid answer from an agent: %s", error)
             assert self._transport is not None
             self._transport.abort()
 
     def _take(self, data: bytes) -> None:
         if self._http is None:
-            raise h11.RemoteProtocolError("an answer without a question")
+            raise h11.RemoteProtocolError("an answer without a request")
         self._http.receive_data(data)
         while (event := self._http.next_event()) is not h11.NEED_DATA:
             if isinstance(event, h11.Response):

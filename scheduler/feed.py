@@ -296,14 +296,18 @@ class Feed:
         try:
             pod = self._read_pod(namespace, name, uid)
         except (ApiError, msgspec.MsgspecError) as error:
-            log.warning("whether pod %s/%s is gone is not known: %s", namespace, name, error)
+            log.warning(
+                "cannot find out whether pod %s/%s is gone; still counting its slices: %s", namespace, name, error
+            )
             return
         if pod is None or pod.holding is None:
             self.state.release(uid)
             self._strange.pop(uid, None)
             self._idle.pop(uid, None)
         else:
-            log.warning("pod %s/%s has lost the label %s: it is counted", namespace, name, names.LABEL_MANAGED)
+            log.warning(
+                "pod %s/%s has lost the label %s; still counting its slices", namespace, name, names.LABEL_MANAGED
+            )
             self.state.hold(uid, pod.holding)
 
     def _agent_changed(self, change: str, pod: AgentPod) -> None:
@@ -324,7 +328,7 @@ class Feed:
                 if self.ready and self._leads():
                     self.reconcile()
             except (ApiError, msgspec.MsgspecError) as error:
-                log.warning("comparison with the API server not possible now: %s", error)
+                log.warning("cannot compare the state with the API server now: %s", error)
 
     def reconcile(self) -> int:
         """Compares the versions of all objects and reads what differs; returns the number of slices that were wrong.
@@ -341,7 +345,7 @@ class Feed:
             wrong = self._settle_pods(pods, no_pods, mark, strange=False)
             wrong += self._settle_pods(others, no_others, mark, strange=True)
             if wrong:
-                log.warning("%d slices were not what the API server says: repaired", wrong)
+                log.warning("%d slices differed from the API server; corrected them", wrong)
         DRIFT.set(wrong)
         return wrong
 

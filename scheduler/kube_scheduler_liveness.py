@@ -35,7 +35,7 @@ class Neighbour:
                 return ""
         except ApiError:
             return ""
-        return "kube-scheduler leads, and the scheduler beside it has not read the cluster yet"
+        return "kube-scheduler leads, but the vgpu scheduler in its pod has not read the cluster yet"
 
     def _ill(self) -> str:
         """Its certificate is its own, made when it started: there is nobody on this address to mistake it for."""
@@ -47,7 +47,7 @@ class Neighbour:
             answer = connection.getresponse()
             if answer.status == 200:
                 return ""
-            return f"kube-scheduler is not well: {answer.read(500).decode(errors='replace').strip()}"
+            return f"kube-scheduler is unhealthy: {answer.read(500).decode(errors='replace').strip()}"
         except (OSError, http.client.HTTPException) as error:
             return f"kube-scheduler does not answer: {error}"
         finally:

@@ -112,6 +112,6 @@ class Fence:
                         log.info("caught up with the API server in %.3f s", time.monotonic() - begin)
                     self._term = term
                 except ApiError as error:
-                    raise Behind(f"what other replicas did cannot be read: {error}") from None
+                    raise Behind(f"cannot read the changes of other replicas: {error}") from None
             self._last = time.monotonic()
             return self._round

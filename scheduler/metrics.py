@@ -12,12 +12,12 @@ DURATION = Histogram(
 )
 UNSCHEDULABLE = Counter(
     "vgpu_scheduler_unschedulable",
-    "Attempts for which no node was found, by what stood against it on a node (one attempt may count for several)",
+    "Scheduling attempts that found no node, by reason (an attempt counts once for each reason found on any node)",
     ["reason"],
     registry=REGISTRY,
 )
 DRIFT = Gauge(
     "vgpu_scheduler_drift_slices",
-    "Slices that the last comparison with the API server found wrong and repaired",
+    "Slices that the last comparison with the API server found wrong and corrected",
     registry=REGISTRY,
 )

@@ -54,7 +54,7 @@ class Moves:
             try:
                 waiting = self.once()
             except Exception:  # without this thread pods would wait for ever
-                log.exception("records cannot be moved now; trying again")
+                log.exception("cannot move records now; trying again")
                 waiting = True
 
     def once(self) -> bool:
@@ -66,7 +66,7 @@ class Moves:
         try:
             leads = self._leads()
         except ApiError as error:
-            self._complain(f"pods wait to be moved: {error}")
+            self._complain(f"cannot move the records of waiting pods: {error}")
             return True
         for claim, uid, record in self._next() if leads else ():
             self._write(uid, claim, record)
@@ -112,9 +112,9 @@ class Moves:
                 self._unsure.add(uid)
             elif error.status not in (404, 409):  # else the watch tells what has changed
                 del self._sent[uid]
-                self._complain(f"pod {claim.namespace}/{claim.name} cannot be moved: {error}")
+                self._complain(f"cannot move the record of pod {claim.namespace}/{claim.name}: {error}")
             return
-        log.info("pod %s/%s moved to where its ids are: %s", claim.namespace, claim.name, text)
+        log.info("moved the record of pod %s/%s to the cards of its device ids: %s", claim.namespace, claim.name, text)
 
 
 def _stays(claim: Claim) -> bool:

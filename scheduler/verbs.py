@@ -69,7 +69,7 @@ class Verbs:
             request = self._request(args.Pod)
         except RequestError as error:
             return ExtenderFilterResult(
-                NodeNames=[], FailedAndUnresolvableNodes=dict.fromkeys(nodes, f"the pod cannot be placed: {error}")
+                NodeNames=[], FailedAndUnresolvableNodes=dict.fromkeys(nodes, f"cannot place the pod: {error}")
             )
         if request is None:
             return _result(nodes, whole, np.ones(len(nodes), dtype=np.bool_), {}, {})
@@ -132,7 +132,10 @@ def asked(pod: Pod, rules_: Rules) -> PodRequest | None:
     request = read_pod(pod.mapping(), rules_)
     mark = (pod.metadata.labels or {}).get(names.LABEL_MANAGED)
     if request is not None and mark != "true":
-        told = "admission sets it to true and has not seen this pod: create it anew, without a label that opts out"
+        told = (
+            "admission sets it to true, but has not processed this pod:"
+            " recreate the pod without a label that opts out of admission"
+        )
         raise RequestError(f"metadata.labels[{names.LABEL_MANAGED}]", mark, told)
     return request
 

@@ -91,7 +91,7 @@ def decode(text: str) -> Allocation:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"annotation {ALLOCATION}: {error}") from None
     if allocation.v != 1:
-        raise ValueError(f"annotation {ALLOCATION}: version {allocation.v} is not known, 1 is")
+        raise ValueError(f"annotation {ALLOCATION}: version {allocation.v} is unknown; this release supports version 1")
     return allocation
 
 
@@ -125,9 +125,9 @@ def excess(
         others = before.get(uuid, Held())
         name = f"card {gpu.index} ({gpu.model}, {uuid})"
         if others.alone and asked.slots:
-            return f"{name} is held whole by another pod (cores 100)"
+            return f"another pod holds all of {name} (cores 100)"
         if asked.alone and others.slots:
-            return f"{name} has slices of other pods and cannot be given alone (cores 100)"
+            return f"{name} has slices of other pods, so no pod can hold all of it (cores 100)"
         for what, taken, more, room in (
             ("MiB of memory", others.mem, 0 if known else asked.mem, gpu.memory),
             (

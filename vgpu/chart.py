@@ -45,11 +45,11 @@ class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The image of the node agent and of the scheduler extender."""
 
     registry: str = (
-        ""  #: host of the registry that you pushed the image to; needed, unless global.imageRegistry says it
+        ""  #: host of the registry that you pushed the image to; required, unless global.imageRegistry is set
     )
     repository: str = "vgpu"  #: name below the registry
     tag: str = ""  #: empty: the chart's appVersion
-    digest: Digest = ""  #: sha256:…, which says exactly which image; then the tag is not used
+    digest: Digest = ""  #: sha256:… of the exact image; replaces the tag
     pullPolicy: PullPolicy = "IfNotPresent"  #: when the kubelet pulls
 
 
@@ -59,12 +59,12 @@ class KubeSchedulerImage(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     registry: str = "registry.k8s.io"  #: host of the registry
     repository: str = "kube-scheduler"  #: name below the registry
     tag: str = ""  #: empty: the version of the cluster without a vendor's suffix
-    digest: Digest = ""  #: sha256:…, which says exactly which image; then the tag is not used
+    digest: Digest = ""  #: sha256:… of the exact image; replaces the tag
     pullPolicy: PullPolicy = "IfNotPresent"  #: when the kubelet pulls
 
 
 class KubeScheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The kube-scheduler container beside the extender."""
+    """The kube-scheduler container in the extender's pod."""
 
     image: KubeSchedulerImage = KubeSchedulerImage()
     resources: dict[str, Any] = _requests("50m", "64Mi")  #: container resources
@@ -107,7 +107,7 @@ class Monitoring(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     """Objects of the Prometheus operator, whose types must be in the cluster."""
 
     pod_monitor: bool = False  #: both parts are scraped
-    prometheus_rule: bool = False  #: alerts: cards fail, limits are passed by, a part is gone or hangs
+    prometheus_rule: bool = False  #: alerts: a card fails, a process bypasses limits, a part of vgpu is gone or hangs
     interval: Duration = "15s"  #: between two scrapes
     labels: dict[str, str] = msgspec.field(default_factory=dict)  #: labels by which Prometheus chooses these objects
 
@@ -126,11 +126,11 @@ class GlobalValues(config.Global, frozen=True, forbid_unknown_fields=True, renam
 
 
 class SchedulerValues(config.Scheduler, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The scheduler: admission, placement, and the kube-scheduler beside it."""
+    """The scheduler: admission, placement, and the kube-scheduler in its pod."""
 
     replicas: config.Positive = 2  #: one leads the scheduling, all serve the webhook
     failure_policy: Literal["Fail", "Ignore"] = (
-        "Fail"  #: while no scheduler answers; Ignore: GPU pods are created unchecked, and do not start with a card
+        "Fail"  #: while no scheduler answers; Ignore: the API server creates GPU pods unchecked, and they get no card
     )
     host_network: bool = False  #: where the API server reaches nodes only: EKS with an overlay CNI, private clusters
     ports: SchedulerPorts = SchedulerPorts()

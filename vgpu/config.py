@@ -65,16 +65,16 @@ class Global(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
 class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     default_mem: Natural = 0  #: MiB per card when a container asks for cards but no memory; 0: the whole card
     default_cores: Percent = 0  #: % per card when a container asks for no cores
-    node_policy: PlacementPolicy = "spread"  #: which node, unless the pod says so itself
-    gpu_policy: PlacementPolicy = "spread"  #: which card, unless the pod says so itself
+    node_policy: PlacementPolicy = "spread"  #: policy that chooses the node, for pods that name none
+    gpu_policy: PlacementPolicy = "spread"  #: policy that chooses the cards, for pods that name none
     privileged: Literal["deny", "allow"] = "deny"  #: privileged containers in GPU pods, which see every card
     visible_devices: Literal["deny", "override"] = "deny"  #: NVIDIA_VISIBLE_DEVICES set by a user in a managed pod
     foreign_scheduler: Literal["deny", "allow"] = "deny"  #: a GPU pod with another schedulerName
-    reconcile_seconds: Positive = 300  #: period of the leader's comparison of all versions with the API server
+    reconcile_seconds: Positive = 300  #: seconds between two comparisons of the leader's state with the API server
 
 
 class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is different on some nodes; what is left out is as on all others."""
+    """Settings that differ on some nodes; a setting that is left out is as on all other nodes."""
 
     deviceMemoryScaling: Scaling | None = None  #: as that of devicePlugin
     deviceMemoryScalingByModel: dict[str, Scaling] | None = None  #: as that of devicePlugin
@@ -94,7 +94,9 @@ class DevicePlugin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deviceMemoryScalingByModel: dict[str, Scaling] = msgspec.field(
         default_factory=dict
     )  #: the same for models, by patterns as in nvidia.com/use-gputype, such as {T4: 2}; the longest that fits counts
-    hostMemory: HostMemory = 0  #: MiB, or such as 64Gi, behind the cards of a node, which the kubelet reserves; 0: none
+    hostMemory: HostMemory = (
+        0  #: host memory behind the cards of a node, MiB or such as 64Gi; the kubelet reserves it; 0: none
+    )
     memoryMode: MemoryMode = (
         "static"  #: movable: blocks may move between card and host memory, for pods that do not choose
     )
@@ -104,21 +106,23 @@ class DevicePlugin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deviceCoreScaling: Scaling = 1.0  #: guaranteed cores may sum up to this multiple of 100 % of a card
     migStrategy: Literal["none"] = "none"  #: MIG: cards are shared by limits, never partitioned
     disablecorelimit: bool = False  #: true: gpucores are counted but not enforced
-    fillsOn: Engine = "sms"  #: what makes fills (cuMemset…) on the cards: sms are paced by gpucores, an engine is not
-    copiesOn: Engine = "engine"  #: what makes copies within a card: an engine is not paced by gpucores, sms are
+    fillsOn: Engine = "sms"  #: unit of the card that fills memory (cuMemset…): gpucores paces sms, not an engine
+    copiesOn: Engine = "engine"  #: unit of the card that copies within it: gpucores paces sms, not an engine
     deviceListStrategy: Literal["auto", "cdi", "envvar", "device-specs"] = (
-        "auto"  #: how cards reach a container; auto: what kubelet and container runtime of the node can
+        "auto"  #: how cards reach a container; auto: a way that the node's kubelet and container runtime support
     )
     driverRoot: str = "/"  #: where the driver is installed on the host; /run/nvidia/driver with NVIDIA's GPU operator
     kubeletRoot: str = names.KUBELET_ROOT  #: the kubelet's --root-dir (other for k0s, microk8s …)
     runtimeSocket: str = ""  #: the container runtime's CRI socket on the host; empty: where containerd or CRI-O puts it
     ignoredXids: tuple[Natural, ...] = (13, 31, 43, 45, 68)  #: XIDs that are errors of a program, not of its card
-    recoverySeconds: Natural = 300  #: an unhealthy card that is quiet for so long takes pods again; 0: never by itself
+    recoverySeconds: Natural = (
+        300  #: an unhealthy card takes pods again after so many seconds without errors; 0: never by itself
+    )
     backstop: Literal["warn", "evict"] = (
-        "warn"  #: a container that was charged too little of a card, or keeps what was lent: an event, or eviction too
+        "warn"  #: if a container uses more of a card than its charges, or keeps lent memory: an event, or eviction too
     )
     bypass: Literal["report", "evict"] = (
-        "report"  #: a process that uses a card without the library (static, musl): an event, or eviction too
+        "report"  #: if a process uses a card without the library (static, musl): an event, or eviction too
     )
     allowDisableControl: bool = False  #: containers may switch their limits off by CUDA_DISABLE_CONTROL=true
 
@@ -130,9 +134,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
     resource_mem: ResourceName = names.RESOURCE_MEMORY  #: resource that asks MiB on each card
     resource_mem_percentage: ResourceName = names.RESOURCE_MEMORY_PERCENTAGE  #: resource that asks % of each card
     resource_cores: ResourceName = names.RESOURCE_CORES  #: resource that asks % of each card's time
-    resource_priority: ResourceName = names.RESOURCE_PRIORITY  #: resource that says 0 (high) or 1 (low)
+    resource_priority: ResourceName = names.RESOURCE_PRIORITY  #: resource that sets the priority, 0 (high) or 1 (low)
     scheduler_name: str = names.SCHEDULER_NAME  #: schedulerName that admission writes into GPU pods
-    core_policy: Literal["fixed", "elastic", "none"] = "fixed"  #: how core limits are kept for pods that do not choose
+    core_policy: Literal["fixed", "elastic", "none"] = "fixed"  #: core policy of pods that do not choose one
     simulate: SimulatedCards = ""  #: PROFILE or PROFILExN: simulated cards instead of a driver
     global_: Global = msgspec.field(name="global", default_factory=Global)
     scheduler: Scheduler = Scheduler()
@@ -191,7 +195,7 @@ def load(path: Path | None = None) -> Config:
     try:
         return decode(chosen.read_text("utf-8"), str(chosen))
     except OSError as error:
-        raise ConfigError(f"{chosen}: {error.strerror}") from None
+        raise ConfigError(f"cannot read {chosen}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{chosen}: byte {error.start} is not UTF-8: save the file as UTF-8") from None
 

@@ -40,7 +40,7 @@ def learn(inventory: Inventory, memory: Path) -> Inventory:
         _write(memory, known)
     devices = [msgspec.structs.replace(gpu, context=known.get(_key(inventory, gpu), 0)) for gpu in inventory.devices]
     for model in {gpu.model for gpu in devices if not gpu.context}:
-        log.warning("the memory cost of a CUDA context on %s is not known and is not charged", model)
+        log.warning("cannot measure the memory cost of a CUDA context on %s; not charging it", model)
     return msgspec.structs.replace(inventory, devices=tuple(devices))
 
 
@@ -61,7 +61,7 @@ def _write(memory: Path, known: dict[str, int]) -> None:
         temporary.write_bytes(msgspec.json.encode(known))
         temporary.replace(memory)
     except OSError as error:
-        log.warning("%s: %s", memory, error.strerror)
+        log.warning("cannot write %s: %s", memory, error.strerror)
 
 
 def _ask(uuids: list[str]) -> dict[str, int]:
@@ -86,9 +86,9 @@ def _ask(uuids: list[str]) -> dict[str, int]:
             raise
         if child.returncode == 0:
             return msgspec.json.decode(output, type=dict[str, int])
-        log.debug("contexts: %s", complaint.decode(errors="replace").strip())
+        log.debug("cannot measure contexts: %s", complaint.decode(errors="replace").strip())
     except (OSError, subprocess.TimeoutExpired, msgspec.MsgspecError) as error:
-        log.debug("contexts: %s", error)
+        log.debug("cannot measure contexts: %s", error)
     return {}
 
 
@@ -101,7 +101,7 @@ class _Driver:
     def __call__(self, name: str, *arguments: Any) -> None:
         status = getattr(self._library, name)(*arguments)
         if status:
-            raise RuntimeError(f"{name} answers {status}")
+            raise RuntimeError(f"{name} returned {status}")
 
 
 def measure(uuid: str) -> int:

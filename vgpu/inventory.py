@@ -112,7 +112,7 @@ def read(*, split: int = 10, core_scaling: float = 1.0) -> Inventory:
                 cuda=_cuda(),
             )
         except pynvml.NVMLError as error:
-            raise InventoryError(f"the NVIDIA driver failed while its cards were listed: {error}") from None
+            raise InventoryError(f"the NVIDIA driver failed to list its cards: {error}") from None
 
 
 def readings() -> dict[str, Reading]:
@@ -166,7 +166,7 @@ def use_simulator(spec: str, state_dir: Path) -> None:
     from vgpu.native import paths, simulator  # compiled parts: only where a simulator is asked for
 
     if pynvml.nvmlLib is not None and names.ENV_SIMULATOR_DIR not in os.environ:
-        raise RuntimeError("NVML of the real driver is already in use in this process: choose the simulator first")
+        raise RuntimeError("this process already uses the NVML of the real driver: choose the simulator first")
     library = paths.simulator() / "libnvidia-ml.so.1"
     simulator.create(state_dir, spec)
     os.environ[names.ENV_SIMULATOR_DIR] = str(state_dir)
@@ -189,7 +189,7 @@ def _card(index: int, handle: Any, split: int, core_scaling: float) -> Gpu:
     except pynvml.NVMLError_NotSupported:
         model = _text(pynvml.nvmlDeviceGetName(handle))
         raise _Unified(
-            f"card {index} ({model}) has no memory of its own but the machine's: it cannot be shared"
+            f"card {index} ({model}) has no memory of its own and uses the machine's; vgpu cannot share the card"
         ) from None
     info = _ask(pynvml.nvmlDeviceGetPciInfo, handle, otherwise=None)
     pci = _text(info.busId) if info else ""

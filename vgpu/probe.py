@@ -22,8 +22,8 @@ IN_FLIGHT: Final = 4  #: launches queued on the card: enough to keep it busy, fe
 WARM_UP: Final = 0.3  #: seconds of launches before the measurement, which use up the credit of an idle time
 
 WHOLE: Final = (
-    "--fill is one block, and a block lies on the card or in host memory as a whole: "
-    "with memory of both, --blocks fills what is free"
+    "--fill allocates one block, which is either on the card or in host memory as a whole: "
+    "use --blocks to fill the free memory of both"
 )
 
 # Spins until the card's nanosecond clock has advanced by the parameter. The simulator goes by the number in the name.
@@ -176,7 +176,7 @@ def probe_card(cuda: Cuda, device: ctypes.c_int, options: argparse.Namespace) ->
             card["allocate"], _ = cuda.allocate(options.allocate * MIB)
         card["cuda_free"], card["cuda_total"] = cuda.memory()
         if options.expect_memory and card["cuda_total"] != options.expect_memory * MIB:
-            card["error"] = f"{card['cuda_total'] / MIB:.0f} MiB seen, {options.expect_memory} MiB expected"
+            card["error"] = f"found {card['cuda_total'] / MIB:.0f} MiB, expected {options.expect_memory} MiB"
         if options.fill:
             card["fill"], _ = cuda.allocate(card["cuda_free"])
         if options.blocks:
@@ -248,12 +248,12 @@ def probe(options: argparse.Namespace) -> dict[str, Any]:
         for device in cuda.devices():
             report["cards"].append(probe_card(cuda, device, options))
     except OSError:
-        report["error"] = "libcuda.so.1 is not found: no NVIDIA driver here"
+        report["error"] = "cannot find libcuda.so.1: no NVIDIA driver here"
     except CudaError as error:
         report["error"] = str(error)
     else:
         if not report["cards"]:
-            report["error"] = "the driver shows no card to this process"
+            report["error"] = "the driver lists no card for this process"
     for card in report["cards"]:
         card |= {"nvml_total": None, "nvml_used": None}
     reason = add_nvml(report["cards"])
@@ -309,22 +309,23 @@ def _mebibytes(text: str) -> int:
 
 
 def parser(program: str) -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
-        program, description="Print what this process sees of its GPUs, as one JSON object."
-    )
+    result = argparse.ArgumentParser(program, description="Print the GPUs that this process gets, as one JSON object.")
     result.add_argument("--allocate", type=_mebibytes, metavar="MIB", help="allocate this much on each card first")
-    result.add_argument("--fill", action="store_true", help="then allocate exactly what is free, as one block")
+    result.add_argument("--fill", action="store_true", help="then allocate exactly the free memory, as one block")
     result.add_argument(
-        "--blocks", type=_mebibytes, metavar="MIB", help="then allocate what is free in such blocks, and use them"
+        "--blocks",
+        type=_mebibytes,
+        metavar="MIB",
+        help="then allocate the free memory in blocks of this size, and use them",
     )
-    result.add_argument("--over", action="store_true", help="then allocate one byte more than what is free")
+    result.add_argument("--over", action="store_true", help="then allocate one byte more than the free memory")
     result.add_argument(
         "--expect-memory", type=_mebibytes, metavar="MIB", help="fail unless each card has exactly this much"
     )
     result.add_argument("--cores", action="store_true", help="measure the share of the card's time that launches get")
     result.add_argument("--seconds", type=_positive, default=2.0, help="how long to measure on each card (default 2)")
     result.add_argument("--kernel", type=_duration, default="2ms", help="duration of one launch (default 2ms)")
-    result.add_argument("--hold", type=_positive, metavar="SECONDS", help="keep everything allocated before ending")
+    result.add_argument("--hold", type=_positive, metavar="SECONDS", help="keep everything allocated for this long")
     return result
 
 

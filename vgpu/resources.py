@@ -186,7 +186,9 @@ def read_container(path: str, container: Mapping[str, Any], rules: Rules) -> Gpu
     if count == 0:
         if memory is not None or percent is not None or cores:
             raise RequestError(
-                f"{path}.resources.limits[{known.gpu}]", 0, "must be 1 or more where memory or cores are asked"
+                f"{path}.resources.limits[{known.gpu}]",
+                0,
+                "must be 1 or more if the container asks for memory or cores",
             )
         return None
     if memory is None and percent is None and rules.default_memory:
@@ -221,7 +223,7 @@ def read_pod(pod: Mapping[str, Any], rules: Rules) -> PodRequest | None:
     if not found:
         return None
     if len(found) > MAX_CONTAINERS:
-        told = f"must be {MAX_CONTAINERS} or less in one pod; which cards more of them get is not decided in time"
+        told = f"must be {MAX_CONTAINERS} or less in one pod; the scheduler cannot choose cards for more in time"
         raise RequestError("the number of containers that ask for cards", len(found), told)
     notes: Mapping[str, str] = (pod.get("metadata") or {}).get("annotations") or {}
     flags = ("true", "false")

@@ -31,7 +31,9 @@ def created_without_records(pod: Pod) -> None:
     for record in names.RECORDS:
         if record in notes:
             raise RequestError(
-                f"metadata.annotations[{record}]", notes[record], "only the scheduler writes it, leave it out"
+                f"metadata.annotations[{record}]",
+                notes[record],
+                "only the scheduler writes this annotation; leave it out",
             )
 
 
@@ -45,7 +47,7 @@ def records_unchanged(old: Pod, new: Pod) -> None:
             was, is_ = (before or {}).get(key), (after or {}).get(key)
             if was != is_:
                 allowed = (
-                    f"must stay {'unset' if was is None else was}, only the scheduler and the node agents change it"
+                    f"must stay {'unset' if was is None else was}; only the scheduler and the node agents may change it"
                 )
                 raise RequestError(f"metadata.{field}[{key}]", is_, allowed)
 
@@ -62,7 +64,7 @@ def totals_are_ours(pod: Pod, asking: Collection[str]) -> None:
                     raise RequestError(
                         f"{where(group, container)}.resources.{part}[{total}]",
                         values[total],
-                        "is set by admission only, from what a container asks of each card; leave it out",
+                        "only admission sets this total, from the container's requests on each card; leave it out",
                     )
 
 
@@ -73,7 +75,7 @@ def scheduled_by_us(pod: Pod, scheduler_name: str) -> None:
         raise RequestError(
             "spec.schedulerName",
             given,
-            f"a pod that asks for a GPU is placed by {scheduler_name}: write that or leave it out",
+            f"{scheduler_name} places pods that ask for a GPU: write that name or leave the field out",
         )
 
 
@@ -83,7 +85,7 @@ def not_placed_yet(pod: Pod) -> None:
         raise RequestError(
             "spec.nodeName",
             pod.spec.nodeName,
-            "a pod that asks for a GPU is placed by the scheduler: use a nodeSelector or affinity instead",
+            "the scheduler places pods that ask for a GPU: use a nodeSelector or affinity instead",
         )
 
 
@@ -114,7 +116,7 @@ def visible_devices_unset(pod: Pod, request: PodRequest | None, settings: Schedu
             raise RequestError(
                 f"{where(group, container)}.env[{variable.name}]",
                 variable.value if variable.valueFrom is None else "(from another source)",
-                "is set by the product in a pod that asks for a GPU: leave it out",
+                "vgpu sets this variable in pods that ask for a GPU: leave it out",
             )
 
 

@@ -41,7 +41,8 @@ def declined(pod: Pod, rules: Rules, patch: Patch) -> tuple[Pod, list[str]]:
         if _is_zero(_asked(container, known.gpu)) and known.gpu not in given:
             names = ", ".join(given)
             warnings.append(
-                f"{where(group, container)} asks for no card ({known.gpu}: 0): {names}, set by a LimitRange, is removed"
+                f"{where(group, container)} asks for no card ({known.gpu}: 0): admission removes {names}, which a"
+                " LimitRange has set"
             )
             parts: dict[str, Mapping[str, str | int | float] | None] = {}
             for part in PARTS:
@@ -56,7 +57,7 @@ def declined(pod: Pod, rules: Rules, patch: Patch) -> tuple[Pod, list[str]]:
             amounts_set = ", ".join(f"{name}: {_asked(container, name)}" for name in given)
             warnings.append(
                 f"{where(group, container)} gets a card because a LimitRange of the namespace sets {amounts_set};"
-                f" set {known.gpu}: 0 in it if it needs none"
+                f" set {known.gpu}: 0 in the container if it needs no card"
             )
     return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, **groups)), warnings
 

@@ -36,18 +36,18 @@ def _at(key: str) -> str:
 
 def _annotations(notes: Mapping[str, str], request: PodRequest) -> Iterator[str]:
     if notes.get(names.VGPU_MODE) == HAMI_CORE:
-        yield f'{_at(names.VGPU_MODE)} is "{HAMI_CORE}", which is "share" here: write that, or leave it out'
+        yield f'{_at(names.VGPU_MODE)} is "{HAMI_CORE}", which vgpu calls "share": write "share" or leave it out'
     for key in RESERVED:
         if key in notes:
             yield f"{_at(key)} is reserved and has no effect"
     if request.memory_mode and request.oversubscribe is False:
-        yield f"{_at(names.MEMORY_MODE)} has no effect beside {names.OVERSUBSCRIBE}: all of the memory is on the card"
+        yield f'{_at(names.MEMORY_MODE)} has no effect: {names.OVERSUBSCRIBE} is "false", so all memory is on the card'
     if request.cores_limit is None:
         return
     if request.core_policy != "elastic":
         yield (
             f"{_at(names.CORES_LIMIT)} has no effect: {names.CORE_POLICY} is {request.core_policy}; only with elastic"
-            " may a container have more than it asks"
+            " may a container use more cores than it asks for"
         )
         return
     for container in request.containers:
@@ -71,7 +71,7 @@ def _selection(notes: Mapping[str, str], selector: CardSelector, cards: Cards) -
     if selector.use_uuids and not usable:
         yield f"{_at(names.USE_GPU_UUID)}: no card of this cluster has the UUID {_quoted(selector.use_uuids)}"
     elif selector.use_uuids and usable <= {*selector.nouse_uuids}:
-        yield f"{_at(names.NOUSE_GPU_UUID)} leaves none of the cards of {names.USE_GPU_UUID}"
+        yield f"{_at(names.NOUSE_GPU_UUID)} excludes all cards of {names.USE_GPU_UUID}"
     strangers = [uuid for uuid in selector.nouse_uuids if uuid not in known]
     if strangers:
         yield f"{_at(names.NOUSE_GPU_UUID)}: no card of this cluster has the UUID {_quoted(strangers)}"
@@ -82,12 +82,12 @@ def _models(selector: CardSelector, models: Sequence[str]) -> Iterator[str]:
     wanted = CardSelector(use_types=selector.use_types)
 
     def unmatched(key: str, patterns: Iterable[str]) -> str:
-        return f"{_at(key)}: no card of this cluster matches {_quoted(patterns)}; there are {there}"
+        return f"{_at(key)}: no card of this cluster matches {_quoted(patterns)}; the cluster has {there}"
 
     if not any(accepts_model(wanted, model) for model in models):
         yield unmatched(names.USE_GPU_TYPE, selector.use_types)
     elif not any(accepts_model(selector, model) for model in models):
-        yield f"{_at(names.NOUSE_GPU_TYPE)} leaves no card of this cluster; there are {there}"
+        yield f"{_at(names.NOUSE_GPU_TYPE)} excludes every card of this cluster; the cluster has {there}"
     for pattern in selector.nouse_types:
         if not any(matches(model, pattern) for model in models):
             yield unmatched(names.NOUSE_GPU_TYPE, [pattern])

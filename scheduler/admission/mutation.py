@@ -131,11 +131,11 @@ class Mutation:
                 f" {asked.memory} GiB, write {1024 * asked.memory}"
             )
         if {known.memory, known.percentage} <= said:
-            self.warnings.append(f"{where}: {known.percentage} has no effect beside {known.memory}")
+            self.warnings.append(f"{where}: {known.percentage} has no effect together with {known.memory}")
         for name in (known.gpu, known.memory, known.percentage, known.cores, known.priority):
             if name in limits and name in requests and not _same_quantity(limits[name], requests[name]):
                 self.warnings.append(
-                    f"{where} requests {requests[name]} of {name} and has the limit {limits[name]}: the limit counts"
+                    f"{where} requests {requests[name]} of {name} and has the limit {limits[name]}: vgpu uses the limit"
                 )
 
 

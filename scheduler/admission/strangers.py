@@ -86,7 +86,7 @@ def elsewhere(pod: Pod, rules: Rules) -> tuple[str, ...]:
             for key in getattr(container.resources, part) or ():
                 if amounts.get(key, key) != key:
                     field = f"{where(group, container)}.resources.{part}[{key}]"
-                    found.append(f"{field} is another product's and has no effect on vgpu: write {amounts[key]}")
+                    found.append(f"{field} belongs to another product and has no effect on vgpu: write {amounts[key]}")
     return tuple(found)
 
 
@@ -104,14 +104,14 @@ def _of_metadata(field: str, keys: Mapping[str, str], rules: Rules) -> Iterator[
         elif key in amounts:
             yield f"{at} has no effect: write {amounts[key]} in resources.limits of a container"
         elif KEYS.get(key):
-            yield f"{at} is another product's and has no effect: write metadata.annotations[{KEYS[key]}]"
+            yield f"{at} belongs to another product and has no effect: write metadata.annotations[{KEYS[key]}]"
         elif key in KEYS or key.startswith(PREFIXES):
-            yield f"{at} is another product's and has no effect"
+            yield f"{at} belongs to another product and has no effect"
 
 
 def _opting_out(field: str, key: str, value: str) -> Iterator[str]:
     at = f"metadata.{field}[{key}]"
     if field == "annotations":
-        yield f"{at} has no effect as an annotation: opting out of admission is a label of the pod or its namespace"
+        yield f"{at} has no effect as an annotation: to opt out of admission, label the pod or its namespace"
     elif value != names.WEBHOOK_IGNORE:
         yield f'{at} is "{value}" and has no effect: "{names.WEBHOOK_IGNORE}" opts out of admission'

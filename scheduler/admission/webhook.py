@@ -40,7 +40,7 @@ class Admission:
         try:
             answer = self._judge(request)
         except RequestError as error:
-            log.info("%s denied in namespace %s: %s", request.operation, request.namespace, error)
+            log.info("denied %s of a pod in namespace %s: %s", request.operation, request.namespace, error)
             answer = Answer(denied=str(error))
         return encode(request.uid, answer)
 
@@ -76,7 +76,9 @@ class Admission:
         except RequestError:
             if settings.foreign_scheduler == "deny":
                 raise
-            foreign = f"spec.schedulerName is {pod.spec.schedulerName}: cards that {ours} did not choose are not given"
+            foreign = (
+                f"spec.schedulerName is {pod.spec.schedulerName}: node agents give only cards that {ours} has chosen"
+            )
             return Answer(warnings=(foreign, *hints), patch=tuple(patch.operations))
         checks.create(pod, request, settings)
         mutation = Mutation(pod, request, self._rules, ours, self._cards, patch)
@@ -89,7 +91,7 @@ class Admission:
             return None
         if len(speaking) > 1:
             families = ", ".join(speaking)
-            raise RequestError("spec.containers", families, "a pod asks for GPUs in the names of one family only")
+            raise RequestError("spec.containers", families, "a pod may use the GPU resource names of only one family")
         (dialect,) = speaking.values()
         return dialect.translate(pod, self._rules)
 

@@ -233,4 +233,4 @@ def test_no_roll_out_waits_for_ever_for_a_kubelet_or_driver(
     assert readiness.left == KUBELET
     clock[0] += 2
     assert [readiness.left, readiness.left] == ["", ""]
-    assert [record.getMessage() for record in caplog.records] == [f"counts as ready after 60 s: {KUBELET}"]
+    assert [record.getMessage() for record in caplog.records] == [f"reporting ready after 60 s, although {KUBELET}"]

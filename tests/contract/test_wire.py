@@ -210,7 +210,7 @@ def test_a_gpu_pod_that_admission_has_not_seen_is_not_placed(labels: dict[str, s
     args = request({"containers": [limits("main", gpumem=1000)]}, ["a"], labels=labels)
     reply = Verbs(state, Rules(), recent).filter(args)
     assert (reply.NodeNames, reply.FailedNodes) == ([], {})
-    assert "admission sets it to true and has not seen this pod" in reply.FailedAndUnresolvableNodes["a"]
+    assert "admission sets it to true, but has not processed this pod" in reply.FailedAndUnresolvableNodes["a"]
     assert recent.get("u") == (False, None)
     plain = request({"containers": [{"name": "main"}]}, ["a"], labels=labels)
     assert Verbs(state, Rules(), recent).filter(plain).NodeNames == ["a"]
@@ -221,7 +221,7 @@ def test_a_pod_that_admission_would_have_denied_is_told_why() -> None:
     reply = Verbs(cluster(a=[gpu("a")]), Rules(), Recent()).filter(args)
     assert reply.NodeNames == []
     assert reply.FailedAndUnresolvableNodes["a"].startswith(
-        "the pod cannot be placed: spec.containers[main].resources.limits[nvidia.com/gpumem] is 0: "
+        "cannot place the pod: spec.containers[main].resources.limits[nvidia.com/gpumem] is 0: "
     )
     assert [each.Score for each in Verbs(cluster(a=[gpu("a")]), Rules(), Recent()).prioritize(args)] == [0]
 

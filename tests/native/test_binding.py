@@ -30,7 +30,7 @@ try:
 except ImportError as error:
     print(error)
 """
-    assert run(code).startswith("vgpu's compiled part is not usable (")
+    assert run(code).startswith("cannot load vgpu's compiled part (")
     assert run(code).endswith("): run `make build`\n")
 
 

@@ -91,7 +91,7 @@ def test_what_is_lent_is_for_memory_that_can_move(tmp_path: Path) -> None:
 
 
 def test_a_container_that_can_move_is_one_with_a_tier(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="movable is set; allowed: with oversubscribe alone"):
+    with pytest.raises(ValueError, match="movable is set; allowed: only with oversubscribe"):
         Region.create(tmp_path, Limits((CardLimit("GPU-a", 100),), movable=True))
 
 

@@ -62,19 +62,16 @@ def loader(folder: Path, name: str) -> str:
 
 
 def test_static_programs(run: Run) -> None:
-    assert (
-        why(run("-static"))
-        == "it is linked statically (it has no dynamic section), so that no loader loads the library"
-    )
-    assert why(run("-static-pie")) == "it is linked statically (a static PIE), so that no loader loads the library"
-    assert "no dynamic section" in why(run("-static", "-nostdlib", source=BARE))
+    assert why(run("-static")) == "it is linked statically (without a dynamic section), so no loader loads the library"
+    assert why(run("-static-pie")) == "it is linked statically (a static PIE), so no loader loads the library"
+    assert "without a dynamic section" in why(run("-static", "-nostdlib", source=BARE))
 
 
 def test_other_loaders(run: Run, tmp_path: Path) -> None:
     said = why(run(loader(tmp_path, "ld-musl-x86_64.so.1")))
     assert said == f"its loader is {tmp_path}/ld-musl-x86_64.so.1 (musl), which does not read /etc/ld.so.preload"
     said = why(run(loader(tmp_path, "own-loader")))
-    assert said == f"its loader is {tmp_path}/own-loader, not glibc's, which reads /etc/ld.so.preload"
+    assert said == f"its loader is {tmp_path}/own-loader, and only glibc's loader reads /etc/ld.so.preload"
 
 
 def test_a_program_of_32_bits(tmp_path: Path) -> None:
@@ -86,11 +83,11 @@ def test_a_program_of_32_bits(tmp_path: Path) -> None:
     built = subprocess.run(["gcc", "-xc", "-", "-o", folder / "exe", *options], input=BARE.encode(), check=False)
     if built.returncode:
         pytest.skip("this compiler makes no programs of 32 bits")
-    assert why(1, tmp_path) == "it is a program of 32 bits, and the library is one of 64"
+    assert why(1, tmp_path) == "it is a 32-bit program, which cannot load the 64-bit library"
 
 
 def test_glibc_programs(run: Run, tmp_path: Path) -> None:
-    assert why(run()) == "/etc/ld.so.preload under its root does not name the library"
+    assert why(run()) == "/etc/ld.so.preload under its root does not list the library"
     limited = run(LD_PRELOAD=str(paths.libvgpu()))
     until(lambda: "libvgpu" in Path(f"/proc/{limited}/maps").read_text())
     assert why(limited) == ""
@@ -122,7 +119,7 @@ def test_who_has_a_card_open_is_found_where_nvml_lists_nobody(run: Run, tmp_path
     (found,) = turns[-1]
     assert found.entry == entry
     assert f"process {using} (program-0, " in found.sentence
-    assert f"uses {card} and is not limited: it is linked statically" in found.sentence
+    assert f"uses {card} without limits: it is linked statically" in found.sentence
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -151,7 +148,7 @@ def test_it_is_named_at_its_pod_and_evicted_where_that_is_wanted(run: Run, ends:
         told = [e for e in world.events() if e["reason"] == names.EVENT_BYPASS]
         assert [one["count"] for one in told] == [1]
         assert f"Container main: process {pid} (program-0, " in told[0]["message"]
-        assert f"uses card {A} and is not limited: it is linked statically" in told[0]["message"]
+        assert f"uses card {A} without limits: it is linked statically" in told[0]["message"]
         pod = world.read_pod("p")
         assert (pod is None or "deletionTimestamp" in pod["metadata"]) is ends
 

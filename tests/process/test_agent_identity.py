@@ -123,7 +123,7 @@ def test_without_a_runtime_the_larger_slice_holds(world: World, caplog: pytest.L
         world.allocate(uid, name, [ID_A])
     world.starts.start([ID_A])
     assert granted(world, uid) == {"first": 9000}
-    assert "no container runtime to ask which of them starts" in caplog.text
+    assert "no container runtime to ask which one starts" in caplog.text
     old = SmallRuntime(world.root / "host" / cri.SOCKETS[1])
     old.failure = grpc.StatusCode.UNIMPLEMENTED  # CRI v1alpha2 alone
     old.start()
@@ -143,7 +143,7 @@ def test_a_runtime_that_fails_is_asked_again(
     runtime.exit(uid, "first", 0)
     runtime.failure = grpc.StatusCode.UNAVAILABLE
     monkeypatch.setattr(starts, "ANSWER_SECONDS", 0.3)
-    with pytest.raises(Refusal, match="the container runtime does not tell") as caught:
+    with pytest.raises(Refusal, match="the container runtime does not list") as caught:
         world.starts.start([ID_A])
     assert caught.value.transient
     assert granted(world, uid) == {}
@@ -161,7 +161,7 @@ def test_a_record_that_gives_the_same_ids_to_two_pods_is_not_believed(
     for uid in (old, new):
         world.allocate(uid, "main", [ID_A])
     monkeypatch.setattr(starts, "ANSWER_SECONDS", 0.3)
-    with pytest.raises(Refusal, match="gives the same ids to default/old, default/new") as caught:
+    with pytest.raises(Refusal, match="lists the same ids for default/old, default/new") as caught:
         world.starts.start([ID_A])
     assert caught.value.transient
     world.finish_pod("old")

@@ -77,9 +77,7 @@ def test_cards_that_do_not_answer_are_left_out_until_none_is_left(tmp_path: Path
     (left,) = decode_inventory(done.stdout).devices
     assert (left.index, left.links) == (2, {})
     assert "card 0 does not answer the driver" in done.stderr
-    assert done.stderr.rstrip().endswith(
-        "InventoryError: the NVIDIA driver failed while its cards were listed: GPU is lost"
-    )
+    assert done.stderr.rstrip().endswith("InventoryError: the NVIDIA driver failed to list its cards: GPU is lost")
 
 
 def levels(found: Inventory) -> list[str]:

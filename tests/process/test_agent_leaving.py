@@ -87,7 +87,7 @@ def test_no_bare_pod_is_refused_while_agents_are_replaced(machine: Machine) -> N
             said = mark(machine)
             held_back = binder.held_back
             assert machine.stop_agent(signal.SIGTERM) == 0
-            assert agentmark.read(mark(machine)).away == "the node's agent is leaving (it was asked to end)"
+            assert agentmark.read(mark(machine)).away == "the node's agent is leaving (it is shutting down)"
             until(lambda held_back=held_back: binder.held_back > held_back)
             machine.start_agent()
             until(lambda said=said: mark(machine) not in ("", said) and not agentmark.read(mark(machine)).away)
@@ -138,7 +138,7 @@ def test_the_agent_answers_whether_pods_can_start(machine: Machine) -> None:
     until(lambda: asked(machine) == (200, "ok"))
     assert machine.agent is not None
     machine.agent.send_signal(signal.SIGTERM)
-    until(lambda: asked(machine) == (503, "it was asked to end"))
+    until(lambda: asked(machine) == (503, "it is shutting down"))
 
 
 def reachable(machine: Machine) -> bool:

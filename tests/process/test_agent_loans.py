@@ -25,12 +25,12 @@ def test_a_container_that_may_have_host_memory_waits_for_its_guarantee_and_then_
     world.cards.back(True)
     first = start(world, "first", GpuSlice(A, 16000, phys=8000), annotations=MOVABLE)
     uses = use(world, first, 13000)
-    with pytest.raises(Refusal, match="others still have 640 MiB of card 0"):
+    with pytest.raises(Refusal, match="other containers still have 640 MiB of card 0"):
         start(world, "second", GpuSlice(A, 6000, phys=3000), number=1)
     monkeypatch.setattr(lending, "WHOLE_SECONDS", 0.0)
     world.starts.start([f"{A}::1"])
     late = CARD - 8000 - 3000 - tier.at_first(3000 * MIB, 0) // MIB
-    with pytest.raises(Refusal, match=f"others still have {5000 - late} MiB of card 0"):
+    with pytest.raises(Refusal, match=f"other containers still have {5000 - late} MiB of card 0"):
         start(world, "third", GpuSlice(A, 6000, phys=3000), number=2)
     uses.charge_overhead(0, (8000 + late) * MIB)
     world.starts.start([f"{A}::2"])
@@ -69,7 +69,7 @@ def test_who_gives_nothing_back_is_told_and_evicted_where_that_is_wanted_and_who
     world.allocate(waits, "main", [f"{A}::5"])
     monkeypatch.setattr(starts, "END_SECONDS", 0.0)
     for _ in range(2):
-        with pytest.raises(Refusal, match="others still have 2640 MiB"):
+        with pytest.raises(Refusal, match="other containers still have 2640 MiB"):
             world.starts.start([f"{A}::5"])
     quiet(world)
     assert not [one for one in world.events() if one["reason"] in (names.EVENT_KEPT, names.EVENT_MISMATCH)]
@@ -78,7 +78,7 @@ def test_who_gives_nothing_back_is_told_and_evicted_where_that_is_wanted_and_who
     quiet(world)
     (told,) = (one for one in world.events() if one["reason"] == names.EVENT_KEPT)
     assert told["involvedObject"]["name"] == "lender"
-    assert "Container main has 2880 MiB of card 0 (Tesla T4, " in told["message"]
+    assert "Container main must give back 2880 MiB of card 0 (Tesla T4, " in told["message"]
     world.sweep.once(clean=False)
     (owed,) = (family for family in world.exporter.collect() if family.name == "vgpu_container_memory_owed_bytes")
     assert [one.value for one in owed.samples if one.value] == [2880 * MIB]
@@ -96,13 +96,13 @@ def test_a_container_that_says_it_has_more_than_it_has_keeps_nobody_from_the_car
     says = use(world, liar, 10**6)  # in its own usage file
     room = CARD - 12000
     start(world, "small", GpuSlice(A, room), number=1)
-    with pytest.raises(Refusal, match="others still have 500 MiB"):
+    with pytest.raises(Refusal, match="other containers still have 500 MiB"):
         start(world, "plain", GpuSlice(A, 500), number=2)  # it could have as much as its limit
     world.observed = [Observed(A, 77, 4300 * MIB)]
     world.who = lambda _: Process("liar", Identity(1, 2, 3), liar)
     for _ in range(backstop.TURNS - 1):
         world.sweep.once(clean=False)
-    with pytest.raises(Refusal, match="others still have"):
+    with pytest.raises(Refusal, match="other containers still have"):
         world.starts.start([f"{A}::2"])
     world.sweep.once(clean=False)
     world.starts.start([f"{A}::2"])

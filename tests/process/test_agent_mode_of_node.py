@@ -86,11 +86,11 @@ def test_an_unsafe_setting_is_a_condition_an_event_and_a_metric_until_it_is_fixe
 def test_the_mode_follows_the_runtime_and_waits_for_nobody(world: World, runtime: SmallRuntime) -> None:
     assert world.starts.answer([ID_A]).cdi_names
     world.enforcement.once()
-    assert told(world) == "cdi: kubelet and container runtime know CDI"
+    assert told(world) == "cdi: kubelet and container runtime support CDI"
     runtime.version, runtime.config = "1.6.20~ds1", {key: value for key, value in NVIDIA.items() if key != "enableCDI"}
     settings(world, unprivileged=False, mounts=True)
     world.enforcement.once()
-    assert told(world).startswith("envvar: containerd 1.6.20~ds1 does not know CDI, ")
+    assert told(world).startswith("envvar: containerd 1.6.20~ds1 does not support CDI, ")
     answer = world.starts.answer([ID_A])
     assert not answer.cdi_names
     assert answer.env["LD_LIBRARY_PATH"]  # simulated cards bring their driver
@@ -105,7 +105,7 @@ def test_without_a_runtime_to_ask_the_kubelets_word_counts(world: World) -> None
         "PATCH", f"/api/v1/nodes/{NODE}/status", body=body, content_type="application/merge-patch+json"
     )
     assert world.enforcement.current.strategy == "device-specs"
-    assert "containerd 1.6.20~ds1 does not know CDI" in world.enforcement.current.reason
+    assert "containerd 1.6.20~ds1 does not support CDI" in world.enforcement.current.reason
 
 
 def test_device_specs_give_nodes_and_driver_files(make: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_device_specs_give_nodes_and_driver_files(make: MakeWorld, monkeypatch: 
     world.starts.start([ID_A])
     assert world.limits(uid).cards[0].memory == 100 * MIB
     (host / "usr/lib64/libcuda.so.1").unlink()  # another driver: the cached answer names what is no longer there
-    with pytest.raises(Refusal, match=r"libcuda\.so\.1, which the driver of the node has no longer") as caught:
+    with pytest.raises(Refusal, match=r"libcuda\.so\.1, which the driver of the node no longer has") as caught:
         world.starts.start([ID_A])
     assert not caught.value.transient
     (host / "dev/nvidia7").unlink()
@@ -162,12 +162,12 @@ def test_a_driver_that_is_not_found_is_refused_and_shown_until_it_is_there(
     world.enforcement.once()
     shown = condition(world, names.CONDITION_DRIVERLESS)
     assert (shown["status"], shown["reason"]) == ("True", "DriverLibrariesMissing")
-    assert "devicePlugin.driverRoot says where the driver is" in shown["message"]
+    assert "set devicePlugin.driverRoot to the driver's folder" in shown["message"]
     until(lambda: names.CONDITION_DRIVERLESS in [event["reason"] for event in world.events()])
 
     # Not at Allocate: the pod would end as Failed, and its controller would make the next one at once.
     world.allocate(uid, "main", [ID_A])
-    with pytest.raises((OSError, Refusal), match=r"libcuda\.so\.1 is not found on the node"):
+    with pytest.raises((OSError, Refusal), match=r"cannot find .* libcuda\.so\.1 on the node"):
         world.starts.start([ID_A])
     elf.write(host / "usr/local/lib/libcuda.so.1")
     world.enforcement.once()

@@ -57,7 +57,7 @@ def test_a_move_to_what_a_pod_holds_that_has_not_started_waits(make: MakeWorld) 
     world.pod("there", {"main": [GpuSlice(B, mem=10000)]})
     moved = world.pod("moved", {"main": [GpuSlice(A, mem=6000)]})
     world.allocate(moved, "main", [f"{B}::1"])
-    with pytest.raises(Refusal, match="card 1, where the scheduler has not found room for it yet") as caught:
+    with pytest.raises(Refusal, match="card 1; the scheduler has not found room there yet") as caught:
         world.starts.start([f"{B}::1"])
     assert caught.value.transient
     record = recorded(world, "moved")

@@ -168,13 +168,13 @@ def test_pods_of_one_owner_are_not_evicted_in_a_storm(world: World, monkeypatch:
     for name, device in devices.items():
         world.allocate(world.pod(name, None, owner="Job" if name == "other" else "ReplicaSet"), "main", [device])
     for device in devices.values():
-        with pytest.raises(Refusal, match="was not placed"):
+        with pytest.raises(Refusal, match="did not place it"):
             world.starts.start([device])
     until(lambda: gone(world, "one"))
     until(lambda: gone(world, "other"))
     assert not gone(world, "two")
     monkeypatch.setattr(pod_events, "EVICTION_SECONDS", 0.0)
-    with pytest.raises(Refusal, match="was not placed"):
+    with pytest.raises(Refusal, match="did not place it"):
         world.starts.start([devices["two"]])
     until(lambda: gone(world, "two"))
     assert {event["source"]["host"] for event in world.events()} == {NODE}

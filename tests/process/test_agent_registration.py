@@ -231,7 +231,7 @@ def test_another_plugin_that_takes_our_resource_is_told_and_not_fought(
                 await until(lambda turn=turn: len(world.kubelet.registered) == turn and world.plugin.streams)
                 await world.kubelet.supersede()
             await until(lambda: len(world.kubelet.registered) == 4 and world.plugin.streams)
-            assert [said.partition(" at ")[0] for said in world.conflicts] == [
+            assert [said.partition(" with ")[0] for said in world.conflicts] == [
                 "another device plugin registers nvidia.com/gpu"
             ]
 

@@ -214,7 +214,7 @@ def test_a_pod_that_nobody_placed_is_refused_told_and_evicted(make: MakeWorld) -
     bare, owned = world.pod("bare", None), world.pod("owned", None, owner="ReplicaSet")
     for uid, device in ((bare, ID_A), (owned, ID_B)):
         name = world.allocate(uid, "main", [device])
-        with pytest.raises(Refusal, match="was not placed by vgpu-scheduler") as caught:
+        with pytest.raises(Refusal, match="vgpu-scheduler did not place it") as caught:
             world.starts.start([device])
         assert not caught.value.transient
         assert not cdi.path(world.places.cdi, name).exists()
@@ -232,7 +232,7 @@ def test_a_pod_that_nobody_placed_is_refused_told_and_evicted(make: MakeWorld) -
 @pytest.mark.parametrize(
     ("slices", "text"),
     [
-        ({"main": [GpuSlice(A, 100), GpuSlice(B, 100)]}, "holds 1 cards of the kubelet, but its allocation has 2"),
+        ({"main": [GpuSlice(A, 100), GpuSlice(B, 100)]}, "1 cards, but its allocation has 2"),
         ({"main": [GpuSlice("GPU-cccc", 100)]}, "not a card of this node"),
         ({"other": [GpuSlice(A, 100)], "main": []}, "its allocation has 0"),
         ({"main": [GpuSlice(A, 100, cores=101)]}, "cores"),
@@ -276,7 +276,7 @@ def test_a_malformed_record_is_refused_with_its_name(make: MakeWorld) -> None:
 @pytest.mark.usefixtures("impatient")
 def test_ids_that_nobody_holds_are_refused(make: MakeWorld) -> None:
     world = make()
-    with pytest.raises(Refusal, match="names no container"):
+    with pytest.raises(Refusal, match="lists no container"):
         world.starts.start([ID_A])
     world.allocate("no-such-uid", "main", [ID_A])
     with pytest.raises(Refusal, match="no running pod"):
@@ -441,5 +441,5 @@ def test_a_pod_without_a_mirror_may_be_a_static_one(make: MakeWorld) -> None:
     """Admission denies the mirror of a GPU pod, since it names its node."""
     world = make()
     world.allocate("unknown-uid", "main", [ID_A])
-    with pytest.raises(Refusal, match=r"no running pod on this node for unknown-uid \(of a static pod"):
+    with pytest.raises(Refusal, match=r"no running pod on this node for unknown-uid \(if this is a static pod"):
         world.starts.start([ID_A])

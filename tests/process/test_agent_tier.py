@@ -112,7 +112,7 @@ def test_a_container_without_host_memory_waits_for_what_was_lent(
     uses = use(world, first, 13000)
     world.lending.settle()
     start(world, "fits", GpuSlice(A, CARD - 13000), number=1)
-    with pytest.raises(Refusal, match=r"others still have 2000 MiB of card 0 .* lent to them"):
+    with pytest.raises(Refusal, match=r"other containers still have 2000 MiB of card 0 .* that vgpu lent them"):
         start(world, "plain", GpuSlice(A, 2000), number=2)
     world.sweep.once(clean=False)
     rest = CARD - 8000 - (CARD - 13000) - 2000
@@ -121,10 +121,10 @@ def test_a_container_without_host_memory_waits_for_what_was_lent(
     world.starts.start([f"{A}::2"])
     start(world, "moves", GpuSlice(A, 2000, phys=1000), number=3)
     uses.charge_overhead(0, 13000 * MIB)
-    with pytest.raises(Refusal, match="others still have"):
+    with pytest.raises(Refusal, match="other containers still have"):
         start(world, "late", GpuSlice(A, 1500), number=4)
     monkeypatch.setattr(lending, "COMING_SECONDS", 0.0)
-    with pytest.raises(Refusal, match="others still have"):
+    with pytest.raises(Refusal, match="other containers still have"):
         world.starts.start([f"{A}::4"])
     world.lending.settle()
     assert usage(world, first)[0].lent == whole(CARD - RESERVE - 8000 - (CARD - 13000) - 2000 - 1000)
@@ -212,13 +212,13 @@ def test_a_slice_that_needs_host_memory_does_not_start_without(make: MakeWorld) 
     world = make(plugin=SCALED)
     uid = world.pod("early", {"main": [GpuSlice(A, 10000, phys=5000)]})
     world.allocate(uid, "main", [f"{A}::0"])
-    with pytest.raises(Refusal, match="has not told yet"):
+    with pytest.raises(Refusal, match="has not reported"):
         world.starts.start([f"{A}::0"])
     world.cards.back(True)
     world.starts.start([f"{A}::0"])
     world.cards.back(False)
     assert [gpu.memory for gpu in world.cards.inventory.devices] == [CARD, CARD]
-    with pytest.raises(Refusal, match="does not keep the host memory"):  # also where all of it had room on the card
+    with pytest.raises(Refusal, match="does not reserve the host memory"):  # also where all of it had room on the card
         start(world, "small", GpuSlice(A, 5000, phys=2500), number=1)
     assert world.holdings.granted()[A] == Held(1, 10000, 5000), "what runs keeps its own, as the scheduler has it"
     world.starts.start([f"{A}::0"])

@@ -208,7 +208,7 @@ def test_a_replayed_answer_with_a_library_of_another_version_starts_nothing(make
     upgrade(world)
     world.starts.start([f"{A}::0"])  # another build, and the same kind of region
     old.with_suffix(".abi").unlink()  # agents before wrote none
-    with pytest.raises(Refusal, match=f"{old.name}, which does not work .* make the pod anew") as refused:
+    with pytest.raises(Refusal, match=f"{old.name}, which does not work .* recreate the pod") as refused:
         world.starts.start([f"{A}::0"])
     assert not refused.value.transient
     assert library.prune(world.places.library, {old}) == [old]

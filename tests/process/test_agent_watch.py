@@ -122,7 +122,7 @@ def test_a_container_that_keeps_out_of_its_ledger_is_told_and_evicted_where_that
         assert watch.of(entry, A) == (900 * MIB, 0)
         assert watch.foreign(A) == ()
         told = until(lambda: [e for e in world.events() if e["reason"] == names.EVENT_UNTRACKED])
-        assert "it has 900 MiB and was charged 0 MiB" in told[0]["message"]
+        assert "it uses 900 MiB, but vgpu charged only 0 MiB" in told[0]["message"]
         assert [one["count"] for one in told] == [1]
         pod = world.read_pod("p")
         assert (pod is None or "deletionTimestamp" in pod["metadata"]) is gone

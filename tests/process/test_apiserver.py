@@ -369,7 +369,7 @@ def test_a_bad_kubeconfig_is_named(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "config"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(ValueError, match=f"no connection to a cluster: {path}"):
+    with pytest.raises(ValueError, match=f"cannot connect to a cluster: {path}"):
         KubeClient.connect(path)
 
 

@@ -72,7 +72,7 @@ def test_nodes_are_cleaned_after_their_agents_have_gone(world: World) -> None:
     finally:
         cleanup.kill()
     assert cleanup.returncode == 0, said
-    assert "1 nodes cleaned" in said
+    assert "cleaned 1 nodes" in said
     node = world.node("ours")
     assert node["status"]["capacity"] == node["status"]["allocatable"] == PLAIN
     assert [condition["type"] for condition in node["status"]["conditions"]] == ["Ready"]
@@ -81,7 +81,7 @@ def test_nodes_are_cleaned_after_their_agents_have_gone(world: World) -> None:
     assert world.node("theirs")["status"]["capacity"] == CARDS | PLAIN
     assert world.pod("bystander")
     again = start(world)
-    assert "0 nodes cleaned" in again.communicate(timeout=SECONDS)[1]
+    assert "cleaned 0 nodes" in again.communicate(timeout=SECONDS)[1]
 
 
 def test_an_agent_that_stays_keeps_no_other_node_from_being_cleaned(
@@ -93,13 +93,13 @@ def test_an_agent_that_stays_keeps_no_other_node_from_being_cleaned(
     add_node(world, "fine", "yes")
     world.create(pod("agent-of-down", metadata={"labels": {"app": "agent"}}, nodeName="down"))
     cleanup.main(flags)  # a node that is down is no failure, and its agent writes nothing any more
-    assert "agent-of-down on down is still there" in caplog.text
+    assert "pod agent-of-down on down still exists" in caplog.text
     for name in ("down", "fine"):
         assert world.node(name)["status"]["capacity"] == PLAIN
     for name in ("busy", "other"):
         add_node(world, name, "yes")
     world.create(pod("agent-of-busy", metadata={"labels": {"app": "agent"}}, nodeName="busy"))
-    with pytest.raises(SystemExit, match="agents do not end on busy, which are ready"):
+    with pytest.raises(SystemExit, match="did not clean the ready nodes busy"):
         cleanup.main(flags)
     assert world.node("other")["status"]["capacity"] == PLAIN
     assert world.node("busy")["status"]["capacity"] == CARDS | PLAIN

@@ -84,7 +84,7 @@ def test_a_namespace_that_opts_out_is_told(cluster: LocalCluster) -> None:
     cluster.client.request("PATCH", HOOK, body=patch, content_type=JSON_PATCH)
     code, found = doctor(cluster, "-n", "out")
     assert code == 1
-    assert wrong(found) == [("webhook", "a GPU pod in namespace out passes it by")]
+    assert wrong(found) == [("webhook", "a GPU pod in namespace out bypasses the webhook")]
 
 
 def test_a_condition_of_the_node_is_told(cluster: LocalCluster) -> None:
@@ -123,4 +123,4 @@ def test_a_webhook_that_cannot_be_reached(cluster: LocalCluster) -> None:
     assert code == 1
     ((area, sentence),) = wrong(found)
     assert area == "webhook"
-    assert "the API server cannot call it" in sentence
+    assert "the API server cannot call the webhook" in sentence

@@ -323,7 +323,7 @@ def test_an_exception_of_the_listener_does_not_end_it(world: World, caplog: pyte
         wait_for("both", lambda: told == ["a", "b"], SECONDS)
     finally:
         informer.stop()
-    assert "handling of default/a failed" in caplog.text
+    assert "cannot handle the change of default/a" in caplog.text
 
 
 def test_stop_ends_a_silent_watch_at_once(world: World, follow: Follower) -> None:

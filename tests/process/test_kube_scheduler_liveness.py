@@ -52,7 +52,7 @@ def kube_scheduler(tmp_path: Path) -> Iterator[KubeScheduler]:
     [
         (True, HERE, ""),
         (True, None, ""),
-        (False, HERE, "kube-scheduler leads, and the scheduler beside it has not read the cluster yet"),
+        (False, HERE, "kube-scheduler leads, but the vgpu scheduler in its pod has not read the cluster yet"),
         (False, ELSEWHERE, ""),
         (False, "", ""),
         (False, None, ""),  # the API server is away: nobody could do better
@@ -73,7 +73,7 @@ def test_who_leads_without_an_extender_makes_room(
 def test_its_own_word_counts_too(kube_scheduler: KubeScheduler) -> None:
     beside = Neighbour(kube_scheduler.listener.port, lambda: True, lambda: HERE)
     kube_scheduler.status = "500 Internal Server Error"
-    assert beside.obstacle() == "kube-scheduler is not well: [-]leaderElection failed"
+    assert beside.obstacle() == "kube-scheduler is unhealthy: [-]leaderElection failed"
     kube_scheduler.listener.stop()
     assert "kube-scheduler does not answer" in beside.obstacle()
 

@@ -86,7 +86,7 @@ def test_less_memory_than_a_context_takes_is_told(machine: Machine) -> None:
     assert done.returncode == 0
     assert done.stderr == (
         "vgpu run: warning: 100 MiB are less than one context takes on Tesla T4 (105 MiB): "
-        "every CUDA program will be out of memory\n"
+        "every CUDA program will run out of memory\n"
     )
     assert machine.run("--gpumem", "105", command=("true",)).stderr == ""
 
@@ -95,7 +95,7 @@ def test_less_memory_than_a_context_takes_is_told(machine: Machine) -> None:
 def test_a_command_whose_program_limits_do_not_reach_is_told(machine: Machine, command: tuple[str, ...]) -> None:
     done = machine.run("--gpumem", "1000", command=command)
     assert done.returncode == 7
-    assert "starts its program without LD_PRELOAD: it gets the whole card, without limits" in done.stderr
+    assert "starts its program without LD_PRELOAD: the program gets the whole card, without limits" in done.stderr
     assert machine.run("--gpumem", "1000", command=("env", "A=1", "true")).stderr == ""
 
 
@@ -238,7 +238,7 @@ def test_an_outer_choice_of_cards_holds(machine: Machine) -> None:
     done = machine.run("--gpus", "2", command=("true",), CUDA_VISIBLE_DEVICES=uuid)
     assert done.returncode == 1
     done = machine.run(command=("true",), CUDA_VISIBLE_DEVICES="7")
-    assert done.stderr == "vgpu run: CUDA_VISIBLE_DEVICES is '7': it names no card of this machine\n"
+    assert done.stderr == "vgpu run: CUDA_VISIBLE_DEVICES is '7': it selects no card of this machine\n"
 
 
 @pytest.mark.parametrize(
@@ -263,14 +263,14 @@ def test_a_program_that_cannot_be_started_leaves_no_slice(
 
 def test_a_command_without_a_name_is_named_as_such(machine: Machine) -> None:
     done = machine.run(command=("",))
-    assert (done.returncode, done.stderr) == (127, "vgpu run: the command's name is empty: write it behind --\n")
+    assert (done.returncode, done.stderr) == (127, "vgpu run: the command's name is empty: write it after --\n")
 
 
 def test_a_slice_cannot_be_divided(machine: Machine) -> None:
     inner = (sys.executable, "-m", "vgpu", "run", "--simulate", "T4x2", "--", "true")
     done = machine.run("--gpumem", "1000", command=inner)
     assert done.returncode == 1
-    assert "a slice cannot be divided" in done.stderr
+    assert "vgpu cannot divide a slice" in done.stderr
 
 
 def test_without_cards_the_sentence_says_what_to_do(machine: Machine) -> None:
@@ -296,7 +296,11 @@ def test_every_profile_that_is_listed_is_taken_or_its_board_is_named(machine: Ma
     assert (done.returncode, done.stdout.strip()) == (0, str(machine.state / "simulator" / "T4@12.4")), done.stderr
     for spec, said in (
         ("A100-40-1g.5gb", "there is no card that can be shared: 1 in MIG mode\n"),
-        ("GB10", "vgpu run: card 0 (NVIDIA GB10) has no memory of its own but the machine's: it cannot be shared\n"),
+        (
+            "GB10",
+            "vgpu run: card 0 (NVIDIA GB10) has no memory of its own and uses the machine's;"
+            " vgpu cannot share the card\n",
+        ),
     ):
         done = machine.vgpu("run", "--simulate", spec, "--", "true")
         assert done.returncode == 1

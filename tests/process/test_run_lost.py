@@ -143,7 +143,7 @@ def test_a_slice_whose_state_is_lost_cannot_be_divided_either(machine: Machine) 
     script = f"rm -r {machine.state}; exec {again}"
     done = machine.run("--gpumem", "10000", command=("sh", "-c", script))
     assert (done.returncode, done.stdout) == (1, "")
-    assert "a slice cannot be divided" in done.stderr
+    assert "vgpu cannot divide a slice" in done.stderr
 
 
 def test_the_folder_of_a_running_command_is_locked_against_those_who_remove_what_is_old(machine: Machine) -> None:

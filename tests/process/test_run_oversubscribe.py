@@ -63,11 +63,11 @@ def test_memory_that_does_not_fit_on_the_card_may_lie_in_host_memory(machine: Ma
     done = machine.run("--gpumem", "20000", "--oversubscribe", command=("sh", "-c", "echo $CUDA_OVERSUBSCRIBE"))
     assert done.stdout == "true\n", done.stderr
     for said, options in {
-        "5088 MiB of host memory needed, and 5087 MiB may be used": ("--oversubscribe", "--host-memory", "5087"),
+        "the command needs 5088 MiB of host memory and may use 5087 MiB": ("--oversubscribe", "--host-memory", "5087"),
         "--host-memory has no effect without --oversubscribe": ("--host-memory", "5087"),
         "--guarantee has no effect without --oversubscribe": ("--guarantee", "5087"),
         "--guarantee is 4999 MiB; allowed: from 5000 MiB": ("--oversubscribe", "--guarantee", "4999"),
-        "with --oversubscribe, what does not fit on the card may lie in host memory": (),
+        "with --oversubscribe, memory that does not fit on the card goes to host memory": (),
         "write static or movable": ("--oversubscribe=managed",),
     }.items():
         refused = machine.run("--gpumem", "20000", *options, command=("true",))
@@ -81,7 +81,7 @@ def test_no_command_is_promised_host_memory_that_is_not_there(machine: Machine) 
     ((limits, _),) = limits_of(machine)
     assert (limits.cards[0].guarantee, limits.host_memory) == (1000 * MIB, (most - 2500) * MIB)
     for code, amount, said in (
-        (75, 2501, f"of which {most - 2500} MiB are promised to commands that run"),
+        (75, 2501, f"of which {most - 2500} MiB are promised to running commands"),
         (1, most + 1, f"this can never fit here: --host-memory asks for {most + 1} MiB"),
     ):
         refused = machine.run("--gpumem", "3000", "--oversubscribe", "--host-memory", str(amount), command=("true",))
@@ -147,7 +147,7 @@ def test_a_command_does_not_start_while_others_keep_what_was_lent(
     run.await_room(store, claim)
     with Region.open(store.directory(second), writable=True) as region:
         region.charge_overhead(0, (T4 - 9000 + T4 // 64 + 500) * MIB)
-        with pytest.raises(UserError, match=rf"other commands still have 500 MiB of card 0 .*{card}.* lent to them"):
+        with pytest.raises(UserError, match=rf"other commands still have 500 MiB of card 0 .*{card}.* lent them"):
             run.await_room(store, claim)
         monkeypatch.setattr(run, "WHOLE_SECONDS", 0.0)
         least = 512  # of the guarantee of 9000

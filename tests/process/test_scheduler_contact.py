@@ -142,8 +142,8 @@ def test_a_kill_shows_at_once_and_the_next_agent_says_when_it_serves(cluster: Cl
         answer = cluster.scheduler.filter(item, "node-a", "node-b")
         assert answer["NodeNames"] == ["node-b"]
         assert answer["FailedAndUnresolvableNodes"] == {"node-a": KILLED}
-        one.start("the kubelet has not taken its ids yet")
-        cluster.wait_away("node-a", "the node's agent does not serve: the kubelet has not taken its ids yet")
+        one.start("the kubelet has not accepted its ids yet")
+        cluster.wait_away("node-a", "the node's agent does not serve: the kubelet has not accepted its ids yet")
         one.say("")
         cluster.wait_away("node-a", "")
     assert cluster.scheduler.state.slices() == 3

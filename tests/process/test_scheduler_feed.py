@@ -147,7 +147,7 @@ def wait_told(scheduler: Scheduler, item: Any, why: str) -> None:
     [
         (agentmark.leaving("it is being replaced"), "the node's agent is leaving (it is being replaced)"),
         ("leaving", "the node's agent is leaving"),
-        ("on holiday", 'the node\'s agent says "on holiday", which this scheduler does not know'),
+        ("on holiday", 'the node\'s agent reports "on holiday", a state that this scheduler does not support'),
     ],
 )
 def test_nothing_is_bound_where_the_agent_says_that_it_leaves(world: World, start: Any, mark: str, why: str) -> None:

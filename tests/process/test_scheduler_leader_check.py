@@ -110,7 +110,7 @@ def test_a_bind_that_was_held_up_looks_again_who_leads(
 
     monkeypatch.setattr(first.binder, "_choose", held_up)
     told = first.bind(one, "n1")
-    assert ("no room any more" if back else "another replica leads") in told
+    assert ("has no room left" if back else "another replica leads") in told
     assert record(world, "one") is None
     assert record(world, "two") is not None
     assert first.state.holding(one["metadata"]["uid"]) is None
@@ -121,8 +121,8 @@ def test_nothing_is_placed_while_the_lease_cannot_be_read(world: World, replicas
     item = world.create(gpu_pod("one"))
     world.server.stop()
     args = {"Pod": item, "NodeNames": ["n1"]}
-    assert "what other replicas did cannot be read" in first.filter(item, "n1")["Error"]
+    assert "cannot read the changes of other replicas" in first.filter(item, "n1")["Error"]
     assert first.post("/prioritize", args)[0] == 503
-    assert "what other replicas did cannot be read" in first.bind(item, "n1")
+    assert "cannot read the changes of other replicas" in first.bind(item, "n1")
     world.restart()
     wait_for("an answer", lambda: first.filter(item, "n1")["Error"] == "", SECONDS)

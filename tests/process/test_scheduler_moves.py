@@ -217,7 +217,7 @@ def test_who_cannot_read_who_leads_moves_nothing_and_says_so_once(
     run(away)
     wait_for("moved", lambda: card_of(world, "moves") == (CARDS[1],), SECONDS)
     said = [one.message for one in caplog.records if one.name == moves.__name__ and one.levelname == "WARNING"]
-    assert said == ["pods wait to be moved: no answer"]
+    assert said == ["cannot move the records of waiting pods: no answer"]
 
 
 def one_pod(version: str, *cards: str) -> Pod:

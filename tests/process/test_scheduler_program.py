@@ -116,8 +116,8 @@ def test_it_ends_on_sigterm_while_it_still_waits_for_the_api_server(program: Pro
 @pytest.mark.parametrize(
     ("flags", "code", "said"),
     [
-        (["--kubeconfig=/no/such/file"], 1, "vgpu-scheduler: no connection to a cluster: /no/such/file"),
-        (["--config=/no/such/file"], 1, "vgpu-scheduler: /no/such/file: No such file or directory"),
+        (["--kubeconfig=/no/such/file"], 1, "vgpu-scheduler: cannot connect to a cluster: /no/such/file"),
+        (["--config=/no/such/file"], 1, "vgpu-scheduler: cannot read /no/such/file: No such file or directory"),
         (["--extender-port=http"], 2, "'http' is not a port: 1 to 65535"),
         (["--tls-secret=tls"], 2, "'tls' is not NAMESPACE/NAME"),
     ],

@@ -97,9 +97,9 @@ def test_a_bind_without_a_filter_before_it_reads_the_pod(world: World, scheduler
     item = world.create(gpu_pod("p"))
     scheduler.start()
     other = {**item, "metadata": {**item["metadata"], "uid": "another"}}
-    assert scheduler.bind(other, "node-a") == "the pod has been replaced by another one of the same name"
+    assert scheduler.bind(other, "node-a") == "another pod of the same name has replaced this pod"
     unseen = world.create(gpu_pod("unseen", metadata={"labels": {}}))
-    assert "has not seen this pod" in scheduler.bind(unseen, "node-a")
+    assert "has not processed this pod" in scheduler.bind(unseen, "node-a")
     assert scheduler.bind(item, "node-a") == ""
     assert record(world, "p") is not None
 
@@ -138,7 +138,7 @@ def test_a_restarted_scheduler_knows_what_pods_hold(world: World, scheduler: Sch
     try:
         pending = world.create(gpu_pod("q", 5000))
         assert again.filter(pending, "node-a")["FailedNodes"] == {"node-a": "0 of 1 cards have 5000 MiB free, 1 needed"}
-        assert "has no room any more: 0 of 1 cards have 5000 MiB free" in again.bind(pending, "node-a")
+        assert "has no room left: 0 of 1 cards have 5000 MiB free" in again.bind(pending, "node-a")
     finally:
         again.close()
 
@@ -241,7 +241,7 @@ def test_a_bind_while_the_api_server_is_away_is_refused_and_works_when_it_is_bac
     item = world.create(gpu_pod("p"))
     scheduler.filter(item, "node-a")
     world.server.stop()
-    assert "whether the pod is bound is not known" in scheduler.bind(item, "node-a")
+    assert "cannot find out whether the pod is bound" in scheduler.bind(item, "node-a")
     world.restart()
     assert scheduler.bind(item, "node-a") == ""
     wait_for("the watch confirms it", lambda: settled(scheduler, item["metadata"]["uid"]), SECONDS)

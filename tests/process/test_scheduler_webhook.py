@@ -346,7 +346,7 @@ def test_a_certificate_of_somebody_else_is_followed_and_left_alone(world: World,
         webhook.certificates.step()
     secrets = SECRET.rpartition("/")[0]
     world.send("POST", secrets, {"metadata": {"name": "tls"}, "type": "kubernetes.io/tls", "data": {"tls.crt": ""}})
-    with pytest.raises(ApiError, match="holds no certificate yet"):
+    with pytest.raises(ApiError, match="contains no certificate yet"):
         webhook.certificates.step()
 
     def fill(key_of: pki.Material, certificate_of: pki.Material) -> dict[str, str]:

@@ -43,7 +43,10 @@ def test_a_malformed_request_is_denied_with_field_value_and_what_is_allowed(
 @pytest.mark.parametrize(
     ("item", "said"),
     [
-        (gpu_pod(spec={"nodeName": "node-a"}), 'spec.nodeName is "node-a": a pod that asks for a GPU is placed by'),
+        (
+            gpu_pod(spec={"nodeName": "node-a"}),
+            'spec.nodeName is "node-a": the scheduler places pods that ask for a GPU',
+        ),
         (
             pod(
                 container(limits={"nvidia.com/gpu": 1}),
@@ -61,23 +64,23 @@ def test_a_malformed_request_is_denied_with_field_value_and_what_is_allowed(
         ),
         (
             gpu_pod(annotations={"vgpu.io/allocation": "{}"}),
-            'metadata.annotations[vgpu.io/allocation] is "{}": only the scheduler writes it, leave it out',
+            'metadata.annotations[vgpu.io/allocation] is "{}": only the scheduler writes this annotation; leave it out',
         ),
         (
             pod(container(), annotations={"vgpu.io/allocation": "{}"}),
-            'metadata.annotations[vgpu.io/allocation] is "{}": only the scheduler writes it, leave it out',
+            'metadata.annotations[vgpu.io/allocation] is "{}": only the scheduler writes this annotation; leave it out',
         ),
         (
             gpu_pod(annotations={"vgpu.io/allocation": "{}"}, labels={"vgpu.io/webhook": "ignore"}),
-            'metadata.annotations[vgpu.io/allocation] is "{}": only the scheduler writes it, leave it out',
+            'metadata.annotations[vgpu.io/allocation] is "{}": only the scheduler writes this annotation; leave it out',
         ),
         (
             gpu_pod(spec={"schedulerName": "volcano"}),
-            'spec.schedulerName is "volcano": a pod that asks for a GPU is placed by vgpu-scheduler: write that',
+            'spec.schedulerName is "volcano": vgpu-scheduler places pods that ask for a GPU: write that',
         ),
         (
             pod(container(limits={"nvidia.com/gpu": 1}, env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),
-            'spec.containers[main].env[NVIDIA_VISIBLE_DEVICES] is "all": is set by the product',
+            'spec.containers[main].env[NVIDIA_VISIBLE_DEVICES] is "all": vgpu sets this variable',
         ),
         (
             pod(container(limits={"nvidia.com/gpu": 1}, env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}])),
@@ -92,9 +95,12 @@ def test_a_malformed_request_is_denied_with_field_value_and_what_is_allowed(
         ),
         (
             pod(container(limits={"nvidia.com/gpu": 1}), container("log", {"vgpu.io/memory": "5"})),
-            'spec.containers[log].resources.limits[vgpu.io/memory] is "5": is set by admission only',
+            'spec.containers[log].resources.limits[vgpu.io/memory] is "5": only admission sets this total',
         ),
-        (pod(container(limits={"vgpu.io/cores": "5"})), f'{LIMITS}[vgpu.io/cores] is "5": is set by admission only'),
+        (
+            pod(container(limits={"vgpu.io/cores": "5"})),
+            f'{LIMITS}[vgpu.io/cores] is "5": only admission sets this total',
+        ),
     ],
 )
 def test_what_bypasses_placement_or_isolation_is_denied(item: Json, said: str) -> None:
@@ -311,7 +317,8 @@ def test_one_family_of_names_per_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     both = {**dialects.dialects(), "tencent": Foreign()}
     monkeypatch.setattr("scheduler.admission.webhook.dialects", lambda: both)
     assert (
-        denial(gpu_pod()) == 'spec.containers is "nvidia, tencent": a pod asks for GPUs in the names of one family only'
+        denial(gpu_pod())
+        == 'spec.containers is "nvidia, tencent": a pod may use the GPU resource names of only one family'
     )
 
 

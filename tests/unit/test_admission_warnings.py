@@ -29,15 +29,17 @@ def test_a_mode_of_memory_that_is_all_on_the_card_is_warned_of() -> None:
     assert "warnings" not in ask(item)
     item["metadata"]["annotations"][names.OVERSUBSCRIBE] = "false"
     (warning,) = ask(item)["warnings"]
-    assert warning.startswith("metadata.annotations[vgpu.io/memory-mode] has no effect beside vgpu.io/oversubscribe")
+    assert warning.startswith(
+        'metadata.annotations[vgpu.io/memory-mode] has no effect: vgpu.io/oversubscribe is "false"'
+    )
 
 
 def test_what_has_no_effect_is_warned_of() -> None:
     item = gpu_pod({"nvidia.com/gpumem": "3000", "nvidia.com/gpumem-percentage": "50"})
     item["spec"]["containers"][0]["resources"]["requests"] = {"nvidia.com/gpumem": "2k"}
     assert ask(item)["warnings"] == [
-        "spec.containers[main]: nvidia.com/gpumem-percentage has no effect beside nvidia.com/gpumem",
-        "spec.containers[main] requests 2k of nvidia.com/gpumem and has the limit 3000: the limit counts",
+        "spec.containers[main]: nvidia.com/gpumem-percentage has no effect together with nvidia.com/gpumem",
+        "spec.containers[main] requests 2k of nvidia.com/gpumem and has the limit 3000: vgpu uses the limit",
     ]
     item = gpu_pod({"nvidia.com/gpumem": "3000"})
     item["spec"]["containers"][0]["resources"]["requests"] = {"nvidia.com/gpumem": "3k"}
@@ -72,7 +74,7 @@ def test_misspelt_annotations_are_warned_of() -> None:
 NO_EFFECT = "has no effect: write it in resources.limits of a container"
 
 
-OTHERS = "is another product's and has no effect"
+OTHERS = "belongs to another product and has no effect"
 
 
 @pytest.mark.parametrize("asks", [True, False])
@@ -109,7 +111,7 @@ OTHERS = "is another product's and has no effect"
             "has no effect: write nvidia.com/gpucores in resources.limits of a container",
         ),
         ("annotations", "gpu-fraction", "has no effect: write nvidia.com/gpumem-percentage in resources.limits of a"),
-        ("annotations", "vgpu.io/webhook", "has no effect as an annotation: opting out of admission is a label"),
+        ("annotations", "vgpu.io/webhook", "has no effect as an annotation: to opt out of admission, label the pod"),
         ("labels", "hami.io/webhook", 'is "30" and has no effect: "ignore" opts out of admission'),
     ],
 )
@@ -131,7 +133,7 @@ def test_what_is_written_where_vgpu_does_not_read_it_is_warned_of(asks: bool, fi
 def test_another_products_part_of_a_card_is_warned_of(key: str, likely: str) -> None:
     for limits in ({key: "5"}, {key: "5", "nvidia.com/gpumem": "3000"}):
         (warning,) = ask(gpu_pod(limits))["warnings"]
-        assert warning == f"{LIMITS}[{key}] is another product's and has no effect on vgpu: write {likely}"
+        assert warning == f"{LIMITS}[{key}] belongs to another product and has no effect on vgpu: write {likely}"
 
 
 @pytest.mark.parametrize(
@@ -165,24 +167,24 @@ def test_a_priority_without_a_card_is_warned_of() -> None:
     [
         (
             {"nvidia.com/use-gputype": "Tesla-T5, A100*"},
-            'nvidia.com/use-gputype]: no card of this cluster matches "Tesla-T5" or "A100*"; there are H100, T4',
+            'nvidia.com/use-gputype]: no card of this cluster matches "Tesla-T5" or "A100*"; the cluster has H100, T4',
         ),
         (
             {"nvidia.com/nouse-gputype": "A10"},
-            'nvidia.com/nouse-gputype]: no card of this cluster matches "A10"; there are H100, T4',
+            'nvidia.com/nouse-gputype]: no card of this cluster matches "A10"; the cluster has H100, T4',
         ),
         (
             {"nvidia.com/use-gputype": "T4", "nvidia.com/nouse-gputype": "T4"},
-            "nvidia.com/nouse-gputype] leaves no card of this cluster; there are H100, T4",
+            "nvidia.com/nouse-gputype] excludes every card of this cluster; the cluster has H100, T4",
         ),
         ({"nvidia.com/use-gputype": " ,"}, "nvidia.com/use-gputype] is empty and has no effect"),
         ({"nvidia.com/use-gpuuuid": "0"}, 'nvidia.com/use-gpuuuid]: no card of this cluster has the UUID "0"'),
         ({"nvidia.com/nouse-gpuuuid": "x"}, 'nvidia.com/nouse-gpuuuid]: no card of this cluster has the UUID "x"'),
         (
             {"nvidia.com/use-gpuuuid": "GPU-T4", "nvidia.com/nouse-gpuuuid": "GPU-T4"},
-            "nvidia.com/nouse-gpuuuid] leaves none of the cards of nvidia.com/use-gpuuuid",
+            "nvidia.com/nouse-gpuuuid] excludes all cards of nvidia.com/use-gpuuuid",
         ),
-        ({"nvidia.com/vgpu-mode": "hami-core"}, 'nvidia.com/vgpu-mode] is "hami-core", which is "share" here'),
+        ({"nvidia.com/vgpu-mode": "hami-core"}, 'nvidia.com/vgpu-mode] is "hami-core", which vgpu calls "share"'),
         ({"vgpu.io/cores-limit": "50"}, "vgpu.io/cores-limit] has no effect: vgpu.io/core-policy is fixed; only with"),
         (
             {"vgpu.io/cores-limit": "20", "vgpu.io/core-policy": "elastic"},
@@ -242,7 +244,7 @@ def test_a_card_by_a_limit_range_alone_is_warned_of() -> None:
     (warning,) = ask(item)["warnings"]
     assert warning == (
         "spec.containers[log] gets a card because a LimitRange of the namespace sets nvidia.com/gpumem: 3000;"
-        " set nvidia.com/gpu: 0 in it if it needs none"
+        " set nvidia.com/gpu: 0 in the container if it needs no card"
     )
     assert limits_of(admitted(item), "log")["nvidia.com/gpu"] == "1"
     own = ranged("nvidia.com/gpumem limit for container main")  # it asks for a card itself, and takes the default
@@ -263,14 +265,14 @@ def test_no_card_beside_the_default_of_a_limit_range_is_no_card() -> None:
     kept = {"nvidia.com/gpu": "0", "cpu": "1"}
     assert result["spec"]["containers"][1]["resources"] == {"limits": kept, "requests": kept}
     warnings = ask(item)["warnings"]
-    said, by = "asks for no card (nvidia.com/gpu: 0)", "set by a LimitRange, is removed"
+    said, by = "asks for no card (nvidia.com/gpu: 0): admission removes", "which a LimitRange has set"
     assert warnings == [
-        f"spec.initContainers[warm] {said}: nvidia.com/gpumem, nvidia.com/gpucores, {by}",
-        f"spec.containers[log] {said}: nvidia.com/gpumem, {by}",
+        f"spec.initContainers[warm] {said} nvidia.com/gpumem, nvidia.com/gpucores, {by}",
+        f"spec.containers[log] {said} nvidia.com/gpumem, {by}",
     ]
     alone = pod(container(limits=none), annotations=ranged("nvidia.com/gpumem limit for container main"))
     assert admitted(alone)["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "0"}
-    assert "must be 1 or more where memory" in denial(pod(container(limits=none)))  # the user wrote it himself
+    assert "must be 1 or more if the container asks" in denial(pod(container(limits=none)))  # the user wrote it himself
 
 
 def test_keys_of_others_and_our_own_are_not_warned_of() -> None:

@@ -88,7 +88,7 @@ def test_without_the_api_server_nobody_knows_what_was_there(monkeypatch: pytest.
         monkeypatch, Census("no driver", "no driver"), Unreachable("no route"), Inventory(devices=CARDS)
     )
     assert found == Inventory(silent=(0, 1))
-    assert left == ["2 s the driver has not been asked for its cards yet"]
+    assert left == ["2 s the agent has not asked the driver for its cards yet"]
 
 
 def test_a_driver_that_hangs_keeps_nothing_else_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,8 +35,8 @@ def test_guarantees_never_pass_the_physical_card_though_limits_may() -> None:
 
 def test_cores_100_means_alone() -> None:
     alone = held(GpuSlice(A, mem=1000, cores=100))
-    assert "alone" in (excess({A: T4}, held(GpuSlice(A, mem=1)), alone) or "")
-    assert "held whole" in (excess({A: T4}, alone, held(GpuSlice(A, mem=1))) or "")
+    assert "no pod can hold all of it" in (excess({A: T4}, held(GpuSlice(A, mem=1)), alone) or "")
+    assert "holds all of card" in (excess({A: T4}, alone, held(GpuSlice(A, mem=1))) or "")
     half = Gpu(uuid=A, index=0, model="Tesla T4", memory=15360, cores=50)
     assert excess({A: half}, {}, alone) is None
 

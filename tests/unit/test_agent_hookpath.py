@@ -56,14 +56,12 @@ def test_a_read_only_folder_is_told_with_one_that_fits_the_system(
 
 def test_a_real_file_in_the_way_is_told(tmp_path: Path) -> None:
     (tmp_path / "vgpu").write_text("")
-    assert "cannot be written: File exists" in hookpath.complaint(tmp_path, "/usr/local", tmp_path)
+    assert "is not writable (File exists)" in hookpath.complaint(tmp_path, "/usr/local", tmp_path)
 
 
 def test_a_folder_that_nothing_can_be_mapped_from_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
-    assert "is mounted noexec, so that containers would run without limits" in hookpath.complaint(
-        tmp_path, "/var", tmp_path
-    )
+    assert "is mounted noexec, so containers would run without limits" in hookpath.complaint(tmp_path, "/var", tmp_path)
 
 
 @pytest.mark.parametrize(("options", "told"), [("ro", "is read-only"), ("noexec", "is mounted noexec"), ("rw", "")])

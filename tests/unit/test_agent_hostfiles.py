@@ -178,7 +178,7 @@ def test_no_driver_is_an_error_that_says_where_to_set_it(tmp_path: Path) -> None
     for root, where in (("/", "on the node"), ("/opt/driver", "below /opt/driver on the node")):
         place = Place(tmp_path, root, specs=())
         with pytest.raises(
-            FileNotFoundError, match=rf"libcuda\.so\.1 is not found {where}, .* devicePlugin\.driverRoot"
+            FileNotFoundError, match=rf"cannot find .* libcuda\.so\.1 {where}, .* devicePlugin\.driverRoot"
         ):
             driver.edits_for([card], place)
         assert driver.files(place) == []

@@ -26,8 +26,8 @@ PLAIN = Facts("containerd", "1.6.20~ds1", {"containerd": {"defaultRuntimeName": 
 @pytest.mark.parametrize(
     ("node", "strategy", "mounts", "reason"),
     [
-        (Node(), "cdi", False, "know CDI"),
-        (Node("v1.36.3", containerd("v2.3.7", enableCDI=None)), "cdi", False, "know CDI"),
+        (Node(), "cdi", False, "support CDI"),
+        (Node("v1.36.3", containerd("v2.3.7", enableCDI=None)), "cdi", False, "support CDI"),
         (Node("v1.36.3", containerd("v2.3.7", enableCDI=True, cdiSpecDirs=["/etc/cdi", "/run/cdi"])), "cdi", False, ""),
         (Node("v1.36.3", containerd("v2.3.7", enableCDI=False)), "device-specs", False, "has CDI switched off"),
         (
@@ -39,7 +39,7 @@ PLAIN = Facts("containerd", "1.6.20~ds1", {"containerd": {"defaultRuntimeName": 
         (Node("v1.36.3", containerd("1.7.27", enableCDI=True)), "cdi", False, ""),
         (Node("v1.36.3", containerd("1.7.27", enableCDI=False)), "device-specs", False, "switched off"),
         (Node("v1.36.3", Facts("containerd", "1.7.27")), "device-specs", False, "switched off"),
-        (Node("v1.34.4", containerd("1.6.20~ds1", "nvidia"), STOCK), "envvar", False, "does not know CDI"),
+        (Node("v1.34.4", containerd("1.6.20~ds1", "nvidia"), STOCK), "envvar", False, "does not support CDI"),
         (Node("v1.34.4", containerd("1.6.20~ds1", "nvidia"), SAFE), "envvar", True, "under NVIDIA's runtime"),
         (
             Node("v1.34.4", containerd("1.6.20~ds1", "nvidia"), DEAF),
@@ -49,7 +49,7 @@ PLAIN = Facts("containerd", "1.6.20~ds1", {"containerd": {"defaultRuntimeName": 
         ),
         (Node("v1.34.4", containerd("1.6.20~ds1", "runc"), SAFE), "device-specs", True, "do not run under NVIDIA's"),
         (Node("v1.34.4", PLAIN), "device-specs", False, "do not run under NVIDIA's"),
-        (Node("v1.34.4", Facts("containerd", "1.6.20"), SAFE), "envvar", True, "does not know CDI"),
+        (Node("v1.34.4", Facts("containerd", "1.6.20"), SAFE), "envvar", True, "does not support CDI"),
         (Node("v1.28.9-gke.1", containerd("v2.3.7", "nvidia"), SAFE), "envvar", True, "kubelet v1.28.9-gke.1"),
         (Node("v1.29.0+k3s1", containerd("v2.3.7-k3s1")), "cdi", False, ""),
         (Node("v1.31.0", Facts("cri-o", "1.31.2")), "cdi", False, ""),
@@ -57,9 +57,9 @@ PLAIN = Facts("containerd", "1.6.20~ds1", {"containerd": {"defaultRuntimeName": 
             Node("v1.31.0", Facts("cri-o", "1.27.1", handlers=("runc", "nvidia")), STOCK),
             "envvar",
             False,
-            "takes no CDI",
+            "does not accept CDI",
         ),
-        (Node("v1.31.0", Facts("docker", "27.1.0"), STOCK), "envvar", False, "not known to take CDI names"),
+        (Node("v1.31.0", Facts("docker", "27.1.0"), STOCK), "envvar", False, "may not accept CDI names"),
     ],
 )
 def test_the_mode_follows_from_the_node(node: Node, strategy: str, mounts: bool, reason: str) -> None:
@@ -83,7 +83,7 @@ def test_what_is_configured_holds(configured: str) -> None:
         (Node(runtime=containerd("v2.3.7"), toolkit=SAFE), ""),
         (Node(runtime=containerd("v2.3.7"), toolkit=DEAF), ""),
         (Node(runtime=containerd("v2.3.7"), toolkit=STOCK), STOCK.file),  # a RuntimeClass is enough
-        (Node(runtime=containerd("v2.3.7", "nvidia")), "config.toml of the node (not found, so its default holds)"),
+        (Node(runtime=containerd("v2.3.7", "nvidia")), "config.toml of the node (not found, so its default applies)"),
         (Node(runtime=Facts("cri-o", "1.31", handlers=("nvidia",)), toolkit=STOCK), STOCK.file),
         (Node(runtime=Facts("cri-o", "1.31", handlers=("crun",)), toolkit=STOCK), ""),
         (Node(toolkit=STOCK), STOCK.file),  # nothing else is known

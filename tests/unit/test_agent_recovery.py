@@ -101,4 +101,4 @@ def test_what_a_card_does_not_tell_says_nothing_against_it(seen: Vitals) -> None
 
 
 def test_a_card_whose_memory_cannot_be_mended_is_out() -> None:
-    assert "replaced" in Judge().trouble("a", Vitals(remapping_failed=True), 0)
+    assert "replace the card" in Judge().trouble("a", Vitals(remapping_failed=True), 0)

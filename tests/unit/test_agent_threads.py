@@ -90,7 +90,7 @@ def test_a_card_about_which_the_driver_hangs_is_out_and_the_others_stay(monkeypa
     part.start()
     try:
         assert told.get(timeout=60) == names.CONDITION_UNHEALTHY
-        assert cards.sick() == {"a": "a question about it has hung in the driver"}
+        assert cards.sick() == {"a": "the driver hangs while the agent queries the card"}
         release.set()
         assert told.get(timeout=60) == names.EVENT_HEALTHY
     finally:

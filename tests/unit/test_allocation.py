@@ -45,7 +45,7 @@ def test_record_reads_as_documented() -> None:
         ("nonsense", "malformed"),
         ("[]", "Expected `object`"),
         ('{"v":1}', "missing required field `containers`"),
-        ('{"v":2,"containers":{}}', "version 2 is not known, 1 is"),
+        ('{"v":2,"containers":{}}', "version 2 is unknown; this release supports version 1"),
         ('{"containers":{"main":[{"mem":1}]}}', "missing required field `uuid`"),
         ('{"containers":{"main":[{"uuid":"a","mem":-1}]}}', ">= 0"),
         ('{"containers":{"main":[{"uuid":"a","mem":1.5}]}}', "Expected `int`"),

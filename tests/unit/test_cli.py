@@ -46,7 +46,7 @@ def test_the_commands_are_the_modules_of_the_package() -> None:
 def test_an_unknown_command_names_those_that_exist() -> None:
     done = CliRunner().invoke(group(), ["frobnicate"])
     assert done.exit_code == 2
-    assert "no command 'frobnicate'; there are: " in done.output
+    assert "no command 'frobnicate'; the commands are: " in done.output
     assert "run" in done.output
 
 
@@ -202,10 +202,10 @@ def test_bad_arguments_of_run(arguments: list[str], message: str) -> None:
 
 def test_a_probe_without_a_driver_says_so() -> None:
     done = vgpu_command("probe", LD_LIBRARY_PATH="")
-    if "libcuda.so.1 is not found" not in done.stdout:
+    if "cannot find libcuda.so.1" not in done.stdout:
         pytest.skip("this machine has a driver")
     assert done.returncode == 1
-    assert done.stderr == "vgpu probe: libcuda.so.1 is not found: no NVIDIA driver here\n"
+    assert done.stderr == "vgpu probe: cannot find libcuda.so.1: no NVIDIA driver here\n"
 
 
 @pytest.mark.parametrize(("text", "expected"), [("2ms", 2_000_000), ("100us", 100_000), ("500ns", 500)])

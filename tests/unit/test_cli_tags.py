@@ -104,8 +104,8 @@ def test_renamed_resources(tmp_path: Path) -> None:
     [
         ([], "one of MODEL, --memory and --node"),
         (["T4", "--memory", "1"], "one of MODEL, --memory and --node"),
-        (["L4"], "L4: how much of such a card can be given away is not known (T4, A100-40"),
-        (["A100"], "A100: how much of such a card"),
+        (["L4"], "L4: the memory of this model is not known (known: T4, A100-40"),
+        (["A100"], "A100: the memory of this model"),
         (["T4", "--format", "karpenter"], "--instance-type"),
         (["T4", "--config", "/nowhere/x.yaml"], "/nowhere/x.yaml"),
         (["--node", "n1", "--kubeconfig", "/nowhere"], "node n1"),

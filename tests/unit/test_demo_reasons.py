@@ -22,8 +22,8 @@ DONE = {"name": "second", "state": {"terminated": {"exitCode": 0}}}
         ({"containerStatuses": [RUNNING]}, "main still runs; the demo waits 45 s for its end"),
         ({"containerStatuses": [LOOP]}, "main: CrashLoopBackOff, back-off 10s, it ended with 3"),
         ({"initContainerStatuses": [DONE], "containerStatuses": [ENDED]}, "first ended with 137"),
-        ({"phase": "Pending"}, "nothing has started it within 45 s"),
-        ({"phase": "Failed"}, "no reason is known"),
+        ({"phase": "Pending"}, "none of its containers started within 45 s"),
+        ({"phase": "Failed"}, "the cluster reports no reason"),
     ],
 )
 def test_the_reason_comes_from_the_containers(status: dict[str, Any], sentence: str) -> None:

@@ -17,7 +17,7 @@ def test_what_is_written_is_read() -> None:
 
 @pytest.mark.parametrize("text", ["", "serving", "gone: fishing", "x" * 1000])
 def test_what_is_not_known_takes_no_pods(text: str) -> None:
-    assert "does not know" in read(text).away
+    assert "does not support" in read(text).away
     assert len(read(text).away) < 200
 
 

@@ -85,7 +85,7 @@ def test_a_token_that_is_not_readable_is_an_api_server_that_does_not_answer(clie
 
     client._configuration.refresh_api_key_hook = overdue
     token.write_text("")
-    with pytest.raises(Unreachable, match="not readable"):
+    with pytest.raises(Unreachable, match="cannot read the token"):
         client.get("/x")
     token.unlink()
     with pytest.raises(Unreachable, match="No such file"):

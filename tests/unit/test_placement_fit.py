@@ -100,7 +100,7 @@ def test_exact_fit_and_one_mebibyte_more() -> None:
             [card(0, numa=0), card(1, numa=1)],
             ask(2, 3000),
             {"numa_bind": True},
-            "2 of 2 cards fit, 2 needed on one NUMA node, but they are on different ones",
+            "2 of 2 cards fit, 2 needed on one NUMA node, but these cards are on different NUMA nodes",
         ),
     ],
 )

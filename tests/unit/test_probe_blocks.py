@@ -62,4 +62,4 @@ def test_one_block_that_is_on_neither_side_alone_is_explained(
     monkeypatch.setenv("CUDA_OVERSUBSCRIBE", spills)
     monkeypatch.setattr(probe, "probe", lambda _: {"cards": [{"fill": fill}]})
     assert probe.main(arguments) == 0
-    assert ("--blocks fills what is free" in capsys.readouterr().err) == told
+    assert ("use --blocks to fill the free memory" in capsys.readouterr().err) == told

@@ -147,9 +147,9 @@ class TestContainer:
         [
             ({GPU: "1.5"}, f'[{GPU}] is "1.5": must be a whole number of cards, 1 or more'),
             ({GPU: "-1"}, f'[{GPU}] is "-1": must be a whole number of cards, 1 or more'),
-            ({GPU: "0", MEMORY: "3000"}, f"[{GPU}] is 0: must be 1 or more where memory or cores are asked"),
-            ({GPU: "0", PERCENT: "5"}, f"[{GPU}] is 0: must be 1 or more where memory or cores are asked"),
-            ({GPU: "0", CORES: "5"}, f"[{GPU}] is 0: must be 1 or more where memory or cores are asked"),
+            ({GPU: "0", MEMORY: "3000"}, f"[{GPU}] is 0: must be 1 or more if the container asks for memory or cores"),
+            ({GPU: "0", PERCENT: "5"}, f"[{GPU}] is 0: must be 1 or more if the container asks for memory or cores"),
+            ({GPU: "0", CORES: "5"}, f"[{GPU}] is 0: must be 1 or more if the container asks for memory or cores"),
             (
                 {GPU: "1", MEMORY: "0"},
                 f'[{MEMORY}] is "0": must be a whole number of MiB from 1 to 16777216; '

@@ -58,5 +58,5 @@ def test_a_library_that_cannot_be_loaded_from_its_file_system_is_refused(
         f_flag = flags | os.ST_NOEXEC
 
     monkeypatch.setattr(os, "statvfs", lambda _: Mounted)
-    with pytest.raises(UserError, match="mounted noexec, from which no library can be loaded"):
+    with pytest.raises(UserError, match="mounted noexec, so programs cannot load the library"):
         library.preloadable()

@@ -23,16 +23,14 @@ def test_what_is_asked_for_has_to_be_there_beside_what_others_were_promised() ->
     assert bounded(asking(22800), machine) == asking(22800)
     refused = bounded(asking(22801), machine)
     assert refused == NoRoom(
-        "--host-memory asks for 22801 MiB, and this machine can promise 22800 MiB "
+        "--host-memory asks for 22801 MiB, but this machine can promise 22800 MiB "
         "(24000 MiB less a reserve of 1200 MiB)"
     )
     beside = msgspec.structs.replace(machine, promised=12800)
     assert bounded(asking(10000), beside) == asking(10000)
     refused = bounded(asking(10001), beside)
     assert isinstance(refused, NoRoom)
-    assert (
-        "this machine can promise 22800 MiB, of which 12800 MiB are promised to commands that run" in refused.sentence
-    )
+    assert "this machine can promise 22800 MiB, of which 12800 MiB are promised to running commands" in refused.sentence
 
 
 def test_without_a_word_it_is_half_of_what_is_available_and_promised_to_nobody() -> None:

@@ -73,7 +73,7 @@ def test_shares_of_cards_of_different_sizes_have_the_same_host_memory_behind_eac
     assert sorted(found, key=lambda one: one.uuid) == [GpuSlice(A, 2000), GpuSlice(B, 8000, phys=4000)]
     refused = place(cards, taken, [], big(0, 7999, percent=50, count=2))
     assert isinstance(refused, NoRoom)
-    assert "8000 MiB of host memory needed, and 7999 MiB may be used" in refused.sentence
+    assert "the command needs 8000 MiB of host memory and may use 7999 MiB" in refused.sentence
 
 
 def test_what_lies_in_host_memory_takes_no_room_of_the_card() -> None:
@@ -89,7 +89,7 @@ def test_a_part_of_it_has_to_be_on_the_card_and_the_rest_in_the_budget() -> None
     assert place(CARDS, [], [], big(20000, 4640)) == [GpuSlice(A, 20000, phys=15360)]
     found = place(CARDS, [], [], big(20000, 4639))
     assert isinstance(found, NoRoom)
-    assert found.sentence == "4640 MiB of host memory needed, and 4639 MiB may be used (--host-memory)"
+    assert found.sentence == "the command needs 4640 MiB of host memory and may use 4639 MiB (--host-memory)"
     assert acceptable(CARDS, big(20000)) == {A, B, C}
     assert acceptable(CARDS, big(20000, 4639)) == set()
 
@@ -119,7 +119,7 @@ def test_the_refusal_names_the_part_that_has_to_be_on_the_card_and_what_lacks() 
     assert found.per_card[0].endswith("too little memory free")
     found = place(CARDS, [], [], big(20000, 4639))
     assert isinstance(found, NoRoom)
-    assert found.per_card[0].endswith("too little host memory behind it")
+    assert found.per_card[0].endswith("too little host memory for the rest")
     other = place(CARDS, [], [], msgspec.structs.replace(big(20000), selector=CardSelector(use_types=("H100",))))
     assert isinstance(other, NoRoom)
     assert other.sentence == "0 of 3 cards are of an accepted model, 1 needed"
@@ -134,7 +134,7 @@ def test_the_refusal_says_for_each_card_what_is_free_and_what_lacks() -> None:
         f"card 0, Tesla T4, {A}: 360 of 15360 MiB, 70 of 100 % and 9 of 10 slices free: too little memory free",
         f"card 1, Tesla T4, {B}: 15260 of 15360 MiB, 0 of 100 % and 9 of 10 slices free: "
         "taken by a command with 100 % of cores",
-        f"card 2, Tesla T4, {C}: 15360 of 15360 MiB, 100 of 100 % and 10 of 10 slices free: would do",
+        f"card 2, Tesla T4, {C}: 15360 of 15360 MiB, 100 of 100 % and 10 of 10 slices free: suitable",
     )
 
 
@@ -144,7 +144,7 @@ def test_cards_that_an_earlier_request_waits_for_are_closed_to_later_ones() -> N
     found = place(CARDS, [], ahead, ask(100, selector=CardSelector(use_uuids=(A,))))
     assert isinstance(found, NoRoom)
     assert found.sentence == "1 earlier request waits for these cards"
-    assert found.per_card[0].endswith("kept for an earlier request")
+    assert found.per_card[0].endswith("reserved for an earlier request")
 
 
 def test_a_card_is_acceptable_when_it_would_do_idle() -> None:

@@ -37,7 +37,7 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            ctx.fail(f"no command {args[0]!r}; there are: {', '.join(self.list_commands(ctx))}")
+            ctx.fail(f"no command {args[0]!r}; the commands are: {', '.join(self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

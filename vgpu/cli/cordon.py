@@ -6,11 +6,11 @@ import click
 
 
 @click.command()
-@click.option("--kubeconfig", type=click.Path(path_type=Path), help="How to reach the cluster (default: as kubectl).")
+@click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig file (default: as kubectl).")
 @click.argument("node")
 @click.argument("card", nargs=-1, required=True)
 def command(kubeconfig: Path | None, node: str, card: tuple[str, ...]) -> None:
-    """Keep new pods from cards of a node; those that are there run on. CARD: index or UUID."""
+    """Keep new pods off cards of a node; running pods stay. CARD: index or UUID."""
     from vgpu import names
     from vgpu.marks import mark
 

@@ -14,19 +14,22 @@ def examples() -> Path:
 
 
 @click.command()
-@click.option("--simulate", metavar="PROFILE[xN]", help="Simulated cards. Default: T4x2, with --oversubscribe T4.")
+@click.option("--simulate", metavar="PROFILE[xN]", help="Simulated cards. Default: T4x2; with --oversubscribe: T4.")
 @click.option(
     "--examples", "folder", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Folder of pods to run."
 )
 @click.option("--pods", type=click.IntRange(1, 2000), help="Run this many generated pods instead of the examples.")
 @click.option(
-    "--kills", type=click.IntRange(0, 1000), default=0, help="With --pods: kill -9 agent or scheduler so often."
+    "--kills",
+    type=click.IntRange(0, 1000),
+    default=0,
+    help="With --pods: kill -9 the agent or the scheduler this many times.",
 )
-@click.option("--seed", type=int, default=1, show_default=True, help="With --pods: of the random choices.")
+@click.option("--seed", type=int, default=1, show_default=True, help="With --pods: seed of the random choices.")
 @click.option(
     "--oversubscribe",
     is_flag=True,
-    help="Twice the memory of the cards, half of it in host memory; runs examples/oversubscribe.",
+    help="Double the cards' memory with host memory, and run examples/oversubscribe.",
 )
 @click.option("--keep", is_flag=True, help="Keep the folder with all logs.")
 def command(
@@ -39,7 +42,7 @@ def command(
     """
     simulate = simulate or ("T4" if oversubscribe else "T4x2")
     if kills and pods is None:
-        raise click.UsageError("--kills goes with --pods")
+        raise click.UsageError("--kills needs --pods")
     # Both take a while to import, which `vgpu --help` need not wait for.
     from vgpu.config import Config, DevicePlugin
     from vgpu.native import simulator

@@ -11,15 +11,15 @@ import click
 @click.option(
     "--kubeconfig",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="How to reach the cluster. Default: as the pod it runs in, else $KUBECONFIG or ~/.kube/config.",
+    help="Kubeconfig file. Default: the account of the pod it runs in, else $KUBECONFIG or ~/.kube/config.",
 )
-@click.option("-n", "--namespace", default="default", help="Where a GPU pod is tried as a dry run. Default: default.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON array of findings.")
+@click.option("-n", "--namespace", default="default", help="Namespace for the dry run of a GPU pod. Default: default.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array of findings.")
 def command(kubeconfig: Path | None, namespace: str, as_json: bool) -> None:
-    """Look at the cluster and at this machine: one line for each thing, and what to do where it is wrong.
+    """Check the cluster and this machine: one line per check, with a remedy where something is wrong.
 
-    Nothing is changed: the GPU pod that is tried is a dry run. What cannot be looked at is said ("?"). Exit code 1
-    when something is wrong.
+    The command changes nothing: it creates a GPU pod only as a dry run. A "?" marks what it cannot check. The exit code
+    is 1 when something is wrong.
     """
     import msgspec
 
@@ -39,13 +39,15 @@ def command(kubeconfig: Path | None, namespace: str, as_json: bool) -> None:
     except ValueError as error:
         alone = kubeconfig is None
         told = findings.unseen if alone else findings.wrong
-        found.append(told("cluster", str(error), "name the cluster by --kubeconfig"))
+        found.append(told("cluster", str(error), "choose the cluster with --kubeconfig"))
     else:
         facts = look.cluster(client, namespace)
         client.close()
         if facts.version is None and facts.nodes is None:
             found.append(
-                findings.wrong("cluster", facts.why("version"), "is the API server up, and the account right?")
+                findings.wrong(
+                    "cluster", facts.why("version"), "check that the API server runs and that the account is right"
+                )
             )
         else:
             found += cluster.examine(facts, datetime.now(UTC), _version())

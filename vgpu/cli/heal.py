@@ -6,12 +6,19 @@ import click
 
 
 @click.command()
-@click.option("--kubeconfig", type=click.Path(path_type=Path), help="How to reach the cluster (default: as kubectl).")
+@click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig file (default: as kubectl).")
 @click.argument("node")
 @click.argument("card", nargs=-1, required=True)
 def command(kubeconfig: Path | None, node: str, card: tuple[str, ...]) -> None:
-    """Say that unhealthy cards of a node are repaired. CARD: index or UUID."""
+    """Mark unhealthy cards of a node as repaired. CARD: index or UUID."""
     from vgpu import names
     from vgpu.marks import mark
 
-    mark(kubeconfig, node, names.HEAL, card, lambda known, chosen: known | chosen, "is taken back if it answers")
+    mark(
+        kubeconfig,
+        node,
+        names.HEAL,
+        card,
+        lambda known, chosen: known | chosen,
+        "takes pods again if it answers the driver",
+    )

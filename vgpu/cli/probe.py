@@ -8,11 +8,11 @@ import click
 
 @click.command(
     context_settings={"ignore_unknown_options": True, "help_option_names": []},
-    short_help="Print what a process sees of its GPUs.",
+    short_help="Print the GPUs that a process gets.",
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(arguments: tuple[str, ...]) -> None:
-    """Print what a process sees of its GPUs; `vgpu probe --help` tells the options."""
+    """Print the GPUs that a process gets; `vgpu probe --help` lists the options."""
     from vgpu import config as configuration
     from vgpu import names, probe
     from vgpu.errors import UserError

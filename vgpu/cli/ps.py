@@ -7,7 +7,7 @@ import click
 
 @click.command()
 @click.option(
-    "--json", "as_json", is_flag=True, help="One JSON array; sizes in bytes, times in seconds since the epoch."
+    "--json", "as_json", is_flag=True, help="Print one JSON array; sizes in bytes, times in seconds since the epoch."
 )
 def command(as_json: bool) -> None:
     """List the commands that `vgpu run` has started here, and their slices."""

@@ -76,12 +76,12 @@ def _list(texts: tuple[str, ...]) -> tuple[str, ...]:
     "--gpucores",
     type=click.IntRange(0, 100),
     metavar="PERCENT",
-    help="Share of each card's time; 0: no limit, 100: alone on the card.",
+    help="Share of each card's time; 0: no limit, 100: no other command on the card.",
 )
 @click.option(
     "--core-policy",
     type=click.Choice(["fixed", "elastic", "none"]),
-    help="How --gpucores is kept: never above it; above it while others are idle; not at all. Default: fixed.",
+    help="How --gpucores limits: always; unless others are idle; not at all. Default: fixed.",
 )
 @click.option(
     "--cores-limit",
@@ -92,13 +92,13 @@ def _list(texts: tuple[str, ...]) -> tuple[str, ...]:
 @click.option(
     "--fills-on",
     type=click.Choice(["sms", "engine"]),
-    help="What makes fills (cuMemset…) on these cards: --gpucores paces multiprocessors, not engines. "
+    help="Unit that makes fills (cuMemset…) on these cards: --gpucores limits multiprocessors, not engines. "
     "Default: devicePlugin.fillsOn of the configuration, else sms.",
 )
 @click.option(
     "--copies-on",
     type=click.Choice(["engine", "sms"]),
-    help="The same of copies within a card. Default: devicePlugin.copiesOn of the configuration, else engine.",
+    help="Unit that makes copies within a card. Default: devicePlugin.copiesOn of the configuration, else engine.",
 )
 @click.option(
     "--oversubscribe",
@@ -106,22 +106,24 @@ def _list(texts: tuple[str, ...]) -> tuple[str, ...]:
     is_flag=False,
     flag_value="static",
     metavar="[static|movable]",
-    help="What does not fit on the card may lie in host memory, and stays there (static) or moves (movable).",
+    help="Put memory that does not fit on the card into host memory; it stays there (static) or moves (movable).",
 )
 @click.option(
     "--host-memory",
     type=Memory(),
     metavar="MIB",
-    help="With --oversubscribe: at most so much of it. "
-    "Default: half of what is available and promised to no other command.",
+    help="With --oversubscribe: limit of host memory. "
+    "Default: half of the available memory that is not promised to other commands.",
 )
 @click.option(
     "--guarantee",
     type=Memory(),
     metavar="MIB",
-    help="With --oversubscribe: what of it is on each card for sure, a quarter at least. Default: what fits.",
+    help="With --oversubscribe: memory guaranteed on each card, at least a quarter of it. Default: as much as fits.",
 )
-@click.option("--gpus", type=click.IntRange(1, 16), default=1, metavar="N", help="Different cards. Default: 1.")
+@click.option(
+    "--gpus", type=click.IntRange(1, 16), default=1, metavar="N", help="Number of different cards. Default: 1."
+)
 @click.option("--priority", type=click.IntRange(0, 1), metavar="0|1", help="0 high, 1 low.")
 @click.option(
     "--policy", type=click.Choice(["spread", "binpack"]), help="Least or most loaded card first. Default: spread."
@@ -132,12 +134,17 @@ def _list(texts: tuple[str, ...]) -> tuple[str, ...]:
 @click.option("--nouse-gpuuuid", multiple=True, metavar="UUIDS", help="None of these cards.")
 @click.option("--numa-bind", is_flag=True, help="All cards from one NUMA node.")
 @click.option(
-    "--wait", type=Seconds(), is_flag=False, flag_value="inf", metavar="[SECONDS]", help="Queue when nothing is free."
+    "--wait",
+    type=Seconds(),
+    is_flag=False,
+    flag_value="inf",
+    metavar="[SECONDS]",
+    help="Wait in a queue when no card has room.",
 )
 @click.option(
     "--strict",
     is_flag=True,
-    help="Limit programs that lose their environment, too (env -i): in a namespace with an /etc of its own.",
+    help="Also limit programs that lose their environment (env -i), by a mount namespace with its own /etc.",
 )
 @click.option(
     "--simulate",
@@ -149,7 +156,7 @@ def _list(texts: tuple[str, ...]) -> tuple[str, ...]:
 def command(command_line: tuple[str, ...], **options: Any) -> NoReturn:
     """Run COMMAND with a slice of this machine's cards: memory and compute limits that hold.
 
-    The exit code is the command's. Without room: exit code 75 and the reason per card, or --wait.
+    The exit code is that of COMMAND. If no card has room, the exit code is 75, with the reason per card; see --wait.
     """
     import msgspec
 

@@ -23,11 +23,11 @@ _AZURE: Final = "k8s.io_cluster-autoscaler_node-template_resources_"
 @click.argument("model", required=False, metavar="[MODEL]")
 @click.option("--cards", type=click.IntRange(1, 64), default=1, show_default=True, help="Cards of one node.")
 @click.option("--memory", type=click.IntRange(1), metavar="MIB", help="MiB of one card, in place of MODEL.")
-@click.option("--node", metavar="NODE", help="A node of that kind that is there: what it offers now.")
-@click.option("--instance-type", multiple=True, metavar="TYPE", help="For karpenter: the machines that have the cards.")
+@click.option("--node", metavar="NODE", help="Read the resources of this existing node.")
+@click.option("--instance-type", multiple=True, metavar="TYPE", help="For karpenter: machine types with these cards.")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="aws", show_default=True)
-@click.option("--config", type=click.Path(path_type=Path), help="vgpu's configuration (default: as the parts read it).")
-@click.option("--kubeconfig", type=click.Path(path_type=Path), help="How to reach the cluster (default: as kubectl).")
+@click.option("--config", type=click.Path(path_type=Path), help="Configuration file (default: that of the agent).")
+@click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig file (default: as kubectl).")
 def command(
     model: str | None,
     cards: int,
@@ -38,7 +38,7 @@ def command(
     config: Path | None,
     kubeconfig: Path | None,
 ) -> None:
-    """Print the resources of a node with cards of MODEL, as an autoscaler is told them.
+    """Print the resources of a node with cards of MODEL, in the form that an autoscaler reads.
 
     \b
     aws        tags of an Auto Scaling group, for cluster-autoscaler
@@ -46,16 +46,17 @@ def command(
     karpenter  a NodeOverlay
     json       resource names and values
 
-    Give one of MODEL, --memory and --node. Memory that is scaled (deviceMemoryScaling) is left out unless a node says
-    it.
+    Give one of MODEL, --memory and --node. Only --node counts scaled memory (deviceMemoryScaling).
     """
     from vgpu.config import ConfigError, load
     from vgpu.errors import UserError
 
     if sum(given is not None for given in (model, memory, node)) != 1:
-        raise UserError("one of MODEL, --memory and --node says what the node has")
+        raise UserError("give exactly one of MODEL, --memory and --node")
     if form == "karpenter" and not instance_type:
-        raise UserError("--instance-type: a NodeOverlay is for machines that are named, such as g4dn.xlarge")
+        raise UserError(
+            "--format karpenter needs --instance-type, such as g4dn.xlarge: a NodeOverlay selects machine types"
+        )
     try:
         settings = load(config)
     except ConfigError as error:
@@ -123,8 +124,8 @@ def _memory_of(model: str) -> int:
     found = known.get("".join(letter for letter in asked if letter.isalnum()))
     if found is None:
         raise UserError(
-            f"{model}: how much of such a card can be given away is not known ({', '.join(MODELS)} are): "
-            "give --node with a node that has one, or --memory in MiB (nvidia-smi's total less what it reserves)"
+            f"{model}: the memory of this model is not known (known: {', '.join(MODELS)}): "
+            "give --node with a node that has one, or --memory in MiB (nvidia-smi's total less its reserved memory)"
         )
     return found
 

@@ -6,11 +6,11 @@ import click
 
 
 @click.command()
-@click.option("--kubeconfig", type=click.Path(path_type=Path), help="How to reach the cluster (default: as kubectl).")
+@click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig file (default: as kubectl).")
 @click.argument("node")
 @click.argument("card", nargs=-1, required=True)
 def command(kubeconfig: Path | None, node: str, card: tuple[str, ...]) -> None:
-    """Take back `cordon` of cards of a node. CARD: index or UUID."""
+    """Undo `cordon` for cards of a node. CARD: index or UUID."""
     from vgpu import names
     from vgpu.marks import mark
 

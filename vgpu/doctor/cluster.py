@@ -30,7 +30,7 @@ UNENFORCED: Final = names.CONDITION_UNENFORCED
 _CONDITIONS: Final = {UNENFORCED: "settings", names.CONDITION_CONFLICT: "conflict"}
 #: The oldest versions that take CDI names from a kubelet, where they are told to
 _TAKES_CDI: Final = {"containerd": (1, 7), "cri-o": (1, 28), "docker": (math.inf, 0)}
-_NO_MODE: Final = f"is the agent there ready, and of this version? It writes {names.MODE}"
+_NO_MODE: Final = f"check that the agent there is ready and has this version; it writes annotation {names.MODE}"
 #: Containers of the same images that serve no device plugin
 HARMLESS: Final = ("gpu-feature-discovery", "mps-control-daemon", "config-manager")
 
@@ -83,7 +83,7 @@ class Cluster(msgspec.Struct, frozen=True):
     refused: Mapping[str, str] = {}
 
     def why(self, what: str) -> str:
-        return self.refused.get(what, "it was not asked")
+        return self.refused.get(what, "the doctor did not request it")
 
 
 def examine(cluster: Cluster, now: datetime, own_version: str) -> list[Finding]:
@@ -107,7 +107,7 @@ def _api_server(cluster: Cluster) -> Iterator[Finding]:
     elif (number := minor(cluster.version)) is not None and number < OLDEST:
         yield wrong(
             "kubernetes",
-            f"{cluster.version} has no ValidatingAdmissionPolicy: anybody could forge who holds which slice",
+            f"{cluster.version} has no ValidatingAdmissionPolicy: any user could forge records of slices",
             "upgrade the cluster to 1.30 or newer",
         )
     else:
@@ -121,11 +121,13 @@ def _scheduler(cluster: Cluster) -> Iterator[Finding]:
     found = [part for part in cluster.parts if part.component == SCHEDULER]
     if not found:
         yield wrong(
-            "scheduler", "no pod of it is there", "helm install vgpu charts/vgpu -n kube-system --set image.registry=…"
+            "scheduler",
+            "the cluster has no pod of the scheduler",
+            "helm install vgpu charts/vgpu -n kube-system --set image.registry=…",
         )
     elif not any(part.ready for part in found):
         yield wrong(
-            "scheduler", f"none of {len(found)} pods is ready", f"look at it: kubectl describe pod {found[0].named}"
+            "scheduler", f"none of its {len(found)} pods is ready", f"run kubectl describe pod {found[0].named}"
         )
     else:
         yield ok("scheduler", f"{sum(part.ready for part in found)} of {len(found)} pods ready")
@@ -137,35 +139,37 @@ def _webhook(cluster: Cluster) -> Iterator[Finding]:
             "webhook", cluster.why("webhooks"), "give this account the right to list mutatingwebhookconfigurations"
         )
     elif not cluster.webhooks:
-        yield wrong("webhook", "no MutatingWebhookConfiguration calls it", "run helm upgrade for the release again")
+        yield wrong(
+            "webhook", "no MutatingWebhookConfiguration calls the webhook", "run helm upgrade for the release again"
+        )
         return
     trial = cluster.trial
     if trial is None:
-        yield unseen("webhook", f"a GPU pod as a dry run: {cluster.why('trial')}")
+        yield unseen("webhook", f"cannot create a GPU pod as a dry run: {cluster.why('trial')}")
     elif trial.translated and cluster.service is False:
         service = next((hook.service for hook in cluster.webhooks or ()), "")
         yield wrong(
             "webhook",
-            "the API server calls it over an open connection alone, which will end",
-            f"Service {service} is not there: run helm upgrade for the release again",
+            "the API server calls the webhook only over an open connection, which will end",
+            f"Service {service} is missing: run helm upgrade for the release again",
         )
     elif trial.translated:
-        yield ok("webhook", f"a GPU pod in namespace {trial.namespace} is translated (tried as a dry run)")
+        yield ok("webhook", f"the webhook translates a GPU pod in namespace {trial.namespace} (dry run)")
     elif "failed calling webhook" in trial.error:
         service = next((hook.service for hook in cluster.webhooks or ()), "")
-        todo = f"is the scheduler ready, and may the API server reach port 443 of Service {service}?"
+        todo = f"check that the scheduler is ready and that the API server can reach port 443 of Service {service}"
         if _NO_SERVICE.search(trial.error):
-            todo = f"Service {service} is not there: run helm upgrade for the release again"
+            todo = f"Service {service} is missing: run helm upgrade for the release again"
         elif "x509" in trial.error or "certificate" in trial.error:
-            todo = "the scheduler, or cert-manager, writes caBundle: look at its log"
-        yield wrong("webhook", f"the API server cannot call it: {trial.error}", todo)
+            todo = "check the log of the scheduler, or of cert-manager, which writes caBundle"
+        yield wrong("webhook", f"the API server cannot call the webhook: {trial.error}", todo)
     elif trial.error:
-        yield unseen("webhook", f"a GPU pod as a dry run: {trial.error}")
+        yield unseen("webhook", f"cannot create a GPU pod as a dry run: {trial.error}")
     else:
         yield wrong(
             "webhook",
-            f"a GPU pod in namespace {trial.namespace} passes it by",
-            f"does the namespace carry the label {names.WEBHOOK_LABELS[0]}: {names.WEBHOOK_IGNORE}?",
+            f"a GPU pod in namespace {trial.namespace} bypasses the webhook",
+            f"check whether the namespace has the label {names.WEBHOOK_LABELS[0]}: {names.WEBHOOK_IGNORE}",
         )
 
 
@@ -182,10 +186,12 @@ def _agents(cluster: Cluster) -> Iterator[Finding]:
     agents = [part for part in cluster.parts if part.component == AGENT]
     idle = [part for part in agents if not part.ready]
     if not agents:
-        yield wrong("agents", "no pod of the node agent is there", "does devicePlugin.nodeSelector choose any node?")
+        yield wrong(
+            "agents", "the cluster has no pod of the node agent", "check that devicePlugin.nodeSelector selects nodes"
+        )
     elif idle:
         nodes = some(sorted(part.node or part.pod for part in idle))
-        yield wrong("agents", f"not ready on {nodes}", f"look at one: kubectl describe pod {idle[0].named}")
+        yield wrong("agents", f"not ready on {nodes}", f"run kubectl describe pod {idle[0].named}")
     else:
         yield ok("agents", f"ready on {len(agents)} nodes")
     for part in cluster.parts:
@@ -193,7 +199,7 @@ def _agents(cluster: Cluster) -> Iterator[Finding]:
             yield wrong(
                 "conflict",
                 f"pod {part.pod} ({some(list(part.images))}) is another device plugin on node {part.node}",
-                "take it off the nodes that vgpu serves: each card has one plugin",
+                "remove it from the nodes that vgpu serves: only one plugin may serve a card",
             )
 
 
@@ -201,7 +207,7 @@ def _no_conflict(cluster: Cluster) -> Finding:
     """For a cluster in which nothing tells of another device plugin."""
     if cluster.parts is None or cluster.nodes is None:
         return unseen("conflict", cluster.why("pods" if cluster.parts is None else "nodes"))
-    return ok("conflict", "no other device plugin on the nodes of the agents, by their pods and what the nodes say")
+    return ok("conflict", "no pod or node status shows another device plugin on the nodes of the agents")
 
 
 def _nodes(cluster: Cluster) -> Iterator[Finding]:
@@ -225,8 +231,8 @@ def _nodes(cluster: Cluster) -> Iterator[Finding]:
     elif not cards:
         yield wrong(
             "plugin",
-            f"none of {len(cluster.nodes)} nodes tells of cards",
-            "look at the agent's log on a node with a card; without NVML there: devicePlugin.runtimeClassName=nvidia",
+            f"none of the {len(cluster.nodes)} nodes publishes GPUs",
+            "check the agent's log on a node with a card; without NVML there, set devicePlugin.runtimeClassName=nvidia",
         )
     for (runtime, kubelet, mode), where in sorted(runtimes.items()):
         yield _runtime(runtime, kubelet, mode, where)
@@ -238,9 +244,9 @@ def _settings(nodes: list[Node]) -> Iterator[Finding]:
     silent = [node.metadata.name for node in nodes if names.MODE not in node.metadata.annotations]
     safe = [node.metadata.name for node in nodes if node.metadata.name not in silent and not _says(node, UNENFORCED)]
     if safe:
-        yield ok("settings", f"no container runtime shows cards to those who were not given them, on {some(safe)}")
+        yield ok("settings", f"the container runtime shows containers only their own cards, on {some(safe)}")
     if silent:
-        yield unseen("settings", f"no agent has told its mode on {some(silent)}", _NO_MODE)
+        yield unseen("settings", f"the agent has not published its mode on {some(silent)}", _NO_MODE)
 
 
 def _says(node: Node, condition: str) -> bool:
@@ -253,7 +259,9 @@ def _node(node: Node, resource: str) -> Iterator[Finding]:
     inventory = _inventory(node)
     if inventory is None:
         yield wrong(
-            "plugin", f"node {name}: annotation {names.DEVICES} cannot be read", "are agent and doctor of one version?"
+            "plugin",
+            f"cannot read annotation {names.DEVICES} of node {name}",
+            "check that agent and doctor have the same version",
         )
     elif inventory.devices:
         slots = sum(gpu.slots for gpu in inventory.devices)
@@ -261,8 +269,8 @@ def _node(node: Node, resource: str) -> Iterator[Finding]:
         if not offered:
             yield wrong(
                 "plugin",
-                f"node {name} has {len(inventory.devices)} cards and offers no {resource}: the kubelet has no plugin",
-                "is the agent ready there, and devicePlugin.kubeletRoot the kubelet's --root-dir?",
+                f"node {name} has {len(inventory.devices)} cards but offers no {resource}: its kubelet has no plugin",
+                "check that the agent there is ready and that devicePlugin.kubeletRoot is the kubelet's --root-dir",
             )
         elif any(gpu.healthy for gpu in inventory.devices) and not int(
             parse_quantity(node.status.allocatable.get(resource, offered))
@@ -270,14 +278,14 @@ def _node(node: Node, resource: str) -> Iterator[Finding]:
             # The kubelet keeps the capacity for some minutes, in case the plugin comes back
             yield wrong(
                 "plugin",
-                f"node {name} gives no {resource} any more: its kubelet has lost the plugin",
-                "is the agent ready there? Look at its log",
+                f"node {name} no longer offers {resource}: its kubelet has lost the plugin",
+                "check that the agent there is ready, and read its log",
             )
         elif offered != slots:
             yield wrong(
                 "conflict",
-                f"node {name} offers {offered} of {resource}, its cards have {slots} slots",
-                "does another device plugin serve that name there? Take it off; else wait for the agent's restart",
+                f"node {name} offers {offered} of {resource}, but its cards have {slots} slots",
+                "if another device plugin serves that name there, remove it; else wait for the agent's restart",
             )
     for condition in node.status.conditions:
         if condition.type in names.CONDITIONS and condition.status == "True":
@@ -301,9 +309,9 @@ def _runtime(runtime: str, kubelet: str, mode: str, nodes: list[str]) -> Finding
     if kubelets is not None and kubelets < OLDEST:
         return wrong("runtime", where, "upgrade the kubelet to 1.30 or newer")
     if not mode:
-        return unseen("runtime", f"{where}: no agent has told how cards reach containers", _NO_MODE)
+        return unseen("runtime", f"{where}: the agent has not published how cards reach containers", _NO_MODE)
     if mode.startswith("cdi:") and number is not None and number < _TAKES_CDI.get(name, (0, 0)):
-        return wrong("runtime", f"{where} takes no CDI names", "leave devicePlugin.deviceListStrategy at auto")
+        return wrong("runtime", f"{where} does not support CDI names", "leave devicePlugin.deviceListStrategy at auto")
     return ok("runtime", f"{where}: cards reach containers by {mode}")
 
 
@@ -311,7 +319,11 @@ def _versions(cluster: Cluster, own: str) -> Iterator[Finding]:
     parts = [part for part in cluster.parts or () if part.component]
     released = sorted({part.version for part in parts if part.version})
     if len(released) > 1:
-        yield wrong("versions", f"parts of {', '.join(released)} run", "let the upgrade end: kubectl rollout status")
+        yield wrong(
+            "versions",
+            f"parts of vgpu have different versions: {', '.join(released)}",
+            "wait for the upgrade: kubectl rollout status",
+        )
     elif released:
         note = "" if released[0] == own else f"; this command is {own}"
         yield ok("versions", f"vgpu {released[0]}{note}")
@@ -321,8 +333,8 @@ def _versions(cluster: Cluster, own: str) -> Iterator[Finding]:
         if server and number and not (server[0] == number[0] and 0 <= server[1] - number[1] <= 1):
             yield wrong(
                 "versions",
-                f"kube-scheduler {tag} beside API server {cluster.version}",
-                "run helm upgrade: without scheduler.kubeScheduler.image.tag it has the version of the cluster",
+                f"kube-scheduler {tag} with API server {cluster.version}",
+                "run helm upgrade: without scheduler.kubeScheduler.image.tag the chart uses the version of the cluster",
             )
     drivers = defaultdict(list)
     for node in cluster.nodes or ():

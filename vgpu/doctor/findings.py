@@ -31,7 +31,7 @@ def wrong(area: str, sentence: str, todo: str) -> Finding:
 
 
 def unseen(area: str, sentence: str, todo: str = "") -> Finding:
-    return Finding("unseen", area, f"not looked at: {sentence}", todo)
+    return Finding("unseen", area, f"not checked: {sentence}", todo)
 
 
 def minor(version: str) -> tuple[int, int] | None:

@@ -53,12 +53,12 @@ def _cards(host: Host, *, alone: bool) -> Iterator[Finding]:
         models = some([f"{gpu.model} ({gpu.physical_memory} MiB)" for gpu in found.devices])
         yield ok("driver", f"{found.driver}, CUDA {found.cuda or 'unknown'}: {models}")
     else:
-        sentence = host.no_inventory or "the driver knows no card"
+        sentence = host.no_inventory or "the driver lists no card"
         if alone or host.kubelet is not None:
             todo = f"install NVIDIA's driver, or try simulated cards: {names.ENV_SIMULATE}=T4x2"
             yield wrong("driver", sentence, todo) if alone else unseen("driver", sentence)
         else:
-            yield unseen("driver", f"{sentence}: a machine that only talks to the cluster needs none")
+            yield unseen("driver", f"{sentence}; a machine that only manages the cluster needs no driver")
 
 
 def _library(host: Host) -> Iterator[Finding]:
@@ -69,7 +69,7 @@ def _library(host: Host) -> Iterator[Finding]:
     if host.state:
         yield ok("vgpu run", f"keeps its state in {host.state}")
     else:
-        yield wrong("vgpu run", host.no_state, f"choose another directory by {names.ENV_STATE_DIR}")
+        yield wrong("vgpu run", host.no_state, f"choose another directory with {names.ENV_STATE_DIR}")
 
 
 def _kubelet(host: Host, resource: str) -> Iterator[Finding]:
@@ -80,24 +80,26 @@ def _kubelet(host: Host, resource: str) -> Iterator[Finding]:
     if others:
         yield wrong(
             "conflict",
-            f"{some(others)} in {kubelet.folder} is another device plugin's",
-            "take that plugin off this node: each card has one plugin",
+            f"{some(others)} in {kubelet.folder} belongs to another device plugin",
+            "remove that plugin from this node: only one plugin may serve a card",
         )
     if kubelet.registered is None:
-        yield unseen("plugin", f"what the kubelet has registered: {kubelet.refused}", "run this as root")
+        yield unseen(
+            "plugin", f"cannot read the kubelet's registered resources: {kubelet.refused}", "run this command as root"
+        )
     elif resource not in kubelet.registered:
         yield wrong(
             "plugin",
             f"the kubelet has no {resource} registered, only {some(sorted(kubelet.registered)) or 'nothing'}",
-            "look at the log of the node's agent; is devicePlugin.kubeletRoot the kubelet's --root-dir?",
+            "check the log of the node's agent, and that devicePlugin.kubeletRoot is the kubelet's --root-dir",
         )
     else:
         yield ok("plugin", f"the kubelet has {resource} registered")
     if host.rolled_out == () and kubelet.registered and resource in kubelet.registered:
         yield wrong(
             "library",
-            "none for containers is on this node: no GPU container can start",
-            "restart the node's agent, which puts it there",
+            "this node has no library for containers: no GPU container can start",
+            "restart the node's agent, which installs the library",
         )
 
 
@@ -105,7 +107,7 @@ def _toolkit(host: Host) -> Iterator[Finding]:
     if not host.toolkit:
         return
     if host.settings is None:
-        yield wrong("settings", f"{host.toolkit} cannot be read", "mend the file: it has to be TOML")
+        yield wrong("settings", f"cannot read {host.toolkit}", "repair the file: it must be readable TOML")
         return
     bad = [name for name, value in SAFE.items() if host.settings.get(name) is not value]
     if "when-unprivileged" in " ".join(bad):
@@ -116,4 +118,4 @@ def _toolkit(host: Host) -> Iterator[Finding]:
             f"in {host.toolkit}: {wanted}",
         )
     else:
-        yield ok("settings", f"{host.toolkit} gives cards to nobody who was not given them")
+        yield ok("settings", f"the settings in {host.toolkit} show containers only their own cards")

@@ -52,4 +52,4 @@ def read(text: str | None) -> AgentMark:
         return AgentMark(
             f"the node's agent is leaving ({why.strip()})" if why.strip() else "the node's agent is leaving"
         )
-    return AgentMark(f'the node\'s agent says "{text[:80]}", which this scheduler does not know')
+    return AgentMark(f'the node\'s agent reports "{text[:80]}", a state that this scheduler does not support')

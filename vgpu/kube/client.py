@@ -63,7 +63,9 @@ def error_of(status: int, body: bytes) -> ApiError:
     except msgspec.MsgspecError:
         said = _Status()
     text = body.decode(errors="replace").strip()
-    return ApiError(status, said.reason or f"HTTP{status}", said.message or text[:500] or "no explanation given")
+    return ApiError(
+        status, said.reason or f"HTTP{status}", said.message or text[:500] or "the API server gave no explanation"
+    )
 
 
 class Watch:
@@ -86,11 +88,11 @@ class Watch:
             yield from self._response.stream(65536, decode_content=True)
         except urllib3.exceptions.ReadTimeoutError:
             if not self._closed:
-                raise Silent("the API server says nothing any more") from None
+                raise Silent("the API server has stopped sending data") from None
         except (urllib3.exceptions.HTTPError, OSError, ValueError, AttributeError) as error:
             # ValueError and AttributeError: urllib3's way to say that another thread has closed the file.
             if not self._closed:
-                raise Unreachable(f"watch broke: {error}") from None
+                raise Unreachable(f"the connection of the watch broke: {error}") from None
         finally:
             self._response.close()
 
@@ -144,8 +146,8 @@ class KubeClient:
                 except config.ConfigException:
                     config.load_kube_config(client_configuration=configuration)
         except (config.ConfigException, OSError, yaml.YAMLError) as error:
-            where = kubeconfig or "neither in a pod nor with a kubeconfig"
-            raise ValueError(f"no connection to a cluster: {where}: {error}") from None
+            where = kubeconfig or "found neither a pod's service account nor a kubeconfig"
+            raise ValueError(f"cannot connect to a cluster: {where}: {error}") from None
         configuration.socket_options = _KEEP_ALIVE
         configuration.connection_pool_maxsize = 32
         configuration.retries = False
@@ -168,7 +170,7 @@ class KubeClient:
         try:
             token: str | None = self._configuration.auth_settings().get("BearerToken", {}).get("value")
         except (ConfigException, OSError) as error:
-            raise Unreachable(f"the token of this account is not readable: {error}") from None
+            raise Unreachable(f"cannot read the token of this account: {error}") from None
         return token
 
     def _renewed(self, refused: str | None) -> bool:

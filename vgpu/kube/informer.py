@@ -233,7 +233,7 @@ class Informer(Generic[T]):
         try:
             self._on_change(change, item)
         except Exception:
-            log.exception("%s: handling of %s failed", self._path, "/".join(key))
+            log.exception("%s: cannot handle the change of %s", self._path, "/".join(key))
 
     def _tell_all(self, items: list[Any]) -> None:
         if self._stopping.is_set() or self._on_replace is None:
@@ -241,4 +241,4 @@ class Informer(Generic[T]):
         try:
             self._on_replace(items)
         except Exception:
-            log.exception("%s: handling of a new list failed", self._path)
+            log.exception("%s: cannot handle the new list", self._path)

@@ -174,4 +174,4 @@ def emit_event(
             again = {"count": known.get("count", 1) + 1, "lastTimestamp": now()}
             client.request("PATCH", f"{path}/{name}", body=again, content_type=MERGE_PATCH)
     except ApiError as error:
-        log.warning("event %s about %s not written: %s", reason, regarding.get("name"), error)
+        log.warning("cannot write event %s about %s: %s", reason, regarding.get("name"), error)

@@ -33,7 +33,7 @@ class Arbiter:
         ffi, lib = load()
         handle = lib.vgpu_arbiter_new()
         if handle == ffi.NULL:
-            raise MemoryError("no memory for the arbiter")
+            raise MemoryError("not enough memory for the arbiter")
         self._handle: Any = handle
         self._lock = threading.Lock()
         self._followed: frozenset[Path] = frozenset()
@@ -83,7 +83,7 @@ class Arbiter:
                 if result < 0:
                     failed[directory] = result
                     if self._failed.get(directory) != result:
-                        log.debug("%s is not followed: %s", directory, os.strerror(-result))
+                        log.debug("cannot follow %s: %s", directory, os.strerror(-result))
             self._failed = failed
             self._followed = wanted
 

@@ -10,7 +10,7 @@ def load() -> tuple[Any, Any]:
     try:
         from vgpu.native._region import ffi, lib
     except ImportError as error:
-        raise ImportError(f"vgpu's compiled part is not usable ({error}): run `make build`") from error
+        raise ImportError(f"cannot load vgpu's compiled part ({error}): run `make build`") from error
     return ffi, lib
 
 

@@ -100,11 +100,11 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 _SENTENCES: Final = {
-    errno.EEXIST: "there is a region already",
-    errno.ENOENT: "there is no region",
-    errno.EPROTO: "not a region of this version and this boot, or cut short",
+    errno.EEXIST: "the directory already has a region",
+    errno.ENOENT: "the directory has no region",
+    errno.EPROTO: "not a region of this version and this boot, or truncated",
     errno.EBADF: "the region was opened read-only",
-    errno.EFAULT: "the usage file was cut short while it was read",
+    errno.EFAULT: "a process truncated the usage file during the read",
     errno.ENOSPC: "no space, or no slot, is left",
 }
 
@@ -129,7 +129,7 @@ def _fill(out: Any, limits: Limits) -> None:
     _, lib = load()
     out.card_count = len(limits.cards)
     if limits.movable and not limits.oversubscribe:
-        raise ValueError("movable is set; allowed: with oversubscribe alone")
+        raise ValueError("movable is set; allowed: only with oversubscribe")
     out.flags = (
         (lib.VGPU_ALLOW_DISABLE_CONTROL if limits.allow_disable_control else 0)
         | (lib.VGPU_OVERSUBSCRIBE if limits.oversubscribe else 0)
@@ -196,7 +196,7 @@ def limits_in(data: bytes) -> Limits:
         raise ValueError(f"limits of {len(data)} bytes; allowed: {size}")
     raw = ffi.from_buffer("struct vgpu_limits *", data)
     if raw.card_count > _MAX_CARDS or raw.core_policy >= len(_POLICIES):
-        raise ValueError(f"limits of {raw.card_count} cards, policy {raw.core_policy}: these are none")
+        raise ValueError(f"limits of {raw.card_count} cards, policy {raw.core_policy}: these are not valid limits")
     return _limits(raw)
 
 

@@ -87,7 +87,7 @@ def create(directory: Path, spec: str) -> None:
         )
         raise ValueError(f"simulator profile {spec!r} is unknown: one of {allowed}")
     if result == -errno.EEXIST:
-        raise FileExistsError(errno.EEXIST, f"simulates something else than {spec}", str(directory))
+        raise FileExistsError(errno.EEXIST, f"the directory simulates other cards than {spec}", str(directory))
     _check(result, directory)
 
 
@@ -174,5 +174,5 @@ def _inject_error(directory: Path, entry: str, nth: int, code: int) -> None:
     _, lib = load()
     result: int = lib.vgpu_sim_inject_error(os.fsencode(directory), entry.encode(), nth, code)
     if result == -errno.EINVAL:
-        raise ValueError(f"{entry!r} is no name of an entry point")
+        raise ValueError(f"{entry!r} is not the name of an entry point")
     _check(result, directory)

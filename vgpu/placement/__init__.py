@@ -20,7 +20,7 @@ class Policy(Protocol):
 def policy(name: str) -> Policy:
     """The policy of this name; KeyError with the known names when there is none."""
     if name not in PLACEMENT_POLICIES:
-        raise KeyError(f'no policy is called "{name}": {", ".join(PLACEMENT_POLICIES)} are')
+        raise KeyError(f'policy "{name}" is unknown: must be one of {", ".join(PLACEMENT_POLICIES)}')
     return cast(Policy, import_module(f"{__name__}.{name}"))
 
 

@@ -26,7 +26,8 @@ __all__ = ["CardState", "Reason", "Rejection", "fit_container", "fit_pod"]
 TRIES = 512
 ALIKE = 8 * TRIES  #: and of these there are no more than so many looked at
 UNDECIDED = (
-    "not decided: more choices of cards for all containers together than are tried; ask for fewer, or equal ones"
+    "not decided: the containers of the pod allow more combinations of cards than the search tries;"
+    " ask for fewer cards, or for equal amounts in all containers"
 )
 
 

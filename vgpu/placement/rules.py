@@ -157,7 +157,7 @@ _NEEDS: Mapping[Reason, tuple[str, str]] = {
     Reason.SLOTS: ("have a free slot", "without a free slot"),
     Reason.UNUSED: (
         "are unused, as gpucores {cores} needs",
-        "already used, but {cores} % of cores needs an unused one",
+        "already used, but {cores} % of cores needs an unused card",
     ),
     Reason.ALONE: ("are not taken by a slice with 100 % of cores", "taken by a slice with 100 % of cores"),
     Reason.MEMORY: ("have {memory} free", "without {memory} free"),
@@ -184,7 +184,7 @@ def sentence(counts: Mapping[Reason, int], total: int, request: GpuRequest, *, n
     if numa_bind:
         needed += " on one NUMA node"
         if fitting >= request.count:
-            needed += ", but they are on different ones"
+            needed += ", but these cards are on different NUMA nodes"
     if len(counts) == 1:
         (reason,) = counts
         return f"{fitting} of {total} cards {_NEEDS[reason][0].format_map(words)}, {needed}"

@@ -101,8 +101,8 @@ def unfinished(pod: Mapping[str, Any]) -> str:
         elif code:
             found.append(f"{one.get('name')} ended with {code}")
     if not found and status.get("phase") == "Pending":
-        return f"nothing has started it within {RUN_SECONDS:.0f} s"
-    return "; ".join(found) or "no reason is known"
+        return f"none of its containers started within {RUN_SECONDS:.0f} s"
+    return "; ".join(found) or "the cluster reports no reason"
 
 
 def reports(log: str) -> list[dict[str, Any]]:
@@ -135,7 +135,7 @@ class Demo:
                 self.cluster.create(pod)
             except ApiError as error:
                 name = pod["metadata"].get("name", "without a name")
-                self.result.problems.append(f"pod {name} was denied: {error.message}")
+                self.result.problems.append(f"the API server refused pod {name}: {error.message}")
         deadline = begin + RUN_SECONDS
         while time.monotonic() < deadline:
             pods = self.cluster.pods()
@@ -204,17 +204,19 @@ class Demo:
         found.exact, found.over = seen.get("fill") or "", seen.get("over") or ""
         found.core_share, found.data = seen.get("core_share"), seen.get("data") or ""
         if found.data not in ("", "right"):
-            found.problems.append(f"what it wrote is not what it read: {found.data}")
+            found.problems.append(f"the container read other data than it wrote: {found.data}")
         for what, total in (("cuMemGetInfo", found.cuda_total), ("NVML", found.nvml_total)):
             if total != piece.mem * MIB:
-                found.problems.append(f"{what} says {total} bytes, the slice has {piece.mem * MIB}")
+                found.problems.append(f"{what} reports {total} bytes, the slice has {piece.mem * MIB}")
         if seen["cuda_total"] - seen["cuda_free"] != gpu.context:
             free = seen["cuda_free"]
-            found.problems.append(f"{free} bytes free beside its context of {gpu.context}, the slice has more")
+            found.problems.append(
+                f"{free} bytes are free next to its context of {gpu.context} bytes; the slice has more"
+            )
         if found.exact and found.exact != "CUDA_SUCCESS":
-            found.problems.append(f"an allocation that fits exactly: {found.exact}")
+            found.problems.append(f"an allocation of exactly the rest of the slice returned {found.exact}")
         if found.over and found.over != "CUDA_ERROR_OUT_OF_MEMORY":
-            found.problems.append(f"an allocation above the slice: {found.over}")
+            found.problems.append(f"an allocation above the slice returned {found.over}")
         if found.core_share is not None and piece.cores and abs(found.core_share - piece.cores) > CORE_TOLERANCE:
             found.problems.append(f"core share {found.core_share:.1f} %, promised {piece.cores} ± {CORE_TOLERANCE:g}")
         return found

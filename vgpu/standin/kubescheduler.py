@@ -270,7 +270,7 @@ class KubeScheduler:
             )
         except ApiError as error:
             one.told = ""
-            log.warning("condition of pod %s/%s not written: %s", meta["namespace"], meta["name"], error)
+            log.warning("cannot write the condition of pod %s/%s: %s", meta["namespace"], meta["name"], error)
             return
         about = writes.pod_reference(meta["namespace"], meta["name"], meta["uid"])
         writes.emit_event(self._client, about, "FailedScheduling", message, reporting=self._name)

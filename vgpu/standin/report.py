@@ -71,7 +71,7 @@ def print_storm(console: Console, result: StormResult) -> None:
     kills = ", ".join(f"{name} {count}" for name, count in result.kills.items())
     console.print(
         f"{result.succeeded} of {result.pods} pods succeeded in {result.seconds:.0f} s; kill -9: {kills}; "
-        f"{result.replaced} made anew after the kubelet refused them while the agent was away"
+        f"{result.replaced} recreated, since the kubelet refused them while no agent served"
     )
     for uuid, peak in result.peak_mib.items():
         console.print(
@@ -128,5 +128,5 @@ def run(
             console.print(f"logs: {directory}")
         else:
             shutil.rmtree(directory, ignore_errors=True)
-    console.print("[green]every expectation held[/]" if good else "[red]not every expectation held[/]")
+    console.print("[green]all checks passed[/]" if good else "[red]a check failed[/]")
     return good

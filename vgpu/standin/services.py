@@ -96,5 +96,5 @@ def wait_for(what: str, condition: Callable[[], object], timeout: float, *, ever
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not after {timeout:g} s")
+            raise TimeoutError(f"{what}: not reached within {timeout:g} s")
         time.sleep(every)

@@ -186,7 +186,7 @@ class Storm:
                 self.result.peak_mib[uuid] = max(self.result.peak_mib.get(uuid, 0), sum_.mem)
                 card = self._cards[uuid]
                 if sum_.mem > card.memory or sum_.cores > card.cores or sum_.slots > card.slots:
-                    self.result.violations.append(f"card {uuid} was given twice: {sum_}")
+                    self.result.violations.append(f"pods hold more than card {uuid} has: {sum_}")
 
     def _read_reports(self) -> None:
         """Every pod got its slice to the last byte, and not one more."""
@@ -201,11 +201,13 @@ class Storm:
                 got = (card.get("fill"), card.get("over"))
                 taken = card["cuda_total"] - card["cuda_free"]
                 if taken != self._cards[card["uuid"]].context:
-                    self.result.violations.append(f"pod {name}: {taken} bytes of its slice were not there")
+                    self.result.violations.append(f"pod {name}: {taken} bytes of its slice were missing")
                 if card.get("data") not in (None, "right"):
-                    self.result.violations.append(f"pod {name}: what it wrote is not what it read: {card['data']}")
+                    self.result.violations.append(f"pod {name}: it read other data than it wrote: {card['data']}")
                 if got != ("CUDA_SUCCESS", "CUDA_ERROR_OUT_OF_MEMORY"):
-                    self.result.violations.append(f"pod {name}: rest of the slice {got[0]}, one byte more {got[1]}")
+                    self.result.violations.append(
+                        f"pod {name}: the rest of the slice returned {got[0]}, one byte more returned {got[1]}"
+                    )
 
     def _count(self) -> None:
         pods = [pod for pod in self.cluster.pods() if not refused(pod)]

@@ -113,8 +113,8 @@ def main(arguments: Sequence[str]) -> int:
         enclose(Path(region), Path(library))
     except OSError as error:
         print(
-            f"vgpu run: --strict: this machine does not let user {os.geteuid()} mount in a namespace of its own "
-            f"({error.strerror}): leave --strict out, or have user namespaces allowed",
+            f"vgpu run: --strict: this machine does not let user {os.geteuid()} create a mount namespace "
+            f"({error.strerror}): leave --strict out, or let an administrator allow user namespaces",
             file=sys.stderr,
         )
         return 1

@@ -79,13 +79,13 @@ def bounded(demand: Demand, machine: HostMemory) -> Demand | NoRoom:
     asked = demand.host_memory
     if asked is None:
         half = max(0, machine.available - machine.unused) // 2
-        rule = "half of what is available and promised to no other command, unless --host-memory says otherwise"
+        rule = "half of the available memory that is not promised to other commands; --host-memory sets another limit"
         return msgspec.structs.replace(demand, host_memory=min(half, left), host_rule=rule)
     if asked <= left:
         return demand
-    taken = f", of which {machine.promised} MiB are promised to commands that run" if machine.promised else ""
+    taken = f", of which {machine.promised} MiB are promised to running commands" if machine.promised else ""
     return NoRoom(
-        f"--host-memory asks for {asked} MiB, and this machine can promise {machine.most} MiB{taken} "
+        f"--host-memory asks for {asked} MiB, but this machine can promise {machine.most} MiB{taken} "
         f"({machine.total} MiB less a reserve of {machine.reserve} MiB)"
     )
 

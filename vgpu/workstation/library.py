@@ -21,7 +21,7 @@ def preloadable() -> Path:
     if os.statvfs(library).f_flag & os.ST_NOEXEC:
         # mmap(2) refuses PROT_EXEC there, and the dynamic linker goes on without the library
         raise UserError(
-            f"{library} is on a file system that is mounted noexec, from which no library can be loaded: "
+            f"{library} is on a file system that is mounted noexec, so programs cannot load the library: "
             f"choose another place ({'install vgpu elsewhere' if library == installed else '$VGPU_STATE_DIR'})"
         )
     return library

@@ -105,7 +105,7 @@ def _fit(states: Sequence[CardState], demand: Demand) -> list[GpuSlice] | Reject
         missing = len(slices) * max(one.mem - one.guarantee for one in slices)  # each card has the same part of it
         budget = demand.host_memory or 0
         if missing > budget:
-            sentence = f"{missing} MiB of host memory needed, and {budget} MiB may be used ({demand.host_rule})"
+            sentence = f"the command needs {missing} MiB of host memory and may use {budget} MiB ({demand.host_rule})"
             return _TooLittleHostMemory({Reason.GUARANTEE: len(states)}, sentence)
         return slices
     return _no_part(states, demand, max(wanted.values(), default=0))
@@ -154,13 +154,13 @@ def _against(state: CardState, demand: Demand) -> str:
     """What speaks against this one card, were it asked for one; empty: nothing."""
     found = _fit([state], msgspec.structs.replace(demand, request=msgspec.structs.replace(demand.request, count=1)))
     if isinstance(found, _TooLittleHostMemory):
-        return "too little host memory behind it"
+        return "too little host memory for the rest"
     return _AGAINST[next(iter(found.reasons))] if isinstance(found, Rejection) else ""
 
 
 def _line(state: CardState, demand: Demand, closed: bool) -> str:
     gpu, held = state.gpu, state.held
-    why = "kept for an earlier request" if closed else _against(state, demand) or "would do"
+    why = "reserved for an earlier request" if closed else _against(state, demand) or "suitable"
     return (
         f"card {gpu.index}, {gpu.model}, {gpu.uuid}: {gpu.memory - held.mem} of {gpu.memory} MiB, "
         f"{gpu.cores - held.cores} of {gpu.cores} % and {gpu.slots - held.slots} of {gpu.slots} slices free: {why}"

@@ -17,7 +17,7 @@ _TRANSPARENT: Final = frozenset(
 )
 _SHELLS: Final = frozenset(["sh", "bash", "dash", "zsh", "ksh"])
 CLEARED: Final = "starts its program without LD_PRELOAD"  #: in answers that `--strict` makes wrong
-_BY_OTHERS: Final = "has its program started by another process, which knows nothing of this slice"
+_BY_OTHERS: Final = "lets another process start its program, outside this slice"
 _ALWAYS: Final = {
     **dict.fromkeys(("sudo", "su", "doas", "pkexec", "runuser", "machinectl"), CLEARED),
     **dict.fromkeys(("ssh", "at", "batch", "crontab", "systemd-run", "srun", "sbatch", "qsub", "bsub"), _BY_OTHERS),
@@ -101,15 +101,15 @@ def _of_file(name: str) -> str:
     if start.startswith(_ELF32):
         return f"{name} is a 32-bit program, which cannot load the library"
     if interpreter == "":
-        return f"{name} is linked statically, so that the library is not loaded into it"
+        return f"{name} is linked statically, so it does not load the library"
     if interpreter and "musl" in interpreter:
-        return f"{name} is linked with musl, into which the library is not loaded"
+        return f"{name} is linked with musl, which does not load the library"
     raised = (status.st_mode & stat.S_ISUID and status.st_uid != os.geteuid()) or (
         status.st_mode & stat.S_ISGID and status.st_gid != os.getegid()
     )
     with suppress(OSError):
         raised = raised or (os.geteuid() != 0 and bool(os.getxattr(path, "security.capability")))
-    return f"{name} runs with rights of its own (setuid, setgid or capabilities), so that {_IGNORED}" if raised else ""
+    return f"{name} runs with rights of its own (setuid, setgid or capabilities), so {_IGNORED}" if raised else ""
 
 
 _IGNORED: Final = "the dynamic linker ignores LD_PRELOAD"

@@ -92,7 +92,7 @@ def run(
 def find(name: str) -> str:
     """The path of a program, as the shell would find it."""
     if not name:
-        raise UserError("the command's name is empty: write it behind --", NOT_FOUND)
+        raise UserError("the command's name is empty: write it after --", NOT_FOUND)
     program = shutil.which(name)
     if program is not None:
         return program
@@ -105,7 +105,7 @@ def refuse_nesting() -> None:
     inside = os.environ.get(names.ENV_REGION_DIR)
     if inside and names.ENV_SLICES in os.environ:
         raise UserError(
-            f"this process runs in slice {Path(inside).name} already, and a slice cannot be divided: "
+            f"this process already runs in slice {Path(inside).name}, and vgpu cannot divide a slice: "
             "start the command without vgpu run"
         )
 
@@ -131,13 +131,13 @@ def read_cards(root: Path, config: Config, simulate: str, simulator: Path | None
     except inventory.InventoryError as error:
         raise UserError(f"{error}{instead}") from None
     if not cards.devices:
-        why = f"{len(cards.mig)} in MIG mode" if cards.mig else "the driver shows none"
+        why = f"{len(cards.mig)} in MIG mode" if cards.mig else "the driver lists none"
         raise UserError(f"there is no card that can be shared: {why}{instead}")
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     found = tier.scaled(contexts.learn(cards, root / "contexts.json").devices, tier.wanted(config), backed=False)
     chosen = list(found) if setting is None else visible(found, setting)
     if not chosen:
-        raise UserError(f"CUDA_VISIBLE_DEVICES is {setting!r}: it names no card of this machine")
+        raise UserError(f"CUDA_VISIBLE_DEVICES is {setting!r}: it selects no card of this machine")
     return chosen, countable(cards)
 
 
@@ -217,7 +217,7 @@ def hint(cards: Sequence[Gpu], demand: Demand) -> str:
     """What would let a demand fit that can never fit; empty: nothing is known."""
     if demand.memory_mode or not acceptable_here(cards, msgspec.structs.replace(demand, memory_mode="static")):
         return ""
-    return "; with --oversubscribe, what does not fit on the card may lie in host memory"
+    return "; with --oversubscribe, memory that does not fit on the card goes to host memory"
 
 
 def await_room(store: SliceStore, claim: Claim, *, tiered: bool = False) -> None:
@@ -238,7 +238,7 @@ def await_room(store: SliceStore, claim: Claim, *, tiered: bool = False) -> None
             return
         if time.monotonic() > deadline:
             raise UserError(
-                f"no room now: other commands still have {lacking}, which were lent to them and which they give back "
+                f"no room now: other commands still have {lacking} that vgpu lent them; they give this memory back "
                 "when their work pauses; a stopped process or one with an open capture gives nothing back",
                 os.EX_TEMPFAIL,
             )
@@ -249,7 +249,7 @@ def too_small(record: Run) -> list[str]:
     """A warning for each slice in which no program can begin: less memory than one context costs on its card."""
     return [
         f"warning: {piece.mem} MiB are less than one context takes on {card.model} "
-        f"({-(-card.context // MIB)} MiB): every CUDA program will be out of memory"
+        f"({-(-card.context // MIB)} MiB): every CUDA program will run out of memory"
         for piece, card in zip(record.slices, record.cards, strict=True)
         if piece.mem * MIB < card.context
     ]
@@ -260,8 +260,8 @@ def beyond_reach(command: Sequence[str], *, strict: bool) -> list[str]:
     why = reach.doubt(command)
     if not why or (strict and reach.CLEARED in why):
         return []
-    instead = "; with --strict it does not" if reach.CLEARED in why else ""
-    return [f"warning: {why}: it gets the whole card, without limits{instead} (docs/limits.md)"]
+    instead = "; --strict limits it" if reach.CLEARED in why else ""
+    return [f"warning: {why}: the program gets the whole card, without limits{instead} (docs/limits.md)"]
 
 
 def refusal(start: str, outcome: NoRoom, advice: str = "") -> str:

@@ -39,14 +39,14 @@ def state_dir() -> Path:
             path.mkdir(mode=mode)
     except OSError as error:
         raise UserError(
-            f"{path} cannot be made: {error.strerror}; another place can be chosen by ${names.ENV_STATE_DIR}, "
+            f"cannot create {path}: {error.strerror}; choose another place with ${names.ENV_STATE_DIR}, "
             "the same for all of your commands"
         ) from None
     found = path.lstat()  # not stat: in /tmp anybody may have put a symbolic link here
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != user or found.st_mode & 0o022:
         raise UserError(
             f"{path} must be a directory that belongs to user {user} and that only this user may write; "
-            f"another one can be chosen by ${names.ENV_STATE_DIR}, the same for all of your commands"
+            f"choose another one with ${names.ENV_STATE_DIR}, the same for all of your commands"
         )
     return path
 

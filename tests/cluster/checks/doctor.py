@@ -64,9 +64,9 @@ def all_well(node: Node) -> str:
 def finds_faults(node: Node) -> str:
     """Each fault, made for real, is the only thing that is wrong, with the right remedy; mended, all is well again."""
     faults: Mapping[str, tuple[AbstractContextManager[None], Mapping[str, str]]] = {
-        "Service gone": (_without_service(node), {"webhook": f"Service {NAMESPACE}/{SERVICE} is not there"}),
-        "agent gone": (_without_agent(node), {"agents": "nodeSelector", "plugin": "is the agent ready"}),
-        "another plugin": (_with_another_plugin(node), {"conflict": "take it off"}),
+        "Service gone": (_without_service(node), {"webhook": f"Service {NAMESPACE}/{SERVICE} is missing"}),
+        "agent gone": (_without_agent(node), {"agents": "nodeSelector", "plugin": "agent there is ready"}),
+        "another plugin": (_with_another_plugin(node), {"conflict": "remove it"}),
         "authority unknown": (_without_trust(node), {"webhook": "caBundle", "certificate": "the scheduler's log"}),
         "no admission": (_without_admission(node), {"webhook": f"label {names.WEBHOOK_LABELS[0]}"}),
     }

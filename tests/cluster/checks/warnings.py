@@ -26,7 +26,7 @@ def ignored_keys(node: Node) -> str:
     _warned(node, asks, "metadata.annotations[nvidia.com/gpucores] has no effect")
     _warned(node, plain, "ValidatingAdmissionPolicy", "have no effect as annotations or labels")
     asks["metadata"]["annotations"] = {"nvidia.com/use-gputype": "Tesla-X1"}
-    _warned(node, asks, 'no card of this cluster matches "Tesla-X1"; there are')
+    _warned(node, asks, 'no card of this cluster matches "Tesla-X1"; the cluster has')
     return "by the webhook and by the policy"
 
 
@@ -44,7 +44,7 @@ def limit_range(node: Node) -> str:
     body["spec"]["containers"].append(log)
     _warned(node, body, "spec.containers[log] gets a card because a LimitRange of the namespace sets")
     log["resources"]["limits"] = {"nvidia.com/gpu": "0"}
-    _warned(node, body, "spec.containers[log] asks for no card", "is removed")
+    _warned(node, body, "spec.containers[log] asks for no card", "admission removes")
     create = ("create", "--dry-run=server", "-f", "-", "-o", "json")
     made = json.loads(node.kubectl.run(*create, stdin=json.dumps(body)))
     found = made["spec"]["containers"][-1]["resources"]["limits"]
