@@ -75,5 +75,5 @@ def decode_inventory(text: str) -> Inventory:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"annotation {DEVICES}: {error}") from None
     if inventory.v != 1:
-        raise ValueError(f"annotation {DEVICES}: version {inventory.v} is not known, 1 is")
+        raise ValueError(f"annotation {DEVICES}: version {inventory.v} is unknown; this release supports version 1")
     return inventory

@@ -61,7 +61,7 @@ def test_fields_of_a_later_version_are_read_over() -> None:
         ("[]", "Expected `object`"),
         ('{"devices":[{"uuid":"a"}]}', r"missing required field `index` - at `\$.devices\[0\]`"),
         ('{"devices":[{"uuid":"a","index":0,"model":"T4","memory":-1}]}', r">= 0 - at `\$.devices\[0\].memory`"),
-        ('{"v":2}', "version 2 is not known, 1 is"),
+        ('{"v":2}', "version 2 is unknown; this release supports version 1"),
         ('{"devices":' + "[" * 100_000 + "]" * 100_000 + "}", "Expected `object`"),
         ('{"other":' + "[" * 100_000 + "]" * 100_000 + "}", "recursion"),
     ],

@@ -38,7 +38,7 @@ def command(
     """Run pods through the whole product on this machine: no GPU, cluster, docker or root needed.
 
     The agent, the scheduler, the intercept library and all protocols between them are real. The cards are simulated,
-    and the API server, kubelet and kube-scheduler are small stand-ins. Exit code 0 only if every expectation held.
+    and the API server, kubelet and kube-scheduler are small stand-ins. Exit code 0 only if all checks passed.
     """
     simulate = simulate or ("T4" if oversubscribe else "T4x2")
     if kills and pods is None:
