@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE / "fuzz"), str(HERE.parent)]
-import build  # noqa: E402  (of libvgpu, which is no package)
 import run as fuzz  # noqa: E402  (the fuzz target's, which builds the libraries)
 
+import build  # noqa: E402  (of libvgpu, which is no package)
 from vgpu.native import CardLimit, Limits, Region  # noqa: E402  (behind the folders above)
 
 MIB = 1 << 20

@@ -10,7 +10,6 @@ HERE = Path(__file__).resolve().parent
 LIBVGPU = HERE.parents[1]
 sys.path.insert(0, str(LIBVGPU))
 import build  # noqa: E402  (of libvgpu, which is no package)
-
 from vgpu.native import paths  # noqa: E402  (behind the path above)
 
 
