@@ -37,8 +37,9 @@ class Watch:
         end_bypass: bool = False,
         bypass: Bypass | None = None,
     ) -> None:
-        """`evict`: a container that has more of a card than it was charged is not only told; `end_bypass`: nor one with
-        a process that uses a card without the library, as `bypass` finds it.
+        """`evict`: the pod is also evicted, not only reported, when a container has more of a card than it was charged,
+        or keeps what it has to give back. `end_bypass`: the same when a process of a container uses a card without the
+        library (`bypass` finds such processes).
 
         `look` tells the processes on all cards, `who` more about one of them, `strangers` the pods (UIDs) that another
         version has started, and what is counted for them, by card.

@@ -30,7 +30,9 @@ GPU_POLICY: Final = "vgpu.io/gpu-policy"  #: which card: spread, binpack
 CORES_LIMIT: Final = "vgpu.io/cores-limit"  #: ceiling in % for elastic sharing
 CORE_POLICY: Final = "vgpu.io/core-policy"  #: fixed, elastic or none
 OVERSUBSCRIBE: Final = "vgpu.io/oversubscribe"  #: "false": all of the slice is physical memory
-MEMORY_MODE: Final = "vgpu.io/memory-mode"  #: static or movable: what lies in host memory stays there, or may move
+MEMORY_MODE: Final = (
+    "vgpu.io/memory-mode"  #: static or movable: blocks on the card stay there, or may move to host memory
+)
 
 # Annotations that are reserved and have no effect
 RESIZE: Final = "vgpu.io/resize"  #: JSON {"container": {"mem": MiB, "cores": %}}

@@ -11,7 +11,9 @@ _LARGE: Final = 2**20  #: bytes
 
 
 def bound(address: str, port: int, backlog: int, unsent: int) -> socket.socket:
-    """A listening socket of both families where the address means all; `unsent`: bytes that the kernel keeps to send.
+    """A listening socket; on `::` it takes IPv4, too, where the kernel can.
+
+    `unsent`: size of the send buffer of each connection (SO_SNDBUF), bytes.
 
     Raises OSError when the address is not free.
     """

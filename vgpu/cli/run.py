@@ -106,7 +106,8 @@ def _list(texts: tuple[str, ...]) -> tuple[str, ...]:
     is_flag=False,
     flag_value="static",
     metavar="[static|movable]",
-    help="Put memory that does not fit on the card into host memory; it stays there (static) or moves (movable).",
+    help="Put memory that does not fit on the card into host memory. static: it comes up once, when there is room; "
+    "movable: it moves both ways.",
 )
 @click.option(
     "--host-memory",

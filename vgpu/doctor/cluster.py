@@ -154,7 +154,7 @@ def _webhook(cluster: Cluster) -> Iterator[Finding]:
             f"Service {service} is missing: run helm upgrade for the release again",
         )
     elif trial.translated:
-        yield ok("webhook", f"the webhook translates a GPU pod in namespace {trial.namespace} (dry run)")
+        yield ok("webhook", f"the webhook processes GPU pods in namespace {trial.namespace} (dry run)")
     elif "failed calling webhook" in trial.error:
         service = next((hook.service for hook in cluster.webhooks or ()), "")
         todo = f"check that the scheduler is ready and that the API server can reach port 443 of Service {service}"

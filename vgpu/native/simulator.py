@@ -161,7 +161,7 @@ def inject_error(directory: Path, entry: str, code: int, nth: int = 1) -> None:
     OSError when 32 entries have one.
     """
     if code < 1 or nth < 1:
-        raise ValueError(f"{entry}: code {code} of call {nth}: both are 1 or more")
+        raise ValueError(f"{entry}: code {code} of call {nth}: both must be 1 or more")
     _inject_error(directory, entry, nth, code)
 
 

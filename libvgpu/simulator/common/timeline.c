@@ -9,7 +9,7 @@
 #include "common/state.h"
 
 #define LOOK_NS 2000000u /* while another process has the card: it may die or stop */
-#define ROOM_NS 500000u  /* of work that ends before a launch that found no room looks again */
+#define ROOM_NS 500000u  /* a launch that finds the queue full waits until this much more work has ended */
 #define LEAST_EARLY_NS 2000u
 #define MOST_EARLY_NS 60000u
 

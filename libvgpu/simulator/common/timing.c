@@ -37,7 +37,8 @@ static bool speed_of(const char *text, uint64_t *speed) {
     return strcmp(end, "GB/s") == 0 || strcmp(end, "MB/s") == 0;
 }
 
-/* What fills or copies within a card run on; "profile" leaves both as they are. */
+/* Reads which unit does the fills, or the copies within a card: "engine" or "sms". "profile" leaves *timed and *sms as
+ * they are. */
 static bool runs_on(const char *value, bool *timed, bool *sms) {
     bool engine = strcmp(value, "engine") == 0, multiprocessors = strcmp(value, "sms") == 0;
     *timed |= engine || multiprocessors;

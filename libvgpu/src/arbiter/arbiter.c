@@ -19,7 +19,7 @@
 #define IDLE_PERIOD_NS 50000000u
 /* where the same containers have work as before, and nobody has anything of another's to give back */
 #define STEADY_PERIOD_NS 20000000u
-#define LIMITS_EVERY 5u    /* looks from one at the limits themselves, which seldom change, to the next */
+#define LIMITS_EVERY 5u    /* only one look in so many also reads the limits, which seldom change */
 #define GLANCE_NS 2500000u /* how often it looks whether the owner of lent time is back */
 #define MAX_CARDS 64u
 /* what NVIDIA's driver gives a compute context before it turns to another, where nothing else is set */

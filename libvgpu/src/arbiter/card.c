@@ -14,7 +14,9 @@
 #define BUSY_CARD 0.97
 #define CAREFUL_NS 100000000u /* after that nothing is lent of what containers with work leave unused */
 #define HEADROOM_PERCENT 6    /* what is kept for each of those beside its present use and a tenth of it */
-#define BEAT_NS 100000000u    /* a heartbeat alone: libraries wait ten times as long */
+/* how often a heartbeat is written when nothing else changed; libraries take the arbiter for dead after ten times as
+ * long */
+#define BEAT_NS 100000000u
 #define METER_NS 10000000000u /* after the last long launch on a card nobody needs to know of short ones */
 /* a measurement is seen before what it corrects: that must not go below 0 */
 #define METER_BASE_NS (UINT64_C(1) << 62)

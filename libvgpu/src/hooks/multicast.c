@@ -74,7 +74,7 @@ static CUresult bind_mapped(bind_address plain, bind_address_of with_device, CUm
                             CUdevice device, size_t offset, CUdeviceptr address, size_t size,
                             unsigned long long flags) {
     if (!vgpu_tier_show(address)) {
-        vgpu_log(VGPU_LOG_ERROR, "nothing is bound to a multicast object at %#llx: the block lies in host memory",
+        vgpu_log(VGPU_LOG_ERROR, "the block at %#llx cannot be bound to a multicast object: it lies in host memory",
                  (unsigned long long)address);
         return CUDA_ERROR_NOT_SUPPORTED;
     }

@@ -1,4 +1,5 @@
-/* The records of blocks (cuMemCreate) that the hooks around them share. */
+/* Records of the blocks that cuMemCreate makes, shared by the hooks that create, import, map, bind, export and release
+ * such blocks. */
 #ifndef VGPU_VMM_H
 #define VGPU_VMM_H
 #include "ledger/charge.h"

@@ -11,7 +11,8 @@
 
 enum vgpu_mode vgpu_enforcement_slowly(void);
 
-/* Nothing limits this process, and nothing will, nor its children: the shortest answer, for the hooks of launches. */
+/* True: nothing limits this process or the children that it forks, and nothing will. The hooks of launches read this
+ * first: it is the fastest check. */
 extern atomic_bool vgpu_never_limited;
 
 /* How the process is limited, with CUDA_DISABLE_CONTROL considered. */

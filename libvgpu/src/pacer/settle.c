@@ -1,4 +1,5 @@
-/* Settles payments with measurements, and makes launches wait. */
+/* Corrects what launches were charged in advance, by measurements and by the arbiter's refunds, and makes launches wait
+ * for their start. */
 #define _GNU_SOURCE
 #include "pacer/settle.h"
 

@@ -20,7 +20,8 @@ void vgpu_touched_kernel_slowly(struct vgpu_passage *mine, CUfunction function, 
 /* Tells the policies what the calling thread has noted. */
 void vgpu_touched_tell(struct vgpu_passage *mine);
 
-/* Before a launch, where the gate is armed. */
+/* Notes which blocks a kernel's parameters name, for one launch in several. Called before each launch of a process in
+ * which something can move (the gate is armed). */
 static inline void vgpu_touched_kernel(CUfunction function, void **parameters, void **extra) {
     struct vgpu_passage *mine = vgpu_passage;
     if (__builtin_expect(mine != NULL && mine->until_noted != 0, 0))
