@@ -80,7 +80,8 @@ class Admission:
             return Answer(warnings=(foreign, *hints), patch=tuple(patch.operations))
         checks.create(pod, request, settings)
         mutation = Mutation(pod, request, self._rules, ours, self._cards, patch)
-        effects = without_effect(pod, request, self._cards)
+        may_disable = self._settings.device_plugin.allowDisableControl
+        effects = without_effect(pod, request, self._cards, self._rules, may_disable=may_disable)
         return Answer(warnings=(*mutation.warnings, *effects, *hints), patch=tuple(patch.operations))
 
     def _translate(self, pod: Pod) -> PodRequest | None:
