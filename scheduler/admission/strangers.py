@@ -27,8 +27,8 @@ _VGPU_MANAGER: Final = {
 }
 #: annotation or label of another product → ours that means the same; "": there is none.
 #: Sources: the READMEs of HAMi, vgpu-manager (coldzerofear), volcano-vgpu-device-plugin, gpu-manager (tkestack),
-#: KubeShare and the KAI scheduler; Volcano's older GPU sharing, elastic-gpu, the managed clusters of Alibaba and Tencent,
-#: and AWS's virtual GPU device plugin
+#: KubeShare and the KAI scheduler; Volcano's older GPU sharing, elastic-gpu, clusters of Alibaba and Tencent, and AWS's
+#: virtual GPU device plugin
 KEYS: Final = {
     **{f"nvidia.com/{name}": ours for name, ours in _VGPU_MANAGER.items()},
     "hami.io/node-scheduler-policy": names.NODE_POLICY,
