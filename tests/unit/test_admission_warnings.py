@@ -338,6 +338,33 @@ def test_no_card_beside_the_default_of_a_limit_range_is_no_card() -> None:
     assert "must be 1 or more where memory" in denial(pod(container(limits=none)))  # the user wrote it himself
 
 
+def test_no_card_by_a_limit_range_is_for_those_who_ask_for_none() -> None:
+    both = ranged("nvidia.com/gpu, nvidia.com/gpumem limit for container log")
+    asks = container(limits={"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"})
+    item = pod(asks, container("log", {"nvidia.com/gpu": "0", "nvidia.com/gpumem": "3000"}), annotations=both)
+    assert admitted(item)["spec"]["containers"][1]["resources"]["limits"] == {"nvidia.com/gpu": "0"}
+    (warning,) = ask(item)["warnings"]
+    assert warning.endswith(
+        "[log] asks for no card (nvidia.com/gpu: 0): nvidia.com/gpumem, set by a LimitRange, is removed"
+    )
+    zero = ranged("nvidia.com/gpu limit for container main")
+    own = pod(container(limits={"nvidia.com/gpu": "0", "nvidia.com/gpumem": "3000"}), annotations=zero)
+    assert limits_of(admitted(own))["nvidia.com/gpu"] == "1"
+    (warning,) = ask(own)["warnings"]
+    assert (
+        warning == "spec.containers[main] asks for nvidia.com/gpumem: nvidia.com/gpu, set by a LimitRange, is removed"
+    )
+    assert "warnings" not in ask(pod(container(limits={"nvidia.com/gpu": "0"}), annotations=zero))
+
+
+def test_who_is_denied_a_card_that_a_limit_range_asks_for_is_told_of_it() -> None:
+    notes = ranged("nvidia.com/gpumem limit for container main")
+    item = pod(container(limits={"nvidia.com/gpumem": "3000"}, securityContext={"privileged": True}), annotations=notes)
+    assert "privileged is true: must be false in a pod that asks for a GPU" in denial(item)
+    (warning,) = ask(item)["warnings"]
+    assert "gets a card because a LimitRange of the namespace sets nvidia.com/gpumem: 3000" in warning
+
+
 def test_keys_of_others_and_our_own_are_not_warned_of() -> None:
     notes = {"nvidia.com/use-gputype": "T4", "vgpu.io/gpu-policy": "spread", "nvidia.com/something": "1"}
     limits = {"nvidia.com/gpumem": "3000", "nvidia.com/mig-1g.5gb": "1", "nvidia.com/gpu.shared": "1", "cpu": "1"}

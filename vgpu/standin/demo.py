@@ -147,6 +147,9 @@ class Demo:
             time.sleep(0.2)
         for pod in self.cluster.pods():
             self._judge(pod)
+        if not self.result.findings and not self.result.problems:
+            gpu = self._rules.names.gpu
+            self.result.problems.append(f"no container of these pods asks for {gpu}: nothing to compare")
         self.result.seconds = time.monotonic() - begin
         return self.result
 
