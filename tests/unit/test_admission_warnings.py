@@ -357,6 +357,18 @@ def test_no_card_by_a_limit_range_is_for_those_who_ask_for_none() -> None:
     assert "warnings" not in ask(pod(container(limits={"nvidia.com/gpu": "0"}), annotations=zero))
 
 
+def test_memory_by_a_limit_range_in_place_of_a_percentage_is_warned_of() -> None:
+    limits = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000", "nvidia.com/gpumem-percentage": "50"}
+    item = gpu_pod(limits, annotations=ranged("nvidia.com/gpumem limit for container main"))
+    _, warning = ask(item)["warnings"]
+    assert warning == (
+        "spec.containers[main] has nvidia.com/gpumem: 3000 by a LimitRange of the namespace, which counts in place of"
+        " its nvidia.com/gpumem-percentage; set nvidia.com/gpumem in it"
+    )
+    other = gpu_pod(limits, annotations=ranged("nvidia.com/gpumem-percentage limit for container main"))
+    assert len(ask(other)["warnings"]) == 1
+
+
 def test_who_is_denied_a_card_that_a_limit_range_asks_for_is_told_of_it() -> None:
     notes = ranged("nvidia.com/gpumem limit for container main")
     item = pod(container(limits={"nvidia.com/gpumem": "3000"}, securityContext={"privileged": True}), annotations=notes)
