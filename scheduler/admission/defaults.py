@@ -58,8 +58,8 @@ def declined(pod: Pod, rules: Rules, patch: Patch) -> tuple[Pod, list[str]]:
             groups[group][-1] = msgspec.structs.replace(container, resources=resources)
         elif known.memory in given and known.percentage in own:
             warnings.append(
-                f"{where(group, container)} has {known.memory}: {_asked(container, known.memory)} by a LimitRange of the"
-                f" namespace, which counts in place of its {known.percentage}; set {known.memory} in it"
+                f"{where(group, container)} has {known.memory}: {_asked(container, known.memory)} by a LimitRange of"
+                f" the namespace, which counts in place of its {known.percentage}; set {known.memory} in it"
             )
         elif not own:
             amounts_set = ", ".join(f"{name}: {_asked(container, name)}" for name in given)
