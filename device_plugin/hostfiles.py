@@ -2,7 +2,8 @@
 
 Sources: ld.so(8) for the order (cache, then folders); glibc's dl-cache.h for the format of the cache; for the folders
 what the projects document: NixOS (/run/opengl-driver), Talos (/usr/local/glibc), Container-Optimized OS on GKE
-(/home/kubernetes/bin/nvidia), Bottlerocket (sys-root), Microsoft's WSL (/usr/lib/wsl), Debian's alternatives, JetPack.
+(/home/kubernetes/bin/nvidia) and elsewhere (/var/lib/nvidia), AKS and kOps (/usr/local/nvidia), Bottlerocket
+(sys-root), Microsoft's WSL (/usr/lib/wsl), Debian's alternatives, JetPack.
 """
 
 import errno
@@ -38,6 +39,8 @@ _FOLDERS: Final = (
     "{arch}-bottlerocket-linux-gnu/sys-root/usr/lib/nvidia/tesla",
     "usr/lib/nvidia/tesla",
     "home/kubernetes/bin/nvidia/lib64",
+    "var/lib/nvidia/lib64",
+    "usr/local/nvidia/lib64",
 )
 PROGRAM_FOLDERS: Final = (
     "usr/bin",
@@ -49,6 +52,8 @@ PROGRAM_FOLDERS: Final = (
     "opt/nvidia/bin",
     "usr/libexec/nvidia/tesla/bin",
     "home/kubernetes/bin/nvidia/bin",
+    "var/lib/nvidia/bin",
+    "usr/local/nvidia/bin",
 )
 #: ELF machine and the flags of cache entries for 64-bit programs (elf.h; sysdeps/*/dl-cache.h)
 _MACHINES: Final = {"x86_64": (62, 0x0303), "aarch64": (183, 0x0A03)}

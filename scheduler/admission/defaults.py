@@ -3,6 +3,7 @@
 The API server applies a LimitRange before it asks a webhook, and says what it wrote in an annotation:
 "LimitRanger plugin set: nvidia.com/gpumem limit for container log; …" (plugin/pkg/admission/limitranger). A default is
 a request like another one, so the container gets a card; `nvidia.com/gpu: 0` in it means that it does not want one.
+Where the LimitRange sets that, too, it holds for containers that ask for nothing themselves.
 """
 
 import re
@@ -38,12 +39,15 @@ def declined(pod: Pod, rules: Rules, patch: Patch) -> tuple[Pod, list[str]]:
         given = [name for name in (known.gpu, *amounts) if name in defaults and _asked(container, name) is not None]
         if not given or container.resources is None:
             continue
-        if _is_zero(_asked(container, known.gpu)) and known.gpu not in given:
+        own = [name for name in (known.gpu, *amounts) if name not in given and _asked(container, name) is not None]
+        if _is_zero(_asked(container, known.gpu)):
+            if known.gpu in given:
+                given = [known.gpu] if own else [name for name in given if name != known.gpu]
+            if not given:
+                continue
+            why = f"asks for {', '.join(own)}" if known.gpu in given else f"asks for no card ({known.gpu}: 0)"
             names = ", ".join(given)
-            warnings.append(
-                f"{where(group, container)} asks for no card ({known.gpu}: 0): admission removes {names}, which a"
-                " LimitRange has set"
-            )
+            warnings.append(f"{where(group, container)} {why}: admission removes {names}, which a LimitRange has set")
             parts: dict[str, Mapping[str, str | int | float] | None] = {}
             for part in PARTS:
                 values = getattr(container.resources, part)
@@ -53,7 +57,12 @@ def declined(pod: Pod, rules: Rules, patch: Patch) -> tuple[Pod, list[str]]:
                 parts[part] = values and {key: value for key, value in values.items() if key not in given}
             resources = msgspec.structs.replace(container.resources, **parts)
             groups[group][-1] = msgspec.structs.replace(container, resources=resources)
-        elif not any(name not in given and _asked(container, name) is not None for name in (known.gpu, *amounts)):
+        elif known.memory in given and known.percentage in own:
+            warnings.append(
+                f"{where(group, container)} has {known.memory}: {_asked(container, known.memory)} by a LimitRange of"
+                f" the namespace, which counts in place of its {known.percentage}; set {known.memory} in it"
+            )
+        elif not own:
             amounts_set = ", ".join(f"{name}: {_asked(container, name)}" for name in given)
             warnings.append(
                 f"{where(group, container)} gets a card because a LimitRange of the namespace sets {amounts_set};"

@@ -8,7 +8,7 @@ from scheduler.admission.mutation import Cards
 from scheduler.wire import Pod
 from vgpu import names
 from vgpu.placement.selection import accepts_model, matches
-from vgpu.resources import HAMI_CORE, CardSelector, PodRequest
+from vgpu.resources import HAMI_CORE, CardSelector, PodRequest, Rules
 
 RESERVED: Final = (names.RESIZE, names.POD_GROUP, names.POD_GROUP_MIN)
 #: variables that set limits where there is no region, and are not read in a container of a GPU pod
@@ -17,16 +17,18 @@ VARIABLES: Final = {
     names.ENV_CORE_LIMIT: "the limit is the container's request of cores",
     names.ENV_OVERSUBSCRIBE: f"set metadata.annotations[{names.OVERSUBSCRIBE}]",
 }
+#: variables that switch limits off where the administrator lets containers do that
+SWITCHES: Final = {names.ENV_DISABLE_CONTROL: ("true", "1"), names.ENV_CORE_POLICY: ("disable",)}
 SHOWN: Final = 4  #: models that a warning names: an API server may cut warnings at 256 characters
 
 
-def without_effect(pod: Pod, request: PodRequest, cards: Cards) -> tuple[str, ...]:
-    """All warnings about a pod that asks for a GPU."""
+def without_effect(pod: Pod, request: PodRequest, cards: Cards, rules: Rules, *, may_disable: bool) -> tuple[str, ...]:
+    """All warnings about a pod that asks for a GPU; `may_disable`: its containers may switch their limits off."""
     notes = pod.metadata.annotations or {}
     return (
         *_annotations(notes, request),
         *_selection(notes, request.selector, cards),
-        *_variables(pod, {each.name for each in request.containers}),
+        *_variables(pod, {each.name: each.gpu.priority for each in request.containers}, rules, may_disable),
     )
 
 
@@ -97,11 +99,17 @@ def _quoted(values: Iterable[str]) -> str:
     return " or ".join(f'"{value}"' for value in values)
 
 
-def _variables(pod: Pod, asking: set[str]) -> Iterator[str]:
+def _variables(pod: Pod, asking: Mapping[str, int | None], rules: Rules, may_disable: bool) -> Iterator[str]:
+    """`asking`: containers that ask for a card, with the priority that they say."""
     for group, _, container in containers(pod):
         if container.name not in asking:
             continue
         for variable in container.env or ():
+            at = f"{where(group, container)}.env[{variable.name}]"
             for name, instead in VARIABLES.items():
                 if variable.name == name or variable.name.removeprefix(f"{name}_").isdecimal():
-                    yield f"{where(group, container)}.env[{variable.name}] has no effect: {instead}"
+                    yield f"{at} has no effect: {instead}"
+            if variable.name == names.ENV_PRIORITY and asking[container.name] is None:
+                yield f"{at} has no effect: write {rules.names.priority} in resources.limits"
+            if not may_disable and (variable.value or "").lower() in SWITCHES.get(variable.name, ()):
+                yield f"{at} has no effect: containers of this cluster may not switch their limits off"

@@ -13,19 +13,28 @@ from vgpu.resources import Rules
 OURS: Final = "vgpu.io/"  #: nobody else's: an unknown annotation of this prefix is a mistake
 ANNOTATIONS: Final = (*strangers.ANNOTATIONS, *names.RECORDS)
 _PREFIXES: Final = ("vgpu.io", "nvidia.com", "hami.io", "4pd.io")  #: where users look for our names
+USUAL: Final = ("gpu", "priority")  #: annotations and labels that anybody uses for anything
 CLOSE: Final = 0.75  #: similarity (difflib) from which a name is taken for a misspelt one: gpu-memory for gpumem
 
 
 def misspelt(pod: Pod, rules: Rules) -> tuple[str, ...]:
-    """One warning for each annotation and resource that is probably meant for us."""
+    """One warning for each annotation, label and resource that is probably meant for us."""
     known = rules.names
     resources = (known.gpu, known.memory, known.percentage, known.cores, known.priority)
     others = (*resources, *names.WEBHOOK_LABELS)  # strangers.py warns of these
-    found = [
-        f"metadata.annotations[{key}] is not known{_perhaps(likely)}"
-        for key, likely in _misses(pod.metadata.annotations or (), ANNOTATIONS)
-        if key not in others
-    ]
+    found = []
+    for field, keys in (("annotations", pod.metadata.annotations), ("labels", pod.metadata.labels)):
+        amounts = {key: likely for key, likely in _misses(keys or (), resources) if likely and key not in USUAL}
+        for key, likely in {**dict(_misses(keys or (), ANNOTATIONS)), **amounts}.items():
+            at = f"metadata.{field}[{key}]"
+            if key in others or key in ANNOTATIONS or key == names.LABEL_MANAGED:
+                continue
+            if key in amounts:
+                found.append(f"{at} has no effect: did you mean {likely} in resources.limits of a container?")
+            elif field == "annotations" or not likely:
+                found.append(f"{at} is not known{_perhaps(likely)}")
+            else:
+                found.append(f"{at} is not known: did you mean metadata.annotations[{likely}]?")
     for group, _, container in containers(pod):
         if container.resources is None:
             continue

@@ -27,7 +27,8 @@ _VGPU_MANAGER: Final = {
 }
 #: annotation or label of another product → ours that means the same; "": there is none.
 #: Sources: the READMEs of HAMi, vgpu-manager (coldzerofear), volcano-vgpu-device-plugin, gpu-manager (tkestack),
-#: KubeShare and the KAI scheduler
+#: KubeShare and the KAI scheduler; Volcano's older GPU sharing, elastic-gpu, clusters of Alibaba and Tencent, and AWS's
+#: virtual GPU device plugin
 KEYS: Final = {
     **{f"nvidia.com/{name}": ours for name, ours in _VGPU_MANAGER.items()},
     "hami.io/node-scheduler-policy": names.NODE_POLICY,
@@ -52,13 +53,22 @@ def _amounts(rules: Rules) -> dict[str, str]:
         "volcano.sh/vgpu-memory": known.memory,
         "volcano.sh/vgpu-memory-percentage": known.percentage,
         "volcano.sh/vgpu-cores": known.cores,
+        "volcano.sh/gpu-number": known.gpu,
+        "volcano.sh/gpu-memory": known.memory,
+        "elasticgpu.io/gpu-core": known.cores,
+        "elasticgpu.io/gpu-memory": known.memory,
+        "tke.cloud.tencent.com/qgpu-core": known.cores,
+        "tke.cloud.tencent.com/qgpu-memory": known.memory,
+        "k8s.amazonaws.com/vgpu": known.gpu,
         "tencent.com/vcuda-core": known.cores,
         "tencent.com/vcuda-memory": known.memory,
         "aliyun.com/gpu-mem": known.memory,
+        "aliyun.com/gpu-core.percentage": known.cores,
         "koordinator.sh/gpu-core": known.cores,
         "koordinator.sh/gpu-memory": known.memory,
         "koordinator.sh/gpu-memory-ratio": known.percentage,
         "gpu-fraction": known.percentage,
+        "gpu-fraction-num-devices": known.gpu,
         "gpu-memory": known.memory,
         "sharedgpu/gpu_limit": known.cores,
         "sharedgpu/gpu_request": known.cores,

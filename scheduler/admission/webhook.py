@@ -40,8 +40,9 @@ class Admission:
         try:
             answer = self._judge(request)
         except RequestError as error:
-            log.info("denied %s of a pod in namespace %s: %s", request.operation, request.namespace, error)
             answer = Answer(denied=str(error))
+        if answer.denied is not None:
+            log.info("denied %s of a pod in namespace %s: %s", request.operation, request.namespace, answer.denied)
         return encode(request.uid, answer)
 
     def _judge(self, request: Request) -> Answer:
@@ -66,6 +67,13 @@ class Admission:
         patch = Patch()
         pod, warnings = declined(pod, self._rules, patch)
         hints += warnings
+        try:
+            return self._admit(pod, hints, patch)
+        except RequestError as error:  # a warning may say what asks for a card: a LimitRange
+            return Answer(denied=str(error), warnings=tuple(hints))
+
+    def _admit(self, pod: Pod, hints: list[str], patch: Patch) -> Answer:
+        """`hints`, `patch`: what is to be said of the pod, and was done to it, before."""
         request = self._translate(pod)
         if request is None:
             checks.totals_are_ours(pod, ())
@@ -82,7 +90,8 @@ class Admission:
             return Answer(warnings=(foreign, *hints), patch=tuple(patch.operations))
         checks.create(pod, request, settings)
         mutation = Mutation(pod, request, self._rules, ours, self._cards, patch)
-        effects = without_effect(pod, request, self._cards)
+        may_disable = self._settings.device_plugin.allowDisableControl
+        effects = without_effect(pod, request, self._cards, self._rules, may_disable=may_disable)
         return Answer(warnings=(*mutation.warnings, *effects, *hints), patch=tuple(patch.operations))
 
     def _translate(self, pod: Pod) -> PodRequest | None:

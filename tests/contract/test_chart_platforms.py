@@ -61,6 +61,7 @@ def default() -> list[dict[str, Any]]:
         {"eks.amazonaws.com/compute-type": "fargate"},
         {"node.kubernetes.io/instance-type": "eklet"},
         {"liqo.io/type": "virtual-node"},
+        {"node-role.kubernetes.io/virtual-node": ""},
         {"type": "kwok"},
     ],
 )

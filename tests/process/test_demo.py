@@ -103,6 +103,15 @@ def test_denied_and_pending_pods_are_told_with_their_reasons(tmp_path: Path) -> 
     assert "plain" not in done.stdout
 
 
+def test_pods_that_ask_for_no_card_are_told_as_such(tmp_path: Path) -> None:
+    container = {"name": "main", "command": ["true"]}
+    pod = {"kind": "Pod", "metadata": {"name": "a"}, "spec": {"containers": [container], "restartPolicy": "Never"}}
+    (tmp_path / "pod.yaml").write_text(yaml.safe_dump(pod))
+    done = demo("--examples", str(tmp_path))
+    assert done.returncode == 1
+    assert "no container of these pods asks for nvidia.com/gpu: nothing to compare" in done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_nothing_is_given_twice_while_agent_and_scheduler_are_killed() -> None:

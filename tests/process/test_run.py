@@ -176,6 +176,17 @@ def test_cuda_nvml_and_the_labels_count_cards_alike(machine: Machine, busy: int,
     assert done.stdout.splitlines() == [f"{uuid} {uuid} {2000 * MIB} 2000m" for uuid in expected], done.stderr
 
 
+@pytest.mark.parametrize("environ", [{}, {"COLUMNS": "60"}, {"FORCE_COLOR": "1"}], ids=["plain", "columns", "color"])
+def test_ps_in_a_pipe_cuts_nothing_beside_a_long_command(machine: Machine, environ: dict[str, str]) -> None:
+    long = machine.start("--gpumem", "3000", command=("sh", "-c", "echo running; read line", "x" * 230))
+    assert long.stdout is not None
+    assert long.stdout.readline() == "running\n"
+    head, line = machine.vgpu("ps", **environ).stdout.splitlines()
+    assert head.split() == ["ID", "PID", "CARD", "MODEL", "LIMIT", "USED", "HOST", "CORES", "SINCE", "COMMAND"]
+    assert f"  {long.pid}  0 (simulated)  Tesla T4  3000 MiB  0 MiB  0 MiB      -     " in line
+    assert line.endswith(f"sh -c 'echo running; read line' {'x' * 230}")
+
+
 def test_slices_are_spread_and_free_again_after_the_end(machine: Machine) -> None:
     first, second = machine.hold("--gpumem", "8000"), machine.hold("--gpumem", "8000")
     runs = machine.ps()

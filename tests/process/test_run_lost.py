@@ -41,7 +41,7 @@ def refused(machine: Machine, *options: str, **environ: str) -> None:
     assert "too little memory free" in done.stderr
 
 
-@pytest.mark.parametrize("gone", [".", "slices"])
+@pytest.mark.parametrize("gone", [".", "slices", "simulator"])
 def test_a_full_card_is_not_given_again_when_the_state_was_removed(machine: Machine, gone: str) -> None:
     """By the end of a session, or by hand."""
     holder = machine.hold("--gpumem", "10000")
@@ -53,6 +53,32 @@ def test_a_full_card_is_not_given_again_when_the_state_was_removed(machine: Mach
     end(holder)
     assert machine.ps() == []
     assert machine.run("--gpumem", WHOLE, command=("true",)).returncode == 0
+
+
+def test_a_state_that_was_moved_behind_a_link_counts_once(machine: Machine) -> None:
+    """To a larger disk: what runs knows it by its old path."""
+    holder = machine.hold("--gpumem", "10000")
+    moved = machine.state.with_name("moved")
+    machine.state.rename(moved)
+    refused(machine)  # nothing is there
+    shutil.rmtree(machine.state)
+    machine.state.symlink_to(moved)
+    refused(machine)
+    assert [shown["pid"] for shown in machine.ps()] == [holder.pid]
+    assert machine.run("--gpumem", "4000", command=("true",)).returncode == 0
+
+
+def test_a_state_that_was_copied_back_holds_what_it_held(machine: Machine) -> None:
+    """Nobody has the locks of its files: who runs in it is known by the environment."""
+    holder = machine.hold("--gpumem", "10000")
+    copy = machine.state.with_name("copy")
+    shutil.copytree(machine.state, copy)
+    shutil.rmtree(machine.state)
+    copy.rename(machine.state)
+    refused(machine)
+    assert [shown["pid"] for shown in machine.ps()] == [holder.pid]
+    end(holder)
+    assert machine.ps() == []
 
 
 def test_a_child_that_closed_the_lock_counts_too(machine: Machine) -> None:

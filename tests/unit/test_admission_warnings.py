@@ -4,6 +4,7 @@ import pytest
 from admission_world import LIMITS, Catalog, Json, admitted, ask, container, denial, gpu_pod, limits_of, pod
 
 from vgpu import names
+from vgpu.config import Config, DevicePlugin
 
 
 def test_more_than_the_largest_card_has_is_warned_of() -> None:
@@ -62,6 +63,36 @@ def test_misspelt_resources_are_warned_of(asks: bool, key: str, likely: str) -> 
     assert ask(item)["warnings"] == [f"{LIMITS}[{key}] is not known: did you mean {likely}?"]
 
 
+@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize("field", ["annotations", "labels"])
+@pytest.mark.parametrize(
+    ("key", "likely"),
+    [
+        ("nvidia.com/gpu-cores", "nvidia.com/gpucores"),
+        ("nvidia.com/GPUmem", "nvidia.com/gpumem"),
+        ("vgpu.io/gpumem", "nvidia.com/gpumem"),
+        ("gpucores", "nvidia.com/gpucores"),
+    ],
+)
+def test_a_misspelt_resource_outside_of_a_container_is_warned_of(asks: bool, field: str, key: str, likely: str) -> None:
+    item = gpu_pod(**{field: {key: "30"}}) if asks else pod(container(), **{field: {key: "30"}})
+    (warning,) = ask(item)["warnings"]
+    assert (
+        warning == f"metadata.{field}[{key}] has no effect: did you mean {likely} in resources.limits of a container?"
+    )
+
+
+def test_misspelt_annotations_that_are_labels_are_warned_of() -> None:
+    labels = {"vgpu.io/gpu_policy": "spread", "vgpu.io/colour": "red", "nvidia.com/use-gpu-type": "T4", "a/b": "c"}
+    assert ask(gpu_pod(labels=labels))["warnings"] == [
+        "metadata.labels[vgpu.io/gpu_policy] is not known: did you mean metadata.annotations[vgpu.io/gpu-policy]?",
+        "metadata.labels[vgpu.io/colour] is not known and has no effect",
+        "metadata.labels[nvidia.com/use-gpu-type] is not known: did you mean"
+        " metadata.annotations[nvidia.com/use-gputype]?",
+    ]
+    assert "warnings" not in ask(gpu_pod(labels={names.LABEL_MANAGED: "true", "priority": "high", "gpu": "true"}))
+
+
 def test_misspelt_annotations_are_warned_of() -> None:
     notes = {"vgpu.io/gpu_policy": "spread", "vgpu.io/colour": "red", "nvidia.com/use-gpu-type": "T4", "a/b": "c"}
     assert ask(gpu_pod(annotations=notes))["warnings"] == [
@@ -85,6 +116,7 @@ OTHERS = "belongs to another product and has no effect"
         ("annotations", "nvidia.com/priority", NO_EFFECT),
         ("labels", "nvidia.com/gpumem", NO_EFFECT),
         ("labels", "nvidia.com/gpu", NO_EFFECT),
+        ("annotations", "gpu-fraction-num-devices", "has no effect: write nvidia.com/gpu in resources.limits of a"),
         ("labels", "vgpu.io/gpu-policy", "has no effect as a label: write it in metadata.annotations"),
         ("labels", "nvidia.com/use-gputype", "has no effect as a label: write it in metadata.annotations"),
         ("annotations", "hami.io/gpu-scheduler-policy", f"{OTHERS}: write metadata.annotations[vgpu.io/gpu-policy]"),
@@ -128,6 +160,11 @@ def test_what_is_written_where_vgpu_does_not_read_it_is_warned_of(asks: bool, fi
         ("nvidia.com/vgpu-number", "nvidia.com/gpu"),
         ("tencent.com/vcuda-core", "nvidia.com/gpucores"),
         ("aliyun.com/gpu-mem", "nvidia.com/gpumem"),
+        ("aliyun.com/gpu-core.percentage", "nvidia.com/gpucores"),
+        ("volcano.sh/gpu-memory", "nvidia.com/gpumem"),
+        ("tke.cloud.tencent.com/qgpu-core", "nvidia.com/gpucores"),
+        ("elasticgpu.io/gpu-memory", "nvidia.com/gpumem"),
+        ("k8s.amazonaws.com/vgpu", "nvidia.com/gpu"),
     ],
 )
 def test_another_products_part_of_a_card_is_warned_of(key: str, likely: str) -> None:
@@ -223,6 +260,34 @@ def test_variables_that_a_slice_does_not_read_are_warned_of() -> None:
     ]
 
 
+def test_a_priority_by_a_variable_alone_is_warned_of() -> None:
+    limits, mine = {"nvidia.com/gpumem": "3000"}, [{"name": names.ENV_PRIORITY, "value": "1"}]
+    (warning,) = ask(pod(container(limits=limits, env=mine), container("log", env=mine)))["warnings"]
+    assert warning == (
+        "spec.containers[main].env[CUDA_TASK_PRIORITY] has no effect: write nvidia.com/priority in resources.limits"
+    )
+    both = admitted(pod(container(limits={**limits, "nvidia.com/priority": "1"})))  # it has the variable now
+    assert "warnings" not in ask(both)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("CUDA_DISABLE_CONTROL", "true", True),
+        ("GPU_CORE_UTILIZATION_POLICY", "Disable", True),
+        ("CUDA_DISABLE_CONTROL", "false", False),
+        ("GPU_CORE_UTILIZATION_POLICY", "force", False),
+        ("ACTIVE_OOM_KILLER", "true", False),
+    ],
+)
+def test_switching_limits_off_where_nobody_may_is_warned_of(name: str, value: str, said: bool) -> None:
+    item = pod(container(limits={"nvidia.com/gpumem": "3000"}, env=[{"name": name, "value": value}]))
+    end = "has no effect: containers of this cluster may not switch their limits off"
+    assert ask(item).get("warnings", []) == [f"spec.containers[main].env[{name}] {end}"] * said
+    allowed = Config(device_plugin=DevicePlugin(allowDisableControl=True))
+    assert "warnings" not in ask(item, allowed)
+
+
 def test_a_few_mib_are_probably_gib() -> None:
     (warning,) = ask(gpu_pod({"nvidia.com/gpumem": "16"}))["warnings"]
     assert warning.endswith("less than any CUDA context takes; the unit is MiB: for 16 GiB, write 16384")
@@ -273,6 +338,44 @@ def test_no_card_beside_the_default_of_a_limit_range_is_no_card() -> None:
     alone = pod(container(limits=none), annotations=ranged("nvidia.com/gpumem limit for container main"))
     assert admitted(alone)["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "0"}
     assert "must be 1 or more if the container asks" in denial(pod(container(limits=none)))  # the user wrote it himself
+
+
+def test_no_card_by_a_limit_range_is_for_those_who_ask_for_none() -> None:
+    both = ranged("nvidia.com/gpu, nvidia.com/gpumem limit for container log")
+    asks = container(limits={"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"})
+    item = pod(asks, container("log", {"nvidia.com/gpu": "0", "nvidia.com/gpumem": "3000"}), annotations=both)
+    assert admitted(item)["spec"]["containers"][1]["resources"]["limits"] == {"nvidia.com/gpu": "0"}
+    (warning,) = ask(item)["warnings"]
+    assert warning.endswith(
+        "[log] asks for no card (nvidia.com/gpu: 0): admission removes nvidia.com/gpumem, which a LimitRange has set"
+    )
+    zero = ranged("nvidia.com/gpu limit for container main")
+    own = pod(container(limits={"nvidia.com/gpu": "0", "nvidia.com/gpumem": "3000"}), annotations=zero)
+    assert limits_of(admitted(own))["nvidia.com/gpu"] == "1"
+    (warning,) = ask(own)["warnings"]
+    assert warning.startswith("spec.containers[main] asks for nvidia.com/gpumem: ")
+    assert warning.endswith("admission removes nvidia.com/gpu, which a LimitRange has set")
+    assert "warnings" not in ask(pod(container(limits={"nvidia.com/gpu": "0"}), annotations=zero))
+
+
+def test_memory_by_a_limit_range_in_place_of_a_percentage_is_warned_of() -> None:
+    limits = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000", "nvidia.com/gpumem-percentage": "50"}
+    item = gpu_pod(limits, annotations=ranged("nvidia.com/gpumem limit for container main"))
+    _, warning = ask(item)["warnings"]
+    assert warning == (
+        "spec.containers[main] has nvidia.com/gpumem: 3000 by a LimitRange of the namespace, which counts in place of"
+        " its nvidia.com/gpumem-percentage; set nvidia.com/gpumem in it"
+    )
+    other = gpu_pod(limits, annotations=ranged("nvidia.com/gpumem-percentage limit for container main"))
+    assert len(ask(other)["warnings"]) == 1
+
+
+def test_who_is_denied_a_card_that_a_limit_range_asks_for_is_told_of_it() -> None:
+    notes = ranged("nvidia.com/gpumem limit for container main")
+    item = pod(container(limits={"nvidia.com/gpumem": "3000"}, securityContext={"privileged": True}), annotations=notes)
+    assert "privileged is true: must be false in a pod that asks for a GPU" in denial(item)
+    (warning,) = ask(item)["warnings"]
+    assert "gets a card because a LimitRange of the namespace sets nvidia.com/gpumem: 3000" in warning
 
 
 def test_keys_of_others_and_our_own_are_not_warned_of() -> None:

@@ -39,6 +39,8 @@ LAYOUTS = {
     "installed by hand": "usr/local/lib",
     "NixOS": "run/opengl-driver/lib",
     "COS on GKE": "home/kubernetes/bin/nvidia/lib64",
+    "COS elsewhere": "var/lib/nvidia/lib64",
+    "AKS, kOps": "usr/local/nvidia/lib64",
     "WSL": "usr/lib/wsl/lib",
     "Bottlerocket": f"{ARCH}-bottlerocket-linux-gnu/sys-root/usr/lib/nvidia",
     "JetPack": f"usr/lib/{ARCH}-linux-gnu/tegra",
@@ -53,6 +55,13 @@ def test_folders_of_the_field(tmp_path: Path, folder: str) -> None:
     assert found["libcuda.so.1"] == f"/{folder}/libcuda.so.{VERSION}"
     assert found[f"libnvidia-ml.so.{VERSION}"] == f"/{folder}/libnvidia-ml.so.{VERSION}"
     assert driver.shortage(Place(tmp_path, specs=()), "device-specs") == ""
+
+
+@pytest.mark.parametrize("folder", ["usr/bin", "var/lib/nvidia/bin", "usr/local/nvidia/bin", "opt/bin"])
+def test_folders_of_the_field_for_programs(tmp_path: Path, folder: str) -> None:
+    install(tmp_path, "usr/lib64")
+    elf.write(tmp_path / folder / "nvidia-smi")
+    assert given(Place(tmp_path))["nvidia-smi"] == f"/{folder}/nvidia-smi"
 
 
 @pytest.mark.parametrize(

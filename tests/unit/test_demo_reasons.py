@@ -1,10 +1,11 @@
 """What the demo says of pods that have not succeeded."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vgpu.standin.demo import unfinished
+from vgpu.standin.demo import read_pods, unfinished
 
 RUNNING = {"name": "main", "state": {"running": {"startedAt": "…"}}}
 LOOP = {
@@ -28,3 +29,12 @@ DONE = {"name": "second", "state": {"terminated": {"exitCode": 0}}}
 )
 def test_the_reason_comes_from_the_containers(status: dict[str, Any], sentence: str) -> None:
     assert unfinished({"status": status}) == sentence
+
+
+def test_no_file_of_pods_is_passed_over(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no \*\.yaml or \*\.yml with a pod"):
+        read_pods(tmp_path)
+    for name in ("b.yaml", "a.yml", "notes.txt"):
+        text = f"kind: Pod\nmetadata: {{name: {name}}}\nspec: {{restartPolicy: Never}}\n"
+        (tmp_path / name).write_text(text)
+    assert [pod["metadata"]["name"] for pod in read_pods(tmp_path)] == ["a.yml", "b.yaml"]

@@ -13,6 +13,8 @@ from vgpu.resources import CardSelector
 #: Words with which one card is sold, in NVML's name or not, by driver and time: "Tesla T4", "NVIDIA T4"
 _MAKER: Final = "nvidia"
 _BRANDS: Final = ("tesla", "geforce", "quadro")
+#: What NVIDIA's feature discovery appends where its own plugin shares cards in time (k8s-device-plugin, README)
+_SHARED: Final = "-shared"
 
 
 def matches(model: str, pattern: str) -> bool:
@@ -25,7 +27,7 @@ def matches(model: str, pattern: str) -> bool:
     """
     if fnmatchcase(model.casefold(), pattern.casefold()):
         return True
-    name, wanted = _words(model), _words(pattern)
+    name, wanted = _words(model), _words(pattern).removesuffix(_SHARED)
     brand, wanted_brand = _brand(name), _brand(wanted)
     bare, wanted_bare = _bare(name), _bare(wanted)
     if not wanted_bare:  # a maker or a brand alone

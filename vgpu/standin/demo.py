@@ -53,7 +53,7 @@ class DemoResult(msgspec.Struct):
 def read_pods(folder: Path) -> list[dict[str, Any]]:
     """The pods of a folder's YAML files in name order; raises ValueError naming a file that is none."""
     found = []
-    for path in sorted(folder.glob("*.yaml")):
+    for path in sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml")):
         try:
             documents = [document for document in yaml.safe_load_all(path.read_text()) if document is not None]
         except yaml.YAMLError as error:
@@ -75,7 +75,7 @@ def read_pods(folder: Path) -> list[dict[str, Any]]:
                 )
             found.append(document)
     if not found:
-        raise ValueError(f"{folder}: no *.yaml with a pod")
+        raise ValueError(f"{folder}: no *.yaml or *.yml with a pod")
     return found
 
 
@@ -147,6 +147,9 @@ class Demo:
             time.sleep(0.2)
         for pod in self.cluster.pods():
             self._judge(pod)
+        if not self.result.findings and not self.result.problems:
+            gpu = self._rules.names.gpu
+            self.result.problems.append(f"no container of these pods asks for {gpu}: nothing to compare")
         self.result.seconds = time.monotonic() - begin
         return self.result
 

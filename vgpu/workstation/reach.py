@@ -15,19 +15,37 @@ from typing import Final
 _TRANSPARENT: Final = frozenset(
     ("nice", "nohup", "timeout", "setsid", "stdbuf", "taskset", "numactl", "ionice", "chrt", "time", "exec", "prlimit")
 )
+#: Options of these and of `env` whose value is a word of its own, and is no program
+_VALUED: Final = {
+    "env": ("-u", "--unset", "-C", "--chdir"),
+    "timeout": ("-s", "--signal", "-k", "--kill-after"),
+    "stdbuf": ("-i", "--input", "-o", "--output", "-e", "--error"),
+    "numactl": ("-N", "--cpunodebind", "-m", "--membind", "-i", "--interleave", "-C", "--physcpubind"),
+    "exec": ("-a",),
+    "time": ("-f", "--format", "-o", "--output"),
+}
 _SHELLS: Final = frozenset(["sh", "bash", "dash", "zsh", "ksh"])
+_SHELL_VALUED: Final = re.compile(r"[-+][a-zA-Z]*[oO]|--(rcfile|init-file)")
+#: Words of a shell in front of a command
+_BEFORE: Final = frozenset(("if", "then", "elif", "else", "while", "until", "do", "!", "{"))
 CLEARED: Final = "starts its program without LD_PRELOAD"  #: in answers that `--strict` makes wrong
 _BY_OTHERS: Final = "lets another process start its program, outside this slice"
+_OTHER_ROOT: Final = "runs its program under another root directory, where the library may not be"
 _ALWAYS: Final = {
     **dict.fromkeys(("sudo", "su", "doas", "pkexec", "runuser", "machinectl"), CLEARED),
-    **dict.fromkeys(("ssh", "at", "batch", "crontab", "systemd-run", "srun", "sbatch", "qsub", "bsub"), _BY_OTHERS),
+    **dict.fromkeys(("ssh", "at", "batch", "crontab", "systemd-run", "run0"), _BY_OTHERS),
+    **dict.fromkeys(("srun", "sbatch", "qsub", "bsub"), _BY_OTHERS),
     **dict.fromkeys(("docker", "podman", "nerdctl", "kubectl", "lxc", "lxc-attach", "incus"), _BY_OTHERS),
     **dict.fromkeys(("snap", "flatpak"), "runs its program in a sandbox that has other libraries"),
-    "chroot": "runs its program under another root directory, where the library may not be",
+    **dict.fromkeys(("chroot", "bwrap", "proot", "apptainer", "singularity", "enroot", "ch-run"), _OTHER_ROOT),
 }
 _DEEPEST: Final = 8  #: wrappers around wrappers
 _SETTING: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _AMOUNT: Final = re.compile(r"[0-9.,:x-]+[a-z]?")
+_MASK: Final = re.compile(r"(0x)?[0-9a-fA-F]+")
+#: What puts others, or none, in the library's place; what a shell expands may name it again
+_REPLACED: Final = re.compile(r"LD_PRELOAD=(?!.*(\$|libvgpu)).*", re.DOTALL)
+_EXPANDED: Final = re.compile(r"\$\([^()]*\)|`[^`]*`")
 _ELF64: Final = b"\x7fELF\x02\x01"
 _ELF32: Final = b"\x7fELF\x01"
 _PT_INTERP: Final = 3  # elf(5)
@@ -42,15 +60,12 @@ def doubt(command: Sequence[str]) -> str:
         name = os.path.basename(words[0])
         if name == "env":
             if cleared := _clears(words[1:]):
-                return f"{cleared} {CLEARED}"
-            words = _inner(words[1:])
+                return cleared
+            words = _inner(name, words[1:])
         elif name in _TRANSPARENT:
-            words = _inner(words[1:])
-        elif name in _SHELLS and "-c" in words[1:3] and (rest := words[words.index("-c") + 1 :]):
-            with suppress(ValueError):
-                words = _inner(shlex.split(rest[0]))
-                continue
-            return ""
+            words = _inner(name, words[1:])
+        elif name in _SHELLS and (line := _line(words[1:])):
+            return _of_line(name, line)
         elif name in _ALWAYS:
             return f"{name} {_ALWAYS[name]}"
         elif name.startswith("snap.") or words[0].startswith("/snap/bin/"):
@@ -60,25 +75,77 @@ def doubt(command: Sequence[str]) -> str:
     return ""
 
 
-def _inner(words: Sequence[str]) -> list[str]:
-    """What a wrapper starts: behind its options, their amounts, and settings of variables."""
-    for at, word in enumerate(words):
-        if not (word.startswith("-") or _AMOUNT.fullmatch(word) or _SETTING.fullmatch(word)):
-            return list(words[at:])
+def _inner(name: str, words: Sequence[str]) -> list[str]:
+    """What the wrapper `name` starts: behind its options, their values, and settings of variables."""
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if word in _VALUED.get(name, ()):
+            left = left[1:]
+        elif name == "taskset" and _MASK.fullmatch(word):
+            continue
+        elif not (word.startswith("-") or _AMOUNT.fullmatch(word) or _SETTING.fullmatch(word)):
+            return [word, *left]
     return []
 
 
+def _line(words: Sequence[str]) -> str:
+    """What a shell is given behind -c, which may stand among other letters; empty: it gets a file, or nothing."""
+    left, asked = list(words), False
+    while left:
+        word = left.pop(0)
+        if word[:1] not in ("-", "+"):
+            return word if asked else ""
+        asked = asked or re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", word) is not None
+        if _SHELL_VALUED.fullmatch(word):
+            left = left[1:]
+    return ""
+
+
+def _of_line(shell: str, text: str) -> str:
+    """The first doubt about a command of a shell's line; what a shell expands or decides is not followed."""
+    flat = _EXPANDED.sub("$", text.replace("\\\n", " ").replace("\n", ";"))
+    reader = shlex.shlex(flat, posix=True, punctuation_chars=True)
+    reader.whitespace_split, reader.commenters = True, ""
+    with suppress(ValueError):
+        found: list[list[str]] = [[]]
+        for word in reader:
+            if set(word) <= set("();<>|&"):
+                found.append([])
+            else:
+                found[-1].append(word)
+        for words in found:
+            while words and words[0] in _BEFORE:
+                words = words[1:]
+            at = next((at for at, word in enumerate(words) if not _SETTING.fullmatch(word)), len(words))
+            settings, words = words[:at], words[at:]
+            if words[:1] == ["export"]:
+                settings, words = words[1:], []
+            if lost := next((word for word in settings if _REPLACED.fullmatch(word)), ""):
+                return f"{shell} with {lost} {CLEARED} of vgpu"
+            if words[:1] == ["unset"] and "LD_PRELOAD" in words:
+                return f"{shell} with unset LD_PRELOAD {CLEARED}"
+            if told := doubt(words):
+                return told
+    return ""
+
+
 def _clears(words: Sequence[str]) -> str:
-    """`env` with what it does to the environment, where that drops LD_PRELOAD."""
-    for at, word in enumerate(words):
-        following = words[at + 1] if at + 1 < len(words) else ""
+    """What `env` does where that drops LD_PRELOAD, or what it names."""
+    left = list(words)
+    while left:
+        word = left.pop(0)
         if word == "-" or word == "--ignore-environment" or re.fullmatch(r"-[0v]*i.*", word):
-            return f"env {word}"
-        if word in ("-u", "--unset") and following == "LD_PRELOAD":
-            return f"env {word} LD_PRELOAD"
-        if word in ("-uLD_PRELOAD", "--unset=LD_PRELOAD", "LD_PRELOAD="):
-            return f"env {word}"
-        if not word.startswith("-") and not _SETTING.fullmatch(word) and not (at and words[at - 1] in ("-u", "-C")):
+            return f"env {word} {CLEARED}"
+        if word in ("-u", "--unset") and left[:1] == ["LD_PRELOAD"]:
+            return f"env {word} LD_PRELOAD {CLEARED}"
+        if word in ("-uLD_PRELOAD", "--unset=LD_PRELOAD"):
+            return f"env {word} {CLEARED}"
+        if _REPLACED.fullmatch(word):
+            return f"env {word} {CLEARED} of vgpu"
+        if word in _VALUED["env"]:
+            left = left[1:]
+        elif not (word.startswith("-") or _SETTING.fullmatch(word)):
             return ""
     return ""
 

@@ -148,7 +148,7 @@ def acquire(
     queue = Queue(store.root)
 
     def attempt(ticket: Ticket | None) -> Claim | NoRoom:
-        runs, ahead = store.sweep(), queue.ahead(ticket)
+        runs, ahead = strays.renamed(store.sweep(), cards, simulator), queue.ahead(ticket)
         if not demand.memory_mode and isinstance(refused := place(cards, runs, ahead, demand), NoRoom):
             return refused  # without the next look, which takes a while
         runs += strays.on_cards(strays.find(store, runs, users()), cards, simulator)

@@ -41,7 +41,7 @@ def find(store: SliceStore, known: Iterable[Run], users: Mapping[str, Mapping[in
     for pid in _pids():
         of_mine = _of_mine(pid)
         for folder, record in _told(pid, of_mine):
-            if folder not in here:
+            if folder not in here and not (of_mine and os.path.realpath(folder) in here):
                 # The region of another user is not opened either: it could be anything.
                 place = folder if of_mine else _NOWHERE + folder
                 found.setdefault(folder, msgspec.structs.replace(record, folder=place))
@@ -52,16 +52,20 @@ def find(store: SliceStore, known: Iterable[Run], users: Mapping[str, Mapping[in
 
 
 def on_cards(runs: Iterable[Run], cards: Sequence[Gpu], simulator: str) -> list[Run]:
-    """`runs` as they count on `cards`; those on other simulated cards, or on real ones where these are not, do not.
+    """`runs` as they count on `cards`; those on other simulated cards, or on real ones where these are not, do not."""
+    uuids = {card.uuid for card in cards}
+    here = [run for run in runs if run.simulator == simulator or {piece.uuid for piece in run.slices} & uuids]
+    return renamed(here, cards, simulator)
+
+
+def renamed(runs: Iterable[Run], cards: Sequence[Gpu], simulator: str) -> list[Run]:
+    """`runs` with the UUIDs that simulated cards have now.
 
     Simulated cards whose state was removed come again with other UUIDs: what was given of a card is held of the one
     that has its number now.
     """
     by_index = {card.index: card.uuid for card in cards}
-    here = [
-        run for run in runs if run.simulator == simulator or {piece.uuid for piece in run.slices} & {*by_index.values()}
-    ]
-    return [_renamed(run, by_index) if simulator and run.simulator == simulator else run for run in here]
+    return [_renamed(run, by_index) if simulator and run.simulator == simulator else run for run in runs]
 
 
 def _renamed(run: Run, by_index: Mapping[int, str]) -> Run:

@@ -1,11 +1,12 @@
 {{- /* JSON list of requirements that no node meets which only stands for others: no kubelet, no /dev, no host folders. Such a
        node keeps a pod of a DaemonSet Pending, or fails it, for ever. Labels: Virtual Kubelet and its providers (AKS, ACI, ECI,
-       CCI) and KWOK; AWS Fargate; TKE super nodes; Liqo. */ -}}
+       CCI) and KWOK; AWS Fargate; TKE super nodes; Liqo; virtual nodes of Oracle's OKE. */ -}}
 {{- define "vgpu.realNodes" -}}
 {{- $found := list (dict "key" "type" "operator" "NotIn" "values" (list "virtual-kubelet" "virtual-node" "kwok")) -}}
 {{- $found = append $found (dict "key" "eks.amazonaws.com/compute-type" "operator" "NotIn" "values" (list "fargate")) -}}
 {{- $found = append $found (dict "key" "node.kubernetes.io/instance-type" "operator" "NotIn" "values" (list "eklet")) -}}
 {{- $found = append $found (dict "key" "liqo.io/type" "operator" "NotIn" "values" (list "virtual-node")) -}}
+{{- $found = append $found (dict "key" "node-role.kubernetes.io/virtual-node" "operator" "DoesNotExist") -}}
 {{- toJson $found -}}
 {{- end -}}
 
