@@ -248,7 +248,9 @@ static int debit_pacer(void *context) {
     const uint64_t tat = atomic_load(&debit->pacer->tat);
     if (!percent || tat >= latest)
         return 0;
-    const uint64_t price = vgpu_gcra_price(debit->gpu_ns, percent), room = latest - (tat > now ? tat : now);
+    const uint64_t most =
+        debit->gpu_ns < MOST_AHEAD_NS ? debit->gpu_ns : MOST_AHEAD_NS; /* its price fits into 64 bits */
+    const uint64_t price = vgpu_gcra_price(most, percent), room = latest - (tat > now ? tat : now);
     vgpu_gcra_settle(&debit->pacer->tat, (int64_t)(price < room ? price : room));
     return 0;
 }
