@@ -1,8 +1,10 @@
 """Settings of all tests."""
 
 import faulthandler
+import gc
 import signal
 import sys
+from contextlib import suppress
 
 import pytest
 from hypothesis import settings
@@ -20,7 +22,9 @@ END_SECONDS = 240.0  #: for what comes after the last test
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
     """A process that does not come to its end shows why, and ends: a run would wait for it without a word."""
-    faulthandler.dump_traceback_later(END_SECONDS, exit=True, file=sys.__stderr__)
+    gc.freeze()  # pytest collects once more at the end: a finalizer that waits would keep the process
+    with suppress(RuntimeError):  # no thread to be had: the run's own limit remains
+        faulthandler.dump_traceback_later(END_SECONDS, exit=True, file=sys.__stderr__)
 
 
 def pytest_configure(config: pytest.Config) -> None:
