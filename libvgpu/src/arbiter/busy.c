@@ -123,7 +123,8 @@ struct addition {
     double *refunds;
     /* part of the interval that was the launch's own: it cannot have taken less than the shortest of its like */
     double least;
-    unsigned shorts; /* others that were charged for launches which are not measured, or not yet */
+    uint64_t last_ns; /* for so long before its end the launch had the card; 0: not known */
+    unsigned shorts;  /* others that were charged for launches which are not measured, or not yet */
     struct {
         uint64_t bit;
         double rate; /* part of the time that it took, by its charges */
@@ -198,9 +199,7 @@ static struct parts parts_of(const struct vgpu_busy *busy, const struct vgpu_bus
  * it than was thought. */
 static void join(struct addition *add, const struct vgpu_busy *busy, struct vgpu_busy_span *span, uint64_t end) {
     const uint64_t bit = UINT64_C(1) << add->member;
-    const uint64_t shortest = busy->kernels[add->member].shortest_ns;
-    /* one that takes a slice or more may end anywhere in one */
-    const bool ends_first = shortest < busy->slice_ns - busy->slice_ns / 8 && (!span->ended || end < span->ended);
+    const bool ends_first = add->last_ns && (!span->ended || end < span->ended);
     if (span->members & bit && !ends_first)
         return;
     const struct vgpu_busy_span before = *span;
@@ -209,7 +208,7 @@ static void join(struct addition *add, const struct vgpu_busy *busy, struct vgpu
     if (ends_first) {
         span->ended = end;
         span->ender = add->member;
-        span->last_ns = shortest;
+        span->last_ns = add->last_ns;
     }
     const struct parts had = parts_of(busy, &before), has = parts_of(busy, span);
     if (!(before.members & bit)) {
@@ -262,9 +261,11 @@ uint64_t vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, 
         return 0;
     find_shorts(&add, begin, end, meters);
     note_length(busy, member, begin, end, add.shorts == 1);
+    const uint64_t shortest = busy->kernels[member].shortest_ns, some = busy->slice_ns / 8;
     /* longer ones may all have waited */
-    const bool fits = busy->kernels[member].shortest_ns <= busy->slice_ns + busy->slice_ns / 8;
-    add.least = fits ? (double)busy->kernels[member].shortest_ns / (double)(end - begin) : 0;
+    add.least = shortest <= busy->slice_ns + some ? (double)shortest / (double)(end - begin) : 0;
+    /* what takes a slice or more may end anywhere in one */
+    add.last_ns = shortest + some < busy->slice_ns ? shortest : 0;
     make_room(busy);
     uint32_t place = busy->count;
     while (place > 0 && busy->spans[place - 1].end > begin)
