@@ -85,7 +85,7 @@ static void check_meters(void) {
     add(0, 2200, 2360);
     CHECK(NEAR(refunds[0], 0));
     add(0, 1000, 1200);
-    CHECK(NEAR(refunds[0], 35)); /* of 200 it had 160, and a 32nd */
+    CHECK(NEAR(refunds[0], 39)); /* of 200 it had 160, and a 128th */
 
     start(); /* launched faster than it can have run: it had every second turn at most */
     vgpu_meter_note(&meter, 0, 0);
@@ -107,21 +107,20 @@ static void check_slices(void) {
     CHECK(NEAR(refunds[0], 30) && NEAR(refunds[1], 0));
     start();
     busy.slice_ns = 100;
-    add(0, 0, 40);    /* it takes no longer than that, or a 32nd */
-    add(0, 300, 400); /* so this one waited for 59 */
+    add(0, 0, 40);    /* it takes no longer than that */
+    add(0, 300, 400); /* so this one waited for 60 */
     add(1, 250, 460);
-    CHECK(NEAR(refunds[0], 59) && NEAR(refunds[1], 41));
+    CHECK(NEAR(refunds[0], 60) && NEAR(refunds[1], 40));
     start();
     busy.slice_ns = 100;
-    add(0, 5000,
-        5040);      /* what its launches take is known, so it had the last 41 of a longer one: a 32nd is forgotten */
-    add(1, 0, 600); /* they take turns: 0 from 459, 1 from 359, 0 from 259, 1 from 159, 0 from 59 */
+    add(0, 5000, 5040); /* what its launches take is known, so it had the last 40 of a longer one */
+    add(1, 0, 600);     /* they take turns: 0 from 460, 1 from 360, 0 from 260, 1 from 160, 0 from 60 */
     add(0, 0, 500);
-    CHECK(NEAR(refunds[0], 259) && NEAR(refunds[1], 241));
+    CHECK(NEAR(refunds[0], 260) && NEAR(refunds[1], 240));
     add(2, 6000, 6040);
-    add(2, 0, 450); /* of three the third was first: 2 from 409, the others from 209, 2 from 109, the others before */
-    CHECK(NEAR(refunds[2], 309));
-    CHECK(NEAR(refunds[0], 304.5) && NEAR(refunds[1], 336.5));
+    add(2, 0, 450); /* of three the third was first: 2 from 410, the others from 210, 2 from 110, the others before */
+    CHECK(NEAR(refunds[2], 310));
+    CHECK(NEAR(refunds[0], 305) && NEAR(refunds[1], 335));
     start();
     busy.slice_ns = 100;
     add(0, 0, 500);
@@ -187,7 +186,7 @@ static void check_waiting(void) {
     add(0, 18000 * us, 21990 * us);
     refunds[0] = 0;
     add(0, 29000 * us, 32000 * us);
-    CHECK(fabs(refunds[0] - (1000e3 - 2000e3 / 32)) < 1); /* forgotten by a 32nd */
+    CHECK(fabs(refunds[0] - (1000e3 - 2000e3 / 128)) < 1); /* forgotten by a 128th */
     refunds[0] = 0;
     add(0, 32000 * us, 39000 * us); /* it has become longer */
     CHECK(fabs(refunds[0] - 3500e3) < 1);

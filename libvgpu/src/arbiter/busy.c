@@ -7,6 +7,7 @@
 #define FEW_TURNS 4u
 /* a launch that comes so soon after the one before finds others in the slice that they were given then */
 #define NEXT_NS 200000u
+#define FORGETS 128u /* by that part a launch that took longer lifts what the shortest is thought to take */
 
 static uint64_t smaller(uint64_t a, uint64_t b) {
     return a < b ? a : b;
@@ -232,11 +233,11 @@ static uint64_t without_slices(const struct vgpu_busy *busy, uint64_t since, uin
     return busy->slice_ns && length > busy->slice_ns ? whole - (whole - slack + turn - 1) / turn * busy->slice_ns : 0;
 }
 
-/* Waiting for others only ever adds, so the shortest is it, until it is forgotten in some dozens of launches; or what
+/* Waiting for others only ever adds, so the shortest is it, until it is forgotten in some hundred launches; or what
  * is seen twice in a row where each comes right after the one before and waits for others' slices. */
 static void note_length(struct vgpu_busy *busy, unsigned member, uint64_t begin, uint64_t end, bool others) {
     struct vgpu_busy_kernel *kernel = &busy->kernels[member];
-    const uint64_t length = end - begin, known = kernel->shortest_ns, forgotten = known + known / 32;
+    const uint64_t length = end - begin, known = kernel->shortest_ns, forgotten = known + known / FORGETS;
     const uint64_t since = begin > kernel->last_end ? begin - kernel->last_end : 0;
     const bool follows = since < NEXT_NS && begin + NEXT_NS > kernel->last_end;
     const uint64_t before = kernel->without_slices, now = others && follows ? without_slices(busy, since, length) : 0;
