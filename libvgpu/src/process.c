@@ -13,6 +13,7 @@
 #include "pacer/owed.h"
 #include "pacer/pacer.h"
 #include "pacer/samples.h"
+#include "pacer/settle.h"
 #include "reserves/capture.h"
 #include "reserves/graphs.h"
 #include "reserves/pools.h"
@@ -25,12 +26,31 @@
 #include "tier/watch.h"
 
 void (*const vgpu_forgetters[])(void) = {
-    vgpu_sizes_forget,         vgpu_pools_forget,          vgpu_graphs_forget,     vgpu_captures_forget,
-    vgpu_primaries_forget,     vgpu_context_limits_forget, vgpu_blocks_forget,     vgpu_sparse_forget,
-    vgpu_endpoints_forget,     vgpu_samples_forget,        vgpu_owed_forget,       vgpu_inspect_forget,
-    vgpu_pacer_forget,         vgpu_tier_blocks_forget,    vgpu_tier_free_forget,  vgpu_tier_peers_forget,
-    vgpu_gate_forget,          vgpu_streams_forget,        vgpu_parameters_forget, vgpu_moves_forget,
-    vgpu_graph_touches_forget, vgpu_graph_cards_forget,    vgpu_watch_forget,      NULL,
+    vgpu_sizes_forget,
+    vgpu_pools_forget,
+    vgpu_graphs_forget,
+    vgpu_captures_forget,
+    vgpu_primaries_forget,
+    vgpu_context_limits_forget,
+    vgpu_blocks_forget,
+    vgpu_sparse_forget,
+    vgpu_endpoints_forget,
+    vgpu_samples_forget,
+    vgpu_owed_forget,
+    vgpu_inspect_forget,
+    vgpu_pacer_forget,
+    vgpu_settle_forget,
+    vgpu_tier_blocks_forget,
+    vgpu_tier_free_forget,
+    vgpu_tier_peers_forget,
+    vgpu_gate_forget,
+    vgpu_streams_forget,
+    vgpu_parameters_forget,
+    vgpu_moves_forget,
+    vgpu_graph_touches_forget,
+    vgpu_graph_cards_forget,
+    vgpu_watch_forget,
+    NULL,
 };
 
 static bool blocks_give_back(unsigned card) {

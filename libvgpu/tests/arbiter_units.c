@@ -43,8 +43,8 @@ static void check_known(void) {
     CHECK(NEAR(refunds[0], 60) && NEAR(refunds[1], 60) && NEAR(refunds[2], 60));
     CHECK(busy.count == 1);
     vgpu_busy_forget(&busy, 1);
-    add(3, 30, 60); /* 0 and 2 had half as far as is known now; from there to a third */
-    CHECK(NEAR(refunds[0], 65) && NEAR(refunds[1], 60) && NEAR(refunds[3], 20));
+    add(3, 30, 60); /* 0 and 2 were left with a third already */
+    CHECK(NEAR(refunds[0], 60) && NEAR(refunds[1], 60) && NEAR(refunds[3], 20));
 }
 
 static void check_meters(void) {
@@ -85,7 +85,7 @@ static void check_meters(void) {
     add(0, 2200, 2360);
     CHECK(NEAR(refunds[0], 0));
     add(0, 1000, 1200);
-    CHECK(NEAR(refunds[0], 35)); /* of 200 it had 160, and a 32nd */
+    CHECK(NEAR(refunds[0], 39)); /* of 200 it had 160, and a 128th */
 
     start(); /* launched faster than it can have run: it had every second turn at most */
     vgpu_meter_note(&meter, 0, 0);
@@ -102,30 +102,73 @@ static void check_meters(void) {
 static void check_slices(void) {
     start();
     busy.slice_ns = 100;
-    add(1, 0, 100);
+    add(1, 0, 80);
     add(0, 50, 200); /* it waited until the other one had ended */
-    CHECK(NEAR(refunds[0], 50) && NEAR(refunds[1], 0));
+    CHECK(NEAR(refunds[0], 30) && NEAR(refunds[1], 0));
     start();
     busy.slice_ns = 100;
-    add(0, 0, 40);    /* it takes no longer than that, or a 32nd */
-    add(0, 300, 400); /* so this one waited for 59 */
+    add(0, 0, 40);    /* it takes no longer than that */
+    add(0, 300, 400); /* so this one waited for 60 */
     add(1, 250, 460);
-    CHECK(NEAR(refunds[0], 59) && NEAR(refunds[1], 41));
+    CHECK(NEAR(refunds[0], 60) && NEAR(refunds[1], 40));
     start();
     busy.slice_ns = 100;
-    add(1, 0, 600); /* they take turns: 0 from 400, 1 from 300, 0 from 200, 1 from 100, 0 from 0 */
+    add(0, 5000, 5040); /* what its launches take is known, so it had the last 40 of a longer one */
+    add(1, 0, 600);     /* they take turns: 0 from 460, 1 from 360, 0 from 260, 1 from 160, 0 from 60 */
     add(0, 0, 500);
-    CHECK(NEAR(refunds[0], 200) && NEAR(refunds[1], 300));
-    add(2, 0, 450); /* of three the third was first: 2 from 350, the others from 150, 2 from 50, the others before */
-    CHECK(NEAR(refunds[2], 200 + 50));
-    CHECK(NEAR(refunds[0], 500 - 50 - 125) && NEAR(refunds[1], 500 - 125));
+    CHECK(NEAR(refunds[0], 260) && NEAR(refunds[1], 240));
+    add(2, 6000, 6040);
+    add(2, 0, 450); /* of three the third was first: 2 from 410, the others from 210, 2 from 110, the others before */
+    CHECK(NEAR(refunds[2], 310));
+    CHECK(NEAR(refunds[0], 305) && NEAR(refunds[1], 335));
     start();
     busy.slice_ns = 100;
     add(0, 0, 500);
+    add(1, 5000, 5040);
     add(1, 100, 300);
+    CHECK(NEAR(refunds[0], 100) && NEAR(refunds[1], 100));
     vgpu_busy_forget(&busy, 1);
-    add(2, 0, 500); /* between 100 and 300 it is the only one who is known to end; elsewhere 0 was known before */
-    CHECK(NEAR(refunds[2], 100 + 100 + 100));
+    add(2, 0, 500); /* nothing is known any more of who ended */
+    CHECK(NEAR(refunds[2], 250) && NEAR(refunds[0], 250));
+}
+
+/* Two that always have kernels as long as a slice: each waits for a slice of the other, and may end anywhere in its
+ * own. As measured on simulated cards: one has work now and then, and ends right after the other. */
+static void check_as_long_as_a_slice(void) {
+    const uint64_t us = 1000;
+    start();
+    busy.slice_ns = 2000 * us;
+    uint64_t at = 0, mine = 0;
+    for (unsigned burst = 0; burst < 50; burst++) {
+        for (unsigned alone = 0; alone < 4; alone++, at += 2000 * us)
+            add(1, at, at + 2000 * us);
+        for (unsigned i = 0; i < 3; i++, at += 4020 * us) {
+            add(0, at + 2060 * us, at + 6080 * us);
+            add(1, at, at + 4020 * us);
+            mine += 2010 * us;
+        }
+        add(1, at, at + 2030 * us);
+        at += 2030 * us;
+    }
+    const double charged = 50 * 3 * 4020e3;
+    CHECK(fabs(charged - refunds[0] - (double)mine) < 0.01 * (double)mine);
+}
+
+/* A container whose launches are charged long before they run, and which are then measured: its time is taken from the
+ * others' once. */
+static void check_charged_before(void) {
+    const uint64_t us = 1000;
+    start();
+    busy.slice_ns = 2000 * us;
+    vgpu_meter_note(&meter, 0, 0);
+    meters.of[meters.count].member = 1;
+    meters.of[meters.count++].meter = &meter;
+    for (uint64_t i = 0; i < 100; i++) { /* each look finds 4 ms more of it charged, and then what was measured */
+        vgpu_meter_note(&meter, (i + 1) * 4000 * us, (i + 1) * 4000 * us);
+        add(0, i * 4000 * us, (i + 1) * 4000 * us - 1);
+        add(1, i * 4000 * us + us, (i + 1) * 4000 * us + us - 1);
+    }
+    CHECK(fabs(refunds[0] - 200e6) < 2e6 && fabs(refunds[1] - 200e6) < 2e6);
 }
 
 /* Beside one that always has short work, kernels as long as a slice wait for one of its slices each; one that comes
@@ -143,7 +186,7 @@ static void check_waiting(void) {
     add(0, 18000 * us, 21990 * us);
     refunds[0] = 0;
     add(0, 29000 * us, 32000 * us);
-    CHECK(fabs(refunds[0] - (1000e3 - 2000e3 / 32)) < 1); /* forgotten by a 32nd */
+    CHECK(fabs(refunds[0] - (1000e3 - 2000e3 / 128)) < 1); /* forgotten by a 128th */
     refunds[0] = 0;
     add(0, 32000 * us, 39000 * us); /* it has become longer */
     CHECK(fabs(refunds[0] - 3500e3) < 1);
@@ -166,20 +209,21 @@ static void check_random(void) {
             const unsigned member = (unsigned)rand() % 5, begin = (unsigned)rand() % (STEPS - 1);
             const unsigned end = begin + 1 + (unsigned)rand() % (i % 3 ? 8 : STEPS - begin - 1 ? STEPS - begin - 1 : 1);
             add(member, begin, end < STEPS ? end : STEPS);
-            const unsigned shortest = (unsigned)busy.kernels[member].shortest_ns;
+            const unsigned shortest = (unsigned)busy.kernels[member].shortest_ns, slice = (unsigned)busy.slice_ns;
+            const unsigned last = shortest < slice ? shortest : 0;
             for (unsigned step = begin; step < end && step < STEPS; step++) {
                 ran[member][step] = true;
-                if (!ends[step] || end < ends[step]) {
+                if (last && (!ends[step] || end < ends[step])) {
                     ends[step] = end < STEPS ? end : STEPS;
                     enders[step] = member;
-                    lasts[step] = shortest < busy.slice_ns ? shortest : (unsigned)busy.slice_ns;
+                    lasts[step] = last;
                 }
             }
         }
         double expected[5] = {0};
         for (unsigned step = 0; step < STEPS; step++) {
             const int count = ran[0][step] + ran[1][step] + ran[2][step] + ran[3][step] + ran[4][step];
-            const bool told = count > 1 && busy.slice_ns;
+            const bool told = count > 1 && ends[step];
             const bool his = told && was_his(ends[step] - step, lasts[step], (unsigned)busy.slice_ns, (unsigned)count);
             for (unsigned member = 0; member < 5; member++) {
                 const double part = !told ? 1.0 / count : member == enders[step] ? his : his ? 0 : 1.0 / (count - 1);
@@ -229,6 +273,8 @@ int main(void) {
     check_known();
     check_meters();
     check_slices();
+    check_as_long_as_a_slice();
+    check_charged_before();
     check_waiting();
     check_random();
     check_forgetting();

@@ -21,6 +21,7 @@ struct vgpu_busy_span {
     uint64_t ended;   /* end of that of their measured launches which ended first; 0: unknown */
     uint64_t last_ns; /* for so long before that its container had the card */
     uint32_t ender;   /* whose it was */
+    double each;      /* part of the time that its members were left with, each */
 };
 /* What is known of the kernels of one that is busy. */
 struct vgpu_busy_kernel {

@@ -7,6 +7,7 @@
 #define FEW_TURNS 4u
 /* a launch that comes so soon after the one before finds others in the slice that they were given then */
 #define NEXT_NS 200000u
+#define FORGETS 128u /* by that part a launch that took longer lifts what the shortest is thought to take */
 
 static uint64_t smaller(uint64_t a, uint64_t b) {
     return a < b ? a : b;
@@ -75,6 +76,8 @@ static void forget_ends(struct vgpu_busy *busy) {
         const struct vgpu_busy_span next = busy->spans[i];
         const bool alone = (next.members & (next.members - 1)) == 0;
         if (i < old && alone && last->end == next.begin && last->members == next.members) {
+            const double length = (double)(last->end - last->begin), more = (double)(next.end - next.begin);
+            last->each = (last->each * length + next.each * more) / (length + more);
             last->end = next.end;
             last->ended = 0;
         } else {
@@ -105,7 +108,7 @@ static void tidy(struct vgpu_busy *busy, uint32_t from, uint32_t to) {
         struct vgpu_busy_span *last = &busy->spans[kept];
         if (last->end == busy->spans[i].begin && last->members == busy->spans[i].members &&
             last->ended == busy->spans[i].ended && last->last_ns == busy->spans[i].last_ns &&
-            last->ender == busy->spans[i].ender)
+            last->ender == busy->spans[i].ender && last->each == busy->spans[i].each)
             last->end = busy->spans[i].end;
         else
             busy->spans[++kept] = busy->spans[i];
@@ -121,10 +124,14 @@ struct addition {
     double *refunds;
     /* part of the interval that was the launch's own: it cannot have taken less than the shortest of its like */
     double least;
-    unsigned shorts;                    /* others that launched short work meanwhile */
-    double rates[VGPU_ARBITER_MEMBERS]; /* part of the time that each took, by their charges */
-    /* by the number of busy members: what was left for each; 0: not yet reckoned */
-    double parts[VGPU_ARBITER_MEMBERS + 1];
+    uint64_t last_ns; /* for so long before its end the launch had the card; 0: not known */
+    unsigned shorts;  /* others that were charged for launches which are not measured, or not yet */
+    struct {
+        uint64_t bit;
+        double rate; /* part of the time that it took, by its charges */
+    } taken[VGPU_ARBITER_MEMBERS];
+    uint64_t members; /* of which `part` is known; 0: of none */
+    double part;
 };
 
 /* Evenly over the whole interval: the charges are known every few milliseconds only. */
@@ -132,22 +139,30 @@ static void find_shorts(struct addition *add, uint64_t begin, uint64_t end, cons
     for (unsigned i = 0; i < meters->count; i++) {
         const uint64_t used =
             meters->of[i].member == add->member ? 0 : vgpu_meter_between(meters->of[i].meter, begin, end);
-        if (used)
-            add->rates[add->shorts++] = (double)used / (double)(end - begin);
+        if (used) {
+            add->taken[add->shorts].bit = UINT64_C(1) << meters->of[i].member;
+            add->taken[add->shorts++].rate = (double)used / (double)(end - begin);
+        }
     }
 }
 
-/* What was left of the time for each of `count` busy members. Work is charged when it is launched and may run later:
- * nobody took more than its turn of the time slices. */
-static double part_of_each(struct addition *add, unsigned count) {
-    if (add->parts[count] > 0)
-        return add->parts[count];
+/* What was left of the time for each of the busy members. Work is charged when it is launched and may run later: the
+ * others took no more than their turn of the time slices. Members have theirs already, for short and long work. */
+static double part_of_each(struct addition *add, uint64_t members) {
+    if (add->members == members)
+        return add->part;
+    const unsigned count = (unsigned)__builtin_popcountll(members);
     const double turn = 1.0 / (count + 1);
     double taken = 0;
+    unsigned shorts = 0;
     for (unsigned i = 0; i < add->shorts; i++)
-        taken += add->rates[i] < turn ? add->rates[i] : turn;
-    const double each = (1 - taken) / count, least = 1.0 / (count + add->shorts);
-    return add->parts[count] = each > least ? each : least;
+        if (!(add->taken[i].bit & members)) {
+            taken += add->taken[i].rate < turn ? add->taken[i].rate : turn;
+            shorts++;
+        }
+    const double each = (1 - taken) / count, least = 1.0 / (count + shorts);
+    add->members = members;
+    return add->part = each > least ? each : least;
 }
 
 /* What the one that ended had of the last `before` nanoseconds, of which `count` shared in turns. */
@@ -171,9 +186,9 @@ struct parts {
     double ender, other;
 };
 
-static struct parts parts_of(struct addition *add, const struct vgpu_busy *busy, const struct vgpu_busy_span *span) {
+static struct parts parts_of(const struct vgpu_busy *busy, const struct vgpu_busy_span *span) {
     const unsigned count = (unsigned)__builtin_popcountll(span->members);
-    const double length = (double)(span->end - span->begin), each = count ? part_of_each(add, count) : 0;
+    const double length = (double)(span->end - span->begin), each = span->each;
     if (count < 2 || !span->ended)
         return (struct parts){length * each, length * each};
     const double last =
@@ -185,17 +200,18 @@ static struct parts parts_of(struct addition *add, const struct vgpu_busy *busy,
  * it than was thought. */
 static void join(struct addition *add, const struct vgpu_busy *busy, struct vgpu_busy_span *span, uint64_t end) {
     const uint64_t bit = UINT64_C(1) << add->member;
-    const bool ends_first = busy->slice_ns && (!span->ended || end < span->ended);
+    const bool ends_first = add->last_ns && (!span->ended || end < span->ended);
     if (span->members & bit && !ends_first)
         return;
     const struct vgpu_busy_span before = *span;
     span->members |= bit;
+    span->each = part_of_each(add, span->members);
     if (ends_first) {
         span->ended = end;
         span->ender = add->member;
-        span->last_ns = smaller(busy->slice_ns, busy->kernels[add->member].shortest_ns);
+        span->last_ns = add->last_ns;
     }
-    const struct parts had = parts_of(add, busy, &before), has = parts_of(add, busy, span);
+    const struct parts had = parts_of(busy, &before), has = parts_of(busy, span);
     if (!(before.members & bit)) {
         const double length = (double)(span->end - span->begin),
                      part = add->member == span->ender ? has.ender : has.other;
@@ -217,11 +233,11 @@ static uint64_t without_slices(const struct vgpu_busy *busy, uint64_t since, uin
     return busy->slice_ns && length > busy->slice_ns ? whole - (whole - slack + turn - 1) / turn * busy->slice_ns : 0;
 }
 
-/* Waiting for others only ever adds, so the shortest is it, until it is forgotten in some dozens of launches; or what
+/* Waiting for others only ever adds, so the shortest is it, until it is forgotten in some hundred launches; or what
  * is seen twice in a row where each comes right after the one before and waits for others' slices. */
 static void note_length(struct vgpu_busy *busy, unsigned member, uint64_t begin, uint64_t end, bool others) {
     struct vgpu_busy_kernel *kernel = &busy->kernels[member];
-    const uint64_t length = end - begin, known = kernel->shortest_ns, forgotten = known + known / 32;
+    const uint64_t length = end - begin, known = kernel->shortest_ns, forgotten = known + known / FORGETS;
     const uint64_t since = begin > kernel->last_end ? begin - kernel->last_end : 0;
     const bool follows = since < NEXT_NS && begin + NEXT_NS > kernel->last_end;
     const uint64_t before = kernel->without_slices, now = others && follows ? without_slices(busy, since, length) : 0;
@@ -238,16 +254,19 @@ uint64_t vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, 
     add.member = member;
     add.refunds = refunds;
     add.shorts = 0;
-    memset(add.parts, 0, sizeof add.parts);
+    add.members = 0;
+    add.part = 0;
     const uint64_t bit = UINT64_C(1) << member;
     uint64_t fresh = 0;
     if (begin >= end)
         return 0;
     find_shorts(&add, begin, end, meters);
     note_length(busy, member, begin, end, add.shorts == 1);
+    const uint64_t shortest = busy->kernels[member].shortest_ns, some = busy->slice_ns / 8;
     /* longer ones may all have waited */
-    const bool fits = busy->kernels[member].shortest_ns <= busy->slice_ns + busy->slice_ns / 8;
-    add.least = fits ? (double)busy->kernels[member].shortest_ns / (double)(end - begin) : 0;
+    add.least = shortest <= busy->slice_ns + some ? (double)shortest / (double)(end - begin) : 0;
+    /* what takes a slice or more may end anywhere in one */
+    add.last_ns = shortest + some < busy->slice_ns ? shortest : 0;
     make_room(busy);
     uint32_t place = busy->count;
     while (place > 0 && busy->spans[place - 1].end > begin)

@@ -157,7 +157,7 @@ static void pay_others(const struct vgpu_limits *limits, const struct vgpu_launc
         const struct vgpu_place place = {.card = (unsigned)__builtin_ctz(others), .device = VGPU_NO_DEVICE};
         const uint64_t now = vgpu_now_ns();
         const struct vgpu_pace share = vgpu_pace_now(limits, &place, now);
-        vgpu_settle_refunds(place.card, share.percent);
+        vgpu_settle_refunds(place.card, &share, now);
         if (!share.percent) {
             vgpu_pacer_wants(place.card, now, launch->reserved_ns);
             continue;
@@ -194,7 +194,7 @@ static void catch_up(struct step *step, const struct vgpu_limits *limits) {
     vgpu_reap(REAP_EVERY_MS);
     step->share = vgpu_pace_now(limits, &step->place, step->now);
     const uint32_t percent = step->share.percent;
-    vgpu_settle_refunds(card, percent);
+    vgpu_settle_refunds(card, &step->share, step->now);
     const uint64_t missed = vgpu_contention_missed(card);
     if (missed && percent)
         vgpu_settle_missed(card, percent, (int64_t)missed);

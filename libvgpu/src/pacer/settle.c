@@ -23,6 +23,15 @@
 /* measurements in turn: a busy host spoils one now and then, a driver whose launches return late all of them */
 #define MOST_SPOILT 8u
 
+/* GPU time that refunds gave back and that tat has no room for: it counts no further back than a burst. A neighbour's
+ * long launch is refunded when it has ended, so that a refund may be worth more than that. */
+static _Atomic uint64_t kept_ns[VGPU_MAX_CARDS];
+
+void vgpu_settle_forget(void) {
+    for (unsigned card = 0; card < VGPU_MAX_CARDS; card++)
+        atomic_store(&kept_ns[card], 0);
+}
+
 struct vgpu_pacer_card *vgpu_pacer_shared(unsigned card) {
     return &vgpu_mapping()->usage->pacer[card];
 }
@@ -135,7 +144,12 @@ void vgpu_settle_sample(struct vgpu_sample *sample, const struct vgpu_measure *m
         sample->spent_ns = vgpu_contention_spent(sample->card);
 }
 
-void vgpu_settle_refunds(unsigned card, uint32_t percent) {
+/* Credit counts no further back than this. */
+static uint64_t credit_floor(const struct vgpu_pace *share, uint64_t now) {
+    return now > share->burst_ns ? now - share->burst_ns : 0;
+}
+
+void vgpu_settle_refunds(unsigned card, const struct vgpu_pace *share, uint64_t now) {
     const struct vgpu_limits_file *file = vgpu_mapping()->limits;
     struct vgpu_pacer_card *pacer = vgpu_pacer_shared(card);
     uint64_t granted = atomic_load_explicit(&file->arbiter[card].refund_ns, memory_order_relaxed);
@@ -144,8 +158,27 @@ void vgpu_settle_refunds(unsigned card, uint32_t percent) {
         return;
     uint64_t refund = granted - taken < LATEST_REFUND_NS ? granted - taken : LATEST_REFUND_NS;
     vgpu_settle_account(card, -(int64_t)refund, 0);
-    if (percent)
-        vgpu_settle_price(pacer, -(int64_t)vgpu_gcra_price(refund, percent));
+    if (!share->percent)
+        return;
+    const uint64_t tat = atomic_load_explicit(&pacer->tat, memory_order_relaxed), floor = credit_floor(share, now),
+                   room = tat > floor ? tat - floor : 0, price = vgpu_gcra_price(refund, share->percent);
+    vgpu_settle_price(pacer, -(int64_t)(price < room ? price : room));
+    if (price > room)
+        atomic_fetch_add(&kept_ns[card], (price - room) * share->percent / 100);
+}
+
+/* What is kept pays first. While the container does not use what it may, it is lost as credit is. */
+static uint64_t pay_from_kept(unsigned card, uint64_t gpu_ns, const struct vgpu_pace *share, uint64_t now) {
+    const uint64_t tat = atomic_load_explicit(&vgpu_pacer_shared(card)->tat, memory_order_relaxed),
+                   floor = credit_floor(share, now), unused = tat < floor ? (floor - tat) * share->percent / 100 : 0;
+    uint64_t kept = atomic_load_explicit(&kept_ns[card], memory_order_relaxed), left, paid;
+    do {
+        if (!kept)
+            return gpu_ns;
+        left = kept > unused ? kept - unused : 0;
+        paid = left < gpu_ns ? left : gpu_ns;
+    } while (!atomic_compare_exchange_weak(&kept_ns[card], &kept, left - paid));
+    return gpu_ns - paid;
 }
 
 /* For the arbiter: this container has, or will have, work until `when`. */
@@ -175,7 +208,7 @@ struct vgpu_turn vgpu_turn_reserve(unsigned card, uint64_t gpu_ns, const struct 
     struct vgpu_pacer_card *pacer = vgpu_pacer_shared(card);
     adopt(pacer, share->percent, now);
     struct vgpu_turn turn = {.credited_ns = atomic_load(&pacer->credited_ns), .percent = share->percent};
-    const uint64_t price = vgpu_gcra_price(gpu_ns, share->percent);
+    const uint64_t price = vgpu_gcra_price(pay_from_kept(card, gpu_ns, share, now), share->percent);
     turn.start = vgpu_gcra_reserve(&pacer->tat, now, price, share->burst_ns);
     /* it gives way: what it has paid for comes at the end of the time that this pays for, not at its beginning */
     if (!share->burst_ns)
@@ -192,7 +225,7 @@ void vgpu_turn_await(struct vgpu_turn turn, const struct vgpu_place *place) {
         if (!limits)
             break;
         struct vgpu_pace share = vgpu_pace_now(limits, place, now);
-        vgpu_settle_refunds(place->card, share.percent);
+        vgpu_settle_refunds(place->card, &share, now);
         /* debits since then are those of launches to come */
         const int64_t credit = (int64_t)(atomic_load(&pacer->credited_ns) - turn.credited_ns);
         uint64_t start = credit <= 0 ? turn.start : turn.start > (uint64_t)credit ? turn.start - (uint64_t)credit : 0;

@@ -16,8 +16,9 @@ void vgpu_settle_sample(struct vgpu_sample *sample, const struct vgpu_measure *m
 void vgpu_settle_account(unsigned card, int64_t gpu_ns, uint64_t launches);
 /* Charges what nobody has measured, and the driver's own figures show. percent 0: the accounting alone. */
 void vgpu_settle_missed(unsigned card, uint32_t percent, int64_t gpu_ns);
-/* Takes back what the arbiter has granted since the last time, at the price of `percent` (0: the accounting alone). */
-void vgpu_settle_refunds(unsigned card, uint32_t percent);
+/* Takes back what the arbiter has granted since the last time, at the price of `share` (percent 0: the accounting
+ * alone). */
+void vgpu_settle_refunds(unsigned card, const struct vgpu_pace *share, uint64_t now);
 /* Corrects tat by a difference of prices; negative: launches may start earlier. */
 void vgpu_settle_price(struct vgpu_pacer_card *pacer, int64_t price);
 
@@ -32,4 +33,6 @@ struct vgpu_turn {
 struct vgpu_turn vgpu_turn_reserve(unsigned card, uint64_t gpu_ns, const struct vgpu_pace *share, uint64_t now);
 /* Waits for it. Credit that comes meanwhile, or a larger share, brings it forward. */
 void vgpu_turn_await(struct vgpu_turn turn, const struct vgpu_place *place);
+/* In a forked child: process.h. */
+void vgpu_settle_forget(void);
 #endif
