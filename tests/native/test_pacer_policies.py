@@ -128,14 +128,17 @@ ok(launch(kernel))
 def test_a_refund_that_is_worth_more_than_a_burst_comes_back_whole(tmp_path: Path) -> None:
     """As beside a neighbour of long launches, whose time is known when they have ended."""
     step, prepare = "ok(launch(kernel)); wait()", "kernel = function('spin_10ms')"
-    with make_region(tmp_path, cores=20) as region, Arbiter(region) as arbiter:
-        with running(within(tmp_path, region), step, prepare):
-            share(tmp_path, 1)
-            begun, before, refunds = time.monotonic(), busy(tmp_path), 4
-            for _ in range(refunds):
-                arbiter.refund_ns += 100_000_000
-                time.sleep(1)
-            passed, ran = time.monotonic() - begun, (busy(tmp_path) - before) / 1e9
+    with (
+        make_region(tmp_path, cores=20) as region,
+        Arbiter(region) as arbiter,
+        running(within(tmp_path, region), step, prepare),
+    ):
+        share(tmp_path, 1)
+        begun, before, refunds = time.monotonic(), busy(tmp_path), 4
+        for _ in range(refunds):
+            arbiter.refund_ns += 100_000_000
+            time.sleep(1)
+        passed, ran = time.monotonic() - begun, (busy(tmp_path) - before) / 1e9
     assert ran < passed * 0.2 + refunds * 0.1 + 0.06
     assert ran > passed * 0.2 + refunds * 0.1 * 0.6  # a busy machine launches less; 50 ms of waiting are worth 10 ms
 
