@@ -207,6 +207,16 @@ def test_what_events_take_of_the_card_is_nobodys_time(tmp_path: Path, kernel: st
         assert books.metered < books.busy * 1.1
 
 
+def test_a_flood_on_many_streams_teaches_what_a_launch_takes(tmp_path: Path) -> None:
+    """More launches are under way than there are events for: those without must not make the others look as if they
+    took nothing, and so cost nothing, until the driver's own samples show what was missed."""
+    with make_region(tmp_path, cores=80) as region:
+        for _ in range(3):
+            with repeating(within(tmp_path, region), "flood", "spin_100us", 8):
+                measured(tmp_path, region)
+                assert LEAST < measured(tmp_path, region).share < 85
+
+
 @pytest.mark.parametrize("loads", ["use", "get"])
 def test_loading_code_is_nobodys_time(tmp_path: Path, loads: str) -> None:
     program = compiled("escapes.c", driver=True)

@@ -94,7 +94,9 @@ bool vgpu_sample_measure(struct sampler *sampler, struct vgpu_sample *sample, st
     if (!sampler->base || start_ms + whole_ms > REBASE_MS)
         rebase(sampler, sample, line + all);
     /* where our clock is thought to be relative to it may change from one sample to the next */
-    out->fresh_ns = vgpu_spans_add(&sampler->covered, on_line(out->begin_ns, lag), on_line(out->end_ns, lag));
+    const uint64_t from = on_line(out->begin_ns, lag), to = on_line(out->end_ns, lag);
+    out->fresh_ns = vgpu_spans_add(&sampler->covered, from, to);
+    out->took_ns = vgpu_spans_add(&sampler->measured, from, to);
     return true;
 }
 

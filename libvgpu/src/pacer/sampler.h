@@ -9,12 +9,13 @@ struct sampler {
     CUcontext context; /* NULL: gone, its samples wait for being collected */
     /* calls under way that may destroy it, and its events with it: the driver is not asked about these */
     unsigned leaving;
-    CUevent base;              /* on this context's time line, which counts ns from its first base; NULL: not yet */
-    double base_ns;            /* where it lies */
-    double lag;                /* CLOCK_MONOTONIC less time line, ns */
-    uint64_t lag_ns;           /* as it was then; 0: not yet known */
-    struct vgpu_spans covered; /* what samples have covered, on the time line, from a second before it on */
-    CUevent probe;             /* recorded behind a pair, to see what an event takes; NULL: not yet */
+    CUevent base;               /* on this context's time line, which counts ns from its first base; NULL: not yet */
+    double base_ns;             /* where it lies */
+    double lag;                 /* CLOCK_MONOTONIC less time line, ns */
+    uint64_t lag_ns;            /* as it was then; 0: not yet known */
+    struct vgpu_spans covered;  /* what samples have covered, on the time line, from a second before it on */
+    struct vgpu_spans measured; /* the same of those that events have measured */
+    CUevent probe;              /* recorded behind a pair, to see what an event takes; NULL: not yet */
     const struct vgpu_sample *probing; /* whose; NULL: it is free */
     struct vgpu_sample *spare;
     struct vgpu_sample *first, **last;

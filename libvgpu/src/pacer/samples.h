@@ -55,7 +55,8 @@ struct vgpu_sample {
  * told: of a spoilt one, or a short one, that is a guess between what is proven. */
 struct vgpu_measure {
     uint64_t begin_ns, end_ns;
-    uint64_t fresh_ns; /* part of that which no earlier sample of this context covers */
+    uint64_t took_ns;  /* part of that which no earlier sample of this context covers that events have measured */
+    uint64_t fresh_ns; /* and which no earlier one covers at all: what a bounded one has to pay at most */
     bool queued;       /* it began where earlier work of its stream ended: it waited for nobody else */
     bool spoilt;       /* the host was away in between: it may have been much shorter */
     bool bounded;      /* nothing is known but `most_ns` */

@@ -67,8 +67,12 @@ static int64_t difference_of(const struct vgpu_sample *sample, const struct vgpu
     const int64_t difference = (int64_t)busy - (int64_t)sample->reserved_ns;
     if (!measure->bounded)
         return difference;
-    if (difference <= 0)
-        return measure->partly || !vgpu_sample_settles(sample) ? 0 : difference;
+    if (difference <= 0) { /* no less than what was paid, but for what it cannot have taken since it was launched */
+        const uint64_t longest = measure->end_ns - sample->recorded_ns;
+        return measure->partly || !vgpu_sample_settles(sample) || sample->reserved_ns <= longest
+                   ? 0
+                   : (int64_t)longest - (int64_t)sample->reserved_ns;
+    }
     const int64_t rest = (int64_t)busy - (int64_t)(vgpu_contention_spent(card) - sample->spent_ns);
     return rest < 0 ? 0 : rest < difference ? rest : difference;
 }
@@ -87,11 +91,12 @@ void vgpu_settle_missed(unsigned card, uint32_t percent, int64_t gpu_ns) {
     settle_on(card, percent, gpu_ns);
 }
 
-static void learn(const struct vgpu_sample *sample, const struct vgpu_measure *measure, uint64_t busy) {
+static void learn(const struct vgpu_sample *sample, const struct vgpu_measure *measure) {
     if (measure->partly || sample->meaning != atomic_load_explicit(&sample->cost->meaning, memory_order_relaxed))
         return;
     if (vgpu_measure_teaches(measure))
-        vgpu_cost_learn(sample->cost, busy, vgpu_contention_company(sample->card), measure->queued);
+        vgpu_cost_learn(sample->cost, vgpu_contention_scaled(sample->card, measure->took_ns),
+                        vgpu_contention_company(sample->card), measure->queued);
     else if (!vgpu_cost_known(sample->cost))
         vgpu_cost_bounded(sample->cost, measure->end_ns - sample->recorded_ns);
     else if (measure->least_ns >= VGPU_LONG_RUN_NS &&
@@ -122,15 +127,16 @@ void vgpu_settle_sample(struct vgpu_sample *sample, const struct vgpu_measure *m
     if (sample->kind == VGPU_SAMPLE_COVERS && !measure->bounded)
         return;
     const bool enough = paid_enough(sample, measure);
-    uint64_t busy = vgpu_contention_scaled(sample->card, measure->fresh_ns);
+    uint64_t busy = vgpu_contention_scaled(sample->card, measure->bounded ? measure->fresh_ns : measure->took_ns);
     const bool unlike = is_unlike(sample, measure, busy);
     if (!unlike && sample->kind != VGPU_SAMPLE_INSPECTS)
-        learn(sample, measure, busy);
+        learn(sample, measure);
     if (enough || (!unlike && !vgpu_sample_settles(sample) && !measure->bounded))
         return;
     if (sample->kind == VGPU_SAMPLE_INSPECTS)
         vgpu_inspect_found(sample->card, busy, sample->reserved_ns);
-    if (whole >= VGPU_LONG_RUN_NS) {
+    /* a bounded one that pays nothing leaves its time to those that do */
+    if (whole >= VGPU_LONG_RUN_NS && (!measure->bounded || difference_of(sample, measure, sample->card, busy) > 0)) {
         const uint64_t alone = vgpu_busy_publish(vgpu_pacer_shared(sample->card), measure->begin_ns, measure->end_ns);
         busy = alone < busy ? alone : busy; /* another process of the container has paid for the rest */
     }

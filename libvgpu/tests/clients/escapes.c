@@ -82,6 +82,31 @@ static void asynchronous(void) {
         launch(kernel, stream);
 }
 
+static CUfunction flooding;
+
+static void *floods(void *context) {
+    CUstream streams[4];
+    cuCtxSetCurrent(context);
+    for (int i = 0; i < 4; i++)
+        streams[i] = stream_new();
+    for (;;)
+        for (int i = 0; i < 4; i++)
+            launch(flooding, streams[i]);
+    return NULL;
+}
+
+/* More under way at once than the library has events for, as long as nothing is known of the kernel. */
+static void flood(void) {
+    CUcontext context = context_on(0);
+    flooding = function(kernel_name);
+    for (int i = 1; i < count; i++) {
+        pthread_t thread;
+        pthread_create(&thread, NULL, floods, context);
+    }
+    ready();
+    floods(context);
+}
+
 static void capture_in(CUstreamCaptureMode mode) {
     context_on(0);
     CUfunction kernel = function(kernel_name);
@@ -545,6 +570,7 @@ static const struct {
 } manners[] = {
     {"plain", plain},
     {"asynch", asynchronous},
+    {"flood", flood},
     {"capture-relaxed", capture_relaxed},
     {"capture-global", capture_global},
     {"contexts", contexts},
