@@ -9,6 +9,7 @@ struct CUgraphNode_st {
     struct object object;
     CUgraph graph;
     enum node_kind kind;
+    bool disabled; /* of an executable graph */
     union {
         struct launch_shape kernel;
         struct {
@@ -52,6 +53,8 @@ struct CUgraphExec_st {
 CUgraphNode graph_add(CUgraph graph, enum node_kind kind);
 /* All but what the node is and where. */
 void node_copy(CUgraphNode to, const struct CUgraphNode_st *from);
+/* What a node of this kernel runs; `context`: where nothing else says on which card. */
+CUresult graph_kernel(const CUDA_KERNEL_NODE_PARAMS *params, CUcontext context, struct launch_shape *shape);
 void graph_free(CUgraph graph);
 /* capture.c */
 CUresult capture_exec(CUstream stream, CUgraphExec exec);

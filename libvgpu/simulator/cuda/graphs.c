@@ -87,9 +87,7 @@ static CUresult explicit_node(CUgraphNode *out, CUgraph graph, const CUgraphNode
     return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,
-                                 const CUDA_KERNEL_NODE_PARAMS *params) {
-    ENTER_CONTEXT(context);
+CUresult graph_kernel(const CUDA_KERNEL_NODE_PARAMS *params, CUcontext context, struct launch_shape *shape) {
     CUfunction function;
     if (!params)
         return CUDA_ERROR_INVALID_VALUE;
@@ -100,18 +98,27 @@ CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphN
     CUresult result = object_is(context, OBJECT_CONTEXT) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
     if (!result)
         result = function_resolve(params->func ? params->func : (CUfunction)params->kern, context, &function);
-    if (!result)
-        result = explicit_node(out, graph, dependencies, count, NODE_KERNEL);
     if (result)
         return result;
-    (*out)->kernel =
-        (struct launch_shape){.function = function,
-                              .grid = {params->gridDimX, params->gridDimY, params->gridDimZ},
-                              .block = {params->blockDimX, params->blockDimY, params->blockDimZ},
-                              .shared = params->sharedMemBytes,
-                              .argument = function_argument(function, params->kernelParams, params->extra)};
-    touch_read(&(*out)->kernel, params->kernelParams, params->extra);
+    *shape = (struct launch_shape){.function = function,
+                                   .grid = {params->gridDimX, params->gridDimY, params->gridDimZ},
+                                   .block = {params->blockDimX, params->blockDimY, params->blockDimZ},
+                                   .shared = params->sharedMemBytes,
+                                   .argument = function_argument(function, params->kernelParams, params->extra)};
+    touch_read(shape, params->kernelParams, params->extra);
     return CUDA_SUCCESS;
+}
+
+CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                                 const CUDA_KERNEL_NODE_PARAMS *params) {
+    ENTER_CONTEXT(context);
+    struct launch_shape shape;
+    CUresult result = graph_kernel(params, context, &shape);
+    if (!result)
+        result = explicit_node(out, graph, dependencies, count, NODE_KERNEL);
+    if (!result)
+        (*out)->kernel = shape;
+    return result;
 }
 
 CUresult cuGraphAddKernelNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,
@@ -357,7 +364,8 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle) {
     if (result)
         return result;
     for (size_t i = 0; i < exec->count && !result; i++)
-        result = run(exec, stream, &exec->nodes[i]);
+        if (!exec->nodes[i].disabled)
+            result = run(exec, stream, &exec->nodes[i]);
     graph_memory_occupied(exec, stream);
     if (!result)
         sim_wait_queued(&driver.sim, stream->context->card);
@@ -375,49 +383,6 @@ CUresult cuGraphUpload(CUgraphExec exec, CUstream handle) {
     result = graph_memory_reserve(exec, stream);
     if (!result)
         graph_memory_occupied(exec, stream);
-    return result;
-}
-
-/* What keeps an executable graph from becoming like this one; an allocation has its address for good. */
-static CUgraphExecUpdateResult difference(CUgraphExec exec, CUgraph graph, CUgraphNode *at) {
-    *at = NULL;
-    if (exec->count != graph->count)
-        return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
-    for (size_t i = 0; i < graph->count; i++) {
-        const struct CUgraphNode_st *before = &exec->nodes[i];
-        *at = graph->nodes[i];
-        if (before->kind != (*at)->kind)
-            return CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
-        if ((before->kind == NODE_ALLOC || before->kind == NODE_FREE) && before->address != (*at)->address)
-            return CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED;
-    }
-    *at = NULL;
-    return CU_GRAPH_EXEC_UPDATE_SUCCESS;
-}
-
-CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *out) {
-    ENTER();
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = (CUgraphExecUpdateResultInfo){.result = CU_GRAPH_EXEC_UPDATE_ERROR};
-    if (!object_is(exec, OBJECT_GRAPH_EXEC) || !object_is(graph, OBJECT_GRAPH))
-        return CUDA_ERROR_INVALID_VALUE;
-    out->result = difference(exec, graph, &out->errorNode);
-    if (out->result != CU_GRAPH_EXEC_UPDATE_SUCCESS)
-        return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
-    for (size_t i = 0; i < graph->count; i++)
-        exec->nodes[i] = *graph->nodes[i];
-    return CUDA_SUCCESS;
-}
-
-CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error_node, CUgraphExecUpdateResult *out) {
-    INJECT();
-    CUgraphExecUpdateResultInfo info = {.result = CU_GRAPH_EXEC_UPDATE_ERROR};
-    CUresult result = cuGraphExecUpdate_v2(exec, graph, &info);
-    if (error_node)
-        *error_node = info.errorNode;
-    if (out)
-        *out = info.result;
     return result;
 }
 
