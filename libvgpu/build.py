@@ -163,13 +163,8 @@ def build_simulator(folder: Path, *, runtime_check: bool) -> None:
     """Builds the simulated driver into `folder`; `runtime_check`: for tests of interoperability alone."""
     folder.mkdir(parents=True, exist_ok=True)
     check = ["simulator/runtime_check"] if runtime_check else []
-    flags = ["-DSIM_RUNTIME_CHECK"] if runtime_check else []
-    compile_library(
-        folder / "libcuda.so.1",
-        sources_of("simulator/common", "simulator/cuda", *check),
-        soname="libcuda.so.1",
-        flags=flags,
-    )
+    sources = sources_of("simulator/common", "simulator/cuda", *check)
+    compile_library(folder / "libcuda.so.1", sources, soname="libcuda.so.1")
     sources = sources_of("simulator/common", "simulator/nvml")
     compile_library(folder / "libnvidia-ml.so.1", sources, soname="libnvidia-ml.so.1")
 
