@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from preloaded import HERE, MIB, environment, run
 
-from vgpu.native import simulator
+from vgpu.native import CardLimit, Limits, Region, simulator
 
 PROGRAMS = HERE.parent / "programs"
 LIMIT = 1000 * MIB
-LIMITED = {"CUDA_DEVICE_MEMORY_LIMIT": f"{LIMIT // MIB}m"}
 STEPS = ["started", "full", "freed", "stream-ordered", "kernel", "managed", "reset", "full again"]
 INSUFFICIENT_DRIVER, NO_DEVICE = 35, 100
 
@@ -20,6 +19,15 @@ INSUFFICIENT_DRIVER, NO_DEVICE = 35, 100
 def libcudart() -> Path:
     """That of nvidia-cuda-runtime, which the build needs for cuda.h."""
     return next(Path(str(f.locate())) for f in files("nvidia-cuda-runtime") or () if f.name.startswith("libcudart.so"))
+
+
+def limited(folder: Path, cards: str = "T4") -> dict[str, str]:
+    """What a process sees of LIMIT bytes on each of these cards; its books are in `folder`/region."""
+    simulator.create(folder / "cards", cards)
+    (folder / "region").mkdir()
+    limits = [CardLimit(c.uuid, LIMIT, context_bytes=c.context_bytes) for c in simulator.cards(folder / "cards")]
+    Region.create(folder / "region", Limits(tuple(limits))).close()
+    return {"VGPU_DIR": str(folder / "region")}
 
 
 def program(folder: Path, script: str, *, cards: str = "T4", preload: bool = False, **variables: str) -> list[int]:
@@ -30,19 +38,23 @@ def program(folder: Path, script: str, *, cards: str = "T4", preload: bool = Fal
     return found
 
 
-@pytest.mark.parametrize("limited", [False, True])
-def test_a_whole_program(tmp_path: Path, limited: bool) -> None:
+@pytest.mark.parametrize("preload", [False, True])
+def test_a_whole_program(tmp_path: Path, preload: bool) -> None:
     """tests/programs/with_cudart.py says of what; what cudaMemGetInfo calls free is granted, and not one byte more."""
-    env = environment(tmp_path, preload=limited, **LIMITED if limited else {}) | {"PYTHONPATH": str(PROGRAMS)}
+    limit = limited(tmp_path) if preload else {}
+    env = environment(tmp_path, preload=preload, **limit) | {"PYTHONPATH": str(PROGRAMS)}
     output = run([sys.executable, PROGRAMS / "with_cudart.py", libcudart()], env).stdout
     steps = [json.loads(line) for line in output.splitlines()]
     card = simulator.cards(tmp_path / "cards")[0]
+    total = LIMIT if preload else card.memory
     assert [step["step"] for step in steps] == STEPS
-    assert {step["total"] for step in steps} == {LIMIT if limited else card.memory}
+    assert {step["total"] for step in steps} == {total}
     free = {step["step"]: step["free"] for step in steps}
-    assert free["started"] == (LIMIT if limited else card.memory) - card.context_bytes
-    assert (free["full"], free["full again"]) == (0, 0)
+    assert (free["started"], free["full"], free["full again"]) == (total - card.context_bytes, 0, 0)
     assert card.used == 0
+    if preload:
+        with Region.open(tmp_path / "region") as region:
+            assert region.usage().cards[0].used == 0
 
 
 @pytest.mark.parametrize("preload", [False, True])
@@ -54,7 +66,7 @@ def test_asking_for_the_cards_starts_no_context(tmp_path: Path, preload: bool) -
         "rt.ok('cudaSetDevice', 1)\nrt.malloc(MIB)\nprint(json.dumps(found))",
         cards="T4x2",
         preload=preload,
-        **LIMITED if preload else {},
+        **limited(tmp_path, "T4x2") if preload else {},
     )
     cards = simulator.cards(tmp_path / "cards")
     assert found == [2, LIMIT if preload else cards[0].memory]
@@ -80,7 +92,7 @@ print(json.dumps(found))
 """,
         cards="T4x2",
         preload=True,
-        **LIMITED,
+        **limited(tmp_path, "T4x2"),
     )
     assert found == [0, 1] * 4
 
@@ -97,7 +109,7 @@ for _ in range(5):
 print(json.dumps(found))
 """,
         preload=True,
-        **LIMITED,
+        **limited(tmp_path),
     )
     assert found == [LIMIT - simulator.cards(tmp_path / "cards")[0].context_bytes - 100 * MIB] * 5
 
