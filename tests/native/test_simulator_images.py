@@ -33,7 +33,9 @@ def fatbin(*parts: tuple[int, int, bytes]) -> bytes:
     made = b""
     for kind, flags, contents in parts:
         padded = contents.ljust(-(-len(contents) // 8) * 8, b"\0")
-        made += struct.pack("<HHIQ6IQ", kind, 0x101, 64, len(padded), 0, 0, 0, 75, 64, 0, flags).ljust(64, b"\0") + padded
+        made += (
+            struct.pack("<HHIQ6IQ", kind, 0x101, 64, len(padded), 0, 0, 0, 75, 64, 0, flags).ljust(64, b"\0") + padded
+        )
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(made)) + made
 
 

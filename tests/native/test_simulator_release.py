@@ -69,6 +69,11 @@ def test_only_a_build_in_place_may_have_one(value: str, asked: list[bool]) -> No
 
 
 def test_nothing_that_makes_a_release_asks_for_it() -> None:
-    makers = [ROOT / "docker/Dockerfile", ROOT / "setup.cfg", ROOT / "pyproject.toml", *(ROOT / "release").rglob("*.py")]
+    makers = [
+        ROOT / "docker/Dockerfile",
+        ROOT / "setup.cfg",
+        ROOT / "pyproject.toml",
+        *(ROOT / "release").rglob("*.py"),
+    ]
     assert [str(path) for path in makers if SWITCH in path.read_text()] == []
     assert SWITCH in (ROOT / "Makefile").read_text()
