@@ -78,7 +78,8 @@ ok(cu.cuInit(0))
 pynvml.nvmlInit()
 pci = pynvml.nvmlDeviceGetPciInfo(pynvml.nvmlDeviceGetHandleByIndex(0))
 names = ("CU_DEVICE_ATTRIBUTE_GPU_PCI_DEVICE_ID", "CU_DEVICE_ATTRIBUTE_GPU_PCI_SUBSYSTEM_ID")
-report([*(ok(cu.cuDeviceGetAttribute(getattr(cu.CUdevice_attribute, name), 0)) for name in names), pci.pciDeviceId, pci.pciSubSystemId])
+report([*(ok(cu.cuDeviceGetAttribute(getattr(cu.CUdevice_attribute, name), 0)) for name in names),
+        pci.pciDeviceId, pci.pciSubSystemId])
 """
     )
     assert found[:2] == found[2:]

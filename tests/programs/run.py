@@ -56,6 +56,7 @@ class Slice:
             "VGPU_DIR": str(self.folder / "region"),
             "VGPU_SIM_DIR": str(self.cards),
             "PYTHONPATH": str(HERE),
+            "CUPY_CACHE_DIR": str(self.folder / "compiled"),
         }
 
     def start(self, *command: str) -> subprocess.Popen[str]:
@@ -143,6 +144,7 @@ def runtime(slice_: Slice, wheel: str) -> str:
 
 PROGRAMS: dict[str, Callable[[Slice], str]] = {
     "cuda-core": lambda slice_: followed("with_cuda_core.py", slice_),
+    "cupy": lambda slice_: followed("with_cupy.py", slice_, modules=4),
     "numba-cuda": lambda slice_: followed("with_numba.py", slice_),
     "taichi": lambda slice_: followed("with_taichi.py", slice_, modules=16),
     "gpustat": lambda slice_: look_on(slice_, gpustat),
