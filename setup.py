@@ -14,16 +14,18 @@ import build  # libvgpu/build.py
 class BuildNative(build_ext):
     """Builds the shared libraries into `vgpu/native/lib` before setuptools compiles the binding.
 
-    VGPU_BUILD=later: not now; the Makefile does it after the install, and shows what is compiled.
+    VGPU_BUILD=later: not now, where they are built in place; the Makefile does it after the install, and shows what is
+    compiled.
     """
 
     def run(self) -> None:
-        if os.environ.get("VGPU_BUILD") == "later":
+        in_place = bool(self.inplace or self.editable_mode)
+        if os.environ.get("VGPU_BUILD") == "later" and in_place:
             return
         lib = Path("vgpu/native/lib")
         with build.alone():
             # never in a wheel, whatever the environment says: see libvgpu/simulator/runtime_check
-            check = bool(self.inplace) and os.environ.get("SIM_RUNTIME_CHECK") == "1"
+            check = in_place and os.environ.get("SIM_RUNTIME_CHECK") == "1"
             build.build_libraries(lib, runtime_check=check)
             super().run()
         if not self.inplace:

@@ -59,9 +59,12 @@ def test_a_release_has_no_answer(tmp_path: Path) -> None:
     assert KEY in (paths.simulator() / "libcuda.so.1").read_bytes()
 
 
-@pytest.mark.parametrize(("value", "asked"), [("1", [True, False]), ("", [False, False])])
-def test_only_a_build_in_place_may_have_one(value: str, asked: list[bool]) -> None:
-    environment = {k: v for k, v in os.environ.items() if k != "VGPU_BUILD"} | {SWITCH: value}
+@pytest.mark.parametrize(
+    ("value", "when", "asked"), [("1", "", [True, False]), ("", "", [False, False]), ("1", "later", [False])]
+)
+def test_only_a_build_in_place_may_have_one(value: str, when: str, asked: list[bool]) -> None:
+    """A wheel is always built, so that it never takes over what lies in a developer's tree."""
+    environment = os.environ | {SWITCH: value, "VGPU_BUILD": when}
     done = subprocess.run(
         [sys.executable, "-c", SETUP], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )

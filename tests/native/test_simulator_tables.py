@@ -217,6 +217,22 @@ report([*found, get(None, 1)[0]])
     assert found == [DESTROYED, DESTROYED, DESTROYED, INVALID_HANDLE, 0, 0, DESTROYED, INVALID_HANDLE]
 
 
+def test_storage_of_a_green_context_is_its_primary_contexts(tmp_path: Path) -> None:
+    found = Machine(tmp_path / "cards", "A100-40").run(
+        READY
+        + """
+primary = ok(cu.cuDevicePrimaryCtxRetain(0))
+whole = ok(cu.cuDeviceGetDevResource(0, cu.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM))
+part = ok(cu.cuDevSmResourceSplitByCount(1, whole, 0, 16))[0]
+green = ok(cu.cuCtxFromGreenCtx(ok(cu.cuGreenCtxCreate(ok(cu.cuDevResourceGenerateDesc(part, 1)), 0, 1))))
+found = [put(int(green), 1, 11), get(int(primary), 1)]
+ok(cu.cuCtxSetCurrent(green))
+report([*found, get(None, 1)])
+"""
+    )
+    assert found == [0, [0, 11], [0, 11]]
+
+
 ENDS = {
     "release": "context = ok(cu.cuDevicePrimaryCtxRetain(0))\nend = lambda: cu.cuDevicePrimaryCtxRelease(0)",
     "reset": "context = ok(cu.cuDevicePrimaryCtxRetain(0))\nend = lambda: cu.cuDevicePrimaryCtxReset(0)",

@@ -19,15 +19,16 @@ struct kept {
 static struct kept *all;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* The context that a call names, or the current one for NULL. */
+/* The context that a call names, or the current one for NULL; for a green one its primary context. */
 static CUresult named(CUcontext handle, CUcontext *out) {
     if (!handle)
         return current_context(out);
-    *out = handle;
-    return !driver_ready()                             ? CUDA_ERROR_NOT_INITIALIZED
-           : object_is(handle, OBJECT_CONTEXT)         ? CUDA_SUCCESS
-           : object_is(handle, OBJECT_PRIMARY_WAITING) ? CUDA_ERROR_CONTEXT_IS_DESTROYED
-                                                       : CUDA_ERROR_INVALID_CONTEXT;
+    if (!driver_ready())
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!object_is(handle, OBJECT_CONTEXT))
+        return object_is(handle, OBJECT_PRIMARY_WAITING) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_CONTEXT;
+    *out = handle->green ? handle->base : handle;
+    return CUDA_SUCCESS;
 }
 
 /* Under the lock: where the value is linked, or would be. */
