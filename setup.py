@@ -14,15 +14,19 @@ import build  # libvgpu/build.py
 class BuildNative(build_ext):
     """Builds the shared libraries into `vgpu/native/lib` before setuptools compiles the binding.
 
-    VGPU_BUILD=later: not now; the Makefile does it after the install, and shows what is compiled.
+    VGPU_BUILD=later: not now, where they are built in place; the Makefile does it after the install, and shows what is
+    compiled.
     """
 
     def run(self) -> None:
-        if os.environ.get("VGPU_BUILD") == "later":
+        in_place = bool(self.inplace or self.editable_mode)
+        if os.environ.get("VGPU_BUILD") == "later" and in_place:
             return
         lib = Path("vgpu/native/lib")
         with build.alone():
-            build.build_libraries(lib)
+            # never in a wheel, whatever the environment says: see libvgpu/simulator/runtime_check
+            check = in_place and os.environ.get("SIM_RUNTIME_CHECK") == "1"
+            build.build_libraries(lib, runtime_check=check)
             super().run()
         if not self.inplace:
             self.copy_tree(str(lib), str(Path(self.build_lib) / lib))

@@ -3,7 +3,8 @@
 `python libvgpu/build.py` builds everything in place (that is what `make build` runs); setup.py calls the same functions
 for wheels. Only what has changed is compiled again.
 Environment: `CC` (default `cc`; a release uses `python -m ziglang cc -target x86_64-linux-gnu.2.17`), `VGPU_CFLAGS`
-(added, e.g. sanitizers), `VGPU_SHOW` (prints each file that is compiled).
+(added, e.g. sanitizers), `VGPU_SHOW` (prints each file that is compiled), `SIM_RUNTIME_CHECK=1` (`make build` sets it:
+the simulator in place answers the CUDA runtime's integrity check; a wheel or an image never has that).
 """
 
 import fcntl
@@ -158,9 +159,19 @@ def alone() -> Iterator[None]:
         yield
 
 
-def build_libraries(lib: Path) -> None:
+def build_simulator(folder: Path, *, runtime_check: bool) -> None:
+    """Builds the simulated driver into `folder`; `runtime_check`: for tests of interoperability alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    check = ["simulator/runtime_check"] if runtime_check else []
+    sources = sources_of("simulator/common", "simulator/cuda", *check)
+    compile_library(folder / "libcuda.so.1", sources, soname="libcuda.so.1")
+    sources = sources_of("simulator/common", "simulator/nvml")
+    compile_library(folder / "libnvidia-ml.so.1", sources, soname="libnvidia-ml.so.1")
+
+
+def build_libraries(lib: Path, *, runtime_check: bool) -> None:
     """Builds every shared library below `lib` and copies the public headers there."""
-    (lib / "simulator").mkdir(parents=True, exist_ok=True)
+    lib.mkdir(parents=True, exist_ok=True)
     compile_library(
         lib / "libvgpu.so",
         library_sources(),
@@ -168,8 +179,7 @@ def build_libraries(lib: Path) -> None:
         version_script=HERE / "src/exports.map",
         flags=[] if "VGPU_CFLAGS" in os.environ else FRAME,  # sanitizers make frames larger
     )
-    for name, folder in (("libcuda.so.1", "simulator/cuda"), ("libnvidia-ml.so.1", "simulator/nvml")):
-        compile_library(lib / "simulator" / name, sources_of("simulator/common", folder), soname=name)
+    build_simulator(lib / "simulator", runtime_check=runtime_check)
     shutil.copytree(HERE / "include/vgpu", lib / "include/vgpu", dirs_exist_ok=True)
 
 

@@ -14,7 +14,7 @@ from preloaded import HERE, environment, run
 
 GPU = HERE.parents[1] / "benchmarks/gpu"
 sys.path.insert(0, str(GPU))
-from checks import core, frameworks, hooks, memory, pairs, rows  # noqa: E402  (found by the line above)
+from checks import contexts, core, frameworks, hooks, memory, pairs, rows  # noqa: E402  (found by the line above)
 from checks.children import Broken, Child  # noqa: E402
 
 MIB = 1 << 20
@@ -242,6 +242,12 @@ def test_the_command_tries_two_processes(tmp_path: Path) -> None:
     assert [row.verdict for row in found] in (["met", "met"], ["met", "missed"])  # the second one is a time
     assert found[0].got == "exactly one in 10 of 10 trials"
     assert found[1].got.startswith("as much for another")
+
+
+def test_the_command_tries_the_cuda_runtime(tmp_path: Path) -> None:
+    """Its context is charged, and a reset gives all of it back."""
+    found, _ = check(tmp_path, "--only", contexts.RUNTIME)
+    assert [row.verdict for row in found] == ["met", "met", "met"]
 
 
 def test_what_does_not_fit_into_the_time_is_not_run(tmp_path: Path) -> None:

@@ -68,6 +68,24 @@ report([[int(ok(cu.cuDeviceGetByPCIBusId(i))) for i in ids], len(set(ids))])
     assert found == [[0, 1, 2], 3]
 
 
+def test_the_board_has_the_ids_that_nvml_says(machine: Machine) -> None:
+    """The attributes of CUDA 12.9 that cuBLAS asks for."""
+    found = machine.run(
+        CLIENT
+        + """
+import pynvml
+ok(cu.cuInit(0))
+pynvml.nvmlInit()
+pci = pynvml.nvmlDeviceGetPciInfo(pynvml.nvmlDeviceGetHandleByIndex(0))
+names = ("CU_DEVICE_ATTRIBUTE_GPU_PCI_DEVICE_ID", "CU_DEVICE_ATTRIBUTE_GPU_PCI_SUBSYSTEM_ID")
+report([*(ok(cu.cuDeviceGetAttribute(getattr(cu.CUdevice_attribute, name), 0)) for name in names),
+        pci.pciDeviceId, pci.pciSubSystemId])
+"""
+    )
+    assert found[:2] == found[2:]
+    assert found[0] & 0xFFFF == 0x10DE  # NVIDIA
+
+
 @pytest.mark.parametrize(
     ("visible", "cards"),
     [

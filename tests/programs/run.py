@@ -10,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from vgpu.native import CardLimit, Limits, Region, paths, simulator
@@ -22,6 +23,7 @@ LIMIT = 1000 * MIB
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 HOME = Path(os.environ.get("VGPU_PROGRAMS") or CACHE / "vgpu-programs")
 PYTHON = HOME / "bin/python"
+RUNTIMES = [line for line in (HERE / "runtimes.txt").read_text().splitlines() if not line.startswith("#")]
 #: what would limit, simulate or preload in the caller's environment
 OURS = ("CUDA_", "VGPU_", "LD_", "GPU_CORE", "ACTIVE_OOM", "LIBCUDA", "NVIDIA_", "PYTHON")
 
@@ -31,13 +33,14 @@ class Slice:
     """One slice of LIMIT bytes on a card of its own."""
 
     folder: Path
+    driver: str = "13.0"
 
     @property
     def cards(self) -> Path:
         return self.folder / "cards"
 
     def make(self) -> None:
-        simulator.create(self.cards, "T4")
+        simulator.create(self.cards, f"T4@{self.driver}")
         card = simulator.cards(self.cards)[0]
         (self.folder / "region").mkdir()
         limits = Limits((CardLimit(card.uuid, LIMIT, context_bytes=card.context_bytes),))
@@ -53,6 +56,7 @@ class Slice:
             "VGPU_DIR": str(self.folder / "region"),
             "VGPU_SIM_DIR": str(self.cards),
             "PYTHONPATH": str(HERE),
+            "CUPY_CACHE_DIR": str(self.folder / "compiled"),
         }
 
     def start(self, *command: str) -> subprocess.Popen[str]:
@@ -72,9 +76,9 @@ def check(held: bool, sentence: str) -> None:
         raise AssertionError(sentence)
 
 
-def followed(script: str, slice_: Slice, modules: int = 0) -> str:
+def followed(script: str, slice_: Slice, *arguments: str, modules: int = 0) -> str:
     """Follows a script step by step; `modules`: the most it loads, as their memory is the driver's and not charged."""
-    process = slice_.start(str(PYTHON), str(HERE / script))
+    process = slice_.start(str(PYTHON), str(HERE / script), *arguments)
     assert process.stdin
     assert process.stdout
     seen, other = [], []
@@ -132,38 +136,61 @@ def nvitop(slice_: Slice, pid: int, used: int) -> str:
     return f"{told}, its own process"
 
 
+def runtime(slice_: Slice, wheel: str) -> str:
+    """A program on a plain CUDA runtime of any version; its kernel's module is the only one."""
+    (library,) = (HOME / "runtimes" / wheel).rglob("libcudart.so.*")
+    return followed("with_cudart.py", slice_, str(library), modules=1)
+
+
 PROGRAMS: dict[str, Callable[[Slice], str]] = {
     "cuda-core": lambda slice_: followed("with_cuda_core.py", slice_),
+    "cupy": lambda slice_: followed("with_cupy.py", slice_, modules=4),
     "numba-cuda": lambda slice_: followed("with_numba.py", slice_),
     "taichi": lambda slice_: followed("with_taichi.py", slice_, modules=16),
     "gpustat": lambda slice_: look_on(slice_, gpustat),
     "nvitop": lambda slice_: look_on(slice_, nvitop),
 }
+#: drivers with which a runtime starts: those that are not older than its major version
+DRIVERS = {"11": ("11.8", "12.4", "13.0"), "12": ("12.4", "13.0"), "13": ("13.0",)}
+
+
+def runs() -> Iterator[tuple[str, str, Callable[[Slice], str]]]:
+    """What to call each run, the driver, and the run."""
+    for name, program in PROGRAMS.items():
+        yield name, "13.0", program
+    for wheel in RUNTIMES:
+        version = wheel.partition("==")[2]
+        for driver in DRIVERS[version.partition(".")[0]]:
+            yield f"cudart {version} on {driver}", driver, partial(runtime, wheel=wheel)
 
 
 def install() -> None:
     """Brings the packages to what requirements.txt names."""
-    stamp, wanted = HOME / "requirements.txt", (HERE / "requirements.txt").read_text()
+    stamp, wanted = HOME / "requirements.txt", (HERE / "requirements.txt").read_text() + "\n".join(RUNTIMES)
     if stamp.exists() and stamp.read_text() == wanted:
         return
     venv.create(HOME, with_pip=True, symlinks=True)
-    pip = [PYTHON, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", HERE / "requirements.txt"]
-    subprocess.run(pip, check=True)
+    pip = [PYTHON, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    subprocess.run([*pip, "-r", HERE / "requirements.txt"], check=True)
+    for wheel in RUNTIMES:
+        folder = HOME / "runtimes" / wheel
+        if not folder.exists():
+            subprocess.run([*pip, "--no-deps", "--target", folder, wheel], check=True)
     stamp.write_text(wanted)
 
 
 def main() -> int:
     install()
     failed = 0
-    for name, program in PROGRAMS.items():
+    for name, driver, program in runs():
         with tempfile.TemporaryDirectory(prefix="vgpu-programs-") as folder:
-            slice_ = Slice(Path(folder))
+            slice_ = Slice(Path(folder), driver)
             slice_.make()
             try:
-                print(f"{name:12} {program(slice_)}", flush=True)
+                print(f"{name:26} {program(slice_)}", flush=True)
             except AssertionError as e:
                 failed += 1
-                print(f"{name:12} FAILED: {e}", flush=True)
+                print(f"{name:26} FAILED: {e}", flush=True)
     return min(failed, 1)
 
 

@@ -7,6 +7,26 @@
 
 static pthread_mutex_t contexts = PTHREAD_MUTEX_INITIALIZER; /* creation and destruction, which take other locks */
 
+/* Under `contexts`. */
+static CUcontext primary_handle(int device) {
+    if (!driver.primary_handle[device])
+        driver.primary_handle[device] = object_new(OBJECT_PRIMARY_WAITING);
+    return driver.primary_handle[device];
+}
+
+CUcontext context_primary(int device) {
+    pthread_mutex_lock(&contexts);
+    CUcontext handle = primary_handle(device);
+    pthread_mutex_unlock(&contexts);
+    return handle;
+}
+
+/* Also a primary context that is not active: cuda.h on CUDA_ERROR_CONTEXT_IS_DESTROYED, which other calls then answer,
+ * "or is a primary context which has not yet been initialized". */
+static bool may_be_current(CUcontext context) {
+    return object_is(context, OBJECT_CONTEXT) || object_is(context, OBJECT_PRIMARY_WAITING);
+}
+
 CUresult context_make(int device, unsigned flags, bool primary, unsigned api_version, CUcontext *out) {
     int card = driver.visible[device];
     if (!driver_register())
@@ -14,11 +34,13 @@ CUresult context_make(int device, unsigned flags, bool primary, unsigned api_ver
     CUresult result = charge(card, driver.sim.profile->context_bytes);
     if (result)
         return result;
-    CUcontext context = object_new(OBJECT_UNFINISHED);
+    CUcontext context = primary ? primary_handle(device) : object_new(OBJECT_UNFINISHED);
     if (!context) {
         uncharge(card, driver.sim.profile->context_bytes);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    if (primary) /* nothing is left of its last life */
+        memset((char *)context + sizeof context->object, 0, sizeof *context - sizeof context->object);
     context->device = device;
     context->card = card;
     context->flags = flags;
@@ -83,7 +105,8 @@ static void object_of(void *handle, void *context) {
     }
 }
 
-void context_destroy(CUcontext context) {
+static void destroy(CUcontext context) {
+    storage_forget(context);
     greens_of_context_drop(context);
     sim_wait(&driver.sim, context->card, context->last);
     host_wait(context->host);
@@ -100,7 +123,25 @@ void context_destroy(CUcontext context) {
     atomic_fetch_sub(&driver.sim.self->cards[context->card].contexts, 1);
     uncharge(context->card, driver.sim.profile->context_bytes);
     context->dead = true;
-    object_free(context);
+    if (context->primary)
+        object_made(context, OBJECT_PRIMARY_WAITING);
+    else
+        object_free(context);
+}
+
+/* Destroys a context that is there, under `contexts`; not while libraries end what they keep for it, as they may call
+ * the driver. If somebody retains the context meanwhile it stays, unless it is to go in any case. */
+static void end(CUcontext context, bool in_any_case) {
+    const uint64_t life = context->id;
+    const int device = context->device;
+    pthread_mutex_unlock(&contexts);
+    storage_end(context);
+    pthread_mutex_lock(&contexts);
+    if (!object_is(context, OBJECT_CONTEXT) || context->id != life || (context->references && !in_any_case))
+        return;
+    destroy(context);
+    if (driver.primary[device] == context)
+        driver.primary[device] = NULL;
 }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
@@ -125,10 +166,8 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     pthread_mutex_lock(&contexts);
     CUcontext context = driver.primary[device];
     if (context && context->references) {
-        if (!--context->references) {
-            context_destroy(context);
-            driver.primary[device] = NULL;
-        }
+        if (!--context->references)
+            end(context, false);
         result = CUDA_SUCCESS;
     }
     pthread_mutex_unlock(&contexts);
@@ -139,8 +178,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
     ENTER_DEVICE(device);
     pthread_mutex_lock(&contexts);
     if (driver.primary[device])
-        context_destroy(driver.primary[device]);
-    driver.primary[device] = NULL;
+        end(driver.primary[device], true);
     pthread_mutex_unlock(&contexts);
     return CUDA_SUCCESS;
 }
@@ -226,7 +264,7 @@ CUresult cuCtxDestroy_v2(CUcontext context) {
     pthread_mutex_lock(&contexts);
     bool known = object_is(context, OBJECT_CONTEXT) && !context->primary && !context->green;
     if (known)
-        context_destroy(context);
+        end(context, false);
     pthread_mutex_unlock(&contexts);
     if (known && thread->depth && thread->stack[thread->depth - 1] == context)
         thread->depth--;
@@ -255,7 +293,7 @@ CUresult cuCtxPushCurrent_v2(CUcontext context) {
     ENTER();
     if (!context)
         return CUDA_ERROR_INVALID_CONTEXT;
-    return object_is(context, OBJECT_CONTEXT) ? push(context) : CUDA_ERROR_INVALID_CONTEXT;
+    return may_be_current(context) ? push(context) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 CUresult cuCtxPopCurrent_v2(CUcontext *out) {
@@ -281,7 +319,7 @@ CUresult cuCtxPopCurrent(CUcontext *out) {
 CUresult cuCtxSetCurrent(CUcontext context) {
     ENTER();
     struct thread_state *thread = thread_state();
-    if (context && !object_is(context, OBJECT_CONTEXT))
+    if (context && !may_be_current(context))
         return CUDA_ERROR_INVALID_CONTEXT;
     if (!context)
         thread->depth -= thread->depth > 0;

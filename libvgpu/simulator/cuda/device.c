@@ -223,6 +223,8 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
     case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH: *value = profile->major >= 9; break;
     case CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID: *value = (int)domain; break;
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: *value = (int)bus; break;
+    case CU_DEVICE_ATTRIBUTE_GPU_PCI_DEVICE_ID: *value = (int)profile->pci_device; break;
+    case CU_DEVICE_ATTRIBUTE_GPU_PCI_SUBSYSTEM_ID: *value = (int)profile->pci_subsystem; break;
     case CU_DEVICE_ATTRIBUTE_INTEGRATED:
     case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS: *value = profile->unified; break;
     case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED:

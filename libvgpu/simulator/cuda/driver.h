@@ -5,6 +5,10 @@
 #pragma GCC visibility push(default)
 #include <cuda.h>
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device); /* of CUDA 9.2; cuda.h declares its successor alone */
+/* cudaProfiler.h, which no wheel has; `mode` is an enumeration there */
+CUresult cuProfilerInitialize(const char *config, const char *output, int mode);
+CUresult cuProfilerStart(void);
+CUresult cuProfilerStop(void);
 #pragma GCC visibility pop
 #include <pthread.h>
 #include <stdbool.h>
@@ -14,6 +18,9 @@ CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device); /* of CUDA 9.2; cuda.h 
 #include "common/state.h"
 
 #define MIB (1ull << 20)
+/* of a block, on every board */
+#define MAX_THREADS 1024
+#define DEFAULT_SHARED 49152
 #define DEVICE_WINDOW (1ull << 48) /* device addresses lie above everything that a host program can map */
 #define RESERVATION_WINDOW (DEVICE_WINDOW + (1ull << 47))
 #define WINDOW_END (1ull << 49)
@@ -38,6 +45,7 @@ enum object_type {
     OBJECT_EXTERNAL,
     OBJECT_GREEN,
     OBJECT_DESCRIPTOR,
+    OBJECT_PRIMARY_WAITING, /* the handle of a primary context that is not active */
     OBJECT_UNFINISHED
 };
 struct object {
@@ -127,7 +135,8 @@ struct CUmod_st {
     struct CUlib_st *library;
     CUfunction *functions;
     unsigned count;
-    bool opaque; /* an image whose names cannot be read: every name is a function */
+    struct variable *variables;
+    bool opaque; /* an image whose names cannot all be read: every name is a function, and a variable */
 };
 
 #define DURATIONS 8
@@ -155,7 +164,7 @@ struct CUfunc_st {
     _Atomic bool loaded; /* its code */
     bool retrieved;      /* by its name, not only enumerated */
     unsigned part;       /* of a block that they touch, in percent */
-    int dynamic_shared, carveout, parameters;
+    int dynamic_shared, carveout, parameters, clusters[5];
     uint16_t *parameter_sizes;
 };
 
@@ -218,7 +227,7 @@ struct physical {
     struct multicast *multicast; /* of a multicast object, which has no contents */
 };
 
-enum block_kind { BLOCK_DEVICE, BLOCK_POOL, BLOCK_GRAPH, BLOCK_EXTERNAL, BLOCK_IMPORTED };
+enum block_kind { BLOCK_DEVICE, BLOCK_POOL, BLOCK_GRAPH, BLOCK_EXTERNAL, BLOCK_IMPORTED, BLOCK_VARIABLE };
 struct block {
     uint64_t size, id;
     CUcontext context;
@@ -252,7 +261,8 @@ struct range {
 extern struct driver {
     struct sim sim;
     int visible[SIM_CARDS], count; /* cards of the ordinals */
-    CUcontext primary[SIM_CARDS];
+    CUcontext primary[SIM_CARDS];  /* that are active */
+    CUcontext primary_handle[SIM_CARDS];
     unsigned primary_flags[SIM_CARDS];
     CUmemoryPool default_pool[SIM_CARDS], current_pool[SIM_CARDS];
     pthread_mutex_t lock; /* contexts, modules, ranges: everything that is not hot */
@@ -415,7 +425,12 @@ struct place place_of(CUdeviceptr address);
 
 /* context.c */
 CUresult context_make(int device, unsigned flags, bool primary, unsigned api_version, CUcontext *out);
-void context_destroy(CUcontext context);
+/* The handle of a device's primary context, which is the same before, in and between its lives; NULL: no room. */
+CUcontext context_primary(int device);
+/* storage.c: runs what libraries want to run before a context goes, without any lock; and, when it goes, forgets what
+ * was put meanwhile */
+void storage_end(CUcontext context);
+void storage_forget(CUcontext context);
 /* memory.c: cuMemFree wherever it is called from; frees the host and managed memory of a context */
 CUresult memory_free(CUdeviceptr address);
 void ranges_of_context_drop(CUcontext context);
@@ -526,6 +541,22 @@ void bus_remap(uint64_t begin);
 bool loading_lazy(void);
 /* Loads the code of a function that has none yet. */
 void function_load(CUfunction function);
+
+/* images.c: PTX, cubins and fatbins */
+struct image {
+    const char *bytes;
+    size_t size;
+    bool binary, compressed; /* a part of it, so that its names cannot be read */
+};
+/* False: a driver would not load it. */
+bool image_read(const void *given, struct image *image);
+/* Calls visit for every variable whose name and size can be read; the name is not terminated. */
+void image_variables(const struct image *image, void (*visit)(CUmodule, const char *name, size_t length, uint64_t size),
+                     CUmodule module);
+
+/* variables.c */
+void variables_read(CUmodule module, const struct image *image);
+void variables_free(CUmodule module);
 
 /* modules.c */
 /* Where libraries are loaded eagerly: all there are into a new context. */

@@ -204,11 +204,3 @@ CUresult cuDriverGetVersion(int *version) {
     *version = sim_driver()->cuda;
     return CUDA_SUCCESS;
 }
-
-CUresult cuGetExportTable(const void **table, const CUuuid *id) {
-    INJECT();
-    if (!table || !id)
-        return CUDA_ERROR_INVALID_VALUE;
-    *table = NULL;
-    return CUDA_ERROR_NOT_FOUND;
-}

@@ -3,8 +3,6 @@
 
 #include "cuda/driver.h"
 
-#define MAX_THREADS 1024u
-
 /* cuda.h on cuLaunchKernel: a kernel of a library runs in the context of its stream, or in the current one on the NULL
  * stream. So nothing need be current where both are named. A function belongs to its module's context, which has to be
  * that of the stream. */
@@ -131,8 +129,7 @@ CUresult cuFuncSetBlockShape(CUfunction function, int x, int y, int z) {
     ENTER();
     if (!object_is(function, OBJECT_FUNCTION))
         return CUDA_ERROR_INVALID_HANDLE;
-    return x > 0 && y > 0 && z > 0 && (int64_t)x * y * z <= (int64_t)MAX_THREADS ? CUDA_SUCCESS
-                                                                                 : CUDA_ERROR_INVALID_VALUE;
+    return x > 0 && y > 0 && z > 0 && (int64_t)x * y * z <= MAX_THREADS ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream) {
@@ -179,17 +176,23 @@ CUresult cuParamSetv(CUfunction function, int offset, void *data, unsigned int b
     return (void)offset, (void)bytes, data ? parameter_call(function) : CUDA_ERROR_INVALID_VALUE;
 }
 
+/* Those that may be set; a launch takes no notice of them. */
+#define FIRST_OF_CLUSTERS CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH
+static bool of_clusters(CUfunction_attribute attribute) {
+    return attribute >= FIRST_OF_CLUSTERS && attribute <= CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE;
+}
+
 static CUresult attribute_of(CUfunction_attribute attribute, CUfunction function, int *value) {
     switch (attribute) {
-    case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = (int)MAX_THREADS; break;
+    case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = MAX_THREADS; break;
     case CU_FUNC_ATTRIBUTE_NUM_REGS: *value = 32; break;
     case CU_FUNC_ATTRIBUTE_PTX_VERSION:
     case CU_FUNC_ATTRIBUTE_BINARY_VERSION: *value = driver.sim.profile->major * 10 + driver.sim.profile->minor; break;
     case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
-        *value = function && function->dynamic_shared ? function->dynamic_shared : 49152;
+        *value = function && function->dynamic_shared ? function->dynamic_shared : DEFAULT_SHARED;
         break;
     case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: *value = function ? function->carveout : -1; break;
-    default: *value = 0;
+    default: *value = function && of_clusters(attribute) ? function->clusters[attribute - FIRST_OF_CLUSTERS] : 0;
     }
     return (int)attribute < 0 || attribute >= CU_FUNC_ATTRIBUTE_MAX ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
@@ -225,6 +228,8 @@ CUresult cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute, i
         function->dynamic_shared = value;
     } else if (attribute == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) {
         function->carveout = value;
+    } else if (of_clusters(attribute)) {
+        function->clusters[attribute - FIRST_OF_CLUSTERS] = value;
     } else {
         return CUDA_ERROR_INVALID_VALUE;
     }
@@ -302,49 +307,4 @@ CUresult cuKernelGetParamInfo(CUkernel kernel, size_t index, size_t *offset, siz
         return CUDA_ERROR_INVALID_HANDLE;
     CUresult result = function_resolve((CUfunction)kernel, context, &function);
     return result ? result : parameter_of(function, index, offset, size);
-}
-
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction handle, int threads,
-                                                              size_t shared, unsigned int flags) {
-    ENTER_CONTEXT(context);
-    CUfunction function;
-    const struct sim_profile *profile = driver.sim.profile;
-    if (!blocks || threads <= 0 || threads > (int)MAX_THREADS || flags & ~1u)
-        return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = function_resolve(handle, context, &function);
-    if (result)
-        return result;
-    function_load(function);
-    int count = profile->threads_per_multiprocessor / threads;
-    if (shared && (size_t)profile->shared_per_multiprocessor / shared < (size_t)count)
-        count = profile->shared_per_multiprocessor / (int)shared;
-    *blocks = count < profile->blocks_per_multiprocessor ? count : profile->blocks_per_multiprocessor;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads, size_t shared) {
-    INJECT();
-    return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, threads, shared, 0);
-}
-
-CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction function,
-                                                   CUoccupancyB2DSize shared_of, size_t shared, int limit,
-                                                   unsigned int flags) {
-    INJECT();
-    int blocks, threads = limit > 0 && limit < (int)MAX_THREADS ? limit : (int)MAX_THREADS;
-    if (!grid || !block)
-        return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-        &blocks, function, threads, shared_of ? shared_of(threads) : shared, flags);
-    if (!result) {
-        *block = threads;
-        *grid = blocks * driver.sim.profile->multiprocessors;
-    }
-    return result;
-}
-
-CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction function, CUoccupancyB2DSize shared_of,
-                                          size_t shared, int limit) {
-    INJECT();
-    return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, function, shared_of, shared, limit, 0);
 }

@@ -1,17 +1,13 @@
 /* Modules, libraries and their functions.
- * Names come from `.entry NAME` of PTX and `.text.NAME` of a cubin. An image that shows none (compressed) has every
- * name that is asked for. */
+ * Names come from `.entry NAME` of PTX and `.text.NAME` of a cubin. An image that shows none, or of which a part is
+ * compressed, has every name that is asked for. */
 #define _GNU_SOURCE
 #include <ctype.h>
-#include <elf.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cuda/driver.h"
-
-#define FATBIN_WRAPPER 0x466243b1u
-#define FATBIN_MAGIC 0xba55ed50u
 
 /* Reads the sizes of an entry's parameters: `.param .u64 name`, `.param .align 8 .b8 name[24]`. */
 static void read_parameters(CUfunction function, const char *text, const char *end) {
@@ -87,38 +83,16 @@ static void scan(CUmodule module, const char *image, size_t size, const char *ma
     }
 }
 
-/* How many bytes an image has and whether it is binary; 0: no image that a driver would load. */
-static size_t image_size(const void **image, bool *binary) {
-    const unsigned char *bytes = *image;
-    uint32_t magic;
-    memcpy(&magic, bytes, sizeof magic);
-    if (magic == FATBIN_WRAPPER) { /* {magic, version, data, ...} as nvcc embeds it */
-        memcpy(image, bytes + 8, sizeof *image);
-        bytes = *image;
-        memcpy(&magic, bytes, sizeof magic);
-    }
-    *binary = true;
-    if (magic == FATBIN_MAGIC) { /* {u32 magic, u16 version, u16 header bytes, u64 bytes behind the header} */
-        uint16_t header;
-        uint64_t size;
-        memcpy(&header, bytes + 6, sizeof header);
-        memcpy(&size, bytes + 8, sizeof size);
-        return header + size;
-    }
-    if (memcmp(bytes, ELFMAG, SELFMAG) == 0) {
-        Elf64_Ehdr header;
-        memcpy(&header, bytes, sizeof header);
-        return header.e_shoff + (size_t)header.e_shnum * header.e_shentsize;
-    }
-    *binary = false;
-    const char *text = *image;
-    return strstr(text, ".version") || strstr(text, ".entry") ? strlen(text) : 0;
+/* Whether there may be more of them. */
+static bool read_names(CUmodule module, const struct image *image) {
+    scan(module, image->bytes, image->size, ".entry ");
+    scan(module, image->bytes, image->size, ".text.");
+    return image->binary && (!module->count || image->compressed);
 }
 
-static CUresult load(CUcontext context, const void *image, CUmodule *out) {
-    bool binary;
-    size_t size = image_size(&image, &binary);
-    if (!size)
+static CUresult load(CUcontext context, const void *given, CUmodule *out) {
+    struct image image;
+    if (!image_read(given, &image))
         return CUDA_ERROR_INVALID_IMAGE;
     CUresult result = charge(context->card, driver.sim.profile->module_bytes);
     if (result)
@@ -130,9 +104,8 @@ static CUresult load(CUcontext context, const void *image, CUmodule *out) {
     }
     module->context = context;
     module->bytes = driver.sim.profile->module_bytes;
-    scan(module, image, size, ".entry ");
-    scan(module, image, size, ".text.");
-    module->opaque = binary && !module->count;
+    module->opaque = read_names(module, &image);
+    variables_read(module, &image);
     for (unsigned i = 0; i < module->count && !loading_lazy(); i++)
         function_load(module->functions[i]);
     *out = module;
@@ -172,6 +145,7 @@ void module_unload(CUmodule module) {
         object_free(module->functions[i]);
     }
     free(module->functions);
+    variables_free(module);
     uncharge(module->context->card, module->bytes);
     if (module->library)
         library_forget(module->library, module);
@@ -280,14 +254,6 @@ CUresult cuModuleEnumerateFunctions(CUfunction *out, unsigned int count, CUmodul
     return CUDA_SUCCESS;
 }
 
-CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *bytes, CUmodule module, const char *name) {
-    ENTER();
-    (void)address, (void)bytes;
-    if (!name)
-        return CUDA_ERROR_INVALID_VALUE;
-    return object_is(module, OBJECT_MODULE) ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_HANDLE;
-}
-
 /* A launch may name a kernel of a library instead of a function. */
 CUresult function_resolve(CUfunction handle, CUcontext context, CUfunction *out) {
     if (object_is(handle, OBJECT_KERNEL)) {
@@ -325,20 +291,21 @@ static void load_into(void *context, void *argument) {
 CUresult cuLibraryLoadData(CUlibrary *out, const void *code, CUjit_option *jit, void **jit_values,
                            unsigned int jit_count, CUlibraryOption *options, void **values, unsigned int count) {
     ENTER();
-    bool binary;
+    struct image image;
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
     if (!out || !code)
         return CUDA_ERROR_INVALID_VALUE;
-    size_t size = image_size(&code, &binary);
-    CUlibrary library = size ? object_new(OBJECT_LIBRARY) : NULL;
+    if (!image_read(code, &image))
+        return CUDA_ERROR_INVALID_IMAGE;
+    CUlibrary library = object_new(OBJECT_LIBRARY);
     if (!library)
-        return size ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_IMAGE;
-    library->image = calloc(1, size + 64);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    library->image = calloc(1, image.size + 64);
     if (!library->image) {
         object_free(library);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    memcpy(library->image, code, size);
+    memcpy(library->image, image.bytes, image.size);
     struct into into = {library, CUDA_SUCCESS};
     if (!loading_lazy())
         object_each(OBJECT_CONTEXT, load_into, &into);
@@ -410,18 +377,14 @@ CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name) 
     if (!object_is(library, OBJECT_LIBRARY))
         return CUDA_ERROR_INVALID_HANDLE;
     struct CUmod_st names = {.opaque = false};
-    const void *image = library->image;
-    bool binary;
-    size_t size = image_size(&image, &binary);
+    struct image image;
     pthread_mutex_lock(&driver.lock);
     CUkernel kernel = NULL;
     for (unsigned i = 0; i < library->count && !kernel; i++)
         if (strcmp(library->kernels[i]->name, name) == 0)
             kernel = library->kernels[i];
     if (!kernel) {
-        scan(&names, image, size, ".entry ");
-        scan(&names, image, size, ".text.");
-        names.opaque = binary && !names.count;
+        names.opaque = image_read(library->image, &image) && read_names(&names, &image);
         bool known = names.opaque || find_function(&names, name);
         for (unsigned i = 0; i < names.count; i++) {
             free(names.functions[i]->name);
