@@ -15,6 +15,7 @@ What is ambiguous about where a request ends is refused (RFC 9112, 6.1): somethi
 import asyncio
 import contextlib
 import logging
+import selectors
 import socket
 import ssl
 import threading
@@ -47,8 +48,8 @@ BODIES: Final = 8  #: times the largest body: what all bodies may hold together
 ANSWERS: Final = 64 * 2**20  #: bytes that all answers may hold until their clients have taken them, the newest aside
 MAX_DRAINED: Final = 64 * 2**20  #: bytes that are taken of a body that is too large, so that its sender reads why
 DRAIN_SECONDS: Final = 5.0
-TICK_SECONDS: Final = 1.0  #: how often the event loop looks whether it is behind
-LATE_SECONDS: Final = 0.2  #: from when on it is
+LATE_SECONDS: Final = 0.05  #: an event loop that did not look at its sockets for so long is behind
+PATIENCE: Final = 4  #: times its deadline: what a client gets at most where the event loop is behind
 _STEP: Final = 64 * 2**10  #: bytes of one read or write
 _IN_KERNEL: Final = 128 * 2**10  #: bytes of answers that the kernel holds for a client, who would be given megabytes
 _FILES: Final = 16 * MAX_CONNECTIONS  #: open files that a program with a few listeners asks for
@@ -88,7 +89,7 @@ class Listener:
         self._crowd = _Crowd(BODIES * max_body)
         turns = asyncio.Semaphore(2 * threads)
         self._site = _Site(app, self._threads, turns, self._crowd, self._socket.getsockname()[:2], max_body, tls)
-        self._loop = asyncio.new_event_loop()
+        self._loop = asyncio.SelectorEventLoop(_Selector(self._crowd.postpone))
         self._accepting = self._loop.create_task(self._accept())
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -113,7 +114,6 @@ class Listener:
     async def _accept(self) -> None:
         serving: set[asyncio.Task[None]] = set()
         complaint = ""
-        self._look(self._loop.time())
         try:
             while True:
                 try:
@@ -133,22 +133,30 @@ class Listener:
                 task.add_done_callback(lambda _, one=one: self._crowd.remove(one))  # type: ignore[misc]  # the default
         finally:
             self._socket.close()
-            self._looking.cancel()
             self._crowd.end()
             if serving:
                 await asyncio.wait(serving, timeout=STOP_SECONDS)
 
-    def _look(self, due: float) -> None:
-        """Gives the clients the time back in which the event loop did not come to read what they had sent."""
-        now = self._loop.time()
-        if now - due > LATE_SECONDS:
-            log.debug("%s is behind by %.1f s", self._name, now - due)
-            self._crowd.postpone(now - due)
-        self._looking = self._loop.call_at(now + TICK_SECONDS, self._look, now + TICK_SECONDS)
-
 
 async def _until(task: "asyncio.Task[None]") -> None:
     await task
+
+
+class _Selector(selectors.DefaultSelector):
+    """Reports for how long the event loop did other things, while what clients had sent lay unread."""
+
+    def __init__(self, report: Callable[[float], None]) -> None:
+        super().__init__()
+        self._report = report
+        self._looked = time.monotonic()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        away = time.monotonic() - self._looked
+        if away > LATE_SECONDS:
+            self._report(away)
+        found = super().select(timeout)
+        self._looked = time.monotonic()
+        return found
 
 
 class _Site:
@@ -190,14 +198,18 @@ class _Connection:
         self.answering = False  #: its request has come as a whole
         self.held = 0  #: bytes of its body
         self.owed = 0  #: bytes of the answer that it has not taken
-        self._deadline = 0.0  #: of what it does now, by the loop's clock
+        self._deadline = self._last = 0.0  #: of what it does now, by the loop's clock; and how far it may be postponed
         self._timeout: asyncio.Timeout | None = None
 
     def postpone(self, seconds: float) -> None:
         """Its deadline, where it has one."""
-        self._deadline += seconds
+        self._deadline = min(self._deadline + seconds, self._last)
         if self._timeout is not None and not self._timeout.expired():
             self._timeout.reschedule(self._deadline)
+
+    def _allow(self, seconds: float) -> None:
+        now = asyncio.get_running_loop().time()
+        self._deadline, self._last = now + seconds, now + PATIENCE * seconds
 
     @contextlib.asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
@@ -219,7 +231,7 @@ class _Connection:
         loop = asyncio.get_running_loop()
         transport: asyncio.Transport | None = None
         try:
-            self._deadline = loop.time() + REQUEST_SECONDS
+            self._allow(REQUEST_SECONDS)
             async with self._in_time():
                 context = self._site.tls() if self._site.tls is not None else None
                 transport, _ = await loop.connect_accepted_socket(lambda: protocol, self._socket, ssl=context)
@@ -268,7 +280,7 @@ class _Connection:
                 async with asyncio.timeout(IDLE_SECONDS):
                     first = await reader.read(_STEP)
                 http.receive_data(first)
-            self._deadline = loop.time() + REQUEST_SECONDS
+            self._allow(REQUEST_SECONDS)
 
     async def _request(
         self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -331,7 +343,7 @@ class _Connection:
         await _close(writer)
 
     async def _send(self, http: h11.Connection, writer: asyncio.StreamWriter, method: bytes, *answer: Any) -> None:
-        self._deadline = asyncio.get_running_loop().time() + ANSWER_SECONDS
+        self._allow(ANSWER_SECONDS)
         async with self._in_time():
             await _send(http, writer, method, *answer)
 
