@@ -67,7 +67,7 @@ class _Node(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The arrays of one moment, to be read under the lock. Rows are nodes; `row_of` is shared, not copied."""
+    """The arrays of one moment, to be read under the lock. Rows are nodes; `row_of` is never changed, only replaced."""
 
     cards: Cards
     usage: Ints
@@ -78,12 +78,17 @@ class View:
 
     def rows(self, nodes: Sequence[str]) -> Ints:
         """The row of each node, -1 where it has no cards."""
-        return np.fromiter(map(self.row_of.get, nodes, repeat(-1)), dtype=np.int64, count=len(nodes))
+        return rows_of(self.row_of, nodes)
 
     def copy(self) -> "View":
         """The same, to be read without the lock; its cards are not found by UUID."""
         left, away = self.left.copy(), dict(self.away)
-        return View(self.cards.copy(), self.usage.copy(order="K"), left, self.kinds.copy(), away, dict(self.row_of))
+        return View(self.cards.copy(), self.usage.copy(order="K"), left, self.kinds.copy(), away, self.row_of)
+
+
+def rows_of(row_of: Mapping[str, int], nodes: Sequence[str]) -> Ints:
+    """The row of each node, -1 where it has no cards. Takes most of the time of a filter: do it without the lock."""
+    return np.fromiter(map(row_of.get, nodes, repeat(-1)), dtype=np.int64, count=len(nodes))
 
 
 class ClusterState:
@@ -99,8 +104,9 @@ class ClusterState:
         self._kind_of: dict[tuple[object, ...], int] = {}
         self._places: dict[str, list[tuple[int, ...]]] = {}
         self._nodes: dict[str, _Node] = {}
-        self._rows: dict[str, int] = {}
         self._names: list[str] = []  # by row
+        self._row_of: dict[str, int] = {}  # made of `_names` when it is asked for
+        self._renamed = False  # since then
         self._away: dict[str, str] = {}  # node → why its agent can start no pods
         self._holdings: dict[str, Holding] = {}  # by pod uid
         self._on_node: dict[str, set[str]] = {}  # pod uids
@@ -127,7 +133,7 @@ class ClusterState:
                 self._reserve(row + 1, len(devices))
                 node = self._nodes[name] = _Node(row, (), frozenset())
                 self._names.append(name)
-                self._rows[name] = row
+                self._renamed = True
             elif node.devices == devices and node.cordoned == cordoned:
                 return
             self._reserve(len(self._names), len(devices))
@@ -144,13 +150,12 @@ class ClusterState:
             if node is None:
                 return
             self._unplace(node)
-            del self._rows[name]
+            self._renamed = True
             last = self._names.pop()
             if last != name:  # rows stay dense: the last one moves into the gap
                 moved = self._nodes[last]
                 self._unplace(moved)
                 moved.row = node.row
-                self._rows[last] = node.row
                 self._names[node.row] = last
                 self._place(moved)
                 self._recount(last, moved)
@@ -302,6 +307,18 @@ class ClusterState:
 
     # Reading
 
+    def row_of(self) -> Mapping[str, int]:
+        """The rows of the nodes, as in `view` until a node comes or goes.
+
+        Its names and numbers are made one after the other, so that they lie close together. Names that lie where each
+        node's data was decoded take a filter of 5,000 nodes 2.4 ms instead of 0.9: each is in a page of its own.
+        """
+        with self.lock:
+            if self._renamed:
+                self._row_of = {name.encode().decode(): row for row, name in enumerate(self._names)}
+                self._renamed = False
+            return self._row_of
+
     def view(self, without: str = "") -> View:
         """The arrays, for reading under `lock`; `without`: a pod uid whose unconfirmed holding does not count."""
         with self.lock:
@@ -319,7 +336,7 @@ class ClusterState:
                     usage[:, node.row, column] -= figures(own.held.get(gpu.uuid, Held()))
                 at = np.array([node.row])
                 left[..., at] = room.of(cards.at(at), of_nodes(usage, at))
-            return View(cards, usage, left, self._kinds[:rows], self._away, self._rows)
+            return View(cards, usage, left, self._kinds[:rows], self._away, self.row_of())
 
     def cards_of(self, name: str, without: str = "") -> list[CardState] | None:
         """One node's cards in index order, None when it has none; `without` as in `view`."""
