@@ -48,6 +48,9 @@ BODIES: Final = 8  #: times the largest body: what all bodies may hold together
 ANSWERS: Final = 64 * 2**20  #: bytes that all answers may hold until their clients have taken them, the newest aside
 MAX_DRAINED: Final = 64 * 2**20  #: bytes that are taken of a body that is too large, so that its sender reads why
 DRAIN_SECONDS: Final = 5.0
+FREE_CHUNKS: Final = 1024  #: of a body; those beyond have LEAST_CHUNK bytes on average
+LEAST_CHUNK: Final = 64  #: bytes: each chunk costs the event loop as much as many bytes do
+_TURN: Final = 64  #: chunks that are read before others have a turn
 LATE_SECONDS: Final = 0.05  #: an event loop that did not look at its sockets for so long is behind
 PATIENCE: Final = 4  #: times its deadline: what a client gets at most where the event loop is behind
 _STEP: Final = 64 * 2**10  #: bytes of one read or write
@@ -298,7 +301,7 @@ class _Connection:
         self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[h11.Request, bytes] | None:
         request: h11.Request | None = None
-        body = bytearray()
+        body, chunks = bytearray(), 0
         while True:
             try:
                 event = http.next_event()
@@ -315,6 +318,11 @@ class _Connection:
                 self._check(len(body) + len(event.data))
                 body += event.data
                 self._hold(len(event.data))
+                chunks += event.chunk_start
+                if (chunks - FREE_CHUNKS) * LEAST_CHUNK > len(body):
+                    raise _Refused(400, f"{chunks} chunks for {len(body)} bytes of the body: send larger ones")
+                if event.chunk_start and not chunks % _TURN:
+                    await asyncio.sleep(0)  # what has been received already would be read to its end at once
             elif isinstance(event, h11.EndOfMessage) and request is not None:
                 return request, bytes(body)
             else:

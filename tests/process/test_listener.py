@@ -179,6 +179,23 @@ def test_a_request_has_to_come_as_a_whole_in_time(monkeypatch: pytest.MonkeyPatc
     assert head.startswith(b"HTTP/1.1 408 ") == (b"Connection: close" in head) == (text != b"") == (begin != b"")
 
 
+def test_a_body_of_tiny_chunks_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk costs as much as many bytes. What could be read at once is read in turn with the others."""
+    begin = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with listening() as made:
+        assert said_to(made.port, begin, 900 * b"1\r\nx\r\n", b"0\r\n\r\n").endswith(b" 900")
+        assert said_to(made.port, begin, 1400 * (b"40\r\n" + 64 * b"x" + b"\r\n"), b"0\r\n\r\n").endswith(b" 89600")
+        with socket.create_connection(("127.0.0.1", made.port), SECONDS) as client:
+            client.sendall(begin + 9000 * b"1\r\nx\r\n")
+            assert client.recv(65536).startswith(b"HTTP/1.1 400 ")
+        monkeypatch.setattr(listener, "FREE_CHUNKS", 10**6)
+        with socket.create_connection(("127.0.0.1", made.port), SECONDS) as client:
+            client.sendall(begin + 90_000 * b"1\r\nx\r\n")
+            wait_for("the first chunks", lambda: made._crowd._bytes > 0, SECONDS)
+            assert ask(made.port)[0] == 200
+            assert made._crowd._bytes < 90_000, "the other one was answered after all chunks were read"
+
+
 def test_time_in_which_the_listener_was_behind_is_not_the_client_s(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with hundreds of handshakes on a busy machine. What the client has sent meanwhile was sent in time."""
     monkeypatch.setattr(listener, "REQUEST_SECONDS", 1.0)
