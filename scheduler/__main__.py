@@ -1,6 +1,7 @@
 """The vgpu scheduler: extends the stock kube-scheduler in its pod and serves the admission webhook."""
 
 import argparse
+import gc
 import logging
 import os
 import signal
@@ -141,6 +142,7 @@ def run(args: argparse.Namespace) -> None:
         wake.set()
 
     sys.setswitchinterval(SWITCH_SECONDS)
+    gc.freeze()  # the garbage collector stops all threads: it need not look at the modules again and again
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     client = KubeClient.connect(args.kubeconfig)

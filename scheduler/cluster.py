@@ -2,6 +2,9 @@
 
 Thread-safe: one lock, held for moments only. Nothing here talks to the API server; nothing loops over pods but a change
 of a node's cards (over the pods of that node).
+
+What there is one of for each pod or card (`gc=False`, tuples) is nothing that Python's garbage collector follows: it
+stops all threads, and with 40,000 pods it would do so for a fifth of a second. None of it can form a cycle.
 """
 
 import threading
@@ -31,7 +34,7 @@ DOUBT_SECONDS: Final = 90.0
 _COPIED: Final = ("present", "healthy", "cordoned", "memory", "physical", "cores", "slots", "numa", "foreign", "model")
 
 
-class Claim(msgspec.Struct, frozen=True):
+class Claim(msgspec.Struct, frozen=True, gc=False):
     """A pod whose ids are on other cards than its slices: its agent asks to move them."""
 
     namespace: str
@@ -42,7 +45,7 @@ class Claim(msgspec.Struct, frozen=True):
     then: Mapping[str, Held]  #: and after the move
 
 
-class Holding(msgspec.Struct, frozen=True):
+class Holding(msgspec.Struct, frozen=True, gc=False):
     """What one pod holds on the cards of its node."""
 
     node: str
@@ -67,7 +70,7 @@ class _Node(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The arrays of one moment, to be read under the lock. Rows are nodes; `row_of` is shared, not copied."""
+    """The arrays of one moment, to be read under the lock. Rows are nodes; `row_of` is never changed, only replaced."""
 
     cards: Cards
     usage: Ints
@@ -78,12 +81,17 @@ class View:
 
     def rows(self, nodes: Sequence[str]) -> Ints:
         """The row of each node, -1 where it has no cards."""
-        return np.fromiter(map(self.row_of.get, nodes, repeat(-1)), dtype=np.int64, count=len(nodes))
+        return rows_of(self.row_of, nodes)
 
     def copy(self) -> "View":
         """The same, to be read without the lock; its cards are not found by UUID."""
         left, away = self.left.copy(), dict(self.away)
-        return View(self.cards.copy(), self.usage.copy(order="K"), left, self.kinds.copy(), away, dict(self.row_of))
+        return View(self.cards.copy(), self.usage.copy(order="K"), left, self.kinds.copy(), away, self.row_of)
+
+
+def rows_of(row_of: Mapping[str, int], nodes: Sequence[str]) -> Ints:
+    """The row of each node, -1 where it has no cards. Takes most of the time of a filter: do it without the lock."""
+    return np.fromiter(map(row_of.get, nodes, repeat(-1)), dtype=np.int64, count=len(nodes))
 
 
 class ClusterState:
@@ -97,10 +105,11 @@ class ClusterState:
         self._stale: set[int] = set()  # rows whose room is to be computed anew
         self._kinds: Ints = np.zeros(0, dtype=np.int64)
         self._kind_of: dict[tuple[object, ...], int] = {}
-        self._places: dict[str, list[tuple[int, ...]]] = {}
+        self._places: dict[str, tuple[tuple[int, ...], ...]] = {}
         self._nodes: dict[str, _Node] = {}
-        self._rows: dict[str, int] = {}
         self._names: list[str] = []  # by row
+        self._row_of: dict[str, int] = {}  # made of `_names` when it is asked for
+        self._renamed = False  # since then
         self._away: dict[str, str] = {}  # node → why its agent can start no pods
         self._holdings: dict[str, Holding] = {}  # by pod uid
         self._on_node: dict[str, set[str]] = {}  # pod uids
@@ -127,7 +136,7 @@ class ClusterState:
                 self._reserve(row + 1, len(devices))
                 node = self._nodes[name] = _Node(row, (), frozenset())
                 self._names.append(name)
-                self._rows[name] = row
+                self._renamed = True
             elif node.devices == devices and node.cordoned == cordoned:
                 return
             self._reserve(len(self._names), len(devices))
@@ -144,13 +153,12 @@ class ClusterState:
             if node is None:
                 return
             self._unplace(node)
-            del self._rows[name]
+            self._renamed = True
             last = self._names.pop()
             if last != name:  # rows stay dense: the last one moves into the gap
                 moved = self._nodes[last]
                 self._unplace(moved)
                 moved.row = node.row
-                self._rows[last] = node.row
                 self._names[node.row] = last
                 self._place(moved)
                 self._recount(last, moved)
@@ -184,7 +192,7 @@ class ClusterState:
         for field in _COPIED:
             getattr(cards, field)[inside] = getattr(self._cards, field)
         usage[:, :have_rows, :have_columns] = self._usage
-        cards.models, cards.places = self._cards.models, self._places
+        cards.models, cards.places, cards.scaled = self._cards.models, self._places, self._cards.scaled
         self._cards, self._usage = cards, usage
         self._left, self._stale = room.nothing(shape[1], shape[0]), set(range(have_rows))
         self._kinds = np.concatenate((self._kinds, np.zeros(shape[0] - len(self._kinds), dtype=np.int64)))
@@ -192,7 +200,7 @@ class ClusterState:
     def _place(self, node: _Node) -> None:
         for column, gpu in enumerate(node.devices):
             self._cards.put((node.row, column), gpu, cordoned=gpu.uuid in node.cordoned)
-            self._places.setdefault(gpu.uuid, []).append((node.row, column))
+            self._places[gpu.uuid] = (*self._places.get(gpu.uuid, ()), (node.row, column))
             if gpu.context:
                 self._contexts[gpu.context] += 1
         kind = tuple(
@@ -217,10 +225,9 @@ class ClusterState:
         self._cards.present[node.row] = False
         self._usage[:, node.row] = 0
         for column, gpu in enumerate(node.devices):
-            places = self._places[gpu.uuid]
-            places.remove((node.row, column))
-            if not places:
-                del self._places[gpu.uuid]
+            others = tuple(place for place in self._places.pop(gpu.uuid) if place != (node.row, column))
+            if others:
+                self._places[gpu.uuid] = others
             if gpu.context:
                 self._contexts[gpu.context] -= 1
                 if not self._contexts[gpu.context]:
@@ -302,6 +309,18 @@ class ClusterState:
 
     # Reading
 
+    def row_of(self) -> Mapping[str, int]:
+        """The rows of the nodes, as in `view` until a node comes or goes.
+
+        Its names and numbers are made one after the other, so that they lie close together. Names that lie where each
+        node's data was decoded take a filter of 5,000 nodes 2.4 ms instead of 0.9: each is in a page of its own.
+        """
+        with self.lock:
+            if self._renamed:
+                self._row_of = {name.encode().decode(): row for row, name in enumerate(self._names)}
+                self._renamed = False
+            return self._row_of
+
     def view(self, without: str = "") -> View:
         """The arrays, for reading under `lock`; `without`: a pod uid whose unconfirmed holding does not count."""
         with self.lock:
@@ -319,7 +338,7 @@ class ClusterState:
                     usage[:, node.row, column] -= figures(own.held.get(gpu.uuid, Held()))
                 at = np.array([node.row])
                 left[..., at] = room.of(cards.at(at), of_nodes(usage, at))
-            return View(cards, usage, left, self._kinds[:rows], self._away, self._rows)
+            return View(cards, usage, left, self._kinds[:rows], self._away, self.row_of())
 
     def cards_of(self, name: str, without: str = "") -> list[CardState] | None:
         """One node's cards in index order, None when it has none; `without` as in `view`."""

@@ -15,11 +15,11 @@ from vgpu.kube.agentmark import AgentMark
 log = logging.getLogger(__name__)
 
 
-class PodMarks(msgspec.Struct, frozen=True):
+class PodMarks(msgspec.Struct, frozen=True, gc=False):
     allocation: str | None = msgspec.field(name=names.ALLOCATION, default=None)
 
 
-class PodMeta(msgspec.Struct, frozen=True):
+class PodMeta(msgspec.Struct, frozen=True, gc=False):
     name: str = ""
     namespace: str = ""
     uid: str = ""
@@ -27,22 +27,22 @@ class PodMeta(msgspec.Struct, frozen=True):
     annotations: PodMarks = PodMarks()
 
 
-class Container(msgspec.Struct, frozen=True):
+class Container(msgspec.Struct, frozen=True, gc=False):
     name: str = ""
     restartPolicy: str = ""  #: "Always" makes an init container a sidecar
 
 
-class PodSpec(msgspec.Struct, frozen=True):
+class PodSpec(msgspec.Struct, frozen=True, gc=False):
     nodeName: str = ""
     initContainers: list[Container] = []
     containers: list[Container] = []
 
 
-class PodStatus(msgspec.Struct, frozen=True):
+class PodStatus(msgspec.Struct, frozen=True, gc=False):
     phase: str = "Pending"
 
 
-class Pod(msgspec.Struct, frozen=True):
+class Pod(msgspec.Struct, frozen=True, gc=False):
     """A pod as far as its slices are concerned."""
 
     metadata: PodMeta = PodMeta()
@@ -55,13 +55,13 @@ class Pod(msgspec.Struct, frozen=True):
         return self.status.phase in ("Succeeded", "Failed")
 
 
-class NodeMarks(msgspec.Struct, frozen=True):
+class NodeMarks(msgspec.Struct, frozen=True, gc=False):
     devices: str = msgspec.field(name=names.DEVICES, default="")
     cordon: str = msgspec.field(name=names.CORDON, default="")
     agent: str | None = msgspec.field(name=names.AGENT, default=None)
 
 
-class NodeMeta(msgspec.Struct, frozen=True):
+class NodeMeta(msgspec.Struct, frozen=True, gc=False):
     name: str = ""
     namespace: str = ""
     uid: str = ""
@@ -69,24 +69,24 @@ class NodeMeta(msgspec.Struct, frozen=True):
     annotations: NodeMarks = NodeMarks()
 
 
-class Node(msgspec.Struct, frozen=True):
+class Node(msgspec.Struct, frozen=True, gc=False):
     metadata: NodeMeta = NodeMeta()
 
 
-class Meta(msgspec.Struct, frozen=True):
+class Meta(msgspec.Struct, frozen=True, gc=False):
     name: str = ""
     namespace: str = ""
     uid: str = ""
     resourceVersion: str = ""
 
 
-class Brief(msgspec.Struct, frozen=True):
+class Brief(msgspec.Struct, frozen=True, gc=False):
     """Any object: who it is, and in which version."""
 
     metadata: Meta = Meta()
 
 
-class SeenPod(msgspec.Struct, frozen=True):
+class SeenPod(msgspec.Struct, frozen=True, gc=False):
     """What is kept of a pod until it is taken over."""
 
     uid: str
@@ -97,7 +97,7 @@ class SeenPod(msgspec.Struct, frozen=True):
     finished: bool
 
 
-class SeenNode(msgspec.Struct, frozen=True):
+class SeenNode(msgspec.Struct, frozen=True, gc=False):
     name: str
     version: int
     inventory: devices.Inventory  #: empty when it has none or it cannot be read

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from scheduler.cluster import ClusterState
+from scheduler.cluster import ClusterState, rows_of
 from vgpu.placement import fleet, policy, rules
 from vgpu.placement.cards import Bools, Ints
 from vgpu.placement.fit import Reason, Rejection, fit_pod
@@ -34,9 +34,12 @@ class Survey:
         self.reasons: set[Reason] = set()
         self._state, self._uid, self._pod, self._nodes = state, uid, pod, nodes
         self._policy = policy(pod.gpu_policy)
+        row_of = state.row_of()
+        self._rows = rows_of(row_of, nodes)
         with state.lock:
             self._view, self.mark = state.view(without=uid), state.mark()
-            self._rows = self._view.rows(nodes)
+            if self._view.row_of is not row_of:  # a node came or went
+                self._rows = self._view.rows(nodes)
             self._asks = rules.asks(self._view.cards, pod)
             if len(pod.containers) == 1:
                 self._judge()

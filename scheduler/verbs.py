@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from scheduler.cluster import ClusterState
+from scheduler.cluster import ClusterState, rows_of
 from scheduler.metrics import UNSCHEDULABLE
 from scheduler.survey import Survey
 from scheduler.wire import ExtenderArgs, ExtenderFilterResult, HostPriority, Pod, node_names
@@ -97,9 +97,12 @@ class Verbs:
             request = None
         if request is None or not nodes:
             return [HostPriority(name, 0) for name in nodes]
+        row_of = self._state.row_of()
+        rows = rows_of(row_of, nodes)
         with self._state.lock:
             view = self._state.view()
-            rows = view.rows(nodes)
+            if view.row_of is not row_of:  # a node came or went
+                rows = view.rows(nodes)
             scores = np.full(len(nodes), -np.inf, dtype=np.float64)
             known = rows >= 0
             scores[known] = policy(request.node_policy).node_score(view.cards, view.usage)[rows[known]]
@@ -157,6 +160,8 @@ def _result(
     nodes: Sequence[str], whole: Sequence[msgspec.Raw] | None, fits: Bools, failed: dict[str, str], lost: dict[str, str]
 ) -> ExtenderFilterResult:
     """The answer in the form of the question: node names, or the nodes as they came."""
+    if fits.all() and whole is None:
+        return ExtenderFilterResult(None, list(nodes), failed, lost)
     chosen = fits.tolist()
     if whole is not None:
         return ExtenderFilterResult({"items": list(compress(whole, chosen))}, None, failed, lost)

@@ -17,7 +17,7 @@ class Kind(StrEnum):
     APP = "app"
 
 
-class Allocation(msgspec.Struct, frozen=True):
+class Allocation(msgspec.Struct, frozen=True, gc=False):
     """Slices of every GPU container of a pod, by container name.
 
     `moving`: where the kubelet's ids are of containers whose slices are elsewhere. The agent asks so for a move, the
@@ -43,7 +43,7 @@ class Allocation(msgspec.Struct, frozen=True):
         return Allocation(stay, self.moving)
 
 
-class Held(msgspec.Struct, frozen=True):
+class Held(msgspec.Struct, frozen=True, gc=False):
     """What a pod occupies on one card, at its peak."""
 
     slots: int = 0

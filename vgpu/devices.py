@@ -9,7 +9,7 @@ from vgpu.names import DEVICES
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Gpu(msgspec.Struct, frozen=True, omit_defaults=True):
+class Gpu(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One card as its node reports it."""
 
     uuid: str  #: as NVML prints it, "GPU-…"
@@ -40,7 +40,7 @@ class Gpu(msgspec.Struct, frozen=True, omit_defaults=True):
         return max(self.others, int(self.foreign))
 
 
-class GpuSlice(msgspec.Struct, frozen=True, omit_defaults=True):
+class GpuSlice(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What one container holds on one card."""
 
     uuid: str
@@ -53,7 +53,7 @@ class GpuSlice(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.mem if self.phys is None else self.phys
 
 
-class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
+class Inventory(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """All cards of a node: value of the annotation `vgpu.io/devices`."""
 
     devices: tuple[Gpu, ...] = ()

@@ -4,7 +4,8 @@ One event loop per listener shakes hands, reads and writes; a request that is co
 the app answers it. So clients that send byte by byte hold a socket and nothing else, and that not for long:
 
 * from the first byte of a request (for the first one of a connection: from the connect) REQUEST_SECONDS are left for
-  the TLS handshake, the header and the body; taking the answer has a deadline, too;
+  the TLS handshake, the header and the body; taking the answer has a deadline, too. A client that is late gets 408.
+  Time in which the listener itself was behind (a busy machine, hundreds of handshakes at once) does not count;
 * connections, the bytes of bodies and those of answers are limited, connections for each peer, too. Who comes when a
   limit is reached is served: the connection goes that has waited longest, of the peer that has most of them.
 
@@ -14,12 +15,13 @@ What is ambiguous about where a request ends is refused (RFC 9112, 6.1): somethi
 import asyncio
 import contextlib
 import logging
+import selectors
 import socket
 import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from io import BytesIO
@@ -46,6 +48,11 @@ BODIES: Final = 8  #: times the largest body: what all bodies may hold together
 ANSWERS: Final = 64 * 2**20  #: bytes that all answers may hold until their clients have taken them, the newest aside
 MAX_DRAINED: Final = 64 * 2**20  #: bytes that are taken of a body that is too large, so that its sender reads why
 DRAIN_SECONDS: Final = 5.0
+FREE_CHUNKS: Final = 1024  #: of a body; those beyond have LEAST_CHUNK bytes on average
+LEAST_CHUNK: Final = 64  #: bytes: each chunk costs the event loop as much as many bytes do
+_TURN: Final = 64  #: chunks that are read before others have a turn
+LATE_SECONDS: Final = 0.05  #: an event loop that did not look at its sockets for so long is behind
+PATIENCE: Final = 4  #: times its deadline: what a client gets at most where the event loop is behind
 _STEP: Final = 64 * 2**10  #: bytes of one read or write
 _IN_KERNEL: Final = 128 * 2**10  #: bytes of answers that the kernel holds for a client, who would be given megabytes
 _FILES: Final = 16 * MAX_CONNECTIONS  #: open files that a program with a few listeners asks for
@@ -85,7 +92,7 @@ class Listener:
         self._crowd = _Crowd(BODIES * max_body)
         turns = asyncio.Semaphore(2 * threads)
         self._site = _Site(app, self._threads, turns, self._crowd, self._socket.getsockname()[:2], max_body, tls)
-        self._loop = asyncio.new_event_loop()
+        self._loop = asyncio.SelectorEventLoop(_Selector(self._crowd.postpone))
         self._accepting = self._loop.create_task(self._accept())
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -138,6 +145,23 @@ async def _until(task: "asyncio.Task[None]") -> None:
     await task
 
 
+class _Selector(selectors.DefaultSelector):
+    """Reports for how long the event loop did other things, while what clients had sent lay unread."""
+
+    def __init__(self, report: Callable[[float], None]) -> None:
+        super().__init__()
+        self._report = report
+        self._looked = time.monotonic()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        away = time.monotonic() - self._looked
+        if away > LATE_SECONDS:
+            self._report(away)
+        found = super().select(timeout)
+        self._looked = time.monotonic()
+        return found
+
+
 class _Site:
     """What all connections of a listener share."""
 
@@ -177,6 +201,27 @@ class _Connection:
         self.answering = False  #: its request has come as a whole
         self.held = 0  #: bytes of its body
         self.owed = 0  #: bytes of the answer that it has not taken
+        self._deadline = self._last = 0.0  #: of what it does now, by the loop's clock; and how far it may be postponed
+        self._timeout: asyncio.Timeout | None = None
+
+    def postpone(self, seconds: float) -> None:
+        """Its deadline, where it has one."""
+        self._deadline = min(self._deadline + seconds, self._last)
+        if self._timeout is not None and not self._timeout.expired():
+            self._timeout.reschedule(self._deadline)
+
+    def _allow(self, seconds: float) -> None:
+        now = asyncio.get_running_loop().time()
+        self._deadline, self._last = now + seconds, now + PATIENCE * seconds
+
+    @contextlib.asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """Raises TimeoutError at the deadline."""
+        try:
+            async with asyncio.timeout_at(self._deadline) as self._timeout:
+                yield
+        finally:
+            self._timeout = None
 
     def drop(self) -> None:
         if self.task is not None:
@@ -189,12 +234,12 @@ class _Connection:
         loop = asyncio.get_running_loop()
         transport: asyncio.Transport | None = None
         try:
-            deadline = loop.time() + REQUEST_SECONDS
-            async with asyncio.timeout_at(deadline):
+            self._allow(REQUEST_SECONDS)
+            async with self._in_time():
                 context = self._site.tls() if self._site.tls is not None else None
                 transport, _ = await loop.connect_accepted_socket(lambda: protocol, self._socket, ssl=context)
             writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-            await self._requests(reader, writer, deadline)
+            await self._requests(reader, writer)
         except (TimeoutError, OSError, asyncio.CancelledError, h11.ProtocolError, asyncio.IncompleteReadError) as error:
             # Port scanners, clients that trust somebody else, say nothing or go away: everyday life.
             log.debug("connection of %s: %r", self.peer, error)
@@ -204,14 +249,13 @@ class _Connection:
             else:
                 self._socket.close()
 
-    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deadline: float) -> None:
+    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER)
         loop = asyncio.get_running_loop()
         while True:
             self.since = time.monotonic()
             try:
-                async with asyncio.timeout_at(deadline):
-                    found = await self._request(http, reader, writer)
+                found = await self._request(http, reader, writer)
             except _Refused as refused:
                 await self._refuse(http, reader, writer, refused)
                 return None
@@ -228,7 +272,7 @@ class _Connection:
                 self.answering = False
             self._hold(-self.held)
             self.since = time.monotonic()
-            await _send(http, writer, request.method, *answer)
+            await self._send(http, writer, request.method, *answer)
             del answer
             self._site.crowd.owe(self, 0)
             if http.our_state is not h11.DONE or http.their_state is not h11.DONE:
@@ -239,14 +283,25 @@ class _Connection:
                 async with asyncio.timeout(IDLE_SECONDS):
                     first = await reader.read(_STEP)
                 http.receive_data(first)
-            deadline = loop.time() + REQUEST_SECONDS
+            self._allow(REQUEST_SECONDS)
 
     async def _request(
         self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[h11.Request, bytes] | None:
-        """The next one, None: the client has ended. Raises _Refused, and OSError when the client is gone."""
+        """The next one, None: the client has ended. Raises _Refused, and OSError when the client is gone or mute."""
+        try:
+            async with self._in_time():
+                return await self._read(http, reader, writer)
+        except TimeoutError:
+            if http.their_state is h11.IDLE and not http.trailing_data[0]:  # it has asked for nothing
+                raise
+            raise _Refused(408, f"the request did not come as a whole within {REQUEST_SECONDS:g} s") from None
+
+    async def _read(
+        self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[h11.Request, bytes] | None:
         request: h11.Request | None = None
-        body = bytearray()
+        body, chunks = bytearray(), 0
         while True:
             try:
                 event = http.next_event()
@@ -263,6 +318,11 @@ class _Connection:
                 self._check(len(body) + len(event.data))
                 body += event.data
                 self._hold(len(event.data))
+                chunks += event.chunk_start
+                if (chunks - FREE_CHUNKS) * LEAST_CHUNK > len(body):
+                    raise _Refused(400, f"{chunks} chunks for {len(body)} bytes of the body: send larger ones")
+                if event.chunk_start and not chunks % _TURN:
+                    await asyncio.sleep(0)  # what has been received already would be read to its end at once
             elif isinstance(event, h11.EndOfMessage) and request is not None:
                 return request, bytes(body)
             else:
@@ -281,12 +341,19 @@ class _Connection:
     ) -> None:
         headers = [("Content-Type", "text/plain"), ("Connection", "close"), *refused.headers]
         if http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            await _send(http, writer, b"GET", refused.status, headers, f"{refused}\n".encode())
+            await self._send(http, writer, b"GET", refused.status, headers, f"{refused}\n".encode())
+            if writer.can_write_eof():  # not over TLS
+                writer.write_eof()
         async with asyncio.timeout(DRAIN_SECONDS):  # closing on bytes that were not read resets the answer away
             taken = 0
             while taken < MAX_DRAINED and (more := await reader.read(_STEP)):
                 taken += len(more)
         await _close(writer)
+
+    async def _send(self, http: h11.Connection, writer: asyncio.StreamWriter, method: bytes, *answer: Any) -> None:
+        self._allow(ANSWER_SECONDS)
+        async with self._in_time():
+            await _send(http, writer, method, *answer)
 
     def _environ(self, request: h11.Request, body: bytes) -> dict[str, Any]:
         """PEP 3333: texts hold bytes as latin-1."""
@@ -391,6 +458,11 @@ class _Crowd:
         while self._owed > ANSWERS and self._drop(other for other in self._all if other.owed and other is not one):
             pass
 
+    def postpone(self, seconds: float) -> None:
+        """All deadlines."""
+        for one in self._all:
+            one.postpone(seconds)
+
     def end(self) -> None:
         for one in self._all:
             if not one.answering:
@@ -468,13 +540,12 @@ async def _send(
     if len(body) <= _STEP:  # one packet
         begin += (http.send(h11.Data(data=body)) or b"") if body else b""
         body = b""
-    async with asyncio.timeout(ANSWER_SECONDS):
-        for at in range(0, len(body), _STEP):  # no second copy of a large one waits for the client
-            writer.write(begin + (http.send(h11.Data(data=body[at : at + _STEP])) or b""))
-            begin = b""
-            await writer.drain()
-        writer.write(begin + (http.send(h11.EndOfMessage()) or b""))
+    for at in range(0, len(body), _STEP):  # no second copy of a large one waits for the client
+        writer.write(begin + (http.send(h11.Data(data=body[at : at + _STEP])) or b""))
+        begin = b""
         await writer.drain()
+    writer.write(begin + (http.send(h11.EndOfMessage()) or b""))
+    await writer.drain()
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:

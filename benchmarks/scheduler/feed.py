@@ -1,6 +1,7 @@
 """What does the whole scheduler cost while the cluster lives: its informers, comparisons, pods that are hard to place?
 
     python benchmarks/scheduler/feed.py [--nodes 5000] [--cards 8] [--pods 40000] [--events 200] [--seconds 20]
+        [--cases quiet nine]
 
 Starts the scheduler's own parts (informers, verbs, listener) in a process of their own, against an API server that
 plays back a cluster: pods and nodes as large as real ones (managedFields, images, conditions), and so many changes of
@@ -19,6 +20,7 @@ does.
 """
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -32,7 +34,7 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from filter import MEMORY, body, percentiles
@@ -53,6 +55,7 @@ from vgpu.standin.services import free_port, wait_for
 FIRST = 100_000  #: resourceVersion of the first object
 NAME = "vgpu-scheduler"
 ACCEPTED_SECONDS = 300.0
+CASES: Final = ("quiet", "events", "reconcile", "relist", "nine")
 
 
 # The API server: objects as text, lists and watches of them
@@ -217,6 +220,7 @@ def serve_scheduler(args: argparse.Namespace) -> None:
     from scheduler.__main__ import SWITCH_SECONDS
 
     sys.setswitchinterval(SWITCH_SECONDS)
+    gc.freeze()
     client = KubeClient.connect(Path(args.kubeconfig))
     state, recent = ClusterState(), Recent()
     feed = Feed(client, state, NAME, 3600)
@@ -283,7 +287,7 @@ def measure(args: argparse.Namespace, scheduler: "subprocess.Popen[str]", api: i
     print(f"memory of the scheduler after that: {int(now) // 1024} MiB, at most {int(most) // 1024} MiB\n")
     print(f"{'case':10} {'requests':>8} {'p50 ms':>8} {'p99 ms':>8} {'most ms':>8} {'CPU ms':>8}")
     ended = threading.Event()
-    for case in ("quiet", "events", "reconcile", "relist", "nine"):
+    for case in args.cases:
         control("" if case == "quiet" else "events=1")
         tell("reconcile" if case == "reconcile" else "rest")
         ended.clear()
@@ -335,6 +339,7 @@ def main() -> None:
     defaults = (("nodes", 5000), ("cards", 8), ("pods", 40_000), ("events", 200), ("seconds", 20), ("port", 0))
     for name, default in defaults:
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--part", choices=("api", "scheduler"), help=argparse.SUPPRESS)
     parser.add_argument("--kubeconfig", help=argparse.SUPPRESS)
     args = parser.parse_args()

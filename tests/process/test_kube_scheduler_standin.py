@@ -28,6 +28,7 @@ class Extender:
         self.calls: list[tuple[str, Any]] = []
         self.port = free_port()
         self.replies: dict[str, Any] = {}
+        self.scheduler = KubeScheduler(world.client, f"http://127.0.0.1:{self.port}", SCHEDULER)
         self._server: wsgi.Server | None = None
 
     def start(self) -> None:
@@ -81,10 +82,9 @@ def world(tmp_path: Path) -> Iterator[World]:
 def extender(world: World) -> Iterator[Extender]:
     extender = Extender(world)
     extender.start()
-    scheduler = KubeScheduler(world.client, f"http://127.0.0.1:{extender.port}", SCHEDULER)
-    scheduler.start()
+    extender.scheduler.start()
     yield extender
-    scheduler.stop()
+    extender.scheduler.stop()
     extender.stop()
 
 
@@ -93,6 +93,12 @@ def add_node(world: World, name: str, *, memory: int = 100_000) -> None:
     ready = [{"type": "Ready", "status": "True"}]
     body = {"metadata": {"name": name}, "status": {"capacity": offered, "allocatable": offered, "conditions": ready}}
     world.send("POST", "/api/v1/nodes", body)
+
+
+def wait_seen(world: World, extender: Extender) -> None:
+    """Until the stand-in knows all nodes as they are: it would judge a pod by the first one alone."""
+    newest = max(int(one["metadata"]["resourceVersion"]) for one in world.get("/api/v1/nodes")["items"])
+    wait_for("the nodes", lambda: int(extender.scheduler.nodes_version or 0) >= newest, SECONDS)
 
 
 def card_pod(name: str, memory: int = 3000, **more: Any) -> dict[str, Any]:
@@ -117,6 +123,7 @@ def reason(world: World, name: str) -> tuple[str, str]:
 def test_verbs_have_the_shape_of_the_stock_scheduler(world: World, extender: Extender) -> None:
     add_node(world, "node-a")
     add_node(world, "node-b")
+    wait_seen(world, extender)
     made = world.create(card_pod("a"))
     assert wait_node(world, "a") == "node-b"
     assert world.pod("a")["metadata"]["annotations"] == {"vgpu.io/allocation": "{}"}
@@ -148,6 +155,7 @@ def test_sums_are_checked_before_the_extender_is_asked(world: World, extender: E
 def test_reasons_of_the_extender_are_told(world: World, extender: Extender) -> None:
     add_node(world, "node-a")
     add_node(world, "node-b")
+    wait_seen(world, extender)
     extender.replies["filter"] = lambda _: {
         "nodenames": [],
         "failedNodes": {"node-a": "2 of 8 cards have 3000 MiB free, 4 needed"},
@@ -207,6 +215,7 @@ def test_unready_and_cordoned_nodes_are_left_out(world: World, extender: Extende
     world.send("PATCH", "/api/v1/nodes/node-a", {"spec": {"unschedulable": True}}, content_type=MERGE_PATCH)
     unready = {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}
     world.send("PATCH", "/api/v1/nodes/node-b/status", unready, content_type=MERGE_PATCH)
+    wait_seen(world, extender)
     world.create(card_pod("a"))
     wait_for("the reason", lambda: reason(world, "a")[0], SECONDS)
     assert reason(world, "a")[1] == ("0/2 nodes are available: 1 node(s) were not ready, 1 node(s) were unschedulable.")

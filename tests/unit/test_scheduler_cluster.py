@@ -1,5 +1,6 @@
 """The scheduler's arrays: whatever events come in whatever order, they show what a fresh count would show."""
 
+import gc
 import threading
 import time
 
@@ -83,7 +84,7 @@ class Events(RuleBasedStateMachine):
                 assert each.cordoned is (each.gpu.uuid in cordoned)
                 assert view.usage[:, row, column].tolist() == figures(held).tolist()
                 assert view.cards.models[view.cards.model[row, column]] == each.gpu.model
-                assert view.cards.places[each.gpu.uuid] == [(row, column)]
+                assert view.cards.places[each.gpu.uuid] == ((row, column),)
         assert np.array_equal(view.left, room.of(view.cards, view.usage))
         kinds = {
             name: [(gpu.model, gpu.healthy, gpu.uuid in cordoned) for gpu in cards.devices]
@@ -208,3 +209,32 @@ def test_rows_of_unknown_nodes_are_minus_one() -> None:
     state = ClusterState()
     state.set_node("a", inventory("x"))
     assert np.array_equal(state.view().rows(["b", "a"]), [-1, 0])
+
+
+def test_rows_that_were_found_without_the_lock_are_known_to_be_old() -> None:
+    """`row_of` is replaced when a node comes or goes, and never changed: who still has the old one sees that."""
+    state = ClusterState()
+    state.set_node("a", inventory("x"))
+    state.set_node("b", inventory("y"))
+    old = state.row_of()
+    assert old is state.row_of() is state.view().row_of
+    state.set_node("b", inventory("y", "z"))
+    assert state.view().row_of is old
+    state.remove_node("a")
+    assert dict(old) == {"a": 0, "b": 1}
+    assert state.view().row_of is not old
+    assert dict(state.row_of()) == {"b": 0}
+
+
+def test_the_garbage_collector_follows_nothing_of_pods_and_cards() -> None:
+    """It stops all threads, and there may be 40,000 of each."""
+    state = ClusterState()
+    state.set_node("a", inventory("x"))
+    state.hold("uid", holds("a", "x"))
+    gc.collect()  # a tuple is let go by a collection,
+    gc.collect()  # and one of tuples by the next
+    (card,) = state.cards_of("a") or ()
+    held = state.holding("uid")
+    assert held is not None
+    followed = (card.gpu, held, *held.held.values(), state.view().cards.places["x"])
+    assert [each for each in followed if gc.is_tracked(each)] == []

@@ -71,6 +71,7 @@ class Cards:
     model: Ints  #: index in `models`
     models: list[str]
     places: Mapping[str, Sequence[tuple[int, ...]]]  #: UUID → indices of the cards with it
+    scaled: bool = False  #: slices may share more memory than a card has: of one card at least, now or once
 
     @classmethod
     def empty(cls, *shape: int) -> "Cards":
@@ -100,6 +101,7 @@ class Cards:
         """Writes one card; `places` is the caller's to keep."""
         if gpu.model not in self.models:
             self.models.append(gpu.model)
+        self.scaled = self.scaled or gpu.memory > gpu.physical_memory
         self.present[place] = True
         self.healthy[place] = gpu.healthy
         self.cordoned[place] = cordoned
@@ -137,6 +139,7 @@ class Cards:
             part(self.model),
             self.models,
             self.places,
+            self.scaled,
         )
 
 

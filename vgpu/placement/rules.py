@@ -85,7 +85,7 @@ def ask(cards: Cards, request: GpuRequest, selector: CardSelector, *, oversubscr
     """
     memory = memory_asked(cards, request)
     guarantee = memory
-    if oversubscribe:
+    if oversubscribe and cards.scaled:
         scaled = cards.memory > cards.physical
         if scaled.any():
             if request.cores == 100 or request.whole_card:

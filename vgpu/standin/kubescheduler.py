@@ -78,6 +78,11 @@ class KubeScheduler:
         self._pods = Informer(client, "/api/v1/pods", RawObject, on_change=self._pod_changed)
         self._thread = threading.Thread(target=self._run, name="kube-scheduler", daemon=True)
 
+    @property
+    def nodes_version(self) -> str:
+        """The resourceVersion up to which it knows the nodes; empty before it has listed them."""
+        return self._nodes.version
+
     def start(self) -> None:
         self._nodes.start()
         self._pods.start()
