@@ -16,20 +16,20 @@
 #include "base/spin.h"
 #include "ledger/charge.h"
 
-#define PASSAGES 32    /* made at once */
-#define SPUN_NS 50000u /* then who closes the gate sleeps between two looks */
+#define PASSAGES 32    /* allocated together */
+#define SPUN_NS 50000u /* after this time, the thread that closes the gate sleeps between two checks */
 
 atomic_bool vgpu_gate_armed;
 _Atomic uint32_t vgpu_gate_state;
 _Atomic(struct vgpu_passage *) vgpu_passages;
 __thread __attribute__((tls_model("initial-exec"))) struct vgpu_passage *vgpu_passage;
 
-/* Calls of threads for which there is no passage. */
+/* Calls of threads that have no passage. */
 static atomic_uint strangers;
 static vgpu_spin making, closing;
 static __thread __attribute__((tls_model("initial-exec"))) bool closer;
 
-/* Only the thread that forked lives on, in its own passage or in none. */
+/* After the fork only the forking thread lives on, in its own passage or in none. */
 void vgpu_gate_forget(void) {
     for (struct vgpu_passage *passage = atomic_load(&vgpu_passages); passage; passage = passage->next) {
         atomic_store(&passage->inside, 0);
@@ -57,8 +57,8 @@ void vgpu_gate_arm(void) {
     errno = kept;
 }
 
-/* Weak: before glibc 2.34 they are in libpthread, which this library does not bring into programs that have no threads.
- */
+/* Weak: before glibc 2.34 these functions are in libpthread, and this library must not load libpthread into programs
+ * without threads. */
 #pragma weak pthread_key_create
 #pragma weak pthread_setspecific
 static pthread_key_t ending;
@@ -66,15 +66,15 @@ static pthread_key_t ending;
 static void give_back(void *passage) {
     struct vgpu_passage *mine = passage;
     vgpu_passage = NULL;
-    /* it may end amid a call: cancelled, or by a callback */
+    /* the thread may end in the middle of a call: canceled, or by a callback */
     atomic_store_explicit(&mine->inside, 0, memory_order_release);
     atomic_store_explicit(&mine->taken, 0, memory_order_release);
 }
 
-/* Has it called when the thread ends. The key is made by whoever comes first; the passage of who comes meanwhile is not
- * used again. */
+/* Lets pthreads call give_back when the thread ends. The first thread makes the key. If another thread comes before the
+ * key exists, its passage is not reused. */
 static void announce_end(struct vgpu_passage *mine) {
-    static atomic_int state; /* 0: no key yet, 1: being made, or there is none to be had, 2: there */
+    static atomic_int state; /* 0: no key yet, 1: a thread is making it, or making it failed, 2: the key exists */
     int none = 0;
     if (pthread_key_create && pthread_setspecific && atomic_compare_exchange_strong(&state, &none, 1) &&
         pthread_key_create(&ending, give_back) == 0)
@@ -149,8 +149,8 @@ static long futex(_Atomic uint32_t *word, int operation, uint32_t value, const s
     return syscall(SYS_futex, word, operation | FUTEX_PRIVATE_FLAG, value, timeout, NULL, 0);
 }
 
-/* Until the gate is open. Looks again from time to time: in a child that was forked while it was closed nobody would
- * wake it. */
+/* Waits until the gate is open. Checks again every 10 ms: in a child that was forked while the gate was closed, no
+ * thread would wake the caller. */
 static void await_open(void) {
     const struct timespec while_ = {.tv_nsec = 10000000};
     vgpu_own_tables();
@@ -218,7 +218,7 @@ bool vgpu_gate_close(uint64_t patience_ns) {
             vgpu_sleep_until(now + SPUN_NS);
         empty = !anybody_inside();
     }
-    /* the kernel has changed its mind, as a filter that came later makes it: from now on it is not asked */
+    /* membarrier fails from now on, for example because a seccomp filter was added later: do not call it again */
     if (!ordered)
         atomic_fetch_or(&vgpu_gate_state, VGPU_GATE_FENCED);
     if (!empty)

@@ -1,4 +1,4 @@
-/* Marks behind what threads have handed in to streams of their own. */
+/* Marks behind the work that threads have handed to their own streams. */
 #include "gate/stream_marks.h"
 
 #include <sched.h>
@@ -10,23 +10,23 @@
 #include "ledger/charge.h"
 #include "reserves/capture.h"
 
-/* calls that may stand before a mark: a driver whose queue is full (1,024 launches) waits for room in it */
+/* at most so many calls may stand before a mark: a driver whose queue is full (1,024 launches) waits for room */
 #define MOST_BEFORE 512u
-#define AGAIN_NS 50000u      /* between two looks whether a mark has been recorded */
-#define SETTLED_NS 10000000u /* a driver that has not answered by then is past its look for captures */
+#define AGAIN_NS 50000u      /* time between two checks whether a mark has been recorded */
+#define SETTLED_NS 10000000u /* a driver that has not answered by then is past its check for captures */
 
-/* One event per context, recorded behind all that it was given. It is asked when it is looked again: no card passes one
- * at once. */
+/* One event per context, recorded behind all work of the context. A later check asks it: no card passes a new event at
+ * once. */
 static struct mark {
     struct mark *next;
     CUcontext context;
     CUevent event;
-    bool recorded; /* and not seen to have passed yet */
-    bool late;     /* there was too much before it to record it with the gate closed */
-    /* by a thread that has let go of the lock, and whom the end of the context waits for */
+    bool recorded; /* and not yet seen to have passed */
+    bool late;     /* too much work stood before the mark to record it with the gate closed */
+    /* a thread without the lock is recording it; the destruction of the context waits for that thread */
     bool recording;
-    bool going;                   /* the context */
-    struct vgpu_stream_wait wait; /* what it stands behind */
+    bool going;                   /* the context is being destroyed */
+    struct vgpu_stream_wait wait; /* the work before the mark */
 } *marks;
 
 static atomic_uint recording;
@@ -101,15 +101,14 @@ static uint64_t calls_before(const struct mark *mark) {
     return calls;
 }
 
-/* What other threads have handed in to streams of their own can only be asked for together with all else of the context
- * (CUDA 12.5). */
+/* The driver answers for other threads' own streams only together with all other work of the context (CUDA 12.5). */
 bool vgpu_mark_idle(CUcontext context) {
     if (!DRIVER(cuCtxRecordEvent) || !DRIVER(cuEventQuery) || !vgpu_streams_enter(context))
         return false;
     struct mark *mark = mark_of(context);
     bool idle = mark && !mark->recording && (!mark->recorded || passed(mark));
     if (idle) {
-        vgpu_context_waiting(&mark->wait, context); /* what has come since */
+        vgpu_context_waiting(&mark->wait, context); /* work handed in since the last mark */
         mark->late = calls_before(mark) > MOST_BEFORE;
         if (mark->wait.count)
             idle = !mark->late && DRIVER(cuCtxRecordEvent)(context, mark->event) == CUDA_SUCCESS && passed(mark);
@@ -118,12 +117,13 @@ bool vgpu_mark_idle(CUcontext context) {
     return idle;
 }
 
-/* Without the lock: the driver may wait, for whatever that waits for. */
+/* Without the lock: the driver may block for any reason. */
 static bool record(const struct mark *mark) {
     bool recorded = false;
     atomic_fetch_add(&recording, 1);
     const CUstreamCaptureMode mode = vgpu_relax();
-    if (atomic_load(&vgpu_open_captures) == 0 && vgpu_streams_enter(mark->context)) { /* it would break one */
+    /* recording would break an open capture */
+    if (atomic_load(&vgpu_open_captures) == 0 && vgpu_streams_enter(mark->context)) {
         recorded = DRIVER(cuCtxRecordEvent)(mark->context, mark->event) == CUDA_SUCCESS;
         vgpu_streams_leave();
     }

@@ -15,16 +15,16 @@
 enum kind {
     STREAM,
     DEFAULT,  /* the legacy stream of a context */
-    LEFTOVER, /* an event behind what a destroyed stream still had to do */
-    /* what a thread still had to do in its own stream of a context, when it turned to another one and that context
-     * was going */
+    LEFTOVER, /* an event behind the unfinished work of a destroyed stream */
+    /* unfinished work of a thread's own stream of a context that was being destroyed when the thread turned to another
+     * context */
     LEFT,
 };
 
-#define MANY 16u /* leftovers, after which it is looked which of them have finished */
+#define MANY 16u /* from so many leftovers on, finished leftovers are removed */
 
 _Atomic uint64_t vgpu_streams_epoch = 1;
-static atomic_bool unknown; /* some stream is: nothing is ever idle */
+static atomic_bool unknown; /* some stream is unknown: the process never counts as idle */
 
 static struct entry {
     enum kind kind;
@@ -33,12 +33,12 @@ static struct entry {
         CUevent event;
     };
     CUcontext context;
-    bool going; /* with its context, which is being destroyed */
+    bool going; /* together with its context, which is being destroyed */
 } *entries;
 static size_t entry_count, entry_room, leftovers;
-/* Held while the driver is asked about streams, so that none of them goes. */
+/* Held while the driver is asked about streams, so that no stream is destroyed meanwhile. */
 static vgpu_spin lock;
-/* It may call the program back meanwhile. */
+/* This thread holds the lock: the driver may call the program back meanwhile. */
 static __thread __attribute__((tls_model("initial-exec"))) bool locked;
 void vgpu_streams_forget(void) {
     entry_count = leftovers = 0;
@@ -66,7 +66,8 @@ static void give_up(const char *why) {
         vgpu_log(VGPU_LOG_WARNING, "no memory moves between card and host any more: %s", why);
 }
 
-/* One that goes with its context only if there is no other one: another context may have its handle already. */
+/* Prefers an entry whose context stays: a new context may already have the same handle as one that is being
+ * destroyed. */
 static struct entry *find(enum kind kind, CUstream stream, CUcontext context) {
     struct entry *going = NULL;
     for (size_t i = 0; i < entry_count; i++) {
@@ -98,7 +99,7 @@ static CUcontext current(void) {
     return DRIVER(cuCtxGetCurrent) && DRIVER(cuCtxGetCurrent)(&context) == CUDA_SUCCESS ? context : NULL;
 }
 
-/* A program's mistake is none of ours: the driver refuses what is no stream. */
+/* Ignores a handle that is no stream: the driver will refuse it. */
 static void note_unknown(CUstream stream) {
     CUcontext context;
     if (DRIVER(cuStreamGetCtx) && DRIVER(cuStreamGetCtx)(stream, &context) == CUDA_SUCCESS)
@@ -110,14 +111,14 @@ static void own_finished(struct vgpu_passage *mine) {
                           memory_order_release);
 }
 
-/* Work of a thread's own streams in two contexts is told apart only as far as the first has finished, or goes with its
- * context, which is not asked any more then. */
+/* A thread can use its own stream in two contexts. Its passage counts one context: the work in the first must have
+ * finished, or the first context is being destroyed and is not asked again. */
 static void note_own(struct vgpu_passage *mine, CUcontext context) {
     if (!mine) {
         give_up("a thread that there was no memory for uses a stream of its own");
         return;
     }
-    const bool entered = vgpu_streams_lock(); /* no context begins to go meanwhile */
+    const bool entered = vgpu_streams_lock(); /* so that no destruction of a context begins meanwhile */
     const CUcontext before = atomic_load(&mine->own);
     const uint64_t handed_in = atomic_load(&mine->handed_in);
     if (before != context && handed_in != atomic_load(&mine->finished)) {
@@ -190,21 +191,21 @@ void vgpu_streams_leave(void) {
     DRIVER(cuCtxPopCurrent_v2)(&popped);
 }
 
-/* Of an event that has passed; with the context current. */
+/* Of an event that has passed. The context must be current. */
 static void drop(size_t i) {
     DRIVER(cuEventDestroy_v2)(entries[i].event);
     entries[i] = entries[--entry_count];
     leftovers--;
 }
 
-/* With the context current. */
+/* The context must be current. */
 static bool finished(const struct entry *entry) {
     if (entry->kind == LEFTOVER)
         return DRIVER(cuEventQuery) && DRIVER(cuEventQuery)(entry->event) == CUDA_SUCCESS;
     return entry->kind != LEFT && DRIVER(cuStreamQuery) && DRIVER(cuStreamQuery)(entry->stream) == CUDA_SUCCESS;
 }
 
-/* Drops what is left of destroyed streams and has finished, before it becomes much. */
+/* Drops leftovers of destroyed streams that have finished, before there are too many. */
 static void sweep(void) {
     if (leftovers < MANY)
         return;
@@ -233,8 +234,8 @@ static bool take_out(CUstream stream, struct entry *entry) {
     return at;
 }
 
-/* An event behind what a stream still has to do; NULL: it has nothing to do. False: neither is to be had. Without the
- * lock: a driver whose queue is full waits until there is room in it. With the context current. */
+/* Makes an event behind the unfinished work of a stream. NULL: the stream has no work. False: the driver gives neither
+ * answer. Without the lock: a driver whose queue is full waits for room. The context must be current. */
 static bool leave_over(const struct entry *entry, CUevent *event) {
     if (finished(entry))
         return true;
@@ -248,8 +249,8 @@ static bool leave_over(const struct entry *entry, CUevent *event) {
     return false;
 }
 
-/* What a stream that goes still has to do, where only the whole context can be asked: one that is being captured must
- * not be. It counts as what a thread without a name has handed in to its own stream. */
+/* For unfinished work of a stream being destroyed that only the whole context can be asked about, such as a stream
+ * being captured. Counts it like a call of a thread to its own stream, in a passage without a thread. */
 static bool leave_to_context(CUcontext context) {
     struct vgpu_passage *nobodys = NULL;
     if (!vgpu_streams_lock())
@@ -272,7 +273,7 @@ void vgpu_stream_going(CUstream stream) {
     const int kept = errno;
     struct entry entry;
     vgpu_own_tables();
-    vgpu_gate_enter(); /* nobody asks what has finished while it is nowhere */
+    vgpu_gate_enter(); /* so that no thread asks for finished work while the stream is in no list */
     if (take_out(stream, &entry)) {
         CUevent event = NULL;
         bool kept_in_mind = false;
@@ -305,7 +306,7 @@ void vgpu_streams_context_going(CUcontext context) {
     for (struct vgpu_passage *passage = atomic_load(&vgpu_passages); passage; passage = passage->next)
         if (atomic_load(&passage->own) == context)
             atomic_store(&passage->going, atomic_load(&passage->handed_in));
-    atomic_fetch_add(&vgpu_streams_epoch, 1); /* what is used from here on is noted again */
+    atomic_fetch_add(&vgpu_streams_epoch, 1); /* streams used from here on are noted again */
     vgpu_streams_unlock();
 }
 
@@ -355,7 +356,7 @@ void vgpu_streams_context_went(CUcontext context, bool gone) {
         entries[left++] = entries[i];
     }
     entry_count = left;
-    vgpu_mark_went(context, gone); /* no new one is made while somebody is inside the gate */
+    vgpu_mark_went(context, gone); /* no new passage gets this context while a thread is inside the gate */
     for (struct vgpu_passage *passage = atomic_load(&vgpu_passages); passage; passage = passage->next) {
         if (atomic_load(&passage->own) != context)
             continue;
@@ -369,7 +370,8 @@ void vgpu_streams_context_went(CUcontext context, bool gone) {
 
 void vgpu_own_stream_finished(void) {
     struct vgpu_passage *mine = vgpu_passage;
-    if (mine && !mine->shared && atomic_load(&mine->own) == current()) /* else it has waited for another one */
+    /* else the thread has waited for another stream */
+    if (mine && !mine->shared && atomic_load(&mine->own) == current())
         own_finished(mine);
 }
 
@@ -380,7 +382,7 @@ void vgpu_context_waiting(struct vgpu_stream_wait *wait, CUcontext context) {
     for (struct vgpu_passage *passage = atomic_load(&vgpu_passages); passage && wait->count < VGPU_WAITED_FOR;
          passage = passage->next) {
         const uint64_t handed_in = atomic_load_explicit(&passage->handed_in, memory_order_acquire);
-        /* who is inside has counted what the driver may not have seen yet */
+        /* a thread inside the gate has counted a call that the driver may not have seen yet */
         if (atomic_load(&passage->own) != context || handed_in == atomic_load(&passage->finished) ||
             atomic_load(&passage->inside))
             continue;
@@ -394,7 +396,7 @@ void vgpu_context_finished(const struct vgpu_stream_wait *wait) {
         raise_to(&wait->own[i].passage->finished, wait->own[i].handed_in);
 }
 
-/* The calling thread's own stream of a context. One that is being captured must not be asked. */
+/* The calling thread's own stream of a context. A stream that is being captured must not be asked. */
 bool vgpu_own_stream_idle(CUcontext context) {
     const CUstreamCaptureMode mode = vgpu_relax();
     const bool entered = vgpu_streams_enter(context);

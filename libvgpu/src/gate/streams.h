@@ -1,9 +1,9 @@
-/* Which streams the process has, and whether all that it handed in has finished.
+/* Which streams the process has, and whether all work that the process handed in has finished.
  *
- * Blocks move only when nothing runs that may use them, wherever it was handed in: a copy on one card's stream may read
- * another card's memory. So it is asked for all streams of the process: those that were created, the default streams of
- * all contexts that were used, the ones that threads have of their own, and what is left of destroyed ones. Asked,
- * never waited for. One that came about in another way makes the answer no for good. */
+ * Blocks move only when no work runs that may use them, on any stream: a copy on one card's stream may read another
+ * card's memory. So vgpu asks about all streams of the process: created streams, the default streams of all contexts
+ * that were used, the threads' own streams, and what is left of destroyed streams. It asks and never waits. A stream
+ * that appeared in an unknown way makes the answer "not idle" for good. */
 #ifndef VGPU_STREAMS_H
 #define VGPU_STREAMS_H
 #include <stdbool.h>
@@ -18,15 +18,15 @@ static inline unsigned vgpu_stream_place(uintptr_t key) {
     return (unsigned)((uint64_t)key * 0x9e3779b97f4a7c15ull >> 61);
 }
 
-/* Inside the gate, before the driver is called: something is handed in to a stream (CU_STREAM_PER_THREAD spelled out;
- * NULL is the legacy one). */
+/* Inside the gate, before the driver's call: the program hands work to a stream. The caller spells CU_STREAM_PER_THREAD
+ * out; NULL is the legacy stream. */
 static inline void vgpu_stream_used(CUstream stream) {
     struct vgpu_passage *mine = vgpu_passage;
     CUcontext context = NULL;
     uintptr_t key = (uintptr_t)stream;
     if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) {
         if (!DRIVER(cuCtxGetCurrent) || DRIVER(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || !context)
-            return; /* the driver will say so */
+            return; /* the driver will report the error */
         key = (uintptr_t)context + 1 + (stream == CU_STREAM_PER_THREAD);
     }
     if (__builtin_expect(
@@ -42,7 +42,7 @@ static inline void vgpu_stream_used(CUstream stream) {
                               memory_order_release);
 }
 
-/* The same for the legacy stream of a context that need not be current. */
+/* The same for the legacy stream of a context that may not be current. */
 static inline void vgpu_default_stream_used(CUcontext context) {
     const struct vgpu_passage *mine = vgpu_passage;
     const uintptr_t key = (uintptr_t)context + 1;
@@ -51,7 +51,7 @@ static inline void vgpu_default_stream_used(CUcontext context) {
         vgpu_stream_used_slowly(vgpu_passage, CU_STREAM_LEGACY, context);
 }
 
-/* Around a call that hands something in, where the gate is armed. */
+/* Around a call that hands work in, where the gate is armed. */
 static inline void vgpu_handing_in(CUstream stream) {
     vgpu_gate_enter();
     vgpu_stream_used(stream);
@@ -61,21 +61,21 @@ static inline void vgpu_handed_in(void) {
     vgpu_gate_leave();
 }
 
-/* A new one, before the program can see it; NULL: the driver is asked for its context. */
+/* A new stream, before the program can see it. NULL: the driver is asked for its context. */
 void vgpu_stream_made(CUstream stream, CUcontext context);
-/* Before the driver destroys it: what still runs in it is kept in mind. */
+/* Before the driver destroys a stream: records the work that still runs in it. */
 void vgpu_stream_going(CUstream stream);
-/* Inside the gate, around the driver's call with which a context may go, with all its work; another one may get its
- * handle before that has returned. */
+/* Inside the gate, around the driver's call that may destroy a context with all its work. Another context may get the
+ * same handle before the call returns. */
 void vgpu_streams_context_going(CUcontext context);
 void vgpu_streams_context_went(CUcontext context, bool gone);
 
-/* All that is known to have been handed in to streams of a context has finished. */
+/* All work known to have been handed to streams of a context has finished. */
 bool vgpu_streams_context_idle(CUcontext context);
-/* Something runs that can never be asked for: nothing moves from now on. */
+/* Work runs that vgpu can never ask about: no block moves from now on. */
 void vgpu_streams_lost(const char *why);
 
-/* The calling thread's own stream of a context has nothing left to do. */
+/* The calling thread's own stream of a context has no work left. */
 bool vgpu_own_stream_idle(CUcontext context);
 /* The thread has waited for its own stream of the current context. */
 void vgpu_own_stream_finished(void);
@@ -86,20 +86,20 @@ struct vgpu_stream_wait {
     struct {
         struct vgpu_passage *passage;
         uint64_t handed_in;
-    } own[VGPU_WAITED_FOR]; /* streams that threads have of their own; others are asked */
+    } own[VGPU_WAITED_FOR]; /* the threads' own streams; the driver is asked about all other streams */
 };
 void vgpu_context_waiting(struct vgpu_stream_wait *wait, CUcontext context);
 void vgpu_context_finished(const struct vgpu_stream_wait *wait);
 
-/* Of what threads have handed in to streams of their own there may be too much to ask for it with the gate closed. Here
- * the driver is told to tell when one context has done that: this may take as long as a full queue. For a thread that
- * nobody waits for. */
+/* The threads' own streams may hold too much work to ask about while the gate is closed. So this call records an event
+ * behind that work, in one context. The driver may block as long as its queue is full, so a thread calls this that no
+ * other thread waits for. */
 void vgpu_streams_mark_late(void);
-/* Before the driver begins a capture that counts as open already: it is not in the middle of that. */
+/* Before the driver begins a capture that already counts as open: waits until no thread is still recording a mark. */
 void vgpu_marks_settle(void);
 
-/* To be asked while the gate is closed. True: everything has finished, and stays so. False: also while a capture is
- * open, or if anything is unknown. Some microseconds. */
+/* Call while the gate is closed. True: all work has finished, and no work can start. False: also while a capture is
+ * open, or if anything is unknown. Takes some microseconds. */
 bool vgpu_streams_idle(void);
 /* In a forked child: process.h. */
 void vgpu_streams_forget(void);
