@@ -47,7 +47,8 @@ extern _Atomic(struct vgpu_passage *) vgpu_passages;
 extern __thread __attribute__((tls_model("initial-exec"))) struct vgpu_passage *vgpu_passage;
 
 void vgpu_gate_arm(void);
-/* The calling thread's passage. NULL: no memory for a passage; then the process only counts such threads. */
+/* The calling thread's passage. NULL: no memory for a passage; then the process only counts the calls of such
+ * threads. */
 struct vgpu_passage *vgpu_passage_take(void);
 /* A new passage without a thread, in which streams.c counts leftover work. NULL: no memory. */
 struct vgpu_passage *vgpu_passage_of_nobody(void);

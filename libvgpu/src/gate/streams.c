@@ -249,8 +249,9 @@ static bool leave_over(const struct entry *entry, CUevent *event) {
     return false;
 }
 
-/* For unfinished work of a stream being destroyed that only the whole context can be asked about, such as a stream
- * being captured. Counts it like a call of a thread to its own stream, in a passage without a thread. */
+/* For a stream that is destroyed with unfinished work and cannot be asked, such as a stream that is being captured.
+ * Only its whole context can be asked later. So the work counts like a call of a thread to its own stream, in a passage
+ * that has no thread. */
 static bool leave_to_context(CUcontext context) {
     struct vgpu_passage *nobodys = NULL;
     if (!vgpu_streams_lock())
@@ -356,7 +357,7 @@ void vgpu_streams_context_went(CUcontext context, bool gone) {
         entries[left++] = entries[i];
     }
     entry_count = left;
-    vgpu_mark_went(context, gone); /* no new passage gets this context while a thread is inside the gate */
+    vgpu_mark_went(context, gone); /* no thread makes a new mark while another thread is inside the gate */
     for (struct vgpu_passage *passage = atomic_load(&vgpu_passages); passage; passage = passage->next) {
         if (atomic_load(&passage->own) != context)
             continue;

@@ -9,7 +9,7 @@ uint64_t vgpu_spans_add(struct vgpu_spans *spans, uint64_t begin, uint64_t end) 
     uint64_t fresh = end > begin ? end - begin : 0;
     if (!fresh)
         return 0;
-    /* [first, last): what the new interval overlaps or touches, and will be merged with */
+    /* [first, last): the intervals that the new one overlaps or touches; they are merged */
     unsigned first = spans->count;
     while (first > 0 && spans->at[first - 1].end >= begin)
         first--;
@@ -24,7 +24,7 @@ uint64_t vgpu_spans_add(struct vgpu_spans *spans, uint64_t begin, uint64_t end) 
     }
     if (first == last && spans->count == VGPU_SPANS) {
         if (first == 0)
-            return fresh; /* older than all that there is room for */
+            return fresh; /* older than all intervals that there is room for */
         memmove(&spans->at[0], &spans->at[1], (VGPU_SPANS - 1) * sizeof spans->at[0]);
         spans->count--;
         first = --last;
@@ -35,7 +35,7 @@ uint64_t vgpu_spans_add(struct vgpu_spans *spans, uint64_t begin, uint64_t end) 
     return fresh;
 }
 
-/* Later writers see earlier ones' numbers: of two that overlap, one pays. */
+/* Later writers see the numbers of earlier ones: if two intervals overlap, only one writer pays for the common part. */
 uint64_t vgpu_busy_publish(struct vgpu_pacer_card *pacer, uint64_t begin, uint64_t end) {
     const uint64_t mine = atomic_fetch_add(&pacer->run_count, 1);
     struct vgpu_run *run = &pacer->runs[mine % VGPU_RUNS];

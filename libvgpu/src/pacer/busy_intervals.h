@@ -11,16 +11,16 @@ struct vgpu_span {
     uint64_t begin, end;
 };
 
-/* Disjoint intervals in ascending order; the oldest go when there are too many. */
+/* Disjoint intervals in ascending order; if there are too many, the oldest intervals are dropped. */
 struct vgpu_spans {
     unsigned count;
     struct vgpu_span at[VGPU_SPANS];
 };
 
-/* Adds [begin, end); returns how much of it no interval covered yet. */
+/* Adds [begin, end); returns how much of it no earlier interval covers. */
 uint64_t vgpu_spans_add(struct vgpu_spans *spans, uint64_t begin, uint64_t end);
 
-/* Writes [begin, end), CLOCK_MONOTONIC ns, into the container's ring of a card; returns how much of it no earlier
- * interval of the ring covers, whichever process measured that. */
+/* Writes [begin, end), CLOCK_MONOTONIC ns, into the container's ring for the card. Returns how much of it no earlier
+ * interval of the ring covers; any process of the container may have measured that interval. */
 uint64_t vgpu_busy_publish(struct vgpu_pacer_card *pacer, uint64_t begin, uint64_t end);
 #endif

@@ -1,4 +1,4 @@
-/* Notices other work on the card, in its own measurements and by NVML. */
+/* Detects other work on the card, by the process's own figures and by NVML. */
 #define _GNU_SOURCE
 #include "pacer/contention.h"
 
@@ -9,16 +9,16 @@
 #include "pacer/crosscheck.h"
 
 #define LOOK_NS 250000000u
-#define LOOKS 4u              /* NVML averages over up to a second: compare with our own last second */
-#define LINGER_NS 2000000000u /* the samples that remember a neighbour stay suspect for so long */
+#define LOOKS 4u              /* NVML averages over up to a second: compare it with this process's last second */
+#define LINGER_NS 2000000000u /* for so long, samples that may contain a neighbour stay suspect */
 #define TOLERANCE_PERCENT 6
 #define LEAST_PERCENT 5 /* NVML counts in whole percents: smaller figures say nothing */
-#define NOISE_PERCENT 2 /* and differences as small as this are none */
-#define SURE_LOOKS 8u   /* whoever found nobody in so many looks is alone */
-#define CAUTION 32      /* a correction takes about so many looks: NVML is late, and estimates follow late */
+#define NOISE_PERCENT 2 /* smaller differences do not count */
+#define SURE_LOOKS 8u   /* after so many checks without a neighbour, the process counts as alone */
+#define CAUTION 32      /* a correction takes about so many checks: NVML is late, and the estimates follow even later */
 #define WHOLE 1024
 #define SURE_MISSED_NS 500000000 /* beyond TOLERANCE_PERCENT of the time */
-#define MOST_AHEAD_NS 1000000000 /* what a process has been charged more than it used makes up for that much later */
+#define MOST_AHEAD_NS 1000000000 /* a process that was charged too much may use that much later without a charge */
 
 static struct look {
     uint64_t at, container_ns, process_ns;
@@ -29,9 +29,9 @@ static struct {
     _Atomic uint64_t until; /* contended until then */
     _Atomic int64_t own_ns;
     _Atomic uint64_t missed_ns;
-    int64_t deficit_ns;     /* under the lock: used, as NVML saw it, less charged */
-    _Atomic uint32_t scale; /* of measured times, in 1/WHOLE; 0: not yet looked */
-    _Atomic uint32_t count; /* looks so far */
+    int64_t deficit_ns;     /* under the lock: used by NVML's figures, minus charged */
+    _Atomic uint32_t scale; /* factor for measured times, in 1/WHOLE; 0: no check yet */
+    _Atomic uint32_t count; /* checks so far */
 } cards[VGPU_MAX_CARDS];
 
 static vgpu_spin lock;
@@ -44,8 +44,8 @@ uint64_t vgpu_contention_spent(unsigned card) {
     return (uint64_t)atomic_load_explicit(&cards[card].own_ns, memory_order_relaxed);
 }
 
-/* Beside neighbours, and without an arbiter that knows better: what we charge is slowly brought to what NVML saw us
- * use. */
+/* Used with neighbours and without an arbiter, which would know better. Moves the charges slowly towards the use that
+ * NVML saw. */
 static void correct(unsigned card, int64_t charged, int64_t used) {
     if (charged < LEAST_PERCENT || used < LEAST_PERCENT ||
         (charged - used <= NOISE_PERCENT && used - charged <= NOISE_PERCENT))
@@ -57,7 +57,8 @@ static void correct(unsigned card, int64_t charged, int64_t used) {
     atomic_store_explicit(&cards[card].scale, (uint32_t)scale, memory_order_relaxed);
 }
 
-/* What was used since the last look: `mine` percent, by NVML. What is to be charged for it counts as charged. */
+/* Counts the use since the last check: `mine` percent, by NVML. A missed amount that will be charged counts as
+ * charged. */
 static void note_missed(unsigned card, const struct look *last, struct look *this, unsigned mine) {
     const int64_t passed = (int64_t)(this->at - last->at), charged = (int64_t)(this->process_ns - last->process_ns);
     int64_t deficit = cards[card].deficit_ns + passed * ((int64_t)mine - TOLERANCE_PERCENT) / 100 - charged;
@@ -79,7 +80,7 @@ static bool told_of_neighbours(unsigned card) {
     return atomic_load_explicit(&vgpu_mapping()->limits->arbiter[card].neighbours, memory_order_relaxed) > 0;
 }
 
-/* With the lock held: true if this look finds somebody else on the card. */
+/* With the lock held. True if this check finds another user of the card. */
 static bool shared_now(unsigned card, uint64_t now) {
     const uint32_t count = atomic_fetch_add_explicit(&cards[card].count, 1, memory_order_relaxed);
     const struct look last = looks[card][(count + LOOKS - 1) % LOOKS], oldest = looks[card][count % LOOKS];
@@ -89,7 +90,7 @@ static bool shared_now(unsigned card, uint64_t now) {
     const int64_t siblings =
         (int64_t)(this.container_ns - last.container_ns) - (int64_t)(this.process_ns - last.process_ns);
     const bool has_siblings = last.at && now > last.at && siblings * 100 / (int64_t)(now - last.at) > TOLERANCE_PERCENT;
-    if (vgpu_arbiter_lives(card, now)) { /* knows of neighbours before we have looked twice */
+    if (vgpu_arbiter_lives(card, now)) { /* the arbiter knows neighbours before this process has checked twice */
         atomic_store_explicit(&cards[card].scale, WHOLE, memory_order_relaxed);
         return has_siblings || told_of_neighbours(card);
     }
@@ -97,7 +98,8 @@ static bool shared_now(unsigned card, uint64_t now) {
     if (!oldest.at)
         return has_siblings;
     const int64_t charged = (int64_t)(this.container_ns - oldest.container_ns) * 100 / (int64_t)(now - oldest.at);
-    if (!vgpu_crosscheck(card, &seen)) /* what is more than ours, is somebody's: measured times are charged in full */
+    /* any use beyond the container's own belongs to others: measured times are charged in full */
+    if (!vgpu_crosscheck(card, &seen))
         return has_siblings || (int64_t)seen.all > charged + TOLERANCE_PERCENT;
     note_missed(card, &last, &looks[card][count % LOOKS], seen.mine);
     if (seen.others > TOLERANCE_PERCENT)
@@ -127,7 +129,7 @@ uint64_t vgpu_contention_scaled(unsigned card, uint64_t gpu_ns) {
 enum vgpu_company vgpu_contention_company(unsigned card) {
     if (atomic_load_explicit(&cards[card].until, memory_order_relaxed))
         return VGPU_SHARING;
-    if (told_of_neighbours(card)) { /* one has come since the last look */
+    if (told_of_neighbours(card)) { /* a neighbour has come since the last check */
         const uint64_t now = vgpu_now_ns();
         if (vgpu_arbiter_lives(card, now)) {
             atomic_store_explicit(&cards[card].until, now + LINGER_NS, memory_order_relaxed);

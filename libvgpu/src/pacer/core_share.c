@@ -6,13 +6,15 @@
 #include "loader/driver.h"
 
 #define MS 1000000u
-#define DEFAULT_BURST_MS 50u /* also covers late wake-ups and waiting behind a long kernel of others */
-/* above the guaranteed share little may be under way when its owner returns; covers late wake-ups of a busy machine */
+#define DEFAULT_BURST_MS 50u /* also covers late wake-ups and waiting behind a neighbour's long kernel */
+/* Above the guaranteed share, little work may be under way when the owner returns; covers late wake-ups on a busy
+ * machine. */
 #define BORROWED_BURST_MS 20u
-/* what the card needs to change between containers: lent too, it would queue up as work that cannot run */
+/* the card needs this to switch between containers: if it were lent too, work would queue up that cannot run */
 #define CHANGES_PERCENT 1u
-#define YIELDING_PERCENT 2u      /* what a low priority keeps beside a high one, so that it never stops for good */
-#define HEARTBEAT_NS 1000000000u /* an arbiter that is silent for longer is gone */
+/* a low-priority container keeps this while a high-priority one works, so that it never stops for good */
+#define YIELDING_PERCENT 2u
+#define HEARTBEAT_NS 1000000000u /* after this silence the arbiter counts as dead */
 #define MAX_DEVICES 64
 
 bool vgpu_arbiter_lives(unsigned card, uint64_t now) {
@@ -21,8 +23,8 @@ bool vgpu_arbiter_lives(unsigned card, uint64_t now) {
     return beat && (int64_t)(now - beat) < (int64_t)HEARTBEAT_NS;
 }
 
-/* Percent of the multiprocessors that MPS leaves to this process; 100 without MPS or without a limit of it. The driver
- * is asked, not the environment: a variable that nobody obeys must not end the pacing. */
+/* Percent of the multiprocessors that MPS leaves to this process; 100 without MPS or without its limit. Asks the
+ * driver, not the environment: a variable without effect must not end the pacing. */
 static unsigned width_under_mps(CUdevice device) {
     int served = 0, all = 0;
     CUexecAffinityParam affinity;
@@ -36,8 +38,8 @@ static unsigned width_under_mps(CUdevice device) {
     return width < 100 ? width : 100;
 }
 
-/* True if MPS keeps the current context within `percent`. It rounds up to whole multiprocessors, at most by some
- * percent of a card. */
+/* True if MPS keeps the current context within `percent`. MPS rounds up to whole multiprocessors, which adds some
+ * percent of a card at most. */
 static bool kept_by_mps(const struct vgpu_place *place, uint32_t percent) {
     static struct {
         _Atomic(CUcontext) context;
@@ -78,7 +80,7 @@ struct vgpu_pace vgpu_pace_now(const struct vgpu_limits *limits, const struct vg
             percent = card->cores_ceiling;
         }
     }
-    /* A whole card needs no pacing, but for one that is only lent: what is under way must stay little. */
+    /* A whole card needs no pacing, unless part of it is only lent: then little work may be under way. */
     if (percent >= 100)
         percent = share.moves && card->cores < 100 ? 100 : 0;
     if (limits->priority > 0 && arbitrated) {

@@ -4,10 +4,12 @@
 #define RECORDS 16384u /* power of two */
 #define PROBES 32u
 #define MOST_PASSED 64u
-#define SHORT_NS 50000u /* a microsecond more or less, which the beginning on an idle stream may be off, counts */
+/* for kernels this short, an error of a microsecond matters: the beginning on an idle stream may be off by so much */
+#define SHORT_NS 50000u
 
 static struct vgpu_cost records[RECORDS];
-static struct vgpu_cost overflow; /* of any key: what it has learned says nothing of the next one */
+/* for keys without a record of their own: its samples say nothing of the next launch */
+static struct vgpu_cost overflow;
 
 static _Atomic uint32_t doubts;
 
@@ -64,8 +66,8 @@ struct spread {
     uint32_t count, beyond;
 };
 
-/* Mean of the recent samples that no neighbour has lengthened. Waiting for others only ever adds, so the lower quarter
- * of the samples is clean as long as that share was: its spread tells how far clean ones can lie above it. */
+/* Mean of the recent samples that no neighbour has lengthened. Waiting only ever adds time, so the lower quarter is
+ * clean if a quarter of the samples is. The spread of that quarter tells how far above it clean samples can lie. */
 static struct spread undisturbed(const struct vgpu_cost *cost) {
     uint32_t sorted[VGPU_COST_RECENT], count = 0;
     for (uint32_t i = 0; i < VGPU_COST_RECENT; i++) {
@@ -110,7 +112,7 @@ void vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns, enum vgpu_company 
     const bool choosy = contended || is_short;
     if (choosy && passed_over(cost, queued))
         return;
-    /* Two threads that learn at once may lose one of the samples: no harm to a mean. */
+    /* Two threads that learn at once may lose a sample, which does not harm a mean. */
     uint32_t samples = atomic_load_explicit(&cost->samples, memory_order_relaxed);
     uint32_t value = gpu_ns == 0 ? 1 : gpu_ns < UINT32_MAX ? (uint32_t)gpu_ns : UINT32_MAX;
     atomic_store_explicit(&cost->recent[samples % VGPU_COST_RECENT], value, memory_order_relaxed);

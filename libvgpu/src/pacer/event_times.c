@@ -1,4 +1,4 @@
-/* What events say: when a launch ran, on our clock. */
+/* Computes from events when a launch ran, on CLOCK_MONOTONIC. */
 #include <stdatomic.h>
 
 #include "pacer/bounds.h"
@@ -6,12 +6,12 @@
 
 #define REBASE_MS 4000.0f /* a float of milliseconds resolves 0.5 us up to here */
 #define ORIGIN_NS 1e9     /* the first measurements lie before the first base */
-#define DRIFT 1e-4        /* two clocks do not drift apart faster: one of 100 ppm is a bad one */
+#define DRIFT 1e-4        /* most that two clocks drift apart: 100 ppm is a bad clock */
 #define CALIBRATIONS 64u
-#define MOST_EVENT_MS 0.05f /* whatever takes longer is no event */
-#define UNLIKE_NS 1100.0    /* two times of half a microsecond's resolution differ by less */
+#define MOST_EVENT_MS 0.05f /* a longer time cannot be the cost of an event */
+#define UNLIKE_NS 1100.0    /* two equal times differ by less, at a resolution of half a microsecond */
 
-/* Makes the end of this sample, which lies at `where_ns`, the new base. */
+/* Makes the end of this sample, at `where_ns`, the new base. */
 static void rebase(struct sampler *sampler, struct vgpu_sample *sample, double where_ns) {
     CUevent old = sampler->base;
     if (!old && DRIVER(cuEventCreate)(&old, CU_EVENT_DEFAULT) != CUDA_SUCCESS)
@@ -21,16 +21,16 @@ static void rebase(struct sampler *sampler, struct vgpu_sample *sample, double w
     sample->after = old;
 }
 
-/* Our clock less the time line. On an idle stream an event happens a constant time after it was recorded, and a kernel
- * begins as long after its launch: that constant may stay in the difference. On a busy one it happens later, so that
- * the largest difference is the right one, however long the stream has been busy since. */
+/* CLOCK_MONOTONIC minus the time line. On an idle stream, an event happens a constant time after it was recorded, and a
+ * kernel begins equally late after its launch, so the constant does not matter. On a busy stream an event happens
+ * later. So the largest difference is right, even if the stream has been busy for long. */
 static double lag_of(struct sampler *sampler, const struct vgpu_sample *sample, double begin) {
     const double lag = (double)sample->recorded_ns - begin;
     const double known = sampler->lag - DRIFT * ((double)sample->recorded_ns - (double)sampler->lag_ns);
     if (!sampler->lag_ns || lag > known) {
         sampler->lag = lag;
         sampler->lag_ns = sample->recorded_ns;
-        return lag - VGPU_RESOLUTION_NS / 2; /* times are cut off */
+        return lag - VGPU_RESOLUTION_NS / 2; /* event times are rounded down */
     }
     return known - VGPU_RESOLUTION_NS / 2;
 }
@@ -40,14 +40,14 @@ static uint64_t on_line(uint64_t clock_ns, double lag) {
     return line > 0 ? (uint64_t)line : 0;
 }
 
-/* What an event with a time itself takes of the card, by which a pair around a kernel is longer than the kernel: seen
- * between two that are recorded behind each other while the card is still at work on what was launched before. Times
- * are cut off to half a microsecond, so that some are averaged. */
+/* What an event itself takes on the card; a pair around a kernel is longer than the kernel by that. It is measured
+ * between two events recorded behind each other while the card is still busy with earlier work. Times are rounded down
+ * to half a microsecond, so vgpu averages several. */
 static struct {
     _Atomic uint32_t count;
     _Atomic uint32_t mean_ns;
     double sum, least;
-} costs[VGPU_MAX_CARDS]; /* written by who holds the lock of the samplers */
+} costs[VGPU_MAX_CARDS]; /* written by the holder of the samplers' lock */
 
 bool vgpu_events_uncalibrated(unsigned card) {
     return atomic_load_explicit(&costs[card].count, memory_order_relaxed) < CALIBRATIONS;
@@ -57,7 +57,7 @@ static double event_ns(unsigned card) {
     return atomic_load_explicit(&costs[card].mean_ns, memory_order_relaxed);
 }
 
-/* `ended`: when its second event happened, CLOCK_MONOTONIC ns. */
+/* `ended`: when the sample's second event happened, CLOCK_MONOTONIC ns. */
 static void calibrate(struct sampler *sampler, const struct vgpu_sample *sample, double ended) {
     float apart_ms = 0;
     const unsigned card = sample->card;
@@ -69,7 +69,7 @@ static void calibrate(struct sampler *sampler, const struct vgpu_sample *sample,
     const uint32_t count = atomic_load_explicit(&costs[card].count, memory_order_relaxed);
     if (!count || apart < costs[card].least)
         costs[card].least = apart;
-    if (apart > costs[card].least + UNLIKE_NS) /* somebody else had the card in between */
+    if (apart > costs[card].least + UNLIKE_NS) /* other work had the card in between */
         return;
     costs[card].sum += apart;
     atomic_store_explicit(&costs[card].mean_ns, (uint32_t)(costs[card].sum / (count + 1)), memory_order_relaxed);
@@ -93,7 +93,7 @@ bool vgpu_sample_measure(struct sampler *sampler, struct vgpu_sample *sample, st
     calibrate(sampler, sample, line + lag + all);
     if (!sampler->base || start_ms + whole_ms > REBASE_MS)
         rebase(sampler, sample, line + all);
-    /* where our clock is thought to be relative to it may change from one sample to the next */
+    /* `lag` may change from one sample to the next */
     const uint64_t from = on_line(out->begin_ns, lag), to = on_line(out->end_ns, lag);
     out->fresh_ns = vgpu_spans_add(&sampler->covered, from, to);
     out->took_ns = vgpu_spans_add(&sampler->measured, from, to);

@@ -8,8 +8,8 @@
 #include "pacer/settle.h"
 #include "reserves/capture.h"
 
-#define FIRST_WAIT_NS 100000000u /* the longest */
-#define STEP_NS 60000u           /* what a sleep takes at least, about */
+#define FIRST_WAIT_NS 100000000u /* the longest wait */
+#define STEP_NS 60000u           /* about the shortest time that a sleep takes */
 
 void vgpu_first_sample_await(struct vgpu_cost *cost) {
     if (!atomic_load(&cost->flying) || atomic_exchange(&cost->waited, 1))
@@ -33,7 +33,7 @@ bool vgpu_unknown_await(unsigned card) {
     return false;
 }
 
-/* What takes a handle of a function also takes one of a kernel (cuda.h, cuLaunchKernel); what loads does not. */
+/* cuLaunchKernel takes a kernel's handle as a function, too (cuda.h); cuFuncLoad does not. */
 void vgpu_code_load(CUfunction function, CUcontext context) {
     CUcontext current = NULL;
     __typeof__(&cuFuncLoad) load = DRIVER(cuFuncLoad);

@@ -1,4 +1,4 @@
-/* Keeps the cards on which the nodes of a graph run. */
+/* Remembers the cards on which the nodes of a graph run. */
 #include "pacer/graph_cards.h"
 
 #include <errno.h>
@@ -11,12 +11,12 @@
 #define ALL UINT32_MAX
 #define PLACES 256u /* power of two */
 
-/* What is known of a graph that was captured, or of an executable one. */
+/* What is known of a captured graph, or of an executable graph. */
 struct known {
     struct known *next;
     const void *handle;
-    cuuint64_t capture; /* which filled it; 0: it is executable */
-    size_t launches;    /* recorded */
+    cuuint64_t capture; /* the capture that filled the graph; 0: executable graph */
+    size_t launches;    /* recorded launches */
     uint32_t cards;
 };
 
@@ -41,7 +41,7 @@ static struct known **place(const void *handle) {
     return at;
 }
 
-/* With the lock held; NULL: no memory, so that the graph stays unknown. */
+/* With the lock held. NULL: no memory; then the graph stays unknown. */
 static struct known *make(const void *handle) {
     struct known **at = place(handle);
     if (!*at && (*at = calloc(1, sizeof **at)))
@@ -72,7 +72,7 @@ void vgpu_graph_cards_captured(CUstream stream, unsigned card) {
     errno = kept;
 }
 
-/* False: it cannot be told. */
+/* False: the driver does not say. */
 static bool count_kernels(CUgraph graph, size_t *kernels) {
     size_t count = 0;
     if (!DRIVER(cuGraphGetNodes) || !DRIVER(cuGraphNodeGetType) ||
@@ -90,8 +90,8 @@ static bool count_kernels(CUgraph graph, size_t *kernels) {
     return told;
 }
 
-/* Of nodes the driver says to which function they belong, not to which card. All of them are accounted for where each
- * was recorded by a launch. */
+/* The driver names the function of a node, not its card. The cards are known only if every kernel node came from a
+ * recorded launch. */
 void vgpu_graph_cards_read(CUgraph graph, CUgraphExec exec) {
     size_t kernels = 0;
     if (!several())

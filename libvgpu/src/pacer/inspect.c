@@ -5,35 +5,35 @@
 #include "pacer/contention.h"
 #include "pacer/costs.h"
 
-#define UNLIKE 4u               /* times the mean */
-#define LEAST_UNLIKE_NS 100000u /* shorter ones are seen often enough */
-#define UNEXPLAINED_NS 500000u  /* of a wait */
-#define LEAST_LAUNCHES 16u      /* an inspection of fewer has found out nothing */
+#define UNLIKE 4u               /* unlike: this many times the mean */
+#define LEAST_UNLIKE_NS 100000u /* shorter launches are measured often enough */
+#define UNEXPLAINED_NS 500000u  /* part of a wait that no charge explains */
+#define LEAST_LAUNCHES 16u      /* with fewer launches an inspection has found nothing */
 #define SECOND_NS 1000000000u
 #define FIRST_LENGTH_NS SECOND_NS
 #define LONGEST_AFTER_FIND_NS (256ull * SECOND_NS)
 #define LONGEST_AFTER_NONE_NS (64ull * SECOND_NS)
 #define FIRST_QUIET_NS (10ull * SECOND_NS)
 #define LONGEST_QUIET_NS (320ull * SECOND_NS)
-#define FORGET_NS (600ull * SECOND_NS) /* after so long without an inspection the next one is a first one */
-#define HARMLESS 4u                    /* waits up to so many times as long as a harmless one are harmless */
-#define NOISE 20                       /* what differs by less than this part is no find, */
-#define NOISE_NS 1000000               /* nor what is less */
+#define FORGET_NS (600ull * SECOND_NS) /* after so long without an inspection, the next one counts as the first */
+#define HARMLESS 4u                    /* a wait is harmless up to so many times the longest harmless wait */
+#define NOISE 20                       /* a difference below 1/NOISE of the usual time is no find */
+#define NOISE_NS 1000000               /* nor is a smaller difference, in ns */
 
 _Atomic uint64_t vgpu_inspected_until[VGPU_MAX_CARDS];
 
-/* No reason for another one until then: what looked like one turned out to be none. Each time for longer. */
+/* No new inspection before `until`, because the last reason turned out to be none. Each time `length` grows. */
 struct quiet {
     uint64_t until, length;
 };
 
 static struct inspection {
-    _Atomic uint64_t since;            /* CLOCK_MONOTONIC ns: when what ran unmeasured began; 0: no launch yet */
-    uint64_t since_spent, begun_spent; /* GPU time that had been charged by then, and when the inspection began */
-    uint64_t unseen;                   /* charged for what ran unmeasured */
-    uint64_t room;                     /* as much more can have run in that time */
-    uint64_t deposit, longest;         /* charged for waits, and the longest of them */
-    uint64_t harmless;                 /* waits this long are */
+    _Atomic uint64_t since;            /* CLOCK_MONOTONIC ns: when unmeasured work began; 0: no launch yet */
+    uint64_t since_spent, begun_spent; /* GPU time charged at `since`, and at the beginning of the inspection */
+    uint64_t unseen;                   /* charged for unmeasured work */
+    uint64_t room;                     /* how much more work can have run in that time */
+    uint64_t deposit, longest;         /* charged for waits, and the longest such wait */
+    uint64_t harmless;                 /* waits up to this length are harmless */
     uint64_t length, ended;
     bool by_wait;
     struct quiet waits, samples;
@@ -41,8 +41,8 @@ static struct inspection {
     _Atomic uint32_t seen, unlike;
 } inspections[VGPU_MAX_CARDS];
 
-static _Atomic uint64_t due[VGPU_MAX_CARDS];   /* CLOCK_MONOTONIC ns: what has been paid may run until then */
-static atomic_bool unmeasured[VGPU_MAX_CARDS]; /* launches have paid a mean */
+static _Atomic uint64_t due[VGPU_MAX_CARDS];   /* CLOCK_MONOTONIC ns: until then, paid work may still run */
+static atomic_bool unmeasured[VGPU_MAX_CARDS]; /* some launches have paid a mean */
 static vgpu_spin lock;                         /* of the inspections */
 
 void vgpu_inspect_forget(void) {
@@ -78,7 +78,8 @@ static void begin(unsigned card, uint64_t now, bool by_wait) {
     atomic_store(&vgpu_inspected_until[card], now + this->length);
 }
 
-/* More than means say: what ran unmeasured is taken to have been as much longer, as far as there was time for it. */
+/* The launches took more than their means. So the unmeasured work is taken to have been longer in the same proportion,
+ * as far as there was time for it. */
 static int64_t find(struct inspection *this, int64_t excess, int64_t usual) {
     const double part = usual > 0 ? (double)excess / (double)usual : 1e9;
     const double more = (double)this->unseen * part, most = (double)this->room;
@@ -95,7 +96,7 @@ static int64_t none(struct inspection *this, uint64_t now) {
         this->harmless = harmless > this->harmless ? harmless : this->harmless;
         lengthen(&this->waits, now);
     } else if (atomic_load(&this->unlike)) {
-        lengthen(&this->samples, now); /* launches of that kind differ, and pay right on average */
+        lengthen(&this->samples, now); /* launches of that kind differ, and their mean is right */
     } else {
         this->length = this->length * 2 < LONGEST_AFTER_NONE_NS ? this->length * 2 : LONGEST_AFTER_NONE_NS;
     }

@@ -1,8 +1,8 @@
 /* Counts the streams and threads that launch. */
 #include "pacer/launch_sources.h"
 
-#define TURN_NS 20000000u     /* a source that has not launched for one to two of these is forgotten */
-#define MEASURE_ALL_NS 80000u /* mean time between launches from which on two events for each are a small matter */
+#define TURN_NS 20000000u     /* a source that has not launched for one to two turns is forgotten */
+#define MEASURE_ALL_NS 80000u /* if launches are further apart on average, two events for each cost little */
 
 _Atomic int32_t vgpu_series_left;
 atomic_bool vgpu_measure_all;

@@ -11,17 +11,18 @@
 #include "pacer/samples.h"
 #include "pacer/settle.h"
 
-#define SAMPLE_EVERY_NS 2000000u /* one measurement per thread and this time, on average */
-#define FEWEST_SAMPLES 8192u     /* but one in so many launches */
-#define FIRST_DISTANCE 16u       /* launches of a new thread before its first measurement, at most */
-#define BATCH_LAUNCHES 64u       /* after so many a thread looks up again */
-#define LOOK_EVERY_NS 100000u    /* one that launches fast after this time */
+#define SAMPLE_EVERY_NS 2000000u /* mean time between two measurements of a thread */
+#define FEWEST_SAMPLES 8192u     /* but at least one in so many launches */
+#define FIRST_DISTANCE 16u       /* a new thread's first measurement comes within so many launches */
+#define BATCH_LAUNCHES 64u       /* after so many launches a thread looks up again */
+#define LOOK_EVERY_NS 100000u    /* a thread that launches fast looks up after this time */
 #define MOST_LAUNCHES 512u
-#define BATCH_IDLE_NS 10000000u /* a thread that launches less often pays one by one */
+#define BATCH_IDLE_NS 10000000u /* a thread with longer pauses pays for each launch alone */
 
-/* What is left of a payment dies with the thread: at most BATCH_NS of pacer.c, and at most about as much as the thread
- * has spent in its last BATCH_IDLE_NS. Where there is no limit nothing is paid, and a thread spends in the same way
- * what it may keep uncounted; that is no credit when a limit comes. A forked child starts without (epoch). */
+/* What a thread has paid in advance; the rest is lost when the thread ends. The rest is at most BATCH_NS of pacer.c,
+ * and at most about what the thread spent in its last BATCH_IDLE_NS. Without a limit nothing is paid: `left_ns` is then
+ * the GPU time that the thread may keep uncounted. It is no credit when a limit comes. A forked child starts with
+ * nothing (epoch). */
 __thread __attribute__((tls_model("initial-exec"))) struct vgpu_prepaid vgpu_prepaid;
 __thread __attribute__((tls_model("initial-exec"))) struct vgpu_launch_thread vgpu_self;
 
@@ -40,7 +41,8 @@ static uint64_t limits_selector(void) {
     return atomic_load_explicit(&vgpu_mapped.limits->selector, memory_order_relaxed);
 }
 
-/* Counts for all to see what the thread has launched since it last did; returns how many. */
+/* Counts what the thread has launched since its last count, so that other processes see it. Returns the number of
+ * launches. */
 static uint32_t count_prepaid(void) {
     const uint32_t launches = vgpu_self.filled - vgpu_prepaid.left;
     if (!launches)
@@ -52,8 +54,8 @@ static uint32_t count_prepaid(void) {
     return launches;
 }
 
-/* The last look of a thread that ends. A forked child that never asked how it is limited has nothing but its parent's
- * numbers. */
+/* The last count of an ending thread. A forked child that has never read its limits only has its parent's numbers,
+ * which do not count. */
 static void end_thread(void *unused) {
     (void)unused;
     struct vgpu_local *local = vgpu_local();
@@ -67,16 +69,16 @@ static void end_one_thread(void *unused) {
     vgpu_samples_stream_going(CU_STREAM_PER_THREAD);
 }
 
-/* Weak: before glibc 2.34 they are in libpthread, which this library does not bring into programs that have no threads.
- */
+/* Weak: before glibc 2.34 these functions are in libpthread, and this library must not load libpthread into programs
+ * without threads. */
 #pragma weak pthread_key_create
 #pragma weak pthread_setspecific
 static pthread_key_t ending;
 
-/* Has end_thread called for the calling thread. The key is made by whoever comes first; who comes meanwhile
- * does without. */
+/* Lets pthreads call end_one_thread when the calling thread ends. The first thread makes the key; a thread that comes
+ * before the key exists gets no call. */
 static void announce_end(void) {
-    static atomic_int state; /* 0: no key yet, 1: being made, or there is none to be had, 2: there */
+    static atomic_int state; /* 0: no key yet, 1: a thread is making it, or making it failed, 2: the key exists */
     int none = 0;
     if (pthread_key_create && pthread_setspecific && atomic_compare_exchange_strong(&state, &none, 1) &&
         pthread_key_create(&ending, end_one_thread) == 0)
@@ -98,7 +100,7 @@ void vgpu_thread_look_up(unsigned card, uint64_t key, CUstream stream, uint64_t 
         vgpu_self.recent_launches += 16 * (launches + 1) - vgpu_self.recent_launches / 16;
         vgpu_self.interval_ns = vgpu_self.recent_ns * 16 / vgpu_self.recent_launches;
         vgpu_self.until_sample -= launches + 1;
-        if (vgpu_self.interval_ns >= VGPU_FAST_NS) { /* what was drawn when launches were faster would take too long */
+        if (vgpu_self.interval_ns >= VGPU_FAST_NS) { /* a number drawn when launches were faster would take too long */
             const int64_t longest = 2 * SAMPLE_EVERY_NS > vgpu_self.interval_ns
                                         ? (int64_t)(2 * SAMPLE_EVERY_NS / vgpu_self.interval_ns)
                                         : 1;

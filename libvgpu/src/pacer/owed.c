@@ -1,4 +1,4 @@
-/* Leaves unknown work in the region, for the case that the process ends. */
+/* Records unknown work in the region, for the case that the process ends. */
 #define _GNU_SOURCE
 #include "pacer/owed.h"
 
@@ -11,14 +11,14 @@ static _Atomic uint64_t unknown_since[VGPU_MAX_CARDS];
 
 static vgpu_spin lock;
 static unsigned owed[VGPU_MAX_CARDS];
-static atomic_uint owing; /* cards on which something is owed */
+static atomic_uint owing; /* number of cards with owed work */
 
-/* The last launch that paid a mean, by card: what can be asked whether it has ended. */
+/* By card: the last launch that paid a mean, and how to ask whether it has ended. */
 static struct {
     CUcontext context;
     CUstream stream; /* CU_STREAM_PER_THREAD of another thread cannot be asked */
     const void *thread;
-    bool asked; /* or can be */
+    bool asked; /* the stream can be asked */
 } marks[VGPU_MAX_CARDS];
 atomic_bool vgpu_owed_marked;
 static __thread __attribute__((tls_model("initial-exec"))) char this_thread;
@@ -47,7 +47,7 @@ uint64_t vgpu_unknown_age(unsigned card, uint64_t now) {
     return since && now > since ? now - since : 0;
 }
 
-/* NULL: limits hold for this process alone, or it has no slot. */
+/* NULL: the limits hold for this process alone, or the process has no slot. */
 static __typeof__(&((struct vgpu_slot *)0)->owed[0]) place(unsigned card) {
     struct vgpu_local *local = vgpu_local();
     if (!local || !vgpu_mapped.usage || !atomic_load_explicit(&local->has_slot, memory_order_acquire) ||
@@ -57,7 +57,7 @@ static __typeof__(&((struct vgpu_slot *)0)->owed[0]) place(unsigned card) {
 }
 
 void vgpu_owed_begin(unsigned card, uint64_t now) {
-    vgpu_count_gpu_time(card, 0, 0); /* takes a slot if there is none */
+    vgpu_count_gpu_time(card, 0, 0); /* takes a slot if the process has none */
     __typeof__(place(card)) left = place(card);
     vgpu_spin_lock(&lock);
     if (owed[card]++ == 0) {

@@ -1,4 +1,4 @@
-/* Makes each launch pay, wait for its start, and be measured. */
+/* Lets each launch pay, wait for its start, and be measured. */
 #define _GNU_SOURCE
 #include "pacer/pacer.h"
 
@@ -21,18 +21,18 @@
 #include "region/gcra.h"
 #include "reserves/capture.h"
 
-/* shorter waits are carried over to the next launch: a sleep overshoots by about that much */
+/* a launch carries shorter waits over to the next launch: a sleep overshoots by about that much */
 #define CARRY_NS 60000u
-#define FIRST_GUESS_NS 50000u /* price of a launch of which nothing is known */
+#define FIRST_GUESS_NS 50000u /* price of an unknown launch */
 #define QUEUED_NS 200000000u  /* a launch that has been under way for longer was not paid for */
-/* longest wait of a process that ends for what it has under way, and of which nothing is known */
+/* longest wait, at the end of the process, for unknown launches under way */
 #define EXIT_WAIT_NS 100000000u
 #define REAP_EVERY_MS 250u
-/* GPU time that a thread pays in advance at most, and so keeps to itself before it is counted for all to see */
+/* most GPU time that a thread pays in advance, and so keeps uncounted */
 #define BATCH_NS 50000u
-#define COUNTED_NS 1000000u         /* where there is no limit: GPU time that it keeps to itself at most */
+#define COUNTED_NS 1000000u         /* without a limit: most GPU time that a thread keeps uncounted */
 #define COLLECT_EVERY_NS 100000u    /* asking the driver takes about a microsecond */
-#define COLLECT_RARELY_NS 20000000u /* where launches are fast, and few results wait that nobody needs soon */
+#define COLLECT_RARELY_NS 20000000u /* for fast launches with few results waiting, which no launch needs soon */
 #define FEW 4
 #define WINDOW_NS 500000000u
 
@@ -46,7 +46,7 @@ void vgpu_pacer_stale(uint64_t key) {
     atomic_fetch_add(&vgpu_prepaid_epoch, 1);
 }
 
-/* Among several cards: only a launch on the one that the thread has paid on is paid. */
+/* For several cards: the payment covers only launches on the card on which the thread has paid. */
 static bool prepaid_here(uint64_t key, CUstream stream) {
     struct vgpu_place place;
     uint64_t price;
@@ -57,7 +57,7 @@ static bool prepaid_here(uint64_t key, CUstream stream) {
     return true;
 }
 
-/* Closes the utilisation window when it is old enough; one of the racing processes does it. */
+/* Closes the utilisation window when it is old enough; only one of the racing processes does. */
 static void turn_window(struct vgpu_pacer_card *pacer, uint64_t now) {
     uint64_t start = atomic_load_explicit(&pacer->window_start, memory_order_relaxed);
     if (now - start < WINDOW_NS || !atomic_compare_exchange_strong(&pacer->window_start, &start, now))
@@ -67,8 +67,8 @@ static void turn_window(struct vgpu_pacer_card *pacer, uint64_t now) {
     atomic_store(&pacer->window_share, start && used > 0 ? (uint64_t)used * 1000 / (now - start) : 0);
 }
 
-/* What has ended by now is paid as it was, not as long as until somebody notices that the process is gone. Before the
- * driver's own end, which was announced earlier. */
+/* Launches that have ended by now pay their real time. Otherwise they would pay until another process notices that this
+ * process is gone. Runs before the driver's own exit handler, which was registered earlier. */
 static void settle_at_exit(void) {
     struct vgpu_local *local = vgpu_local();
     const uint64_t until = vgpu_now_ns() + EXIT_WAIT_NS;
@@ -79,9 +79,9 @@ static void settle_at_exit(void) {
         vgpu_sleep_until(vgpu_now_ns() + CARRY_NS);
 }
 
-/* GPU time of a launch. As long as little is known: at least as long as others of its key, or others of which nothing
- * is known, have been under way, so that a flood slows itself down; a settled estimate is doubted only where they have
- * been for longer than paid launches can be queued. */
+/* GPU time of a launch. While little is known, a launch pays at least the time that similar or unknown launches have
+ * been under way, so that a flood of launches slows itself down. A settled estimate is doubted only if they have been
+ * under way for longer than paid launches can queue. */
 static uint64_t expected(const struct vgpu_cost *cost, bool settled, unsigned card, uint64_t now) {
     const bool known = vgpu_cost_known(cost);
     const uint64_t bound = atomic_load_explicit(&cost->bound_ns, memory_order_relaxed);
@@ -98,11 +98,11 @@ static uint64_t expected(const struct vgpu_cost *cost, bool settled, unsigned ca
     return age > mean ? age : mean;
 }
 
-/* Whether, and as what, this launch is measured. */
+/* Whether this launch is measured, and how its sample counts. */
 static bool chosen(struct vgpu_cost *cost, unsigned card, uint64_t reserved_ns, bool first_of_two,
                    enum vgpu_sample_kind *kind) {
     *kind = VGPU_SAMPLE_SETTLES;
-    /* few may be of what it is not usually */
+    /* because few launches may belong to an unusual estimate */
     const bool settled = atomic_load_explicit(&cost->samples, memory_order_relaxed) >= VGPU_COST_SETTLED;
     if (!settled || reserved_ns > atomic_load_explicit(&cost->mean_ns, memory_order_relaxed) ||
         reserved_ns >= VGPU_LONG_RUN_NS || atomic_load_explicit(&vgpu_measure_all, memory_order_relaxed))
@@ -131,7 +131,8 @@ static bool chosen(struct vgpu_cost *cost, unsigned card, uint64_t reserved_ns, 
     return true;
 }
 
-/* Pays for a launch of `cost_ns`, if it is short also for some that follow, and for the second of a couple. */
+/* Pays for a launch of `cost_ns`. A short launch also pays for some later ones; the first of a couple also pays for the
+ * second. */
 static void pay(const struct vgpu_place *place, const struct vgpu_pace *share, uint64_t cost_ns, bool is_short,
                 bool couple, uint64_t now) {
     uint64_t amount = couple ? 2 * cost_ns : cost_ns;
@@ -151,7 +152,7 @@ static void pay(const struct vgpu_place *place, const struct vgpu_pace *share, u
     vgpu_prepaid.left_ns += amount;
 }
 
-/* Pays the same on further cards, on which it will run as long: nothing of ours can be recorded there. */
+/* Pays the same on the other cards of the launch, where it runs as long: no event can be recorded there. */
 static void pay_others(const struct vgpu_limits *limits, const struct vgpu_launch *launch) {
     for (uint32_t others = launch->others; others; others &= others - 1) {
         const struct vgpu_place place = {.card = (unsigned)__builtin_ctz(others), .device = VGPU_NO_DEVICE};
@@ -176,12 +177,12 @@ struct step {
     struct vgpu_cost *cost;
     uint64_t now;
     bool settled;  /* the mean of its kind is known well */
-    bool first;    /* nothing is known of its kind: others wait until it has been measured */
-    bool is_short; /* it pays for some that follow, too */
-    bool second;   /* the launch before was made to put this one right behind it */
+    bool first;    /* its kind is unknown: others wait until this launch has been measured */
+    bool is_short; /* it also pays for some later launches */
+    bool second;   /* the launch before was made to put this launch right behind it */
 };
 
-/* Results of earlier launches become payments or refunds, and debts of others that ended are charged. */
+/* Settles results of earlier launches, and charges what ended processes still owe. */
 static void catch_up(struct step *step, const struct vgpu_limits *limits) {
     const unsigned card = step->place.card;
     const int results = atomic_load_explicit(&vgpu_samples_outstanding, memory_order_relaxed);
@@ -203,8 +204,8 @@ static void catch_up(struct step *step, const struct vgpu_limits *limits) {
         vgpu_settle_missed(card, percent, hidden);
 }
 
-/* While nothing is known of its kind: loads its code, so that this is not measured, and waits for the first launch that
- * is being measured. */
+/* While the kind is unknown: loads its code, so that the loading is not measured, and waits for the first measured
+ * launch. */
 static void wait_for_first(struct step *step, CUfunction function) {
     if (!vgpu_cost_known(step->cost) && !atomic_load_explicit(&step->cost->flying, memory_order_relaxed))
         vgpu_code_load(function, step->place.context);
@@ -215,7 +216,8 @@ static void wait_for_first(struct step *step, CUfunction function) {
     step->now = vgpu_now_ns();
 }
 
-/* Sets the price, and whether the launch pays for others: for short ones that follow, or for one right behind it. */
+/* Sets the price. Also decides whether the launch pays for others: for later short launches, or for one right behind
+ * it. */
 static bool set_price(struct step *step, struct vgpu_launch *launch) {
     const bool inspected = vgpu_inspecting(step->place.card);
     if (step->share.percent)
@@ -224,8 +226,8 @@ static bool set_price(struct step *step, struct vgpu_launch *launch) {
         launch->reserved_ns =
             vgpu_cost_known(step->cost) ? atomic_load_explicit(&step->cost->mean_ns, memory_order_relaxed) : 0;
     step->is_short = step->settled && !inspected && launch->reserved_ns <= BATCH_NS / 2 && !launch->others;
-    /* With neighbours on the card, only a launch right behind another one of ours is sure to contain none of their
-     * work. */
+    /* With neighbours on the card, only a launch right behind another launch of this process surely contains none of
+     * their work. */
     step->second = vgpu_self.coupled;
     const bool couple = !step->second && step->settled && !step->is_short && !inspected &&
                         launch->reserved_ns < VGPU_LONG_RUN_NS && vgpu_self.until_sample <= 0 &&
@@ -242,7 +244,7 @@ static void pay_price(struct step *step, const struct vgpu_limits *limits, struc
     if (paced) {
         pay(&step->place, &step->share, launch->reserved_ns, step->is_short, couple, step->now);
     } else {
-        /* the arbiter may begin to pace, and changes nothing that a launch reads */
+        /* the arbiter may begin to pace at any time, without changing a value that a launch reads */
         vgpu_prepaid.left_ns = step->share.moves ? BATCH_NS : COUNTED_NS;
         vgpu_pacer_wants(step->place.card, step->now, launch->reserved_ns);
     }
@@ -250,7 +252,7 @@ static void pay_price(struct step *step, const struct vgpu_limits *limits, struc
         pay_others(limits, launch);
 }
 
-/* False: it should be measured, and there is no memory for that. */
+/* False: the launch should be measured, and there is no memory for it. */
 static bool measure(struct vgpu_launch *launch, const struct step *step) {
     static atomic_bool announced;
     const bool first_of_two = vgpu_self.coupled && !step->second;
@@ -283,7 +285,7 @@ static bool measure(struct vgpu_launch *launch, const struct step *step) {
     return true;
 }
 
-/* What is left of the payment, and for which launches: vgpu_prepaid_covers. */
+/* Keeps the rest of the payment, and the launches that it covers: vgpu_prepaid_covers. */
 static void keep_rest(const struct step *step, const struct vgpu_launch *launch, uint64_t key) {
     vgpu_prepaid.left_ns = vgpu_prepaid.left_ns > launch->reserved_ns ? vgpu_prepaid.left_ns - launch->reserved_ns : 0;
     vgpu_self.filled_ns = vgpu_prepaid.left_ns;
@@ -293,12 +295,12 @@ static void keep_rest(const struct step *step, const struct vgpu_launch *launch,
         known->key = key;
         known->cost = step->cost;
     } else if (known->key == key) {
-        known->key = 0; /* it has grown long */
+        known->key = 0; /* the launch is not short any more */
     }
 }
 
-/* A launch that has to look up: the thread has paid nothing in advance, or it is time to. False: there is no memory to
- * measure it. */
+/* A launch that must look up: the thread has paid nothing in advance, or its time to look up has come. False: there is
+ * no memory to measure the launch. */
 static __attribute__((noinline)) bool paid(struct vgpu_launch *launch, uint64_t key, CUstream stream, uint32_t others) {
     struct step step = {.stream = stream};
     const struct vgpu_limits *limits = vgpu_limits_now();
@@ -307,7 +309,7 @@ static __attribute__((noinline)) bool paid(struct vgpu_launch *launch, uint64_t 
     if (!limits || !vgpu_place_of_stream(stream, &step.place) || step.place.card >= limits->card_count)
         return true;
     const unsigned card = step.place.card;
-    if (vgpu_capturing(stream)) { /* costs nothing: the launch of the graph will pay */
+    if (vgpu_capturing(stream)) { /* a captured launch costs nothing: the launch of its graph will pay */
         vgpu_graph_cards_captured(stream, card);
         return true;
     }
@@ -410,7 +412,7 @@ unsigned vgpu_pacer_utilization(unsigned card) {
     struct vgpu_pacer_card *pacer = vgpu_pacer_shared(card);
     uint64_t now = vgpu_now_ns(), start = atomic_load(&pacer->window_start),
              permille = atomic_load(&pacer->window_share);
-    if (start && now - start > WINDOW_NS) { /* nobody launched since: what the window has until now */
+    if (start && now - start > WINDOW_NS) { /* no launch since then: use the current window so far */
         int64_t used = (int64_t)(atomic_load(&pacer->gpu_ns) - atomic_load(&pacer->window_gpu_ns));
         permille = used > 0 ? (uint64_t)used * 1000 / (now - start) : 0;
     }

@@ -1,5 +1,5 @@
-/* The short way of a launch that its thread has paid for in advance: some comparisons, and the driver may be called.
- * Inline, so that a hook need not keep its arguments across a call. All else is in pacer.c. */
+/* The fast path for a launch that its thread has paid in advance: a few comparisons, then the hook calls the driver.
+ * Inline, so that a hook need not keep its arguments across a call. The rest is in pacer.c. */
 #ifndef VGPU_PREPAID_H
 #define VGPU_PREPAID_H
 #include <stdatomic.h>
@@ -15,13 +15,13 @@
 
 /* What the calling thread may spend without looking up. */
 struct vgpu_prepaid {
-    uint32_t epoch;    /* of all that the thread keeps; another one: nothing of it is valid */
+    uint32_t epoch;    /* version of all fields; if it differs, all are invalid */
     uint32_t left;     /* launches until the thread looks up again */
     uint64_t left_ns;  /* GPU time paid and not spent */
-    uint64_t selector; /* of the limits that were in force */
-    CUstream stream;   /* the last one, and its place in `sources` */
+    uint64_t selector; /* selector of the limits that were in force */
+    CUstream stream;   /* the last stream, and its place in `sources` */
     uint64_t source;
-    uint64_t sources; /* of launches since the thread looked up, as vgpu_sources_member */
+    uint64_t sources; /* sources of launches since the last look-up, see vgpu_sources_member */
     struct {
         uint64_t key;
         const struct vgpu_cost *cost;
@@ -30,8 +30,8 @@ struct vgpu_prepaid {
 
 extern __thread __attribute__((tls_model("initial-exec"))) struct vgpu_prepaid vgpu_prepaid;
 extern _Atomic uint32_t vgpu_prepaid_epoch;
-/* The process sees one card: there is no need to ask where a launch goes. VGPU_ONE_CARD_GATED: nor to leave the gate
- * out. */
+/* VGPU_ONE_CARD: the process sees one card, so vgpu need not ask where a launch goes. VGPU_ONE_CARD_GATED: the same,
+ * but launches must pass the gate. */
 enum { VGPU_SEVERAL_CARDS, VGPU_ONE_CARD, VGPU_ONE_CARD_GATED };
 extern _Atomic uint8_t vgpu_one_card;
 
@@ -39,7 +39,7 @@ static inline unsigned vgpu_prepaid_place(uint64_t key) {
     return (unsigned)(key / (UINT64_MAX / VGPU_PREPAID_KEYS + 1));
 }
 
-/* True if the thread has paid for a launch of this key, wherever it goes, and what it costs. */
+/* True if the thread has paid for a launch of this key, on any stream. Also returns the price. */
 static inline __attribute__((always_inline)) bool vgpu_prepaid_covers(uint64_t key, uint64_t *price) {
     const unsigned at = vgpu_prepaid_place(key);
     if (vgpu_prepaid.known[at].key != key || !vgpu_prepaid.left ||
@@ -64,11 +64,11 @@ static inline __attribute__((always_inline)) void vgpu_prepaid_spend(uint64_t pr
     vgpu_prepaid.left_ns -= price;
 }
 
-/* True if the calling thread has paid for this launch in advance: nothing is left to do, the driver may be called at
- * once. False: see vgpu_pacer_before. `key` from vgpu_cost_key; `stream` as the driver will understand it
- * (CU_STREAM_PER_THREAD spelled out). One that the driver then refuses stays paid: 25 us of GPU time as a rule, or what
- * else its estimate has become since the thread last looked up; never more than the 50 us that a thread pays in
- * advance, or the millisecond that it counts by itself where there is no limit. */
+/* True if the calling thread has paid this launch in advance: the hook can call the driver at once. False: see
+ * vgpu_pacer_before. `key` comes from vgpu_cost_key. `stream` is as the driver will understand it (CU_STREAM_PER_THREAD
+ * spelled out). A launch that the driver then refuses stays paid: 25 us of GPU time as a rule, or the estimate's newer
+ * value. Never more than the 50 us that a thread pays in advance. Without a limit, never more than the millisecond that
+ * a thread keeps uncounted. */
 static inline __attribute__((always_inline)) bool vgpu_pacer_prepaid(uint64_t key, CUstream stream) {
     uint64_t price;
     if (atomic_load_explicit(&vgpu_one_card, memory_order_relaxed) != VGPU_ONE_CARD ||
@@ -78,7 +78,7 @@ static inline __attribute__((always_inline)) bool vgpu_pacer_prepaid(uint64_t ke
     return true;
 }
 
-/* The same for a launch that goes through the gate. */
+/* The same for a launch that passes the gate. */
 static inline __attribute__((always_inline)) bool vgpu_pacer_prepaid_gated(uint64_t key, CUstream stream) {
     uint64_t price;
     if (atomic_load_explicit(&vgpu_one_card, memory_order_relaxed) != VGPU_ONE_CARD_GATED ||

@@ -6,27 +6,30 @@
 
 struct sampler {
     struct sampler *next;
-    CUcontext context; /* NULL: gone, its samples wait for being collected */
-    /* calls under way that may destroy it, and its events with it: the driver is not asked about these */
+    CUcontext context; /* NULL: destroyed; its samples wait for collection */
+    /* calls under way that may destroy the context and its events: meanwhile the driver is not asked about the events
+     */
     unsigned leaving;
-    CUevent base;               /* on this context's time line, which counts ns from its first base; NULL: not yet */
-    double base_ns;             /* where it lies */
-    double lag;                 /* CLOCK_MONOTONIC less time line, ns */
-    uint64_t lag_ns;            /* as it was then; 0: not yet known */
-    struct vgpu_spans covered;  /* what samples have covered, on the time line, from a second before it on */
-    struct vgpu_spans measured; /* the same of those that events have measured */
-    CUevent probe;              /* recorded behind a pair, to see what an event takes; NULL: not yet */
-    const struct vgpu_sample *probing; /* whose; NULL: it is free */
+    /* event on this context's time line, which counts ns from its first base; NULL: not yet */
+    CUevent base;
+    double base_ns;             /* place of `base` on the time line */
+    double lag;                 /* CLOCK_MONOTONIC minus time line, ns */
+    uint64_t lag_ns;            /* when `lag` was taken; 0: not yet known */
+    struct vgpu_spans covered;  /* intervals that samples cover, on the time line, from a second before `base` on */
+    struct vgpu_spans measured; /* the same, only samples measured by events */
+    CUevent probe;              /* event recorded behind a pair, to measure the cost of an event; NULL: not yet */
+    const struct vgpu_sample *probing; /* the sample that uses `probe`; NULL: the probe is free */
     struct vgpu_sample *spare;
     struct vgpu_sample *first, **last;
-    unsigned count; /* of pairs of events */
+    unsigned count; /* number of event pairs */
 };
 
-/* With its context current, and its events done: when it ran. False: the driver does not say. */
+/* Computes when the launch of a sample ran. Its context must be current and its events done. False: the driver does not
+ * say. */
 bool vgpu_sample_measure(struct sampler *sampler, struct vgpu_sample *sample, struct vgpu_measure *out);
-/* All that is known of a bounded one: it ran within the time until `end`, CLOCK_MONOTONIC ns. */
+/* For a bounded sample, only one fact is known: it ran before `end`, CLOCK_MONOTONIC ns. */
 void vgpu_sample_bound(struct sampler *sampler, const struct vgpu_sample *sample, uint64_t end,
                        struct vgpu_measure *out);
-/* It is not yet known what an event takes of this card. */
+/* True while the cost of an event on this card is not yet known. */
 bool vgpu_events_uncalibrated(unsigned card);
 #endif

@@ -11,15 +11,16 @@
 #include "pacer/sampler.h"
 #include "reserves/capture.h"
 
-#define MAX_SAMPLES 256u /* per context: of events that exist at once; what is launched meanwhile is bounded */
-/* streams that are found at work before a collection gives up: the next one begins with others */
+#define MAX_SAMPLES 256u /* event pairs per context; further launches are bounded */
+/* after so many busy streams a collection gives up; the next one begins with other streams */
 #define MAX_UNFINISHED 16u
-#define PART_NS 1000000u     /* a bounded launch that runs pays in parts of so much */
-#define LOST_NS 10000000000u /* one that cannot be asked for is taken to have ended after this time */
+#define PART_NS 1000000u     /* a running bounded launch pays in parts of this length */
+#define LOST_NS 10000000000u /* a launch whose stream cannot be asked counts as ended after this time */
 
 atomic_int vgpu_samples_outstanding;
 static struct sampler *samplers;
-static vgpu_spin lock; /* of all samplers; held across event calls, so others try and otherwise do without */
+/* of all samplers; the holder calls the driver, so other threads only try, and else go on without it */
+static vgpu_spin lock;
 static __thread __attribute__((tls_model("initial-exec"))) char this_thread;
 
 void vgpu_samples_forget(void) {
@@ -40,7 +41,7 @@ static struct sampler *sampler_of(CUcontext context, bool make) {
     return samplers = sampler;
 }
 
-/* Events belong to the context that is current when they are made. False: it cannot be entered. */
+/* Enters a context: events belong to the context that is current when they are made. False: it cannot be entered. */
 static bool enter(CUcontext context, bool *pushed) {
     CUcontext current = NULL;
     *pushed = false;
@@ -57,7 +58,7 @@ static void leave(bool pushed) {
         DRIVER(cuCtxPopCurrent_v2)(&popped);
 }
 
-/* While a capture is open, only a thread that says that it knows may record and ask. */
+/* While a capture is open, a thread may record and ask only if it can relax its capture mode. */
 static bool may_ask(void) {
     return !vgpu_any_capture() || DRIVER(cuThreadExchangeStreamCaptureMode);
 }
@@ -75,7 +76,7 @@ static void make_events(struct sampler *sampler, struct vgpu_sample *sample) {
         return;
     if (create(&sample->after, CU_EVENT_DEFAULT) == CUDA_SUCCESS) {
         sampler->count++;
-    } else { /* half a pair */
+    } else { /* only half of the pair exists */
         if (DRIVER(cuEventDestroy_v2))
             DRIVER(cuEventDestroy_v2)(sample->before);
         sample->before = NULL;
@@ -104,7 +105,7 @@ static void renew(struct vgpu_sample *sample) {
     *sample = (struct vgpu_sample){.context = context, .before = before, .after = after};
 }
 
-/* It is no longer under way. */
+/* The launch of a sample is no longer under way. */
 static void landed(struct vgpu_sample *sample) {
     vgpu_cost_landed(sample->cost, sample->recorded_ns);
     if (sample->first)
@@ -113,8 +114,8 @@ static void landed(struct vgpu_sample *sample) {
         vgpu_owed_end(sample->card);
 }
 
-/* Asked at the first launch, when the driver has read it: what a program changes later has no effect. Where it was set
- * in vain, events bound the launch as they do without it (vgpu_measure_bounds). */
+/* Reads CUDA_LAUNCH_BLOCKING at the first launch, when the driver has read it too: later changes have no effect. If it
+ * was set too late, events bound the launch as usual (vgpu_measure_bounds). */
 static bool launches_block(void) {
     static atomic_int state; /* 1: yes, 2: no */
     if (!atomic_load_explicit(&state, memory_order_relaxed)) {
@@ -164,7 +165,7 @@ static void put(struct sampler *sampler, struct vgpu_sample *sample) {
     atomic_fetch_add(&vgpu_samples_outstanding, 1);
 }
 
-/* One more event behind the second one, to see what an event itself takes. */
+/* Records one more event behind the second one, to measure the cost of an event. */
 static void probe(struct vgpu_sample *sample) {
     vgpu_spin_lock(&lock);
     struct sampler *sampler = sampler_of(sample->context, false);
@@ -193,7 +194,7 @@ void vgpu_sample_end(struct vgpu_sample *sample, bool launched) {
     vgpu_spin_lock(&lock);
     struct sampler *sampler = sampler_of(sample->context, false);
     if (launched) {
-        if (!sampler) { /* its context went meanwhile, and all work with it */
+        if (!sampler) { /* the context was destroyed meanwhile, with all its work */
             sample->bounded = true;
             sample->over_ns = sample->returned_ns;
             sample->before = sample->after = NULL;
@@ -211,7 +212,7 @@ void vgpu_sample_end(struct vgpu_sample *sample, bool launched) {
     vgpu_spin_unlock(&lock);
 }
 
-/* Whether it has ended. Sets over_ns of a bounded one that has. */
+/* Whether the launch has ended. Sets over_ns of a bounded launch that has ended. */
 static bool finished(struct vgpu_sample *sample, uint64_t now) {
     CUresult state = CUDA_ERROR_NOT_READY;
     if (sample->over_ns)
@@ -220,7 +221,7 @@ static bool finished(struct vgpu_sample *sample, uint64_t now) {
         state = DRIVER(cuEventQuery) ? DRIVER(cuEventQuery)(sample->after) : CUDA_ERROR_NOT_SUPPORTED;
         if (state == CUDA_SUCCESS || state == CUDA_ERROR_NOT_READY)
             return state == CUDA_SUCCESS;
-        sample->bounded = true; /* the event has come to nothing: its stream may still say */
+        sample->bounded = true; /* the event has failed: ask its stream instead */
     }
     if (sample->lost)
         state = now - sample->recorded_ns > LOST_NS ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
@@ -241,7 +242,7 @@ static void give(struct sampler *sampler, struct vgpu_sample *sample, uint64_t n
     each(sample, &result);
 }
 
-/* What has passed of a bounded one that runs. */
+/* Gives the time that a running bounded launch has taken so far. */
 static void give_part(struct sampler *sampler, struct vgpu_sample *sample, uint64_t now, vgpu_sample_taker *each) {
     struct vgpu_measure result;
     if (!sample->bounded || now < sample->launched_ns + PART_NS)
@@ -269,8 +270,8 @@ static bool is_busy(const struct busy_streams *busy, const struct vgpu_sample *s
     return false;
 }
 
-/* What is behind something unfinished in the same stream is not asked for. Streams may stay at work for long, so the
- * next collection begins where this one gave up. */
+/* Collects from one context. Behind an unfinished sample, no other sample of the same stream is asked. Streams may stay
+ * busy for long, so the next collection begins where this one gave up. */
 static void collect_in(struct sampler *sampler, vgpu_sample_taker *each) {
     struct busy_streams busy = {.count = 0};
     struct vgpu_sample **at = &sampler->first;
@@ -306,7 +307,7 @@ static void collect_in(struct sampler *sampler, vgpu_sample_taker *each) {
     }
 }
 
-/* Its context cannot be entered, as one that went unnoticed: nothing of it can be asked for, nor runs. */
+/* The context cannot be entered: it was destroyed without notice. Its work no longer runs and cannot be asked. */
 static void give_up(struct sampler *sampler) {
     const uint64_t now = vgpu_now_ns();
     for (struct vgpu_sample *sample = sampler->first; sample; sample = sample->next) {
@@ -354,7 +355,7 @@ void vgpu_samples_going(CUcontext context) {
     vgpu_spin_unlock(&lock);
 }
 
-/* With the lock held: nothing of its events means anything any more. */
+/* With the lock held. The events of the context have become invalid. */
 static void forget_events(struct sampler *sampler) {
     sampler->context = NULL;
     for (struct vgpu_sample *sample = sampler->first; sample; sample = sample->next) {

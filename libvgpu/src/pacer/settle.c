@@ -1,5 +1,5 @@
-/* Corrects what launches were charged in advance, by measurements and by the arbiter's refunds, and makes launches wait
- * for their start. */
+/* Corrects what launches paid in advance, by measurements and by the arbiter's refunds. Also lets launches wait for
+ * their start. */
 #define _GNU_SOURCE
 #include "pacer/settle.h"
 
@@ -13,18 +13,18 @@
 #include "region/gcra.h"
 
 #define LATEST_REFUND_NS 2000000000u
-/* beyond this launches that others or earlier ones overdrew are not made up for */
+/* overdrafts by neighbours or by earlier launches are made up for no further than this */
 #define LONGEST_ARREARS_NS 2000000000u
-/* shorter waits are carried over to the next launch: a sleep overshoots by about that much */
+/* a launch carries shorter waits over to the next launch: a sleep overshoots by about that much */
 #define CARRY_NS 60000u
-#define POLL_NS 1000000u  /* while results are outstanding, a sleeping launch looks for credit this often */
-#define LOOK_NS 10000000u /* and for another share this often */
+#define POLL_NS 1000000u  /* while results are outstanding, a sleeping launch checks for credit this often */
+#define LOOK_NS 10000000u /* and for a new share this often */
 #define LONGEST_WANT_NS 100000000u
-/* measurements in turn: a busy host spoils one now and then, a driver whose launches return late all of them */
+/* spoilt measurements in a row: a busy host spoils one now and then; a driver whose launches return late spoils all */
 #define MOST_SPOILT 8u
 
-/* GPU time that refunds gave back and that tat has no room for: it counts no further back than a burst. A neighbour's
- * long launch is refunded when it has ended, so that a refund may be worth more than that. */
+/* Refunded GPU time that does not fit into tat, because credit reaches back no further than a burst. A neighbour's long
+ * launch is refunded only when it has ended, so a refund may exceed a burst. */
 static _Atomic uint64_t kept_ns[VGPU_MAX_CARDS];
 
 void vgpu_settle_forget(void) {
@@ -41,8 +41,8 @@ void vgpu_settle_price(struct vgpu_pacer_card *pacer, int64_t price) {
     atomic_fetch_sub(&pacer->credited_ns, (uint64_t)price);
 }
 
-/* A launch pays what it took. What launches have overdrawn together is bounded only where that may be the time of
- * neighbours, and no arbiter is there to give it back. */
+/* A launch pays its real time. The total overdraft is bounded only where neighbours may have used the time and no
+ * arbiter gives it back. */
 static void settle_debit(unsigned card, uint64_t price) {
     struct vgpu_pacer_card *pacer = vgpu_pacer_shared(card);
     const uint64_t now = vgpu_now_ns(), latest = now + (price > LONGEST_ARREARS_NS ? price : LONGEST_ARREARS_NS);
@@ -59,15 +59,14 @@ void vgpu_settle_account(unsigned card, int64_t gpu_ns, uint64_t launches) {
     vgpu_owed_paid(card, gpu_ns);
 }
 
-/* What a launch has to pay besides what it has paid; negative: gets back. A bounded one does not pay again what the
- * process has been charged for other launches meanwhile: together they cannot have taken more than the time that has
- * passed. */
+/* What a launch must pay on top of its payment; negative: gets back. A bounded launch does not pay again what other
+ * launches of the process paid meanwhile: together they took no more than the time that has passed. */
 static int64_t difference_of(const struct vgpu_sample *sample, const struct vgpu_measure *measure, unsigned card,
                              uint64_t busy) {
     const int64_t difference = (int64_t)busy - (int64_t)sample->reserved_ns;
     if (!measure->bounded)
         return difference;
-    if (difference <= 0) { /* no less than what was paid, but for what it cannot have taken since it was launched */
+    if (difference <= 0) { /* no refund, but for time that the launch cannot have used since its start */
         const uint64_t longest = measure->end_ns - sample->recorded_ns;
         return measure->partly || !vgpu_sample_settles(sample) || sample->reserved_ns <= longest
                    ? 0
@@ -104,7 +103,7 @@ static void learn(const struct vgpu_sample *sample, const struct vgpu_measure *m
         vgpu_cost_refuted(sample->cost);
 }
 
-/* A launch that was measured at random, and took far longer than it paid. */
+/* A randomly measured launch that took far longer than it paid. */
 static bool is_unlike(const struct vgpu_sample *sample, const struct vgpu_measure *measure, uint64_t busy) {
     return sample->kind == VGPU_SAMPLE_LEARNS && sample->limit && !measure->bounded && !measure->spoilt &&
            vgpu_cost_known(sample->cost) &&
@@ -112,7 +111,7 @@ static bool is_unlike(const struct vgpu_sample *sample, const struct vgpu_measur
                                vgpu_now_ns());
 }
 
-/* Of a spoilt measurement: whether the payment, the mean of exact ones, is the better guess. */
+/* For a spoilt measurement: whether the payment (the mean of exact samples) is the better guess. */
 static bool paid_enough(const struct vgpu_sample *sample, const struct vgpu_measure *measure) {
     if (!measure->spoilt && !measure->bounded)
         atomic_store_explicit(&sample->cost->spoilt, 0, memory_order_relaxed);
@@ -135,7 +134,7 @@ void vgpu_settle_sample(struct vgpu_sample *sample, const struct vgpu_measure *m
         return;
     if (sample->kind == VGPU_SAMPLE_INSPECTS)
         vgpu_inspect_found(sample->card, busy, sample->reserved_ns);
-    /* a bounded one that pays nothing leaves its time to those that do */
+    /* a bounded launch that pays nothing leaves its interval to launches that pay */
     if (whole >= VGPU_LONG_RUN_NS && (!measure->bounded || difference_of(sample, measure, sample->card, busy) > 0)) {
         const uint64_t alone = vgpu_busy_publish(vgpu_pacer_shared(sample->card), measure->begin_ns, measure->end_ns);
         busy = alone < busy ? alone : busy; /* another process of the container has paid for the rest */
@@ -150,7 +149,7 @@ void vgpu_settle_sample(struct vgpu_sample *sample, const struct vgpu_measure *m
         sample->spent_ns = vgpu_contention_spent(sample->card);
 }
 
-/* Credit counts no further back than this. */
+/* Credit reaches back no further than this. */
 static uint64_t credit_floor(const struct vgpu_pace *share, uint64_t now) {
     return now > share->burst_ns ? now - share->burst_ns : 0;
 }
@@ -173,7 +172,7 @@ void vgpu_settle_refunds(unsigned card, const struct vgpu_pace *share, uint64_t 
         atomic_fetch_add(&kept_ns[card], (price - room) * share->percent / 100);
 }
 
-/* What is kept pays first. While the container does not use what it may, it is lost as credit is. */
+/* The kept refund pays first. While the container uses less than its share, the kept refund expires like credit. */
 static uint64_t pay_from_kept(unsigned card, uint64_t gpu_ns, const struct vgpu_pace *share, uint64_t now) {
     const uint64_t tat = atomic_load_explicit(&vgpu_pacer_shared(card)->tat, memory_order_relaxed),
                    floor = credit_floor(share, now), unused = tat < floor ? (floor - tat) * share->percent / 100 : 0;
@@ -199,7 +198,7 @@ void vgpu_pacer_wants(unsigned card, uint64_t start, uint64_t gpu_ns) {
     want(vgpu_pacer_shared(card), start + (gpu_ns < LONGEST_WANT_NS ? gpu_ns : LONGEST_WANT_NS));
 }
 
-/* What is ahead of now was reckoned at another share. One of the racing processes reckons it anew; each waiting launch
+/* tat was computed with another share. One of the racing processes recomputes the part after now; each waiting launch
  * does the same for its own start. */
 static void adopt(struct vgpu_pacer_card *pacer, uint32_t percent, uint64_t now) {
     uint32_t before = atomic_load_explicit(&pacer->percent, memory_order_relaxed);
@@ -216,7 +215,7 @@ struct vgpu_turn vgpu_turn_reserve(unsigned card, uint64_t gpu_ns, const struct 
     struct vgpu_turn turn = {.credited_ns = atomic_load(&pacer->credited_ns), .percent = share->percent};
     const uint64_t price = vgpu_gcra_price(pay_from_kept(card, gpu_ns, share, now), share->percent);
     turn.start = vgpu_gcra_reserve(&pacer->tat, now, price, share->burst_ns);
-    /* it gives way: what it has paid for comes at the end of the time that this pays for, not at its beginning */
+    /* the container gives way: the paid work comes at the end of the paid time, not at its beginning */
     if (!share->burst_ns)
         turn.start += price;
     vgpu_pacer_wants(card, turn.start > now ? turn.start : now, gpu_ns);
@@ -232,11 +231,11 @@ void vgpu_turn_await(struct vgpu_turn turn, const struct vgpu_place *place) {
             break;
         struct vgpu_pace share = vgpu_pace_now(limits, place, now);
         vgpu_settle_refunds(place->card, &share, now);
-        /* debits since then are those of launches to come */
+        /* debits since then belong to later launches */
         const int64_t credit = (int64_t)(atomic_load(&pacer->credited_ns) - turn.credited_ns);
         uint64_t start = credit <= 0 ? turn.start : turn.start > (uint64_t)credit ? turn.start - (uint64_t)credit : 0;
         if (start > now && share.percent != turn.percent) {
-            adopt(pacer, share.percent ? share.percent : 100, now); /* not paced: at the rate of a whole card */
+            adopt(pacer, share.percent ? share.percent : 100, now); /* no longer paced: use the rate of a whole card */
             start = share.percent ? now + (start - now) * turn.percent / share.percent : now;
             turn = (struct vgpu_turn){.start = start,
                                       .credited_ns = turn.credited_ns + (credit > 0 ? (uint64_t)credit : 0),
