@@ -1,7 +1,8 @@
-/* The arbiter of one machine: looks at all containers every few milliseconds and tells each how much of its cards it
- * may use now.
+/* The arbiter of one machine. Every few milliseconds it looks at all containers and tells each container how much of
+ * its cards the container may use now.
  *
- * Containers trust it by its heartbeat alone: when it dies or hangs they go back to their fixed limits. */
+ * Containers trust the arbiter only by its heartbeat: when the arbiter dies or hangs, they go back to their fixed
+ * limits. */
 #define _GNU_SOURCE
 
 #include <errno.h>
@@ -17,12 +18,13 @@
 #include "region/region_files.h"
 
 #define IDLE_PERIOD_NS 50000000u
-/* where the same containers have work as before, and nobody has anything of another's to give back */
+/* used while the same containers have work as before and no container has to give anything back */
 #define STEADY_PERIOD_NS 20000000u
-#define LIMITS_EVERY 5u    /* only one look in so many also reads the limits, which seldom change */
-#define GLANCE_NS 2500000u /* how often it looks whether the owner of lent time is back */
+#define LIMITS_EVERY 5u    /* only every so many looks also read the limits, which seldom change */
+#define GLANCE_NS 2500000u /* how often the arbiter checks whether the owner of lent time is back */
 #define MAX_CARDS 64u
-/* what NVIDIA's driver gives a compute context before it turns to another, where nothing else is set */
+/* time slice of NVIDIA's driver: it gives a compute context this long before it turns to another, unless set
+ * otherwise */
 #define TIME_SLICE_NS 2000000u
 
 struct vgpu_arbiter {
@@ -147,7 +149,7 @@ vgpu_arbiter *vgpu_arbiter_new(void) {
     return arbiter;
 }
 
-/* Until `next`, or until the owner of lent time has work. With the lock held, but while it sleeps. */
+/* Sleeps until `next`, or until the owner of lent time has work. The lock is held, but not while sleeping. */
 static void rest(vgpu_arbiter *arbiter, uint64_t next) {
     for (uint64_t now = arbiter->last_look; !arbiter->stopping && now < next; now = clock_ns(CLOCK_MONOTONIC)) {
         if (arbiter->lends && now > arbiter->last_look && vgpu_containers_come(arbiter->containers, now))
@@ -220,7 +222,7 @@ static int open_container(const char *dir, struct vgpu_container **out) {
         close_container(container);
         return result;
     }
-    close(fd); /* the mapping stays; whether the container has cut its file short is noticed when it is looked at */
+    close(fd); /* the mapping stays; a later look notices whether the container has cut its file short */
     container->device = status.st_dev;
     container->inode = status.st_ino;
     *out = container;
@@ -241,7 +243,7 @@ static void remove_container(vgpu_arbiter *arbiter, struct vgpu_container **plac
     close_container(container);
 }
 
-/* Still the file that was there when it was attached? */
+/* Whether the path still leads to the file that was attached. */
 static bool same_file(const struct vgpu_container *container) {
     char path[4096];
     struct stat status;

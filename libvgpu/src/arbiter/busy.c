@@ -1,13 +1,13 @@
-/* Whose time was inside of whose measurement: the pair of events around a launch also spans the time slices of other
- * containers. */
+/* Computes whose time fell into whose measurement: the pair of events around a launch also spans the time slices of
+ * other containers. */
 #include <string.h>
 
 #include "arbiter/arbiter.h"
 
 #define FEW_TURNS 4u
-/* a launch that comes so soon after the one before finds others in the slice that they were given then */
+/* a launch this soon after the one before finds other containers still in the slice that they got then */
 #define NEXT_NS 200000u
-#define FORGETS 128u /* by that part a launch that took longer lifts what the shortest is thought to take */
+#define FORGETS 128u /* a longer launch lifts the assumed shortest length by 1/FORGETS */
 
 static uint64_t smaller(uint64_t a, uint64_t b) {
     return a < b ? a : b;
@@ -67,7 +67,7 @@ static void cut(struct vgpu_busy *busy, uint32_t place, uint64_t when) {
     insert(busy, place + 1, second);
 }
 
-/* When each of the launches of one that was alone ended is not told for long. */
+/* Drops old ends of launches of containers that were alone: they do not matter for long. */
 static void forget_ends(struct vgpu_busy *busy) {
     const uint32_t old = busy->count - busy->count / 8;
     uint32_t kept = 0;
@@ -87,7 +87,7 @@ static void forget_ends(struct vgpu_busy *busy) {
     busy->count = kept + 1;
 }
 
-/* One interval at most doubles the spans: with so few there is room for it. The oldest ones go. */
+/* Drops the oldest spans. One interval at most doubles the number of spans: with so few there is room for that. */
 static void make_room(struct vgpu_busy *busy) {
     const uint32_t most = VGPU_BUSY_SPANS / 2 - 2;
     if (busy->count <= most)
@@ -100,7 +100,7 @@ static void make_room(struct vgpu_busy *busy) {
     busy->count = kept;
 }
 
-/* Joins spans that touch and say the same, from one place to another. */
+/* Joins spans that touch and are equal otherwise, from one place to another. */
 static void tidy(struct vgpu_busy *busy, uint32_t from, uint32_t to) {
     const uint32_t next = (uint32_t)smaller((uint64_t)to + 1, busy->count);
     uint32_t kept = from;
@@ -122,19 +122,19 @@ static void tidy(struct vgpu_busy *busy, uint32_t from, uint32_t to) {
 struct addition {
     unsigned member;
     double *refunds;
-    /* part of the interval that was the launch's own: it cannot have taken less than the shortest of its like */
+    /* smallest part of the interval that was the launch's own: it cannot be shorter than the shortest similar launch */
     double least;
     uint64_t last_ns; /* for so long before its end the launch had the card; 0: not known */
-    unsigned shorts;  /* others that were charged for launches which are not measured, or not yet */
+    unsigned shorts;  /* other members with charges for launches that are not measured, or not yet */
     struct {
         uint64_t bit;
-        double rate; /* part of the time that it took, by its charges */
+        double rate; /* part of the time that the member took, by its charges */
     } taken[VGPU_ARBITER_MEMBERS];
-    uint64_t members; /* of which `part` is known; 0: of none */
+    uint64_t members; /* the members for which `part` is known; 0: none */
     double part;
 };
 
-/* Evenly over the whole interval: the charges are known every few milliseconds only. */
+/* Spreads short launches evenly over the interval: the charges are known only every few milliseconds. */
 static void find_shorts(struct addition *add, uint64_t begin, uint64_t end, const struct vgpu_meters *meters) {
     for (unsigned i = 0; i < meters->count; i++) {
         const uint64_t used =
@@ -146,8 +146,8 @@ static void find_shorts(struct addition *add, uint64_t begin, uint64_t end, cons
     }
 }
 
-/* What was left of the time for each of the busy members. Work is charged when it is launched and may run later: the
- * others took no more than their turn of the time slices. Members have theirs already, for short and long work. */
+/* The part of the time left for each busy member. A launch is charged early and may run later, so other members took no
+ * more than their turn of the time slices. The busy members already have their own parts, for short and long work. */
 static double part_of_each(struct addition *add, uint64_t members) {
     if (add->members == members)
         return add->part;
@@ -165,7 +165,7 @@ static double part_of_each(struct addition *add, uint64_t members) {
     return add->part = each > least ? each : least;
 }
 
-/* What the one that ended had of the last `before` nanoseconds, of which `count` shared in turns. */
+/* What the member that ended had of the last `before` nanoseconds, which `count` members shared in turns. */
 static double had_since(const struct vgpu_busy *busy, const struct vgpu_busy_span *span, unsigned count,
                         uint64_t before) {
     if (before <= span->last_ns)
@@ -176,12 +176,13 @@ static double had_since(const struct vgpu_busy *busy, const struct vgpu_busy_spa
         had += rest / turn * busy->slice_ns;
         rest %= turn;
     }
-    for (; rest >= turn; rest -= turn) /* seldom more than once, where a division takes as long as all else */
+    /* seldom runs more than once, and a division would take as long as all the rest */
+    for (; rest >= turn; rest -= turn)
         had += busy->slice_ns;
     return (double)(had + (rest > others ? rest - others : 0));
 }
 
-/* What its members had of a span, in nanoseconds. */
+/* What the members had of a span, in nanoseconds. */
 struct parts {
     double ender, other;
 };
@@ -196,8 +197,8 @@ static struct parts parts_of(const struct vgpu_busy *busy, const struct vgpu_bus
     return (struct parts){last * each * count, (length - last) / (count - 1) * each * count};
 }
 
-/* The member joins those who are busy in the span, with a launch that ends at `end`: each of them had more or less of
- * it than was thought. */
+/* The member becomes busy in the span, with a launch that ends at `end`. So every member of the span had more or less
+ * of it than computed before. */
 static void join(struct addition *add, const struct vgpu_busy *busy, struct vgpu_busy_span *span, uint64_t end) {
     const uint64_t bit = UINT64_C(1) << add->member;
     const bool ends_first = add->last_ns && (!span->ended || end < span->ended);
@@ -225,16 +226,17 @@ static void join(struct addition *add, const struct vgpu_busy *busy, struct vgpu
     }
 }
 
-/* What a launch itself took that has waited for others' slices, when `since` the one before of the same program had
- * ended: others had the card from then on, and had as many slices as it had, one after the other. It took more if they
- * gave some of them back. 0: it has not waited. */
+/* The launch's own time, if it waited for other containers' slices. `since`: time since the launch before it ended.
+ * From then on the others and this launch had slices in turns, equally many. The launch took more if the others
+ * returned part of theirs. 0: it has not waited. */
 static uint64_t without_slices(const struct vgpu_busy *busy, uint64_t since, uint64_t length) {
     const uint64_t turn = 2 * busy->slice_ns, slack = busy->slice_ns / 32, whole = since + length;
     return busy->slice_ns && length > busy->slice_ns ? whole - (whole - slack + turn - 1) / turn * busy->slice_ns : 0;
 }
 
-/* Waiting for others only ever adds, so the shortest is it, until it is forgotten in some hundred launches; or what
- * is seen twice in a row where each comes right after the one before and waits for others' slices. */
+/* Waiting only ever adds time, so the shortest launch shows the own time, until it is forgotten after some hundred
+ * launches. Two equal launches in a row also show it, if each comes right after the one before and waits for others'
+ * slices. */
 static void note_length(struct vgpu_busy *busy, unsigned member, uint64_t begin, uint64_t end, bool others) {
     struct vgpu_busy_kernel *kernel = &busy->kernels[member];
     const uint64_t length = end - begin, known = kernel->shortest_ns, forgotten = known + known / FORGETS;
@@ -263,9 +265,9 @@ uint64_t vgpu_busy_add(struct vgpu_busy *busy, unsigned member, uint64_t begin, 
     find_shorts(&add, begin, end, meters);
     note_length(busy, member, begin, end, add.shorts == 1);
     const uint64_t shortest = busy->kernels[member].shortest_ns, some = busy->slice_ns / 8;
-    /* longer ones may all have waited */
+    /* if the shortest is longer than a slice, all launches may have waited */
     add.least = shortest <= busy->slice_ns + some ? (double)shortest / (double)(end - begin) : 0;
-    /* what takes a slice or more may end anywhere in one */
+    /* a launch of a slice or more may end anywhere in a slice */
     add.last_ns = shortest + some < busy->slice_ns ? shortest : 0;
     make_room(busy);
     uint32_t place = busy->count;

@@ -1,27 +1,28 @@
-/* What the arbiter makes of one card. What a container writes is believed only where that harms nobody but itself. */
+/* The arbiter's decisions for one card. The arbiter believes what a container writes only where a lie harms no other
+ * container. */
 #include "arbiter/card.h"
 
 #include <string.h>
 
 #include "region/sigbus_guard.h"
 
-/* a launch that waits for longer counts again when its turn comes; also bounds what a killed one leaves */
+/* a launch that waits longer than this counts again when its turn comes; also bounds what a killed launch leaves */
 #define FARTHEST_NS 2000000000u
-#define SMOOTH_NS 50000000.0 /* time over which the use of a card is averaged */
-/* who was held back, or has just come, is believed to want all that it may have, for so long */
+#define SMOOTH_NS 50000000.0 /* time over which use of a card is averaged */
+/* for so long, a container that was held back or has just come is assumed to want all that it may have */
 #define EAGER_NS 50000000u
-/* a card as full as this tells nothing of what its containers would use without each other */
+/* on a card this full, use tells nothing of what the containers would want alone */
 #define BUSY_CARD 0.97
-#define CAREFUL_NS 100000000u /* after that nothing is lent of what containers with work leave unused */
-#define HEADROOM_PERCENT 6    /* what is kept for each of those beside its present use and a tenth of it */
-/* how often a heartbeat is written when nothing else changed; libraries take the arbiter for dead after ten times as
+#define CAREFUL_NS 100000000u /* after a full card, unused time of working containers is not lent for so long */
+#define HEADROOM_PERCENT 6    /* each such container keeps this much above its present use plus a tenth */
+/* how often a heartbeat is written without other changes; libraries count the arbiter as dead after ten times as
  * long */
 #define BEAT_NS 100000000u
-#define METER_NS 10000000000u /* after the last long launch on a card nobody needs to know of short ones */
-/* a measurement is seen before what it corrects: that must not go below 0 */
+#define METER_NS 10000000000u /* for so long after the last long launch on a card, short launches still matter */
+/* a measurement is seen before the charge that it corrects: the difference must not go below 0 */
 #define METER_BASE_NS (UINT64_C(1) << 62)
 #define LONGEST_RUN_NS 60000000000u
-/* measured launches found by one look: twice as many, and half the time of the ring has passed */
+/* measured launches found by one look: with twice as many, half the time of the ring has passed */
 #define MANY_RUNS (VGPU_RUNS / 4)
 
 static bool ahead(uint64_t when, uint64_t now) {
@@ -48,7 +49,8 @@ static void look_at_runs(struct vgpu_arbiter_member *member, struct vgpu_pacer_c
         const uint64_t end = atomic_load_explicit(&run->end_ns, memory_order_acquire);
         const uint64_t begin = atomic_load_explicit(&run->begin_ns, memory_order_acquire);
         if (end == 0 && member->stuck != member->run_count + 1) {
-            member->stuck = member->run_count + 1; /* being written: next time, or never if its writer was killed */
+            /* the entry is being written: try again at the next look, then skip it, as its writer was killed */
+            member->stuck = member->run_count + 1;
             return;
         }
         if (atomic_load_explicit(&run->end_ns, memory_order_relaxed) == end && plausible(begin, end, now)) {
@@ -104,8 +106,8 @@ static int look_for_comers(void *context) {
     return 0;
 }
 
-/* One guard for all: setting it up takes a system call. This thread touches no other mapping of a file meanwhile that
- * could be cut short. */
+/* One guard for all containers, because setting it up takes a system call. Meanwhile this thread touches no other file
+ * mapping that could be cut short. */
 static void guarded(struct looking *looking, int (*work)(void *context)) {
     while (vgpu_guarded(NULL, SIZE_MAX, work, looking) < 0) {
         struct vgpu_container *broken = looking->at;
@@ -130,7 +132,8 @@ bool vgpu_containers_come(struct vgpu_container *first, uint64_t now) {
     return looking.found;
 }
 
-/* What the last `passed` nanoseconds tell of a container that had `part` of the card, the others' work counted. */
+/* What the last `passed` nanoseconds tell of a container that had `part` of the card, if the work of others is
+ * counted. */
 static void weigh(struct vgpu_arbiter_member *member, uint64_t now, double passed, double part) {
     member->pending_ns += (double)(int64_t)(member->now.used_ns - member->before.used_ns);
     member->pending_ns = member->pending_ns < 0             ? 0
@@ -149,8 +152,8 @@ static void weigh(struct vgpu_arbiter_member *member, uint64_t now, double passe
     member->view.active = active;
 }
 
-/* Containers that leave part of their guarantee unused lend it, as long as the card has time left over: only then does
- * their use tell what they want. In percent, in steps, so that small changes change nothing. */
+/* Containers lend the part of their guarantee that they leave unused, as long as the card has time left over. Only then
+ * does their use show what they want. In percent, in steps, so that small changes have no effect. */
 static uint32_t demand_of(const struct vgpu_arbiter_member *member, const struct vgpu_arbiter_card *card,
                           uint64_t now) {
     if (now < card->careful_until || now < member->eager_until)
@@ -179,7 +182,7 @@ static void take_in_runs(struct vgpu_arbiter_card *card, uint64_t now) {
     for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++) {
         struct vgpu_arbiter_member *member = card->members[i];
         if (!member || (now >= card->metered_until && member->metered))
-            continue; /* the average since the last note is good enough for the first of them */
+            continue; /* for the first of them, the average since the last note is good enough */
         meter(member, now);
         member->metered = true;
         meters.of[meters.count].member = i;
@@ -200,7 +203,7 @@ static void take_in_runs(struct vgpu_arbiter_card *card, uint64_t now) {
 
 static void publish(struct vgpu_arbiter_member *member, const struct vgpu_arbiter_view *answer, uint64_t now) {
     struct vgpu_limits_file *file = member->container->limits_file;
-    /* what was refunded too much is kept back from the next ones */
+    /* a refund that was too large is subtracted from later refunds */
     const uint64_t refund = member->refund_ns > 0 ? (uint64_t)member->refund_ns : 0;
     const bool told = member->view.share == answer->share && member->view.yield == answer->yield &&
                       member->view.neighbours == answer->neighbours;
@@ -219,7 +222,8 @@ static void publish(struct vgpu_arbiter_member *member, const struct vgpu_arbite
     atomic_store_explicit(&file->arbiter[member->index].heartbeat_ns, now, memory_order_release);
 }
 
-/* Somebody uses what belongs to one without work, who should not have to wait for it. */
+/* Whether a container uses time of another container that has no work now, and that should not have to wait when it has
+ * work. */
 static bool lends(const struct vgpu_arbiter_view *views, unsigned count) {
     bool lent = false, resting = false;
     for (unsigned i = 0; i < count; i++) {

@@ -1,4 +1,4 @@
-/* One card under the arbiter: who is on it, what they have been doing, and what they may do next. */
+/* One card as the arbiter sees it: its containers, what they did lately, and what they may do next. */
 #ifndef VGPU_ARBITER_CARD_H
 #define VGPU_ARBITER_CARD_H
 #include <stdbool.h>
@@ -12,7 +12,7 @@
 
 struct vgpu_container;
 
-/* The large part of a member, apart from what every look needs. */
+/* The large part of a member, kept apart from the data of every look. */
 struct vgpu_arbiter_history {
     struct vgpu_meter meter;
     struct {
@@ -23,22 +23,22 @@ struct vgpu_arbiter_history {
 /* One container on one card. */
 struct vgpu_arbiter_member {
     struct vgpu_container *container;
-    unsigned index;                /* of the card in its limits */
-    struct vgpu_arbiter_view view; /* active, and what was published last */
+    unsigned index;                /* of the card in the container's limits */
+    struct vgpu_arbiter_view view; /* `active`, and what was published last */
     struct {
-        uint64_t used_ns; /* GPU time with refunds: grows with its use alone */
+        uint64_t used_ns; /* GPU time with refunds added back: only use changes it */
         uint64_t throttled_ns, wanted_until, tat;
-    } now, before;        /* as written by the container */
-    uint64_t run_count;   /* measured launches that have been taken in */
-    uint64_t stuck;       /* number + 1 of one that was being written at the last look */
-    uint64_t measured_ns; /* they were so long together */
+    } now, before;        /* as the container wrote it */
+    uint64_t run_count;   /* measured launches read so far */
+    uint64_t stuck;       /* number + 1 of an entry that was being written at the last look */
+    uint64_t measured_ns; /* sum of their lengths */
     uint64_t eager_until;
     uint64_t beaten;   /* last heartbeat */
-    double pending_ns; /* charged and not yet over, as far as time tells */
-    double rate;       /* part of the card's time that it used of late */
+    double pending_ns; /* charged, but probably still running */
+    double rate;       /* part of the card's time that the container used lately */
     double refund_ns;  /* not yet published */
-    bool known;        /* was looked at before */
-    bool metered;      /* its meter has a point to start from */
+    bool known;        /* an earlier look has read this member */
+    bool metered;      /* the meter has a first point */
     unsigned fresh;    /* measured launches found by this look, in history->runs */
     struct vgpu_arbiter_history *history;
 };
@@ -53,20 +53,20 @@ struct vgpu_container {
     struct vgpu_usage_file *usage;
     uint64_t selector;
     struct vgpu_limits limits;
-    /* by index in its limits; NULL: the card has too many containers */
+    /* by index in the limits; NULL: the card has too many containers */
     struct vgpu_arbiter_member *members[VGPU_MAX_CARDS];
     bool broken; /* its usage file was cut short */
 };
 
 struct vgpu_arbiter_card {
     char uuid[VGPU_UUID_SIZE];
-    unsigned index;                                            /* in the limits: the name of a card without UUID */
-    struct vgpu_arbiter_member *members[VGPU_ARBITER_MEMBERS]; /* its seat; NULL: free */
+    unsigned index;                                            /* in the limits: identifies a card without UUID */
+    struct vgpu_arbiter_member *members[VGPU_ARBITER_MEMBERS]; /* the seat of each container; NULL: free */
     unsigned active;
-    bool lends;    /* time of one without work is used by another */
-    bool restless; /* what the last look found may be different soon */
+    bool lends;    /* a container uses time of another container that has no work */
+    bool restless; /* the next look may find something else soon */
     uint64_t careful_until;
-    uint64_t metered_until; /* somebody has long launches, which others' short ones matter to */
+    uint64_t metered_until; /* until then short launches matter, because a container has long ones */
     uint32_t asked_count;
     struct vgpu_arbiter_view asked[VGPU_ARBITER_MEMBERS], answered[VGPU_ARBITER_MEMBERS];
     struct vgpu_arbiter_member seats[VGPU_ARBITER_MEMBERS];
@@ -74,11 +74,12 @@ struct vgpu_arbiter_card {
     struct vgpu_busy busy;
 };
 
-/* Copies what containers have written, under a guard: one that has cut its file short is left alone from then on. */
+/* Copies what containers have written, under a guard: a container that has cut its file short is ignored from then
+ * on. */
 void vgpu_containers_look(struct vgpu_container *first, uint64_t now);
-/* True if one has work that had none at the last look. Cheap. */
+/* True if a container has work and had none at the last look. Cheap. */
 bool vgpu_containers_come(struct vgpu_container *first, uint64_t now);
-/* Judges what the containers of a card have done in the `passed` nanoseconds before `now`, and publishes what they may
- * do into their limits. */
+/* Evaluates what the containers of a card did in the `passed` nanoseconds before `now`. Publishes into their limits
+ * what they may do next. */
 void vgpu_card_decide(struct vgpu_arbiter_card *card, uint64_t now, uint64_t passed);
 #endif

@@ -1,7 +1,8 @@
-/* Who may use how much of one card now. */
+/* Computes how much of one card each container may use now. */
 #include "arbiter/arbiter.h"
 
-#define FLOOR_PERCENT 2u /* what a low-priority container keeps while a high-priority one has work; as in share.c */
+/* what a low-priority container keeps while a high-priority one has work; as in pacer/core_share.c */
+#define FLOOR_PERCENT 2u
 
 static uint32_t at_most(uint32_t value, uint32_t most) {
     return value < most ? value : most;
@@ -16,15 +17,14 @@ static uint32_t ceiling_of(const struct vgpu_arbiter_view *view) {
     return view->policy == VGPU_CORES_FIXED && view->cores ? at_most(view->cores, 100) : 100;
 }
 
-/* What a container takes if it gets it; `eager`: as if it wanted all that it may have. */
+/* What a container would use if it could; `eager`: as if it wanted all that it may have. */
 static uint32_t appetite(const struct vgpu_arbiter_view *view, bool eager) {
     const uint32_t ceiling = ceiling_of(view);
     const uint32_t wanted = eager || view->demand > 100 ? ceiling : at_most(ceiling, view->demand ? view->demand : 1);
     return view->yield ? at_most(wanted, FLOOR_PERCENT) : wanted;
 }
 
-/* Shares of those who have work, and of `one`, with or without work: first what each is guaranteed, then by weight what
- * is left. */
+/* Shares of the containers with work, and of `one` in any case: first the guarantees, then the rest by weight. */
 static void divide(const struct vgpu_arbiter_view *views, uint32_t count, uint32_t one, double shares[]) {
     double left = 100;
     for (uint32_t i = 0; i < count; i++) {

@@ -66,7 +66,7 @@ static pthread_key_t ending;
 static void give_back(void *passage) {
     struct vgpu_passage *mine = passage;
     vgpu_passage = NULL;
-    /* the thread may end in the middle of a call: canceled, or by a callback */
+    /* the thread may end in the middle of a call: cancelled, or by a callback */
     atomic_store_explicit(&mine->inside, 0, memory_order_release);
     atomic_store_explicit(&mine->taken, 0, memory_order_release);
 }

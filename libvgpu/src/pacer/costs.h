@@ -62,7 +62,7 @@ enum vgpu_company {
 };
 /* Takes a sample. queued: the launch followed earlier work of its stream and waited for no other work.
  * - Alone: the mean over the first 32 samples, then over about the last 32, so that the mean follows a program that
- * changes.
+ *   changes.
  * - Sharing: the mean of the recent samples that look undisturbed, unless the times are known to differ by themselves.
  * - Where queued samples come, samples of short kernels and samples taken while sharing count only if queued. */
 void vgpu_cost_learn(struct vgpu_cost *cost, uint64_t gpu_ns, enum vgpu_company company, bool queued);

@@ -1,4 +1,5 @@
-/* Charges and releases bytes in a shared account; every step survives a crash. */
+/* Charges and releases bytes in a shared account. After a crash at any step, another process can finish or drop the
+ * operation. */
 #include "region/account.h"
 
 void vgpu_account_settle(struct vgpu_usage_file *usage, unsigned card, enum vgpu_account_index account,

@@ -6,16 +6,16 @@
  *     after, intent (active) -> read word -> help -> limit test -> swap word, else read again -> bytes := after ->
  * intent (inactive)
  *
- * "Help" raises `done` of the lane named in the word to the seq named there before the word is replaced, so that the
- * trace of an applied operation is never lost: a pending intent took effect if and only if the word still names its
- * lane and seq, or else `done` has reached its seq. The word must be looked at before `done`, because a helper writes
+ * The word names a lane and a seq. "Help" raises `done` of that lane to that seq before the word is replaced, so that
+ * the trace of an applied operation is never lost. A pending intent took effect if and only if the word still names its
+ * lane and seq, or `done` has reached its seq. A reader must look at the word before `done`, because a helper writes
  * them in the opposite order.
  *
- * `after` is absolute, hence booking twice does no harm and no store wider than 64 bits is needed. Ordering: intents
- * and bookings have one writer at a time and are release stores, so they appear in program order; words and `done` move
- * by sequentially consistent read-modify-writes, which publish everything stored before. A store delayed past a later
- * *load* is harmless: what was loaded is checked again by the swap. tests/unit/test_ledger_model.py explores this, with
- * store buffers, in every interleaving. */
+ * `after` is absolute, so booking twice does no harm and no store wider than 64 bits is needed. Ordering: intents and
+ * bookings have one writer at a time and are release stores, so they appear in program order. Words and `done` change
+ * by sequentially consistent read-modify-writes, which publish all earlier stores. A store delayed past a later *load*
+ * is harmless: the swap checks the loaded value again. tests/unit/test_ledger_model.py explores this, with store
+ * buffers, in every interleaving. */
 #ifndef VGPU_ACCOUNT_H
 #define VGPU_ACCOUNT_H
 #include <stdbool.h>
@@ -50,9 +50,9 @@ static inline void vgpu_account_store(_Atomic uint64_t *field, uint64_t value) {
 static inline void vgpu_account_help(struct vgpu_usage_file *usage, unsigned card, enum vgpu_account_index account,
                                      uint64_t tag, uint32_t helper) {
     if (VGPU_TAG_LANE(tag) == helper)
-        return; /* its own last operation is booked already, and `done` is asked for pending ones alone */
+        return; /* the helper's last operation is booked already; `done` matters only for pending operations */
     if (VGPU_TAG_LANE(tag) >= VGPU_SLOTS * VGPU_LANES)
-        return; /* only a container that scribbles over its own file writes such a tag */
+        return; /* only a container that overwrites its own file writes such a tag */
     _Atomic uint64_t *done = &vgpu_account_lane_of(usage, card, account, VGPU_TAG_LANE(tag))->done;
     uint64_t seen = vgpu_account_load(done);
     while (seen < VGPU_TAG_SEQ(tag) && !atomic_compare_exchange_weak(done, &seen, VGPU_TAG_SEQ(tag)))
@@ -70,7 +70,7 @@ static inline void vgpu_account_book(struct vgpu_lane *lane, uint64_t after, uin
 /* The account's value after the operation; false: refused. */
 static inline bool vgpu_account_apply(uint64_t used, uint64_t before, uint64_t after, uint64_t limit,
                                       uint64_t *result) {
-    /* a release cannot be refused; a word that holds less than its lanes was written by somebody else */
+    /* a release cannot be refused; a word below the sum of its lanes was written by foreign code */
     if (after <= before) {
         *result = used >= before - after ? used - (before - after) : 0;
         return true;
@@ -108,8 +108,8 @@ static inline bool vgpu_account_operate(struct vgpu_usage_file *usage, unsigned 
     return true;
 }
 
-/* Adds bytes to the account and to the lane unless the account would pass `limit` (VGPU_NO_LIMIT: no test). False:
- * nothing changed. One writer per lane at a time: the caller holds it. */
+/* Adds bytes to the account and to the lane, unless the account would pass `limit` (VGPU_NO_LIMIT: no test). False: no
+ * change. One writer per lane at a time: the caller holds the lane. */
 static inline bool vgpu_account_charge(struct vgpu_usage_file *usage, unsigned card, enum vgpu_account_index account,
                                        uint32_t lane, uint64_t bytes, uint64_t limit) {
     const uint64_t held =
@@ -121,7 +121,7 @@ static inline bool vgpu_account_charge(struct vgpu_usage_file *usage, unsigned c
     return vgpu_account_operate(usage, card, account, lane, held + bytes, limit);
 }
 
-/* Takes at most `bytes` from both; returns how many it took, fewer when the lane held fewer (counted in
+/* Takes at most `bytes` from both. Returns how many bytes it took: fewer if the lane held fewer (counted in
  * usage->saturated). */
 static inline uint64_t vgpu_account_release(struct vgpu_usage_file *usage, unsigned card,
                                             enum vgpu_account_index account, uint32_t lane, uint64_t bytes) {
@@ -136,8 +136,8 @@ static inline uint64_t vgpu_account_release(struct vgpu_usage_file *usage, unsig
     return bytes;
 }
 
-/* Finishes or drops what a dead process was doing in this lane, then releases all that the lane holds. The caller has
- * claimed the slot. A caller that dies in here is followed by another that does the same. */
+/* Finishes or drops the operation of a dead process in this lane, then releases all that the lane holds. The caller has
+ * claimed the slot. If the caller dies in here, another process does the same again. */
 void vgpu_account_settle(struct vgpu_usage_file *usage, unsigned card, enum vgpu_account_index account, uint32_t lane);
 
 static inline uint64_t vgpu_account_used(const struct vgpu_usage_file *usage, unsigned card,

@@ -1,5 +1,5 @@
-/* The outside view of a region. What a container can write is read by pread, so that nothing it does to its file can
- * hurt the reader. */
+/* The outside view of a region. Reads the container's file by pread, so that nothing the container does to the file can
+ * harm the reader. */
 #define _GNU_SOURCE
 #include "vgpu/agent.h"
 
@@ -31,8 +31,8 @@ struct vgpu_region {
     int limits_fd, usage_fd;
     int writable;
     struct vgpu_member member; /* its descriptor is usage_fd */
-    bool staying;              /* the member keeps its slot: it holds charges */
-    pthread_mutex_t reaping;   /* a caller's threads share the member */
+    bool staying;              /* the member keeps its slot, because it holds charges */
+    pthread_mutex_t reaping;   /* the threads of a caller share the member */
     char usage_path[4096];
 };
 
@@ -93,7 +93,7 @@ int vgpu_limits_write(vgpu_region *region, const struct vgpu_limits *limits) {
         result = -EBADF;
     if (result < 0)
         return result;
-    while (fcntl(region->limits_fd, F_OFD_SETLKW, &lock) != 0) /* a killed writer's lock goes with it */
+    while (fcntl(region->limits_fd, F_OFD_SETLKW, &lock) != 0) /* the kernel drops a killed writer's lock */
         if (errno != EINTR)
             return -errno;
     vgpu_limits_publish(region->limits, limits);
@@ -117,7 +117,7 @@ static int read_exactly(int fd, void *out, size_t size, size_t offset) {
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0)
-            return got < 0 ? -errno : -EPROTO; /* cut short by the container */
+            return got < 0 ? -errno : -EPROTO; /* the container has cut the file short */
         done += (size_t)got;
     }
     return 0;
@@ -152,7 +152,7 @@ static void add_process(struct vgpu_usage *out, const struct vgpu_slot_head *hea
     }
 }
 
-/* Whoever reaps has a slot as well, and nothing in it. */
+/* Adds the agents' charges. A reaping agent has a slot too, but holds nothing in it. */
 static void add_overhead(struct vgpu_usage *out, const struct vgpu_slot *slot) {
     for (unsigned card = 0; card < VGPU_MAX_CARDS; card++)
         out->cards[card].by_kind[VGPU_KIND_OVERHEAD] += slot->lanes[0][card][VGPU_DEVICE_BYTES].bytes;
@@ -190,7 +190,7 @@ static int read_usage(int fd, struct vgpu_usage_file *file, struct vgpu_usage *o
 
 int vgpu_usage_read(vgpu_region *region, struct vgpu_usage *out) {
     memset(out, 0, sizeof *out);
-    /* only the pages that are read into will exist */
+    /* only pages that the read touches will exist */
     struct vgpu_usage_file *file = aligned_alloc(_Alignof(struct vgpu_usage_file), sizeof *file);
     if (!file)
         return -ENOMEM;
@@ -202,7 +202,7 @@ int vgpu_usage_read(vgpu_region *region, struct vgpu_usage *out) {
 }
 
 static int enter(vgpu_region *region, bool to_charge) {
-    vgpu_process_list_free(&region->member.list); /* of a pass that was broken off */
+    vgpu_process_list_free(&region->member.list); /* left over from an interrupted pass */
     if (region->staying)
         return 0;
     const int result = vgpu_member_join(&region->member, region->usage, region->usage_path, region->usage_fd);
@@ -232,7 +232,7 @@ int vgpu_region_reap(vgpu_region *region) {
     return result;
 }
 
-/* Beyond that nothing is owed, whatever was missed: launches that pay wait for no longer. */
+/* Most wall time that a debit can add: the rest is forgiven, so that paying launches wait no longer. */
 #define MOST_AHEAD_NS 10000000000u
 
 struct debit {
@@ -249,7 +249,7 @@ static int debit_pacer(void *context) {
     if (!percent || tat >= latest)
         return 0;
     const uint64_t most =
-        debit->gpu_ns < MOST_AHEAD_NS ? debit->gpu_ns : MOST_AHEAD_NS; /* its price fits into 64 bits */
+        debit->gpu_ns < MOST_AHEAD_NS ? debit->gpu_ns : MOST_AHEAD_NS; /* so that its price fits into 64 bits */
     const uint64_t price = vgpu_gcra_price(most, percent), room = latest - (tat > now ? tat : now);
     vgpu_gcra_settle(&debit->pacer->tat, (int64_t)(price < room ? price : room));
     return 0;
@@ -270,7 +270,7 @@ struct overhead {
     uint64_t bytes;
 };
 
-/* Makes what the region's own slot holds in an account equal to `bytes`. */
+/* Sets what the region's own slot holds in an account to `bytes`. */
 static void hold(vgpu_region *region, unsigned card, enum vgpu_account_index account, uint64_t bytes) {
     const uint32_t lane = VGPU_LANE_NUMBER(region->member.slot, 0);
     const uint64_t held = vgpu_account_lane_of(region->usage, card, account, lane)->bytes;

@@ -1,5 +1,5 @@
-/* Compare-and-swap of one account word (128 bits), sequentially consistent, without libatomic: compilers call that
- * library for 16-byte atomics, and an intercept library must not bring one into every process. */
+/* Compare-and-swap of one account word (128 bits), sequentially consistent, without libatomic. Compilers call that
+ * library for 16-byte atomics, and an intercept library must not load it into every process. */
 #ifndef VGPU_CAS128_H
 #define VGPU_CAS128_H
 #include <stdbool.h>
@@ -7,7 +7,7 @@
 
 #include "vgpu/region.h"
 
-/* A plain copy of a word, as one reader saw its halves. */
+/* A plain copy of a word, with its halves as one reader saw them. */
 struct vgpu_word_value {
     uint64_t used;
     uint64_t tag;
@@ -20,8 +20,8 @@ static inline struct vgpu_word_value vgpu_word_load(const struct vgpu_word *word
     return value;
 }
 
-/* True: the word was `expected` and is `desired` now. False: it was something else (on aarch64 that may be a torn
- * reading of it): read again. */
+/* True: the word was `expected` and is `desired` now. False: the word was different (on aarch64 perhaps a torn read);
+ * read it again. */
 static inline bool vgpu_word_cas(struct vgpu_word *word, struct vgpu_word_value expected,
                                  struct vgpu_word_value desired) {
 #if defined(__x86_64__)

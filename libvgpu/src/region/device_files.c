@@ -16,16 +16,16 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-/* devices.txt of the kernel; nvidia-uvm and others have numbers of their own on each machine */
+/* devices.txt of the kernel; the numbers of nvidia-uvm and others differ per machine */
 #define NVIDIA_MAJOR 195
 
-static atomic_bool unmarked; /* an inherited one took no mark */
+static atomic_bool unmarked; /* an inherited device file took no mark */
 
 static bool begins(const char *text, const char *with) {
     return strncmp(text, with, strlen(with)) == 0;
 }
 
-/* /dev/nvidia*, WSL's /dev/dxg, Tegra's nvmap, nvhost-* and nvgpu/...; for the simulator's file see its README. */
+/* /dev/nvidia*, WSL's /dev/dxg, Tegra's nvmap, nvhost-* and nvgpu/...; the simulator's README describes its file. */
 static bool is_of_driver(int folder, const char *number) {
     char path[512];
     struct stat status;
@@ -49,10 +49,10 @@ struct search {
     bool (*visit)(int fd, void *context);
     void *context;
     bool of_driver; /* only the driver's files */
-    bool hidden;    /* result: the descriptors may not be seen */
+    bool hidden;    /* result: the descriptors cannot be listed */
 };
 
-/* Visits descriptors until a visit answers true. No memory of malloc: it runs while the program is being loaded. */
+/* Visits descriptors until a visit returns true. Does not use malloc: it runs while the program is being loaded. */
 static bool search(const char *process, struct search *what) {
     char path[64];
     _Alignas(struct dirent64) char entries[1024];
@@ -115,7 +115,7 @@ void vgpu_device_files_mark(void) {
     struct search what = {.visit = mark, .of_driver = true};
     const int saved = errno;
     search("self", &what);
-    if (what.hidden) /* no descriptor is free, or no /proc is there */
+    if (what.hidden) /* no free descriptor, or no /proc */
         atomic_store(&unmarked, true);
     errno = saved;
 }

@@ -13,7 +13,7 @@ static inline uint64_t vgpu_gcra_price(uint64_t gpu_ns, uint32_t percent) {
     return gpu_ns * 100 / percent;
 }
 
-/* Reserves; returns the start that is the caller's own: it waits until then. */
+/* Reserves; returns the caller's own start, for which the caller waits. */
 static inline uint64_t vgpu_gcra_reserve(_Atomic uint64_t *tat, uint64_t now, uint64_t price, uint64_t burst) {
     uint64_t earliest = now > burst ? now - burst : 0;
     uint64_t seen = atomic_load_explicit(tat, memory_order_relaxed), start;
@@ -23,7 +23,7 @@ static inline uint64_t vgpu_gcra_reserve(_Atomic uint64_t *tat, uint64_t now, ui
     return start;
 }
 
-/* Corrects a reservation afterwards by the difference of the prices; negative: it was too much. */
+/* Corrects a reservation by the difference of the prices; negative: the price was too high. */
 static inline void vgpu_gcra_settle(_Atomic uint64_t *tat, int64_t difference) {
     uint64_t seen = atomic_load_explicit(tat, memory_order_relaxed), next;
     do {

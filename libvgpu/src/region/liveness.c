@@ -1,4 +1,4 @@
-/* Asks /proc whether the holder of a slot lives. */
+/* Reads from /proc whether the holder of a slot lives. */
 #include "region/liveness.h"
 
 #include <dirent.h>
@@ -13,7 +13,7 @@
 
 #include "region/device_files.h"
 
-/* Calls visit for every line of a file, without its newline and cut to 511 characters, until visit answers true. */
+/* Calls visit for every line of a file, without the newline and cut to 511 characters, until visit returns true. */
 static bool any_line_of(int fd, bool (*visit)(const char *line, void *context), void *context) {
     char chunk[1024], line[512]; /* on a thread's stack, which may be small */
     size_t length = 0;
@@ -103,10 +103,10 @@ struct process_stat {
     char state;
     uint64_t threads;
     uint64_t start_time;
-    uint64_t address_space; /* bytes; 0 once a dying process has given its memory back */
+    uint64_t address_space; /* bytes; 0 once a dying process has returned its memory */
 };
 
-/* Fields 3, 20, 22 and 23 of /proc/PID/stat; the command in field 2 may hold blanks and parentheses. */
+/* Fields 3, 20, 22 and 23 of /proc/PID/stat; the command in field 2 may contain blanks and parentheses. */
 static bool read_stat_line(const char *line, void *context) {
     struct process_stat *out = context;
     const char *field = strrchr(line, ')');
@@ -148,7 +148,7 @@ struct vgpu_identity vgpu_identity_self(void) {
         .pid = getpid(), .pid_namespace = pid_namespace("self"), .start_time = stat.start_time};
 }
 
-/* "NSpid:\t1234\t12": the innermost number is the one that the process itself sees */
+/* "NSpid:\t1234\t12": the process itself sees the innermost number */
 static bool innermost_pid(const char *line, void *context) {
     if (strncmp(line, "NSpid:", 6) != 0)
         return false;
@@ -160,8 +160,8 @@ static bool is_number(const char *name) {
     return *name && name[strspn(name, "0123456789")] == 0 && strlen(name) < 10;
 }
 
-/* Needs a /proc that shows other namespaces and the right to look into them: the agent has both, a container neither.
- */
+/* Needs a /proc that shows other namespaces, and the right to read their entries: the agent has both, a container
+ * neither. */
 static void list_processes(struct vgpu_process_list *list) {
     const uint64_t own = pid_namespace("self");
     uint32_t room = 0;
@@ -211,8 +211,8 @@ static bool find_in_namespaces(const struct vgpu_identity *process, struct vgpu_
 
 enum presence { UNKNOWN, ENDED, HIDDEN, PRESENT };
 
-/* Finds the process and its name below /proc. ENDED: its number is free or belongs to another one now. HIDDEN: a
- * process of this number runs, and /proc does not show it to this one (mounted with hidepid). */
+/* Finds the process and its name below /proc. ENDED: its pid is free, or belongs to another process now. HIDDEN: a
+ * process with this pid runs, but /proc hides it (mounted with hidepid). */
 static enum presence find(const struct vgpu_identity *process, struct vgpu_process_list *list, char name[static 16],
                           struct process_stat *stat) {
     if (process->pid <= 0 || process->start_time == 0 || process->pid_namespace == 0)
@@ -231,7 +231,8 @@ static bool has_ended(const struct process_stat *stat) {
     return (stat->state == 'Z' || stat->state == 'X') && stat->threads <= 1;
 }
 
-/* On its way out: its memory goes first, then its descriptors, the last one opened before the others. */
+/* The process is exiting: the kernel frees its memory first, then its descriptors, starting with the last one
+ * opened. */
 static bool is_ending(const struct process_stat *stat) {
     return stat->address_space == 0 && !has_ended(stat);
 }
@@ -248,12 +249,13 @@ bool vgpu_process_holds(const struct vgpu_identity *process, const struct vgpu_m
         return is_ending(&stat);
     snprintf(path, sizeof path, "/proc/%s/maps", name);
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) /* another user's, or one that may not be looked into; a process that has ended has no maps to open */
+    if (fd < 0) /* another user's process, or a protected one; an ended process has no maps to open */
         return errno == EACCES || errno == EPERM;
     const bool found = any_line_of(fd, names_file, &wanted);
     close(fd);
     return found || vgpu_device_files_open(name) ||
-           (find(process, list, name, &stat) == PRESENT && is_ending(&stat)); /* it may have begun to end meanwhile */
+           /* the process may have begun to exit meanwhile */
+           (find(process, list, name, &stat) == PRESENT && is_ending(&stat));
 }
 
 bool vgpu_process_keeps(const struct vgpu_identity *process, struct vgpu_process_list *list) {

@@ -16,11 +16,11 @@
 
 #define PATH_ROOM 4096
 
-/* Limits are copied word by word: another process may look while the agent writes. */
+/* Limits are copied word by word: another process may read while the agent writes. */
 typedef uint64_t __attribute__((may_alias)) word_t;
 #define LIMITS_WORDS (sizeof(struct vgpu_limits) / sizeof(word_t))
 
-/* Identifies this boot: a region in a folder that outlives the machine's memory must not be taken for a living one. */
+/* Identifies this boot: a region on a disk outlives a reboot, and must not count as alive then. */
 static void read_boot_id(char out[static 40]) {
     memset(out, 0, 40);
     int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
@@ -57,12 +57,12 @@ int vgpu_file_back(int fd, size_t offset, size_t size) {
         if (errno == ENOSPC || errno == EDQUOT)
             return -errno;
         else if (errno != EINTR)
-            return 0; /* a file system that cannot tell */
+            return 0; /* the file system cannot allocate space in advance */
     return 0;
 }
 
-/* A new file `size` long that begins with `data`, under a name of its own; behind the first `backed` bytes it is a
- * hole. */
+/* Makes a new file of `size` bytes that begins with `data`, under a unique name. After the first `backed` bytes the
+ * file is a hole. */
 static int make_temporary(char *path, size_t path_size, const char *dir, const char *name, const void *data,
                           size_t data_size, size_t size, size_t backed, mode_t mode, bool fixed_mode) {
     int fd = -1;
@@ -94,8 +94,8 @@ static int make_temporary(char *path, size_t path_size, const char *dir, const c
     return result;
 }
 
-/* link, not rename: rename would replace a file that others already use, and each of the two would grant the whole
- * limit. */
+/* Uses link, not rename: rename would replace a file that other processes already use, and each of the two files would
+ * grant the whole limit. */
 static int publish_file(const char *temporary, const char *dir, const char *name) {
     char *path = malloc(PATH_ROOM);
     int result = path ? vgpu_path_join(path, PATH_ROOM, dir, name) : -ENOMEM;
@@ -107,7 +107,7 @@ static int publish_file(const char *temporary, const char *dir, const char *name
     return result;
 }
 
-/* Too much for a thread's stack. */
+/* Too large for a thread's stack. */
 struct making {
     char path[PATH_ROOM];
     struct vgpu_limits_file limits;
@@ -130,7 +130,7 @@ static int make_files(struct making *making, const char *dir, const struct vgpu_
                             sizeof(struct vgpu_usage_file), offsetof(struct vgpu_usage_file, slots), 0666, fixed_modes);
     if (result == 0)
         result = publish_file(path, dir, "usage");
-    /* there already: made by somebody who is just as far, or who died before making limits */
+    /* `usage` exists: another process is making the region, or died before it made `limits` */
     if (result < 0 && result != -EEXIST)
         return result;
     result = make_temporary(path, PATH_ROOM, dir, "limits", &making->limits, sizeof making->limits,
@@ -211,8 +211,8 @@ void vgpu_limits_init(struct vgpu_limits_file *file, const struct vgpu_limits *l
 void vgpu_limits_publish(struct vgpu_limits_file *file, const struct vgpu_limits *limits) {
     const uint64_t next = atomic_load(&file->selector) + 1;
     struct vgpu_limits *copy = &file->copies[next & 1];
-    /* Readers of this copy, two changes ago, must see the selector move before the copy does: they check it after
-     * reading. */
+    /* Readers may still read this copy from two changes ago. They check the selector after reading, so they must see
+     * the selector change before the copy changes. */
     atomic_thread_fence(memory_order_seq_cst);
     for (size_t i = 0; i < LIMITS_WORDS; i++) {
         __atomic_store_n((word_t *)copy + i, ((const word_t *)limits)[i], __ATOMIC_RELAXED);

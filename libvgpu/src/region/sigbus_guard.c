@@ -23,7 +23,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context) {
         previous.sa_handler(number);
     else
         sigaction(number, &previous,
-                  NULL); /* returning repeats the access, which now ends the process as it would have */
+                  NULL); /* returning repeats the access, which now ends the process as without this handler */
 }
 
 static void install(void) {

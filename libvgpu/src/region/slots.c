@@ -23,8 +23,8 @@
 
 #define OWNER(generation, state) ((uint64_t)(generation) << 2 | (state))
 #define ORDINARY_SLOTS (VGPU_SLOTS - VGPU_RESERVED_SLOTS)
-#define MOST_OWED_NS 10000000000u        /* GPU time that a dead process owes at most */
-#define MOST_OWED_SETTLED_NS 1000000000u /* the same of launches that have paid what others of their kind take */
+#define MOST_OWED_NS 10000000000u        /* most GPU time that a dead process owes */
+#define MOST_OWED_SETTLED_NS 1000000000u /* the same for launches that have paid the mean of their kind */
 #define GENERATION(owner) ((owner) >> 2)
 
 static struct flock slot_lock(uint32_t slot, short type) {
@@ -36,8 +36,8 @@ static bool is_usage_file(const struct vgpu_member *member, int fd) {
     return fd >= 0 && fstat(fd, &status) == 0 && status.st_dev == member->device && status.st_ino == member->inode;
 }
 
-/* The member's descriptor, opened again if somebody closed it; -1: there is none to be had. A lock that went with it is
- * taken again. */
+/* Returns the member's descriptor, opened again if the program closed it; -1: it cannot be opened. Takes a lock again
+ * that was lost with the old descriptor. */
 static int lock_file(struct vgpu_member *member) {
     if (is_usage_file(member, member->fd))
         return member->fd;
@@ -50,7 +50,7 @@ static int lock_file(struct vgpu_member *member) {
     member->fd = fd;
     if (member->slot != VGPU_NO_SLOT) {
         struct flock lock = slot_lock(member->slot, F_WRLCK);
-        fcntl(fd, F_OFD_SETLK, &lock); /* refused only while a child holds the old one, which serves as well */
+        fcntl(fd, F_OFD_SETLK, &lock); /* refused only while a child holds the old lock, which is as good */
     }
     return fd;
 }
@@ -90,7 +90,7 @@ static bool drop_lock(int fd, void *context) {
     return false;
 }
 
-/* What was inherited with device files is of no use without them. */
+/* Locks that were inherited together with device files are useless without the files: drops them. */
 static void drop_locks(struct vgpu_member *member) {
     if (!member->inherited || vgpu_device_files_marked())
         return;
@@ -145,7 +145,8 @@ static void raise_high(struct vgpu_usage_file *usage, uint32_t high) {
         ;
 }
 
-/* A slot is a hole of the file until it is first taken; on a full file system, touching it would end the process. */
+/* Allocates disk space for a slot: a slot is a hole of the file until it is first taken. On a full file system,
+ * touching the hole would end the process. */
 static int back(int fd, uint32_t slot) {
     return vgpu_file_back(fd, offsetof(struct vgpu_usage_file, slots) + slot * sizeof(struct vgpu_slot),
                           sizeof(struct vgpu_slot));
@@ -155,13 +156,14 @@ static bool take(struct vgpu_member *member, int fd, uint32_t slot, uint32_t fla
     struct vgpu_slot_head *head = &member->usage->heads[slot];
     struct flock lock = slot_lock(slot, F_WRLCK);
     uint64_t owner = vgpu_slot_owner(member->usage, slot);
-    /* A reserved slot never holds charges, so whoever gets its lock may have it, whatever its dead holder left there.
-     */
+    /* A reserved slot never holds charges, so the process that gets its lock may take it, whatever its dead holder left
+     * there. */
     const bool takeable = vgpu_slot_state(owner) == VGPU_SLOT_FREE || (slot >= ORDINARY_SLOTS && fd >= 0);
     if (!takeable || (fd >= 0 && (back(fd, slot) != 0 || fcntl(fd, F_OFD_SETLK, &lock) != 0)))
         return false;
     DEATH_POINT();
-    raise_high(member->usage, slot + 1); /* before the slot is anybody's: else a taker that dies here is never found */
+    /* before the slot is taken: otherwise, if this process dies here, no process finds the slot */
+    raise_high(member->usage, slot + 1);
     const uint64_t generation = GENERATION(owner) + 1;
     if (!atomic_compare_exchange_strong(&head->owner, &owner, OWNER(generation, VGPU_SLOT_CLAIMED))) {
         lock = slot_lock(slot, F_UNLCK);
@@ -256,8 +258,8 @@ bool vgpu_slot_dead(struct vgpu_member *member, uint32_t slot) {
     return !vgpu_process_holds(&holder, &member->file, &member->list);
 }
 
-/* Nobody will go on with this claim. Stricter than a dead slot: children that hold a killed reaper's lock keep its
- * memory, not its work. */
+/* No process will go on with this claim. Stricter than a dead slot: children that hold a killed reaper's lock keep its
+ * memory, but do not continue its work. */
 static bool claim_abandoned(struct vgpu_member *member, uint64_t claim) {
     const uint32_t slot = (uint32_t)claim;
     if (slot >= VGPU_SLOTS || slot == member->slot)
@@ -271,9 +273,9 @@ static bool claim_abandoned(struct vgpu_member *member, uint64_t claim) {
            vgpu_process_ended(&holder, &member->list);
 }
 
-/* What it had under way when it ended was never measured. Since when it has been dead is not known either, and it may
- * be long: then what it owes is bounded, as a container that has used nothing since would wait for nobody's sake. A
- * reaper that dies in here charges it once or not at all. */
+/* Charges the work that the process had under way when it ended, which was never measured. The time of death is unknown
+ * and may be long ago. So the debt is bounded: otherwise a container that has used nothing since would wait for no
+ * reason. A reaper that dies in here has charged the debt once or not at all. */
 static void charge_owed(struct vgpu_usage_file *usage, uint32_t slot, unsigned card, uint64_t now) {
     struct vgpu_pacer_card *pacer = &usage->pacer[card];
     const uint64_t since = atomic_exchange(&usage->slots[slot].owed[card].since_ns, 0);
@@ -319,7 +321,8 @@ static bool reap(struct vgpu_member *member, uint32_t slot, unsigned *busy) {
         return false;
     }
     DEATH_POINT();
-    /* From here on nobody else can free the slot; it may have been freed, even taken anew, before the claim. */
+    /* From here on no other process can free the slot. But it may have been freed, or even taken again, before the
+     * claim. */
     const bool unchanged = vgpu_slot_owner(member->usage, slot) == owner;
     if (unchanged) {
         settle(member->usage, slot);
@@ -328,7 +331,8 @@ static bool reap(struct vgpu_member *member, uint32_t slot, unsigned *busy) {
         atomic_compare_exchange_strong(&head->owner, &owner, OWNER(GENERATION(owner), VGPU_SLOT_FREE));
         DEATH_POINT();
     }
-    /* Last: were the claim dropped first, a second reaper could settle the lanes of the slot's next holder. */
+    /* Comes last: if the claim were dropped earlier, a second reaper could settle the lanes of the slot's next holder.
+     */
     uint64_t own = mine;
     atomic_compare_exchange_strong(&head->reaper, &own, 0);
     return unchanged;

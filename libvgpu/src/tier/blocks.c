@@ -1,4 +1,4 @@
-/* The table of blocks: addresses, records, and what each card's policy knows of them. */
+/* The table of blocks: addresses, records, and their entries in each card's policy. */
 #define _GNU_SOURCE
 #include "tier/blocks.h"
 
@@ -14,10 +14,10 @@
 #define ARENA_BYTES (UINT64_C(1) << VGPU_TIER_LEAF_SHIFT)
 #define LEAST_ARENA_BYTES (UINT64_C(1) << 30)
 #define LEAF_ENTRIES (1u << (VGPU_TIER_LEAF_SHIFT - VGPU_TIER_SHIFT))
-/* Numbers of buffers as the driver counts them start at 1; these never meet them. */
+/* The driver counts buffers from 1; these numbers never collide with the driver's. */
 #define FIRST_BUFFER (UINT64_C(1) << 48)
 
-/* A range of addresses that was reserved; one bit per granule that a block has. */
+/* A reserved range of addresses; one bit per granule that belongs to a block. */
 struct arena {
     CUdeviceptr base;
     uint64_t granules;
@@ -29,25 +29,25 @@ _Atomic(_Atomic uint32_t *) vgpu_tier_leaves[VGPU_TIER_LEAVES];
 atomic_bool vgpu_tier_used;
 atomic_uint vgpu_tier_pinned;
 
-/* Weak: before glibc 2.34 they are in libpthread, which this library does not bring into programs that have no threads.
- */
+/* Weak: before glibc 2.34 these functions are in libpthread, and this library must not load libpthread into programs
+ * without threads. */
 #pragma weak pthread_mutex_trylock
 #pragma weak pthread_setcancelstate
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static __thread __attribute__((tls_model("initial-exec"))) unsigned locked; /* how often by this thread */
-/* whether it could be, before it had the lock */
+static __thread __attribute__((tls_model("initial-exec"))) unsigned locked; /* how often this thread holds the lock */
+/* cancel state of the thread before it took the lock */
 static __thread __attribute__((tls_model("initial-exec"))) int cancelled_before;
 
-/* Under the lock, but for `records`, which once set stays. */
+/* Protected by the lock, except `records`, which stays once set. */
 static struct arena arenas[ARENAS];
 static unsigned arena_count;
 static _Atomic(struct vgpu_tier_record *) records;
 static uint32_t high, vacant = VGPU_TIER_NONE;
-static uint32_t *by_address; /* the pinned blocks, in the order of their addresses */
+static uint32_t *by_address; /* the pinned blocks, ordered by address */
 static _Atomic uint64_t buffers = FIRST_BUFFER;
 static _Atomic(struct vgpu_tier_card *) cards[VGPU_MAX_CARDS];
 
-/* Who is cancelled amid a move would leave the lock, and the gate, closed behind it for good. */
+/* Delays cancellation: a thread cancelled in the middle of a move would leave the lock and the gate closed for good. */
 static void cancel_later(void) {
     if (pthread_setcancelstate)
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancelled_before);
@@ -99,13 +99,13 @@ bool vgpu_tier_try(void) {
 }
 
 void vgpu_tier_unlock(void) {
-    if (!locked || --locked != 0) /* a child that was forked in between has let go of it */
+    if (!locked || --locked != 0) /* this is a child, forked in between: it does not hold the lock any more */
         return;
     pthread_mutex_unlock(&lock);
     cancel_as_before();
 }
 
-/* Memory of the process that is there only where it is touched; NULL: none. */
+/* Memory of the process that exists only where it is touched; NULL: none. */
 static void *sparse_memory(size_t bytes) {
     const int kept = errno;
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -139,7 +139,7 @@ static struct vgpu_tier_card *card_for(unsigned card) {
     return made;
 }
 
-/* Leaves for all addresses of a range. */
+/* Makes leaves for all addresses of a range. */
 static bool make_leaves(CUdeviceptr base, uint64_t bytes) {
     if ((base + bytes - 1) >> VGPU_TIER_LEAF_SHIFT >= VGPU_TIER_LEAVES)
         return false;
@@ -154,7 +154,7 @@ static bool make_leaves(CUdeviceptr base, uint64_t bytes) {
     return true;
 }
 
-/* One more arena, in which `granules` fit. */
+/* Adds an arena that has room for `granules`. */
 static struct arena *add_arena(uint64_t granules) {
     const uint64_t least = granules << VGPU_TIER_SHIFT;
     uint64_t bytes = (least + ARENA_BYTES - 1) / ARENA_BYTES * ARENA_BYTES;
@@ -164,7 +164,7 @@ static struct arena *add_arena(uint64_t granules) {
         return NULL;
     const CUstreamCaptureMode mode = vgpu_relax();
     CUresult result = DRIVER(cuMemAddressReserve)(&base, bytes, VGPU_TIER_GRANULE, 0, 0);
-    /* such as by a limit on addresses */
+    /* the reservation may fail because of a limit on addresses */
     while (result != CUDA_SUCCESS && bytes / 2 >= least && bytes / 2 >= LEAST_ARENA_BYTES) {
         bytes /= 2;
         result = DRIVER(cuMemAddressReserve)(&base, bytes, VGPU_TIER_GRANULE, 0, 0);
@@ -198,7 +198,7 @@ static void mark(struct arena *arena, uint64_t first, uint64_t count, bool taken
     }
 }
 
-/* The first place for so many granules; UINT64_MAX: none. */
+/* The first gap of so many granules; UINT64_MAX: none. */
 static uint64_t gap(struct arena *arena, uint64_t count) {
     uint64_t begin = arena->hint;
     while (begin < arena->granules && is_taken(arena, begin))
@@ -248,7 +248,7 @@ void vgpu_tier_unreserve(CUdeviceptr base, uint64_t bytes) {
     }
 }
 
-/* Names a block, or none, for all its granules. */
+/* Enters a block (or none) for all its granules. */
 static void name(const struct vgpu_tier_record *block, uint32_t number) {
     for (CUdeviceptr at = block->base; at < block->base + block->bytes; at += VGPU_TIER_GRANULE) {
         _Atomic uint32_t *leaf =
@@ -387,7 +387,7 @@ void vgpu_tier_begin_again(uint32_t number) {
     regard(record, record->movable);
 }
 
-/* False: there is no block. */
+/* False: there is no block there. */
 static bool hold(CUdeviceptr address, bool on_host_too, bool *on_device) {
     if (!vgpu_tier_maybe(address))
         return false;

@@ -1,12 +1,13 @@
-/* The blocks of the tier: memory that the library has placed itself, on the card or in host memory behind it, under
- * addresses of its own.
+/* The blocks of the tier: memory that the library has placed itself, on the card or in host memory behind it, at the
+ * library's own addresses.
  *
- * Addresses come from large ranges that are reserved for this alone, so that which block is behind an address is two
- * loads. All blocks but pinned ones (ordinary host memory of the driver, where it cannot map host memory by itself) are
- * mapped there; their addresses never change, what is behind them may.
+ * The addresses come from large ranges that are reserved only for blocks, so that two loads find the block of an
+ * address. All blocks are mapped there except pinned blocks. (A pinned block is the driver's ordinary host memory, used
+ * where the driver cannot map host memory by itself.) The address of a block never changes; the memory behind it may.
  *
- * Who makes, frees or moves blocks holds vgpu_tier_lock. Records are never given back to the system: who has a number
- * may always read the record, and finds out under the lock, or by the gate, whether the block is still there. */
+ * A thread that makes, frees or moves blocks holds vgpu_tier_lock. Records are never returned to the system, so a
+ * thread with a number may always read the record. It learns under the lock, or by the gate, whether the block still
+ * exists. */
 #ifndef VGPU_TIER_BLOCKS_H
 #define VGPU_TIER_BLOCKS_H
 #include <stdatomic.h>
@@ -22,57 +23,58 @@
 #define VGPU_TIER_GRANULE (UINT64_C(1) << VGPU_TIER_SHIFT)
 /* one leaf of the table names the blocks of 64 GiB of addresses */
 #define VGPU_TIER_LEAF_SHIFT 36u
-#define VGPU_TIER_LEAVES 8192u    /* 49 bits of address: what cards have */
-#define VGPU_TIER_MOST (1u << 17) /* blocks of one process */
+#define VGPU_TIER_LEAVES 8192u    /* 49 bits of address, as cards have */
+#define VGPU_TIER_MOST (1u << 17) /* most blocks of one process */
 
 struct vgpu_tier_record {
     CUdeviceptr base;
     uint64_t asked;    /* bytes that the program sees; charged to VGPU_DEVICE_BYTES */
-    uint64_t bytes;    /* that it takes where it lies (whole granules); 0: this record is free */
-    CUcontext context; /* in which it was made, and with which it goes */
+    uint64_t bytes;    /* bytes that the block takes where it lies (whole granules); 0: this record is free */
+    CUcontext context; /* the context that made the block; the block is freed with it */
     CUdevice device;
     uint32_t card;                       /* index into the limits */
-    uint32_t entry;                      /* in the card's policy; VGPU_TIER_NONE: not there, it never moves */
-    CUmemGenericAllocationHandle handle; /* what is mapped at `base`; 0: pinned */
-    void *memory;                        /* pinned: as cuMemHostAlloc gave it */
-    struct vgpu_ticket allocated;        /* VGPU_DEVICE_BYTES, of `asked` */
-    /* VGPU_RESIDENT_BYTES (also VGPU_FIXED_PLACE) or VGPU_HOST_BYTES, of `bytes` */
+    uint32_t entry;                      /* in the card's policy; VGPU_TIER_NONE: not in it, the block never moves */
+    CUmemGenericAllocationHandle handle; /* the memory mapped at `base`; 0: pinned */
+    void *memory;                        /* pinned: result of cuMemHostAlloc */
+    struct vgpu_ticket allocated;        /* charge of VGPU_DEVICE_BYTES, for `asked` */
+    /* charge of VGPU_RESIDENT_BYTES (also VGPU_FIXED_PLACE) or VGPU_HOST_BYTES, for `bytes` */
     struct vgpu_ticket where;
-    uint64_t buffer_id; /* what CU_POINTER_ATTRIBUTE_BUFFER_ID says, wherever the block is */
+    uint64_t buffer_id; /* answer for CU_POINTER_ATTRIBUTE_BUFFER_ID, independent of the place */
     bool on_device;
-    /* may move, for all that is known: made in movable mode, mapped, neither exported nor handed to others */
+    /* may move, as far as known: made in movable mode, mapped, and not visible to other processes or cards */
     bool movable;
     bool pinned;             /* cuMemHostAlloc: not in the table of addresses */
-    bool shared;             /* exported, registered or mapped by others: never moves again */
+    bool shared;             /* exported, registered or mapped elsewhere: never moves again */
     bool leaving;            /* freed in stream order: `event` has not passed yet */
     CUevent event;           /* NULL: freed while a capture was open */
     CUcontext event_context; /* of the event */
-    uint64_t freed;          /* as many had been freed in this way before */
-    uint64_t stream_id;      /* of the stream in whose order; 0: not known */
-    /* calls under way with which its context, or its event's, may go: neither is entered, and it does not move */
+    uint64_t freed;          /* number of blocks freed this way before */
+    uint64_t stream_id;      /* of the stream that orders the free; 0: unknown */
+    /* calls under way that may destroy the block's context or its event's context: vgpu enters neither, and the block
+     * does not move */
     uint32_t going;
-    uint32_t awaited; /* threads that wait for its context, which must not go meanwhile */
-    uint32_t next;    /* free record, or of those that leave; VGPU_TIER_NONE: none */
+    uint32_t awaited; /* threads that wait for the block's context; meanwhile the context must not be destroyed */
+    uint32_t next;    /* next free record, or next block in the list of leaving blocks; VGPU_TIER_NONE: none */
 };
 
-/* What a card's blocks are chosen by. `lock` is held for a call of the policy, never across a call of the driver. */
+/* Chooses a card's blocks. `lock` is held for a call of the policy, never across a driver call. */
 struct vgpu_tier_card {
     vgpu_spin lock;
     struct vgpu_tier policy;
-    uint32_t *record_of; /* by the policy's entry: the block's number */
+    uint32_t *record_of; /* by the policy's entry: number of the block */
 };
 
 extern _Atomic(_Atomic uint32_t *) vgpu_tier_leaves[VGPU_TIER_LEAVES];
 extern atomic_bool vgpu_tier_used;
-extern atomic_uint vgpu_tier_pinned; /* pinned blocks */
+extern atomic_uint vgpu_tier_pinned; /* number of pinned blocks */
 
 /* False: no block was ever made. */
 static inline bool vgpu_tier_any(void) {
     return __builtin_expect(atomic_load_explicit(&vgpu_tier_used, memory_order_relaxed), 0);
 }
 
-/* The number of the block that is mapped at an address; VGPU_TIER_NONE: none (a pinned one, the driver's, no address at
- * all). Any 64-bit value may be asked; no lock. */
+/* The number of the block mapped at an address; VGPU_TIER_NONE: none (a pinned block, the driver's memory, no address
+ * at all). Accepts any 64-bit value; takes no lock. */
 static inline uint32_t vgpu_tier_find(CUdeviceptr address) {
     if (address >> VGPU_TIER_LEAF_SHIFT >= VGPU_TIER_LEAVES)
         return VGPU_TIER_NONE;
@@ -85,7 +87,7 @@ static inline uint32_t vgpu_tier_find(CUdeviceptr address) {
         memory_order_acquire);
 }
 
-/* False: no block of the tier is at an address. No lock. */
+/* False: no block of the tier is at this address. Takes no lock. */
 static inline bool vgpu_tier_maybe(CUdeviceptr address) {
     return vgpu_tier_any() && (vgpu_tier_find(address) != VGPU_TIER_NONE ||
                                atomic_load_explicit(&vgpu_tier_pinned, memory_order_acquire) != 0);
@@ -96,41 +98,41 @@ struct vgpu_tier_record *vgpu_tier_record(uint32_t number);
 /* The policy of a card; NULL: it has no blocks. */
 struct vgpu_tier_card *vgpu_tier_card(unsigned card);
 
-/* Around making, freeing and moving; held across the driver's calls. May be taken again by the thread that holds it,
- * since a driver may call the program back. vgpu_tier_try: false where another thread holds it. */
+/* Around making, freeing and moving; held across driver calls. The holding thread may take the lock again, because the
+ * driver may call the program back. vgpu_tier_try returns false if another thread holds it. */
 void vgpu_tier_lock(void);
 bool vgpu_tier_try(void);
 void vgpu_tier_unlock(void);
 
-/* Others are about to see what is at an address: a block of the tier there never moves again. False: it lies in host
- * memory, where they cannot. */
+/* Other cards or processes are about to see the memory at an address: a block of the tier there never moves again.
+ * False: the block lies in host memory, where they cannot see it. */
 bool vgpu_tier_show(CUdeviceptr address);
-/* A block of the tier at an address never moves again, wherever it is. */
+/* A block of the tier at this address never moves again, wherever it lies. */
 void vgpu_tier_hold(CUdeviceptr address);
 
-/* The following under the lock. */
+/* Call the following with the lock held. */
 
-/* Addresses for a block of `bytes`, reserved and not mapped; 0: the driver has none. */
+/* Reserves addresses for a block of `bytes`, without mapping; 0: the driver has none. */
 CUdeviceptr vgpu_tier_reserve(uint64_t bytes);
-/* Gives addresses back that nothing is mapped at. */
+/* Returns addresses where nothing is mapped. */
 void vgpu_tier_unreserve(CUdeviceptr base, uint64_t bytes);
-/* Enters a block, whose record is copied; into its card's policy as well, if it is movable. VGPU_TIER_NONE: there are
- * too many. */
+/* Enters a block and copies its record; a movable block also enters its card's policy. VGPU_TIER_NONE: there are too
+ * many blocks. */
 uint32_t vgpu_tier_enter(const struct vgpu_tier_record *block);
-/* Takes it out of the table and of the policy; its record is free from then on. */
+/* Takes a block out of the table and the policy; its record becomes free. */
 void vgpu_tier_leave(uint32_t number);
-/* It never moves again: if it is on the card, it is a part of the guarantee from now on. */
+/* The block never moves again. If it is on the card, it counts towards the guarantee from now on. */
 void vgpu_tier_pin_block(uint32_t number);
-/* No move of it is planned any more. */
+/* Takes the block out of the policy, so that no plan moves it. */
 void vgpu_tier_disregard(uint32_t number);
-/* Another block has its memory and its address: it has a number of buffer of its own, and may move if the first one
+/* The memory and address of a block become a new block: it gets a new buffer number, and may move if the old block
  * could. */
 void vgpu_tier_begin_again(uint32_t number);
-/* The number of the block around any address, pinned ones included; VGPU_TIER_NONE: none. */
+/* The number of the block around any address, also of a pinned block; VGPU_TIER_NONE: none. */
 uint32_t vgpu_tier_around(CUdeviceptr address);
-/* All blocks that were made so far have smaller numbers of buffers. No lock. */
+/* All blocks made so far have smaller buffer numbers. Takes no lock. */
 uint64_t vgpu_tier_moment(void);
-/* The first block from number `from` on; VGPU_TIER_NONE: none any more. */
+/* The first block from number `from` on; VGPU_TIER_NONE: no more. */
 uint32_t vgpu_tier_next(uint32_t from);
 /* In a forked child: process.h. */
 void vgpu_tier_blocks_forget(void);

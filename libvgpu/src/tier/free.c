@@ -1,4 +1,4 @@
-/* How blocks of the tier end: freed at once, freed in the order of a stream, or with their context. */
+/* Ends blocks of the tier: freed at once, freed in stream order, or with their context. */
 #define _GNU_SOURCE
 #include <pthread.h>
 
@@ -8,17 +8,18 @@
 #include "reserves/capture.h"
 #include "tier/tier.h"
 
-#define AGAIN_NS 50000u /* between two looks whether others have left a context, or blocks have ended */
-#define PATIENCE_NS UINT64_C(10000000000) /* with blocks that do not end: some kernels take seconds */
+#define AGAIN_NS 50000u /* time between two checks whether threads have left a context, or blocks have ended */
+#define PATIENCE_NS UINT64_C(10000000000) /* how long to wait for blocks that do not end: some kernels take seconds */
 
-/* Weak: before glibc 2.34 it is in libpthread, which this library does not bring into programs that have no threads. */
+/* Weak: before glibc 2.34 this function is in libpthread, and this library must not load libpthread into programs
+ * without threads. */
 #pragma weak pthread_setcancelstate
 
-/* Those that were freed in stream order, and those whose free came while a capture was open; linked by `next`. Under
- * the lock. */
-static uint32_t leaving = VGPU_TIER_NONE; /* the one that was freed last */
+/* The list of leaving blocks: freed in stream order, or while a capture was open. Linked by `next`, protected by the
+ * lock. */
+static uint32_t leaving = VGPU_TIER_NONE; /* the block freed last */
 static atomic_uint leaving_count;
-static _Atomic uint64_t freed_count, ended_count; /* that have been in this list, and have left it */
+static _Atomic uint64_t freed_count, ended_count; /* blocks that have entered this list, and that have left it */
 
 void vgpu_tier_free_forget(void) {
     leaving = VGPU_TIER_NONE;
@@ -41,8 +42,8 @@ void vgpu_tier_leave_context(bool pushed) {
         DRIVER(cuCtxPopCurrent_v2)(&popped);
 }
 
-/* Under the lock: gives the memory back to the driver, unless it went with its context, and the charges. What the
- * driver does not unmap stays there: neither its addresses nor its bytes are free. */
+/* With the lock held. Returns the charges, and the memory to the driver, unless the context took the memory along.
+ * Memory that the driver does not unmap stays there: neither its addresses nor its bytes are free. */
 static void end(uint32_t number, bool context_gone) {
     const struct vgpu_tier_record record = *vgpu_tier_record(number);
     CUresult result = CUDA_SUCCESS;
@@ -71,7 +72,7 @@ static void end(uint32_t number, bool context_gone) {
     vgpu_uncharge(record.allocated, record.asked);
 }
 
-/* Under the lock: nobody finds it by a second free any more. */
+/* With the lock held. From now on a second free does not find the block. */
 static void put_off(uint32_t number, CUevent event, CUcontext event_context) {
     struct vgpu_tier_record *record = vgpu_tier_record(number);
     record->leaving = true;
@@ -84,8 +85,8 @@ static void put_off(uint32_t number, CUevent event, CUcontext event_context) {
     atomic_fetch_add(&leaving_count, 1);
 }
 
-/* The block that begins at an address, if it is to be freed; VGPU_TIER_NONE: there is none, or *answer says what is
- * wrong. Under the lock. */
+/* With the lock held. The block that begins at an address and is to be freed. VGPU_TIER_NONE: no such block, or *answer
+ * holds the error. */
 static uint32_t begins_at(CUdeviceptr pointer, CUresult *answer) {
     const uint32_t number = vgpu_tier_around(pointer);
     *answer = CUDA_SUCCESS;
@@ -109,7 +110,8 @@ static CUresult synchronize(CUcontext context) {
     return result;
 }
 
-/* An answer that is none, such as that a capture has begun, is no end. */
+/* Whether the block's event has passed. An error, for example because a capture has begun, does not mean that it
+ * has. */
 static bool passed(const struct vgpu_tier_record *record) {
     bool pushed;
     if (!record->event || record->going || !DRIVER(cuEventQuery) ||
@@ -147,8 +149,8 @@ bool vgpu_tier_collect(void) {
     return __builtin_expect(atomic_load_explicit(&leaving_count, memory_order_relaxed) != 0, 0) && collect();
 }
 
-/* Under the lock: one that was freed while a capture was open, of this number of buffer (0: any); VGPU_TIER_NONE: none.
- */
+/* With the lock held. A block freed while a capture was open, with this buffer number (0: any); VGPU_TIER_NONE:
+ * none. */
 static uint32_t without_event(uint64_t buffer) {
     uint32_t number = leaving;
     while (number != VGPU_TIER_NONE) {
@@ -162,8 +164,8 @@ static uint32_t without_event(uint64_t buffer) {
 
 static void forget_leaving(uint32_t number);
 
-/* Ends one that has no event, when its context has done all. Who is about to destroy that waits for it. False: there is
- * none, or the driver does not wait. */
+/* Ends a block without an event, when its context has finished all work. A thread that wants to destroy the context
+ * waits for that. False: there is no such block, or the driver does not wait. */
 static bool finish_one(void) {
     vgpu_tier_lock();
     uint32_t number = without_event(0);
@@ -192,9 +194,9 @@ void vgpu_tier_finish(void) {
     if (!atomic_load_explicit(&leaving_count, memory_order_relaxed))
         return;
     int before, disabled;
+    /* a cancelled thread would leave its context marked as awaited, so that the context could never be destroyed */
     if (pthread_setcancelstate)
-        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE,
-                               &before); /* a context that it waits for could never be destroyed */
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
     while (!vgpu_any_capture() && finish_one())
         ;
     vgpu_tier_collect();
@@ -206,7 +208,7 @@ struct vgpu_tier_patience vgpu_tier_patience(void) {
     return (struct vgpu_tier_patience){.ended = atomic_load(&ended_count)};
 }
 
-/* Whether one is on its way of the first so many. */
+/* Whether one of the first `count` freed blocks is still leaving. */
 static bool leaves_of_first(uint64_t count) {
     bool any = false;
     vgpu_tier_lock();
@@ -236,7 +238,7 @@ bool vgpu_tier_await(struct vgpu_tier_patience *patience) {
     }
 }
 
-/* Its memory is for the stream again, and for nobody else. */
+/* Whether the stream may reuse the block's memory; no other stream may. */
 static bool may_follow(const struct vgpu_tier_record *record, uint64_t stream_id, uint64_t bytes, CUcontext context) {
     return record->event && record->stream_id == stream_id && record->asked == bytes && record->context == context &&
            !record->shared && !record->going;
@@ -268,8 +270,8 @@ bool vgpu_tier_take_back(CUdeviceptr *pointer, uint64_t bytes, CUstream stream, 
     return event;
 }
 
-/* Takes a block that is freed at once out of the program's sight; false: no block of the tier begins there, or *answer
- * says what is wrong. */
+/* Hides a block that is freed at once from the program. False: no block of the tier begins there, or *answer holds the
+ * error. */
 static bool find_to_free(CUdeviceptr pointer, CUcontext *context, uint64_t *buffer, CUresult *answer) {
     vgpu_tier_lock();
     const uint32_t number = begins_at(pointer, answer);
@@ -282,15 +284,15 @@ static bool find_to_free(CUdeviceptr pointer, CUcontext *context, uint64_t *buff
     return found;
 }
 
-/* As cuMemFree does, this waits for what the context still does with the block. */
+/* Like cuMemFree, this waits for the context's work on the block. */
 bool vgpu_tier_free(CUdeviceptr pointer, CUresult *result) {
     CUcontext context;
     uint64_t buffer;
     if (!find_to_free(pointer, &context, &buffer, result))
         return *result != CUDA_SUCCESS;
-    bool capturing = vgpu_any_capture(); /* of whatever thread: a wait for the whole context would break it */
+    bool capturing = vgpu_any_capture(); /* in any thread: a wait for the whole context would break the capture */
     *result = capturing ? CUDA_SUCCESS : synchronize(context);
-    if (*result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) { /* it began in between */
+    if (*result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) { /* a capture began in between */
         capturing = true;
         *result = CUDA_SUCCESS;
     }
@@ -300,7 +302,7 @@ bool vgpu_tier_free(CUdeviceptr pointer, CUresult *result) {
     CUresult answer;
     const uint32_t number = begins_at(pointer, &answer);
     if (number == VGPU_TIER_NONE || vgpu_tier_record(number)->buffer_id != buffer)
-        *result = CUDA_ERROR_INVALID_VALUE; /* another free of it was faster */
+        *result = CUDA_ERROR_INVALID_VALUE; /* another free of this block was faster */
     else if (capturing)
         put_off(number, NULL, NULL);
     else
@@ -371,7 +373,7 @@ static bool awaited(CUcontext context) {
 void vgpu_tier_context_going(CUcontext context) {
     if (!context || !vgpu_tier_any())
         return;
-    vgpu_tier_lock(); /* who is in it holds that */
+    vgpu_tier_lock(); /* a thread that is in the context holds this lock */
     for (uint32_t number = vgpu_tier_next(0); number != VGPU_TIER_NONE; number = vgpu_tier_next(number + 1))
         vgpu_tier_record(number)->going += concerns(vgpu_tier_record(number), context);
     while (awaited(context)) {
@@ -391,13 +393,13 @@ void vgpu_tier_context_went(CUcontext context, bool gone, uint64_t moment) {
         if (!concerns(record, context))
             continue;
         const bool its = record->context == context && record->buffer_id < moment;
-        /* not by another one that has its handle now */
+        /* not marked by a new context with the same handle */
         const bool marked = record->going && record->leaving && record->event_context == context;
         record->going -= record->going != 0;
         if (!gone)
             continue;
         if (marked)
-            record->event = NULL; /* it has gone, and all that it stood for has happened */
+            record->event = NULL; /* the event is destroyed, and the work before it has finished */
         if (!its && (!marked || record->going))
             continue;
         if (record->leaving)
@@ -436,7 +438,7 @@ void vgpu_tier_green_went(CUcontext context, bool gone, CUcontext heir, bool fin
             record->context = heir;
         if (!marked || !record->leaving || record->event_context != context)
             continue;
-        record->event = NULL; /* of a stream that cannot be asked any more */
+        record->event = NULL; /* its stream cannot be asked any more */
         record->event_context = NULL;
         if (!finished)
             continue;

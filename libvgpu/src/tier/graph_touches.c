@@ -18,7 +18,7 @@ struct touches {
     struct touches *next;
     CUgraphExec exec;
     uint32_t count, room;
-    CUdeviceptr *at; /* one address of each block, in order of the blocks' numbers as they were */
+    CUdeviceptr *at; /* one address of each block, in the order of the blocks' numbers at the instantiation */
     uint32_t *blocks;
 };
 

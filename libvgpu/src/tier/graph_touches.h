@@ -1,11 +1,11 @@
-/* Which blocks the kernels of a graph touch, as the addresses stood in their parameters when it was instantiated. A
- * graph that is updated afterwards is taken to touch what it did. */
+/* Which blocks the kernels of a graph touch, by the addresses in their parameters at the instantiation. A graph that is
+ * updated later is assumed to touch the same blocks. */
 #ifndef VGPU_GRAPH_TOUCHES_H
 #define VGPU_GRAPH_TOUCHES_H
 #include "loader/driver.h"
 
-/* Reads the kernels of a graph that has been instantiated as `exec`; what was known of an earlier handle of that value
- * is forgotten. */
+/* Reads the kernels of a graph that was instantiated as `exec`. Replaces what was known of an older graph with this
+ * handle. */
 void vgpu_graph_touches_read(CUgraph graph, CUgraphExec exec);
 void vgpu_graph_touches_gone(CUgraphExec exec);
 /* Before a launch of the graph. */

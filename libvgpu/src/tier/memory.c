@@ -38,9 +38,9 @@ static bool has_calls(void) {
            DRIVER(cuMemSetAccess) && DRIVER(cuMemAddressReserve) && DRIVER(cuMemAddressFree);
 }
 
-#define DEVICES 64 /* whose abilities are kept; of devices of larger numbers the driver is asked each time */
+#define DEVICES 64 /* devices with remembered abilities; for larger numbers the driver is asked each time */
 enum { KNOWN = 1, MAPS_CARD = 2, MAPS_HOST = 4, NODE_SHIFT = 3 };
-/* What the driver can do with a device does not change. */
+/* The abilities of a device never change. */
 static _Atomic uint32_t abilities[DEVICES];
 
 static uint32_t ask_abilities(CUdevice device) {
@@ -48,8 +48,8 @@ static uint32_t ask_abilities(CUdevice device) {
     if (!has_calls())
         return KNOWN;
     const bool answered = attribute(device, CARD_MAPS_MEMORY, &maps_card);
-    attribute(device, HOST_NODE_MAPS_MEMORY, &maps_host); /* older drivers do not know it */
-    if (!attribute(device, HOST_NODE, &node) || node < 0) /* a machine without nodes */
+    attribute(device, HOST_NODE_MAPS_MEMORY, &maps_host); /* older drivers do not know this attribute */
+    if (!attribute(device, HOST_NODE, &node) || node < 0) /* a machine without NUMA nodes */
         node = 0;
     return (answered ? KNOWN : 0u) | (maps_card ? MAPS_CARD : 0u) | (maps_host ? MAPS_HOST : 0u) |
            (uint32_t)node << NODE_SHIFT;
@@ -97,16 +97,16 @@ static bool has_ended(const struct vgpu_usage_file *usage, uint32_t slot) {
     return pid <= 0 || (kill(pid, 0) != 0 && errno == ESRCH);
 }
 
-/* The attribute promises more than some nodes, sandboxes and drivers keep, and some drivers crash: one process of a
- * group tries, and says so before. */
+/* The attribute promises more than some NUMA nodes, sandboxes and drivers keep, and some drivers crash. So one process
+ * of a container tries, and records the attempt first. */
 static bool host_works(CUdevice device, int node) {
     struct vgpu_usage_file *usage = vgpu_mapping()->usage;
     enum vgpu_mode mode;
     if (usage && atomic_load_explicit(&usage->host_tried, memory_order_acquire) != HOST_WORKS)
-        vgpu_count_kind(0, VGPU_KIND_POOL, 0); /* takes the slot that says who tries */
+        vgpu_count_kind(0, VGPU_KIND_POOL, 0); /* takes the slot whose number identifies the trying process */
     const struct vgpu_local *local = vgpu_attached(&mode);
     if (!usage || !local || local->member.slot == VGPU_NO_SLOT)
-        return true; /* nobody to limit */
+        return true; /* there is no limit */
     const uint32_t own = local->member.slot + 1;
     uint32_t tried = atomic_load_explicit(&usage->host_tried, memory_order_acquire);
     if (__builtin_expect(tried == HOST_WORKS, 1))
@@ -116,7 +116,7 @@ static bool host_works(CUdevice device, int node) {
         const CUstreamCaptureMode capture = vgpu_relax();
         const CUresult result = make_and_map(device, node);
         vgpu_restore(capture);
-        /* no memory just now says nothing of later */
+        /* out of memory now says nothing about later */
         tried = result == CUDA_SUCCESS ? HOST_WORKS : result == CUDA_ERROR_OUT_OF_MEMORY ? 0 : HOST_FAILS;
         atomic_store(&usage->host_tried, tried);
     } else if (tried != 0 && tried < HOST_WORKS && tried != own && has_ended(usage, tried - 1)) {
@@ -176,7 +176,7 @@ CUresult vgpu_tier_create(CUdevice device, bool on_device, uint64_t bytes, CUmem
     return DRIVER(cuMemCreate)(handle, bytes, &properties, 0);
 }
 
-/* By device: bit of every other one that may reach its memory. Devices of larger numbers have no peers. */
+/* By device: a bit for each device that may access its memory. Devices with larger numbers have no peers. */
 static _Atomic uint64_t peers[DEVICES];
 
 void vgpu_tier_add_peer(CUdevice device, CUdevice other) {
@@ -193,8 +193,8 @@ bool vgpu_tier_is_peer(CUdevice other, CUdevice device) {
     return device >= 0 && device < DEVICES && other >= 0 && other < DEVICES && atomic_load(&peers[device]) >> other & 1;
 }
 
-/* Host memory all may reach, as with what the driver itself gives; one that cannot is no failure unless it was made a
- * peer. */
+/* All devices may access host memory, as with the driver's own host memory. A device that cannot is an error only if it
+ * was made a peer. */
 static CUresult give_others_access(CUdevice device, bool on_device, CUdeviceptr base, uint64_t bytes) {
     int count = 0;
     if (on_device && (device < 0 || device >= DEVICES || !atomic_load_explicit(&peers[device], memory_order_relaxed)))

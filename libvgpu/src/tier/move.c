@@ -14,41 +14,42 @@
 #include "tier/touched.h"
 #include "tier/watch.h"
 
-#define LOOK_EVERY_NS 200000u  /* between two looks whether anything should move, by whatever thread */
-#define BUSY_AGAIN_NS 1000000u /* after one that found the card at work */
-#define PATIENCE_NS 50000u     /* for calls that are being handed in */
-/* under pressure it is waited for the end of what runs, with the gate closed; longer each time that was in vain, */
+#define LOOK_EVERY_NS 200000u  /* minimum time between two checks whether a block should move, over all threads */
+#define BUSY_AGAIN_NS 1000000u /* pause after a check that found the card busy */
+#define PATIENCE_NS 50000u     /* how long to wait for calls that are handing work in */
+/* Under pressure, vgpu waits with the gate closed until running work ends. After each wait without success the next
+ * wait is longer, */
 #define DRAIN_NS 10000000u
-#define DRAIN_GROWTH 100u         /* times; */
-#define MOST_DRAIN_NS 2000000000u /* a full queue has 1,024 launches */
-#define DRAIN_PAUSE 1u            /* times as long until it is tried again, */
-#define PAUSE_GROWTH 4u           /* so much longer each time, */
+#define DRAIN_GROWTH 100u         /* by this factor, */
+#define MOST_DRAIN_NS 2000000000u /* up to this: a full queue has 1,024 launches */
+#define DRAIN_PAUSE 1u            /* pause until the next try, in multiples of the wait, */
+#define PAUSE_GROWTH 4u           /* growing by this factor, */
 #define MOST_DRAIN_PAUSE 64u      /* up to this */
-/* until it is waited again for room that an allocation asks for, after that was in vain */
+/* after a wait without success, pause until the next wait for an allocation's room */
 #define ROOM_PAUSE_NS 100000000u
-/* that an allocation tries to have room made, while others have the tier or take what was made */
+/* how long an allocation tries to get room while other threads hold the tier or take the room */
 #define ROOM_NS 100000000u
-#define BUDGET (64ull << 20)     /* bytes that move at one safe point, */
-#define MOST_BUDGET (4ull << 30) /* and what it grows to where nothing has moved for long; */
-#define LARGEST (1ull << 40)     /* one block that is larger may move once its bytes are earned */
-#define EARNED_PER_US 5000u      /* bytes; a fifth to a half of what a bus carries meanwhile */
-#define LONGEST_NS 250000000u    /* of moves in a row under pressure */
-#define LOOKED_AT 256u           /* blocks, by one look for some to come up */
-#define FULL_FOR_NS 100000000u   /* a card that had no memory is not asked again */
-#define STUCK_FOR_NS 1000000000u /* nor is it tried again to make room on it */
-#define IDLE_FOR_NS 100000000u   /* programs that free and allocate all the time do so within less */
-#define FAST_NS 60000u           /* between launches, below which only some are noted */
+#define BUDGET (64ull << 20)     /* bytes that move at one safe point; */
+#define MOST_BUDGET (4ull << 30) /* the budget grows to this while no block moves for a long time; */
+#define LARGEST (1ull << 40)     /* a single larger block may move once enough time has passed for its bytes */
+#define EARNED_PER_US 5000u      /* bytes; a fifth to a half of what a bus carries in that time */
+#define LONGEST_NS 250000000u    /* longest series of moves under pressure */
+#define LOOKED_AT 256u           /* blocks checked per look for coming up */
+#define FULL_FOR_NS 100000000u   /* a card without memory is not asked again for so long */
+#define STUCK_FOR_NS 1000000000u /* nor does vgpu try again to make room on it */
+#define IDLE_FOR_NS 100000000u   /* programs that free and allocate all the time do so more often */
+#define FAST_NS 60000u           /* time between launches; below it only some launches are noted */
 #define MOST_NOTED_OF 16u
 
 static _Atomic uint64_t next_look;
-static _Atomic uint64_t wanted_room[VGPU_MAX_CARDS]; /* bytes that calls of vgpu_make_room wait for */
-/* The following under the tier's lock. */
+static _Atomic uint64_t wanted_room[VGPU_MAX_CARDS]; /* bytes for which calls of vgpu_with_room are waiting */
+/* The lock of the tier protects the following. */
 static uint64_t last_move, drain_ns, drain_pause, next_drain, next_room_drain;
-static uint64_t full_until[VGPU_MAX_CARDS]; /* the card */
-/* what is on it: the host has no room, or the driver cannot map its memory */
+static uint64_t full_until[VGPU_MAX_CARDS]; /* until then the card counts as full */
+/* until then its blocks cannot move down: the host has no room, or the driver cannot map host memory */
 static uint64_t stuck_until[VGPU_MAX_CARDS];
-static uint64_t idle_since[VGPU_MAX_CARDS]; /* room that is guaranteed, and that nobody takes */
-static uint32_t next_block;                 /* to be looked at where blocks only come up */
+static uint64_t idle_since[VGPU_MAX_CARDS]; /* since when guaranteed room is free that no allocation takes */
+static uint32_t next_block;                 /* next block to check for coming up */
 
 void vgpu_moves_forget(void) {
     atomic_store(&next_look, 0);
@@ -59,7 +60,7 @@ void vgpu_moves_forget(void) {
         full_until[card] = stuck_until[card] = idle_since[card] = 0;
 }
 
-/* In the block's context, which has nothing else to do. */
+/* Copies in the block's context, which has no other work. */
 static CUresult copy(const struct vgpu_tier_record *block, CUdeviceptr to) {
     CUcontext popped;
     CUresult result = DRIVER(cuCtxPushCurrent_v2)(block->context);
@@ -72,8 +73,8 @@ static CUresult copy(const struct vgpu_tier_record *block, CUdeviceptr to) {
     return result;
 }
 
-/* The contents, into other memory that nothing is mapped to yet. `lost`: that memory stays mapped, and so do its
- * addresses. */
+/* Copies the contents into other memory that is not mapped yet. `lost`: that memory stays mapped, and its addresses
+ * stay taken. */
 static CUresult copy_into(const struct vgpu_tier_record *block, CUmemGenericAllocationHandle handle, bool *lost) {
     const CUdeviceptr window = vgpu_tier_reserve(block->bytes);
     if (!window)
@@ -89,8 +90,8 @@ static CUresult copy_into(const struct vgpu_tier_record *block, CUmemGenericAllo
     return result;
 }
 
-/* Puts other memory behind the block's address. What had been mapped there and is unmapped can be mapped again: that
- * takes nothing. `lost`: the other memory stays mapped there all the same. */
+/* Puts other memory behind the block's address. If that fails, the old memory can be mapped again without new
+ * resources. `lost`: the other memory nevertheless stays mapped there. */
 static CUresult exchange(const struct vgpu_tier_record *block, CUmemGenericAllocationHandle handle, bool *lost) {
     bool neither;
     CUresult result = DRIVER(cuMemUnmap)(block->base, block->bytes);
@@ -101,13 +102,13 @@ static CUresult exchange(const struct vgpu_tier_record *block, CUmemGenericAlloc
                                                 block->handle, &neither) != CUDA_SUCCESS) {
         vgpu_log(VGPU_LOG_ALERT, "a block of %llu bytes is lost: the driver unmapped it and does not map it again (%d)",
                  (unsigned long long)block->bytes, (int)result);
-        result = CUDA_ERROR_UNKNOWN; /* whatever it was: it is not tried again */
+        result = CUDA_ERROR_UNKNOWN; /* any error but out of memory, so that the move is not tried again */
     }
     return result;
 }
 
-/* With the gate closed, all finished, and the tier's lock held. Whatever fails leaves the block where it was, and its
- * charges as they were. */
+/* Call with the gate closed, all work finished, and the tier's lock held. After an error the block and its charges are
+ * unchanged. */
 static CUresult move(struct vgpu_tier_record *block) {
     const bool up = !block->on_device;
     struct vgpu_ticket ticket;
@@ -147,8 +148,8 @@ static bool can_move(const struct vgpu_tier_record *block) {
     return block->bytes && block->handle && !block->shared && !block->pinned && !block->leaving && !block->going;
 }
 
-/* False: there was no room for it. One that fails for another reason stays where it is from now on, and is in nobody's
- * way. */
+/* False: there was no room for the block. If the move fails for another reason, the block stays where it is from now on
+ * and no longer stops other moves. */
 static bool moved(uint32_t number) {
     struct vgpu_tier_record *block = vgpu_tier_record(number);
     const bool up = !block->on_device;
@@ -169,7 +170,8 @@ static bool moved(uint32_t number) {
     return false;
 }
 
-/* Adds to *count what was moved, or cannot be; false: the driver, an account or the machine had no room. */
+/* Adds to *count the blocks that were moved or can never move. False: the driver, an account or the machine had no
+ * room. */
 static bool move_all(struct vgpu_tier_card *tier, const uint32_t *entries, uint32_t entry_count, unsigned *count) {
     for (uint32_t i = 0; i < entry_count; i++) {
         const uint32_t number = tier->record_of[entries[i]];
@@ -182,7 +184,7 @@ static bool move_all(struct vgpu_tier_card *tier, const uint32_t *entries, uint3
     return true;
 }
 
-/* Bytes that the card has left for the container's large blocks; below 0: it has to give way. */
+/* Bytes that the card has left for the container's large blocks; below 0: the container must give way. */
 static int64_t room_of(unsigned card, uint64_t now) {
     const uint64_t most = vgpu_resident_limit(card), used = vgpu_used(card, VGPU_RESIDENT_BYTES),
                    spare = vgpu_tier_headroom(card);
@@ -195,7 +197,7 @@ static int64_t room_of(unsigned card, uint64_t now) {
     return now < full_until[card] || used + spare > limit ? 0 : (int64_t)(limit - spare - used);
 }
 
-/* Whether the container holds more of a card than it is guaranteed; `pressed`: and more than it may. */
+/* Whether the container holds more of a card than its guarantee; `pressed`: and more than it may hold now. */
 static bool on_loan(bool *pressed) {
     const struct vgpu_limits *limits = vgpu_limits_now();
     bool any = false;
@@ -212,7 +214,7 @@ static bool on_loan(bool *pressed) {
     return any;
 }
 
-/* A power of two times the least, so that it seldom is another one for the policy. */
+/* The least budget times a power of two, so that the policy seldom sees a new budget. */
 static uint64_t budget_now(uint64_t now, uint64_t most) {
     const uint64_t earned = (now - last_move) / 1000 * EARNED_PER_US;
     uint64_t budget = BUDGET;
@@ -232,14 +234,14 @@ static void forget_drains(void) {
     drain_ns = drain_pause = next_drain = 0;
 }
 
-/* Has waited in vain for the end of what runs, from `begin` to `end`. */
+/* Running work did not end during a wait from `begin` to `end`. */
 static void drained_in_vain(uint64_t begin, uint64_t end) {
     next_drain = end + drain_pause * (end - begin);
     drain_pause = drain_pause < MOST_DRAIN_PAUSE ? PAUSE_GROWTH * drain_pause : MOST_DRAIN_PAUSE;
     drain_ns = drain_ns < MOST_DRAIN_NS / DRAIN_GROWTH ? DRAIN_GROWTH * drain_ns : MOST_DRAIN_NS;
 }
 
-/* Why something has to move: the longer it may be waited for the end of what runs, with the gate closed. */
+/* Why blocks must move; decides how long to wait for running work with the gate closed. */
 enum reason { IT_PAYS, ROOM_IS_WANTED, A_LOAN_WAS_TAKEN_BACK };
 
 static uint64_t patience(enum reason why, uint64_t now) {
@@ -252,8 +254,8 @@ static uint64_t patience(enum reason why, uint64_t now) {
     return drain_ns;
 }
 
-/* Closes the gate; true: it is closed, and everything has finished. What runs, and who is handing in, may be waited
- * for; not for long, as it may wait for something that another thread is about to do. */
+/* Closes the gate. True: the gate is closed and all work has finished. May wait for running work and for calls under
+ * way, but not for long: that work may wait for another thread's next call. */
 static bool quiet(enum reason why, bool *closed) {
     const uint64_t begin = vgpu_now_ns(), most = patience(why, begin);
     *closed = vgpu_gate_close(most ? most : PATIENCE_NS);
@@ -273,8 +275,8 @@ static bool quiet(enum reason why, bool *closed) {
     return idle;
 }
 
-/* Moves what the policy wants moved on one card. `closed`: the gate, and everything has finished. False: nothing can
- * move now. */
+/* Makes the moves that the policy wants on one card. `closed`: the gate is closed and all work has finished. False: no
+ * block can move now. */
 static bool balance(struct vgpu_tier_card *tier, unsigned card, enum reason why, bool *closed) {
     struct vgpu_tier_plan wanted;
     const uint64_t asked = vgpu_now_ns();
@@ -285,7 +287,7 @@ static bool balance(struct vgpu_tier_card *tier, unsigned card, enum reason why,
             return true;
         if (!*closed && !quiet(room < 0 ? why : IT_PAYS, closed))
             return false;
-        begin = begin ? begin : vgpu_now_ns(); /* all that was waited for is over */
+        begin = begin ? begin : vgpu_now_ns(); /* the wait is over: measure the moves alone */
         unsigned count = 0;
         const bool all =
             move_all(tier, wanted.down, wanted.downs, &count) && move_all(tier, wanted.up, wanted.ups, &count);
@@ -300,8 +302,8 @@ static bool balance(struct vgpu_tier_card *tier, unsigned card, enum reason why,
     return true;
 }
 
-/* Bytes of the card that blocks in host memory may have whatever they are used for: in movable mode what is guaranteed
- * and nobody has asked for in a while; what is lent goes to those that are known to be used. */
+/* Bytes of the card that any block in host memory may take. In movable mode: guaranteed room that no allocation has
+ * taken for a while. Lent room goes only to blocks that are known to be used. */
 static int64_t idle_room(unsigned card, uint64_t now) {
     const struct vgpu_limits *limits = vgpu_limits_now();
     const uint64_t most = vgpu_resident_limit(card);
@@ -319,7 +321,7 @@ static int64_t idle_room(unsigned card, uint64_t now) {
     return now - idle_since[card] < IDLE_FOR_NS ? 0 : room - lent;
 }
 
-/* Blocks in host memory come up when there is room. Some are looked at each time. False: nothing can move now. */
+/* Moves blocks up from host memory while there is room; checks some blocks each time. False: no block can move now. */
 static bool promote(bool *closed) {
     const uint64_t begin = vgpu_now_ns(), budget = budget_now(begin, MOST_BUDGET);
     uint64_t bytes = 0;
@@ -343,14 +345,14 @@ static bool promote(bool *closed) {
     return true;
 }
 
-/* False: another thread has the tier, or a capture is open. */
+/* False: another thread holds the tier, or a capture is open. */
 static bool look(struct vgpu_passage *mine, bool for_room) {
     bool closed = false, possible = true, pressed;
     vgpu_touched_tell(mine);
     if (vgpu_any_capture() || !vgpu_tier_try())
         return false;
     const CUstreamCaptureMode mode = vgpu_relax();
-    vgpu_tier_collect(); /* what has been freed meanwhile need not move */
+    vgpu_tier_collect(); /* blocks that were freed meanwhile need not move */
     if (on_loan(&pressed))
         vgpu_watch_loans();
     if (!pressed)
@@ -404,7 +406,7 @@ bool vgpu_with_room(unsigned card, uint64_t bytes, bool (*take)(void *), void *a
     return taken;
 }
 
-/* One thread at a time looks, and none that is called back amid a call. */
+/* One thread at a time looks. A thread that the driver has called back inside a call does not look. */
 static void look_if_due(struct vgpu_passage *mine, uint64_t now) {
     uint64_t due = atomic_load_explicit(&next_look, memory_order_relaxed);
     if (now < due || vgpu_gate_inside() || !atomic_compare_exchange_strong(&next_look, &due, now + LOOK_EVERY_NS))

@@ -1,8 +1,8 @@
-/* Moves of blocks between a card and host memory, under the pointer that the program has.
+/* Moves blocks between a card and host memory. The program's pointer stays the same.
  *
- * At safe points: before something is handed in, and after a wait, at most every so often. A move happens only while
- * all that the process handed in has finished, on all its cards, and with the gate closed: an address of the block may
- * stand anywhere, also in device memory. */
+ * Moves happen at safe points: before work is handed in, and after a wait, with a minimum time between them. A move
+ * needs two things: all work that the process handed in on all its cards has finished, and the gate is closed. The
+ * reason: an address of the block may be anywhere, also in device memory. */
 #ifndef VGPU_TIER_MOVE_H
 #define VGPU_TIER_MOVE_H
 #include <stdint.h>
@@ -12,21 +12,21 @@
 #define VGPU_CALLS_PER_LOOK 16u
 
 void vgpu_safe_point_slowly(void);
-/* Has the room of a card that the process holds on loan watched, if it holds some: see tier_watch.h. */
+/* Starts the watch over borrowed room of a card, if the process holds some: see watch.h. */
 void vgpu_look_after_loans(void);
-/* Gives way, if it has to, on behalf of a process that makes no calls. True: it holds some. */
+/* Gives way if necessary, for a process that makes no calls. True: it still holds borrowed room. */
 bool vgpu_give_way(void);
-/* Moves blocks of this process down until the container has room for `bytes` more on a card, for what can be nowhere
- * else, and calls `take`, which is to charge them and may find that another process was faster. Meanwhile no block of
- * this process gets that room. False: it was not taken, such as while the card is at work. Waits for that, but not for
- * long. Movable containers; outside the gate. */
+/* Makes room for memory that can only lie on the card: moves blocks of this process down until the container has room
+ * for `bytes` more. Then calls `take`, which should charge them; another process may be faster. Meanwhile no block of
+ * this process gets that room. False: not taken, for example because the card is busy; this call waits only a short
+ * time for the card. For movable containers; call outside the gate. */
 bool vgpu_with_room(unsigned card, uint64_t bytes, bool (*take)(void *), void *argument);
-/* Bytes of a card that calls of vgpu_with_room wait for. */
+/* Bytes of a card for which calls of vgpu_with_room are waiting. */
 uint64_t vgpu_room_wanted(unsigned card);
-/* After a wait: the card is likely to have nothing to do. */
+/* Call after a wait: the card probably has no work. */
 void vgpu_safe_point_idle(void);
 
-/* Outside the gate, before something is handed in. */
+/* Call outside the gate, before work is handed in. */
 static inline void vgpu_safe_point(void) {
     struct vgpu_passage *mine = vgpu_passage;
     if (__builtin_expect(mine != NULL && mine->until_look != 0, 1))

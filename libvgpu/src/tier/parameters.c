@@ -11,12 +11,13 @@
 #define TRIES 4u
 #define MOST_PARAMETERS 4096u
 
-/* Written by one thread at a time; `version` is odd meanwhile. What was read while it changed, or was odd, counts for
- * nothing: who has read something new (acquire) then finds another version (each is stored by release). */
+/* One thread at a time writes a slot, and `version` is odd meanwhile. A reader discards what it read if `version`
+ * changed or was odd. A reader that has seen a new value (acquire) also sees a new version (each is stored with
+ * release). */
 static struct slot {
     _Atomic uint32_t version;
     _Atomic uint32_t count;
-    _Atomic uint64_t epoch; /* another one than now: nobody's */
+    _Atomic uint64_t epoch; /* another epoch than now: the slot is free */
     _Atomic(CUfunction) function;
     _Atomic uint32_t words[VGPU_PARAMETER_WORDS]; /* parameter << 16 | offset */
 } slots[SLOTS];
@@ -24,7 +25,7 @@ static _Atomic uint64_t epoch = 1;
 static vgpu_spin filling;
 
 void vgpu_parameters_forget(void) {
-    for (unsigned i = 0; i < SLOTS; i++) /* of one that was being written there is nobody left to write it */
+    for (unsigned i = 0; i < SLOTS; i++) /* a slot that was being written has lost its writer */
         if (atomic_load_explicit(&slots[i].version, memory_order_relaxed) & 1)
             atomic_fetch_add(&slots[i].version, 1);
     atomic_store(&filling, 0);
@@ -35,8 +36,7 @@ void vgpu_parameters_stale(void) {
     atomic_fetch_add(&epoch, 1);
 }
 
-/* What takes a handle of a function also takes one of a kernel (cuda.h, cuLaunchKernel); what asks about them does not.
- */
+/* cuLaunchKernel takes a kernel's handle as a function, too (cuda.h); cuFuncGetParamInfo does not. */
 static CUresult info(CUfunction function, size_t index, size_t *offset, size_t *size) {
     CUresult result =
         DRIVER(cuFuncGetParamInfo) ? DRIVER(cuFuncGetParamInfo)(function, index, offset, size) : CUDA_ERROR_NOT_FOUND;

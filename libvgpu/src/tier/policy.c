@@ -4,41 +4,42 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-#define PERIOD 64u            /* launches of one weight, at least */
+#define PERIOD 64u            /* least number of launches with the same weight */
 #define LONGEST_PERIOD 0x1p16 /* the window stays below 2^24, which `heat` can count */
 #define GROWTH (1.0 + (double)PERIOD / VGPU_TIER_WINDOW)
-#define TOO_HEAVY 0x1p32 /* for a weight: all are divided by it */
+#define TOO_HEAVY 0x1p32 /* from this weight on, all weights are divided by it */
 #define RECENT 1024u
 #define CERTAINTY 1.5 /* standard errors */
 #define UNUSUAL 4.0   /* standard errors of recent misses */
 #define RESTED 4.0    /* mean gaps */
 #define AWAY 16.0
-/* touches in a row that pay for the moves of a block and of the one that it replaces, and for finding out */
+/* a run of so many touches pays for three things: the moves of a block, the moves of the block that it replaces, and
+ * finding out */
 #define PAYING 40u
-#define YOUNG 3u               /* touches, below which a block's own gaps tell nothing */
-#define GAPS_ENOUGH 16u        /* before the oldest are forgotten */
+#define YOUNG 3u               /* with fewer touches a block's own gaps tell nothing */
+#define GAPS_ENOUGH 16u        /* gaps counted before the oldest are forgotten */
 #define UNKNOWN 0x1p64         /* launches */
-#define LONGEST_GAP (1u << 26) /* that is told from longer ones; a run of them still counts in 32 bits */
+#define LONGEST_GAP (1u << 26) /* longer gaps count as this long; a run of such gaps still fits into 32 bits */
 #define POOL VGPU_TIER_MOVES   /* the coldest and the hottest blocks that a plan chooses from */
-#define TRIES 8u               /* of the hottest, as the first one to come up */
-#define QUICK 0x1p100          /* before any gain, which is below the window */
-#define CALM 16u               /* launches after which it is worth looking again */
+#define TRIES 8u               /* so many of the hottest blocks are tried as the first to come up */
+#define QUICK 0x1p100          /* a quick block sorts before any gain, because a gain is below the window */
+#define CALM 16u               /* launches until another look can find something new */
 
 /* A block on the device that could go down. */
 struct cold {
     uint32_t index;
     bool rested;
-    double rate, span, age, variance; /* the latter of the rate */
+    double rate, span, age, variance; /* variance of the rate */
 };
 
 /* A block in host memory that could come up. */
 struct hot {
     uint32_t index;
-    bool quick; /* at once, for blocks that have rested */
+    bool quick; /* it may come up at once, for blocks that have rested */
     double rate, span, gap, variance;
 };
 
-/* Those with the smallest keys of all that were offered, in order. */
+/* The offered entries with the smallest keys, in order. */
 struct pool {
     struct {
         double key;
@@ -95,8 +96,8 @@ static uint32_t longest_of(const struct vgpu_tier_block *block) {
     return block->longest > block->lately ? block->longest : block->lately;
 }
 
-/* Whether a block that was last touched `age` launches ago has rested for `times` its mean gap and `longest_times` its
- * longest. */
+/* Whether a block last touched `age` launches ago has rested for `times` its mean gap and `longest_times` its longest
+ * gap. */
 static bool has_rested(const struct vgpu_tier_block *block, double age, double times, double longest_times) {
     return age > longest_times * longest_of(block) &&
            age * (block->touches - 1) > times * (double)(block->last - block->since);
@@ -112,8 +113,8 @@ static bool away(const struct vgpu_tier *tier, const struct vgpu_tier_block *blo
     return age > tier->long_gap && (block->touches < YOUNG || has_rested(block, age, AWAY, 2));
 }
 
-/* The older half counts no more. A loop that is longer than this has its longest gap in the younger half, since that
- * ends with it. */
+/* Drops the older half of the gaps. A loop longer than this has its longest gap in the younger half, which ends with
+ * that gap. */
 static void forget_old_gaps(struct vgpu_tier_block *block) {
     block->since += (block->last - block->since) / 2;
     block->touches = block->touches / 2 + 1;
@@ -130,7 +131,7 @@ static void begin_history(const struct vgpu_tier *tier, struct vgpu_tier_block *
     block->touches = block->run = 1;
 }
 
-/* The run that the block is in becomes its history; its gaps are taken for those of a Poisson process. */
+/* The block's current run becomes its history. Its gaps are treated as those of a Poisson process. */
 static void begin_with_run(const struct vgpu_tier *tier, struct vgpu_tier_block *block) {
     const float gaps = (float)(block->run - 1), length = (float)block->run_length;
     block->heat = (float)tier->weight * gaps;
@@ -142,7 +143,7 @@ static void begin_with_run(const struct vgpu_tier *tier, struct vgpu_tier_block 
     block->touches = block->run;
 }
 
-/* A gap that is long for all blocks and for the run of touches before it. */
+/* A gap that is long for all blocks, and long for the block's run of touches before it. */
 static bool is_rest(const struct vgpu_tier *tier, const struct vgpu_tier_block *block, double gap) {
     if (gap <= tier->long_gap)
         return false;
@@ -154,7 +155,7 @@ static bool is_rest(const struct vgpu_tier *tier, const struct vgpu_tier_block *
 static void touch(struct vgpu_tier *tier, struct vgpu_tier_block *block) {
     const uint32_t gap = tier->now - block->last < LONGEST_GAP ? (uint32_t)(tier->now - block->last) : LONGEST_GAP;
     const bool rest = is_rest(tier, block, gap);
-    /* a few touches, a long rest and so on are one history: moves for each of them would not pay */
+    /* few touches, a long rest, and so on are one history: moves for each run would not pay */
     if (block->touches == 0 || (rest && block->run >= PAYING)) {
         begin_history(tier, block);
         return;
@@ -186,7 +187,7 @@ static void look_at_traffic(struct vgpu_tier *tier) {
 
 static void end_period(struct vgpu_tier *tier) {
     tier->weight *= GROWTH;
-    if (tier->weight >= TOO_HEAVY) { /* powers of two: nothing is rounded */
+    if (tier->weight >= TOO_HEAVY) { /* powers of two: no rounding */
         tier->weight /= TOO_HEAVY;
         tier->sum /= TOO_HEAVY;
         tier->hits /= TOO_HEAVY;
@@ -222,14 +223,14 @@ void vgpu_tier_launch(struct vgpu_tier *tier, const uint32_t *touched, uint32_t 
         end_period(tier);
 }
 
-/* Far more misses than the usual share of touches explains. */
+/* Far more misses than the usual share of touches would explain. */
 static bool in_turmoil(const struct vgpu_tier *tier) {
     const double misses = (double)tier->recent_misses / RECENT, touches = misses + (double)tier->recent_hits / RECENT;
     const double all = (tier->hits + tier->misses) / tier->weight;
     if (touches < 1)
         return false;
     const double share = tier->misses / tier->weight / (all + 1), above = misses - touches * share - 2;
-    /* the recent touches are a decayed sum: half the variance of as many plain ones */
+    /* the recent touches are a decayed sum: half the variance of a plain sum */
     return above > 0 && above * above > UNUSUAL * UNUSUAL * touches * share * (1 - share) / 2;
 }
 
@@ -238,8 +239,8 @@ static double span_of(const struct vgpu_tier *tier, const struct vgpu_tier_block
     return (tier->sum - block->birth) / tier->weight + 1;
 }
 
-/* How much more the touches vary than those of a Poisson process do: the squared coefficient of variation of the gaps,
- * at least 1. */
+/* How much more the touches vary than those of a Poisson process: the squared coefficient of variation of the gaps, at
+ * least 1. */
 static double dispersion_of(const struct vgpu_tier_block *block) {
     const double gaps = (double)(block->last - block->since);
     const double dispersion = gaps > 0 ? (double)block->squares * (block->touches - 1) / (gaps * gaps) - 1 : 1;
@@ -261,9 +262,9 @@ static void offer(struct pool *pool, double key, uint32_t index) {
     pool->best[at].index = index;
 }
 
-/* What a plan chooses from. */
+/* The blocks from which a plan chooses. */
 struct sample {
-    uint32_t step, count; /* entries between two that are looked at, and how many */
+    uint32_t step, count; /* distance between the entries that are looked at, and their number */
     bool turmoil;
     struct cold colds[POOL];
     struct hot hots[POOL];
@@ -276,7 +277,7 @@ static struct cold cold_of(const struct vgpu_tier *tier, bool turmoil, uint32_t 
                         .age = (double)(tier->now - block->last),
                         .rested = turmoil ? rested(tier, block) : away(tier, block)};
     cold.span = cold.rested ? tier->sum / tier->weight + 1 : span_of(tier, block);
-    /* a touch more than was seen: what has little history is not taken for cold */
+    /* count one touch more than was seen: a block with little history must not look cold */
     cold.rate = cold.rested ? 0 : (block->heat / tier->weight + 1) / cold.span;
     cold.variance = (cold.rate + 0.5 / cold.span) / cold.span * (cold.rested ? 1 : dispersion_of(block));
     return cold;
@@ -294,7 +295,7 @@ static struct hot hot_of(const struct vgpu_tier *tier, bool turmoil, bool fits, 
     return hot;
 }
 
-/* The entry looked at after this one. */
+/* The next entry to look at. */
 static uint32_t after(const struct vgpu_tier *tier, const struct sample *sample, uint32_t index) {
     const uint64_t next = (uint64_t)index + sample->step;
     return (uint32_t)(next < tier->used ? next : next - tier->used);
@@ -315,7 +316,7 @@ static void find_cold(const struct vgpu_tier *tier, struct sample *sample) {
         sample->colds[i] = cold_of(tier, sample->turmoil, pool.best[i].index);
 }
 
-/* Those that would gain most per byte if they came up for the coldest block, or into free room. */
+/* The blocks that would gain most per byte if they came up for the coldest block, or into free room. */
 static void find_hot(const struct vgpu_tier *tier, struct sample *sample, int64_t room, uint64_t budget) {
     const struct cold *coldest = sample->cold_count ? &sample->colds[0] : NULL;
     struct pool pool;
@@ -332,7 +333,7 @@ static void find_hot(const struct vgpu_tier *tier, struct sample *sample, int64_
         double gain = hot.rate * hot.span;
         if (!fits)
             gain = (hot.rate - coldest->rate) * (hot.span < coldest->span ? hot.span : coldest->span);
-        if (hot.quick || gain > 1) /* its own move */
+        if (hot.quick || gain > 1) /* 1: the cost of its own move */
             offer(&pool, hot.quick ? -QUICK / hot.gap : -gain, index);
     }
     sample->hot_count = pool.count;
@@ -342,8 +343,8 @@ static void find_hot(const struct vgpu_tier *tier, struct sample *sample, int64_
     }
 }
 
-/* The cold block that frees up to `need` bytes at the least price: what its touches will cost over `horizon` launches
- * and its move, per byte of use. Of equals the coldest. VGPU_TIER_NONE: there is none. */
+/* The cold block that frees up to `need` bytes at the lowest price per useful byte. The price is its move, and its
+ * touches over `horizon` launches. Among equals, the coldest. VGPU_TIER_NONE: none. */
 static uint32_t cheapest(const struct vgpu_tier *tier, const struct sample *sample, const bool taken[POOL], double need,
                          double horizon) {
     uint32_t found = VGPU_TIER_NONE;
@@ -359,8 +360,8 @@ static uint32_t cheapest(const struct vgpu_tier *tier, const struct sample *samp
     return found;
 }
 
-/* Marks what goes down to free `need` bytes, moving no more than `budget` but at least one. Returns the bytes of it:
- * less than `need` where the budget or the blocks do not suffice. */
+/* Marks the blocks that go down to free `need` bytes. Moves no more than `budget`, but at least one block. Returns the
+ * freed bytes: less than `need` if the budget or the blocks are not enough. */
 static uint64_t choose(const struct vgpu_tier *tier, const struct sample *sample, uint64_t need, uint64_t budget,
                        double horizon, bool taken[POOL]) {
     uint64_t freed = 0;
@@ -374,7 +375,7 @@ static uint64_t choose(const struct vgpu_tier *tier, const struct sample *sample
         taken[number] = true;
         freed += bytes;
     }
-    for (uint32_t i = sample->cold_count; i-- > 0;) { /* those that a larger one has made needless */
+    for (uint32_t i = sample->cold_count; i-- > 0;) { /* drop blocks that a larger block has made unnecessary */
         const uint64_t bytes = tier->blocks[sample->colds[i].index].bytes;
         if (taken[i] && bytes <= freed - need) {
             taken[i] = false;
@@ -384,11 +385,11 @@ static uint64_t choose(const struct vgpu_tier *tier, const struct sample *sample
     return freed;
 }
 
-/* A plan while it is made: what it saves over the horizon and what it costs, in bytes. */
+/* A plan in progress: its savings over the horizon and its cost, in bytes. */
 struct draft {
     struct vgpu_tier_plan *plan;
-    uint64_t free;                   /* on the device, after all moves */
-    double horizon, saved, variance; /* the latter two per launch */
+    uint64_t free;                   /* bytes free on the device after all moves */
+    double horizon, saved, variance; /* `saved` and `variance` are per launch */
     bool quick;
 };
 
@@ -414,7 +415,7 @@ static void go_down(const struct vgpu_tier *tier, struct draft *draft, const str
     draft->variance += size * size * one->variance;
 }
 
-/* What also comes up into the rest of the room that was made, where that pays by itself. */
+/* Adds blocks that come up into the rest of the new room, if that pays by itself. */
 static void fill_rest(const struct vgpu_tier *tier, const struct sample *sample, uint32_t first, uint64_t budget,
                       struct draft *draft) {
     for (uint32_t i = 0; i < sample->hot_count && draft->plan->ups < VGPU_TIER_MOVES; i++) {
@@ -427,7 +428,7 @@ static void fill_rest(const struct vgpu_tier *tier, const struct sample *sample,
     }
 }
 
-/* Plans that the `first` of the hot blocks comes up; false: it does not pay, or not within the budget. */
+/* Plans to bring up hot block number `first`. False: that does not pay, or not within the budget. */
 static bool make_room(const struct vgpu_tier *tier, const struct sample *sample, uint32_t first, int64_t room,
                       uint64_t budget, struct vgpu_tier_plan *plan) {
     const struct hot *one = &sample->hots[first];
@@ -465,7 +466,7 @@ static bool give_way(const struct vgpu_tier *tier, const struct sample *sample, 
     return plan->downs > 0;
 }
 
-/* Nothing is likely to have changed since the last look found nothing. */
+/* Since the last search without result, probably nothing has changed. */
 static bool is_calm(const struct vgpu_tier *tier, int64_t room, uint64_t budget) {
     return tier->now < tier->look_again && room == tier->room && budget <= tier->budget && !in_turmoil(tier);
 }
@@ -475,7 +476,8 @@ static bool plan_of(struct vgpu_tier *tier, struct sample *sample, int64_t room,
     sample->turmoil = in_turmoil(tier);
     tier->offset = (tier->offset + 1) % tier->used;
     sample->step = tier->used > VGPU_TIER_LOOKED_AT ? tier->used / VGPU_TIER_LOOKED_AT : 1;
-    sample->step -= tier->offset % ((sample->step + 1) / 2); /* not always the same ones together */
+    /* vary the step, so that the same blocks do not always meet */
+    sample->step -= tier->offset % ((sample->step + 1) / 2);
     sample->count = tier->used > VGPU_TIER_LOOKED_AT ? VGPU_TIER_LOOKED_AT : tier->used;
     find_cold(tier, sample);
     if (room < 0)
@@ -494,7 +496,7 @@ bool vgpu_tier_plan(struct vgpu_tier *tier, int64_t room, uint64_t budget, struc
     if (tier->movable == 0 || (room >= 0 && is_calm(tier, room, budget)))
         return false;
     look_at_traffic(tier);
-    struct sample *sample = malloc(sizeof *sample); /* too much for a thread's stack */
+    struct sample *sample = malloc(sizeof *sample); /* too large for a thread's stack */
     const bool found = sample && plan_of(tier, sample, room, budget, plan);
     free(sample);
     return found;

@@ -1,4 +1,4 @@
-/* Where new blocks go. */
+/* Decides where new blocks go. */
 #define _GNU_SOURCE
 #include "tier/tier.h"
 
@@ -35,14 +35,14 @@ uint64_t vgpu_tier_headroom(unsigned card) {
     return (headroom < above ? headroom : above) & ~(VGPU_TIER_GRANULE - 1);
 }
 
-/* A block that is being placed: its charge as allocated is there already. */
+/* A block being placed; its allocated bytes are already charged. */
 struct placing {
     const struct vgpu_place *place;
     uint64_t asked;
     struct vgpu_ticket allocated;
 };
 
-/* Charges what the container allocates; gives back what the library keeps before it is refused. */
+/* Charges the allocated bytes. Before a refusal, gives back what the library keeps. */
 static bool charge_allocated(struct placing *placing) {
     const unsigned card = placing->place->card;
     return vgpu_charge_allocated(card, placing->asked, &placing->allocated) ||
@@ -67,7 +67,7 @@ bool vgpu_tier_charge_card(unsigned card, uint64_t bytes, uint64_t spare, struct
     return false;
 }
 
-/* The machine has some to spare, and the container's budget has. */
+/* Charges host memory, if the machine and the container's budget have room. */
 static bool charge_host(unsigned card, uint64_t bytes, struct vgpu_ticket *where) {
     if (vgpu_host_spares(bytes))
         return vgpu_charge(card, VGPU_HOST_BYTES, bytes, where);
@@ -95,7 +95,7 @@ bool vgpu_tier_host_location(CUdevice device, CUmemLocation *location) {
     return true;
 }
 
-/* The driver's own memory of the card. It is booked as it is without a tier. */
+/* Allocates the driver's own memory of the card, booked as without a tier. */
 static CUresult plain(const struct placing *placing, uint64_t spare, CUdeviceptr *pointer) {
     struct vgpu_ticket ticket = placing->allocated;
     if (!charge_beside(&ticket, placing->asked, spare))
@@ -116,7 +116,7 @@ static CUresult plain(const struct placing *placing, uint64_t spare, CUdeviceptr
     return result;
 }
 
-/* Books a block that is there and charged; CUDA_ERROR_OUT_OF_MEMORY: there are too many. */
+/* Books a block that is made and charged. CUDA_ERROR_OUT_OF_MEMORY: there are too many blocks. */
 static CUresult entered(const struct vgpu_tier_record *record, CUdeviceptr *pointer) {
     if (vgpu_tier_enter(record) == VGPU_TIER_NONE)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -137,7 +137,7 @@ static struct vgpu_tier_record record_of(const struct placing *placing, uint64_t
                                      .on_device = on_device};
 }
 
-/* Maps memory that was made for it, at addresses of the tier. `lost`: after a failure it stays mapped there. */
+/* Maps the memory of a new block at addresses of the tier. `lost`: after a failure the memory stays mapped there. */
 static CUresult map(struct vgpu_tier_record *record, CUdeviceptr *pointer, bool *lost) {
     vgpu_tier_lock();
     record->base = vgpu_tier_reserve(record->bytes);
@@ -185,7 +185,7 @@ static CUresult mapped(const struct placing *placing, bool on_device, uint64_t s
     return result;
 }
 
-/* Ordinary host memory of the driver, under its own address. */
+/* Allocates ordinary host memory of the driver, at the driver's own address. */
 static CUresult pinned(const struct placing *placing, CUdeviceptr *pointer) {
     struct vgpu_tier_record record = record_of(placing, placing->asked, false);
     void *memory = NULL;
@@ -226,11 +226,11 @@ static CUresult on_card(const struct placing *placing, uint64_t spare, CUdevicep
     int node;
     const bool maps = vgpu_tier_is_large(placing->asked) && vgpu_tier_mode() == VGPU_TIER_MOVABLE &&
                       vgpu_tier_maps_card(placing->place->device) &&
-                      vgpu_tier_maps_host(placing->place->device, &node); /* else it could not go down again */
+                      vgpu_tier_maps_host(placing->place->device, &node); /* else the block could not move down later */
     return maps ? mapped(placing, true, spare, pointer) : plain(placing, spare, pointer);
 }
 
-/* Out of memory: any way to be so; all other answers of the driver are the program's. */
+/* Tries all places. Out of memory leads to the next place; any other answer of the driver goes to the program. */
 static CUresult anywhere(const struct placing *placing, CUdeviceptr *pointer) {
     const unsigned card = placing->place->card;
     const uint64_t spare = vgpu_tier_is_large(placing->asked) ? vgpu_tier_headroom(card) + vgpu_room_wanted(card) : 0;
@@ -245,7 +245,7 @@ static CUresult anywhere(const struct placing *placing, CUdeviceptr *pointer) {
 CUresult vgpu_tier_allocate(CUdeviceptr *pointer, uint64_t bytes) {
     struct vgpu_place place;
     struct placing placing = {.place = &place, .asked = bytes};
-    if (!vgpu_place_now(&place)) /* the driver says what is wrong */
+    if (!vgpu_place_now(&place)) /* no context: the driver reports the error */
         return DRIVER(cuMemAlloc_v2)(pointer, bytes);
     vgpu_tier_finish();
     CUdeviceptr made = 0;
@@ -263,7 +263,7 @@ CUresult vgpu_tier_allocate(CUdeviceptr *pointer, uint64_t bytes) {
         vgpu_tell_refused(place.card, bytes);
     else if (result == CUDA_SUCCESS)
         *pointer = made;
-    vgpu_look_after_loans(); /* this may have been the last call for long */
+    vgpu_look_after_loans(); /* this may be the program's last call for a long time */
     return result;
 }
 

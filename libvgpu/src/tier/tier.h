@@ -1,15 +1,16 @@
-/* The tier: memory that the container has allocated above what it may hold on the card lies in host memory, under an
- * ordinary device pointer.
+/* The tier: a container may allocate more than it may hold on the card. The rest lies in host memory, behind ordinary
+ * device pointers.
  *
- * Where a new block goes:
- *   * to the card while that holds no more than guarantee + lent, less a headroom if it is a large block (2 MiB and
- * more): contexts, modules, arrays, pools and small blocks can be nowhere else;
- *   * else, also where the driver has no room, to host memory, as long as the container's budget and the machine have
- * some;
- *   * else, if it is large, into the headroom;
- *   * else it is refused as out of memory.
- * In host memory, large blocks are memory of the card's node that is mapped, where the driver can, else pinned memory.
- * On the card they are the driver's own in static mode, and mapped in movable mode. */
+ * Where a new block goes, in this order:
+ * - to the card, while the card holds no more than guarantee + lent. A large block (2 MiB and more) also leaves a
+ *   headroom free, because contexts, modules, arrays, pools and small blocks can lie only on the card;
+ * - to host memory, also if the driver has no room on the card, as long as the container's budget and the machine have
+ *   room;
+ * - into the headroom, if the block is large;
+ * - else the allocation fails with out of memory.
+ *
+ * In host memory, a large block is mapped memory of the card's node where the driver can map it, else pinned memory. On
+ * the card, a large block is the driver's own memory in static mode, and mapped memory in movable mode. */
 #ifndef VGPU_TIER_H
 #define VGPU_TIER_H
 #include <stdbool.h>
@@ -19,69 +20,73 @@
 #include "tier/blocks.h"
 
 enum vgpu_tier_mode { VGPU_TIER_OFF, VGPU_TIER_STATIC, VGPU_TIER_MOVABLE };
-/* What the limits say, for as long as the region is there. */
+/* As the limits say; never changes during the life of the region. */
 enum vgpu_tier_mode vgpu_tier_mode(void);
 
-/* Blocks of this size may be anywhere. */
+/* Blocks of this size may lie in host memory, too. */
 static inline bool vgpu_tier_is_large(uint64_t bytes) {
     return bytes >= VGPU_TIER_GRANULE;
 }
 
-/* What large blocks leave free on a card for what can be nowhere else: modules, stacks, arrays, small blocks, and one
- * more context of the container, as a second process needs it when the first one has filled the card. 1/32 of the
- * guarantee, at most 256 MiB; or a context's cost (100 to 500 MiB with CUDA 12), if that is no more than 1/8 of the
- * guarantee; never more than what the limit is above the guarantee. */
+/* Room that large blocks leave free on a card for memory that can lie only there: modules, stacks, arrays, small
+ * blocks, and one more context of the container. A second process needs that context when the first process has filled
+ * the card. The headroom is 1/32 of the guarantee, at most 256 MiB. It is a context's cost (100 to 500 MiB with CUDA
+ * 12) if that is no more than 1/8 of the guarantee. It is never more than the limit minus the guarantee. */
 uint64_t vgpu_tier_headroom(unsigned card);
 
-/* A new block for the current context, of any size; the pointer is written when all is booked. Refusals have been told.
- * Where the tier is on. */
+/* Makes a new block for the current context, of any size. Writes the pointer after booking the block. Logs refusals.
+ * Only if the tier is on. */
 CUresult vgpu_tier_allocate(CUdeviceptr *pointer, uint64_t bytes);
-/* In host memory, after the card was tried; `place` as for the card. Not told. Tier off: out of memory. */
+/* Allocates in host memory, after the card was tried; `place` as for the card. Does not log refusals. Tier off: out of
+ * memory. */
 CUresult vgpu_tier_on_host(CUdeviceptr *pointer, uint64_t bytes, const struct vgpu_place *place);
-/* Charges memory of the card, of which `spare` stays free (VGPU_ON_CARD); gives back what the library keeps, once. */
+/* Charges memory of the card and leaves `spare` free (VGPU_ON_CARD). Before a refusal, gives back once what the library
+ * keeps. */
 bool vgpu_tier_charge_card(unsigned card, uint64_t bytes, uint64_t spare, struct vgpu_ticket *ticket);
 
-/* Makes a context current for calls of the driver that need one; false: it cannot be. */
+/* Makes a context current for driver calls that need it; false: not possible. */
 bool vgpu_tier_enter_context(CUcontext context, bool *pushed);
 void vgpu_tier_leave_context(bool pushed);
 
-/* Charges memory that lies in host memory behind a card, in whole granules; looks whether the machine has some. */
+/* Charges host memory behind a card, in whole granules. Checks that the machine has it to spare. */
 bool vgpu_tier_charge_host(unsigned card, uint64_t bytes, struct vgpu_ticket *allocated, struct vgpu_ticket *where);
-/* Where such memory is made; false: the driver cannot map host memory. */
+/* Where such host memory is made; false: the driver cannot map host memory. */
 bool vgpu_tier_host_location(CUdevice device, CUmemLocation *location);
 
-/* False: no block of the tier begins there, the driver decides. */
+/* False: no block of the tier begins at this pointer, so the driver decides. */
 bool vgpu_tier_free(CUdeviceptr pointer, CUresult *result);
-/* The same in the order of a stream: the block stays until the stream has got there. */
+/* The same in stream order: the block stays until the stream has reached the free. */
 bool vgpu_tier_free_in_order(CUdeviceptr pointer, CUstream stream, CUresult *result);
-/* Ends blocks that were freed in stream order and whose streams have got there; true: there were some. Never waits. */
+/* Ends blocks that were freed in stream order and whose streams have reached the free. True: there were some. Never
+ * waits. */
 bool vgpu_tier_collect(void);
 
-/* The same for those that were freed while a capture was open, too: waits for their contexts. */
+/* The same also for blocks that were freed while a capture was open: waits for their contexts. */
 void vgpu_tier_finish(void);
 
-/* An allocation that may have to wait for what was freed in stream order before. */
+/* State of an allocation that may wait for earlier frees in stream order. */
 struct vgpu_tier_patience {
-    uint64_t ended;    /* as many had ended before it was tried */
-    uint64_t freed;    /* as many were on their way when it first failed; 0: it has not yet */
-    uint64_t until_ns; /* unless another one ends */
+    uint64_t ended;    /* number of blocks that had ended before the try */
+    uint64_t freed;    /* number of blocks freed by the first failure; 0: no failure yet */
+    uint64_t until_ns; /* deadline; moves on when another block ends */
     bool over;
 };
 struct vgpu_tier_patience vgpu_tier_patience(void);
-/* It has failed for lack of memory. True: something has ended since it was tried, for which it may have been waited
- * here; it is to be tried again. False: all that had been freed by then has ended, or does not: a stream may wait for
- * what this very thread is about to do. */
+/* An allocation has failed because there is no memory. True: a block has ended since the try (this call may have waited
+ * for that), so try again. False: all blocks freed by then have ended, or do not end: a stream may wait for what this
+ * thread does next. */
 bool vgpu_tier_await(struct vgpu_tier_patience *patience);
-/* A block of that many bytes that has been freed in the order of this stream, and by which it has not got yet: for its
- * next allocation it is there at once. False: there is none. */
+/* Reuses a block of that many bytes that was freed in this stream's order, if the stream has not reached the free: the
+ * stream's next allocation can have it at once. False: there is none. */
 bool vgpu_tier_take_back(CUdeviceptr *pointer, uint64_t bytes, CUstream stream, const struct vgpu_place *place);
 
-/* Outside the gate, around the driver's call with which a context may go: meanwhile nobody enters it for a block. When
- * it is gone, its blocks that were made before the moment go, too. */
+/* Outside the gate, around the driver's call that may destroy a context: meanwhile no thread enters the context for a
+ * block. If the context was destroyed, its blocks made before the moment are freed, too. */
 void vgpu_tier_context_going(CUcontext context);
 void vgpu_tier_context_went(CUcontext context, bool gone, uint64_t moment);
-/* The same of a green context, whose memory stays: it is the device's primary context's, `heir`. What leaves in the
- * order of its streams is waited for; false: in vain, and then (`finished`) it leaves when the heir has done all. */
+/* The same for a green context. Its memory stays and belongs to the device's primary context, `heir`. The first call
+ * waits for blocks freed in the order of its streams. False: they have not ended. Then (`finished`) they are freed when
+ * the heir has finished all work. */
 bool vgpu_tier_green_going(CUcontext context);
 void vgpu_tier_green_went(CUcontext context, bool gone, CUcontext heir, bool finished, uint64_t moment);
 /* In a forked child: process.h. */

@@ -8,11 +8,11 @@
 #include "tier/parameters.h"
 #include "tier/tier.h"
 
-#define MOST 256u     /* blocks of one launch, of a graph; further ones count as touched by another launch */
-#define NO_BLOCKS 64u /* launches until it is looked again whether there are any that move */
+#define MOST 256u     /* blocks of one launch of a graph; further blocks count as touched by another launch */
+#define NO_BLOCKS 64u /* launches until the next check whether there are movable blocks */
 
-/* How many launches go by without a note: any number from none to twice the mean, so that what repeats itself is seen
- * whole. */
+/* How many launches pass without a note: random, from none to twice the mean, so that all parts of a repeating pattern
+ * are seen. */
 static uint32_t distance(struct vgpu_passage *mine) {
     if (mine->noted_of <= 1)
         return 0;
@@ -40,7 +40,7 @@ static void look_at_list(struct vgpu_noting *noting, CUfunction function, void *
     }
 }
 
-/* All of them at once, as cuLaunchKernel takes them too. */
+/* All parameters in one buffer, which cuLaunchKernel also accepts. */
 static void look_at_buffer(struct vgpu_noting *noting, void **extra) {
     const char *buffer = NULL;
     size_t size = 0;
@@ -50,7 +50,7 @@ static void look_at_buffer(struct vgpu_noting *noting, void **extra) {
         else if (*extra == CU_LAUNCH_PARAM_BUFFER_SIZE && extra[1])
             size = *(const size_t *)extra[1];
         else
-            return; /* the driver will refuse that */
+            return; /* the driver will refuse the call */
     }
     if (!buffer)
         return;
@@ -68,7 +68,7 @@ void vgpu_note_parameters(struct vgpu_noting *noting, CUfunction function, void 
 
 void vgpu_touched_kernel_slowly(struct vgpu_passage *mine, CUfunction function, void **parameters, void **extra) {
     struct vgpu_noting noting;
-    vgpu_own_tables(); /* a child has none of its parent's blocks */
+    vgpu_own_tables(); /* a forked child has none of its parent's blocks */
     if (!mine)
         mine = vgpu_passage_take();
     if (!mine)
@@ -83,7 +83,7 @@ void vgpu_touched_kernel_slowly(struct vgpu_passage *mine, CUfunction function, 
         return;
     if (mine->noted + 1 + noting.count > sizeof mine->touches / sizeof *mine->touches) {
         vgpu_touched_tell(mine);
-        mine->noted = 0; /* somebody is making or freeing blocks: so much is not learned */
+        mine->noted = 0; /* another thread is making or freeing blocks: these notes are lost */
     }
     mine->touches[mine->noted++] = noting.count;
     memcpy(&mine->touches[mine->noted], noting.blocks, noting.count * sizeof *noting.blocks);
@@ -95,7 +95,8 @@ static const struct vgpu_tier_record *known(uint32_t number) {
     return block->bytes && block->entry != VGPU_TIER_NONE ? block : NULL;
 }
 
-/* The launch as one card sees whose blocks it touches; returns whether there are others'. */
+/* Gives one card the launch with the card's own blocks. Returns whether the launch also touches blocks of other
+ * cards. */
 static bool tell_card(unsigned card, const uint32_t *numbers, uint32_t count) {
     uint32_t entries[MOST], found = 0;
     bool others = false;

@@ -16,10 +16,10 @@
 #define LOOK_EVERY_NS 100000000u
 #define LOOKS_WITHOUT_LOAN 100u
 #define STACK_BYTES (512u << 10)
-#define MOST_NS 2000000000u /* that the end of the process waits for a look under way */
+#define MOST_NS 2000000000u /* how long the end of the process waits for a check under way */
 
-/* Weak: before glibc 2.34 they are in libpthread, which this library does not bring into programs that have no threads.
- */
+/* Weak: before glibc 2.34 these functions are in libpthread, and this library must not load libpthread into programs
+ * without threads. */
 #pragma weak pthread_create
 #pragma weak pthread_attr_init
 #pragma weak pthread_attr_setstacksize
@@ -31,11 +31,11 @@ static atomic_bool looking;
 
 void vgpu_watch_forget(void) {
     atomic_store(&looking, false);
-    int watching = WATCHING; /* the parent's thread */
+    int watching = WATCHING; /* that thread belongs to the parent */
     atomic_compare_exchange_strong(&state, &watching, NOBODY);
 }
 
-/* Runs before the driver's own end, which was announced earlier. */
+/* Runs before the driver's own exit handler, which was registered earlier. */
 static void stop(void) {
     const uint64_t until = vgpu_now_ns() + MOST_NS;
     atomic_store(&state, OVER);
@@ -70,7 +70,7 @@ static bool start(void) {
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     sigfillset(&all);
-    sigprocmask(SIG_BLOCK, &all, &before); /* the program's signals are for its own threads */
+    sigprocmask(SIG_BLOCK, &all, &before); /* signals of the program must go to its own threads */
     const bool made = pthread_create(&thread, &attributes, watch, NULL) == 0;
     sigprocmask(SIG_SETMASK, &before, NULL);
     return made;
@@ -87,6 +87,7 @@ void vgpu_watch_loans(void) {
         return;
     const int kept = errno;
     if ((!atomic_exchange(&announced, true) && atexit(stop) != 0) || !start())
-        atomic_store(&state, OVER); /* nothing would stop it, or the machine allows no thread: nor later */
+        /* no exit handler could stop the thread, or the machine allows no thread: do not try again */
+        atomic_store(&state, OVER);
     errno = kept;
 }

@@ -1,14 +1,14 @@
-/* A process that holds room of a card on loan and makes no calls has no safe points. So as long as it holds some, a
- * thread of the library's looks ten times a second whether the loan was taken back. It is there in movable mode alone,
- * from the first loan that is used until ten seconds after the last. */
+/* A process with borrowed room on a card that makes no calls has no safe points. So, as long as it holds borrowed room,
+ * a thread of the library checks ten times a second whether the loan was taken back. The thread exists only in movable
+ * mode: from the first used loan until ten seconds after the last. */
 #ifndef VGPU_TIER_WATCH_H
 #define VGPU_TIER_WATCH_H
 
 #include <stdbool.h>
 
-/* There is nothing to start: it runs, or cannot. */
+/* True: no thread needs to start; it runs already, or cannot run. */
 bool vgpu_watching_loans(void);
-/* Of a process that holds more of a card than it is guaranteed. */
+/* Starts the watch. Call it when the process holds more of a card than its guarantee. */
 void vgpu_watch_loans(void);
 /* In a forked child: process.h. */
 void vgpu_watch_forget(void);
