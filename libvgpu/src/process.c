@@ -1,4 +1,4 @@
-/* All parts of a process: the only file that knows them. */
+/* Connects all parts of a process; no other file knows them all. */
 #include "ledger/process.h"
 
 #include "gate/gate.h"
@@ -54,7 +54,7 @@ void (*const vgpu_forgetters[])(void) = {
 };
 
 static bool blocks_give_back(unsigned card) {
-    (void)card; /* of whatever card */
+    (void)card; /* for every card */
     return vgpu_blocks_give_back();
 }
 

@@ -4,10 +4,10 @@
 #include <stdatomic.h>
 
 #define SLOTS 2048
-#define BEING_WRITTEN 1 /* no function's address */
+#define BEING_WRITTEN 1 /* cannot be the address of a function */
 
 static struct {
-    _Atomic uintptr_t address; /* set last: who finds it finds its hook */
+    _Atomic uintptr_t address; /* set last: a thread that finds the address also finds its hook */
     atomic_int hook;
 } slots[SLOTS];
 
@@ -15,8 +15,8 @@ static uint32_t slot_of(uintptr_t address) {
     return (uint32_t)((address * 0x9e3779b97f4a7c15ull) >> 32) % SLOTS;
 }
 
-/* A slot that another thread is writing, or was when the process was forked, is passed over: the address may then be
- * there twice, with one hook. */
+/* Skips a slot that another thread is writing, or was writing when the process was forked. Then the address may be in
+ * the table twice, with the same hook. */
 void vgpu_addresses_put(int hook, uintptr_t address) {
     uint32_t slot = slot_of(address);
     for (int i = 0; i < SLOTS; i++, slot = (slot + 1) % SLOTS) {

@@ -10,7 +10,7 @@ static inline uint64_t vgpu_now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Sleeps, and does without the rest when a signal comes: callers look again. */
+/* Sleeps, but returns early when a signal comes: callers check again. */
 static inline void vgpu_sleep_until(uint64_t when_ns) {
     struct timespec at = {.tv_sec = (time_t)(when_ns / 1000000000u), .tv_nsec = (long)(when_ns % 1000000000u)};
     clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL);

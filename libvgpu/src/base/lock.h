@@ -1,5 +1,6 @@
-/* Locks of this process that may be held over calls of the driver: who waits sleeps. A forked child starts with all of
- * them free (fork.h), which a pthread_mutex_t cannot promise: its forked copy belongs to a thread that is not there. */
+/* Locks of this process that may be held during driver calls: a waiting thread sleeps. In a forked child all of them
+ * start free (ledger/process.h). A pthread_mutex_t cannot do that: its forked copy belongs to a thread that does not
+ * exist in the child. */
 #ifndef VGPU_LOCK_H
 #define VGPU_LOCK_H
 #include <errno.h>
@@ -10,7 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-typedef atomic_uint vgpu_lock; /* 0: free; 1: held; 2: held, and somebody may wait */
+typedef atomic_uint vgpu_lock; /* 0: free; 1: held; 2: held, and a thread may be waiting */
 
 static inline bool vgpu_lock_try(vgpu_lock *lock) {
     unsigned none = 0;

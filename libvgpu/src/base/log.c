@@ -40,8 +40,8 @@ void vgpu_log(enum vgpu_log_level level, const char *format, ...) {
     if (length > sizeof line - 2)
         length = sizeof line - 2;
     line[length++] = '\n';
-    /* by write() a thread could be cancelled, amid whatever it holds */
+    /* plain write() is a cancellation point: a thread could be cancelled while it holds locks */
     if (syscall(SYS_write, STDERR_FILENO, line, length) < 0)
-        errno = 0; /* a closed stderr is no concern of the program that runs */
+        errno = 0; /* a closed stderr must not disturb the program */
     errno = kept;
 }

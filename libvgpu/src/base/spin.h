@@ -1,5 +1,5 @@
-/* Locks of this process for a few instructions: held neither over a call of the driver nor over one that may wait
- * (lock.h). A forked child starts with all of them free: see fork.h. */
+/* Locks of this process for a few instructions: never held during a driver call or a call that may wait (use lock.h
+ * there). In a forked child all of them start free: see ledger/process.h. */
 #ifndef VGPU_SPIN_H
 #define VGPU_SPIN_H
 #include <sched.h>
@@ -11,9 +11,9 @@
 
 typedef atomic_uint vgpu_spin;
 
-/* Between two looks at something that another thread is about to change. After some of them it sleeps: a thread of a
- * real-time class yields to nobody of a lower class, who may be that other thread. By system call, as nanosleep() ends
- * a thread that was cancelled, amid what it holds. */
+/* Pause between two checks of a value that another thread will change. After some pauses it sleeps, because a real-time
+ * thread never yields to a thread of a lower class, which may be that other thread. It sleeps by system call:
+ * nanosleep() would end a cancelled thread while it holds locks. */
 static inline void vgpu_yield(unsigned *looks) {
     const struct timespec moment = {.tv_nsec = 50000};
     if (++*looks < 64)
@@ -31,7 +31,7 @@ static inline void vgpu_spin_lock(vgpu_spin *lock) {
     unsigned looks = 0;
     for (unsigned tries = 0; !vgpu_spin_try(lock); tries++)
         if (tries % 64 == 63)
-            vgpu_yield(&looks); /* its holder may wait for this very processor */
+            vgpu_yield(&looks); /* the holder may be waiting for this processor */
 }
 
 static inline void vgpu_spin_unlock(vgpu_spin *lock) {

@@ -1,6 +1,6 @@
-/* Calls that look an address up and hand nothing in: the driver must not find that nothing is mapped there, as it is
- * for a moment while a block moves. Parameters of kernels are no addresses to it, and advice on memory is for managed
- * memory alone, which does not move. */
+/* Calls that look an address up and hand no work in. While a block moves, nothing is mapped at its address for a
+ * moment, and the driver must not see that. Not affected: kernel parameters, which the driver does not treat as
+ * addresses, and memory advice, which is only for managed memory and that does not move. */
 #define _GNU_SOURCE
 #include "hooks/gated.h"
 #include "pacer/graph_cards.h"

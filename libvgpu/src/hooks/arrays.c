@@ -7,7 +7,7 @@
 #define UINT16_SEMIPLANAR_444 0x58
 #define UINT16_PLANAR_444 0x5e
 
-/* backed by cuMemCreate blocks, charged there */
+/* cuMemCreate blocks provide the memory and are charged themselves */
 #define NO_MEMORY_YET (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)
 
 /* Bits of one element with one channel (cuda.h, CUarray_format). Block-compressed formats: per texel, all channels;
@@ -38,7 +38,7 @@ static unsigned format_bits(CUarray_format format, bool *whole_texel) {
     case CU_AD_FORMAT_BC7_UNORM:
     case CU_AD_FORMAT_BC7_UNORM_SRGB: return 8;
     case CU_AD_FORMAT_NV12: return 12;
-    /* 16 bits per channel, and as many where 10 or 12 are named */
+    /* 16 bits per channel, also for formats with 10 or 12 bits */
     case CU_AD_FORMAT_Y416: return 64;
     case CU_AD_FORMAT_Y444_PLANAR10:
     case CU_AD_FORMAT_YUV444_16bit_SemiPlanar:
@@ -56,7 +56,7 @@ static unsigned format_bits(CUarray_format format, bool *whole_texel) {
     case CU_AD_FORMAT_SNORM_INT16X2: return 32;
     case CU_AD_FORMAT_UNORM_INT16X4:
     case CU_AD_FORMAT_SNORM_INT16X4: return 64;
-    default: return 32; /* the largest of the remaining video formats; a format of the future is charged like RGBA8 */
+    default: return 32; /* the largest of the remaining video formats; unknown future formats are charged like RGBA8 */
     }
 }
 
@@ -89,8 +89,8 @@ static uint64_t number(const void *handle) {
     return (uint64_t)(uintptr_t)handle;
 }
 
-/* Descriptors are copied before their bytes are reckoned, and handles booked before the program sees them: another of
- * its threads may write both. */
+/* The hooks copy a descriptor before computing its bytes, and book a handle before the program sees it: another thread
+ * of the program may write both. */
 static CUresult array_made(struct vgpu_attempt *attempt, CUresult result, CUarray made, CUarray *array) {
     if (!vgpu_attempt_booked(attempt, result, VGPU_ARRAY, number(made), attempt->bytes, VGPU_KIND_ARRAY)) {
         if (DRIVER(cuArrayDestroy))

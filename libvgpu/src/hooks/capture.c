@@ -1,11 +1,12 @@
-/* Begin and end of stream captures, counted so that launches need not ask the driver as long as there is none. */
+/* Begin and end of stream captures. The hooks count captures, so that launches need not ask the driver while there is
+ * none. */
 #define _GNU_SOURCE
 #include "reserves/capture.h"
 #include "hooks/gated.h"
 #include "pacer/samples.h"
 
-/* Counted before the driver begins, so that no other thread's event gets in between; and not while somebody asks what
- * streams do. */
+/* Counts before the driver begins, so that no other thread records an event in between. Not while a thread asks whether
+ * streams have finished. */
 #define BEGIN(stream, ...)                                                                                             \
     const bool gated = vgpu_gate_is_armed();                                                                           \
     if (gated)                                                                                                         \
@@ -73,8 +74,8 @@ CUresult cuStreamBeginRecaptureToGraph_ptsz(CUstream stream, CUstreamCaptureMode
     BEGIN(per_thread(stream), stream, mode, graph, callback, data);
 }
 
-/* A capture that was invalidated or not joined is ended by an error; what was no capture, or not this thread's, stays
- * as it is. */
+/* A capture that was invalidated or not joined ends with an error. A stream without a capture, or with another thread's
+ * capture, stays as it is. */
 static CUresult ended(CUstream stream, CUresult result) {
     vgpu_captures_ended();
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
@@ -109,7 +110,8 @@ CUresult cuStreamEndCaptureToCig_ptsz(CUstream stream) {
     return ended(per_thread(stream), real(stream));
 }
 
-/* A capture ends with its stream. It leaves the list before the driver may hand the same handle to another thread. */
+/* Destroying a stream ends its capture. The capture leaves the list before the driver may give the same handle to
+ * another thread. */
 static CUresult destroy(CUresult (*real)(CUstream), CUstream stream) {
     struct vgpu_departure departure = {.stream = stream};
     if (vgpu_gate_is_armed())

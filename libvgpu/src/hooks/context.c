@@ -1,5 +1,5 @@
-/* Contexts: they cost device memory that only a table knows (limits: context_bytes), and what is allocated in them goes
- * with them. */
+/* Contexts. A context costs device memory; the amount comes from the limits (context_bytes). What is allocated in a
+ * context is freed with it. */
 #define _GNU_SOURCE
 #include <string.h>
 
@@ -16,7 +16,7 @@
 
 #define MAX_DEVICES 64
 
-static atomic_bool others_made; /* by cuCtxCreate: they may be without a charge, and so unknown */
+static atomic_bool others_made; /* by cuCtxCreate: such contexts may be uncharged, and so unknown */
 
 struct context_charge {
     enum vgpu_verdict verdict;
@@ -24,8 +24,8 @@ struct context_charge {
     uint64_t bytes;
 };
 
-/* Charges what a context on this device is known to cost; an unknown cost (0) is left to the agent's overhead charge.
- */
+/* Charges the known cost of a context on this device. If the cost is unknown (0), the agent's overhead charge covers
+ * it. */
 static struct context_charge charge_context(CUdevice device) {
     struct context_charge charge = {.verdict = VGPU_UNCHARGED};
     enum vgpu_mode mode = vgpu_enforcement();
@@ -34,7 +34,7 @@ static struct context_charge charge_context(CUdevice device) {
     const struct vgpu_limits *limits = vgpu_limits_now();
     unsigned card = vgpu_card_of_device(device);
     if (mode == VGPU_BROKEN || card == VGPU_CARD_UNLISTED) {
-        if (mode != VGPU_BROKEN && !vgpu_device_exists(device)) /* or the driver has not begun: it says so */
+        if (mode != VGPU_BROKEN && !vgpu_device_exists(device)) /* or the driver is not initialized: it reports that */
             return charge;
         charge.verdict = VGPU_REFUSED;
         return charge;
@@ -45,7 +45,7 @@ static struct context_charge charge_context(CUdevice device) {
     return charge;
 }
 
-/* `made` goes to the program when it has been booked; one that cannot be remembered is given to nobody. */
+/* Books `made` before the program gets it. A context that cannot be remembered is not given to the program. */
 static CUresult created(const struct context_charge *charge, CUresult result, CUcontext made, CUcontext *context,
                         bool primary, CUdevice device) {
     if (charge->verdict == VGPU_CHARGED) {
@@ -99,7 +99,7 @@ CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsig
     CREATE(device, parameters, flags, device);
 }
 
-/* A context that may go with the driver's next call. */
+/* A context that the next driver call may destroy. */
 struct leaving {
     CUcontext context;
     struct vgpu_moment before;
@@ -111,12 +111,12 @@ struct leaving {
 static void going(struct leaving *leaving, CUcontext context) {
     *leaving = (struct leaving){.context = context, .departure.context = context};
     vgpu_own_tables();
-    vgpu_tier_context_going(context); /* outside the gate: who moves blocks waits for all who are inside */
+    vgpu_tier_context_going(context); /* outside the gate: a thread that moves blocks waits for all threads inside */
     leaving->gated = vgpu_gate_is_armed();
     if (leaving->gated) {
-        vgpu_gate_enter(); /* nobody asks about its streams meanwhile */
+        vgpu_gate_enter(); /* so that no thread asks about its streams meanwhile */
         vgpu_streams_context_going(context);
-        /* its functions go with it: their handles may come back before the driver has returned */
+        /* its functions are unloaded with it: their handles may come back before the driver returns */
         vgpu_parameters_stale();
     }
     vgpu_samples_going(context);
@@ -138,7 +138,7 @@ static void went(const struct leaving *leaving, bool gone) {
     if (leaving->gated) {
         vgpu_streams_context_went(leaving->context, gone);
         if (gone)
-            vgpu_parameters_stale(); /* what was asked about them meanwhile */
+            vgpu_parameters_stale(); /* for what threads have asked about them meanwhile */
         vgpu_gate_leave();
     }
     vgpu_tier_context_went(leaving->context, gone, leaving->blocks_before);
@@ -162,7 +162,7 @@ CUresult cuCtxDestroy(CUcontext context) {
     return result;
 }
 
-/* Destroys the context when it was attached only once; then asking it for its version fails. */
+/* Destroys the context if it was attached only once; then asking for its version fails. */
 CUresult cuCtxDetach(CUcontext context) {
     CUDA_REAL(cuCtxDetach);
     struct leaving leaving;
@@ -174,13 +174,13 @@ CUresult cuCtxDetach(CUcontext context) {
     return result;
 }
 
-/* The primary context of each device: retained many times, there once. */
+/* The primary context of each device: retained many times, but only one context. */
 static struct primary {
-    vgpu_lock asking;  /* held while the driver is asked: what it answers says whether the context came or went */
-    bool held;         /* `context` is there, and charged */
-    CUcontext context; /* the last one, where none is held */
+    vgpu_lock asking;  /* held during the driver call, whose answer says whether the context was made or destroyed */
+    bool held;         /* `context` exists and is charged */
+    CUcontext context; /* the last context, if `held` is false */
 } primaries[MAX_DEVICES];
-/* About which this thread asks: a driver may call the program back meanwhile. */
+/* The primary context about which this thread asks: the driver may call the program back meanwhile. */
 static __thread __attribute__((tls_model("initial-exec"))) const struct primary *asked;
 
 void vgpu_primaries_forget(void) {
@@ -216,8 +216,8 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     return result;
 }
 
-/* It exists, so it cannot be refused: a limit that it passes gives nothing more until there is room. False: no memory
- * to remember it. */
+/* The context exists, so it cannot be refused. If it exceeds the limit, further allocations fail until there is room.
+ * False: no memory to remember it. */
 static bool charge_found(CUcontext context, unsigned card, uint64_t bytes) {
     struct vgpu_holding holding = {.bytes = bytes, .owner = context, .kind = VGPU_KIND_CONTEXT};
     vgpu_charges_pass_on();
@@ -240,17 +240,17 @@ bool vgpu_context_seen(CUcontext context, CUdevice device, unsigned card) {
     vgpu_own_tables();
     if (vgpu_sizes_has(VGPU_CONTEXT, (uint64_t)(uintptr_t)context))
         return true;
-    if (asked || !vgpu_lock_try(&primary->asking)) /* it may be on its way to its record */
+    if (asked || !vgpu_lock_try(&primary->asking)) /* another thread may be entering it into its record */
         return false;
     const uint64_t bytes = limits->cards[card].context_bytes;
     bool seen = true;
     if (!(primary->held && primary->context == context) &&
         !vgpu_sizes_has(VGPU_CONTEXT, (uint64_t)(uintptr_t)context)) {
-        /* One that is current while the device's primary context is active, and that no hook has made, is that; or one
-         * of its green ones. */
+        /* A current context that no hook has made, while the device's primary context is active, is that primary
+         * context or one of its green contexts. */
         const bool active = vgpu_primary_is_active(device),
                    is_primary = !primary->held && active && (bytes || !atomic_load(&others_made));
-        /* A primary context's handle outlives it, and may be current before it is there. */
+        /* The handle of a primary context outlives it, and may be current before the context exists. */
         if (!active && (context == primary->context || !answers(context)))
             seen = false;
         else if (bytes && (is_primary || !active))
@@ -264,7 +264,7 @@ bool vgpu_context_seen(CUcontext context, CUdevice device, unsigned card) {
     return seen;
 }
 
-/* A release or a reset: when the context is no longer active, its memory is back on the card. */
+/* A release or a reset: if the context is no longer active, its memory is back on the card. */
 static CUresult let_primary_go(CUresult (*real)(CUdevice), CUdevice device) {
     vgpu_own_tables();
     if (device < 0 || device >= MAX_DEVICES)

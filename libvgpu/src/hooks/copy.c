@@ -1,12 +1,12 @@
-/* Copies, and what else goes over ranges of memory without changing it. */
+/* Copies, and other calls that read ranges of memory. */
 #define _GNU_SOURCE
 #include "hooks/measured.h"
 #include "ledger/cards.h"
 #include "tier/blocks.h"
 #include "tier/memory.h"
 
-/* Copies from one context to another: the driver may use the default streams of both besides the one that it is given.
- * They are noted when it has found that they are contexts; nobody asks for streams before the gate is left. */
+/* For copies between two contexts: besides the given stream, the driver may use the default streams of both. They are
+ * noted after the driver has accepted the contexts; no thread asks for streams before this thread leaves the gate. */
 #define BETWEEN(to, from) (vgpu_default_stream_used(to), vgpu_default_stream_used(from))
 
 struct ends {
@@ -21,14 +21,14 @@ static bool several_devices(void) {
     return count > 1;
 }
 
-/* A block on a card that `here` may not reach; the context of any block. */
+/* Whether a block lies on a card that `here` cannot access. Also returns the context of any block. */
 static bool out_of_reach(uint32_t number, CUdevice here, CUcontext *context) {
     const struct vgpu_tier_record *record = number == VGPU_TIER_NONE ? NULL : vgpu_tier_record(number);
     *context = record ? record->context : NULL;
     return record && record->on_device && record->device != here && !vgpu_tier_is_peer(here, record->device);
 }
 
-/* The context of memory that is no block; false: not a card's. */
+/* The context of memory that is no block; false: not memory of a card. */
 static bool find_context(CUdeviceptr address, CUcontext here, CUcontext *context) {
     __typeof__(&cuPointerGetAttribute) ask = DRIVER(cuPointerGetAttribute);
     unsigned type = 0;
@@ -41,9 +41,9 @@ static bool find_context(CUdeviceptr address, CUcontext here, CUcontext *context
     return true;
 }
 
-/* Copies that name no contexts reach what the driver has allocated on any card; what is mapped, only if the card of the
- * stream may. NVIDIA's bug 3446335 says so of pools; who names the contexts of both ends has no such bounds. True:
- * `ends` are to be named. */
+/* A copy that names no contexts reaches memory that the driver allocated on any card. But it reaches mapped memory only
+ * if the stream's card may access it. NVIDIA's bug 3446335 says so of pools; a copy that names both contexts has no
+ * such limit. True: name `ends`. */
 static bool has_to_name_ends(CUdeviceptr to, CUdeviceptr from, CUstream stream, struct ends *ends) {
     const uint32_t there = vgpu_tier_find(to), here = vgpu_tier_find(from);
     struct vgpu_place place;
@@ -65,7 +65,7 @@ static CUresult copy_now(__typeof__(&cuMemcpy) real, __typeof__(&cuMemcpyPeer) b
     return between(to, ends.to, from, ends.from, bytes);
 }
 
-/* `stream`: the one that the driver will use, `given`: what the program passed on. */
+/* `stream`: the stream that the driver will use; `given`: the stream that the program passed. */
 static CUresult copy_in_order(__typeof__(&cuMemcpyAsync) real, __typeof__(&cuMemcpyPeerAsync) between, CUdeviceptr to,
                               CUdeviceptr from, size_t bytes, CUstream given, CUstream stream) {
     struct ends ends;

@@ -1,4 +1,4 @@
-/* Blocks that a program makes apart from addresses, and what it is told of them. */
+/* Blocks that a program makes without addresses, and what the hooks report of them. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +17,7 @@ struct making {
     struct vgpu_link *link;
 };
 
-/* Asks the driver and books what it gives. `block` has its charges; they are given back if it gives nothing. */
+/* Calls the driver and books its result. `block` holds the charges, which are given back if the driver fails. */
 static CUresult make(struct making *making, const CUmemAllocationProp *properties,
                      CUmemGenericAllocationHandle *handle) {
     CUmemGenericAllocationHandle made = 0;
@@ -59,7 +59,8 @@ static CUresult make_on_host(struct making *making, CUmemGenericAllocationHandle
     return make(making, &properties, handle);
 }
 
-/* Memory that the program may show to others, or that is of a special kind, stays on the card. */
+/* Whether the memory may lie anywhere. Memory that the program may export, or memory of a special kind, stays on the
+ * card. */
 static bool may_be_anywhere(const struct making *making) {
     return vgpu_tier_mode() != VGPU_TIER_OFF && !making->properties.requestedHandleTypes && !making->flags &&
            !making->properties.allocFlags.compressionType && !making->properties.allocFlags.gpuDirectRDMACapable &&
@@ -85,8 +86,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
         return real(handle, bytes, given, flags);
     struct making making = {.real = real, .bytes = bytes, .properties = *given, .flags = flags};
     const CUdevice device = vgpu_device_of_location(&making.properties.location);
-    /* Memory of the host (HOST, HOST_NUMA …) is not the card's; the location says which card it is, not the current
-     * context. */
+    /* Host memory (HOST, HOST_NUMA ...) is not the card's. The location names the card, not the current context. */
     if (!bytes || device == VGPU_NO_DEVICE || vgpu_enforcement() == VGPU_UNLIMITED ||
         (vgpu_enforcement() != VGPU_BROKEN && !vgpu_device_exists(device)))
         return real(handle, bytes, &making.properties, flags);
@@ -108,7 +108,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
     return result;
 }
 
-/* What was asked for, wherever it lies. */
+/* Reports what the program asked for, wherever the memory lies. */
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties, CUmemGenericAllocationHandle handle) {
     CUDA_REAL(cuMemGetAllocationPropertiesFromHandle);
     CUresult result = real(properties, handle);

@@ -1,4 +1,5 @@
-/* Logical endpoints (CUDA 13.3): what is bound to one stays on its card, also when everything else has let go of it. */
+/* Logical endpoints (CUDA 13.3): memory bound to an endpoint stays on its card, even after every other reference is
+ * gone. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 
@@ -7,7 +8,7 @@
 #include "hooks/vmm.h"
 #include "tier/blocks.h"
 
-/* Under the lock of blocks. */
+/* Protected by the lock of blocks. */
 static struct endpoint {
     struct endpoint *next;
     CUlogicalEndpointId id;
@@ -18,7 +19,7 @@ void vgpu_endpoints_forget(void) {
     endpoints = NULL;
 }
 
-/* Lock of blocks held. Lets go of what is bound within a range of a device, or (VGPU_NO_DEVICE) of all. */
+/* Lock of blocks held. Releases what is bound within a range of a device, or (VGPU_NO_DEVICE) everything. */
 static void let_go(CUlogicalEndpointId id, CUdevice device, uint64_t offset, uint64_t size) {
     for (struct endpoint **at = &endpoints; *at;) {
         struct endpoint *endpoint = *at;
@@ -35,7 +36,7 @@ static void let_go(CUlogicalEndpointId id, CUdevice device, uint64_t offset, uin
     }
 }
 
-/* Lock of blocks held. Books a binding that the driver has made; what was not needed is freed. */
+/* Lock of blocks held. Books a binding that the driver has made; frees the record if it was not needed. */
 static void book(struct endpoint *fresh, CUresult result, CUlogicalEndpointId id, struct vgpu_link *memory,
                  CUdevice device, uint64_t offset, uint64_t size) {
     if (result != CUDA_SUCCESS || !memory) {

@@ -1,6 +1,6 @@
-/* Memory of another interface (Vulkan, a video encoder) that comes from outside. It lies on the card, so whoever
- * imports it pays for it, from the import until the object and everything that was mapped from it are gone: the driver
- * keeps it as long. */
+/* Memory imported from another interface (Vulkan, a video encoder). It lies on the card, so the importing process pays
+ * for it. It pays from the import until the object and all its mappings are gone, because the driver keeps the memory
+ * as long. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 
@@ -10,8 +10,8 @@ static uint64_t number(CUexternalMemory memory) {
     return (uint64_t)(uintptr_t)memory;
 }
 
-/* As everywhere where something is charged: what another thread of the program may write is read once, and what the
- * driver answers is booked before the program can see it. */
+/* As in all charging hooks: reads the program's arguments once, because another thread may write them, and books the
+ * driver's answer before the program can see it. */
 CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *given) {
     CUDA_REAL(cuImportExternalMemory);
     if (!memory || !given)
@@ -43,8 +43,8 @@ CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_ME
     return result;
 }
 
-/* Books what was mapped as one more handle of the object. The driver may answer ranges that overlap by the same
- * address: one handle then. */
+/* Books a mapping as one more handle of the object. The driver may return the same address for overlapping ranges: then
+ * they are one handle. */
 static bool mapped(bool known, CUresult result, enum vgpu_space space, uint64_t handle,
                    const struct vgpu_holding *holding) {
     struct vgpu_holding before;
@@ -59,8 +59,8 @@ static bool mapped(bool known, CUresult result, enum vgpu_space space, uint64_t 
     return vgpu_hold(space, handle, holding);
 }
 
-/* Joined before the driver is asked, so that no other thread's destruction ends the charge in between. What is mapped
- * goes with the context that is current, which need not be that of the import. */
+/* Joins before the driver's call, so that no other thread's destruction ends the charge in between. The mapping belongs
+ * to the current context, which may differ from that of the import. */
 static bool joined(CUexternalMemory memory, struct vgpu_holding *holding) {
     struct vgpu_place place;
     vgpu_own_tables();

@@ -2,7 +2,7 @@
 #define _GNU_SOURCE
 #include "hooks/measured.h"
 
-/* `bytes` in all; elements of another size are other kernels. */
+/* `bytes`: total bytes; each element size is another kernel. */
 #define FILL(symbol, parameters, arguments, stream, bytes, element)                                                    \
     MEASURED_CALLING(symbol, parameters, arguments, stream, vgpu_fills_are_paced(),                                    \
                      vgpu_cost_key(&vgpu_fill_work, bytes, element), real arguments)

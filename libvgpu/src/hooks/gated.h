@@ -1,4 +1,4 @@
-/* Hooks of calls that hand work in and are neither paced nor charged. */
+/* Hooks of calls that hand work in but are neither paced nor charged. */
 #ifndef VGPU_GATED_H
 #define VGPU_GATED_H
 #include "gate/streams.h"
@@ -9,12 +9,13 @@ static inline CUstream per_thread(CUstream stream) {
     return stream ? stream : CU_STREAM_PER_THREAD;
 }
 
-/* Defines the hook `symbol`: where nothing can move it asks one flag and jumps to the driver's function. `stream`: the
- * one that the driver will use. `noting`: what is to be done, inside the gate, when the driver has taken it. */
+/* Defines the hook `symbol`. If no block can move, the hook tests one flag and jumps to the driver's function.
+ * `stream`: the stream that the driver will use. `noting`: runs inside the gate after the driver has accepted the
+ * work. */
 #define GATED_NOTING(symbol, parameters, arguments, stream, noting)                                                    \
     GATED_CALLING(symbol, parameters, arguments, stream, real arguments, noting)
 #define GATED(symbol, parameters, arguments, stream) GATED_NOTING(symbol, parameters, arguments, stream, (void)0)
-/* `call`: what is done inside the gate, with `real`, the driver's function. */
+/* `call`: runs inside the gate; `real` is the driver's function. */
 #define GATED_CALLING(symbol, parameters, arguments, stream, call, noting)                                             \
     static __attribute__((noinline)) CUresult gated_##symbol parameters {                                              \
         CUDA_REAL(symbol);                                                                                             \

@@ -1,4 +1,4 @@
-/* Memory of another process, which came by a shareable handle. */
+/* Memory of another process, received by a shareable handle. */
 #ifndef VGPU_IMPORTED_H
 #define VGPU_IMPORTED_H
 #include <stdbool.h>
@@ -7,10 +7,10 @@
 #include "loader/driver.h"
 
 enum vgpu_import {
-    VGPU_IMPORT_UNREADABLE, /* the driver does not tell what it is */
-    VGPU_IMPORT_HOST,       /* memory of the host */
-    VGPU_IMPORT_SIZED,      /* of a card, `bytes` large */
-    VGPU_IMPORT_UNSIZED,    /* of a card; no part of it can be mapped by itself */
+    VGPU_IMPORT_UNREADABLE, /* the driver does not say */
+    VGPU_IMPORT_HOST,       /* host memory */
+    VGPU_IMPORT_SIZED,      /* memory of a card, of `bytes` bytes */
+    VGPU_IMPORT_UNSIZED,    /* memory of a card; no part of it can be mapped alone */
 };
 
 struct vgpu_imported {
@@ -18,6 +18,6 @@ struct vgpu_imported {
     uint64_t bytes;
 };
 
-/* The caller holds the lock of blocks: nobody else maps the handle meanwhile. */
+/* The caller holds the lock of blocks, so no other thread maps the handle meanwhile. */
 enum vgpu_import vgpu_imported(CUmemGenericAllocationHandle handle, struct vgpu_imported *memory);
 #endif

@@ -1,7 +1,7 @@
-/* Hooks of fills and copies, which keep the card from others where the driver makes them with its multiprocessors: they
- * are then paced like kernels, by measured time. What a driver does is hardly published. Fills count as work of the
- * multiprocessors, for what is not known is charged; copies within a card do not, as NVIDIA says that copy engines make
- * them (cuda-samples issue 31). The limits can say otherwise of this node. */
+/* Hooks of fills and copies. If the driver makes them with the card's multiprocessors, they keep kernels waiting. Then
+ * they are paced like kernels, by measured time. NVIDIA publishes little about this. Fills count as work of the
+ * multiprocessors, because unknown work is charged. Copies within a card do not, because NVIDIA says that copy engines
+ * make them (cuda-samples issue 31). The limits of a node can override both. */
 #ifndef VGPU_MEASURED_H
 #define VGPU_MEASURED_H
 #include "hooks/gated.h"
@@ -11,7 +11,7 @@
 #include "pacer/prepaid.h"
 #include "vgpu/region.h"
 
-/* No function of a program has these addresses: they stand for fills and copies in the keys of costs. */
+/* These addresses stand for fills and copies in the keys of costs; no function of a program has them. */
 static const char vgpu_fill_work = 0, vgpu_copy_work = 0;
 
 static inline bool vgpu_fills_are_paced(void) {
@@ -25,13 +25,13 @@ static inline bool vgpu_on_a_card(CUdeviceptr address) {
     return ask && ask(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) == CUDA_SUCCESS && type == CU_MEMORYTYPE_DEVICE;
 }
 
-/* Of a copy between two addresses: those from or to host memory are for engines alone. */
+/* For a copy between two addresses: only engines copy from or to host memory. */
 static inline bool vgpu_copy_is_paced(CUdeviceptr to, CUdeviceptr from) {
     const struct vgpu_limits *limits = vgpu_enforcement() == VGPU_UNLIMITED ? NULL : vgpu_limits_now();
     return limits && limits->flags & VGPU_COPIES_ON_SMS && vgpu_on_a_card(to) && vgpu_on_a_card(from);
 }
 
-/* As GATED_CALLING. `paced`: whether this call is; `key`: of work that takes as long. */
+/* As GATED_CALLING. `paced`: whether this call is paced; `key`: the key of equally long work. */
 #define MEASURED_CALLING(symbol, parameters, arguments, stream, paced, key, call)                                      \
     static __attribute__((noinline)) CUresult measured_##symbol parameters {                                           \
         CUDA_REAL(symbol);                                                                                             \

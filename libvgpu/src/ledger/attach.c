@@ -25,12 +25,13 @@
  */
 #define ENCLOSED_DIR "/etc/vgpu-slice"
 
-/* Survive a fork, unlike struct vgpu_local: the mappings do too. Written once, under the set-up lock, before `decided`.
- */
+/* These survive a fork, unlike struct vgpu_local, because the mappings survive, too. Written once, under the set-up
+ * lock, before `decided`. */
 struct vgpu_mapping vgpu_mapped = {.lock_fd = -1};
 static enum vgpu_mode decided_mode;
 static _Atomic bool decided;
-static struct vgpu_member first_member; /* as joined by whoever attached; a child's own description is made from it */
+/* as the attaching process joined; a child makes its own file description from it */
+static struct vgpu_member first_member;
 static char usage_path[4096];
 static char note[512];
 
@@ -50,7 +51,7 @@ static const char *reason(int error) {
     }
 }
 
-/* What may be in the way at one moment and not at the next. */
+/* Errors that may have passed at the next call. */
 static bool passes(int error) {
     return error == -EMFILE || error == -ENFILE || error == -ENOMEM;
 }
@@ -59,10 +60,9 @@ __attribute__((constructor)) static void look_at_load(void) {
     vgpu_device_files_mark();
 }
 
-/* Maps both files of `dir`. *missing: there is no region at all; *passing: whether there is one has to be asked again.
- */
+/* Maps both files of `dir`. *missing: there is no region. *passing: an error that may pass, so ask again. */
 static bool map_region(const char *dir, bool *missing, bool *passing) {
-    static char limits_path[4096]; /* for the one thread that sets up; too much for the stack of some */
+    static char limits_path[4096]; /* only the thread that sets up uses it; too large for the stack of some threads */
     struct vgpu_limits_file *limits;
     struct vgpu_usage_file *usage;
     int limits_fd, usage_fd;
@@ -79,7 +79,7 @@ static bool map_region(const char *dir, bool *missing, bool *passing) {
         return false;
     }
     close(limits_fd);
-    if (realpath(usage_path, limits_path)) /* it may have to be opened again after a chdir */
+    if (realpath(usage_path, limits_path)) /* an absolute path, because the file may be opened again after a chdir */
         memcpy(usage_path, limits_path, sizeof usage_path);
     result = vgpu_usage_map(usage_path, true, &usage, &usage_fd);
     if (result == 0) {
@@ -103,8 +103,8 @@ static bool map_region(const char *dir, bool *missing, bool *passing) {
     return true;
 }
 
-/* The same structures in memory of this process alone; the kernel empties the accounts in a forked child, which starts
- * with no memory. */
+/* Makes the same structures in private memory. The kernel empties the accounts in a forked child, which starts with no
+ * charges. */
 static bool map_private(const struct vgpu_limits *from) {
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     struct vgpu_limits_file *limits = mmap(NULL, sizeof *limits, PROT_READ | PROT_WRITE, flags, -1, 0);
@@ -121,13 +121,14 @@ static bool map_private(const struct vgpu_limits *from) {
     return true;
 }
 
-/* A region that was made of somebody's environment outlives it: who comes with other limits is told whose hold. */
+/* A region made from an environment outlives that environment. Reports to a process with other limits whose limits
+ * hold. */
 static void tell_other_limits(const char *dir) {
-    static struct vgpu_limits here, asked; /* as above */
+    static struct vgpu_limits here, asked; /* static for the same reason as above */
     char ignored[256];
     vgpu_limits_snapshot(vgpu_mapped.limits, &here);
     if (here.cards[0].uuid[0] || vgpu_environment_limits(&asked, ignored, sizeof ignored) <= 0)
-        return; /* an agent or `vgpu run` has made it, and what it writes into the environment is a sign only */
+        return; /* an agent or `vgpu run` has made the region; its environment variables only inform */
     for (unsigned card = 0; card < here.card_count && card < asked.card_count; card++) {
         if (here.cards[card].memory != asked.cards[card].memory) {
             say("VGPU_DIR=%.200s: its limits hold, which were made earlier, and not those of the environment: card %u "
@@ -150,9 +151,9 @@ static void tell_other_limits(const char *dir) {
             dir, here.flags & VGPU_OVERSUBSCRIBE ? "true" : "false");
 }
 
-/* *passing: what is in the way may be gone at the next call. */
+/* *passing: the error may be gone at the next call. */
 static enum vgpu_mode decide(bool *passing) {
-    static struct vgpu_limits limits; /* as above */
+    static struct vgpu_limits limits; /* static for the same reason as above */
     char from_environment[256];
     bool missing;
 
@@ -170,7 +171,7 @@ static enum vgpu_mode decide(bool *passing) {
     vgpu_mapped.managed = false;
     if (map_region(ENCLOSED_DIR, &missing, passing))
         return VGPU_REGION;
-    if (!missing || access(ENCLOSED_DIR, F_OK) == 0) /* mounted, and its files were removed */
+    if (!missing || access(ENCLOSED_DIR, F_OK) == 0) /* mounted, but its files were removed */
         return VGPU_BROKEN;
     note[0] = 0;
 
@@ -178,7 +179,7 @@ static enum vgpu_mode decide(bool *passing) {
     const bool has_dir = dir && *dir;
     if (has_dir && map_region(dir, &missing, passing)) {
         tell_other_limits(dir);
-        return VGPU_REGION; /* where both exist the region wins */
+        return VGPU_REGION; /* if both exist, the region wins */
     }
     if (*passing)
         return VGPU_BROKEN;
@@ -195,8 +196,8 @@ static enum vgpu_mode decide(bool *passing) {
             say("VGPU_DIR=%.200s: no region is there, and none can be made: %s", dir,
                 access(dir, F_OK) == 0 ? reason(result) : "the folder is gone");
     }
-    /* There is a region, and it cannot be read; or there was one: other processes may still hold it. That must mean
-     * neither unlimited nor a limit of its own. */
+    /* A region exists but cannot be read, or existed, and other processes may still hold it. Then this process must be
+     * neither unlimited nor limited by itself. */
     if (has_dir && (limited || !missing || access(dir, F_OK) != 0)) {
         if (missing && !limited)
             say("VGPU_DIR=%.200s: the folder is gone", dir);
@@ -208,7 +209,7 @@ static enum vgpu_mode decide(bool *passing) {
     return VGPU_UNLIMITED;
 }
 
-/* A forked child goes on with its parent's mappings, under an open description of its own. */
+/* A forked child keeps its parent's mappings, with an open file description of its own. */
 static enum vgpu_mode join(struct vgpu_local *local) {
     local->member.slot = VGPU_NO_SLOT;
     switch (decided_mode) {

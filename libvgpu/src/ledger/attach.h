@@ -1,15 +1,15 @@
-/* Finding the region of this process: the part of ledger.h that opens files and reads the environment. */
+/* Finds the region of this process: the part of ledger.h that opens files and reads the environment. */
 #ifndef VGPU_ATTACH_H
 #define VGPU_ATTACH_H
 #include "ledger/ledger.h"
 #include "ledger/local.h"
 
-/* What vgpu_mapping() answers, for callers who have attached. */
+/* The answer of vgpu_mapping(), for callers that have attached. */
 extern struct vgpu_mapping vgpu_mapped;
 
 enum vgpu_mode vgpu_attach_slowly(struct vgpu_local *local);
 
-/* The calling process, attached, in the mode it works in; NULL when it is broken for want of memory. */
+/* The calling process, attached, and its mode; NULL: broken because there is no memory. */
 static inline struct vgpu_local *vgpu_attached(enum vgpu_mode *mode) {
     struct vgpu_local *local = vgpu_local();
     const uint32_t attached = local ? atomic_load_explicit(&local->attached, memory_order_acquire) : 0;

@@ -13,12 +13,12 @@
 #define MAX_DEVICES 64
 #define UUID_TEXT 37 /* 36 characters and NUL, without the prefix GPU- or MIG- */
 
-/* Result of a search, valid for one state of the limits: selector << 8 | card. 0: not searched yet (selectors of a
- * region start at 1 or the search is simply repeated). */
+/* Result of a search, valid for one state of the limits: selector << 8 | card. 0: not searched yet. (A region's
+ * selectors start at 1; otherwise the search only repeats.) */
 typedef _Atomic uint64_t cached_card;
 
 static uint64_t limits_state(void) {
-    /* who asks has attached, or could not yet: then it is the state of no limits */
+    /* the caller has attached, or could not yet: then the state is that of no limits */
     const struct vgpu_limits_file *limits = vgpu_mapped.limits;
     return limits ? atomic_load_explicit(&limits->selector, memory_order_acquire) + 1 : UINT64_MAX >> 8;
 }
@@ -51,7 +51,7 @@ struct device_identity {
     const char *uuid;
 };
 
-/* NVML's index of a CUDA device; the CUDA ordinal where NVML cannot tell. */
+/* NVML's index of a CUDA device; the CUDA ordinal if NVML does not know the device. */
 static int position_of_device(const void *argument) {
     const struct device_identity *identity = argument;
     nvmlDevice_t handle;
@@ -118,9 +118,9 @@ unsigned vgpu_card_of_nvml(nvmlDevice_t device) {
     return search(without_prefix(uuid), position_of_nvml, &device);
 }
 
-/* A locality domain (CUDA 13.3) is a part of a device's memory; its location names the device in the first byte. */
+/* A locality domain (CUDA 13.3) is a part of a device's memory; the first byte of its location is the device. */
 #define LOCALITY_DOMAIN 6
-/* CUmemLocationType of cuda.h; older headers lack some. */
+/* CUmemLocationType of cuda.h; older headers lack some values. */
 enum { HOST = 2, HOST_NUMA = 3, HOST_NUMA_CURRENT = 4 };
 
 bool vgpu_location_is_known(const CUmemLocation *location) {
@@ -142,7 +142,7 @@ CUdevice vgpu_device_of_location(const CUmemLocation *location) {
     case HOST_NUMA:
     case HOST_NUMA_CURRENT: return VGPU_NO_DEVICE;
     case LOCALITY_DOMAIN: return (CUdevice) * (const unsigned char *)&location->id;
-    /* somebody has to pay */
+    /* unknown location: charge the current device, so that the memory is charged somewhere */
     default: return DRIVER(cuCtxGetDevice) && DRIVER(cuCtxGetDevice)(&here) == CUDA_SUCCESS ? here : 0;
     }
 }
@@ -153,7 +153,7 @@ void vgpu_places_forget(void) {
     atomic_fetch_add(&places_epoch, 1);
 }
 
-/* What this thread last found; what it knew of contexts and of limits then. */
+/* This thread's last result, and the versions of contexts and limits at that time. */
 static __thread __attribute__((tls_model("initial-exec"))) struct {
     struct vgpu_place place;
     uint64_t epoch;
@@ -166,7 +166,7 @@ static bool find_place(struct vgpu_place *place, uint64_t epoch, uint64_t limits
         return false;
     place->card = vgpu_card_of_device(place->device);
     if (!vgpu_above.context_seen(place->context, place->device, place->card))
-        return true; /* not remembered: the next call looks again */
+        return true; /* do not remember the result: the next call looks again */
     last.place = *place;
     last.epoch = epoch;
     last.limits = limits;
@@ -184,8 +184,8 @@ bool vgpu_place_now(struct vgpu_place *place) {
     return true;
 }
 
-/* A stream of the program's own needs no current context (cuda.h, cuMemAllocAsync): its context is made current to look
- * at it. */
+/* A created stream needs no current context (cuda.h, cuMemAllocAsync), so this makes the stream's context current to
+ * read its place. */
 bool vgpu_place_of_stream(CUstream stream, struct vgpu_place *place) {
     const bool here = vgpu_place_now(place);
     CUcontext context = NULL, popped;

@@ -18,13 +18,13 @@
 
 atomic_bool vgpu_never_limited;
 
-/* Whether CUDA_DISABLE_CONTROL=true asks for no limits at all; the limits decide whether it is heard. */
+/* Whether CUDA_DISABLE_CONTROL=true asks for no limits; the limits decide whether that has an effect. */
 static bool disabled_by_environment(void) {
     const char *text = secure_getenv("CUDA_DISABLE_CONTROL");
     return text && (strcmp(text, "true") == 0 || strcmp(text, "1") == 0);
 }
 
-/* Once per process and its children: why the region was not taken. */
+/* Reports once per process and its children why the region was not used. */
 static void tell_once(enum vgpu_mode mode) {
     static atomic_bool told;
     if (atomic_load_explicit(&told, memory_order_relaxed) || atomic_exchange(&told, true))
@@ -40,7 +40,7 @@ static void tell_once(enum vgpu_mode mode) {
             break;
         }
     }
-    /* An empty VGPU_DIR says that this is meant. */
+    /* An empty VGPU_DIR says that private limits are intended. */
     if (mode == VGPU_PRIVATE && !secure_getenv("VGPU_DIR"))
         vgpu_log(
             VGPU_LOG_ALERT,
@@ -53,7 +53,8 @@ static void tell_once(enum vgpu_mode mode) {
         vgpu_log(VGPU_LOG_WARNING, "%s", note);
 }
 
-/* A forked child, also by _Fork or a raw clone, finds its struct vgpu_local empty, but not its parent's tables. */
+/* In a forked child (also by _Fork or a raw clone), struct vgpu_local is empty, but the parent's tables are still
+ * there. */
 static void begin(struct vgpu_local *local) {
     static bool inherited;
     vgpu_lock_take(&local->setting_up);
@@ -72,13 +73,13 @@ enum vgpu_mode vgpu_enforcement_slowly(void) {
     if (local)
         begin(local);
     tell_once(mode);
-    if (mode == VGPU_UNLIMITED) /* forked children inherit that decision */
+    if (mode == VGPU_UNLIMITED) /* forked children inherit this decision */
         atomic_store_explicit(&vgpu_never_limited, true, memory_order_relaxed);
-    /* else it is asked again */
+    /* else the next call asks again */
     bool lasting = local && atomic_load_explicit(&local->attached, memory_order_acquire) != 0;
     if (disabled_by_environment()) {
         const struct vgpu_limits *limits = vgpu_limits_now();
-        lasting = lasting && mode != VGPU_REGION; /* whose limits may allow it, or not any more, at any time */
+        lasting = lasting && mode != VGPU_REGION; /* the limits of a region may allow or forbid it at any time */
         if (limits && (limits->flags & VGPU_ALLOW_DISABLE_CONTROL))
             mode = VGPU_UNLIMITED;
     }
@@ -87,7 +88,7 @@ enum vgpu_mode vgpu_enforcement_slowly(void) {
     return mode;
 }
 
-/* The environment may ask for that beside any region: a process harms nobody but itself. */
+/* The environment may ask for this with any region: the process harms only itself. */
 static void end_if_asked_to(const struct vgpu_limits *limits) {
     char note[256];
     const int kills = limits->flags & VGPU_KILL_ON_OOM ? 1 : vgpu_environment_kills(note, sizeof note);
@@ -122,11 +123,11 @@ void vgpu_tell_refused(unsigned card, uint64_t bytes) {
 bool vgpu_give_back(unsigned card) {
     bool any = false;
     for (bool (*const *reclaim)(unsigned) = vgpu_reclaimers; *reclaim; reclaim++)
-        any |= (*reclaim)(card); /* all, whatever the first one finds */
+        any |= (*reclaim)(card); /* call every reclaimer, also after one has found memory */
     return any;
 }
 
-/* Memory that the library itself keeps may be enough. */
+/* Before a refusal: the memory that the library itself keeps may be enough. */
 static __attribute__((noinline)) bool reserve_after_giving_back(unsigned card, uint64_t bytes,
                                                                 struct vgpu_ticket *ticket) {
     const int kept = errno;
@@ -155,7 +156,7 @@ static bool charge_request(void *argument) {
     return vgpu_charge(request->card, VGPU_DEVICE_BYTES, request->bytes, request->ticket);
 }
 
-/* The limit has room, the card has not, and blocks of the tier can give way: then it is charged. */
+/* The limit has room but the card has not: charges after blocks of the tier have moved away. */
 static bool charge_after_moves(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket) {
     struct request request = {card, bytes, ticket};
     const struct vgpu_limits *limits = vgpu_limits_now();
@@ -168,7 +169,7 @@ static bool charge_after_moves(unsigned card, uint64_t bytes, struct vgpu_ticket
 }
 
 enum vgpu_verdict vgpu_reserve_quietly(unsigned card, uint64_t bytes, struct vgpu_ticket *ticket) {
-    /* moves are tried: there may be many small blocks, and the card at work */
+    /* time of the next try to move blocks: there may be many small blocks, or the card may be busy */
     static _Atomic uint64_t again[VGPU_MAX_CARDS];
     const enum vgpu_verdict verdict = reserve_as_it_is(card, bytes, ticket);
     if (__builtin_expect(verdict != VGPU_REFUSED, 1) || card >= VGPU_MAX_CARDS || vgpu_above.any_capture() ||

@@ -8,14 +8,14 @@
 #include <string.h>
 #include <strings.h>
 
-/* An empty value is the shell's way to unset one. */
+/* An empty value counts as not set, as in a shell. */
 static const char *variable(const char *name) {
     const char *value = secure_getenv(name);
     return value && *value ? value : NULL;
 }
 
-/* Digits alone, as strtoull would also take blanks, signs and 0x. Returns what follows them, NULL if there are none or
- * too many. */
+/* Accepts only digits: strtoull would also accept blanks, signs and 0x. Returns the rest of the text; NULL: no digits,
+ * or too many. */
 static const char *parse_number(const char *text, uint64_t *value) {
     const char *digit = text;
     for (*value = 0; *digit >= '0' && *digit <= '9'; digit++)
@@ -104,7 +104,7 @@ int vgpu_environment_limits(struct vgpu_limits *out, char *note, size_t note_siz
         const int has_cores = has_memory < 0 ? 0 : quantity_for(&CORES, card, &cores, note, note_size);
         if (has_memory < 0 || has_cores < 0)
             return -EINVAL;
-        /* 100 is what a whole card gives anyway */
+        /* a whole card gives 100 without a limit */
         out->cards[card] = (struct vgpu_card_limit){.memory = memory,
                                                     .guarantee = memory,
                                                     .cores = (uint32_t)(cores % 100),
@@ -119,7 +119,7 @@ int vgpu_environment_limits(struct vgpu_limits *out, char *note, size_t note_siz
     const int kills = limited && spills >= 0 ? vgpu_environment_kills(note, note_size) : 0;
     if (spills < 0 || kills < 0)
         return -EINVAL;
-    /* Nobody but the user has set these limits, so the user may also switch them off. */
+    /* Only the user has set these limits, so the user may also switch them off. */
     out->flags = VGPU_ALLOW_DISABLE_CONTROL | (spills ? VGPU_OVERSUBSCRIBE : 0) | (kills ? VGPU_KILL_ON_OOM : 0);
     out->host_memory = out->flags & VGPU_OVERSUBSCRIBE ? VGPU_NO_LIMIT : 0;
     return limited;

@@ -1,5 +1,4 @@
-/* This process's charges. A charge runs on whichever of the slot's lanes is free; its release must run on the same one.
- */
+/* This process's charges. A charge uses any free lane of the slot; its release must use the same lane. */
 #include "ledger/ledger.h"
 
 #include <errno.h>
@@ -15,12 +14,12 @@
 
 #define LANE_BITS 4
 #define TAKING_MASK 0xfffu
-#define REFUSAL_PATIENCE_NS 100000000 /* how long a refusal waits for another process that is just reaping */
+#define REFUSAL_PATIENCE_NS 100000000 /* how long a refusal waits for another process that is reaping */
 
 _Static_assert(VGPU_LANES == 1u << LANE_BITS, "a ticket holds the lane in its low bits");
 
-/* Number of the slot's taking by this process or an ancestor: in static memory, so that a child's tickets differ from
- * its parent's. */
+/* Counts how often this process and its ancestors have taken a slot. In static memory, so that a child's tickets differ
+ * from its parent's. */
 static _Atomic uint32_t takings;
 
 static uint64_t now_ns(clockid_t clock) {
@@ -29,7 +28,7 @@ static uint64_t now_ns(clockid_t clock) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Copies of the limits, one per change; a caller may go on reading one while the next few changes come. */
+/* Copies of the limits, one per change; a caller may read one while the next few changes come. */
 struct snapshot {
     uint64_t selector;
     struct vgpu_limits limits;
@@ -80,7 +79,7 @@ static __attribute__((noinline)) bool take_slot(struct vgpu_local *local) {
     }
     if (!taken && result == 0) {
         uint32_t number = atomic_fetch_add(&takings, 1) + 1;
-        if ((number & TAKING_MASK) == 0) /* 0 marks a ticket of nothing */
+        if ((number & TAKING_MASK) == 0) /* 0 marks an empty ticket */
             atomic_fetch_add(&takings, 1);
         atomic_store_explicit(&local->has_slot, 1, memory_order_release);
         taken = true;
@@ -95,7 +94,7 @@ static inline bool have_slot(struct vgpu_local *local) {
     return __builtin_expect(atomic_load_explicit(&local->has_slot, memory_order_acquire) != 0, 1) || take_slot(local);
 }
 
-/* Locks one of the slot's lanes: each thread begins with one of its own, so that threads rarely meet. */
+/* Locks one of the slot's lanes: each thread starts with a lane of its own, so that threads rarely meet. */
 static inline __attribute__((always_inline)) unsigned lock_some_lane(struct vgpu_local *local) {
     static _Atomic unsigned threads;
     static _Thread_local unsigned mine __attribute__((tls_model("initial-exec")));
@@ -117,7 +116,7 @@ static inline __attribute__((always_inline)) struct vgpu_ticket ticket_of(unsign
         .account = (uint8_t)account};
 }
 
-/* Looked at afterwards: what was granted on emptied accounts must not count, whenever they were emptied. */
+/* Checked after a charge: a charge on emptied accounts must not count, no matter when they were emptied. */
 static inline __attribute__((always_inline)) bool intact(const struct vgpu_local *local) {
     return !local->member.path || vgpu_usage_intact(local->member.usage);
 }
@@ -136,7 +135,7 @@ static inline __attribute__((always_inline)) bool charge(struct vgpu_local *loca
     return granted;
 }
 
-/* What is asked for: the same bytes of several accounts, each with its limit; and what the ticket says then. */
+/* A request: the same bytes of several accounts, each with its limit, and the account that the ticket will name. */
 struct request {
     unsigned card;
     uint64_t bytes;
@@ -147,7 +146,7 @@ struct request {
     } parts[3];
 };
 
-/* All or none of it, in a lane that the caller holds. */
+/* Charges all parts or none, in a lane that the caller holds. */
 static bool charge_parts(struct vgpu_local *local, const struct request *request, uint32_t number) {
     struct vgpu_usage_file *usage = local->member.usage;
     unsigned done = 0;
@@ -181,7 +180,7 @@ static int reap(struct vgpu_local *local, unsigned *busy) {
     return freed;
 }
 
-/* Before a refusal: what the dead have left may be enough. */
+/* Before a refusal: reaps dead processes, whose charges may be enough. */
 __attribute__((noinline)) static bool charge_after_reaping(struct vgpu_local *local, const struct request *request,
                                                            struct vgpu_ticket *ticket) {
     const uint64_t deadline = now_ns(CLOCK_MONOTONIC) + REFUSAL_PATIENCE_NS;
@@ -217,7 +216,7 @@ static void ask(struct request *request, enum vgpu_account_index account, uint64
     request->parts[request->count++].limit = limit;
 }
 
-/* The place of memory on the card: what is lent is for what can go down again. */
+/* Asks for memory on the card. Lent room is only for memory that can move down again. */
 static void ask_place(struct request *request, const struct vgpu_limits *limits, uint64_t spare, bool fixed) {
     const uint64_t most = resident_limit(limits, request->card);
     ask(request, VGPU_RESIDENT_BYTES, most == VGPU_NO_LIMIT ? most : most > spare ? most - spare : 0);
@@ -304,7 +303,7 @@ static __attribute__((noinline)) void release_fixed(struct vgpu_local *local, st
         release(local, ticket, VGPU_DEVICE_BYTES, bytes);
 }
 
-/* The calling process has charged that, not one that forked it, and it is in a region still. */
+/* Whether the calling process itself made the charge (not its parent before a fork), and still has accounts. */
 static inline __attribute__((always_inline)) bool is_own(struct vgpu_ticket ticket, struct vgpu_local **local) {
     enum vgpu_mode mode;
     *local = vgpu_attached(&mode);
@@ -338,8 +337,8 @@ uint64_t vgpu_used(unsigned card, enum vgpu_account_index account) {
     return vgpu_account_used(local->member.usage, card, account);
 }
 
-/* Whether a process of this one's pid namespace that has a slot is no more: who waited for its end asks with good
- * reason. One that has ended and was not waited for is still there (kill(2)). */
+/* Whether a slot holder in this process's pid namespace has ended: a caller that has waited for a process expects its
+ * memory back. A zombie still counts as present (kill(2)). */
 static bool anybody_gone(const struct vgpu_local *local, uint32_t high) {
     const struct vgpu_usage_file *usage = local->member.usage;
     const uint32_t own = local->member.slot;
@@ -407,9 +406,9 @@ void vgpu_count_throttled(unsigned card, uint64_t ns) {
     atomic_fetch_add_explicit(&usage->pacer[card].throttled_ns, ns, memory_order_relaxed);
 }
 
-/* Where VGPU_OVERSUBSCRIBE is set: memory whose place is charged by itself. */
+/* With VGPU_OVERSUBSCRIBE: memory whose place is charged separately. */
 
-/* False: the answer is in `answer`. */
+/* False: `answer` holds the answer. */
 static bool may_ask(struct vgpu_local **local, unsigned card, struct vgpu_ticket *ticket, bool *answer) {
     enum vgpu_mode mode;
     *local = vgpu_attached(&mode);
@@ -438,7 +437,7 @@ bool vgpu_charge_resident(unsigned card, uint64_t bytes, uint64_t spare, struct 
     return try_request(local, &request, ticket) || charge_after_reaping(local, &request, ticket);
 }
 
-/* In the lane of another charge. */
+/* Charges in the lane of another charge. */
 static bool charge_beside(struct vgpu_local *local, struct vgpu_ticket other, const struct request *request) {
     const unsigned lane = other.lane & (VGPU_LANES - 1);
     vgpu_spin_lock(&local->lanes[lane].busy);
@@ -455,7 +454,7 @@ bool vgpu_charge_beside(struct vgpu_ticket *allocated, uint64_t bytes, uint64_t 
     struct request request = {.card = allocated->card, .bytes = bytes, .account = VGPU_FIXED_PLACE};
     ask_place(&request, limits_now(local), spare, true);
     bool granted = charge_beside(local, *allocated, &request);
-    /* there is room once the dead have been reaped: in the right lane now */
+    /* after reaping dead processes there is room: charge again, now in the right lane */
     if (!granted && charge_after_reaping(local, &request, &elsewhere)) {
         vgpu_release(elsewhere, bytes);
         granted = charge_beside(local, *allocated, &request);

@@ -1,8 +1,8 @@
-/* What the ledger needs from the parts above it. process.c, which alone knows all parts, fills it in when the library
- * is linked.
+/* What the ledger needs from the parts above it. process.c, the only file that knows all parts, fills it in when the
+ * library is linked.
  *
- * The driver does not survive a fork: blocks, pools and measurements of the parent are not the child's, and a lock that
- * another thread held at that moment would never be released. So a child forgets them when it first asks how it is
+ * The driver does not survive a fork. Blocks, pools and measurements of the parent are not the child's. A lock that
+ * another thread held at the fork would never be released. So a child forgets all of them when it first asks how it is
  * limited. */
 #ifndef VGPU_PROCESS_H
 #define VGPU_PROCESS_H
@@ -11,10 +11,10 @@
 
 #include "loader/driver.h"
 
-/* In a forked child: empties what a part keeps. Up to a NULL. */
+/* In a forked child: each function empties one part. Ends with NULL. */
 extern void (*const vgpu_forgetters[])(void);
-/* Before a refusal: gives memory on a card back that nothing but the library keeps; true: there was some. Up to a NULL.
- */
+/* Before a refusal: each function gives back memory on a card that only the library keeps; true: there was some. Ends
+ * with NULL. */
 extern bool (*const vgpu_reclaimers[])(unsigned card);
 extern const struct vgpu_above {
     /* reserves/capture.h */

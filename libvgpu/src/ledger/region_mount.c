@@ -18,8 +18,8 @@ __attribute__((constructor)) static void look_at_load(void) {
     errno = saved;
 }
 
-/* The folder of a mounted file called `name`: a line is "id parent device root mount-point ...", see
- * proc_pid_mountinfo(5); what the container does to its tree changes mount points, never roots. */
+/* The folder of a mounted file called `name`. A line is "id parent device root mount-point ...", see
+ * proc_pid_mountinfo(5). Changes inside the container change mount points, never roots. */
 static bool folder_of(const char *line, const char *name, char folder[static 512]) {
     char root[512], point[512];
     if (sscanf(line, "%*d %*d %*s %511s %511s", root, point) != 2)
@@ -41,15 +41,15 @@ static uint32_t hash_of(const char *text) {
     return hash;
 }
 
-/* Both files are mounted, each by itself, from one folder: nobody but the agent does that. */
+/* Whether both files are mounted, each by itself, from one folder: only the agent does that. */
 static bool still_mounted(bool *unsure) {
-    static char line[4096]; /* for the one thread that sets up; too much for the stack of some */
+    static char line[4096]; /* only the thread that sets up uses it; too large for the stack of some threads */
     char folder[512];
     uint32_t limits[REMEMBERED], usage[REMEMBERED];
     unsigned limits_count = 0, usage_count = 0;
     struct statfs system;
     FILE *mounts = fopen("/proc/self/mountinfo", "re");
-    /* nobody but who hides something keeps a program from reading that, or puts something else in its place */
+    /* if a program cannot read this file, or finds another in its place, something hides the mounts */
     *unsure = !mounts && (errno == EMFILE || errno == ENFILE || errno == ENOMEM);
     if (!mounts || fstatfs(fileno(mounts), &system) != 0 || system.f_type != PROC_SUPER_MAGIC) {
         if (mounts)

@@ -1,4 +1,5 @@
-/* Whether the agent has given this process's container a region, also where it cannot be found any more. */
+/* Whether the agent has given this process's container a region, even if the process cannot find the region any
+ * more. */
 #ifndef VGPU_REGION_MOUNT_H
 #define VGPU_REGION_MOUNT_H
 #include <stdbool.h>
@@ -8,9 +9,8 @@
 #define VGPU_MANAGED_DIR "/run/vgpu"
 #endif
 
-/* To be asked when there is nothing at VGPU_MANAGED_DIR: true if there was when this library was loaded (the root
- * directory has changed since), or if the files are still mounted (somebody has moved the folder, or hidden it under
- * another mount). *unsure: that cannot be told now, for want of descriptors or memory, and is to be asked again; until
- * then it is true. */
+/* Call if VGPU_MANAGED_DIR is empty or missing. True: it existed when this library was loaded (the root directory has
+ * changed since), or the files are still mounted (a process has moved the folder, or hidden it under another mount).
+ * *unsure: unknown now, because there are no descriptors or no memory; ask again, and treat it as true until then. */
 bool vgpu_region_elsewhere(bool *unsure);
 #endif

@@ -8,12 +8,12 @@
 
 #include "base/spin.h"
 
-#define FIRST_CAPACITY 128u /* entries; powers of two */
+#define FIRST_CAPACITY 128u /* entries; always a power of two */
 
 struct entry {
     uint64_t key; /* 0: free */
     struct vgpu_holding holding;
-    uint64_t number; /* larger than that of every entry that was put into the shard before */
+    uint64_t number; /* larger than the number of every earlier entry of the shard */
 };
 
 static struct shard {
@@ -21,12 +21,12 @@ static struct shard {
     uint32_t count;
     uint32_t capacity;
     struct entry *entries;
-    _Atomic uint64_t numbers; /* given so far; changed under the lock */
+    _Atomic uint64_t numbers; /* numbers given so far; changed under the lock */
 } __attribute__((aligned(VGPU_CACHE_LINE))) shards[VGPU_SHARDS];
 
 atomic_bool vgpu_sizes_used;
 
-/* Addresses and handles fit into 60 bits on both architectures; the space stands above. */
+/* Addresses and handles fit into 60 bits on both architectures; the space uses the upper bits. */
 static uint64_t key_of(enum vgpu_space space, uint64_t handle) {
     return (handle & 0x0fffffffffffffffull) | ((uint64_t)space + 1) << 60;
 }
@@ -57,7 +57,7 @@ static struct entry *vacant(struct shard *shard, uint64_t hash) {
     return &shard->entries[i];
 }
 
-/* The newest entry of a key up to that number; NULL: there is none. */
+/* The newest entry of a key with at most that number; NULL: none. */
 static struct entry *find(const struct shard *shard, uint64_t key, uint64_t hash, uint64_t newest) {
     struct entry *found = NULL, *entry;
     if (!shard->capacity)
@@ -104,7 +104,7 @@ bool vgpu_sizes_put(enum vgpu_space space, uint64_t handle, const struct vgpu_ho
     return room;
 }
 
-/* Closes the gap at `i`, so that a search never has to step over removed entries. */
+/* Closes the gap at `i`, so that a search never steps over removed entries. */
 static void remove_at(struct shard *shard, uint32_t i) {
     uint32_t mask = shard->capacity - 1;
     for (uint32_t j = (i + 1) & mask; shard->entries[j].key; j = (j + 1) & mask) {
@@ -132,8 +132,8 @@ bool vgpu_sizes_has(enum vgpu_space space, uint64_t handle) {
     return found;
 }
 
-/* Whoever knows the handle has seen its entry's number, or a later one. Whatever comes for the same handle from now on
- * comes after the driver's answer, which this load must not be delayed past. */
+/* A thread that knows the handle has seen the number of its entry, or a later one. A new entry of the same handle can
+ * only come after the driver's answer, and this load must not be delayed past that answer. */
 bool vgpu_sizes_free_begin(enum vgpu_space space, uint64_t handle, struct vgpu_freeing *freeing) {
     freeing->hash = mixed(key_of(space, handle));
     freeing->newest = atomic_load_explicit(&shard_of(freeing->hash)->numbers, memory_order_acquire);
@@ -157,7 +157,7 @@ bool vgpu_sizes_free_end(enum vgpu_space space, uint64_t handle, const struct vg
 bool vgpu_sizes_join(enum vgpu_space space, uint64_t handle, struct vgpu_holding *holding) {
     uint64_t key = key_of(space, handle), hash = mixed(key);
     struct shard *shard = shard_of(hash);
-    vgpu_spin_lock(&shard->lock); /* until then the handle cannot be taken out, so the share lives */
+    vgpu_spin_lock(&shard->lock); /* until then no thread can take the handle out, so the share lives */
     struct entry *entry = find(shard, key, hash, UINT64_MAX);
     bool found = entry && entry->holding.payer == VGPU_PAID_BY_SHARE;
     if (found) {

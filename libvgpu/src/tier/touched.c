@@ -8,7 +8,7 @@
 #include "tier/parameters.h"
 #include "tier/tier.h"
 
-#define MOST 256u     /* blocks of one launch of a graph; further blocks count as touched by another launch */
+#define MOST 256u     /* most blocks of one launch of a graph; further blocks count as touched by another launch */
 #define NO_BLOCKS 64u /* launches until the next check whether there are movable blocks */
 
 /* How many launches pass without a note: random, from none to twice the mean, so that all parts of a repeating pattern
