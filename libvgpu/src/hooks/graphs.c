@@ -1,4 +1,4 @@
-/* Graphs: launching them is work and may make the driver reserve memory. */
+/* Graphs: a graph launch is work, and may make the driver reserve memory. */
 #define _GNU_SOURCE
 #include "reserves/graphs.h"
 
@@ -23,7 +23,7 @@ static CUresult hand_in(run_function real, CUgraphExec exec, CUstream given, CUs
     return result;
 }
 
-/* `stream` is the one that the driver will use, `given` what the program passed on. */
+/* `stream`: the stream that the driver will use; `given`: the stream that the program passed. */
 static CUresult with_memory(run_function real, CUgraphExec exec, CUstream given, CUstream stream) {
     struct vgpu_graph *graph = vgpu_graph_find(exec);
     if (__builtin_expect(!graph, 1) || vgpu_enforcement() == VGPU_UNLIMITED)
@@ -41,8 +41,7 @@ static CUresult with_memory(run_function real, CUgraphExec exec, CUstream given,
     return result;
 }
 
-/* A launch that is captured takes nothing now. An upload is nothing that a capture could record: a driver refuses it or
- * does it at once. */
+/* A captured launch takes no memory now. An upload cannot be captured: a driver refuses it or does it at once. */
 static CUresult launch_with_memory(run_function real, CUgraphExec exec, CUstream given, CUstream stream) {
     if (!vgpu_recording(stream))
         return with_memory(real, exec, given, stream);
@@ -93,15 +92,15 @@ static CUresult read_memory(CUgraph graph, struct vgpu_graph **out) {
     return result;
 }
 
-/* What a graph allocates is read when it has been instantiated: no such node leaves the graph that it is in (cuda.h,
- * cuGraphDestroyNode), so what other threads add meanwhile is found. A child graph that one of them adds and destroys
- * in between is not: docs/limits.md. What was read is known under the handle before the program can see that. `before`:
- * what was read, and charged, for an upload that comes with it. */
+/* Reads a graph's allocations after the instantiation. Memory nodes never leave their graph (cuda.h,
+ * cuGraphDestroyNode), so nodes that other threads add meanwhile are found. A child graph that another thread adds and
+ * destroys in between is not found: docs/limits.md. The result is stored under the handle before the program can see
+ * the handle. `before`: read and charged earlier, for an upload in the same call. */
 static CUresult instantiated(CUresult result, CUgraph graph, CUgraphExec made, struct vgpu_graph *before,
                              CUgraphExec *exec) {
     struct vgpu_graph *found = NULL;
     CUresult read = result == CUDA_SUCCESS ? read_memory(graph, &found) : CUDA_SUCCESS;
-    if (read != CUDA_SUCCESS && DRIVER(cuGraphExecDestroy)) /* what nobody can pay for is nobody's */
+    if (read != CUDA_SUCCESS && DRIVER(cuGraphExecDestroy)) /* a graph whose memory cannot be paid for is destroyed */
         DRIVER(cuGraphExecDestroy)(made);
     if (result != CUDA_SUCCESS || read != CUDA_SUCCESS) {
         vgpu_graph_keep(before, NULL);
@@ -115,7 +114,7 @@ static CUresult instantiated(CUresult result, CUgraph graph, CUgraphExec made, s
     return CUDA_SUCCESS;
 }
 
-/* The driver looks addresses of nodes up. */
+/* Inside the gate, because the driver looks up the addresses in nodes. */
 #define INSTANTIATE(...)                                                                                               \
     CUgraphExec made = NULL;                                                                                           \
     const bool gated = vgpu_gate_is_armed();                                                                           \
@@ -155,7 +154,7 @@ static CUresult instantiate(instantiate_function real, CUgraphExec *made, CUgrap
     return result;
 }
 
-/* With an upload in it, it reserves as a launch does. */
+/* With an upload, the instantiation reserves memory as a launch does. */
 static CUresult with_parameters(instantiate_function real, CUgraphExec *exec, CUgraph graph,
                                 CUDA_GRAPH_INSTANTIATE_PARAMS *parameters, bool own_default) {
     if (!exec || !parameters)
@@ -176,7 +175,8 @@ static CUresult with_parameters(instantiate_function real, CUgraphExec *exec, CU
         vgpu_graph_keep(found, NULL);
         copy.result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
     }
-    if (result != CUDA_SUCCESS && copy.result_out == CUDA_GRAPH_INSTANTIATE_SUCCESS) /* the driver had been content */
+    /* the driver itself had succeeded */
+    if (result != CUDA_SUCCESS && copy.result_out == CUDA_GRAPH_INSTANTIATE_SUCCESS)
         copy.result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
     *parameters = copy;
     return result;
@@ -193,7 +193,7 @@ CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph,
     return with_parameters(real, exec, graph, parameters, true);
 }
 
-/* The entry leaves the table before the driver may hand the same handle to another thread. */
+/* The entry leaves the table before the driver may give the same handle to another thread. */
 CUresult cuGraphExecDestroy(CUgraphExec exec) {
     CUDA_REAL(cuGraphExecDestroy);
     struct vgpu_graph *graph = vgpu_graph_take(exec);
@@ -203,7 +203,7 @@ CUresult cuGraphExecDestroy(CUgraphExec exec) {
     CUresult result = real(exec);
     vgpu_graph_keep(graph, result == CUDA_SUCCESS ? NULL : exec);
     if (result == CUDA_SUCCESS)
-        vgpu_pacer_stale(vgpu_cost_key(exec, 1, 1)); /* the next graph may get its handle */
+        vgpu_pacer_stale(vgpu_cost_key(exec, 1, 1)); /* the next graph may get this handle */
     return result;
 }
 

@@ -1,4 +1,5 @@
-/* Green contexts: parts of a card that a primary context gives to streams. Their memory is the primary context's. */
+/* Green contexts: parts of a card that a primary context gives to streams. Their memory belongs to the primary
+ * context. */
 #define _GNU_SOURCE
 #include "gate/gate.h"
 #include "gate/streams.h"
@@ -14,7 +15,7 @@ static CUcontext of_green(CUgreenCtx green) {
 
 CUresult cuGreenCtxStreamCreate(CUstream *stream, CUgreenCtx context, unsigned int flags, int priority) {
     CUDA_REAL(cuGreenCtxStreamCreate);
-    CUstream made = NULL; /* what the driver answers is known before the program can see it */
+    CUstream made = NULL; /* the driver's answer is recorded before the program can see it */
     const CUresult result = real(stream ? &made : NULL, context, flags, priority);
     if (result != CUDA_SUCCESS || !stream)
         return result;
@@ -24,7 +25,7 @@ CUresult cuGreenCtxStreamCreate(CUstream *stream, CUgreenCtx context, unsigned i
     return result;
 }
 
-/* The primary context, which a green one keeps alive; NULL: the driver does not say. */
+/* The primary context, which its green context keeps alive; NULL: the driver does not say. */
 static CUcontext primary_beside(CUcontext context, CUdevice *device) {
     CUcontext primary = NULL;
     bool pushed;
@@ -39,7 +40,7 @@ static CUcontext primary_beside(CUcontext context, CUdevice *device) {
     return primary;
 }
 
-/* Blocks of the tier that were made in it are the primary context's from now on, or gone with that. */
+/* Blocks of the tier made in the green context now belong to the primary context, or are freed if that is gone. */
 static void went_green(CUcontext context, bool gone, CUcontext primary, CUdevice device, bool finished,
                        uint64_t moment) {
     if (gone && primary && !vgpu_primary_is_active(device))
@@ -55,7 +56,7 @@ static CUresult destroy_gated(destroy_function real, CUgreenCtx green, CUcontext
     const CUcontext primary = context ? primary_beside(context, &device) : NULL;
     const bool finished = !context || vgpu_tier_green_going(context);
     const uint64_t moment = vgpu_tier_moment();
-    vgpu_gate_enter(); /* nobody asks about its streams meanwhile */
+    vgpu_gate_enter(); /* so that no thread asks about its streams meanwhile */
     const bool idle = context && vgpu_streams_context_idle(context);
     if (context)
         vgpu_streams_context_going(context);
@@ -70,8 +71,8 @@ static CUresult destroy_gated(destroy_function real, CUgreenCtx green, CUcontext
     return result;
 }
 
-/* Its streams stay, and cannot be asked any more (CUDA_ERROR_STREAM_DETACHED); memory is the primary context's. Another
- * one may get its handle, to which events of this one mean nothing. */
+/* The streams of a destroyed green context stay, but can no longer be asked (CUDA_ERROR_STREAM_DETACHED). Its memory
+ * belongs to the primary context. Another context may get its handle, and events of this context are invalid there. */
 CUresult cuGreenCtxDestroy(CUgreenCtx green) {
     CUDA_REAL(cuGreenCtxDestroy);
     const CUcontext context = vgpu_enforcement() == VGPU_UNLIMITED ? NULL : of_green(green);

@@ -1,20 +1,20 @@
-/* How large the memory behind an imported handle is. No call of the driver says so, but a mapping is refused from one
- * granule beyond its end on. A driver that maps whole blocks alone refuses all smaller ones, too; then the size is
- * known when the program maps it. */
+/* Finds the size of the memory behind an imported handle. No driver call reports it, but a mapping fails from one
+ * granule beyond the end on. A driver that maps only whole blocks also refuses smaller mappings; then the size is known
+ * only when the program maps the memory. */
 #define _GNU_SOURCE
 #include "hooks/imported.h"
 
 #include "ledger/cards.h"
 #include "reserves/capture.h"
 
-/* Whether that many bytes of the memory can be mapped at an address that is reserved; they do not stay mapped. */
+/* Whether that many bytes of the memory can be mapped at a reserved address; unmaps them again. */
 static bool reaches(CUmemGenericAllocationHandle handle, CUdeviceptr at, uint64_t bytes, CUresult *answer) {
     *answer = DRIVER(cuMemMap)(at, bytes, 0, handle, 0);
     return *answer == CUDA_SUCCESS && DRIVER(cuMemUnmap)(at, bytes) == CUDA_SUCCESS;
 }
 
-/* Granules of the memory; `most`: as many as the reserved range has; `first`: what the driver answered to one of them.
- */
+/* Number of granules of the memory; `most`: granules of the reserved range; `first`: the driver's answer to one
+ * granule. */
 static uint64_t granules(CUmemGenericAllocationHandle handle, CUdeviceptr at, uint64_t granule, uint64_t most,
                          CUresult *first) {
     uint64_t fit = 0, beyond = 1;
@@ -63,7 +63,7 @@ static enum vgpu_import look(CUmemGenericAllocationHandle handle, struct vgpu_im
     DRIVER(cuMemAddressFree)(at, most * granule);
     if (memory->bytes)
         return VGPU_IMPORT_SIZED;
-    /* such as no memory for tables just now */
+    /* another error, for example no memory for page tables now */
     return first == CUDA_ERROR_INVALID_VALUE ? VGPU_IMPORT_UNSIZED : VGPU_IMPORT_UNREADABLE;
 }
 

@@ -1,4 +1,4 @@
-/* How much memory a card seems to have: the slice's limit, and what the container has left of it. */
+/* The memory that a card seems to have: the limit, and what the container has left of it. */
 #define _GNU_SOURCE
 #include "reserves/reported_memory.h"
 
@@ -6,7 +6,7 @@
 #include "ledger/charge.h"
 #include "tier/tier.h"
 
-#define REAP_INTERVAL_MS 100 /* a killed process's memory shows as free soon, at no cost for programs that poll */
+#define REAP_INTERVAL_MS 100 /* a killed process's memory soon shows as free, without cost for programs that poll */
 
 static unsigned clamp32(uint64_t bytes) {
     return bytes > 0xffffffffu ? 0xffffffffu : (unsigned)bytes;

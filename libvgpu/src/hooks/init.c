@@ -1,4 +1,4 @@
-/* Start of the driver interface and look-up of its entry points. */
+/* Start of the driver interface and lookup of its entry points. */
 #define _GNU_SOURCE
 #include <errno.h>
 
@@ -6,7 +6,7 @@
 #include "gate/gate.h"
 #include "ledger/charge.h"
 
-/* Before there is a context, and so before anything is handed in. */
+/* Arms the gate here: before a context exists, and so before any work is handed in. */
 CUresult cuInit(unsigned int flags) {
     CUDA_REAL(cuInit);
     if (vgpu_enforcement() == VGPU_BROKEN)
@@ -17,8 +17,7 @@ CUresult cuInit(unsigned int flags) {
     return real(flags);
 }
 
-/* The pointer that the driver answers decides, not the name: so every version and stream meaning keeps its own
- * interface. */
+/* The driver's pointer decides, not the name, so that every version and stream meaning keeps its own interface. */
 static void *hooked(const char *name, void *address) {
     void *hook = vgpu_driver_hook_of(address);
     if (hook || !vgpu_hook_base(name))
@@ -27,7 +26,7 @@ static void *hooked(const char *name, void *address) {
     vgpu_driver_learn_versions();
     hook = vgpu_driver_hook_of(address);
     if (!hook) {
-        /* A hole: newer than what is hooked here. It must be seen, not filled by guessing its interface. */
+        /* A gap: an entry point newer than all hooks. It is reported, because guessing its interface would be wrong. */
         if (vgpu_enforcement() == VGPU_REGION || vgpu_enforcement() == VGPU_PRIVATE)
             atomic_fetch_add(&vgpu_mapping()->usage->unhooked, 1);
         vgpu_log(VGPU_LOG_WARNING, "no hook for what the driver answers to cuGetProcAddress(\"%s\")", name);
@@ -36,13 +35,14 @@ static void *hooked(const char *name, void *address) {
     return hook ? hook : address;
 }
 
-/* Learned addresses come from dlsym on the driver library, which a program that got all its entry points by
- * cuGetProcAddress never called. */
+/* Learns addresses by dlsym on the driver library: a program that gets all its entry points by cuGetProcAddress never
+ * calls dlsym there. */
 static void learn_symbols(void) {
     DRIVER(cuInit);
 }
 
-/* The driver's own address never stands where the program's other threads could read it. */
+/* Writes the hook's address into `pfn` only at the end, so that no other thread can read the driver's own address
+ * there. */
 static void answer(CUresult result, const char *symbol, void *found, void **pfn) {
     if (result == CUDA_SUCCESS && symbol && found) {
         learn_symbols();
@@ -55,7 +55,7 @@ static void answer(CUresult result, const char *symbol, void *found, void **pfn)
 CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, cuuint64_t flags,
                              CUdriverProcAddressQueryResult *status) {
     CUDA_REAL(cuGetProcAddress_v2);
-    void *found = pfn ? *pfn : NULL; /* a driver may leave it alone */
+    void *found = pfn ? *pfn : NULL; /* a driver may leave it unchanged */
     CUresult result = real(symbol, pfn ? &found : NULL, version, flags, status);
     answer(result, symbol, found, pfn);
     return result;
@@ -63,7 +63,7 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, cuuint
 
 CUresult cuGetProcAddress(const char *symbol, void **pfn, int version, cuuint64_t flags) {
     CUDA_REAL(cuGetProcAddress);
-    void *found = pfn ? *pfn : NULL; /* a driver may leave it alone */
+    void *found = pfn ? *pfn : NULL; /* a driver may leave it unchanged */
     CUresult result = real(symbol, pfn ? &found : NULL, version, flags);
     answer(result, symbol, found, pfn);
     return result;

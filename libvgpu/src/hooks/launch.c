@@ -1,4 +1,4 @@
-/* Every way to start work on a card. */
+/* Hooks of all calls that start work on a card. */
 #define _GNU_SOURCE
 #include "hooks/gated.h"
 #include "ledger/charge.h"
@@ -6,16 +6,16 @@
 #include "pacer/prepaid.h"
 #include "tier/touched.h"
 
-/* Blocks or threads of a launch. Where it does not fit the launch is senseless, and refused by the driver. */
+/* Blocks or threads of a launch. On an overflow the launch is invalid, and the driver refuses it. */
 static inline uint64_t product(uint64_t x, uint64_t y, uint64_t z) {
     return x * y * z;
 }
 
-/* Defines the hook `symbol`. Without limits it asks one flag and jumps to the driver's function; a launch that is paid
- * in advance calls nothing else either. All else is in a function of its own, for whose sake these would have to keep
- * their arguments. Those that the driver will refuse at once
- * (`countable` is false) are left to it. Where blocks can move, all launches take the long way (vgpu_one_card says so):
- * what one touches is noted by `touch`, and it waits for its start before it goes through the gate. */
+/* Defines the hook `symbol`. Without limits it tests one flag and jumps to the driver's function. A launch that is paid
+ * in advance calls no other function either. All the rest is in a separate function, so that the hook need not keep its
+ * arguments. Launches that the driver will refuse at once (`countable` is false) go straight to the driver. If blocks
+ * can move, all launches take the slow path (vgpu_one_card says so): `touch` notes the touched blocks, and the launch
+ * waits for its start before it passes the gate. */
 #define PACED(symbol, parameters, arguments, countable, key, stream, what, touch)                                      \
     static __attribute__((noinline)) CUresult paced_##symbol parameters {                                              \
         CUDA_REAL(symbol);                                                                                             \
@@ -90,7 +90,7 @@ static void touched_by_list(const CUDA_LAUNCH_PARAMS *list, unsigned devices) {
         vgpu_touched_kernel(list[i].function, list[i].kernelParams, NULL);
 }
 
-/* One launch on several cards at once, paid on each: all of them run for the same time. */
+/* One launch on several cards at once pays on each card, because it runs equally long on all of them. */
 static uint32_t cards_of_list(const CUDA_LAUNCH_PARAMS *list, unsigned devices) {
     uint32_t cards = 0;
     struct vgpu_place place;
@@ -124,7 +124,7 @@ static uint64_t plane_key(CUfunction function, int width, int height) {
     return vgpu_cost_key(function, product((uint64_t)width, (uint64_t)height, 1), 0);
 }
 
-/* Their parameters were set one by one, by calls that are not looked at. */
+/* Earlier calls, which have no hooks, set these parameters one by one. */
 #define NOTHING (void)0
 PACED(cuLaunch, (CUfunction function), (function), true, plane_key(function, 1, 1), CU_STREAM_LEGACY, function, NOTHING)
 PACED(cuLaunchGrid, (CUfunction function, int width, int height), (function, width, height), true,

@@ -1,6 +1,6 @@
-/* Memory that the driver takes for a context because the program allows kernels more of it: the heap of malloc, the
- * buffer of printf, and stacks. It is charged when it is allowed, as the driver may take it at any launch from then on,
- * by what it exceeds that of a new context. */
+/* Memory that the driver takes for a context because the program allows its kernels more: malloc heap, printf buffer,
+ * stacks. The excess over a new context is charged when the program sets the limit, because any later launch may make
+ * the driver take the memory. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -14,14 +14,14 @@
 
 #define KIB UINT64_C(1024)
 
-/* One call after the other sets the limits of a context: what was allowed last is what is charged. A change of stacks
- * waits for the card (cuda.h), and that concerns no other context. */
+/* Only one call at a time sets the limits of a context, so that the charge fits the last limit. A change of stacks
+ * waits for the card (cuda.h), which must not delay other contexts. */
 struct turn {
     struct turn *next;
     CUcontext context;
     unsigned users;
     pthread_mutex_t lock;
-    _Atomic uintptr_t owner; /* the thread that holds it: a driver may call the program back */
+    _Atomic uintptr_t owner; /* the thread that holds the turn: a driver may call the program back */
 };
 
 static struct turn *turns;
@@ -32,7 +32,7 @@ void vgpu_context_limits_forget(void) {
     atomic_store(&lock, 0);
 }
 
-/* `nested`: this thread has that turn already. NULL: no memory. */
+/* `nested`: this thread already has the turn. NULL: no memory. */
 static struct turn *take_turn(CUcontext context, bool *nested) {
     const int kept = errno;
     struct turn *fresh = calloc(1, sizeof *fresh), *turn;
@@ -75,7 +75,7 @@ static void end_turn(struct turn *turn, bool nested) {
         free(turn);
 }
 
-/* Stacks are those of all threads that the device can run at once. 0: not known. */
+/* The driver keeps stacks for all threads that the device can run at once. 0: unknown. */
 static uint64_t threads_of(CUdevice device) {
     int processors = 0, threads = 0;
     __typeof__(&cuDeviceGetAttribute) ask = DRIVER(cuDeviceGetAttribute);
@@ -86,8 +86,8 @@ static uint64_t threads_of(CUdevice device) {
     return (uint64_t)processors * (uint64_t)threads;
 }
 
-/* Bytes by which a limit exceeds what each context has from the beginning (CUDA C++ Programming Guide: 1 KiB of stack,
- * 1 MiB for printf, 8 MiB for malloc). False: more than can be counted, or nobody knows. */
+/* Bytes by which a limit exceeds the initial value of each context (CUDA C++ Programming Guide: 1 KiB of stack, 1 MiB
+ * for printf, 8 MiB for malloc). False: unknown, or an overflow. */
 static bool excess(CUlimit limit, uint64_t value, CUdevice device, uint64_t *bytes) {
     const uint64_t usual = limit == CU_LIMIT_STACK_SIZE         ? KIB
                            : limit == CU_LIMIT_PRINTF_FIFO_SIZE ? KIB * KIB
@@ -99,7 +99,7 @@ static bool excess(CUlimit limit, uint64_t value, CUdevice device, uint64_t *byt
     return times && !__builtin_mul_overflow(value - usual, times, bytes);
 }
 
-/* What is charged for one limit of a context. Every lane gives back what it charged. */
+/* The charge for one limit of a context. Every lane releases its own charge. */
 struct allowance {
     struct vgpu_holding parts[VGPU_LANES + 1];
     unsigned count;
@@ -114,7 +114,7 @@ static void take_out(uint64_t key, struct allowance *allowance) {
         allowance->bytes += allowance->parts[allowance->count++].bytes;
 }
 
-/* False: some of it could not be remembered, and is charged no more. */
+/* False: some parts could not be remembered, and their charge was released. */
 static bool put_back(uint64_t key, const struct allowance *allowance) {
     bool all = true;
     for (unsigned i = 0; i < allowance->count; i++) {
@@ -149,7 +149,7 @@ static void shrink(struct allowance *allowance, uint64_t bytes) {
     }
 }
 
-/* Charges until there are so many; false: refused. */
+/* Charges up to `bytes` in total; false: refused. */
 static bool grow(struct allowance *allowance, const struct vgpu_place *place, uint64_t bytes) {
     struct vgpu_ticket ticket;
     if (allowance->bytes >= bytes)
@@ -161,10 +161,11 @@ static bool grow(struct allowance *allowance, const struct vgpu_place *place, ui
     return verdict != VGPU_REFUSED;
 }
 
-/* Charged is the larger of before and after while the driver is at it, and then what it says that it allows: it may
- * have rounded. */
+/* During the driver's call, the larger of the old and the new limit is charged. Afterwards, the limit that the driver
+ * reports is charged: it may have rounded. */
 static CUresult set(__typeof__(&cuCtxSetLimit) real, CUlimit limit, size_t value, const struct vgpu_place *place) {
-    const uint64_t key = (uint64_t)(uintptr_t)place->context + (uint64_t)limit; /* contexts lie further apart */
+    /* contexts are further apart than the limits' numbers */
+    const uint64_t key = (uint64_t)(uintptr_t)place->context + (uint64_t)limit;
     struct allowance allowance;
     uint64_t wanted, allowed = 0;
     size_t before = 0, after = 0;

@@ -1,19 +1,19 @@
-/* Device memory that is allocated at once: linear, pitched, managed; and the free of any pointer. */
+/* Device memory that is allocated immediately (linear, pitched, managed), and the free of any pointer. */
 #define _GNU_SOURCE
 #include "ledger/charge.h"
 #include "tier/tier.h"
 
-/* no driver seen pads rows further (texture pitch alignment); what it really chose is settled afterwards */
+/* no known driver pads rows further (texture pitch alignment); the real size is charged afterwards */
 #define PITCH_STEP 512u
 
-/* A large block may go to host memory, and what goes where is decided in one place. Asked only about blocks whose
- * making takes far longer. */
+/* Large blocks may go to host memory; vgpu_tier_allocate decides their place. Tested only for blocks whose allocation
+ * takes far longer. */
 static inline bool tiered(const void *out, uint64_t bytes) {
     return __builtin_expect(vgpu_tier_is_large(bytes), 0) && out && vgpu_tier_mode() != VGPU_TIER_OFF;
 }
 
-/* A small block for which the card has no room: host memory is better than none. Tells the log if there is none either.
- */
+/* Puts a small block without room on the card into host memory, which is better than an error. Logs the refusal if that
+ * fails, too. */
 static __attribute__((noinline)) CUresult elsewhere(const struct vgpu_attempt *attempt, CUdeviceptr *pointer) {
     const CUresult result = vgpu_tier_on_host(pointer, attempt->bytes, &attempt->place);
     if (result == CUDA_ERROR_OUT_OF_MEMORY && attempt->verdict == VGPU_REFUSED)
@@ -21,9 +21,9 @@ static __attribute__((noinline)) CUresult elsewhere(const struct vgpu_attempt *a
     return result;
 }
 
-/* What the driver answers goes into a variable of the hook's before it is booked: the program's own may be written by
- * another of its threads, which would book it under another address or size, or be seen there and freed before it is
- * known here. */
+/* The driver's answer goes into a variable of the hook before booking. Another thread may write the program's own
+ * variable, and so cause a wrong address or size to be booked. Or it may read the pointer there and free it before it
+ * is booked. */
 static CUresult booked(struct vgpu_attempt *attempt, CUresult result, CUdeviceptr pointer, uint64_t chosen) {
     if (vgpu_attempt_booked(attempt, result, VGPU_POINTER, pointer, chosen, VGPU_KIND_BUFFER))
         return result;
@@ -82,7 +82,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flag
     return result;
 }
 
-/* Upper bound of a pitched allocation: rows padded to PITCH_STEP; 0: more than 64 bits, which no driver will grant. */
+/* Upper bound of a pitched allocation: rows padded to PITCH_STEP. 0: more than 64 bits, which no driver grants. */
 static uint64_t pitch_bound(uint64_t width, uint64_t height) {
     uint64_t padded, bytes;
     bool fits = !__builtin_add_overflow(width, PITCH_STEP - 1, &padded) &&
@@ -90,7 +90,7 @@ static uint64_t pitch_bound(uint64_t width, uint64_t height) {
     return fits ? bytes : 0;
 }
 
-/* Sizes of elements that drivers take (cuda.h, cuMemAllocPitch). */
+/* Element sizes that drivers accept (cuda.h, cuMemAllocPitch). */
 static bool is_element(unsigned bytes) {
     return bytes == 4 || bytes == 8 || bytes == 16;
 }
@@ -144,7 +144,7 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned 
     return result;
 }
 
-/* A pointer that is not known here (imported, mapped, from before) is the driver's alone. */
+/* A pointer that is unknown here (imported, mapped, older) is only the driver's. */
 CUresult cuMemFree_v2(CUdeviceptr pointer) {
     CUDA_REAL(cuMemFree_v2);
     struct vgpu_freeing freeing;

@@ -1,11 +1,11 @@
-/* Functions that go: their handles may come back for other functions, whose cost is another. Which ones belonged to a
- * module is not known. */
+/* Unloaded functions: their handles may come back for other functions with other costs. The functions of a module are
+ * unknown here, so all are doubted. */
 #define _GNU_SOURCE
 #include "pacer/pacer.h"
 #include "tier/parameters.h"
 
-/* Parameters are stale before the driver is called, as a handle may come back before it has returned, and after, for
- * what was asked meanwhile. */
+/* Parameters become stale twice. Before the driver's call, because a handle may come back before the call returns. And
+ * after it, because of answers that were read meanwhile. */
 static CUresult gone(CUresult result) {
     if (result == CUDA_SUCCESS)
         vgpu_pacer_stale(0);

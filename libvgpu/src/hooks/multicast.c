@@ -1,4 +1,4 @@
-/* Multicast objects: no memory of their own, but what is bound to them stays on its card. */
+/* Multicast objects have no memory of their own, but memory bound to them stays on its card. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 
@@ -38,7 +38,7 @@ static void bind(struct vgpu_link *object, struct vgpu_link *memory, CUdevice de
     memory->block->references++;
 }
 
-/* The two forms of each call: with its device (CUDA 13.1), which can only be that of the memory, and without. */
+/* The two forms of each call: with a device (CUDA 13.1), which can only be the memory's device, and without. */
 typedef CUresult (*bind_handle)(CUmemGenericAllocationHandle, size_t, CUmemGenericAllocationHandle, size_t, size_t,
                                 unsigned long long);
 typedef CUresult (*bind_handle_of)(CUmemGenericAllocationHandle, CUdevice, size_t, CUmemGenericAllocationHandle, size_t,

@@ -1,5 +1,5 @@
-/* What nvidia-smi and its kin see: the slice's memory, this container's processes and its utilisation. Which cards
- * there are is not changed. */
+/* The view of nvidia-smi and similar tools: the slice's memory, this container's processes and its utilisation. The
+ * list of cards stays unchanged. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 #define NO_INSTANCE 0xffffffffu /* nvml.h: no MIG instance */
 #define PROCESS_MODE_ALL 3u     /* NVML_PROCESS_MODE_ALL, which nvml.h of CUDA 12 does not have */
 
-/* True if the answers for this handle are the slice's, not the card's; `card` then says whose. */
+/* True if the answers for this handle must be the slice's, not the card's; `card` then names the card. */
 static bool sliced(nvmlDevice_t device, unsigned *card) {
     if (vgpu_enforcement() == VGPU_UNLIMITED)
         return false;
@@ -23,8 +23,8 @@ static bool sliced(nvmlDevice_t device, unsigned *card) {
     return true;
 }
 
-/* What of NVML's total CUDA can use: the two interfaces must tell the same total, also where the limit is no smaller
- * than the card. */
+/* The part of NVML's total that CUDA can use. Both interfaces must report the same total, also if the limit is not
+ * below the card's size. */
 static uint64_t usable(nvmlDevice_t device, uint64_t total) {
     nvmlMemory_v2_t memory = {.version = nvmlMemory_v2};
     __typeof__(&nvmlDeviceGetMemoryInfo_v2) get = DRIVER(nvmlDeviceGetMemoryInfo_v2);
@@ -48,7 +48,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) 
     return memory_of(real(device, memory), device, memory);
 }
 
-/* Where confidential computing is on: of the whole card, too. */
+/* If confidential computing is on, the driver reports this for the whole card, too. */
 nvmlReturn_t nvmlDeviceGetConfComputeProtectedMemoryUsage(nvmlDevice_t device, nvmlMemory_t *memory) {
     NVML_REAL(nvmlDeviceGetConfComputeProtectedMemoryUsage);
     return memory_of(real(device, memory), device, memory);
@@ -74,7 +74,8 @@ struct process {
     uint64_t bytes, gpu_ns;
 };
 
-/* The live processes of this container that hold memory on a card or have used it; returns how many, all in `out`. */
+/* The live processes of this container that hold memory on a card or have used it; returns their number and writes all
+ * to `out`. */
 static unsigned processes(unsigned card, struct process out[VGPU_SLOTS]) {
     enum vgpu_mode mode = vgpu_enforcement();
     if ((mode != VGPU_REGION && mode != VGPU_PRIVATE) || card >= VGPU_MAX_CARDS)
@@ -96,7 +97,7 @@ static unsigned processes(unsigned card, struct process out[VGPU_SLOTS]) {
     return count;
 }
 
-/* Arrays of this size are too much for the stack of some threads. */
+/* Arrays of this size are too large for the stack of some threads. */
 static void release_array(void *array) {
     free(*(void **)array);
 }
@@ -105,8 +106,8 @@ static void release_array(void *array) {
     if (!name)                                                                                                         \
     return NVML_ERROR_MEMORY
 
-/* The rules of NVML's process queries: `count` says how much room there is, then how much was, or would have been,
- * filled. */
+/* The rules of NVML's process queries: `count` holds the room on entry, and the number of processes on return, even if
+ * they do not fit. */
 static nvmlReturn_t list(unsigned card, unsigned int *count, nvmlProcessInfo_v2_t *v2, nvmlProcessInfo_v1_t *v1) {
     ARRAY(struct process, found);
     unsigned room = v1 || v2 ? *count : 0;
@@ -126,8 +127,8 @@ static nvmlReturn_t list(unsigned card, unsigned int *count, nvmlProcessInfo_v2_
     return NVML_SUCCESS;
 }
 
-/* The driver is asked first, with no room: bad handles and states get its own answer, and nothing of other containers
- * comes here. */
+/* Asks the driver first, without room. So bad handles and states get the driver's answer, and no data of other
+ * containers is read. */
 #define LIST_V2(symbol, is_compute)                                                                                    \
     nvmlReturn_t symbol(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *infos) {                       \
         NVML_REAL(symbol);                                                                                             \
@@ -174,12 +175,13 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
         return result;
     utilization->gpu = utilization_of(card);
     if (utilization->memory > utilization->gpu)
-        utilization->memory = utilization->gpu; /* traffic of the whole card: ours is at most while we run */
+        /* traffic of the whole card: this container's part is at most its running time */
+        utilization->memory = utilization->gpu;
     return result;
 }
 
-/* The driver's samples of the whole card become ours; how many there are, when they were taken, and every other
- * quantity stay the driver's. */
+/* Replaces the driver's samples of the whole card by this container's. The number and times of the samples, and every
+ * other quantity, stay the driver's. */
 nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type, unsigned long long last_seen,
                                   nvmlValueType_t *value_type, unsigned int *count, nvmlSample_t *samples) {
     NVML_REAL(nvmlDeviceGetSamples);
@@ -205,8 +207,8 @@ static unsigned long long now_us(void) {
     return (unsigned long long)now.tv_sec * 1000000u + (unsigned long long)now.tv_nsec / 1000u;
 }
 
-/* One sample per process of this container that has used the card, none while the container is idle there. The region
- * keeps one window per card: processes share it by what they have used. */
+/* One sample per process of this container that has used the card; none while the container is idle there. The region
+ * has one window per card, which is divided among the processes by their use. */
 static unsigned samples_of(unsigned card, struct process found[VGPU_SLOTS], struct sample out[VGPU_SLOTS]) {
     unsigned share = utilization_of(card), total = share ? processes(card, found) : 0, count = 0;
     uint64_t all = 0;
@@ -219,7 +221,7 @@ static unsigned samples_of(unsigned card, struct process found[VGPU_SLOTS], stru
     return count;
 }
 
-/* Whether the driver, asked with no room, would answer about processes; if not, its answer is the program's. */
+/* Whether the driver, asked without room, would list processes; if not, the program gets the driver's answer. */
 static bool would_list(nvmlReturn_t result) {
     return result == NVML_SUCCESS || result == NVML_ERROR_INSUFFICIENT_SIZE || result == NVML_ERROR_NOT_FOUND;
 }
@@ -247,8 +249,8 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
     return NVML_SUCCESS;
 }
 
-/* The two queries below take a structure with a version. The driver is asked with an empty one of the same version; one
- * that it knows and this code does not is refused, as an older driver would refuse it. */
+/* The two queries below take a structure with a version. The hook asks the driver with an empty structure of the same
+ * version. A version that only the driver knows is refused, as an older driver would do. */
 #define LARGEST_STRUCT 1024u
 #define ASK_EMPTY(given, ...)                                                                                          \
     union {                                                                                                            \

@@ -1,5 +1,5 @@
-/* Access of one card to another one's memory: what the tier has mapped does not get it by itself, as the driver's own
- * memory does. */
+/* Access of one card to another card's memory. The driver's own memory becomes accessible automatically; memory mapped
+ * by the tier does not, so these hooks grant it. */
 #define _GNU_SOURCE
 #include "ledger/charge.h"
 #include "reserves/capture.h"
@@ -15,7 +15,7 @@ static bool device_of(CUcontext context, CUdevice *device) {
     return known;
 }
 
-/* Blocks of the device that are there already; those that come, or come back, get it when they are mapped. */
+/* Grants access to the device's existing blocks. New blocks, and blocks that move back, get it when they are mapped. */
 static CUresult open_blocks(CUdevice device) {
     CUresult result = CUDA_SUCCESS;
     if (!vgpu_tier_any())
@@ -43,12 +43,12 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags) {
     vgpu_tier_add_peer(device, here);
     result = open_blocks(device);
     if (result != CUDA_SUCCESS && DRIVER(cuCtxDisablePeerAccess))
-        DRIVER(cuCtxDisablePeerAccess)(peer); /* with some blocks out of reach it would be half of an answer */
+        DRIVER(cuCtxDisablePeerAccess)(peer); /* access to only some blocks would be half a success */
     return result;
 }
 
-/* What a pool cannot hold is a block of the tier, which the program takes for the pool's. Access that is taken away
- * stays: there is no call without it that would have to fail. */
+/* A block of the tier may replace a pool allocation, and the program treats it as the pool's. Access that the program
+ * removes stays: nothing depends on a failing access. */
 CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count) {
     CUDA_REAL(cuMemPoolSetAccess);
     const CUresult result = real(pool, map, count);
@@ -64,5 +64,6 @@ CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_
         vgpu_tier_add_peer(device, other->id);
         any = true;
     }
-    return any ? open_blocks(device) : result; /* a failure may be tried again: the driver takes it twice */
+    /* the program may try again after a failure: the driver accepts the same call twice */
+    return any ? open_blocks(device) : result;
 }

@@ -1,5 +1,5 @@
-/* Pointers of the tier look like those of any memory of the card, wherever it lies; and what cannot be had of them is
- * refused with a word in the log. */
+/* Pointers of the tier look like pointers to the card's memory, wherever the memory lies. Operations that are
+ * impossible on them are refused with a log message. */
 #define _GNU_SOURCE
 #include <string.h>
 
@@ -9,17 +9,18 @@
 #include "ledger/charge.h"
 #include "tier/tier.h"
 
-/* What a program is told of a block. */
+/* What the hooks report of a block. */
 struct seen {
     CUdeviceptr base;
     uint64_t bytes;
     CUcontext context;
     CUdevice device;
     unsigned long long buffer;
-    bool spilled; /* the program has mapped it itself: only where it is differs from what the driver says */
+    bool spilled; /* the program has mapped it itself: only the place differs from the driver's answer */
 };
 
-/* False: the driver's own answers are right. Else `done` follows: a block of the tier does not move until then. */
+/* False: the driver's own answers are right. If true, call `done` later: until then a block of the tier does not
+ * move. */
 static bool see(CUdeviceptr address, struct seen *seen) {
     if (vgpu_tier_maybe(address)) {
         vgpu_tier_lock();
@@ -56,12 +57,12 @@ static inline bool any(CUdeviceptr address) {
            __builtin_expect(atomic_load_explicit(&vgpu_blocks_spilled, memory_order_relaxed) != 0, 0);
 }
 
-/* Writes what the program is told; false: the driver's answer is right. Sizes as cuda.h says, CUpointer_attribute. */
+/* Writes the reported value; false: the driver's answer is right. Sizes as in cuda.h, CUpointer_attribute. */
 static bool told(const struct seen *seen, CUpointer_attribute attribute, CUdeviceptr address, void *out) {
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)out = CU_MEMORYTYPE_DEVICE; return true;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)out = seen->device; return true;
-    /* who registers it would keep it where it is */
+    /* no: a registration would fix the block in its place */
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: *(int *)out = 0; return true;
     default: break;
     }
@@ -90,7 +91,7 @@ CUresult cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdevic
     if (!any(address) || !out || !see(address, &seen))
         return real(out, attribute, address);
     CUresult result = CUDA_ERROR_INVALID_VALUE;
-    if (attribute != CU_POINTER_ATTRIBUTE_HOST_POINTER) /* as for memory of the card */
+    if (attribute != CU_POINTER_ATTRIBUTE_HOST_POINTER) /* an error, as for memory of the card */
         result = told(&seen, attribute, address, out) ? CUDA_SUCCESS : real(out, attribute, address);
     done(&seen);
     return result;
@@ -130,7 +131,7 @@ CUresult cuMemGetAddressRange(CUdeviceptr_v1 *base, unsigned int *bytes, CUdevic
     return real(base, bytes, address); /* addresses of the tier do not fit into 32 bits */
 }
 
-/* A block of the tier at an address. */
+/* Whether a block of the tier is at this address. */
 static bool tiered(CUdeviceptr address, bool *on_device) {
     if (!vgpu_tier_maybe(address))
         return false;
@@ -142,7 +143,8 @@ static bool tiered(CUdeviceptr address, bool *on_device) {
     return number != VGPU_TIER_NONE;
 }
 
-/* A pointer of the card is none of the host's, also where the memory behind it is. */
+/* Whether the tier calls this a pointer of the card: then it is no host pointer, even if the memory lies on the
+ * host. */
 static bool is_of_card(const void *address) {
     bool on_device;
     return tiered((CUdeviceptr)(uintptr_t)address, &on_device);
@@ -168,7 +170,7 @@ CUresult cuMemFreeHost(void *address) {
     return is_of_card(address) ? CUDA_ERROR_INVALID_VALUE : real(address);
 }
 
-/* Drivers give such handles for memory of cuMemAlloc alone. */
+/* Drivers give such handles only for memory of cuMemAlloc. */
 CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address) {
     CUDA_REAL(cuIpcGetMemHandle);
     bool on_device;
@@ -195,7 +197,7 @@ CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address, size_t
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-/* What is said of an address, such as that copies there are synchronous, is said of what is mapped there now. */
+/* An attribute of an address (for example synchronous copies) belongs to the memory that is mapped there now. */
 CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr address) {
     CUDA_REAL(cuPointerSetAttribute);
     if (!vgpu_gate_is_armed())

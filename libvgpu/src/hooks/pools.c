@@ -15,13 +15,13 @@ static CUstream per_thread(CUstream stream) {
     return stream ? stream : CU_STREAM_PER_THREAD;
 }
 
-/* The pool that an allocation comes from, in `pool` (NULL: nothing that is charged), and its handle. Not CUDA_SUCCESS:
- * the answer of the hook. */
+/* Finds the pool of an allocation, in `pool` (NULL: no pool that is charged), and its handle. Any result but
+ * CUDA_SUCCESS is the hook's answer. */
 static CUresult pool_for(CUstream stream, CUmemoryPool *handle, struct vgpu_pool **pool, struct vgpu_place *place) {
     *pool = NULL;
     if (!vgpu_place_of_stream(stream, place)) {
-        /* no current context, hence nothing for a default stream; any other may come into being until the driver looks
-         */
+        /* No current context, so a default stream is invalid. Any other stream may still be created before the driver
+         * looks. */
         bool usual = !stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
         __typeof__(&cuStreamGetCtx) ask = DRIVER(cuStreamGetCtx);
         CUcontext context;
@@ -33,8 +33,8 @@ static CUresult pool_for(CUstream stream, CUmemoryPool *handle, struct vgpu_pool
     return vgpu_pool_of(*handle, place, pool) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Charges what a pool grows by. Pools keep off the headroom of large blocks for those of that size; to small ones,
- * which would stay in host memory for good, blocks give way if they can now. */
+/* Charges the growth of a pool. For large allocations, pools leave the headroom of large blocks free. For small ones,
+ * which would stay in host memory for good, blocks move away if they can now. */
 static enum vgpu_verdict reserve(const struct vgpu_pool *pool, uint64_t growth, uint64_t bytes,
                                  struct vgpu_ticket *ticket) {
     const unsigned card = vgpu_pool_card(pool);
@@ -45,8 +45,7 @@ static enum vgpu_verdict reserve(const struct vgpu_pool *pool, uint64_t growth, 
     return vgpu_tier_charge_card(card, growth, vgpu_tier_headroom(card), ticket) ? VGPU_CHARGED : VGPU_REFUSED;
 }
 
-/* Where the pool cannot grow. Memory of the tier is there at once, and is freed in the order of streams like that of
- * pools. */
+/* If the pool cannot grow. Memory of the tier exists at once, and is freed in stream order like pool memory. */
 static CUresult elsewhere(CUdeviceptr *pointer, size_t bytes, const struct vgpu_pool *pool, CUstream stream,
                           const struct vgpu_place *place) {
     if (vgpu_tier_mode() == VGPU_TIER_OFF || vgpu_pool_is_special(pool))
@@ -60,8 +59,8 @@ static CUresult elsewhere(CUdeviceptr *pointer, size_t bytes, const struct vgpu_
     return result;
 }
 
-/* `stream` is the one that the driver will use, `given` what the program passed on. What has been charged for a pool is
- * asked of that pool, by `from`: another thread may make another one the device's meanwhile. */
+/* `stream`: the stream that the driver will use; `given`: the stream that the program passed. Allocates by `from` in
+ * the very pool that was charged: another thread may change the device's pool meanwhile. */
 static CUresult charged(allocate_from_function from, CUdeviceptr *pointer, size_t bytes, struct vgpu_pool *pool,
                         CUmemoryPool handle, CUstream given, CUstream stream, const struct vgpu_place *place) {
     struct vgpu_ticket ticket;
@@ -77,7 +76,7 @@ static CUresult charged(allocate_from_function from, CUdeviceptr *pointer, size_
             vgpu_pool_expect(pool, ticket, growth);
         }
     }
-    CUdeviceptr made = 0; /* the program sees it when it has been booked */
+    CUdeviceptr made = 0; /* the program sees it only after it has been booked */
     CUresult result = from(&made, bytes, handle, given);
     bool fits = vgpu_pool_settle(pool, expected, bytes, result == CUDA_SUCCESS);
     if (result == CUDA_ERROR_OUT_OF_MEMORY)
@@ -96,7 +95,7 @@ static CUresult charged(allocate_from_function from, CUdeviceptr *pointer, size_
     return fits ? CUDA_ERROR_OUT_OF_MEMORY : elsewhere(pointer, bytes, pool, stream, place);
 }
 
-/* `plain` NULL: from the pool of that handle. */
+/* `plain` NULL: allocate from the pool of that handle. */
 static CUresult as_it_is(allocate_function plain, allocate_from_function from, CUdeviceptr *pointer, size_t bytes,
                          CUmemoryPool handle, CUstream given) {
     return plain ? plain(pointer, bytes, given) : from(pointer, bytes, handle, given);
@@ -109,7 +108,7 @@ static CUresult allocate(allocate_function plain, allocate_from_function from, C
     CUmemoryPool wanted = handle;
     if (!pointer || !bytes || (!plain && !handle) || vgpu_enforcement() == VGPU_UNLIMITED)
         return as_it_is(plain, from, pointer, bytes, handle, given);
-    if (vgpu_recording(stream)) { /* a node of a graph, which takes nothing now */
+    if (vgpu_recording(stream)) { /* becomes a node of a graph, which takes no memory now */
         CUresult result = as_it_is(plain, from, pointer, bytes, handle, given);
         vgpu_recorded();
         return result;
@@ -117,7 +116,7 @@ static CUresult allocate(allocate_function plain, allocate_from_function from, C
     const CUresult found = pool_for(stream, &wanted, &pool, &place);
     if (found != CUDA_SUCCESS)
         return found;
-    if (pool && !from) /* what has been charged for it cannot be asked of it */
+    if (pool && !from) /* the driver cannot allocate from the very pool that would be charged */
         return CUDA_ERROR_OUT_OF_MEMORY;
     return pool ? charged(from, pointer, bytes, pool, wanted, given, stream, &place)
                 : as_it_is(plain, from, pointer, bytes, handle, given);
@@ -177,9 +176,9 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *given) {
     if (result == CUDA_SUCCESS) {
         const CUdevice device = vgpu_device_of_location(&properties.location);
         const bool managed = properties.allocType == CU_MEM_ALLOCATION_TYPE_MANAGED, bounded = properties.maxSize != 0;
-        /* a managed pool may be without (cuda.h, CU_MEM_LOCATION_TYPE_NONE) */
+        /* a managed pool may have no location (cuda.h, CU_MEM_LOCATION_TYPE_NONE) */
         const bool named = vgpu_location_is_known(&properties.location);
-        if ((named && device != VGPU_NO_DEVICE) || !managed) /* where managed memory is, its first allocation says */
+        if ((named && device != VGPU_NO_DEVICE) || !managed) /* the first allocation decides where managed memory is */
             vgpu_pool_made(made, device, managed || bounded || properties.handleTypes || properties.usage);
         *pool = made;
     }

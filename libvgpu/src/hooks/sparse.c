@@ -1,4 +1,4 @@
-/* Sparse arrays: they have no memory of their own, but what is mapped into them stays on its card when its handle is
+/* Sparse arrays have no memory of their own, but memory mapped into them stays on its card after its handle is
  * released. */
 #define _GNU_SOURCE
 #include "hooks/sparse.h"
@@ -10,16 +10,16 @@
 
 #define BUCKETS 256u
 
-/* What one operation has mapped into an array; under the lock of blocks. */
+/* What one operation has mapped into an array; protected by the lock of blocks. */
 struct tiles {
     struct tiles *next;
     const void *array; /* or mipmapped array */
-    CUcontext context; /* with which the array goes; NULL: not known, it stays */
+    CUcontext context; /* the context with which the array is destroyed; NULL: unknown, so the record stays */
     CUarrayMapInfo where;
     struct vgpu_block *block;
 };
 
-/* In which context a sparse array was made; under the lock of blocks. */
+/* The context in which a sparse array was made; protected by the lock of blocks. */
 struct home {
     struct home *next;
     const void *array;
@@ -28,7 +28,7 @@ struct home {
 
 static struct tiles *mapped[BUCKETS];
 static struct home *homes[BUCKETS];
-static atomic_uint known; /* of both */
+static atomic_uint known; /* records in both tables */
 
 void vgpu_sparse_forget(void) {
     memset(mapped, 0, sizeof mapped);
@@ -44,7 +44,7 @@ static bool within(uint64_t inner, uint64_t size, uint64_t outer, uint64_t outer
     return inner >= outer && inner + size <= outer + outer_size;
 }
 
-/* True if an operation on `outer` leaves nothing of what was mapped at `inner`. */
+/* True if an operation on `outer` replaces everything that was mapped at `inner`. */
 static bool covers(const CUarrayMapInfo *outer, const CUarrayMapInfo *inner) {
     if (outer->subresourceType != inner->subresourceType)
         return false;
@@ -60,8 +60,8 @@ static bool covers(const CUarrayMapInfo *outer, const CUarrayMapInfo *inner) {
            within(i->offsetZ, i->extentDepth, o->offsetZ, o->extentDepth);
 }
 
-/* Lock of blocks held. Of one bucket: what lies in an array, or (NULL) in all arrays of a context, as far as `where`
- * (NULL: everywhere) covers it. */
+/* Lock of blocks held. Releases, in one bucket, what is mapped into an array, or (NULL) into all arrays of a context.
+ * Only what `where` covers (NULL: everything). */
 static void let_go(struct tiles **at, const void *array, CUcontext context, const CUarrayMapInfo *where) {
     while (*at) {
         struct tiles *tiles = *at;
@@ -76,7 +76,7 @@ static void let_go(struct tiles **at, const void *array, CUcontext context, cons
     }
 }
 
-/* Lock of blocks held. Of one bucket, as above. */
+/* Lock of blocks held. The same for the homes in one bucket. */
 static void leave_home(struct home **at, const void *array, CUcontext context) {
     while (*at) {
         struct home *home = *at;
@@ -90,7 +90,7 @@ static void leave_home(struct home **at, const void *array, CUcontext context) {
     }
 }
 
-/* Without memory to remember it, what is mapped into it is charged until it is unmapped or the array destroyed. */
+/* If there is no memory for the record, mapped memory stays charged until it is unmapped or the array is destroyed. */
 void vgpu_sparse_made(const void *array) {
     struct vgpu_place place;
     if (vgpu_enforcement() == VGPU_UNLIMITED || !vgpu_place_now(&place))
@@ -136,12 +136,12 @@ static const void *array_of(const CUarrayMapInfo *info) {
                                                                   : (const void *)info->resource.array;
 }
 
-/* Lock of blocks held. Keeps what an operation maps on its card's account; what it replaces is let go of. */
+/* Lock of blocks held. Keeps the mapped memory on its card's account, and releases what it replaces. */
 static void book(const CUarrayMapInfo *info, struct tiles *record) {
     struct vgpu_link *link =
         info->memOperationType == CU_MEM_OPERATION_TYPE_MAP ? vgpu_block_handle(info->memHandle.memHandle) : NULL;
     if (link)
-        link->block->references++; /* first: it may be what is replaced */
+        link->block->references++; /* first, because it may be the memory that is replaced */
     struct tiles **bucket = &mapped[bucket_of(array_of(info))];
     let_go(bucket, array_of(info), NULL, info);
     if (!link) {
@@ -162,7 +162,8 @@ typedef CUresult (*map_function)(CUarrayMapInfo *, unsigned, CUstream);
 static CUresult map(map_function real, CUarrayMapInfo *list, unsigned count, CUstream stream) {
     if (!list || !count || vgpu_enforcement() == VGPU_UNLIMITED)
         return real(list, count, stream);
-    CUarrayMapInfo *copy = calloc(count, sizeof *copy); /* of what another thread may change meanwhile */
+    /* a copy, because another thread may change the list meanwhile */
+    CUarrayMapInfo *copy = calloc(count, sizeof *copy);
     struct tiles **records = calloc(count, sizeof *records);
     bool room = copy && records;
     for (unsigned i = 0; room && i < count; i++)

@@ -1,9 +1,9 @@
-/* Streams: which there are, what they do besides kernels and copies, and waiting for them. */
+/* Streams: creating and destroying them, their operations besides kernels and copies, and waits. */
 #define _GNU_SOURCE
 #include "hooks/gated.h"
 #include "pacer/pacer.h"
 
-/* What the driver answers is known before the program can see it. */
+/* The driver's answer is recorded before the program can see it. */
 #define MAKE(in_context, ...)                                                                                          \
     CUstream made = NULL;                                                                                              \
     CUresult result = real(stream ? &made : NULL, __VA_ARGS__);                                                        \
@@ -24,7 +24,7 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int pr
     MAKE(NULL, flags, priority);
 }
 
-/* After a wait the card is likely to have nothing to do. */
+/* After a wait the card probably has no work. */
 static CUresult waited(const struct vgpu_wait *wait, CUresult result, bool own) {
     vgpu_pacer_waited_for(wait);
     if (!vgpu_gate_is_armed())
@@ -118,13 +118,13 @@ GATED(cuStreamBatchMemOp_v2, (CUstream stream, unsigned int count, CUstreamBatch
 GATED(cuStreamBatchMemOp_v2_ptsz,
       (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *list, unsigned int flags),
       (stream, count, list, flags), per_thread(stream))
-/* An event may be another process's, which waits for this one: so a move, which waits for its copies, must not get
- * behind it. */
+/* The event may come from another process that waits for this process. So a move, which waits for its copies, must not
+ * be queued behind it. */
 GATED(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned int flags), (stream, event, flags), stream)
 GATED(cuStreamWaitEvent_ptsz, (CUstream stream, CUevent event, unsigned int flags), (stream, event, flags),
       per_thread(stream))
 
-/* For all streams of a context; moves copy in its default stream. */
+/* Affects all streams of a context; moves copy in its default stream. */
 CUresult cuCtxWaitEvent(CUcontext context, CUevent event) {
     CUDA_REAL(cuCtxWaitEvent);
     if (!vgpu_gate_is_armed())

@@ -1,6 +1,6 @@
-/* Virtual memory management: blocks that are made apart from addresses. A block's memory is on the card until its
- * handles are released *and* it is mapped nowhere, at no address and into no array, and bound to no multicast object.
- */
+/* Virtual memory management: blocks that are made without addresses. A block's memory stays on the card until three
+ * conditions hold: its handles are released, it is mapped nowhere (at no address, into no array), and no multicast
+ * object has it bound. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -12,27 +12,27 @@
 #include "tier/tier.h"
 
 #define BUCKETS 1024u
-#define GRANULARITY (2u << 20) /* mappings begin at multiples of this on every card */
+#define GRANULARITY (2u << 20) /* on every card, mappings begin at multiples of this */
 
-/* A descriptor that a block was exported as: it keeps the memory on the card when every handle is released, and until
- * somebody imports it there is nobody else to pay. */
+/* An exported descriptor of a block. It keeps the memory on the card after every handle is released. Until another
+ * process imports the block, only this process can pay. */
 struct exported {
     struct exported *next;
     struct vgpu_block *block;
     int descriptor;
-    dev_t device; /* of the file behind it: the number may come back for another */
+    dev_t device; /* of the file behind the descriptor: its number may come back for another file */
     ino_t file;
 };
 
 static struct vgpu_link *handles[BUCKETS], *mappings[BUCKETS];
 static struct exported *exports;
 atomic_uint vgpu_blocks_spilled;
-/* Held across the driver calls too, which take the order in which it is taken: else a block could be mapped by one
- * thread, with a handle that another is releasing, and be on the card without a charge. Blocks are made and mapped
- * rarely, and in large pieces. */
+/* Held during driver calls too, so that the records change in the order of the calls. Otherwise one thread could map a
+ * block by a handle that another thread is releasing, and the block would be on the card without a charge. Blocks are
+ * made and mapped rarely, and in large pieces. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* How often by this thread: a driver may call the program back in the middle of a call. */
+/* How often this thread holds the lock: a driver may call the program back in the middle of a call. */
 static __thread __attribute__((tls_model("initial-exec"))) unsigned locked;
 
 void vgpu_blocks_forget(void) {
@@ -51,7 +51,7 @@ void vgpu_blocks_lock(void) {
 }
 
 void vgpu_blocks_unlock(void) {
-    if (locked && --locked == 0) /* a child that was forked in between has let go of it */
+    if (locked && --locked == 0) /* a child that was forked in between has released the lock */
         pthread_mutex_unlock(&lock);
 }
 
@@ -107,7 +107,7 @@ void vgpu_block_drop(struct vgpu_block *block) {
     free(block);
 }
 
-/* Lock held. Lets go of blocks whose exported descriptors the program has closed; whether there were any. */
+/* Lock held. Releases blocks whose exported descriptors the program has closed; returns whether there were any. */
 static bool settle_exports(void) {
     bool any = false;
     int kept = errno;
@@ -133,7 +133,7 @@ bool vgpu_block_pay(const struct vgpu_block *block, uint64_t offset, uint64_t si
     if (block->kind != VGPU_BLOCK_OF_UNKNOWN_SIZE || __builtin_add_overflow(offset, size, &end) ||
         end <= block->charged)
         return true;
-    settle_exports(); /* which nobody else can do while the lock is held */
+    settle_exports(); /* no other thread can do this while the lock is held */
     struct vgpu_supplement *supplement = calloc(1, sizeof *supplement);
     if (!supplement)
         return false;
@@ -190,8 +190,8 @@ void vgpu_block_add_handle(struct vgpu_link *link) {
     add(handles, link);
 }
 
-/* What another thread of the program may write is read once, and what the driver answers is booked before the program
- * can see it. */
+/* Reads the program's arguments once, because another thread may write them, and books the driver's answer before the
+ * program can see it. */
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     CUDA_REAL(cuMemRelease);
     vgpu_blocks_lock();
@@ -213,7 +213,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
     vgpu_blocks_lock();
     struct vgpu_link *link = find(handles, handle);
     struct vgpu_payment payment = {0};
-    /* without memory for the record it would be on the card uncharged, when its handle is released */
+    /* without a record the block would be on the card uncharged after its handle is released */
     bool may = !link || (mapping && vgpu_block_pay(link->block, offset, size, &payment));
     CUresult result = may ? real(address, size, offset, handle, flags) : CUDA_ERROR_OUT_OF_MEMORY;
     if (link && may)
@@ -229,14 +229,14 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
     return result;
 }
 
-/* One call may unmap several neighbouring mappings, whole ones only. */
+/* One call may unmap several adjacent mappings, but only whole ones. */
 CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
     CUDA_REAL(cuMemUnmap);
     vgpu_blocks_lock();
     CUresult result = real(address, size);
     for (uint64_t at = address, end = address + size; result == CUDA_SUCCESS && at < end;) {
         struct vgpu_link *mapping = take(mappings, at);
-        at += mapping ? mapping->size : GRANULARITY; /* what is not ours, or a gap that the driver allows */
+        at += mapping ? mapping->size : GRANULARITY; /* a mapping unknown here, or a gap that the driver allows */
         if (mapping)
             vgpu_block_drop(mapping->block);
         free(mapping);
@@ -245,11 +245,11 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
     return result;
 }
 
-/* A new handle, or one more hold of an old one, for the block that is mapped around an address. */
+/* A new handle, or one more reference to an old handle, of the block mapped around an address. */
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) {
     CUDA_REAL(cuMemRetainAllocationHandle);
     if (vgpu_tier_any() && vgpu_tier_find((CUdeviceptr)(uintptr_t)address) != VGPU_TIER_NONE)
-        return CUDA_ERROR_INVALID_VALUE; /* the program has not mapped that, so it has no handle */
+        return CUDA_ERROR_INVALID_VALUE; /* the tier has mapped this, not the program, so the program has no handle */
     struct vgpu_link *fresh = calloc(1, sizeof *fresh);
     CUmemGenericAllocationHandle made = 0;
     vgpu_blocks_lock();
@@ -265,8 +265,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
     if (link) {
         link->count++;
         link->block->references++;
-    } else if (mapping) { /* a hold that cannot be remembered would keep the memory when everything else has let go of
-                             it */
+    } else if (mapping) { /* an unrecorded reference would keep the memory after every other reference is gone */
         if (DRIVER(cuMemRelease))
             DRIVER(cuMemRelease)(made);
         result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -311,8 +310,8 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
                : real(shareable, handle, type, flags);
 }
 
-/* Lock held. Memory that this process did not hold: it is charged here, too. Whoever made it may let go of it at any
- * time, and then it stays on the card for this process; no call of the driver tells who else holds it. */
+/* Lock held. Charges imported memory that this process did not hold. The process that made it may release it at any
+ * time, and then the memory stays on the card for this process. No driver call tells who else holds it. */
 static CUresult charge_imported(CUmemGenericAllocationHandle handle, struct vgpu_block *block, struct vgpu_link *link) {
     struct vgpu_imported memory;
     enum vgpu_import kind = block && link ? vgpu_imported(handle, &memory) : VGPU_IMPORT_UNREADABLE;

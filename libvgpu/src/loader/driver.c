@@ -18,7 +18,7 @@ enum stream_meaning { ANY, LEGACY, PER_THREAD };
 enum library { LIBRARY_CUDA, LIBRARY_NVML, LIBRARIES };
 
 struct hook {
-    const char *name; /* what cuGetProcAddress is asked for; NULL: not a CUDA function */
+    const char *name; /* the name for cuGetProcAddress; NULL: not a CUDA function */
     void *function;
     int version;
     enum stream_meaning stream;
@@ -56,7 +56,7 @@ static uint32_t hash_of(const char *text) {
     return hash;
 }
 
-/* Exact names, hashed on first use into a table that never changes afterwards. Threads that fill it at the same time
+/* Exact names, hashed at first use into a table that never changes afterwards. Threads that fill it at the same time
  * write the same values. */
 static atomic_ushort name_table[NAME_SLOTS]; /* hook number + 1 */
 static atomic_bool name_table_ready;
@@ -107,8 +107,8 @@ void *vgpu_driver_hook_of(const void *address) {
     return hook >= 0 ? hooks[hook].function : NULL;
 }
 
-/* Functions of another copy of the driver are never answered, because our own are asked in their place; remembered,
- * they would only take room: a program can load any number of copies. */
+/* Learns only the first address of a function. Functions of another copy of the driver are never returned to the
+ * program. A program can load any number of copies, so remembering them would only take room. */
 void vgpu_driver_learn(int hook, void *address) {
     void *known = NULL;
     if (atomic_compare_exchange_strong(&vgpu_driver_entries[hook], &known, address) || known == address)
@@ -119,7 +119,7 @@ static enum library library_of(int entry) {
     return symbols[entry][0] == 'c' ? LIBRARY_CUDA : LIBRARY_NVML;
 }
 
-/* The driver library of this process: the one that is loaded, else opened now. */
+/* The driver library of this process: the loaded one, else opened now. */
 static void *library_handle(enum library library) {
     static const char *const sonames[LIBRARIES] = {"libcuda.so.1", "libnvidia-ml.so.1"};
     static _Atomic(void *) handles[LIBRARIES];
@@ -133,7 +133,7 @@ static void *library_handle(enum library library) {
     return handle;
 }
 
-/* Looks all functions of one library up at once: later calls then find theirs by one load. */
+/* Looks up all functions of one library at once, so that later calls find theirs by one load. */
 static void resolve(enum library library) {
     void *handle = library_handle(library);
     if (!handle)
@@ -143,8 +143,8 @@ static void resolve(enum library library) {
             continue;
         void *address = vgpu_real_dlsym(handle, symbols[i]);
         if (!vgpu_loaded_in_driver(address))
-            continue; /* a driver without this function; or our own export, reached through the library's dependencies
-                       */
+            /* a driver without this function, or this library's own export, found through the driver's dependencies */
+            continue;
         if (i < VGPU_HOOK_COUNT) {
             vgpu_driver_learn(i, address);
         } else {
@@ -197,12 +197,12 @@ void vgpu_driver_learn_versions(void) {
     for (int i = 0; i < VGPU_HOOK_COUNT; i++) {
         if (!hooks[i].name)
             continue;
-        /* An older driver answers a version that it does not know with the newest one that it has; that address is
-         * known already, because the list names the oldest version first. */
+        /* An older driver answers a version that it does not know with its newest one. That address is known already,
+         * because the list names the oldest version first. */
         void *address = ask_driver(&hooks[i]);
         if (address && !vgpu_driver_hook_of(address)) {
             vgpu_driver_learn(i, address);
-            vgpu_addresses_put(i, (uintptr_t)address); /* the driver's too, whatever its symbol leads to */
+            vgpu_addresses_put(i, (uintptr_t)address); /* also the driver's own address, wherever its symbol leads */
         }
     }
     atomic_store_explicit(&done, true, memory_order_release);

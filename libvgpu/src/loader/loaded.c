@@ -11,7 +11,7 @@
 
 #define VERSION_HIDDEN 0x8000 /* bit of an Elf_Versym: not the default version (System V gABI, symbol versioning) */
 #define DRIVER_OBJECTS 64
-#define DEEPEST_NEED 4 /* a library of a library of ... the driver's that still counts as the driver's */
+#define DEEPEST_NEED 4 /* so many levels of dependencies below the driver still count as the driver */
 
 struct object {
     ElfW(Addr) base;
@@ -22,7 +22,7 @@ struct object {
     const ElfW(Half) * versions;
     const char *soname; /* NULL: none */
     const ElfW(Dyn) * dynamic;
-    bool searches; /* it says itself where its libraries lie: DT_RPATH or DT_RUNPATH */
+    bool searches; /* the object says where its libraries are: DT_RPATH or DT_RUNPATH */
 };
 
 /* glibc relocates the pointers of a dynamic section in place, except in read-only ones (vDSO). */
@@ -206,10 +206,10 @@ struct ranges {
     } of[DRIVER_OBJECTS];
 };
 
-/* Ranges of driver libraries seen so far. A stale one (dlclose) does no harm: callers ask only about results of a
- * hooked name. */
+/* Address ranges of driver libraries seen so far. A stale range (dlclose) does no harm: callers ask only about
+ * addresses of a hooked name. */
 static struct ranges seen;
-/* Of what the driver has opened: such objects are never unloaded. */
+/* Ranges of objects that the driver has opened: such objects are never unloaded. */
 static struct ranges opened;
 
 static bool in_ranges(const struct ranges *ranges, uintptr_t address) {
@@ -230,13 +230,13 @@ static void add_range(struct ranges *ranges, struct range range) {
     }
 }
 
-/* Below, with the dynamic linker's lock held: inside dl_iterate_phdr. */
+/* The following runs with the dynamic linker's lock held, inside dl_iterate_phdr. */
 
 static struct object object_of_map(const struct link_map *map) {
     return object_of(map->l_addr, map->l_ld);
 }
 
-/* A library of the compiler's or of the C library's, which belongs to everybody. */
+/* A library of the compiler or the C library, which does not belong to the driver. */
 static bool is_common(const char *soname) {
     static const char *const common[] = {"libc.so",  "libdl.so",    "libm.so",      "libpthread.so",
                                          "librt.so", "libgcc_s.so", "libstdc++.so", "ld-linux"};
@@ -283,7 +283,8 @@ static const struct link_map *map_of(const struct dl_phdr_info *info) {
     return map;
 }
 
-/* What this thread has the dynamic linker open for the driver; NULL: nothing. All that it loads is behind `last`. */
+/* Set while this thread opens a library for the driver: the last object before it; NULL: no such open. Everything that
+ * the open loads comes after `last`. */
 static __thread __attribute__((tls_model("initial-exec"))) const struct link_map *last;
 
 struct driver_search {
@@ -300,7 +301,7 @@ static int visit_driver(struct dl_phdr_info *info, size_t size, void *data) {
     const struct link_map *map = map_of(info);
     search->range = range_of(info);
     search->found = map && is_drivers(map, 0);
-    /* A constructor of what the driver is about to open: it looks for functions before the open has returned. */
+    /* A constructor of the library that the driver is opening: it looks up functions before the open returns. */
     if (map && !search->found && last && is_behind(map, last)) {
         search->found = true;
         add_range(&opened, search->range);
@@ -349,7 +350,8 @@ struct opening {
     const struct link_map *behind;
 };
 
-/* Another thread may have loaded something meanwhile: what counts is what was opened, and what that needs. */
+/* Another thread may have loaded objects meanwhile. Only the opened object and its dependencies belong to the
+ * driver. */
 static bool belongs(const struct link_map *map, const struct link_map *to, int depth) {
     const struct object o = object_of_map(map), its = object_of_map(to);
     const char *name = o.soname ? o.soname : file_of(map->l_name);

@@ -1,9 +1,9 @@
-/* dlsym and dlvsym: transparent, except that a hooked function of the driver is answered with its hook. dlopen:
- * transparent, except that what is opened with RTLD_DEEPBIND does not pass the hooks by.
+/* dlsym and dlvsym: unchanged, except that a hooked driver function is answered with its hook. dlopen: unchanged,
+ * except that libraries opened with RTLD_DEEPBIND do not bypass the hooks.
  *
- * The exported entry points are a few instructions of assembler that ask `vgpu_dlsym_answer` and otherwise jump (not
- * call) to the real function, so that it sees the caller's return address: RTLD_DEFAULT and RTLD_NEXT depend on who
- * asks. */
+ * The exported entry points are a few instructions of assembler. They ask `vgpu_dlsym_answer` and otherwise jump (not
+ * call) to the real function, so that it sees the caller's return address: RTLD_DEFAULT and RTLD_NEXT depend on the
+ * caller. */
 #define _GNU_SOURCE
 #include "loader/loader.h"
 
@@ -51,19 +51,19 @@ void *vgpu_real_dlopen(const char *file, int mode) {
     dlerror_function forget = (dlerror_function)vgpu_linker_function(&cached_dlerror, "dlerror");
     void *handle = function ? function(file, mode) : NULL;
     if (!handle && forget)
-        forget(); /* our failure must not be the text that the program's next dlerror prints */
+        forget(); /* the program's next dlerror must not print this library's failure */
     return handle;
 }
 
-/* What the assembler below does: jump to `jump` if it is set, else return `answer`. */
+/* The action of the assembler below: jump to `jump` if it is set, else return `answer`. */
 struct vgpu_dlsym_result {
     void *answer;
     void *jump;
 };
 
-/* RTLD_NEXT of a hooked name: the first definition behind the caller's object, in load order. Where the caller's own
- * scope is another one (a library opened with RTLD_LOCAL) the driver may stand before it: then any driver that is
- * loaded counts, because a hook never must be passed by. */
+/* RTLD_NEXT of a hooked name: the first definition after the caller's object, in load order. If the caller has its own
+ * scope (a library opened with RTLD_LOCAL), the driver may come earlier. Then any loaded driver counts, so that no call
+ * bypasses a hook. */
 static void *next_hook(int hook, const char *symbol, const void *caller) {
     void *found = vgpu_loaded_next(caller, symbol);
     if (!found) {
@@ -77,7 +77,7 @@ static void *next_hook(int hook, const char *symbol, const void *caller) {
     return vgpu_hook_function(hook);
 }
 
-/* Our own entry point for a look-up of dlsym, dlvsym or dlopen themselves; NULL for any other name. */
+/* This library's own entry point for a lookup of dlsym, dlvsym or dlopen; NULL: any other name. */
 static void *own_lookup(const char *symbol) {
     if (symbol[0] != 'd' || symbol[1] != 'l')
         return NULL;
@@ -89,11 +89,12 @@ static void *own_lookup(const char *symbol) {
 
 static void *look_up(void *jump, void *handle, const char *symbol, const char *version) {
     void *found = version ? ((dlvsym_function)jump)(handle, symbol, version) : ((dlsym_function)jump)(handle, symbol);
-    return found; /* called, not jumped to: for RTLD_NEXT it is this library that asks */
+    return found; /* called, not jumped to: for RTLD_NEXT this library is the caller */
 }
 
-/* A driver that looks its own functions up, as the loaders of WSL2 and of compatibility packages do, gets what it would
- * get without this library: with our hook it would call itself. NULL: the real function finds that by itself. */
+/* The driver looks up its own functions (the loaders of WSL2 and of compatibility packages do this). It gets the answer
+ * that it would get without this library: with the hook, the driver would call itself. NULL: the real function finds
+ * the answer by itself. */
 static void *answer_for_driver(void *jump, void *handle, int hook, const char *symbol, const char *version,
                                const void *caller) {
     void *const ours = vgpu_hook_function(hook);
@@ -103,7 +104,7 @@ static void *answer_for_driver(void *jump, void *handle, int hook, const char *s
         return vgpu_loaded_is_before(caller, ours) ? vgpu_loaded_next(ours, symbol) : NULL;
     if (handle != RTLD_DEFAULT && look_up(jump, handle, symbol, version) != ours)
         return NULL;
-    /* The default scope, or that of the whole program (dlopen(NULL)): this library stands first there. */
+    /* The default scope, or the scope of the whole program (dlopen(NULL)): this library comes first there. */
     void *found = look_up(jump, RTLD_NEXT, symbol, version);
     if (!found)
         found = look_up(jump, (void *)vgpu_loaded_object(caller, &searches), symbol, version);
@@ -124,7 +125,7 @@ static struct vgpu_dlsym_result answer_hooked(void *jump, void *handle, int hook
         if (result.answer)
             result.jump = NULL;
     } else if (handle !=
-               RTLD_DEFAULT) { /* that finds the hook by itself: this library comes first in the global scope */
+               RTLD_DEFAULT) { /* RTLD_DEFAULT finds the hook by itself: this library comes first in the global scope */
         void *found = look_up(jump, handle, symbol, version);
         result.jump = NULL;
         result.answer = found;
@@ -144,10 +145,9 @@ __attribute__((used)) struct vgpu_dlsym_result vgpu_dlsym_answer(void *handle, c
     struct vgpu_dlsym_result result = {.jump = jump};
     int hook = symbol && jump ? vgpu_hook_number(symbol) : -1;
     void *own = symbol && jump ? own_lookup(symbol) : NULL;
-    /* RTLD_DEFAULT finds our own by itself. */
+    /* RTLD_DEFAULT finds this library's entry points by itself. */
     if (own && handle != RTLD_DEFAULT) {
-        /* Who stands in front of dlsym, as tracers do, asks the C library for the real one: that would lead past every
-         * hook. */
+        /* A tracer that hooks dlsym asks the C library for the real one: that would bypass every hook. */
         void *found = handle == RTLD_NEXT ? vgpu_loaded_next(caller, symbol) : look_up(jump, handle, symbol, version);
         if (vgpu_loaded_in_libc(found) || (found && handle != RTLD_NEXT)) {
             result.answer = vgpu_loaded_in_libc(found) ? own : found;
@@ -160,8 +160,9 @@ __attribute__((used)) struct vgpu_dlsym_result vgpu_dlsym_answer(void *handle, c
     return result;
 }
 
-/* Opens here what the driver opens, to know whose it is, and what is opened with RTLD_DEEPBIND, to bind it anew where
- * it has passed our entry points by. Where that is not possible the real dlopen must bind it in the usual way. */
+/* Opens libraries here in two cases. For the driver, so that they count as the driver's. With RTLD_DEEPBIND, so that
+ * calls that bypass the entry points can be bound again. If this is impossible, the real dlopen opens the library
+ * without RTLD_DEEPBIND. */
 __attribute__((used)) struct vgpu_dlsym_result vgpu_dlopen_answer(const char *file, int mode, const void *caller) {
     struct vgpu_dlsym_result result = {.jump = vgpu_linker_dlopen()};
     if (!result.jump || !file || (!(mode & RTLD_DEEPBIND) && !vgpu_loaded_is_driver(caller)))
@@ -192,7 +193,7 @@ __asm__(".text\n"
         ".cfi_adjust_cfa_offset 8\n"
         "    pushq %rdx\n" /* keeps the stack aligned */
         ".cfi_adjust_cfa_offset 8\n"
-        "    movq 24(%rsp), %rdx\n" /* who called */
+        "    movq 24(%rsp), %rdx\n" /* the caller */
         "    call vgpu_dlopen_answer\n"
         "    movq %rdx, %r11\n"
         "    popq %rdx\n"
@@ -221,7 +222,7 @@ __asm__(".text\n"
         ".cfi_adjust_cfa_offset 8\n"
         "    pushq %rdx\n"
         ".cfi_adjust_cfa_offset 8\n"
-        "    movq 24(%rsp), %rcx\n" /* who called */
+        "    movq 24(%rsp), %rcx\n" /* the caller */
         ".if \\versioned == 0\n"
         "    xorl %edx, %edx\n"
         ".endif\n"
@@ -256,7 +257,7 @@ __asm__(".text\n"
         ".cfi_rel_offset x30, 8\n"
         "    mov x29, sp\n"
         "    stp x0, x1, [sp, #16]\n"
-        "    mov x2, x30\n" /* who called */
+        "    mov x2, x30\n" /* the caller */
         "    bl vgpu_dlopen_answer\n"
         "    mov x16, x1\n"
         "    cbz x16, 1f\n"
@@ -290,7 +291,7 @@ __asm__(".text\n"
         "    mov x29, sp\n"
         "    stp x0, x1, [sp, #16]\n"
         "    str x2, [sp, #32]\n"
-        "    mov x3, x30\n" /* who called */
+        "    mov x3, x30\n" /* the caller */
         ".if \\versioned == 0\n"
         "    mov x2, #0\n"
         ".endif\n"

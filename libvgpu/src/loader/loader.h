@@ -4,9 +4,9 @@
 #include <stdatomic.h>
 
 void *vgpu_real_dlsym(void *handle, const char *symbol);
-/* dlopen and dlerror of the C library (libdl before glibc 2.34); NULL when the process has none. */
+/* dlopen and dlerror of the C library (libdl before glibc 2.34); NULL: the process has none. */
 void *vgpu_real_dlopen(const char *file, int mode);
-/* Cached address of a function of the dynamic linker: libc.so.6 has it since glibc 2.34, libdl.so.2 before. NULL: the
+/* Cached address of a dynamic linker function: from libc.so.6 since glibc 2.34, from libdl.so.2 before. NULL: the
  * process has none. */
 void *vgpu_linker_function(_Atomic(void *) *cache, const char *name);
 void *vgpu_linker_dlopen(void);

@@ -25,8 +25,8 @@ static int info_of(const void *handle, int request, void *argument) {
     return function && handle ? function((void *)handle, request, argument) : -1;
 }
 
-/* The folders in which glibc would look for the libraries of this object, without its cache (dlinfo(3)); NULL: unknown.
- * To be freed. */
+/* The folders in which glibc would look for this object's libraries, without its cache (dlinfo(3)); NULL: unknown. The
+ * caller frees the result. */
 static Dl_serinfo *folders_of(const struct link_map *object) {
     Dl_serinfo size;
     if (info_of(object, RTLD_DI_SERINFOSIZE, &size) != 0)
@@ -60,8 +60,8 @@ static void *open_in(const char *folder, const char *file, int mode) {
     return handle;
 }
 
-/* A name without a folder. Up to the last folder that only the caller has; the others, and the cache, are the same for
- * this library. */
+/* A name without a folder. Searches up to the last folder that only the caller has; the other folders and the cache are
+ * the same for this library. */
 static void *open_searched(const struct link_map *caller, const char *file, int mode) {
     bool searches;
     void *handle = NULL;
@@ -77,7 +77,7 @@ static void *open_searched(const struct link_map *caller, const char *file, int 
     return handle ? handle : real_open(file, mode);
 }
 
-/* $ORIGIN and ${ORIGIN} at the beginning: the caller's folder. */
+/* A name that begins with $ORIGIN or ${ORIGIN}: the caller's folder. */
 static bool open_beside(const struct link_map *caller, const char *file, int mode, void **handle) {
     const char *rest = strncmp(file, "$ORIGIN/", 8) == 0      ? file + 8
                        : strncmp(file, "${ORIGIN}/", 10) == 0 ? file + 10
@@ -104,7 +104,7 @@ static bool open_as(const void *caller, const char *file, int mode, void **handl
     return true;
 }
 
-/* A tool that the user has the driver open (CUDA_INJECTION64_PATH, as profilers do) is a program like others. */
+/* A tool that the user lets the driver open (CUDA_INJECTION64_PATH, as profilers do) counts as part of the program. */
 static bool is_injected(const char *file) {
     const char *tool = getenv("CUDA_INJECTION64_PATH");
     return tool && strcmp(tool, file) == 0;
@@ -114,7 +114,8 @@ bool vgpu_open_for(const void *caller, const char *file, int mode, void **handle
     if (mode & RTLD_NOLOAD || !vgpu_loaded_is_driver(caller) || is_injected(file))
         return open_as(caller, file, mode, handle);
     const struct link_map *before = vgpu_loaded_driver_opens();
-    const bool done = open_as(caller, file, mode | RTLD_NODELETE, handle); /* its place in memory says who it is */
+    /* it must stay loaded: its address range identifies it */
+    const bool done = open_as(caller, file, mode | RTLD_NODELETE, handle);
     vgpu_loaded_driver_opened(before, done ? *handle : NULL);
     return done;
 }

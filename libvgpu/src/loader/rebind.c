@@ -23,17 +23,17 @@
 #endif
 
 struct object {
-    ElfW(Addr) base, start, end;       /* start, end: where it is mapped */
-    ElfW(Addr) relro_start, relro_end; /* read-only since it was relocated */
+    ElfW(Addr) base, start, end;       /* start, end: mapped range */
+    ElfW(Addr) relro_start, relro_end; /* read-only after the relocation */
     const ElfW(Sym) * symbols;
     const char *strings;
 };
 
-/* What the global scope has for the look-ups: ours, or that of another preloaded library in front of it. */
+/* The lookups of the global scope: this library's, or those of another preloaded library in front of it. */
 static const char *const lookups[] = {"dlsym", "dlvsym", "dlopen"};
 #define LOOKUPS (sizeof lookups / sizeof *lookups)
 
-/* What a reference to `name` should lead to; NULL: that is none of our business. */
+/* The right target of a reference to `name`; NULL: leave the reference alone. */
 static void *right_for(const char *name, void *const found[LOOKUPS]) {
     for (unsigned i = 0; i < LOOKUPS; i++)
         if (strcmp(name, lookups[i]) == 0)
@@ -63,7 +63,7 @@ static void rebind_table(const struct object *object, const ElfW(Rela) * table, 
             continue;
         _Atomic(void *) *slot = (_Atomic(void *) *)(object->base + entry->r_offset);
         void *now = atomic_load(slot);
-        /* its own stub, which would look up later */
+        /* the object's own stub, which would look the name up later */
         const bool unbound = (uintptr_t)now >= object->start && (uintptr_t)now < object->end;
         if (now != right && (unbound || vgpu_loaded_in_libc(now) || vgpu_loaded_in_driver(now)))
             set(object, slot, right);
@@ -107,7 +107,7 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data) {
         }
     }
     if (!object.symbols || !object.strings || !addends || (ElfW(Addr))object.symbols < object.base)
-        return 0; /* nothing to look up by, or pointers that glibc has not relocated (vDSO) */
+        return 0; /* no symbols, or pointers that glibc has not relocated (vDSO) */
     if (calls)
         rebind_table(&object, (const ElfW(Rela) *)calls, calls_size, found);
     if (others)
@@ -117,8 +117,8 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data) {
 
 void vgpu_rebind(void) {
     void *found[LOOKUPS];
-    /* Before the walk: it holds a lock of the dynamic linker's under which dlsym, which takes another one first, might
-     * wait for ever. */
+    /* Before the walk, because the walk holds a lock of the dynamic linker. dlsym takes another lock first, and could
+     * wait forever. */
     for (unsigned i = 0; i < LOOKUPS; i++)
         found[i] = vgpu_real_dlsym(RTLD_DEFAULT, lookups[i]);
     dl_iterate_phdr(visit, found);

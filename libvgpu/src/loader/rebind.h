@@ -1,10 +1,10 @@
-/* Libraries opened with RTLD_DEEPBIND look into their own dependencies before the global scope, and so pass by what is
- * preloaded. */
+/* Libraries opened with RTLD_DEEPBIND search their own dependencies before the global scope, and so bypass preloaded
+ * libraries. */
 #ifndef VGPU_REBIND_H
 #define VGPU_REBIND_H
 
-/* Binds every loaded object's references to dlsym, dlvsym, dlopen and hooked functions that lead to libc or the driver,
- * or nowhere yet, to what the global scope has. To be called after such an open; does nothing when there is nothing to
- * do. */
+/* Fixes references to dlsym, dlvsym, dlopen and hooked functions, in every loaded object. References to libc, to the
+ * driver, or still unbound ones now lead to the definition of the global scope. Call after an open with RTLD_DEEPBIND;
+ * does nothing if there is nothing to fix. */
 void vgpu_rebind(void);
 #endif

@@ -20,11 +20,11 @@ struct vgpu_capture {
 
 static struct vgpu_capture *captures;
 static vgpu_spin lock;
-/* Held while a capture may end, which waits until no call is being recorded; a call begins with a look at it. No
- * rwlock: before glibc 2.34 it would need libpthread. */
+/* Held while a capture may end; the end waits until no call is being recorded. A recorder checks it first. Not a
+ * rwlock: before glibc 2.34 that would need libpthread. */
 static pthread_mutex_t ends = PTHREAD_MUTEX_INITIALIZER;
 static atomic_uint recorders;
-/* Calls of this thread: a driver may call the program back in one. */
+/* Calls of this thread: a driver may call the program back in one of them. */
 static __thread __attribute__((tls_model("initial-exec"))) unsigned recording, ending;
 static struct vgpu_departure *departures;
 static atomic_uint departure_count;
@@ -40,7 +40,7 @@ void vgpu_captures_forget(void) {
     atomic_store(&vgpu_open_captures, 0);
 }
 
-/* Every thread has its own stream under this name; only it can end a capture there. */
+/* Every thread has its own stream under this name; only that thread can end a capture there. */
 static uintptr_t key_of(CUstream stream) {
     return stream == CU_STREAM_PER_THREAD ? (uintptr_t)pthread_self() : (uintptr_t)stream;
 }
@@ -103,8 +103,8 @@ void vgpu_captures_end(CUstream stream, CUcontext context) {
     vgpu_captures_settle(stream ? vgpu_captures_take(stream) : context ? take(0, context) : NULL, true);
 }
 
-/* Whether a stream is about to go, or all of its context's: then its handle may be another stream's before the call
- * gets there. To be asked by a recorder, and before it asks for the stream's state. */
+/* Whether a stream, or its whole context, is about to be destroyed: then another stream may get the handle before the
+ * call arrives. A recorder must ask this before it asks for the stream's state. */
 static bool departs(CUstream stream) {
     CUcontext context = NULL;
     if (!atomic_load(&departure_count))
@@ -154,12 +154,12 @@ void vgpu_captures_ending(void) {
 }
 
 void vgpu_captures_ended(void) {
-    if (ending && --ending == 0 && !recording) /* a child that was forked in between has let go of it */
+    if (ending && --ending == 0 && !recording) /* a child that was forked in between has released the lock */
         pthread_mutex_unlock(&ends);
 }
 
-/* No lock is held while the driver destroys: that may wait for the card, and so for other threads of the program, and
- * tools are called back in it. Who was recording is waited for; who begins later finds the departure. */
+/* Holds no lock during the driver's destruction: that may wait for the card, and so for other threads of the program,
+ * and it may call tools back. It waits for current recorders; later recorders find the departure. */
 void vgpu_capture_departs(struct vgpu_departure *departure) {
     vgpu_own_tables();
     vgpu_spin_lock(&lock);
@@ -178,7 +178,7 @@ void vgpu_capture_departed(const struct vgpu_departure *departure) {
     struct vgpu_departure **at = &departures;
     while (*at && *at != departure)
         at = &(*at)->next;
-    const bool found = *at != NULL; /* not in a child that was forked meanwhile */
+    const bool found = *at != NULL; /* false in a child that was forked meanwhile */
     if (found)
         *at = departure->next;
     vgpu_spin_unlock(&lock);

@@ -1,4 +1,4 @@
-/* Stream capture: work that is recorded, not run. Nothing of it is charged, and no call of ours may disturb it. */
+/* Stream capture: work that is recorded, not run. It is not charged, and no call of the library may disturb it. */
 #ifndef VGPU_CAPTURE_H
 #define VGPU_CAPTURE_H
 #include <stdatomic.h>
@@ -6,21 +6,22 @@
 
 #include "loader/driver.h"
 
-extern atomic_int vgpu_open_captures; /* of all threads; maintained by capture.c */
+extern atomic_int vgpu_open_captures; /* of all threads; capture.c counts */
 
-/* A capture is open on the stream that it began on until its end, or that of the stream or its context. */
+/* A capture is open until its end, or until its first stream or that stream's context is destroyed. */
 struct vgpu_capture;
-/* Before the driver begins one: it counts as open. NULL: no memory to remember it, so it must not begin. */
+/* Call before the driver begins a capture; from now on it counts as open. NULL: no memory to remember it, so it must
+ * not begin. */
 struct vgpu_capture *vgpu_capture_beginning(CUstream stream);
-/* Ends those that began on a stream, or (stream NULL) on streams of a context. */
+/* Ends the captures that began on a stream, or (stream NULL) on any stream of a context. */
 void vgpu_captures_end(CUstream stream, CUcontext context);
-/* Takes those that began on a stream out of the list; they stay open. */
+/* Takes the captures that began on a stream out of the list; they stay open. */
 struct vgpu_capture *vgpu_captures_take(CUstream stream);
-/* Ends what was taken out or has not begun, or puts it (back) into the list. */
+/* Ends captures that were taken out or have not begun, or puts them (back) into the list. */
 void vgpu_captures_settle(struct vgpu_capture *taken, bool ended);
 
-/* True while any thread of this process captures: then our own events and queries need vgpu_relax, since a capture in
- * global mode forbids them to every thread that does not say otherwise. */
+/* True while any thread of this process captures. Then the library's own events and queries need vgpu_relax: a capture
+ * in global mode forbids them to every thread with the default mode. */
 static inline bool vgpu_any_capture(void) {
     return atomic_load_explicit(&vgpu_open_captures, memory_order_relaxed) > 0;
 }
@@ -34,7 +35,8 @@ static inline bool vgpu_capturing(CUstream stream) {
     return ask && ask(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-/* True if it may be, so that nothing of ours may be done there: also where the driver does not say. */
+/* True if work on this stream may be captured, also if the driver does not say: then the library must not use the
+ * stream. */
 static inline bool vgpu_capture_unclear(CUstream stream) {
     if (__builtin_expect(!vgpu_any_capture(), 1))
         return false;
@@ -44,8 +46,8 @@ static inline bool vgpu_capture_unclear(CUstream stream) {
 }
 
 bool vgpu_recording_slowly(CUstream stream);
-/* True: the stream is being captured and stays so until vgpu_recorded, so that a call to the driver is recorded, not
- * done, and takes no memory. What the driver will not say is not true. */
+/* True: the stream is being captured and stays so until vgpu_recorded. So a driver call is recorded, not executed, and
+ * takes no memory. False also if the driver does not say. */
 static inline bool vgpu_recording(CUstream stream) {
     return __builtin_expect(vgpu_any_capture(), 0) && vgpu_recording_slowly(stream);
 }
@@ -53,17 +55,17 @@ void vgpu_recorded(void);
 /* Around the driver's call that ends a capture. */
 void vgpu_captures_ending(void);
 void vgpu_captures_ended(void);
-/* Around the one that destroys a stream or a context, whose handle another one may get: until it is over, nothing
+/* Around the driver's call that destroys a stream or a context, whose handle may be reused. Until it is over, no call
  * counts as recorded there. */
 struct vgpu_departure {
     struct vgpu_departure *next;
     CUstream stream;
-    CUcontext context; /* NULL: the stream alone */
+    CUcontext context; /* NULL: only the stream */
 };
 void vgpu_capture_departs(struct vgpu_departure *departure);
 void vgpu_capture_departed(const struct vgpu_departure *departure);
 
-/* Around calls of our own: no capture that another thread has open, or begins meanwhile, refuses them or breaks by
+/* Around the library's own driver calls: no open or new capture of another thread refuses them or breaks because of
  * them. */
 static inline CUstreamCaptureMode vgpu_relax(void) {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -72,7 +74,7 @@ static inline CUstreamCaptureMode vgpu_relax(void) {
     return mode;
 }
 
-/* `mode`: what vgpu_relax answered. */
+/* `mode`: the result of vgpu_relax. */
 static inline void vgpu_restore(CUstreamCaptureMode mode) {
     if (DRIVER(cuThreadExchangeStreamCaptureMode))
         DRIVER(cuThreadExchangeStreamCaptureMode)(&mode);

@@ -10,21 +10,21 @@
 #include "base/spin.h"
 #include "ledger/charge.h"
 
-#define CHUNK (32ull << 20) /* what the reserve grows in, as pools do */
+#define CHUNK (32ull << 20) /* step by which the reserve grows, as for pools */
 #define PAGE (2ull << 20)   /* of device memory */
 #define STREAMS 32
 #define BUCKETS 256
 #define DEVICES 64
 
-/* What the graphs launched on a device may need at once. */
+/* What the graphs launched on a device may need at the same time. */
 static struct device_sums {
-    uint32_t era;     /* from 1; sums begin anew when the driver has given all memory of graphs back */
-    uint64_t lasting; /* graphs that leave something allocated */
+    uint32_t era;     /* from 1; a new era begins when the driver has returned all memory of graphs */
+    uint64_t lasting; /* graphs that leave memory allocated */
     unsigned count;
     struct {
         struct key {
             uintptr_t stream;
-            CUcontext context; /* NULL: the stream says it all */
+            CUcontext context; /* NULL: the stream alone identifies it */
         } key;
         uint64_t bytes;
     } streams[STREAMS];
@@ -87,10 +87,10 @@ struct vgpu_graph *vgpu_graph_find_slowly(CUgraphExec exec) {
     return graph;
 }
 
-/* Memory nodes while they are read. */
+/* Memory nodes during reading. */
 struct node_list {
     struct entry {
-        CUdevice device; /* of a free node: -1 */
+        CUdevice device; /* -1: a free node */
         CUdeviceptr base;
         uint64_t end;
     } *entries;
@@ -152,7 +152,7 @@ static CUresult read_nodes(CUgraph graph, struct node_list *list) {
     return result;
 }
 
-/* By address; the allocations of one before its frees. */
+/* Sorts by address; at the same address, allocations before frees. */
 static int by_address(const void *left, const void *right) {
     const struct entry *a = left, *b = right;
     if (a->base != b->base)
@@ -170,9 +170,8 @@ static struct vgpu_graph_part *part_of(struct vgpu_graph *graph, CUdevice device
     return &graph->parts[graph->count++];
 }
 
-/* A driver gives the address of what a graph has freed to its next allocation, so what counts is how many addresses
- * there are; and one that is allocated again without having been freed, whatever that means (its context has gone),
- * counts again. */
+/* A driver reuses the address of freed memory for the graph's next allocation, so the number of addresses counts. An
+ * address that is allocated again without a free (its context is gone) counts again. */
 static bool sum_up(struct vgpu_graph *graph, const struct node_list *list) {
     CUdeviceptr end = 0;
     for (size_t i = 0; i < list->count;) {
@@ -231,7 +230,8 @@ struct vgpu_graph *vgpu_graph_later(struct vgpu_graph *before, struct vgpu_graph
     return same ? before : now;
 }
 
-/* A program's streams by value; the default ones and a thread's own are another stream in each context. */
+/* A created stream is identified by its handle; the default streams and a thread's own stream differ in each
+ * context. */
 static struct key key_of(CUstream stream) {
     bool own = stream == CU_STREAM_PER_THREAD;
     struct vgpu_place here;
@@ -248,7 +248,7 @@ static uint64_t needed(const struct device_sums *sum) {
     return bytes;
 }
 
-/* Adds a graph to what is needed at once; with the lock held. */
+/* With the lock held. Adds a graph to the memory needed at the same time. */
 static void count_in(struct device_sums *sum, struct vgpu_graph_part *part, struct key key) {
     if (!part->contained) {
         sum->lasting += part->era == sum->era ? 0 : part->bytes;
@@ -258,7 +258,7 @@ static void count_in(struct device_sums *sum, struct vgpu_graph_part *part, stru
     unsigned i = 0;
     while (i < sum->count && (sum->streams[i].key.stream != key.stream || sum->streams[i].key.context != key.context))
         i++;
-    if (i == STREAMS) { /* streams without a place are taken to run all at once */
+    if (i == STREAMS) { /* streams without a place count as running all at once */
         sum->lasting += part->bytes;
         return;
     }
@@ -270,9 +270,9 @@ static void count_in(struct device_sums *sum, struct vgpu_graph_part *part, stru
         sum->streams[i].bytes = part->bytes;
 }
 
-/* What the reserve may grow by; the pool has been entered. */
+/* How much the reserve may grow; the pool has been entered. */
 static uint64_t growth_of(struct device_sums *sum, struct vgpu_graph_part *part, struct key key, uint64_t charged) {
-    if (!charged) { /* nothing reserved, nothing about to be: whoever runs next starts from the beginning */
+    if (!charged) { /* nothing is reserved, nor about to be: the next launch starts again from zero */
         sum->era++;
         sum->lasting = 0;
         sum->count = 0;
@@ -284,7 +284,7 @@ static uint64_t growth_of(struct device_sums *sum, struct vgpu_graph_part *part,
     return (growth + CHUNK - 1) & ~(CHUNK - 1);
 }
 
-/* With the lock of the sums held. Memory that finished graphs or pools keep unused is given back before a refusal. */
+/* With the lock of the sums held. Before a refusal, gives back memory that finished graphs or pools keep unused. */
 static bool charge_part(struct device_sums *sum, struct vgpu_pool *pool, struct vgpu_graph_part *part, struct key key,
                         uint64_t *growth) {
     struct vgpu_ticket ticket;

@@ -9,35 +9,35 @@
 #include "base/spin.h"
 #include "reserves/capture.h"
 
-/* what drivers round the growth of a pool up to; a smaller step only means that less was charged than allowed for */
+/* step to which drivers round a pool's growth; if the real step is smaller, only too little is charged in advance */
 #define CHUNK (32ull << 20)
-#define DEVICES_ASKED 64 /* whose default pools are compared with an unknown handle */
+#define DEVICES_ASKED 64 /* number of devices whose default pools are compared with an unknown handle */
 
 struct vgpu_pool {
     struct vgpu_pool *next;
     _Atomic(CUmemoryPool) handle; /* NULL: the memory of graphs */
-    _Atomic CUdevice device;      /* whose graphs */
-    unsigned launching;           /* graphs that are about to take or reuse some of it: none is given back meanwhile */
-    atomic_bool gone;             /* destroyed by the program */
-    atomic_uint leaving;          /* calls that are about to destroy it: the driver is not asked about it any more */
-    atomic_uint trimming;         /* calls of ours that do so outside the lock */
-    atomic_uint card;             /* VGPU_CARD_UNLISTED too; in host memory: `on_card` false */
+    _Atomic CUdevice device;      /* the device of these graphs */
+    unsigned launching;           /* graphs about to take or reuse memory of the pool: meanwhile none is given back */
+    atomic_bool gone;             /* the program has destroyed the pool */
+    atomic_uint leaving;          /* calls about to destroy the pool: the driver is not asked about it any more */
+    atomic_uint trimming;         /* the library's own calls that trim the pool outside the lock */
+    atomic_uint card;             /* may be VGPU_CARD_UNLISTED; for host memory `on_card` is false */
     atomic_bool on_card;
-    atomic_bool special;  /* nothing else can stand for its memory */
-    vgpu_lock lock;       /* of everything below */
+    atomic_bool special;  /* no other memory can replace its memory */
+    vgpu_lock lock;       /* protects everything below */
     uint64_t charged;     /* sum of the parts */
-    uint64_t pending;     /* thereof for allocations under way */
-    uint64_t promised;    /* of the unused reserve, to allocations under way */
+    uint64_t pending;     /* the part for allocations under way */
+    uint64_t promised;    /* unused reserve that is promised to allocations under way */
     uint64_t outstanding; /* allocated from the pool */
     struct {
-        struct vgpu_ticket ticket; /* every lane gives back what it charged */
+        struct vgpu_ticket ticket; /* every lane releases its own charge */
         uint64_t bytes;
     } parts[VGPU_LANES];
 };
 
-static _Atomic(struct vgpu_pool *) pools; /* records are never freed, but used again: allocations point to them */
+static _Atomic(struct vgpu_pool *) pools; /* records are never freed but reused, because allocations point to them */
 static vgpu_lock list_lock;
-/* By this thread: a driver may call the program back meanwhile. */
+/* The pool that this thread trims: a driver may call the program back meanwhile. */
 static __thread __attribute__((tls_model("initial-exec"))) struct vgpu_pool *trimmed;
 
 void vgpu_pools_forget(void) {
@@ -57,7 +57,7 @@ static struct vgpu_pool *find(CUmemoryPool handle) {
     return handle ? find_one(handle, -1) : NULL;
 }
 
-/* List lock held. A record of a pool that is gone and of which nothing is left; a new one; NULL: no memory. */
+/* List lock held. Returns the record of a destroyed pool without any memory, or a new record; NULL: no memory. */
 static struct vgpu_pool *vacant(void) {
     for (struct vgpu_pool *pool = atomic_load(&pools); pool; pool = pool->next) {
         if (!pool->gone || !vgpu_lock_try(&pool->lock))
@@ -76,14 +76,14 @@ static struct vgpu_pool *vacant(void) {
     return pool;
 }
 
-/* Pool's lock held. Whether the driver may be asked about it. */
+/* Pool's lock held. Whether the driver may be asked about the pool. */
 static bool is_there(const struct vgpu_pool *pool) {
     return !pool->gone && !pool->leaving;
 }
 
 static bool balance(struct vgpu_pool *pool);
 
-/* `made`: the driver has just given out the handle, so a record of the same one is that of a pool that is gone. */
+/* `made`: the driver has just returned the handle, so an old record with it belongs to a destroyed pool. */
 static struct vgpu_pool *add(CUmemoryPool handle, CUdevice device, bool special, bool made) {
     const unsigned card = device >= 0 ? vgpu_card_of_device(device) : VGPU_CARD_UNLISTED;
     vgpu_lock_take(&list_lock);
@@ -101,7 +101,7 @@ static struct vgpu_pool *add(CUmemoryPool handle, CUdevice device, bool special,
         pool->on_card = device >= 0;
         pool->special = special;
         pool->card = card;
-        pool->gone = false; /* last: from now on it is found */
+        pool->gone = false; /* last: from now on other threads find it */
     }
     vgpu_lock_release(&list_lock);
     return pool;
@@ -127,7 +127,7 @@ static bool reserve_of(const struct vgpu_pool *pool, uint64_t *value) {
     return true;
 }
 
-/* Drivers before CUDA 13 do not tell where a pool is; one that the program did not make is then the default pool of
+/* Drivers before CUDA 13 do not tell where a pool is. A pool that the program did not make is then the default pool of
  * some device. */
 static CUdevice device_of_default(CUmemoryPool handle, CUdevice otherwise) {
     CUmemoryPool candidate;
@@ -145,8 +145,7 @@ static bool is_managed(CUmemoryPool handle) {
     return attribute(handle, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, &type) && type == CU_MEM_ALLOCATION_TYPE_MANAGED;
 }
 
-/* Managed memory moves between host and devices; it is charged where it is allocated from, as that of cuMemAllocManaged
- * is. */
+/* Managed memory moves between host and devices. It is charged to the allocating device, as with cuMemAllocManaged. */
 static CUdevice device_of(CUmemoryPool handle, CUdevice here) {
     uint64_t type, where, id;
     if (!attribute(handle, CU_MEMPOOL_ATTR_LOCATION_TYPE, &where) ||
@@ -156,7 +155,7 @@ static CUdevice device_of(CUmemoryPool handle, CUdevice here) {
     const CUmemLocation location = {.type = (CUmemLocationType)where, .id = (int)id};
     if (type == CU_MEM_ALLOCATION_TYPE_MANAGED && where != CU_MEM_LOCATION_TYPE_DEVICE)
         return here;
-    if (!vgpu_location_is_known(&location)) /* the driver cannot say; the call pays */
+    if (!vgpu_location_is_known(&location)) /* the driver cannot say: charge the calling device */
         return device_of_default(handle, here);
     return vgpu_device_of_location(&location);
 }
@@ -165,7 +164,7 @@ bool vgpu_pool_of(CUmemoryPool handle, const struct vgpu_place *place, struct vg
     struct vgpu_pool *pool = find(handle);
     uint64_t reserved;
     *out = NULL;
-    /* no pool at all: the driver's answer says so */
+    /* not a pool: the driver reports the error */
     if (!pool && attribute(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved)) {
         pool = add(handle, device_of(handle, place->device), is_managed(handle), false);
         if (!pool)
@@ -197,7 +196,7 @@ CUdevice vgpu_pool_device(CUmemoryPool handle) {
     return !pool ? device_of(handle, VGPU_NO_DEVICE) : pool->on_card ? pool->device : VGPU_NO_DEVICE;
 }
 
-/* Requests that no pool can hold are promised nothing, so that sums stay in 64 bits. */
+/* Requests that no pool can hold get no promise, so that sums stay in 64 bits. */
 static uint64_t promise(uint64_t bytes) {
     return bytes < UINT64_C(1) << 48 ? bytes : 0;
 }
@@ -206,8 +205,8 @@ static bool used_of(const struct vgpu_pool *pool, uint64_t *value) {
     return attribute(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, value);
 }
 
-/* What is charged stands for the reserve: it is as large, or larger since the driver gave some back unnoticed, and then
- * balance() keeps what has been promised of it. That saves a call of the driver. */
+/* The charge stands for the reserve: it is equal, or larger if the driver gave some back unnoticed. Then balance()
+ * keeps what has been promised. This saves a driver call. */
 uint64_t vgpu_pool_growth(struct vgpu_pool *pool, uint64_t bytes) {
     uint64_t used = 0, growth;
     vgpu_lock_take(&pool->lock);
@@ -227,7 +226,7 @@ void vgpu_pool_refused(struct vgpu_pool *pool, uint64_t bytes) {
     vgpu_lock_release(&pool->lock);
 }
 
-/* The two below: with the pool's lock held. */
+/* Call the next two with the pool's lock held. */
 static void add_part(struct vgpu_pool *pool, struct vgpu_ticket ticket, uint64_t bytes) {
     for (unsigned i = 0; i < VGPU_LANES; i++) {
         if (pool->parts[i].bytes == 0 || memcmp(&pool->parts[i].ticket, &ticket, sizeof ticket) == 0) {
@@ -253,12 +252,12 @@ static void release_parts(struct vgpu_pool *pool, uint64_t bytes) {
     }
 }
 
-/* Makes the charge equal to the reserve plus what is expected; false: it would have to grow beyond the limit. */
+/* Sets the charge to the reserve plus what is expected; false: it would exceed the limit. */
 static bool balance(struct vgpu_pool *pool) {
     uint64_t reserved;
     if (pool->leaving && !pool->gone)
-        return true; /* who destroys it does this after the driver's answer */
-    if (pool->gone)  /* its memory goes all at once, with the last allocation */
+        return true; /* the destroying call does this after the driver's answer */
+    if (pool->gone)  /* its memory is freed at once, with the last allocation */
         reserved = pool->outstanding ? pool->charged - pool->pending : 0;
     else if (!reserve_of(pool, &reserved))
         reserved = pool->outstanding;
@@ -328,12 +327,12 @@ void vgpu_pool_forget(struct vgpu_pool *pool, uint64_t bytes) {
 }
 
 struct vgpu_pool *vgpu_pool_going(CUmemoryPool handle) {
-    vgpu_lock_take(&list_lock); /* else the record might be used for another pool before it is counted */
+    vgpu_lock_take(&list_lock); /* else the record might be reused for another pool before it is counted */
     struct vgpu_pool *pool = find(handle);
     if (pool)
         atomic_fetch_add(&pool->leaving, 1);
     vgpu_lock_release(&list_lock);
-    if (pool) { /* who has not seen that is waited for */
+    if (pool) { /* waits for threads that have not seen this */
         vgpu_lock_take(&pool->lock);
         vgpu_lock_release(&pool->lock);
         for (unsigned looks = 0; pool->trimming && trimmed != pool;)
@@ -374,7 +373,7 @@ void vgpu_pools_settle(unsigned card) {
         settle_all(card);
 }
 
-/* Down to what a pool must keep for allocations under way. */
+/* Trims a pool to what it must keep for allocations under way. */
 static void trim_to_needed(struct vgpu_pool *pool) {
     uint64_t used = 0;
     vgpu_lock_take(&pool->lock);

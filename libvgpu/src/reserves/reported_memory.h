@@ -1,15 +1,15 @@
-/* What a container is told about the memory of a card. One place, so that every query agrees. */
+/* The memory of a card as a container sees it. One place, so that every query agrees. */
 #ifndef VGPU_REPORTED_MEMORY_H
 #define VGPU_REPORTED_MEMORY_H
 #include <stdint.h>
 
 struct vgpu_reported_memory {
-    /* the limit; not above the physical size, unless the limits allow more than that (oversubscription) */
+    /* the limit; not above the physical size, unless the limits allow oversubscription */
     uint64_t total;
-    uint64_t free; /* what is left of it; not above what the driver has free */
+    uint64_t free; /* what is left of the limit; not above the driver's free memory */
     uint64_t used; /* by the container */
 };
 
-/* For a card of the limits (or VGPU_CARD_UNLISTED: nothing), given the driver's own figures (UINT64_MAX: unknown). */
+/* For a card of the limits (VGPU_CARD_UNLISTED: no memory), given the driver's own figures (UINT64_MAX: unknown). */
 struct vgpu_reported_memory vgpu_reported_memory_of(unsigned card, uint64_t driver_total, uint64_t driver_free);
 #endif
