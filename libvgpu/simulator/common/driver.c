@@ -1,4 +1,5 @@
-/* The driver versions that can be played: the newest that a program may know, and what cuGetProcAddress answers. */
+/* The driver versions that the simulator can play: the newest CUDA version of each, and what its cuGetProcAddress
+ * returns. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +25,7 @@ const struct sim_driver *sim_driver_of_spec(const char *spec) {
     return suffix ? sim_driver_named(suffix + 1) : &drivers[0];
 }
 
-/* The version can be asked before cuInit, so it is not only known from an opened state. */
+/* A program can ask for the version before cuInit, so this function also works before the state is opened. */
 const struct sim_driver *sim_driver(void) {
     static const struct sim_driver *known;
     const struct sim_driver *found = __atomic_load_n(&known, __ATOMIC_RELAXED);
@@ -44,7 +45,7 @@ const struct sim_driver *sim_driver(void) {
         }
     }
     if (!found)
-        return &drivers[0]; /* nobody said anything yet, or cuInit will say what is wrong */
+        return &drivers[0]; /* no version is set yet, or cuInit will report the error */
     __atomic_store_n(&known, found, __ATOMIC_RELAXED);
     return found;
 }

@@ -1,4 +1,4 @@
-/* Errors on demand: the n-th call of an entry point answers a given code (vgpu_sim_inject_error). Calls of all
+/* Errors on demand: the n-th call of an entry point returns a given code (vgpu_sim_inject_error). Calls of all
  * processes count together. */
 #include <errno.h>
 #include <stdio.h>

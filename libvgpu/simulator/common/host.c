@@ -1,5 +1,5 @@
-/* Host memory of the driver: what it pins or makes for a card. Each process counts its own, so that it goes with the
- * process; nobody waits for anybody. */
+/* Host memory of the driver, pinned or made for a card. Each process counts its own, so that it disappears with the
+ * process and no process waits for another. */
 #include <stddef.h>
 
 #include "common/state.h"

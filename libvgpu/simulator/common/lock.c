@@ -1,9 +1,9 @@
 /* Spin locks between processes that survive the death of their holder at any instruction.
  *
- * A waiter that has seen the same acquisition for a while looks whether its holder still lives, by the lock on the
- * holder's process file (valid across pid namespaces) and, inside one pid namespace, by the thread itself (a fork may
- * keep the file's lock alive). Everything that the locks guard is either recounted by whoever takes over, or written so
- * that a second run of the same steps gives the same result. */
+ * A waiter that has seen the same acquisition for a while checks whether the holder still lives. It checks the lock on
+ * the holder's process file (valid across pid namespaces). Inside one pid namespace it also checks the thread itself,
+ * because a fork may keep the file's lock alive. A process that takes a lock over recounts what the lock guards. Where
+ * it cannot recount, the steps are written so that running them twice gives the same result. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdio.h>
@@ -18,12 +18,12 @@
 
 #define SPINS_BEFORE_YIELD 200
 #define SPINS_BEFORE_LOOK 400
-#define STALL_NS 1000000000ull /* last resort: nobody holds a lock for a second */
+#define STALL_NS 1000000000ull /* last resort: no thread holds a lock for a second */
 
-#define NESTED 32 /* the time of all cards, and some more */
+#define NESTED 32 /* one time lock per card, and some more */
 static __thread struct {
     uint32_t thread, count, depth;
-    uint64_t held[NESTED]; /* words of the locks that this thread holds; the last taken is released first */
+    uint64_t held[NESTED]; /* words of the locks that this thread holds; the last one taken is released first */
 } me __attribute__((tls_model("initial-exec")));
 
 uint64_t sim_now(void) {
@@ -105,7 +105,8 @@ bool sim_acquire(struct sim *sim, sim_lock *lock) {
 }
 
 void sim_release(sim_lock *lock) {
-    /* whoever was stopped for so long that the lock was taken from it must not open it for a third */
+    /* a thread may have been stopped so long that the lock was taken from it: then it must not release the new holder's
+     * lock */
     uint64_t mine = me.held[--me.depth % NESTED];
     if (atomic_load_explicit(lock, memory_order_relaxed) == mine)
         atomic_store_explicit(lock, 0, memory_order_release);

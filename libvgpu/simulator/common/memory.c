@@ -1,6 +1,6 @@
-/* Bytes in use. A process's own file says what it holds; a card's `used` is the sum of the files, kept up to date under
- * the card's lock and counted anew from the files of live processes whenever that could matter: a request does not fit,
- * somebody asks, a holder died. */
+/* Bytes in use. Each process's own file says what the process holds. A card's `used` is the sum of the files, kept up
+ * to date under the card's lock. It is recounted from the files of live processes whenever that may matter: a request
+ * does not fit, a process asks, a holder died. */
 #include <errno.h>
 #include <stddef.h>
 
@@ -40,7 +40,7 @@ int sim_charge(struct sim *sim, int index, uint64_t bytes) {
         used = recount(sim, index);
     else if (used + bytes > atomic_load_explicit(&card->peak, memory_order_relaxed) &&
              atomic_load_explicit(&sim->state->slots_used, memory_order_relaxed) > 1)
-        used = recount(sim, index); /* the peak must not contain what the dead held, not even for a moment */
+        used = recount(sim, index); /* the peak must never contain what dead processes held, not even for a moment */
     int result = !sim_self_valid(sim) ? -EIO : used + bytes > size ? -ENOMEM : 0;
     if (!result) {
         uint64_t own = atomic_load_explicit(&sim->self->cards[index].used, memory_order_relaxed) + bytes;
@@ -92,8 +92,8 @@ uint64_t sim_used(struct sim *sim, int index) {
     return used;
 }
 
-/* Managed memory that comes and goes: who needs room takes it from the process that touched its oldest longest ago,
- * which learns of that when it next touches some. */
+/* Managed memory that comes and goes. A process that needs room takes it from the process whose oldest managed memory
+ * was touched longest ago. That process notices at its next touch. */
 static uint64_t read_of(const _Atomic uint64_t *word) {
     return atomic_load_explicit(word, memory_order_relaxed);
 }
@@ -102,7 +102,7 @@ static void write_to(_Atomic uint64_t *word, uint64_t value) {
     atomic_store_explicit(word, value, memory_order_relaxed);
 }
 
-/* Under the card's memory lock: that much of a process's managed memory is host memory from now on. */
+/* Under the card's memory lock: so much of a process's managed memory becomes host memory. */
 static void leave(struct sim_card *card, struct sim_share_of_card *share, uint64_t bytes) {
     write_to(&share->managed, read_of(&share->managed) - bytes);
     write_to(&share->used, read_of(&share->used) - bytes);

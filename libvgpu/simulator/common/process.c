@@ -1,4 +1,4 @@
-/* Who takes part: registration, liveness and the mapped files of the others. */
+/* The taking part of processes: registration, liveness, and the mapped files of other processes. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -24,7 +24,7 @@ uint64_t sim_start_time(const char *name) {
     size_t length = fread(text, 1, sizeof text - 1, file);
     fclose(file);
     text[length] = 0;
-    char *field = strrchr(text, ')'); /* the name may hold spaces; the next field is number 3 */
+    char *field = strrchr(text, ')'); /* the name may contain spaces; the next field is number 3 */
     for (int number = 2; field && number < 22; number++)
         field = strchr(field + 1, ' ');
     return field ? strtoull(field, NULL, 10) : 0;
@@ -83,8 +83,8 @@ struct sim_process *sim_peer(struct sim *sim, uint32_t slot) {
     return map;
 }
 
-/* Opens and locks a slot's file. The mapping comes from another descriptor: one that is mapped would keep the lock when
- * the program closes it. */
+/* Opens and locks a slot's file. The mapping comes from another descriptor: a mapped descriptor would keep the lock
+ * after the program closes it. */
 static int take_file(struct sim *sim, uint32_t slot) {
     char path[256];
     const char *files = secure_getenv("VGPU_SIM_FILES");
@@ -101,12 +101,13 @@ static int take_file(struct sim *sim, uint32_t slot) {
         close(fd);
         return -error;
     }
-    /* processes of other users complete our launches; refused when the file is not ours, then it has that mode */
+    /* processes of other users complete this process's launches; if the file belongs to another user, it already has
+     * this mode */
     (void)fchmod(fd, 0666);
     return fd;
 }
 
-/* Under each card's lock, since whoever advances it writes here. */
+/* Under each card's lock, because the process that advances the card writes here. */
 static void describe_self(struct sim *sim, struct sim_process *self, uint32_t generation) {
     struct stat ns;
     self->pid = (int32_t)getpid();
@@ -123,8 +124,7 @@ static void describe_self(struct sim *sim, struct sim_process *self, uint32_t ge
     }
 }
 
-/* Slots in the order in which they should be taken: fresh ones while the history is short, then the dead one that
- * registered first. */
+/* Chooses a slot: fresh slots while the history is short, then the dead slot that registered first. */
 static int choose_slot(struct sim *sim, const bool *refused) {
     int fresh = -1, dead = -1;
     for (uint32_t i = 0; i < SIM_SLOTS; i++) {
@@ -168,7 +168,7 @@ int sim_register(struct sim *sim) {
         fd = -ENOMEM;
     }
     sim_release(&state->registry_lock);
-    if (self) { /* only now: the lock word names its holder by slot */
+    if (self) { /* only now, because the lock word names its holder by slot */
         sim->slot = (uint32_t)slot;
         sim->self = self;
     }

@@ -1,6 +1,6 @@
-/* The boards that can be simulated. Figures: nvidia-smi -q -x of a T4 and of H100 SXM5 (driver 580/595), data sheets of
- * the A100 boards; context sizes as commonly seen with CUDA 12 (nvidia-smi of an idle context). Speed of memory: data
- * sheets; of the bus: README. */
+/* The boards that can be simulated. Figures: nvidia-smi -q -x of a T4 and of H100 SXM5 (driver 580/595), and data
+ * sheets of the A100 boards. Context sizes as commonly seen with CUDA 12 (nvidia-smi of an idle context). Memory speed:
+ * data sheets; bus speed: README. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,7 +8,7 @@
 
 #define MIB (1ull << 20)
 
-/* brand and architecture: nvmlBrandType_t and nvmlDeviceArchitecture_t of nvml.h, which this file does without */
+/* brand and architecture: nvmlBrandType_t and nvmlDeviceArchitecture_t of nvml.h, which this file does not include */
 static const struct sim_profile profiles[] = {
     {.id = "T4",
      .name = "Tesla T4",
@@ -183,7 +183,7 @@ static const struct sim_profile profiles[] = {
      .nvlink_generation = 4,
      .bar1 = 131072 * MIB,
      .mig_capable = true},
-    /* seven of these are one board of "A100-40"; figures of the MIG user guide, memory of nvidia-smi */
+    /* seven of these make one board "A100-40"; figures from the MIG user guide, memory from nvidia-smi */
     {.id = "A100-40-1g.5gb",
      .name = "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
      .vbios = "92.00.45.00.03",
@@ -228,8 +228,8 @@ static const struct sim_profile profiles[] = {
      .mig_capable = true,
      .mig = "1g.5gb",
      .board = 1},
-    /* memory is the machine's own: CUDA counts it, NVML does not support the question. SMs, cores and memory of the
-     * data sheet; identifiers, clocks and temperatures are only plausible */
+    /* Uses the machine's memory: CUDA counts it, NVML does not support the query. SMs, cores and memory from the data
+     * sheet; identifiers, clocks and temperatures are only plausible. */
     {.id = "GB10",
      .name = "NVIDIA GB10",
      .vbios = "9A.0B.18.00.00",

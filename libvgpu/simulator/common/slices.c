@@ -1,13 +1,16 @@
-/* How a card's time goes by: whose turn it is and what it does with it.
+/* How a card's time advances: which process has its turn, and what that process does with it.
  *
- * Processes that have work for a card take turns of a slice each; a change costs time, and a process alone is never
- * interrupted. There is no daemon: whoever looks at the card moves it to now, under its lock. All that changes together
- * is written into the card's step first and then stored, never added, so that the next one can do it again after a
- * death in the middle. A process that died stops where it was last known to live, at most SIM_TEARDOWN_NS later. */
+ * Processes with work for a card take turns of one slice each. A change costs time, and a process alone is never
+ * interrupted. There is no daemon: any process that looks at the card moves it to now, under the card's lock.
+ *
+ * All changes that belong together are first written into the card's step. They are then stored, never added, so that
+ * the next process can repeat them after a death in the middle. A dead process stops at the time when it was last known
+ * to live, at most SIM_TEARDOWN_NS later. */
 #include "common/state.h"
 
-#define SPIN_LOOK_NS 50000u /* who waits for a kernel that may spin looks again after this time */
-/* in which the cards' time goes on where kernels of several meet, or less exactly where nobody looked for long */
+#define SPIN_LOOK_NS 50000u /* a process that waits for a kernel that may spin looks again after this time */
+/* The cards' time advances in such steps where kernels on several cards meet. If no process looked for long, the steps
+ * are coarser. */
 #define JOINT_STEP_NS 20000u
 
 struct lane { /* a process on the card */
@@ -64,7 +67,7 @@ static void drop(struct sim_card *card, uint32_t slot) {
     atomic_fetch_and_explicit(&card->active[slot / 64], ~(1ull << slot % 64), memory_order_relaxed);
 }
 
-/* Until when a process is known to live. */
+/* The time until which a process is known to live. */
 static uint64_t horizon(struct sim *sim, const struct lane *lane) {
     bool own = sim->self && lane->slot == sim->slot && lane->generation == sim->generation;
     return own ? SIM_NEVER : load(&sim->state->slots[lane->slot].seen_ns) + SIM_TEARDOWN_NS;
@@ -144,7 +147,7 @@ static uint64_t window_end(const struct lane *lane) {
     return smaller(load(&lane->at->issued), load(&lane->at->completed) + SIM_WINDOW);
 }
 
-/* From when on a process has something to run; 0: it does already. */
+/* When a process will have something to run; 0: it has already. */
 static uint64_t ready_at(const struct lane *lane) {
     uint64_t first = load(&lane->at->completed) + 1, soonest = SIM_NEVER;
     if (first > load(&lane->at->issued))
@@ -160,7 +163,8 @@ static uint64_t ready_at(const struct lane *lane) {
     return soonest;
 }
 
-/* Starts what may run beside what runs, in the order of the launches; returns when the next one could start. */
+/* Starts kernels that may run next to the running ones, in the order of the launches. Returns when the next one could
+ * start. */
 static uint64_t start_more(const struct lane *lane, uint64_t clock) {
     uint64_t next = SIM_NEVER;
     uint32_t width = 0, running = 0;
@@ -187,7 +191,7 @@ static uint64_t start_more(const struct lane *lane, uint64_t clock) {
     return next;
 }
 
-/* The launch that ends first if the process goes on. */
+/* The launch that will end first if the process continues. */
 static uint64_t first_to_end(const struct lane *lane) {
     uint64_t found = load(&lane->at->completed) + 1;
     if (lane->process->kernels <= 1)
@@ -201,7 +205,7 @@ static uint64_t first_to_end(const struct lane *lane) {
     return found;
 }
 
-/* Whether a kernel is among what runs. */
+/* Whether at least one running launch is a kernel. */
 static bool kernel_runs(const struct lane *lane, uint64_t first) {
     if (lane->process->kernels <= 1)
         return launch_at(lane, first)->width;
@@ -211,13 +215,13 @@ static bool kernel_runs(const struct lane *lane, uint64_t first) {
     return false;
 }
 
-/* Notes that a kernel which meets others has started; when all have, or SIM_NEVER. */
+/* Records that a meeting kernel has started. Returns when all have started, or SIM_NEVER. */
 static uint64_t met_at(struct sim *sim, int index, const struct lane *lane, uint64_t sequence, uint64_t clock) {
     struct sim_launch *launch = launch_at(lane, sequence);
     struct sim_group *group = &sim->state->groups[launch->group - 1];
     uint64_t number = launch->meeting, last = 0;
     uint32_t come = 0;
-    if (load(&group->cards[index].started) <= number) { /* the same again after a death in the middle */
+    if (load(&group->cards[index].started) <= number) { /* stored again after a death in the middle */
         store(&group->cards[index].start_ns[number % SIM_MEETINGS], clock);
         store(&group->cards[index].started, number + 1);
     }
@@ -229,7 +233,7 @@ static uint64_t met_at(struct sim *sim, int index, const struct lane *lane, uint
     return come >= group->size ? last : SIM_NEVER;
 }
 
-/* Lets the process run until `limit` at most; it has something to run. */
+/* Lets the process run until `limit` at most; the process must have something to run. */
 static void run(struct sim *sim, int index, const struct lane *lane, uint64_t limit) {
     struct sim_card *card = &sim->state->cards[index];
     struct sim_step step = step_of(card, lane);
@@ -241,7 +245,7 @@ static void run(struct sim *sim, int index, const struct lane *lane, uint64_t li
     sim_usage_note(&lane->at->usage, clock, step.busy_ns);
     uint64_t sequence = first_to_end(lane);
     uint64_t met = launch_at(lane, sequence)->group ? met_at(sim, index, lane, sequence, clock) : 0;
-    if (met > clock) { /* it spins: the card is busy, and nothing comes of it */
+    if (met > clock) { /* the kernel spins: the card is busy without progress */
         step.clock_ns = smaller(met, limit);
         step.busy_ns += step.clock_ns - clock;
         step.card_busy_ns += step.clock_ns - clock;
@@ -260,14 +264,14 @@ static void run(struct sim *sim, int index, const struct lane *lane, uint64_t li
     make_step(sim, index, &step);
 }
 
-/* When the current slice ends for somebody who waits since `since`. */
+/* When the current slice ends for a process that has waited since `since`. */
 static uint64_t turn_end(const struct sim *sim, const struct sim_card *card, uint64_t since) {
     uint64_t begin = load(&card->slice_start_ns), slice = load(&sim->state->slice_ns);
     uint64_t slices = since > begin ? (since - begin + slice - 1) / slice : 1;
     return begin + (slices ? slices : 1) * slice;
 }
 
-/* When the first of the others has work; SIM_NEVER: none has. Forgets those that have none. */
+/* When the first other process has work; SIM_NEVER: none has. Removes processes without work from `active`. */
 static uint64_t others_ready_at(struct sim *sim, int index, uint64_t current) {
     struct sim_card *card = &sim->state->cards[index];
     uint64_t soonest = SIM_NEVER;
@@ -330,7 +334,7 @@ void sim_advance_locked(struct sim *sim, int index, uint64_t now) {
             taken = false;
             continue;
         }
-        if (own > clock && others > clock) { /* it stands still */
+        if (own > clock && others > clock) { /* the card is idle */
             uint64_t next = smaller(own, others);
             if (next > now)
                 return;
@@ -373,7 +377,7 @@ uint64_t sim_time_begin(struct sim *sim, int index) {
             sim_advance_locked(sim, (int)card, at);
     }
     store(&state->joint_ns, now);
-    for (uint32_t card = state->card_count; card > 0; card--) /* the last taken first: see lock.c */
+    for (uint32_t card = state->card_count; card > 0; card--) /* release in reverse order: see lock.c */
         sim_release(&state->cards[card - 1].time_lock);
     sim_acquire(sim, &state->cards[index].time_lock);
     now = sim_now();
@@ -381,14 +385,14 @@ uint64_t sim_time_begin(struct sim *sim, int index) {
     return now;
 }
 
-/* The launches up to a place that have not ended: how long the process must still have the card for, at least. */
+/* How much longer the process must at least have the card until this mark is reached. */
 static uint64_t still_needed(const struct lane *lane, struct sim_mark mark) {
     uint64_t progress = load(&lane->at->progress_ns), last = larger(mark.launch, mark.prefix);
     const struct sim_launch *launch = launch_at(lane, lane->process->kernels <= 1 ? last : first_to_end(lane));
     uint64_t due = load(&launch->due);
     if (lane->process->kernels > 1 && atomic_load_explicit(&launch->phase, memory_order_relaxed) != SIM_RUNNING)
         return launch->duration;
-    if (launch_at(lane, load(&lane->at->completed) + 1)->group) /* who knows when the others come */
+    if (launch_at(lane, load(&lane->at->completed) + 1)->group) /* unknown when the other kernels come */
         return larger(due > progress ? due - progress : 0, SPIN_LOOK_NS);
     return due > progress ? due - progress : 0;
 }

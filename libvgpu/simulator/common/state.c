@@ -1,4 +1,4 @@
-/* The state directory: where it is, making it, opening it. */
+/* The state directory: finds, makes and opens it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -82,7 +82,7 @@ static bool of_this_boot(const struct sim_state *state) {
 
 static int make_uuid(char out[48], const char *kind) {
     unsigned char b[16];
-    /* getrandom needs a glibc newer than the oldest that we support */
+    /* getrandom needs a newer glibc than the oldest supported one */
     int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
     ssize_t length = fd >= 0 ? read(fd, b, sizeof b) : -1;
     if (fd >= 0)
@@ -96,7 +96,8 @@ static int make_uuid(char out[48], const char *kind) {
     return 0;
 }
 
-/* Writes a new state file beside the old one and puts it in place; `old`, of another boot, keeps its UUIDs. */
+/* Writes a new state file next to the old one and renames it into place. It keeps the UUIDs of `old`, a state of
+ * another boot. */
 static int write_state(const char *dir, const char *spec, int profile, uint32_t cards, const struct sim_state *old) {
     char temporary[256], path[256];
     snprintf(temporary, sizeof temporary, "%s/.state.%d", dir, (int)getpid());
@@ -146,13 +147,14 @@ int vgpu_sim_create(const char *dir, const char *spec) {
     char path[256];
     if (snprintf(path, sizeof path, "%s/.lock", dir) >= 200)
         return -ENAMETOOLONG;
-    /* simulated containers of any user share the cards; the default places are private by their parent directory */
+    /* simulated containers of any user share the cards; the default directories are private by their parent directory
+     */
     if ((error = make_directories(dir, 01777)) != 0)
         return error;
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0)
         return -errno;
-    (void)fchmod(fd, 0666); /* refused when another user made it, who has done this */
+    (void)fchmod(fd, 0666); /* fails if another user made the file, but then that user has set the mode */
     while (flock(fd, LOCK_EX) != 0)
         if (errno != EINTR) {
             error = -errno;

@@ -1,6 +1,6 @@
-/* What a process gives to a card and how it waits for it. Every process has a ring of its own for each card (struct
- * sim_process); the order in which a process's launches run is that of their streams, or simply theirs where kernels
- * run one by one. How the cards' time goes by: slices.c. */
+/* How a process gives work to a card and waits for it. Every process has a ring of its own for each card (struct
+ * sim_process). A process's launches run in the order of their streams, or one after the other if kernels run one by
+ * one. slices.c advances the cards' time. */
 #include <errno.h>
 #include <sched.h>
 #include <sys/prctl.h>
@@ -8,7 +8,7 @@
 
 #include "common/state.h"
 
-#define LOOK_NS 2000000u /* while another process has the card: it may die or stop */
+#define LOOK_NS 2000000u /* while another process has the card: that process may die or stop */
 #define ROOM_NS 500000u  /* a launch that finds the queue full waits until this much more work has ended */
 #define LEAST_EARLY_NS 2000u
 #define MOST_EARLY_NS 60000u
@@ -17,9 +17,9 @@ static struct sim_launch *launch_at(const struct sim *sim, int index, uint64_t s
     return &sim->self->launched[index][sequence % SIM_RING];
 }
 
-/* Tells whoever advances the card that this process has work for it. A mark can be lost to a holder of the card's lock
- * that was stopped for so long that the lock was taken from it, and then stores what it had read before: so whoever
- * waits makes it again. */
+/* Marks that this process has work for the card; the process that advances the card reads the mark. A mark can get
+ * lost: a stopped holder of the card's lock may lose the lock and later store an old value. So a waiting process sets
+ * the mark again. */
 static void mark_active(struct sim *sim, int index) {
     const struct sim_share_of_card *own = &sim->self->cards[index];
     _Atomic uint64_t *word = &sim->state->cards[index].active[sim->slot / 64];
@@ -62,7 +62,7 @@ bool sim_finished(struct sim *sim, int index, uint64_t sequence) {
     return sim_reached(sim, index, (struct sim_mark){0, sequence});
 }
 
-/* Of all up to a launch the last SIM_WINDOW tell: an earlier one had ended before this one began. */
+/* Checking the last SIM_WINDOW launches is enough: earlier launches had ended before these began. */
 uint64_t sim_reached_at(struct sim *sim, int index, struct sim_mark mark) {
     uint64_t end = mark.launch ? atomic_load(&launch_at(sim, index, mark.launch)->end) : 0;
     for (uint64_t back = 0; back < mark.prefix && back < (sim->self->kernels > 1 ? SIM_WINDOW : 1); back++) {
@@ -83,16 +83,16 @@ uint64_t sim_expected_end(struct sim *sim, int index, struct sim_mark mark) {
     return end;
 }
 
-/* Sleeps with the smallest slack of timers that the kernel gives, then restores it. */
+/* Sleeps with the kernel's smallest timer slack, then restores the old slack. */
 static void doze_until(uint64_t deadline) {
     struct timespec until = {.tv_sec = (time_t)(deadline / 1000000000u), .tv_nsec = (long)(deadline % 1000000000u)};
     int slack = prctl(PR_GET_TIMERSLACK);
     prctl(PR_SET_TIMERSLACK, 1);
-    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL); /* a signal only makes us look again */
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL); /* after a signal the caller checks again */
     prctl(PR_SET_TIMERSLACK, slack > 0 ? slack : 0);
 }
 
-/* A sleep ends late by what this machine takes to wake somebody up: it begins that much early, and the rest is spun. */
+/* A sleep ends late by the machine's wake-up time. So the sleep ends early by that much, and the rest is spun. */
 void sim_sleep_until(uint64_t deadline) {
     static _Atomic uint64_t early = 20000;
     uint64_t margin = atomic_load_explicit(&early, memory_order_relaxed), now = sim_now();
@@ -109,7 +109,7 @@ void sim_sleep_until(uint64_t deadline) {
     }
 }
 
-/* Whoever died takes its last copy along; what waited behind it had its time already. */
+/* The last copy of a dead process is dropped; the copies behind it keep their times. */
 uint64_t sim_engine(struct sim *sim, int index, enum sim_engine_kind kind, uint64_t begin, uint64_t duration) {
     struct sim_engine *engine = &sim->state->cards[index].engines[kind];
     if (!sim_self_valid(sim))
@@ -137,7 +137,7 @@ void sim_wait_mark(struct sim *sim, int index, struct sim_mark mark) {
         uint64_t end = ended(sim, index, mark) ? 0 : sim_predict(sim, index, mark, &shared);
         atomic_store_explicit(&sim->state->slots[sim->slot].seen_ns, now, memory_order_relaxed);
         sim_release(&card->time_lock);
-        /* never: as it looks while a lost lock is being made good */
+        /* SIM_NEVER appears while a lost lock is being repaired */
         if (end && (shared || end == SIM_NEVER) && end > now + LOOK_NS)
             doze_until(now + LOOK_NS);
         else if (end)
@@ -168,8 +168,8 @@ uint32_t sim_group(struct sim *sim, uint64_t key, uint32_t size) {
     return found;
 }
 
-/* Waits until one launch more fits; with short kernels until some more do, since waking up for each of them costs more
- * than it gives. */
+/* Waits until one more launch fits. With short kernels it waits until several fit, because waking up for each one costs
+ * more than it gives. */
 static void wait_for_room(struct sim *sim, int index, uint64_t issued) {
     uint64_t first = issued + 1 - SIM_IN_FLIGHT, more = 0, due = atomic_load(&launch_at(sim, index, first)->due);
     while (sim->self->kernels <= 1 && more < SIM_IN_FLIGHT / 4 &&
@@ -183,8 +183,8 @@ void sim_seen(struct sim *sim) {
         atomic_store_explicit(&sim->state->slots[sim->slot].seen_ns, sim_now(), memory_order_relaxed);
 }
 
-/* What the launches of this process that have not ended still need of the card; under its time lock. Side by side, it
- * is their sum. */
+/* Call with the card's time lock held. The time on the card that this process's unfinished launches still need. If they
+ * run side by side, it is their sum. */
 static uint64_t left_to_run(const struct sim *sim, int index) {
     const struct sim_share_of_card *own = &sim->self->cards[index];
     uint64_t issued = atomic_load_explicit(&own->issued, memory_order_relaxed),
@@ -223,7 +223,7 @@ uint64_t sim_launch(struct sim *sim, int index, uint64_t duration, uint32_t widt
     struct sim_card *card = &sim->state->cards[index];
     struct sim_share_of_card *own = &sim->self->cards[index];
     for (;;) {
-        /* first: never more than `issued`, whatever others do meanwhile */
+        /* read first, so that it never exceeds `issued`, even if other processes advance the card meanwhile */
         uint64_t completed = atomic_load_explicit(&own->completed, memory_order_acquire);
         uint64_t issued = atomic_load_explicit(&own->issued, memory_order_relaxed);
         if (issued - completed >= SIM_IN_FLIGHT)

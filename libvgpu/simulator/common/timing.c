@@ -1,4 +1,4 @@
-/* How long things take besides kernels: VGPU_SIM_TIME, and VGPU_SIM_LAUNCH_QUEUE_MS. */
+/* The times of everything but kernels: VGPU_SIM_TIME, and VGPU_SIM_LAUNCH_QUEUE_MS. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 #define MAX_KERNELS 32u
 #define MAX_MB 10000000ull
 
-/* "2ms" and the like; false: it is not, or is above MAX_NS. */
+/* Parses "2ms" and the like; false: invalid, or above MAX_NS. */
 static bool time_of(const char *text, uint64_t *ns) {
     static const struct {
         const char *name;
@@ -27,7 +27,7 @@ static bool time_of(const char *text, uint64_t *ns) {
     return false;
 }
 
-/* "25GB/s" or "12500MB/s", in bytes per microsecond. */
+/* Parses "25GB/s" or "12500MB/s" into bytes per microsecond. */
 static bool speed_of(const char *text, uint64_t *speed) {
     char *end;
     uint64_t number = *text >= '1' && *text <= '9' ? strtoull(text, &end, 10) : SIM_NEVER;
@@ -37,8 +37,8 @@ static bool speed_of(const char *text, uint64_t *speed) {
     return strcmp(end, "GB/s") == 0 || strcmp(end, "MB/s") == 0;
 }
 
-/* Reads which unit does the fills, or the copies within a card: "engine" or "sms". "profile" leaves *timed and *sms as
- * they are. */
+/* Reads which unit does the fills, or the copies within a card: "engine" or "sms". "profile" leaves *timed and *sms
+ * unchanged. */
 static bool runs_on(const char *value, bool *timed, bool *sms) {
     bool engine = strcmp(value, "engine") == 0, multiprocessors = strcmp(value, "sms") == 0;
     *timed |= engine || multiprocessors;
@@ -46,7 +46,7 @@ static bool runs_on(const char *value, bool *timed, bool *sms) {
     return engine || multiprocessors || strcmp(value, "profile") == 0;
 }
 
-/* One KEY=VALUE; the cards' own times are taken together, when all is known to be right. */
+/* Takes one KEY=VALUE; the cards' own times are stored together, after everything has been checked. */
 static bool take(char *word, struct sim_timing *timing, uint64_t *slice, uint64_t *change) {
     char *value = strchr(word, '='), *end;
     if (!value)

@@ -1,6 +1,6 @@
-/* Utilisation as NVML samples it: busy time is noted when a card or a process first works in a sample period. What was
- * busy at the beginning of a period is then the note of that period or, as nothing changed before it, of the next later
- * one. */
+/* Utilisation as NVML samples it. A card or a process notes its busy time when it first works in a sample period. The
+ * busy time at the beginning of a period is the note of that period. If there is none, nothing changed, and the next
+ * later note is valid. */
 #include <stddef.h>
 
 #include "common/state.h"

@@ -1,4 +1,4 @@
-/* Which cards the container runtime would have given to this process, and where they sit on the bus. */
+/* Which cards the container runtime would give to this process, and their PCI addresses. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <stdlib.h>
@@ -11,12 +11,12 @@
 
 void sim_pci_address(const struct sim *sim, int card, unsigned *domain, unsigned *bus) {
     if (sim->profile->mig)
-        card = 0; /* instances have their board's address */
+        card = 0; /* instances have the PCI address of their board */
     *domain = (unsigned)card / BUSES_PER_DOMAIN;
     *bus = sim->profile->first_bus + sim->profile->bus_step * ((unsigned)card % BUSES_PER_DOMAIN);
 }
 
-/* "0" is the board with all its instances, "0:2" one of them. */
+/* "0" is the board with all its instances, "0:2" is one instance. */
 static bool names_instance(const char *name, size_t length, int card) {
     return length >= 1 && *name == '0' && (length == 1 || (length == 3 && name[1] == ':' && name[2] == '0' + card));
 }

@@ -4,7 +4,7 @@
 #define __CUDA_API_VERSION_INTERNAL /* declares every version of every entry point under its own symbol */
 #pragma GCC visibility push(default)
 #include <cuda.h>
-CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device); /* of CUDA 9.2; cuda.h declares its successor alone */
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device); /* from CUDA 9.2; cuda.h declares only its successor */
 /* cudaProfiler.h, which no wheel has; `mode` is an enumeration there */
 CUresult cuProfilerInitialize(const char *config, const char *output, int mode);
 CUresult cuProfilerStart(void);
@@ -18,10 +18,10 @@ CUresult cuProfilerStop(void);
 #include "common/state.h"
 
 #define MIB (1ull << 20)
-/* of a block, on every board */
+/* per block, on every board */
 #define MAX_THREADS 1024
 #define DEFAULT_SHARED 49152
-#define DEVICE_WINDOW (1ull << 48) /* device addresses lie above everything that a host program can map */
+#define DEVICE_WINDOW (1ull << 48) /* device addresses are above all addresses that a host program can map */
 #define RESERVATION_WINDOW (DEVICE_WINDOW + (1ull << 47))
 #define WINDOW_END (1ull << 49)
 
@@ -45,18 +45,17 @@ enum object_type {
     OBJECT_EXTERNAL,
     OBJECT_GREEN,
     OBJECT_DESCRIPTOR,
-    OBJECT_PRIMARY_WAITING, /* the handle of a primary context that is not active */
+    OBJECT_PRIMARY_WAITING, /* handle of a primary context that is not active */
     OBJECT_UNFINISHED
 };
 struct object {
     uint32_t type, reserved;
     struct object *next_free;
 };
-/* Handles live in an arena of their own, so that any value a program passes can be checked, also one that was
- * destroyed. */
+/* Handles live in an arena of their own, so that any value from a program can be checked, even a destroyed handle. */
 void *object_new(enum object_type type);
-/* For OBJECT_UNFINISHED, when all is filled in: a thread may still use the handle of what had this place before, such
- * as its current context. */
+/* Makes an OBJECT_UNFINISHED visible after all fields are filled in: a thread may still use the handle of the previous
+ * object in this place, for example as its current context. */
 void object_made(void *object, enum object_type type);
 void object_free(void *object);
 bool object_is(const void *handle, enum object_type type);
@@ -70,17 +69,17 @@ struct CUstream_st {
     unsigned flags;
     int priority;
     _Atomic uint64_t last;       /* sequence of the last launch; 0: none */
-    _Atomic uint64_t waits;      /* it waits for all up to this one */
+    _Atomic uint64_t waits;      /* the stream waits for all launches up to this one */
     _Atomic uint64_t not_before; /* set by waits for work of another card, and by copies */
-    /* when its last kernel ends if nobody else has the card; kept where copies take time */
+    /* when the stream's last kernel ends if no other process has the card; kept only if copies take time */
     _Atomic uint64_t planned;
-    uint64_t host; /* ticket of its last host function */
+    uint64_t host; /* ticket of the stream's last host function */
     uint64_t id;
     struct capture *capture;
-    unsigned member;  /* of the capture's streams */
-    uint64_t owner;   /* the thread whose CU_STREAM_PER_THREAD it is; 0: a stream like any other */
-    CUgreenCtx green; /* that it was made for; NULL: none */
-    bool detached;    /* that has been destroyed */
+    unsigned member;  /* index among the capture's streams */
+    uint64_t owner;   /* the thread that has this stream as its CU_STREAM_PER_THREAD; 0: an ordinary stream */
+    CUgreenCtx green; /* the green context for which the stream was made; NULL: none */
+    bool detached;    /* that green context has been destroyed */
 };
 
 struct CUctx_st {
@@ -88,36 +87,37 @@ struct CUctx_st {
     int device, card;
     unsigned flags, api_version;
     bool primary, dead;
-    unsigned references; /* of a primary context */
+    unsigned references; /* for a primary context */
     uint64_t id;
     uint64_t host;           /* ticket of the last host function of any stream */
-    _Atomic unsigned failed; /* the error of a kernel, which every later call answers */
-    /* as of a stream: over all streams, and over those that wait for the legacy stream */
+    _Atomic unsigned failed; /* error of a kernel; every later call returns it */
+    /* as in a stream, but over all streams, or over those that wait for the legacy stream */
     _Atomic uint64_t copied, copied_blocking, planned_blocking;
     /* sequences over all streams, and over those that wait for the legacy stream */
     _Atomic uint64_t last, last_blocking;
     struct CUstream_st *legacy;
     size_t limits[8];
     CUfunc_cache cache;
-    uint32_t peers;                      /* a bit for each ordinal whose memory it may use */
-    _Atomic uint64_t waits, waits_until; /* as of a stream: of all streams */
+    uint32_t peers;                      /* a bit for each ordinal whose memory this context may use */
+    _Atomic uint64_t waits, waits_until; /* as in a stream, for all streams */
     CUgreenCtx green;                    /* NULL: not the handle of a green context */
-    CUcontext base; /* of such a handle: the primary context, to which everything belongs that is made in it */
+    /* for a green handle: the primary context, which owns everything that is made in the green context */
+    CUcontext base;
 };
 
-/* A green context: a part of a primary context with multiprocessors of its own, and its handle as a CUcontext. */
+/* A green context: a part of a primary context with its own multiprocessors, and its handle as a CUcontext. */
 struct CUgreenCtx_st {
     struct object object;
     CUcontext handle;
     CUdevResource resource;
     uint64_t id;
     struct CUstream_st *legacy;
-    _Atomic uint64_t last, waits, waits_until; /* as of a context */
+    _Atomic uint64_t last, waits, waits_until; /* as in a context */
 };
 
 struct CUevent_st {
     struct object object;
-    CUcontext context; /* NULL: destroyed; the event may still be */
+    CUcontext context; /* NULL: the context is destroyed, but the event may still exist */
     int card;
     unsigned flags;
     enum { EVENT_FRESH, EVENT_PENDING, EVENT_DONE } state;
@@ -125,7 +125,7 @@ struct CUevent_st {
     uint64_t recorded, time, host, not_before, planned;
     struct CUevent_st *next_pending;
     struct capture *capture;
-    size_t record; /* of the capture's events */
+    size_t record; /* index among the capture's events */
 };
 
 struct CUmod_st {
@@ -136,18 +136,18 @@ struct CUmod_st {
     CUfunction *functions;
     unsigned count;
     struct variable *variables;
-    bool opaque; /* an image whose names cannot all be read: every name is a function, and a variable */
+    bool opaque; /* an image without readable names: every name is accepted as a function and as a variable */
 };
 
 #define DURATIONS 8
-struct duration {           /* of a kernel's launches, from its name */
-    uint64_t ns[DURATIONS]; /* in turn; of a launch, or of one block */
+struct duration {           /* time of a kernel's launches, from its name */
+    uint64_t ns[DURATIONS]; /* used in turn; per launch, or per block */
     unsigned count;
     bool per_block;
-    uint32_t meets;         /* on so many cards its launches wait for each other; 0: they do not */
-    uint64_t name;          /* of those that meet */
-    uint64_t argument_unit; /* ns per unit of the first parameter; 0: it says nothing */
-    uint32_t *factors;      /* of a log-normal distribution; NULL: none */
+    uint32_t meets;         /* number of cards on which its launches wait for each other; 0: none */
+    uint64_t name;          /* name of meeting kernels */
+    uint64_t argument_unit; /* ns per unit of the first parameter; 0: the parameter does not matter */
+    uint32_t *factors;      /* factors of a log-normal distribution; NULL: none */
     uint64_t key;
     _Atomic uint64_t calls;
 };
@@ -160,10 +160,10 @@ struct CUfunc_st {
     CUmodule module;
     char *name;
     struct duration duration;
-    enum touch touch;    /* what its launches do to memory, by its name */
-    _Atomic bool loaded; /* its code */
-    bool retrieved;      /* by its name, not only enumerated */
-    unsigned part;       /* of a block that they touch, in percent */
+    enum touch touch;    /* what its launches do to memory, by the function's name */
+    _Atomic bool loaded; /* its code is loaded */
+    bool retrieved;      /* found by name, not only enumerated */
+    unsigned part;       /* percent of a block that its launches touch */
     int dynamic_shared, carveout, parameters, clusters[5];
     uint16_t *parameter_sizes;
 };
@@ -173,7 +173,7 @@ struct CUlib_st {
     char *image;
     struct CUkern_st **kernels;
     unsigned count;
-    CUmodule *modules; /* one of each context that has used it */
+    CUmodule *modules; /* one per context that has used the library */
     unsigned module_count;
 };
 
@@ -190,7 +190,7 @@ struct CUarray_st {
     uint64_t bytes;
     size_t pitch, rows;
     char *contents;
-    bool level; /* of a mipmapped array, which owns the memory */
+    bool level; /* a level of a mipmapped array, which owns the memory */
 };
 
 struct CUmipmappedArray_st {
@@ -207,7 +207,7 @@ struct CUmemPoolHandle_st {
     bool is_default;
     uint64_t used, used_high, reserved, reserved_high, threshold, maximum;
     CUmemAllocationHandleType handle_types;
-    uint32_t readers, writers; /* a bit for each other ordinal that may use it so */
+    uint32_t readers, writers; /* a bit for each other ordinal that may read, or write */
     int reuse[3];
     pthread_mutex_t lock;
 };
@@ -217,27 +217,27 @@ struct physical {
     struct object object;
     CUmemAllocationProp properties;
     int card;    /* -1: host */
-    int account; /* the card for which host memory is counted */
+    int account; /* the card to which host memory is counted */
     uint64_t size;
     unsigned references; /* handles + mappings */
     unsigned handles;
     char *contents;
-    struct shareable *shareable; /* NULL: no other process can have it */
-    int fd;                      /* of its file then */
-    struct multicast *multicast; /* of a multicast object, which has no contents */
+    struct shareable *shareable; /* NULL: cannot be shared with another process */
+    int fd;                      /* descriptor of its file, if shareable */
+    struct multicast *multicast; /* for a multicast object, which has no contents */
 };
 
 enum block_kind { BLOCK_DEVICE, BLOCK_POOL, BLOCK_GRAPH, BLOCK_EXTERNAL, BLOCK_IMPORTED, BLOCK_VARIABLE };
 struct block {
     uint64_t size, id;
     CUcontext context;
-    void *owner;    /* the pool of BLOCK_POOL, the external memory of BLOCK_EXTERNAL, which has the contents */
-    char *contents; /* made when first touched: memory that nobody wrote costs no host memory */
+    void *owner;    /* BLOCK_POOL: the pool; BLOCK_EXTERNAL: the external memory, which has the contents */
+    char *contents; /* made at the first touch, so that unused memory costs no host memory */
     uint32_t next_free;
     uint8_t live, kind;
     bool shared : 1;      /* exported by cuIpcGetMemHandle */
     bool synchronous : 1; /* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS */
-    bool absent;          /* of a graph's memory while no launch has made it */
+    bool absent;          /* graph memory that no launch has made now */
 };
 
 enum range_kind { RANGE_HOST, RANGE_REGISTERED, RANGE_MANAGED, RANGE_RESERVED, RANGE_MAPPED };
@@ -246,57 +246,57 @@ struct range {
     enum range_kind kind;
     unsigned flags;
     CUcontext context;
-    struct physical *physical; /* of a mapping, from `offset` */
+    struct physical *physical; /* of a mapping, starting at `offset` */
     uint64_t offset;
-    uint32_t readers, writers; /* of a mapping: a bit for each ordinal that may use it so, and one for the host */
+    uint32_t readers, writers; /* of a mapping: a bit for each ordinal that may read (write), and one for the host */
     struct {                   /* of a mapping: the last launch that names it, and when the last copy ends */
         CUcontext context;
         uint64_t launch, copied;
     } use;
-    struct managed *managed; /* of managed memory that comes and goes */
-    int card;                /* for which host memory is counted */
+    struct managed *managed; /* for managed memory that comes and goes */
+    int card;                /* the card to which host memory is counted */
     bool synchronous;        /* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS */
 };
 
 extern struct driver {
     struct sim sim;
-    int visible[SIM_CARDS], count; /* cards of the ordinals */
-    CUcontext primary[SIM_CARDS];  /* that are active */
+    int visible[SIM_CARDS], count; /* the card of each ordinal */
+    CUcontext primary[SIM_CARDS];  /* active primary contexts */
     CUcontext primary_handle[SIM_CARDS];
     unsigned primary_flags[SIM_CARDS];
     CUmemoryPool default_pool[SIM_CARDS], current_pool[SIM_CARDS];
-    pthread_mutex_t lock; /* contexts, modules, ranges: everything that is not hot */
+    pthread_mutex_t lock; /* protects contexts, modules, ranges: everything that is not called often */
     _Atomic uint64_t next_id;
-    _Atomic unsigned mapped; /* mappings of physical memory */
+    _Atomic unsigned mapped; /* number of mappings of physical memory */
 } driver;
 
 struct thread_state {
     CUcontext stack[64];
     int depth;
     CUstreamCaptureMode capture_mode;
-    bool own_default_stream;        /* inside a call of the per-thread variant */
-    int captures;                   /* begun by this thread and not relaxed */
-    CUstream per_thread[SIM_CARDS]; /* the one used last on each card */
-    uint64_t id;                    /* of the owner of such streams; 0: none yet */
+    bool own_default_stream;        /* inside a call of a per-thread variant */
+    int captures;                   /* captures begun by this thread in a mode other than relaxed */
+    CUstream per_thread[SIM_CARDS]; /* the thread's own stream used last on each card */
+    uint64_t id;                    /* id of this thread as owner of such streams; 0: none yet */
 };
 struct thread_state *thread_state(void);
 
 bool driver_ready(void);
-/* Makes this process one that can hold memory; contexts and physical memory need it. */
+/* Lets this process hold memory; contexts and physical memory need this. */
 bool driver_register(void);
 uint64_t driver_id(void);
-/* Whether VGPU_SIM_STRICT names a way in which drivers may be stricter. */
+/* Whether VGPU_SIM_STRICT contains this name of a stricter driver behaviour. */
 bool strict_about(const char *what);
 
-/* The current context of this thread, for a green one its primary context, or the error that a call without one
- * answers. */
+/* The current context of this thread (for a green context: its primary context), or the error of a call without a
+ * context. */
 CUresult current_context(CUcontext *out);
 static inline CUresult device_check(CUdevice device) {
     return !driver_ready()                        ? CUDA_ERROR_NOT_INITIALIZED
            : device < 0 || device >= driver.count ? CUDA_ERROR_INVALID_DEVICE
                                                   : CUDA_SUCCESS;
 }
-/* Where every entry point begins, by itself or in one of the forms below: the place of errors on demand. */
+/* Every entry point begins with this, directly or through a form below: it injects errors on demand. */
 #define INJECT()                                                                                                       \
     do {                                                                                                               \
         if (sim_faults_armed(&driver.sim)) {                                                                           \
@@ -327,28 +327,27 @@ static inline CUresult device_check(CUdevice device) {
             return entered;                                                                                            \
     } while (0)
 
-/* -ENOMEM and the like as CUDA says it. */
+/* Charges bytes; returns -ENOMEM and other errors as CUDA errors. */
 CUresult charge(int card, uint64_t bytes);
-/* The card that host memory made now is there for: that of the current context, else the first visible one. */
+/* The card to which new host memory is counted: that of the current context, else the first visible card. */
 int host_account(void);
 void uncharge(int card, uint64_t bytes);
 
 /* blocks.c: device memory by address */
 CUdeviceptr block_new(uint64_t size, CUcontext context, enum block_kind kind, void *owner);
-/* Gives a new block contents that are mapped already. */
+/* Gives a new block contents that are already mapped. */
 void block_contents(CUdeviceptr base, char *contents);
-/* The live block that holds an address, with its base; NULL: none. */
+/* The live block that contains an address, and its base; NULL: none. */
 struct block *block_find(CUdeviceptr address, CUdeviceptr *base);
-/* The block of a graph's allocation that begins at an address, with or without memory now; NULL: none. */
+/* The graph allocation that begins at an address, even without memory now; NULL: none. */
 struct block *block_of_graph(CUdeviceptr address);
-/* Takes a block out if `address` is the base of a live one of at most the kind `last`; its fields are copied to `out`.
- */
+/* Takes a live block out if `address` is its base and its kind is at most `last`; copies its fields to `out`. */
 bool block_take(CUdeviceptr address, enum block_kind last, struct block *out);
-/* Frees every block for which match says so, telling visit about each. */
+/* Frees every block that match accepts, and calls visit for each. */
 void block_each(bool (*match)(const struct block *, void *), void (*visit)(const struct block *, void *),
                 void *argument);
 
-/* ranges.c: host, managed and mapped memory, ordered by address; under driver.lock */
+/* ranges.c: host, managed and mapped memory, ordered by address; call with driver.lock held */
 struct range *range_find(uint64_t address, bool reserved);
 struct range *range_add(const struct range *range);
 void range_remove(struct range *range);
@@ -356,20 +355,20 @@ struct range *range_overlap(uint64_t base, uint64_t size, bool reserved);
 void range_each(bool (*match)(const struct range *, void *), void (*drop)(const struct range *, void *),
                 void *argument);
 
-/* Host address of up to `size` bytes of any memory a program may name; *length says how many lie in one piece.
- * `device`: the ordinal of who reads or writes it, and has to have access to mappings. */
+/* Host address of up to `size` bytes of any memory; *length: how many bytes are contiguous. `device`: the ordinal that
+ * reads or writes, which needs access to mappings. */
 CUresult view(int device, CUdeviceptr address, size_t size, bool writes, char **host, size_t *length);
 char *zero_pages(uint64_t size);
-/* The ordinals of the cards that reach the two ends of a copy: that of its stream, or those of the contexts that the
- * call names. */
+/* The ordinals that access the two ends of a copy: the stream's card, or the cards of the contexts that the call
+ * names. */
 struct sides {
     int to, from;
 };
 
-/* shared.c: contents that other processes see */
+/* shared.c: contents that other processes can see */
 int shared_memory_file(const char *name);
 char *shared_map(int fd, uint64_t offset, uint64_t size);
-/* Makes *contents (NULL: none yet) part of a file, from `offset`, without moving them in this address space. */
+/* Makes *contents (NULL: none yet) a part of a file, from `offset` on, without changing its address here. */
 bool shared_move(int fd, uint64_t offset, char **contents, uint64_t size);
 
 /* graph_memory.c */
@@ -384,15 +383,14 @@ void imports_of_context_drop(CUcontext context);
 
 /* external.c */
 void external_release(const struct block *block);
-/* Destroys the external memory that was imported into a context; what was mapped from it goes with the context's
- * blocks. */
+/* Destroys external memory that was imported into a context; its mappings are destroyed with the context's blocks. */
 void external_of_context_drop(CUcontext context);
 
-/* virtual.c: under driver.lock; NULL: no handle of physical memory */
+/* virtual.c: call with driver.lock held; NULL: no handle of physical memory */
 struct physical *physical_of(CUmemGenericAllocationHandle handle);
 void physical_drop(struct physical *physical);
-bool host_memory_is_physical(void); /* cuMemCreate makes host memory */
-/* What the card of an ordinal (-1: the host) may do with a mapping; under driver.lock. */
+bool host_memory_is_physical(void); /* whether cuMemCreate can make host memory */
+/* How the card of an ordinal (-1: the host) may access a mapping; call with driver.lock held. */
 CUmemAccess_flags access_of(const struct range *range, int device);
 
 /* multicast.c */
@@ -412,7 +410,7 @@ CUresult pool_default(int device, CUmemoryPool *out);
 struct place {
     CUdeviceptr base; /* of the allocation, or of the reserved range around a mapping */
     uint64_t size, id;
-    CUdeviceptr mapping; /* of VMM memory; no size: reserved, nothing mapped */
+    CUdeviceptr mapping; /* for VMM memory; size 0: reserved, but nothing mapped */
     uint64_t mapping_size;
     CUcontext context;
     CUmemoryPool pool;
@@ -425,47 +423,49 @@ struct place place_of(CUdeviceptr address);
 
 /* context.c */
 CUresult context_make(int device, unsigned flags, bool primary, unsigned api_version, CUcontext *out);
-/* The handle of a device's primary context, which is the same before, in and between its lives; NULL: no room. */
+/* The handle of a device's primary context, which stays the same before, during and between its lives; NULL: no
+ * room. */
 CUcontext context_primary(int device);
-/* storage.c: runs what libraries want to run before a context goes, without any lock; and, when it goes, forgets what
- * was put meanwhile */
+/* storage.c: storage_end runs the callbacks that libraries have registered for the end of a context, without any lock.
+ * storage_forget drops what was put meanwhile. */
 void storage_end(CUcontext context);
 void storage_forget(CUcontext context);
-/* memory.c: cuMemFree wherever it is called from; frees the host and managed memory of a context */
+/* memory.c: memory_free is cuMemFree for any caller; ranges_of_context_drop frees the host and managed memory of a
+ * context */
 CUresult memory_free(CUdeviceptr address);
 void ranges_of_context_drop(CUcontext context);
 
 /* green.c */
-/* The green context that is current; NULL: none. */
+/* The current green context; NULL: none. */
 CUgreenCtx current_green(void);
-/* A primary context goes, and its green contexts with it. */
+/* A primary context is destroyed together with its green contexts. */
 void greens_of_context_drop(CUcontext context);
-/* Waits for a context, or for a green one by its handle. */
+/* Waits for a context, or for a green context by its handle. */
 void context_wait(CUcontext context);
 
 /* streams.c */
 CUresult stream_resolve(CUstream handle, CUstream *out);
 CUstream stream_new(CUcontext context, unsigned flags, int priority);
-/* Once all launches up to this sequence have ended, so has everything issued to a stream. */
+/* When all launches up to this sequence have ended, all work issued to the stream has ended, too. */
 uint64_t stream_last(CUstream stream);
 CUresult stream_wait(CUstream stream);
 struct launch_shape {
     CUfunction function;
     unsigned grid[3], block[3], shared;
-    uint64_t argument; /* its first parameter, of a function that takes its time from it */
+    uint64_t argument; /* the first parameter, if the function's time depends on it */
     unsigned pointers;
-    /* words of its parameters that name memory; the parameters of a function that touches memory */
+    /* words of its parameters that name memory; parameters of a function that touches memory */
     uint64_t pointer[MAX_POINTERS], operand[3];
 };
 CUresult stream_launch(CUstream stream, const struct launch_shape *shape);
-/* What a stream has to do: the legacy stream waits for all blocking streams. */
+/* The mark of a stream's work: the legacy stream waits for all blocking streams. */
 struct sim_mark stream_mark(CUstream stream);
 bool stream_ended(CUstream stream);
-/* When its last kernel ends if nobody else has the card. */
+/* When the stream's last kernel ends if no other process has the card. */
 uint64_t stream_planned(CUstream stream);
-/* Gives the card something that takes time in a stream; 0: this process lost its place. */
+/* Occupies the card for some time in stream order; 0: this process lost its slot. */
 uint64_t stream_occupy(CUstream stream, uint64_t duration, uint32_t width, uint32_t group);
-/* Threads may launch on one stream at once. */
+/* Several threads may launch on one stream at once. */
 static inline void raise_to(_Atomic uint64_t *last, uint64_t sequence) {
     uint64_t now = atomic_load_explicit(last, memory_order_relaxed);
     while (now < sequence &&
@@ -473,24 +473,25 @@ static inline void raise_to(_Atomic uint64_t *last, uint64_t sequence) {
         ;
 }
 
-/* events.c: events whose work has ended get their times; the second only looks further where some wait for that card */
+/* events.c: set the times of events whose work has ended; the second form only continues if events wait for that
+ * card */
 void events_settle(void);
 void events_settle_some(int card);
-/* Records all up to a launch of a context. */
+/* Records an event after all launches of a context up to `last`. */
 void event_record_all(CUevent event, CUcontext context, uint64_t last);
-/* Whose words these are, as those of a stream, waits for an event. */
+/* Lets the owner of these two words (as in a stream) wait for an event. */
 void event_wait_by(CUevent event, int card, _Atomic uint64_t *waits, _Atomic uint64_t *until);
-/* Later work of a stream waits for what another one, of whatever card, has now to do; as far as that is known. */
+/* Later work of `stream` waits for the current work of `other`, on any card, as far as it is known. */
 void stream_follow(CUstream stream, CUstream other);
-/* Work of a stream begins no earlier, besides what is launched before it. */
+/* The earliest start of work in a stream, in addition to its earlier launches. */
 uint64_t stream_not_before(CUstream stream);
-/* Gives time on an engine of the stream's card to a copy in stream order; returns when it ends. */
+/* Gives a copy time on an engine of the stream's card, in stream order; returns when it ends. */
 uint64_t stream_engine(CUstream stream, enum sim_engine_kind engine, uint64_t duration);
 void copies_wait(CUcontext context);
 /* per_thread.c: this thread's own stream of a context; NULL: no room */
 CUstream stream_per_thread(CUcontext context);
 
-/* host.c: what runs on the host in stream order; tickets count host functions */
+/* host.c: host functions in stream order; tickets count them */
 CUresult host_launch(CUstream stream, CUhostFn function, void *data);
 bool host_done(uint64_t ticket);
 void host_wait(uint64_t ticket);
@@ -498,59 +499,59 @@ void host_wait(uint64_t ticket);
 /* durations.c */
 void duration_read(struct duration *duration, const char *name);
 void duration_free(struct duration *duration);
-/* Nanoseconds that the next launch takes. */
+/* Duration of the next launch in nanoseconds. */
 uint64_t duration_next(struct duration *duration, uint64_t blocks, uint64_t argument);
-/* The first parameter, where the function's time depends on it. */
+/* The first parameter, if the function's time depends on it. */
 uint64_t function_argument(CUfunction function, void **params, void **extra);
 
 /* touch.c: memory that launches touch */
 void touch_name(CUfunction function);
-/* Whether it matters what a launch touches. */
+/* Whether vgpu needs to know what a launch touches. */
 static inline bool touch_matters(CUfunction function) {
     return function->touch || driver.sim.timing.copies || driver.sim.timing.migrate ||
            atomic_load_explicit(&driver.mapped, memory_order_relaxed);
 }
-/* Keeps what a launch needs to know of its parameters. */
+/* Stores what a launch needs to know of its parameters. */
 void touch_read(struct launch_shape *shape, void **params, void **extra);
-/* Does what the kernel does; nanoseconds that it waits for memory which is not on the card. */
+/* Does the kernel's work on memory; returns the nanoseconds that it waits for memory that is not on the card. */
 uint64_t touch_launch(CUcontext context, const struct launch_shape *shape);
-/* Notes that a launch uses its mappings. */
+/* Records that a launch uses its mappings. */
 void touch_note(CUcontext context, const struct launch_shape *shape, uint64_t sequence);
-/* Under driver.lock: a mapping goes; whoever still uses it has failed. */
+/* Call with driver.lock held. A mapping is removed: a launch that still uses it fails. */
 void touch_unmap(const struct range *range);
-/* The memory of a kernel was not there. */
+/* The memory of a kernel was missing. */
 void context_fail(CUcontext context);
 
-/* managed.c: managed memory that comes and goes; under driver.lock but the last */
+/* managed.c: managed memory that comes and goes; call with driver.lock held, except for the last */
 struct managed *managed_new(int card, uint64_t size);
 void managed_free(struct managed *managed);
-/* Brings memory to the card, or away from it; what that takes in ns. */
+/* Bring memory to the card, or away from it; return the time in ns. */
 uint64_t managed_touch(const struct range *range, uint64_t address, uint64_t bytes, bool fault);
 uint64_t managed_leave(const struct range *range, uint64_t address, uint64_t bytes);
-/* Makes some room for so much of something else; false: there is nothing to make it of. */
+/* Makes some room for other memory of `bytes`; false: no managed memory can leave. */
 bool managed_give_way(int card, uint64_t bytes);
 
-/* bus.c: time of copies and fills. A bit of `arrays`: TO or FROM is the contents of an array. */
+/* bus.c: time of copies and fills. Bits of `arrays`: TO or FROM is the contents of an array. */
 enum { BUS_TO_ARRAY = 1, BUS_FROM_ARRAY = 2 };
 void bus_copy(CUstream stream, CUdeviceptr to, CUdeviceptr from, uint64_t bytes, unsigned arrays);
 void bus_set(CUstream stream, CUdeviceptr to, uint64_t bytes);
-/* Of unmapping, mapping or setting access, in the calling thread. */
+/* Time of unmapping, mapping or setting access, in the calling thread. */
 void bus_remap(uint64_t begin);
 
 /* lazy.c */
 bool loading_lazy(void);
-/* Loads the code of a function that has none yet. */
+/* Loads the code of a function if it is not loaded yet. */
 void function_load(CUfunction function);
 
 /* images.c: PTX, cubins and fatbins */
 struct image {
     const char *bytes;
     size_t size;
-    bool binary, compressed; /* a part of it, so that its names cannot be read */
+    bool binary, compressed; /* a part is compressed, so that its names cannot be read */
 };
-/* False: a driver would not load it. */
+/* False: a driver would not load the image. */
 bool image_read(const void *given, struct image *image);
-/* Calls visit for every variable whose name and size can be read; the name is not terminated. */
+/* Calls visit for every variable with a readable name and size; the name is not NUL-terminated. */
 void image_variables(const struct image *image, void (*visit)(CUmodule, const char *name, size_t length, uint64_t size),
                      CUmodule module);
 
@@ -559,12 +560,13 @@ void variables_read(CUmodule module, const struct image *image);
 void variables_free(CUmodule module);
 
 /* modules.c */
-/* Where libraries are loaded eagerly: all there are into a new context. */
+/* If libraries are loaded eagerly: loads all of them into a new context. */
 void libraries_of_context_load(CUcontext context);
 CUresult function_resolve(CUfunction handle, CUcontext context, CUfunction *out);
 void module_unload(CUmodule module);
 
-/* capture.c: what a stream under capture does instead. CUDA_ERROR_NOT_READY: the stream is not capturing. */
+/* capture.c: what a stream under capture does instead of the work. CUDA_ERROR_NOT_READY: the stream is not
+ * capturing. */
 CUresult capture_kernel(CUstream stream, const struct launch_shape *shape);
 CUresult capture_copy(CUstream stream, struct sides sides, CUdeviceptr to, CUdeviceptr from, size_t bytes);
 CUresult capture_set(CUstream stream, CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width,
@@ -574,20 +576,20 @@ CUresult capture_wait(CUstream stream, CUevent event);
 CUresult capture_host(CUstream stream, CUhostFn function, void *data);
 CUresult capture_alloc(CUstream stream, CUdeviceptr *out, size_t bytes);
 CUresult capture_free(CUstream stream, CUdeviceptr address);
-/* A stream goes: the capture that began on it ends without a graph, one that it joined breaks. */
+/* A stream is destroyed: a capture that began on it ends without a graph; a capture that it joined breaks. */
 void capture_abandon(CUstream stream);
-/* CUDA_ERROR_STREAM_CAPTURE_IMPLICIT where work of the legacy stream would wait for a stream under capture. */
+/* CUDA_ERROR_STREAM_CAPTURE_IMPLICIT if work of the legacy stream would wait for a stream under capture. */
 CUresult capture_implicit(CUstream stream);
-/* A capture that a stream takes part in becomes invalid. */
+/* Invalidates the capture in which a stream takes part. */
 void capture_break(CUstream stream);
-/* Whether a call that waits for the device must fail because of an open capture. */
+/* The error of a call that waits for the device while a capture is open. */
 CUresult capture_forbids(CUstream stream);
 /* transfer.c: contents */
 CUresult copy_bytes(struct sides sides, CUdeviceptr to, CUdeviceptr from, size_t bytes);
 CUresult set_elements(int device, CUdeviceptr to, size_t pitch, unsigned value, unsigned element, size_t width,
                       size_t height);
-/* mps.c: whether an MPS daemon is there, the multiprocessors that it leaves to this process, and those that the
- * device's attribute says: all of them only where contexts, not the device, are partitioned. */
+/* mps.c: whether an MPS daemon exists; the multiprocessors that it leaves to this process; and those that the device's
+ * attribute reports. The attribute reports all of them if MPS partitions contexts, not the device. */
 bool mps_enabled(void);
 unsigned mps_multiprocessors(void);
 unsigned mps_reported_multiprocessors(void);

@@ -9,7 +9,7 @@ struct CUgraphNode_st {
     struct object object;
     CUgraph graph;
     enum node_kind kind;
-    bool disabled; /* of an executable graph */
+    bool disabled; /* only in an executable graph */
     union {
         struct launch_shape kernel;
         struct {
@@ -26,7 +26,7 @@ struct CUgraphNode_st {
             CUhostFn function;
             void *data;
         } host;
-        CUdeviceptr address; /* of an allocation or of what is freed */
+        CUdeviceptr address; /* of the allocation, or of the freed memory */
     };
 };
 
@@ -34,8 +34,8 @@ struct CUgraph_st {
     struct object object;
     CUgraphNode *nodes;
     size_t count, room;
-    CUgraphExec exec; /* that stands for a graph with memory nodes, of which there can be one */
-    bool capturing;   /* not to be destroyed by an old handle of the same value */
+    CUgraphExec exec; /* the executable graph of a graph with memory nodes, of which there can be only one */
+    bool capturing;   /* a stale handle with the same value must not destroy it */
 };
 
 struct CUgraphExec_st {
@@ -44,16 +44,16 @@ struct CUgraphExec_st {
     CUgraph source;
     unsigned long long flags;
     size_t count;
-    struct CUgraphNode_st *nodes;  /* copies, in the order in which they run */
-    bool memory;                   /* whether there are memory nodes */
-    uint32_t cards;                /* a bit for each that the graph allocates on */
-    CUstream elsewhere[SIM_CARDS]; /* where its kernels of other cards than that of its launch run */
+    struct CUgraphNode_st *nodes;  /* copies, in execution order */
+    bool memory;                   /* there are memory nodes */
+    uint32_t cards;                /* a bit for each card on which the graph allocates */
+    CUstream elsewhere[SIM_CARDS]; /* streams for its kernels on cards other than the launch's card */
 };
 
 CUgraphNode graph_add(CUgraph graph, enum node_kind kind);
-/* All but what the node is and where. */
+/* Copies everything except the node's identity and place. */
 void node_copy(CUgraphNode to, const struct CUgraphNode_st *from);
-/* What a node of this kernel runs; `context`: where nothing else says on which card. */
+/* Reads what a kernel node runs; `context`: used if nothing else names the card. */
 CUresult graph_kernel(const CUDA_KERNEL_NODE_PARAMS *params, CUcontext context, struct launch_shape *shape);
 void graph_free(CUgraph graph);
 /* capture.c */
@@ -61,20 +61,20 @@ CUresult capture_exec(CUstream stream, CUgraphExec exec);
 
 /* graph_memory.c */
 bool graph_allocates(CUgraph graph);
-/* The address of a new allocation node: that of an earlier one of the same size that the graph has freed, or a new one;
- * 0: no room. */
+/* The address of a new allocation node: that of an earlier allocation of the same size that the graph has freed, else a
+ * new one; 0: no room. */
 CUdeviceptr graph_address(CUgraph graph, CUcontext context, size_t bytes);
-/* CUDA_ERROR_INVALID_VALUE where a free node of the graph cannot name this address. */
+/* CUDA_ERROR_INVALID_VALUE if no free node of the graph can name this address. */
 CUresult graph_address_check(CUgraph graph, CUdeviceptr address);
-/* Which cards the nodes allocate on. */
+/* The cards on which the nodes allocate. */
 uint32_t graph_cards(const struct CUgraphNode_st *nodes, size_t count);
-/* Before a launch: what an earlier one has left allocated is freed if the graph was instantiated so, else it is an
- * error. */
+/* Before a launch: memory that an earlier launch left allocated is freed, if the graph was instantiated so; else it is
+ * an error. */
 CUresult graph_memory_clear(CUgraphExec exec);
-/* Before a launch or an upload: the card gives what the graph needs beyond what the graphs of this process have
- * reserved. */
+/* Before a launch or an upload: reserves on the card what the graph needs beyond the reserve of this process's
+ * graphs. */
 CUresult graph_memory_reserve(CUgraphExec exec, CUstream stream);
-/* After it: until what the stream has now to do is done, nobody else can have that memory. */
+/* After a launch: until the stream's current work is done, no other graph can use that memory. */
 void graph_memory_occupied(CUgraphExec exec, CUstream stream);
 CUresult graph_memory_back(CUdeviceptr address);
 #endif

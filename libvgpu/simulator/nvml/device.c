@@ -1,4 +1,4 @@
-/* Which device is which, and what never changes about it. */
+/* Which device is which, and its constant properties. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,7 +73,7 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *text, nvmlDevice_t *devic
 }
 
 static void serial_of(nvmlDevice_t device, char out[32]) {
-    unsigned long number = strtoul(uuid_of(device) + 4, NULL, 16); /* follows the card, as the UUID does */
+    unsigned long number = strtoul(uuid_of(device) + 4, NULL, 16); /* derived from the UUID */
     snprintf(out, 32, "165%010lu", number);
 }
 
@@ -116,7 +116,7 @@ nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index) {
     return NVML_SUCCESS;
 }
 
-/* Of /dev/nvidiaN: the machine's number, also where a container sees few of the cards. */
+/* N of /dev/nvidiaN: the machine's number, even if a container sees only some cards. */
 nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor) {
     ENTER_DEVICE(device, minor);
     *minor = device->kind == DEVICE_CARD ? (unsigned)device->card : 0;
@@ -134,7 +134,7 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci) {
     return NVML_SUCCESS;
 }
 
-/* Version 2 has the same fields up to the subsystem; version 1 ends before it. Neither knows the long form of the
+/* Version 2 has the same fields up to the subsystem; version 1 ends before it. Neither has the long form of the
  * address. */
 nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_t *pci) {
     nvmlPciInfo_t full;
@@ -233,7 +233,7 @@ ANSWER(nvmlDeviceGetIrqNum, unsigned int, 64 + device->card)
 
 nvmlReturn_t nvmlDeviceGetInforomImageVersion(nvmlDevice_t device, char *version, unsigned int length) {
     ENTER_DEVICE(device, version);
-    /* such as 2G183-A800-001: unique to the board */
+    /* for example 2G183-A800-001: unique to the board */
     return put_text(version, length, library.sim.profile->part_number + 4);
 }
 
@@ -272,7 +272,8 @@ nvmlReturn_t nvmlDeviceGetRetiredPages(nvmlDevice_t device, nvmlPageRetirementCa
     return NVML_SUCCESS;
 }
 
-/* A card that can be partitioned is not, unless the profile is one of instances; the others do not know the mode. */
+/* A card that can be partitioned is not partitioned, unless the profile is one of MIG instances. Other cards do not
+ * know the mode. */
 nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending) {
     ENTER_DEVICE(device, current && pending);
     if (!library.sim.profile->mig_capable)

@@ -1,4 +1,4 @@
-/* Events: XIDs that vgpu_sim_inject_xid puts on a card. */
+/* Events: the XIDs that vgpu_sim_inject_xid sets on a card. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <time.h>
@@ -34,7 +34,7 @@ nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long
     return NVML_SUCCESS;
 }
 
-/* Reports what happens from now on. */
+/* Reports only events from now on. */
 nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set) {
     ENTER_DEVICE(device, set);
     unsigned long long supported;
@@ -54,7 +54,7 @@ nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long ty
 }
 
 static bool next_event(nvmlEventSet_t set, nvmlEventData_t *data) {
-    /* of MIG: the instances, told as their board's */
+    /* with MIG: the instances' events are reported for their board */
     for (int i = library.handles > library.count; i < library.handles; i++) {
         int card = library.devices[i].card;
         uint32_t count = atomic_load(&library.sim.state->cards[card].xid_count),
@@ -63,7 +63,7 @@ static bool next_event(nvmlEventSet_t set, nvmlEventData_t *data) {
             continue;
         set->seen[card] = count;
         if (!xid)
-            continue; /* cleared before anybody looked */
+            continue; /* cleared before a process looked */
         bool instance = library.devices[i].kind == DEVICE_INSTANCE;
         *data = (nvmlEventData_t){.device = &library.devices[instance ? 0 : i],
                                   .eventType = nvmlEventTypeXidCriticalError,

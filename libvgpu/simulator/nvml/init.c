@@ -1,4 +1,4 @@
-/* nvmlInit, versions, errors and what belongs to no device. */
+/* nvmlInit, versions, errors and calls that concern no device. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>

@@ -12,20 +12,20 @@
 
 struct nvmlDevice_st {
     int card;
-    enum { DEVICE_CARD, DEVICE_BOARD, DEVICE_INSTANCE } kind; /* a board of MIG instances; the instances follow it */
+    enum { DEVICE_CARD, DEVICE_BOARD, DEVICE_INSTANCE } kind; /* BOARD: a board of MIG instances, which follow it */
 };
 
 extern struct library {
     struct sim sim;
-    int count, handles; /* devices that are counted; those and the MIG instances */
-    int users;          /* of nvmlInit */
+    int count, handles; /* counted devices; counted devices plus MIG instances */
+    int users;          /* number of open nvmlInit calls */
     struct nvmlDevice_st devices[SIM_CARDS + 1];
 } library;
 
-/* Errors that every call shares: not initialised, no such device. */
+/* Errors that every call can return: not initialised, no such device. */
 nvmlReturn_t library_ready(void);
 nvmlReturn_t device_check(nvmlDevice_t device);
-/* The place of errors on demand. */
+/* Injects errors on demand. */
 #define INJECT()                                                                                                       \
     do {                                                                                                               \
         if (sim_faults_armed(&library.sim)) {                                                                          \
@@ -52,20 +52,20 @@ nvmlReturn_t device_check(nvmlDevice_t device);
     } while (0)
 
 nvmlReturn_t put_text(char *out, unsigned length, const char *text);
-/* Copies a list into a caller's array the way NVML does: the count says how many there are, too small an array is an
- * error. */
+/* Copies a list into a caller's array as NVML does: `count` returns the number of items; an array that is too small is
+ * an error. */
 nvmlReturn_t put_list(void *out, unsigned *count, const void *items, unsigned have, size_t size);
-/* The GPU instance that a card is; those of the smallest shape are numbered from 7. */
+/* The GPU instance of a card; instances of the smallest shape are numbered from 7. */
 static inline unsigned instance_of(int card) {
     return library.sim.profile->mig ? 7u + (unsigned)card : 0xffffffffu;
 }
 /* The pid of a slot's process in the caller's pid namespace; 0: the caller cannot see it. */
 unsigned pid_for_caller(uint32_t slot, const struct sim_process *process);
-/* What the device is made of: of a board of MIG instances the board, else the cards. */
+/* The profile of the device's hardware: of the board for MIG instances, else of the cards. */
 const struct sim_profile *profile_of(nvmlDevice_t device);
 /* Share of the last second in which the card was busy, in parts per million. */
 uint32_t device_share(nvmlDevice_t device);
-/* Whether the argument's version word, which names the size too, is the expected one. */
+/* Checks the argument's version word, which also contains the size. */
 #define CHECK_VERSION(argument, expected)                                                                              \
     do {                                                                                                               \
         if ((argument)->version != (expected))                                                                         \

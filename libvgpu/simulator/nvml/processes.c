@@ -1,17 +1,17 @@
-/* The processes on a card: those that hold a context or memory there, and that the caller can see. */
+/* The processes on a card: those that hold a context or memory there and that the caller can see. */
 #include <stdlib.h>
 
 #include "nvml/library.h"
 
 #define LISTED SIM_SLOTS
-#define CLOCK_ERROR_NS 1000000u /* between the clock of NVML's times and that of the samples */
+#define CLOCK_ERROR_NS 1000000u /* between NVML's clock and the clock of the samples */
 #define MODE_ALL 3u             /* NVML_PROCESS_MODE_ALL, which nvml.h of CUDA 12 does not have */
 
 static void release(void *array) {
     free(*(void **)array);
 }
 
-/* Memory of the heap while a function runs: threads have small stacks. */
+/* Heap memory for the time of a function: threads have small stacks. */
 #define ARRAY(type, name) __attribute__((cleanup(release))) type *name = calloc(LISTED, sizeof(type))
 
 struct user {
@@ -35,7 +35,7 @@ static unsigned users_of_card(int card, struct user *out, unsigned room) {
     return count;
 }
 
-/* A board has those of all its instances. */
+/* A board lists the processes of all its instances. */
 static unsigned users_of(nvmlDevice_t device, struct user *out) {
     if (device->kind != DEVICE_BOARD)
         return users_of_card(device->card, out, LISTED);
@@ -100,7 +100,7 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProc
     return NVML_SUCCESS;
 }
 
-/* Nothing draws here, and nobody runs a server for shared contexts. */
+/* No process draws graphics here, and there is no MPS server for shared contexts. */
 static nvmlReturn_t none(nvmlDevice_t device, unsigned int *count) {
     ENTER_DEVICE(device, count);
     *count = 0;
@@ -119,8 +119,7 @@ NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
 NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
 NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
 
-/* One sample per process that ran something between the last sample that the caller has seen, or a second ago, and the
- * newest one. */
+/* One sample per process that ran between the caller's last seen sample (or a second ago) and the newest sample. */
 static unsigned samples_of(nvmlDevice_t device, unsigned long long last, nvmlProcessUtilizationSample_t *out) {
     ARRAY(struct user, users);
     unsigned have = users ? users_of(device, users) : 0, count = 0;

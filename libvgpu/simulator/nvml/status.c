@@ -1,4 +1,4 @@
-/* What changes: memory, load, clocks, power, temperature. Clocks, power and temperature follow the load. */
+/* Changing values: memory, load, clocks, power, temperature. Clocks, power and temperature follow the load. */
 #include <string.h>
 
 #include "nvml/library.h"
@@ -24,7 +24,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
     return NVML_SUCCESS;
 }
 
-/* Version 1 counts what is reserved as used. */
+/* Version 1 counts reserved memory as used. */
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
     nvmlMemory_v2_t full = {.version = nvmlMemory_v2};
     ENTER_DEVICE(device, memory);
@@ -111,7 +111,7 @@ nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *milliwat
     return NVML_SUCCESS;
 }
 
-/* Since boot, as far as anybody can know: idle power over the uptime and the rest while kernels ran. */
+/* Energy since boot, estimated: idle power over the uptime, the rest while kernels ran. */
 nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, unsigned long long *millijoules) {
     ENTER_DEVICE(device, millijoules);
     const struct sim_profile *profile = library.sim.profile;

@@ -1,5 +1,4 @@
-/* How cards lie to each other and to the CPUs: pairs share a PCIe switch, the two halves of the cards a NUMA node each.
- */
+/* The position of cards: pairs share a PCIe switch, and each half of the cards has a NUMA node. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <unistd.h>
@@ -78,7 +77,7 @@ static nvmlReturn_t link_check(nvmlDevice_t device, unsigned link, const void *o
 }
 
 static bool link_active(void) {
-    return library.sim.state->card_count > 1; /* a lone card has nobody at the other end */
+    return library.sim.state->card_count > 1; /* a single card has no partner for a link */
 }
 
 nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link, nvmlEnableState_t *state) {
@@ -103,7 +102,7 @@ nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned int lin
     return result;
 }
 
-/* The links of a card go to the other cards in turn. */
+/* The links of a card lead to the other cards in turn. */
 nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci) {
     nvmlReturn_t result = link_check(device, link, pci);
     if (result)
@@ -115,7 +114,7 @@ nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned i
     for (int i = 0; i < library.count; i++)
         if (library.devices[i].card == remote.card)
             return nvmlDeviceGetPciInfo_v3(&library.devices[i], pci);
-    return NVML_ERROR_NO_PERMISSION; /* the other end is not in this container */
+    return NVML_ERROR_NO_PERMISSION; /* the other card is not in this container */
 }
 
 nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci) {

@@ -1,5 +1,5 @@
-/* Functions that the library has and the simulated boards do not support. Their arguments do not matter, so nvml.h
- * stays outside. */
+/* Functions that the library exports but the simulated boards do not support. Their arguments do not matter, so this
+ * file does not include nvml.h. */
 #include "common/state.h"
 
 int library_ready(void);

@@ -1,4 +1,4 @@
-/* HMAC (RFC 2104) of the hash MD2 (RFC 1319), which the CUDA runtime asks of its driver. */
+/* HMAC (RFC 2104) with the hash MD2 (RFC 1319), which the CUDA runtime requires from its driver. */
 #include <string.h>
 
 #include "runtime_check/md2.h"
@@ -46,7 +46,7 @@ static void md2_end(struct md2 *md2, uint8_t digest[MD2_BYTES]) {
     uint8_t padding = (uint8_t)(MD2_BYTES - md2->filled), checksum[MD2_BYTES];
     for (int i = 0; i < padding; i++)
         md2_add(md2, &padding, 1);
-    memcpy(checksum, md2->checksum, sizeof checksum); /* taking it as a block changes it */
+    memcpy(checksum, md2->checksum, sizeof checksum); /* adding it as a block changes the checksum */
     md2_add(md2, checksum, sizeof checksum);
     memcpy(digest, md2->state, MD2_BYTES);
 }

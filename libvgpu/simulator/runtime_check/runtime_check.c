@@ -1,10 +1,10 @@
-/* What the CUDA runtime asks to know that its driver is one. For tests of interoperability alone: only `make build` of
- * a developer's tree compiles this folder (SIM_RUNTIME_CHECK=1, see libvgpu/build.py). No wheel and no image contains
- * it, so there the runtime answers cudaErrorSymbolNotFound on the simulator.
+/* The check by which the CUDA runtime recognises its driver. Only for tests of interoperability: only `make build` of a
+ * developer's tree compiles this folder (SIM_RUNTIME_CHECK=1, see libvgpu/build.py). No wheel and no image contains it,
+ * so there the runtime returns cudaErrorSymbolNotFound on the simulator.
  *
- * Sources: the id, the two constants and what is hashed, in which order: ZLUDA (dark_api/src/lib.rs and
- * zluda/src/impl/driver.rs). That the hash is HMAC of MD2: its steps are those of RFC 1319 and RFC 2104, and the
- * runtimes 11.8 to 13.5 accept it. */
+ * Sources: ZLUDA (dark_api/src/lib.rs and zluda/src/impl/driver.rs) for the id, the two constants, and what is hashed
+ * in which order. The hash is HMAC of MD2: its steps are those of RFC 1319 and RFC 2104, and the runtimes 11.8 to 13.5
+ * accept it. */
 #include <string.h>
 #include <unistd.h>
 
@@ -31,7 +31,7 @@ static void add_cards(struct hmac_md2 *hmac) {
     }
 }
 
-/* The runtime asks three times at its start: with its own version, and that plus 1 and plus 2. */
+/* The runtime asks three times at its start: with its own version, and with that plus 1 and plus 2. */
 static CUresult check(unsigned version, uint64_t seconds, uint8_t answer[MD2_BYTES]) {
     if (!answer)
         return CUDA_ERROR_INVALID_VALUE;
@@ -57,6 +57,6 @@ static CUresult check(unsigned version, uint64_t seconds, uint8_t answer[MD2_BYT
 
 const void *const runtime_check_table[3] = {
     [0] = (void *)sizeof runtime_check_table,
-    [1] = (void *)check, /* seen: three times at the start of every runtime */
-    [2] = NULL,          /* never called; a driver 580 has a function here */
+    [1] = (void *)check, /* seen three times at the start of every runtime */
+    [2] = NULL,          /* never called; driver 580 has a function here */
 };

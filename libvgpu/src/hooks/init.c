@@ -41,8 +41,7 @@ static void learn_symbols(void) {
     DRIVER(cuInit);
 }
 
-/* Writes the hook's address into `pfn` only at the end, so that no other thread can read the driver's own address
- * there. */
+/* Writes to `pfn` only at the end, so that no other thread can read the driver's own address there. */
 static void answer(CUresult result, const char *symbol, void *found, void **pfn) {
     if (result == CUDA_SUCCESS && symbol && found) {
         learn_symbols();

@@ -1,4 +1,4 @@
-/* dlsym and dlvsym: unchanged, except that a hooked driver function is answered with its hook. dlopen: unchanged,
+/* dlsym and dlvsym: unchanged, except that they return the hook instead of a hooked driver function. dlopen: unchanged,
  * except that libraries opened with RTLD_DEEPBIND do not bypass the hooks.
  *
  * The exported entry points are a few instructions of assembler. They ask `vgpu_dlsym_answer` and otherwise jump (not

@@ -9,7 +9,8 @@
 #include "base/spin.h"
 #include "reserves/capture.h"
 
-/* step to which drivers round a pool's growth; if the real step is smaller, only too little is charged in advance */
+/* step to which drivers round a pool's growth; if the real step is smaller, part of the charge is given back
+ * afterwards */
 #define CHUNK (32ull << 20)
 #define DEVICES_ASKED 64 /* number of devices whose default pools are compared with an unknown handle */
 
