@@ -1,12 +1,11 @@
-/* Arrays: opaque memory with a format. Rows are kept without padding; the card is charged for the bytes of the
- * elements. */
+/* Arrays: opaque memory with a format. Rows have no padding; the card is charged for the bytes of the elements. */
 #include <sys/mman.h>
 
 #include "cuda/driver.h"
 
 /* depth counts layers or faces, which do not shrink from level to level */
 #define LAYERS (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)
-/* mapped later, from cuMemCreate memory */
+/* memory from cuMemCreate is mapped in later */
 #define NO_MEMORY_YET (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)
 
 static unsigned element_bytes(CUarray_format format) {
@@ -23,8 +22,7 @@ static unsigned element_bytes(CUarray_format format) {
     }
 }
 
-/* Fills in what follows from a descriptor; the bytes of a level of a mipmapped array are half as many in every
- * direction. */
+/* Fills in what follows from a descriptor. From level to level of a mipmapped array, every dimension is halved. */
 static CUresult describe(const CUDA_ARRAY3D_DESCRIPTOR *descriptor, CUarray array) {
     unsigned element = element_bytes(descriptor->Format);
     size_t rows = descriptor->Height ? descriptor->Height : 1, depth = descriptor->Depth ? descriptor->Depth : 1;

@@ -1,5 +1,5 @@
-/* Device memory by address. An address tells its size class and its slot, so that looking one up costs the same with
- * any number of blocks. */
+/* Device memory by address. The address contains the size class and the slot, so a lookup costs the same for any number
+ * of blocks. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 
 #include "cuda/driver.h"
 
-#define SMALLEST 9u /* blocks start on 512 bytes, as the driver's do */
+#define SMALLEST 9u /* blocks start at multiples of 512 bytes, like the driver's */
 #define CLASSES 32u
 #define CLASS_BITS 42u
 #define CHUNK 1024u
@@ -16,10 +16,10 @@
 
 static struct class {
     struct block *chunks[CHUNKS];
-    uint32_t used, free_list; /* slots ever used; free_list: slot + 1, 0: none */
+    uint32_t used, free_list; /* used: slots ever used; free_list: slot + 1, 0: none */
 } classes[CLASSES];
 static _Atomic int locked;
-static uint64_t last_id; /* even, where other memory has odd ones */
+static uint64_t last_id; /* even; other memory has odd ids */
 
 static void lock_blocks(void) {
     while (atomic_exchange_explicit(&locked, 1, memory_order_acquire))
@@ -94,7 +94,7 @@ struct block *block_find(CUdeviceptr address, CUdeviceptr *base) {
     return block && block->live && !block->absent && address - *base < block->size ? block : NULL;
 }
 
-/* Under the lock. */
+/* With the lock held. */
 static void drop(struct class *class, uint32_t slot, struct block *block) {
     block->live = 0;
     block->contents = NULL;
@@ -117,7 +117,7 @@ bool block_take(CUdeviceptr address, enum block_kind last, struct block *out) {
     lock_blocks();
     struct block *block = decode(address, &base);
     bool found = block && block->live && !block->absent && base == address && block->kind <= last;
-    if (found && block->kind == BLOCK_GRAPH) { /* the address stays the graph's */
+    if (found && block->kind == BLOCK_GRAPH) { /* the graph keeps the address */
         *out = *block;
         block->absent = true;
         block->contents = NULL;
@@ -163,8 +163,8 @@ char *zero_pages(uint64_t size) {
     return map == MAP_FAILED ? NULL : map;
 }
 
-/* The first touch of a block's contents, by whichever thread comes first. A program that frees the block meanwhile is
- * told that there is none: pages of the old size must not become those of the block that comes next. */
+/* Makes a block's contents at the first touch, by any thread. If the program frees the block meanwhile, the caller gets
+ * an error: pages of the old size must not become pages of the next block. */
 static CUresult touch(struct block *block, char **contents) {
     const uint64_t id = block->id, size = block->size;
     char *fresh = zero_pages(size);

@@ -1,6 +1,6 @@
-/* Time of copies and fills, where VGPU_SIM_TIME says that they take any. Between card and host memory their bytes cross
- * the bus; within a card they are read and written at the speed of its memory, by an engine or, as kernels are, by the
- * multiprocessors. Contents are copied at once (transfer.c), whatever the time is. */
+/* Time of copies and fills, if VGPU_SIM_TIME gives them time. Between card and host memory, the bytes cross the bus.
+ * Within a card, an engine or the multiprocessors (as for kernels) read and write them at the speed of the card's
+ * memory. The contents are always copied at once (transfer.c). */
 #include "cuda/driver.h"
 
 static bool in_host(CUdeviceptr address) {
@@ -25,7 +25,7 @@ static uint64_t within_card(uint64_t bytes) {
     return at_speed(bytes, driver.sim.timing.memory);
 }
 
-/* Until a copy ends its mappings must stay. */
+/* Until a copy ends, its mappings must stay. */
 static void note(CUcontext context, CUdeviceptr address, uint64_t end) {
     if (address < RESERVATION_WINDOW)
         return;
@@ -39,7 +39,7 @@ static void note(CUcontext context, CUdeviceptr address, uint64_t end) {
     pthread_mutex_unlock(&driver.lock);
 }
 
-/* As a kernel that fills the card. */
+/* Runs like a kernel that fills the card. */
 static uint64_t on_multiprocessors(CUstream stream, uint64_t ns) {
     int card = stream->context->card;
     events_settle_some(card);
@@ -55,7 +55,7 @@ void bus_copy(CUstream stream, CUdeviceptr to, CUdeviceptr from, uint64_t bytes,
         return;
     bool to_host = !(arrays & BUS_TO_ARRAY) && in_host(to), from_host = !(arrays & BUS_FROM_ARRAY) && in_host(from);
     if (to_host && from_host)
-        return; /* the processor does that */
+        return; /* the CPU does this */
     if (to_host != from_host && !driver.sim.timing.copies)
         return;
     uint64_t bus = driver.sim.timing.bus, ns = within_card(2 * bytes), end;

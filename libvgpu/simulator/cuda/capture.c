@@ -1,5 +1,5 @@
-/* Stream capture: a graph under construction and the streams that belong to it, the one it began on and those that
- * waited for an event of it. */
+/* Stream capture: a graph under construction, and the streams that belong to it. These are the stream on which the
+ * capture began, and streams that waited for an event of the capture. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -8,26 +8,27 @@
 
 #include "cuda/graph.h"
 
-#define MEMBERS 32 /* streams of one capture */
+#define MEMBERS 32 /* most streams of one capture */
 
 struct capture {
     CUgraph graph;
-    bool given; /* by the program, which keeps it */
+    bool given; /* the program has passed the graph and keeps it */
     CUstream origin;
     CUstreamCaptureMode mode;
     uint64_t id;
     long thread;
     bool invalid;
-    /* its streams, the origin first: how many nodes each made, and how many of each other stream's every next node of
-     * it comes after */
+    /* The capture's streams, the first one at index 0. `made`: number of nodes of each stream. `reached`: how many
+     * nodes of each other stream come before every next node of a stream. */
     unsigned members;
     uint32_t made[MEMBERS], reached[MEMBERS][MEMBERS];
-    uint32_t (*recorded)[MEMBERS]; /* the same at each recorded event */
+    uint32_t (*recorded)[MEMBERS]; /* `reached` at each recorded event */
     size_t records, room;
 };
 
-static _Atomic int open_captures, global_captures; /* not relaxed ones of all threads; those in global mode */
-static _Atomic int blocking_captures;              /* streams under capture that the legacy stream would wait for */
+/* captures in modes other than relaxed, over all threads; and those in global mode */
+static _Atomic int open_captures, global_captures;
+static _Atomic int blocking_captures; /* capturing streams for which the legacy stream would wait */
 
 static void join(CUstream stream, struct capture *capture) {
     stream->member = capture->members++;
@@ -53,7 +54,7 @@ static void break_blocking(void *handle, void *context) {
         stream->capture->invalid = true;
 }
 
-/* Work of the legacy stream waits for all blocking streams, and one that captures has nothing to wait for. */
+/* Work of the legacy stream waits for all blocking streams, but a capturing stream has no work to wait for. */
 CUresult capture_implicit(CUstream stream) {
     if (!atomic_load_explicit(&blocking_captures, memory_order_relaxed) || stream != stream->context->legacy)
         return CUDA_SUCCESS;
@@ -65,13 +66,13 @@ CUresult capture_implicit(CUstream stream) {
     return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
 }
 
-/* Not under capture: CUDA_ERROR_NOT_READY, or what is wrong about that. */
+/* The result without capture: CUDA_ERROR_NOT_READY, or the error of an implicit wait. */
 static CUresult elsewhere(CUstream stream) {
     CUresult result = capture_implicit(stream);
     return result ? result : CUDA_ERROR_NOT_READY;
 }
 
-/* The node that a call on a capturing stream becomes; CUDA_ERROR_NOT_READY when the stream does not capture. */
+/* Adds the node for a call on a capturing stream; CUDA_ERROR_NOT_READY: the stream is not capturing. */
 static CUresult captured(CUstream stream, enum node_kind kind, CUgraphNode *node) {
     struct capture *capture = stream->capture;
     if (!capture)
@@ -128,7 +129,7 @@ CUresult capture_host(CUstream stream, CUhostFn function, void *data) {
     return result;
 }
 
-/* A captured allocation has its address at once and its memory from the launch of the graph to a free node or
+/* A captured allocation has its address at once. It has memory from the graph's launch until a free node or
  * cuMemFree. */
 CUresult capture_alloc(CUstream stream, CUdeviceptr *out, size_t bytes) {
     CUgraphNode node;
@@ -157,8 +158,8 @@ CUresult capture_free(CUstream stream, CUdeviceptr address) {
     return result;
 }
 
-/* A graph that is launched into a capture becomes part of it, unless it has memory nodes, which no child graph may
- * have. */
+/* A graph launched into a capture becomes part of it. Exception: a graph with memory nodes, because a child graph may
+ * have none. */
 CUresult capture_exec(CUstream stream, CUgraphExec exec) {
     if (!stream->capture)
         return elsewhere(stream);
@@ -246,7 +247,8 @@ static void invalidate(void *handle, void *argument) {
         capture->invalid = offender->found = true;
 }
 
-/* The rules of cuThreadExchangeStreamCaptureMode: which captures make an unsafe call fail, and break by it. */
+/* The rules of cuThreadExchangeStreamCaptureMode: which captures make an unsafe call fail, and are invalidated by
+ * it. */
 CUresult capture_forbids(CUstream stream) {
     if (stream && stream->capture) {
         stream->capture->invalid = true;
@@ -274,7 +276,7 @@ static void count_capture(CUstreamCaptureMode mode, int by) {
         atomic_fetch_add(&global_captures, by);
 }
 
-/* Into a graph of the program, or a new one. */
+/* Begins a capture into a graph of the program, or into a new graph. */
 static CUresult begin(CUstream handle, CUstreamCaptureMode mode, CUgraph given) {
     CUstream stream;
     CUresult result = stream_resolve(handle, &stream);
@@ -339,7 +341,7 @@ static void leave(void *handle, void *capture) {
         ((CUevent)handle)->capture = NULL;
 }
 
-/* Its streams and events are as before it. */
+/* Ends a capture: its streams and events become ordinary again. */
 static void end(struct capture *capture, bool keep) {
     object_each(OBJECT_STREAM, leave, capture);
     object_each(OBJECT_EVENT, leave, capture);

@@ -1,13 +1,14 @@
-/* Contexts: primary ones, created ones, and each thread's stack of them. */
+/* Contexts: primary contexts, created contexts, and each thread's stack of contexts. */
 #include <string.h>
 
 #include "cuda/driver.h"
 
 #define STACK (int)(sizeof((struct thread_state *)0)->stack / sizeof(CUcontext))
 
-static pthread_mutex_t contexts = PTHREAD_MUTEX_INITIALIZER; /* creation and destruction, which take other locks */
+/* serialises creation and destruction, which take other locks */
+static pthread_mutex_t contexts = PTHREAD_MUTEX_INITIALIZER;
 
-/* Under `contexts`. */
+/* With `contexts` held. */
 static CUcontext primary_handle(int device) {
     if (!driver.primary_handle[device])
         driver.primary_handle[device] = object_new(OBJECT_PRIMARY_WAITING);
@@ -21,8 +22,8 @@ CUcontext context_primary(int device) {
     return handle;
 }
 
-/* Also a primary context that is not active: cuda.h on CUDA_ERROR_CONTEXT_IS_DESTROYED, which other calls then answer,
- * "or is a primary context which has not yet been initialized". */
+/* True also for a primary context that is not active. Other calls then return CUDA_ERROR_CONTEXT_IS_DESTROYED (cuda.h:
+ * "or is a primary context which has not yet been initialized"). */
 static bool may_be_current(CUcontext context) {
     return object_is(context, OBJECT_CONTEXT) || object_is(context, OBJECT_PRIMARY_WAITING);
 }
@@ -39,7 +40,7 @@ CUresult context_make(int device, unsigned flags, bool primary, unsigned api_ver
         uncharge(card, driver.sim.profile->context_bytes);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    if (primary) /* nothing is left of its last life */
+    if (primary) /* nothing of its last life may remain */
         memset((char *)context + sizeof context->object, 0, sizeof *context - sizeof context->object);
     context->device = device;
     context->card = card;
@@ -87,7 +88,7 @@ static void object_of(void *handle, void *context) {
         break;
     case OBJECT_EVENT:
         if (((CUevent)handle)->context == context)
-            ((CUevent)handle)->context = NULL; /* cuEventDestroy stays legal */
+            ((CUevent)handle)->context = NULL; /* cuEventDestroy stays allowed */
         break;
     case OBJECT_MODULE:
         if (((CUmodule)handle)->context == context)
@@ -129,8 +130,9 @@ static void destroy(CUcontext context) {
         object_free(context);
 }
 
-/* Destroys a context that is there, under `contexts`; not while libraries end what they keep for it, as they may call
- * the driver. If somebody retains the context meanwhile it stays, unless it is to go in any case. */
+/* With `contexts` held. Destroys an existing context. Releases `contexts` while libraries end what they keep for the
+ * context, because they may call the driver. If another thread retains the context meanwhile, it stays, unless
+ * `in_any_case`. */
 static void end(CUcontext context, bool in_any_case) {
     const uint64_t life = context->id;
     const int device = context->device;
@@ -347,7 +349,7 @@ CUresult cuCtxGetDevice(CUdevice *device) {
     return CUDA_SUCCESS;
 }
 
-/* The context a call names, or the current one for NULL. */
+/* The context that a call names; NULL: the current context. */
 static CUresult named(CUcontext handle, CUcontext *out) {
     if (!handle)
         return current_context(out);

@@ -1,4 +1,4 @@
-/* Devices and what they say about themselves. */
+/* Devices and their properties. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,7 +52,7 @@ CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
     return CUDA_SUCCESS;
 }
 
-/* The older form answers the board of a MIG instance. */
+/* For a MIG instance the older form returns the UUID of the board. */
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
     ENTER_DEVICE(device);
     if (!uuid)
@@ -132,7 +132,7 @@ CUresult cuDeviceGetLuid(char *luid, unsigned int *mask, CUdevice device) {
     return luid && mask ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE; /* Windows only */
 }
 
-/* Same for every profile; 0 for what is not listed: an ability that the simulated boards do not have. */
+/* Equal for every profile. Attributes that are not listed are 0: the simulated boards do not have that ability. */
 static const struct {
     CUdevice_attribute attribute;
     int value;
@@ -185,7 +185,7 @@ static const struct {
     {CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS, 1},
 };
 
-/* The CUDA version that brought an attribute about host memory; a driver before that answers an invalid value. */
+/* The CUDA version that introduced an attribute about host memory; older drivers return an error (invalid value). */
 static int known_since(CUdevice_attribute attribute) {
     return attribute == CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID                                   ? 12020
            : attribute < CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ? 0

@@ -506,7 +506,7 @@ uint64_t function_argument(CUfunction function, void **params, void **extra);
 
 /* touch.c: memory that launches touch */
 void touch_name(CUfunction function);
-/* Whether vgpu needs to know what a launch touches. */
+/* Whether the simulator needs to know what a launch touches. */
 static inline bool touch_matters(CUfunction function) {
     return function->touch || driver.sim.timing.copies || driver.sim.timing.migrate ||
            atomic_load_explicit(&driver.mapped, memory_order_relaxed);

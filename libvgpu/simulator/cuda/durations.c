@@ -1,12 +1,14 @@
-/* How long a kernel occupies its card. It computes nothing; its name says it, wherever the words stand in the name:
- *   ..._2ms  ..._100us  ..._500ns   one launch takes that long
- *   ..._10us_10ms                   several: the launches take turns
- *   ..._perblock_200ns              times the number of blocks
- *   ..._100us_sigma20               log-normal with that mean and a sigma of 20 %
- *   ..._arg_us                      as many microseconds (ns, ms) as its first parameter, an integer, says
- *   ..._meet2_1ms                   spins until the launch of the same number and name has started on 2 cards, then
- * goes on for 1 ms anything else                   10 us What is random comes from VGPU_SIM_SEED, the name and the
- * number of the launch in this process, so that runs repeat. */
+/* How long a kernel occupies its card. The kernel computes nothing; words anywhere in its name say the time:
+ * - ..._2ms, ..._100us, ..._500ns: one launch takes that long
+ * - ..._10us_10ms: several times, which the launches use in turn
+ * - ..._perblock_200ns: times the number of blocks
+ * - ..._100us_sigma20: log-normal with that mean and a sigma of 20 %
+ * - ..._arg_us: as many microseconds (ns, ms) as the first parameter, an integer, says
+ * - ..._meet2_1ms: spins until the launch of the same number and name has started on 2 cards, then runs for 1 ms
+ * - any other name: 10 us
+ *
+ * Random values come from VGPU_SIM_SEED, the name, and the number of the launch in this process, so that runs
+ * repeat. */
 #include <ctype.h>
 #include <math.h>
 #include <stdlib.h>
@@ -44,7 +46,7 @@ static uint64_t key_of(const char *name) {
     return key;
 }
 
-/* Factors of a log-normal distribution with mean 1 at equal steps of probability. The normal distribution is summed up
+/* Factors of a log-normal distribution with mean 1, at equal steps of probability. The normal distribution is summed
  * from its density. */
 static uint32_t *factors_of(double sigma) {
     uint32_t *factors = malloc(QUANTILES * sizeof *factors);
@@ -62,7 +64,7 @@ static uint32_t *factors_of(double sigma) {
 }
 
 void duration_read(struct duration *duration, const char *name) {
-    bool mangled = strncmp(name, "_Z", 2) == 0; /* there the argument types follow at once */
+    bool mangled = strncmp(name, "_Z", 2) == 0; /* in a mangled name the argument types follow directly */
     memset(duration, 0, sizeof *duration);
     for (const char *at = strchr(name, '_'); at; at = strchr(at + 1, '_')) {
         char *end;
@@ -121,7 +123,7 @@ uint64_t function_argument(CUfunction function, void **params, void **extra) {
         if (*extra == CU_LAUNCH_PARAM_BUFFER_POINTER)
             first = extra[1];
     uint64_t wide = 0;
-    if (first) /* of an image that does not tell, four bytes: right for small numbers of either size */
+    if (first) /* if the image does not tell the size: four bytes, which are right for small numbers of either size */
         memcpy(&wide, first, function->parameters > 0 && function->parameter_sizes[0] >= 8 ? 8 : 4);
     return wide;
 }

@@ -35,7 +35,7 @@ static struct entry {
 #undef PER_THREAD_UNSUPPORTED
 #define COUNT (sizeof entries / sizeof *entries)
 
-/* The driver knows these calls; the simulator does not play them. */
+/* The real driver has these calls; the simulator does not implement them. */
 #define ENTRY(base, symbol, version)
 #define PER_THREAD_ENTRY(base, symbol, version, per_thread, per_thread_version)
 #define PER_THREAD_UNSUPPORTED(base, symbol, version, variant, variant_version)                                        \
@@ -59,7 +59,7 @@ static void sort_entries(void) {
     qsort(entries, COUNT, sizeof *entries, by_base_and_version);
 }
 
-/* The newest variant that is not newer than the version; *known: the played driver has the base name. */
+/* The newest variant that is not newer than the version; *known: the simulated driver has the base name. */
 static void *find(const char *base, int version, bool per_thread, bool *known) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, sort_entries);
@@ -83,7 +83,7 @@ static void *find(const char *base, int version, bool per_thread, bool *known) {
     return found;
 }
 
-/* cuda.h on cuGetProcAddress: what is not found is no error, but NULL and a status. */
+/* cuda.h on cuGetProcAddress: an unknown name is no error, but gives NULL and a status. */
 CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, cuuint64_t flags,
                              CUdriverProcAddressQueryResult *status) {
     INJECT();
@@ -98,7 +98,7 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, cuuint
     return CUDA_SUCCESS;
 }
 
-/* Of CUDA 11.3: without a status, an error. */
+/* From CUDA 11.3: has no status, so an unknown name is an error. */
 CUresult cuGetProcAddress(const char *symbol, void **out, int version, cuuint64_t flags) {
     INJECT();
     CUresult result = cuGetProcAddress_v2(symbol, out, version, flags, NULL);

@@ -1,10 +1,10 @@
 /* Events. */
 #include "cuda/driver.h"
 
-#define RESOLUTION_NS 500u /* of an event's time: cuda.h says about 0.5 us */
+#define RESOLUTION_NS 500u /* resolution of an event's time: cuda.h says about 0.5 us */
 
 static pthread_mutex_t pending_lock = PTHREAD_MUTEX_INITIALIZER;
-/* Events that wait for a card, in the order of their recording. */
+/* By card: events that wait for it, in the order of their recording. */
 static struct {
     CUevent first, last;
 } pending[SIM_CARDS];
@@ -22,7 +22,7 @@ CUresult cuEventCreate(CUevent *out, unsigned int flags) {
     return CUDA_SUCCESS;
 }
 
-/* Under pending_lock. */
+/* With pending_lock held. */
 static void forget(CUevent event) {
     if (event->state != EVENT_PENDING)
         return;
@@ -45,13 +45,13 @@ static uint64_t measured(uint64_t time) {
     return time - time % RESOLUTION_NS;
 }
 
-/* What a driver call costs on hardware is spent here. */
+/* Spends the time that the driver call takes on hardware. */
 static void take_time(uint64_t begin, uint64_t cost) {
     while (cost && sim_now() < begin + cost)
         ;
 }
 
-/* Under pending_lock: an event whose work has ended gets its time while the card still knows it. */
+/* With pending_lock held. Sets the time of an event whose work has ended, while the card still knows it. */
 static bool settle(CUevent event) {
     if (event->state != EVENT_PENDING)
         return true;
@@ -64,8 +64,8 @@ static bool settle(CUevent event) {
     return true;
 }
 
-/* Called before every launch: a card keeps the end of a launch only until SIM_RING later ones were made, and no more
- * than SIM_IN_FLIGHT are open, so that an event behind an unfinished one is still settled in time. */
+/* Called before every launch. A card keeps the end of a launch only until SIM_RING later launches. At most
+ * SIM_IN_FLIGHT launches are open, so an event behind an unfinished launch still gets its time early enough. */
 void events_settle(void) {
     pthread_mutex_lock(&pending_lock);
     for (int card = 0; card < SIM_CARDS; card++)
@@ -101,7 +101,7 @@ CUresult cuEventDestroy(CUevent event) {
     return cuEventDestroy_v2(event);
 }
 
-/* What an event stands for from now on; `done`: that has ended already. */
+/* Sets the work that an event stands for; `done`: that work has ended already. */
 static void note(CUevent event, CUcontext context, struct sim_mark mark, uint64_t host, uint64_t not_before,
                  uint64_t planned, uint64_t now, bool done) {
     pthread_mutex_lock(&pending_lock);
@@ -153,7 +153,7 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int fla
     uint64_t cost = event->flags & CU_EVENT_DISABLE_TIMING ? 0 : driver.sim.timing.event_ns,
              copied = stream_not_before(stream);
     if (cost && copied > now) {
-        now = copied + cost; /* behind a copy it takes no turn: it would hold up what other streams launch meanwhile */
+        now = copied + cost; /* behind a copy the event takes no turn: it would delay later launches of other streams */
     } else if (cost) {
         events_settle_some(stream->context->card);
         mark = (struct sim_mark){stream_occupy(stream, cost, 0, 0), 0};
@@ -242,7 +242,7 @@ void event_wait_by(CUevent event, int card, _Atomic uint64_t *waits, _Atomic uin
     if (event_done(event) || !event->context)
         return;
     if (event->context->card == card) {
-        /* where kernels run side by side it waits for more than the event: for all that was launched before */
+        /* if kernels run side by side, the wait covers more than the event: all work launched before it */
         raise_to(waits, event->mark.launch > event->mark.prefix ? event->mark.launch : event->mark.prefix);
         raise_to(until, event->not_before);
     } else {

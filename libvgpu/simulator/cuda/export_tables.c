@@ -1,10 +1,9 @@
-/* cuGetExportTable: tables of functions that NVIDIA does not document and without which the CUDA runtime does not
- * start.
+/* cuGetExportTable: tables of functions that NVIDIA does not document, but that the CUDA runtime needs to start.
  *
- * What a slot means is known from two sources, named at each: ZLUDA (github.com/vosen/ZLUDA, dark_api/src/lib.rs),
- * which stands in for the driver, and what the runtimes 11.8, 12.1, 12.4, 12.9, 13.0 and 13.5 and cuBLAS ask of this
- * simulator ("seen"). A table begins with its size in bytes, but for that of storage.c. Slots of unknown meaning answer
- * CUDA_ERROR_NOT_SUPPORTED; no runtime calls one. */
+ * The meaning of a slot comes from two sources, named at each slot. One is ZLUDA (github.com/vosen/ZLUDA,
+ * dark_api/src/lib.rs), which replaces the driver. The other ("seen") is what the runtimes 11.8, 12.1, 12.4, 12.9, 13.0
+ * and 13.5 and cuBLAS ask of this simulator. A table begins with its size in bytes, except the table of storage.c.
+ * Slots of unknown meaning return CUDA_ERROR_NOT_SUPPORTED; no runtime calls one. */
 #include <string.h>
 
 #include "cuda/driver.h"
@@ -18,8 +17,8 @@ static CUresult unknown(void) {
 
 /* The runtime's own table ("CudartInterface"). */
 
-/* Neither starts the context nor holds it: the runtime asks for every device at its start, compares with
- * cuCtxGetCurrent, and makes the handle current before it retains the context. */
+/* Neither activates nor retains the context. At its start the runtime asks for every device and compares with
+ * cuCtxGetCurrent. It makes the handle current before it retains the context. */
 static CUresult primary_context(CUcontext *out, CUdevice device) {
     CUresult result = device_check(device);
     if (result || !out)
@@ -37,7 +36,7 @@ static CUresult load_fatbin(const void *fatbin, CUmodule *out, const void *a, co
 }
 
 static void unregister_wrapper(const void *wrapper) {
-    (void)wrapper; /* its modules go by cuModuleUnload, or with their contexts */
+    (void)wrapper; /* its modules are unloaded by cuModuleUnload, or with their contexts */
 }
 
 static CUresult load_compilers(void) {
@@ -46,7 +45,7 @@ static CUresult load_compilers(void) {
 
 const void *const runtime_table[13] = {
     [0] = SIZE(runtime_table),
-    [1] = (void *)cuModuleLoadFatBinary, /* of a wrapper; ZLUDA; not called by any runtime that was seen */
+    [1] = (void *)cuModuleLoadFatBinary, /* takes a wrapper; ZLUDA; no seen runtime calls it */
     [2] = (void *)primary_context,       /* ZLUDA; seen: once for each device */
     [3 ... 5] = (void *)unknown,         /* unknown, never called */
     [6] = (void *)load_wrapper,          /* ZLUDA; seen: 11.8, which has no cuLibraryLoadData */
@@ -56,7 +55,8 @@ const void *const runtime_table[13] = {
     [12] = (void *)load_compilers,       /* ZLUDA: loads the PTX compilers; seen: 13.5, once, at the first module */
 };
 
-/* Where a runtime looks which of its calls an attached tool wants to hear of ("ToolsRuntimeCallbackHooks"): none. */
+/* The runtime reads here which of its calls an attached tool wants to be notified of ("ToolsRuntimeCallbackHooks"):
+ * none. */
 
 static uint32_t callbacks[1024], domains[14];
 
@@ -77,7 +77,7 @@ static const void *const hooks_table[7] = {
     [6] = (void *)domains_wanted,                          /* ZLUDA; seen: once, at the start */
 };
 
-/* What a tool asks about threads ("ToolsTls"). */
+/* Queries of tools about threads ("ToolsTls"). */
 static const void *const thread_table[4] = {
     [0] = SIZE(thread_table),
     [1] = (void *)unknown,         /* unknown, never called */
@@ -85,7 +85,8 @@ static const void *const thread_table[4] = {
     [3] = (void *)unknown,         /* unknown, never called */
 };
 
-/* What a tool asks about contexts ("ToolsContext"). The runtime 13.5 calls none of it and does not start without. */
+/* Queries of tools about contexts ("ToolsContext"). The runtime 13.5 calls none of them, but does not start without the
+ * table. */
 
 static CUresult device_of(CUcontext context, CUdevice *out) {
     if (!out)
@@ -103,9 +104,9 @@ static const void *const context_table[95] = {
     [5 ... 94] = (void *)unknown,                              /* unknown, never called */
 };
 
-/* Checks of contexts: nothing is ever wrong with one. */
+/* Checks of contexts: every context passes. */
 
-/* A driver leaves *unwrapped as it is: seen by ZLUDA on hardware. */
+/* The driver leaves *unwrapped unchanged: ZLUDA has seen this on hardware. */
 static CUresult context_check(CUcontext context, unsigned *flags, const void **unwrapped) {
     (void)context, (void)unwrapped;
     if (flags)
@@ -124,8 +125,8 @@ static const void *const checks_table[15] = {
     [4 ... 14] = (void *)unknown,                        /* unknown, never called */
 };
 
-/* An id that is missing here, f8cff951-2146-8b4e-b9e2-fb469e7c0dd9, is asked for by 12.9 and newer before cuInit: they
- * start without that table, and nothing is known about it. */
+/* The runtimes 12.9 and newer also ask for the id f8cff951-2146-8b4e-b9e2-fb469e7c0dd9, before cuInit. They start
+ * without that table, and nothing is known about it. */
 static const struct table {
     uint8_t id[16];
     const void *const *slots;

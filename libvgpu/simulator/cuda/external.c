@@ -1,6 +1,5 @@
-/* Memory of another interface (Vulkan, a video encoder) that comes as a file descriptor. Whoever imports it pays for
- * it, from the import until the object and every buffer of it are gone: nobody else's memory in this simulator stands
- * for it. */
+/* Memory of another interface (Vulkan, a video encoder), imported as a file descriptor. The importing process pays for
+ * it until the object and all its buffers are gone: no other process of this simulator accounts for it. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -19,7 +18,7 @@ struct CUextMemory_st {
     bool destroyed;
 };
 
-/* Under driver.lock. */
+/* With driver.lock held. */
 static void drop(CUexternalMemory memory) {
     if (--memory->references)
         return;
@@ -34,7 +33,7 @@ CUresult cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMOR
     if (!out || !description || !description->size || description->flags & ~(unsigned)CUDA_EXTERNAL_MEMORY_DEDICATED)
         return CUDA_ERROR_INVALID_VALUE;
     if (description->type != CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD)
-        return CUDA_ERROR_NOT_SUPPORTED; /* the others belong to Windows and to NvSciBuf */
+        return CUDA_ERROR_NOT_SUPPORTED; /* the other types belong to Windows and to NvSciBuf */
     int fd = description->handle.fd;
     if (fstat(fd, &st) != 0 || (uint64_t)st.st_size < description->size)
         return CUDA_ERROR_INVALID_VALUE;

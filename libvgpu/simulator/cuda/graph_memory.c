@@ -1,24 +1,25 @@
-/* Memory of graphs. An allocation node has its address when it is made; the card gives memory at the first launch or
- * upload and gets it back by cuDeviceGraphMemTrim alone, as the CUDA programming guide has it: graphs of one stream
- * take turns in the same memory, those of streams that run at once need their own, and what a graph leaves allocated
- * nobody else can have until it is freed. */
+/* Memory of graphs. An allocation node has its address from its creation. The card provides memory at the first launch
+ * or upload, and gets it back only by cuDeviceGraphMemTrim.
+ *
+ * As in the CUDA programming guide: graphs of one stream use the same memory in turn; graphs of streams that run at
+ * once need memory of their own. No other graph can use memory that a graph leaves allocated, until it is freed. */
 #include <string.h>
 
 #include "cuda/graph.h"
 
-#define CHUNK (32 * MIB) /* as pools grow */
+#define CHUNK (32 * MIB) /* step of growth, as for pools */
 #define FINE (2 * MIB)   /* a page of device memory */
 #define TENANTS 64
 
-/* What the launches of one stream keep busy until its last one has finished. */
+/* The memory that the launches of one stream use until the last of them has finished. */
 struct tenant {
-    CUstream stream; /* compared, never followed */
-    int card;        /* which runs it */
+    CUstream stream; /* compared only, never dereferenced */
+    int card;        /* the card that runs the stream */
     uint64_t sequence, bytes;
 };
 
 static struct reserve {
-    uint64_t live; /* allocated and not freed */
+    uint64_t live; /* allocated and not yet freed */
     uint64_t reserved, reserved_high, used, used_high;
     struct tenant tenants[TENANTS];
     unsigned count;
@@ -36,7 +37,7 @@ bool graph_allocates(CUgraph graph) {
     return false;
 }
 
-/* How often the graph allocates an address more than it frees it; *known: it has a node about it. */
+/* How many more times the graph allocates an address than frees it; *known: the graph has a node with this address. */
 static int balance(CUgraph graph, CUdeviceptr address, bool *known) {
     int open = 0;
     *known = false;
@@ -88,7 +89,7 @@ static bool own(const struct CUgraphExec_st *exec, CUdeviceptr address) {
     return false;
 }
 
-/* The most that one run has allocated at once on a card, and what it leaves. */
+/* The most that one run has allocated on a card at once; *left: what the run leaves allocated. */
 static uint64_t peak_of(const struct CUgraphExec_st *exec, int card, uint64_t *left) {
     uint64_t now = 0, peak = 0;
     for (size_t i = 0; i < exec->count; i++) {
@@ -113,7 +114,7 @@ static struct tenant *tenant_of(struct reserve *reserve, CUstream stream) {
     return NULL;
 }
 
-/* Forgets streams that have finished; what the others keep busy. */
+/* Forgets streams that have finished; returns what the other streams use. */
 static uint64_t busy(struct reserve *reserve, CUstream except) {
     uint64_t bytes = 0;
     unsigned kept = 0;

@@ -1,9 +1,10 @@
-/* What a program changes of an executable graph. */
+/* Changes of an executable graph by the program. */
 #include <string.h>
 
 #include "cuda/graph.h"
 
-/* What keeps an executable graph from becoming like this one; an allocation has its address for good. */
+/* The difference that prevents the update of an executable graph to this graph; the address of an allocation can never
+ * change. */
 static CUgraphExecUpdateResult difference(CUgraphExec exec, CUgraph graph, CUgraphNode *at) {
     *at = NULL;
     if (exec->count != graph->count)
@@ -46,7 +47,7 @@ CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error_n
     return result;
 }
 
-/* The copy of a node that the graph had when it was instantiated; NULL: it had none, or is gone. */
+/* The executable copy of a node; NULL: the node came later, or is gone. */
 static struct CUgraphNode_st *copy_of(CUgraphExec exec, CUgraphNode node) {
     if (!object_is(exec, OBJECT_GRAPH_EXEC) || !object_is(node, OBJECT_NODE) || node->graph != exec->source)
         return NULL;

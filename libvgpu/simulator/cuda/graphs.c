@@ -54,7 +54,7 @@ CUresult cuGraphDestroy(CUgraph graph) {
     return CUDA_SUCCESS;
 }
 
-/* cuda.h: not of graphs with memory nodes. */
+/* cuda.h: graphs with memory nodes cannot be cloned. */
 CUresult cuGraphClone(CUgraph *out, CUgraph graph) {
     ENTER();
     if (!out || !object_is(graph, OBJECT_GRAPH))
@@ -74,7 +74,8 @@ CUresult cuGraphClone(CUgraph *out, CUgraph graph) {
     return clone ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Nodes run in the order of their creation; that satisfies every dependency, which can only name earlier nodes. */
+/* Nodes run in the order of their creation. That satisfies every dependency, because a dependency can only name an
+ * earlier node. */
 static CUresult explicit_node(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,
                               enum node_kind kind) {
     ENTER();
@@ -314,7 +315,7 @@ CUresult cuGraphInstantiate(CUgraphExec *out, CUgraph graph, CUgraphNode *error_
     return cuGraphInstantiate_v2(out, graph, error_node, log, size);
 }
 
-/* A kernel of another card than that of the launch runs there, behind the nodes before it. */
+/* Runs a kernel of another card on that card, behind the nodes before it. */
 static CUresult run_kernel(CUgraphExec exec, CUstream stream, const struct launch_shape *shape) {
     CUcontext context = shape->function->module->context;
     if (context->card == stream->context->card)

@@ -1,17 +1,16 @@
-/* Green contexts: parts of a primary context that have multiprocessors of their own. Everything made in one belongs to
- * the primary context, but for what is launched: that counts as the green context's, too. Source: cuda.h, "Green
- * Contexts". */
+/* Green contexts: parts of a primary context with their own multiprocessors. The primary context owns everything made
+ * in a green context; launches also count for the green context. Source: cuda.h, "Green Contexts". */
 #include <string.h>
 
 #include "cuda/driver.h"
 
 #define RESOURCE_MAGIC 0x76677075u
 
-/* What a resource of ours says about itself where cuda.h leaves room for the driver. */
+/* The simulator's data in a resource, where cuda.h leaves room for the driver. */
 struct inside {
     uint32_t magic;
     int device;
-    bool split; /* of a split: to be made a green context before it is split again */
+    bool split; /* the result of a split: it must become a green context before another split */
 };
 
 struct CUdevResourceDesc_st {
@@ -30,7 +29,7 @@ static unsigned granularity(void) {
     return driver.sim.profile->major >= 9 ? 8 : 2;
 }
 
-/* The least of a partition, by architecture: the guidelines of cuda.h of CUDA 12.4. */
+/* The smallest partition, by architecture: the guidelines in cuda.h of CUDA 12.4. */
 static unsigned least(void) {
     return driver.sim.profile->major >= 9 ? 8 : driver.sim.profile->major == 8 ? 4 : 2;
 }
@@ -109,7 +108,7 @@ CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *out, CUdevResource *resour
             return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
         multiprocessors += resources[i].sm.smCount;
     }
-    CUdevResourceDesc descriptor = object_new(OBJECT_DESCRIPTOR); /* for the life of the process */
+    CUdevResourceDesc descriptor = object_new(OBJECT_DESCRIPTOR); /* lives as long as the process */
     if (!descriptor)
         return CUDA_ERROR_OUT_OF_MEMORY;
     descriptor->device = inside_of(resources).device;
@@ -252,7 +251,7 @@ CUresult cuStreamGetGreenCtx(CUstream handle, CUgreenCtx *out) {
 
 struct captures {
     CUcontext base;
-    CUgreenCtx green; /* NULL: all of the context's */
+    CUgreenCtx green; /* NULL: all streams of the context */
     bool found;
 };
 
@@ -265,7 +264,7 @@ static void break_capture(void *handle, void *argument) {
     captures->found = true;
 }
 
-/* Records or waits for an event for a context, or a green one by its handle. */
+/* Checks a record or a wait of an event for a context, or for a green context by its handle. */
 static CUresult check(CUcontext context, CUevent event, bool record) {
     struct captures captures = {.base = context->green ? context->base : context, .green = context->green};
     if (!object_is(event, OBJECT_EVENT) || (record && event->context != captures.base))

@@ -1,12 +1,12 @@
-/* Host functions of streams: one thread calls them, in the order in which they were put in, each when the work before
- * it has ended. */
+/* Host functions of streams. One thread calls them in the order of submission, each when the work before it has
+ * ended. */
 #include <stdlib.h>
 
 #include "cuda/driver.h"
 
 struct job {
     struct job *next;
-    CUstream stream; /* what cuStreamAddCallback tells its function */
+    CUstream stream; /* argument of a function of cuStreamAddCallback */
     int card;
     uint64_t sequence, ticket, not_before;
     CUhostFn function;

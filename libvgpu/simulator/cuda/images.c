@@ -1,7 +1,5 @@
-/* Images as programs load them: PTX, cubins, and fatbins of both.
- * The parts of a fatbin are laid out as ZLUDA has them (github.com/vosen/ZLUDA, cuda_types/src/dark_api.rs,
- * "Fatbin...").
- */
+/* Images that programs load: PTX, cubins, and fatbins of both. The layout of a fatbin's parts is from ZLUDA
+ * (github.com/vosen/ZLUDA, cuda_types/src/dark_api.rs, "Fatbin..."). */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <elf.h>
@@ -16,7 +14,7 @@
 struct fatbin {
     uint32_t magic;
     uint16_t version, header_bytes;
-    uint64_t bytes; /* behind the header */
+    uint64_t bytes; /* after the header */
 };
 
 enum { PART_PTX = 1, PART_CUBIN = 2 };
@@ -29,7 +27,7 @@ struct part {
     uint64_t flags;
 };
 
-/* The part that begins at an offset of a fatbin; false: none. */
+/* The part that begins at an offset of a fatbin; false: there is none. */
 static bool part_at(const struct image *image, size_t offset, struct part *part) {
     if (offset + sizeof *part > image->size)
         return false;
@@ -77,7 +75,8 @@ bool image_read(const void *given, struct image *image) {
 
 typedef void visitor(CUmodule module, const char *name, size_t length, uint64_t size);
 
-/* Declarations such as `.visible .global .align 4 .b8 NAME[128];`: an instruction has no blank behind `.global`. */
+/* Finds declarations such as `.visible .global .align 4 .b8 NAME[128];`. In an instruction, no blank follows
+ * `.global`. */
 static void variables_of_ptx(const char *text, size_t size, visitor *visit, CUmodule module) {
     static const char *const spaces[] = {".global ", ".const "};
     const char *end = text + size;

@@ -1,4 +1,4 @@
-/* cuInit, the visible cards, and what every call checks first. */
+/* cuInit, the visible cards, and the checks at the start of every call. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <errno.h>
@@ -12,8 +12,8 @@
 
 struct driver driver = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* A page that a forked child finds empty, however it was forked: there the driver says that it is not initialised, as
- * the real one does. */
+/* A page that a forked child finds empty, for any kind of fork. There the driver reports that it is not initialised, as
+ * the real driver does. */
 static _Atomic int *ready;
 static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool initialised;
@@ -40,7 +40,7 @@ bool strict_about(const char *what) {
 
 static pthread_key_t thread_key;
 static pthread_once_t thread_once = PTHREAD_ONCE_INIT;
-/* only a pointer: the room for thread-local data of libraries that are opened late is small */
+/* only a pointer: libraries that are opened late have little room for thread-local data */
 static __thread struct thread_state *mine __attribute__((tls_model("initial-exec")));
 
 static void make_thread_key(void) {
@@ -52,7 +52,7 @@ static struct thread_state *new_thread_state(void) {
     pthread_once(&thread_once, make_thread_key);
     mine = calloc(1, sizeof *mine);
     if (!mine)
-        abort(); /* of a few hundred bytes; no entry point could say so */
+        abort(); /* only a few hundred bytes; no entry point could report this error */
     pthread_setspecific(thread_key, mine);
     return mine;
 }
@@ -102,7 +102,7 @@ void uncharge(int card, uint64_t bytes) {
     sim_uncharge(&driver.sim, card, bytes);
 }
 
-/* One entry of CUDA_VISIBLE_DEVICES: an index into the container's cards or the beginning of one UUID only. */
+/* One entry of CUDA_VISIBLE_DEVICES: an index into the container's cards, or an unambiguous beginning of a UUID. */
 static int visible_card(const char *name, size_t length, const int *cards, int count) {
     int found = -1;
     bool digits = length > 0 && length < 4;
@@ -115,7 +115,7 @@ static int visible_card(const char *name, size_t length, const int *cards, int c
     if (length < 5 || (strncasecmp(name, "GPU-", 4) != 0 && strncasecmp(name, "MIG-", 4) != 0))
         return -1;
     if (driver.sim.profile->mig && strncasecmp(driver.sim.state->board_uuid, name, length) == 0)
-        return count ? cards[0] : -1; /* a board stands for its first instance */
+        return count ? cards[0] : -1; /* a board means its first instance */
     for (int i = 0; i < count; i++)
         if (strncasecmp(driver.sim.state->cards[cards[i]].uuid, name, length) == 0) {
             if (found >= 0)
@@ -125,8 +125,8 @@ static int visible_card(const char *name, size_t length, const int *cards, int c
     return found;
 }
 
-/* CUDA C++ Programming Guide, "CUDA Environment Variables": devices behind the first invalid entry are not visible;
- * none when one is named twice. */
+/* CUDA C++ Programming Guide, "CUDA Environment Variables": devices after the first invalid entry are not visible. If
+ * one is named twice, no device is visible. */
 static void find_visible(void) {
     int cards[SIM_CARDS], count = sim_container_cards(&driver.sim, cards);
     const char *list = secure_getenv("CUDA_VISIBLE_DEVICES");

@@ -1,6 +1,6 @@
-/* Memory of one process in another by a handle that travels as plain bytes (cuIpc*). The exporter holds and pays for
- * the memory; its contents lie in DIR/shared.SLOT.GENERATION.BLOCK, which every importer maps. A handle is good while
- * its exporter lives and has not freed the memory; what an importer has mapped keeps its contents longer. */
+/* Memory of one process in another, by a handle that travels as plain bytes (cuIpc*). The exporter holds and pays for
+ * the memory. Its contents are in DIR/shared.SLOT.GENERATION.BLOCK, which every importer maps. A handle is valid while
+ * its exporter lives and has not freed the memory. An importer's mapping keeps the contents longer. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -28,7 +28,7 @@ static struct import {
     CUcontext context;
     CUdeviceptr address;
     unsigned count;
-} *imports; /* under driver.lock */
+} *imports; /* protected by driver.lock */
 
 static void path_of(const struct handle *handle, char path[300]) {
     snprintf(path, 300, "%s/shared.%u.%u.%llu", driver.sim.dir, handle->slot, handle->generation,
@@ -46,7 +46,7 @@ static bool own(const struct handle *handle) {
     return handle->slot == driver.sim.slot && handle->generation == driver.sim.generation;
 }
 
-/* Removes the files of exporters that are gone, or those of this process. */
+/* Removes the files of dead exporters, or those of this process. */
 static void sweep(bool mine) {
     DIR *dir = opendir(driver.sim.dir);
     for (struct dirent *entry; dir && (entry = readdir(dir));) {
@@ -60,10 +60,10 @@ static void sweep(bool mine) {
         closedir(dir);
 }
 
-static bool exported; /* under driver.lock */
+static bool exported; /* protected by driver.lock */
 
 __attribute__((destructor)) static void leave(void) {
-    /* not in a forked child, whose parent goes on */
+    /* not in a forked child, because its parent still uses the files */
     if (exported && driver.sim.self && driver.sim.self->pid == (int32_t)getpid())
         sweep(true);
 }
@@ -93,7 +93,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
     struct handle handle = handle_of(block);
     char *pages;
     size_t length;
-    /* from now on they stay where they are */
+    /* from now on the pages keep their address */
     CUresult result = view(block->context->device, base, block->size, true, &pages, &length);
     pthread_mutex_lock(&driver.lock);
     if (!result && !block->shared) {
@@ -156,7 +156,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle opaque, unsigned
     if (handle.magic != MAGIC || handle.card >= driver.sim.state->card_count)
         return CUDA_ERROR_INVALID_HANDLE;
     if (own(&handle))
-        return CUDA_ERROR_INVALID_CONTEXT; /* of memory that is this process's own */
+        return CUDA_ERROR_INVALID_CONTEXT; /* the memory belongs to this process itself */
     int device = 0;
     while (device < driver.count && driver.visible[device] != (int)handle.card)
         device++;

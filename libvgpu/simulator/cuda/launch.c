@@ -1,11 +1,11 @@
-/* Launches, and what can be asked of a function. */
+/* Launches, and queries about functions. */
 #include <string.h>
 
 #include "cuda/driver.h"
 
-/* cuda.h on cuLaunchKernel: a kernel of a library runs in the context of its stream, or in the current one on the NULL
- * stream. So nothing need be current where both are named. A function belongs to its module's context, which has to be
- * that of the stream. */
+/* cuda.h on cuLaunchKernel: a library's kernel runs in the context of its stream, or on the NULL stream in the current
+ * context. So no context need be current if the call names both. A function belongs to its module's context, which must
+ * be the stream's context. */
 static CUresult resolve(CUfunction *function, CUstream handle, CUstream *stream) {
     bool named = object_is(*function, OBJECT_KERNEL) && object_is(handle, OBJECT_STREAM);
     CUcontext current = NULL;
@@ -25,7 +25,7 @@ static CUresult resolve(CUfunction *function, CUstream handle, CUstream *stream)
     return CUDA_SUCCESS;
 }
 
-/* Of what the launch touches only its number is set: touch_read fills in the rest. */
+/* `pointers` of the shape holds only a count on entry: touch_read fills in the rest. */
 static CUresult launch(struct launch_shape *shape, CUstream handle, void **params, void **extra) {
     CUstream stream;
     if (!shape->function)
@@ -176,7 +176,7 @@ CUresult cuParamSetv(CUfunction function, int offset, void *data, unsigned int b
     return (void)offset, (void)bytes, data ? parameter_call(function) : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Those that may be set; a launch takes no notice of them. */
+/* Attributes that may be set; a launch ignores them. */
 #define FIRST_OF_CLUSTERS CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH
 static bool of_clusters(CUfunction_attribute attribute) {
     return attribute >= FIRST_OF_CLUSTERS && attribute <= CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE;
@@ -276,7 +276,7 @@ CUresult cuFuncGetName(const char **name, CUfunction function) {
     return CUDA_SUCCESS;
 }
 
-/* Known for entries of PTX; the parameters of a binary are not read. */
+/* Known for PTX entries; the simulator does not read the parameters of a binary. */
 static CUresult parameter_of(CUfunction function, size_t index, size_t *offset, size_t *size) {
     size_t at = 0;
     if (!offset || function->parameters < 0 || index >= (size_t)function->parameters)

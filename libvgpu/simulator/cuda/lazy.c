@@ -1,6 +1,6 @@
-/* When the code of functions is loaded, which takes time on the host. cuda.h (cuModuleGetLoadingMode,
- * cuLibraryLoadData, cuFuncIsLoaded) and the programming guide's "Lazy loading": with the module, or when a function is
- * first needed. */
+/* When the code of functions is loaded; loading takes time on the host. Code is loaded with the module, or when a
+ * function is first needed: cuda.h (cuModuleGetLoadingMode, cuLibraryLoadData, cuFuncIsLoaded) and the programming
+ * guide's "Lazy loading". */
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,7 +25,7 @@ CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode) {
 }
 
 void function_load(CUfunction function) {
-    /* one at a time; whoever needs the same one waits for it */
+    /* one load at a time; a thread that needs the same function waits for it */
     static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
     if (atomic_load_explicit(&function->loaded, memory_order_acquire))
         return;

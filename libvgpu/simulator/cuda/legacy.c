@@ -1,6 +1,6 @@
-/* The 32-bit entry points of CUDA 2 and 3. No device address of this driver fits into them, so those that take one fail
- * as wrong addresses do; what they do with host memory and arrays is real. Sizes that do not fit are cut to the largest
- * that does. */
+/* The 32-bit entry points of CUDA 2 and 3. Device addresses of this driver never fit into them, so calls with a device
+ * address fail as for a wrong address. Their work on host memory and arrays is real. Sizes that do not fit are cut to
+ * the largest value that does. */
 #include "cuda/driver.h"
 
 static unsigned narrow(size_t value) {
@@ -149,7 +149,7 @@ CUresult cuMemcpyDtoDAsync(CUdeviceptr_v1 to, CUdeviceptr_v1 from, unsigned int 
     return cuMemcpyDtoDAsync_v2(to, from, bytes, stream);
 }
 
-/* cuMemcpyDtoA_v2 takes host memory as a source, because HtoA is made of it */
+/* cuMemcpyDtoA_v2 accepts host memory as a source, because HtoA is built on it */
 CUresult cuMemcpyDtoA(CUarray to, unsigned int offset, CUdeviceptr_v1 from, unsigned int bytes) {
     ENTER();
     (void)offset, (void)from, (void)bytes;

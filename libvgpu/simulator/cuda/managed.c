@@ -1,8 +1,8 @@
-/* Managed memory that comes and goes, as where it oversubscribes a card (VGPU_SIM_TIME=managed=migrate).
+/* Managed memory that comes and goes, as when it oversubscribes a card (VGPU_SIM_TIME=managed=migrate).
  *
- * It comes by groups of 2 MiB, the largest that the driver moves at once, when a launch touches them, and goes in the
- * order in which groups were touched last, of whichever process. Both cost their bytes over the bus, coming by a fault
- * its time besides. Contents are pages of the program, wherever the group is said to be. */
+ * Memory comes to the card in groups of 2 MiB, the largest that the driver moves at once, when a launch touches them.
+ * The group touched longest ago leaves first, in any process. Both directions cost bus time for the bytes; a fault
+ * costs its own time in addition. The contents are always pages of the program. */
 #include <stdlib.h>
 
 #include "cuda/driver.h"
@@ -13,7 +13,7 @@ struct group {
     struct group *newer, *older;
     struct managed *of;
     uint64_t touched;
-    bool here; /* on the card, and in its list; others may have taken the oldest */
+    bool here; /* on the card, and in the card's list; other processes may have taken the oldest groups */
 };
 
 struct managed {
@@ -25,7 +25,8 @@ struct managed {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* taken after driver.lock */
 static struct {
     struct group *newest, *oldest;
-    uint64_t debt_ns; /* of groups that went for something else than a launch: the next launch that touches any pays */
+    /* for groups that left for other reasons than a launch: the next launch that touches a group pays */
+    uint64_t debt_ns;
 } cards[SIM_CARDS];
 
 static uint64_t bytes_of(const struct group *group) {
@@ -37,7 +38,7 @@ static uint64_t bus_ns(uint64_t bytes) {
     return driver.sim.timing.bus ? bytes * 1000 / driver.sim.timing.bus : 0;
 }
 
-/* Under the lock, as all below. */
+/* With the lock held, like all functions below. */
 static void take_out(struct group *group) {
     int card = group->of->card;
     *(group->newer ? &group->newer->older : &cards[card].newest) = group->older;
@@ -60,7 +61,7 @@ static uint64_t go(struct group *group, bool lost) {
     return bus_ns(bytes_of(group));
 }
 
-/* Finds out what others have taken. */
+/* Removes the groups that other processes have taken. */
 static void settle(int card) {
     while (cards[card].oldest && driver.sim.self && atomic_load(&driver.sim.self->cards[card].taken))
         go(cards[card].oldest, true);
@@ -70,7 +71,7 @@ static uint64_t oldest_ns(int card) {
     return cards[card].oldest ? cards[card].oldest->touched : SIM_NEVER;
 }
 
-/* What is oldest makes room, here or in another process; nanoseconds, 0: there is nothing. */
+/* Makes room by removing the oldest group, here or in another process. Returns nanoseconds; 0: there is no group. */
 static uint64_t make_room(int card, uint64_t bytes) {
     uint64_t taken = sim_managed_take(&driver.sim, card, bytes, oldest_ns(card));
     if (taken)
@@ -83,7 +84,7 @@ static void tell(int card) {
         atomic_store(&driver.sim.self->cards[card].oldest_ns, oldest_ns(card));
 }
 
-/* What is not on the card and finds no room is used over the bus. */
+/* A group that finds no room on the card is used over the bus. */
 static uint64_t come(struct group *group, bool fault) {
     uint64_t bytes = bytes_of(group), ns = bus_ns(bytes) + (fault ? driver.sim.timing.fault_ns : 0);
     int card = group->of->card;
@@ -125,7 +126,7 @@ void managed_free(struct managed *managed) {
     free(managed);
 }
 
-/* From the address on, and then from the beginning. */
+/* Touches `bytes` from the address on, then from the range's beginning. */
 uint64_t managed_touch(const struct range *range, uint64_t address, uint64_t bytes, bool fault) {
     struct managed *managed = range->managed;
     uint64_t first = (address - range->base) / GROUP, count = (bytes + GROUP - 1) / GROUP;

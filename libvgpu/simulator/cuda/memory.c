@@ -92,8 +92,8 @@ CUresult memory_free(CUdeviceptr address) {
     return result;
 }
 
-/* Waits for the device in effect, so that a capture forbids it, and may change what a graph under construction names.
- */
+/* In effect this waits for the device, so a capture forbids it. It may also free memory that a graph under construction
+ * names. */
 CUresult cuMemFree_v2(CUdeviceptr address) {
     ENTER();
     if (!address)
@@ -118,7 +118,7 @@ void ranges_of_context_drop(CUcontext context) {
     pthread_mutex_unlock(&driver.lock);
 }
 
-/* Host memory of the program's address space that the driver knows about. */
+/* Host memory in the program's address space that the driver knows. */
 static CUresult map_host(CUcontext context, void **out, size_t bytes, enum range_kind kind, unsigned flags,
                          struct managed *managed) {
     char *pages = zero_pages(bytes);
@@ -240,7 +240,7 @@ CUresult cuMemHostUnregister(void *address) {
     return result;
 }
 
-/* Advice moves nothing here. */
+/* Advice has no effect here. */
 static CUresult advise(CUdeviceptr address, size_t bytes) {
     ENTER();
     struct place place = place_of(address);
@@ -248,7 +248,7 @@ static CUresult advise(CUdeviceptr address, size_t bytes) {
                                                                                 : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Reading much is advice about no place in particular. */
+/* Advice about reading, and taking a preference back, name no location. */
 static bool names_place(CUmem_advise advice) {
     return advice != CU_MEM_ADVISE_SET_READ_MOSTLY && advice != CU_MEM_ADVISE_UNSET_READ_MOSTLY &&
            advice != CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION;

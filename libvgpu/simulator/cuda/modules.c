@@ -1,6 +1,5 @@
-/* Modules, libraries and their functions.
- * Names come from `.entry NAME` of PTX and `.text.NAME` of a cubin. An image that shows none, or of which a part is
- * compressed, has every name that is asked for. */
+/* Modules, libraries and their functions. Names come from `.entry NAME` in PTX and `.text.NAME` in a cubin. If an image
+ * shows no name, or a part is compressed, every requested name exists. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <stdio.h>
@@ -83,7 +82,7 @@ static void scan(CUmodule module, const char *image, size_t size, const char *ma
     }
 }
 
-/* Whether there may be more of them. */
+/* Whether there may be further names. */
 static bool read_names(CUmodule module, const struct image *image) {
     scan(module, image->bytes, image->size, ".entry ");
     scan(module, image->bytes, image->size, ".text.");
@@ -112,7 +111,7 @@ static CUresult load(CUcontext context, const void *given, CUmodule *out) {
     return CUDA_SUCCESS;
 }
 
-/* The module of a library in a context, loaded at its first use there; under driver.lock. */
+/* The module of a library in a context, loaded at its first use there; call with driver.lock held. */
 static CUresult module_of(CUlibrary library, CUcontext context, CUmodule *out) {
     for (unsigned i = 0; i < library->module_count; i++)
         if (library->modules[i]->context == context) {
@@ -179,7 +178,7 @@ static char *read_file(const char *path) {
         return NULL;
     if (fseek(file, 0, SEEK_END) == 0) {
         long size = ftell(file);
-        bytes = size >= 0 ? calloc(1, (size_t)size + 64) : NULL; /* headers are read without a size to compare with */
+        bytes = size >= 0 ? calloc(1, (size_t)size + 64) : NULL; /* headers are read without a check against the size */
         rewind(file);
         if (bytes && fread(bytes, 1, (size_t)size, file) != (size_t)size) {
             free(bytes);
@@ -319,7 +318,7 @@ CUresult cuLibraryLoadData(CUlibrary *out, const void *code, CUjit_option *jit, 
 static void load_from(void *library, void *context) {
     CUmodule module;
     pthread_mutex_lock(&driver.lock);
-    module_of(library, context, &module); /* where there is no room its first use tries again */
+    module_of(library, context, &module); /* without room, the first use tries again */
     pthread_mutex_unlock(&driver.lock);
 }
 

@@ -1,6 +1,6 @@
-/* Multicast objects: one address for the memory of several cards. Only special instructions of kernels use such an
- * address, and simulated kernels compute nothing, so an object is its rules: which cards take part, and what is bound
- * where. It costs no memory of its own; what is bound stays until it is unbound. */
+/* Multicast objects: one address for the memory of several cards. Only special kernel instructions use such an address,
+ * and simulated kernels compute nothing. So an object only has rules: which cards take part, and what is bound where.
+ * It costs no memory itself; bound memory stays until it is unbound. */
 #include <stdlib.h>
 
 #include "cuda/driver.h"
@@ -8,7 +8,7 @@
 #define GRANULARITY (2 * MIB)
 
 struct multicast {
-    unsigned wanted, devices; /* how many cards; a bit for each ordinal that was added */
+    unsigned wanted, devices; /* number of cards; a bit for each added ordinal */
     struct binding {
         struct binding *next;
         struct physical *memory;
@@ -62,7 +62,7 @@ CUresult cuMulticastCreate(CUmemGenericAllocationHandle *out, const CUmulticastO
     return CUDA_SUCCESS;
 }
 
-/* Under driver.lock, as the helpers below. */
+/* With driver.lock held, like the helpers below. */
 static void unbind(struct binding **at) {
     struct binding *binding = *at;
     *at = binding->next;
@@ -105,7 +105,7 @@ static CUresult bind(struct physical *object, size_t offset, struct physical *me
     struct multicast *multicast = object->multicast;
     int device = memory->properties.location.id;
     if ((unsigned)__builtin_popcount(multicast->devices) < multicast->wanted)
-        return CUDA_ERROR_INVALID_VALUE; /* all cards come first */
+        return CUDA_ERROR_INVALID_VALUE; /* all cards must be added first */
     if (!(multicast->devices >> device & 1))
         return CUDA_ERROR_INVALID_DEVICE;
     for (struct binding *binding = multicast->bindings; binding; binding = binding->next)
@@ -121,7 +121,7 @@ static CUresult bind(struct physical *object, size_t offset, struct physical *me
     return CUDA_SUCCESS;
 }
 
-/* `device`: where the memory must be; -1: wherever it is. */
+/* `device`: the required place of the memory; -1: any place. */
 static CUresult bind_memory(CUmemGenericAllocationHandle handle, int device, size_t offset,
                             CUmemGenericAllocationHandle memory, size_t memory_offset, size_t size,
                             unsigned long long flags) {

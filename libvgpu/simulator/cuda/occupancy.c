@@ -1,4 +1,4 @@
-/* Questions of occupancy. Kernels have no code here: they need no registers and no static shared memory. */
+/* Occupancy queries. Kernels have no code here, so they need no registers and no static shared memory. */
 #include "cuda/driver.h"
 
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction handle, int threads,
@@ -62,7 +62,7 @@ CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, CUfunction handl
     return CUDA_SUCCESS;
 }
 
-/* NVIDIA's programming guide, "Thread Block Clusters": 8 blocks are portable, from 9.0 on. */
+/* NVIDIA's programming guide, "Thread Block Clusters": 8 blocks are portable, from compute capability 9.0 on. */
 #define PORTABLE_CLUSTER 8
 
 static CUresult cluster_of(CUfunction handle, const CUlaunchConfig *config, int *blocks) {
@@ -83,7 +83,7 @@ CUresult cuOccupancyMaxPotentialClusterSize(int *size, CUfunction function, cons
     return size ? cluster_of(function, config, size) : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* As many as have a multiprocessor for each block, of the size that the launch names. */
+/* The number of clusters that fit if each block of the launch's size gets a multiprocessor. */
 CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction function, const CUlaunchConfig *config) {
     INJECT();
     int blocks;

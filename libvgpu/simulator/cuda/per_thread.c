@@ -1,5 +1,5 @@
-/* The stream that every thread has of its own, and the `_ptsz` and `_ptds` variants, for programs built with a default
- * stream per thread: there no stream means this thread's stream. */
+/* The per-thread default stream, and the `_ptsz` and `_ptds` variants. They are for programs built with a per-thread
+ * default stream: there, stream 0 means this thread's stream. */
 #include "cuda/driver.h"
 
 struct wanted {
@@ -15,7 +15,7 @@ static void find_own(void *handle, void *argument) {
         wanted->found = stream;
 }
 
-/* A thread has one such stream in every context: it must find it again, with a capture that it has open, after using
+/* A thread has one such stream in every context. It must find the same stream, with its open capture, after using
  * another context. */
 CUstream stream_per_thread(CUcontext context) {
     struct thread_state *thread = thread_state();

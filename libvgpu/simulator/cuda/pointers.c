@@ -1,9 +1,9 @@
-/* What can be asked about a pointer. */
+/* Queries about pointers. */
 #include <string.h>
 
 #include "cuda/driver.h"
 
-/* Of the card whose access an attribute tells. */
+/* The card whose access an attribute reports. */
 static int ordinal_here(void) {
     CUcontext context;
     return current_context(&context) == CUDA_SUCCESS ? context->device : 0;
@@ -99,7 +99,7 @@ static int ordinal_of(int card) {
     return CU_DEVICE_CPU;
 }
 
-/* Of a reservation without a mapping only its range and that nothing is mapped are known. */
+/* For a reservation without a mapping, the driver only knows its range, and that nothing is mapped. */
 static bool known_of_reservation(CUpointer_attribute attribute) {
     return attribute == CU_POINTER_ATTRIBUTE_MAPPED || attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR ||
            attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE || attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID ||
@@ -171,7 +171,7 @@ static size_t attribute_size(CUpointer_attribute attribute) {
     }
 }
 
-/* Unlike the single query: nothing is wrong with an unknown pointer, its attributes are 0. */
+/* Unlike the single query, an unknown pointer is no error: its attributes are 0. */
 CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data, CUdeviceptr address) {
     ENTER();
     if (!count || !attributes || !data)

@@ -1,6 +1,6 @@
-/* Stream-ordered allocation. A pool reserves memory of the card in chunks and hands out parts of it; what is free of it
- * goes back to the card when the program synchronises, down to the release threshold, and before an allocation of this
- * process is refused. */
+/* Stream-ordered allocation. A pool reserves memory of the card in chunks and hands out parts of it. Free memory of a
+ * pool goes back to the card when the program synchronises, down to the release threshold. It also goes back before an
+ * allocation of this process is refused. */
 #include <string.h>
 
 #include "cuda/driver.h"
@@ -37,7 +37,7 @@ CUresult pool_default(int device, CUmemoryPool *out) {
     return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Under the pool's lock. */
+/* With the pool's lock held. */
 static void trim(CUmemoryPool pool, uint64_t keep) {
     uint64_t floor = round_up(pool->used, CHUNK);
     if (keep > floor)
@@ -51,14 +51,14 @@ static void trim(CUmemoryPool pool, uint64_t keep) {
 static void trim_one(void *handle, void *card) {
     CUmemoryPool pool = handle;
     if (pool->card != *(int *)card || pthread_mutex_trylock(&pool->lock) != 0)
-        return; /* a busy pool decides for itself */
+        return; /* a pool in use trims itself */
     if (pool->reserved > pool->threshold)
         trim(pool, pool->threshold);
     pthread_mutex_unlock(&pool->lock);
 }
 
 void pools_trim(int card) {
-    static _Atomic int exist; /* programs without pools synchronise as fast as before */
+    static _Atomic int exist; /* programs without pools must synchronise as fast as before */
     if (!exist) {
         for (int i = 0; i < driver.count && !exist; i++)
             exist = driver.default_pool[i] || driver.current_pool[i];
@@ -107,7 +107,7 @@ static CUresult allocate(CUcontext context, CUdeviceptr *out, uint64_t bytes, CU
     return result;
 }
 
-/* Under the pool's lock, which goes with it. */
+/* With the pool's lock held; destroys the lock, too. */
 static void end(CUmemoryPool pool) {
     uncharge(pool->card, pool->reserved);
     pthread_mutex_unlock(&pool->lock);
@@ -217,7 +217,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
     if (props->location.id < 0 || props->location.id >= driver.count)
         return CUDA_ERROR_INVALID_DEVICE;
     CUmemoryPool pool, fallback;
-    CUresult result = pool_default(props->location.id, &fallback); /* its existence makes synchronisation trim pools */
+    CUresult result = pool_default(props->location.id, &fallback); /* once it exists, synchronisation trims pools */
     if (result)
         return result;
     pool = pool_new(props->location.id, false, props->maxSize, props->handleTypes);
@@ -253,7 +253,7 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
     return CUDA_SUCCESS;
 }
 
-/* Under the pool's lock. */
+/* With the pool's lock held. */
 static CUresult attribute_of(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
     switch (attribute) {
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: *(int *)value = pool->reuse[0]; break;
@@ -285,7 +285,7 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
     return result;
 }
 
-/* Under the pool's lock. */
+/* With the pool's lock held. */
 static CUresult set_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, const void *value) {
     switch (attribute) {
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: pool->reuse[0] = *(const int *)value; break;

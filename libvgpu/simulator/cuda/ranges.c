@@ -1,5 +1,5 @@
-/* Host, managed, reserved and mapped ranges, in two arrays ordered by address: reservations, and everything that has
- * contents. */
+/* Host, managed, reserved and mapped ranges, in two arrays ordered by address: one for reservations, one for everything
+ * with contents. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +14,7 @@ static struct list *list_of(enum range_kind kind) {
     return &lists[kind == RANGE_RESERVED];
 }
 
-/* First item that ends above the address. */
+/* The first item that ends above the address. */
 static size_t position(const struct list *list, uint64_t address) {
     size_t low = 0, high = list->count;
     while (low < high) {

@@ -1,9 +1,9 @@
-/* Physical memory that other processes hold too: shareable handles are file descriptors (cuMemExportToShareableHandle).
+/* Physical memory that several processes hold: shareable handles are file descriptors (cuMemExportToShareableHandle).
  *
- * The file's first page says what the memory is, who pays for it and who holds it; the contents follow. One holder
- * pays: the creator at first. When it lets go while others hold the memory, the bytes move to one of them, as the
- * driver frees memory only with its last holder. A payer that dies is replaced by the next holder that asks the card
- * for anything (shareable_adopt). */
+ * The file's first page describes the memory, its payer and its holders; the contents follow. One holder pays, at first
+ * the creator. If the payer releases the memory while others hold it, the bytes move to one of them, because the driver
+ * frees memory only with its last holder. If a payer dies, the next holder that asks the card for memory replaces it
+ * (shareable_adopt). */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <string.h>
@@ -18,7 +18,7 @@
 #define HOLDERS 64
 
 struct holder {
-    uint32_t slot, generation; /* generation 0: nobody */
+    uint32_t slot, generation; /* generation 0: none */
 };
 
 struct shareable {
@@ -31,7 +31,7 @@ struct shareable {
 };
 _Static_assert(sizeof(struct shareable) <= CONTENTS, "the description has one page");
 
-static _Atomic int held; /* shareable memories of this process: the others ask for nothing */
+static _Atomic int held; /* number of shareable memories of this process; a process without any skips the check */
 
 static struct holder self(void) {
     return (struct holder){driver.sim.slot, driver.sim.generation};
@@ -58,7 +58,7 @@ static bool join(struct shareable *shareable) {
     return false;
 }
 
-/* Under driver.lock, as all below. */
+/* With driver.lock held, like all functions below. */
 static CUresult make_shareable(struct physical *physical) {
     if (physical->shareable)
         return CUDA_SUCCESS;
@@ -91,7 +91,7 @@ static bool give(const struct physical *physical, const struct holder *holder) {
                : sim_host_transfer(&driver.sim, physical->account, holder->slot, holder->generation, physical->size);
 }
 
-/* Whether this process must give the bytes back to the card: it paid, and nobody holds the memory any more. */
+/* Whether this process must give the bytes back to the card: it paid, and no process holds the memory any more. */
 bool shareable_leave(struct physical *physical) {
     struct shareable *shareable = physical->shareable;
     sim_acquire(&driver.sim, &shareable->lock);
@@ -114,7 +114,7 @@ bool shareable_leave(struct physical *physical) {
     return paid;
 }
 
-/* Pays for memory whose payer is gone; false: there is no room for it. */
+/* Pays for memory whose payer is gone; false: the card has no room. */
 static CUresult take_over(struct physical *physical) {
     struct shareable *shareable = physical->shareable;
     CUresult result = CUDA_SUCCESS;
@@ -252,7 +252,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void 
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&driver.lock);
     object_each(OBJECT_PHYSICAL, same_file, &search);
-    if (search.found) { /* memory of this process: one more handle */
+    if (search.found) { /* memory of this process: add one handle */
         search.found->handles++;
         search.found->references++;
     } else {

@@ -1,4 +1,4 @@
-/* Contents that other processes map too: private pages become pages of a file, at the same address. */
+/* Contents that other processes also map: private pages become pages of a file, at the same address. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -12,7 +12,7 @@
 #define BATCH 512u
 
 int shared_memory_file(const char *name) {
-    return (int)syscall(SYS_memfd_create, name, 1u /* MFD_CLOEXEC */); /* glibc has it from 2.27 only */
+    return (int)syscall(SYS_memfd_create, name, 1u /* MFD_CLOEXEC */); /* glibc has memfd_create only from 2.27 on */
 }
 
 char *shared_map(int fd, uint64_t offset, uint64_t size) {
@@ -30,8 +30,8 @@ static bool write_page(int fd, uint64_t offset, const char *page, uint64_t size)
     return true;
 }
 
-/* Only pages that somebody wrote: reading the others would make them cost memory. /proc/self/pagemap: bit 63 present,
- * bit 62 swapped. */
+/* Copies only written pages: reading the others would allocate memory. /proc/self/pagemap: bit 63 present, bit 62
+ * swapped. */
 static bool copy_written(int fd, uint64_t offset, const char *contents, uint64_t size) {
     int map = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
     bool whole = true;

@@ -1,9 +1,10 @@
-/* Context-local storage: values that a library keeps for a context, with a function of its own that ends them. A table
- * of cuGetExportTable.
+/* Context-local storage: values that a library keeps for a context, with the library's own function to end them. A
+ * table of cuGetExportTable.
  *
- * The signatures are ZLUDA's (dark_api/src/lib.rs, "context_local_storage_interface_v0301"); the errors are those by
- * which the runtimes 11.8 to 13.5 start a context when it is first needed: get answers 709 (a primary context that is
- * not active), they retain it, get answers 400 (nothing kept), they put, and get succeeds. */
+ * The signatures are ZLUDA's (dark_api/src/lib.rs, "context_local_storage_interface_v0301"). The errors are those by
+ * which the runtimes 11.8 to 13.5 start a context at first need. First, get returns 709 (a primary context that is not
+ * active), and the runtime retains the context. Then get returns 400 (nothing kept), the runtime calls put, and get
+ * succeeds. */
 #include <stdlib.h>
 
 #include "cuda/driver.h"
@@ -19,7 +20,7 @@ struct kept {
 static struct kept *all;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* The context that a call names, or the current one for NULL; for a green one its primary context. */
+/* The context that a call names, or the current context for NULL; for a green context, its primary context. */
 static CUresult named(CUcontext handle, CUcontext *out) {
     if (!handle)
         return current_context(out);
@@ -31,7 +32,7 @@ static CUresult named(CUcontext handle, CUcontext *out) {
     return CUDA_SUCCESS;
 }
 
-/* Under the lock: where the value is linked, or would be. */
+/* With the lock held. The link to the value, or the place for a new link. */
 static struct kept **find(CUcontext context, const void *key) {
     struct kept **at = &all;
     while (*at && ((*at)->context != context || (*at)->key != key))
@@ -86,7 +87,7 @@ static CUresult get(void **value, CUcontext handle, void *key) {
     return one ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-/* NULL: nothing is left. */
+/* NULL: no value is left. */
 static struct kept *take_any(CUcontext context) {
     pthread_mutex_lock(&lock);
     struct kept **at = &all;
@@ -108,5 +109,5 @@ void storage_forget(CUcontext context) {
         free(one);
 }
 
-/* Without a size: it ends with NULL. Seen: all three by every runtime, get before nearly every call. */
+/* This table has no size: it ends with NULL. Seen: every runtime calls all three, and get before nearly every call. */
 const void *const storage_table[4] = {(void *)put, (void *)delete, (void *)get, NULL};

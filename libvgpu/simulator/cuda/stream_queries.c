@@ -1,4 +1,4 @@
-/* What can be asked of a stream. */
+/* Queries about streams. */
 #include "cuda/driver.h"
 
 CUresult cuStreamGetPriority(CUstream handle, int *priority) {
@@ -34,7 +34,7 @@ CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
 CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
     INJECT();
     CUstream stream = handle;
-    /* cuda.h: a context need be current only for the default streams */
+    /* cuda.h: a current context is only needed for the default streams */
     CUresult result = object_is(handle, OBJECT_STREAM) ? CUDA_SUCCESS : stream_resolve(handle, &stream);
     if (result || !context)
         return result ? result : CUDA_ERROR_INVALID_VALUE;

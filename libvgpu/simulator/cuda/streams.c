@@ -1,4 +1,5 @@
-/* Streams. A stream is the sequence of its last launch, and of one up to which it waits for all others. */
+/* Streams. A stream consists of two sequences: its last launch, and the launch up to which it waits for all
+ * launches. */
 #include <string.h>
 
 #include "cuda/driver.h"
@@ -49,7 +50,7 @@ uint64_t stream_last(CUstream stream) {
     return mark.launch > mark.prefix ? mark.launch : mark.prefix;
 }
 
-/* As for the launches before it: the legacy stream waits for all blocking streams, and they for it. */
+/* As with earlier launches: the legacy stream waits for all blocking streams, and they wait for the legacy stream. */
 static uint64_t at_least(CUstream stream, uint64_t own, const _Atomic uint64_t *blocking,
                          const _Atomic uint64_t *legacy) {
     uint64_t other = stream == stream->context->legacy        ? *blocking
@@ -70,8 +71,8 @@ uint64_t stream_planned(CUstream stream) {
     return at_least(stream, stream->planned, &stream->context->planned_blocking, &stream->context->legacy->planned);
 }
 
-/* A copy begins when the work before it is likely to have ended: by what the card says, and by what it cannot know, the
- * copies that this work waits for. */
+/* A copy begins when the work before it has probably ended. That depends on the card's prediction, and on copies for
+ * which this work waits, which the card does not know. */
 uint64_t stream_engine(CUstream stream, enum sim_engine_kind engine, uint64_t duration) {
     CUcontext context = stream->context;
     host_wait(stream->host);
@@ -100,9 +101,9 @@ void copies_wait(CUcontext context) {
         sim_sleep_until(context->copied);
 }
 
-/* When a kernel ends if its process has the card alone. */
+/* Computes when a kernel ends if its process has the card alone. */
 static void plan(CUstream stream, uint64_t duration) {
-    static _Atomic uint64_t lanes[SIM_CARDS]; /* where kernels run one by one */
+    static _Atomic uint64_t lanes[SIM_CARDS]; /* used if kernels run one by one */
     _Atomic uint64_t *lane = &lanes[stream->context->card];
     uint64_t begin = sim_now() + driver.sim.timing.launch_ns, not_before = stream_not_before(stream),
              before = stream_planned(stream);
@@ -117,7 +118,7 @@ static void plan(CUstream stream, uint64_t duration) {
         raise_to(&stream->context->planned_blocking, begin + duration);
 }
 
-/* The share of the card that a kernel's blocks fill when they all run at once; no more than a green context has. */
+/* The share of the card that a kernel's blocks fill if they all run at once; at most the share of its green context. */
 static uint32_t width_of(const struct launch_shape *shape, uint64_t blocks, CUgreenCtx green) {
     const struct sim_profile *profile = driver.sim.profile;
     uint64_t threads = (uint64_t)shape->block[0] * shape->block[1] * shape->block[2];
@@ -132,7 +133,7 @@ static uint32_t width_of(const struct launch_shape *shape, uint64_t blocks, CUgr
     return (uint32_t)(width < share ? width : share);
 }
 
-/* What a launch or an event in a stream comes behind. */
+/* The mark after which a launch or an event of a stream runs. */
 static struct sim_mark behind(CUstream stream) {
     struct sim_mark after = stream_mark(stream);
     CUcontext context = stream->context;
@@ -163,7 +164,7 @@ CUresult stream_launch(CUstream stream, const struct launch_shape *shape) {
     uint64_t duration = duration_next(&shape->function->duration, blocks, shape->argument);
     CUcontext context = stream->context;
     events_settle_some(context->card);
-    host_wait(stream->host); /* the card cannot wait for a host function; the caller does */
+    host_wait(stream->host); /* the card cannot wait for a host function, so the caller waits */
     if (touch_matters(shape->function))
         duration += touch_launch(context, shape);
     uint32_t width = driver.sim.timing.kernels > 1 ? width_of(shape, blocks, stream->green) : SIM_WHOLE;
@@ -191,7 +192,7 @@ CUresult stream_wait(CUstream stream) {
     host_wait(stream->host);
     for (uint64_t now = sim_now(), until = stream_not_before(stream); until > now; now = sim_now())
         sim_sleep_until(until);
-    sim_seen(&driver.sim); /* what it waited for may have run on another card */
+    sim_seen(&driver.sim); /* the stream may have waited for work of another card */
     return CUDA_SUCCESS;
 }
 
@@ -216,7 +217,7 @@ CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int prior
     return create(out, flags, priority);
 }
 
-/* Pending work goes on; the driver, too, only releases the handle. */
+/* Pending work continues: like the real driver, this only releases the handle. */
 CUresult cuStreamDestroy_v2(CUstream stream) {
     ENTER();
     if (!object_is(stream, OBJECT_STREAM) || stream == stream->context->legacy ||

@@ -1,11 +1,15 @@
-/* Memory that launches touch. A launch names it by its parameters: every aligned 8-byte word in them that points into
- * memory which the driver knows. What of it is behind the bus costs time; what is unmapped before the launch has ended
- * is an error, as a kernel meets it.
+/* Memory that launches touch. A launch names it in its parameters: every aligned 8-byte word that points into memory
+ * known to the driver. Memory behind the bus costs time. Memory that is unmapped before the launch has ended is an
+ * error, as for a real kernel.
  *
- * Kernels whose name begins with one of these words really do something, to words of 8 bytes (parameters of 4 or 8
- * bytes, declared in PTX): touch_fill(to, words, value)   touch_add(to, words, value)   touch_copy(to, from, words)
- * touch_sum(to, from, words) They do it when they are launched: as copies, too, are made at once, each sees what was
- * issued before it. */
+ * Kernels whose name begins with one of these words do real work on words of 8 bytes (parameters of 4 or 8 bytes,
+ * declared in PTX):
+ * - touch_fill(to, words, value)
+ * - touch_add(to, words, value)
+ * - touch_copy(to, from, words)
+ * - touch_sum(to, from, words)
+ *
+ * The work is done at the launch. Copies are also made at once, so each call sees what was issued before it. */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +17,7 @@
 #include "cuda/driver.h"
 
 #define MOST_WORDS (1ull << 40)
-#define WORDS_OF_HOST 65536u /* no memory begins below */
+#define WORDS_OF_HOST 65536u /* no memory begins below this address */
 
 void touch_name(CUfunction function) {
     static const char *const words[] = {
@@ -35,7 +39,7 @@ static bool of_device(uint64_t word) {
     return word >= DEVICE_WINDOW && word < WINDOW_END;
 }
 
-/* Numbers look like host addresses, so those must be known. */
+/* Numbers may look like host addresses, so a host address must be known to the driver. */
 static bool names_memory(uint64_t word) {
     if (of_device(word))
         return true;
@@ -56,7 +60,7 @@ static void keep_pointers(struct launch_shape *shape, const char *bytes, size_t 
     }
 }
 
-/* The parameters as one piece, if the launch gives them so. */
+/* The parameters in one buffer, if the launch passes them so. */
 static const char *buffer_of(void **extra, size_t *size) {
     const char *buffer = NULL;
     *size = 0;
@@ -76,7 +80,7 @@ void touch_read(struct launch_shape *shape, void **params, void **extra) {
     const char *buffer = buffer_of(extra, &room);
     if (buffer)
         keep_pointers(shape, buffer, room);
-    /* of other images nobody knows how many there are */
+    /* for other images, the number of parameters is unknown */
     for (int i = 0; i < function->parameters && (params || buffer); i++) {
         size_t size = function->parameter_sizes[i], alignment = size < 8 && size ? size : 8;
         at = (at + alignment - 1) / alignment * alignment;
@@ -95,7 +99,7 @@ void context_fail(CUcontext context) {
         atomic_fetch_add(&driver.sim.self->cards[context->card].faults, 1);
 }
 
-/* The piece of memory at an address; false: a kernel on that card has none there. */
+/* The contiguous memory at an address; false: a kernel on that card has no memory there. */
 static bool piece(int device, uint64_t address, uint64_t words, bool writes, uint64_t **out, uint64_t *length) {
     char *host;
     size_t bytes;
@@ -155,7 +159,8 @@ static bool act(int device, const struct launch_shape *shape) {
     }
 }
 
-/* Under driver.lock: bytes of a range behind the bus, or the time that bringing managed memory in takes. */
+/* With driver.lock held. Returns the bytes of a range behind the bus, or adds to *ns the time that it takes to bring
+ * managed memory to the card. */
 static uint64_t cost_of(struct range *range, uint64_t address, unsigned part, uint64_t *ns) {
     uint64_t bytes = part < 100 ? range->size / 100 * part + range->size % 100 * part / 100 : range->size;
     if (range->kind == RANGE_MANAGED) {

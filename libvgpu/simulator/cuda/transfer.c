@@ -1,11 +1,10 @@
-/* Copies and fills, with real contents. They happen at once, as what a kernel does to memory (touch.c), so that each
- * sees what was issued before it; the synchronous ones also wait for the work before them, as the driver's do. What
- * time they take: bus.c. */
+/* Copies and fills, with real contents. Like kernels' work on memory (touch.c), they happen at once, so that each call
+ * sees what was issued before it. Synchronous calls also wait for earlier work, as in the driver. Their time: bus.c. */
 #include <string.h>
 
 #include "cuda/driver.h"
 
-/* A mapping that is there as a whole and was never written: all zero. */
+/* Whether one mapping covers the range and was never written: all zero. */
 static bool is_blank(int device, CUdeviceptr address, size_t bytes) {
     if (address < RESERVATION_WINDOW)
         return false;
@@ -55,7 +54,7 @@ CUresult set_elements(int device, CUdeviceptr to, size_t pitch, unsigned value, 
                 memset(target, (int)value, length);
             else
                 for (size_t i = 0; i < length; i += element)
-                    memcpy(target + i, &value, element); /* little-endian, as every machine with a driver is */
+                    memcpy(target + i, &value, element); /* little-endian, like every machine with a driver */
             at += length;
             left -= length;
         }
@@ -72,7 +71,7 @@ static bool on_device(CUdeviceptr address) {
     return range != NULL; /* managed, or host memory that is mapped for the device */
 }
 
-/* Synchronous calls are work of the legacy stream that somebody waits for. */
+/* A synchronous call is work of the legacy stream for which the caller waits. */
 static CUresult legacy_wait(CUstream stream) {
     CUresult result = capture_implicit(stream);
     return result ? result : stream_wait(stream);
@@ -87,7 +86,7 @@ static struct sides sides_of(CUstream stream) {
     return (struct sides){stream->context->device, stream->context->device};
 }
 
-/* `arrays`: of bus_copy; `named`: the contexts' that the call names, NULL: that of the stream on both sides. */
+/* `arrays`: as for bus_copy. `named`: the contexts that the call names; NULL: the stream's context on both sides. */
 static CUresult copy_between(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream handle, bool wait,
                              unsigned arrays, const struct sides *named) {
     CUstream stream;
@@ -127,12 +126,12 @@ static CUresult set(CUdeviceptr to, size_t pitch, unsigned value, unsigned eleme
     if (!result)
         bus_set(stream, to,
                 (uint64_t)width * element *
-                    height); /* first: what the host takes for the contents is no time of the card */
+                    height); /* first, because the host's time for the contents is not the card's time */
     return result ? result : set_elements(stream->context->device, to, pitch, value, element, width, height);
 }
 
 #define HOST(p) ((CUdeviceptr)(uintptr_t)(p))
-/* A named direction has a device side; plain host memory there is a mistake of the caller. */
+/* A named direction requires device memory; plain host memory there is an error of the caller. */
 #define DEVICE_SIDE(p)                                                                                                 \
     do {                                                                                                               \
         if (!driver_ready())                                                                                           \
@@ -241,7 +240,7 @@ SET_2D(cuMemsetD2D8, unsigned char, 1)
 SET_2D(cuMemsetD2D16, unsigned short, 2)
 SET_2D(cuMemsetD2D32, unsigned int, 4)
 
-/* One side of a pitched copy: where a row starts. */
+/* One side of a pitched copy: the start of a row. */
 static CUresult row_of(CUmemorytype type, const void *host, CUdeviceptr device, CUarray array, size_t pitch,
                        size_t height, size_t x, size_t y, size_t z, size_t bytes, CUdeviceptr *out) {
     if (type == CU_MEMORYTYPE_ARRAY) {

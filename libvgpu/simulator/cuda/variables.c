@@ -1,15 +1,15 @@
-/* Variables of modules. They cost nothing beside their module, as its bytes are said to contain them. */
+/* Variables of modules. They cost nothing in addition to their module, because its bytes count as containing them. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "cuda/driver.h"
 
-/* Of a variable whose size cannot be read: that much address space. */
+/* Address space of a variable whose size cannot be read. */
 #define UNREAD_BYTES MIB
 
 struct variable {
     char *name;
-    CUdeviceptr address; /* 0: nobody has asked */
+    CUdeviceptr address; /* 0: no call has asked for it */
     uint64_t size;
     struct variable *next;
 };
@@ -71,7 +71,7 @@ CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *bytes, CUmodule modu
     return result;
 }
 
-/* cuda.h: in the current context, where the library is loaded for it. */
+/* cuda.h: the variable in the current context, into which the library is loaded. */
 CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *bytes, CUlibrary library, const char *name) {
     INJECT();
     CUmodule module;

@@ -12,11 +12,11 @@ static CUresult captures_forbid(void) {
     return strict_about("captures") ? capture_forbids(NULL) : CUDA_SUCCESS;
 }
 
-static CUdeviceptr next_range = RESERVATION_WINDOW; /* addresses are plenty: never used twice */
+static CUdeviceptr next_range = RESERVATION_WINDOW; /* there are enough addresses, so none is used twice */
 
-/* Locations on the host came with CUDA 12.2, the attribute that says whether a card takes them with 12.9; a location on
- * no node in particular with 13.0 (cuda.h of these versions). A card that shares the machine's memory has nothing to
- * gain. */
+/* Host locations came with CUDA 12.2, the attribute that tells whether a card accepts them with 12.9, and a location
+ * without a NUMA node with 13.0 (cuda.h of these versions). A card that shares the machine's memory does not need
+ * them. */
 bool host_memory_is_physical(void) {
     return sim_driver()->cuda >= 12020 && !driver.sim.profile->unified && !strict_about("host-memory");
 }
@@ -45,7 +45,7 @@ static CUresult card_of(const CUmemLocation *location, int *card) {
     }
 }
 
-/* Where physical memory can be made: CUDA_ERROR_INVALID_VALUE also for the calling thread's node, as cuMemCreate of
+/* Where physical memory can be made. The calling thread's node gives CUDA_ERROR_INVALID_VALUE, too, as cuMemCreate in
  * cuda.h says. */
 static CUresult home_of(const CUmemAllocationProp *properties, int *card) {
     const CUmemLocation *location = &properties->location;
@@ -106,7 +106,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, const CUmem
     return CUDA_SUCCESS;
 }
 
-/* Under driver.lock. Memory stays while a handle or a mapping names it. */
+/* With driver.lock held. The memory stays while a handle or a mapping names it. */
 void physical_drop(struct physical *physical) {
     if (--physical->references)
         return;
@@ -144,7 +144,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CUdeviceptr hint,
                              unsigned long long flags) {
     ENTER();
-    (void)hint; /* only a wish */
+    (void)hint; /* only a hint */
     if (!out || !size || size % GRANULARITY || flags || (alignment & (alignment - 1)))
         return CUDA_ERROR_INVALID_VALUE;
     if (alignment < GRANULARITY)
@@ -212,7 +212,7 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
         return forbidden;
     uint64_t begin = sim_now();
     pthread_mutex_lock(&driver.lock);
-    /* whole mappings only, all of them inside the range */
+    /* only whole mappings, all of them inside the range */
     CUdeviceptr at = address;
     bool any = false, whole = size && size % GRANULARITY == 0;
     for (struct range *range; whole && (range = range_overlap(at, address + size - at, false));
@@ -234,7 +234,7 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
     return any && whole ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* A location is a card or, whatever the node, the host. */
+/* A location is a card or the host (on any NUMA node). */
 static uint32_t bit_of(int device) {
     return 1u << (device < 0 ? SIM_CARDS : device);
 }
