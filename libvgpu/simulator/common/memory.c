@@ -102,7 +102,7 @@ static void write_to(_Atomic uint64_t *word, uint64_t value) {
     atomic_store_explicit(word, value, memory_order_relaxed);
 }
 
-/* Under the card's memory lock: so much of a process's managed memory becomes host memory. */
+/* Under the card's memory lock: turns `bytes` of a process's managed memory into host memory. */
 static void leave(struct sim_card *card, struct sim_share_of_card *share, uint64_t bytes) {
     write_to(&share->managed, read_of(&share->managed) - bytes);
     write_to(&share->used, read_of(&share->used) - bytes);

@@ -24,7 +24,7 @@
 #define SIM_HISTORY 128u    /* dead processes that stay readable before their slots are reused */
 #define SIM_IN_FLIGHT 1024u /* launches of one process that one card can hold; a further launch call waits */
 #define SIM_RING 2048u      /* launches of one process on one card that stay readable; at least twice SIM_IN_FLIGHT */
-/* of one process: only so many launches, from the first unfinished one on, may be running or start */
+/* of one process: running and starting launches are among this many, counted from the first unfinished launch */
 #define SIM_WINDOW 64u
 #define SIM_WHOLE 1000u          /* width of a kernel that fills its card */
 #define SIM_TICK_NS 166666667ull /* utilisation is sampled six times a second */

@@ -25,7 +25,7 @@ static CUresult resolve(CUfunction *function, CUstream handle, CUstream *stream)
     return CUDA_SUCCESS;
 }
 
-/* `pointers` of the shape holds only a count on entry: touch_read fills in the rest. */
+/* `shape` comes without pointers; touch_read fills in the memory that the launch touches. */
 static CUresult launch(struct launch_shape *shape, CUstream handle, void **params, void **extra) {
     CUstream stream;
     if (!shape->function)

@@ -1,5 +1,5 @@
-/* MPS as a client sees it. VGPU_SIM_MPS=1: a control daemon exists. It only limits the number of multiprocessors of a
- * client, to whole ones. The time of kernels does not depend on it. */
+/* MPS as a client sees it. VGPU_SIM_MPS=1: a control daemon exists. It only limits how many whole multiprocessors a
+ * client may use. The time of kernels does not depend on it. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>

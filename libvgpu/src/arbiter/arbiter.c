@@ -20,7 +20,7 @@
 #define IDLE_PERIOD_NS 50000000u
 /* used while the same containers have work as before and no container has to give anything back */
 #define STEADY_PERIOD_NS 20000000u
-#define LIMITS_EVERY 5u    /* only every so many looks also read the limits, which seldom change */
+#define LIMITS_EVERY 5u    /* only every LIMITS_EVERYth look also reads the limits, which seldom change */
 #define GLANCE_NS 2500000u /* how often the arbiter checks whether the owner of lent time is back */
 #define MAX_CARDS 64u
 /* time slice of NVIDIA's driver: it gives a compute context this long before it turns to another, unless set

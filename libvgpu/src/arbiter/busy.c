@@ -1,5 +1,5 @@
-/* Computes whose time fell into whose measurement: the pair of events around a launch also spans the time slices of
- * other containers. */
+/* Finds which container's work fell into which container's measurement: the pair of events around a launch also spans
+ * the time slices of other containers. */
 #include <string.h>
 
 #include "arbiter/arbiter.h"

@@ -182,7 +182,7 @@ static void take_in_runs(struct vgpu_arbiter_card *card, uint64_t now) {
     for (unsigned i = 0; i < VGPU_ARBITER_MEMBERS; i++) {
         struct vgpu_arbiter_member *member = card->members[i];
         if (!member || (now >= card->metered_until && member->metered))
-            continue; /* for the first of them, the average since the last note is good enough */
+            continue; /* no long launch lately: for the next one, the average since the last note is good enough */
         meter(member, now);
         member->metered = true;
         meters.of[meters.count].member = i;

@@ -26,14 +26,14 @@ struct vgpu_passage {
     uint64_t epoch;             /* version of what is known of streams; if it differs, the fields below are invalid */
     uintptr_t streams[8];       /* known streams that the thread used lately, by a hash */
     _Atomic uint64_t handed_in; /* calls that used the thread's own stream (per-thread default stream) */
-    _Atomic uint64_t finished;  /* the first so many of these calls have been seen finished */
-    _Atomic uint64_t going;     /* the first so many of these calls end with the stream's context */
+    _Atomic uint64_t finished;  /* how many of these calls, from the first on, have been seen finished */
+    _Atomic uint64_t going;     /* how many of these calls, from the first on, end with the stream's context */
     _Atomic(CUcontext) own;     /* context of that stream */
     bool shared;                /* an earlier thread used this passage and left unfinished work in it */
     /* for tier/move.c and touched.c */
     uint32_t until_look;  /* calls until the thread checks whether a block should move */
     uint32_t until_noted; /* launches until the next launch whose blocks are noted */
-    uint32_t noted_of;    /* on average, one launch of so many is noted */
+    uint32_t noted_of;    /* on average, one of this many launches is noted */
     uint32_t random;
     uint32_t noted; /* entries of `touches` */
     uint64_t looked_ns;

@@ -10,7 +10,7 @@
 #include "ledger/charge.h"
 #include "reserves/capture.h"
 
-/* at most so many calls may stand before a mark: a driver whose queue is full (1,024 launches) waits for room */
+/* most calls that may stand before a mark: a driver whose queue is full (1,024 launches) waits for room */
 #define MOST_BEFORE 512u
 #define AGAIN_NS 50000u      /* time between two checks whether a mark has been recorded */
 #define SETTLED_NS 10000000u /* a driver that has not answered by then is past its check for captures */

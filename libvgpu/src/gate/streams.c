@@ -21,7 +21,7 @@ enum kind {
     LEFT,
 };
 
-#define MANY 16u /* from so many leftovers on, finished leftovers are removed */
+#define MANY 16u /* with this many leftovers, finished leftovers are removed */
 
 _Atomic uint64_t vgpu_streams_epoch = 1;
 static atomic_bool unknown; /* some stream is unknown: the process never counts as idle */

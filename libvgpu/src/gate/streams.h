@@ -1,9 +1,9 @@
 /* Which streams the process has, and whether all work that the process handed in has finished.
  *
  * Blocks move only when no work runs that may use them, on any stream: a copy on one card's stream may read another
- * card's memory. So vgpu asks about all streams of the process: created streams, the default streams of all contexts
- * that were used, the threads' own streams, and what is left of destroyed streams. It asks and never waits. A stream
- * that appeared in an unknown way makes the answer "not idle" for good. */
+ * card's memory. So the library asks the driver about all streams of the process: created streams, the default streams
+ * of all used contexts, the threads' own streams, and leftovers of destroyed streams. It asks and never waits. A stream
+ * that appeared in an unknown way makes the answer "not idle" forever. */
 #ifndef VGPU_STREAMS_H
 #define VGPU_STREAMS_H
 #include <stdbool.h>

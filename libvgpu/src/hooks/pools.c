@@ -33,8 +33,8 @@ static CUresult pool_for(CUstream stream, CUmemoryPool *handle, struct vgpu_pool
     return vgpu_pool_of(*handle, place, pool) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Charges the growth of a pool. For large allocations, pools leave the headroom of large blocks free. For small ones,
- * which would stay in host memory for good, blocks move away if they can now. */
+/* Charges the growth of a pool. For large allocations, pools leave the headroom of large blocks free. For small
+ * allocations, which would otherwise stay in host memory, blocks move away if they can now. */
 static enum vgpu_verdict reserve(const struct vgpu_pool *pool, uint64_t growth, uint64_t bytes,
                                  struct vgpu_ticket *ticket) {
     const unsigned card = vgpu_pool_card(pool);

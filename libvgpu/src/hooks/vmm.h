@@ -71,7 +71,7 @@ struct vgpu_payment {
 };
 /* Call before the driver's call that uses a part of a block. False: the cost exceeds the limit. */
 bool vgpu_block_pay(const struct vgpu_block *block, uint64_t offset, uint64_t size, struct vgpu_payment *payment);
-/* Call afterwards. A successful use tells the size: a driver that can map parts would have told the size before. */
+/* Call afterwards. A successful use tells the size: a driver that can map parts would have reported the size before. */
 void vgpu_block_paid(struct vgpu_block *block, const struct vgpu_payment *payment, CUresult result);
 /* Gives back the charges of exported blocks that were released and whose descriptors were closed, on any card. True:
  * there were some. Only the driver notices the close, so vgpu checks before a refusal and in cuMemGetInfo. */

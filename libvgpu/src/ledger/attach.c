@@ -121,8 +121,8 @@ static bool map_private(const struct vgpu_limits *from) {
     return true;
 }
 
-/* A region made from an environment outlives that environment. Reports to a process with other limits whose limits
- * hold. */
+/* A region made from an environment outlives that environment. If this process has other limits in its environment, the
+ * log says that the region's limits hold. */
 static void tell_other_limits(const char *dir) {
     static struct vgpu_limits here, asked; /* static for the same reason as above */
     char ignored[256];

@@ -11,7 +11,7 @@
 
 #define VERSION_HIDDEN 0x8000 /* bit of an Elf_Versym: not the default version (System V gABI, symbol versioning) */
 #define DRIVER_OBJECTS 64
-#define DEEPEST_NEED 4 /* so many levels of dependencies below the driver still count as the driver */
+#define DEEPEST_NEED 4 /* levels of dependencies below the driver that still count as the driver */
 
 struct object {
     ElfW(Addr) base;

@@ -14,8 +14,9 @@
 #define TOLERANCE_PERCENT 6
 #define LEAST_PERCENT 5 /* NVML counts in whole percents: smaller figures say nothing */
 #define NOISE_PERCENT 2 /* smaller differences do not count */
-#define SURE_LOOKS 8u   /* after so many checks without a neighbour, the process counts as alone */
-#define CAUTION 32      /* a correction takes about so many checks: NVML is late, and the estimates follow even later */
+#define SURE_LOOKS 8u   /* after this many checks without a neighbour, the process counts as alone */
+/* a correction takes about this many checks: NVML is late, and the estimates follow even later */
+#define CAUTION 32
 #define WHOLE 1024
 #define SURE_MISSED_NS 500000000 /* beyond TOLERANCE_PERCENT of the time */
 #define MOST_AHEAD_NS 1000000000 /* a process that was charged too much may use that much later without a charge */
@@ -98,7 +99,8 @@ static bool shared_now(unsigned card, uint64_t now) {
     if (!oldest.at)
         return has_siblings;
     const int64_t charged = (int64_t)(this.container_ns - oldest.container_ns) * 100 / (int64_t)(now - oldest.at);
-    /* any use beyond the container's own belongs to others: measured times are charged in full */
+    /* without NVML's figures by process, use beyond the container's own belongs to others, and measured times are
+     * charged in full */
     if (!vgpu_crosscheck(card, &seen))
         return has_siblings || (int64_t)seen.all > charged + TOLERANCE_PERCENT;
     note_missed(card, &last, &looks[card][count % LOOKS], seen.mine);

@@ -12,7 +12,7 @@
 #define BORROWED_BURST_MS 20u
 /* the card needs this to switch between containers: if it were lent too, work would queue up that cannot run */
 #define CHANGES_PERCENT 1u
-/* a low-priority container keeps this while a high-priority one works, so that it never stops for good */
+/* a low-priority container keeps this while a high-priority one works, so that it never stops completely */
 #define YIELDING_PERCENT 2u
 #define HEARTBEAT_NS 1000000000u /* after this silence the arbiter counts as dead */
 #define MAX_DEVICES 64

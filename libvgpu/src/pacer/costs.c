@@ -4,7 +4,7 @@
 #define RECORDS 16384u /* power of two */
 #define PROBES 32u
 #define MOST_PASSED 64u
-/* for kernels this short, an error of a microsecond matters: the beginning on an idle stream may be off by so much */
+/* for kernels this short, an error of a microsecond matters; the start on an idle stream may be wrong by that much */
 #define SHORT_NS 50000u
 
 static struct vgpu_cost records[RECORDS];

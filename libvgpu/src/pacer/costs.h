@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* from so many samples on, an estimate counts as converged; before that every launch is measured and pays its real
+/* with this many samples an estimate counts as converged; before that every launch is measured and pays its real
  * time */
 #define VGPU_COST_SETTLED 16u
 #define VGPU_COST_RECENT 32u /* samples that an estimate remembers */

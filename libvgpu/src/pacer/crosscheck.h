@@ -1,4 +1,5 @@
-/* NVML's view of who uses a card. It is coarse and late, but without an arbiter it is the only view of neighbours. */
+/* NVML's view of the processes that use a card. It is coarse and late, but without an arbiter it is the only view of
+ * neighbours. */
 #ifndef VGPU_CROSSCHECK_H
 #define VGPU_CROSSCHECK_H
 #include <stdbool.h>

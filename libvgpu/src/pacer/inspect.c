@@ -8,7 +8,7 @@
 #define UNLIKE 4u               /* unlike: this many times the mean */
 #define LEAST_UNLIKE_NS 100000u /* shorter launches are measured often enough */
 #define UNEXPLAINED_NS 500000u  /* part of a wait that no charge explains */
-#define LEAST_LAUNCHES 16u      /* with fewer launches an inspection has found nothing */
+#define LEAST_LAUNCHES 16u      /* an inspection does not end before it has measured this many launches */
 #define SECOND_NS 1000000000u
 #define FIRST_LENGTH_NS SECOND_NS
 #define LONGEST_AFTER_FIND_NS (256ull * SECOND_NS)
@@ -16,9 +16,9 @@
 #define FIRST_QUIET_NS (10ull * SECOND_NS)
 #define LONGEST_QUIET_NS (320ull * SECOND_NS)
 #define FORGET_NS (600ull * SECOND_NS) /* after so long without an inspection, the next one counts as the first */
-#define HARMLESS 4u                    /* a wait is harmless up to so many times the longest harmless wait */
+#define HARMLESS 4u                    /* waits up to this many times the longest harmless wait are harmless */
 #define NOISE 20                       /* a difference below 1/NOISE of the usual time is no find */
-#define NOISE_NS 1000000               /* nor is a smaller difference, in ns */
+#define NOISE_NS 1000000               /* a smaller difference, in ns, is no find either */
 
 _Atomic uint64_t vgpu_inspected_until[VGPU_MAX_CARDS];
 

@@ -12,9 +12,9 @@
 #include "pacer/settle.h"
 
 #define SAMPLE_EVERY_NS 2000000u /* mean time between two measurements of a thread */
-#define FEWEST_SAMPLES 8192u     /* but at least one in so many launches */
-#define FIRST_DISTANCE 16u       /* a new thread's first measurement comes within so many launches */
-#define BATCH_LAUNCHES 64u       /* after so many launches a thread looks up again */
+#define FEWEST_SAMPLES 8192u     /* but at least one in this many launches */
+#define FIRST_DISTANCE 16u       /* a new thread's first measurement comes within this many launches */
+#define BATCH_LAUNCHES 64u       /* after this many launches a thread looks up again */
 #define LOOK_EVERY_NS 100000u    /* a thread that launches fast looks up after this time */
 #define MOST_LAUNCHES 512u
 #define BATCH_IDLE_NS 10000000u /* a thread with longer pauses pays for each launch alone */

@@ -12,7 +12,7 @@
 #include "reserves/capture.h"
 
 #define MAX_SAMPLES 256u /* event pairs per context; further launches are bounded */
-/* after so many busy streams a collection gives up; the next one begins with other streams */
+/* after this many busy streams a collection gives up; the next one begins with other streams */
 #define MAX_UNFINISHED 16u
 #define PART_NS 1000000u     /* a running bounded launch pays in parts of this length */
 #define LOST_NS 10000000000u /* a launch whose stream cannot be asked counts as ended after this time */

@@ -47,7 +47,7 @@ static uint32_t *by_address; /* the pinned blocks, ordered by address */
 static _Atomic uint64_t buffers = FIRST_BUFFER;
 static _Atomic(struct vgpu_tier_card *) cards[VGPU_MAX_CARDS];
 
-/* Delays cancellation: a thread cancelled in the middle of a move would leave the lock and the gate closed for good. */
+/* Delays cancellation: a thread cancelled in the middle of a move would leave the lock and the gate closed forever. */
 static void cancel_later(void) {
     if (pthread_setcancelstate)
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancelled_before);
@@ -198,7 +198,7 @@ static void mark(struct arena *arena, uint64_t first, uint64_t count, bool taken
     }
 }
 
-/* The first gap of so many granules; UINT64_MAX: none. */
+/* The first gap of `count` granules; UINT64_MAX: none. */
 static uint64_t gap(struct arena *arena, uint64_t count) {
     uint64_t begin = arena->hint;
     while (begin < arena->granules && is_taken(arena, begin))

@@ -36,7 +36,7 @@
 #define LONGEST_NS 250000000u    /* longest series of moves under pressure */
 #define LOOKED_AT 256u           /* blocks checked per look for coming up */
 #define FULL_FOR_NS 100000000u   /* a card without memory is not asked again for so long */
-#define STUCK_FOR_NS 1000000000u /* nor does vgpu try again to make room on it */
+#define STUCK_FOR_NS 1000000000u /* the same for new tries to make room on the card */
 #define IDLE_FOR_NS 100000000u   /* programs that free and allocate all the time do so more often */
 #define FAST_NS 60000u           /* time between launches; below it only some launches are noted */
 #define MOST_NOTED_OF 16u

@@ -13,7 +13,7 @@
 #define UNUSUAL 4.0   /* standard errors of recent misses */
 #define RESTED 4.0    /* mean gaps */
 #define AWAY 16.0
-/* a run of so many touches pays for three things: the moves of a block, the moves of the block that it replaces, and
+/* a run of this many touches pays for three things: the moves of a block, the moves of the block that it replaces, and
  * finding out */
 #define PAYING 40u
 #define YOUNG 3u               /* with fewer touches a block's own gaps tell nothing */
@@ -21,7 +21,7 @@
 #define UNKNOWN 0x1p64         /* launches */
 #define LONGEST_GAP (1u << 26) /* longer gaps count as this long; a run of such gaps still fits into 32 bits */
 #define POOL VGPU_TIER_MOVES   /* the coldest and the hottest blocks that a plan chooses from */
-#define TRIES 8u               /* so many of the hottest blocks are tried as the first to come up */
+#define TRIES 8u               /* this many of the hottest blocks are tried as the first to come up */
 #define QUICK 0x1p100          /* a quick block sorts before any gain, because a gain is below the window */
 #define CALM 16u               /* launches until another look can find something new */
 

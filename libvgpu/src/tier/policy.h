@@ -23,7 +23,8 @@
 #include <stdint.h>
 
 #define VGPU_TIER_NONE UINT32_MAX
-/* after so many launches a touch weighs 1/e; more if blocks are touched less often than every 32nd launch */
+/* after this many launches a touch weighs 1/e; after more launches if blocks are touched less often than every 32nd
+ * launch */
 #define VGPU_TIER_WINDOW 4096u
 #define VGPU_TIER_LOOKED_AT 512u /* most blocks that one plan looks at */
 #define VGPU_TIER_MOVES 32u      /* most moves of one plan in one direction */
