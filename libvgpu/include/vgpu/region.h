@@ -165,8 +165,9 @@ struct vgpu_usage_file {
     _Atomic uint32_t slots_high; /* slots from this number on have never been taken */
     _Atomic uint32_t unhooked;   /* entry points that the driver offered and no hook covers */
     _Atomic uint32_t saturated;  /* releases of more bytes than were charged, cut to the charged bytes */
-    /* Whether memory of a node of the host can be made, tried once. 0: not yet, VGPU_HOST_WORKS, VGPU_HOST_FAILS, else
-     * 1 + the slot number of the process that tries. If that process has ended, the try ended it. Uses a former gap. */
+    /* Whether memory of a node of the host can be made; tried once. 0: not yet; HOST_WORKS or HOST_FAILS of
+     * tier/memory.c; else 1 + the slot number of the process that tries. If that process has ended, the try ended it.
+     * Uses a former gap. */
     _Atomic uint32_t host_tried;
     struct vgpu_account accounts[VGPU_MAX_CARDS][VGPU_ACCOUNT_ROOM];
     struct vgpu_pacer_card pacer[VGPU_MAX_CARDS];

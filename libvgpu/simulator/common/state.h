@@ -241,7 +241,7 @@ int sim_open_environment(struct sim *sim);
 /* Fills the cards that NVIDIA_VISIBLE_DEVICES leaves to this process, as the container runtime would. -1: "void", so
  * there is no driver. */
 int sim_container_cards(const struct sim *sim, int cards[SIM_CARDS]);
-/* PCI address of a card, "00000000:53:00.0" with `domain_digits` 8 or 4. */
+/* PCI domain and bus of a card. */
 void sim_pci_address(const struct sim *sim, int card, unsigned *domain, unsigned *bus);
 
 /* Lets this process hold memory and run kernels; 0 or a negative errno. */

@@ -124,7 +124,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
     return launch(&shape, config->hStream, params, extra);
 }
 
-/* The way of CUDA 3: the block shape is set on the function. */
+/* CUDA 3 sets the block shape on the function. */
 CUresult cuFuncSetBlockShape(CUfunction function, int x, int y, int z) {
     ENTER();
     if (!object_is(function, OBJECT_FUNCTION))

@@ -1,8 +1,8 @@
 /* Physical memory that several processes hold: shareable handles are file descriptors (cuMemExportToShareableHandle).
  *
  * The file's first page describes the memory, its payer and its holders; the contents follow. One holder pays, at first
- * the creator. If the payer releases the memory while others hold it, the bytes move to one of them, because the driver
- * frees memory only with its last holder. If a payer dies, the next holder that asks the card for memory replaces it
+ * the creator. The driver frees memory only with its last holder. So if the payer releases the memory while others hold
+ * it, the bytes move to one of them. If a payer dies, the next holder that asks the card for memory replaces it
  * (shareable_adopt). */
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -45,7 +45,7 @@ CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
 CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCtx *green) {
     INJECT();
     CUresult result = cuStreamGetCtx(handle, context);
-    if (!result && green) /* cuda.h: then the context is the primary one */
+    if (!result && green) /* cuda.h: if `green` is asked for, the context is the primary one */
         *green = (*context)->green;
     if (!result && (*context)->green)
         *context = green ? (*context)->base : *context;

@@ -14,9 +14,9 @@ static CUresult captures_forbid(void) {
 
 static CUdeviceptr next_range = RESERVATION_WINDOW; /* there are enough addresses, so none is used twice */
 
-/* Host locations came with CUDA 12.2, the attribute that tells whether a card accepts them with 12.9, and a location
- * without a NUMA node with 13.0 (cuda.h of these versions). A card that shares the machine's memory does not need
- * them. */
+/* CUDA 12.2 brought host locations. CUDA 12.9 brought the attribute that tells whether a card accepts them. CUDA 13.0
+ * brought a location without a NUMA node (cuda.h of these versions). A card that shares the machine's memory does not
+ * need them. */
 bool host_memory_is_physical(void) {
     return sim_driver()->cuda >= 12020 && !driver.sim.profile->unified && !strict_about("host-memory");
 }

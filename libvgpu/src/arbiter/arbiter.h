@@ -30,7 +30,7 @@ struct vgpu_busy_kernel {
     uint64_t last_end;
 };
 struct vgpu_busy {
-    uint64_t slice_ns; /* for so long the card runs one container before it turns to another; 0: unknown */
+    uint64_t slice_ns; /* time slice after which the card turns to another container; 0: unknown */
     struct vgpu_busy_kernel kernels[VGPU_ARBITER_MEMBERS];
     uint32_t count;
     struct vgpu_busy_span spans[VGPU_BUSY_SPANS];

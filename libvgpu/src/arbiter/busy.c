@@ -124,7 +124,7 @@ struct addition {
     double *refunds;
     /* smallest part of the interval that was the launch's own: it cannot be shorter than the shortest similar launch */
     double least;
-    uint64_t last_ns; /* for so long before its end the launch had the card; 0: not known */
+    uint64_t last_ns; /* time before its end for which the launch had the card; 0: unknown */
     unsigned shorts;  /* other members with charges for launches that are not measured, or not yet */
     struct {
         uint64_t bit;

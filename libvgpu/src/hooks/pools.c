@@ -10,7 +10,7 @@ typedef CUresult (*allocate_function)(CUdeviceptr *, size_t, CUstream);
 typedef CUresult (*allocate_from_function)(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
 typedef CUresult (*free_function)(CUdeviceptr, CUstream);
 
-/* The stream that a per-thread entry point means by 0. */
+/* The stream that 0 means for a per-thread entry point. */
 static CUstream per_thread(CUstream stream) {
     return stream ? stream : CU_STREAM_PER_THREAD;
 }

@@ -28,7 +28,7 @@ static struct vgpu_link *handles[BUCKETS], *mappings[BUCKETS];
 static struct exported *exports;
 atomic_uint vgpu_blocks_spilled;
 /* Held during driver calls too, so that the records change in the order of the calls. Otherwise one thread could map a
- * block by a handle that another thread is releasing, and the block would be on the card without a charge. Blocks are
+ * block by a handle that another thread is releasing. Then the block would be on the card without a charge. Blocks are
  * made and mapped rarely, and in large pieces. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 

@@ -27,7 +27,7 @@ static const char *without_prefix(const char *uuid) {
     return strncmp(uuid, "GPU-", 4) == 0 || strncmp(uuid, "MIG-", 4) == 0 ? uuid + 4 : uuid;
 }
 
-/* `position` is NVML's index of the card, asked for only when an entry has no UUID; -1: unknown. */
+/* `position` returns NVML's index of the card; called only if an entry has no UUID; -1: unknown. */
 static unsigned search(const char *uuid, int (*position)(const void *), const void *argument) {
     const struct vgpu_limits *limits = vgpu_limits_now();
     if (!limits)

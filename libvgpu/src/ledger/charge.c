@@ -1,4 +1,4 @@
-/* Charges allocations before the driver is asked, and gives charges back. */
+/* Charges allocations before the driver's call, and gives charges back. */
 #define _GNU_SOURCE
 #include "ledger/charge.h"
 

@@ -19,8 +19,8 @@ bool vgpu_loaded_is_before(const void *address, const void *other);
 
 struct link_map;
 
-/* True if `address` lies inside a loaded driver library. That is an object whose DT_SONAME or file name is libcuda.so*
- * or libnvidia-ml.so*, an object that it needs, or an object that the driver has opened. */
+/* True if `address` lies inside a loaded driver library: an object whose DT_SONAME or file name is libcuda.so* or
+ * libnvidia-ml.so*. An object that such a library needs, or that the driver has opened, also counts. */
 bool vgpu_loaded_in_driver(const void *address);
 /* The same for a calling object: objects that were at this address and were unloaded do not count. */
 bool vgpu_loaded_is_driver(const void *caller);

@@ -21,7 +21,7 @@ static void rebase(struct sampler *sampler, struct vgpu_sample *sample, double w
     sample->after = old;
 }
 
-/* CLOCK_MONOTONIC minus the time line. On an idle stream, an event happens a constant time after it was recorded, and a
+/* CLOCK_MONOTONIC minus the time line. On an idle stream, an event happens a constant time after it was recorded. A
  * kernel begins equally late after its launch, so the constant does not matter. On a busy stream an event happens
  * later. So the largest difference is right, even if the stream has been busy for long. */
 static double lag_of(struct sampler *sampler, const struct vgpu_sample *sample, double begin) {

@@ -1,5 +1,5 @@
-/* Unknown work: neither its own duration nor that of similar work is known. Only one unknown launch at a time is under
- * way on a card, as far as waiting can ensure that, so that many long kernels cannot start unpaid. If a process ends
+/* Unknown work: neither its own duration nor that of similar work is known. As far as waiting can ensure it, only one
+ * unknown launch at a time is under way on a card. This keeps many long kernels from starting unpaid. If a process ends
  * with unpaid work, the region still says so, and the process that reaps the slot charges it. */
 #ifndef VGPU_OWED_H
 #define VGPU_OWED_H

@@ -24,7 +24,7 @@
 /* a launch carries shorter waits over to the next launch: a sleep overshoots by about that much */
 #define CARRY_NS 60000u
 #define FIRST_GUESS_NS 50000u /* price of an unknown launch */
-#define QUEUED_NS 200000000u  /* a launch that has been under way for longer was not paid for */
+#define QUEUED_NS 200000000u  /* a launch that has been under way for longer than this was not paid for */
 /* longest wait, at the end of the process, for unknown launches under way */
 #define EXIT_WAIT_NS 100000000u
 #define REAP_EVERY_MS 250u
@@ -80,8 +80,8 @@ static void settle_at_exit(void) {
 }
 
 /* GPU time of a launch. While little is known, a launch pays at least the time that similar or unknown launches have
- * been under way, so that a flood of launches slows itself down. A settled estimate is doubted only if they have been
- * under way for longer than paid launches can queue. */
+ * been under way. So a flood of launches slows itself down. A settled estimate is doubted only if they have been under
+ * way for longer than paid launches can queue. */
 static uint64_t expected(const struct vgpu_cost *cost, bool settled, unsigned card, uint64_t now) {
     const bool known = vgpu_cost_known(cost);
     const uint64_t bound = atomic_load_explicit(&cost->bound_ns, memory_order_relaxed);

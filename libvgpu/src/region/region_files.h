@@ -1,4 +1,4 @@
-/* The two files of a region: making, checking and mapping them, and the protocol by which limits change. */
+/* The two files of a region: makes, checks and maps them, and defines how limits change. */
 #ifndef VGPU_REGION_FILES_H
 #define VGPU_REGION_FILES_H
 #include <stdbool.h>
