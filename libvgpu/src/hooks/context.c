@@ -240,7 +240,8 @@ bool vgpu_context_seen(CUcontext context, CUdevice device, unsigned card) {
     vgpu_own_tables();
     if (vgpu_sizes_has(VGPU_CONTEXT, (uint64_t)(uintptr_t)context))
         return true;
-    if (asked || !vgpu_lock_try(&primary->asking)) /* another thread may be entering it into its record */
+    /* this or another thread may be entering the context into its record */
+    if (asked || !vgpu_lock_try(&primary->asking))
         return false;
     const uint64_t bytes = limits->cards[card].context_bytes;
     bool seen = true;
