@@ -208,7 +208,7 @@ def serve_api(args: argparse.Namespace) -> None:
     Handler.playback = Playback(args)
     server = ThreadingHTTPServer(("127.0.0.1", args.port), Handler)
     server.daemon_threads = True
-    server.handle_error = lambda *_: None  # connections that end with their process
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # connections that end with their process
     server.serve_forever()
 
 

@@ -1,4 +1,4 @@
-"""Whose the processes on a card are, and what a container has beyond its charges."""
+"""To which container the processes on a card belong, and what a container has beyond its charges."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -168,7 +168,10 @@ def test_memory_far_beyond_the_slice_is_told_though_it_is_charged() -> None:
 
 
 def test_what_lies_in_host_memory_is_no_charge_of_the_card() -> None:
-    """The driver counts what is on the card: so does who compares with it, where a slice is not all there."""
+    """The driver counts only what is on the card.
+
+    So the comparison must do the same where a slice is partly in host memory.
+    """
     slices = (GpuSlice(CARD, 1000, phys=400),)
     pays = Usage((CardUsage(used=900 * MIB, host_used=600 * MIB, resident=300 * MIB),), usage().processes)
     assert turns(Backstop(), 2 * TURNS, {CARD: Real(300 * MIB)}, {MAIN: (slices, pays)}) == []
@@ -197,7 +200,7 @@ def test_gpu_time_that_is_not_charged() -> None:
 
 
 def missed(observed: list[float], charged: list[float]) -> float:
-    """What is charged afterwards, in all, seconds; by turn what NVML counts, and what the library charges by itself."""
+    """Seconds that are charged afterwards, in all; per turn: NVML's figure, and the library's own charge."""
     backstop, paid, debits = Backstop(), 0.0, 0.0
     for turn, (seen, charge) in enumerate(zip(observed, charged, strict=True)):
         paid += charge
@@ -218,7 +221,7 @@ def test_gpu_time_that_only_nvml_counts_is_charged() -> None:
 
 
 def test_the_first_sample_after_an_idle_time_is_no_proof() -> None:
-    """NVML lists no samples while nothing runs: the first one afterwards is taken for up to two seconds."""
+    """NVML lists no samples while nothing runs: the first one afterwards may count for up to two seconds."""
     assert missed([0.0, 0.0, 2.0] * 10, [0.0, 0.0, 0.4] * 10) == 0
     assert missed([0.0, 0.0, 2.0, 1.0, 1.0] * 10, [0.0, 0.0, 0.4, 1.0, 1.0] * 10) == 0
 
