@@ -185,10 +185,9 @@ class Agent:
             consequences.stop()
 
     async def leave(self) -> None:
-        """Reports that this agent leaves, and serves until the scheduler can have read this: after that, no pod is
-        bound here.
+        """Reports that this agent leaves, and serves until the scheduler can have read it.
 
-        Takes LEAVE_SECONDS and SEEN_SECONDS at most.
+        After that, no pod is bound here. Takes LEAVE_SECONDS and SEEN_SECONDS at most.
         """
         if self._presence is None:
             return
@@ -211,8 +210,9 @@ class Agent:
         return self._options.run_dir / "simulator"
 
     async def _cards(self, census: Census) -> Inventory:
-        """Waits for the first cards, or for the answer of the API server that there were some: those cards are silent
-        then.
+        """Waits for the first cards, or for the API server's answer that there were some.
+
+        In the second case, the cards are silent.
         """
         complaint = ""
         # the API server has answered that there were none; only an agent of this node could change that

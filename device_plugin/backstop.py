@@ -139,8 +139,9 @@ def larger(before: Regions, after: Regions) -> Regions:
 
 
 def _charges(regions: Regions, key: Key) -> tuple[int, int, int]:
-    """(bytes of the card charged, ns charged, limit in bytes) of a container; zeros for a card that it
-    does not hold.
+    """(bytes of the card charged, ns charged, limit in bytes) of a container.
+
+    All are 0 for a card that the container does not hold.
     """
     slices, usage = regions[key[0]]
     for piece, card in zip(slices, usage.cards, strict=False):

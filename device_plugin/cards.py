@@ -29,8 +29,9 @@ class Cards:
     """The cards of this node; listeners are called (from any thread) after every change."""
 
     def __init__(self, inventory: Inventory, scaling: Scaling = tier.UNSCALED) -> None:
-        """`scaling`: of memory. Scaling above 1 counts only when the node is known to keep host memory
-        for it (`back`).
+        """`scaling`: of memory.
+
+        A factor above 1 counts only when the node is known to keep host memory for it (`back`).
         """
         self._lock = threading.Lock()
         self.scaling = scaling
@@ -208,8 +209,9 @@ class Cards:
 
     @property
     def backed(self) -> bool | None:
-        """Whether host memory stands behind the cards: it is wanted, and the node keeps it free; None:
-        not known yet.
+        """Whether host memory stands behind the cards; None: not known yet.
+
+        The configuration must want host memory, and the node must keep it free.
         """
         wanted = self.scaling.host_memory and self.scaling.above(self.inventory.devices)
         return self._backed if wanted else False

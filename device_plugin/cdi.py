@@ -33,8 +33,9 @@ def path(folder: Path, name: str) -> Path:
 
 
 def spec(name: str, edits: Edits, driver: Mapping[str, Any] | None = None, version: str = VERSION) -> dict[str, Any]:
-    """The spec of one name; `driver`: container edits of the cards themselves; `version`: the lowest
-    version for them.
+    """The spec of one name.
+
+    `driver`: container edits of the cards themselves; `version`: the lowest version that allows them.
     """
     ours: dict[str, Any] = {
         "env": [f"{key}={value}" for key, value in sorted(edits.env.items())],

@@ -36,10 +36,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def end_agents(client: KubeClient, namespace: str, daemonset: str, selector: str) -> list[Pod]:
-    """Deletes the DaemonSet and waits until its pods are gone: a running agent would publish again what cleanup
-    removes.
+    """Deletes the DaemonSet and waits until its pods are gone.
 
-    Returns the pods that stay. Raises ApiError.
+    A running agent would publish again what the clean-up removes. Returns the pods that stay. Raises ApiError.
     """
     try:
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}

@@ -27,8 +27,9 @@ CALM_SECONDS: Final = 600.0  #: after the stream was kept for this long, the con
 
 
 class Contest:
-    """Decides when to register again; `lost`: how often another plugin took the resource. Times are
-    seconds, monotonic.
+    """Decides when to register again; times are seconds, monotonic.
+
+    `lost`: how often another plugin took the resource.
     """
 
     def __init__(self) -> None:

@@ -20,8 +20,9 @@ class Course:
         self._before: dict[Key, str] = {}  # ids of the instances that existed when the container was started again
 
     def starts(self, uid: str, container: str, pod: Pod | None) -> None:
-        """A container is about to start, maybe not for the first time: reports about its earlier instances do not count
-        any more.
+        """A container is about to start, maybe not for the first time.
+
+        Reports about its earlier instances do not count any more.
         """
         self._turn += 1
         self._turns[uid, container] = self._turn

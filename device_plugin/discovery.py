@@ -28,8 +28,9 @@ def _end() -> None:
 
 
 class Census:
-    """Asks the driver once at a time, also where the driver hangs: a thread that asks meanwhile waits for the first
-    one.
+    """Asks the driver once at a time, even while the driver hangs.
+
+    A thread that asks during another thread's question waits for that thread.
     """
 
     def __init__(self, config: Config, run_dir: Path, place: driver.Place, end: Callable[[], None] = _end) -> None:

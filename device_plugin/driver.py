@@ -142,8 +142,9 @@ def files(place: Place) -> list[Mount]:
 
 
 def shortage(place: Place, strategy: str) -> str:
-    """Why containers would have no driver in this mode, as a sentence; empty: they have one, or the
-    runtime brings it.
+    """Why containers would have no driver in this mode, as a sentence.
+
+    Empty: there is a driver on the host, or the runtime brings it.
     """
     if strategy == "envvar" or (strategy == "cdi" and any(_specs(place.spec_folders))) or find(place) is not None:
         return ""

@@ -57,8 +57,9 @@ class Picture(msgspec.Struct, frozen=True):
 
 
 class Exporter(Collector):
-    """Serves the latest picture and whether the agent is ready; `observe` records the durations of the
-    kubelet's calls.
+    """Serves the latest picture and whether the agent is ready.
+
+    `observe` records the durations of the kubelet's calls.
     """
 
     def __init__(self, node: str) -> None:

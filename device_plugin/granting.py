@@ -109,10 +109,10 @@ class Granting:
         return made
 
     def mounts(self, key: str, uuids: Sequence[str], mode: Mode) -> container_edits.Answer:
-        """The answer to any container that will hold the ids of this `key`, through a link that leads to that
-        container.
+        """The answer to the container that will hold the ids of this `key`.
 
-        Raises Refusal, or OSError when a card has no device node.
+        The answer mounts a link, which leads to that container's folder. Raises Refusal, or OSError when a card has no
+        device node.
         """
         cards = sorted((self._cards.by_uuid[uuid] for uuid in uuids), key=lambda gpu: gpu.index)
         given = container_edits.container_edits(

@@ -32,11 +32,11 @@ def move(slices: Sequence[GpuSlice], uuids: Sequence[str]) -> tuple[GpuSlice, ..
 
 
 def core_policy(request: PodRequest | None, container: Container | None, *, may_disable: bool) -> CorePolicy:
-    """The policy of one container: its GPU_CORE_UTILIZATION_POLICY, else its pod's annotation, else the configured
-    policy.
+    """The policy of one container.
 
-    The value `force` of the variable means a fixed share, even against the annotation. `disable` means no policy where
-    the administrator lets containers switch limits off. Otherwise `disable` has no effect, like any other value.
+    It is the container's GPU_CORE_UTILIZATION_POLICY, else its pod's annotation, else the configured policy. The value
+    `force` of the variable means a fixed share, even against the annotation. `disable` means no policy where the
+    administrator lets containers switch limits off. Otherwise `disable` has no effect, like any other value.
     """
     variables = {one.name: one.value.lower() for one in container.env} if container else {}
     asked = variables.get(names.ENV_CORE_POLICY)

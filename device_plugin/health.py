@@ -146,8 +146,9 @@ class Health:
             self._question = None
 
     def _watch(self) -> None:
-        """Watches until a card does not answer, or until the next look for cards: only a new session
-        finds new cards.
+        """Watches until a card does not answer, or until the next look for cards.
+
+        A look needs a new session, because only a new session finds new cards.
         """
         with self._asking():
             events = self._register()

@@ -86,8 +86,9 @@ class Holdings:
 
 
 def pod_holds(pod: Pod, granted: Mapping[str, Sequence[GpuSlice]] | None = None) -> dict[str, Held]:
-    """What a pod occupies at its peak: its record, or instead of it, for each container in `granted`,
-    what was granted.
+    """What a pod occupies at its peak.
+
+    For each container in `granted`, the grant counts instead of the pod's record.
     """
     record, done = _record(pod), granted or {}
     return allocation.held((kind, done[name] if name in done else record.of(name)) for name, kind in kinds(pod))

@@ -63,10 +63,10 @@ _LINKS: Final = 40  #: maximum number of links, as in the kernel (path_resolutio
 
 
 def inside(root: Path, path: str) -> str | None:
-    """The path that `path` means for a process with the root `root`: absolute links start there, and .. never leaves
-    it.
+    """The path that `path` means for a process with the root `root`.
 
-    The result has no links in it and starts with /; None: the path does not exist, or its links form a circle.
+    Absolute links start at `root`, and .. never leaves it. The result has no links in it and starts with /; None: the
+    path does not exist, or its links form a circle.
     """
     done: list[str] = []
     left = [part for part in reversed(path.split("/")) if part]
@@ -118,8 +118,9 @@ def folders(root: Path, library: str, below: str = "") -> Iterator[str]:
 
 
 def fits(file: Path) -> bool:
-    """Whether this is an ELF file of this machine's kind: the loader skips other files, such as 32-bit ones in
-    /usr/lib.
+    """Whether this is an ELF file of this machine's kind.
+
+    The loader skips other files, such as 32-bit ones in /usr/lib.
     """
     try:
         with file.open("rb") as stream:

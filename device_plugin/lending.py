@@ -121,12 +121,11 @@ class Lending:
     def making_room(
         self, uid: str, container: str, holds: Mapping[str, Held], slices: Sequence[GpuSlice]
     ) -> Iterator[int]:
-        """Surrounds the start of one container; yields the bytes of host memory that it may use behind each of its
-        cards.
+        """Surrounds the start of one container.
 
-        From now on, nothing that the container and the rest of its pod hold is lent. `uid`: of the pod; `holds`: what
-        the pod holds with this container, by card. Raises Refusal while neighbours still have lent room that this
-        container needs.
+        Yields the bytes of host memory that the container may use behind each of its cards. From now on, nothing that
+        the container and the rest of its pod hold is lent. `uid`: of the pod; `holds`: what the pod holds with this
+        container, by card. Raises Refusal while neighbours still have lent room that this container needs.
         """
         with self._lock:
             now = time.monotonic()

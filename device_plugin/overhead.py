@@ -34,8 +34,9 @@ Memory = Mapping[str, Mapping[Identity, int]]  #: UUID of a card → process →
 
 
 def identity_of(pid: int, proc: Path = PROC) -> Identity | None:
-    """Identity of a process of this node inside its container; None: the process is gone, or cannot be
-    seen from here.
+    """Identity of a process of this node inside its container.
+
+    None: the process is gone, or cannot be seen from here.
     """
     folder = proc / str(pid)
     try:

@@ -41,8 +41,9 @@ class Consequences:
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     def refused(self, pod: Pod, sentence: str) -> None:
-        """Reports a pod that can never start here: an event; where a controller owns the pod, evicts it so that it is
-        recreated.
+        """Reports by an event that a pod can never start here.
+
+        Where a controller owns the pod, also evicts it so that it is recreated.
         """
         self._submit(("refused", pod.metadata.uid, sentence), self._refused, pod, sentence)
 
@@ -76,8 +77,9 @@ class Consequences:
         self._say(reference, names.EVENT_KEPT, sentence, "Warning")
 
     def evict(self, pod: Pod, sentence: str) -> None:
-        """Evicts the pod where a controller owns it. The caller repeats the call when the API server did not accept the
-        eviction.
+        """Evicts the pod where a controller owns it.
+
+        The caller repeats the call when the API server did not accept the eviction.
         """
         self._submit(("evict", pod.metadata.uid), self._evict, pod, sentence)
 

@@ -26,8 +26,9 @@ _WHY: Final = {_NEW: STARTING, _LOST: "the kubelet has closed its connection", _
 
 
 class Presence:
-    """Thread-safe. `changed` is called when there is something to write; the publisher then writes the
-    node's record.
+    """Thread-safe.
+
+    `changed` is called when there is something to write; the publisher then writes the node's record.
     """
 
     def __init__(self, client: KubeClient, node: str, changed: Callable[[], None] = lambda: None) -> None:
@@ -50,18 +51,19 @@ class Presence:
             self.changed()
 
     def lose(self) -> None:
-        """The kubelet does not follow our ids any more: it would admit a pod that is bound now before it has our ids
-        again.
+        """The kubelet does not follow our ids any more.
+
+        It would admit a pod that is bound now before it has our ids again.
         """
         if self._state == _SERVING:
             self._mark, self._state = agentmark.leaving(_WHY[_LOST]), _LOST
             self.changed()
 
     def leave(self, reason: str) -> bool:
-        """Writes at once that this agent leaves, and waits for the API server; whether the API server has accepted the
-        mark.
+        """Writes at once that this agent leaves; returns whether the API server has accepted this.
 
-        False where no mark is needed: nothing that this agent has published lets the scheduler place a pod.
+        Waits for the API server. False where no mark is needed: nothing that this agent has published lets the
+        scheduler place a pod.
         """
         served = self._state != _NEW
         self._state = _ENDING

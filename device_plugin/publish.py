@@ -206,8 +206,9 @@ class Publisher:
             self._written = time.monotonic()
 
     def _repair(self, cards: str, version: str) -> None:
-        """Heals the cards, and only then removes the mark: an agent that ends in between leaves the mark to the next
-        agent.
+        """Heals the cards, and only then removes the mark.
+
+        An agent that ends in between leaves the mark to the next agent.
         """
         if self._healed != version:
             self._heal(cardmarks.listed(cards))
@@ -244,8 +245,9 @@ def marks(inventory: Inventory) -> tuple[dict[str, str | None], dict[str, str | 
 
 
 def unraised(inventory: Inventory, known: Mapping[str, str]) -> Inventory:
-    """The cards with at most the memory that the annotations `known` say: what pods hold behind the cards is not known
-    yet.
+    """The cards with at most the memory that the annotations `known` say.
+
+    Used while it is not known what pods hold behind the cards.
     """
     try:
         before = {gpu.uuid: gpu.memory for gpu in decode_inventory(known.get(names.DEVICES, "{}")).devices}

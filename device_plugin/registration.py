@@ -1,7 +1,7 @@
-"""Serves the plugin's socket and registers the plugin with the kubelet, again and again: a kubelet restart wipes the
-folder.
+"""Serves the plugin's socket and registers the plugin with the kubelet.
 
-The kubelet answers Register only after it has dialled back, so the agent serves the socket first.
+The agent does this again and again, because a kubelet restart wipes the folder. The kubelet answers Register only after
+it has dialled back, so the agent serves the socket first.
 """
 
 import asyncio

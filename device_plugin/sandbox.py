@@ -95,11 +95,11 @@ class Sandboxes:
             return other_version.is_one(directory) and bool(self._running.among({pod_uid}))
 
     def survivors(self, containers: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Those of `containers` (pod uid, container) that may still use a card, though the API server does not know
-        their pods any more.
+        """Those of `containers` that may still use a card.
 
-        A pod that was deleted by force still has its grace period: as long as any of its processes runs, a process that
-        has used no card so far may begin to use one.
+        `containers`: (pod uid, container) of pods that the API server does not know any more. A pod that was deleted by
+        force still has its grace period. As long as any of its processes runs, a process that has used no card so far
+        may begin to use one.
         """
         living = {one for one in containers if self.lives(*one)}
         rest = set(containers) - living
@@ -162,8 +162,9 @@ class Sandboxes:
         return path
 
     def point(self, key: str, directory: Path) -> Path:
-        """From now on, `by-ids/<key>` leads to `directory`; the runtime resolves the link when it creates the
-        container.
+        """Makes `by-ids/<key>` lead to `directory`.
+
+        The runtime resolves the link when it creates the container.
         """
         self._make()
         place = self.by_ids / key

@@ -180,8 +180,9 @@ class Starts:
                 raise Refusal(f"pod {full_name(pod)} is a static pod of the kubelet: {_STATIC}", pod=pod)
 
     def _starting(self, known: Sequence[tuple[Candidate, Pod]]) -> list[tuple[Candidate, Pod]]:
-        """The candidates to prepare: all with a CDI name of their own, and the next one of several that
-        share a mount.
+        """The candidates to prepare.
+
+        These are all with a CDI name of their own, and the next one of several that share a mount.
         """
         by_name = [(candidate, pod) for candidate, pod in known if candidate.cdi_name]
         by_mount = [(candidate, pod) for candidate, pod in known if not candidate.cdi_name]

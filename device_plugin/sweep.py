@@ -1,8 +1,7 @@
-"""Once a second: frees dead processes' charges, charges overhead, removes what deleted pods left, and makes the picture
-of the metrics.
+"""Once a second, cleans up and makes the picture of the metrics.
 
-The sweep removes a folder only when the API server has no such pod any more and no process lives in the folder's
-container.
+The sweep frees dead processes' charges, charges overhead, and removes what deleted pods left. It removes a folder only
+when the API server has no such pod any more and no process lives in the folder's container.
 """
 
 import logging
@@ -104,8 +103,9 @@ class Sweep:
             self._stopping.wait(PERIOD_SECONDS)
 
     def once(self, *, clean: bool) -> None:
-        """One turn; raises OSError, or Refusal (the API server does not answer), and leaves the rest to
-        the next turn.
+        """One turn; raises OSError, or Refusal (the API server does not answer).
+
+        After an error, the rest is left to the next turn.
         """
         usages = {}
         for entry in self._sandboxes.entries():

@@ -1,8 +1,8 @@
-"""Knows which nodes' agents can start pods now, from the agents' marks on the nodes and the kubelet's status of their
-pods.
+"""Knows which nodes' agents can start pods now.
 
-A killed agent writes nothing any more. The kubelet reports within a second or two that the agent's container has ended;
-a connection to the agent (`contact`) shows it at once.
+The facts are the agents' marks on the nodes, and the kubelet's status of the agents' pods. A killed agent writes
+nothing any more. The kubelet reports within a second or two that the agent's container has ended; a connection to the
+agent (`contact`) shows it at once.
 """
 
 import threading

@@ -1,5 +1,6 @@
-"""The two Flask apps: the verbs for the kube-scheduler in the same pod, and the paths that the Service offers the
-cluster.
+"""The two Flask apps.
+
+One has the verbs for the kube-scheduler in the same pod, the other the paths that the Service offers the cluster.
 """
 
 import logging

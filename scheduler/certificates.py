@@ -1,5 +1,6 @@
-"""The webhook's certificate: stored in a Secret that all replicas share, trusted by caBundle, renewed
-without restart.
+"""The webhook's certificate.
+
+It is stored in a Secret that all replicas share, trusted by caBundle, and renewed without a restart.
 """
 
 import base64

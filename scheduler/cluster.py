@@ -280,8 +280,9 @@ class ClusterState:
                 self._claims.pop(uid, None)
 
     def retract(self, uid: str) -> None:
-        """Takes back the record of a bind that did not happen, unless the API server has confirmed the
-        bind meanwhile.
+        """Takes back the record of a bind that did not happen.
+
+        Does nothing when the API server has confirmed the bind meanwhile.
         """
         with self.lock:
             known = self._holdings.get(uid)
@@ -377,8 +378,9 @@ class ClusterState:
         return None if holding is None or holding.confirmed else holding
 
     def smallest_ask(self, request: GpuRequest, selector: CardSelector) -> int | None:
-        """MiB that the request means on the smallest card that the pod accepts, None when the cluster
-        has no such card.
+        """MiB that the request means on the smallest card that the pod accepts.
+
+        None when the cluster has no such card.
         """
         with self.lock:
             cards = self.view().cards

@@ -159,8 +159,9 @@ class Feed:
         return found.version
 
     def _take_over_nodes(self, version: str) -> None:
-        """Lists the nodes as of this version or later (see _at_least); takes over nodes that have not changed
-        meanwhile.
+        """Lists the nodes as of this version or later (see _at_least).
+
+        Takes over the nodes that have not changed meanwhile.
         """
         mark = self.state.mark()
         found: Listing[Node] = Listing(self._client, NODES, Node, _at_least(version))
@@ -203,8 +204,9 @@ class Feed:
         return {uid: wanted for uid, wanted in found.items() if (uid in self._strange) is strange}
 
     def _paced(self, items: Iterable[T]) -> Iterable[T]:
-        """The items with pauses, so that verbs are answered meanwhile; before the first list no verb can
-        be answered.
+        """The items with pauses, so that verbs are answered meanwhile.
+
+        Before the first lists are complete, no verb can be answered, and there are no pauses.
         """
         return gently(items) if self.ready else items
 

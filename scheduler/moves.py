@@ -23,8 +23,9 @@ PERIOD_SECONDS: Final = 0.5  #: between two looks, while pods wait for room
 
 
 class Moves:
-    """One thread. Each write names the version of the pod that it changes, so that no write takes effect
-    twice or late.
+    """One thread that moves records.
+
+    Each write names the version of the pod that it changes, so that no write takes effect twice or late.
     """
 
     def __init__(self, client: KubeClient, state: ClusterState, leads: Callable[[], bool]) -> None:

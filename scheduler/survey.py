@@ -1,5 +1,6 @@
-"""Decides which of the nodes in question can take a pod: for all nodes at once; one by one only where that is not
-enough.
+"""Decides which of the nodes in question can take a pod.
+
+The survey judges all nodes at once, and single nodes only where that is not enough.
 """
 
 import time

@@ -1,5 +1,6 @@
-"""The bodies of HTTP requests: kube-scheduler's extender v1 and the pods in it, parsed strictly, unknown fields
-skipped.
+"""The bodies of HTTP requests: kube-scheduler's extender v1 and the pods in it.
+
+Parsing is strict, but skips unknown fields.
 
 Source: k8s.io/kube-scheduler/extender/v1 "types.go" (Go names without JSON tags) and Kubernetes' core/v1.
 """

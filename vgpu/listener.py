@@ -292,8 +292,9 @@ class _Connection:
     async def _request(
         self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[h11.Request, bytes] | None:
-        """The next request, None: the client has ended. Raises _Refused, and OSError when the client is
-        gone or silent.
+        """The next request, None: the client has ended.
+
+        Raises _Refused, and OSError when the client is gone or silent.
         """
         try:
             async with self._in_time():

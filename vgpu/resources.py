@@ -58,10 +58,9 @@ def _quoted(value: object) -> str:
 
 
 def parse_quantity(value: object) -> Fraction:
-    """The exact value of a Kubernetes quantity ("3000", "60k", "1Ki", "1e3", "500m", 2); ValueError if it is no
-    quantity.
+    """The exact value of a Kubernetes quantity ("3000", "60k", "1Ki", "1e3", "500m", 2).
 
-    Source: k8s.io/apimachinery/pkg/api/resource, "Quantity" grammar.
+    ValueError if it is no quantity. Source: k8s.io/apimachinery/pkg/api/resource, "Quantity" grammar.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("not a quantity")

@@ -70,8 +70,9 @@ def scaled(
 
 
 def _part(total: int, most: Mapping[str, int], behind: Mapping[str, int]) -> int:
-    """The largest part of `total` for each card such that all parts together, with what pods hold already, fit into
-    `total`.
+    """The largest part of `total` that each card may have.
+
+    All parts together, with what pods hold already, must fit into `total`.
     """
 
     def needed(part: int) -> int:
@@ -107,8 +108,9 @@ def on_tier(slices: Iterable[GpuSlice]) -> bool:
 
 
 class Need(msgspec.Struct, frozen=True):
-    """The host memory of the node that one container needs, and what it has; figures of the container's
-    largest card.
+    """The host memory of the node that one container needs, and what it has.
+
+    The figures are those of the container's largest card.
     """
 
     bytes: int  #: on each card: limit less guarantee
@@ -144,8 +146,9 @@ class Want(msgspec.Struct, frozen=True):
 
 
 def room(physical: int, promised: int, others: int = 0) -> int:
-    """Bytes of a card that can be lent: its memory less guarantees, a reserve and the use of other processes
-    (`others`).
+    """Bytes of a card that can be lent.
+
+    These are its memory less guarantees, a reserve and the use of other processes (`others`).
     """
     return max(0, physical - physical // _RESERVE - promised - others)
 

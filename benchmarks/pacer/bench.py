@@ -59,10 +59,10 @@ class Bench:
             return [], None
 
     def all(self, trials: Sequence[Trial], jobs: int) -> None:
-        """Runs every trial as often as the plan says: trials that must be alone one by one, the others `jobs` at a
-        time.
+        """Runs every trial as often as the plan says.
 
-        An interrupt ends this; complete runs count.
+        Trials that must be alone run one by one, the others `jobs` at a time. An interrupt ends this; complete runs
+        count.
         """
         for run in range(self._plan.runs):
             try:

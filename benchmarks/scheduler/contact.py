@@ -1,5 +1,6 @@
-"""Cost of the scheduler's connections to 5,000 agents: memory, processor time, and delay until a kill of all agents
-shows.
+"""Cost of the scheduler's connections to 5,000 agents.
+
+Measures memory, processor time, and the delay until a kill of all agents shows.
 """
 
 import os

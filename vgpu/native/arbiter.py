@@ -45,8 +45,9 @@ class Arbiter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the looks and releases all containers; a second call has no effect. After that, no other
-        method works.
+        """Ends the looks and releases all containers; a second call has no effect.
+
+        After that, no other method works.
         """
         _, lib = load()
         if self._handle is None:

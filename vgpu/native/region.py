@@ -315,8 +315,9 @@ class Region:
         )
 
     def reap(self) -> int:
-        """Frees what dead processes hold; returns the number of these processes. Raises OSError (EBADF)
-        when read-only.
+        """Frees what dead processes hold; returns the number of these processes.
+
+        Raises OSError (EBADF) when opened read-only.
         """
         _, lib = load()
         return _checked(lib.vgpu_region_reap(self._open_handle()), self.directory)

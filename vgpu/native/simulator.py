@@ -116,8 +116,9 @@ def cards(directory: Path) -> list[SimCard]:
 
 
 def processes(directory: Path) -> list[SimProcess]:
-    """The processes that a state directory remembers, also dead ones; FileNotFoundError when the directory is not
-    there.
+    """The processes that a state directory remembers, also dead ones.
+
+    Raises FileNotFoundError when the directory is not there.
     """
     ffi, lib = load()
     wide = ffi.new("struct vgpu_sim_card[]", lib.VGPU_SIM_MAX_CARDS)

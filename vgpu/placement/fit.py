@@ -85,8 +85,9 @@ def fit_pod(
 
 
 def largest_first(pod: PodRequest) -> PodRequest:
-    """The same pod with its apps in another order: the app that is hardest to place comes first. All
-    apps run at once.
+    """The same pod with its apps in another order: the app that is hardest to place comes first.
+
+    The order may change, because all apps run at once.
     """
     apps = [each for each in pod.containers if each.kind is Kind.APP]
     others = [each for each in pod.containers if each.kind is not Kind.APP]
@@ -180,8 +181,9 @@ class _Search:
         return self.gave_up
 
     def _room(self, at: int, beside: _Beside) -> tuple[object, ...]:
-        """A key of the room that a choice leaves: choices with equal keys count as one, because equal cards have no
-        order.
+        """A key of the room that a choice leaves.
+
+        Choices with equal keys count as one, because equal cards have no order.
         """
         own = (beside.sidecars + beside.apps).T.tolist()
         return at, *sorted(zip(self._classes, map(tuple, own), strict=True))
@@ -198,8 +200,9 @@ class _Search:
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def _hopeless(self, at: int, beside: _Beside) -> bool:
-        """Whether no choice works for the containers from `at` on: they exceed the cards, or the same
-        room has failed.
+        """Whether no choice works for the containers from `at` on.
+
+        Either they need more than the cards have, or the same room has failed before.
         """
         if at + 1 >= len(self.asks):
             return False  # a direct try of the last container is faster

@@ -228,8 +228,9 @@ def clashes(
 
 
 def _distinct(columns: Sequence[Ints], largest: int) -> tuple[Ints, Ints]:
-    """Kinds of equal rows of a table, given by its columns (0 to `largest`): a row of each kind, the
-    kind of each row.
+    """Groups equal rows of a table, given by its columns (0 to `largest`).
+
+    Returns one row of each kind, and the kind of each row.
     """
     key, bound = columns[0], largest + 1
     for column in columns[1:]:

@@ -53,8 +53,9 @@ def steps(cards: Mapping[str, Gpu], held: Holds, movers: Iterable[Mover]) -> Ste
 
 
 def _possible(cards: Mapping[str, Gpu], used: Holds, movers: list[Mover]) -> list[Mover]:
-    """Those of `movers` that can all be on their new cards while the others stay; if not all fit, the
-    last ones stay.
+    """Those of `movers` that can all be on their new cards while the others stay.
+
+    If not all fit, the last ones in order stay.
     """
     able = list(movers)
     while able:

@@ -183,8 +183,9 @@ class LocalCluster:
         return items
 
     def create(self, pod: dict[str, Any]) -> dict[str, Any]:
-        """Creates a pod as kubectl would; raises ApiError with the webhook's sentence when the webhook
-        denies the pod.
+        """Creates a pod as kubectl would.
+
+        Raises ApiError with the webhook's sentence when the webhook denies the pod.
         """
         namespace = pod.setdefault("metadata", {}).setdefault("namespace", NAMESPACE)
         body = self.client.request("POST", f"/api/v1/namespaces/{namespace}/pods", body=pod)

@@ -138,8 +138,9 @@ class Storm:
         return self.result
 
     def _submit(self) -> None:
-        """Creates the pods; the API server refuses them while the webhook is down (failurePolicy Fail), and they are
-        tried again.
+        """Creates the pods.
+
+        While the webhook is down, the API server refuses them (failurePolicy Fail), and the storm tries again.
         """
         for number in range(self.pods):
             manifest = storm_pod(self.chance, fill=self._fill)

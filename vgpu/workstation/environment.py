@@ -11,18 +11,18 @@ _SEPARATORS = frozenset(" :$")
 
 
 def carried(path: Path) -> bool:
-    """Whether the linker reads `path` as one file: LD_PRELOAD splits at spaces and colons, and expands
-    `$` (ld.so(8)).
+    """Whether the linker reads `path` as one file.
+
+    LD_PRELOAD splits at spaces and colons, and expands `$` (ld.so(8)).
     """
     return not set(str(path)) & _SEPARATORS
 
 
 def countable(found: Inventory) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES may name the cards by NVML's index, because CUDA has the same order by bus
-    addresses.
+    """Whether CUDA_VISIBLE_DEVICES may name the cards by NVML's index.
 
-    Many programs read a number there. CUDA counts MIG instances in its own way, and it is unknown whether CUDA counts a
-    card that does not answer.
+    It may where CUDA has the same order, which is by bus addresses. Many programs read a number there. CUDA counts MIG
+    instances in its own way, and it is unknown whether CUDA counts a card that does not answer.
     """
     ordered = sorted(found.devices, key=lambda card: card.pci)
     addresses = {card.pci for card in ordered} - {""}

@@ -37,8 +37,9 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 
 def hold(path: Path) -> int:
-    """Makes `path` and locks it; returns the close-on-exec descriptor with the lock. FileExistsError if
-    `path` exists.
+    """Makes `path` and locks it; returns the close-on-exec descriptor with the lock.
+
+    FileExistsError if `path` exists.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)

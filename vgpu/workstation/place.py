@@ -143,8 +143,9 @@ def _physical(piece: GpuSlice) -> GpuSlice:
 
 
 def _sentence(rejection: Rejection, ahead: Sequence[Ticket], waits: bool, cards: int, needed: int) -> str:
-    """The sentence for one machine; `cards`: number of usable cards, `needed`: number of cards that the
-    demand needs.
+    """The sentence for one machine.
+
+    `cards`: number of usable cards, `needed`: number of cards that the demand needs.
     """
     if waits:
         return f"{len(ahead)} earlier {'requests wait' if len(ahead) > 1 else 'request waits'} for these cards"
@@ -171,8 +172,9 @@ def _line(state: CardState, demand: Demand, closed: bool) -> str:
 
 
 def acceptable(cards: Sequence[Gpu], demand: Demand) -> frozenset[str]:
-    """UUIDs of the cards that could serve `demand` if they were idle; empty when even all idle cards together could
-    not.
+    """UUIDs of the cards that could serve `demand` if they were idle.
+
+    Empty when even all idle cards together could not.
     """
     idle = [CardState(card) for card in sorted(cards, key=lambda card: card.index)]
     if isinstance(_fit(idle, demand), Rejection):

@@ -52,8 +52,9 @@ _PT_INTERP: Final = 3  # elf(5)
 
 
 def doubt(command: Sequence[str]) -> str:
-    """Why the limits will not hold for a program that `command` starts, as half a sentence; empty: no
-    reason is known.
+    """Why the limits will not hold for a program that `command` starts, as half a sentence.
+
+    Empty: no reason is known.
     """
     words = list(command)
     for _ in range(_DEEPEST):
@@ -92,8 +93,9 @@ def _inner(name: str, words: Sequence[str]) -> list[str]:
 
 
 def _line(words: Sequence[str]) -> str:
-    """The text after a shell's -c, which may be combined with other letters; empty: the shell gets a
-    file, or nothing.
+    """The text after a shell's -c, which may be combined with other letters.
+
+    Empty: the shell gets a file, or nothing.
     """
     left, asked = list(words), False
     while left:

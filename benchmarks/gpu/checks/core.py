@@ -159,8 +159,9 @@ def launcher() -> tuple[Path, ...]:
 def run(
     machine: Machine, length: str, limits: Sequence[int], warm_s: float, measured_s: float
 ) -> tuple[list[Share], float | None]:
-    """Runs programs at once, each under its limit in percent (0: without the library); with NVML's figures for the
-    card.
+    """Runs programs at once; returns their shares, with NVML's figures for the card.
+
+    Each program has its limit in percent (0: without the library).
     """
     command: Command = [sys.executable, PROGRAMS / "share.py", length, str(warm_s), str(measured_s), *launcher()]
     with ExitStack() as stack:

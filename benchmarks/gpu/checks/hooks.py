@@ -32,8 +32,9 @@ def judged(variant: str, native: Mapping[str, Call], ours: Mapping[str, Call]) -
 
 
 def check(machine: Machine, quick: bool = False) -> list[Row]:
-    """All calls: without the library, in a slice, in a slice with a core limit, and in a slice whose
-    blocks may move.
+    """All calls without the library, and in three slices.
+
+    The slices are one without more limits, one with a core limit, and one whose blocks may move.
     """
     try:
         folder = ROOT / "build/gpu-check"  # not next to the regions: /dev/shm may be mounted noexec

@@ -171,8 +171,9 @@ class Machine:
         seconds: float = 60,
         variables: Mapping[str, str] = MappingProxyType({}),
     ) -> Child:
-        """Starts a program in a slice with the tier: by a region, because `vgpu run` guarantees everything that fits on
-        the card.
+        """Starts a program in a slice with the tier.
+
+        The slice is a region, because `vgpu run` guarantees everything that fits on the card.
         """
         uuid = "" if self.mig else self.uuid
         card = CardLimit(uuid, tier.memory * MIB, tier.guarantee * MIB, context_bytes=self.context)

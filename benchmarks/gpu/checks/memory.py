@@ -81,8 +81,9 @@ def emptied(route: str, picture: dict[str, Any]) -> Row:
 
 
 def from_outside(machine: Machine, pids: list[int], before: int) -> tuple[int | None, str]:
-    """Bytes that NVML counts for these processes, or that the card lost since `before` (bytes free), and which of the
-    two.
+    """Bytes that NVML counts for these processes, or that the card lost; and which of the two.
+
+    `before`: free bytes of the card before the processes.
     """
     try:
         listed = pynvml.nvmlDeviceGetComputeRunningProcesses(machine.handle)

@@ -1,5 +1,6 @@
-"""Slices with more memory than their guarantee: limits, contents after moves, what programs see, and
-cost of the bus.
+"""Slices with more memory than their guarantee.
+
+The rows are limits, contents after moves, what programs see, and the cost of the bus.
 """
 
 import sys

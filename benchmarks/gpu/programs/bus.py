@@ -78,8 +78,9 @@ class Timed:
 
 
 def moves(kernels: Kernels, size: int, turns: int) -> dict[str, dict[str, float]]:
-    """Steps of a move in either direction, as the library makes them: the pointer stays, and the memory behind it
-    changes.
+    """Steps of a move in either direction, as the library makes them.
+
+    The pointer stays, and the memory behind it changes.
     """
     base, window = reserve(size), reserve(size)
     status, held = create(CARD, size)

@@ -66,11 +66,10 @@ def served(parts: NDArray[np.float64], limit: float) -> float:
 
 
 def demand(machine: Machine, container: Container, shape: str, plan: Plan, limit: int) -> tuple[float, float]:
-    """What a program takes of the card with region and library but without a limit, and what the limit would give it
-    then.
+    """What a program takes of the card without a limit, and what the limit would give it then; percent.
 
-    Percent. On a busy machine, a program that takes 82 % on average may take 60 for half a second and then 95: then no
-    limit of 80 can give it 80.
+    The program has its region and the library as usual. On a busy machine, a program that takes 82 % on average may
+    take 60 for half a second and then 95. Then no limit of 80 can give it 80.
     """
     program = container.start(shape)
     machine.record(1)
@@ -103,8 +102,9 @@ def single(shape: str, limit: int, machine: Machine, plan: Plan) -> tuple[list[R
 
 
 def processes(limit: int, machine: Machine, plan: Plan) -> tuple[list[Reading], Trace | None]:
-    """Several processes of one container: the limit is for all together, and each process gets as much
-    as the others.
+    """Several processes of one container.
+
+    The limit is for all together, and each process gets as much as the others.
     """
     container = machine.container(limit)
     for _ in range(PROCESSES):

@@ -100,8 +100,9 @@ def three(policy: str, machine: Machine, plan: Plan) -> tuple[list[Reading], Tra
 
 
 def beside_low(high: Program, low_shape: str, machine: Machine, plan: Plan) -> tuple[list[Reading], Trace]:
-    """The high program alone, then next to a low program that started before, and alone again, because the machine
-    varies.
+    """The high program alone, then next to a low program that started before, and alone again.
+
+    The last measurement is necessary because the machine varies.
     """
     high.toggle()
     machine.record(1)

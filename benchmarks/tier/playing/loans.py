@@ -31,11 +31,10 @@ def _resident(region: Region) -> int:
 
 
 def taken_back(machine: Machine, wait: int | None, movable: bool) -> Return:
-    """One tenant has twice its guarantee on the card; then a second tenant starts, with the other half as its
-    guarantee.
+    """One tenant has twice its guarantee on the card when a second tenant starts.
 
-    `wait`: launches between two waits of the first tenant, 0: it never waits, None: it makes no calls. `movable`: the
-    second.
+    The second tenant has the other half as its guarantee. `wait`: launches between two waits of the first tenant, 0: it
+    never waits, None: it makes no calls. `movable`: whether the second tenant's blocks move.
     """
 
     def arguments(wait: int) -> tuple[object, ...]:

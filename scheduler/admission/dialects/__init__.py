@@ -1,5 +1,6 @@
-"""Families of resource names: one module each, found by its name; each module translates a pod into one
-`PodRequest`.
+"""Families of resource names: one module each, found by its name.
+
+Each module translates a pod into one `PodRequest`.
 """
 
 from functools import cache

@@ -53,8 +53,9 @@ class Store:
             return [found[key] for key in keys], self.version
 
     def reached(self, collection: str) -> int:
-        """The version of a cache of this collection: the version of its own last change, even when other objects
-        changed later.
+        """The version of a cache of this collection.
+
+        This is the version of the collection's own last change, even when other objects changed later.
         """
         with self.lock:
             return self._reached.get(collection, 1)

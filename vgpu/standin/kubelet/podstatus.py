@@ -82,8 +82,9 @@ def _condition(type_: str, holds: bool, before: Sequence[Json]) -> Json:
 
 
 def pod_status(runs: Sequence[Run], phase: str, before: Mapping[str, Any], *, final: bool) -> Json:
-    """The status as a merge patch; `before`: the pod's status so far; `final`: no container will be
-    started any more.
+    """The status as a merge patch.
+
+    `before`: the pod's status so far; `final`: no container will be started any more.
     """
     conditions: list[Json] = list(before.get("conditions") or ())
     first = [run for run in runs if run.kind is not Kind.APP]
