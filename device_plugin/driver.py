@@ -56,7 +56,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def spec_folders(self) -> tuple[Path, ...]:
-        """Later ones win (CDI specification, "Spec directories")."""
+        """Folders of CDI specs; later folders win (CDI specification, "Spec directories")."""
         if self.specs is not None:
             return self.specs
         return self.seen("/etc/cdi"), Path(names.CDI_DIR)  # this folder has the same path in the agent's container

@@ -1,8 +1,8 @@
 """Which processes really use the cards, according to NVML: processes of our containers, and foreign ones.
 
-A process belongs to a container when it is in the container's ledger, when it shares a pid namespace with a process of
-the ledger, or when its cgroup names a pod that holds a slice here. The last two find processes that stay out of the
-ledger.
+A process belongs to a container when it is in the container's ledger, or when it shares a pid namespace with a process
+of the ledger. It also belongs to a container when its cgroup names a pod that holds a slice here. The last two rules
+find processes that stay out of the ledger.
 """
 
 import logging

@@ -58,7 +58,7 @@ class Identity:
         self._names[frozenset(device_ids)] = cdi_name
 
     def candidates(self, device_ids: Sequence[str]) -> list[Candidate]:
-        """All containers that hold exactly these ids, in no order; raises Refusal."""
+        """All containers that hold exactly these ids, in any order; raises Refusal."""
         wanted = frozenset(device_ids)
         found = [self._candidate(entry) for entry in self._entries() if entry.ids == wanted]
         return found or self._ask(wanted)

@@ -1,7 +1,7 @@
 """Decides which of the containers that share device ids is about to start. Pure.
 
-The kubelet gives the ids of an ordinary init container to the next containers of the pod, up to the first container
-that keeps them: a sidecar or an app container. The kubelet creates only one of them at a time, in its own order.
+The kubelet gives the ids of an ordinary init container to the next containers of the pod. The first sidecar or app
+container among them keeps the ids. The kubelet creates only one of these containers at a time, in its own order.
 
 Source: k8s.io/kubernetes v1.36.3, pkg/kubelet/kuberuntime "computeInitContainerActions": once an app container was made
 in a sandbox no init container runs again there, otherwise the last init container that has run decides.

@@ -31,7 +31,7 @@ _PRELOAD_TEXT: Final = f"{names.LIBRARY_PATH}\n".encode()
 
 
 class Rollout(msgspec.Struct, frozen=True):
-    """What the containers of this agent get."""
+    """The files that the containers of this agent get."""
 
     library: Path
     preload: Path

@@ -31,7 +31,7 @@ MAX_ANSWERS: Final = 4
 
 
 class Node(Protocol):
-    """What the plugin asks of the rest of the agent; called in worker threads."""
+    """What the plugin needs from the rest of the agent; called in worker threads."""
 
     def steer(self, size: int) -> Sequence[str]:
         """UUIDs of the cards that the next container with `size` cards should get; empty: unknown."""

@@ -59,19 +59,19 @@ class Consequences:
         self._say(writes.node_reference(self._node), reason, sentence, type_)
 
     def untracked(self, pod: Pod, sentence: str) -> None:
-        """A container of the pod has more of a card than it was charged: an event."""
+        """Reports by an event that a container of the pod has more of a card than it was charged."""
         meta = pod.metadata
         reference = writes.pod_reference(meta.namespace, meta.name, meta.uid)
         self._say(reference, names.EVENT_UNTRACKED, sentence, "Warning")
 
     def bypassed(self, pod: Pod, sentence: str) -> None:
-        """A process of the pod uses a card without the library: an event."""
+        """Reports by an event that a process of the pod uses a card without the library."""
         meta = pod.metadata
         reference = writes.pod_reference(meta.namespace, meta.name, meta.uid)
         self._say(reference, names.EVENT_BYPASS, sentence, "Warning")
 
     def kept(self, pod: Pod, sentence: str) -> None:
-        """A container of the pod gives back nothing of what was lent to it: an event."""
+        """Reports by an event that a container of the pod gives back nothing of what was lent to it."""
         meta = pod.metadata
         reference = writes.pod_reference(meta.namespace, meta.name, meta.uid)
         self._say(reference, names.EVENT_KEPT, sentence, "Warning")

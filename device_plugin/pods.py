@@ -51,7 +51,7 @@ class Pods:
             return self._pods.get(uid)
 
     def find(self, namespace: str, name: str) -> Pod | None:
-        """The pod that has this name now."""
+        """The pod that has this name now, by the cache."""
         with self._changed:
             found = [p for p in self._pods.values() if (p.metadata.namespace, p.metadata.name) == (namespace, name)]
         return found[-1] if found else None

@@ -97,7 +97,7 @@ class Publisher:
         self._informer.stop()
 
     def wake(self) -> None:
-        """There is something to write."""
+        """Wakes the thread: there is something to write."""
         self._wake.set()
 
     def _change(self, change: str, node: Node) -> None:

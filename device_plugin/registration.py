@@ -70,7 +70,7 @@ class Registration:
         self._complaint = ""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         try:
             async for _ in self._occasions():
                 await self._look()

@@ -154,7 +154,7 @@ class Sandboxes:
                 path.mkdir(mode=0o755)
                 Region.create(path, limits).close()
         (path / "limits").chmod(0o644)
-        (path / "usage").chmod(0o666)  # shared by the container's processes, whatever their user
+        (path / "usage").chmod(0o666)  # shared by the container's processes of all users
         self._labels.put(path)
         with self._lock:
             self._granted[pod_uid, container] = slices_of(limits)

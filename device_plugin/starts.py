@@ -78,7 +78,7 @@ class Starts:
         return wanted
 
     def _awaited(self, size: int) -> tuple[str, ...]:
-        """Cards of the oldest container here with `size` slices that the kubelet has given no ids."""
+        """Cards of the oldest container on this node with `size` slices and still without ids from the kubelet."""
         done = self._identity.allocated()
         for pod in self._pods.all():
             try:

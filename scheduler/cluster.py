@@ -129,7 +129,7 @@ class ClusterState:
     # Nodes
 
     def set_node(self, name: str, inventory: Inventory, cordoned: frozenset[str] = frozenset()) -> None:
-        """Adds a node or takes over its new inventory; a node without cards is removed."""
+        """Adds a node or takes over its new inventory; removes a node without cards."""
         devices = tuple(sorted(inventory.devices, key=lambda gpu: gpu.index))
         if not devices:
             self.remove_node(name)
@@ -271,7 +271,7 @@ class ClusterState:
             self._count(holding, 1)
 
     def release(self, uid: str) -> None:
-        """The pod holds nothing any more."""
+        """Records that the pod holds nothing any more."""
         with self.lock:
             self._touch(uid)
             known = self._holdings.get(uid)

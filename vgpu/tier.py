@@ -1,7 +1,7 @@
 """Limits above the memory of the cards: how much host memory stands behind the cards, and how it is shared. Pure.
 
-Every limit is backed: the part of a limit that is not guaranteed to be on the card has its bytes in host memory that
-the node keeps free for it.
+Every limit is backed. A part of a limit may not be guaranteed to be on the card; for this part, the node keeps host
+memory free.
 """
 
 from bisect import bisect_right

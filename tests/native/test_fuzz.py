@@ -51,7 +51,7 @@ def child_of(parent: int) -> int | None:
 
 
 def processes_in(finding: Path) -> set[int]:
-    """The processes that the report beside an input is about."""
+    """The processes in the report next to an input."""
     report = finding.with_suffix(".stacks")
     lines = report.read_text().splitlines() if report.exists() else []
     return {int(line.split()[1]) for line in lines if line.startswith("process ")}

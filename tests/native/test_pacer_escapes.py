@@ -45,7 +45,7 @@ MANNERS = {
     "foreign-stream": ("spin_10ms", 1),
     "no-context": ("spin_10ms", 1),
 }
-#: of them, those that are tried beside an arbiter, too
+#: of MANNERS: those that also run with an arbiter
 WITH_ARBITER = ("capture-relaxed", "contexts", "seldom-long-awaited", "unlike", "context-each")
 #: kernels under a driver whose launches return late
 LATE = {"spin_50ms": ("plain", 1), "spin_24ms": ("plain", 1), "spin_10us_50ms": ("plain", 1), "grows": ("grows", 20)}

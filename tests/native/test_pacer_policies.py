@@ -336,7 +336,7 @@ PARTITIONED = {"VGPU_SIM_MPS": "1", "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESS
     [
         ("30", PARTITIONED, False),
         ("60", PARTITIONED, True),  # more than the share
-        ("30", {}, True),  # nobody obeys it
+        ("30", {}, True),  # there is no MPS that obeys it
         ("30", {"VGPU_SIM_MPS": "1"}, True),  # the device hides what the whole is
     ],
     ids=["within", "above", "no daemon", "hidden"],

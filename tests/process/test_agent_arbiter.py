@@ -14,7 +14,7 @@ from agent_world import until
 from vgpu.devices import GpuSlice
 from vgpu.native import simulator
 
-#: Launches kernels of 2 ms, as long as the file beside its log exists where there is one to ask for
+#: Launches kernels of 2 ms; if it gets the name of a file next to its log, only as long as that file exists
 FLOOD = """
 import ctypes, pathlib, time
 cuda = ctypes.CDLL("libcuda.so.1")

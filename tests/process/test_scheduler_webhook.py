@@ -73,7 +73,7 @@ class Webhook:
     def serial(self) -> int:
         """Serial number of the certificate that is served now."""
         context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # to look at it, whatever it is
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only reads the certificate
         with (
             socket.create_connection(("127.0.0.1", self.port), SECONDS) as plain,
             context.wrap_socket(plain, server_hostname=HOST) as secure,

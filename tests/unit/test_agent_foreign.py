@@ -37,7 +37,7 @@ def process(pid: int, namespace: int, pod: str = "") -> Process:
     ("who", "owner"),
     [
         (process(7, INSIDE), MAIN),  # in the ledger
-        (process(8, INSIDE), MAIN),  # beside one that is
+        (process(8, INSIDE), MAIN),  # shares a pid namespace with a process of the ledger
         (process(8, 300, UID), MAIN),  # keeps out of the ledger, but its cgroup tells
         (process(8, HOST), None),
         (process(8, 300, UID.replace("a", "b")), None),  # a pod that holds no slice here
@@ -119,7 +119,7 @@ def test_what_is_charged_while_nvml_is_asked_counts_and_what_is_given_back_too()
     new = larger({MAIN: (regions()[MAIN][0], usage(pid=7))}, {MAIN: (regions()[MAIN][0], usage(pid=8))})
     assert {one.pid for one in new[MAIN][1].processes} == {7, 8}
     assert larger(grown, {}) == grown  # not whole at the second look
-    assert larger(grown, {MAIN: ((GpuSlice(OTHER, 1),), usage(used=5000))}) == grown  # made anew for others
+    assert larger(grown, {MAIN: ((GpuSlice(OTHER, 1),), usage(used=5000))}) == grown  # recreated for others
 
 
 def turns(

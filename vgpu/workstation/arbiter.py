@@ -27,7 +27,7 @@ SWEEP_SECONDS: Final = 2.0
 def needed(limits: Limits, record: Run, runs: Iterable[Run]) -> bool:
     """Whether a command needs an arbiter.
 
-    A command needs one when its share may change, when room of the card may be lent to it, or when neighbours on its
+    It does when its share may change, or when room of the card may be lent to it. It also does when neighbours on its
     cards disturb the measurement.
     """
     if limits.core_policy == "elastic" or limits.priority or limits.movable:

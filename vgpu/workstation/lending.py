@@ -31,8 +31,8 @@ class _Share(msgspec.Struct, frozen=True):
 def settle(store: SliceStore, runs: Sequence[Run], later: Mapping[str, int] | None = None) -> dict[str, int]:
     """Writes loans by what is allocated now; `runs`: all commands. Needs the store's lock.
 
-    Returns, by card, the bytes that were lent and must be given back before every command has its guarantee, less the
-    bytes that are not needed yet (`later`, by card).
+    Returns, by card, the bytes that must be given back before every command has its guarantee. Bytes that are not
+    needed yet (`later`, by card) do not count.
     """
     with ExitStack() as stack:
         shares = _shares(stack, store, runs)

@@ -26,7 +26,7 @@ RECORD: Final = "slice.json"
 #: contains the record, too: it can be read from a process that has the file open, after the folder was removed
 LOCK: Final = "lock"
 LOCK_DESCRIPTOR: Final = (
-    600  #: lowest descriptor for what is inherited: scripts use the small ones (`exec 3>file`) and would close it
+    600  #: lowest number of inherited descriptors: scripts use the small ones (`exec 3>file`) and would close them
 )
 
 

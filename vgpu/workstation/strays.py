@@ -1,7 +1,7 @@
 """Commands of `vgpu run` that live but have no folder in this state: the folder was removed, or is in another state.
 
-Such a command still owns its slices. The kernel still has three traces of it: the environment of its processes, the
-record in the inherited lock (readable after the file was removed), and the mapped region.
+Such a command still owns its slices. There are three traces of it: the environment of its processes, the record in the
+inherited lock, and the mapped region. The inherited lock stays readable after its file was removed.
 """
 
 import os
