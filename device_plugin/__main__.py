@@ -16,7 +16,7 @@ from vgpu.kube.client import KubeClient
 
 log = logging.getLogger("device_plugin")
 
-END_SECONDS = 0.8  #: between the last word and the end, at the latest
+END_SECONDS = 0.8  #: longest time between the last message and the end
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -44,9 +44,10 @@ async def serve(agent: Agent) -> None:
     leaving: list[asyncio.Task[None]] = []
 
     def end() -> None:
-        # What still waits then (for the API server, NVML or the kubelet) holds nothing that needs an orderly end.
+        # A thread that still waits then (for the API server, NVML or the kubelet) holds nothing that needs an orderly
+        # end.
         loop.call_later(LEAVE_SECONDS + SEEN_SECONDS + END_SECONDS, os._exit, 0)
-        if leaving:  # somebody is in a hurry
+        if leaving:  # a second signal: the sender does not want to wait
             running.cancel()
         else:
             leaving.append(loop.create_task(leave()))

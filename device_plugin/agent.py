@@ -1,4 +1,4 @@
-"""The parts of the agent put together: threads that follow and publish, and the plugin in the event loop."""
+"""Combines the parts of the agent: threads that follow and publish, and the plugin in the event loop."""
 
 import asyncio
 import logging
@@ -42,11 +42,14 @@ from vgpu.native import paths
 
 log = logging.getLogger(__name__)
 
-LOOK_FOR_CARDS_SECONDS: Final = 30.0  #: a node without a driver: it may be installed later
-ASK_SECONDS: Final = 2.0  #: the same where the API server does not tell whether there were cards
-LEAVE_SECONDS: Final = 1.5  #: for the API server to take that this agent leaves
-SEEN_SECONDS: Final = 1.0  #: from then on: the scheduler reads it, and the kubelet admits what was bound before
-RECALL_SECONDS: Final = 3.0  #: for the API server to tell what an earlier agent has published; then without
+#: between two looks on a node without a driver, where a driver may be installed later
+LOOK_FOR_CARDS_SECONDS: Final = 30.0
+ASK_SECONDS: Final = 2.0  #: the same where the API server does not say whether there were cards
+LEAVE_SECONDS: Final = 1.5  #: time for the API server to accept that this agent leaves
+#: time after that for the scheduler to read it, and for the kubelet to admit pods that were bound before
+SEEN_SECONDS: Final = 1.0
+#: time for the API server to return what an earlier agent has published; then the agent goes on without it
+RECALL_SECONDS: Final = 3.0
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -59,7 +62,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class Agent:
-    """One node. Holds nothing that a restart would lose."""
+    """The agent of one node. It holds nothing that a restart would lose."""
 
     def __init__(self, config: Config, options: Options, client: KubeClient) -> None:
         self._config = configuration.for_node(config, options.node)
@@ -67,10 +70,11 @@ class Agent:
         self._client = client
         self._exporter = Exporter(options.node)
         self._presence: Presence | None = None
-        self._asking: asyncio.Future[Inventory] | None = None  # the driver for its cards, and no answer yet
+        # the question to the driver for its cards, still without an answer
+        self._asking: asyncio.Future[Inventory] | None = None
 
     async def run(self) -> None:
-        """Until cancelled. A node that has and had no cards waits for a driver that has some."""
+        """Runs until cancelled. On a node that has no cards and had none before, waits for a driver with cards."""
         self._exporter.serve(self._options.metrics_port, self._options.health_port, lambda: self._obstacle)
         if self._config.simulate:
             inventory.use_simulator(self._config.simulate, self._simulator_state)
@@ -173,7 +177,7 @@ class Agent:
         for part in (pods, publisher, health, sweep, enforcement, Arbitration(sandboxes)):
             part.start()
         try:
-            # A card that was unhealthy is not offered, not even for a moment.
+            # A card that was unhealthy must not be offered, not even for a moment.
             await asyncio.to_thread(publisher.recalled.wait, RECALL_SECONDS)
             await registration.run()
         finally:
@@ -181,9 +185,9 @@ class Agent:
             consequences.stop()
 
     async def leave(self) -> None:
-        """Says that this agent goes, and serves on until the scheduler can have read it: nothing is bound here then.
+        """Reports that this agent leaves, and serves until the scheduler can have read it.
 
-        Takes LEAVE_SECONDS and SEEN_SECONDS at most.
+        After that, no pod is bound here. Takes LEAVE_SECONDS and SEEN_SECONDS at most.
         """
         if self._presence is None:
             return
@@ -206,9 +210,13 @@ class Agent:
         return self._options.run_dir / "simulator"
 
     async def _cards(self, census: Census) -> Inventory:
-        """Waits for the first cards, or for the word of the API server that there were some: these are silent then."""
+        """Waits for the first cards, or for the API server's answer that there were some.
+
+        In the second case, the cards are silent.
+        """
         complaint = ""
-        none_before = False  # the API server has said it: only an agent of this node could change that
+        # the API server has answered that there were none; only an agent of this node could change that
+        none_before = False
         while True:
             try:
                 if self._asking is None:

@@ -1,4 +1,4 @@
-"""Keeps the arbiter following the containers of this node: those with a folder, from grant to removal."""
+"""Keeps the arbiter following the containers of this node that have a folder: from their grant to their removal."""
 
 import logging
 import threading
@@ -9,11 +9,11 @@ from vgpu.native.arbiter import Arbiter
 
 log = logging.getLogger(__name__)
 
-PERIOD_SECONDS: Final = 0.25  #: a container needs longer than that from its grant to its first launch
+PERIOD_SECONDS: Final = 0.25  #: a container needs more time than this between its grant and its first launch
 
 
 class Arbitration:
-    """One thread that follows folders, and the arbiter's own."""
+    """One thread that follows the folders, plus the arbiter's own thread."""
 
     def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
@@ -26,7 +26,7 @@ class Arbitration:
         self._thread.start()
 
     def stop(self) -> None:
-        """Containers go back to their fixed limits within a second."""
+        """Ends the arbiter: containers return to their fixed limits within a second."""
         self._stopping.set()
         self._thread.join()
         self._arbiter.stop()

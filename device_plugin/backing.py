@@ -1,7 +1,7 @@
-"""Whether this node keeps host memory free that is to stand behind its cards: what it says of its memory decides.
+"""Decides, from what the node reports about its memory, whether it keeps host memory free for its cards.
 
-The driver's pages may escape a pod's memory cgroup, so the kubelet has to keep them from pods: allocatable memory of
-the node is capacity less what it reserves.
+The driver's pages may escape a pod's memory cgroup, so the kubelet must keep this memory from pods. A node's
+allocatable memory is its capacity less what the kubelet reserves.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from vgpu.tier import Scaling
 
 
 def verdict(cards: Sequence[Gpu], scaling: Scaling, node: Node) -> str | None:
-    """Why memory of the cards is not scaled; empty: it is, or need not be.
+    """Why memory of the cards is not scaled; empty: it is scaled, or need not be.
 
-    None: the node has not told its memory, or its cards are not known yet.
+    None: the node has not reported its memory, or its cards are not known yet.
     """
     if not cards:
         return None
@@ -25,7 +25,7 @@ def verdict(cards: Sequence[Gpu], scaling: Scaling, node: Node) -> str | None:
         capacity, allocatable = (
             parse_quantity(part["memory"]) for part in (node.status.capacity, node.status.allocatable)
         )
-        # The kubelet takes huge pages that were set up off allocatable memory: they are for pods.
+        # The kubelet subtracts configured huge pages from allocatable memory, but they are for pods.
         huge = sum(parse_quantity(size) for name, size in node.status.capacity.items() if name.startswith("hugepages-"))
     except (KeyError, ValueError):
         return None
@@ -33,6 +33,6 @@ def verdict(cards: Sequence[Gpu], scaling: Scaling, node: Node) -> str | None:
 
 
 def finding(sentence: str) -> Finding:
-    """The condition that tells it."""
+    """The condition that reports `sentence`."""
     well = "the node reserves the host memory that its cards need, if any"
     return Finding(names.CONDITION_UNBACKED, sentence, "HostMemoryMissing", "HostMemoryKept", well)

@@ -1,7 +1,7 @@
-"""What containers really have against what they pay: a preloaded library can be tampered with from inside.
+"""Compares what containers really have with what they are charged: a container can tamper with a preloaded library.
 
-Pure. NVML's figures are compared with the charges turn by turn; only what lasts counts, since what the driver took by
-itself is charged two turns later.
+Pure. The backstop compares NVML's figures with the charges turn by turn. Only a lasting difference counts: memory that
+the driver took by itself is charged two turns later.
 """
 
 from collections import deque
@@ -13,16 +13,16 @@ from device_plugin.foreign import Picture, Real, Regions
 from device_plugin.sandbox import Entry, on_card
 
 MIB: Final = 1 << 20
-TURNS: Final = 10  #: so often in a row, about seconds
-TOLERANCE: Final = 64 * MIB  #: that NVML may count beyond all charges
-OVER: Final = 512 * MIB  #: beyond the limit: modules, stacks and heaps come whatever the limit
+TURNS: Final = 10  #: turns in a row that must show a difference; a turn takes about a second
+TOLERANCE: Final = 64 * MIB  #: bytes that NVML may count beyond all charges
+OVER: Final = 512 * MIB  #: beyond the limit: modules, stacks and heaps ignore the limit
 WINDOW: Final = 60  #: turns over which GPU time is compared
-TIME: Final = 0.25  #: of the window's time, used and not charged
-#: of the time between two turns that NVML may be off, and seconds beyond it that are charged: as the library has it
-#: where no agent is (libvgpu/src/pacer/contention.c)
+TIME: Final = 0.25  #: share of the window's time that was used and not charged
+#: Share of the time between two turns by which NVML may be off, and the seconds beyond that share that are charged. The
+#: library has the same numbers for nodes without agent (libvgpu/src/pacer/contention.c)
 NOISE: Final = 0.06
 MISSED: Final = 0.5
-AHEAD: Final = 1.0  #: seconds charged and not used that make up for later ones
+AHEAD: Final = 1.0  #: seconds charged and not used that make up for later use
 
 Key = tuple[Entry, str]
 
@@ -33,26 +33,26 @@ class Excess(msgspec.Struct, frozen=True):
     entry: Entry
     card: str
     sentence: str
-    again: bool  #: it was found before, and goes on
+    again: bool  #: the backstop reported this excess before, and it continues
 
 
 class Backstop:
-    """Remembers the turns before; one for all containers."""
+    """Remembers the earlier turns; one object for all containers."""
 
     def __init__(self) -> None:
         self._turns: dict[Key, int] = {}
         self._times: dict[Key, deque[tuple[float, float, float]]] = {}  # (now, charged, observed), seconds
         self._told: set[Key] = set()
         self._missed: dict[Key, float] = {}  # seconds used beyond those charged
-        self._debited: dict[Key, float] = {}  # of those charged, seconds by our debits
-        self.debits: dict[Key, float] = {}  #: GPU time, seconds, that is to be charged after the last turn: `debited`
-        self.observed: dict[Key, float] = {}  #: GPU time by NVML, seconds since the container's folder was first seen
-        self.untracked: dict[Key, int] = {}  #: bytes by NVML beyond the charges, as of the last turn
-        self._absent: dict[Key, deque[int]] = {}  # bytes charged beyond those by NVML, of the last turns
-        self.absent: dict[Key, int] = {}  #: the least of these: nobody has them
+        self._debited: dict[Key, float] = {}  # of the charged seconds: those that our debits charged
+        self.debits: dict[Key, float] = {}  #: seconds of GPU time to charge after the last turn; then call `debited`
+        self.observed: dict[Key, float] = {}  #: seconds of GPU time by NVML since the container's folder was first seen
+        self.untracked: dict[Key, int] = {}  #: bytes by NVML beyond the charges, in the last turn
+        self._absent: dict[Key, deque[int]] = {}  # bytes charged beyond those by NVML, in the last turns
+        self.absent: dict[Key, int] = {}  #: the smallest of `_absent`: bytes that no process has
 
     def once(self, picture: Picture, regions: Regions, now: float) -> list[Excess]:
-        """One turn: what has lasted long enough, once more each time that it lasts as long again.
+        """One turn: returns each excess that has lasted long enough, and again each time it lasts as long again.
 
         `now`: seconds, monotonic.
         """
@@ -73,7 +73,7 @@ class Backstop:
             self.observed[key] += real.seconds
             self.untracked[key] = max(0, real.bytes - used)
             absent[key] = self._absent.get(key) or deque(maxlen=TURNS)
-            absent[key].append(max(0, used - real.bytes) if real.bytes else 0)  # where NVML counts it at all
+            absent[key].append(max(0, used - real.bytes) if real.bytes else 0)  # only where NVML counts bytes at all
             sentences = []
             if self.untracked[key] > TOLERANCE:
                 sentences.append(f"it uses {real.bytes // MIB} MiB, but vgpu charged only {used // MIB} MiB")
@@ -95,9 +95,10 @@ class Backstop:
         return found
 
     def _compare(self, key: Key, times: deque[tuple[float, float, float]]) -> None:
-        """What the container used since the last turn and was not charged for, beyond what NVML may be off.
+        """The time that the container used since the last turn without a charge, beyond NVML's possible error.
 
-        NVML's first sample after an idle time may stand for time in which nothing ran: it only makes up for charges.
+        NVML's first sample after an idle time may cover time in which nothing ran. Such a sample only makes up for
+        charges.
         """
         if len(times) < 3:
             return
@@ -110,13 +111,16 @@ class Backstop:
             self.debits[key] = missed
 
     def debited(self, key: Key) -> None:
-        """The container has been charged for what `debits` says."""
+        """The container has been charged for the time in `debits`."""
         self._debited[key] += self.debits[key]
         self._missed[key] -= self.debits[key]
 
 
 def larger(before: Regions, after: Regions) -> Regions:
-    """Charges read before and after NVML was asked: an allocation is charged before it is made, a free after it."""
+    """The larger of the charges read before and after the question to NVML.
+
+    A process charges an allocation before it makes it, and uncharges memory after it frees it.
+    """
     found = dict(before)
     for entry, (slices, new) in after.items():
         known, old = before[entry]
@@ -135,7 +139,10 @@ def larger(before: Regions, after: Regions) -> Regions:
 
 
 def _charges(regions: Regions, key: Key) -> tuple[int, int, int]:
-    """(bytes of the card charged, ns charged, limit in bytes) of a container; 0 on a card that it does not hold."""
+    """(bytes of the card charged, ns charged, limit in bytes) of a container.
+
+    All are 0 for a card that the container does not hold.
+    """
     slices, usage = regions[key[0]]
     for piece, card in zip(slices, usage.cards, strict=False):
         if piece.uuid == key[1]:

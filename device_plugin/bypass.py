@@ -1,8 +1,9 @@
-"""Processes of our containers that use a card without the library: who they are, and why nothing holds them to limits.
+"""Processes of our containers that use a card without the library: which processes, and why the limits do not hold.
 
-What a loader does not load limits nobody: programs without a loader (static ones), with another one than glibc's
-(musl's knows no /etc/ld.so.preload), or under another root. The agent sees such a process by NVML's list or by the
-card's device file that it has open, and tells why the library is not in it.
+The library limits only processes whose loader loads it. A program without a loader (static), with another loader than
+glibc's (musl's ignores /etc/ld.so.preload), or under another root has no limits. The agent finds such a process in
+NVML's list or by its open device file, and reports why the library is not in the process.
+
 Sources: elf(5); ld.so(8) "/etc/ld.so.preload"; proc_pid_maps(5); proc_pid_fd(5).
 """
 
@@ -21,11 +22,12 @@ from device_plugin.overhead import PROC, Identity, identity_of
 from device_plugin.sandbox import Entry
 from vgpu import names
 
-TURNS: Final = 3  #: seen so often in a row: a new process may not be in its ledger yet
-SCAN_EVERY: Final = 10  #: turns between two looks at open device files, which are all processes of the node
+TURNS: Final = 3  #: turns in a row that must show a process: a new process may not be in its ledger yet
+#: turns between two searches for open device files, because a search reads all processes of the node
+SCAN_EVERY: Final = 10
 _CARD: Final = re.compile(r"/dev/nvidia[0-9]+")
 _LIBRARY: Final = re.compile(r"/libvgpu[^/]*[.]so( [(]deleted[)])?$")
-#: Names of its loaders, by architecture
+#: Names of glibc's loaders, by architecture
 _GLIBC: Final = re.compile(r"^(ld-linux.*|ld64|ld|ld-[0-9].*)[.]so([.][0-9]+)?$")
 _INTERP, _DYNAMIC = 3, 2  # p_type, elf(5)
 _LONGEST: Final = 4096  #: bytes of a loader's path
@@ -34,14 +36,14 @@ _LONGEST: Final = 4096  #: bytes of a loader's path
 class Finding(msgspec.Struct, frozen=True):
     entry: Entry
     sentence: str
-    news: bool  #: it was not told before
+    news: bool  #: the agent has not reported it before
 
 
 class Bypass:
-    """Remembers the turns before; one for all containers."""
+    """Remembers the earlier turns; one object for all containers."""
 
     def __init__(self, proc: Path = PROC, card: re.Pattern[str] = _CARD) -> None:
-        """`proc`: of the node's processes; `card`: paths of device files that belong to one card."""
+        """`proc`: /proc with the node's processes; `card`: paths of device files that belong to one card."""
         self._proc = proc
         self._card = card
         self._turns: dict[tuple[int, Identity], int] = {}
@@ -49,7 +51,10 @@ class Bypass:
         self._turn = 0
 
     def once(self, outside: Iterable[tuple[Entry, Outside]], regions: Regions) -> list[Finding]:
-        """One turn: those that have been there for long enough. `outside`: what NVML lists and no ledger knows."""
+        """One turn: returns the processes that have lasted long enough.
+
+        `outside`: processes in NVML's list and in no ledger.
+        """
         if self._turn % SCAN_EVERY == 0:
             self._scanned = list(self._scan(regions)) if regions else []
         self._turn += 1
@@ -77,7 +82,7 @@ class Bypass:
                 cards = sorted({path for path in _open(folder) if self._card.fullmatch(path)})
                 name = (folder / "comm").read_text(errors="replace").strip()
             except OSError:
-                continue  # it has ended
+                continue  # the process has ended
             pid = int(folder.name)
             identity, entry = identity_of(pid, self._proc), of_pod(uid, "", regions)
             if cards and identity is not None and identity not in known and entry is not None:
@@ -85,7 +90,7 @@ class Bypass:
 
 
 def _open(folder: Path) -> Iterator[str]:
-    """Paths of what a process has open."""
+    """Paths of the files that a process has open."""
     for one in os.scandir(folder / "fd"):
         try:
             yield os.readlink(one.path)
@@ -94,7 +99,7 @@ def _open(folder: Path) -> Iterator[str]:
 
 
 def why(pid: int, proc: Path = PROC) -> str:
-    """Why the library is not in a process; empty: it is, or nobody can tell."""
+    """Why the library is not in a process; empty: the library is there, or the agent cannot know."""
     folder = proc / str(pid)
     try:
         if any(_LIBRARY.search(line.rstrip()) for line in (folder / "maps").read_text(errors="replace").splitlines()):
@@ -127,13 +132,13 @@ def why(pid: int, proc: Path = PROC) -> str:
 
 
 class _Program(msgspec.Struct, frozen=True):
-    wide: bool  #: of 64 bits, as the library is
+    wide: bool  #: a 64-bit program, as the library is
     dynamic: bool
     interp: tuple[int, int] | None  #: offset and size
 
 
 def _program(read: Callable[[int], bytes]) -> _Program | None:
-    """Of an ELF file; None: it is none."""
+    """What an ELF file says about its loader; None: this is no ELF file."""
     head = read(64)
     if head[:4] != b"\x7fELF" or len(head) < 52:
         return None

@@ -1,7 +1,7 @@
 """What the parts of the agent know about this node's cards: inventory, health, cordon. Thread-safe, no I/O.
 
-A card is *absent* when an earlier agent published it and the driver, which counts it, got no answer of it since this
-one started. It is shown as unhealthy, and comes when it answers.
+A card is *absent* when an earlier agent published the card, the driver still counts it, and it has not answered since
+this agent started. The agent shows an absent card as unhealthy until the card answers.
 """
 
 import logging
@@ -18,9 +18,10 @@ from vgpu.tier import Scaling
 
 log = logging.getLogger(__name__)
 
-#: The trouble of an absent card that had none before; an agent knows it again by this sentence
+#: The trouble of an absent card that had none before; a later agent recognizes the card by this sentence
 ABSENT: Final = "it did not answer the driver when the agent started"
-OTHERS_MIB: Final = 256  #: steps in which memory of others is told: it changes all the time
+#: the agent publishes memory of others in these steps, because that memory changes all the time
+OTHERS_MIB: Final = 256
 OTHERS_BYTES: Final = OTHERS_MIB * tier.MIB
 
 
@@ -28,15 +29,18 @@ class Cards:
     """The cards of this node; listeners are called (from any thread) after every change."""
 
     def __init__(self, inventory: Inventory, scaling: Scaling = tier.UNSCALED) -> None:
-        """`scaling`: of memory; upwards it counts when the node is known to keep host memory for it (`back`)."""
+        """`scaling`: of memory.
+
+        A factor above 1 counts only when the node is known to keep host memory for it (`back`).
+        """
         self._lock = threading.Lock()
         self.scaling = scaling
         self._backed: bool | None = None
         self._behind: Mapping[str, int] = {}  # MiB of host memory that pods hold behind each card
         self._inventory = inventory
-        self._absent: dict[str, Gpu] = {}  # as they were published
+        self._absent: dict[str, Gpu] = {}  # the cards as an earlier agent published them
         self._sick: dict[str, str] = {}
-        self._reasons: dict[str, set[str]] = {}  # of each unhealthy card, those that were logged
+        self._reasons: dict[str, set[str]] = {}  # of each unhealthy card: the reasons that were logged
         self._cordoned: frozenset[str] = frozenset()
         self._foreign: dict[str, int] = {}  # MiB, in steps
         self._rival = ""
@@ -71,29 +75,29 @@ class Cards:
         return {gpu.uuid: gpu for gpu in self.inventory.devices}
 
     def beside(self, held: Mapping[str, Held]) -> Mapping[str, Gpu]:
-        """By UUID, with the host memory that is behind each card when pods hold this."""
+        """The cards by UUID, with the host memory behind each card when pods hold `held`."""
         return {gpu.uuid: gpu for gpu in self._now(_behind(held)).devices}
 
     def hold(self, held: Mapping[str, Held]) -> None:
-        """What pods hold: from now on no more host memory is shown behind cards than that leaves."""
+        """Sets what pods hold. From now on, no more host memory is shown behind cards than these holdings leave."""
         self._behind = _behind(held)
 
     @property
     def absent(self) -> Mapping[str, str]:
-        """UUID → trouble from before this agent; empty: it was well."""
+        """UUID → trouble that an earlier agent found; empty: the card was well."""
         with self._lock:
             return {gpu.uuid: gpu.trouble for gpu in self._absent.values()}
 
     @property
     def complete(self) -> bool:
-        """Every card that the driver counts has answered, and there are some."""
+        """Whether every card that the driver counts has answered, and there is at least one card."""
         with self._lock:
             return bool(self._inventory.devices) and not self._inventory.silent
 
     def recall(self, before: Inventory) -> list[Gpu]:
-        """Those of `before`, which an earlier agent published, that do not answer are absent from now on.
+        """Marks the cards of `before` (which an earlier agent published) that do not answer as absent from now on.
 
-        Tells which are not there any more: nothing that is silent can be them.
+        Returns the cards that are gone: the driver counts no silent card at their index.
         """
         with self._lock:
             known = {gpu.uuid for gpu in self._inventory.devices} | set(self._inventory.mig)
@@ -114,9 +118,9 @@ class Cards:
         return [gpu for gpu in missing if gpu.uuid not in silent]
 
     def found(self, now: Inventory) -> list[Gpu]:
-        """What the driver shows at another look; tells the cards that are new or have been absent.
+        """Takes over what the driver shows at another look; returns the cards that are new or were absent.
 
-        A card that has answered this agent before and is missing stays: whoever watches health judges it.
+        A card that has answered this agent before and is missing now stays: the health thread judges that card.
         """
         with self._lock:
             known = {gpu.uuid for gpu in self._inventory.devices}
@@ -151,10 +155,10 @@ class Cards:
         return stop
 
     def sicken(self, uuid: str, reason: str) -> bool:
-        """Marks a card unhealthy; tells whether that is news.
+        """Marks a card unhealthy; returns whether that is news.
 
-        Another reason is kept and not told to listeners: a card may have a hundred errors a second, and whoever
-        publishes looks again by itself.
+        A further reason is stored, but listeners are not called: a card may have a hundred errors a second, and the
+        publisher looks again by itself.
         """
         with self._lock:
             news = uuid not in self._sick
@@ -167,7 +171,7 @@ class Cards:
         return news
 
     def heal(self, uuid: str) -> bool:
-        """Marks a card healthy; tells whether that is news."""
+        """Marks a card healthy; returns whether that is news."""
         with self._lock:
             news = self._sick.pop(uuid, None) is not None
             if uuid in self._absent:
@@ -184,7 +188,7 @@ class Cards:
             return dict(self._sick)
 
     def cordon(self, uuids: frozenset[str]) -> None:
-        """These cards take no new pods (node annotation `vgpu.io/cordon`)."""
+        """These cards accept no new pods (node annotation `vgpu.io/cordon`)."""
         with self._lock:
             news = uuids != self._cordoned
             self._cordoned = uuids
@@ -193,9 +197,9 @@ class Cards:
             self._tell()
 
     def used_by_others(self, used: Mapping[str, int]) -> None:
-        """Processes that are no containers of ours use these cards: UUID → bytes.
+        """Records which cards processes outside our containers use: UUID → bytes.
 
-        That they use another amount than before is not told to listeners: whoever publishes looks again by itself.
+        A change of the amount alone does not call the listeners: the publisher looks again by itself.
         """
         with self._lock:
             news = used.keys() != self._foreign.keys()
@@ -205,7 +209,10 @@ class Cards:
 
     @property
     def backed(self) -> bool | None:
-        """Whether host memory stands behind cards: it is wanted, and the node keeps it free; None: not known yet."""
+        """Whether host memory stands behind the cards; None: not known yet.
+
+        The configuration must want host memory, and the node must keep it free.
+        """
         wanted = self.scaling.host_memory and self.scaling.above(self.inventory.devices)
         return self._backed if wanted else False
 
@@ -216,11 +223,11 @@ class Cards:
 
     @property
     def unbacked(self) -> bool:
-        """Memory of cards is to be scaled, and the node does not keep host memory for it."""
+        """Whether memory of cards should be scaled, but the node does not keep host memory for it."""
         return self._backed is False and bool(self.scaling.above(self.inventory.devices))
 
     def back(self, backed: bool) -> None:
-        """The node keeps the host memory that its cards need, or it does not."""
+        """Records whether the node keeps the host memory that its cards need."""
         with self._lock:
             news = backed != self._backed
             self._backed = backed
@@ -230,11 +237,11 @@ class Cards:
 
     @property
     def rival(self) -> str:
-        """A sentence about another device plugin that is in the way; empty: none is."""
+        """A sentence about another device plugin that is in the way; empty: no plugin is."""
         return self._rival
 
     def contested(self, sentence: str) -> None:
-        """Another device plugin is in the way; empty: none is any more."""
+        """Records that another device plugin is in the way; empty: no plugin is any more."""
         self._rival = sentence
         self._tell()
 

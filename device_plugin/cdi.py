@@ -1,4 +1,4 @@
-"""CDI specs: one file and one device name for every Allocate, so that a name is never used for two pods.
+"""CDI specs: one file and one device name for every Allocate, so that two pods never have the same name.
 
 Source: the Container Device Interface specification (github.com/cncf-tags/container-device-interface, SPEC.md).
 """
@@ -19,7 +19,7 @@ _FILE: Final = re.compile(r"vgpu\.io-gpu_([0-9a-f]{16}-[0-9a-f]+)\.json")
 
 
 def new_name(key: str) -> str:
-    """A qualified device name that nobody had before; `key` names the ids."""
+    """A qualified device name that was never used before; `key` names the ids."""
     return f"{names.CDI_KIND}={key}-{secrets.token_hex(6)}"
 
 
@@ -33,14 +33,17 @@ def path(folder: Path, name: str) -> Path:
 
 
 def spec(name: str, edits: Edits, driver: Mapping[str, Any] | None = None, version: str = VERSION) -> dict[str, Any]:
-    """The spec of one name; `driver`: container edits of the cards themselves, `version`: the lowest that they need."""
+    """The spec of one name.
+
+    `driver`: container edits of the cards themselves; `version`: the lowest version that allows them.
+    """
     ours: dict[str, Any] = {
         "env": [f"{key}={value}" for key, value in sorted(edits.env.items())],
         "mounts": [mount(each) for each in edits.mounts],
     }
     merged = dict(driver or {})
     for key, values in ours.items():
-        merged[key] = [*merged.get(key, ()), *values]  # the last setting of a variable wins
+        merged[key] = [*merged.get(key, ()), *values]  # the last value of a variable wins
     return {
         "cdiVersion": max(version, VERSION, key=_number),
         "kind": names.CDI_KIND,
@@ -49,7 +52,7 @@ def spec(name: str, edits: Edits, driver: Mapping[str, Any] | None = None, versi
 
 
 def write(folder: Path, name: str, body: Mapping[str, Any]) -> None:
-    """Puts a spec in place; a file moved in from another folder would never refresh the runtime's cache."""
+    """Writes a spec in its folder. A file moved in from another folder would not refresh the runtime's cache."""
     folder.mkdir(parents=True, exist_ok=True)
     target = path(folder, name)
     content = json.dumps(body, indent=1).encode()
@@ -58,13 +61,13 @@ def write(folder: Path, name: str, body: Mapping[str, Any]) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Removes what an agent that was killed while it wrote has left; only one agent works on a folder."""
+    """Removes the remains of an agent that was killed during a write; only one agent works on a folder."""
     for file in folder.glob(f".{names.CDI_KIND.replace('/', '-')}_*.json.*"):
         file.unlink(missing_ok=True)
 
 
 def sources(folder: Path) -> Iterator[tuple[Path, Sequence[Path]]]:
-    """(spec file, host paths that it mounts) of all our specs; unreadable ones mount nothing."""
+    """(spec file, host paths that it mounts) of all our specs; an unreadable spec has no paths."""
     for file in sorted(folder.glob("*.json")):
         if not _FILE.fullmatch(file.name):
             continue
@@ -79,7 +82,7 @@ def sources(folder: Path) -> Iterator[tuple[Path, Sequence[Path]]]:
 
 
 def mount(given: Mount) -> dict[str, Any]:
-    """One mount as CDI writes it."""
+    """One mount in the format of CDI."""
     options = ["ro" if given.read_only else "rw", "nosuid", "nodev", "bind"]
     return {"hostPath": str(given.host), "containerPath": given.container, "options": options}
 

@@ -19,7 +19,7 @@ from vgpu.kube.objects import Node, ObjectList, Pod
 
 log = logging.getLogger("cleanup")
 
-GONE_SECONDS: Final = 120.0  #: within which the agents' pods must have gone
+GONE_SECONDS: Final = 120.0  #: time within which the agents' pods must be gone
 LOOK_SECONDS: Final = 0.5
 PAGE: Final = "500"
 
@@ -36,9 +36,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def end_agents(client: KubeClient, namespace: str, daemonset: str, selector: str) -> list[Pod]:
-    """Deletes the DaemonSet and waits until its pods are gone: agents publish anew what is taken away.
+    """Deletes the DaemonSet and waits until its pods are gone.
 
-    Returns those that stay. Raises ApiError.
+    A running agent would publish again what the clean-up removes. Returns the pods that stay. Raises ApiError.
     """
     try:
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
@@ -65,7 +65,8 @@ def clean_node(client: KubeClient, node: Node, resources: Sequence[str]) -> bool
     told = [condition.type for condition in status.conditions if condition.type in names.CONDITIONS]
     path = f"/api/v1/nodes/{meta.name}"
     if published or told:
-        # The kubelet copies capacity to allocatable, late: both at once, so that nothing is placed in between.
+        # The kubelet copies capacity to allocatable late. Both are removed at once, so that no pod is placed in
+        # between.
         body: dict[str, object] = {key: dict.fromkeys(published) for key in ("capacity", "allocatable")}
         if told:
             body["conditions"] = [{"type": each, "$patch": "delete"} for each in told]
@@ -79,10 +80,10 @@ def clean_node(client: KubeClient, node: Node, resources: Sequence[str]) -> bool
 
 
 def clean_nodes(client: KubeClient, selector: str, settings: config.Config, stuck: Collection[str]) -> list[str]:
-    """Cleans every node with these labels, but those that are ready and among `stuck`: these are returned.
+    """Cleans every node with these labels, except nodes that are both ready and in `stuck`; returns those nodes.
 
-    `stuck`: names of nodes whose agents stay. That of a node which is down writes nothing any more: until the node is
-    back, its account has gone with the release. Raises ApiError.
+    `stuck`: names of nodes whose agents stay. An agent on a node that is down writes nothing: when the node comes back,
+    the agent's service account is gone with the release. Raises ApiError.
     """
     resources = (
         settings.resource_name,
@@ -111,7 +112,7 @@ def clean_nodes(client: KubeClient, selector: str, settings: config.Config, stuc
 
 
 def is_ready(node: Node) -> bool:
-    """Its kubelet has told lately that it works."""
+    """Whether the node's kubelet has reported lately that it works."""
     return any(condition.type == "Ready" and condition.status == "True" for condition in node.status.conditions)
 
 

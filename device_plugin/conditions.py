@@ -1,4 +1,4 @@
-"""Conditions of this node that say what is wrong with it. One that was never true is not written at all."""
+"""Conditions of this node that report a problem. A condition that was never true is not written at all."""
 
 from collections.abc import Sequence
 
@@ -14,13 +14,13 @@ class Finding(msgspec.Struct, frozen=True):
 
     type: str
     message: str  #: empty: all is well
-    reason: str  #: one word for programs, where something is wrong
-    fixed: str  #: the same where nothing is wrong
-    well: str  #: a sentence for that
+    reason: str  #: one CamelCase word, used where there is a problem
+    fixed: str  #: the word used where there is no problem
+    well: str  #: the message used where there is no problem
 
 
 def put(client: KubeClient, node: str, known: Sequence[Condition], finding: Finding) -> bool:
-    """Writes the condition where the node says something else; tells whether it did. Raises ApiError."""
+    """Writes the condition where the node has another one; returns whether it wrote. Raises ApiError."""
     before = next((one for one in known if one.type == finding.type), None)
     if before is None and not finding.message:
         return False

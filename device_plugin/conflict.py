@@ -1,13 +1,14 @@
-"""A second device plugin for the same resource or the same cards: how it is noticed, and that nobody fights. Pure.
+"""A second device plugin for the same resource or cards: how the agent notices it, and how the two do not fight. Pure.
 
-The kubelet asks the plugin that registered last, and lists the ids that came last from any of them: the stream of the
-one before stays open, so ids that are not ours tell. When any of these streams ends, kubelets before 1.37 let go of
-whoever registered last. Two that both register again would push each other out for ever, so each try here waits longer
-than the one before.
+The kubelet asks the plugin that registered last, and lists the newest ids from any plugin: the stream of the earlier
+plugin stays open. So ids that are not ours prove another plugin. When one of these streams ends, kubelets before 1.37
+drop the plugin that registered last. Two plugins that both register again would push each other out for ever. So the
+agent waits longer before each try.
 
-That a stream is missing proves nobody else: the kubelet, this agent or the whole node may be slow. Then the agent
-registers again, says nothing of others and waits no longer the next time. What proves another one is the kubelet's
-own list, written after we told it our ids.
+A missing stream proves no other plugin: the kubelet, this agent or the whole node may be slow. Then the agent registers
+again, reports no other plugin, and does not wait longer the next time. The proof of another plugin is the kubelet's own
+list, when it was written after we sent our ids.
+
 Source: k8s.io/kubernetes v1.30.14 to v1.37.2, pkg/kubelet/cm/devicemanager: plugin/v1beta1 "connectClient" and
 "runClient", manager.go "PluginConnected" and "genericDeviceUpdateCallback".
 """
@@ -17,27 +18,30 @@ from typing import Final
 
 import msgspec
 
-#: Without the resource for so long, though the kubelet answers: it has dropped us; doubled with every time that we lose
-#: it to a plugin that is known to be there
+#: Time without the resource after which the kubelet, though it answers, has dropped us. The time doubles whenever we
+#: lose the resource to a plugin that is known to exist
 PATIENCE_SECONDS: Final = (15.0, 600.0)
-LOOK_SECONDS: Final = 1.5  #: what one look can stand for: an event loop that stood still has seen nothing meanwhile
-_CLOCK_SECONDS: Final = 0.02  #: by which the time of a file may be behind the clock
-CALM_SECONDS: Final = 600.0  #: the stream was kept for so long: whatever it was is over
+LOOK_SECONDS: Final = 1.5  #: time that one look can stand for: a blocked event loop has seen nothing meanwhile
+_CLOCK_SECONDS: Final = 0.02  #: time by which a file's time may be behind the clock
+CALM_SECONDS: Final = 600.0  #: after the stream was kept for this long, the conflict is over
 
 
 class Contest:
-    """When to register again; `lost`: how often somebody else took the resource. Times are seconds, monotonic."""
+    """Decides when to register again; times are seconds, monotonic.
+
+    `lost`: how often another plugin took the resource.
+    """
 
     def __init__(self) -> None:
         self.lost = 0
         self._missing = 0.0  # seconds of looks at which we did not have the resource
-        self._last: float | None = None  # the look before
-        self._kept: float | None = None  # since when we have it
+        self._last: float | None = None  # time of the look before
+        self._kept: float | None = None  # since when we have the resource
 
     def look(self, ours: bool, now: float, *, rival: bool) -> bool:
         """One look at a kubelet that answers and with which we are registered; True: register again.
 
-        `ours`: it has a stream of ours, and lists our ids; `rival`: it lists ids of somebody else.
+        `ours`: the kubelet has a stream of ours, and lists our ids; `rival`: the kubelet lists ids of another plugin.
         """
         passed = 0.0 if self._last is None else min(now - self._last, LOOK_SECONDS)
         self._last = now
@@ -57,12 +61,12 @@ class Contest:
         return True
 
     def pause(self) -> None:
-        """The kubelet is away, or new: nothing can be said about others."""
+        """The kubelet is away, or new: the agent cannot say anything about other plugins."""
         self._missing, self._last, self._kept = 0.0, None, None
 
 
 class Told(msgspec.Struct, frozen=True):
-    """The last list of ids that went to the kubelet."""
+    """The last list of ids that was sent to the kubelet."""
 
     healthy: frozenset[str]
     all: frozenset[str]
@@ -70,16 +74,18 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class View(msgspec.Struct, frozen=True):
-    """What the kubelet lists for our resource, against what we told it."""
+    """What the kubelet lists for our resource, compared with our last list."""
 
-    rival: bool = False  #: ids that are not ours: another plugin has told them since
-    lacking: bool = False  #: not all of our healthy ids
+    rival: bool = False  #: the kubelet lists ids that are not ours: another plugin has sent them since
+    lacking: bool = False  #: the kubelet lacks some of our healthy ids
 
 
 def view(listed: Collection[str] | None, written: float, told: Told | None) -> View:
-    """`listed`: healthy ids by the kubelet's checkpoint, None: it does not know the resource; `written`: Unix time.
+    """`listed`: healthy ids in the kubelet's checkpoint, None: the kubelet does not know the resource.
 
-    A checkpoint that is older than our last list tells nothing: the kubelet has not come to it yet.
+    `written`: Unix time.
+
+    A checkpoint that is older than our last list proves nothing: the kubelet has not processed that list yet.
     """
     if told is None or listed is None or written + _CLOCK_SECONDS < told.at:
         return View()
@@ -93,10 +99,10 @@ def sentence(
     sockets: Collection[str],
     rival: bool,
 ) -> str:
-    """Who else is there, and what to do; empty: nobody.
+    """Which other plugin exists, and what to do; empty: none.
 
-    `cards`: UUIDs of the node; `registered`: resource → ids, of the kubelet's checkpoint; `sockets`: names in its
-    folder that are neither ours nor its own; `rival`: another plugin has or had the resource.
+    `cards`: UUIDs of the node; `registered`: resource → ids, from the kubelet's checkpoint; `sockets`: names in its
+    folder that are neither ours nor the kubelet's; `rival`: another plugin has or had the resource.
     """
     same = sorted(
         other

@@ -1,4 +1,4 @@
-"""What a container of ours gets besides its image: environment, mounts, device nodes. Pure."""
+"""What a container of ours gets in addition to its image: environment, mounts, device nodes. Pure."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,7 +30,7 @@ class DeviceNode(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What Allocate gives to one container: edits, or the names of CDI specs that will hold them."""
+    """The answer of Allocate to one container: edits, or the names of CDI specs that will contain them."""
 
     env: dict[str, str] = {}
     mounts: tuple[Mount, ...] = ()
@@ -46,7 +46,7 @@ class Edits(msgspec.Struct, frozen=True):
 def limits_environment(
     slices: Sequence[GpuSlice], priority: int | None = None, *, enforce_cores: bool = True
 ) -> dict[str, str]:
-    """The limits in the words of 4paradigm and HAMi; index `<i>` is the place of the card in `slices`."""
+    """The limits as the variables of 4paradigm and HAMi; index `<i>` is the place of the card in `slices`."""
     env = {f"{names.ENV_MEMORY_LIMIT}_{index}": f"{piece.mem}m" for index, piece in enumerate(slices)}
     cores = max((piece.cores for piece in slices), default=0)
     if cores:
@@ -71,9 +71,10 @@ def container_edits(
 ) -> Edits:
     """What one container gets; `region` is the host folder with `limits` and `usage`.
 
-    The cards themselves come by the edits of the driver (cdi, device-specs) or by NVIDIA's runtime (envvar): that is
-    told by mounts, which an image's environment cannot fake, or by the variable where it takes no mounts. Where device
-    nodes are given, NVIDIA's runtime, should the container run under it, has nothing to add.
+    The cards themselves come from the edits of the driver (cdi, device-specs) or from NVIDIA's runtime (envvar). Mounts
+    name the cards to that runtime, because an image's environment cannot fake mounts; where the runtime accepts no
+    mounts, the variable names them. Where the answer has device nodes, NVIDIA's runtime must add nothing, should the
+    container run under it.
     """
     env = {names.ENV_VISIBLE_DEVICES: ",".join(uuids), **(limits or {})}
     mounts = [
@@ -95,5 +96,5 @@ def container_edits(
 
 
 def in_order(slices: Sequence[GpuSlice], cards: Mapping[str, Gpu]) -> tuple[GpuSlice, ...]:
-    """Slices in the order in which the driver numbers their cards in the container: by NVML index."""
+    """The slices by NVML index, which is the order in which the driver numbers their cards in the container."""
     return tuple(sorted(slices, key=lambda piece: cards[piece.uuid].index))

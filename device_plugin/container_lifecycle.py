@@ -1,6 +1,6 @@
 """Which containers of a pod have come to their end before the pod does. Pure.
 
-Their folders stay as long as the pod is there, and nothing that is shared is kept for them.
+The folders of such containers stay as long as the pod exists, but the agent keeps no shared resource for them.
 """
 
 from collections.abc import Collection
@@ -16,21 +16,25 @@ class Course:
 
     def __init__(self) -> None:
         self._turn = 0
-        self._turns: dict[Key, int] = {}  # the larger the later it was started
-        self._before: dict[Key, str] = {}  # ids of the instances that were there when it was started again
+        self._turns: dict[Key, int] = {}  # a larger number means a later start
+        self._before: dict[Key, str] = {}  # ids of the instances that existed when the container was started again
 
     def starts(self, uid: str, container: str, pod: Pod | None) -> None:
-        """A container is about to start, maybe once more: whatever is told of an instance before means nothing now."""
+        """A container is about to start, maybe not for the first time.
+
+        Reports about its earlier instances do not count any more.
+        """
         self._turn += 1
         self._turns[uid, container] = self._turn
         status = _status(pod, container) if pod else None
         self._before[uid, container] = status.containerID if status else ""
 
     def ended(self, pod: Pod, container: str, granted: Collection[str]) -> bool:
-        """A container without processes will not run again, as far as anybody can tell now.
+        """Whether a container without processes will not run again, as far as the agent can know now.
 
-        `granted`: those of its pod that have started here. An init container ends before a later one starts; one that
-        starts once more (in a new sandbox) does so by another start. Of an application container its status tells.
+        `granted`: the containers of the pod that have started here. An init container has ended when a later one
+        starts; when it runs once more (in a new sandbox), that is another start. For an application container, its
+        status decides.
         """
         order = kinds(pod)
         kind = dict(order).get(container)
@@ -49,7 +53,7 @@ class Course:
         return not _restarts(pod, container, status.state.terminated.exitCode)
 
     def forget(self, living: Collection[str]) -> None:
-        """Keeps what is known of these pods (UIDs) alone."""
+        """Keeps only what is known of these pods (UIDs)."""
         self._turns = {key: turn for key, turn in self._turns.items() if key[0] in living}
         self._before = {key: one for key, one in self._before.items() if key[0] in living}
 
@@ -59,7 +63,10 @@ def _status(pod: Pod, container: str) -> ContainerStatus | None:
 
 
 def _restarts(pod: Pod, container: str, exit_code: int) -> bool:
-    """The kubelet may start it again after this exit code (Kubernetes API reference, Container.restartPolicy)."""
+    """Whether the kubelet may start the container again after this exit code.
+
+    Source: Kubernetes API reference, Container.restartPolicy.
+    """
     if any(one.restartPolicyRules for one in (*pod.spec.initContainers, *pod.spec.containers)):
         return True  # rules name exit codes, and may restart the whole pod
     own = next((one.restartPolicy for one in pod.spec.containers if one.name == container), "")

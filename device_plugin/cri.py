@@ -30,7 +30,7 @@ SOCKETS: Final = (
 PATIENCE: Final = 3.0  #: seconds for one call
 
 _POD_UID: Final = "io.kubernetes.pod.uid"
-_MISSING: Final = (grpc.StatusCode.UNIMPLEMENTED,)  #: a runtime that speaks only an older version of the protocol
+_MISSING: Final = (grpc.StatusCode.UNIMPLEMENTED,)  #: a runtime that implements only an older version of the protocol
 _Answer = TypeVar("_Answer")
 
 
@@ -38,25 +38,28 @@ class Run(msgspec.Struct, frozen=True):
     """The last instance of a container in its pod's newest sandbox."""
 
     ended: bool = False
-    exit_code: int | None = None  #: None: it runs, or nobody asked
+    exit_code: int | None = None  #: None: the container runs, or the agent did not ask for exit codes
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """A runtime as it describes itself."""
+    """What a runtime reports about itself."""
 
     name: str = ""  #: containerd, cri-o
     version: str = ""
-    config: dict[str, Any] | None = None  #: containerd's, as JSON; None: not told
-    handlers: tuple[str, ...] = ()  #: names of its runtime handlers; empty: not told
+    config: dict[str, Any] | None = None  #: containerd's, as JSON; None: not reported
+    handlers: tuple[str, ...] = ()  #: names of its runtime handlers; empty: not reported
 
 
 def sockets(host_root: Path, configured: str = "") -> list[Path]:
-    """Where to look for the runtime, as seen from here; `configured`: its path on the host."""
+    """Where to look for the runtime's socket, as seen from here; `configured`: its path on the host."""
     return [host_root / path.lstrip("/") for path in ([configured] if configured else SOCKETS)]
 
 
 class Runtime:
-    """The runtime behind the first of `sockets` that is there; a connection for each question, so restarts are seen."""
+    """The runtime behind the first of `sockets` that exists.
+
+    Each question uses a new connection, so a restarted runtime is found.
+    """
 
     def __init__(self, sockets: Sequence[Path]) -> None:
         self._sockets = tuple(sockets)
@@ -67,12 +70,15 @@ class Runtime:
             try:
                 if path.is_socket():
                     return path
-            except OSError as error:  # a folder that this user may not look into
+            except OSError as error:  # a folder that this user may not read
                 log.debug("%s: %s", path, error)
         return None
 
     def runs(self, pod_uid: str, exit_codes_of: Collection[str]) -> dict[str, Run] | None:
-        """By container name, of the pod's newest sandbox. None: no runtime to ask. Raises Refusal when it fails."""
+        """The last runs in the pod's newest sandbox, by container name.
+
+        None: there is no runtime to ask. Raises Refusal when the runtime fails.
+        """
 
         def ask(stub: Any) -> dict[str, Run]:
             labels = {_POD_UID: pod_uid}
@@ -102,7 +108,7 @@ class Runtime:
         return Run(True, int(stub.ContainerStatus(request, timeout=PATIENCE).status.exit_code))
 
     def facts(self) -> Facts | None:
-        """None: no runtime to ask, or it does not answer now."""
+        """The runtime's facts; None: there is no runtime to ask, or it does not answer now."""
 
         def ask(stub: Any) -> Facts:
             version = stub.Version(api.VersionRequest(), timeout=PATIENCE)
@@ -120,7 +126,8 @@ class Runtime:
         socket = self.socket
         if socket is None:
             return None
-        # A pool of its own: a shared one would keep a dead connection to an earlier runtime at this path in back-off.
+        # A subchannel pool of its own: a shared pool would keep a dead connection to an earlier runtime at this path in
+        # back-off.
         options = [("grpc.use_local_subchannel_pool", 1)]
         with grpc.insecure_channel(f"unix:{socket}", options=options) as channel:
             try:

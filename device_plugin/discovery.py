@@ -1,4 +1,4 @@
-"""Which cards there are: taken when the agent starts, and again as long as one does not answer. Knows NVML."""
+"""Finds the cards of the node: when the agent starts, and again as long as a card does not answer. Knows NVML."""
 
 import logging
 import os
@@ -16,36 +16,40 @@ from vgpu.devices import Inventory
 
 log = logging.getLogger(__name__)
 
-#: Looks in a row that meet a driver of another version than the library, after which a new process loads that anew
+#: Looks in a row that find a driver of another version than the loaded library. Then a new process has to load the
+#: library again
 STALE_LOOKS: Final = 2
-#: The same where the driver has never answered this process: it may be the machine's own state, until it is booted
+#: The same where the driver has never answered this process: the versions may differ until the machine is rebooted
 STALE_LOOKS_AT_START: Final = 10
 
 
 def _end() -> None:
-    os._exit(1)  # what waits for the driver holds nothing that needs an orderly end
+    os._exit(1)  # threads that wait for the driver hold nothing that needs an orderly end
 
 
 class Census:
-    """Who asks while another thread does waits for it: the driver is asked once at a time, also where it hangs."""
+    """Asks the driver once at a time, even while the driver hangs.
+
+    A thread that asks during another thread's question waits for that thread.
+    """
 
     def __init__(self, config: Config, run_dir: Path, place: driver.Place, end: Callable[[], None] = _end) -> None:
-        """`place`: where the driver is; one that is installed later is found there, too.
+        """`place`: where the driver is; a driver that is installed later is found there, too.
 
-        `end` ends this process, which cannot load the library of another driver any more.
+        `end` ends this process, because a process cannot load the library of another driver version any more.
         """
         self._end = end
         self._answered = False
-        self._stale = 0  # looks in a row
+        self._stale = 0  # looks in a row that met another driver version
         self._simulated = bool(config.simulate)
         self._settings = config.device_plugin
         self._memory = run_dir / "contexts.json"
         self._place = place
         self._lock = threading.Lock()
-        self._contexts: dict[str, int] = {}  # card → what one context takes there; 0: not to be found out
+        self._contexts: dict[str, int] = {}  # card → bytes that one context takes there; 0: cannot be measured
 
     def take(self) -> Inventory:
-        """All cards that can be shared and that answer; raises InventoryError, also when none does."""
+        """All cards that can be shared and that answer; raises InventoryError, also when no card answers."""
         with self._lock:
             try:
                 found = self._take()

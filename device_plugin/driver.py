@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 
 _KIND: Final = "nvidia.com/gpu"
 _CONTROL: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
-#: In a container; NVIDIA's CUDA images, like GKE, have its lib64 and bin in LD_LIBRARY_PATH and PATH
+#: In a container. NVIDIA's CUDA images and GKE have lib64 and bin of this folder in LD_LIBRARY_PATH and PATH
 CONTAINER_DIR: Final = "/usr/local/nvidia"
 NVML: Final = "libnvidia-ml.so.1"
 CUDA: Final = "libcuda.so.1"
-_OTHER_ROOTS: Final = ("/run/nvidia/driver",)  #: tried where nothing is said: NVIDIA's driver container
-#: What CUDA programs load; their names end in .so.<driver version>, some in .so.1 too
+_OTHER_ROOTS: Final = ("/run/nvidia/driver",)  #: tried when no driver root is configured: NVIDIA's driver container
+#: Libraries that CUDA programs load; their names end in .so.<driver version>, some also in .so.1
 _LIBRARIES: Final = (
     "libcuda",
     "libcudadebugger",
@@ -56,15 +56,17 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def spec_folders(self) -> tuple[Path, ...]:
-        """Later ones win (CDI specification, "Spec directories")."""
+        """Folders of CDI specs; later folders win (CDI specification, "Spec directories")."""
         if self.specs is not None:
             return self.specs
-        return self.seen("/etc/cdi"), Path(names.CDI_DIR)  # that has the same place in the agent's container
+        return self.seen("/etc/cdi"), Path(names.CDI_DIR)  # this folder has the same path in the agent's container
 
 
 def edits_for(cards: Sequence[tuple[Gpu, int]], place: Place) -> DriverEdits:
-    """Edits for `cards` (each with its device minor number); FileNotFoundError when one has no device node, or where
-    there is no CDI spec of NVIDIA's and no driver is found."""
+    """Edits for `cards` (each with its device minor number).
+
+    FileNotFoundError when a card has no device node, or when there is neither a CDI spec of NVIDIA's nor a driver.
+    """
     for body in reversed(list(_specs(place.spec_folders))):
         by_name = {str(d.get("name")): d.get("containerEdits", {}) for d in body.get("devices", ())}
         chosen = [by_name.get(gpu.uuid, by_name.get(str(gpu.index))) for gpu, _ in cards]
@@ -79,7 +81,10 @@ def edits_for(cards: Sequence[tuple[Gpu, int]], place: Place) -> DriverEdits:
 
 
 def device_nodes(minors: Sequence[int], place: Place) -> list[DeviceNode]:
-    """Nodes of the cards with these minor numbers and those that all share; FileNotFoundError when a card has none."""
+    """Device nodes of the cards with these minor numbers, and the nodes that all cards share.
+
+    FileNotFoundError when a card has no device node.
+    """
     paths = [f"/dev/nvidia{minor}" for minor in minors]
     missing = [path for path in paths if not place.seen(path).exists()]
     if missing:
@@ -91,31 +96,31 @@ def device_nodes(minors: Sequence[int], place: Place) -> list[DeviceNode]:
 class Files(msgspec.Struct, frozen=True):
     """Where the driver's files are."""
 
-    root: Path  #: as seen from here: absolute links in it start there
-    host: str  #: the same on the host, without a slash at its end
-    folders: tuple[str, ...]  #: below it, best first
+    root: Path  #: as seen from here: absolute links in this folder start at this folder
+    host: str  #: the same folder on the host, without a slash at its end
+    folders: tuple[str, ...]  #: folders below the root, best first
 
     def on_host(self, path: str) -> str | None:
-        """The host's path of a file below the root, without links; None: it is not there."""
+        """The host's path of a file below the root, without links; None: there is no such file."""
         found = hostfiles.inside(self.root, path)
         return None if found is None else self.host + found
 
 
 def find(place: Place, library: str = CUDA) -> Files | None:
-    """The driver's files, by one of its libraries; None: not found."""
+    """Finds the driver's files by one of the driver's libraries; None: not found."""
     said = "/" + place.driver_root.strip("/")
     for driver_root in (said, *(_OTHER_ROOTS if said == "/" else ())):
         root, host = place.seen(driver_root), driver_root.rstrip("/")
         if folders := tuple(hostfiles.folders(root, library)):
             return Files(root, host, folders)
-        # A folder of links into the rest of the host, such as /run/opengl-driver of NixOS.
+        # This may be a folder of links into the rest of the host, such as /run/opengl-driver of NixOS.
         if host and (folders := tuple(hostfiles.folders(place.host_root, library, below=host))):
             return Files(place.host_root, "", folders)
     return None
 
 
 def files(place: Place) -> list[Mount]:
-    """The driver's libraries and nvidia-smi, to be mounted below CONTAINER_DIR; none where there is no libcuda."""
+    """The driver's libraries and nvidia-smi, as mounts below CONTAINER_DIR; empty where there is no libcuda."""
     there = find(place)
     if there is None:
         return []
@@ -127,7 +132,7 @@ def files(place: Place) -> list[Mount]:
                 source = there.on_host(f"{folder}/{file.name}")
                 if source is not None and hostfiles.fits(there.root / source.removeprefix(there.host).lstrip("/")):
                     found.setdefault(f"{CONTAINER_DIR}/lib64/{file.name}", source)
-    # Next to the libraries, where a folder below the driver's root is all that there is.
+    # The programs are next to the libraries where the driver's root has only one folder below it.
     for folder in (*hostfiles.PROGRAM_FOLDERS, *(f"{folder}/../bin" for folder in there.folders)):
         program = there.on_host(f"{folder}/{_PROGRAM}")
         if program is not None:
@@ -137,7 +142,10 @@ def files(place: Place) -> list[Mount]:
 
 
 def shortage(place: Place, strategy: str) -> str:
-    """Why containers would have no driver in this mode, as a sentence; empty: they have, or the runtime brings it."""
+    """Why containers would have no driver in this mode, as a sentence.
+
+    Empty: there is a driver on the host, or the runtime brings it.
+    """
     if strategy == "envvar" or (strategy == "cdi" and any(_specs(place.spec_folders))) or find(place) is not None:
         return ""
     return _missing(place)
@@ -152,9 +160,9 @@ def _missing(place: Place) -> str:
 
 
 def load_nvml(place: Place) -> None:
-    """Where no runtime has given this process NVML: takes it from the driver's place on the host, if it is there.
+    """Loads NVML from the driver's place on the host, if it is there, when no runtime has given NVML to this process.
 
-    The loader takes it for every later NVML, since that is its soname.
+    The loader uses this library for every later request for NVML, because the soname is the same.
     """
     try:
         ctypes.CDLL(NVML)

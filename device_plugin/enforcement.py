@@ -1,6 +1,7 @@
-"""Looks at the node's kubelet, container runtime and NVIDIA's settings again and again: chooses the mode and, where the
-settings let containers pass the limits by, says so as a condition of the node, an event and a metric. The mode is an
-annotation of the node.
+"""Looks at the node's kubelet, container runtime and NVIDIA's settings again and again, and chooses the mode.
+
+The mode is an annotation of the node. Where the settings let containers bypass the limits, the agent reports that as a
+condition of the node, an event and a metric.
 """
 
 import logging
@@ -42,8 +43,10 @@ class Enforcement:
         show: Callable[[bool], None],
         driver: Callable[[str], str] = lambda _: "",
     ) -> None:
-        """`tell(reason, sentence)` makes an event about the node; `show(unsafe)` feeds the metric; `driver(strategy)`
-        says why containers would have no driver, empty: they have."""
+        """`tell(reason, sentence)` makes an event about the node; `show(unsafe)` feeds the metric.
+
+        `driver(strategy)` says why containers would have no driver; empty: they have a driver.
+        """
         self._configured = configured
         self._runtime = runtime
         self._host_root = host_root
@@ -56,7 +59,7 @@ class Enforcement:
         self._told = ""
         self._driverless = ""
         self._complaint = ""
-        self._known: Facts | None = None  # what the runtime said last
+        self._known: Facts | None = None  # what the runtime reported last
         self._mode: Mode | None = None
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -64,7 +67,7 @@ class Enforcement:
 
     @property
     def current(self) -> Mode:
-        """Looks for itself when nobody has looked yet."""
+        """The mode; looks itself when there was no look yet."""
         return self._mode or self._look()[0]
 
     def start(self) -> None:
@@ -78,7 +81,7 @@ class Enforcement:
             self._stopping.wait(PERIOD_SECONDS if self.once() else _RETRY_SECONDS)
 
     def once(self) -> bool:
-        """One look with all that follows from it; False: the API server is away, to be tried again soon."""
+        """One look, and everything that follows from it; False: the API server does not answer, so try again soon."""
         mode, sentence, node = self._look()
         self._show(bool(sentence))
         if sentence != self._told:
@@ -112,14 +115,17 @@ class Enforcement:
             seen = modes.Node(node.status.nodeInfo.kubeletVersion if node else "", facts, self._toolkit(facts))
             mode = modes.choose(self._configured, seen, self._cdi_dir)
             if node is None and self._mode is not None:
-                mode = self._mode  # what is not known now was known before
+                mode = self._mode  # a fact that is unknown now keeps its earlier value
             if mode != self._mode:
                 log.info("cards reach containers by %s", mode)
                 self._mode = mode
             return mode, modes.unsafe(seen), node
 
     def _facts(self) -> Facts | None:
-        """What the runtime says; one that is there and does not answer is as it was: it is busy, or starts again."""
+        """The facts of the runtime.
+
+        A runtime that exists but does not answer keeps its earlier facts: it is busy or restarts.
+        """
         facts = self._runtime.facts()
         if facts is not None or self._runtime.socket is None:
             self._known = facts
@@ -169,6 +175,6 @@ def _driver_finding(sentence: str) -> Finding:
 
 
 def _told_by(node: Node | None) -> Facts:
-    """Name and version of the runtime as the kubelet wrote them into its node."""
+    """Name and version of the runtime, as the kubelet wrote them into its node."""
     name, _, version = (node.status.nodeInfo.containerRuntimeVersion if node else "").partition("://")
     return Facts(name=name, version=version)

@@ -1,6 +1,7 @@
-"""`/metrics` of a node, from a picture that the sweep makes once a second: a scrape asks nobody and waits for nothing.
+"""`/metrics` of a node, from a picture that the sweep makes once a second.
 
-Names and labels are those of the metrics reference; no value that changes is ever a label.
+A scrape therefore asks no other part and waits for nothing. Names and labels are those of the metrics reference; no
+value that changes is ever a label.
 """
 
 import time
@@ -29,7 +30,7 @@ class CardView(msgspec.Struct, frozen=True):
     gpu: Gpu
     held: Held = Held()
     reading: Reading | None = None  #: None: the card does not answer
-    foreign: tuple[int, ...] = ()  #: bytes of each process that is no container of ours
+    foreign: tuple[int, ...] = ()  #: bytes of each process outside our containers
 
 
 class ContainerView(msgspec.Struct, frozen=True):
@@ -39,24 +40,27 @@ class ContainerView(msgspec.Struct, frozen=True):
     pod: str
     container: str
     piece: GpuSlice
-    usage: CardUsage | None = None  #: None: not started yet
-    untracked: int = 0  #: bytes by NVML beyond the charges
-    observed: float = 0.0  #: seconds of GPU time by NVML
-    host_limit: int = 0  #: bytes of host memory that it may use behind the card
+    usage: CardUsage | None = None  #: None: the container has not started yet
+    untracked: int = 0  #: bytes that NVML counts beyond the charges
+    observed: float = 0.0  #: seconds of GPU time that NVML counts
+    host_limit: int = 0  #: bytes of host memory that the container may use behind the card
     on_card: int = 0  #: bytes of `usage` that are on the card itself
-    owed: int = 0  #: bytes of the card that it has to give back
-    told: bool = True  #: what it uses is known, be it nothing yet; else it has no figures of that
+    owed: int = 0  #: bytes of the card that the container has to give back
+    told: bool = True  #: whether its use is known, even if it is zero; else the container has no such metrics
 
 
 class Picture(msgspec.Struct, frozen=True):
     cards: tuple[CardView, ...] = ()
     containers: tuple[ContainerView, ...] = ()
-    host_memory: int = 0  #: bytes of the node that stand behind its cards
-    unbacked: bool = False  #: memory is not scaled, as it should be
+    host_memory: int = 0  #: bytes of the node's memory that stand behind its cards
+    unbacked: bool = False  #: memory should be scaled, but is not
 
 
 class Exporter(Collector):
-    """Serves the latest picture and whether the agent is ready; `observe` feeds durations of the kubelet's calls."""
+    """Serves the latest picture and whether the agent is ready.
+
+    `observe` records the durations of the kubelet's calls.
+    """
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -75,14 +79,17 @@ class Exporter(Collector):
             buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
         )
 
-        self._xids: dict[tuple[str, ...], int] = {}  # labels → count; of the health's thread
+        self._xids: dict[tuple[str, ...], int] = {}  # labels → count; only the health thread uses this
 
     def serve(self, metrics_port: int, health_port: int, obstacle: Callable[[], str] = lambda: "") -> list[Listener]:
         """Answers HTTP on all addresses; raises OSError when a port is taken. `obstacle`: why no pods can start now."""
         return serving.serve(self.registry, lambda: self.readiness.left, obstacle, metrics_port, health_port)
 
     def show(self, picture: Picture, *, whole: bool = True, fresh: bool = True) -> None:
-        """`whole`: pods that have not started yet are in it. `fresh`: the driver has been asked for it."""
+        """`whole`: the picture contains pods that have not started yet.
+
+        `fresh`: the driver has answered for this picture.
+        """
         self._picture = picture
         if fresh:
             self._shown = time.monotonic()
@@ -90,24 +97,24 @@ class Exporter(Collector):
             self.readiness.done(METRICS)
 
     def idle(self) -> None:
-        """There are no cards, so that no picture is waited for."""
+        """Records that there are no cards: the exporter waits for no picture."""
         self._shown = None
 
     def expect(self) -> None:
-        """There are cards: their picture is late from now on."""
+        """Records that there are cards: from now on, the exporter waits for their picture."""
         if self._shown is None:
             self._shown = time.monotonic()
 
     def show_unsafe(self, unsafe: bool) -> None:
-        """The container runtime's settings let containers pass the limits by."""
+        """Records whether the container runtime's settings let containers bypass the limits."""
         self._unsafe = unsafe
 
     def show_conflict(self, conflict: bool) -> None:
-        """Another device plugin is in the way."""
+        """Records whether another device plugin is in the way."""
         self._conflict = conflict
 
     def count_xid(self, gpu: Gpu | None, xid: int) -> None:
-        """One error of a card; None: not one of those that are shared."""
+        """Counts one error of a card; None: the card is not shared by this agent."""
         if gpu is not None:
             labels = (self._node, gpu.uuid, str(gpu.index), gpu.model, str(xid))
             self._xids = {**self._xids, labels: self._xids.get(labels, 0) + 1}
@@ -325,7 +332,7 @@ def _gauge(name: str, text: str, labels: Sequence[str], rows: _Rows) -> GaugeMet
 
 
 def _counter(name: str, text: str, labels: Sequence[str], rows: _Rows) -> CounterMetricFamily:
-    """The library appends `_total` to the name of a counter."""
+    """A counter; prometheus_client appends `_total` to its name."""
     family = CounterMetricFamily(name, text, labels=labels)
     for values, value in rows:
         family.add_metric(values, value)

@@ -1,4 +1,4 @@
-"""Files that are replaced in one step, so that a reader or a crash meets the old one or the new one."""
+"""Files that are replaced in one step: a reader, or the state after a crash, sees either the old or the new file."""
 
 import os
 import shutil
@@ -18,7 +18,8 @@ def replace(target: Path, content: bytes, mode: int) -> None:
         Path(name).rename(target)
     except BaseException as error:
         Path(name).unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:  # of a descriptor: the disk is full
+        # an error of a descriptor has no name, for example when the disk is full
+        if isinstance(error, OSError) and error.filename is None:
             raise OSError(error.errno, error.strerror, str(target)) from None
         raise
 
@@ -26,7 +27,7 @@ def replace(target: Path, content: bytes, mode: int) -> None:
 def link(target: Path, place: Path) -> None:
     """Makes or repoints the symbolic link `place` in one step.
 
-    A folder in its place is removed: a runtime makes one where it is to mount what is not there.
+    A folder at this place is removed: a runtime creates one for a missing mount source.
     """
     if place.is_dir() and not place.is_symlink():
         shutil.rmtree(place)

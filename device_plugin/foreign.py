@@ -1,7 +1,8 @@
-"""Who really uses the cards, as NVML tells it: containers of ours, and processes that are none.
+"""Which processes really use the cards, according to NVML: processes of our containers, and foreign ones.
 
-A process is a container's when it is in its ledger, when it shares a pid namespace with one that is, or when its cgroup
-names a pod that holds a slice here. The last two find those that keep out of the ledger.
+A process belongs to a container when it is in the container's ledger, or when it shares a pid namespace with a process
+of the ledger. It also belongs to a container when its cgroup names a pod that holds a slice here. The last two rules
+find processes that stay out of the ledger.
 """
 
 import logging
@@ -22,12 +23,13 @@ from vgpu.native import Usage
 
 log = logging.getLogger(__name__)
 
-TURNS: Final = 3  #: a process is foreign when it is seen so often in a row: a new one may not be in its ledger yet
-#: Seconds that a sample of utilization may stand for. NVML samples every 1/6 to 1 s (nvml.h), so a look each second may
-#: find two; after an idle time, or when a look came late, the newest sample says nothing about what was before
+TURNS: Final = 3  #: looks in a row that must show a foreign process: a new process may not be in its ledger yet
+#: Longest time (seconds) that a sample of utilization may stand for. NVML samples every 1/6 to 1 s (nvml.h), so a look
+#: each second may find two samples. After an idle time, or a late look, the newest sample says nothing about the time
+#: before
 _LONGEST: Final = 2.0
 
-Region = tuple[tuple[GpuSlice, ...], Usage]  #: of a container: what it holds, and what it was charged
+Region = tuple[tuple[GpuSlice, ...], Usage]  #: of a container: its slices, and its charges
 Regions = Mapping[Entry, Region]
 
 
@@ -43,11 +45,11 @@ class Observed(msgspec.Struct, frozen=True):
 class Process(msgspec.Struct, frozen=True):
     name: str
     identity: Identity
-    pod_uid: str = ""  #: by its cgroup; empty: of no pod
+    pod_uid: str = ""  #: by its cgroup; empty: the process belongs to no pod
 
 
 class Real(msgspec.Struct, frozen=True):
-    """What NVML says that a container has of a card."""
+    """What a container has of a card, according to NVML."""
 
     bytes: int = 0
     seconds: float = 0.0  #: GPU time since the last look
@@ -59,7 +61,7 @@ class Outside(msgspec.Struct, frozen=True):
     pid: int  #: on the host
     identity: Identity
     name: str
-    what: str  #: of a card: what it uses, in words
+    what: str  #: what the process uses of a card, in words
 
 
 class Picture(msgspec.Struct, frozen=True):
@@ -76,7 +78,7 @@ class Observer:
         self._seen: dict[str, int] = {}  # card → µs of the newest sample, on NVML's clock
 
     def look(self) -> list[Observed]:
-        """All processes on all cards; cards that do not answer are left out. Raises InventoryError, NVMLError."""
+        """All processes on all cards, without the cards that do not answer. Raises InventoryError, NVMLError."""
         found = []
         with session():
             for index in range(pynvml.nvmlDeviceGetCount()):
@@ -100,22 +102,22 @@ class Observer:
         try:
             samples = pynvml.nvmlDeviceGetProcessUtilization(handle, last)
         except pynvml.NVMLError:
-            return {}  # nothing ran, or a card that does not tell
+            return {}  # nothing ran, or the card reports no utilization
         newest = max((int(sample.timeStamp) for sample in samples), default=last)
         self._seen[uuid] = newest
         if not last:
-            return {}  # how long ago the first one began is not known
+            return {}  # it is not known when the first sample began
         span = min((newest - last) / 1e6, _LONGEST)
         return {int(sample.pid): sample.smUtil / 100 * span for sample in samples}
 
 
 def process_of(pid: int, proc: Path = PROC) -> Process | None:
-    """Who it is; None: gone, or not to be seen from here."""
+    """The process with this pid; None: it is gone, or cannot be seen from here."""
     identity = identity_of(pid, proc)
     if identity is None:
         return None
     try:
-        # Any bytes: a process names itself.
+        # A process chooses its own name, which may be any bytes.
         name = (proc / str(pid) / "comm").read_text(errors="replace").strip()
         cgroup = (proc / str(pid) / "cgroup").read_text(errors="replace")
     except OSError:
@@ -130,10 +132,11 @@ def attribute(
     own_namespace: int | None = None,
     strangers: Collection[str] = (),
 ) -> Picture:
-    """Which container each process belongs to. `own_namespace`: of the host's processes, which marks no container.
+    """Finds the container of each process.
 
-    `strangers`: UIDs of pods with containers whose regions are of another version. What no region of this version
-    names is of these.
+    `own_namespace`: pid namespace of the host's processes, which identifies no container. `strangers`: UIDs of pods
+    with containers whose regions are of another version. A process of such a pod that no region of this version names
+    belongs to these containers.
     """
     if own_namespace is None:
         own_namespace = os.stat("/proc/self/ns/pid").st_ino
@@ -168,27 +171,27 @@ def attribute(
 
 
 def known_processes(regions: Regions) -> frozenset[Identity]:
-    """All that are in a ledger."""
+    """All processes that are in a ledger."""
     return frozenset(
         Identity(one.pid, one.pid_namespace, one.start_time) for _, usage in regions.values() for one in usage.processes
     )
 
 
 def of_pod(uid: str, card: str, regions: Regions) -> Entry | None:
-    """A container of the pod that holds a slice of the card, else any of the pod."""
+    """A container of the pod that holds a slice of the card, else any container of the pod."""
     entries = sorted((entry for entry in regions if uid and entry.pod_uid == uid), key=lambda entry: entry.container)
     holding = [entry for entry in entries if any(piece.uuid == card for piece in regions[entry][0])]
     return next(iter(holding or entries), None)
 
 
 class Foreign:
-    """Which processes have been foreign for long enough to say so."""
+    """Decides which processes have been foreign for long enough to report them."""
 
     def __init__(self) -> None:
         self._turns: dict[tuple[str, int], int] = {}
 
     def once(self, seen: Mapping[str, Collection[int]]) -> tuple[dict[str, set[int]], list[tuple[str, int]]]:
-        """(card → pids that are foreign, those of them that are new) after one more look: card → pids."""
+        """One more look, card → pids: returns (card → foreign pids, the new ones among them)."""
         now = {(card, pid) for card, pids in seen.items() for pid in pids}
         self._turns = {key: self._turns.get(key, 0) + 1 for key in now}
         found: dict[str, set[int]] = {}

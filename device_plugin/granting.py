@@ -1,6 +1,6 @@
-"""Granting: the guard, and everything that a container needs put in place before it may start.
+"""Granting: the guard, and everything that must be in place before a container may start.
 
-One container at a time, so that the guard sees what was granted before.
+The agent grants one container at a time, so that the guard sees what was granted before.
 """
 
 import logging
@@ -34,32 +34,33 @@ from vgpu.tier import on_tier
 
 log = logging.getLogger(__name__)
 
-CACHE_SECONDS: Final = 0.005  #: the runtime follows a new CDI spec within a millisecond or so (measured)
+CACHE_SECONDS: Final = 0.005  #: the runtime reads a new CDI spec within about a millisecond (measured)
 
 
 class Places(msgspec.Struct, frozen=True):
     """Where things are on this host."""
 
     cdi: Path
-    library: Path  #: folder of the rollout
-    built_library: Path  #: as installed with this program
-    built_simulator: Path | None = None  #: folder, where the cards are simulated
+    library: Path  #: folder of the rollout on the host
+    built_library: Path  #: the library as installed with this program
+    built_simulator: Path | None = None  #: folder of the simulator, where the cards are simulated
     simulator_state: Path | None = None
     driver_at: driver.Place = driver.Place()
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """One container that may start, and with what."""
+    """One container that may start, and what it needs for that."""
 
     candidate: Candidate
     pod: Pod
     request: PodRequest | None
     slices: tuple[GpuSlice, ...]
-    given: Mapping[str, frozenset[str]] = {}  #: ids of all containers of the pod that have theirs by mounts
+    #: container → ids, of all containers of the pod that got their ids by mounts
+    given: Mapping[str, frozenset[str]] = {}
 
     @property
     def container(self) -> Container | None:
-        """Of the pod's spec."""
+        """The container in the pod's spec."""
         spec = self.pod.spec
         named = (one for one in (*spec.initContainers, *spec.containers) if one.name == self.candidate.container)
         return next(named, None)
@@ -108,9 +109,10 @@ class Granting:
         return made
 
     def mounts(self, key: str, uuids: Sequence[str], mode: Mode) -> container_edits.Answer:
-        """The answer to whichever container will hold the ids of this `key`, by a link that follows it.
+        """The answer to the container that will hold the ids of this `key`.
 
-        Raises Refusal, or OSError when a card has no device node.
+        The answer mounts a link, which leads to that container's folder. Raises Refusal, or OSError when a card has no
+        device node.
         """
         cards = sorted((self._cards.by_uuid[uuid] for uuid in uuids), key=lambda gpu: gpu.index)
         given = container_edits.container_edits(
@@ -128,19 +130,23 @@ class Granting:
         )
 
     def grant(self, device_ids: Sequence[str], plans: Sequence[Plan]) -> None:
-        """Puts everything in place; `plans` are all containers that hold these ids. Raises Refusal or OSError."""
+        """Puts everything for the start in place; `plans` are all containers that hold these ids.
+
+        Raises Refusal or OSError.
+        """
         with self._lock:
             self._grant(device_ids, plans)
         if any(plan.candidate.cdi_name for plan in plans):
             time.sleep(CACHE_SECONDS)
 
     def _grant(self, device_ids: Sequence[str], plans: Sequence[Plan]) -> None:
-        """Puts everything in place; `plans` are all containers that hold these ids."""
+        """Puts everything for the start in place; `plans` are all containers that hold these ids."""
         by_mounts = [plan for plan in plans if not plan.candidate.cdi_name]
         chosen = [plan for plan in plans if plan.candidate.cdi_name]
         if by_mounts:
-            # Several: no container runtime tells which of them starts. They never run at the same time and the
-            # allocation counts the peak of the two, so the larger slice is held for both.
+            # Several plans mean: there is no container runtime to ask which container starts. The containers never run
+            # at the same time, and the allocation counts the peak of both, so the agent holds the larger slice for
+            # both.
             largest = max(by_mounts, key=lambda plan: sum((piece.mem << 8) + piece.cores for piece in plan.slices))
             if len(by_mounts) > 1:
                 names = ", ".join(plan.candidate.container for plan in by_mounts)
@@ -165,9 +171,10 @@ class Granting:
                 self._put(device_ids, plan, host_memory)
 
     def _where_ids_are(self, plan: Plan, device_ids: Sequence[str]) -> Plan:
-        """With mounts the ids decide which cards the container sees: it starts when the record says the same.
+        """Where cards come by mounts, the kubelet's ids decide which cards the container sees.
 
-        Only the scheduler knows what it is binding meanwhile. So it is asked to move the record, by the record itself.
+        The container starts only when the pod's record names these cards, too. Only the scheduler knows which pods it
+        is binding meanwhile. So the agent asks the scheduler, in the record, to move the record.
         """
         cards = self._cards.by_uuid
         moved = grants.move(plan.slices, sorted({ids.card(device_id) for device_id in device_ids}))
@@ -175,7 +182,7 @@ class Granting:
             raise Refusal(f"the kubelet gave pod {full_name(plan.pod)} several ids of one card", pod=plan.pod)
         record, name = allocation_of(plan.pod) or Allocation({}), plan.candidate.container
         if set(moved) == set(record.containers.get(name, ())):
-            if name in record.moving:  # asked for when it held other ids
+            if name in record.moving:  # an earlier start asked for this move, when the container held other ids
                 others = {other: slices for other, slices in record.moving.items() if other != name}
                 self._consequences.record(plan.pod, Allocation(record.containers, others))
             return plan
@@ -194,7 +201,10 @@ class Granting:
         raise Refusal(sentence, transient=True, pod=plan.pod)
 
     def _asked(self, plan: Plan, record: Allocation) -> dict[str, tuple[GpuSlice, ...]]:
-        """Containers of the pod that are elsewhere than their ids: what one of them keeps, no other pod can have."""
+        """Containers of the pod whose record names other cards than their ids.
+
+        The list has all of them: room that one of them keeps on its recorded cards is lost for other pods.
+        """
         found = {}
         for name, device_ids in plan.given.items():
             slices = record.containers.get(name, ())
@@ -204,7 +214,10 @@ class Granting:
         return found
 
     def _before(self, plan: Plan) -> tuple[GpuSlice, ...] | None:
-        """What the container was granted when it started before; by the record, where another version did that."""
+        """What the container was granted at its earlier start.
+
+        Where another version granted it, the pod's record tells.
+        """
         uid, name = plan.pod.metadata.uid, plan.candidate.container
         found = self._sandboxes.granted().get(uid, {}).get(name)
         if found is None and uid in self._sandboxes.strangers():
@@ -213,9 +226,10 @@ class Granting:
         return found
 
     def _is_backed(self, plan: Plan) -> None:
-        """Where no host memory is kept any more, what was placed for it goes elsewhere; what started keeps its own.
+        """Refuses a start that needs host memory where the node keeps none: such a pod must start elsewhere.
 
-        To have all of its slice on the card instead is not for this node to decide: the scheduler gives that to others.
+        A container that started before keeps its slice. The node may not put the whole slice on the card instead,
+        because the scheduler gives that memory to other pods.
         """
         if not on_tier(plan.slices) or self._before(plan) == plan.slices or self._cards.backed:
             return
@@ -224,7 +238,7 @@ class Granting:
         raise Refusal(sentence, transient=True, pod=plan.pod)
 
     def _holds(self, plan: Plan) -> dict[str, Held]:
-        """What the pod holds with this container started, by card."""
+        """What the pod holds by card, once this container is started."""
         before = self._sandboxes.granted().get(plan.pod.metadata.uid, {})
         return pod_holds(plan.pod, {**before, plan.candidate.container: plan.slices})
 
@@ -240,7 +254,7 @@ class Granting:
             for source in self._sources_of(plans):
                 library.verify(source)
         except Refusal:
-            self.rollout = self._install()  # puts back what is ours
+            self.rollout = self._install()  # puts back the files that are ours
             for source in self._sources_of(plans):
                 library.verify(source)
 
@@ -248,7 +262,10 @@ class Granting:
         return {*self.rollout.sources(), *(source for plan in plans for source in plan.candidate.sources)}
 
     def _library_reads_regions(self, plan: Plan) -> None:
-        """The kubelet replays the answer for ever, also that of an agent whose regions were of another version."""
+        """Refuses a library that cannot read this agent's regions.
+
+        The kubelet repeats its stored answer for ever, even an answer from an agent of another version.
+        """
         for source in plan.candidate.sources:
             if not library.reads_regions(source):
                 raise Refusal(
@@ -258,7 +275,10 @@ class Granting:
                 )
 
     def _driver_is_there(self, plan: Plan) -> None:
-        """The kubelet replays the answer for ever; a file that is gone would be made an empty folder by the runtime."""
+        """Refuses an answer whose driver files are gone.
+
+        The kubelet repeats its stored answer for ever, and the runtime would create an empty folder for a missing file.
+        """
         gone = [
             str(file) for file in plan.candidate.driver_files if not self._places.driver_at.seen(str(file)).exists()
         ]
@@ -268,7 +288,7 @@ class Granting:
                 "recreate the pod",
                 pod=plan.pod,
             )
-        # What Allocate refuses is lost, and made anew by its controller at once: so that is told here.
+        # A pod that Allocate refuses is lost, and its controller recreates it at once. So the refusal comes here.
         if plan.candidate.device_nodes and not plan.candidate.driver_files:
             if shortage := driver.shortage(self._places.driver_at, "device-specs"):
                 raise Refusal(f"pod {full_name(plan.pod)} cannot start: {shortage}", transient=True, pod=plan.pod)
@@ -329,7 +349,7 @@ class Granting:
         return driver.edits_for(self._numbered(cards), self._places.driver_at)
 
     def _numbered(self, cards: Sequence[Gpu]) -> list[tuple[Gpu, int]]:
-        """Cards with their device minor numbers; raises Refusal."""
+        """The cards with their device minor numbers; raises Refusal."""
         if any(gpu.uuid not in self._minors for gpu in cards):
             try:
                 self._minors = {uuid: reading.minor for uuid, reading in readings().items()}
@@ -342,6 +362,6 @@ class Granting:
 
 
 def _accepts(selector: CardSelector, gpu: Gpu) -> bool:
-    """Model and UUID are as the pod's annotations want them."""
+    """Whether the card's model and UUID match the pod's annotations."""
     wanted = not selector.use_uuids or gpu.uuid in selector.use_uuids
     return wanted and gpu.uuid not in selector.nouse_uuids and accepts_model(selector, gpu.model)

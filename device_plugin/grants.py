@@ -1,4 +1,4 @@
-"""What is granted: sums, slices on other cards, and the core policy. Pure."""
+"""Pure computations about grants: sums, slices on other cards, and the core policy."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -21,7 +21,10 @@ def total(pods: Iterable[Mapping[str, Held]]) -> dict[str, Held]:
 
 
 def move(slices: Sequence[GpuSlice], uuids: Sequence[str]) -> tuple[GpuSlice, ...] | None:
-    """The same slices on the cards `uuids`; those on one of these stay there. None when the counts differ."""
+    """The same slices on the cards `uuids`; slices that are on one of these cards stay there.
+
+    None when the counts differ.
+    """
     if len(slices) != len(uuids):
         return None
     free = iter(sorted(set(uuids) - {piece.uuid for piece in slices}))
@@ -29,10 +32,11 @@ def move(slices: Sequence[GpuSlice], uuids: Sequence[str]) -> tuple[GpuSlice, ..
 
 
 def core_policy(request: PodRequest | None, container: Container | None, *, may_disable: bool) -> CorePolicy:
-    """The policy of one container: its GPU_CORE_UTILIZATION_POLICY, else its pod's annotation, else the configured one.
+    """The policy of one container.
 
-    `force` is fixed, whatever the pod says; `disable` is none where the administrator lets containers switch limits
-    off, and else has no effect, as has any other value.
+    It is the container's GPU_CORE_UTILIZATION_POLICY, else its pod's annotation, else the configured policy. The value
+    `force` of the variable means a fixed share, even against the annotation. `disable` means no policy where the
+    administrator lets containers switch limits off. Otherwise `disable` has no effect, like any other value.
     """
     variables = {one.name: one.value.lower() for one in container.env} if container else {}
     asked = variables.get(names.ENV_CORE_POLICY)

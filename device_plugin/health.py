@@ -1,6 +1,6 @@
 """Which cards work: XIDs and memory errors that the driver reports, cards that stop answering, and their recovery.
 
-Sources: NVIDIA's XID catalogue for the errors that a program makes by itself; nvml.h for the event types.
+Sources: NVIDIA's XID catalogue for the errors that a program causes by itself; nvml.h for the event types.
 """
 
 import logging
@@ -23,11 +23,11 @@ from vgpu.inventory import InventoryError, StaleLibrary, session
 
 log = logging.getLogger(__name__)
 
-_WAIT_MS: Final = 1000  #: one wait for events; also the period of the probe
+_WAIT_MS: Final = 1000  #: length of one wait for events; also the period of the probe
 _LOOK_SECONDS: Final = 30.0  #: between two looks for cards that have not answered this agent yet
-_FRUITLESS: Final = 10  #: looks that found nothing, after which they are made more seldom
-_LOOK_SELDOM_SECONDS: Final = 300.0  #: each one stops the watch for errors of the other cards for a moment
-_SILENT: Final = 3  #: questions without an answer after which a card counts as lost, where the error does not say so
+_FRUITLESS: Final = 10  #: looks without a find, after which looks become rarer
+_LOOK_SELDOM_SECONDS: Final = 300.0  #: each look stops the watch for errors of the other cards for a moment
+_SILENT: Final = 3  #: unanswered questions after which a card counts as lost, where the error does not say so
 _HANG_SECONDS: Final = (
     30.0  #: a question to the driver that takes longer will not be answered: asking blocks in the kernel
 )
@@ -38,7 +38,7 @@ Tell = Callable[[str, str], None]
 
 
 class Health:
-    """One thread that asks the driver, and one that notices when that hangs.
+    """One thread that asks the driver, and one that notices when the driver hangs.
 
     `tell(reason, sentence)` makes an event about this node; `count(uuid, xid)` sees every XID.
     """
@@ -53,9 +53,9 @@ class Health:
         count: Callable[[str, int], None],
         census: Callable[[], Inventory],
     ) -> None:
-        """`recovery_seconds`: an unhealthy card that is quiet for so long is taken back; 0: never by itself.
+        """`recovery_seconds`: an unhealthy card that is quiet for this long is taken back; 0: never by itself.
 
-        `census` tells the cards as the driver shows them now; raises InventoryError.
+        `census` returns the cards as the driver shows them now; raises InventoryError.
         """
         self._cards = cards
         self._tell = tell
@@ -64,8 +64,8 @@ class Health:
         self._census = census
         self._looked = -math.inf  # monotonic seconds
         self._fruitless = 0  # looks in a row
-        self._stale = False  # the driver is of another version than the library: asked for by a look, too
-        self._lock = threading.RLock()  # what follows, and that the cards agree with it
+        self._stale = False  # a look has found a driver of another version than the library
+        self._lock = threading.RLock()  # guards the recovery, and its agreement with the cards
         self._recovery = Recovery(recovery_seconds)
         self._judge = vitals.Judge()
         self._complaint = ""
@@ -86,16 +86,16 @@ class Health:
         self._stopping.set()
 
     def suspect(self, uuid: str, reason: str) -> None:
-        """A card that was unhealthy before this agent started."""
+        """Records a card that was unhealthy before this agent started."""
         self._trouble(uuid, reason or "it was unhealthy when the agent started")
 
     def heal(self, uuids: Collection[str]) -> None:
-        """Somebody says that these cards are repaired. A card that does not answer is found out again at once."""
+        """Takes back cards that an administrator calls repaired. A card that does not answer is found again at once."""
         for uuid in sorted(uuids):
             if uuid not in self._cards.by_uuid:
                 log.warning("annotation %s lists card %s, which is not on this node", names.HEAL, uuid)
                 continue
-            self._looked, self._fruitless = -math.inf, 0  # where it is absent
+            self._looked, self._fruitless = -math.inf, 0  # look at once, in case the card is absent
             with self._lock:
                 self._recovery.forgive(uuid, time.monotonic())
                 self._back(uuid, "an administrator marked it as repaired")
@@ -120,7 +120,7 @@ class Health:
                     for uuid in self._present():
                         self._trouble(uuid, str(error))
             except Exception as error:
-                # A driver may answer what nobody expects: the other cards are watched all the same.
+                # A driver may give unexpected answers: the other cards are still watched.
                 if str(error) != self._complaint:
                     log.exception("cannot watch the health of the cards; retrying")
                     self._complaint = str(error)
@@ -138,7 +138,7 @@ class Health:
 
     @contextmanager
     def _asking(self, uuid: str = "", seconds: float = _HANG_SECONDS) -> Iterator[None]:
-        """A question to the driver, about a card or (empty) about all of them."""
+        """Marks the time of a question to the driver, about one card or (empty) about all cards."""
         self._question = seconds, uuid
         try:
             yield
@@ -146,7 +146,10 @@ class Health:
             self._question = None
 
     def _watch(self) -> None:
-        """Until a card does not answer, or one is looked for: cards that come are only found by a new session."""
+        """Watches until a card does not answer, or until the next look for cards.
+
+        A look needs a new session, because only a new session finds new cards.
+        """
         with self._asking():
             events = self._register()
         try:
@@ -169,7 +172,7 @@ class Health:
         return (self._stale or not self._cards.complete) and time.monotonic() - self._looked >= pause
 
     def _look(self) -> None:
-        """Takes in cards that did not answer before. One that had trouble before this agent has it still."""
+        """Accepts cards that did not answer before. A card that had trouble before this agent still has it."""
         self._looked, self._fruitless = time.monotonic(), self._fruitless + 1
         try:
             now = self._census()
@@ -188,12 +191,12 @@ class Health:
                 self._tell(names.EVENT_HEALTHY, f"card {gpu.uuid} takes pods: it answers the driver")
 
     def _present(self) -> list[str]:
-        """Cards that have answered this agent."""
+        """The cards that have answered this agent."""
         absent = self._cards.absent
         return [uuid for uuid in self._cards.by_uuid if uuid not in absent]
 
     def _register(self) -> Any:
-        """An event set with every card that supports it; None when none does."""
+        """An event set with every card that supports it; None when no card does."""
         events = pynvml.nvmlEventSetCreate()
         watched = 0
         for uuid in self._present():
@@ -217,7 +220,7 @@ class Health:
             uuid = str(pynvml.nvmlDeviceGetUUID(event.device)) if event.device else ""
         except pynvml.NVMLError as error:
             if error.value != pynvml.NVML_ERROR_TIMEOUT:
-                log.debug("NVML returned no event: %s", error)  # of a card that is lost: the probe finds out which
+                log.debug("NVML returned no event: %s", error)  # from a lost card: the probe finds out which
                 self._stopping.wait(_WAIT_MS / 1000)
             return
         if event.eventType == pynvml.nvmlEventTypeDoubleBitEccError:
@@ -231,7 +234,10 @@ class Health:
             self._trouble(uuid, f"XID {xid}")
 
     def probe(self) -> bool:
-        """Asks every card; those that are well and quiet for long enough are taken back. False: one did not answer."""
+        """Asks every card; takes back cards that are well and have been quiet for long enough.
+
+        False: a card did not answer.
+        """
         all_answer = True
         for uuid in self._present():
             now = time.monotonic()
@@ -257,7 +263,7 @@ class Health:
 
     def _trouble(self, uuid: str, reason: str) -> None:
         if uuid not in self._cards.by_uuid:
-            return  # not one that is shared
+            return  # the card is not shared
         with self._lock:
             self._recovery.trouble(uuid, time.monotonic())
             if self._cards.sicken(uuid, reason):

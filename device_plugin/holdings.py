@@ -18,7 +18,8 @@ class Holdings:
     def __init__(self, pods: Pods, sandboxes: Sandboxes) -> None:
         self._pods = pods
         self._sandboxes = sandboxes
-        self._recorded: dict[str, Mapping[str, tuple[GpuSlice, ...]]] = {}  # of pods that another version started
+        # records of pods that another version started
+        self._recorded: dict[str, Mapping[str, tuple[GpuSlice, ...]]] = {}
 
     def granted(self, without: Collection[str] = ()) -> dict[str, Held]:
         """What pods hold that have started here and may still run; `without`: UIDs of pods to leave out."""
@@ -26,7 +27,7 @@ class Holdings:
         return grants.total(self._holds({uid: slices for uid, slices in started.items() if uid not in without}))
 
     def held(self) -> dict[str, Held]:
-        """What all live pods hold, those included that have an allocation and have not started yet."""
+        """What all live pods hold, including pods that have an allocation and have not started yet."""
         started = self._all_started()
         waiting = [pod for pod in self._pods.all() if not pod.finished and pod.metadata.uid not in started]
         return grants.total([*self._holds(started), *(pod_holds(pod) for pod in waiting)])
@@ -36,9 +37,9 @@ class Holdings:
         return self._pods.get(uid)
 
     def strangers(self) -> dict[str, dict[str, Held]]:
-        """Pods (UID) with containers that another version has started: what is counted for each of them, by card.
+        """Pods (UID) with containers that another version has started, and what is counted for each pod, by card.
 
-        Without those that nobody knows any more and for which nothing is counted, once all pods are known.
+        Once all pods are known, pods that are unknown and for which nothing is counted are left out.
         """
         started, found = self._all_started(), {}
         for uid in self._sandboxes.strangers():
@@ -48,9 +49,10 @@ class Holdings:
         return found
 
     def _all_started(self) -> dict[str, dict[str, tuple[GpuSlice, ...]]]:
-        """Pod UID → container → its slices; where another version's limits cannot be read, the pod's record tells.
+        """Pod UID → container → its slices.
 
-        Of a pod that is gone, the one that it had when it was last seen.
+        Where another version's limits cannot be read, the pod's record tells; for a pod that is gone, its last known
+        record.
         """
         started = self._sandboxes.granted()
         for uid in self._sandboxes.strangers():
@@ -84,7 +86,10 @@ class Holdings:
 
 
 def pod_holds(pod: Pod, granted: Mapping[str, Sequence[GpuSlice]] | None = None) -> dict[str, Held]:
-    """What a pod occupies at its peak: its record, and in place of that what was granted, by container."""
+    """What a pod occupies at its peak.
+
+    For each container in `granted`, the grant counts instead of the pod's record.
+    """
     record, done = _record(pod), granted or {}
     return allocation.held((kind, done[name] if name in done else record.of(name)) for name, kind in kinds(pod))
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from vgpu import names
 
-#: ID of os-release(5) → folders that its makers keep writable and executable
+#: ID of os-release(5) → folders that this system keeps writable and executable
 _KNOWN: Final = {
     "cos": "/home/kubernetes/bin (GKE) or /var/lib/toolbox",
     "talos": "/var/lib or /var/local",
@@ -34,7 +34,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def complaint(folder: Path, on_host: str, host_root: Path = Path("/")) -> str:
-    """Why the library cannot be in vgpu/ of this folder, in one sentence; empty: it can, and vgpu/ is there."""
+    """Why the library cannot be in vgpu/ of this folder, as one sentence; empty: it can be there, and vgpu/ exists."""
     place = folder / "vgpu"
     try:
         place.mkdir(parents=True, exist_ok=True)

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-#: Where ldconfig writes its cache; Talos has a glibc for its extensions alone
+#: Where ldconfig writes its cache; Talos has a glibc only for its extensions
 _CACHES: Final = ("etc/ld.so.cache", "usr/local/glibc/etc/ld.so.cache", "glibc/etc/ld.so.cache")
-#: Below the root of a system, or of a driver that has only folders of its own; {arch}: x86_64 or aarch64
+#: Below the root of a system, or of a driver that has only its own folders; {arch}: x86_64 or aarch64
 _FOLDERS: Final = (
     "lib64",
     "usr/lib64",
@@ -59,13 +59,14 @@ PROGRAM_FOLDERS: Final = (
 _MACHINES: Final = {"x86_64": (62, 0x0303), "aarch64": (183, 0x0A03)}
 _MAGIC: Final = b"glibc-ld.so.cache1.1"
 _OLD_MAGIC: Final = b"ld.so-1.7.0\0"
-_LINKS: Final = 40  #: as the kernel follows them (path_resolution(7))
+_LINKS: Final = 40  #: maximum number of links, as in the kernel (path_resolution(7))
 
 
 def inside(root: Path, path: str) -> str | None:
-    """Where `path` leads for a process whose root is `root`: absolute links start there, and .. never leaves it.
+    """The path that `path` means for a process with the root `root`.
 
-    The answer has no links in it and starts with /; None: it does not exist, or goes round in a circle.
+    Absolute links start at `root`, and .. never leaves it. The result has no links in it and starts with /; None: the
+    path does not exist, or its links form a circle.
     """
     done: list[str] = []
     left = [part for part in reversed(path.split("/")) if part]
@@ -95,10 +96,13 @@ def inside(root: Path, path: str) -> str | None:
 
 
 def folders(root: Path, library: str, below: str = "") -> Iterator[str]:
-    """Folders that hold `library` for programs of this machine's kind, best first, as paths below `root` without links
-    in the way to them; one that is named by a link may come twice: as it is named, and where its file really is.
+    """Folders that hold `library` for programs of this machine's kind, best first, as paths below `root`.
 
-    `below`: only the usual folders below this one, and no cache."""
+    The paths to the folders contain no links. A folder that a link names may come twice: under the link's name, and
+    under its real path.
+
+    `below`: only the usual folders below this one, and no cache.
+    """
     arch = platform.machine()
     seen: set[str] = set()
     named = [] if below else [str(Path(path).parent) for path in _cached(root, library)]
@@ -114,7 +118,10 @@ def folders(root: Path, library: str, below: str = "") -> Iterator[str]:
 
 
 def fits(file: Path) -> bool:
-    """An ELF file of this machine's kind: the loader passes over others, such as 32-bit ones in /usr/lib."""
+    """Whether this is an ELF file of this machine's kind.
+
+    The loader skips other files, such as 32-bit ones in /usr/lib.
+    """
     try:
         with file.open("rb") as stream:
             head = stream.read(20)

@@ -1,9 +1,11 @@
-"""Which container is about to start? PreStartContainer tells ids alone; the kubelet's record whose they are.
+"""Finds out which container is about to start.
 
-Source: k8s.io/kubernetes pkg/kubelet/cm/devicemanager: the checkpoint is written within the admission of each
+PreStartContainer passes only ids; the kubelet's record says which containers hold them.
+
+Source: k8s.io/kubernetes pkg/kubelet/cm/devicemanager: the kubelet writes the checkpoint within the admission of each
 container, so before its PreStartContainer. An app container that reuses the ids of an ordinary init container has an
-entry of its own, with an answer of its own. Where the answer is a mount that follows the ids, it does not tell which of
-the two starts: the container runtime does.
+entry of its own, with an answer of its own. Where the answer is a mount that follows the ids, the checkpoint does not
+say which of the two starts: the container runtime does.
 """
 
 import logging
@@ -25,24 +27,24 @@ from vgpu.kubelet.podresources_v1.api_pb2_grpc import PodResourcesListerStub
 log = logging.getLogger(__name__)
 
 POD_RESOURCES: Final = "pod-resources/kubelet.sock"  #: below the kubelet's root
-_PATIENCE: Final = 3.0  #: seconds for pod-resources, which is limited to 100 calls a second
+_PATIENCE: Final = 3.0  #: seconds for a call of pod-resources, which accepts 100 calls a second
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A container that holds the ids, and what the plugin answered to its Allocate."""
+    """A container that holds the ids, and the plugin's answer to its Allocate."""
 
     pod_uid: str  #: empty: only namespace and name are known
     container: str
     namespace: str = ""
     name: str = ""
-    cdi_name: str = ""  #: empty: mounts were given instead
+    cdi_name: str = ""  #: empty: the answer had mounts instead
     sources: tuple[Path, ...] = ()  #: host paths of those mounts
-    driver_files: tuple[Path, ...] = ()  #: of these, those that are the driver's
-    device_nodes: bool = False  #: device nodes were given, beside which nobody else brings the driver
+    driver_files: tuple[Path, ...] = ()  #: those of the mounts that belong to the driver
+    device_nodes: bool = False  #: the answer had device nodes: no other component then brings the driver
 
 
 class Identity:
-    """Reads the checkpoint; where it tells nothing, asks pod-resources, which leaves ordinary init containers out."""
+    """Reads the checkpoint. Where it says nothing, asks pod-resources, which omits ordinary init containers."""
 
     def __init__(self, kubelet_root: Path, resource: str, runtime: Runtime) -> None:
         self._file = kubelet_root / "device-plugins" / checkpoint.FILE_NAME
@@ -52,11 +54,11 @@ class Identity:
         self._names: dict[frozenset[str], str] = {}
 
     def remember(self, device_ids: Sequence[str], cdi_name: str) -> None:
-        """Keeps what Allocate answered, for the case that the checkpoint cannot tell."""
+        """Stores the answer of Allocate, for the case that the checkpoint does not have it."""
         self._names[frozenset(device_ids)] = cdi_name
 
     def candidates(self, device_ids: Sequence[str]) -> list[Candidate]:
-        """All containers that hold exactly these ids, in no order; raises Refusal."""
+        """All containers that hold exactly these ids, in any order; raises Refusal."""
         wanted = frozenset(device_ids)
         found = [self._candidate(entry) for entry in self._entries() if entry.ids == wanted]
         return found or self._ask(wanted)
@@ -64,7 +66,7 @@ class Identity:
     def starting(self, pod: Pod, sharing: Sequence[str]) -> str | None:
         """Which of these containers of a pod, which hold the same ids, is about to start.
 
-        None: there is no runtime to ask. Raises Refusal when it does not answer.
+        None: there is no runtime to ask. Raises Refusal when the runtime does not answer.
         """
         order = kinds(pod)
         runs = self._runtime.runs(
@@ -86,7 +88,10 @@ class Identity:
         return {entry.ContainerName: entry.ids for entry in own if not self._candidate(entry).cdi_name}
 
     def sources(self) -> set[Path]:
-        """Host paths that cached answers mount, or will; raises OSError or CheckpointError when nobody can tell."""
+        """Host paths that cached answers mount, or will mount.
+
+        Raises OSError or CheckpointError when they cannot be known.
+        """
         return {Path(mount.host_path) for entry in self._read() for mount in entry.response.mounts}
 
     def _entries(self) -> list[checkpoint.Entry]:

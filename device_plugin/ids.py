@@ -11,7 +11,7 @@ _SEPARATOR: Final = "::"
 
 
 def of(gpu: Gpu) -> list[str]:
-    """All ids of a card, one for every slice that it may be cut into."""
+    """All ids of a card: one for each slice that the card may be cut into."""
     return [f"{gpu.uuid}{_SEPARATOR}{n}" for n in range(gpu.slots)]
 
 
@@ -26,9 +26,9 @@ def key(device_ids: Iterable[str]) -> str:
 
 
 def prefer(available: Collection[str], required: Sequence[str], size: int, cards: Sequence[str]) -> list[str]:
-    """`size` ids: the `required` ones, then one of each of `cards` (UUIDs), then of the cards with most free ids.
+    """`size` ids: the `required` ones, then one of each of `cards` (UUIDs), then ids of the cards with most free ids.
 
-    As many different cards as possible; the answer is shorter when fewer ids are available.
+    The ids come from as many different cards as possible; the list is shorter when fewer ids are available.
     """
     chosen = list(required[:size])
     free: dict[str, list[str]] = {}

@@ -1,7 +1,8 @@
-"""Which of the containers that share device ids is about to start? Pure.
+"""Decides which of the containers that share device ids is about to start. Pure.
 
-The kubelet hands the ids of an ordinary init container on to the next containers of its pod, up to the first that keeps
-them: a sidecar or an app container. Only one of them is created at a time, in the order that the kubelet follows.
+The kubelet gives the ids of an ordinary init container to the next containers of the pod. The first sidecar or app
+container among them keeps the ids. The kubelet creates only one of these containers at a time, in its own order.
+
 Source: k8s.io/kubernetes v1.36.3, pkg/kubelet/kuberuntime "computeInitContainerActions": once an app container was made
 in a sandbox no init container runs again there, otherwise the last init container that has run decides.
 """
@@ -13,10 +14,10 @@ from vgpu.allocation import Kind
 
 
 def starting(order: Sequence[tuple[str, Kind]], sharing: Collection[str], runs: Mapping[str, Run]) -> str:
-    """The name of the one of `sharing` that starts next.
+    """The name of the container in `sharing` that starts next.
 
     `order`: all containers of the pod as its spec lists them, init containers first; `runs`: their last instances in
-    the pod's newest sandbox. An init container that has not ended with 0 is still to do, whatever became of it.
+    the pod's newest sandbox. An init container counts as done only when it has ended with exit code 0.
     """
     holders = [name for name, kind in order if name in sharing and kind is not Kind.INIT]
     initialized = any(kind is Kind.APP and name in runs for name, kind in order)

@@ -1,9 +1,10 @@
-"""What containers with more memory than their guarantee may have beyond it: room of the card, which is lent to those
-whose blocks can move, and host memory behind the card.
+"""What containers with more memory than their guarantee may have beyond it.
 
-Written into the containers' limits once a second, and before a new container starts: what is lent of its cards is taken
-back first. Guarantees and loans never sum up to more than a card. A container starts when what was lent has been given
-back; one that may have host memory, too, waits for all of its guarantee for some seconds only.
+Containers whose blocks can move get lent room of the card; others get host memory behind the card.
+
+The agent writes this into the containers' limits once a second. Before a new container starts, the agent first takes
+back what is lent of its cards. Guarantees and loans never sum up to more than a card. A container starts when the lent
+room has been given back. A container that may also have host memory waits only some seconds for all of its guarantee.
 """
 
 import logging
@@ -31,44 +32,48 @@ from vgpu.tier import MIB, Need, Want, on_tier
 
 log = logging.getLogger(__name__)
 
-#: Room is kept for so long for a container that was refused for want of it; the kubelet tries again within that
+#: The agent keeps room for this long for a container that it refused for lack of room; the kubelet tries again within
+#: this time
 COMING_SECONDS: Final = 60.0
-#: A container that may have host memory waits for all of its guarantee for so long, then for what it needs at once.
-#: Neighbours whose work pauses from time to time give back within that
+#: A container that may have host memory waits this long for all of its guarantee, then only for what it needs at once.
+#: Neighbours whose work pauses from time to time give back room within this time
 WHOLE_SECONDS: Final = 5.0
 
 
 class _Tenant(msgspec.Struct, frozen=True):
-    """One container on the tier; its region is open."""
+    """One container with memory on the tier; its region is open."""
 
     region: Region
     limits: Limits
     usage: Usage
-    absent: tuple[int, ...] = ()  #: of each card: bytes that it says it has and has not
+    absent: tuple[int, ...] = ()  #: of each card: bytes that the container claims and does not have
 
     def resident(self, at: int) -> int:
-        """Bytes of a card that it has. Its books are its own word: its limit bounds it, and what the driver counts."""
+        """Bytes of a card that the container has.
+
+        Its own charges are not proof: its limit and the driver's count bound them.
+        """
         limit, said = self.limits.cards[at].memory or 0, self.usage.cards[at].resident
         return max(0, min(limit, said - (self.absent[at] if self.absent else 0)))
 
     def above(self, at: int) -> int:
-        """Bytes of a card that it has beyond its guarantee and can give back."""
+        """Bytes of a card that the container has beyond its guarantee and can give back."""
         return max(0, self.resident(at) - _guarantee(self.limits.cards[at])) if self.limits.movable else 0
 
 
 class _Coming(msgspec.Struct, frozen=True):
-    """A pod of which a container is about to start; monotonic seconds."""
+    """A pod with a container that is about to start; times are monotonic seconds."""
 
-    holds: Mapping[str, Held]  #: by card, with this container
+    holds: Mapping[str, Held]  #: by card, including this container
     since: float
-    until: float  #: room is kept for it
+    until: float  #: until this time, room is kept for the pod
 
 
 _Tenants = Mapping[Entry, _Tenant]
 
 
 class Lending:
-    """Thread-safe. While it works on a container's limits nobody else does."""
+    """Thread-safe: only one thread at a time works on a container's limits."""
 
     def __init__(
         self,
@@ -77,9 +82,9 @@ class Lending:
         holdings: Holdings,
         watch: Watch,
     ) -> None:
-        """`watch`: who uses the cards; before it knows that, nothing more is lent.
+        """`watch`: which processes use the cards; until this is known, nothing more is lent.
 
-        What was lent before is taken back all the same.
+        Earlier loans are still taken back.
         """
         self._watch = watch
         self._cards = cards
@@ -87,7 +92,8 @@ class Lending:
         self._holdings = holdings
         self._lock = threading.Lock()
         self._host_memory: Mapping[Entry, int] = {}  # of each container, as last written
-        self._most_host: dict[Entry, int] = {}  # bytes that each may have in host memory, by budgets now and before
+        # bytes that each container may have in host memory, by its budgets now and before
+        self._most_host: dict[Entry, int] = {}
         self._coming: dict[str, _Coming] = {}  # by pod uid
         self._course = Course()
         self._debts = Debts()
@@ -95,9 +101,9 @@ class Lending:
         self._owed: Mapping[tuple[Entry, str], int] = {}
 
     def settle(self) -> None:
-        """Loans and budgets by what containers have allocated now; OSError: the folders cannot be listed.
+        """Sets loans and budgets by what containers have allocated now; OSError: the folders cannot be listed.
 
-        Not while a container is being started, which may take as long as the driver takes to answer.
+        Does nothing while a container is being started, which may take as long as the driver takes to answer.
         """
         if not self._lock.acquire(blocking=False):
             return
@@ -115,11 +121,11 @@ class Lending:
     def making_room(
         self, uid: str, container: str, holds: Mapping[str, Held], slices: Sequence[GpuSlice]
     ) -> Iterator[int]:
-        """Around the start of one container: bytes of host memory that it may use behind each of its cards.
+        """Surrounds the start of one container.
 
-        What it and the rest of its pod hold is lent to nobody any more. `uid`: of its pod; `holds`: what that holds
-        with this container, by card. Raises Refusal while neighbours still have what was lent to them and what this
-        container needs.
+        Yields the bytes of host memory that the container may use behind each of its cards. From now on, nothing that
+        the container and the rest of its pod hold is lent. `uid`: of the pod; `holds`: what the pod holds with this
+        container, by card. Raises Refusal while neighbours still have lent room that this container needs.
         """
         with self._lock:
             now = time.monotonic()
@@ -138,10 +144,10 @@ class Lending:
             yield budget
             self._coming.pop(uid, None)
             if on_tier(slices):
-                self._settle()  # its first allocations find what can be lent to it
+                self._settle()  # so that its first allocations find what can be lent to it
 
     def _promised(self) -> dict[str, Held]:
-        """What has started, and what is about to."""
+        """What is promised to pods that have started, and to pods that are about to start."""
         now = time.monotonic()
         self._coming = {uid: one for uid, one in self._coming.items() if one.until > now}
         promised = self._holdings.granted(without=self._coming)
@@ -152,9 +158,9 @@ class Lending:
     def _given_back(
         self, tenants: _Tenants, promised: Mapping[str, Held], slices: Sequence[GpuSlice], *, whole: bool
     ) -> None:
-        """Raises Refusal while not everybody can have its guarantee of these cards; of the one that starts, a part.
+        """Raises Refusal while other containers have lent room on these cards that guarantees need.
 
-        `whole`: all of that, too.
+        `whole`: all of the starting container's guarantee counts, else only the part that it needs at once.
         """
         above = _above(tenants)
         for piece in slices:
@@ -182,7 +188,7 @@ class Lending:
                 continue
             try:
                 region = stack.enter_context(Region.open(entry.path, writable=True))
-                region.reap()  # what has ended gives nothing back
+                region.reap()  # a process that has ended gives nothing back
                 limits = region.limits()
                 absent = tuple(self._watch.absent(entry, card.uuid) for card in limits.cards)
                 tenant = _Tenant(region, limits, region.usage(), absent)
@@ -197,7 +203,7 @@ class Lending:
         return found
 
     def _ended(self, entry: Entry, granted: Collection[str]) -> bool:
-        """A container without processes will not run again."""
+        """Whether a container without processes will not run again."""
         pod = self._holdings.pod(entry.pod_uid)
         return pod is not None and (pod.finished or self._course.ended(pod, entry.container, granted))
 
@@ -216,7 +222,7 @@ class Lending:
             free = tier.room(physical, promised.get(uuid, Held()).phys * MIB, self._watch.uncounted(uuid))
             loans |= tier.loans(free, of_card)
         changes = [(loan - tenants[entry].usage.cards[at].lent, entry, at) for (entry, at), loan in loans.items()]
-        for change, entry, at in sorted(changes, key=lambda one: one[0]):  # what is taken back comes first
+        for change, entry, at in sorted(changes, key=lambda one: one[0]):  # loans that shrink come first
             if change < 0 or (change and self._watch.knows):
                 try:
                     tenants[entry].region.lend(at, loans[entry, at])
@@ -224,7 +230,7 @@ class Lending:
                     log.warning("%s: %s", entry.path, error)
 
     def _tell(self, tenants: _Tenants, promised: Mapping[str, Held]) -> None:
-        """Of who has given back nothing for long of what others are guaranteed."""
+        """Reports containers that for long have given back nothing of what others are guaranteed."""
         above, cards = _above(tenants), self._cards.by_uuid
         short = {
             uuid
@@ -249,11 +255,14 @@ class Lending:
             self._watch.keeps(one.entry, sentence, again=one.again)
 
     def _budget(self, tenants: _Tenants, slices: Sequence[GpuSlice] = ()) -> int:
-        """Puts the budgets of host memory in force; returns that of a container with these slices that is to start."""
+        """Puts the budgets of host memory in force.
+
+        Returns the budget of a container with these slices that is about to start.
+        """
         above = _above(tenants)
         coming = need(slices, above)
         if self._cards.backed is None:
-            return coming.bytes if coming else 0  # how much there is to share is not known yet
+            return coming.bytes if coming else 0  # the amount to share is not known yet
         total = self._cards.host_memory * MIB
         needs: dict[Entry | None, Need] = {
             entry: _need_of(tenant, above, self._may_have(entry, tenant)) for entry, tenant in tenants.items()
@@ -272,9 +281,9 @@ class Lending:
         return budgets.get(None, 0)
 
     def _may_have(self, entry: Entry, tenant: _Tenant) -> int:
-        """Bytes of host memory that a container can have behind a card, whatever it says itself.
+        """Bytes of host memory that a container can have behind a card, regardless of what the container reports.
 
-        Its budget; or what it has still of one that was larger.
+        This is its budget, or what it still has of an earlier, larger budget.
         """
         used = max((card.host_used for card in tenant.usage.cards), default=0)
         return max(tenant.limits.host_memory or 0, min(self._most_host.get(entry, 0), used))
@@ -284,7 +293,7 @@ class Lending:
         return self._host_memory.get(entry, 0)
 
     def owed(self, entry: Entry, card: str) -> int:
-        """Bytes of a card (UUID) that a container has to give back, because others are guaranteed them."""
+        """Bytes of a card (UUID) that a container has to give back because they are guaranteed to others."""
         return self._owed.get((entry, card), 0)
 
 
@@ -298,7 +307,7 @@ def _above(tenants: _Tenants) -> dict[str, int]:
 
 
 def need(slices: Sequence[GpuSlice], above: Mapping[str, int]) -> Need | None:
-    """What a container with these slices has to have of host memory when it starts; None: nothing.
+    """Host memory that a container with these slices needs when it starts; None: nothing.
 
     `above`: bytes of each card that others have beyond their guarantees.
     """
@@ -310,7 +319,7 @@ def need(slices: Sequence[GpuSlice], above: Mapping[str, int]) -> Need | None:
 
 
 def _need_of(tenant: _Tenant, above: Mapping[str, int], most: int) -> Need:
-    """`most`: bytes that it can have behind a card."""
+    """`most`: bytes that the container can have behind a card."""
     cards = list(zip(tenant.limits.cards, tenant.usage.cards, strict=True))
     used = [min(usage.host_used, most) for _, usage in cards]
     return Need(
@@ -325,7 +334,7 @@ def _need_of(tenant: _Tenant, above: Mapping[str, int], most: int) -> Need:
 
 
 def _lendable(gpu: Gpu) -> int:
-    """Bytes of a card that containers may have, less what the administrator keeps back."""
+    """Bytes of a card that containers may have: its memory less what the administrator keeps back."""
     return min(gpu.memory, gpu.physical_memory) * MIB
 
 

@@ -1,7 +1,7 @@
-"""The intercept library on the host: files named by their content, never changed once a container may map them.
+"""The intercept library on the host: file names contain a hash of the content, and a mounted file never changes.
 
-A mount whose source is missing would be made an empty directory by the runtime, the preload would be ignored and the
-container would run without limits: so every source is checked before a container starts.
+When the source of a mount is missing, the runtime creates an empty directory. Then the loader ignores the preload, and
+the container runs without limits. So the agent checks every source before a container starts.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ _PRELOAD_TEXT: Final = f"{names.LIBRARY_PATH}\n".encode()
 
 
 class Rollout(msgspec.Struct, frozen=True):
-    """What the containers of this agent get."""
+    """The files that the containers of this agent get."""
 
     library: Path
     preload: Path
@@ -55,13 +55,13 @@ def install(folder: Path, library: Path, simulator: Path | None = None) -> Rollo
 
 
 def verify(source: Path) -> None:
-    """Raises Refusal unless a mount source of ours is there and unharmed; other names are not ours to judge."""
+    """Raises Refusal unless a mount source of ours exists and is unharmed; other names are not checked."""
     if source.name == _PRELOAD:
         sound = _is_file(source) and source.read_bytes() == _PRELOAD_TEXT
     elif match := _LIBRARY.fullmatch(source.name):
         sound = _is_file(source) and _digest(source.read_bytes()) == match[1]
         if sound and os.statvfs(source).f_flag & os.ST_NOEXEC:
-            # The loader would say that it cannot map the library, and go on without it.
+            # The loader would report that it cannot map the library, and go on without it.
             raise Refusal(
                 f"{source.parent} on the node is mounted noexec: the container would run without limits; choose "
                 "another folder with global.gpuHookPath"
@@ -77,22 +77,22 @@ def verify(source: Path) -> None:
 
 
 def reads_regions(source: Path) -> bool:
-    """A library among the mount sources understands the regions of this agent; other names are not judged."""
+    """Whether a library among the mount sources understands the regions of this agent; other names are not checked."""
     if not _LIBRARY.fullmatch(source.name):
         return True
     try:
         return _abi_file(source).read_text() == f"{REGION_ABI}\n"
     except OSError:
-        return False  # of an agent before there were such files, or gone
+        return False  # a library of an agent from before such files existed, or a removed file
 
 
 def _abi_file(library: Path) -> Path:
-    """Beside a library: the version of the regions that it reads."""
+    """The file next to a library with the version of the regions that the library reads."""
     return library.with_suffix(".abi")
 
 
 def prune(folder: Path, unnamed: Collection[Path]) -> list[Path]:
-    """Removes the versions in `unnamed`: what neither cached answers nor CDI specs name."""
+    """Removes those versions in `unnamed` that neither cached answers nor CDI specs name."""
     removed = []
     for entry in folder.iterdir():
         if entry not in unnamed or not (_LIBRARY.fullmatch(entry.name) or _SIMULATOR.fullmatch(entry.name)):
@@ -108,7 +108,7 @@ def prune(folder: Path, unnamed: Collection[Path]) -> list[Path]:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes what an agent killed in the middle of a rollout has left; only one agent works on a folder."""
+    """Removes the remains of an agent that was killed during a rollout; only one agent works on a folder."""
     for entry in folder.iterdir():
         if entry.name.startswith((".libvgpu-", ".simulator-", f".{_PRELOAD}.")):
             if entry.is_dir():
@@ -118,7 +118,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _place(target: Path, content: bytes, mode: int) -> None:
-    if target.is_dir() and not target.is_symlink():  # what a runtime makes of a missing mount source
+    if target.is_dir() and not target.is_symlink():  # a runtime creates a folder for a missing mount source
         target.rmdir()
     if not (_is_file(target) and target.read_bytes() == content):
         files.replace(target, content, mode)
@@ -139,7 +139,7 @@ def _install_folder(folder: Path, source: Path) -> Path:
 
 
 def _is_file(path: Path) -> bool:
-    """A regular file that every user can read, as the loader must, and that only its owner can change."""
+    """Whether this is a regular file that every user (so also the loader) can read, and only its owner can change."""
     try:
         mode = path.lstat().st_mode
     except OSError:

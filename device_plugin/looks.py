@@ -1,12 +1,12 @@
-"""A clock for decisions by time-out: it runs only while somebody looks.
+"""A clock for decisions by time-out: it runs only while the program looks. Pure.
 
-A node that is short of time, a machine that was paused: whoever wakes up then finds that minutes have passed, and has
-seen nothing of them. That something did not come meanwhile proves nothing. Pure.
+On an overloaded node or a paused machine, a program may wake up minutes later without having looked in between. That
+something did not happen in these minutes proves nothing.
 """
 
 from typing import Final
 
-LOOK_SECONDS: Final = 2.0  #: what one look can stand for, where looks are made every second
+LOOK_SECONDS: Final = 2.0  #: time that one look can stand for, where a look happens every second
 
 
 class Looks:
@@ -16,7 +16,7 @@ class Looks:
         self._sum = 0.0
 
     def at(self, now: float) -> float:
-        """Seconds of looks so far; `now`: of a monotonic clock."""
+        """Seconds of looks so far; `now`: seconds of a monotonic clock."""
         self._sum += 0.0 if self._last is None else min(max(now - self._last, 0.0), self._longest)
         self._last = now
         return self._sum

@@ -1,11 +1,13 @@
-"""How cards reach a container on this node, and what the node's runtime leaves open. Pure.
+"""How cards reach a container on this node, and how the node's runtime lets containers bypass that. Pure.
 
-cdi: the answer names a CDI spec. envvar: NVIDIA's runtime gives the cards, told by volume mounts or, where it takes
-none, by NVIDIA_VISIBLE_DEVICES. device-specs: the answer holds the device nodes and the driver's files itself.
+cdi: the answer names a CDI spec. envvar: NVIDIA's runtime provides the cards; the answer lists them in volume mounts,
+or in NVIDIA_VISIBLE_DEVICES where the runtime accepts no mounts. device-specs: the answer contains the device nodes and
+the driver's files.
 
 Sources: Kubernetes feature gate DevicePluginCDIDevices (on by default from 1.29); containerd, docs/cri/config.md
-(`enable_cdi`: from 1.7, on by default from 2.0); CRI-O takes CDI names of the CRI from 1.28; NVIDIA container toolkit,
-/etc/nvidia-container-runtime/config.toml (an unprivileged container's variable is accepted unless it says false).
+(`enable_cdi`: from 1.7, on by default from 2.0); CRI-O accepts CDI names of the CRI from 1.28; NVIDIA container
+toolkit, /etc/nvidia-container-runtime/config.toml (an unprivileged container's variable is accepted unless it says
+false).
 """
 
 import re
@@ -20,7 +22,7 @@ from device_plugin.cri import Facts
 from vgpu import names
 
 Strategy = Literal["cdi", "envvar", "device-specs"]
-#: Of NVIDIA's container toolkit, on the host: its package's place, the GPU operator's
+#: Settings of NVIDIA's container toolkit on the host: the package's file, then the GPU operator's
 TOOLKIT_FILES: Final = (
     "/etc/nvidia-container-runtime/config.toml",
     "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
@@ -32,15 +34,15 @@ _NVIDIA: Final = "nvidia"
 
 
 class Toolkit(msgspec.Struct, frozen=True):
-    """Settings of NVIDIA's container runtime; the defaults are those of a toolkit that says nothing."""
+    """Settings of NVIDIA's container runtime; the defaults are those of a toolkit without settings."""
 
-    file: str  #: on the host
-    unprivileged: bool = True  #: NVIDIA_VISIBLE_DEVICES of an unprivileged container is obeyed
-    volume_mounts: bool = False  #: mounts below /var/run/nvidia-container-devices are obeyed
+    file: str  #: path on the host
+    unprivileged: bool = True  #: the runtime obeys NVIDIA_VISIBLE_DEVICES of an unprivileged container
+    volume_mounts: bool = False  #: the runtime obeys mounts below /var/run/nvidia-container-devices
 
 
 class Node(msgspec.Struct, frozen=True):
-    """What is known of a node; empty: not known."""
+    """The known facts about a node; empty: not known."""
 
     kubelet: str = ""  #: version
     runtime: Facts = Facts()
@@ -49,7 +51,7 @@ class Node(msgspec.Struct, frozen=True):
 
 class Mode(msgspec.Struct, frozen=True):
     strategy: Strategy = "cdi"
-    volume_mounts: bool = True  #: envvar: cards are told by mounts, which an image's environment cannot fake
+    volume_mounts: bool = True  #: envvar: mounts name the cards, which an image's environment cannot fake
     reason: str = ""
 
     def __str__(self) -> str:
@@ -63,7 +65,7 @@ def read_toolkit(text: str, file: str) -> Toolkit:
 
 
 def toolkit_files(runtime: Facts) -> Iterator[str]:
-    """Where NVIDIA's settings may be, those beside a registered runtime first."""
+    """Where NVIDIA's settings may be, the files next to a registered runtime first."""
     for _, binary in _nvidia_runtimes(runtime):
         if binary:
             yield str(PurePosixPath(binary).parent / ".config/nvidia-container-runtime/config.toml")
@@ -87,7 +89,7 @@ def choose(configured: str, node: Node, cdi_dir: Path = Path(names.CDI_DIR)) -> 
 
 
 def unsafe(node: Node) -> str:
-    """A sentence about settings by which containers see cards that nobody gave them; empty: there are none."""
+    """A sentence about settings that let containers see cards without a grant; empty: there are no such settings."""
     if not _has_nvidia(node) or (node.toolkit is not None and not node.toolkit.unprivileged):
         return ""
     file = node.toolkit.file if node.toolkit else TOOLKIT_FILES[0]
@@ -122,7 +124,7 @@ def _why_no_cdi(node: Node, cdi_dir: Path) -> str:
 
 
 def _nvidia_runtimes(runtime: Facts) -> list[tuple[str, str]]:
-    """(name, binary) of the runtimes of containerd that are NVIDIA's."""
+    """(name, binary) of those containerd runtimes that are NVIDIA's."""
     return [(name, binary) for name, binary in _runtimes(runtime) if _NVIDIA in name or _NVIDIA in Path(binary).name]
 
 
@@ -139,7 +141,7 @@ def _section(runtime: Facts) -> dict[str, Any]:
 
 
 def _has_nvidia(node: Node) -> bool:
-    """NVIDIA's runtime can be had on this node, by default or by a RuntimeClass."""
+    """Whether containers on this node can use NVIDIA's runtime, by default or by a RuntimeClass."""
     if node.runtime.config is not None or node.runtime.handlers:
         return bool(_nvidia_runtimes(node.runtime)) or any(_NVIDIA in name for name in node.runtime.handlers)
     return node.toolkit is not None
@@ -158,6 +160,6 @@ def _number(version: str) -> tuple[int, int] | None:
 
 
 def _plain(path: Path) -> str:
-    """/var/run is a link to /run."""
+    """The path with /var/run as /run, to which it is a link."""
     text = str(path)
     return text.removeprefix("/var") if text.startswith("/var/run/") else text

@@ -1,6 +1,6 @@
-"""Containers that an agent of another version started: their use cannot be read.
+"""Containers that an agent of another version started: this agent cannot read what they use.
 
-What they may use can, where the limits lie as they do now; else their pods' records tell.
+This agent can read their limits where the limits have this version's layout; else the pods' records tell.
 """
 
 import struct
@@ -10,10 +10,10 @@ from typing import Final
 from vgpu.native import Limits
 from vgpu.native.region import REGION_ABI, limits_in
 
-#: struct vgpu_file_header (libvgpu/include/vgpu/region.h): its begin is the same in every version
+#: struct vgpu_file_header (libvgpu/include/vgpu/region.h): its first fields are the same in every version
 _HEADER: Final = struct.Struct("=QII40s")
 _MAGIC: Final = int.from_bytes(b"vgpuimil", "little")
-#: Versions whose `limits` differs from this one's behind the two copies at most (struct vgpu_limits_file)
+#: Versions whose `limits` file differs from this version's only after the two copies (struct vgpu_limits_file)
 _LIMITS_AS_NOW: Final = frozenset({2})
 _SELECTOR: Final = struct.Struct("=Q")
 _SELECTOR_AT: Final = 64
@@ -23,7 +23,10 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def abi_of(directory: Path) -> int | None:
-    """Version of a region that was made under this boot; None: there is none, or of another boot: nobody uses it."""
+    """Version of a region that was made since this boot.
+
+    None: there is no region, or a region of an earlier boot, which no process uses.
+    """
     try:
         with (directory / "limits").open("rb") as file:
             magic, abi, _, boot = _HEADER.unpack(file.read(_HEADER.size))
@@ -34,12 +37,12 @@ def abi_of(directory: Path) -> int | None:
 
 
 def is_one(directory: Path) -> bool:
-    """A container's region is of another version than this agent reads."""
+    """Whether a container's region has another version than this agent reads."""
     return abi_of(directory) not in {None, REGION_ABI}
 
 
 def limits_of(directory: Path) -> Limits | None:
-    """What the container may use by a region of another version; None: it cannot be read."""
+    """The limits in a region of another version; None: they cannot be read."""
     if abi_of(directory) not in _LIMITS_AS_NOW:
         return None
     try:

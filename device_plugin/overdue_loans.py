@@ -1,4 +1,4 @@
-"""Who has been told to give back room of a card, and does not. Pure."""
+"""Finds containers that were asked to give back room of a card, and do not. Pure."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -8,7 +8,8 @@ import msgspec
 from device_plugin.sandbox import Entry
 from vgpu.tier import GRAIN
 
-OVERDUE_SECONDS: Final = 60.0  #: without anything given back: its work on the card has not paused once, and may never
+#: time without any room given back: the container's work on the card has not paused once, and may never pause
+OVERDUE_SECONDS: Final = 60.0
 
 Key = tuple[Entry, str]  #: a container, and the UUID of a card
 
@@ -18,26 +19,27 @@ class Overdue(msgspec.Struct, frozen=True):
 
     entry: Entry
     card: str  #: UUID
-    bytes: int  #: that it still has to give back
-    again: bool  #: it was found before, and goes on
+    bytes: int  #: bytes that the container still has to give back
+    again: bool  #: the debt was reported before, and continues
 
 
 class _Debt(msgspec.Struct):
-    least: int  #: bytes, so far
+    least: int  #: least bytes owed so far
     since: float
     told: bool = False
 
 
 class Debts:
-    """Remembers the looks before; one for all containers."""
+    """Remembers the earlier looks; one object for all containers."""
 
     def __init__(self) -> None:
         self._debts: dict[Key, _Debt] = {}
 
     def once(self, owed: Mapping[Key, int], now: float) -> list[Overdue]:
-        """One look at who owes what, bytes; `now`: seconds of looks (device_plugin.looks).
+        """One look at the debts (bytes) of the containers; `now`: seconds of looks (device_plugin.looks).
 
-        The one with most of each card; once more each time that it lasts as long again.
+        Returns the container with the largest overdue debt on each card, and again each time the debt lasts as long
+        again.
         """
         self._debts = {key: debt for key, debt in self._debts.items() if owed.get(key)}
         late: dict[str, Key] = {}
@@ -48,7 +50,7 @@ class Debts:
             if amount <= debt.least - GRAIN:
                 debt.least, debt.since = amount, now
             elif now - debt.since > OVERDUE_SECONDS:
-                late[key[1]] = key  # the largest one comes last
+                late[key[1]] = key  # the largest debt comes last
         found = []
         for key in late.values():
             debt = self._debts[key]

@@ -1,7 +1,7 @@
 """Memory that the driver took for a container's processes and that they have not charged: modules, stacks, heaps.
 
-A process cannot measure it; the driver tells the node by NVML how much each process has. What exceeds the process's own
-charges is charged to its container by the agent, in a slot of the agent's own.
+A process cannot measure this memory; by NVML, the driver tells the node how much memory each process has. The agent
+charges the excess over the process's own charges to the container, in a slot of the agent's own.
 """
 
 import logging
@@ -19,7 +19,7 @@ from vgpu.native import Limits, ProcessUsage, Region
 log = logging.getLogger(__name__)
 
 PROC: Final = Path("/proc")
-_START_TIME: Final = 19  #: of the fields behind the name in /proc/PID/stat (proc(5): field 22)
+_START_TIME: Final = 19  #: index among the fields after the name in /proc/PID/stat (proc(5): field 22)
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -34,10 +34,14 @@ Memory = Mapping[str, Mapping[Identity, int]]  #: UUID of a card → process →
 
 
 def identity_of(pid: int, proc: Path = PROC) -> Identity | None:
-    """Who a process of this node is inside its container; None: gone, or not to be seen from here."""
+    """Identity of a process of this node inside its container.
+
+    None: the process is gone, or cannot be seen from here.
+    """
     folder = proc / str(pid)
     try:
-        # Bytes: the name in both files is what the process chose (PR_SET_NAME), and only a newline in it is escaped.
+        # Read as bytes: both files contain a name that the process chose (PR_SET_NAME), and only a newline in it is
+        # escaped.
         status = (folder / "status").read_bytes()
         inner = next(line.split()[-1] for line in status.split(b"\n") if line.startswith(b"NSpid:"))
         started = (folder / "stat").read_bytes().rpartition(b")")[2].split()[_START_TIME]
@@ -47,7 +51,10 @@ def identity_of(pid: int, proc: Path = PROC) -> Identity | None:
 
 
 def memory_by_process() -> Memory:
-    """What NVML says; cards and processes about which it says nothing are missing. Raises InventoryError."""
+    """The memory per process that NVML reports; cards and processes without a report are missing.
+
+    Raises InventoryError.
+    """
     found: dict[str, dict[Identity, int]] = {}
     with session():
         try:
@@ -73,16 +80,16 @@ def memory_by_process() -> Memory:
 def overheads(
     limits: Limits, before: Iterable[ProcessUsage], memory: Memory, after: Iterable[ProcessUsage]
 ) -> list[int]:
-    """Bytes per card of the limits that the driver has given beyond what is charged.
+    """Bytes per card of `limits` that the driver has given beyond the charges.
 
-    `before` and `after`: charges read before and after `memory`. The larger of the two counts, since an allocation is
-    charged before it is made, and a free given back after it was done.
+    `before` and `after`: charges read before and after `memory`. The larger of the two counts, because a process
+    charges an allocation before it makes it, and uncharges memory after it frees it.
     """
     charged: dict[Identity, list[int]] = {}
     for usage in (*before, *after):
         who = Identity(usage.pid, usage.pid_namespace, usage.start_time)
         known = charged.setdefault(who, [0] * len(limits.cards))
-        own = usage.resident if limits.oversubscribe else usage.used  # the driver counts what is on the card
+        own = usage.resident if limits.oversubscribe else usage.used  # the driver counts only what is on the card
         charged[who] = [max(pair) for pair in zip(known, own, strict=True)]
     found = []
     for index, card in enumerate(limits.cards):
@@ -92,7 +99,7 @@ def overheads(
 
 
 class _Container:
-    """One container's region, open as long as the container has its folder: closing it would end the charge."""
+    """One container's region, open as long as the container has its folder: closing the region would end the charge."""
 
     def __init__(self, path: Path) -> None:
         self.made = (path / "usage").stat().st_ino
@@ -101,7 +108,7 @@ class _Container:
 
     def settle(self, before: tuple[ProcessUsage, ...], memory: Memory) -> None:
         now = overheads(self.region.limits(), before, memory, self.region.usage().processes)
-        # An allocation that came and went between the readings looks like overhead, once: two turns must agree.
+        # An allocation that came and went between the readings looks like overhead once: so two turns must agree.
         for card, pair in enumerate(zip(now, self.last or [0] * len(now), strict=False)):
             self.region.charge_overhead(card, min(pair))
         self.last = now
@@ -114,7 +121,10 @@ class Settler:
         self._open: dict[Path, _Container] = {}
 
     def once(self, entries: Iterable[Entry]) -> None:
-        """One turn: NVML is asked once for all. Raises InventoryError when it does not answer; charges stay then."""
+        """One turn: asks NVML once for all containers.
+
+        Raises InventoryError when NVML does not answer; then charges stay.
+        """
         paths = {entry.path for entry in entries}
         for path in self._open.keys() - paths:
             self._open.pop(path).region.close()
@@ -134,6 +144,6 @@ class Settler:
     def _container(self, path: Path) -> _Container:
         known = self._open.get(path)
         if known is not None and known.made != (path / "usage").stat().st_ino:
-            self._open.pop(path).region.close()  # made anew for a container of the same name
+            self._open.pop(path).region.close()  # recreated for a container of the same name
             known = None
         return known or self._open.setdefault(path, _Container(path))

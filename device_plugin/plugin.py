@@ -1,4 +1,6 @@
-"""The kubelet's device plugin service (v1beta1). Knows gRPC; what a card is and who may have it, others know.
+"""The kubelet's device plugin service (v1beta1).
+
+Knows gRPC; other modules know what a card is and which pod may have it.
 
 Source of the protocol: k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1/api.proto (vgpu/kubelet/deviceplugin_v1beta1).
 """
@@ -23,28 +25,29 @@ from vgpu.kubelet.deviceplugin_v1beta1.api_pb2_grpc import DevicePluginServicer
 
 log = logging.getLogger(__name__)
 
-MAX_STARTS: Final = 32  #: containers prepared at once; the others wait
-#: answers at once to what the kubelet asks when it admits a pod, which it does for one pod after the other
+MAX_STARTS: Final = 32  #: containers prepared at once; further containers wait
+#: threads for the calls that are answered at once; the kubelet makes them when it admits a pod, one pod after the other
 MAX_ANSWERS: Final = 4
 
 
 class Node(Protocol):
-    """What the plugin asks of the rest of the agent; called in worker threads."""
+    """What the plugin needs from the rest of the agent; called in worker threads."""
 
     def steer(self, size: int) -> Sequence[str]:
         """UUIDs of the cards that the next container with `size` cards should get; empty: unknown."""
 
     def answer(self, device_ids: Sequence[str]) -> Answer:
-        """What a container with these ids is given; raises Refusal or OSError."""
+        """What the plugin gives a container with these ids; raises Refusal or OSError."""
 
     def start(self, device_ids: Sequence[str]) -> None:
         """Prepares the container that is about to be created with these ids; raises Refusal or OSError."""
 
 
 class Plugin(DevicePluginServicer):
-    """All five calls; `observe(call, seconds)` is told how long Allocate and PreStartContainer took.
+    """All five calls; `observe(call, seconds)` receives how long Allocate and PreStartContainer took.
 
-    `taken` is called each time that the kubelet has taken a list of ids, `lost` when it follows them no longer.
+    `taken` is called each time the kubelet has accepted a list of ids, `lost` when the kubelet does not follow the ids
+    any more.
     """
 
     def __init__(
@@ -60,12 +63,12 @@ class Plugin(DevicePluginServicer):
         self._observe = observe
         self._taken = taken
         self._lost = lost
-        # Starts may wait for seconds, all of them at once: no other pod's admission waits behind them.
+        # Starts may wait for seconds, all at once: the admission of other pods does not wait behind them.
         self._starts = ThreadPoolExecutor(MAX_STARTS, thread_name_prefix="start")
         self._answers = ThreadPoolExecutor(MAX_ANSWERS, thread_name_prefix="answer")
         self._stopping = asyncio.Event()
         self.streams = 0  #: open ListAndWatch streams
-        self.told: Told | None = None  #: what the kubelet was told last
+        self.told: Told | None = None  #: the last list that went to the kubelet
 
     def stop(self) -> None:
         """Ends the streams; calls in progress end by themselves."""
@@ -90,7 +93,7 @@ class Plugin(DevicePluginServicer):
             while not self._stopping.is_set():
                 changed.clear()
                 devices = [device for gpu in self._cards.inventory.devices for device in listed(gpu)]
-                if devices != told:  # not every change is one of ids
+                if devices != told:  # not every change of the cards changes the ids
                     healthy = sum(device.health == "Healthy" for device in devices)
                     log.info("reporting %d ids to the kubelet, %d of them healthy", len(devices), healthy)
                     self.told = Told(
@@ -100,7 +103,7 @@ class Plugin(DevicePluginServicer):
                     )
                     yield api.ListAndWatchResponse(devices=devices)
                     told = devices
-                    self._taken()  # gRPC comes back when the list has gone out
+                    self._taken()  # gRPC continues here when the list has been sent
                 waits = [asyncio.ensure_future(event.wait()) for event in (changed, self._stopping)]
                 try:
                     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -169,7 +172,7 @@ def options() -> api.DevicePluginOptions:
 
 
 def listed(gpu: Gpu) -> list[api.Device]:
-    """All ids of a card as ListAndWatch tells them."""
+    """All ids of a card, as ListAndWatch lists them."""
     topology = api.TopologyInfo(nodes=[api.NUMANode(ID=gpu.numa)]) if gpu.numa >= 0 else None
     health = "Healthy" if gpu.healthy else "Unhealthy"
     return [api.Device(ID=device_id, health=health, topology=topology) for device_id in ids.of(gpu)]

@@ -1,4 +1,4 @@
-"""What the agent tells the API server about pods: events, evictions, and records that it corrects."""
+"""What the agent writes to the API server about pods: events, evictions, and corrected records."""
 
 import logging
 import threading
@@ -18,20 +18,20 @@ from vgpu.kube.objects import Pod
 log = logging.getLogger(__name__)
 
 REPORTER: Final = "vgpu-device-plugin"
-EVICTION_SECONDS: Final = 10.0  #: between two evictions for one owner, which makes the next pod at once
-_REMEMBERED: Final = 1024  #: owners, and things to be said
+EVICTION_SECONDS: Final = 10.0  #: between two evictions for one owner, because the owner makes the next pod at once
+_REMEMBERED: Final = 1024  #: number of owners, and of waiting calls
 
 
 class Consequences:
-    """Events and evictions go out in the background: an API server that is slow delays no container.
+    """Sends events and evictions in the background: a slow API server delays no container.
 
-    What still waits to be said is not taken again: an API server that was away for an hour hears everything once.
+    A call that still waits is not queued twice: after an hour without API server, each call goes out once.
     """
 
     def __init__(self, client: KubeClient, node: str) -> None:
         self._client = client
         self._node = node
-        self._evicted: dict[str, float] = {}  # owner's uid → monotonic seconds; of the worker alone
+        self._evicted: dict[str, float] = {}  # owner's uid → monotonic seconds; only the worker uses this
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="events")
         self._lock = threading.Lock()
         self._waiting: set[tuple[str, ...]] = set()
@@ -41,44 +41,50 @@ class Consequences:
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     def refused(self, pod: Pod, sentence: str) -> None:
-        """A pod that can never start here: an event, and where a controller owns it, it is evicted to be made anew."""
+        """Reports by an event that a pod can never start here.
+
+        Where a controller owns the pod, also evicts it so that it is recreated.
+        """
         self._submit(("refused", pod.metadata.uid, sentence), self._refused, pod, sentence)
 
     def allocated(self, pod: Pod, sentence: str) -> None:
-        """A container of the pod may start, and with what."""
+        """Reports that a container of the pod may start, and with what."""
         meta = pod.metadata
         reference = writes.pod_reference(meta.namespace, meta.name, meta.uid)
         self._say(reference, names.EVENT_ALLOCATED, sentence, "Normal")
 
     def node(self, reason: str, sentence: str) -> None:
-        """Something about this node or a card of it."""
+        """Reports something about this node or one of its cards."""
         type_ = "Normal" if reason == names.EVENT_HEALTHY else "Warning"
         self._say(writes.node_reference(self._node), reason, sentence, type_)
 
     def untracked(self, pod: Pod, sentence: str) -> None:
-        """A container of the pod has more of a card than it was charged: an event."""
+        """Reports by an event that a container of the pod has more of a card than it was charged."""
         meta = pod.metadata
         reference = writes.pod_reference(meta.namespace, meta.name, meta.uid)
         self._say(reference, names.EVENT_UNTRACKED, sentence, "Warning")
 
     def bypassed(self, pod: Pod, sentence: str) -> None:
-        """A process of the pod uses a card without the library: an event."""
+        """Reports by an event that a process of the pod uses a card without the library."""
         meta = pod.metadata
         reference = writes.pod_reference(meta.namespace, meta.name, meta.uid)
         self._say(reference, names.EVENT_BYPASS, sentence, "Warning")
 
     def kept(self, pod: Pod, sentence: str) -> None:
-        """A container of the pod gives back nothing of what was lent to it: an event."""
+        """Reports by an event that a container of the pod gives back nothing of what was lent to it."""
         meta = pod.metadata
         reference = writes.pod_reference(meta.namespace, meta.name, meta.uid)
         self._say(reference, names.EVENT_KEPT, sentence, "Warning")
 
     def evict(self, pod: Pod, sentence: str) -> None:
-        """Where a controller owns the pod; who asks again later asks again of an API server that did not take it."""
+        """Evicts the pod where a controller owns it.
+
+        The caller repeats the call when the API server did not accept the eviction.
+        """
         self._submit(("evict", pod.metadata.uid), self._evict, pod, sentence)
 
     def record(self, pod: Pod, record: Allocation) -> None:
-        """Replaces the pod's allocation; raises Refusal when it is not taken or the pod has changed."""
+        """Replaces the pod's allocation; raises Refusal when the API server rejects it or the pod has changed."""
         meta = pod.metadata
         change = {"annotations": {names.ALLOCATION: allocation.encode(record)}, "resourceVersion": meta.resourceVersion}
         try:
@@ -93,7 +99,10 @@ class Consequences:
         self._submit(("event", reference["uid"], reason, sentence), self._event, reference, reason, sentence, type_)
 
     def _submit(self, what: tuple[str, ...], call: Callable[..., None], *arguments: object) -> None:
-        """Does it as soon as what came before is done, unless the same waits already; `what` tells what is the same."""
+        """Runs `call` after the earlier calls, unless the same call already waits.
+
+        `what` says which calls are the same.
+        """
         with self._lock:
             if what in self._waiting:
                 log.debug("already waiting to be sent: %s", what)
@@ -120,11 +129,12 @@ class Consequences:
         meta = pod.metadata
         reference = writes.pod_reference(meta.namespace, meta.name, meta.uid)
         self._event(reference, names.EVENT_MISMATCH, sentence)
-        self._evict(pod, sentence)  # where not now: the kubelet tries the start again, and then this comes again
+        # without effect now: the kubelet tries the start again, and the agent comes back here
+        self._evict(pod, sentence)
 
     def _evict(self, pod: Pod, sentence: str) -> None:
         meta = pod.metadata
-        # A static pod is owned by its node, which would only show it again.
+        # The owner of a static pod is its node, which would only show the pod again.
         owner = next((one for one in meta.ownerReferences if one.controller and one.kind != "Node"), None)
         if owner is None or meta.deletionTimestamp is not None:
             return

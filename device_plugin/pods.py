@@ -1,4 +1,7 @@
-"""The pods of this node: a cache fed by list and watch, and one request where the cache may lag behind the kubelet."""
+"""The pods of this node: a cache fed by list and watch.
+
+One request to the API server helps where the cache may be behind the kubelet.
+"""
 
 import threading
 from collections import OrderedDict
@@ -14,12 +17,13 @@ from vgpu.kube.informer import Informer
 from vgpu.kube.objects import ObjectList, Pod
 
 _PATH: Final = "/api/v1/pods"
-_REMEMBERED: Final = 4096  #: UIDs of deleted pods, so that an answer that was under way does not bring them back
+#: UIDs of deleted pods that are remembered, so that a late answer does not bring a deleted pod back
+_REMEMBERED: Final = 4096
 _decoder: Final = msgspec.json.Decoder(ObjectList[Pod])
 
 
 class Pods:
-    """Thread-safe; pods are told by UID, in the order in which they came to this node."""
+    """Thread-safe; lists pods by UID, in the order in which they came to this node."""
 
     def __init__(self, client: KubeClient, node: str) -> None:
         self._client = client
@@ -33,7 +37,7 @@ class Pods:
 
     @property
     def synced(self) -> bool:
-        """The API server has told all pods once."""
+        """Whether the API server has delivered all pods once."""
         return self._informer.synced.is_set()
 
     def start(self) -> None:
@@ -47,26 +51,26 @@ class Pods:
             return self._pods.get(uid)
 
     def find(self, namespace: str, name: str) -> Pod | None:
-        """The pod that has this name now."""
+        """The pod that has this name now, by the cache."""
         with self._changed:
             found = [p for p in self._pods.values() if (p.metadata.namespace, p.metadata.name) == (namespace, name)]
         return found[-1] if found else None
 
     def all(self) -> list[Pod]:
-        """Oldest on this node first."""
+        """All pods, oldest on this node first."""
         with self._changed:
             return list(self._pods.values())
 
     def told_gone(self, uid: str) -> bool:
-        """The API server has said that this pod is gone."""
+        """Whether the API server has reported that this pod is gone."""
         with self._changed:
             return uid in self._gone
 
     def refresh(self, *, certain: bool = False) -> None:
         """Asks the API server now; raises Refusal when it does not answer.
 
-        It answers from its cache, which is by node, as the kubelet's own watch is answered. `certain`: as of this
-        moment, for which servers before 1.31 read all pods of the cluster.
+        The API server answers from its cache, which is by node, as it answers the kubelet's own watch. `certain`: the
+        answer must be as of this moment; for that, servers before 1.31 read all pods of the cluster.
         """
         params = self._params if certain else {**self._params, "resourceVersion": "0"}
         try:
@@ -78,7 +82,7 @@ class Pods:
                 self._put(pod)
 
     def wait(self, seconds: float) -> None:
-        """Returns after the next change, at most `seconds` later."""
+        """Waits for the next change, `seconds` at most."""
         with self._changed:
             self._changed.wait(seconds)
 
@@ -113,13 +117,16 @@ class Pods:
 
 
 def _version(pod: Pod) -> int:
-    """Versions of one object grow (Kubernetes API concepts, "Resource versions"); 0 where a server writes words."""
+    """The pod's resourceVersion as a number, which grows with each change; 0 where it is no number.
+
+    Source: Kubernetes API concepts, "Resource versions".
+    """
     text = pod.metadata.resourceVersion
     return int(text) if text.isdecimal() else 0
 
 
 def allocation_of(pod: Pod) -> Allocation | None:
-    """The slices that the scheduler recorded on a pod, None: none; raises Refusal when the record is not readable."""
+    """The slices that the scheduler recorded on a pod, None: none; raises Refusal when the record cannot be read."""
     text = pod.metadata.annotations.get(names.ALLOCATION)
     if text is None:
         return None

@@ -1,7 +1,8 @@
-"""What a node tells the cluster about its cards: annotation, label and capacity, asserted again and again.
+"""What a node publishes about its cards: annotation, label and capacity, written again and again.
 
-The kubelet copies capacity to allocatable, zeroes extended resources when its checkpoint is gone, and re-admits running
-pods against the numbers when it restarts (measured on 1.36): so they are never lower than what live pods hold.
+The kubelet copies capacity to allocatable, and sets extended resources to zero when its checkpoint is gone. After a
+restart, the kubelet admits running pods again against the numbers (measured on 1.36). So the numbers are never lower
+than what live pods hold.
 """
 
 import logging
@@ -29,17 +30,18 @@ log = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 1.0
-_SPACING_SECONDS: Final = 0.3  #: at least, between two looks: what changes in between is written once
+_SPACING_SECONDS: Final = 0.3  #: minimum between two looks: changes in between are written together
 
 
 class Publisher:
-    """One thread that keeps the node object as it should be; `held` tells what live pods hold, by card.
+    """One thread that keeps the node object as it should be; `held` returns what live pods hold, by card.
 
-    None: that is not known yet, and what an earlier agent has published is not made less until it is.
+    `held` returns None while that is not known yet. Until then, the amounts that an earlier agent published do not
+    shrink.
 
-    `suspect(uuid, reason)` is told of cards that an earlier agent published as unhealthy, `gone(sentence)` of those
-    that are not there any more, `heal(uuids)` of those that somebody says are repaired, `unbacked(sentence)` why memory
-    is not scaled. `presence(annotations)` keeps what the node says of its agent.
+    `suspect(uuid, reason)` receives cards that an earlier agent published as unhealthy, `gone(sentence)` cards that do
+    not exist any more, `heal(uuids)` cards that the node's mark calls repaired. `unbacked(sentence)` receives why
+    memory is not scaled. `presence(annotations)` keeps the agent's mark on the node.
     """
 
     def __init__(
@@ -67,14 +69,14 @@ class Publisher:
         self._unbacked = unbacked
         self._presence = presence
         self._flat: str | None = None  # why memory is not scaled; None: not known yet
-        self.recalled = threading.Event()  #: what an earlier agent has published is known
+        self.recalled = threading.Event()  #: set once the agent knows what an earlier agent published
         self._wake = threading.Event()
         self._ending = threading.Event()
         self._node: Node | None = None
         self._complaint = ""
-        self._written = -PERIOD_SECONDS  # when cards and their condition were; monotonic seconds
+        self._written = -PERIOD_SECONDS  # monotonic seconds of the last write of the cards and their condition
         self._healed = ""  # version of the node whose mark of repaired cards was obeyed
-        self._unmarked = ""  # and removed
+        self._unmarked = ""  # version of the node whose mark was obeyed and removed
         self._informer = Informer(
             client,
             "/api/v1/nodes",
@@ -95,7 +97,7 @@ class Publisher:
         self._informer.stop()
 
     def wake(self) -> None:
-        """There is something to write."""
+        """Wakes the thread: there is something to write."""
         self._wake.set()
 
     def _change(self, change: str, node: Node) -> None:
@@ -109,7 +111,7 @@ class Publisher:
         self._wake.set()
 
     def _weigh(self, node: Node) -> None:
-        """Whether memory is scaled, as of what the node says of its own memory."""
+        """Decides whether memory is scaled, from what the node says about its own memory."""
         sentence = backing.verdict(self._cards.inventory.devices, self._cards.scaling, node)
         if sentence is None:
             return
@@ -120,9 +122,9 @@ class Publisher:
         self._cards.back(not sentence)
 
     def _recall(self, node: Node) -> None:
-        """Cards that were unhealthy when an earlier agent published them stay so until they prove themselves.
+        """Cards that were unhealthy when an earlier agent published them stay unhealthy until they prove to work.
 
-        Those that do not answer are unhealthy, too: nobody could tell them from cards that were taken out.
+        Cards that do not answer are unhealthy, too: the agent cannot distinguish them from cards that were taken out.
         """
         try:
             before = decode_inventory(node.metadata.annotations.get(names.DEVICES, "{}"))
@@ -150,7 +152,8 @@ class Publisher:
                     self._complaint = str(error)
                 pause = _RETRY_SECONDS
             except Exception as error:
-                # Anybody may write to a node object: without this thread the node would stay as it is until a restart.
+                # Anybody may write to a node object. If this thread ended, the node would stay unchanged until a
+                # restart.
                 if str(error) != self._complaint:
                     log.exception("could not update node %s in the API server; retrying", self._name)
                     self._complaint = str(error)
@@ -159,11 +162,11 @@ class Publisher:
             self._wake.wait(pause)
 
     def _assert(self) -> bool:
-        """Whether all is told; else what pods hold is not known yet."""
+        """Writes the node; whether everything is written. False: the agent does not know yet what pods hold."""
         node = self._node
         if node is None:
             return True
-        self._weigh(node)  # other cards may be there than when it changed
+        self._weigh(node)  # the cards may have changed since the node last changed
         meta = node.metadata
         repaired = meta.annotations.get(names.HEAL)
         if repaired is not None:
@@ -193,7 +196,7 @@ class Publisher:
         return held is not None
 
     def _tell(self, node: Node, inventory: Inventory) -> None:
-        """Cards and what is wrong with them."""
+        """Writes the cards and their condition."""
         annotations, labels = marks(inventory)
         told = _differs(node.metadata.annotations, annotations) or _differs(node.metadata.labels, labels)
         if told:
@@ -203,7 +206,10 @@ class Publisher:
             self._written = time.monotonic()
 
     def _repair(self, cards: str, version: str) -> None:
-        """Heals, and only then removes the mark: an agent that ends in between leaves it to the next one."""
+        """Heals the cards, and only then removes the mark.
+
+        An agent that ends in between leaves the mark to the next agent.
+        """
         if self._healed != version:
             self._heal(cardmarks.listed(cards))
             self._healed = version
@@ -213,12 +219,12 @@ class Publisher:
             except ApiError as error:
                 if error.status != 409:
                     raise
-                log.debug("node %s has changed: reading its marks again", self._name)  # the watch brings it
+                log.debug("node %s has changed: reading its marks again", self._name)  # the watch delivers the new node
             self._unmarked = version
 
 
 def published(client: KubeClient, node: str) -> Inventory:
-    """What an earlier agent has published; empty also where it cannot be read. Raises ApiError."""
+    """What an earlier agent has published; empty also where this cannot be read. Raises ApiError."""
     try:
         found = msgspec.json.decode(client.get(f"/api/v1/nodes/{node}"), type=Node)
         return decode_inventory(found.metadata.annotations.get(names.DEVICES, "{}"))
@@ -232,14 +238,17 @@ def published(client: KubeClient, node: str) -> Inventory:
 
 
 def marks(inventory: Inventory) -> tuple[dict[str, str | None], dict[str, str | None]]:
-    """(annotations, labels) of a node; None: to be removed."""
+    """(annotations, labels) of a node; None: remove the key."""
     if not inventory.devices:
         return {names.DEVICES: None}, {names.LABEL_PRESENT: None}
     return {names.DEVICES: encode_inventory(inventory)}, {names.LABEL_PRESENT: "true"}
 
 
 def unraised(inventory: Inventory, known: Mapping[str, str]) -> Inventory:
-    """The cards with no more memory than the annotations `known` say: what pods hold behind them is not known yet."""
+    """The cards with at most the memory that the annotations `known` say.
+
+    Used while it is not known what pods hold behind the cards.
+    """
     try:
         before = {gpu.uuid: gpu.memory for gpu in decode_inventory(known.get(names.DEVICES, "{}")).devices}
     except ValueError:
@@ -254,7 +263,7 @@ def unraised(inventory: Inventory, known: Mapping[str, str]) -> Inventory:
 
 
 def ailing(inventory: Inventory) -> Finding:
-    """The condition that tells which cards do not work."""
+    """The condition that names the cards that do not work."""
     cards = [
         f"card {gpu.index} ({gpu.model}, {gpu.uuid}): {gpu.trouble}" for gpu in inventory.devices if not gpu.healthy
     ]
@@ -264,7 +273,7 @@ def ailing(inventory: Inventory) -> Finding:
 
 
 def contested(sentence: str) -> Finding:
-    """The condition that tells of another device plugin."""
+    """The condition that reports another device plugin."""
     well = "no other device plugin serves this node's cards"
     return Finding(names.CONDITION_CONFLICT, sentence, "OtherDevicePlugin", "NoOtherDevicePlugin", well)
 
@@ -272,12 +281,13 @@ def contested(sentence: str) -> Finding:
 def capacity(
     cards: Iterable[Gpu], cordoned: frozenset[str], held: Mapping[str, Held], config: Config
 ) -> dict[str, int]:
-    """Resource → MiB or %: all of healthy cards that are not cordoned, and what is still held on the others.
+    """Resource → MiB or %: everything of healthy cards without cordon, and what pods still hold on the other cards.
 
-    The others are also those that `held` names and that are not there any more: dead since a boot, or in MIG mode.
+    The other cards include cards that `held` names and that do not exist any more: dead since a boot, or in MIG mode.
 
-    Percentages and priorities are there for autoscalers, which take a node without a resource for one that no pod fits
-    that asks for it. The kubelet counts them, too, so they bound nothing that cards could hold, healthy or not.
+    Percentages and priorities are there for autoscalers: when a node lacks a resource, an autoscaler assumes that no
+    pod that asks for this resource fits there. The kubelet counts these resources, too. So their capacity covers
+    everything that cards can hold, healthy or not.
     """
     memory = cores = percentage = slots = 0
     left = dict(held)
@@ -302,7 +312,7 @@ def capacity(
 
 
 def _reworded(known: Mapping[str, str], inventory: Inventory) -> bool:
-    """Nothing is new but why cards are unhealthy, and how much memory others have."""
+    """Whether the only news is why cards are unhealthy, and how much memory others have."""
     try:
         before = decode_inventory(known.get(names.DEVICES, "{}"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the agent still has to do before it can do everything that it is there for. Thread-safe."""
+"""What is still missing before the agent can do all of its work. Thread-safe."""
 
 import logging
 import threading
@@ -8,16 +8,16 @@ from typing import Final
 CARDS: Final = "the agent has not asked the driver for its cards yet"
 METRICS: Final = "the agent has not listed the containers' slices yet"
 KUBELET: Final = "the kubelet has not registered the plugin yet"
-PATIENCE_SECONDS: Final = 60.0  #: no roll-out of agents waits longer for one node's kubelet or driver
+PATIENCE_SECONDS: Final = 60.0  #: a rollout of agents waits no longer than this for one node's kubelet or driver
 
 log = logging.getLogger(__name__)
 
 
 class Readiness:
-    """Ready when nothing is left; what was done once stays so.
+    """Ready when nothing is missing; a finished task stays finished.
 
-    What is left PATIENCE_SECONDS after cards were found counts as done: this agent is as good as it will be, and others
-    are to be replaced, too.
+    PATIENCE_SECONDS after cards were found, missing tasks count as finished: waiting longer does not help this agent,
+    and the rollout has to replace other agents, too.
     """
 
     def __init__(self) -> None:
@@ -26,13 +26,13 @@ class Readiness:
         self._until: float | None = None  # monotonic seconds
 
     def found_cards(self) -> None:
-        """A node with cards: there is more to do."""
+        """The node has cards: there is more to do."""
         with self._lock:
             self._left = [METRICS, KUBELET]
             self._until = time.monotonic() + PATIENCE_SECONDS
 
     def idle(self) -> None:
-        """A node without cards: nothing is to be done until there are some."""
+        """The node has no cards: there is nothing to do until it has some."""
         self.done(CARDS)
 
     def done(self, what: str) -> None:
@@ -41,7 +41,7 @@ class Readiness:
 
     @property
     def left(self) -> str:
-        """A sentence that says what is missing; empty: ready."""
+        """A sentence that says what is missing; empty: the agent is ready."""
         with self._lock:
             if self._left and self._until is not None and time.monotonic() > self._until:
                 log.warning("reporting ready after %.0f s, although %s", PATIENCE_SECONDS, "; ".join(self._left))

@@ -6,9 +6,9 @@ from vgpu.kube.objects import Pod
 class Refusal(Exception):
     """A start that must not happen now; `str()` is one sentence.
 
-    `transient`: trying again may help (a predecessor still dying, the API server away); otherwise nothing but a new
-    pod will, so that `pod` (None: unknown) gets an event and, where a controller owns it, is evicted. `waits`: for what
-    others have, who are told: the pod stays, however long that takes.
+    `transient`: trying again may help (a predecessor still dying, the API server away). Otherwise only a new pod helps:
+    then `pod` (None: unknown) gets an event and, where a controller owns it, is evicted. `waits`: the pod waits for
+    what others have and have been asked to give back. Then the pod stays, however long that takes.
     """
 
     def __init__(self, sentence: str, *, transient: bool = False, pod: Pod | None = None, waits: bool = False) -> None:

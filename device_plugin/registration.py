@@ -1,6 +1,7 @@
-"""Serving the plugin's socket and telling the kubelet about it, again and again: a kubelet restart wipes the folder.
+"""Serves the plugin's socket and registers the plugin with the kubelet.
 
-The kubelet answers Register only after it has dialled back, so the socket is served first.
+The agent does this again and again, because a kubelet restart wipes the folder. The kubelet answers Register only after
+it has dialled back, so the agent serves the socket first.
 """
 
 import asyncio
@@ -27,17 +28,17 @@ log = logging.getLogger(__name__)
 VERSION: Final = "v1beta1"
 SOCKET: Final = "vgpu.sock"
 KUBELET_SOCKET: Final = "kubelet.sock"
-_POLL_SECONDS: Final = 1.0  #: a look without any inotify event: the folder itself may have been replaced
+_POLL_SECONDS: Final = 1.0  #: one look even without an inotify event: the folder itself may have been replaced
 _RETRY_SECONDS: Final = 0.1  #: the kubelet's socket appears shortly before it answers
 _OTHERS_SECONDS: Final = 5.0  #: between two looks for other plugins
-#: For a kubelet to see that our stream has ended; it would let go of the next one if it were told of that before
+#: Time for the kubelet to see that our stream has ended: if we registered earlier, it would drop the new stream
 _LEAVE_SECONDS: Final = 0.5
 
 Identity = tuple[int, int, int]
 
 
 class Registration:
-    """Keeps the plugin served and registered, whatever happens to the kubelet or to its folder."""
+    """Keeps the plugin served and registered when the kubelet restarts or its folder is removed."""
 
     def __init__(
         self,
@@ -49,9 +50,9 @@ class Registration:
         tell: Callable[[str], None],
         registered: Callable[[], None] = lambda: None,
     ) -> None:
-        """`tell(sentence)` is told of other plugins that are in the way; empty: of none.
+        """`tell(sentence)` receives a sentence about other plugins that are in the way; empty: no plugin is.
 
-        `registered` is called each time that the kubelet has taken the plugin in.
+        `registered` is called each time the kubelet has accepted the plugin.
         """
         self._folder = folder
         self._resource = resource
@@ -69,7 +70,7 @@ class Registration:
         self._complaint = ""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         try:
             async for _ in self._occasions():
                 await self._look()
@@ -77,7 +78,7 @@ class Registration:
             await self._stop_server()
 
     async def _occasions(self) -> AsyncIterator[None]:
-        """Every event in the kubelet's folder, and at least one look per period."""
+        """Yields on every event in the kubelet's folder, and at least once per period."""
         while True:
             yield
             try:
@@ -89,7 +90,8 @@ class Registration:
                     while identity(self._folder) == watched:
                         yield
                         pause = _POLL_SECONDS if self._settled() else _RETRY_SECONDS
-                        # Not wait_for: before Python 3.12 it may lose a cancellation that comes together with an event.
+                        # Not wait_for: before Python 3.12 wait_for may lose a cancellation that comes together with an
+                        # event.
                         with suppress(TimeoutError):
                             async with asyncio.timeout(pause):
                                 await inotify.get()
@@ -118,11 +120,11 @@ class Registration:
             await self._register(kubelet)
 
     async def _others(self) -> None:
-        """A plugin that has taken our resource, or offers our cards under another name."""
+        """Looks for a plugin that has taken our resource, or offers our cards under another name."""
         now = asyncio.get_running_loop().time()
         streaming = self._plugin.streams > 0
         if not streaming and not await asyncio.to_thread(answers, self._folder / KUBELET_SOCKET):
-            self._contest.pause()  # its socket outlives a kubelet that was stopped
+            self._contest.pause()  # our socket outlives a stopped kubelet
             return
         ours = streaming and self._view == View()
         if not ours or now - self._looked >= _OTHERS_SECONDS:
@@ -132,7 +134,7 @@ class Registration:
         if self._contest.look(ours, now, rival=self._view.rival):
             why = "does not list this plugin's ids" if streaming else "does not follow this plugin's ids"
             log.warning("the kubelet %s; registering again", "lists ids of another plugin" if self._view.rival else why)
-            await self._serve(self._folder / SOCKET)  # which ends our streams
+            await self._serve(self._folder / SOCKET)  # this ends our streams
             await asyncio.sleep(_LEAVE_SECONDS)
 
     def _say(self, found: str) -> None:
@@ -144,7 +146,7 @@ class Registration:
     def _sentence(self) -> str:
         file = self._folder / checkpoint.FILE_NAME
         try:
-            written = file.stat().st_mtime  # before it is read: a newer one counts the next time
+            written = file.stat().st_mtime  # taken before the file is read: a newer checkpoint counts the next time
             registered = checkpoint.read(file).registered
         except (OSError, checkpoint.CheckpointError):
             registered, written = {}, 0.0
@@ -172,7 +174,7 @@ class Registration:
     async def _register(self, kubelet: Identity) -> None:
         request = api.RegisterRequest(version=VERSION, endpoint=SOCKET, resource_name=self._resource, options=options())
         try:
-            # Connections of its own: a shared one to the kubelet before would be in back-off.
+            # This channel needs connections of its own: a shared one to an earlier kubelet would be in back-off.
             alone = [("grpc.use_local_subchannel_pool", 1)]
             async with grpc.aio.insecure_channel(f"unix://{self._folder / KUBELET_SOCKET}", alone) as channel:
                 stub = RegistrationStub(channel)
@@ -182,7 +184,7 @@ class Registration:
             return
         self._registered = kubelet
         self._view = View()
-        self._looked = asyncio.get_running_loop().time()  # its checkpoint tells of our ids a moment later
+        self._looked = asyncio.get_running_loop().time()  # the kubelet's checkpoint lists our ids a moment later
         self._complaint = ""
         log.info("registered %s with the kubelet", self._resource)
         self._on_registered()
@@ -194,7 +196,7 @@ class Registration:
 
 
 def answers(path: Path) -> bool:
-    """Somebody listens at this socket."""
+    """Whether a process listens on this socket."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(1)
         try:
@@ -205,7 +207,10 @@ def answers(path: Path) -> bool:
 
 
 def identity(path: Path) -> Identity | None:
-    """Which file it is that has this name now; None when there is none. A number is used again, hence the time too."""
+    """Identifies the file that has this name now; None: there is no file.
+
+    The time is included because inode numbers are reused.
+    """
     try:
         status = path.stat()
     except OSError:

@@ -1,6 +1,6 @@
 """The folder of each container on the host: `containers/<podUID>_<container>/{limits,usage}`, and links to it by ids.
 
-The folders are the agent's memory: after a crash, what they hold is what this node has granted.
+The folders are the agent's memory: after a crash, their content is what this node has granted.
 """
 
 import errno
@@ -36,7 +36,7 @@ class Sandboxes:
     """All container folders of this node, below `run_dir`."""
 
     def __init__(self, run_dir: Path, labels: Labels, proc: Path = Path("/proc")) -> None:
-        """`proc`: where the processes of the node are."""
+        """`proc`: /proc with the processes of the node."""
         self._labels = labels
         self._running = Running(proc)
         self._containers = run_dir / "containers"
@@ -61,9 +61,9 @@ class Sandboxes:
                 self._granted[entry.pod_uid, entry.container] = slices_of(limits)
 
     def _make(self) -> None:
-        """The two folders; also where somebody has removed them while this agent runs."""
+        """Makes the two folders, also when they were removed while this agent runs."""
         self.by_ids.mkdir(mode=0o755, parents=True, exist_ok=True)
-        # Containers see only files that root binds into them; other users of the host need no way in.
+        # Containers see only files that root binds into them; other users of the host need no access.
         self._containers.mkdir(mode=0o700, exist_ok=True)
         if self._containers.stat().st_mode & 0o7777 != 0o700:
             self._containers.chmod(0o700)
@@ -77,12 +77,15 @@ class Sandboxes:
         return found
 
     def strangers(self) -> set[str]:
-        """UIDs of pods with containers that an agent of another version started: they may still run."""
+        """UIDs of pods with containers that an agent of another version started: these containers may still run."""
         with self._lock:
             return {uid for uid, _ in self._strangers}
 
     def lives(self, pod_uid: str, container: str) -> bool:
-        """A process that uses a card still runs in this container; of another version: any process of its pod."""
+        """Whether a process that uses a card still runs in this container.
+
+        For a container of another version: whether any process of its pod runs.
+        """
         directory = self.directory(pod_uid, container)
         try:
             with Region.open(directory, writable=True) as region:
@@ -92,10 +95,11 @@ class Sandboxes:
             return other_version.is_one(directory) and bool(self._running.among({pod_uid}))
 
     def survivors(self, containers: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Which of these (pod uid, container), whose pods the API server knows no longer, may still use a card.
+        """Those of `containers` that may still use a card.
 
-        A pod that was deleted by force has its grace all the same: while any process of it runs, one that has not used
-        a card so far may begin to.
+        `containers`: (pod uid, container) of pods that the API server does not know any more. A pod that was deleted by
+        force still has its grace period. As long as any of its processes runs, a process that has used no card so far
+        may begin to use one.
         """
         living = {one for one in containers if self.lives(*one)}
         rest = set(containers) - living
@@ -110,19 +114,20 @@ class Sandboxes:
         found = []
         self._make()
         for path in sorted(self._containers.iterdir()):
-            pod_uid, _, container = path.name.partition("_")  # a UID has no underscore, nor has a container's name
+            # neither a UID nor a container's name contains an underscore
+            pod_uid, _, container = path.name.partition("_")
             if container and path.is_dir():
                 found.append(Entry(pod_uid, container, path))
         return found
 
     def removed(self) -> list[Entry]:
-        """Containers that were granted something here and whose folders somebody has removed."""
+        """Containers that were granted something here, and whose folders were removed from outside."""
         with self._lock:
             known = [Entry(uid, container, self.directory(uid, container)) for uid, container in self._granted]
         return [entry for entry in known if not entry.path.exists()]
 
     def prepare(self, pod_uid: str, container: str, limits: Limits) -> Path:
-        """Makes the container's region, or puts new limits into the one that is there; raises OSError, ValueError."""
+        """Makes the container's region, or writes new limits into the existing one; raises OSError, ValueError."""
         path = self.directory(pod_uid, container)
         self._make()
         path.mkdir(mode=0o755, exist_ok=True)
@@ -133,7 +138,7 @@ class Sandboxes:
                 with Region.open(path, writable=True) as region:
                     region.reap()
                     now = region.limits()
-                    # Whether blocks may lie in host memory, and move, holds for the life of a region.
+                    # Whether blocks may be in host memory, and may move, cannot change during the life of a region.
                     if (now.oversubscribe, now.movable) != (limits.oversubscribe, limits.movable):
                         if region.usage().process_count:
                             raise OSError(errno.EBUSY, "processes use its region, which must be recreated", str(path))
@@ -143,13 +148,13 @@ class Sandboxes:
             except OSError as error:
                 if error.errno not in {errno.EPROTO, errno.ENOENT}:
                     raise
-                # Made under another boot or version, or half made by an agent that was killed: no process can use it.
+                # The region is from another boot or version, or a killed agent made half of it: no process can use it.
                 log.warning("recreating %s: %s", path, error)
                 shutil.rmtree(path)
                 path.mkdir(mode=0o755)
                 Region.create(path, limits).close()
         (path / "limits").chmod(0o644)
-        (path / "usage").chmod(0o666)  # shared by the container's processes, whatever their user
+        (path / "usage").chmod(0o666)  # shared by the container's processes of all users
         self._labels.put(path)
         with self._lock:
             self._granted[pod_uid, container] = slices_of(limits)
@@ -157,7 +162,10 @@ class Sandboxes:
         return path
 
     def point(self, key: str, directory: Path) -> Path:
-        """`by-ids/<key>` leads to `directory` from now on; the runtime resolves it when it creates the container."""
+        """Makes `by-ids/<key>` lead to `directory`.
+
+        The runtime resolves the link when it creates the container.
+        """
         self._make()
         place = self.by_ids / key
         files.link(Path("..") / "containers" / directory.name, place)
@@ -188,12 +196,12 @@ def limits_for(
     fills_on_engine: bool = False,
     copies_on_sms: bool = False,
 ) -> Limits:
-    """What the library enforces for one container; `slices` in the order in which it sees the cards.
+    """The limits that the library enforces for one container; `slices` in the order in which it sees the cards.
 
     `contexts`: card UUID → bytes that one CUDA context takes there. `cores_limit`: % that an elastic share never
-    exceeds; it takes nothing from what is guaranteed. Where a slice is not guaranteed as a whole: `movable`, whether
-    blocks may move between card and host memory; `host_memory`: bytes that they may take of it behind each card.
-    `fills_on_engine` and `copies_on_sms` are those of Limits.
+    exceeds; it does not reduce what is guaranteed. Where a slice is not guaranteed as a whole, `movable` says whether
+    blocks may move between card and host memory, and `host_memory` is the bytes that they may take of it behind each
+    card. `fills_on_engine` and `copies_on_sms` are those of Limits.
     """
     oversubscribe = on_tier(slices)
     return Limits(
@@ -220,7 +228,7 @@ def limits_for(
 
 
 def on_card(slices: Sequence[GpuSlice], usage: CardUsage) -> int:
-    """Bytes of the card itself that a container with these slices was charged: what the driver should say, too."""
+    """Bytes that a container with these slices was charged for the card itself; the driver should count the same."""
     return usage.resident if on_tier(slices) else usage.used
 
 

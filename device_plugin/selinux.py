@@ -1,7 +1,10 @@
-"""SELinux labels of what containers mount: without them a confined container could neither read its limits nor load the
-library, and a library that is not loaded limits nothing.
+"""SELinux labels of the files that containers mount.
 
-Source: container-selinux, container_file_t: files that every confined container may use; level s0 is below all theirs.
+Without these labels a confined container can neither read its limits nor load the library. A library that is not loaded
+limits nothing.
+
+Source: container-selinux, container_file_t: files that every confined container may use; level s0 is below all
+container levels.
 """
 
 import os

@@ -1,7 +1,7 @@
 """The agent's two HTTP listeners: metrics for everybody, health for the kubelet's probes and for the schedulers.
 
-Schedulers keep a connection to the latter, which ends when the agent is killed. `/readyz` is answered beside the
-metrics as well: people ask it by the node port.
+Schedulers keep a connection to the health port; the connection ends when the agent is killed. The metrics port answers
+`/readyz` as well, because people query the node port.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ _THREADS: Final = 2
 
 
 def app(registry: CollectorRegistry, left: Callable[[], str]) -> WsgiApp:
-    """`left` says what is missing until the agent is ready; empty: nothing."""
+    """`left` returns what is missing until the agent is ready; empty: nothing."""
     metrics, ready = make_wsgi_app(registry), health.app({READY: left})
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -36,9 +36,9 @@ def serve(
     metrics_port: int,
     health_port: int,
 ) -> list[Listener]:
-    """On all addresses; they end with the program. Raises OSError when a port is taken.
+    """Serves on all addresses until the program ends. Raises OSError when a port is taken.
 
-    `left` as in `app`; `obstacle` says why no pods can start now.
+    `left` as in `app`; `obstacle` returns why no pods can start now.
     """
     address = any_address()
     try:
@@ -46,7 +46,7 @@ def serve(
     except OSError:
         if ":" not in address:
             raise
-        # A kernel that knows IPv6, on a machine that has switched it off.
+        # The kernel knows IPv6, but the machine has switched it off.
         address = "0.0.0.0"
         first = Listener("metrics", app(registry, left), address, metrics_port, threads=_THREADS)
     return [

@@ -1,6 +1,6 @@
-"""The node's answers to the kubelet: which ids, what they give, and whether the container that has them may start.
+"""The node's answers to the kubelet: which ids to prefer, what the ids give, and whether their container may start.
 
-Called in worker threads, several at once.
+The plugin calls this in worker threads, several at once.
 """
 
 import logging
@@ -27,11 +27,13 @@ from vgpu.resources import RequestError, read_pod
 
 log = logging.getLogger(__name__)
 
-ANSWER_SECONDS: Final = 8.0  #: the kubelet gives up after 30 and tries again; transient causes are retried so long
+#: the kubelet gives up after 30 s and tries again; the agent retries transient causes for this long
+ANSWER_SECONDS: Final = 8.0
 LOOK_SECONDS: Final = 0.25  #: between two attempts, unless a pod changes earlier
-END_SECONDS: Final = 60.0  #: a pod refused for so long will not start by waiting: it is told and, if owned, evicted
-END_TRIES: Final = 3  #: and so often: a node that stood still has tried nothing meanwhile
-RECORD_SECONDS: Final = 2.0  #: a pod that has no allocation after so long was placed by somebody else
+#: a pod refused for this long does not start by waiting: it gets an event and, if owned, is evicted
+END_SECONDS: Final = 60.0
+END_TRIES: Final = 3  #: and refused this often: a node that stood still has tried nothing meanwhile
+RECORD_SECONDS: Final = 2.0  #: a pod without an allocation after this time was placed by another scheduler
 #: On a mirror pod: the UID that the kubelet has for it (kubernetes/pkg/kubelet/types, ConfigHashAnnotationKey)
 _CONFIG_HASH: Final = "kubernetes.io/config.hash"
 _STATIC: Final = "no scheduler places it, so it has no slice; create the pod in the API server, such as by a DaemonSet"
@@ -58,14 +60,15 @@ class Starts:
         self._identity = identity
         self._granting = granting
         self._consequences = consequences
-        self._refused_since: dict[str, tuple[float, int]] = {}  # pod uid → monotonic seconds, and how often since
+        # pod uid → (monotonic seconds of the first refusal, number of refusals)
+        self._refused_since: dict[str, tuple[float, int]] = {}
         self._lock = threading.Lock()
 
     # GetPreferredAllocation
 
     def steer(self, size: int) -> Sequence[str]:
         wanted = self._awaited(size)
-        if not wanted:  # the kubelet may know a pod before our watch does
+        if not wanted:  # the kubelet may know a pod before our watch reports the pod
             try:
                 self._pods.refresh()
             except Refusal as refusal:
@@ -75,7 +78,7 @@ class Starts:
         return wanted
 
     def _awaited(self, size: int) -> tuple[str, ...]:
-        """Cards of the oldest container here with `size` slices that the kubelet has given no ids."""
+        """Cards of the oldest container on this node with `size` slices and still without ids from the kubelet."""
         done = self._identity.allocated()
         for pod in self._pods.all():
             try:
@@ -128,7 +131,7 @@ class Starts:
             return
 
     def _refused(self, pod: Pod | None, sentence: str, *, incurable: bool = False) -> None:
-        """The kubelet only ever tries the same start again: what does not end by itself is ended here."""
+        """The kubelet only tries the same start again: a refusal that does not end by itself is ended here."""
         if pod is None:
             return
         now = time.monotonic()
@@ -140,11 +143,14 @@ class Starts:
         if incurable:
             self._consequences.refused(pod, sentence)
         elif now - since > END_SECONDS and tries + 1 >= END_TRIES:
-            # The same words each time: an event that comes again is counted.
+            # The words are the same each time, so that the API server counts the repeated event.
             self._consequences.refused(pod, f"{sentence} (for more than {END_SECONDS:.0f} s)")
 
     def _stays(self, pod: Pod | None) -> None:
-        """It waits for others, and to place it anew would change nothing; what it was refused for before is over."""
+        """The pod waits for other pods, and a new pod would wait, too.
+
+        Earlier reasons to refuse the pod do not count any more.
+        """
         if pod is not None:
             with self._lock:
                 self._refused_since.pop(pod.metadata.uid, None)
@@ -168,13 +174,16 @@ class Starts:
         return [self._plan(candidate, pod, device_ids, patient) for candidate, pod in self._starting(living)]
 
     def _refuse_static(self, uids: Collection[str]) -> None:
-        """The kubelet knows a static pod by a UID of its own, which the mirror in the API server tells."""
+        """The kubelet knows a static pod by a UID of its own; the mirror pod in the API server names that UID."""
         for pod in self._pods.all():
             if pod.metadata.annotations.get(_CONFIG_HASH) in uids:
                 raise Refusal(f"pod {full_name(pod)} is a static pod of the kubelet: {_STATIC}", pod=pod)
 
     def _starting(self, known: Sequence[tuple[Candidate, Pod]]) -> list[tuple[Candidate, Pod]]:
-        """Those to prepare: all that have a CDI name of their own, and of several with one mount the next one."""
+        """The candidates to prepare.
+
+        These are all with a CDI name of their own, and the next one of several that share a mount.
+        """
         by_name = [(candidate, pod) for candidate, pod in known if candidate.cdi_name]
         by_mount = [(candidate, pod) for candidate, pod in known if not candidate.cdi_name]
         if len(by_mount) < 2:
@@ -201,7 +210,7 @@ class Starts:
                 transient=patient,
                 pod=pod,
             )
-        # On its way: the scheduler has only kept what the container will have.
+        # The record is moving: the scheduler has so far only reserved what the container will have.
         on_its_way = record.moving.get(candidate.container, ())
         slices, count = record.containers.get(candidate.container, on_its_way), len(set(device_ids))
         if len(slices) != count:
@@ -213,7 +222,7 @@ class Starts:
         strange = [piece.uuid for piece in slices if piece.uuid not in self._cards.by_uuid]
         if strange:
             sentence = f"the allocation of pod {full_name(pod)} lists {', '.join(strange)}, not a card of this node"
-            # Not known yet which cards do not answer: an earlier agent may have published it.
+            # The agent does not know yet which cards do not answer: an earlier agent may have published the card.
             raise Refusal(sentence, transient=not self._cards.complete, pod=pod)
         try:
             request = read_pod(msgspec.to_builtins(pod), rules(self._config))

@@ -1,7 +1,7 @@
-"""Once a second: dead processes' charges are freed, overhead is charged, what gone pods left is removed, the picture
-of the metrics is made.
+"""Once a second, cleans up and makes the picture of the metrics.
 
-A folder goes when its pod is gone from the API server and no process lives in it, never before.
+The sweep frees dead processes' charges, charges overhead, and removes what deleted pods left. It removes a folder only
+when the API server has no such pod any more and no process lives in the folder's container.
 """
 
 import logging
@@ -58,7 +58,7 @@ class Sweep:
     ) -> None:
         """`current`: files of the rollout that new containers get.
 
-        `hangs`: a question to the driver has had no answer for so long that this thread would only get stuck, too.
+        `hangs`: whether a question to the driver has had no answer for so long that this thread would hang, too.
         """
         self._watch = watch
         self._lending = lending
@@ -71,7 +71,7 @@ class Sweep:
         self._exporter = exporter
         self._places = places
         self._current = current
-        self._names: dict[str, tuple[str, str]] = {}  # pod uid → namespace and name, kept as long as its folders are
+        self._names: dict[str, tuple[str, str]] = {}  # pod uid → (namespace, name), kept as long as the pod has folders
         self._unnamed: set[Path] = set()  # files of the rollout's folder
         self._complaint = ""
         self._settler = Settler()
@@ -95,7 +95,7 @@ class Sweep:
                     log.warning("clean-up failed: %s; retrying", error)
                     self._complaint = str(error)
             except Exception as error:
-                # Containers decide about much of what is read here: none of them may end the thread that watches them.
+                # Containers control much of what is read here: no container may end the thread that watches it.
                 if str(error) != self._complaint:
                     log.exception("clean-up failed; retrying")
                     self._complaint = str(error)
@@ -103,7 +103,10 @@ class Sweep:
             self._stopping.wait(PERIOD_SECONDS)
 
     def once(self, *, clean: bool) -> None:
-        """One turn; raises OSError or Refusal (the API server does not answer) with the rest left to the next one."""
+        """One turn; raises OSError, or Refusal (the API server does not answer).
+
+        After an error, the rest is left to the next turn.
+        """
         usages = {}
         for entry in self._sandboxes.entries():
             found = _read(entry)
@@ -117,7 +120,7 @@ class Sweep:
                 log.debug("cannot measure the overhead of contexts: %s", error)
             self._watch.once(usages, _read)
         synced = self._pods.synced
-        if synced:  # before, what pods hold is not known
+        if synced:  # before that, the agent does not know what pods hold
             self._lending.settle()
         self._exporter.show(self._picture(usages, asks), whole=synced, fresh=asks)
         if not self._pods.synced:
@@ -126,7 +129,7 @@ class Sweep:
         dead = self._dead(entries)
         if dead:
             if not all(self._pods.told_gone(entry.pod_uid) for entry in dead):
-                self._pods.refresh(certain=True)  # a pod that has come meanwhile is known afterwards
+                self._pods.refresh(certain=True)  # after this, a pod that came meanwhile is known
             for entry in self._dead(dead):
                 self._sandboxes.remove(entry)
         if dead or clean:
@@ -135,7 +138,7 @@ class Sweep:
             self._remove_libraries()
 
     def _dead(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Those whose pods are gone and of which no process lives."""
+        """The folders whose pods are gone and of which no process lives."""
         left = {(one.pod_uid, one.container): one for one in entries if self._pods.get(one.pod_uid) is None}
         survivors = self._sandboxes.survivors(left.keys())
         return [entry for key, entry in left.items() if key not in survivors]
@@ -187,13 +190,16 @@ class Sweep:
         )
 
     def _remove_specs(self) -> None:
-        """A spec goes with the folder that it mounts."""
+        """Removes each spec whose folder is gone."""
         for file, mounted in cdi.sources(self._places.cdi):
             if not any(source.name == "limits" and source.exists() for source in mounted):
                 file.unlink(missing_ok=True)
 
     def _remove_libraries(self) -> None:
-        """Those that nobody names now or named a look ago: an answer of the agent before may not be recorded yet."""
+        """Removes libraries that no answer or spec names at this look and the look before.
+
+        One look is not enough: an answer of the previous agent may not be recorded yet.
+        """
         try:
             named = self._identity.sources()
         except (OSError, CheckpointError) as error:

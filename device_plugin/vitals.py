@@ -1,4 +1,4 @@
-"""How a card is: what NVML tells that bears on whether it can be used. Knows NVML.
+"""The state of a card: the facts from NVML that decide whether the card can be used. Knows NVML.
 
 Sources: nvml.h; NVIDIA's "GPU Memory Error Management" for what a failed row remapping means (replace the card).
 """
@@ -9,16 +9,17 @@ from typing import Any, Final
 import msgspec
 import pynvml
 
-#: The card itself is gone or needs a reset: asking again at once is of no use
+#: The card is gone or needs a reset: asking again at once does not help
 LOST: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_NOT_FOUND})
-HOT_SECONDS: Final = 30.0  #: above the temperature of slowdown for so long: its time is worth much less than it says
+#: a card that is hotter than its slowdown temperature for this long delivers much less than its GPU time promises
+HOT_SECONDS: Final = 30.0
 
 
 class Vitals(msgspec.Struct, frozen=True):
-    """None: this card or driver does not tell."""
+    """None: this card or driver does not report the value."""
 
     temperature: int | None = None  #: °C
-    slowdown: int | None = None  #: °C from which on the hardware slows itself down
+    slowdown: int | None = None  #: °C above which the hardware slows itself down
     uncorrected: int | None = None  #: memory errors that ECC could not correct, since the driver was loaded
     remapping_failed: bool = False  #: a bad row of memory could not be replaced by a spare one
     partitioned: bool = False  #: MIG mode has been switched on
@@ -44,14 +45,14 @@ def read(uuid: str) -> Vitals:
 
 
 class Judge:
-    """What a card's vitals say about it; remembers the ones before. Pure."""
+    """Judges a card by its vitals; remembers the earlier vitals. Pure."""
 
     def __init__(self) -> None:
         self._uncorrected: dict[str, int] = {}
         self._hot_since: dict[str, float] = {}
 
     def trouble(self, uuid: str, seen: Vitals, now: float) -> str:
-        """Why the card should take no pods; empty: nothing speaks against it. `now`: seconds, monotonic."""
+        """Why the card should accept no pods; empty: there is no reason. `now`: seconds, monotonic."""
         before = self._uncorrected.get(uuid, seen.uncorrected)
         if seen.uncorrected is not None:
             self._uncorrected[uuid] = seen.uncorrected
@@ -71,7 +72,7 @@ class Judge:
 
 
 def _ask(question: Callable[..., Any], *arguments: Any) -> Any:
-    """The answer of an optional query; None where it has none. Raises NVMLError when the card is lost."""
+    """The answer of an optional query; None where NVML has no answer. Raises NVMLError when the card is lost."""
     try:
         return question(*arguments)
     except pynvml.NVMLError as error:

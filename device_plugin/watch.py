@@ -1,4 +1,4 @@
-"""Once a turn: who really uses the cards, and what follows from it."""
+"""Once a turn: finds which processes really use the cards, and acts on it."""
 
 import logging
 import time
@@ -37,12 +37,14 @@ class Watch:
         end_bypass: bool = False,
         bypass: Bypass | None = None,
     ) -> None:
-        """`evict`: the pod is also evicted, not only reported, when a container has more of a card than it was charged,
-        or keeps what it has to give back. `end_bypass`: the same when a process of a container uses a card without the
-        library (`bypass` finds such processes).
+        """`evict`: a pod is evicted, not only reported, when a container has more of a card than it was charged, or
+        keeps what it has to give back.
 
-        `look` tells the processes on all cards, `who` more about one of them, `strangers` the pods (UIDs) that another
-        version has started, and what is counted for them, by card.
+        `end_bypass`: the same when a process of a container uses a card without the library (`bypass` finds such
+        processes).
+
+        `look` returns the processes on all cards, `who` returns more about one process. `strangers` returns the pods
+        (UIDs) that another version has started, and what is counted for each pod, by card.
         """
         self._cards = cards
         self._pods = pods
@@ -58,18 +60,19 @@ class Watch:
         self._others: Mapping[str, Mapping[int, int]] = {}
         self._strange: Mapping[str, Mapping[str, int]] = {}  # card → pod uid → bytes
         self._counted: Mapping[str, Mapping[str, Held]] = {}  # pod uid → card → what it holds
-        self._charged: Mapping[tuple[str, str], int] = {}  # pod uid and card → guarantees (MiB) of its other containers
+        # (pod uid, card) → guarantees (MiB) of the pod's other containers
+        self._charged: Mapping[tuple[str, str], int] = {}
         self._looks = 0
 
     def once(self, regions: Regions, read: Callable[[Entry], Region | None]) -> None:
-        """`read`: a region of a container once more, None: it is not whole."""
+        """One turn; `read` reads the region of a container once more, None: the region is not whole."""
         try:
             observed = self._look()
         except (InventoryError, pynvml.NVMLError) as error:
             log.debug("cannot read which processes use the cards: %s", error)
             return
         self._looks += 1
-        # What was allocated meanwhile is charged meanwhile.
+        # Read again: what a container allocated while NVML answered was charged in that time.
         again = {entry: found for entry in regions if (found := read(entry)) is not None}
         regions = larger(regions, again)
         counted = self._strangers()
@@ -89,7 +92,7 @@ class Watch:
         self._debit(regions)
 
     def _debit(self, regions: Regions) -> None:
-        """Charges the GPU time that containers used and were not charged for."""
+        """Charges the GPU time that containers used without being charged for it."""
         for (entry, card), seconds in self._backstop.debits.items():
             for place, piece in enumerate(regions[entry][0]):
                 if piece.uuid != card:
@@ -97,7 +100,7 @@ class Watch:
                 try:
                     with native.Region.open(entry.path, writable=True) as region:
                         region.debit(place, round(seconds * 1e9))
-                except OSError as error:  # found missing again at the next turn
+                except OSError as error:  # the next turn finds the time missing again
                     log.debug("cannot charge %s for GPU time that NVML counts: %s", entry.path, error)
                     continue
                 self._backstop.debited((entry, card))
@@ -105,7 +108,7 @@ class Watch:
 
     @property
     def knows(self) -> bool:
-        """Processes that are no containers of ours would have been seen often enough by now to be told."""
+        """Whether the watch has run long enough to report processes outside our containers."""
         return self._looks >= TURNS
 
     def of(self, entry: Entry, card: str) -> tuple[int, float]:
@@ -113,11 +116,11 @@ class Watch:
         return self._backstop.untracked.get((entry, card), 0), self._backstop.observed.get((entry, card), 0.0)
 
     def absent(self, entry: Entry, card: str) -> int:
-        """Bytes that a container says it has of a card, and has not, as NVML counts for a while now."""
+        """Bytes of a card that a container's charges claim, but that NVML has not counted for a while now."""
         return self._backstop.absent.get((entry, card), 0)
 
     def keeps(self, entry: Entry, sentence: str, *, again: bool) -> None:
-        """A container has what is not its own and does not give it back. In any thread."""
+        """Reports a container that does not give back what is not its own. Callable in any thread."""
         pod = self._pods.get(entry.pod_uid)
         if not again:
             log.warning("%s: %s", entry.pod_uid, sentence)
@@ -127,17 +130,18 @@ class Watch:
                 self._consequences.evict(pod, sentence)
 
     def foreign(self, card: str) -> tuple[int, ...]:
-        """Bytes of each process on the card that is no container of ours."""
+        """Bytes of each process on the card that belongs to no container of ours."""
         return tuple(self._others.get(card, {}).values())
 
     def uncounted(self, card: str) -> int:
-        """Bytes of the card that are nobody's guarantee and cannot be taken back."""
+        """Bytes of the card that no container is guaranteed and that cannot be taken back."""
         return sum(self.foreign(card)) + self.beyond(card)
 
     def beyond(self, card: str) -> int:
-        """Bytes of the card that containers of another version have beyond what they are guaranteed.
+        """Bytes of the card that containers of another version have beyond their guarantees.
 
-        Where memory was scaled before without host memory behind it, they allocated all of it on the card.
+        Where an earlier version scaled memory without host memory behind it, such containers allocated all of it on the
+        card.
         """
         more = 0
         for uid, size in self._strange.get(card, {}).items():
@@ -170,7 +174,7 @@ class Watch:
 
 
 def _guaranteed(regions: Regions) -> dict[tuple[str, str], int]:
-    """Pod uid and card → MiB that its containers of this version are guaranteed."""
+    """(pod uid, card) → MiB that the pod's containers of this version are guaranteed."""
     found: dict[tuple[str, str], int] = {}
     for entry, (slices, _) in regions.items():
         for piece in slices:

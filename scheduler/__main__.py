@@ -34,12 +34,12 @@ log = logging.getLogger("scheduler")
 BIND_THREADS: Final = 64  #: each bind waits for the API server; kube-scheduler binds many pods at once
 REVIEW_THREADS: Final = 16
 HEALTH_THREADS: Final = 4  #: one of the checks asks the kube-scheduler, which may take seconds
-SWITCH_SECONDS: Final = 0.0005  #: a thread that decodes a list gives way to the verbs ten times as often as by default
+SWITCH_SECONDS: Final = 0.0005  #: a thread that decodes a list yields to the verbs ten times as often as by default
 NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 def own_namespace() -> str:
-    """Where this pod runs; kube-system outside a pod."""
+    """The namespace of this pod; kube-system outside a pod."""
     try:
         return NAMESPACE_FILE.read_text().strip() or "kube-system"
     except OSError:
@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> None:
         wake.set()
 
     sys.setswitchinterval(SWITCH_SECONDS)
-    gc.freeze()  # the garbage collector stops all threads: it need not look at the modules again and again
+    gc.freeze()  # the garbage collector stops all threads: it must not scan the modules again and again
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     client = KubeClient.connect(args.kubeconfig)
@@ -154,7 +154,7 @@ def run(args: argparse.Namespace) -> None:
     certificates = Certificates(
         client, args.tls_secret, None if args.foreign_certificate else args.webhook_config, on_ready=wake.set
     )
-    # Without a Lease nobody else binds: the first call waits for what earlier processes did, the others pass.
+    # Without a Lease there is no other replica: the first call waits for what earlier processes did, the others pass.
     if args.lease:
         fence = Fence(feed.catch_up, term_in(client, *args.lease), own=held_here)
     else:
@@ -168,7 +168,7 @@ def run(args: argparse.Namespace) -> None:
     listeners: list[Listener] = []
 
     def missing() -> str:
-        """Why this replica should get no reviews yet; empty: it should."""
+        """Why this replica should get no reviews yet; empty: it should get them."""
         if not served.is_set():
             return "the webhook has no certificate yet"
         return "" if feed.ready else NOT_READY
@@ -183,7 +183,7 @@ def run(args: argparse.Namespace) -> None:
         feed.start(fence.leads)
         moves.start()
         certificates.start()
-        wake.wait()  # for the first certificate
+        wake.wait()  # waits for the first certificate
         if not stopping.is_set():
             service = service_app(admission, lambda: feed.ready)
             port = args.webhook_port
@@ -198,7 +198,8 @@ def run(args: argparse.Namespace) -> None:
             served.set()
         stopping.wait()
     finally:
-        # Allocations are records in the API server: there is nothing to save, and a request cut off is retried.
+        # Allocations are records in the API server: there is nothing to save, and clients retry a request that is cut
+        # off.
         for listener in listeners:
             listener.stop()
 
@@ -211,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.getLogger("urllib3").setLevel(logging.ERROR)
     try:
         run(args)
-    except (ValueError, OSError) as error:  # ConfigError is a ValueError
+    except (ValueError, OSError) as error:  # includes ConfigError
         sys.exit(f"vgpu-scheduler: {error}")
     # Threads that wait for the API server end with the process.
     sys.stderr.flush()

@@ -1,7 +1,8 @@
-"""Which nodes' agents can start pods now: by what they say on their nodes, and by what the kubelet says of their pods.
+"""Knows which nodes' agents can start pods now.
 
-An agent that is killed says nothing any more. The kubelet reports within a second or two that its container has ended;
-a connection to it (`contact`) tells that at once.
+The facts are the agents' marks on the nodes, and the kubelet's status of the agents' pods. A killed agent writes
+nothing any more. The kubelet reports within a second or two that the agent's container has ended; a connection to the
+agent (`contact`) shows it at once.
 """
 
 import threading
@@ -62,8 +63,8 @@ class AgentPod(msgspec.Struct, frozen=True):
 def obstacle(pod: AgentPod, since: datetime | None) -> str:
     """Why this pod's agent can start no pods; empty: it can. `since`: when the agent of the node began to serve.
 
-    What it said before its container started was said by the one before it. Both times are of the node's own clock;
-    where that was set back, the kubelet's word that the container is ready does.
+    A mark from before the start of the agent's container was written by the previous agent. Both times are of the
+    node's own clock. Where that clock was set back, the kubelet's report that the container is ready decides.
     """
     if pod.metadata.deletionTimestamp is not None:
         return DELETED
@@ -77,16 +78,19 @@ def obstacle(pod: AgentPod, since: datetime | None) -> str:
 
 
 class Agents:
-    """Keeps `tell(node, why it takes no pods)` up to date. Thread-safe."""
+    """Keeps `tell(node, reason why the node accepts no pods)` up to date. Thread-safe."""
 
     def __init__(self, tell: Callable[[str, str], None], *, followed: bool, port: int) -> None:
-        """`followed`: pods of agents are reported here; else only the agents' own marks count. `port`: of agents."""
+        """`followed`: pods of agents are reported here; else only the agents' own marks count.
+
+        `port`: of the agents.
+        """
         self._lock = threading.Lock()
         self._tell = tell
         self._followed = followed
         self._marks: dict[str, AgentMark] = {}  # of nodes with cards
-        self._pods: dict[str, dict[str, AgentPod]] = {}  # node → uid
-        self._nodes: dict[str, str] = {}  # uid → node, of those that are connected
+        self._pods: dict[str, dict[str, AgentPod]] = {}  # node → uid → the agent's pod
+        self._nodes: dict[str, str] = {}  # uid → node, for agents with a connection
         self._contact = Contact(port, self._contact_changed)
 
     def start(self) -> None:
@@ -97,7 +101,7 @@ class Agents:
         self._contact.stop()
 
     def mark(self, node: str, mark: AgentMark | None) -> None:
-        """What the agent of a node says; None: the node has no cards, or is gone."""
+        """Takes over the mark of a node's agent; None: the node has no cards, or is gone."""
         with self._lock:
             if mark == self._marks.get(node):
                 return
@@ -156,6 +160,6 @@ class Agents:
 
 
 def _order(why: str) -> int:
-    """Of several pods, who is nearest to serving tells."""
+    """Order of reasons: of several agent pods, the pod nearest to serving gives the reason."""
     order = (STARTING, ENDED, DELETED)
     return order.index(why) + 1 if why in order else 0

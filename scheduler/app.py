@@ -1,4 +1,7 @@
-"""The two Flask apps: verbs for the kube-scheduler of the same pod, and what the Service shows to the cluster."""
+"""The two Flask apps.
+
+One has the verbs for the kube-scheduler in the same pod, the other the paths that the Service offers the cluster.
+"""
 
 import logging
 from collections.abc import Callable
@@ -25,7 +28,8 @@ from scheduler.wire import (
 log = logging.getLogger(__name__)
 
 MAX_VERB_BODY: Final = 16 * 2**20  #: bytes; 5,000 node names are 100 kB, 5,000 whole nodes can be 15 MiB
-MAX_REVIEW_BODY: Final = 3 * 2**20  #: bytes; the API server takes objects of up to 1.5 MiB, a review may carry two
+#: bytes; the API server accepts objects of up to 1.5 MiB, and a review may contain two
+MAX_REVIEW_BODY: Final = 3 * 2**20
 NOT_READY: Final = "the scheduler has not read the cluster yet"
 
 
@@ -53,11 +57,11 @@ def _app(name: str) -> Flask:
 
 
 def extender_app(verbs: Verbs, binder: Binder, ready: Callable[[], bool], fence: Fence) -> Flask:
-    """kube-scheduler's extender v1: /filter, /prioritize, /bind. To be served on a loopback address only."""
+    """kube-scheduler's extender v1: /filter, /prioritize, /bind. Must be served on a loopback address only."""
     app = _app("extender")
 
     def obstacle() -> str:
-        """Why no verb can be answered now; empty when it can."""
+        """Why no verb can be answered now; empty: verbs can be answered."""
         if not ready():
             return NOT_READY
         try:
@@ -97,7 +101,7 @@ def extender_app(verbs: Verbs, binder: Binder, ready: Callable[[], bool], fence:
 
 
 def service_app(admission: Admission, ready: Callable[[], bool]) -> Flask:
-    """/webhook for the API server, /healthz and /readyz for the kubelet. To be served over TLS only."""
+    """/webhook for the API server, /healthz and /readyz for the kubelet. Must be served over TLS only."""
     app = _app("service")
 
     @app.post("/webhook")

@@ -1,4 +1,4 @@
-"""The bind verb: chooses the cards under the lock, then tells the API server in one request."""
+"""The bind verb: chooses the cards under the lock, then sends the bind to the API server in one request."""
 
 import logging
 import threading
@@ -24,8 +24,9 @@ from vgpu.resources import PodRequest, RequestError, Rules
 
 log = logging.getLogger(__name__)
 
-CHOICES: Final = 3  #: of cards, each in a state that was caught up with during the one before
-CHOICE_SECONDS: Final = 0.2  #: for one choice: others wait for the lock; what filter has found is found again at once
+CHOICES: Final = 3  #: number of choices; before each further one, the state has caught up
+#: seconds for one choice: other binds wait for the lock, and what filter has found is found again at once
+CHOICE_SECONDS: Final = 0.2
 SETTLE_ATTEMPTS: Final = 5  #: reads of a pod whose bind had no answer
 SETTLE_PAUSE: Final = 0.2  #: seconds before the second read; doubled for each further one
 
@@ -40,7 +41,10 @@ class Binder:
     def __init__(
         self, client: KubeClient, state: ClusterState, rules: Rules, recent: Recent, complete: Callable[[], int]
     ) -> None:
-        """`complete`: Fence.pass_, which tells whether the state is the same as it was, and may raise Behind."""
+        """`complete`: Fence.pass_.
+
+        Its number tells whether the state is the same as before; it may raise Behind.
+        """
         self._client = client
         self._state = state
         self._rules = rules
@@ -49,14 +53,16 @@ class Binder:
         self._stopping = threading.Event()
 
     def stop(self) -> None:
-        """Ends waiting for answers about binds whose outcome is unknown."""
+        """Ends the waiting for answers about binds with unknown result."""
         self._stopping.set()
 
     def bind(self, args: ExtenderBindingArgs) -> None:
-        """Puts the pod on the node, with its allocation in the same transaction; raises Refused when it is not there.
+        """Puts the pod on the node, with its allocation in the same transaction.
 
-        Does not assume to be the only one who binds: the API server decides, and a conflict is a refusal. Raises Behind
-        where another replica leads.
+        Raises Refused when the pod is not there.
+
+        Other programs may bind, too: the API server decides, and a conflict is a refusal. Raises Behind where another
+        replica leads.
         """
         request = self._request(args)
         record: str | None = None
@@ -89,9 +95,10 @@ class Binder:
             raise Refused(f"cannot place the pod: {error}") from None
 
     def _chosen(self, args: ExtenderBindingArgs, request: PodRequest) -> Allocation | None:
-        """The cards, chosen in a state that is complete still; None when the pod is on that node already.
+        """The cards, chosen in a state that is still complete; None when the pod is on that node already.
 
-        This thread may have been held up since it was let in, for so long that another replica has led meanwhile.
+        This thread may have been delayed since its call passed the fence, for so long that another replica has led
+        meanwhile.
         """
         for _ in range(CHOICES):
             before = self._complete()
@@ -111,7 +118,7 @@ class Binder:
         raise Refused(f"the cluster state changed {CHOICES} times while choosing cards; retrying")
 
     def _choose(self, args: ExtenderBindingArgs, request: PodRequest) -> Allocation:
-        """Chooses the cards and counts them at once, so that the next bind sees them taken."""
+        """Chooses the cards and counts them at once, so that the next bind sees them as taken."""
         with self._state.lock:
             if away := self._state.away(args.Node):
                 raise Refused(f"node {args.Node} takes no pods now: {away}")
@@ -127,13 +134,13 @@ class Binder:
         return found
 
     def _failed(self, args: ExtenderBindingArgs, record: str | None, error: ApiError) -> None:
-        """Returns when the bind took effect nevertheless, else raises Refused."""
+        """Returns when the bind took effect in spite of the error, else raises Refused."""
         unknown = isinstance(error, Unreachable) or error.status >= 500
         if not unknown and error.status != 409:
             self._state.retract(args.PodUID)
             raise Refused(str(error)) from None
         pod = self._read(args, SETTLE_ATTEMPTS if unknown else 1)
-        if pod is None:  # the next comparison with the API server settles it; until then the slices stay counted
+        if pod is None:  # the next comparison with the API server settles the bind; until then the slices stay counted
             raise Refused(f"cannot find out whether the pod is bound: {error}") from None
         if pod.metadata.uid == args.PodUID and pod.spec.nodeName:
             holding = holding_of(pod)

@@ -1,4 +1,7 @@
-"""The webhook's certificate: kept in a Secret that all replicas share, trusted by caBundle, renewed without restart."""
+"""The webhook's certificate.
+
+It is stored in a Secret that all replicas share, trusted by caBundle, and renewed without a restart.
+"""
 
 import base64
 import binascii
@@ -55,7 +58,10 @@ class _Secret(msgspec.Struct, frozen=True):
 
 
 def hosts_of(configuration: _Configuration) -> frozenset[str]:
-    """Names under which the API server calls the webhooks. Source: admissionregistration/v1 WebhookClientConfig."""
+    """Names under which the API server calls the webhooks.
+
+    Source: admissionregistration/v1 WebhookClientConfig.
+    """
     hosts = set(LOCAL_HOSTS)
     for hook in configuration.webhooks or ():
         service, url = hook.clientConfig.service, hook.clientConfig.url
@@ -67,7 +73,7 @@ def hosts_of(configuration: _Configuration) -> frozenset[str]:
 
 
 def _material(secret: _Secret) -> Material | None:
-    """None when the Secret does not hold all of it."""
+    """The material in the Secret; None when a part is missing."""
     data = secret.data or {}
     try:
         parts = {field: base64.b64decode(data[file], validate=True).decode() for field, file in FILES.items()}
@@ -79,8 +85,8 @@ def _material(secret: _Secret) -> Material | None:
 class Certificates:
     """Keeps the TLS context, the Secret and the caBundle in step.
 
-    Without a `configuration`, Secret and caBundle are somebody else's: only read, and followed when they change.
-    `context` has a certificate once `on_ready` has been called, which happens once, in another thread.
+    Without a `configuration`, another program owns Secret and caBundle: the scheduler only reads them, and follows
+    their changes. `context` has a certificate once `on_ready` has been called; this happens once, in another thread.
     """
 
     def __init__(
@@ -92,11 +98,11 @@ class Certificates:
         self._secrets = f"/api/v1/namespaces/{self._namespace}/secrets"
         self._hooks = f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{configuration}"
         self._own = configuration is not None
-        self._seen: Material | None = None  #: by the last look
+        self._seen: Material | None = None  #: material at the last look
         self._loaded: tuple[str, str] | None = None  #: certificate and key
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="certificates", daemon=True)
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  #: for new connections; another one after a renewal
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  #: for new connections; replaced after a renewal
 
     def start(self) -> None:
         self._thread.start()
@@ -122,7 +128,7 @@ class Certificates:
                 self._on_ready()
 
     def step(self) -> None:
-        """Brings everything up to date once; raises ApiError where the API server does not let it."""
+        """Brings Secret, caBundle and context up to date once; raises ApiError where the API server refuses."""
         if not self._own:
             self._load(*self._foreign())
             return
@@ -134,9 +140,10 @@ class Certificates:
                 raise
             configuration, missing = _Configuration(), error
         material = self._shared(hosts_of(configuration))
-        # Trust first: a certificate that the API server does not trust yet would fail its calls.
+        # Trust first: calls of the API server would fail with a certificate that it does not trust yet.
         self._publish(configuration, material)
-        # The API server hears of a new authority a moment later: who serves already goes on with what is trusted.
+        # The API server learns of a new authority a moment later: a running server goes on with the trusted
+        # certificate.
         if self._loaded is None or material == self._seen:
             self._load(material.certificate, material.key)
         self._seen = material
@@ -144,7 +151,7 @@ class Certificates:
             raise missing
 
     def _foreign(self) -> tuple[str, str]:
-        """Certificate and key as the Secret holds them; source: type kubernetes.io/tls."""
+        """Certificate and key from a Secret that another program owns; source: type kubernetes.io/tls."""
         secret = msgspec.json.decode(self._client.get(f"{self._secrets}/{self._name}"), type=_Secret)
         data = secret.data or {}
         try:
@@ -156,7 +163,7 @@ class Certificates:
         return parts[0], parts[1]
 
     def _shared(self, hosts: frozenset[str]) -> Material:
-        """What the Secret holds, renewed where it is due; several replicas agree by the Secret's resourceVersion."""
+        """The Secret's material, renewed where that is due; several replicas agree by the Secret's resourceVersion."""
         while True:
             try:
                 secret = msgspec.json.decode(self._client.get(f"{self._secrets}/{self._name}"), type=_Secret)
@@ -173,7 +180,7 @@ class Certificates:
             except ApiError as error:
                 if error.status != 409:
                     raise
-                continue  # another replica was faster: take its one
+                continue  # another replica was faster: use its material
             log.info("created a webhook certificate for %s", ", ".join(sorted(hosts)))
             return material
 
@@ -201,14 +208,17 @@ class Certificates:
             log.info("wrote the caBundle of %s", self._hooks.rsplit("/", 1)[-1])
 
     def _load(self, certificate: str, key: str) -> None:
-        """OpenSSL reads keys from files only: one that nobody else can read, gone at once."""
+        """Loads the pair into a new context.
+
+        OpenSSL reads keys only from files: so the key goes into a private file that is deleted at once.
+        """
         if (certificate, key) == self._loaded:
             return
         with tempfile.TemporaryDirectory(prefix="vgpu-tls-") as directory:
             chain = Path(directory) / "tls.pem"
             with os.fdopen(os.open(chain, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(f"{certificate}\n{key}")
-            # Not into the live context, which has the certificate of one and the key of the other for a moment.
+            # Not into the live context: for a moment it would have the new certificate and the old key.
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             try:

@@ -1,10 +1,10 @@
-"""What the scheduler knows: every node's cards and what pods hold on them, as arrays that events keep up to date.
+"""The scheduler's state: every node's cards, and what pods hold on them, as arrays that events keep up to date.
 
-Thread-safe: one lock, held for moments only. Nothing here talks to the API server; nothing loops over pods but a change
-of a node's cards (over the pods of that node).
+Thread-safe: one lock, held only for moments. Nothing here talks to the API server. Nothing loops over pods, except a
+change of a node's cards (over the pods of that node).
 
-What there is one of for each pod or card (`gc=False`, tuples) is nothing that Python's garbage collector follows: it
-stops all threads, and with 40,000 pods it would do so for a fifth of a second. None of it can form a cycle.
+Python's garbage collector must not follow objects that exist once per pod or card (`gc=False`, tuples). The collector
+stops all threads, and with 40,000 pods it would do so for a fifth of a second. None of these objects can form a cycle.
 """
 
 import threading
@@ -26,8 +26,8 @@ from vgpu.placement.cards import SLOTS, Cards, CardState, Ints, figures, nothing
 from vgpu.placement.selection import by_model, by_uuid
 from vgpu.resources import CardSelector, GpuRequest
 
-#: Seconds for which an allocation that the API server has not confirmed is kept whatever a list says: longer than a
-#: request may be on its way there (the API server's own limit is 60 s).
+#: Seconds for which an allocation that the API server has not confirmed is kept, even against a list. Longer than a
+#: request may take on its way to the API server (the API server's own limit is 60 s).
 DOUBT_SECONDS: Final = 90.0
 
 #: Fields of Cards that are arrays
@@ -35,24 +35,24 @@ _COPIED: Final = ("present", "healthy", "cordoned", "memory", "physical", "cores
 
 
 class Claim(msgspec.Struct, frozen=True, gc=False):
-    """A pod whose ids are on other cards than its slices: its agent asks to move them."""
+    """A pod whose ids are on other cards than its slices: its agent asks to move the slices."""
 
     namespace: str
     name: str
     version: str  #: resourceVersion of the pod
     record: Allocation
-    now: Mapping[str, Held]  #: what the record gives it now, by card UUID
-    then: Mapping[str, Held]  #: and after the move
+    now: Mapping[str, Held]  #: what the record gives the pod now, by card UUID
+    then: Mapping[str, Held]  #: what the record gives the pod after the move
 
 
 class Holding(msgspec.Struct, frozen=True, gc=False):
     """What one pod holds on the cards of its node."""
 
     node: str
-    held: Mapping[str, Held]  #: by card UUID; of a pod that moves, where it is and where it goes
+    held: Mapping[str, Held]  #: by card UUID; for a pod that moves: the old and the new cards
     doubtful_until: float = 0.0  #: monotonic seconds; 0: the API server has confirmed it
     claim: Claim | None = None
-    version: int = 0  #: resourceVersion of the pod that says so; 0: not known
+    version: int = 0  #: resourceVersion of the pod with this holding; 0: not known
 
     @property
     def confirmed(self) -> bool:
@@ -74,9 +74,9 @@ class View:
 
     cards: Cards
     usage: Ints
-    left: room.Small  #: the same as room
+    left: room.Small  #: the same in the form of `room`
     kinds: Ints  #: nodes of one kind have equal cards, apart from their UUIDs, in an equal state
-    away: Mapping[str, str]  #: nodes that take no pods now → why; shared, not copied
+    away: Mapping[str, str]  #: nodes that accept no pods now → reason; shared, not copied
     row_of: Mapping[str, int]
 
     def rows(self, nodes: Sequence[str]) -> Ints:
@@ -84,38 +84,38 @@ class View:
         return rows_of(self.row_of, nodes)
 
     def copy(self) -> "View":
-        """The same, to be read without the lock; its cards are not found by UUID."""
+        """A copy that can be read without the lock; it cannot find cards by UUID."""
         left, away = self.left.copy(), dict(self.away)
         return View(self.cards.copy(), self.usage.copy(order="K"), left, self.kinds.copy(), away, self.row_of)
 
 
 def rows_of(row_of: Mapping[str, int], nodes: Sequence[str]) -> Ints:
-    """The row of each node, -1 where it has no cards. Takes most of the time of a filter: do it without the lock."""
+    """The row of each node, -1 where it has no cards. Takes most of the time of a filter: call it without the lock."""
     return np.fromiter(map(row_of.get, nodes, repeat(-1)), dtype=np.int64, count=len(nodes))
 
 
 class ClusterState:
-    """All methods take the lock themselves; callers that need several steps at once hold `lock` around them."""
+    """All methods take the lock themselves; callers that need several steps in one hold `lock` around them."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._cards = Cards.empty(0, 0)
         self._usage: Ints = nothing_held(0, 0)
         self._left = room.nothing(0, 0)
-        self._stale: set[int] = set()  # rows whose room is to be computed anew
+        self._stale: set[int] = set()  # rows whose room must be computed again
         self._kinds: Ints = np.zeros(0, dtype=np.int64)
         self._kind_of: dict[tuple[object, ...], int] = {}
         self._places: dict[str, tuple[tuple[int, ...], ...]] = {}
         self._nodes: dict[str, _Node] = {}
         self._names: list[str] = []  # by row
-        self._row_of: dict[str, int] = {}  # made of `_names` when it is asked for
-        self._renamed = False  # since then
+        self._row_of: dict[str, int] = {}  # made from `_names` on demand
+        self._renamed = False  # whether `_names` has changed since `_row_of` was made
         self._away: dict[str, str] = {}  # node → why its agent can start no pods
         self._holdings: dict[str, Holding] = {}  # by pod uid
         self._on_node: dict[str, set[str]] = {}  # pod uids
-        self._contexts: Counter[int] = Counter()  # cards by the bytes of a CUDA context, where that is known
-        self.claimed = threading.Event()  #: a pod asks for a move; cleared by who makes it
-        self._claims: dict[str, str] = {}  # pod uid → node, of pods that ask for a move
+        self._contexts: Counter[int] = Counter()  # bytes of a CUDA context → number of cards, where that is known
+        self.claimed = threading.Event()  #: a pod asks for a move; the thread that makes the moves clears it
+        self._claims: dict[str, str] = {}  # pod uid → node, for pods that ask for a move
         self._news = threading.Condition(self.lock)
         self._sequence = 0
         self._changed: dict[str, int] = {}  # pod uid or node name → sequence of the last change, until reconciled
@@ -123,7 +123,7 @@ class ClusterState:
     # Nodes
 
     def set_node(self, name: str, inventory: Inventory, cordoned: frozenset[str] = frozenset()) -> None:
-        """Adds a node or takes over its new inventory; a node without cards is removed."""
+        """Adds a node or takes over its new inventory; removes a node without cards."""
         devices = tuple(sorted(inventory.devices, key=lambda gpu: gpu.index))
         if not devices:
             self.remove_node(name)
@@ -146,7 +146,7 @@ class ClusterState:
             self._recount(name, node)
 
     def remove_node(self, name: str) -> None:
-        """Forgets a node's cards. What its pods hold is kept: the node may come back before they are gone."""
+        """Forgets a node's cards, but not what its pods hold: the node may come back before the pods are gone."""
         with self.lock:
             self._touch(name)
             node = self._nodes.pop(name, None)
@@ -155,7 +155,7 @@ class ClusterState:
             self._unplace(node)
             self._renamed = True
             last = self._names.pop()
-            if last != name:  # rows stay dense: the last one moves into the gap
+            if last != name:  # rows stay dense: the last row moves into the gap
                 moved = self._nodes[last]
                 self._unplace(moved)
                 moved.row = node.row
@@ -164,7 +164,7 @@ class ClusterState:
                 self._recount(last, moved)
 
     def set_away(self, name: str, why: str) -> None:
-        """A node takes no pods for this reason (a part of a sentence); empty: it does."""
+        """The node accepts no pods for this reason (a part of a sentence); empty: it accepts pods."""
         with self.lock:
             if self._away.get(name, "") == why:
                 return
@@ -175,7 +175,7 @@ class ClusterState:
             self._tell_news()
 
     def away(self, name: str) -> str:
-        """Why a node takes no pods now; empty: it does."""
+        """Why a node accepts no pods now; empty: it accepts pods."""
         with self.lock:
             return self._away.get(name, "")
 
@@ -241,7 +241,7 @@ class ClusterState:
     # Pods
 
     def hold(self, uid: str, holding: Holding) -> None:
-        """Records what a pod holds, in place of what it held before; not where something later is known already."""
+        """Replaces what a pod is recorded to hold; does nothing where something newer is known already."""
         with self.lock:
             known = self._holdings.get(uid)
             if known is not None and known.confirmed and 0 < holding.version < known.version:
@@ -262,7 +262,7 @@ class ClusterState:
             self._count(holding, 1)
 
     def release(self, uid: str) -> None:
-        """The pod holds nothing any more."""
+        """Records that the pod holds nothing any more."""
         with self.lock:
             self._touch(uid)
             known = self._holdings.get(uid)
@@ -271,7 +271,7 @@ class ClusterState:
                 self._claims.pop(uid, None)
 
     def retract(self, uid: str) -> None:
-        """Takes back what was recorded for a bind that did not happen, unless it turned out that it did."""
+        """Takes back the record of a bind that did not happen, unless the API server has confirmed the bind."""
         with self.lock:
             known = self._holdings.get(uid)
             if known is not None and not known.confirmed:
@@ -312,8 +312,8 @@ class ClusterState:
     def row_of(self) -> Mapping[str, int]:
         """The rows of the nodes, as in `view` until a node comes or goes.
 
-        Its names and numbers are made one after the other, so that they lie close together. Names that lie where each
-        node's data was decoded take a filter of 5,000 nodes 2.4 ms instead of 0.9: each is in a page of its own.
+        Names and numbers are made one after the other, so that they are close together in memory. With each name in the
+        page where its node's data was decoded, a filter of 5,000 nodes would take 2.4 ms instead of 0.9.
         """
         with self.lock:
             if self._renamed:
@@ -362,7 +362,7 @@ class ClusterState:
         return None if holding is None or holding.confirmed else holding
 
     def smallest_ask(self, request: GpuRequest, selector: CardSelector) -> int | None:
-        """MiB that the request means on the smallest card that the pod accepts, None when the cluster has none."""
+        """MiB that the request means on the smallest card that the pod accepts, None when there is no such card."""
         with self.lock:
             cards = self.view().cards
             accepted = cards.present
@@ -383,7 +383,7 @@ class ClusterState:
             return frozenset(cards.models[at] for at in np.unique(cards.model[cards.present]).tolist())
 
     def known(self, uuids: Iterable[str]) -> frozenset[str]:
-        """Those of the UUIDs that cards have."""
+        """Those of the UUIDs that belong to known cards."""
         with self.lock:
             places = self.view().cards.places
             return frozenset(uuid for uuid in uuids if places.get(uuid))
@@ -404,28 +404,28 @@ class ClusterState:
         self._news.notify_all()
 
     def mark(self) -> int:
-        """A moment; `differences` and `stale_nodes` leave alone whatever changed after it."""
+        """A mark of this moment; `differences` and `stale_nodes` ignore what changed after it."""
         with self.lock:
             return self._sequence
 
     def news(self, mark: int, seconds: float) -> bool:
-        """Waits until something has changed after `mark`, for `seconds` at most; whether it has."""
+        """Waits until something has changed after `mark`, for `seconds` at most; returns whether it has."""
         with self._news:
             return self._news.wait_for(lambda: self._sequence > mark, seconds)
 
     def settled(self, mark: int) -> None:
-        """Forgets when things changed up to `mark`: the comparison of that moment is over."""
+        """Forgets the times of changes up to `mark`: the comparison of that moment is over."""
         with self.lock:
             self._changed = {key: at for key, at in self._changed.items() if at > mark}
 
     def differences(self, expected: Mapping[str, Holding], mark: int) -> dict[str, Holding | None]:
-        """Pods whose holding is not the expected one (None: they hold nothing), of those unchanged since `mark`."""
+        """Pods unchanged since `mark` whose holding differs from the expected one (None: they hold nothing)."""
         with self.lock:
             known = self._holdings.keys() - expected.keys()
         return self.differing({**dict.fromkeys(known), **expected}, mark)
 
     def differing(self, expected: Mapping[str, Holding | None], mark: int) -> dict[str, Holding | None]:
-        """As `differences`, of these pods only; None: it holds nothing."""
+        """As `differences`, but only for the pods in `expected`; None: the pod holds nothing."""
         now = time.monotonic()
         with self.lock:
             holdings, changed = dict(self._holdings), dict(self._changed)
@@ -440,7 +440,7 @@ class ClusterState:
             return {uid: wanted for uid, wanted in found.items() if self._changed.get(uid, 0) == changed.get(uid, 0)}
 
     def pod_versions(self) -> dict[str, int]:
-        """Version of each pod that holds something, by uid; -1 of those whose bind is in doubt no longer."""
+        """Version of each pod that holds something, by uid; -1 where a bind has outlived its time of doubt."""
         with self.lock:
             known = dict(self._holdings)
         now = time.monotonic()
@@ -456,7 +456,7 @@ class ClusterState:
             return set(self._nodes)
 
     def repair(self, differences: Mapping[str, Holding | None]) -> int:
-        """Takes over what the API server says; returns the number of slices that had been wrong."""
+        """Takes over what the API server says; returns the number of slices that were wrong."""
         wrong = 0
         with self.lock:
             for uid, wanted in differences.items():
@@ -478,18 +478,18 @@ class ClusterState:
             return [name for name in self._nodes if name not in names and self._changed.get(name, 0) <= mark]
 
     def unchanged(self, name: str, mark: int) -> bool:
-        """Has this node not changed since `mark`?"""
+        """Whether this node has not changed since `mark`."""
         with self.lock:
             return self._changed.get(name, 0) <= mark
 
     def slices(self) -> int:
-        """Slices held on known cards."""
+        """Number of slices held on known cards."""
         with self.lock:
             return int(self._usage[SLOTS].sum())
 
 
 def _slices_between(before: Iterable[tuple[str, Held]], after: Iterable[tuple[str, Held]]) -> int:
-    """Slices that are in one of both and not in the other."""
+    """Number of slices that are in one of both and not in the other."""
     one, two = dict(before), dict(after)
     wrong = 0
     for uuid in one.keys() | two.keys():

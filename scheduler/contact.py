@@ -1,9 +1,9 @@
 """A connection to every agent: the kernel closes it in the moment in which an agent is killed.
 
-The kubelet reports that a container has ended after up to two seconds; pods that are bound meanwhile fail for good.
-Only what is certain counts here: a port that refuses where the agent has answered before, and the agent's own word that
-it does not serve. Slowness, time-outs and connections that something on the way closes are no proof: then what the
-kubelet and the node say decides alone.
+The kubelet reports the end of a container after up to two seconds; pods that are bound in this time fail for good. Only
+two signs are certain enough here: a port that refuses where the agent has answered before, and the agent's own answer
+that it does not serve. Slow answers, time-outs and closed connections are no proof. Then only the reports of the
+kubelet and the node decide.
 """
 
 import asyncio
@@ -22,24 +22,29 @@ log = logging.getLogger(__name__)
 KILLED: Final = "the node's agent has just ended and has not restarted yet"
 CONNECT_SECONDS: Final = 2.0
 ANSWER_SECONDS: Final = 5.0
-ASK_SECONDS: Final = 60.0  #: between two questions on one connection: the agent closes what is idle for longer
-SOON_SECONDS: Final = 0.05  #: between two looks at an agent that is on its way back, where few are
-SOON_LOOKS: Final = 200  #: a second, at all that are on their way back
-AGAIN_SECONDS: Final = 1.0  #: after a connection was lost and made again: what closes all of them is not chased
-LATER_SECONDS: Final = (0.2, 30.0)  #: between two tries to reach one that was not reached: at first, at most
-CERTAIN_SECONDS = 10.0  #: the kubelet has reported it by then; rules of a network may refuse, too
-TOGETHER: Final = 64  #: connections that are being made: the verbs have the processor meanwhile
-_TOLD: Final = 100  #: characters of what an agent says
+#: between two questions on one connection: the agent closes connections that are idle for longer
+ASK_SECONDS: Final = 60.0
+SOON_SECONDS: Final = 0.05  #: between two looks at an agent that is about to come back, where there are few such agents
+SOON_LOOKS: Final = 200  #: looks in a second, at all agents that are about to come back
+#: after a connection was opened again; a loss within this time may come from a network that closes all connections
+AGAIN_SECONDS: Final = 1.0
+LATER_SECONDS: Final = (0.2, 30.0)  #: between two tries to reach an unreachable agent: first pause, longest pause
+CERTAIN_SECONDS = 10.0  #: by then the kubelet has reported it; rules of a network may refuse connections, too
+TOGETHER: Final = 64  #: connections that are opened at the same time, so that the verbs get the processor meanwhile
+_TOLD: Final = 100  #: characters of an agent's answer that are kept
 
 
 class Contact:
-    """Follows agents by the uids of their pods; thread-safe, with one thread of its own for all of them."""
+    """Follows agents by the uids of their pods.
+
+    Thread-safe, with one thread of its own for all agents.
+    """
 
     def __init__(self, port: int, changed: Callable[[str], None]) -> None:
-        """`port`: where agents answer; `changed(uid)`: what `obstacle` says of it is another thing now."""
+        """`port`: where agents answer; `changed(uid)` is called when `obstacle` has another answer for this agent."""
         self.port = port
         self.changed = changed
-        self._lines: dict[str, _Line] = {}  # of the event loop
+        self._lines: dict[str, _Line] = {}  # used only by the event loop
         self._why: dict[str, str] = {}
         self._loop = asyncio.new_event_loop()
         self.together = asyncio.Semaphore(TOGETHER)
@@ -57,11 +62,14 @@ class Contact:
         self._loop.close()
 
     def obstacle(self, uid: str) -> str:
-        """Why this agent starts no pods now, a part of a sentence; empty: it does, or that is not known."""
+        """Why this agent starts no pods now, as a part of a sentence; empty: it starts pods, or this is not known."""
         return self._why.get(uid, "")
 
     def follow(self, uid: str, address: str) -> None:
-        """From now on; a new address in place of the one before. One that does not serve is asked at once."""
+        """Follows an agent from now on; a new address replaces the old one.
+
+        An agent that does not serve is asked at once.
+        """
         self._loop.call_soon_threadsafe(self._follow, uid, address)
 
     def forget(self, uid: str) -> None:
@@ -71,7 +79,7 @@ class Contact:
 
     @property
     def soon(self) -> float:
-        """Seconds until the next look at one that is on its way back."""
+        """Seconds until the next look at an agent that is about to come back."""
         return max(SOON_SECONDS, len(self._why) / SOON_LOOKS)
 
     def tell(self, uid: str, why: str) -> None:
@@ -103,25 +111,25 @@ class Contact:
 
 
 class _Line:
-    """One agent."""
+    """The connection to one agent, and what is known about the agent."""
 
     def __init__(self, contact: Contact, uid: str, address: str) -> None:
         self.address = address
         self._contact = contact
         self._uid = uid
         self._loop = asyncio.get_running_loop()
-        self._reached = False  # it has answered, and since then nothing cast doubt on who refuses
+        self._reached = False  # the agent has answered, and since then nothing made a refused connection doubtful
         self._pause = LATER_SECONDS[0]
-        self._timer: asyncio.TimerHandle | None = None  # what comes next
-        self._doubt: asyncio.TimerHandle | None = None  # ends what a refusal says
+        self._timer: asyncio.TimerHandle | None = None  # the next step
+        self._doubt: asyncio.TimerHandle | None = None  # ends what a refused connection says
         self._task: asyncio.Task[None] | None = None
         self._connection: _Connection | None = None
         self._ended = False
-        self._again = 0.0  # of the loop's time: when a connection that is lost is made again at once
+        self._again = 0.0  # loop time from which on a lost connection is opened again at once
         self._connect()
 
     def look(self) -> None:
-        """Something has changed with its pod, or the agent has said something."""
+        """The agent's pod has changed, or the agent has answered."""
         if self._connection is None:
             if self._task is None or self._task.done():
                 self._pause = LATER_SECONDS[0]
@@ -146,12 +154,12 @@ class _Line:
         if status == 503:
             self._tell(f"the node's agent does not serve: {text[:_TOLD]}")
             self._later(self._contact.soon, self._ask)
-        else:  # 404: an agent of before this question
+        else:  # 404: an agent from before this question
             self._tell("")
             self._later(ASK_SECONDS * random.uniform(0.7, 1.0), self._ask)
 
     def lost(self, *, answered: bool) -> None:
-        """By either side, or by what lies between them."""
+        """The connection was closed: by either side, or by something between them."""
         self._connection = None
         if answered and self._loop.time() > self._again:
             self._again = self._loop.time() + AGAIN_SECONDS
@@ -178,7 +186,7 @@ class _Line:
                 log.info("the agent at %s has ended", self.address)
                 self._tell(KILLED)
             self._later(self._contact.soon, self._connect)
-        except OSError as error:  # TimeoutError is one
+        except OSError as error:  # includes TimeoutError
             log.debug("cannot connect to the agent at %s: %r", self.address, error)
             self._try_later()
         else:
@@ -207,7 +215,11 @@ class _Line:
         self._later(pause, self._connect)
 
     def _tell(self, why: str) -> None:
-        """An agent must repeat its answer within CERTAIN_SECONDS; a refused connection is reported once."""
+        """Reports an obstacle.
+
+        An obstacle ends after CERTAIN_SECONDS. An agent that does not serve repeats its answer before that; a refused
+        connection is reported once.
+        """
         if self._doubt is not None:
             self._doubt.cancel()
             self._doubt = None
@@ -234,16 +246,16 @@ class _Connection(asyncio.Protocol):
     """Asks one question after the other."""
 
     def __init__(self, line: _Line) -> None:
-        self._line: _Line | None = line  # None: it does not listen any more
+        self._line: _Line | None = line  # None: the line does not listen any more
         self._transport: asyncio.Transport | None = None
-        self._http: h11.Connection | None = None  # while a question is open
+        self._http: h11.Connection | None = None  # set while a question is open
         self._status = 0
         self._text = b""
         self._answered = False
 
     @property
     def asking(self) -> bool:
-        """A question is open."""
+        """Whether a question is open."""
         return self._http is not None
 
     def ask(self, host: str) -> None:

@@ -1,8 +1,8 @@
-"""Keeps the cluster state equal to the API server: informers, and a comparison of versions now and then.
+"""Keeps the cluster state equal to the API server: informers, and a regular comparison of versions.
 
-Pods are found by `spec.schedulerName`, which cannot be changed; a label could be taken off by anybody. Pods that were
-placed under another name, before the name was changed, are found by the label of admission, and where one loses it the
-API server is asked whether the pod is gone.
+The informers find pods by `spec.schedulerName`, which cannot be changed; anybody could remove a label. Pods that an
+earlier scheduler name placed are found by admission's label. When such a pod loses the label, the feed asks the API
+server whether the pod is gone.
 """
 
 import logging
@@ -33,21 +33,22 @@ T = TypeVar("T")
 
 PODS: Final = "/api/v1/pods"
 NODES: Final = "/api/v1/nodes"
-NOW: Final = ""  #: in place of a resourceVersion
-#: Seconds between the two looks of a comparison: what the informers were only late with has arrived by the second
+NOW: Final = ""  #: used in place of a resourceVersion
+#: Seconds between the two looks of a comparison: a change that only reached the informers late has arrived by the
+#: second look
 SECOND_LOOK = 2.0
-#: Objects that are read one by one in the second look; more of them are listed
+#: Number of objects that the second look reads one by one; if there are more, it lists them
 SINGLE_READS: Final = 100
-#: Seconds for the informers to tell what is missing, before it is listed
+#: Seconds for the informers to deliver what is missing, before the feed lists it
 CATCH_UP_SECONDS = 1.0
 CATCH_UP_LOOK = 0.02
-#: Seconds for which it is known when something changed: longer than a list takes
+#: Seconds for which the state remembers when something changed: longer than a list takes
 REMEMBERED_SECONDS: Final = 900.0
-ROUGHLY: Final = (0.8, 1.2)  #: times the period: replicas of many clusters do not ask at the same moment
+ROUGHLY: Final = (0.8, 1.2)  #: factors of the period: replicas of many clusters do not ask at the same moment
 
 
 class Feed:
-    """Informers of nodes, of pods (this scheduler's, and those of its former names) and of the agents' pods."""
+    """Informers of nodes, of pods (this scheduler's, and those of its earlier names) and of the agents' pods."""
 
     def __init__(
         self,
@@ -59,9 +60,9 @@ class Feed:
         agents: tuple[str, str] | None = None,
         agent_port: int = names.PORT_NODE_HEALTH,
     ) -> None:
-        """`agents`: namespace and label selector of the agents' pods; None: nodes are taken for served.
+        """`agents`: namespace and label selector of the agents' pods; None: every node counts as served.
 
-        `agent_port`: where agents say whether they serve.
+        `agent_port`: where agents report whether they serve.
         """
         self.state = state
         self._client = client
@@ -99,16 +100,16 @@ class Feed:
             path = f"/api/v1/namespaces/{agents[0]}/pods"
             selected = {"labelSelector": agents[1]}
             self._informers.append(Informer(client, path, AgentPod, params=selected, on_change=self._agent_changed))
-        self._mark = 0  # of the moment at which the pods' informer asked for its list
-        self._idle: dict[str, int] = {}  # uid → version, of pods that hold nothing
-        self._strange: dict[str, tuple[str, str]] = {}  # uid → namespace and name, of pods under a former name
+        self._mark = 0  # the moment at which the pods' informer asked for its list
+        self._idle: dict[str, int] = {}  # uid → version, for pods that hold nothing
+        self._strange: dict[str, tuple[str, str]] = {}  # uid → (namespace, name), for pods of an earlier scheduler name
         self._seen: dict[str, SeenNode] = {}  # by name
         self._leads: Callable[[], bool] = lambda: True
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reconcile", daemon=True)
 
     def start(self, leads: Callable[[], bool] | None = None) -> None:
-        """`leads`: whether this replica is the one that compares now; it may raise ApiError."""
+        """`leads`: whether this replica makes the comparison now; it may raise ApiError."""
         self._leads = leads or self._leads
         self._agents.start()
         for informer in self._informers:
@@ -125,7 +126,7 @@ class Feed:
 
     @property
     def ready(self) -> bool:
-        """All first lists have been taken over."""
+        """Whether all first lists have been taken over."""
         return all(informer.synced.is_set() for informer in self._informers)
 
     # Fence
@@ -133,8 +134,8 @@ class Feed:
     def catch_up(self) -> None:
         """Returns when the state holds everything that the API server had confirmed when this was called.
 
-        What the informers have not told within CATCH_UP_SECONDS (a watch says how far it is only with a change of what
-        it watches, or once a minute) is listed as of now. Raises ApiError where the API server does not answer.
+        A watch reports its version only with a change of its own objects, or once a minute. So the feed lists what the
+        informers have not delivered within CATCH_UP_SECONDS. Raises ApiError where the API server does not answer.
         """
         nodes, pods = self._newest(NODES), self._newest(PODS)
         wanted: dict[Informer[Any], str] = {self._nodes: nodes, self._pods: pods, self._others: pods}
@@ -144,7 +145,7 @@ class Feed:
                 break
             if self._stopping.wait(CATCH_UP_LOOK):
                 return
-        # What the informers tell later has been true before.
+        # The informers deliver later what was true before.
         if self._nodes in late:
             self._take_over_nodes(NOW)
         for informer, params in ((self._pods, self._own), (self._others, self._former)):
@@ -152,13 +153,16 @@ class Feed:
                 self._take_over_pods(params, NOW)
 
     def _newest(self, path: str) -> str:
-        """The resourceVersion of this moment, by a list of one object that etcd answers."""
+        """The resourceVersion of this moment, from a list of one object that etcd answers."""
         found = Listing(self._client, path, Brief, {"limit": "1"}, accept=listing.METADATA_ONLY)
         listing.everything(found)
         return found.version
 
     def _take_over_nodes(self, version: str) -> None:
-        """Lists the nodes as of this version or later (see _at_least), takes over what has not changed meanwhile."""
+        """Lists the nodes as of this version or later (see _at_least).
+
+        Takes over the nodes that have not changed meanwhile.
+        """
         mark = self.state.mark()
         found: Listing[Node] = Listing(self._client, NODES, Node, _at_least(version))
         present = set()
@@ -170,7 +174,7 @@ class Feed:
             self._drop_node(name)
 
     def _take_over_pods(self, params: Mapping[str, str], version: str) -> int:
-        """The same of the pods of one informer; returns the number of slices that had been wrong."""
+        """The same for the pods of one informer; returns the number of slices that were wrong."""
         mark = self.state.mark()
         found: Listing[Pod] = Listing(self._client, PODS, Pod, {**params, **_at_least(version)})
         pods = [self._see_pod(pod) for part in found for pod in gently(part)]
@@ -196,17 +200,20 @@ class Feed:
         return self.state.repair(found)
 
     def _among(self, found: Mapping[str, Holding | None], *, strange: bool) -> dict[str, Holding | None]:
-        """Those of one informer."""
+        """The entries of `found` that belong to one informer."""
         return {uid: wanted for uid, wanted in found.items() if (uid in self._strange) is strange}
 
     def _paced(self, items: Iterable[T]) -> Iterable[T]:
-        """Verbs are answered meanwhile; at first they cannot be."""
+        """The items with pauses, so that verbs are answered meanwhile.
+
+        Before the first lists are complete, no verb can be answered, and there are no pauses.
+        """
         return gently(items) if self.ready else items
 
     # Informers
 
     def _see_pod(self, pod: Pod) -> SeenPod:
-        """In the version that is known already it is what it was."""
+        """The pod's facts; for a pod in a known version, the known holding."""
         meta = pod.metadata
         known = self.state.holding(meta.uid)
         if known is not None and known.confirmed and 0 < known.version == number(meta.resourceVersion):
@@ -248,7 +255,7 @@ class Feed:
         elif change == "gone" or pod.finished:
             self.state.release(pod.uid)
             self._strange.pop(pod.uid, None)
-        # Else the pod is not bound yet, as far as this event knows: a bind on its way stays counted.
+        # Else the pod is not bound yet as far as this event shows: a bind on its way stays counted.
         if change == "gone":
             self._idle.pop(pod.uid, None)
         elif pod.holding is None:
@@ -267,19 +274,20 @@ class Feed:
                 idle[pod.uid] = pod.version
         self._idle = idle | {uid: version for uid, version in self._idle.items() if uid in self._strange}
         found = self._among(self.state.differences(expected, self.state.mark()), strange=False)
-        # A pod that the list lacks may have been bound, and confirmed, since it was asked for: the watch will tell.
+        # A pod that the list lacks may have been bound and confirmed after the list was requested: the watch will
+        # report it.
         old = self.state.differences(expected, self._mark)
         certain = {uid: wanted for uid, wanted in found.items() if wanted is not None or self._old(uid, old)}
         self.state.repair(certain)
 
     def _old(self, uid: str, old: Mapping[str, Holding | None]) -> bool:
-        """What is known of the pod is from before the list, which comes from a cache."""
+        """Whether the state's facts about the pod are older than the list, which comes from a cache."""
         known = self.state.holding(uid)
         listed = number(self._pods.listed)
         return uid in old and (known is None or not listed or known.version <= listed)
 
     def _other_changed(self, change: str, pod: SeenPod) -> None:
-        """A pod that leaves the selection has gone, or has lost its label."""
+        """A pod that leaves the selection is gone, or has lost its label."""
         if change == "gone":
             self._strange[pod.uid] = pod.namespace, pod.name
             self._ask(pod.uid)
@@ -291,7 +299,10 @@ class Feed:
         self._repair(pods, self.state.mark(), strange=True)
 
     def _ask(self, uid: str) -> None:
-        """Is this pod of a former name gone? Where that cannot be read now, it stays counted until it can."""
+        """Asks the API server whether this pod of an earlier name is gone.
+
+        The pod stays counted until the API server answers.
+        """
         namespace, name = self._strange.get(uid, ("", ""))
         try:
             pod = self._read_pod(namespace, name, uid)
@@ -333,7 +344,7 @@ class Feed:
     def reconcile(self) -> int:
         """Compares the versions of all objects and reads what differs; returns the number of slices that were wrong.
 
-        What differs is looked at twice: a change that the informers have not told yet is no drift.
+        A difference is checked twice: a change that the informers have not delivered yet is no drift.
         """
         mark = self.state.mark()
         nodes, no_nodes = self._other_versions(NODES, {}, self._node_versions())
@@ -350,7 +361,7 @@ class Feed:
         return wrong
 
     def _node_versions(self) -> dict[str, int]:
-        """Node → version; -1 where the state has not what was told."""
+        """Node → version; -1 where the state differs from what the informer delivered."""
         known = self.state.node_names()
         told = {
             name: node.version if name in known or not node.inventory.devices else -1
@@ -359,7 +370,7 @@ class Feed:
         return dict.fromkeys(known, -1) | told
 
     def _pod_versions(self, *, strange: bool) -> dict[str, int]:
-        """The same of pods, by uid; of a bind whose outcome is not known nothing is expected yet."""
+        """The same for pods, by uid; for a bind with unknown result, no version is expected yet."""
         known = self._idle.copy() | self.state.pod_versions()
         own = self._strange.copy()
         return {uid: version for uid, version in gently(known.items()) if (uid in own) is strange}
@@ -367,7 +378,7 @@ class Feed:
     def _other_versions(
         self, path: str, params: Mapping[str, str], known: dict[str, int]
     ) -> tuple[dict[str, Meta], list[str]]:
-        """(objects that are newer or unknown, keys that are not there): by uid, nodes by name."""
+        """Returns (objects that are newer or unknown, keys that do not exist any more): by uid, nodes by name."""
         found: Listing[Brief] = Listing(
             self._client, path, Brief, {**params, **_at_least("0")}, accept=listing.METADATA_ONLY
         )
@@ -419,7 +430,7 @@ class Feed:
         return self.state.repair(self.state.differing(expected, mark))
 
     def _read_pod(self, namespace: str, name: str, uid: str) -> SeenPod | None:
-        """The pod as it is; None: it is gone."""
+        """The pod as it is now; None: it is gone."""
         try:
             pod = msgspec.json.decode(self._client.get(writes.pod_path(namespace, name)), type=Pod)
         except ApiError as error:
@@ -440,13 +451,16 @@ class Feed:
 def _at_least(version: str) -> dict[str, str]:
     """Parameters of a list that the API server answers from its cache: as of this version or later.
 
-    NOW: of this moment. The cache of a kind does not reach a version that others have made, and a list that asks for
-    one is refused ("Too large resource version"); one without a version is answered by etcd, or from Kubernetes 1.31 on
-    by the cache once etcd has said how far it is (KEP-2340).
+    NOW: of this moment. The cache of a kind does not reach a version that changes of other kinds have made, and refuses
+    a list of such a version ("Too large resource version"). A list without version is answered by etcd, or from
+    Kubernetes 1.31 on by the cache once etcd has said how far it is (KEP-2340).
     """
     return {"resourceVersion": version, "resourceVersionMatch": "NotOlderThan"} if version != NOW else {}
 
 
 def _reached(have: str, wanted: str) -> bool:
-    """Versions of one kind can be compared (KEP-5504, Kubernetes 1.35; true of etcd always); others never match."""
+    """Whether version `have` has reached `wanted`.
+
+    Versions of one kind can be compared (KEP-5504, Kubernetes 1.35; true of etcd always); other texts never match.
+    """
     return have.isdecimal() and wanted.isdecimal() and int(have) >= int(wanted)

@@ -1,4 +1,4 @@
-"""Whether the kube-scheduler of the same pod should go on: the kubelet asks, and starts it anew where it should not."""
+"""Decides whether the kube-scheduler of the same pod should go on: the kubelet asks, and restarts it if not."""
 
 import http.client
 import ssl
@@ -9,24 +9,27 @@ from scheduler.leader_check import held_here
 from vgpu.kube.client import ApiError
 
 PATH: Final = "/kube-scheduler"  #: where the kubelet asks, on the port of health
-ANSWER_SECONDS: Final = 2.0  #: for an answer of a kube-scheduler or of the API server
+ANSWER_SECONDS: Final = 2.0  #: time-out for an answer of the kube-scheduler or of the API server
 
 
 class Neighbour:
-    """Asked again and again while all is well, which costs one request on the loopback interface."""
+    """Asked again and again while all is well; each question costs one request on the loopback interface."""
 
     def __init__(self, port: int, ready: Callable[[], bool], term: Callable[[], str]) -> None:
-        """`port`: of the kube-scheduler, on 127.0.0.1; `ready`: whether its calls can be answered here; `term`:
-        who leads, by fence.term_in with ANSWER_SECONDS."""
+        """`port`: of the kube-scheduler, on 127.0.0.1; `ready`: whether this replica can answer its calls.
+
+        `term`: the leader's term, from leader_check.term_in with ANSWER_SECONDS.
+        """
         self._port = port
         self._ready = ready
         self._term = term
 
     def obstacle(self) -> str:
-        """Why it should end; empty where it should go on.
+        """Why the kube-scheduler should end; empty: it should go on.
 
-        One that leads while its calls cannot be answered keeps the Lease from a replica that could. Where the API
-        server is away, nobody could do better, and ending it over and over would only make it late afterwards.
+        A kube-scheduler that leads while its calls cannot be answered keeps the Lease from a replica that could answer.
+        While the API server is away, no other replica could do better, and repeated restarts would only delay this one
+        afterwards.
         """
         if said := self._ill():
             return said
@@ -38,7 +41,11 @@ class Neighbour:
         return "kube-scheduler leads, but the vgpu scheduler in its pod has not read the cluster yet"
 
     def _ill(self) -> str:
-        """Its certificate is its own, made when it started: there is nobody on this address to mistake it for."""
+        """Why the kube-scheduler is ill; empty: it is well.
+
+        The kube-scheduler makes its own certificate at its start. It is not checked, because no other server is on this
+        address.
+        """
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         connection = http.client.HTTPSConnection("127.0.0.1", self._port, timeout=ANSWER_SECONDS, context=context)

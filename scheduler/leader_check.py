@@ -1,7 +1,8 @@
-"""Another replica may have bound pods of which this one has not heard yet: it catches up before it places anything.
+"""Catches up with the API server when another replica may have bound pods that this replica has not seen.
 
-kube-scheduler calls only while it leads, so a change of the leader always comes with a pause of the calls. After a
-pause its Lease tells whether anybody else has led meanwhile, or leads now: calls of a replica that was frozen are late.
+kube-scheduler calls only while it leads, so every change of the leader comes with a pause of the calls. After a pause,
+the Lease of kube-scheduler tells whether another replica has led meanwhile, or leads now: a replica that was frozen
+sends late calls.
 """
 
 import logging
@@ -18,8 +19,8 @@ from vgpu.kube.objects import RawObject
 
 log = logging.getLogger(__name__)
 
-#: Seconds without a call after which another replica may have led: less than a kube-scheduler takes to end, another to
-#: lead and this one to start anew
+#: Seconds without a call after which another replica may have led. Less than the time in which one kube-scheduler ends,
+#: another one leads, and this one starts again
 IDLE_SECONDS: Final = 1.0
 
 
@@ -28,10 +29,10 @@ class Behind(Exception):
 
 
 def term_in(client: KubeClient, namespace: str, name: str, *, seconds: float = 10) -> Callable[[], str]:
-    """A function that tells by a consistent read which term of which leader this is; it raises ApiError.
+    """Returns a function that reads the term of the current leader (a consistent read); the function raises ApiError.
 
-    Empty where nobody leads; `seconds` for an answer. Source: client-go leaderelection.go: whoever acquires a Lease
-    counts leaseTransitions up.
+    The term is empty where no replica leads; `seconds`: time-out of the read. Source: client-go leaderelection.go: a
+    replica that acquires a Lease counts leaseTransitions up.
     """
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
 
@@ -57,9 +58,10 @@ def held_here(term: str) -> bool:
 
 
 class Fence:
-    """Lets a call pass once the state is known to be complete; `catch_up` makes it so or raises ApiError.
+    """Lets a call pass once the state is known to be complete; `catch_up` completes it or raises ApiError.
 
-    `term` tells the leader's term (see term_in); where it is empty, nobody knows, and every pause may be a change.
+    `term` returns the leader's term (see term_in). Where the term is empty, it is unknown, and every pause may be a
+    change.
     """
 
     def __init__(
@@ -69,18 +71,18 @@ class Fence:
         idle_seconds: float = IDLE_SECONDS,
         own: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        """`own`: whether the leader of a term is the kube-scheduler beside this replica."""
+        """`own`: whether the leader of a term is the kube-scheduler in this replica's pod."""
         self._own = own
         self._catch_up = catch_up
         self._read_term = term
         self._idle = idle_seconds
         self._lock = threading.Lock()
-        self._term = ""  #: in which the state was complete
-        self._round = 0  #: how often it was made so
+        self._term = ""  #: the term in which the state was complete
+        self._round = 0  #: how often the state was completed
         self._last = float("-inf")  #: monotonic seconds of the last call that passed
 
     def leads(self) -> bool:
-        """Whether this replica is the one that places pods, its state being complete then; raises ApiError."""
+        """Whether this replica places pods now, with a complete state; raises ApiError."""
         with self._lock:
             term = self._read_term()
             if not term or not self._own(term):
@@ -94,7 +96,7 @@ class Fence:
     def pass_(self) -> int:
         """Waits for the state to be complete where that is in doubt; raises Behind when that is not possible now.
 
-        Returns a number that is another one once something was caught up with: what was chosen before may be taken.
+        Returns a number that changes with each catch-up: after a change, cards that were chosen before may be taken.
         """
         begin = time.monotonic()
         if begin - self._last < self._idle:
@@ -103,7 +105,7 @@ class Fence:
         with self._lock:  # the first of several calls catches up for all
             if time.monotonic() - self._last >= self._idle:
                 try:
-                    term = self._read_term()  # first: who leads from now on binds after the read
+                    term = self._read_term()  # read first: a replica that leads from now on binds after this read
                     if term and not self._own(term):
                         raise Behind("another replica leads")
                     if not term or term != self._term:

@@ -1,4 +1,4 @@
-"""What the scheduler tells about itself (names: docs/reference.md)."""
+"""Metrics of the scheduler (names: docs/reference.md)."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 

@@ -1,7 +1,8 @@
 """Moves records to the cards that pods were given.
 
-Where mounts give cards, the kubelet's ids decide, and it may choose others than were recorded. The agent asks for the
-move in the record (`moving`); it is made here, beside the binds: nobody else knows which pod is about to be bound.
+Where cards come by mounts, the kubelet's ids decide, and the kubelet may choose other cards than the record says. The
+agent asks for the move in the record (`moving`). The scheduler makes the move, because only the scheduler knows which
+pods it is about to bind.
 """
 
 import logging
@@ -22,15 +23,19 @@ PERIOD_SECONDS: Final = 0.5  #: between two looks, while pods wait for room
 
 
 class Moves:
-    """One thread. Each write names the version of the pod that it changes, so that none takes effect twice or late."""
+    """One thread that moves records.
+
+    Each write names the version of the pod that it changes, so that no write takes effect twice or late.
+    """
 
     def __init__(self, client: KubeClient, state: ClusterState, leads: Callable[[], bool]) -> None:
-        """`leads`: whether this replica places pods now, and has heard of everything; it may raise ApiError."""
+        """`leads`: whether this replica places pods now with a complete state; it may raise ApiError."""
         self._client = client
         self._state = state
         self._leads = leads
-        self._sent: dict[str, tuple[str, Allocation]] = {}  # uid → version that was to be changed, and to what
-        self._unsure: set[str] = set()  # uids whose writes had no answer
+        # uid → (version of the pod that the write changes, new record)
+        self._sent: dict[str, tuple[str, Allocation]] = {}
+        self._unsure: set[str] = set()  # uids of pods whose writes had no answer
         self._complaint = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="moves", daemon=True)
@@ -53,12 +58,12 @@ class Moves:
             self._state.claimed.clear()
             try:
                 waiting = self.once()
-            except Exception:  # without this thread pods would wait for ever
+            except Exception:  # without this thread, pods would wait for ever
                 log.exception("cannot move records now; trying again")
                 waiting = True
 
     def once(self) -> bool:
-        """Writes what may be written now; returns whether pods still wait."""
+        """Writes the moves that are possible now; returns whether pods still wait."""
         if not self._state.claims():
             self._sent.clear()
             self._unsure.clear()
@@ -73,13 +78,16 @@ class Moves:
         return True
 
     def _complain(self, sentence: str) -> None:
-        """Once, however often it is tried again."""
+        """Logs the sentence once, even if the same trouble repeats."""
         if sentence != self._complaint:
             log.warning("%s", sentence)
             self._complaint = sentence
 
     def _next(self) -> list[tuple[Claim, str, Allocation]]:
-        """Under the lock of the binds, so that what they choose and what is chosen here is never the same room."""
+        """Chooses the next moves.
+
+        Holds the lock of the binds, so that a bind and a move never get the same room.
+        """
         found: list[tuple[Claim, str, Allocation]] = []
         with self._state.lock:
             nodes = self._state.claims()
@@ -110,7 +118,7 @@ class Moves:
         except ApiError as error:
             if isinstance(error, Unreachable) or error.status >= 500:
                 self._unsure.add(uid)
-            elif error.status not in (404, 409):  # else the watch tells what has changed
+            elif error.status not in (404, 409):  # else the watch brings the change
                 del self._sent[uid]
                 self._complain(f"cannot move the record of pod {claim.namespace}/{claim.name}: {error}")
             return
@@ -118,5 +126,5 @@ class Moves:
 
 
 def _stays(claim: Claim) -> bool:
-    """Containers that move still have something where they were."""
+    """Whether containers that move still hold something on their old cards."""
     return any(name in claim.record.containers for name in claim.record.moving)

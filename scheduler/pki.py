@@ -1,4 +1,7 @@
-"""A certificate authority of our own and the serving certificate it signs; pure: keys and dates in, PEM out."""
+"""A certificate authority of our own and the serving certificate that it signs.
+
+Pure: keys and dates in, PEM out.
+"""
 
 import ipaddress
 from collections.abc import Iterable
@@ -13,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_LIFE: Final = timedelta(days=5 * 365)
-AUTHORITY_MARGIN: Final = timedelta(days=365)  #: a new one is made when less is left
+AUTHORITY_MARGIN: Final = timedelta(days=365)  #: a new authority is made when less time is left
 SERVING_LIFE: Final = timedelta(days=90)
 SERVING_MARGIN: Final = timedelta(days=30)
 CLOCK_SKEW: Final = timedelta(minutes=10)  #: clocks of other machines may be behind by this
@@ -123,10 +126,10 @@ def _fresh(now: datetime, hosts: Iterable[str], older: Iterable[x509.Certificate
 
 
 def renewed(material: Material | None, hosts: Iterable[str], now: datetime | None = None) -> Material:
-    """`material` itself while it serves all `hosts` for long enough, else what takes its place.
+    """`material` itself while it serves all `hosts` for long enough, else its replacement.
 
-    An authority near its end stays in `authorities`, so that whoever trusts the old one and whoever trusts the new one
-    can both be served in turn. Material that cannot be read is replaced as a whole.
+    An authority near its end stays in `authorities`: the server can then serve clients that trust the old authority and
+    clients that trust the new one. Material that cannot be read is replaced as a whole.
     """
     now = now or datetime.now(UTC)
     wanted = set(hosts)

@@ -1,4 +1,4 @@
-"""What the scheduler reads of pods and nodes: only these fields are decoded, and no object is kept."""
+"""The fields of pods and nodes that the scheduler reads: only these fields are decoded, and no object is kept."""
 
 import logging
 import sys
@@ -43,7 +43,7 @@ class PodStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 class Pod(msgspec.Struct, frozen=True, gc=False):
-    """A pod as far as its slices are concerned."""
+    """The fields of a pod that concern its slices."""
 
     metadata: PodMeta = PodMeta()
     spec: PodSpec = PodSpec()
@@ -51,7 +51,7 @@ class Pod(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def finished(self) -> bool:
-        """Succeeded or Failed: no container of it will run again."""
+        """Succeeded or Failed: none of the pod's containers will run again."""
         return self.status.phase in ("Succeeded", "Failed")
 
 
@@ -81,39 +81,42 @@ class Meta(msgspec.Struct, frozen=True, gc=False):
 
 
 class Brief(msgspec.Struct, frozen=True, gc=False):
-    """Any object: who it is, and in which version."""
+    """Any object: its identity and version."""
 
     metadata: Meta = Meta()
 
 
 class SeenPod(msgspec.Struct, frozen=True, gc=False):
-    """What is kept of a pod until it is taken over."""
+    """The facts about a pod that are kept until the state takes them over."""
 
     uid: str
     namespace: str
     name: str
     version: int
-    holding: Holding | None  #: None: it is not bound, has no record, or is finished
+    holding: Holding | None  #: None: the pod is not bound, has no record, or is finished
     finished: bool
 
 
 class SeenNode(msgspec.Struct, frozen=True, gc=False):
     name: str
     version: int
-    inventory: devices.Inventory  #: empty when it has none or it cannot be read
+    inventory: devices.Inventory  #: empty when the node has no inventory, or it cannot be read
     cordoned: frozenset[str]
     mark: AgentMark
 
 
 def number(version: str) -> int:
-    """A resourceVersion that can be compared; 0: it cannot (KEP-5504: always a number since 1.35, before with etcd)."""
+    """A resourceVersion that can be compared; 0: it cannot be compared.
+
+    Source: KEP-5504: always a number since 1.35, before that with etcd.
+    """
     return int(version) if version.isdecimal() else 0
 
 
 def holding_of(pod: Pod) -> Holding | None:
-    """What a pod holds according to its record; None when it is not bound, has no record or is finished.
+    """What a pod holds according to its record; None when the pod is not bound, has no record or is finished.
 
-    A pod that is being deleted holds its slices until it is gone: its processes may still run.
+    A pod that is being deleted holds its slices until it is gone, because its processes may still run.
     """
     meta = pod.metadata
     record = meta.annotations.allocation
@@ -164,5 +167,5 @@ _UNUSED: Final = {"links": {}, "pci": "", "trouble": ""}
 
 
 def _slim(gpu: devices.Gpu) -> devices.Gpu:
-    """Without what placement does not ask; models are the same few strings."""
+    """The card without the fields that placement does not read; equal models become one string."""
     return msgspec.structs.replace(gpu, uuid=sys.intern(gpu.uuid), model=sys.intern(gpu.model), **_UNUSED)

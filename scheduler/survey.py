@@ -1,4 +1,7 @@
-"""Which of the nodes in question can take a pod: all at once, one by one only where that does not decide."""
+"""Decides which of the nodes in question can take a pod.
+
+The survey judges all nodes at once, and single nodes only where that is not enough.
+"""
 
 import time
 from collections.abc import Sequence
@@ -15,17 +18,17 @@ from vgpu.resources import PodRequest
 NO_CARDS: Final = Rejection({Reason.COUNT: 0}, "the node has no cards")
 
 
-#: Seconds of one filter for nodes that have to be looked at one by one. What is not decided by then is left out: no pod
-#: holds up the others, nor outlasts the patience of kube-scheduler
+#: Seconds of one filter for nodes that must be checked one by one. Undecided nodes are left out then: a pod must not
+#: delay other pods, nor exceed the time-out of kube-scheduler
 SEARCH_SECONDS: Final = 0.3
 
 
 class Survey:
     """`fits` is a mask over `nodes`; every other node has a sentence. `mark`: the moment at which this was true.
 
-    `failed`: pods in the way, which an eviction could remove; `unresolvable`: not even an empty node would do, or that
-    is not known. The state's lock is held for a pod of one container, whose answer takes a millisecond; for others it
-    is held while the arrays are copied.
+    `failed`: pods are in the way, and an eviction could remove them; `unresolvable`: not even an empty node would do,
+    or that is not known. For a pod of one container, whose answer takes a millisecond, the survey holds the state's
+    lock. For other pods it holds the lock only while it copies the arrays.
     """
 
     def __init__(self, state: ClusterState, uid: str, pod: PodRequest, nodes: Sequence[str]) -> None:
@@ -75,7 +78,7 @@ class Survey:
     def _tell(
         self, where: dict[str, str], places: Ints, rejections: Sequence[Rejection], kinds: Ints | None = None
     ) -> None:
-        """Writes down the rejection of each place (index in `nodes`): the one of its kind, or the only one."""
+        """Records the rejection of each place (index in `nodes`): the rejection of its kind, or the only one."""
         nodes = self._nodes
         if len(places) < len(nodes):
             nodes = [nodes[at] for at in places.tolist()]
@@ -88,7 +91,7 @@ class Survey:
             self.reasons.update(each.reasons)
 
     def _tell_away(self, known: Bools) -> Bools:
-        """Leaves out the nodes whose agents can start no pods; an eviction would not change that."""
+        """Removes the nodes whose agents can start no pods; an eviction would not change that."""
         view = self._view
         away = np.zeros(len(view.row_of), dtype=np.bool_)
         away[[view.row_of[name] for name in view.away if name in view.row_of]] = True
@@ -100,14 +103,14 @@ class Survey:
         return out
 
     def _reject(self, index: int, places: Ints) -> None:
-        """Nodes (indices in `nodes`) on which this container finds no cards, even alone."""
+        """Rejects nodes (indices in `nodes`) on which this container finds no cards, even alone."""
         if len(places):
             view, numa = self._view, self._pod.selector.numa_bind
             found = fleet.rejections(view.cards, view.usage, self._asks[index], self._rows[places], numa_bind=numa)
             self._divide(index, places, *found)
 
     def _divide(self, index: int, places: Ints, found: list[Rejection], kinds: Ints) -> None:
-        """Tells why this container finds no cards, and whether an eviction could help."""
+        """Records why this container finds no cards, and whether an eviction could help."""
         if len(self._pod.containers) > 1:
             prefix = f"container {self._pod.containers[index].name}: "
             found = [Rejection(each.reasons, prefix + each.sentence) for each in found]
@@ -119,7 +122,7 @@ class Survey:
                 self._tell(where, places[mask], found, kinds[mask])
 
     def _hopeless(self, rows: Ints) -> Bools:
-        """One node of each kind tells for all, unless the pod names UUIDs."""
+        """Judges one node of each kind for all nodes of the kind, unless the pod names UUIDs."""
         view, selector = self._view, self._pod.selector
         if selector.use_uuids or selector.nouse_uuids:
             return fleet.hopeless(view.cards, self._asks, self._pod, rows)
@@ -132,7 +135,10 @@ class Survey:
         return np.asarray(lost[kinds], dtype=np.bool_)
 
     def _look(self, places: Ints) -> None:
-        """Nodes on which each container alone finds cards: do they all, together? One of each kind tells for all."""
+        """On nodes where each container alone finds cards: checks whether all find cards together.
+
+        One node of each kind answers for all nodes of the kind.
+        """
         view, until = self._view, time.monotonic() + SEARCH_SECONDS
         rows = self._rows[places]
         numa = view.cards.numa.T if self._pod.selector.numa_bind else None
@@ -140,7 +146,7 @@ class Survey:
         lost = self._hopeless(rows)
         order = np.argsort(kinds, kind="stable")
         groups = np.split(order, np.flatnonzero(np.diff(kinds[order])) + 1)
-        groups.sort(key=len, reverse=True)  # what tells most first
+        groups.sort(key=len, reverse=True)  # largest groups first: they decide most nodes
         for number, group in enumerate(groups):
             name = self._nodes[places[group[0]]]
             found = fit_pod(self._state.cards_of(name, without=self._uid) or [], self._pod, self._policy, until=until)

@@ -19,14 +19,15 @@ from vgpu.placement import policy
 from vgpu.placement.cards import Bools, Floats
 from vgpu.resources import PodRequest, RequestError, Rules, read_pod
 
-RECENT: Final = 10_000  #: pods whose request is kept for their bind
+RECENT: Final = 10_000  #: number of pods whose request is kept for their bind
 BEST: Final = 10  #: extender.MaxExtenderPriority of kube-scheduler
-PATIENCE: Final = 0.1  #: seconds for news to arrive here that kube-scheduler has already
-PATIENT_EVERY: Final = 1.0  #: seconds: kube-scheduler asks for one pod after the other, and an event is news to all
+PATIENCE: Final = 0.1  #: seconds to wait for news that kube-scheduler has already
+#: seconds between two waits: kube-scheduler asks for one pod after the other, and an event is news for all of them
+PATIENT_EVERY: Final = 1.0
 
 
 class Recent:
-    """Requests of pods by uid, the latest `RECENT` of them: a bind does not say what its pod asks."""
+    """Requests of pods by uid, the latest `RECENT` of them: a bind does not say what its pod asks for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,7 +51,7 @@ class Recent:
 
 
 class Verbs:
-    """Answers from the cluster state alone; nothing is reserved and nothing is asked."""
+    """Answers from the cluster state alone: the verbs reserve nothing and send no requests."""
 
     def __init__(self, state: ClusterState, rules_: Rules, recent: Recent) -> None:
         self._state = state
@@ -60,7 +61,7 @@ class Verbs:
         self._patient_again = 0.0  #: monotonic seconds
 
     def filter(self, args: ExtenderArgs) -> ExtenderFilterResult:
-        """Every node that can take the pod, and for every other one a sentence.
+        """Every node that can take the pod, and a sentence for every other node.
 
         A node where an eviction could help is in FailedNodes, the others in FailedAndUnresolvableNodes.
         """
@@ -78,7 +79,7 @@ class Verbs:
         survey = Survey(self._state, uid, request, nodes)
         took = time.monotonic() - begin
         until = self._patience() if not survey.fits.any() else 0.0
-        # Who took long to judge is not judged again for every change of a busy cluster.
+        # A pod whose judgement took long is not judged again for every change of a busy cluster.
         while (
             not survey.fits.any() and (left := until - time.monotonic()) > took and self._state.news(survey.mark, left)
         ):
@@ -93,7 +94,7 @@ class Verbs:
         nodes, _ = node_names(args)
         try:
             request = self._request(args.Pod)
-        except RequestError:  # filter has told it
+        except RequestError:  # filter has reported it
             request = None
         if request is None or not nodes:
             return [HostPriority(name, 0) for name in nodes]
@@ -109,10 +110,10 @@ class Verbs:
         return [HostPriority(name, points) for name, points in zip(nodes, _points(nodes, scores), strict=True)]
 
     def _patience(self) -> float:
-        """Until when (monotonic seconds) to wait for what may change the answer that nothing fits.
+        """Until when (monotonic seconds) to wait for a change, when the answer would be that no node fits.
 
-        kube-scheduler asks as soon as a pod has gone, and the news of that may arrive here a moment later. Told "no",
-        it would leave the pod alone until something else happens, for minutes.
+        kube-scheduler asks as soon as a pod is gone, and the watch may deliver this a moment later here. After the
+        answer "no", kube-scheduler would not try the pod again until something else happens, which may take minutes.
         """
         now = time.monotonic()
         with self._lock:
@@ -128,9 +129,11 @@ class Verbs:
 
 
 def asked(pod: Pod, rules_: Rules) -> PodRequest | None:
-    """What the pod asks of cards, None when nothing; raises RequestError, also where admission has not seen the pod.
+    """The pod's request for cards, None: it asks for none.
 
-    Such a pod was checked by nobody, and no quota counts it. The label is admission's: policies keep it as it is.
+    Raises RequestError, also where admission has not seen the pod.
+
+    No check and no quota has counted such a pod. Admission sets the label, and policies protect it.
     """
     request = read_pod(pod.mapping(), rules_)
     mark = (pod.metadata.labels or {}).get(names.LABEL_MANAGED)
@@ -144,7 +147,10 @@ def asked(pod: Pod, rules_: Rules) -> PodRequest | None:
 
 
 def _points(nodes: Sequence[str], scores: Floats) -> list[int]:
-    """Scores of kube-scheduler from a policy's figures. Only one node gets `BEST`: equal ones would be drawn by lot."""
+    """Scores for kube-scheduler from a policy's figures.
+
+    Only one node gets `BEST`: kube-scheduler would choose among equal nodes at random.
+    """
     known = np.isfinite(scores)
     if not known.any():
         return [0] * len(nodes)

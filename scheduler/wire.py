@@ -1,4 +1,6 @@
-"""What comes in over HTTP: kube-scheduler's extender v1 and the pods in it, parsed strictly, unknown fields skipped.
+"""The bodies of HTTP requests: kube-scheduler's extender v1 and the pods in it.
+
+Parsing is strict, but skips unknown fields.
 
 Source: k8s.io/kube-scheduler/extender/v1 "types.go" (Go names without JSON tags) and Kubernetes' core/v1.
 """
@@ -13,7 +15,7 @@ Quantity = str | int | float
 
 
 class BadBody(ValueError):
-    """The body of a request is not what it has to be; the text is one sentence."""
+    """The body of a request is not valid; the text is one sentence."""
 
 
 class ObjectMeta(msgspec.Struct, frozen=True):
@@ -61,7 +63,7 @@ class Pod(msgspec.Struct, frozen=True):
     spec: PodSpec = PodSpec()
 
     def mapping(self) -> Mapping[str, Any]:
-        """The form that vgpu.resources reads."""
+        """The pod in the form that vgpu.resources reads."""
         mapping: Mapping[str, Any] = msgspec.to_builtins(self)
         return mapping
 
@@ -81,7 +83,7 @@ class NodeWithName(msgspec.Struct, frozen=True):
 
 
 class ExtenderArgs(msgspec.Struct, frozen=True):
-    """Body of /filter and /prioritize: the pod, and nodes by name (nodeCacheCapable) or whole."""
+    """Body of /filter and /prioritize: the pod, and nodes by name (nodeCacheCapable) or as whole objects."""
 
     Pod: Pod
     Nodes: NodeList | None = None
@@ -113,7 +115,7 @@ class ExtenderBindingResult(msgspec.Struct, frozen=True):
 
 
 def parse(body: bytes, type_: type[T]) -> T:
-    """Decodes a body; raises BadBody that says where it is wrong and what was expected."""
+    """Decodes a body; raises BadBody that says where the body is wrong and what was expected."""
     try:
         return msgspec.json.decode(body, type=type_)
     except msgspec.ValidationError as error:
@@ -123,7 +125,7 @@ def parse(body: bytes, type_: type[T]) -> T:
 
 
 def node_names(args: ExtenderArgs) -> tuple[list[str], list[msgspec.Raw] | None]:
-    """Names of the nodes in question, and the nodes as they came where they came whole."""
+    """Names of the nodes in question, and the raw nodes where the request contains whole objects."""
     if args.NodeNames is not None:
         return args.NodeNames, None
     if args.Nodes is None:

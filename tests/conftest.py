@@ -12,18 +12,18 @@ from hypothesis import settings
 settings.register_profile("vgpu", deadline=None)  # no test asserts a duration: the machine may be busy
 settings.load_profile("vgpu")
 
-# A shell ignores SIGINT for what it starts in the background, and that is inherited; tests interrupt what they start.
+# A shell ignores SIGINT for background programs, and their children inherit that; tests interrupt their programs.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-END_SECONDS = 240.0  #: for what comes after the last test
+END_SECONDS = 240.0  #: time for the work after the last test
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
-    """A process that does not come to its end shows why, and ends: a run would wait for it without a word."""
-    gc.freeze()  # pytest collects once more at the end: a finalizer that waits would keep the process
-    with suppress(RuntimeError):  # no thread to be had: the run's own limit remains
+    """A process that does not end shows why, and is ended: otherwise a run would wait for it without any message."""
+    gc.freeze()  # pytest collects once more at the end: a finalizer that waits would keep the process alive
+    with suppress(RuntimeError):  # no thread is available: the run's own limit remains
         faulthandler.dump_traceback_later(END_SECONDS, exit=True, file=sys.__stderr__)
 
 

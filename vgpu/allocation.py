@@ -1,4 +1,4 @@
-"""Who holds which slice: the record on a pod (`vgpu.io/allocation`) and what it occupies on the cards."""
+"""The record on a pod of its slices (`vgpu.io/allocation`), and what the record occupies on the cards."""
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -12,7 +12,7 @@ from vgpu.names import ALLOCATION
 class Kind(StrEnum):
     """When a container runs in the life of its pod."""
 
-    INIT = "init"  #: runs to completion before the next one starts
+    INIT = "init"  #: runs to completion before the next container starts
     SIDECAR = "sidecar"  #: init container with restartPolicy Always: runs until the pod ends
     APP = "app"
 
@@ -20,8 +20,8 @@ class Kind(StrEnum):
 class Allocation(msgspec.Struct, frozen=True, gc=False):
     """Slices of every GPU container of a pod, by container name.
 
-    `moving`: where the kubelet's ids are of containers whose slices are elsewhere. The agent asks so for a move, the
-    scheduler makes it (`moved`) when there is room. Until then the pod holds both.
+    `moving`: the cards of the kubelet's ids, for containers whose slices are on other cards. By this, the agent asks
+    for a move; the scheduler makes the move (`moved`) when there is room. Until then the pod holds both.
     """
 
     containers: dict[str, tuple[GpuSlice, ...]]
@@ -29,7 +29,7 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
     v: int = 1
 
     def of(self, container: str) -> tuple[GpuSlice, ...]:
-        """All slices that a container keeps others from: its own, and those to which it moves."""
+        """All slices that a container blocks for others: its own, and the slices to which it moves."""
         both = (*self.containers.get(container, ()), *self.moving.get(container, ()))
         return tuple(dict.fromkeys(both))
 
@@ -38,7 +38,7 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
         return Allocation({**self.containers, **self.moving})
 
     def leaving(self) -> "Allocation":
-        """The record of a pod that makes room for another one before it moves: it holds only where it goes."""
+        """The record of a pod that makes room for another pod before it moves: it holds only its new cards."""
         stay = {name: slices for name, slices in self.containers.items() if name not in self.moving}
         return Allocation(stay, self.moving)
 
@@ -50,11 +50,11 @@ class Held(msgspec.Struct, frozen=True, gc=False):
     mem: int = 0  #: MiB of limits
     phys: int = 0  #: MiB of guarantees
     cores: int = 0  #: %
-    alone: int = 0  #: slices with cores 100, which share the card with nobody, whatever the card's core scaling
+    alone: int = 0  #: slices with cores 100, which have the card alone, at any core scaling
 
     @property
     def behind(self) -> int:
-        """MiB that may lie in host memory."""
+        """MiB that may be in host memory."""
         return self.mem - self.phys
 
     def __add__(self, other: "Held") -> "Held":
@@ -67,7 +67,7 @@ class Held(msgspec.Struct, frozen=True, gc=False):
         )
 
     def peak(self, other: "Held") -> "Held":
-        """The larger value of each figure: two parts of a pod that never run at the same time."""
+        """The larger value of each figure, for two parts of a pod that never run at the same time."""
         return Held(
             max(self.slots, other.slots),
             max(self.mem, other.mem),
@@ -85,7 +85,7 @@ def encode(allocation: Allocation) -> str:
 
 
 def decode(text: str) -> Allocation:
-    """Reads the annotation; raises ValueError naming it when it is malformed or of another version."""
+    """Reads the annotation; raises ValueError naming it when the text is malformed or of another version."""
     try:
         allocation = msgspec.json.decode(text, type=Allocation)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -112,11 +112,11 @@ def merge(left: dict[str, Held], right: dict[str, Held]) -> dict[str, Held]:
 def excess(
     cards: Mapping[str, Gpu], before: Mapping[str, Held], wanted: Mapping[str, Held], *, known: bool = False
 ) -> str | None:
-    """A sentence for the first card on which `wanted` does not fit beside what others hold; None when all fits.
+    """A sentence for the first card on which `wanted` does not fit next to what others hold; None when all fits.
 
-    Σ limits ≤ card × scaling, Σ guarantees ≤ card, Σ of what is not guaranteed ≤ host memory behind the card, Σ cores ≤
-    100 % × scaling, and nobody beside a pod that holds 100 %. `known`: it has been there before, and so has its host
-    memory, whatever the scaling is now.
+    The rules: Σ limits ≤ card × scaling, Σ guarantees ≤ card, Σ of what is not guaranteed ≤ host memory behind the
+    card, Σ cores ≤ 100 % × scaling, and no other pod next to a pod that holds 100 %. `known`: the pod has been on the
+    card before, and its host memory too, at any scaling now.
     """
     for uuid, asked in wanted.items():
         gpu = cards.get(uuid)
@@ -141,7 +141,7 @@ def excess(
             ("slices", others.slots, asked.slots, gpu.slots),
         ):
             if what == "% of cores" and asked.alone:
-                continue  # nobody else is on the card, and 100 % of it is there whatever the scaling
+                continue  # no other pod is on the card, and 100 % of it exists at any scaling
             if more and taken + more > room:
                 return f"{name} has {room} {what}, {taken} held by other pods: {more} more do not fit"
     return None
@@ -150,8 +150,8 @@ def excess(
 def held(containers: Iterable[tuple[Kind, Iterable[GpuSlice]]]) -> dict[str, Held]:
     """What a pod occupies on each card at its peak; `containers` in the order of the spec, init containers first.
 
-    Init containers run one after the other beside the sidecars started before them; apps run beside all sidecars.
-    Source: Kubernetes' own rule for pods with sidecars (KEP-753, "resource calculation").
+    Init containers run one after the other, next to the sidecars that started before them; apps run next to all
+    sidecars. Source: Kubernetes' own rule for pods with sidecars (KEP-753, "resource calculation").
     """
     sidecars: dict[str, Held] = {}
     peak: dict[str, Held] = {}

@@ -1,4 +1,4 @@
-"""The chart's values: the configuration of all parts plus what only Kubernetes needs to know.
+"""The chart's values: the configuration of all parts, plus values that only Kubernetes needs.
 
 `python -m vgpu.chart` writes values.yaml, values.schema.json and templates/_defaults.tpl of charts/vgpu from these
 types.
@@ -37,7 +37,7 @@ _HEAD: Final = "# Written by `python -m vgpu.chart` from vgpu/config.py and vgpu
 
 
 def _requests(cpu: str, memory: str) -> Any:
-    """A field whose default asks this much of a node and sets no limit."""
+    """A field whose default requests this much of a node and sets no limit."""
     return msgspec.field(default_factory=lambda: {"requests": {"cpu": cpu, "memory": memory}})
 
 
@@ -196,7 +196,7 @@ class Values(config.Config, frozen=True, forbid_unknown_fields=True, rename="cam
 
 
 def describe(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Field name (as in YAML) → its `#:` comment, those of the base classes included."""
+    """Field name (as in YAML) → its `#:` comment, including fields of the base classes."""
     texts: dict[str, str] = {}
     for base in reversed(struct.__mro__):
         if base.__module__ not in (config.__name__, __name__):
@@ -247,7 +247,7 @@ def encode_schema() -> str:
 
 
 def encode_values() -> str:
-    """values.yaml: every value with its default and, above it, what it means."""
+    """values.yaml: every value with its default and, above it, its meaning."""
     return _HEAD + "\n".join(_lines(Values(), ""))
 
 
@@ -270,8 +270,11 @@ def _lines(value: msgspec.Struct, indent: str) -> Iterator[str]:
 
 
 def encode_defaults() -> str:
-    """The defaults as a template, for values of an older chart: sections, each with its single values and the rest:
-    lists, maps and what may be null, which null removes on purpose; these count where the whole section is missing."""
+    """The defaults as a template, for values of an older chart.
+
+    For each section, the template has its single values, and the rest: lists, maps, and values for which null is
+    allowed. A null removes such a value on purpose. So the rest counts only where the whole section is missing.
+    """
     found = [{"path": list(path), "single": single, "rest": rest} for path, single, rest in sections(Values(), ())]
     text = yaml.safe_dump(found, allow_unicode=True, width=10_000, sort_keys=False)
     head = f"{{{{- /* {_HEAD.removeprefix('# ').strip()} */ -}}}}\n"
@@ -281,7 +284,7 @@ def encode_defaults() -> str:
 def sections(
     value: msgspec.Struct, path: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]]:
-    """(path, single values, the rest) of every section, outer ones first."""
+    """(path, single values, the rest) of every section, outer sections first."""
     single: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     inner: list[tuple[str, msgspec.Struct]] = []

@@ -12,14 +12,14 @@ from rich.text import Text
 LEAST: Final = 8  #: characters that a shrinking column keeps
 LONGEST: Final = 2000  #: characters of one cell, also in files: a command line may have two million
 _GAP: Final = "  "
-_ENDLESS: Final = 1_000_000  #: columns of a file
+_ENDLESS: Final = 1_000_000  #: width of a file
 
 
 class Columns:
-    """Lines of texts under headings; a heading that begins with ">" puts its column to the right.
+    """Lines of texts under headings; a heading that begins with ">" aligns its column to the right.
 
-    `shrinking` are headings of columns that may lose their ends, in this order, each down to LEAST characters. What is
-    wider than the terminal even then is printed as it is, and the terminal breaks the line.
+    `shrinking`: headings of columns that may lose their ends, in this order, each down to LEAST characters. A table
+    that is still wider than the terminal is printed unchanged, and the terminal breaks the lines.
     """
 
     def __init__(self, *headings: str, shrinking: Sequence[str] = ()) -> None:
@@ -29,13 +29,13 @@ class Columns:
         self._rows: list[tuple[str, ...]] = []
 
     def add(self, *cells: str) -> None:
-        """Appends a line; one text for each heading."""
+        """Appends a line with one text for each heading."""
         if len(cells) != len(self._headings):
             raise ValueError(f"{len(cells)} cells for {len(self._headings)} columns")
         self._rows.append(tuple(_cut(cell, LONGEST) for cell in cells))
 
     def _fitted(self, room: int) -> tuple[list[int], str]:
-        """Widths of the columns, and what is between them."""
+        """Widths of the columns, and the text between them."""
         widths = [max(map(cell_len, column)) for column in zip(self._headings, *self._rows, strict=True)]
         excess = sum(widths) + len(_GAP) * (len(widths) - 1) - room
         for at in self._shrinking:
@@ -54,7 +54,7 @@ class Columns:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         widths, gap = self._fitted(options.max_width)
-        # A full-screen view has to break lines by itself, what scrolls by leaves that to the terminal.
+        # A full-screen view must break lines itself; for scrolling text, the terminal does that.
         whole = not console.is_alt_screen
         for at, row in enumerate((self._headings, *self._rows)):
             style = "" if at else "bold"
@@ -70,9 +70,10 @@ def _cut(text: str, width: int) -> str:
 
 
 def console(*, soft_wrap: bool = False) -> Console:
-    """Stdout; `soft_wrap`: the terminal breaks long lines.
+    """A console on stdout; `soft_wrap`: the terminal breaks long lines.
 
-    Without a terminal it is plain and without end, for grep and files, whatever FORCE_COLOR and its like say.
+    Without a terminal, the text is plain and lines have no maximum length, for grep and files, even against
+    FORCE_COLOR.
     """
     if sys.stdout.isatty():
         return Console(soft_wrap=soft_wrap)
@@ -80,5 +81,5 @@ def console(*, soft_wrap: bool = False) -> Console:
 
 
 def show(console: Console, thing: RenderableType) -> None:
-    """Prints tables, no figure lost where the terminal is too narrow for them."""
+    """Prints tables without losing a figure, even where the terminal is too narrow for them."""
     console.print(thing, crop=False)

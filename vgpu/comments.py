@@ -10,12 +10,12 @@ from types import ModuleType
 
 @functools.cache
 def of_module(module: ModuleType) -> dict[str, str]:
-    """`NAME` or `Class.field` → its `#:` comment, in the order of the source; names without one are left out."""
+    """`NAME` or `Class.field` → its `#:` comment, in the order of the source, without names that have no comment."""
     return of_source(inspect.getsource(module))
 
 
 def of_source(source: str) -> dict[str, str]:
-    """As `of_module`, of Python text. A comment counts for the assignment whose lines it stands on."""
+    """As `of_module`, for Python text. A comment belongs to the assignment on its lines."""
     by_line = {
         token.start[0]: token.string.removeprefix("#:").strip()
         for token in tokenize.generate_tokens(io.StringIO(source).readline)

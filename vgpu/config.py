@@ -155,7 +155,7 @@ def decode(text: str, source: str = "configuration") -> Config:
 
 
 def _allowed(message: str) -> str:
-    """What the field that msgspec complains about may be, where its message leaves that out: enums and patterns."""
+    """The allowed values of the field in msgspec's message, where the message omits them: enums and patterns."""
     where = re.search(r" - at `\$\.([\w.[\]]+)`$", message)
     if where is None:
         return ""
@@ -180,7 +180,7 @@ def _allowed(message: str) -> str:
 
 
 def _described(hint: Any) -> str:
-    """In words, where the type has them."""
+    """The allowed values in words, where the type has them."""
     meta = next((one for one in typing.get_args(hint) if isinstance(one, msgspec.Meta)), None)
     return (meta and meta.description) or ""
 
@@ -206,7 +206,7 @@ def encode(config: Config) -> str:
 
 
 def for_node(config: Config, name: str) -> Config:
-    """The configuration with what is different on this node; of several patterns that fit the longest one counts."""
+    """The configuration for this node; of several patterns that match the name, the longest one counts."""
     plugin = config.device_plugin
     fitting = [pattern for pattern in plugin.nodeOverrides if fnmatch.fnmatchcase(name, pattern)]
     if not fitting:

@@ -1,8 +1,8 @@
-"""What one CUDA context costs on each card: memory that the driver takes before the program's first allocation.
+"""The cost of one CUDA context on each card: memory that the driver takes before the program's first allocation.
 
-A program cannot see this cost from inside, so it is learned once by making a context in a process of its own and asking
-NVML what that process holds. It is charged to a container's slice with every context, else slices that sum up to a card
-would not fit on it.
+A program cannot see this cost from inside. So vgpu learns the cost once: it makes a context in a separate process and
+asks NVML what this process holds. Each context is charged to its container's slice, otherwise slices that sum up to a
+card would not fit on it.
 """
 
 import ctypes
@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 
 LEARN_SECONDS: Final = 60.0  #: the first context after boot may take seconds per card
 
-_DEATH_SECONDS: Final = 1.0  #: for a process that was killed
+_DEATH_SECONDS: Final = 1.0  #: for a killed process
 
 
 def learn(inventory: Inventory, memory: Path) -> Inventory:
-    """The inventory with the cost of a context on every card; 0 where it could not be found out.
+    """The inventory with the cost of a context on every card; 0 where it could not be measured.
 
-    `memory` is a file that keeps what was learned, by driver version and model; it is used instead of asking again.
+    `memory` is a file that keeps the results by driver version and model; a stored result is used again.
     """
     known = _read(memory)
     missing = {gpu.model: gpu for gpu in inventory.devices if _key(inventory, gpu) not in known}
@@ -65,11 +65,11 @@ def _write(memory: Path, known: dict[str, int]) -> None:
 
 
 def _ask(uuids: list[str]) -> dict[str, int]:
-    """Runs this module as a process; what it cannot tell is missing."""
+    """Runs this module as a process; unknown costs are missing."""
     hidden = {"LD_PRELOAD", "CUDA_VISIBLE_DEVICES", names.ENV_REGION_DIR}
     environment = {key: value for key, value in os.environ.items() if key not in hidden}
     if names.ENV_SIMULATOR_DIR in environment:
-        from vgpu.native import paths  # compiled parts: only where cards are simulated
+        from vgpu.native import paths  # compiled parts: needed only where cards are simulated
 
         environment["LD_LIBRARY_PATH"] = str(paths.simulator())
     command = [sys.executable, "-m", __name__, *uuids]
@@ -81,7 +81,7 @@ def _ask(uuids: list[str]) -> dict[str, int]:
             output, complaint = child.communicate(timeout=LEARN_SECONDS)
         except subprocess.TimeoutExpired:
             child.kill()
-            with suppress(subprocess.TimeoutExpired):  # stuck in the kernel: nobody waits for its end
+            with suppress(subprocess.TimeoutExpired):  # stuck in the kernel: do not wait for its end
                 child.wait(_DEATH_SECONDS)
             raise
         if child.returncode == 0:
@@ -105,7 +105,7 @@ class _Driver:
 
 
 def measure(uuid: str) -> int:
-    """Bytes that NVML books to this process for one context on the card; raises RuntimeError, NVMLError, OSError."""
+    """Bytes that NVML counts for this process with one context on the card; raises RuntimeError, NVMLError, OSError."""
     handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
     cuda = _Driver()
     cuda("cuInit", 0)

@@ -10,23 +10,23 @@ Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Gpu(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One card as its node reports it."""
+    """One card as its node publishes it."""
 
     uuid: str  #: as NVML prints it, "GPU-…"
     index: Natural  #: NVML index on the node
     model: str  #: NVML name, e.g. "NVIDIA H100 80GB HBM3"
-    memory: Natural  #: MiB that limits may sum up to: more than the card has where it is scaled (vgpu.tier)
+    memory: Natural  #: MiB that limits may sum up to: more than the card has where memory is scaled (vgpu.tier)
     physical: Natural = 0  #: MiB of the card itself; 0: the same as `memory`
     cores: Natural = 100  #: % that slices may share: 100 × deviceCoreScaling
-    context: Natural = 0  #: bytes that one CUDA context takes, charged to the container that makes it; 0: not known
-    slots: Natural = 10  #: how many slices fit (deviceSplitCount)
+    context: Natural = 0  #: bytes that one CUDA context takes, charged to its container; 0: not known
+    slots: Natural = 10  #: number of slices that fit (deviceSplitCount)
     numa: int = -1  #: NUMA node, -1: unknown
     pci: str = ""  #: bus id, "00000000:3B:00.0"
     healthy: bool = True
-    trouble: str = ""  #: why it is not healthy
-    foreign: bool = False  #: processes that are no containers of vgpu use it
-    others: Natural = 0  #: MiB that is not vgpu's to give: of such processes, or held by pods of another device plugin
-    mig: bool = False  #: it can be partitioned (MIG); one that is partitioned now is not shared
+    trouble: str = ""  #: why the card is not healthy
+    foreign: bool = False  #: processes outside vgpu's containers use the card
+    others: Natural = 0  #: MiB that vgpu cannot give: of such processes, or of pods of another device plugin
+    mig: bool = False  #: the card can be partitioned (MIG); a partitioned card is not shared
     links: dict[str, str] = {}  #: uuid of another card → NVLINK, PIX, PXB, PHB, NODE or SYS
 
     @property
@@ -36,7 +36,7 @@ class Gpu(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def taken(self) -> int:
-        """MiB that others than vgpu have of it; 1 where it is used and nobody says how much."""
+        """MiB of the card that others than vgpu have; 1 where the card is used and the amount is unknown."""
         return max(self.others, int(self.foreign))
 
 
@@ -46,7 +46,7 @@ class GpuSlice(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     uuid: str
     mem: Natural  #: MiB that the container may allocate
     cores: Natural = 0  #: guaranteed % of the card's time; 0: none
-    phys: Natural | None = None  #: MiB guaranteed to be physical, where that is less than `mem`
+    phys: Natural | None = None  #: MiB that are guaranteed to be physical, where that is less than `mem`
 
     @property
     def guarantee(self) -> int:
@@ -57,8 +57,8 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """All cards of a node: value of the annotation `vgpu.io/devices`."""
 
     devices: tuple[Gpu, ...] = ()
-    mig: tuple[str, ...] = ()  #: UUIDs of cards in MIG mode: they are not shared
-    silent: tuple[Natural, ...] = ()  #: NVML indexes of cards that the driver counts and that do not answer it
+    mig: tuple[str, ...] = ()  #: UUIDs of cards in MIG mode, which are not shared
+    silent: tuple[Natural, ...] = ()  #: NVML indexes of cards that the driver counts and that do not answer
     driver: str = ""
     cuda: str = ""
     v: int = 1
@@ -69,7 +69,7 @@ def encode_inventory(inventory: Inventory) -> str:
 
 
 def decode_inventory(text: str) -> Inventory:
-    """Reads the annotation; raises ValueError naming it when it is not one that this version understands."""
+    """Reads the annotation; raises ValueError naming it when this version does not understand the text."""
     try:
         inventory = msgspec.json.decode(text, type=Inventory)
     except (msgspec.MsgspecError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""What ends a command with a sentence for its user, never with a traceback."""
+"""Errors that end a command with a sentence for its user, never with a traceback."""
 
 
 class UserError(Exception):

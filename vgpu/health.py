@@ -1,4 +1,4 @@
-"""What the kubelet's probes are answered, on a listener of their own: nobody else's requests hold them up."""
+"""The answers to the kubelet's probes, on a separate listener: other requests do not delay them."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 
 def app(checks: Mapping[str, Callable[[], str]]) -> WsgiApp:
-    """`checks`: path → what is missing, a sentence; empty: nothing. Answers 200 or 503, and 404 elsewhere."""
+    """`checks`: path → a sentence that says what is missing; empty: nothing. Answers 200 or 503, and 404 elsewhere."""
     told = dict.fromkeys(checks, "")
 
     def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

@@ -1,6 +1,6 @@
-"""The cards of this machine by NVML: what they are, what they do now. Knows NVML, neither gRPC nor Kubernetes.
+"""The cards of this machine by NVML: what they are, and what they do now.
 
-The driver below may be a real one or the simulator's library (`use_simulator`).
+Knows NVML, neither gRPC nor Kubernetes. The driver may be real, or the simulator's library (`use_simulator`).
 """
 
 import ctypes
@@ -36,15 +36,15 @@ class InventoryError(RuntimeError):
 
 
 class StaleLibrary(InventoryError):
-    """NVML is of another version than the kernel's driver: what this process has loaded, it keeps."""
+    """NVML has another version than the kernel's driver: a process cannot replace the library that it has loaded."""
 
 
 class _Unified(Exception):
-    """A board without memory of its own; `str()` says which and what follows."""
+    """A board without its own memory; `str()` names the board and the effect."""
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What a card does at this moment, all users of the card together."""
+    """What a card does at this moment, for all users of the card together."""
 
     used: int  #: bytes
     utilization: float  #: share of the last sampling period in which a kernel ran, 0 to 1
@@ -53,7 +53,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 @contextmanager
 def session() -> Iterator[None]:
-    """NVML initialised (reference-counted, so that sessions nest and overlap); raises InventoryError."""
+    """Initialises NVML (reference-counted, so that sessions nest and overlap); raises InventoryError."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -70,11 +70,11 @@ def session() -> Iterator[None]:
 
 
 def read(*, split: int = 10, core_scaling: float = 1.0) -> Inventory:
-    """All cards that can be shared and that answer, by NVML index; raises InventoryError, also when none answers.
+    """All cards that can be shared and that answer, by NVML index; raises InventoryError, also when no card answers.
 
-    `split`: slices per card; `core_scaling` multiplies what slices may share of their time. Memory is that of the card.
-    Cards in MIG mode run nothing by themselves: only their UUIDs are told. Boards whose memory is the machine's are
-    left out, since the driver tells no size of it.
+    `split`: slices per card; `core_scaling` multiplies the time that slices may share. Memory is that of the card.
+    Cards in MIG mode run nothing by themselves: only their UUIDs are listed. Boards that use the machine's memory are
+    left out, because the driver reports no size for it.
     """
     with session():
         try:
@@ -134,7 +134,7 @@ def readings() -> dict[str, Reading]:
 
 
 def users() -> dict[str, dict[int, int]]:
-    """UUID → pid → bytes, of every process on every card that answers; pids of the driver. Raises InventoryError."""
+    """UUID → pid → bytes, for every process on every card that answers; the driver's pids. Raises InventoryError."""
     found: dict[str, dict[int, int]] = {}
     with session():
         for index in range(_ask(pynvml.nvmlDeviceGetCount, otherwise=0)):
@@ -157,25 +157,25 @@ def users() -> dict[str, dict[int, int]]:
 
 
 def use_simulator(spec: str, state_dir: Path) -> None:
-    """Makes (or joins) the simulated cards `spec` (PROFILE or PROFILExN) in `state_dir`; NVML is the simulator's then.
+    """Makes (or joins) the simulated cards `spec` (PROFILE or PROFILExN) in `state_dir`; NVML is then the simulator's.
 
-    Holds for this process from now on, without a new start: the simulator's library is loaded by its path, and the
-    loader takes it for every later `libnvidia-ml.so.1`, since that is its soname. Raises ValueError for an unknown
-    profile, FileNotFoundError when the native parts are not built, RuntimeError when a real driver is in use already.
+    This holds for the running process: the simulator's library is loaded by its path, and the loader uses it for every
+    later `libnvidia-ml.so.1`, because the soname is the same. Raises ValueError for an unknown profile,
+    FileNotFoundError when the native parts are not built, RuntimeError when a real driver is in use already.
     """
-    from vgpu.native import paths, simulator  # compiled parts: only where a simulator is asked for
+    from vgpu.native import paths, simulator  # compiled parts: needed only for a simulator
 
     if pynvml.nvmlLib is not None and names.ENV_SIMULATOR_DIR not in os.environ:
         raise RuntimeError("this process already uses the NVML of the real driver: choose the simulator first")
     library = paths.simulator() / "libnvidia-ml.so.1"
     simulator.create(state_dir, spec)
     os.environ[names.ENV_SIMULATOR_DIR] = str(state_dir)
-    os.environ.pop(names.ENV_SIMULATE, None)  # the state has been made and decides
+    os.environ.pop(names.ENV_SIMULATE, None)  # the state exists, and it decides
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
 def _ask(question: Callable[..., T], *arguments: Any, otherwise: T) -> T:
-    """The answer of an optional NVML query; `otherwise` where this card or driver has none."""
+    """The answer of an optional NVML query; `otherwise` where this card or driver has no answer."""
     try:
         return question(*arguments)
     except pynvml.NVMLError:
@@ -208,7 +208,7 @@ def _card(index: int, handle: Any, split: int, core_scaling: float) -> Gpu:
 
 
 def _usable(handle: Any) -> int:
-    """Bytes that programs can have of a card: all of it less what the driver keeps for itself (NVML memory info v2)."""
+    """Bytes of a card that programs can have: all memory less the driver's own part (NVML memory info v2)."""
     split = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2, otherwise=None)
     if split is not None:
         return int(split.total) - int(split.reserved)
@@ -225,7 +225,7 @@ def _cuda() -> str:
 
 
 def _numa(handle: Any, pci: str) -> int:
-    """The NUMA node next to a card, -1: unknown. First by the kernel (PCI), else by NVML's memory affinity."""
+    """The NUMA node next to a card, -1: unknown. First from the kernel (PCI), else from NVML's memory affinity."""
     try:
         # NVML prints an eight-digit domain, sysfs has four (nvml.h, nvmlPciInfo_t)
         node = int(Path(f"/sys/bus/pci/devices/{pci[-12:].lower()}/numa_node").read_text()) if pci else -1
@@ -244,7 +244,7 @@ def _links(uuid: str, handles: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _link(left: Any, right: Any) -> str:
-    """How two cards reach each other, in the words of `nvidia-smi topo -m`; empty: unknown."""
+    """How two cards are connected, in the words of `nvidia-smi topo -m`; empty: unknown."""
     nvlink = _ask(pynvml.nvmlDeviceGetP2PStatus, left, right, pynvml.NVML_P2P_CAPS_INDEX_NVLINK, otherwise=None)
     if nvlink == pynvml.NVML_P2P_STATUS_OK:
         return "NVLINK"

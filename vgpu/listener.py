@@ -1,15 +1,17 @@
-"""HTTP and HTTPS listeners for WSGI apps. A client has a thread only once its whole request has come.
+"""HTTP and HTTPS listeners for WSGI apps. A client gets a thread only once its whole request has arrived.
 
-One event loop per listener shakes hands, reads and writes; a request that is complete goes to a pool of threads, where
-the app answers it. So clients that send byte by byte hold a socket and nothing else, and that not for long:
+One event loop per listener does handshakes, reads and writes. A complete request goes to a pool of threads, where the
+app answers it. So a client that sends byte by byte occupies only a socket, and only for a limited time:
 
-* from the first byte of a request (for the first one of a connection: from the connect) REQUEST_SECONDS are left for
-  the TLS handshake, the header and the body; taking the answer has a deadline, too. A client that is late gets 408.
-  Time in which the listener itself was behind (a busy machine, hundreds of handshakes at once) does not count;
-* connections, the bytes of bodies and those of answers are limited, connections for each peer, too. Who comes when a
-  limit is reached is served: the connection goes that has waited longest, of the peer that has most of them.
+* A request must be complete within REQUEST_SECONDS of its first byte (the first request of a connection: of the
+  connect). This includes the TLS handshake, the header and the body. Reading the answer has a deadline, too. A late
+  client gets 408. Time in which the listener itself was behind (a busy machine, hundreds of handshakes at once) does
+  not count.
+* Limits exist for connections, connections of each peer, bytes of bodies and bytes of answers. A client that comes when
+  a limit is reached is served. Instead, the listener closes a connection of the peer that has most of them: the one
+  that has waited longest.
 
-What is ambiguous about where a request ends is refused (RFC 9112, 6.1): something in front might read it otherwise.
+A request whose end is ambiguous is refused (RFC 9112, 6.1): a proxy in front might read it in another way.
 """
 
 import asyncio
@@ -37,36 +39,38 @@ log = logging.getLogger(__name__)
 WsgiApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 REQUEST_SECONDS: Final = 10.0  #: for the TLS handshake and all of a request
-ANSWER_SECONDS: Final = 10.0  #: in which a client has to take an answer
-IDLE_SECONDS: Final = 120.0  #: between two requests: longer than Go's clients keep one (90 s, http.DefaultTransport)
+ANSWER_SECONDS: Final = 10.0  #: time in which a client has to read an answer
+#: between two requests: longer than Go's clients keep a connection (90 s, http.DefaultTransport)
+IDLE_SECONDS: Final = 120.0
 STOP_SECONDS: Final = 1.0  #: for requests that are still being answered when the listener ends
 MAX_CONNECTIONS: Final = 1024  #: of one listener
 MAX_OF_PEER: Final = 512  #: of these, from one address
 MAX_HEADER: Final = 16 * 2**10  #: bytes
-MAX_BODY: Final = 64 * 2**10  #: bytes, where a listener says nothing else
-BODIES: Final = 8  #: times the largest body: what all bodies may hold together
-ANSWERS: Final = 64 * 2**20  #: bytes that all answers may hold until their clients have taken them, the newest aside
-MAX_DRAINED: Final = 64 * 2**20  #: bytes that are taken of a body that is too large, so that its sender reads why
+MAX_BODY: Final = 64 * 2**10  #: bytes, where a listener sets no other value
+BODIES: Final = 8  #: times the largest body: limit for all bodies together
+ANSWERS: Final = 64 * 2**20  #: bytes of all answers that clients have not read yet, without the newest answer
+MAX_DRAINED: Final = 64 * 2**20  #: bytes that are read of a too large body, so that its sender reads the refusal
 DRAIN_SECONDS: Final = 5.0
-FREE_CHUNKS: Final = 1024  #: of a body; those beyond have LEAST_CHUNK bytes on average
+FREE_CHUNKS: Final = 1024  #: chunks of a body; further chunks must have LEAST_CHUNK bytes on average
 LEAST_CHUNK: Final = 64  #: bytes: each chunk costs the event loop as much as many bytes do
-_TURN: Final = 64  #: chunks that are read before others have a turn
-LATE_SECONDS: Final = 0.05  #: an event loop that did not look at its sockets for so long is behind
-PATIENCE: Final = 4  #: times its deadline: what a client gets at most where the event loop is behind
+_TURN: Final = 64  #: chunks that are read before other connections have a turn
+LATE_SECONDS: Final = 0.05  #: an event loop that has not looked at its sockets for this long is behind
+PATIENCE: Final = 4  #: largest extension of a client's deadline, as a factor, when the event loop is behind
 _STEP: Final = 64 * 2**10  #: bytes of one read or write
-_IN_KERNEL: Final = 128 * 2**10  #: bytes of answers that the kernel holds for a client, who would be given megabytes
-_FILES: Final = 16 * MAX_CONNECTIONS  #: open files that a program with a few listeners asks for
+#: bytes of answers that the kernel stores for a client; by default these would be megabytes
+_IN_KERNEL: Final = 128 * 2**10
+_FILES: Final = 16 * MAX_CONNECTIONS  #: open files that a program with a few listeners needs
 
 
 def any_address() -> str:
-    """The address that means all of this machine's, of both families where there are two."""
+    """The address that means all addresses of this machine, of both families where there are two."""
     return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
 
 
 class Listener:
     """One address on which an app is served; with `tls` only over TLS. Raises OSError when the address is not free.
 
-    `tls` tells the context of each new connection; `max_body`: bytes of the largest body that is taken.
+    `tls` returns the context for each new connection; `max_body`: bytes of the largest accepted body.
     """
 
     def __init__(
@@ -100,11 +104,11 @@ class Listener:
 
     @property
     def connections(self) -> int:
-        """How many are open now."""
+        """Number of open connections."""
         return self._crowd.size
 
     def stop(self) -> None:
-        """Returns when the port is free; requests that are being answered have STOP_SECONDS."""
+        """Ends the listener; returns when the port is free. Requests that are being answered have STOP_SECONDS."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._accepting.cancel)
         self._thread.join()
@@ -121,7 +125,7 @@ class Listener:
             while True:
                 try:
                     client, address = await self._loop.sock_accept(self._socket)
-                except OSError as error:  # no more files: somebody has to go
+                except OSError as error:  # no more files: a connection has to go
                     log.log(logging.DEBUG if str(error) == complaint else logging.WARNING, "%s: %s", self._name, error)
                     complaint = str(error)
                     self._crowd.shrink()
@@ -146,7 +150,7 @@ async def _until(task: "asyncio.Task[None]") -> None:
 
 
 class _Selector(selectors.DefaultSelector):
-    """Reports for how long the event loop did other things, while what clients had sent lay unread."""
+    """Reports how long the event loop did other work while clients' bytes were unread."""
 
     def __init__(self, report: Callable[[float], None]) -> None:
         super().__init__()
@@ -176,13 +180,13 @@ class _Site:
         tls: Callable[[], ssl.SSLContext] | None,
     ) -> None:
         self.app, self.threads, self.crowd, self.tls = app, threads, crowd, tls
-        self.turns = turns  # so that few answers are made before they are counted, and all threads have work
+        self.turns = turns  # limits the answers that are made before they are counted, and keeps all threads busy
         self.address = address
         self.max_body = max_body
 
 
 class _Refused(Exception):
-    """The request is not passed on to the app: status and sentence."""
+    """The request does not reach the app: status and sentence."""
 
     def __init__(self, status: int, sentence: str, *headers: tuple[str, str]) -> None:
         super().__init__(sentence)
@@ -190,22 +194,22 @@ class _Refused(Exception):
 
 
 class _Connection:
-    """One client, of the event loop alone."""
+    """The connection of one client; used only by the event loop."""
 
     def __init__(self, site: _Site, client: socket.socket, peer: str) -> None:
         self._site = site
         self._socket = client
         self.peer = peer
         self.task: asyncio.Task[None] | None = None
-        self.since = time.monotonic()  #: when it began to do what it does now
-        self.answering = False  #: its request has come as a whole
-        self.held = 0  #: bytes of its body
-        self.owed = 0  #: bytes of the answer that it has not taken
-        self._deadline = self._last = 0.0  #: of what it does now, by the loop's clock; and how far it may be postponed
+        self.since = time.monotonic()  #: when the connection began its current step
+        self.answering = False  #: the whole request has arrived
+        self.held = 0  #: bytes of the request's body
+        self.owed = 0  #: bytes of the answer that the client has not read
+        self._deadline = self._last = 0.0  #: loop time of the current step's deadline, and of its latest extension
         self._timeout: asyncio.Timeout | None = None
 
     def postpone(self, seconds: float) -> None:
-        """Its deadline, where it has one."""
+        """Extends the deadline of the current step."""
         self._deadline = min(self._deadline + seconds, self._last)
         if self._timeout is not None and not self._timeout.expired():
             self._timeout.reschedule(self._deadline)
@@ -228,7 +232,7 @@ class _Connection:
             self.task.cancel()
 
     async def serve(self) -> None:
-        """Until either side has enough."""
+        """Serves until either side ends the connection."""
         reader = asyncio.StreamReader(limit=_STEP)
         protocol = asyncio.StreamReaderProtocol(reader)
         loop = asyncio.get_running_loop()
@@ -241,7 +245,7 @@ class _Connection:
             writer = asyncio.StreamWriter(transport, protocol, reader, loop)
             await self._requests(reader, writer)
         except (TimeoutError, OSError, asyncio.CancelledError, h11.ProtocolError, asyncio.IncompleteReadError) as error:
-            # Port scanners, clients that trust somebody else, say nothing or go away: everyday life.
+            # Port scanners, clients that do not trust us, silent clients, broken connections: all of this is normal.
             log.debug("connection of %s: %r", self.peer, error)
         finally:
             if transport is not None:
@@ -288,12 +292,15 @@ class _Connection:
     async def _request(
         self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[h11.Request, bytes] | None:
-        """The next one, None: the client has ended. Raises _Refused, and OSError when the client is gone or mute."""
+        """The next request, None: the client has ended.
+
+        Raises _Refused, and OSError when the client is gone or silent.
+        """
         try:
             async with self._in_time():
                 return await self._read(http, reader, writer)
         except TimeoutError:
-            if http.their_state is h11.IDLE and not http.trailing_data[0]:  # it has asked for nothing
+            if http.their_state is h11.IDLE and not http.trailing_data[0]:  # the client has not begun a request
                 raise
             raise _Refused(408, f"the request did not come as a whole within {REQUEST_SECONDS:g} s") from None
 
@@ -322,7 +329,8 @@ class _Connection:
                 if (chunks - FREE_CHUNKS) * LEAST_CHUNK > len(body):
                     raise _Refused(400, f"{chunks} chunks for {len(body)} bytes of the body: send larger ones")
                 if event.chunk_start and not chunks % _TURN:
-                    await asyncio.sleep(0)  # what has been received already would be read to its end at once
+                    # bytes that were received already would otherwise be read to their end at once
+                    await asyncio.sleep(0)
             elif isinstance(event, h11.EndOfMessage) and request is not None:
                 return request, bytes(body)
             else:
@@ -344,7 +352,8 @@ class _Connection:
             await self._send(http, writer, b"GET", refused.status, headers, f"{refused}\n".encode())
             if writer.can_write_eof():  # not over TLS
                 writer.write_eof()
-        async with asyncio.timeout(DRAIN_SECONDS):  # closing on bytes that were not read resets the answer away
+        # closing with unread bytes would reset the connection and lose the answer
+        async with asyncio.timeout(DRAIN_SECONDS):
             taken = 0
             while taken < MAX_DRAINED and (more := await reader.read(_STEP)):
                 taken += len(more)
@@ -382,7 +391,7 @@ class _Connection:
         for name, value in request.headers:
             key = name.decode("latin-1").upper().replace("-", "_")
             if key in ("CONTENT_LENGTH", "TRANSFER_ENCODING"):
-                continue  # the body is whole
+                continue  # the body is complete
             key = key if key == "CONTENT_TYPE" else f"HTTP_{key}"
             text = value.decode("latin-1")
             environ[key] = f"{environ[key]},{text}" if key in environ else text
@@ -391,7 +400,7 @@ class _Connection:
 
 
 def _length(request: h11.Request) -> int:
-    """Bytes of the body by its header, 0 where it gives none. Raises _Refused for a header that HTTP forbids."""
+    """Bytes of the body by its header, 0 where there is none. Raises _Refused for a header that HTTP forbids."""
     headers = dict(request.headers)
     version = request.http_version.decode()
     if version not in ("1.0", "1.1"):
@@ -407,7 +416,7 @@ def _length(request: h11.Request) -> int:
 
 
 class _Crowd:
-    """All connections of a listener, and who has to go. Of the event loop alone."""
+    """All connections of a listener; decides which connection has to go. Used only by the event loop."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -439,7 +448,7 @@ class _Crowd:
             del self._of_peer[one.peer]
 
     def shrink(self) -> None:
-        """One connection less, of the peer that has most of those that wait."""
+        """Closes one connection of the peer that has most of the waiting connections."""
         waiting = Counter(one.peer for one in self._all if not one.answering)
         most = max(waiting.values(), default=0)
         self._drop(one for one in self._all if waiting[one.peer] == most)
@@ -450,7 +459,10 @@ class _Crowd:
             self._drop(one for one in self._all if one.held)
 
     def owe(self, one: _Connection, size: int) -> None:
-        """An answer of so many bytes is to be taken; 0: it was. One that is alone may have any size."""
+        """Records that a client must read an answer of `size` bytes; 0: it has read the answer.
+
+        A single answer may have any size.
+        """
         if one not in self._all:
             return
         self._owed += size - one.owed
@@ -459,7 +471,7 @@ class _Crowd:
             pass
 
     def postpone(self, seconds: float) -> None:
-        """All deadlines."""
+        """Extends all deadlines."""
         for one in self._all:
             one.postpone(seconds)
 
@@ -469,7 +481,7 @@ class _Crowd:
                 one.drop()
 
     def _drop(self, some: Iterable[_Connection]) -> bool:
-        """The one that has waited longest; whether there is one."""
+        """Closes the connection that has waited longest; returns whether there was one."""
         waiting = [one for one in some if not one.answering]
         if not waiting:
             return False
@@ -492,14 +504,14 @@ class _Errors:
             self.write(line)
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Does nothing: there is no buffer."""
 
 
 _Answer = tuple[int, list[tuple[str, str]], bytes]
 
 
 def _call(app: WsgiApp, environ: dict[str, Any]) -> _Answer:
-    """Status, headers and body; in a thread of the pool."""
+    """Runs the app: status, headers and body; in a thread of the pool."""
     answered: list[tuple[int, list[tuple[str, str]]]] = []
     written: list[bytes] = []
 
@@ -537,10 +549,10 @@ async def _send(
     begin = http.send(response) or b""
     if method == b"HEAD":
         body = b""
-    if len(body) <= _STEP:  # one packet
+    if len(body) <= _STEP:  # fits into one packet
         begin += (http.send(h11.Data(data=body)) or b"") if body else b""
         body = b""
-    for at in range(0, len(body), _STEP):  # no second copy of a large one waits for the client
+    for at in range(0, len(body), _STEP):  # no second copy of a large answer waits for the client
         writer.write(begin + (http.send(h11.Data(data=body[at : at + _STEP])) or b""))
         begin = b""
         await writer.drain()
@@ -549,7 +561,7 @@ async def _send(
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
-    """What was written goes out first."""
+    """Sends what was written, then closes."""
     writer.close()
     async with asyncio.timeout(ANSWER_SECONDS):
         await writer.wait_closed()

@@ -1,4 +1,4 @@
-"""What `vgpu cordon`, `uncordon` and `heal` have in common."""
+"""The common part of `vgpu cordon`, `uncordon` and `heal`."""
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ def mark(
     with_these: Callable[[frozenset[str], frozenset[str]], Collection[str]],
     said: str,
 ) -> None:
-    """Changes the node's list and prints a line for each card that ends in `said`; raises UserError."""
+    """Changes the node's list and prints a line that ends in `said` for each card; raises UserError."""
     try:
         client = KubeClient.connect(kubeconfig)
         for gpu in cardmarks.change(client, node, annotation, cards, with_these):

@@ -1,7 +1,7 @@
-"""What does this process see of its GPUs? `vgpu probe`, or `python3 -m vgpu.probe` in a container: one JSON line.
+"""Shows what this process sees of its GPUs: `vgpu probe`, or `python3 -m vgpu.probe` in a container; one JSON line.
 
-A client like any other: the driver API by ctypes on libcuda.so.1, and NVML by nvidia-ml-py. It knows neither regions
-nor limits, so what it prints is what every program would find.
+The probe is a client like any other: it uses the driver API by ctypes on libcuda.so.1, and NVML by nvidia-ml-py. It
+knows neither regions nor limits, so it prints what every program would see.
 """
 
 import argparse
@@ -16,9 +16,9 @@ from typing import Any, Final
 
 MIB: Final = 1 << 20
 _NS: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000}
-LONGEST: Final = 31_536_000.0  #: seconds of anything: a year
+LONGEST: Final = 31_536_000.0  #: longest duration of any kind, seconds: a year
 LARGEST: Final = 16_777_216  #: MiB, as for gpumem (vgpu.names.MAX_MEMORY_MIB)
-IN_FLIGHT: Final = 4  #: launches queued on the card: enough to keep it busy, few enough to stop at once
+IN_FLIGHT: Final = 4  #: launches queued on the card: enough to keep it busy, few enough to stop quickly
 WARM_UP: Final = 0.3  #: seconds of launches before the measurement, which use up the credit of an idle time
 
 WHOLE: Final = (
@@ -26,7 +26,7 @@ WHOLE: Final = (
     "use --blocks to fill the free memory of both"
 )
 
-# Spins until the card's nanosecond clock has advanced by the parameter. The simulator goes by the number in the name.
+# Spins until the card's nanosecond clock has advanced by the parameter. The simulator uses the number in the name.
 # Source: PTX ISA, "Special Registers: %globaltimer".
 PTX: Final = """\
 .version 6.0
@@ -57,7 +57,7 @@ class CudaError(Exception):
 
 
 class Cuda:
-    """libcuda.so.1 by name; raises OSError where there is none."""
+    """libcuda.so.1 by name; raises OSError where it does not exist."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -119,9 +119,9 @@ class Kernel:
     def run(self, seconds: float) -> dict[str, Any]:
         """Launches in a loop; `core_share` is the share of the time (%) in which the card ran these launches.
 
-        Each launch counts with its known duration, since an event pair also spans the time for which a core limit
-        holds the launch back. The shortest pair is `kernel_ms`: without a limit it shows whether the duration is
-        true.
+        Each launch counts with its known duration, because an event pair also includes the time for which a core limit
+        holds the launch back. The shortest pair is `kernel_ms`: without a limit, it shows whether the duration is
+        correct.
         """
         self._loop(WARM_UP)
         launches, took, shortest = self._loop(seconds)
@@ -161,7 +161,7 @@ def nanoseconds(duration: str) -> int:
 
 
 def probe_card(cuda: Cuda, device: ctypes.c_int, options: argparse.Namespace) -> dict[str, Any]:
-    """Everything about one card; an "error" in place of what could not be found."""
+    """Everything about one card; an "error" in place of what could not be measured."""
     name = ctypes.create_string_buffer(256)
     cuda.call("cuDeviceGetName", name, len(name), device)
     total = ctypes.c_size_t()
@@ -191,9 +191,10 @@ def probe_card(cuda: Cuda, device: ctypes.c_int, options: argparse.Namespace) ->
 
 
 def fill_in_blocks(cuda: Cuda, size: int) -> dict[str, Any]:
-    """Allocates what is free in blocks of `size` bytes, writes both ends of each, and reads them when all are written.
+    """Allocates the free memory in blocks of `size` bytes, writes both ends of each block, and then reads all of them.
 
-    `blocks` of them were there, `fill` is the status of the last allocation, `data` "right" or which block is wrong.
+    `blocks` is the number of allocated blocks, `fill` the status of the last allocation, `data` "right" or the wrong
+    block.
     """
     found: list[tuple[ctypes.c_uint64, int]] = []
     status = "CUDA_SUCCESS"
@@ -214,7 +215,7 @@ def fill_in_blocks(cuda: Cuda, size: int) -> dict[str, Any]:
 
 
 def uuid_of(cuda: Cuda, device: ctypes.c_int) -> str:
-    """As NVML prints it."""
+    """The UUID as NVML prints it."""
     raw = ctypes.create_string_buffer(16)
     try:
         cuda.call("cuDeviceGetUuid_v2", raw, device)
@@ -225,7 +226,7 @@ def uuid_of(cuda: Cuda, device: ctypes.c_int) -> str:
 
 
 def add_nvml(cards: Sequence[dict[str, Any]]) -> str:
-    """Adds what NVML says about the same cards; returns why it does not, empty when it does."""
+    """Adds NVML's figures for the same cards; returns why there are none, empty on success."""
     try:
         import pynvml
     except ImportError:
@@ -241,7 +242,7 @@ def add_nvml(cards: Sequence[dict[str, Any]]) -> str:
 
 
 def probe(options: argparse.Namespace) -> dict[str, Any]:
-    """What `main` prints; "error" names what went wrong as a whole."""
+    """The report that `main` prints; "error" names what went wrong as a whole."""
     report: dict[str, Any] = {"pid": os.getpid(), "cards": []}
     try:
         cuda = Cuda()
@@ -330,7 +331,7 @@ def parser(program: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python3 -m vgpu.probe") -> int:
-    """Prints the report, on a terminal a table too; 0 when every card answered everything."""
+    """Prints the report, on a terminal also a table; 0 when every card answered everything."""
     options = parser(program).parse_args(arguments)
     report = probe(options)
     print(json.dumps(report), flush=True)

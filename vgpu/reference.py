@@ -1,4 +1,4 @@
-"""The reference of every name and value: `python -m vgpu.reference` in a checkout writes docs/reference.md.
+"""Writes the reference of every name and value: `python -m vgpu.reference` in a checkout writes docs/reference.md.
 
 The texts are the `#:` comments of vgpu/names.py, vgpu/config.py and vgpu/chart.py, and the help texts of the metrics.
 """
@@ -62,12 +62,12 @@ def _names() -> Iterator[str]:
     for title, constants in sections().items():
         yield from ("", f"## {title}", "", "| name | meaning |", "|---|---|")
         for constant in constants:
-            if constant != "RECORDS":  # a list of names that stand here already
+            if constant != "RECORDS":  # a list of names that the reference contains already
                 yield _row(_code(getattr(names, constant)), texts.get(constant, ""))
 
 
 def allowed(hint: Any) -> str:
-    """What a value may be, in words: "`deny` or `allow`", "1 to 65535", …; empty where the type says it all."""
+    """The allowed values in words: "`deny` or `allow`", "1 to 65535", …; empty where the type says everything."""
     origin = typing.get_origin(hint)
     if origin is Literal:
         return " or ".join(_code(one) for one in typing.get_args(hint))
@@ -101,7 +101,7 @@ def _values(value: msgspec.Struct, prefix: str = "") -> Iterator[str]:
 
 
 def _strings(node: ast.expr, constants: dict[str, ast.expr]) -> list[str]:
-    """The strings of a literal list or tuple, names of module constants and starred ones resolved."""
+    """The strings of a literal list or tuple, with names of module constants and starred names resolved."""
     if isinstance(node, ast.Constant):
         return [str(node.value)]
     if isinstance(node, ast.Starred):
@@ -114,10 +114,10 @@ def _strings(node: ast.expr, constants: dict[str, ast.expr]) -> list[str]:
 
 
 def metrics(source: str) -> Iterator[tuple[str, str, str, list[str]]]:
-    """(name, type, meaning, labels) of every metric that Python text makes.
+    """(name, type, meaning, labels) of every metric in a Python source text.
 
-    Read from the text: this package imports neither the agent nor the scheduler. A metric is a call named gauge,
-    counter or histogram, in whatever spelling, with a `vgpu_` name, a help text and labels.
+    The metrics are read from the text, because this package imports neither the agent nor the scheduler. A metric is a
+    call named gauge, counter or histogram (in any spelling), with a `vgpu_` name, a help text and labels.
     """
     tree = ast.parse(source)
     constants = {
@@ -146,7 +146,7 @@ def _metrics(root: Path) -> Iterator[str]:
 
 
 def hooks(text: str) -> dict[str, list[str]]:
-    """Family → functions that the intercept library stands in front of, versions and stream variants left out."""
+    """Family → functions that the intercept library hooks, without versions and stream variants."""
     families: dict[str, list[str]] = {}
     title = ""
     for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""What a pod asks: quantities, the request of each container, and the sentences for what cannot be asked.
+"""What a pod asks for: quantities, the request of each container, and the sentences for invalid requests.
 
 Pure: pods come in as the decoded JSON of the API server.
 """
@@ -38,11 +38,11 @@ CORE_POLICIES: Final = ("fixed", "elastic", "none")
 HAMI_CORE: Final = "hami-core"  #: HAMi's word for cards that are shared by limits
 MODES: Final = ("share", HAMI_CORE)
 MEMORY_MODES: Final = ("static", "movable")
-MAX_CONTAINERS: Final = 32  #: of one pod that ask for cards
+MAX_CONTAINERS: Final = 32  #: largest number of containers in one pod that may ask for cards
 
 
 class RequestError(ValueError):
-    """A pod asks for something that cannot be given; `str()` is one sentence: field, value, what is allowed."""
+    """A pod asks for something that it cannot get; `str()` is one sentence: field, value, what is allowed."""
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         self.field = field
@@ -58,9 +58,9 @@ def _quoted(value: object) -> str:
 
 
 def parse_quantity(value: object) -> Fraction:
-    """The exact value of a Kubernetes quantity ("3000", "60k", "1Ki", "1e3", "500m", 2); ValueError if it is none.
+    """The exact value of a Kubernetes quantity ("3000", "60k", "1Ki", "1e3", "500m", 2).
 
-    Source: k8s.io/apimachinery/pkg/api/resource, "Quantity" grammar.
+    ValueError if it is no quantity. Source: k8s.io/apimachinery/pkg/api/resource, "Quantity" grammar.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("not a quantity")
@@ -95,9 +95,9 @@ class Rules(msgspec.Struct, frozen=True):
 
 
 class GpuRequest(msgspec.Struct, frozen=True):
-    """What one container asks, after defaults."""
+    """The request of one container, after defaults."""
 
-    count: int  #: different cards
+    count: int  #: number of different cards
     memory: int = 0  #: MiB on each card; 0: `percent` decides
     percent: int = 100  #: % of each card's physical memory, where `memory` is 0
     cores: int = 0  #: % of each card's time; 0: no guarantee, 100: alone on the card
@@ -105,11 +105,11 @@ class GpuRequest(msgspec.Struct, frozen=True):
 
     @property
     def whole_card(self) -> bool:
-        """All memory of the card is asked, be it said or by default."""
+        """Whether the container asks for all memory of the card, explicitly or by default."""
         return not self.memory and self.percent == 100
 
     def memory_on(self, physical: int) -> int:
-        """MiB that this asks of a card of `physical` MiB."""
+        """MiB that this request means on a card of `physical` MiB."""
         return self.memory or physical * self.percent // 100
 
 
@@ -130,7 +130,7 @@ class ContainerRequest(msgspec.Struct, frozen=True):
 
 
 class PodRequest(msgspec.Struct, frozen=True):
-    """What a pod asks: its GPU containers in the order of the spec (init containers first) and its wishes."""
+    """A pod's request: its GPU containers in the order of the spec (init containers first), and its annotations."""
 
     containers: tuple[ContainerRequest, ...]
     selector: CardSelector = CardSelector()
@@ -139,7 +139,7 @@ class PodRequest(msgspec.Struct, frozen=True):
     core_policy: str = "fixed"
     cores_limit: int | None = None  #: elastic ceiling in %
     oversubscribe: bool | None = None
-    memory_mode: str | None = None  #: of MEMORY_MODES; None: that of its node
+    memory_mode: str | None = None  #: one of MEMORY_MODES; None: the node's mode
 
 
 def containers_of(spec: Mapping[str, Any]) -> Iterator[tuple[str, Kind, Mapping[str, Any]]]:
@@ -152,7 +152,7 @@ def containers_of(spec: Mapping[str, Any]) -> Iterator[tuple[str, Kind, Mapping[
 
 
 def read_container(path: str, container: Mapping[str, Any], rules: Rules) -> GpuRequest | None:
-    """The request of one container, None when it asks for no GPU. Raises RequestError."""
+    """The request of one container, None when the container asks for no GPU. Raises RequestError."""
     known = rules.names
     resources = container.get("resources") or {}
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
@@ -214,7 +214,7 @@ def _choice(annotations: Mapping[str, str], key: str, allowed: tuple[str, ...], 
 
 
 def read_pod(pod: Mapping[str, Any], rules: Rules) -> PodRequest | None:
-    """What a pod asks, None when none of its containers asks for a GPU. Raises RequestError."""
+    """What a pod asks for, None when none of its containers asks for a GPU. Raises RequestError."""
     found = []
     for path, kind, container in containers_of(pod.get("spec") or {}):
         request = read_container(path, container, rules)

@@ -1,4 +1,4 @@
-"""What a program that serves many clients asks of the kernel and of the C library."""
+"""Settings of the kernel and the C library for a program that serves many clients."""
 
 import contextlib
 import ctypes
@@ -11,7 +11,7 @@ _LARGE: Final = 2**20  #: bytes
 
 
 def bound(address: str, port: int, backlog: int, unsent: int) -> socket.socket:
-    """A listening socket; on `::` it takes IPv4, too, where the kernel can.
+    """A listening socket; on `::` it accepts IPv4, too, where the kernel can do that.
 
     `unsent`: size of the send buffer of each connection (SO_SNDBUF), bytes.
 
@@ -23,7 +23,7 @@ def bound(address: str, port: int, backlog: int, unsent: int) -> socket.socket:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6 and socket.has_dualstack_ipv6():
             found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, unsent)  # of what it accepts
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, unsent)  # accepted connections inherit this
         found.bind((address, port))
         found.listen(backlog)
         found.setblocking(False)
@@ -34,7 +34,10 @@ def bound(address: str, port: int, backlog: int, unsent: int) -> socket.socket:
 
 
 def allow_files(count: int) -> None:
-    """A connection is an open file, of which container runtimes allow 1024 at first and more to a process that asks."""
+    """Raises the limit of open files; each connection is one.
+
+    Container runtimes allow 1024 files at first, and more to a process that asks.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -43,9 +46,9 @@ def allow_files(count: int) -> None:
 
 
 def return_large_blocks() -> None:
-    """Memory of large blocks goes back to the kernel when they are freed, also between small ones that stay.
+    """Returns memory of large blocks to the kernel when they are freed, also between small blocks that stay.
 
-    By itself glibc keeps more and more of it in its heaps (mallopt(3), "dynamic mmap threshold").
+    Without this, glibc keeps more and more such memory in its heaps (mallopt(3), "dynamic mmap threshold").
     """
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE)

@@ -1,7 +1,7 @@
-"""More memory than cards have: how much host memory stands behind them, and who may have what. Pure.
+"""Limits above the memory of the cards: how much host memory stands behind the cards, and how it is shared. Pure.
 
-Every limit is backed: what is not guaranteed to be on the card has its bytes in the host memory that the node keeps
-free for it.
+Every limit is backed. A part of a limit may not be guaranteed to be on the card; for this part, the node keeps host
+memory free.
 """
 
 from bisect import bisect_right
@@ -16,17 +16,18 @@ from vgpu.placement.selection import matches
 
 MIB: Final = 1 << 20
 GRAIN: Final = 2 * MIB  #: blocks that move are made of pages of this size
-_FIRST: Final = 512 * MIB  #: of a guarantee that a start waits for in any case
-_RESERVE: Final = 64  #: one part of so many of a card is lent to nobody: contexts, modules, pages that do not fill
+_FIRST: Final = 512 * MIB  #: bytes of a guarantee for which a start always waits
+_RESERVE: Final = 64  #: one part in this many of a card is never lent: contexts, modules, pages that are not full
 
 K = TypeVar("K", bound=Hashable)
 
 
 class Scaling(msgspec.Struct, frozen=True):
-    """What the administrator wants of a node's cards."""
+    """The administrator's settings for the memory of a node's cards."""
 
     factor: float = 1.0  #: limits may sum up to this multiple of a card
-    by_model: Mapping[str, float] = {}  #: the same for models, by patterns as in use-gputype; the longest one counts
+    #: the same for models, by patterns as in use-gputype; the longest pattern counts
+    by_model: Mapping[str, float] = {}
     host_memory: int = 0  #: MiB behind all cards of the node
 
     def of(self, model: str) -> float:
@@ -34,7 +35,7 @@ class Scaling(msgspec.Struct, frozen=True):
         return self.by_model[max(patterns, key=lambda one: (len(one), one))] if patterns else self.factor
 
     def above(self, cards: Sequence[Gpu]) -> float:
-        """The largest factor above 1 of these cards; 0: there is none."""
+        """The largest factor above 1 of these cards; 0: no card has one."""
         return max((factor for gpu in cards if (factor := self.of(gpu.model)) > 1), default=0.0)
 
 
@@ -43,7 +44,7 @@ NOTHING: Final[Mapping[str, int]] = {}
 
 
 def wanted(config: Config) -> Scaling:
-    """How the configuration (of this node) wants memory to be scaled."""
+    """The scaling in the configuration (of this node)."""
     plugin = config.device_plugin
     return Scaling(plugin.deviceMemoryScaling, plugin.deviceMemoryScalingByModel, mebibytes(plugin.hostMemory))
 
@@ -54,8 +55,8 @@ def scaled(
     """The cards with the memory that limits may sum up to; `backed`: the node keeps the host memory free.
 
     Each card that is scaled up has the same part of the host memory behind it. `behind`: MiB that pods hold behind
-    cards (UUID); where that is more than a card's part, as there was more before, or fewer cards, it is taken off all
-    parts.
+    cards (UUID). These MiB may exceed a card's part, because there was more host memory before, or fewer cards. Then
+    all parts shrink.
     """
     most = {gpu.uuid: int(gpu.physical_memory * (factor - 1)) for gpu in cards if (factor := scaling.of(gpu.model)) > 1}
     part = _part(scaling.host_memory, most, behind) if backed and most else 0
@@ -69,7 +70,10 @@ def scaled(
 
 
 def _part(total: int, most: Mapping[str, int], behind: Mapping[str, int]) -> int:
-    """What each card may have of `total` at the most, so that all of them together have no more, with what is held."""
+    """The largest part of `total` that each card may have.
+
+    All parts together, with what pods hold already, must fit into `total`.
+    """
 
     def needed(part: int) -> int:
         return sum(max(min(most.get(uuid, 0), part), behind.get(uuid, 0)) for uuid in most.keys() | behind.keys())
@@ -78,7 +82,10 @@ def _part(total: int, most: Mapping[str, int], behind: Mapping[str, int]) -> int
 
 
 def unbacked(cards: Sequence[Gpu], scaling: Scaling, capacity: int, allocatable: int) -> str:
-    """Why memory is not scaled on a node with so many bytes, and so many for pods; empty: it is, or need not be."""
+    """Why memory is not scaled on a node with this memory in bytes; empty: it is scaled, or need not be.
+
+    `capacity`: the node's memory, `allocatable`: the part for pods.
+    """
     factor = scaling.above(cards)
     if not factor:
         return ""
@@ -96,26 +103,30 @@ def unbacked(cards: Sequence[Gpu], scaling: Scaling, capacity: int, allocatable:
 
 
 def on_tier(slices: Iterable[GpuSlice]) -> bool:
-    """A part of these slices is not guaranteed to be on the card, so that host memory stands behind it."""
+    """Whether a part of these slices is not guaranteed to be on the card, so that host memory stands behind it."""
     return any(piece.guarantee < piece.mem for piece in slices)
 
 
 class Need(msgspec.Struct, frozen=True):
-    """What one container has to be given of the node's host memory, and what it has; the largest of its cards."""
+    """The host memory of the node that one container needs, and what it has.
+
+    The figures are those of the container's largest card.
+    """
 
     bytes: int  #: on each card: limit less guarantee
     cards: int = 1
-    lack: int = 0  #: on one card: the part of the guarantee that it has not got, as far as neighbours still have it
-    used: int = 0  #: on one card, of host memory
-    sum: int = 0  #: of host memory on all of its cards
+    lack: int = 0  #: on one card: missing part of the guarantee that neighbours still have
+    used: int = 0  #: host memory used behind one card
+    sum: int = 0  #: host memory used behind all of its cards
 
 
 def budgets(total: int, needs: Mapping[K, Need]) -> dict[K, int]:
-    """Bytes of host memory that each may use behind each of its cards; `total`: of the node.
+    """Bytes of host memory that each container may use behind each of its cards; `total`: of the node.
 
-    What no limit needs is for all alike. Beyond that, whoever lacks a part of its guarantee may use what nobody has
-    taken yet: it comes to that only where the card has no room, as a neighbour still has to give back what it was lent.
-    Then all of them together have in host memory what does not fit on the card, which is what their limits need.
+    Host memory that no limit needs is shared equally. A container that lacks a part of its guarantee may also use
+    memory that no container has taken yet. This happens only where the card has no room, because a neighbour must still
+    give back a loan. Then all containers together have in host memory what does not fit on the card, and their limits
+    need no more.
     """
     left = total - sum(need.bytes * need.cards for need in needs.values())
     parts = sum(need.cards for need in needs.values())
@@ -128,43 +139,46 @@ def budgets(total: int, needs: Mapping[K, Need]) -> dict[K, int]:
 
 
 class Want(msgspec.Struct, frozen=True):
-    """What one movable container could do with on a card, in bytes above its guarantee."""
+    """What one movable container could use on a card, in bytes above its guarantee."""
 
-    now: int  #: it has allocated that much
-    most: int  #: its limit allows that much
+    now: int  #: bytes that the container has allocated
+    most: int  #: bytes that its limit allows
 
 
 def room(physical: int, promised: int, others: int = 0) -> int:
-    """Bytes of a card that can be lent: what is not guaranteed, less a reserve and what processes of nobody have."""
+    """Bytes of a card that can be lent.
+
+    These are its memory less guarantees, a reserve and the use of other processes (`others`).
+    """
     return max(0, physical - physical // _RESERVE - promised - others)
 
 
 def owed(physical: int, promised: int, above: int, others: int = 0) -> int:
-    """Bytes of a card that were lent and are to be given back before everybody can have what it is guaranteed.
+    """Bytes of a card that were lent and must be given back before every container can have its guarantee.
 
-    `above`: what containers have on it beyond their guarantees. Of that, the reserve is not asked for: contexts and
-    modules stay where they are.
+    `above`: bytes that containers have on the card beyond their guarantees. An amount of these bytes up to the
+    reserve is never asked for: contexts and modules stay where they are.
     """
     return max(0, above - max(physical - promised - others, physical // _RESERVE))
 
 
 def at_first(guarantee: int, context: int) -> int:
-    """Bytes of its guarantee without which a container is not started: what can be nowhere but on the card comes first.
+    """Bytes of its guarantee that a container must get before it starts: data that must be on the card comes first.
 
-    `context`: bytes that a context takes there, 0: not known. Room is left for a second one, or for modules.
+    `context`: bytes that a context takes there, 0: not known. There is room for a second context, or for modules.
     """
     return min(guarantee, max(_FIRST, 2 * context))
 
 
 def loans(free: int, wants: Mapping[K, Want]) -> dict[K, int]:
-    """Divides bytes of a card evenly, first among those that have allocated more than their guarantee."""
+    """Divides bytes of a card evenly, first among containers that have allocated more than their guarantee."""
     first = _level(free, {key: min(want.now, want.most) for key, want in wants.items()})
     rest = _level(free - sum(first.values()), {key: want.most - first[key] for key, want in wants.items()})
     return {key: (first[key] + rest[key]) // GRAIN * GRAIN for key in wants}
 
 
 def _level(free: int, wants: Mapping[K, int]) -> dict[K, int]:
-    """As evenly as possible, nobody more than it wants."""
+    """Divides as evenly as possible; each key gets at most what it wants."""
     found: dict[K, int] = {}
     left = sorted(wants, key=lambda key: wants[key])
     while left:

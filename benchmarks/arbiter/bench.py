@@ -1,7 +1,7 @@
-"""What the arbiter costs the node: CPU time with 8 cards and 10 containers on each.
+"""Cost of the arbiter for a node: CPU time with 8 cards and 10 containers on each.
 
-`make bench` prints the table; the bar is 1 % of one CPU. The containers are played: what the library would write into
-their usage files is written by one program, so that the figure holds the arbiter's work alone.
+`make bench` prints the table; the bar is 1 % of one CPU. The containers are simulated: one program writes what the
+library would write into their usage files. So the figure contains only the arbiter's work.
 """
 
 import os

@@ -24,30 +24,30 @@ from checks.children import Budget
 from checks.machine import Machine, NoDriver
 from checks.rows import Row, broken, markdown, not_run, printed, status
 
-MEMORY = Path("/dev/shm")  # regions lie in memory where a node agent makes them
+MEMORY = Path("/dev/shm")  # regions are in memory where a node agent makes them
 SECONDS = 450.0
-INTERRUPTED = 130  # as the shell has it
+INTERRUPTED = 130  # exit code, as in the shell
 
 
 class Check(msgspec.Struct, frozen=True):
-    """Something to run: some rows of one family."""
+    """One check: rows of one family."""
 
     family: str
     what: str
-    seconds: float  #: it is not begun with less time left
+    seconds: float  #: the check does not start with less time left
     run: Callable[[Machine], list[Row]]
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """How much of each is tried."""
+    """How much of each check is tried."""
 
     trials: int = pairs.TRIALS
     times: core.Plan = core.Plan()
-    short: core.Plan = core.Plan(warm_s=0.8, measured_s=1.5)  #: of rows that need no more
+    short: core.Plan = core.Plan(warm_s=0.8, measured_s=1.5)  #: for rows that need no more
     limits: tuple[int, ...] = core.LIMITS
     lengths: tuple[str, ...] = core.LENGTHS
     kernels: tuple[str, ...] = core.SHORT
-    turns: int = 20  #: of pairs of events
+    turns: int = 20  #: pairs of events
     drift_s: float = 5.0
     quick: bool = False
 
@@ -59,7 +59,7 @@ QUICK = Scale(
 
 
 def plan(python: str, scale: Scale) -> list[Check]:
-    """All checks, the most telling first. `python`: whose frameworks are meant."""
+    """All checks, the most important first. `python`: the interpreter whose frameworks are tested."""
     times, short = scale.times, scale.short
     found = [Check(memory.FAMILY, name, 15, partial(memory.check, name=name)) for name in memory.ROUTES]
     found += [
@@ -100,7 +100,7 @@ def plan(python: str, scale: Scale) -> list[Check]:
 
 
 def run(machine: Machine, checks: Sequence[Check]) -> list[Row]:
-    """The rows of all checks for which there is time; an interrupt ends it with those that are complete."""
+    """The rows of all checks for which there is time; after an interrupt, the rows of complete checks."""
     rows: list[Row] = []
     for number, check in enumerate(checks):
         if machine.budget.left < check.seconds:
@@ -111,7 +111,7 @@ def run(machine: Machine, checks: Sequence[Check]) -> list[Row]:
             found = check.run(machine)
         except NoDriver as error:
             rows.append(not_run(check.family, check.what, str(error)))
-        except (pynvml.NVMLError, OSError, ValueError, KeyError) as error:  # the rows of the others are still wanted
+        except (pynvml.NVMLError, OSError, ValueError, KeyError) as error:  # the other checks must still run
             rows.append(broken(check.family, check.what, f"{type(error).__name__}: {error}"))
         except KeyboardInterrupt:
             print("interrupted")
@@ -124,12 +124,12 @@ def run(machine: Machine, checks: Sequence[Check]) -> list[Row]:
 
 
 def marked(rows: Sequence[Row], simulated: bool) -> list[Row]:
-    """The same with the word on whether the card is a simulated one."""
+    """The rows, with the mark for a simulated card."""
     return [msgspec.structs.replace(row, simulated=simulated) for row in rows]
 
 
 def show(machine: Machine, rows: Sequence[Row]) -> None:
-    """Prints the table, and what is behind its verdicts."""
+    """Prints the table, and the reasons of its verdicts."""
     mark = " (simulated)" if machine.simulate else ""
     print(f"\nvgpu on {machine.model}{mark}", *printed(rows, mark), sep="\n")
     count = Counter(row.verdict for row in rows)
@@ -144,13 +144,13 @@ def terminated(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def page_name(machine: Machine) -> str:
-    """<card>-<driver>.md, with nothing that a file name should not have."""
+    """<card>-<driver>.md, without characters that a file name should not have."""
     parts = ["simulated"] * bool(machine.simulate) + [machine.model, machine.driver]
     return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(parts)).lower() + ".md"
 
 
 def main() -> int:
-    """Runs, prints, and writes what was asked for."""
+    """Runs the checks, prints the table, and writes the requested files."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--simulate", default="", metavar="PROFILE", help="on a simulated card, such as H100")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"time for everything (default {SECONDS:g})")

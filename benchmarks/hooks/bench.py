@@ -1,10 +1,10 @@
-"""What the preloaded library costs: start of programs without a driver, and driver calls on the simulator.
+"""Cost of the preloaded library: start of programs without a driver, and driver calls on the simulator.
 
-`make bench-hooks` prints two tables; medians of starts, and means of calls: the smallest of several runs, since what
-else the machine does only adds, but of 16 processes at once the mean of all runs, since whether two of them are in each
-other's way is chance in each run, and is what is asked.
-They compare variants on one machine at one time and say nothing about another, nor about a real driver, whose
-own calls take longer than the simulator's.
+`make bench-hooks` prints two tables: medians of starts, and means of calls. Of several runs, the smallest mean counts,
+because other work on the machine only adds time. For 16 processes at once, the mean of all runs counts: it is chance in
+each run whether two of them disturb each other, and this disturbance is measured. The tables compare variants on one
+machine at one time. They say nothing about another machine, nor about a real driver, whose own calls take longer than
+the simulator's.
 """
 
 import os
@@ -25,7 +25,7 @@ STARTS = 500
 TURNS = 3
 CROWD_TURNS = 12
 CROWD = "...in each of 16 processes"
-MEMORY = Path("/dev/shm")  # regions lie in memory where a node agent makes them; a disk would write them back meanwhile
+MEMORY = Path("/dev/shm")  # regions are in memory where a node agent makes them; a disk would write them back meanwhile
 OURS = ("CUDA_", "VGPU_", "LD_", "GPU_CORE", "ACTIVE_OOM", "LIBCUDA", "NVIDIA_")
 VARIANTS: dict[str, dict[str, str]] = {
     "no limits": {},
@@ -34,7 +34,7 @@ VARIANTS: dict[str, dict[str, str]] = {
     "memory that moves": {},
 }
 MOVES = "memory that moves"
-#: what the environment cannot say: half of the memory is on the card for sure, and blocks move
+#: limits that the environment cannot express: half of the memory is guaranteed on the card, and blocks move
 MOVABLE = Limits((CardLimit("", 8 << 30, 4 << 30),), host_memory=4 << 30, oversubscribe=True, movable=True)
 
 
@@ -53,7 +53,7 @@ def starts(console: Console) -> None:
     table = Table("program", "bare µs", "preloaded µs", "added µs", title="Start without a driver (bar: < 1000 added)")
     for command in (["/bin/true"], ["bash", "-c", ":"], [sys.executable, "-S", "-c", "pass"]):
         bare, loaded = clean(), clean() | {"LD_PRELOAD": str(paths.libvgpu())}
-        # turn by turn, so that what else the machine does meets both alike
+        # in turns, so that other work on the machine affects both alike
         pairs = [(start_us(command, bare), start_us(command, loaded)) for _ in range(STARTS)]
         without, with_it = median(p[0] for p in pairs), median(p[1] for p in pairs)
         table.add_row(Path(command[0]).name, f"{without:.0f}", f"{with_it:.0f}", f"{with_it - without:+.0f}")
@@ -61,7 +61,7 @@ def starts(console: Console) -> None:
 
 
 def run(program: Path, *arguments: str, **variables: str) -> str:
-    """What the program prints, on cards of its own: a card's books grow with the processes that it has seen."""
+    """Output of the program, on cards of its own: a card's records grow with the processes that it has seen."""
     with tempfile.TemporaryDirectory(dir=program.parent) as cards:
         env = clean() | {"LD_LIBRARY_PATH": str(paths.simulator()), "VGPU_SIMULATE": "T4", "VGPU_SIM_DIR": cards}
         command = [program, *arguments]
@@ -69,13 +69,13 @@ def run(program: Path, *arguments: str, **variables: str) -> str:
 
 
 def summary(runs: list[dict[str, float]]) -> dict[str, float]:
-    """The smallest of each call, of the crowd the mean; ns."""
+    """The smallest figure of each call, for the crowd the mean; ns."""
     times = {call: [run[call] for run in runs if call in run] for call in runs[0]}
     return {call: fmean(found) if call == CROWD else min(found) for call, found in times.items()}
 
 
 def bar(call: Call) -> str:
-    """As the table shows it; the bar of memory that moves where it is another one."""
+    """The bar as the table shows it, with the bar of moving memory where that is different."""
     return f"+{call.bar}" + (f" (moves: +{call.moving})" if call.moving != call.bar else "")
 
 
@@ -86,7 +86,7 @@ def driver_calls(console: Console) -> None:
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as name:
         folder = Path(name)
         program = compiled(folder)
-        for turn in range(CROWD_TURNS):  # turn by turn, so that what else the machine does meets all alike
+        for turn in range(CROWD_TURNS):  # in turns, so that other work on the machine affects all alike
             for variant in runs:
                 region = folder / f"region{turn}{variant}"
                 region.mkdir()

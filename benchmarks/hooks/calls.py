@@ -1,4 +1,4 @@
-"""The program calls.c: how to compile it, and what it prints. Its calls and their bars stand there, nowhere else."""
+"""The program calls.c: how to compile it, and its output. Only calls.c lists the calls and their bars."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ HERE = Path(__file__).resolve().parent
 
 
 class Call(msgspec.Struct, frozen=True):
-    """What one call took, and what the library may add to it; ns."""
+    """The time of one call, and the time that the library may add; ns."""
 
     ns: float
     bar: int
@@ -23,7 +23,7 @@ class Call(msgspec.Struct, frozen=True):
 def compiled(folder: Path) -> Path:
     """The program, linked with the simulator's libcuda.so.1, whose names are the driver's.
 
-    Raises ValueError with the end of what the compiler says, OSError where there is none.
+    Raises ValueError with the end of the compiler's output, OSError where there is no compiler.
     """
     sys.path.insert(0, str(HERE.parents[1] / "libvgpu"))
     try:
@@ -42,7 +42,7 @@ def compiled(folder: Path) -> Path:
 
 
 def read(text: str) -> dict[str, Call]:
-    """Call by its name, in the order of the program's output. Raises ValueError for a line that is none."""
+    """Calls by name, in the order of the program's output. Raises ValueError for an invalid line."""
     return {
         name: Call(float(ns), int(bar), int(moving))
         for name, ns, bar, moving in (line.split("\t") for line in text.splitlines())

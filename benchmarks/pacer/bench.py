@@ -21,7 +21,7 @@ from rig import cost, plots, single, tenants
 from rig.machine import Machine, Trace, compiled
 from rig.report import FULL, QUICK, Plan, Reading, Series, Trial, lines, markdown, replace_part, show, write_json
 
-MEMORY = Path("/dev/shm")  # regions lie in memory where a node agent makes them
+MEMORY = Path("/dev/shm")  # regions are in memory where a node agent makes them
 
 WIDTH = 150  # of the tables, also where the output is a file
 
@@ -33,20 +33,20 @@ def processor_times() -> tuple[int, int]:
 
 
 class Bench:
-    """Runs trials and keeps what they give."""
+    """Runs trials and stores their readings."""
 
     def __init__(self, folder: Path, plan: Plan, console: Console) -> None:
         self._folder, self._plan, self._console = folder, plan, console
         self._program = compiled(folder)
         self._lock = threading.Lock()
         self._started = 0
-        self.runs = 0  #: complete ones
+        self.runs = 0  #: number of complete runs
         self.results: dict[tuple[str, str], list[Reading]] = {}
         self.series: list[Series] = []
         self.broken: list[str] = []
 
     def one(self, trial: Trial) -> tuple[list[Reading], Trace | None]:
-        """Runs a trial once, on a machine of its own; nothing when it broke."""
+        """Runs a trial once, on a machine of its own; returns nothing when the trial broke."""
         with self._lock:
             self._started += 1
             folder = self._folder / str(self._started)
@@ -59,9 +59,10 @@ class Bench:
             return [], None
 
     def all(self, trials: Sequence[Trial], jobs: int) -> None:
-        """Every trial as often as the plan says: those that must be alone one by one, the others `jobs` at a time.
+        """Runs every trial as often as the plan says.
 
-        An interrupt ends it with the runs that are complete.
+        Trials that must be alone run one by one, the others `jobs` at a time. An interrupt ends this; complete runs
+        count.
         """
         for run in range(self._plan.runs):
             try:
@@ -90,13 +91,13 @@ class Bench:
 
 
 def chosen(pattern: str) -> list[Trial]:
-    """Trials in whose name the pattern occurs."""
+    """Trials with the pattern in their name."""
     makers: list[Callable[[], list[Trial]]] = [single.trials, tenants.trials, cost.trials]
     return [trial for make in makers for trial in make() if pattern.lower() in trial.name.lower()]
 
 
 def main() -> int:
-    """Runs, prints, and writes what was asked for."""
+    """Runs the trials, prints the tables, and writes the requested files."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--full", action="store_true", help="three runs of 5 s warm-up and 6 s; else one short run")
     parser.add_argument("--jobs", type=int, default=2, help="simulated machines at work at a time (default 2)")

@@ -54,7 +54,7 @@ def one_by_one(manner: str, kernel: str) -> Run:
 
 
 def rows() -> dict[str, tuple[Run, float]]:
-    """Name → what runs, and its bar in percent of the card."""
+    """Name → the run, and its bar in percent of the card."""
     found = {name: (repeating(name, kernel, count), BAR) for name, (kernel, count) in escapes.MANNERS.items()}
     for kernel, (manner, count) in escapes.LATE.items():
         found[f"late launches, {kernel}"] = repeating(manner, kernel, count, **LATE), BAR

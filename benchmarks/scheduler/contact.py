@@ -1,4 +1,7 @@
-"""What the scheduler's connections to 5,000 agents cost: memory, processor time, and how soon a kill of all shows."""
+"""Cost of the scheduler's connections to 5,000 agents.
+
+Measures memory, processor time, and the delay until a kill of all agents shows.
+"""
 
 import os
 import subprocess
@@ -40,7 +43,7 @@ def resident() -> float:
 
 
 def until(condition: Callable[[], bool]) -> float:
-    """Seconds until it holds."""
+    """Seconds until the condition is true."""
     begun = time.monotonic()
     while not condition():
         time.sleep(0.01)  # a poll
@@ -68,7 +71,7 @@ def main() -> None:
         f"{resident() - memory:.0f} MiB"
     )
     busy = time.process_time()
-    time.sleep(QUIET_SECONDS)  # the span over which processor time is measured
+    time.sleep(QUIET_SECONDS)  # the time over which processor time is measured
     print(f"then {(time.process_time() - busy) / QUIET_SECONDS:.1%} of a processor while nothing happens")
     agents.kill()
     took = until(lambda: all(contact.obstacle(uid) for uid in uids))

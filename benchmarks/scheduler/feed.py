@@ -62,7 +62,7 @@ CASES: Final = ("quiet", "events", "reconcile", "relist", "nine")
 
 
 def node(number: int, cards: int) -> bytes:
-    """A node as large as real ones: 50 images, conditions, addresses."""
+    """A node as large as a real one: 50 images, conditions, addresses."""
     gpus = tuple(
         Gpu(
             f"GPU-{number:05d}-{card}-0000-0000-000000000000",
@@ -96,7 +96,7 @@ def node(number: int, cards: int) -> bytes:
 
 
 def pod(number: int, nodes: int, cards: int, version: int) -> bytes:
-    """A pod as large as real ones, bound and recorded."""
+    """A pod as large as a real one, bound and with a record."""
     draw = random.Random(number)
     place = number % nodes
     uuid = f"GPU-{place:05d}-{draw.randrange(cards)}-0000-0000-000000000000"
@@ -140,7 +140,7 @@ class Playback:
             "nodes": [node(n, args.cards) for n in range(args.nodes)],
             "pods": [pod(n, args.nodes, args.cards, FIRST + args.nodes + n) for n in range(args.pods)],
         }
-        self.lost = 0  #: how often watches were told that their history is lost
+        self.lost = 0  #: number of watches that were answered that their history is lost
         self.running = threading.Event()  #: pods change
 
     def list(self, kind: str) -> Iterator[bytes]:
@@ -150,7 +150,7 @@ class Playback:
         yield b"]}\n"
 
     def events(self, kind: str) -> Iterator[bytes]:
-        """Never more than 20 in a row, so that they come evenly."""
+        """Yields at most 20 events in a row, so that they come evenly."""
         lost = self.lost
         due = time.monotonic()
         while True:
@@ -186,7 +186,7 @@ class Handler(BaseHTTPRequestHandler):
             (self.playback.running.set if "events" in asked else self.playback.running.clear)()
             return self._send(iter([b"ok"]))
         kind = url.path.rsplit("/", 1)[-1]
-        if "labelSelector" in asked:  # former names of the scheduler: there are none
+        if "labelSelector" in asked:  # earlier names of the scheduler: there are none
             empty = f'{{"metadata":{{"resourceVersion":"{self.playback.version}"}},"items":[]}}'.encode()
             return self._send(self.playback.events("none") if "watch" in asked else iter([empty]))
         return self._send(self.playback.events(kind) if "watch" in asked else self.playback.list(kind))
@@ -216,7 +216,7 @@ def serve_api(args: argparse.Namespace) -> None:
 
 
 def serve_scheduler(args: argparse.Namespace) -> None:
-    """The parts of scheduler.__main__ that place pods. Commands on stdin: what to do again and again."""
+    """The parts of scheduler.__main__ that place pods. A command on stdin names the work to repeat."""
     from scheduler.__main__ import SWITCH_SECONDS
 
     sys.setswitchinterval(SWITCH_SECONDS)

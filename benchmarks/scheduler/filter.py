@@ -82,7 +82,7 @@ def percentiles(times: list[float]) -> tuple[float, float]:
 
 
 def measure(call: Callable[[], object], rounds: int) -> tuple[float, ...]:
-    """p50 and p99 by the clock, the same in processor time of this thread."""
+    """p50 and p99 by the clock, and the same in processor time of this thread."""
     for _ in range(5):
         call()
     clock, processor = [], []
@@ -104,7 +104,7 @@ def main() -> None:
     fill(state, args.nodes, args.cards, args.pods)
     print(f"{args.nodes} nodes x {args.cards} cards, {args.pods} pods: filled in {time.perf_counter() - start:.1f} s")
     verbs = Verbs(state, Rules(), recent)
-    client = None  # no bind here
+    client = None  # the benchmark makes no bind
     fence = Fence(lambda: None, lambda: "alone")
     binder = Binder(client, state, Rules(), recent, fence.pass_)  # type: ignore[arg-type]  # it never binds
     app = extender_app(verbs, binder, lambda: True, fence)
@@ -117,7 +117,7 @@ def main() -> None:
         return connection.getresponse().read()
 
     def over_http(path: str, data: bytes) -> tuple[float, ...]:
-        connection.close()  # the listener has ended what was idle
+        connection.close()  # the listener has closed idle connections
         return measure(lambda: post(path, data), args.rounds)[:2]
 
     cases = {

@@ -67,7 +67,7 @@ def lockstep(folder: Path, trials: int) -> bool:
 
 
 def main() -> int:
-    """Runs all three."""
+    """Runs all three storms."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--short", action="store_true", help="a twentieth of everything")
     parser.add_argument("--seed", type=int, default=1)

@@ -26,19 +26,19 @@ HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parents[1] / "libvgpu/src"
 BEGIN, END = "<!-- make bench-tier DOCS=1: begin -->", "<!-- make bench-tier DOCS=1: end -->"
 WIDTH = 160  # of the tables, also where the output is a file
-PERCENTS = (150, 200)  #: memory in use, against the card's
+PERCENTS = (150, 200)  #: memory in use, relative to the card's
 BUDGET = 8  #: units that may be moved at a safe point
 WAYS = ("hindsight", "policy", "never", "managed")
 LABELS = {"hindsight": "hindsight", "policy": "the policy", "never": "never move", "managed": "page faults (LRU)"}
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A trace, and what the policy is held against on it."""
+    """A trace, and the reference for the policy on it."""
 
     trace: str
     name: str
     launches: int
-    bar: str = ""  #: what is compared: bus or total time, with which other way
+    bar: str = ""  #: bus or total time, and the way for comparison
     most: float = 0
 
 
@@ -60,7 +60,7 @@ CASES = [
     Case("tenants", "two tenants", 20_000),
 ]
 LENGTHS = (2_500, 5_000, 10_000, 20_000, 50_000, 100_000)
-#: blocks, the largest one in units, launches
+#: blocks, the largest block in units, launches
 SIZES = (
     (256, 1, 20_000),
     (256, 8, 20_000),
@@ -81,7 +81,7 @@ class Run(msgspec.Struct, frozen=True):
     points: dict[str, list[int]]
 
     def ratio(self, bar: str, way: str = "policy") -> float:
-        """Bus or total time of `way` over that of another one: `bar` is like total/hindsight."""
+        """Bus or total time of `way`, divided by that of another way: `bar` is like total/hindsight."""
         what, other = bar.split("/")
         base = self.launches if what == "total" else 0
         return (base + self.bus[way]) / max(base + self.bus[other], 1)
@@ -116,7 +116,7 @@ class Player:
 
 
 class Sheet(msgspec.Struct, frozen=True):
-    """A table as people see it."""
+    """A table as it is printed."""
 
     title: str
     columns: list[str]
@@ -124,7 +124,7 @@ class Sheet(msgspec.Struct, frozen=True):
 
 
 def comparison(runs: dict[tuple[str, int], list[Run]], cases: Iterable[Case], percent: int) -> Sheet:
-    """Each case by its worst run: the one furthest from its bar, or from hindsight."""
+    """Each case by its worst run: the run furthest from its bar, or from hindsight."""
     rows = []
     for case in cases:
         bar = case.bar or "total/hindsight"
@@ -201,7 +201,7 @@ def markdown(sheets: Iterable[Sheet], remark: str) -> str:
 
 
 def replace_part(page: Path, text: str, begin: str = BEGIN, end: str = END) -> None:
-    """Puts `text` between the two marks of a page; raises ValueError when it has none."""
+    """Puts `text` between the two marks of a page; raises ValueError when the page has no marks."""
     whole = page.read_text()
     if begin not in whole or end not in whole:
         raise ValueError(f"{page} has no lines {begin} and {end}")
@@ -211,11 +211,11 @@ def replace_part(page: Path, text: str, begin: str = BEGIN, end: str = END) -> N
 #: text stays text, and the same figures give the same file
 STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "vgpu", "font.size": 7, "path.simplify_threshold": 0.5}
 COLOURS = dict(zip(WAYS, ("black", "tab:blue", "tab:orange", "tab:red"), strict=True))
-CLIP = 6.0  # of the bars: what is beyond has its figure beside it
+CLIP = 6.0  # of the bars: a longer bar has its figure next to it
 
 
 def draw_totals(runs: dict[tuple[str, int], list[Run]], cases: Sequence[Case], file: Path) -> None:
-    """Total time of each way over hindsight's."""
+    """Total time of each way, relative to hindsight's."""
     figure = Figure(figsize=(10, 0.32 * len(cases) + 1.2), layout="constrained")
     panels = figure.subplots(1, len(PERCENTS), sharey=True)
     at = np.arange(len(cases))
@@ -260,7 +260,7 @@ def draw_over_time(runs: dict[tuple[str, int], list[Run]], cases: Sequence[Case]
 
 
 def main() -> int:
-    """Plays, prints, and writes what was asked for."""
+    """Plays the traces, prints the tables, and writes the requested files."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", metavar="TEXT", help="only traces in whose name TEXT occurs")
     parser.add_argument("--seeds", type=int, default=5, help="of each trace (default 5): the worst is shown")

@@ -19,7 +19,7 @@ from playing.machine import BLOCK_MIB, SEED, WAIT, Machine, Played
 from rich.console import Console
 
 BEGIN, END = (f"<!-- make bench-tier LIVE=1 DOCS=1: {word} -->" for word in ("begin", "end"))
-MEMORY = Path("/dev/shm")  # regions lie in memory where a node agent makes them
+MEMORY = Path("/dev/shm")  # regions are in memory where a node agent makes them
 LAUNCHES = {
     "zipf": 20_000, "random": 10_000, "cyclic": 5_000, "phases-100": 16_000, "training": 10_000,
     "training-bursts": 20_000, "training-random": 10_000, "inference": 10_000,
@@ -28,11 +28,11 @@ TRACES = [case for case in CASES if case.trace in LAUNCHES]
 WAYS = ("card", "never", "movable", "managed")
 WIDTH = 190  # of the tables, also where the output is a file
 LOANS = "two tenants"
-BAR_S = 1.0  #: until a neighbour has its guarantee
+BAR_S = 1.0  #: longest time until a neighbour has its guarantee
 
 
 class Live(msgspec.Struct, frozen=True):
-    """One trace in all ways, and what the bench of the policy reckons for it."""
+    """One trace in all ways, and the computed figures of the policy's bench for it."""
 
     case: Case
     ways: dict[str, Played]
@@ -49,7 +49,7 @@ class Live(msgspec.Struct, frozen=True):
         return f"{self.value(what, way) / self.value(what, 'never'):.2f}"
 
     def bar(self) -> list[str]:
-        """The bar as a sentence, what the policy's bench says about it, and whether it is met."""
+        """The bar as a sentence, the figure of the policy's bench, and whether the bar is met."""
         if not self.case.bar:
             return ["", "", ""]
         what, other = self.case.bar.split("/")
@@ -114,7 +114,7 @@ def loans(machine: Machine) -> Sheet:
 
 
 def main() -> int:
-    """Plays, prints, and writes what was asked for."""
+    """Plays the traces, prints the tables, and writes the requested files."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", metavar="TEXT", help="only traces in whose name TEXT occurs")
     parser.add_argument("--jobs", type=int, default=2, help="traces at a time (default 2)")

@@ -1,4 +1,7 @@
-"""What a GPU pod must not be or carry. Every function raises RequestError: field, value, what is allowed."""
+"""What a GPU pod must not be or have.
+
+Every function raises RequestError: field, value, what is allowed.
+"""
 
 from collections.abc import Collection, Iterator
 
@@ -7,7 +10,7 @@ from vgpu import names
 from vgpu.config import Scheduler
 from vgpu.resources import PodRequest, RequestError
 
-#: What an unset schedulerName becomes before admission sees it
+#: Values that admission sees for an unset schedulerName
 UNSET_SCHEDULERS = ("", "default-scheduler")
 TOTALS = (names.RESOURCE_TOTAL_MEMORY, names.RESOURCE_TOTAL_CORES)
 GROUPS = ("initContainers", "containers", "ephemeralContainers")
@@ -15,7 +18,7 @@ VOID = "void"  #: NVIDIA_VISIBLE_DEVICES of a container that sees no card
 
 
 def containers(pod: Pod) -> Iterator[tuple[str, int, Container]]:
-    """(field of the spec, index, container) of every container, ephemeral ones included."""
+    """(field of the spec, index, container) of every container, ephemeral containers included."""
     for group in GROUPS:
         for index, container in enumerate(getattr(pod.spec, group) or ()):
             yield group, index, container
@@ -26,7 +29,7 @@ def where(group: str, container: Container) -> str:
 
 
 def created_without_records(pod: Pod) -> None:
-    """Nobody creates a pod with records: they would be believed."""
+    """A new pod must have no records: vgpu would trust them."""
     notes = pod.metadata.annotations or {}
     for record in names.RECORDS:
         if record in notes:
@@ -38,7 +41,7 @@ def created_without_records(pod: Pod) -> None:
 
 
 def records_unchanged(old: Pod, new: Pod) -> None:
-    """Records and the label that marks a pod as managed stay as they are."""
+    """Records, and the label that marks a pod as managed, must not change."""
     for field, keys, before, after in (
         ("annotations", names.RECORDS, old.metadata.annotations, new.metadata.annotations),
         ("labels", (names.LABEL_MANAGED,), old.metadata.labels, new.metadata.labels),
@@ -53,7 +56,7 @@ def records_unchanged(old: Pod, new: Pod) -> None:
 
 
 def totals_are_ours(pod: Pod, asking: Collection[str]) -> None:
-    """A container that asks for no GPU cannot take from the totals that others share."""
+    """A container that asks for no GPU must not take from the totals that other pods share."""
     for group, _, container in containers(pod):
         if container.name in asking or container.resources is None:
             continue
@@ -69,7 +72,7 @@ def totals_are_ours(pod: Pod, asking: Collection[str]) -> None:
 
 
 def scheduled_by_us(pod: Pod, scheduler_name: str) -> None:
-    """Only our scheduler knows the cards."""
+    """The pod must use our scheduler: only it knows the cards."""
     given = pod.spec.schedulerName or ""
     if given not in (*UNSET_SCHEDULERS, scheduler_name):
         raise RequestError(
@@ -80,7 +83,7 @@ def scheduled_by_us(pod: Pod, scheduler_name: str) -> None:
 
 
 def not_placed_yet(pod: Pod) -> None:
-    """Who names the node bypasses placement."""
+    """The pod must not name its node: that would bypass placement."""
     if pod.spec.nodeName:
         raise RequestError(
             "spec.nodeName",
@@ -90,7 +93,7 @@ def not_placed_yet(pod: Pod) -> None:
 
 
 def not_privileged(pod: Pod, settings: Scheduler) -> None:
-    """A privileged container sees every card of its node."""
+    """The pod must have no privileged container: it would see every card of its node."""
     if settings.privileged == "allow":
         return
     for group, _, container in containers(pod):
@@ -103,7 +106,10 @@ def not_privileged(pod: Pod, settings: Scheduler) -> None:
 
 
 def visible_devices_unset(pod: Pod, request: PodRequest | None, settings: Scheduler) -> None:
-    """Which cards a container sees is the scheduler's choice; `void` where a container asks for none is ours."""
+    """The scheduler chooses which cards a container sees.
+
+    The value `void` in a container that asks for no card comes from admission itself.
+    """
     if settings.visible_devices == "override":
         return
     asking = {each.name for each in request.containers} if request is not None else set()
@@ -121,7 +127,7 @@ def visible_devices_unset(pod: Pod, request: PodRequest | None, settings: Schedu
 
 
 def create(pod: Pod, request: PodRequest, settings: Scheduler) -> None:
-    """Everything that a new GPU pod has to pass."""
+    """All checks of a new GPU pod."""
     not_placed_yet(pod)
     not_privileged(pod, settings)
     totals_are_ours(pod, {each.name for each in request.containers})

@@ -1,9 +1,9 @@
 """Requests that a LimitRange of the namespace has written into a container.
 
-The API server applies a LimitRange before it asks a webhook, and says what it wrote in an annotation:
-"LimitRanger plugin set: nvidia.com/gpumem limit for container log; …" (plugin/pkg/admission/limitranger). A default is
-a request like another one, so the container gets a card; `nvidia.com/gpu: 0` in it means that it does not want one.
-Where the LimitRange sets that, too, it holds for containers that ask for nothing themselves.
+The API server applies a LimitRange before it calls a webhook, and says in an annotation what it wrote: "LimitRanger
+plugin set: nvidia.com/gpumem limit for container log; …" (plugin/pkg/admission/limitranger). A default is a request
+like any other, so the container gets a card; `nvidia.com/gpu: 0` in the container means that it wants none. Where the
+LimitRange also sets `nvidia.com/gpu: 0`, this counts for containers that ask for nothing themselves.
 """
 
 import re
@@ -24,9 +24,9 @@ PARTS: Final = ("limits", "requests")
 
 
 def declined(pod: Pod, rules: Rules, patch: Patch) -> tuple[Pod, list[str]]:
-    """The pod without the defaults in containers that say `gpu: 0`, the operations in `patch`, and warnings.
+    """The pod without the defaults in containers that say `gpu: 0`, and warnings; the operations go into `patch`.
 
-    The other containers that ask by a default alone are warned of.
+    Other containers that ask only by a default get a warning.
     """
     known = rules.names
     amounts = (known.memory, known.percentage, known.cores)
@@ -72,7 +72,7 @@ def declined(pod: Pod, rules: Rules, patch: Patch) -> tuple[Pod, list[str]]:
 
 
 def _written(pod: Pod) -> Iterator[tuple[tuple[str, str], set[str]]]:
-    """((kind, container), resources that a LimitRange set in it)."""
+    """((kind, container), resources that a LimitRange set in that container)."""
     found: dict[tuple[str, str], set[str]] = {}
     _, _, text = (pod.metadata.annotations or {}).get(ANNOTATION, "").partition(": ")
     for part in text.split("; "):

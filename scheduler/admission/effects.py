@@ -1,4 +1,4 @@
-"""Annotations and variables of a GPU pod that will not do what their author expects: one warning for each."""
+"""Annotations and variables of a GPU pod that have another effect than their author expects: one warning for each."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -11,19 +11,22 @@ from vgpu.placement.selection import accepts_model, matches
 from vgpu.resources import HAMI_CORE, CardSelector, PodRequest, Rules
 
 RESERVED: Final = (names.RESIZE, names.POD_GROUP, names.POD_GROUP_MIN)
-#: variables that set limits where there is no region, and are not read in a container of a GPU pod
+#: Variables that set limits where there is no region; in a container of a GPU pod the library does not read them
 VARIABLES: Final = {
     names.ENV_MEMORY_LIMIT: "the limit is the container's request of memory",
     names.ENV_CORE_LIMIT: "the limit is the container's request of cores",
     names.ENV_OVERSUBSCRIBE: f"set metadata.annotations[{names.OVERSUBSCRIBE}]",
 }
-#: variables that switch limits off where the administrator lets containers do that
+#: Variables that switch limits off where the administrator lets containers do that
 SWITCHES: Final = {names.ENV_DISABLE_CONTROL: ("true", "1"), names.ENV_CORE_POLICY: ("disable",)}
-SHOWN: Final = 4  #: models that a warning names: an API server may cut warnings at 256 characters
+SHOWN: Final = 4  #: number of models that a warning names: an API server may cut warnings at 256 characters
 
 
 def without_effect(pod: Pod, request: PodRequest, cards: Cards, rules: Rules, *, may_disable: bool) -> tuple[str, ...]:
-    """All warnings about a pod that asks for a GPU; `may_disable`: its containers may switch their limits off."""
+    """All warnings about a pod that asks for a GPU.
+
+    `may_disable`: its containers may switch their limits off.
+    """
     notes = pod.metadata.annotations or {}
     return (
         *_annotations(notes, request),
@@ -64,7 +67,7 @@ def _selection(notes: Mapping[str, str], selector: CardSelector, cards: Cards) -
     for key in (names.USE_GPU_TYPE, names.NOUSE_GPU_TYPE, names.USE_GPU_UUID, names.NOUSE_GPU_UUID):
         if key in notes and not notes[key].strip(" ,"):
             yield f"{_at(key)} is empty and has no effect"
-    if cards.largest_card() is None:  # no card is known yet: nothing can be said
+    if cards.largest_card() is None:  # no card is known yet: no warning is possible
         return
     if selector.use_types or selector.nouse_types:
         yield from _models(selector, sorted(cards.models()))
@@ -100,7 +103,7 @@ def _quoted(values: Iterable[str]) -> str:
 
 
 def _variables(pod: Pod, asking: Mapping[str, int | None], rules: Rules, may_disable: bool) -> Iterator[str]:
-    """`asking`: containers that ask for a card, with the priority that they say."""
+    """`asking`: containers that ask for a card, with their priority."""
     for group, _, container in containers(pod):
         if container.name not in asking:
             continue

@@ -1,4 +1,4 @@
-"""Keys of a pod that look like ours and are none: they would be ignored without a word."""
+"""Keys of a pod that look like ours but are not: without a warning, they would be ignored silently."""
 
 import difflib
 from collections.abc import Iterable, Iterator
@@ -10,18 +10,18 @@ from scheduler.wire import Pod
 from vgpu import names
 from vgpu.resources import Rules
 
-OURS: Final = "vgpu.io/"  #: nobody else's: an unknown annotation of this prefix is a mistake
+OURS: Final = "vgpu.io/"  #: only we use this prefix: an unknown annotation with it is a mistake
 ANNOTATIONS: Final = (*strangers.ANNOTATIONS, *names.RECORDS)
-_PREFIXES: Final = ("vgpu.io", "nvidia.com", "hami.io", "4pd.io")  #: where users look for our names
-USUAL: Final = ("gpu", "priority")  #: annotations and labels that anybody uses for anything
-CLOSE: Final = 0.75  #: similarity (difflib) from which a name is taken for a misspelt one: gpu-memory for gpumem
+_PREFIXES: Final = ("vgpu.io", "nvidia.com", "hami.io", "4pd.io")  #: prefixes where users look for our names
+USUAL: Final = ("gpu", "priority")  #: usual names that users give annotations and labels for any purpose
+CLOSE: Final = 0.75  #: similarity (difflib) from which a name counts as misspelt: gpu-memory for gpumem
 
 
 def misspelt(pod: Pod, rules: Rules) -> tuple[str, ...]:
-    """One warning for each annotation, label and resource that is probably meant for us."""
+    """One warning for each annotation, label and resource that probably should be one of ours."""
     known = rules.names
     resources = (known.gpu, known.memory, known.percentage, known.cores, known.priority)
-    others = (*resources, *names.WEBHOOK_LABELS)  # strangers.py warns of these
+    others = (*resources, *names.WEBHOOK_LABELS)  # strangers.py warns about these
     found = []
     for field, keys in (("annotations", pod.metadata.annotations), ("labels", pod.metadata.labels)):
         amounts = {key: likely for key, likely in _misses(keys or (), resources) if likely and key not in USUAL}
@@ -50,9 +50,9 @@ def _perhaps(likely: str) -> str:
 
 
 def _misses(keys: Iterable[str], known: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """(key, likely meant, "" where nothing is) of keys that are not known.
+    """(key, probably meant key, or "") for keys that are not known.
 
-    Likely is one of the same prefix whose name is close, or one of another prefix, or of none, with the same name.
+    A probable key has the same prefix and a similar name, or the same name with another prefix or none.
     """
     by_name = {each.partition("/")[2]: each for each in known}
     for key in keys:

@@ -1,6 +1,6 @@
-"""Writes what a pod asks into it in full: limits, totals, label, scheduler, environment.
+"""Writes a pod's request into the pod in full: limits, totals, label, scheduler, environment.
 
-Applying it twice changes nothing more than applying it once.
+A second application changes nothing more than the first one.
 """
 
 from collections.abc import Collection, Mapping, Set
@@ -13,14 +13,14 @@ from vgpu import names
 from vgpu.resources import CardSelector, GpuRequest, PodRequest, Rules, parse_quantity
 
 MIB: Final = 2**20
-NO_CONTEXT: Final = 64  #: MiB; no card has a CUDA context that takes less
+NO_CONTEXT: Final = 64  #: MiB; a CUDA context takes at least this much on every card
 
 
 class Cards(Protocol):
-    """What admission wants to know of the cluster's cards."""
+    """What admission needs to know about the cluster's cards."""
 
     def smallest_ask(self, request: GpuRequest, selector: CardSelector) -> int | None:
-        """MiB that the request means on the smallest card that the pod accepts, None when there is none."""
+        """MiB that the request means on the smallest card that the pod accepts, None when there is no such card."""
 
     def largest_card(self) -> int | None:
         """MiB of the largest card, None when there is none."""
@@ -32,7 +32,7 @@ class Cards(Protocol):
         """Models of all cards, as NVML names them."""
 
     def known(self, uuids: Collection[str]) -> Set[str]:
-        """Those of the UUIDs that cards have."""
+        """Those of the UUIDs that belong to known cards."""
 
 
 def _same_quantity(left: object, right: object) -> bool:
@@ -43,12 +43,12 @@ def _same_quantity(left: object, right: object) -> bool:
 
 
 class Mutation:
-    """The patch for one GPU pod, and what its user should know."""
+    """The patch for one GPU pod, and warnings for its user."""
 
     def __init__(
         self, pod: Pod, request: PodRequest, rules: Rules, scheduler_name: str, cards: Cards, patch: Patch
     ) -> None:
-        """`patch`: what was done to the pod before, to be gone on with."""
+        """`patch`: earlier changes of the pod, to which this one adds."""
         self.patch = patch
         self.warnings: list[str] = []
         self._rules, self._cards, self._selector = rules, cards, request.selector
@@ -67,7 +67,7 @@ class Mutation:
             self._environment(path, container, asked)
 
     def _resources(self, path: tuple[str | int, ...], container: Container, asked: GpuRequest) -> None:
-        """Limits and requests both: Kubernetes wants them equal for such resources."""
+        """Writes both limits and requests: Kubernetes requires equal values for such resources."""
         known = self._rules.names
         resources = container.resources or Resources()
         limits, requests = resources.limits or {}, resources.requests or {}
@@ -77,7 +77,7 @@ class Mutation:
         }
         wanted.setdefault(known.gpu, str(asked.count))
         if known.memory not in wanted and known.percentage not in wanted:
-            # Written out, so that the pod means the same when the defaults change before it is placed.
+            # Written out, so that the pod means the same when the defaults change before its placement.
             if asked.memory:
                 wanted[known.memory] = str(asked.memory)
             else:
@@ -91,7 +91,10 @@ class Mutation:
             self.patch.merge((*path, "resources", part), current, wanted, _same_quantity)
 
     def _totals(self, asked: GpuRequest) -> dict[str, str | None]:
-        """Node resources that kube-scheduler sums; a share counts as that of the smallest card: a lower bound."""
+        """Node resources that kube-scheduler sums up.
+
+        A share counts as a share of the smallest card: a lower bound.
+        """
         memory = self._cards.smallest_ask(asked, self._selector)
         if asked.memory:
             memory = asked.memory
@@ -140,15 +143,15 @@ class Mutation:
 
 
 def hide_cards(patch: Patch, path: tuple[str | int, ...], container: Container) -> None:
-    """A container without a GPU request sees none, though CUDA images ask for all by their environment."""
+    """A container without a GPU request must see no card, though CUDA images ask for all cards by their environment."""
     _set_variables(patch, path, container, {names.ENV_VISIBLE_DEVICES: VOID})
 
 
 def _set_variables(
     patch: Patch, path: tuple[str | int, ...], container: Container, wanted: Mapping[str, str | None]
 ) -> None:
-    """One variable of each name with its value (None: no such variable), however many of that name there were."""
-    env = list(container.env or ())  # as it is after the operations so far
+    """Sets each variable once with its value (None: no such variable), however often the name occurred before."""
+    env = list(container.env or ())  # the environment after the operations so far
     if container.env is None and any(value is not None for value in wanted.values()):
         patch.add((*path, "env"), [])
     for name, value in wanted.items():

@@ -1,4 +1,4 @@
-"""Builds a JSON Patch (RFC 6902) from what is there and what is wanted; nothing to do gives no operation."""
+"""Builds a JSON Patch (RFC 6902) from an object and the wanted values; no difference gives no operation."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,13 +14,13 @@ def _same(left: Any, right: Any) -> bool:
 
 
 class Patch:
-    """Operations in the order in which they are to be applied."""
+    """Operations in the order in which they must be applied."""
 
     def __init__(self) -> None:
         self.operations: list[dict[str, Any]] = []
 
     def add(self, path: tuple[str | int, ...], value: Any) -> None:
-        """Adds, or replaces what is there; in a list it inserts ("-": at the end)."""
+        """Adds a value, or replaces the existing one; in a list it inserts ("-": at the end)."""
         self.operations.append({"op": "add", "path": pointer(*path), "value": value})
 
     def replace(self, path: tuple[str | int, ...], value: Any) -> None:
@@ -36,7 +36,7 @@ class Patch:
         wanted: Mapping[str, Any],
         same: Callable[[Any, Any], bool] = _same,
     ) -> None:
-        """Gives a map the wanted values (None: no such key) and leaves its other keys alone."""
+        """Gives a map the wanted values (None: no such key) and leaves its other keys unchanged."""
         if current is None:
             added = {key: value for key, value in wanted.items() if value is not None}
             if added:

@@ -1,4 +1,4 @@
-"""AdmissionReview v1: what the API server sends and what it gets back.
+"""AdmissionReview v1: what the API server sends, and what the webhook answers.
 
 Source: k8s.io/api/admission/v1 "types.go".
 """
@@ -45,7 +45,7 @@ class AdmissionReview(msgspec.Struct, frozen=True):
 
 
 def decode(body: bytes) -> Request:
-    """Raises BadBody when it is not an AdmissionReview v1 with a request."""
+    """Decodes a review; raises BadBody when the body is not an AdmissionReview v1 with a request."""
     review = parse(body, AdmissionReview)
     if (review.apiVersion, review.kind) != (API_VERSION, "AdmissionReview"):
         raise BadBody(f"the body is {review.apiVersion} {review.kind}, not {API_VERSION} AdmissionReview")
@@ -55,7 +55,7 @@ def decode(body: bytes) -> Request:
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """`denied`: the sentence that the user reads; None: allowed, after the JSON patch where there is one."""
+    """`denied`: the sentence for the user; None: allowed, after the JSON patch where there is one."""
 
     denied: str | None = None
     warnings: tuple[str, ...] = ()

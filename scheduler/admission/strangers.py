@@ -1,4 +1,4 @@
-"""What a pod says in the words of another product, or in a place where vgpu does not read it: one warning for each."""
+"""Names of other products in a pod, and names in a place where vgpu does not read them: one warning for each."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -8,13 +8,13 @@ from scheduler.wire import Pod
 from vgpu import names
 from vgpu.resources import Rules
 
-#: what a user may set
+#: annotations that a user may set
 ANNOTATIONS: Final = (
     names.USE_GPU_TYPE, names.NOUSE_GPU_TYPE, names.USE_GPU_UUID, names.NOUSE_GPU_UUID, names.NUMA_BIND,
     names.VGPU_MODE, names.NODE_POLICY, names.GPU_POLICY, names.CORES_LIMIT, names.CORE_POLICY, names.OVERSUBSCRIBE,
     names.MEMORY_MODE, names.RESIZE, names.POD_GROUP, names.POD_GROUP_MIN,
 )  # fmt: skip
-#: annotations of vgpu-manager, all below nvidia.com, → ours
+#: Annotations of vgpu-manager, all below nvidia.com, → ours
 _VGPU_MANAGER: Final = {
     "node-scheduler-policy": names.NODE_POLICY,
     "device-scheduler-policy": names.GPU_POLICY,
@@ -25,10 +25,9 @@ _VGPU_MANAGER: Final = {
     "exclude-gpu-uuid": names.NOUSE_GPU_UUID,
     "vgpu-compute-policy": names.CORE_POLICY,
 }
-#: annotation or label of another product → ours that means the same; "": there is none.
-#: Sources: the READMEs of HAMi, vgpu-manager (coldzerofear), volcano-vgpu-device-plugin, gpu-manager (tkestack),
-#: KubeShare and the KAI scheduler; Volcano's older GPU sharing, elastic-gpu, clusters of Alibaba and Tencent, and AWS's
-#: virtual GPU device plugin
+#: Annotation or label of another product → ours with the same meaning; "": we have none. Sources: the READMEs of HAMi,
+#: vgpu-manager (coldzerofear), volcano-vgpu-device-plugin, gpu-manager (tkestack), KubeShare and the KAI scheduler;
+#: Volcano's older GPU sharing, elastic-gpu, clusters of Alibaba and Tencent, and AWS's virtual GPU device plugin
 KEYS: Final = {
     **{f"nvidia.com/{name}": ours for name, ours in _VGPU_MANAGER.items()},
     "hami.io/node-scheduler-policy": names.NODE_POLICY,
@@ -39,7 +38,7 @@ KEYS: Final = {
     "sharedgpu/priority": "",
     "volcano.sh/vgpu-mode": "",
 }
-#: keys of other products below which nothing is ours
+#: Prefixes of other products' keys; no key of ours is below them
 PREFIXES: Final = ("hami.io/", "4pd.io/", "sharedgpu/", "volcano.sh/vgpu-")
 
 
@@ -77,7 +76,7 @@ def _amounts(rules: Rules) -> dict[str, str]:
 
 
 def elsewhere(pod: Pod, rules: Rules) -> tuple[str, ...]:
-    """Warnings for what has no effect where it stands, with where to write it."""
+    """Warnings about keys that have no effect in their place, with the right place."""
     found = [
         warning
         for field, keys in (("annotations", pod.metadata.annotations), ("labels", pod.metadata.labels))

@@ -1,4 +1,4 @@
-"""The admission webhook: denies what cannot be, and writes out what a GPU pod asks."""
+"""The admission webhook: denies invalid pods, and writes out in full what a GPU pod asks for."""
 
 import logging
 from typing import Any, Final
@@ -25,7 +25,7 @@ EPHEMERAL: Final = "ephemeralcontainers"
 
 
 class Admission:
-    """Same answer for the same question: dry runs and repetitions need no special care."""
+    """Gives the same answer to the same question: dry runs and repetitions need no special code."""
 
     def __init__(self, settings: Config, rules: Rules, cards: Cards, trusted_namespace: str) -> None:
         """`trusted_namespace`: its service accounts (the scheduler's, the agents') may change records."""
@@ -35,7 +35,7 @@ class Admission:
         self._trusted = f"system:serviceaccounts:{trusted_namespace}"
 
     def review(self, body: bytes) -> dict[str, Any]:
-        """The answer to an AdmissionReview; raises BadBody when the body is none."""
+        """The answer to an AdmissionReview; raises BadBody when the body is no AdmissionReview."""
         request = decode(body)
         try:
             answer = self._judge(request)
@@ -59,7 +59,7 @@ class Admission:
         return Answer()
 
     def _create(self, pod: Pod) -> Answer:
-        checks.created_without_records(pod)  # opting out does not change that
+        checks.created_without_records(pod)  # a pod that opted out of admission is checked, too
         labels = pod.metadata.labels or {}
         if any(labels.get(label) == names.WEBHOOK_IGNORE for label in names.WEBHOOK_LABELS):
             return Answer()
@@ -69,11 +69,11 @@ class Admission:
         hints += warnings
         try:
             return self._admit(pod, hints, patch)
-        except RequestError as error:  # a warning may say what asks for a card: a LimitRange
+        except RequestError as error:  # a warning may name the LimitRange that asks for the card
             return Answer(denied=str(error), warnings=tuple(hints))
 
     def _admit(self, pod: Pod, hints: list[str], patch: Patch) -> Answer:
-        """`hints`, `patch`: what is to be said of the pod, and was done to it, before."""
+        """`hints`, `patch`: earlier warnings about the pod, and earlier changes of the pod."""
         request = self._translate(pod)
         if request is None:
             checks.totals_are_ours(pod, ())
@@ -105,11 +105,11 @@ class Admission:
         return dialect.translate(pod, self._rules)
 
     def _debug(self, old: Pod, pod: Pod) -> Answer:
-        """An ephemeral container joins a managed pod: it sees no card, and it is not privileged."""
-        # The labels as they were: a request may leave them out, and the pod keeps them.
+        """An ephemeral container joins a managed pod: it must see no card and must not be privileged."""
+        # The old labels count: a request may omit them, and the pod keeps them.
         if (old.metadata.labels or {}).get(names.LABEL_MANAGED) != "true":
             return Answer()
-        # The other containers passed when the pod was created; they cannot be changed any more.
+        # The other containers passed when the pod was created; they cannot change any more.
         added = Pod(pod.metadata, msgspec.structs.replace(pod.spec, initContainers=None, containers=None))
         checks.not_privileged(added, self._settings.scheduler)
         checks.visible_devices_unset(added, None, self._settings.scheduler)

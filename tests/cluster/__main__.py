@@ -27,10 +27,10 @@ from tests.cluster.node import FOLDER, Node
 from tests.cluster.report import Report
 from tests.cluster.versions import SETS, VersionSet
 
-RUNNING = ".running"  #: in the cache: the lock of the cluster that runs, with its outer process and version set
+RUNNING = ".running"  #: in the cache: the lock of the running cluster, with its outer process and version set
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Program → Debian's package of it, installed where it is not there.
+#: Program → Debian's package of it, installed where the program is missing.
 NEEDED = {
     "buildah": "buildah",
     "debootstrap": "debootstrap",
@@ -41,9 +41,9 @@ NEEDED = {
 }
 PROBE_SECONDS = 60
 PREPARE_SECONDS = 3600  #: with an empty cache
-RUN_SECONDS = 1740  #: of the node and its checks; the total, with images of a changed product, is printed
+RUN_SECONDS = 1740  #: for the node and its checks; the total, with images of a changed product, is printed
 GRACE_SECONDS = 180  #: for logs and the report after that
-HOLD_SECONDS = 90  #: that a cluster before this one may take to go
+HOLD_SECONDS = 90  #: time for an earlier cluster to end
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.action != "prepare":
             begin = [sys.executable, "-m", "tests.cluster", "probe", "--set", options.set]
             if status := subprocess.run(begin, cwd=ROOT, stdout=subprocess.DEVNULL, check=False).returncode:
-                return status  # before anything is built; it has said why
+                return status  # before any build; `probe` has reported the reason
             cgroups.watch(partial(_locked, _lock()))
         seconds = float("inf") if options.action == "up" else PREPARE_SECONDS + RUN_SECONDS + GRACE_SECONDS
         return namespaces.run_inside(partial(inside, options, os.getpid(), started), seconds)
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def probe() -> int:
-    """The namespaces, mounts and interfaces of a node, for a moment."""
+    """Makes the namespaces, mounts and interfaces of a node for a moment."""
     namespaces.prepare([])
     print("a cluster can be made here")
     return 0
@@ -111,7 +111,10 @@ def prepare(versions: VersionSet) -> list[Path]:
 
 
 def hold_machine(outer: int, name: str) -> None:
-    """One cluster at a time: kubelets of one machine share their cgroups. The lock lives as long as this process."""
+    """Allows one cluster at a time: kubelets of one machine share their cgroups.
+
+    The lock lives as long as this process.
+    """
     lock = _lock()
     end = time.monotonic() + HOLD_SECONDS
     while not _locked(lock):
@@ -123,12 +126,14 @@ def hold_machine(outer: int, name: str) -> None:
 
 
 def _lock() -> int:
-    """A descriptor of the machine's lock, which is not yet taken; another one would be refused a lock that this has."""
+    """A descriptor of the machine's lock, not locked yet; a second descriptor would be refused a lock that this one
+    has.
+    """
     return os.open(cache.root() / RUNNING, os.O_CREAT | os.O_RDWR, 0o600)
 
 
 def _locked(lock: int) -> bool:
-    """Whether the machine's lock was free, or this descriptor's already; it is so from now on."""
+    """Whether the machine's lock was free, or this descriptor had it already; then this descriptor has it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -137,9 +142,9 @@ def _locked(lock: int) -> bool:
 
 
 def inside(options: argparse.Namespace, outer: int, begin: float) -> int:
-    """In the namespaces: what is needed, the node, the checks, the report.
+    """Runs inside the namespaces: requirements, the node, the checks, the report.
 
-    `outer`: the process that ends all of it; `begin`: when it began, monotonic seconds.
+    `outer`: the process that ends all of it; `begin`: its start, monotonic seconds.
     """
     versions = SETS[options.set]
     archives = prepare(versions)
@@ -157,7 +162,7 @@ def inside(options: argparse.Namespace, outer: int, begin: float) -> int:
         started = report.check("basis/node-ready", lambda: f"{node.start(archives):.1f} s")
         if options.action == "up" and started:
             print("the cluster is up; `python -m tests.cluster enter` is a shell in it", flush=True)
-            signal.pause()  # what ends the outer process ends this one
+            signal.pause()  # the end of the outer process ends this one
         chosen = [one for one in CHECKS if one.gate or not options.only or one.name.startswith(tuple(options.only))]
         for check in chosen:
             if not started:
@@ -172,7 +177,7 @@ def inside(options: argparse.Namespace, outer: int, begin: float) -> int:
 
 
 def enter() -> NoReturn:
-    """Becomes a shell in the cluster that runs on this machine, with kubectl, helm and ctr on its PATH."""
+    """Becomes a shell in the cluster of this machine, with kubectl, helm and ctr on its PATH."""
     try:
         outer, name = (cache.root() / RUNNING).read_text().split()
         (first,) = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()

@@ -1,7 +1,8 @@
-"""What is made once and used by all later runs: folders named by what they hold and the hash of how it is made.
+"""Results that are made once and used by all later runs: folders named by their content and the hash of their recipe.
 
-`$VGPU_CACHE`, else `vgpu` in `$XDG_CACHE_HOME` or `~/.cache`. A folder appears by a rename once it is whole, so a
-run that was killed leaves nothing that counts, and of two runs at once one makes it and the other waits.
+The place is `$VGPU_CACHE`, else `vgpu` in `$XDG_CACHE_HOME` or `~/.cache`. A rename makes a folder appear once it is
+complete. So a killed run leaves no incomplete folder, and of two runs at once one makes the folder while the other
+waits.
 """
 
 import fcntl
@@ -15,13 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-KEEP_DAYS: Final = 7  #: what was not used for so long goes when something of its name is made
+KEEP_DAYS: Final = 7  #: an entry that was not used for this long is removed when another entry of its name is made
 
-KEEP: Final = 4  #: entries of one name: those that were used last
+KEEP: Final = 4  #: number of entries of one name: the most recently used
 
 
 def root() -> Path:
-    """The folder of everything that is kept; made if absent."""
+    """The folder of all entries; made if absent."""
     chosen = os.environ.get("VGPU_CACHE")
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vgpu"
     folder = (Path(chosen) if chosen else base) / "cluster"
@@ -40,14 +41,14 @@ def digest(parts: Iterable[str | bytes | Path]) -> str:
 
 @contextmanager
 def alone(name: str) -> Iterator[None]:
-    """One process at a time; the lock ends with its process."""
+    """Runs one process at a time; the lock ends with its process."""
     with (root() / f".{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def entry(name: str, key: str, make: Callable[[Path], None]) -> Path:
-    """The folder `<name>-<key>`; where there is none, `make` fills an empty one, which then takes its place."""
+    """The folder `<name>-<key>`; where it is missing, `make` fills an empty folder, which then gets this name."""
     target = root() / f"{name}-{key}"
     if target.is_dir():
         os.utime(target)

@@ -1,4 +1,7 @@
-"""The cgroups of a run's kubelet: the only thing that outlives its namespaces, so somebody outside must remove them."""
+"""The cgroups of a run's kubelet.
+
+Only these outlive the run's namespaces, so a process outside must remove them.
+"""
 
 import os
 import signal
@@ -11,16 +14,16 @@ from typing import Final
 from tests.cluster.errors import ClusterError
 
 ROOT: Final = Path("/sys/fs/cgroup")
-SECONDS: Final = 60  #: that the kernel may take to empty them
+SECONDS: Final = 60  #: time for the kernel to empty them
 NAMES: Final = ("kubepods", "kubelet", "vgpu-cluster-probe")
 
 
-#: Of version 2: without these no kubelet starts; it passes them on to its pods from the top down.
+#: For version 2: no kubelet starts without these; it passes them on to its pods from the top down.
 CONTROLLERS: Final = ("cpu", "memory", "pids")
 
 
 def need() -> None:
-    """Raises ClusterError where no cgroup can be made, or where those below get no controllers (version 2)."""
+    """Raises ClusterError where no cgroup can be made, or where child cgroups get no controllers (version 2)."""
     for parent in {folder.parent for folder in _folders("cgroup.procs")}:
         probe = parent / NAMES[-1]
         try:
@@ -35,7 +38,10 @@ def need() -> None:
 
 
 def _pass_on() -> None:
-    """As a kubelet does. A container whose own processes are in ROOT cannot: the kernel says that it is busy."""
+    """Passes controllers on as a kubelet does.
+
+    A container whose own processes are in ROOT cannot do this: the kernel reports that it is busy.
+    """
     file, wanted = ROOT / "cgroup.subtree_control", " ".join(f"+{name}" for name in CONTROLLERS)
     try:
         file.write_text(wanted)
@@ -47,20 +53,22 @@ def _pass_on() -> None:
 
 
 def remove() -> bool:
-    """Removes the empty cgroups of runs that are over; whether none is left."""
+    """Removes the empty cgroups of finished runs; returns whether none is left."""
     left = False
     for name in NAMES:
         for folder in _folders(name):
             for inner in _bottom_up(folder):
-                with suppress(OSError):  # not empty: another kubelet's, which is not ours to end
+                with suppress(OSError):  # not empty: it belongs to another kubelet, which this run must not end
                     inner.rmdir()
             left |= folder.exists()
     return not left
 
 
 def watch(alone: Callable[[], bool]) -> None:
-    """Starts a process of its own that removes the cgroups once this one and all of its forks are gone, whatever ended
-    them. `alone`: whether no other cluster runs, asked until it is so, or SECONDS have passed."""
+    """Starts a separate process that removes the cgroups once this process and all of its forks have ended.
+
+    `alone`: whether no other cluster runs; asked until it is true, or SECONDS have passed.
+    """
     reading, writing = os.pipe()  # its writing end closes with the last process that holds it
     child = os.fork()
     if child:
@@ -68,14 +76,14 @@ def watch(alone: Callable[[], bool]) -> None:
         os.waitpid(child, 0)
         return
     os.close(writing)
-    os.setsid()  # neither an interrupt nor the end of a terminal is meant for it
+    os.setsid()  # an interrupt or the end of a terminal must not end it
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if os.fork():
         os._exit(0)
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
-        os.dup2(nothing, descriptor)  # who reads our output must see its end
+        os.dup2(nothing, descriptor)  # a reader of our output must see its end
     try:
         os.read(reading, 1)
         end = time.monotonic() + SECONDS
@@ -86,7 +94,10 @@ def watch(alone: Callable[[], bool]) -> None:
 
 
 def _folders(name: str) -> list[Path]:
-    """Below every hierarchy of version 1; version 2 has one, ROOT itself, and its folders are other programs'."""
+    """Folders of this name below every hierarchy of version 1.
+
+    Version 2 has one hierarchy, ROOT itself, and its folders belong to other programs.
+    """
     one = (ROOT / "cgroup.controllers").exists()
     return [*ROOT.glob(name), *([] if one else ROOT.glob(f"*/{name}"))]
 

@@ -1,4 +1,4 @@
-"""What is kept of a cluster for whoever looks for the cause of a failure."""
+"""Collects files of a cluster for finding the cause of a failure."""
 
 import shutil
 from contextlib import suppress
@@ -7,7 +7,7 @@ from typing import Final
 
 from tests.cluster.kubectl import Kubectl, Refused
 
-#: file → what kubectl says to it
+#: file → arguments of kubectl
 QUESTIONS: Final = {
     "pods.txt": ("get", "pods", "-A", "-o", "wide"),
     "pods.yaml": ("get", "pods", "-A", "-o", "yaml"),
@@ -20,9 +20,9 @@ QUESTIONS: Final = {
 
 
 def collect(kubectl: Kubectl, folder: Path) -> None:
-    """Objects, events and container logs into `folder`; what cannot be had says why in its file.
+    """Writes objects, events and container logs into `folder`; a missing file has the reason instead.
 
-    Never raises OSError: what failed before must be told.
+    Never raises OSError, because the earlier failure must be reported.
     """
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)

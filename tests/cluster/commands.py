@@ -1,4 +1,4 @@
-"""Programs that are run to their end, with their last words in the error."""
+"""Programs that run to their end, with the end of their output in the error."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ def run(
     env: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> str:
-    """The output of `command`; raises ClusterError with `what` was tried and its last lines of stderr and output."""
+    """The output of `command`; raises ClusterError with `what` and its last lines of stderr and output."""
     try:
         done = subprocess.run(
             [str(part) for part in command],

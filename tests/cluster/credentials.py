@@ -1,4 +1,4 @@
-"""Who is who in the cluster: one certificate authority, a token for every part, and kubeconfigs."""
+"""Identities in the cluster: one certificate authority, a token for every part, and kubeconfigs."""
 
 import json
 import secrets

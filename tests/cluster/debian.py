@@ -1,4 +1,6 @@
-"""Debian's packages: unpacked into the cache where a service would start, installed where others are needed too."""
+"""Debian's packages: unpacked into the cache where a service would start, installed where other packages are needed,
+too.
+"""
 
 import os
 import shutil
@@ -14,7 +16,7 @@ _QUIET = {"DEBIAN_FRONTEND": "noninteractive"}
 
 
 def version(package: str) -> str:
-    """The version that apt would take; ClusterError when it knows none."""
+    """The version that apt would install; ClusterError when apt knows none."""
     _need_apt(package)
     found = _candidate(package)
     if not found:
@@ -33,7 +35,7 @@ def unpacked(package: str) -> Path:
         command = ["apt-get", "download", "-q", f"{package}={wanted}"]
         try:
             run(command, what=f"downloading {package}", timeout=SECONDS, cwd=folder)
-        except ClusterError:  # an old list names a version that the archive has no more
+        except ClusterError:  # an old list names a version that is no longer in the archive
             _update()
             run([*command[:-1], package], what=f"downloading {package}", timeout=SECONDS, cwd=folder)
         (archive,) = folder.glob("*.deb")
@@ -44,7 +46,7 @@ def unpacked(package: str) -> Path:
 
 
 def install(programs: Mapping[str, str]) -> None:
-    """Installs the packages (program → package) whose programs are not there; raises ClusterError with apt's reason."""
+    """Installs the packages (program → package) whose programs are missing; raises ClusterError with apt's reason."""
     missing = sorted({package for program, package in programs.items() if not _found(program)})
     if not missing:
         return
@@ -75,7 +77,7 @@ def _update() -> None:
 
 
 def _candidate(package: str) -> str:
-    """The version that apt would take; empty when it knows none."""
+    """The version that apt would install; empty when apt knows none."""
     text = run(["apt-cache", "policy", package], what=f"looking up {package}", timeout=60)
     found = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.strip().startswith("Candidate:")]
     return found[0] if found and found[0] != "(none)" else ""

@@ -1,4 +1,4 @@
-"""What ends a run before a check can fail."""
+"""Errors that end a run before a check can fail."""
 
 from typing import ClassVar
 
@@ -6,10 +6,10 @@ from typing import ClassVar
 class ClusterError(Exception):
     """The cluster cannot be made here; the text says what is missing and what to do."""
 
-    status: ClassVar = 2  #: with which the program ends
+    status: ClassVar = 2  #: exit status of the program
 
 
 class NotForHere(ClusterError):
-    """There is no root or no Go: a machine that was never meant for it. Anything else is a fault to be mended."""
+    """There is no root or no Go: the machine is not meant for clusters. Any other error is a fault to fix."""
 
     status: ClassVar = 3

@@ -1,6 +1,6 @@
-"""The images of the cluster, built by buildah from Dockerfiles over a Debian base of debootstrap: no registry is asked.
+"""The images of the cluster, built by buildah from Dockerfiles over a Debian base of debootstrap: no registry is used.
 
-Each becomes an archive in the cache, under the hash of what it is made of.
+Each image becomes an archive in the cache, under the hash of its sources.
 """
 
 import os
@@ -26,8 +26,8 @@ CLIENT: Final = "vgpu.test/cuda-client:test"
 BASE: Final = "vgpu.test/debian:bookworm"
 SUITE: Final = "bookworm"
 SECONDS: Final = 1800
-STORE_BYTES: Final = 6 << 30  #: of buildah's layers, at the most
-#: What the product's image is made of; the rest of the tree cannot change it (.dockerignore).
+STORE_BYTES: Final = 6 << 30  #: largest size of buildah's layers
+#: Sources of the product's image; the rest of the tree cannot change it (.dockerignore).
 SOURCES: Final = ("device_plugin", "examples", "libvgpu", "scheduler", "vgpu")
 FILES: Final = ("LICENSE", "README.md", "pyproject.toml", "setup.cfg", "setup.py", ".dockerignore", "docker/Dockerfile")
 
@@ -114,7 +114,7 @@ def _next(product: Path) -> Path:
 
 
 def _over(product: Path, image: str, name: str) -> Path:
-    """An image over the product's, by dockerfiles/`name`."""
+    """An image on top of the product's, by dockerfiles/`name`."""
     recipe = HERE / name / "Dockerfile"
 
     def make(folder: Path) -> None:
@@ -126,7 +126,7 @@ def _over(product: Path, image: str, name: str) -> Path:
 
 
 def _sources(folder: Path) -> Iterator[Path]:
-    """Files that belong to the build, in order; none that a build makes."""
+    """Files that belong to the build, in order; no files that a build makes."""
     for file in sorted(folder.rglob("*")):
         made = (
             "__pycache__" in file.parts or file.is_relative_to(ROOT / "vgpu/native/lib") or file.suffix in {".so", ".o"}
@@ -136,7 +136,7 @@ def _sources(folder: Path) -> Iterator[Path]:
 
 
 def _secrets() -> list[str]:
-    """How this machine reaches its package index, for the build alone."""
+    """Settings with which this machine reaches its package index, for the build alone."""
     found = [("pip.conf", Path("/etc/pip.conf")), ("ca.crt", Path("/etc/ssl/certs/ca-certificates.crt"))]
     return [word for name, path in found if path.is_file() for word in ("--secret", f"id={name},src={path}")]
 
@@ -159,11 +159,13 @@ def _load(archive: Path, name: str) -> None:
 
 @contextmanager
 def _store() -> Iterator[None]:
-    """buildah's store for one build, since all use the same names; emptied first when old layers have filled it."""
+    """buildah's store for one build, because all builds use the same names; emptied first when old layers have filled
+    it.
+    """
     with cache.alone("buildah"):
         store = cache.root() / "buildah"
         if store.is_dir() and sum(file.lstat().st_size for file in store.rglob("*")) > STORE_BYTES:
-            _buildah("rm", "--all")  # those of builds that were killed
+            _buildah("rm", "--all")  # containers of killed builds
             _buildah("rmi", "--all", "--force")
         yield
 

@@ -11,11 +11,11 @@ Object = dict[str, Any]
 
 
 class Refused(Exception):
-    """The API server, or helm, said no; the text is its reason."""
+    """The API server, or helm, refused; the text is the reason."""
 
 
 class Kubectl:
-    """The cluster as somebody with this kubeconfig sees it."""
+    """The cluster for the user of this kubeconfig."""
 
     def __init__(self, kubeconfig: Path, env: Mapping[str, str], user: str = "") -> None:
         self.kubeconfig = kubeconfig
@@ -23,7 +23,7 @@ class Kubectl:
         self._acting = [f"--as={user}"] if user else []
 
     def acting_as(self, user: str) -> "Kubectl":
-        """The cluster as another user sees it; only an administrator may act as others."""
+        """The cluster for another user; only an administrator may act as another user."""
         return Kubectl(self.kubeconfig, self.env, user)
 
     def run(self, *arguments: str, stdin: str | None = None, timeout: float = 60) -> str:
@@ -31,7 +31,7 @@ class Kubectl:
         return self.program(["kubectl", *self._acting, *arguments], stdin=stdin, timeout=timeout)
 
     def program(self, command: Sequence[str], *, stdin: str | None = None, timeout: float = 60) -> str:
-        """The output of a program that reads $KUBECONFIG; raises Refused with what it complained of."""
+        """The output of a program that reads $KUBECONFIG; raises Refused with its error text."""
         try:
             done = subprocess.run(
                 command, input=stdin, capture_output=True, text=True, env=self.env, timeout=timeout, check=False
@@ -48,7 +48,7 @@ class Kubectl:
         return found
 
     def items(self, kind: str, *arguments: str) -> list[Object]:
-        """Objects; `arguments` choose them: -n, -A, -l."""
+        """Objects; `arguments` select them: -n, -A, -l."""
         found: list[Object] = json.loads(self.run("get", kind, "-o", "json", *arguments))["items"]
         return found
 
@@ -118,12 +118,12 @@ def phase(found: Object) -> str:
 
 
 def ready(found: Object) -> bool:
-    """A pod or a node says so."""
+    """Whether a pod or a node is ready."""
     conditions = found.get("status", {}).get("conditions", ())
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
 def need(condition: bool, what: str) -> None:
-    """AssertionError with `what` unless `condition`."""
+    """Raises AssertionError with `what` unless `condition` holds."""
     if not condition:
         raise AssertionError(what)

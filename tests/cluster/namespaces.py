@@ -1,7 +1,7 @@
-"""Mount, network and process namespaces of a run: whatever ends it, even kill -9, ends all that it has made.
+"""Mount, network and process namespaces of a run: any end of the run, even kill -9, ends everything that it has made.
 
-The kernel takes a namespace's mounts and interfaces down with its last process, and kills every process of a process
-namespace with its first one. Only cgroups outlive a run (cgroups.py).
+The kernel removes a namespace's mounts and interfaces with its last process. It kills every process of a process
+namespace with the first one. Only cgroups outlive a run (cgroups.py).
 """
 
 import ctypes
@@ -25,9 +25,10 @@ ADDRESS: Final = "10.77.0.1"  #: of the node
 POD_SUBNET: Final = "10.244.0.0/16"
 SERVICE_SUBNET: Final = "10.96.0.0/16"
 API_SERVICE: Final = "10.96.0.1"  #: the first of SERVICE_SUBNET
-#: Folders of the machine that the node writes into: its own changes lie in memory, and what is there is seen below.
+#: Folders of the machine that the node writes into: its changes are in memory, and the machine's files are visible
+#: below.
 COVERED: Final = ("/etc", "/opt", "/usr/local", "/var", "/tmp")
-#: Folders of the kubelet and the runtime; images and volumes cannot lie on an overlay.
+#: Folders of the kubelet and the runtime; images and volumes cannot be on an overlay.
 FRESH: Final = (
     "/run",
     "/var/lib/kubelet",
@@ -37,7 +38,7 @@ FRESH: Final = (
     "/var/log/containers",
 )
 
-#: What a kubelet sets for the whole machine (its --protect-kernel-defaults): it gets copies.
+#: Settings that a kubelet sets for the whole machine (its --protect-kernel-defaults): it gets copies.
 KERNEL_SETTINGS: Final = (
     "vm/overcommit_memory",
     "vm/panic_on_oom",
@@ -49,8 +50,11 @@ KERNEL_SETTINGS: Final = (
 
 
 def run_inside(main: Callable[[], int], seconds: float) -> int:
-    """Runs `main` in new namespaces of mounts and processes, with the machine's network, and returns its status;
-    whatever ends this process ends all of it. ClusterError where the kernel gives none, or after `seconds`."""
+    """Runs `main` in new namespaces of mounts and processes, with the machine's network, and returns its status.
+
+    When this process ends, all processes of the run end. ClusterError where the kernel refuses the namespaces, or after
+    `seconds`.
+    """
     _unshare(_MOUNTS | _PROCESSES)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -72,12 +76,12 @@ def run_inside(main: Callable[[], int], seconds: float) -> int:
 
 
 def _first_process(main: Callable[[], int]) -> NoReturn:
-    """Runs `main` in a child and ends with its status; until then, buries the orphans that a first process inherits."""
+    """Runs `main` in a child and ends with its status; until then, reaps the orphans that a first process inherits."""
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            _mount("--make-rprivate", "/")  # from here on nothing reaches the machine
+            _mount("--make-rprivate", "/")  # from here on, no mount reaches the machine
             _mount("-t", "proc", "proc", "/proc")
             status = main()
         except ClusterError as error:
@@ -96,8 +100,11 @@ def _first_process(main: Callable[[], int]) -> NoReturn:
 
 
 def prepare(keep: Sequence[Path]) -> None:
-    """Makes a node of the new namespaces: own folders, a network with an address, routing, kernel settings that do not
-    reach the machine. `keep`: folders that stay the machine's."""
+    """Prepares the new namespaces for a node: own folders, a network with an address, routing, and separate kernel
+    settings.
+
+    `keep`: folders that stay the machine's.
+    """
     _unshare(_NETWORK)
     _mount("--make-rshared", "/")
     held = [(folder, os.open(folder, os.O_PATH)) for folder in keep]
@@ -136,7 +143,7 @@ def prepare(keep: Sequence[Path]) -> None:
 
 
 def need_root() -> None:
-    """Raises NotForHere for anybody else."""
+    """Raises NotForHere when the user is not root."""
     if os.geteuid() != 0:
         raise NotForHere("a Kubernetes node needs root: mounts, network namespaces and cgroups; run it by sudo")
 

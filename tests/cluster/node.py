@@ -10,13 +10,13 @@ from tests.cluster.kubectl import Kubectl, Refused, ready
 from tests.cluster.processes import Service, until
 from tests.cluster.versions import VersionSet
 
-FOLDER = Path("/var/lib/vgpu-cluster")  #: of keys and configuration files, in the cluster's own /var
+FOLDER = Path("/var/lib/vgpu-cluster")  #: keys and configuration files, in the cluster's own /var
 API_SECONDS = 180
 READY_SECONDS = 180
 
 
 class Node:
-    """`start` brings everything up; `services` are the programs by name, which a check may kill and restart."""
+    """Starts a node; `services` are its programs by name, which a check may kill and restart."""
 
     def __init__(self, versions: VersionSet, logs: Path) -> None:
         self.versions = versions
@@ -31,7 +31,7 @@ class Node:
         self.services: dict[str, Service] = {}
 
     def start(self, archives: list[Path]) -> float:
-        """Until the node is ready; seconds that it took. `archives`: images to be imported."""
+        """Starts everything, until the node is ready; returns the seconds. `archives`: images for import."""
         self._run("etcd", settings.etcd(self._folder / "etcd"))
         version = 3 if self.versions.containerd else 2
         self._run("containerd", settings.containerd(self._folder, programs.cni_plugins(), version))
@@ -50,7 +50,7 @@ class Node:
         return took + until("the node is ready", self._node_ready, READY_SECONDS, running)
 
     def load(self, archive: Path) -> None:
-        """Imports the images of an archive, as a pull would have brought them."""
+        """Imports the images of an archive, as if they had been pulled."""
         run(
             ["ctr", "-n", "k8s.io", "images", "import", archive],
             what=f"importing {archive.name}",

@@ -1,4 +1,4 @@
-"""Programs that run until the end of the cluster, each with a log of its own."""
+"""Programs that run until the end of the cluster, each with its own log."""
 
 import signal
 import subprocess
@@ -12,7 +12,7 @@ LAST_LINES = 20
 
 
 class Service:
-    """One program; `restart` starts it anew with the same command."""
+    """One program; `restart` starts it again with the same command."""
 
     def __init__(self, name: str, command: Sequence[str], logs: Path, env: Mapping[str, str]) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class Service:
         self._process.wait()
 
     def restart(self) -> None:
-        """kill -9 where it still runs, and a new start."""
+        """kill -9 if it still runs, and a new start."""
         if self.alive():
             self.kill()
         self._process = self._start()

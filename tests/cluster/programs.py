@@ -1,4 +1,4 @@
-"""Kubernetes and containerd, built by Go from pinned sources; etcd, runc and the rest from Debian."""
+"""Kubernetes and containerd, built with Go from pinned sources; etcd, runc and the rest from Debian."""
 
 import os
 import platform
@@ -13,14 +13,15 @@ from tests.cluster.versions import Programs, VersionSet
 from tests.tools import helm
 
 BUILD_SECONDS = 3600
-GO_SECONDS = 600  #: that Go may take to fetch a newer Go
+GO_SECONDS = 600  #: time for Go to fetch a newer Go
 
 
 def need_go(versions: VersionSet) -> None:
-    """Raises NotForHere where there is no Go, ClusterError where it can neither build these versions nor fetch another.
+    """Raises NotForHere where there is no Go, ClusterError where it can neither build these versions nor fetch a newer
+    Go.
 
     Only Go itself knows: by go.mod, its own version and GOTOOLCHAIN (https://go.dev/doc/toolchain). Go before 1.21
-    fetches nothing, nor does any with GOTOOLCHAIN=local, which distributions set.
+    fetches nothing, and neither does any Go with GOTOOLCHAIN=local, which distributions set.
     """
     sources = [versions.kubernetes, *([versions.containerd] if versions.containerd else [])]
     newest = max((one.go for one in sources), key=lambda text: tuple(map(int, text.split("."))))
@@ -37,7 +38,7 @@ def need_go(versions: VersionSet) -> None:
 
 
 def build(programs: Programs) -> Path:
-    """The folder with these programs; ten minutes on two cores when they are built, else at once."""
+    """The folder with these programs; a build takes ten minutes on two cores, otherwise this returns at once."""
     version = programs.version
     flags = [f"-X {package}.gitVersion=v{version}" for package in programs.stamps]
     major, minor = version.split(".")[:2]
@@ -63,7 +64,7 @@ def build(programs: Programs) -> Path:
 
 
 def path_of(versions: VersionSet) -> str:
-    """PATH of a cluster: what this builds first, then what Debian has, then the machine's own."""
+    """PATH of a cluster: first these builds, then Debian's programs, then the machine's own."""
     folders = [build(versions.kubernetes)]
     if versions.containerd:
         folders.append(build(versions.containerd))
@@ -79,7 +80,7 @@ def cni_plugins() -> Path:
 
 
 def helm_of(versions: VersionSet) -> Path:
-    """Helm; Helm 3 is built by Go where there is none, in a minute or two."""
+    """Helm; where there is no Helm 3, Go builds it in a minute or two."""
     if versions.helm != 3:
         return helm.path()
     try:

@@ -1,4 +1,4 @@
-"""Named checks: a line for each as it ends, a JSON file, and a closing line."""
+"""Named checks: a line for each check at its end, a JSON file, and a closing line."""
 
 import signal
 import time
@@ -17,14 +17,14 @@ class Result(msgspec.Struct, frozen=True):
     name: str
     outcome: str  #: passed, failed, skipped
     seconds: float
-    detail: str  #: figures of a check that passed, reason of one that did not
+    detail: str  #: figures of a passed check, reason of another one
 
 
 class Report:
     """Collects results; `folder` gets report.json. After `seconds` the running check fails, as do all later ones."""
 
     def __init__(self, folder: Path, seconds: float, before: float) -> None:
-        """`before`: seconds that went by before the node was begun, for the total alone."""
+        """`before`: seconds that passed before the node's start, only for the total."""
         self._folder = folder
         self._seconds = seconds
         self._before = before
@@ -32,19 +32,19 @@ class Report:
         self.results: list[Result] = []
 
     def check(self, name: str, body: Callable[[], str]) -> bool:
-        """Runs one check. It passes when `body` returns; what that returns are figures for people."""
+        """Runs one check. It passes when `body` returns; the returned text has figures for people."""
         begin = time.monotonic()
         try:
             outcome, detail = "passed", self._limited(body)
         except (AssertionError, Refused, ClusterError) as error:
             outcome, detail = "failed", str(error) or "".join(traceback.format_exception(error)[-2:])
-        except Exception as error:  # noqa: BLE001 a check that is wrong itself fails like any other
+        except Exception as error:  # noqa: BLE001 a check with a bug of its own fails like any other
             outcome, detail = "failed", "".join(traceback.format_exception(error))
         self._add(Result(name, outcome, round(time.monotonic() - begin, 1), detail.strip()))
         return outcome == "passed"
 
     def skip(self, name: str, reason: str) -> None:
-        """A check that cannot be made."""
+        """Records a check that cannot run."""
         self._add(Result(name, "skipped", 0, reason))
 
     def close(self, about: str) -> int:
@@ -62,7 +62,7 @@ class Report:
         return 1 if count["failed"] or not count["passed"] else 0
 
     def _limited(self, body: Callable[[], str]) -> str:
-        """`body()`, as long as the run has time."""
+        """Result of `body()`, within the time of the run."""
         over = f"the time of the run, {self._seconds:.0f} s, is over"
 
         def stop(_number: int, _frame: FrameType | None) -> None:

@@ -15,7 +15,7 @@ ETCD: Final = "http://127.0.0.1:2379"
 
 
 def etcd(folder: Path) -> list[str]:
-    """Without fsync: what it holds ends with the run."""
+    """etcd without fsync: its data end with the run."""
     return [
         "etcd",
         f"--data-dir={folder}",
@@ -46,7 +46,7 @@ def apiserver(keys: Credentials) -> list[str]:
         "--enable-admission-plugins=NodeRestriction",
         "--allow-privileged",
         "--enable-aggregator-routing",  # webhooks are called at their pods' addresses
-        "--kubelet-preferred-address-types=InternalIP",  # the machine's name leads to the loopback
+        "--kubelet-preferred-address-types=InternalIP",  # the machine's name resolves to the loopback
     ]
 
 
@@ -66,9 +66,9 @@ def scheduler(keys: Credentials) -> list[str]:
 
 
 def proxy(keys: Credentials, minor: int) -> list[str]:
-    """Without a word about connection tracking, whose settings are read-only in a network namespace.
+    """Leaves out settings of connection tracking, which are read-only in a network namespace.
 
-    `minor`: Kubernetes 1.<minor>; nftables has to be asked for before 1.31.
+    `minor`: Kubernetes 1.<minor>; before 1.31, nftables must be requested.
     """
     return [
         "kube-proxy",
@@ -91,7 +91,7 @@ def containerd(folder: Path, plugins: Path, version: int) -> list[str]:
 
 
 def kubelet(folder: Path, keys: Credentials, minor: int) -> list[str]:
-    """`minor`: Kubernetes 1.<minor>, which knows the settings of its time alone."""
+    """`minor`: Kubernetes 1.<minor>, which accepts only the settings of its time."""
     resolv = folder / "resolv.conf"
     resolv.write_text("")  # no name server in here
     body: dict[str, Any] = {
@@ -130,7 +130,10 @@ def kubelet(folder: Path, keys: Credentials, minor: int) -> list[str]:
 
 
 def write_cni() -> None:
-    """Every pod has a link of its own to the node: no bridge, whose inner traffic would pass services by."""
+    """Every pod has its own link to the node.
+
+    There is no bridge, because its inner traffic would bypass services.
+    """
     CNI_CONFIG.mkdir(parents=True, exist_ok=True)
     body = {
         "cniVersion": "0.4.0",
@@ -150,7 +153,7 @@ def write_cni() -> None:
 
 
 def environment() -> dict[str, str]:
-    """What kubectl and helm need to find the API server, whatever the machine's own settings are."""
+    """The variables with which kubectl and helm find the API server, independent of the machine's own settings."""
     return {"no_proxy": f"{ADDRESS},{API_SERVICE},127.0.0.1", "NO_PROXY": f"{ADDRESS},{API_SERVICE},127.0.0.1"}
 
 

@@ -1,4 +1,4 @@
-"""The sets of versions that a cluster can be made of. The versions themselves stand in the go.mod of each folder."""
+"""The sets of versions for a cluster. The go.mod of each folder has the versions themselves."""
 
 import re
 from pathlib import Path
@@ -13,10 +13,10 @@ class Programs(msgspec.Struct, frozen=True):
     """Programs of one Go module."""
 
     folder: str  #: below binaries/
-    module: str  #: whose version counts
+    module: str  #: module whose version counts
     commands: tuple[str, ...]  #: packages below the module
     tags: str = ""  #: build tags
-    stamps: tuple[str, ...] = ()  #: packages that carry the version, set when linking
+    stamps: tuple[str, ...] = ()  #: packages that contain the version, set by the linker
 
     @property
     def source(self) -> Path:
@@ -24,7 +24,7 @@ class Programs(msgspec.Struct, frozen=True):
 
     @property
     def version(self) -> str:
-        """Without the v."""
+        """The version without the v."""
         found = re.search(
             rf"^(?:require )?\s*{re.escape(self.module)} v(\S+)", (self.source / "go.mod").read_text(), re.M
         )
@@ -34,7 +34,7 @@ class Programs(msgspec.Struct, frozen=True):
 
     @property
     def go(self) -> str:
-        """The oldest version of Go that builds it, as in 1.26.8."""
+        """The oldest version of Go that builds these programs, as in 1.26.8."""
         found = re.search(r"^go (\d+(?:\.\d+)*)$", (self.source / "go.mod").read_text(), re.M)
         if found is None:
             raise ValueError(f"{self.source / 'go.mod'}: no version of Go")

@@ -76,9 +76,9 @@ MATRIX: dict[str, dict[str, Any]] = {
     },
 }
 DIGEST = f"sha256:{'0123456789abcdef' * 4}"
-#: types of other projects' operators, of which there is no schema here
+#: types of other projects' operators, which have no schema here
 FOREIGN = ("cert-manager.io/v1", "monitoring.coreos.com/v1")
-#: for every value of the chart: another one than the default
+#: for every value of the chart: a value other than the default
 CHANGED: dict[str, Any] = {
     **OTHER_NAMES,
     "corePolicy": "none",
@@ -164,13 +164,13 @@ CHANGED: dict[str, Any] = {
     "imagePullSecrets": [{"name": "mirror"}],
     "otherReleases": [{"namespace": "b", "fullname": "vgpu-b"}],
 }
-#: values that say how something else is, which must be there for them to change anything
+#: values that only have an effect together with another value
 NEEDS: dict[str, dict[str, Any]] = {
     "scheduler.certManager.issuerRef": {"scheduler": {"certManager": {"enabled": True}}},
     "monitoring.interval": {"monitoring": {"podMonitor": True}},
     "monitoring.labels": {"monitoring": {"podMonitor": True}},
 }
-#: values that have one allowed setting so far, so that there is nothing to change
+#: values with only one allowed setting so far, so that nothing can change
 SINGLE = {"devicePlugin.migStrategy"}
 
 
@@ -225,7 +225,7 @@ def test_lint_finds_nothing() -> None:
 def test_objects_are_valid_in_every_supported_kubernetes(case: str) -> None:
     objects = helm.objects(MATRIX[case])
     assert len(objects) > 15
-    # Values change what objects say, not which fields there are: one set goes through every version.
+    # Values change contents of objects, not which fields exist: one set is enough for all versions.
     versions = VERSIONS if case == "placed" else (VERSIONS[0], VERSIONS[-1])
     for item in objects:
         for version in versions if item["apiVersion"] not in FOREIGN else ():

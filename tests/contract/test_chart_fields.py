@@ -1,4 +1,4 @@
-"""Which fields of nodes and pods the accounts of the chart may change: what the parts write, and nothing else."""
+"""Which fields of nodes and pods the chart's accounts may change: only the fields that the parts write."""
 
 import copy
 from collections.abc import Iterator
@@ -98,7 +98,7 @@ OURS = {"type": names.CONDITION_UNHEALTHY, "status": "True", "message": "card 0"
 @pytest.mark.parametrize(
     ("path", "value", "refusal"),
     [
-        # what agents write
+        # fields that agents write
         (f"metadata|labels|{names.LABEL_PRESENT}", "true", ""),
         (f"metadata|annotations|{names.DEVICES}", "{}", ""),
         (f"metadata|annotations|{names.MODE}", "cdi", ""),
@@ -232,7 +232,7 @@ def client(tmp_path: Path) -> Iterator[KubeClient]:
 def test_what_agents_and_the_clean_up_really_write_is_allowed(
     policies: dict[str, dict[str, Any]], client: KubeClient
 ) -> None:
-    """The writing code itself, before an API server: its object before and after each request."""
+    """Checks the real writing code with an API server: its object before and after each request."""
     path = "/api/v1/nodes/n1"
     client.request("POST", "/api/v1/nodes", body=NODE)
     client.request("PATCH", f"{path}/status", body={"status": NODE["status"]}, content_type=writes.MERGE_PATCH)

@@ -1,4 +1,4 @@
-"""Helm 3 and Helm 4 read the chart alike, and Helm 4's server-side apply can take what is rendered."""
+"""Helm 3 and Helm 4 render the chart alike, and Helm 4's server-side apply accepts the result."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ def test_one_is_helm_3_and_the_other_helm_4(helm3: Path) -> None:
 
 
 def rendered(case: str, *, binary: Path | None) -> list[dict[str, Any]]:
-    """Kinds that Kubernetes itself does not have come in an order that each Helm chooses."""
+    """The objects; each Helm chooses its own order for kinds that Kubernetes itself does not have."""
     found = helm.objects(VALUES[case], *KUBE_VERSION, binary=binary)
     return sorted(found, key=lambda item: (item["kind"], item["metadata"]["name"]))
 
@@ -89,7 +89,7 @@ def lists(node: Any, path: str = "") -> Iterator[tuple[str, str, list[Any]]]:
 
 @pytest.mark.parametrize("case", VALUES)
 def test_no_list_has_an_element_twice(case: str) -> None:
-    """Server-side apply refuses them, client-side apply let them pass."""
+    """Server-side apply refuses duplicates, client-side apply accepted them."""
     seen = Counter[str]()
     for item in helm.objects(VALUES[case], *KUBE_VERSION):
         name = f"{item['kind']} {item['metadata']['name']}"
@@ -111,7 +111,7 @@ def test_no_list_has_an_element_twice(case: str) -> None:
 
 @pytest.mark.parametrize("case", VALUES)
 def test_nothing_is_rendered_that_a_part_writes_itself(case: str) -> None:
-    """Two writers of one field: server-side apply would call it a conflict at every upgrade."""
+    """With two writers of one field, server-side apply would report a conflict at every upgrade."""
     for item in helm.objects(VALUES[case], *KUBE_VERSION):
         for hook in item.get("webhooks", ()):
             assert "caBundle" not in hook["clientConfig"], "written by the scheduler, or by cert-manager"

@@ -74,7 +74,7 @@ def test_only_webhook_and_metrics_can_be_reached(default: list[dict[str, Any]]) 
 
 @pytest.mark.parametrize("host_network", [False, True])
 def test_schedulers_reach_the_port_on_which_agents_say_whether_they_serve(host_network: bool) -> None:
-    """With the node's own network a scheduler has the address of its node, which no selector of pods finds."""
+    """On the node's own network, a scheduler has its node's address, which no selector of pods finds."""
     objects = helm.objects({"scheduler": {"hostNetwork": host_network}})
     policy = one(objects, "NetworkPolicy", "vgpu-device-plugin")
     container = one(objects, "DaemonSet", "vgpu-device-plugin")["spec"]["template"]["spec"]["containers"][0]
@@ -131,7 +131,9 @@ def test_clean_up_is_told_what_the_chart_made() -> None:
 
 
 def as_admitted(tolerations: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the API server's DefaultTolerationSeconds adds where nothing is said about taints of nodes that are down."""
+    """Adds what the API server's DefaultTolerationSeconds adds where a pod says nothing about taints of nodes that are
+    down.
+    """
     found = list(tolerations)
     for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
         if not any(t.get("key") in (None, key) and t.get("effect") in (None, "NoExecute") for t in tolerations):
@@ -140,7 +142,7 @@ def as_admitted(tolerations: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def tolerated(tolerations: list[dict[str, Any]], key: str, effect: str) -> bool:
-    """A taint without a value, by the rules of the field `tolerations` of a pod."""
+    """Whether a pod's `tolerations` tolerate a taint without a value."""
     return any(
         t.get("key") in (None, key)
         and t.get("effect") in (None, effect)
@@ -187,7 +189,7 @@ def test_cert_manager_in_place_of_an_own_authority(issuer: dict[str, str]) -> No
 
 
 def test_cert_manager_renews_the_certificate_and_keeps_the_authority() -> None:
-    """What is injected into the webhook is the authority: with a self-signed certificate each renewal changes it."""
+    """The authority is injected into the webhook: a self-signed certificate would change with each renewal."""
     objects = helm.objects({"scheduler": {"certManager": {"enabled": True}}})
     serving, authority = (one(objects, "Certificate", f"vgpu-scheduler{end}")["spec"] for end in ("", "-authority"))
     signer = one(objects, "Issuer", serving["issuerRef"]["name"])["spec"]
@@ -203,7 +205,9 @@ def test_cert_manager_renews_the_certificate_and_keeps_the_authority() -> None:
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_kube_scheduler_makes_room_for_one_whose_extender_answers(replicas: int) -> None:
-    """Where there is another one; alone it would only be started ever later."""
+    """Only where there is another replica; a single kube-scheduler would only be restarted with longer and longer
+    pauses.
+    """
     beside, kube_scheduler = pod_specs(helm.objects({"scheduler": {"replicas": replicas}}))["Deployment"]["containers"]
     assert beside["name"] == "vgpu-scheduler", "first: kube-scheduler is not started, and probed, while its image comes"
     port = next(one["containerPort"] for one in kube_scheduler["ports"] if one["name"] == "https")

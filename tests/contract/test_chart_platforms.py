@@ -177,7 +177,7 @@ SECTIONS = [".".join(path) for path, *_ in chart.sections(chart.Values(), ()) if
 
 
 def without(path: str) -> dict[str, Any]:
-    """Values from which a section is missing, as those of a chart that did not have it yet: null takes it away."""
+    """Values without a section, as in a chart that did not have it yet: null removes it."""
     values: Any = None
     for key in reversed(path.split(".")):
         values = {key: values}
@@ -187,7 +187,7 @@ def without(path: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", [path for path in SECTIONS if path != "image"])
 def test_values_of_an_older_chart_get_the_defaults_of_a_section(path: str, default: list[dict[str, Any]]) -> None:
-    """`helm upgrade --reuse-values`: the values of the old release are all there are."""
+    """`helm upgrade --reuse-values`: only the values of the old release exist."""
     assert helm.objects(without(path), *KUBE_VERSION) == default
 
 
@@ -203,7 +203,7 @@ def test_values_of_an_older_chart_get_the_default_of_every_single_value(default:
 
 
 def test_an_upgrade_that_reuses_the_values_of_a_real_older_chart(tmp_path: Path, default: list[dict[str, Any]]) -> None:
-    """Helm then puts the old release's values, its chart's defaults included, in place of those of the new chart."""
+    """Helm then uses the old release's values, including its chart's defaults, in place of the new chart's values."""
     shutil.copytree(helm.CHART, tmp_path / "vgpu")
     before = helm.CHART.parents[1] / "tests" / "data" / "chart" / "values-before-ports.yaml"
     shutil.copyfile(before, tmp_path / "vgpu" / "values.yaml")
@@ -215,7 +215,7 @@ def test_an_upgrade_that_reuses_the_values_of_a_real_older_chart(tmp_path: Path,
     deployment = found["Deployment", "vgpu-scheduler"]["spec"]
     assert deployment["replicas"] == 1, "what the old chart said stays"
     assert deployment["template"]["spec"]["containers"][0]["image"] == f"{helm.REGISTRY}/vgpu/vgpu:0.1.0"
-    # What the old chart did not have is as by default.
+    # Values that the old chart did not have are the defaults.
     now = {(item["kind"], item["metadata"]["name"]): item for item in default}
     for key in (("MutatingWebhookConfiguration", "vgpu-scheduler"), ("ConfigMap", "vgpu-scheduler")):
         assert found[key] == now[key]
@@ -231,7 +231,7 @@ def test_null_still_takes_away_what_it_always_did() -> None:
 
 
 def test_false_and_zero_of_an_older_chart_stay() -> None:
-    """They must not be taken for something that is missing."""
+    """They must not count as missing."""
     objects = helm.objects(
         {"networkPolicy": {"enabled": False}, "devicePlugin": {"recoverySeconds": 0, "cleanUp": False}}
     )
@@ -241,7 +241,7 @@ def test_false_and_zero_of_an_older_chart_stay() -> None:
 
 
 def test_every_template_completes_its_values_first() -> None:
-    """In which order Helm renders them is its own affair."""
+    """Helm renders templates in any order."""
     templates = [path for path in (helm.CHART / "templates").rglob("*") if path.is_file()]
     assert len(templates) > 15
     for path in templates:
@@ -252,7 +252,7 @@ def test_every_template_completes_its_values_first() -> None:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Any:
-    """`render(nodes, values)`: the chart as Helm renders it before an API server that has these nodes."""
+    """`render(nodes, values)`: the chart as Helm renders it for an API server with these nodes."""
 
     def render(nodes: dict[str, dict[str, str]], values: dict[str, Any]) -> str:
         items = [
@@ -290,7 +290,7 @@ def service(name: str, port: int, namespace: str = "hami-system") -> dict[str, A
 def test_node_ports_that_another_service_has_are_told(
     tmp_path: Path, there: dict[str, Any], values: dict[str, Any], setting: str
 ) -> None:
-    """What 4paradigm's and HAMi's charts leave behind, or still run: they have the same defaults."""
+    """4paradigm's and HAMi's charts have the same defaults, and may be left behind or still run."""
     known = answers(helm.objects(), [])
     known["/api/v1/services"] = {"apiVersion": "v1", "kind": "ServiceList", "metadata": {}, "items": [there]}
     with serve(known, tmp_path) as kubeconfig:
@@ -406,7 +406,9 @@ def test_critical_pods_outside_kube_system_have_the_quota_that_gke_asks_for(defa
 
 
 def test_nothing_is_bound_to_one_family_of_addresses(default: list[dict[str, Any]]) -> None:
-    """A cluster of IPv6 alone: Services have its family, listeners take both, only the loopback is named."""
+    """On an IPv6-only cluster, Services have its family, listeners accept both families, and only the loopback has an
+    address.
+    """
     for item in default:
         if item["kind"] == "Service":
             assert not {"ipFamilies", "ipFamilyPolicy", "clusterIP"} & set(item["spec"])
@@ -420,7 +422,7 @@ def test_nothing_is_bound_to_one_family_of_addresses(default: list[dict[str, Any
 
 
 def test_listeners_take_connections_of_both_families() -> None:
-    """What they listen on where nothing is said, as the chart says nothing."""
+    """Listeners listen on this address by default, and the chart sets no other."""
     address = scheduler_main.arguments(["--config=x"]).webhook_address
     family = socket.AF_INET6 if address == "::" else socket.AF_INET
     assert (address == "::") is socket.has_dualstack_ipv6()

@@ -110,7 +110,7 @@ def test_who_passes_admission_by_is_not_placed_by_our_scheduler(
     messages = verdict(policy, request("CREATE"), new, space=space)
     assert bool(messages) is refused
     assert all("opts out of admission" in message for message in messages)
-    # Labels can be added afterwards; what was checked when it was created stays as it was.
+    # Labels can be added afterwards; the checks at the creation stay valid.
     assert verdict(policy, request("UPDATE"), new, new, space) == []
 
 
@@ -282,7 +282,7 @@ def test_only_gpu_pods_are_sent_to_the_webhook(objects: list[dict[str, Any]], sp
 def test_debug_containers_of_managed_pods_are_sent_to_the_webhook(
     objects: list[dict[str, Any]], labels: dict[str, str] | None, sent: bool
 ) -> None:
-    """A label that opts out would keep cards visible to a debug container: it can be added to a pod that runs."""
+    """A label that opts out would keep cards visible to a debug container: it can be added to a running pod."""
     webhook = hook_of(objects, "debug.vgpu.io")
     (rule,) = webhook["rules"]
     assert (rule["operations"], rule["resources"]) == (["UPDATE"], ["pods/ephemeralcontainers"])
@@ -343,7 +343,7 @@ NO_NAME = "looks like one of vgpu and is none"
         ({}, "vgpu.io/gpumem", [NO_NAME]),
         ({"annotations": {names.RESOURCE_CORES: "30", names.GPU_POLICY: "spread"}}, "nvidia.com/gpucore",
          [NO_PLACE, NO_GPU, NO_NAME]),
-        # these reach the webhook, which says it better
+        # these requests reach the webhook, which has a better message
         ({"annotations": {names.RESOURCE_CORES: "30"}}, names.RESOURCE_GPU, []),
     ],
 )  # fmt: skip
@@ -352,7 +352,7 @@ def test_pods_that_seem_to_mean_a_gpu_are_warned_of(
 ) -> None:
     policy = spec_of(objects, "ValidatingAdmissionPolicy", "vgpu-hints")
     binding = spec_of(objects, "ValidatingAdmissionPolicyBinding", "vgpu-hints")
-    assert (policy["failurePolicy"], binding["validationActions"]) == ("Ignore", ["Warn"])  # it never holds up a pod
+    assert (policy["failurePolicy"], binding["validationActions"]) == ("Ignore", ["Warn"])  # it never delays a pod
     text = " ".join(rule["expression"] for rule in policy["validations"])
     assert all(f'"{key}"' in text for key in set(strangers.ANNOTATIONS) - set(effects.RESERVED))
     for group in ("containers", "initContainers"):
@@ -362,7 +362,7 @@ def test_pods_that_seem_to_mean_a_gpu_are_warned_of(
 
 
 def test_no_sentence_sends_a_user_to_a_name_without_effect() -> None:
-    """Names that are reserved: a user who follows such advice waits for something that never happens."""
+    """Reserved names have no effect: a user who follows such advice waits without effect."""
     reserved = (names.RESIZE, names.POD_GROUP, names.POD_GROUP_MIN)
     chart = [path for path in helm.CHART.rglob("*") if path.is_file()]
     assert [(path.name, name) for path in chart for name in reserved if name in path.read_text()] == []

@@ -28,7 +28,7 @@ OTHER = {"apiVersion": f"{GROUP}/v1", "kind": "MutatingWebhookConfiguration", "m
 
 
 def answers(objects: list[dict[str, Any]], webhooks: list[dict[str, Any]]) -> dict[str, Any]:
-    """What Helm asks an API server that knows the kinds of `objects` and holds `webhooks`."""
+    """What Helm asks an API server that knows the kinds of `objects` and has `webhooks`."""
     kinds: dict[str, set[str]] = {"v1": {"ResourceQuota"}}  # which the chart has outside kube-system
     for item in objects:
         kinds.setdefault(item["apiVersion"], set()).add(item["kind"])

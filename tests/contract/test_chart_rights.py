@@ -31,7 +31,7 @@ def test_roles_are_narrow(default: list[dict[str, Any]]) -> None:
 
 
 def permissions(objects: list[dict[str, Any]], name: str) -> set[str]:
-    """`verb resource` of the Role and ClusterRole `name`, with `/object` where it is for one object only."""
+    """`verb resource` of the Role and ClusterRole `name`, with `/object` where it applies to one object only."""
     return {
         f"{verb} {resource}{suffix}"
         for item in objects

@@ -1,4 +1,4 @@
-"""The documentation says what the code says: generated parts are fresh, links lead somewhere, examples are accepted."""
+"""The documentation agrees with the code: generated parts are fresh, links have targets, examples are accepted."""
 
 import re
 import shlex

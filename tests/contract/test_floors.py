@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "libvgpu/src"
-#: from the ground up; folders of one floor do not know each other. "": process.c
+#: from bottom to top; folders of one floor do not use each other. "": process.c
 FLOORS = (
     ("base",),
     ("loader", "region"),
@@ -31,7 +31,7 @@ def folder_of(name: str) -> str:
 
 
 def upwards(edges: Iterator[tuple[str, str, str]]) -> list[str]:
-    """Of (file, file, why): those that do not lead to the same folder or a lower floor."""
+    """The (file, file, why) edges that lead neither to the same folder nor to a lower floor."""
     return [
         f"{one} → {other}: {why}"
         for one, other, why in edges
@@ -47,7 +47,7 @@ def includes() -> Iterator[tuple[str, str, str]]:
 
 
 def calls() -> Iterator[tuple[str, str, str]]:
-    """Of the objects that the build has left."""
+    """Calls between the objects of the last build."""
     newest: dict[str, Path] = {}
     for path in (ROOT / "build/native").glob("*/src/**/*.o"):
         source = Path(*path.relative_to(ROOT / "build/native").parts[2:]).with_suffix(".c")
@@ -64,7 +64,7 @@ def calls() -> Iterator[tuple[str, str, str]]:
                 defined[symbol] = source
     assert "ledger/charge.c" in newest, "nothing is built"
     for source, symbol in used:
-        is_hook = source == "loader/driver.c" and symbol.startswith(("cu", "nvml"))  # of the table hooks.def
+        is_hook = source == "loader/driver.c" and symbol.startswith(("cu", "nvml"))  # a function of the table hooks.def
         if symbol in defined and symbol not in TABLES and not is_hook:
             yield source, defined[symbol], symbol
 

@@ -1,4 +1,4 @@
-"""The layout of the house: layers, sizes, and one Python standard for all of it."""
+"""The layout of the code: layers, sizes, and one Python standard for all of it."""
 
 import ast
 import re
@@ -36,7 +36,7 @@ def test_modules_begin_with_what_they_are_for() -> None:
 
 
 def test_the_simulated_driver_shares_no_code_with_the_library() -> None:
-    """What a card holds would prove nothing if the ledger's own code had counted it."""
+    """The card's count would prove nothing if the ledger's own code had counted it."""
     simulator = ROOT / "libvgpu/simulator"
     included = {
         name: path
@@ -44,7 +44,7 @@ def test_the_simulated_driver_shares_no_code_with_the_library() -> None:
         for name in re.findall(r'^#include "(.+)"', path.read_text(), re.MULTILINE)
     }
     foreign = {name: str(path) for name, path in included.items() if not (simulator / name).exists()}
-    assert foreign.keys() == {"vgpu/simulator.h"}  # how others read its books
+    assert foreign.keys() == {"vgpu/simulator.h"}  # the header by which others read the simulator's counts
 
 
 def test_tests_stand_in_a_folder_of_their_kind() -> None:

@@ -172,7 +172,7 @@ def test_strict_openmetrics_and_the_naming_rules(exporter: Exporter) -> None:
 
 
 def bindable(address: str) -> bool:
-    """Where IPv6 is switched off a socket of it can be had, but no address."""
+    """Where IPv6 is switched off, a socket can be made, but not bound to an address."""
     if not socket.has_dualstack_ipv6():
         return False
     with socket.socket(socket.AF_INET6) as one:

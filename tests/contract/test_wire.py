@@ -44,7 +44,7 @@ def answer(state: ClusterState, stem: str, recent: Recent | None = None) -> Any:
 
 
 def admitted(body: bytes) -> bytes:
-    """The captured pod with the label that admission gives it."""
+    """The captured pod with admission's label."""
     found = json.loads(body)
     found["Pod"]["metadata"]["labels"] = MANAGED
     return json.dumps(found).encode()
@@ -108,7 +108,7 @@ def test_no_node_at_all_is_counted_by_reason() -> None:
 
 
 class Late(ClusterState):
-    """Hears at last that a pod has gone: when it is waited for."""
+    """Learns that a pod is gone only when the caller waits for it."""
 
     def __init__(self, gone: str) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ def test_several_containers_are_fitted_together() -> None:
     )
     state.hold("y", Holding("busy", {"h": Held(1, 2000, 2000, 0)}))
     state.hold("x", Holding("used", {"e": Held(1, 1, 1, 0)}))
-    # On "two" the policy's first choice (the empty larger card for the small container) has to be revised.
+    # On "two", the policy's first choice (the empty larger card for the small container) must be revised.
     args = request(
         {"containers": [limits("small", gpumem=3000), limits("large", gpumem=8000)]},
         ["one", "two", "small", "used", "busy"],

@@ -1,4 +1,4 @@
-"""Programs that do nothing but launch, in a region of their own, and their true share of the simulated card."""
+"""Programs that only launch, in a region of their own, and their true share of the simulated card."""
 
 import mmap
 import struct
@@ -31,7 +31,7 @@ print("ready", flush=True)
 while True:
     step()
 """
-#: of struct vgpu_limits_file (region.h): where the arbiter's part begins, and that part of the first card
+#: in struct vgpu_limits_file (region.h): offset of the arbiter's part, and its layout for the first card
 ARBITER_AT, ARBITER = 2752, struct.Struct("=QIIIIQ")
 
 
@@ -93,7 +93,7 @@ def share(folder: Path, seconds: float = WINDOW_S) -> float:
 
 
 class Arbiter:
-    """Publishes for the first card of a region what a test says, as the node agent would."""
+    """Publishes a test's values for the first card of a region, as the node agent would."""
 
     def __init__(self, region: Region, *, share: int = 0, yielding: bool = False, neighbours: int = 0) -> None:
         self.share, self.yielding, self.neighbours, self.refund_ns = share, yielding, neighbours, 0

@@ -1,4 +1,4 @@
-"""Several small clients from one start: processes forked before any call of the driver, asked bit by bit."""
+"""Several small clients from one start: processes forked before any driver call, which execute single expressions."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from driver_client import *  # noqa: F403  (members are asked in its words, and 
 
 
 class Member:
-    """A process of its own; its names are those of `driver_client`, and what it was told to remember."""
+    """A separate process; its names are those of `driver_client`, and what it was asked to remember."""
 
     def __init__(self, **environment):
         ours, theirs = os.pipe(), os.pipe()
@@ -47,12 +47,14 @@ class Member:
         return json.loads(line) if line else "gone"
 
     def ask(self, expression):
-        """The value of an expression there (what JSON can carry); "gone" when the process has ended."""
+        """The value of an expression in the member (anything that JSON can carry); "gone" when the
+        process has ended.
+        """
         self.send("ask", expression)
         return self.answer()
 
     def do(self, statements):
-        """None when they ran, else the error."""
+        """Runs statements in the member; None on success, else the error."""
         self.send("do", statements)
         return self.answer()
 
@@ -62,7 +64,10 @@ class Member:
             os.waitpid(self.pid, 0)
 
     def leave(self):
-        """Its exit status; asked for, because younger members hold the other end of its pipe, too."""
+        """Ends the member and returns its exit status.
+
+        It must be asked, because younger members hold its pipe's other end, too.
+        """
         self.send("leave", "")
         return os.waitpid(self.pid, 0)[1]
 

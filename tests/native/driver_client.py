@@ -1,4 +1,4 @@
-"""A small client of the driver interface for test scripts: ctypes, hence dlsym, no knowledge of libvgpu."""
+"""A small client of the driver interface for test scripts: ctypes, hence dlsym, without knowledge of libvgpu."""
 
 from ctypes import (
     CDLL,
@@ -162,7 +162,7 @@ def pool(kind: int = 1, where: int = 0) -> c_void_p:
 
 
 def function(name: str) -> c_void_p:
-    """A kernel whose name says how long it runs."""
+    """A kernel whose name contains its duration."""
     module, found = c_void_p(), c_void_p()
     text = f".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry {name}()\n{{ ret; }}\n"
     ok(cu.cuModuleLoadData(byref(module), c_char_p(text.encode())))

@@ -47,7 +47,7 @@ def workshop() -> Path:
 
 
 def managed_dir() -> Path:
-    """Where the programs look for an agent's region."""
+    """The folder in which the programs look for an agent's region."""
     return workshop() / "managed"
 
 
@@ -68,7 +68,7 @@ def program(name: str, *flags: str) -> Path:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment without anything that limits, and with `variables`."""
+    """This process's environment without variables that limit, and with `variables`."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("CUDA_", "VGPU_", "GPU_CORE", "ACTIVE_OOM"))}
     return clean | variables
 
@@ -118,7 +118,7 @@ class Client:
         return answer
 
     def try_ask(self, command: str) -> str | None:
-        """None when the command ended the client, or it had ended before."""
+        """The answer; None when the command ended the client, or the client had ended before."""
         try:
             self.send(command)
         except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""MD2 (RFC 1319) and its HMAC (RFC 2104), written from the RFCs to compare the simulator's with."""
+"""MD2 (RFC 1319) and its HMAC (RFC 2104), written from the RFCs for comparison with the simulator's."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -64,6 +64,6 @@ def md2(message: bytes) -> bytes:
 
 
 def hmac(key: bytes, message: bytes) -> bytes:
-    """With a key of one block."""
+    """HMAC with a key of one block."""
     inner = md2(bytes(byte ^ 0x36 for byte in key) + message)
     return md2(bytes(byte ^ 0x5C for byte in key) + inner)

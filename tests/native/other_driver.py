@@ -1,6 +1,6 @@
 """Runs scripts on the driver of libvgpu/tests/clients/other_driver.c, through the preloaded library.
 
-It counts what it holds and calls the program back amid its work.
+This driver counts what it holds, and calls the program back in the middle of its work.
 """
 
 from pathlib import Path
@@ -56,7 +56,7 @@ def tiles(array, operation, memory=0, width=1024):
 
 
 def library(folder: Path, source: str, soname: str, *more: str) -> None:
-    """Puts a library in place of a driver's; `more`: flags of the compiler."""
+    """Compiles a library that replaces a driver's library; `more`: compiler flags."""
     flags = ("-shared", "-fPIC", f"-Wl,-soname,{soname},-Bsymbolic", *more)
     folder.mkdir(exist_ok=True)
     (folder / soname).symlink_to(compiled(source, *flags, output=f"{source}{''.join(more)}.so"))

@@ -15,7 +15,7 @@ from vgpu.native import paths
 HERE = Path(__file__).resolve().parent
 CLIENTS = HERE.parents[1] / "libvgpu" / "tests" / "clients"
 MIB = 1 << 20
-#: what would limit, simulate or preload in the environment of the test run itself
+#: prefixes of variables that would limit, simulate or preload in the environment of the test run itself
 OURS = ("CUDA_", "VGPU_", "LD_", "GPU_CORE", "ACTIVE_OOM", "LIBCUDA", "NVIDIA_")
 
 
@@ -31,7 +31,7 @@ def environment(folder: Path, *, cards: str = "T4", preload: bool = True, **vari
     if preload:
         clean["LD_PRELOAD"] = str(paths.libvgpu())
     if any(name.startswith("CUDA_DEVICE_") for name in variables):
-        clean["VGPU_DIR"] = ""  # each process by itself, as is meant
+        clean["VGPU_DIR"] = ""  # each process alone, as the test wants it
     return clean | variables
 
 
@@ -53,7 +53,7 @@ def python(script: str, env: Mapping[str, str]) -> list[str]:
 
 @cache
 def workshop() -> Path:
-    """A folder for compiled clients; goes when the tests end."""
+    """A folder for compiled clients; it is removed when the tests end."""
     folder = Path(tempfile.mkdtemp(prefix="vgpu-clients-"))
     register(rmtree, folder, ignore_errors=True)
     return folder

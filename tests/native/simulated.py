@@ -1,4 +1,6 @@
-"""Runs programs on the simulated cards, without the intercept library, and compares with the simulator's own truth."""
+"""Runs programs on the simulated cards without the intercept library, and compares them with the
+simulator's own count.
+"""
 
 import json
 import os
@@ -13,7 +15,7 @@ from vgpu.native import paths, simulator
 
 HERE = Path(__file__).resolve().parent
 MIB = 1 << 20
-#: what would limit, simulate or preload in the environment of the test run itself
+#: prefixes of variables that would limit, simulate or preload in the environment of the test run itself
 OURS = ("CUDA_", "VGPU_", "LD_", "NVIDIA_")
 
 
@@ -35,7 +37,7 @@ class Machine:
         }
 
     def run(self, script: str, **variables: str) -> Any:
-        """What a script that says `from simulator_client import *` gave to `report`, once it has ended well."""
+        """The value that a script with `from simulator_client import *` gave to `report`, after it has ended well."""
         done = subprocess.run(
             [sys.executable, "-c", script],
             env=self.environment(**variables),
@@ -48,7 +50,7 @@ class Machine:
         return json.loads(done.stdout) if done.stdout else None
 
     def start(self, script: str, **variables: str) -> subprocess.Popen[str]:
-        """A script that goes on; it tells by `report` lines on its output and waits for lines on its input."""
+        """Starts a script; it reports lines on its output by `report` and waits for lines on its input."""
         return subprocess.Popen(
             [sys.executable, "-u", "-c", script],
             env=self.environment(**variables),
@@ -73,7 +75,7 @@ def heard(process: subprocess.Popen[str]) -> Any:
 
 
 def tell(process: subprocess.Popen[str], line: str = "go") -> None:
-    """Lets a started script go on behind its next `wait()`."""
+    """Lets a started script continue after its next `wait()`."""
     assert process.stdin is not None
     process.stdin.write(line + "\n")
     process.stdin.flush()

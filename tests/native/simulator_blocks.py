@@ -1,4 +1,4 @@
-"""For test scripts: memory by cuMemCreate, on cards and NUMA nodes, and kernels that touch it."""
+"""For test scripts: memory by cuMemCreate, on cards and NUMA nodes, and kernels that touch the memory."""
 
 import ctypes
 
@@ -8,7 +8,7 @@ __all__ = ["MIB", "access", "filled", "go", "home", "mapped", "pinned", "remap",
 
 
 def home(card=0, node=None):
-    """Of physical memory: a card, or a NUMA node of the host."""
+    """Place of physical memory: a card, or a NUMA node of the host."""
     p = cu.CUmemAllocationProp()
     p.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     kind = cu.CUmemLocationType
@@ -26,7 +26,7 @@ def access(card=0):
 
 
 def mapped(size, node=None):
-    """An address with memory behind it, whose only holder is the mapping."""
+    """An address with memory behind it; only the mapping holds the memory."""
     address = int(ok(cu.cuMemAddressReserve(size, 0, 0, 0)))
     remap(address, size, node)
     return address
@@ -58,12 +58,12 @@ def go(function, *values, stream=0):
 
 
 def filled(address, words, value):
-    """Has a kernel store a value."""
+    """Makes a kernel store a value."""
     go(touching("touch_fill"), address, words, value)
 
 
 def total(address, words, room):
-    """The sum of words, by a kernel; `room`: memory for it."""
+    """The sum of words, computed by a kernel; `room`: memory for the result."""
     go(touching("touch_sum"), room, address, words)
     out = ctypes.c_uint64()
     ok(cu.cuMemcpyDtoH(ctypes.addressof(out), room, 8))

@@ -46,7 +46,7 @@ def report(value):
 
 
 def wait():
-    """Until the test tells to go on."""
+    """Waits until the test sends a line."""
     return sys.stdin.readline().strip()
 
 

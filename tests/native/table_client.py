@@ -43,7 +43,7 @@ def words(name: str, count: int) -> list[int | None]:
 
 
 def slot(name: str, index: int, *types: type, result: type | None = c_int):
-    """The function in a slot."""
+    """The function in a table's slot."""
     return ctypes.CFUNCTYPE(result, *types)(words(name, index + 1)[index])
 
 

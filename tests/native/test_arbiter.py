@@ -1,4 +1,4 @@
-"""The arbiter over open regions: what it publishes for what containers do, one look at a time."""
+"""The arbiter over open regions: what it publishes for the containers' work, one look at a time."""
 
 import subprocess
 import time

@@ -1,4 +1,4 @@
-"""The compiled module: loaded late, missed with a sentence, and the places of what is installed."""
+"""The compiled module: loaded late, reported with a sentence when missing; and the paths of installed files."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""libvgpu/build.py compiles again what has changed and nothing else."""
+"""libvgpu/build.py compiles changed files again, and nothing else."""
 
 import importlib.util
 import os
@@ -32,7 +32,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def compiled_by(build: ModuleType, tmp_path: Path) -> list[str]:
-    """Builds, and names what a compiler was called for."""
+    """Builds, and returns the files for which a compiler was called."""
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     build.compile_library(tmp_path / "lib.so", list((tmp_path / "src").glob("*.c")), soname="lib.so")
     return sorted(
@@ -43,7 +43,7 @@ def compiled_by(build: ModuleType, tmp_path: Path) -> list[str]:
 
 
 def later(path: Path) -> None:
-    """Marks a file as changed after all that has been built."""
+    """Marks a file as changed after everything that was built."""
     future = path.stat().st_mtime + 5
     os.utime(path, (future, future))
 

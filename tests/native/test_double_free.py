@@ -1,4 +1,4 @@
-"""A block that a program frees twice is given back once, beside other threads too."""
+"""A block that a program frees twice is given back once, even with other threads."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a killed process was charged stays charged until the driver has given back what it held."""
+"""The charge of a killed process stays until the driver has given back what the process held."""
 
 import os
 import subprocess
@@ -14,8 +14,9 @@ from test_ledger import CONTAINER, may_make_namespaces
 
 from vgpu.native import CardLimit, Limits, Region, simulator
 
-# The kernel takes a dying process's memory, then closes its files, the highest descriptor first. Here that is the
-# ledger's, whose lock says "alive"; the driver's is a low one, and between them lies a file that takes long to close.
+# The kernel frees a dying process's memory, then closes its files, the highest descriptor first. Here the highest is
+# the ledger's, whose lock means "alive". The driver's descriptor is low, and between them is a file that takes long to
+# close.
 SCRIPT = """
 import os, sys
 from driver_client import *
@@ -62,13 +63,13 @@ def holder(folder: Path, *through: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def watch_it_die(folder: Path, region: Region) -> list[str]:
-    """What was charged and held, in the order of its changes, until both are nothing."""
+    """Charged and held bytes in the order of their changes, until both are zero."""
     seen: list[str] = []
     deadline = time.monotonic() + 60
     while not seen or seen[-1] != "free, free":
         assert time.monotonic() < deadline, seen
         region.reap()
-        charged = region.usage().cards[0].used  # first: what is held afterwards was held then, too
+        charged = region.usage().cards[0].used  # read first: bytes that are held afterwards were held then, too
         held = simulator.cards(folder / "cards")[0].used
         state = f"{'charged' if charged else 'free'}, {'held' if held else 'free'}"
         if state not in seen[-1:]:

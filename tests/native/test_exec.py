@@ -1,4 +1,4 @@
-"""A program that executes another one: what the driver still holds for the old one stays charged."""
+"""A program that executes another one: what the driver still holds for the old program stays charged."""
 
 import json
 import os
@@ -101,7 +101,7 @@ execute(os.environ["AGAIN"], str(done + 1))
 
 
 def images(folder: Path, region: Region, **variables: str) -> list[tuple[int, int, int]]:
-    """Of six programs in one process: the driver's answer, MiB charged without and with the dead reaped."""
+    """For six programs in one process: the driver's answer, MiB charged before and after dead processes are reaped."""
     seen = []
     first = AGAIN.replace("int(sys.argv[1])", "0")
     with started(folder, first, AGAIN=AGAIN, **variables) as program:
@@ -145,7 +145,7 @@ def test_a_program_without_the_driver_keeps_them_until_it_closes_them(tmp_path: 
 
 
 def test_a_refusal_sees_that_they_were_closed_and_their_numbers_used_again(tmp_path: Path, region: Region) -> None:
-    """The new image's own file of the driver takes the number of the old one's."""
+    """The new image's own driver file gets the number of the old image's file."""
     second = SHARED + (
         """
 from ctypes import byref, c_void_p
@@ -173,7 +173,7 @@ def test_they_are_known_when_they_move_and_no_longer_pass_to_others(tmp_path: Pa
         assert charged(region) == 600
 
 
-#: what a parent that allocated does last; the child says its number
+#: last action of a parent that allocated; the child prints its pid
 CHILDREN = {
     "fork and exec": """
 if os.fork() == 0:
@@ -191,7 +191,7 @@ report(pid=os.posix_spawn(sys.executable, [sys.executable, "-c", SECOND], os.env
 def test_a_child_that_inherits_them_outlives_its_parent(
     tmp_path: Path, region: Region, how: str, files: dict[str, str]
 ) -> None:
-    """Its lock goes the way of the driver's files."""
+    """Its lock has the same fate as the driver's files."""
     second = SHARED + "report(at='second')\nwait()\nos.closerange(3, 999)\nreport(at='closed')\nwait()"
     first = CUDA + f"SECOND = {second!r}\nassert alloc(600 * MIB)[0] == 0\n{CHILDREN[how]}\nwait()\nos._exit(0)"
     with started(tmp_path, first, **files) as program:
@@ -213,7 +213,7 @@ def test_a_child_that_inherits_them_outlives_its_parent(
 
 
 def test_a_child_that_uses_cuda_itself_gives_them_back_by_closing_them(tmp_path: Path, region: Region) -> None:
-    """Also the descriptor of the lock that it inherited with them: it does not know of that one."""
+    """Also the descriptor of the lock that it inherited with them: the child does not know this descriptor."""
     second = CUDA.replace("from driver_client", "old = files()\nfrom driver_client") + (
         "report(full=alloc(600 * MIB)[0])\nwait()\nfor one in old: os.close(one)\n"
         "report(status=alloc(600 * MIB)[0])\nwait()"

@@ -1,4 +1,4 @@
-"""What libvgpu.so exports and needs: exactly the hooked functions and the two look-ups, nothing of a driver."""
+"""What libvgpu.so exports and needs: exactly the hooked functions and the two look-ups, and no symbol of a driver."""
 
 import re
 import subprocess

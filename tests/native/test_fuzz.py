@@ -51,7 +51,7 @@ def child_of(parent: int) -> int | None:
 
 
 def processes_in(finding: Path) -> set[int]:
-    """The processes that the report beside an input is about."""
+    """The processes in the report next to an input."""
     report = finding.with_suffix(".stacks")
     lines = report.read_text().splitlines() if report.exists() else []
     return {int(line.split()[1]) for line in lines if line.startswith("process ")}
@@ -59,7 +59,7 @@ def processes_in(finding: Path) -> set[int]:
 
 @pytest.mark.xdist_group("fuzz")
 def test_of_a_program_that_hangs_the_stacks_of_all_threads_are_kept(tmp_path: Path) -> None:
-    """The worker is stopped as a hang would stop it; its family is reported before it is ended."""
+    """The worker is stopped, which looks like a hang; its processes are reported before they are ended."""
     arguments = ["--seed", "7", "--hang", "3", "--runs", "1000000", "--seconds", "270", "--found", str(tmp_path)]
     with subprocess.Popen([sys.executable, FUZZ / "run.py", *arguments], stdout=subprocess.DEVNULL) as run:
         try:

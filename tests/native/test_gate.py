@@ -1,4 +1,4 @@
-"""The gate before everything that is handed in, which streams are asked, and what launches are found to touch."""
+"""The gate before all work that is submitted, which streams are asked, and which memory launches are found to touch."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def units(name: str, *sources: str, flags: tuple[str, ...] = ()) -> Path:
 
 @pytest.mark.parametrize("kernel", ["", "fenced"])
 def test_a_closed_gate_keeps_everybody_out_and_holds_nobody_up(kernel: str) -> None:
-    """`fenced`: where the kernel, or a filter, knows no membarrier."""
+    """`fenced`: the kernel, or a filter, does not know membarrier."""
     run([units("gate_units", "gate/gate"), *filter(None, [kernel])], {})
 
 

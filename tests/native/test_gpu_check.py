@@ -22,7 +22,7 @@ LIMIT = 1000 * MIB
 
 
 def full(**changes: object) -> memory.Full:
-    """A slice of LIMIT that was filled to the byte, with some fields otherwise."""
+    """A slice of LIMIT that was filled to the byte, with some changed fields."""
     told = {"cuMemGetInfo": (LIMIT, LIMIT, 0), "NVML v1": (LIMIT, LIMIT, 0)}
     whole = memory.Full(LIMIT, 200 * MIB, 1, told, 800 * MIB, 1, 2, 7, 4)
     return msgspec.structs.replace(whole, **changes)
@@ -128,7 +128,7 @@ def test_calls_may_cost_some_nanoseconds_or_a_part_of_themselves() -> None:
 
 
 def test_the_program_of_the_bench_tells_each_call_with_its_bars() -> None:
-    """One source: a call cannot be without a bar, since the program would not compile."""
+    """There is one source: a call cannot be without a bar, because the program would not compile."""
     assert hooks.read("a call\t12.5\t20\t50\n...again\t3.0\t2\t2\n") == {
         "a call": call(12.5),
         "...again": call(3, 2, 2),
@@ -186,7 +186,7 @@ def test_programs_go_with_all_that_they_started() -> None:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is there and no zombie, which nobody may reap in a container."""
+    """Whether a process exists and is no zombie; in a container, zombies may stay."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -202,7 +202,7 @@ def test_a_program_that_is_silent_or_fails_is_told_of() -> None:
 
 @pytest.mark.parametrize("launcher", [(), core.launcher()], ids=["by Python", "by launch.c"])
 def test_a_kernel_program_tells_its_share(tmp_path: Path, launcher: tuple[Path, ...]) -> None:
-    """Its PTX is read by the simulator alone here; the length comes from the name."""
+    """Only the simulator reads its PTX here; the length comes from the name."""
     command = [sys.executable, GPU / "programs/share.py", "2ms", "0.05", "0.3", *launcher]
     env = environment(tmp_path, preload=False)
     done = subprocess.run(command, env=env, input="\n\n", capture_output=True, text=True, timeout=60, check=True)

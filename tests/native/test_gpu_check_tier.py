@@ -132,7 +132,7 @@ def test_a_training_must_come_out_as_without_a_limit() -> None:
 
 
 def test_a_training_is_as_large_as_it_is_asked_to_be() -> None:
-    """24 MiB a layer: 16 of weights, gradients and the optimizer's, 8 of activations."""
+    """24 MiB a layer: 16 of weights, gradients and the optimizer's state, 8 of activations."""
     assert [tier_train.layers_of(size) for size in (0, 48 * MIB, 2048 * MIB)] == [1, 2, 85]
     assert max(training.sizes()) < training.LIMIT * training.BASE_MIB * MIB
 
@@ -160,7 +160,7 @@ def test_what_only_hardware_can_tell_is_told_as_simulated(tmp_path: Path) -> Non
 
 
 class Stub:
-    """A machine without a card, whose slices are none: for programs that need neither."""
+    """A machine without a card, whose slices do nothing: for programs that need neither."""
 
     simulate, context_mib = "", 300
 
@@ -176,7 +176,7 @@ class Stub:
 
 
 def interpreter(folder: Path, text: str) -> str:
-    """A program to be taken for a Python with PyTorch."""
+    """A program that poses as a Python with PyTorch."""
     program = folder / "python"
     program.write_text(f"#!/bin/sh\n{text}\n")
     program.chmod(0o755)

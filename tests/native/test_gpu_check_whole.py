@@ -128,7 +128,7 @@ def test_each_check_has_a_name_of_its_own() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_whole_command_ends_well_on_a_simulated_card(tmp_path: Path) -> None:
-    """`make gpu-check QUICK=1 SIMULATED=1`: no row breaks or misses its bar, whatever else the machine does."""
+    """`make gpu-check QUICK=1 SIMULATED=1`: no row breaks or misses its bar, even on a busy machine."""
     file = tmp_path / "rows.json"
     env = environment(tmp_path, preload=False)
     for name in ("LD_LIBRARY_PATH", "VGPU_SIMULATE", "VGPU_SIM_DIR", "PYTHONPATH"):

@@ -1,4 +1,4 @@
-"""Executable graphs that a program changes: what they run then, and that it is paid for."""
+"""Executable graphs that a program changes: what they run then, and that this is charged."""
 
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def report(number):
     assert round(simulator.cards(tmp_path / "cards")[0].busy_ns / 1e6) == 25
 
 
-#: how a graph that has been short for long becomes long for once
+#: how a graph that was short for a long time becomes long for one launch
 CHANGES = {
     "parameters": "ok(cu.cuGraphExecKernelNodeSetParams_v2(mine[2], mine[1], byref(kernels[long])))",
     "update": "ok(cu.cuGraphExecUpdate_v2(mine[2], graphs[long][0], info))",

@@ -1,4 +1,4 @@
-"""While a capture is open nothing is given back, polled or measured; so its end must never be missed."""
+"""During an open capture, nothing is freed, polled or measured. So the library must never miss its end."""
 
 from pathlib import Path
 

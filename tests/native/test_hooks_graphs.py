@@ -30,7 +30,7 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 
 def test_a_graph_that_runs_may_be_launched_again(env: dict[str, str]) -> None:
-    """Its memory cannot be trimmed meanwhile, and it needs no more."""
+    """Its memory cannot be trimmed during that time, and the launch needs no more."""
     script = """
 busy = function("spin_200ms")
 one, same = taking(640 * MIB), taking(640 * MIB)
@@ -76,7 +76,7 @@ print([add_free(graph, pointer) for pointer in pointers], run(instance(graph)), 
 
 
 def test_a_threads_own_streams_of_two_contexts_run_at_once(env: dict[str, str]) -> None:
-    """They have one name; the graphs on them need memory of their own all the same."""
+    """They have one name; still, the graphs on them need memory of their own."""
     script = """
 OWN = 2  # CU_STREAM_PER_THREAD
 second = c_void_p()
@@ -106,7 +106,7 @@ print(with_upload(320 * MIB), given.result, held(), with_upload(1200 * MIB), giv
 
 
 def test_a_graph_whose_memory_cannot_be_read_is_not_instantiated(tmp_path: Path) -> None:
-    """Here: its second allocation went with a context. Nobody could pay for what it takes. Found by the fuzz target."""
+    """Here its second allocation went with a context. Nothing could pay for its memory. Found by the fuzz target."""
     script = """
 class Parameters(Structure):
     _fields_ = [("flags", c_uint64), ("stream", c_void_p), ("node", c_void_p), ("result", c_int)]

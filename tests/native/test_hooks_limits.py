@@ -1,4 +1,4 @@
-"""Memory that a program allows its kernels beside their own: heap, printf and stacks (cuCtxSetLimit)."""
+"""Memory that a program reserves for its kernels in addition to their own: heap, printf and stacks (cuCtxSetLimit)."""
 
 import signal
 import sys

@@ -1,6 +1,7 @@
-"""What is charged where other threads of the program write arguments meanwhile, and what newer drivers do.
+"""Charges while other threads of the program write arguments, and with behaviour of newer drivers.
 
-The driver is libvgpu/tests/clients/other_driver.c: it counts what it holds and calls the program back amid its work.
+The driver is libvgpu/tests/clients/other_driver.c: it counts what it holds and calls the program back in the middle of
+its work.
 """
 
 import sys
@@ -227,7 +228,7 @@ DESTROYS = {"cuStreamDestroy": "cuStreamDestroy_v2(16)", "cuCtxDestroy": "cuCtxD
 
 @pytest.mark.parametrize("entry", DESTROYS)
 def test_nothing_is_recorded_where_a_stream_is_about_to_go(env: dict[str, str], entry: str) -> None:
-    """Its handle may be another stream's when the driver is asked."""
+    """Its handle may belong to another stream by the time the driver is asked."""
     lines = python(
         PRELUDE
         + f"""
@@ -246,7 +247,7 @@ print(cu.{DESTROYS[entry]}, *books())
 def test_who_is_called_back_while_something_is_destroyed_may_destroy(
     env: dict[str, str], entry: str, captures: bool
 ) -> None:
-    """As tools do in the thread itself, and what a host function of that context may wait for in another one."""
+    """Tools do this in the thread itself, or a host function of that context may wait for it in another thread."""
     calls = DESTROYS | {"cuDevicePrimaryCtxRelease": "cuDevicePrimaryCtxRelease_v2(0)"}
     lines = python(
         PRELUDE
@@ -292,7 +293,7 @@ print(events > 0, events <= 2 * 256 + 1)  # of one context
 
 
 def test_what_the_driver_says_that_a_context_may_take_is_charged(env: dict[str, str]) -> None:
-    """It may have rounded, or another call may come between."""
+    """The driver may have rounded the value, or another call may come between."""
     lines = python(
         PRELUDE
         + """
@@ -343,7 +344,7 @@ print(from_pool(managed, 101 * MIB), from_pool(managed, 64 * MIB), *books())
 def test_a_pool_whose_place_the_driver_does_not_name_is_paid_by_who_allocates(
     env: dict[str, str], type: int, number: int
 ) -> None:
-    """cuda.h: no place (0), invisible (5); one of a kind that is not known here; a device that there is not."""
+    """cuda.h: no place (0), invisible (5); a place of an unknown kind; a device that does not exist."""
     lines = python(
         PRELUDE
         + f"""

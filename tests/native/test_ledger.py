@@ -1,4 +1,4 @@
-"""What limited processes may charge, who shares what, and whose memory goes when."""
+"""What limited processes may charge, which processes share an account, and whose memory is freed when."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Limits from the environment, and what wins over them."""
+"""Limits from the environment, and what overrides them."""
 
 import os
 import shutil
@@ -192,7 +192,7 @@ def test_a_folder_without_a_region_and_without_limits_stays_empty(tmp_path: Path
 
 
 def test_a_folder_without_a_usable_region_refuses_with_a_line(tmp_path: Path) -> None:
-    """Others may hold the region that was there: a limit for each process would be as much again."""
+    """Other processes may hold the earlier region: a limit for each process would be as much again."""
     nowhere = tmp_path / "nowhere"
     with Client({"VGPU_DIR": str(nowhere), "CUDA_DEVICE_MEMORY_LIMIT": "1g"}) as client:
         assert client.ask("mode") == "broken"

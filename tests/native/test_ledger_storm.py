@@ -32,7 +32,7 @@ def hammer(directory: Path, seed: int, threads: int, rounds: int, most: int, *fl
 
 
 def report(process: subprocess.Popen[str]) -> dict[str, int]:
-    """What a hammer prints at its end; it goes on holding its charges until `finish`."""
+    """What a hammer prints at its end; it keeps its charges until `finish`."""
     assert process.stdout
     words = process.stdout.readline().split()
     return dict(zip(words[::2], map(int, words[1::2]), strict=True))
@@ -44,10 +44,10 @@ def finish(process: subprocess.Popen[str]) -> None:
 
 
 def reap_until(region: Region, processes: int) -> int:
-    """Until only so many are left; how many slots were freed.
+    """Reaps until only `processes` are left; returns how many slots were freed.
 
-    A slot counts as dead once its lock is free. Whoever reads /proc/PID/maps or /proc/PID/fd of a process that is being
-    killed holds that process's files open a moment longer than the process lives, and with them the lock.
+    A slot counts as dead once its lock is free. A reader of /proc/PID/maps or /proc/PID/fd of a killed process keeps
+    the process's files open a moment longer than the process lives, and with them the lock.
     """
     deadline = time.monotonic() + PATIENCE_S
     freed = region.reap()
@@ -163,7 +163,7 @@ def died_at(client: Client, point: int, commands: tuple[str, ...]) -> bool:
 
 
 def deaths(directory: Path, commands: tuple[str, ...]) -> Iterator[tuple[int, Region]]:
-    """A fresh region for every point at which a process that obeys `commands` can die, after it has died there."""
+    """A fresh region for every point at which a process that runs `commands` can die, after its death there."""
     point = 1
     while True:
         with region_in(directory / str(point), 1024 * MIB) as region:

@@ -199,7 +199,7 @@ def test_a_thread_with_a_small_stack_may_ask_for_processes(begins: str, tmp_path
 
 @pytest.mark.parametrize("call", ["context", "pool"])
 def test_who_waits_for_a_call_of_the_driver_sleeps(call: str, tmp_path: Path) -> None:
-    """A real-time thread that yields instead holds the processor against the thread that it waits for."""
+    """A real-time thread that yields instead keeps the processor from the thread for which it waits."""
     library(tmp_path / "driver", "other_driver.c", "libcuda.so.1")
     program = compiled("waits.c", f"-L{tmp_path / 'driver'}", "-l:libcuda.so.1", output="waits")
     folder = str(tmp_path / "driver")
@@ -252,7 +252,7 @@ def test_limits_that_cannot_be_read_cannot_be_switched_off(tmp_path: Path) -> No
     [("CUDA_DEVICE_MEMORY_LIMIT_0", "abc"), ("CUDA_DEVICE_MEMORY_LIMIT_0", "-1"), ("CUDA_DEVICE_SM_LIMIT", "400")],
 )
 def test_limits_that_cannot_be_read_are_said_once_when_cuda_is_used(tmp_path: Path, name: str, text: str) -> None:
-    """Else nobody could tell a mistyped limit from a full card."""
+    """Otherwise a mistyped limit would look like a full card."""
     env = environment(tmp_path, **{name: text})
     script = PRELUDE + "print(cu.cuInit(0), cu.cuInit(0))"
     done = run([sys.executable, "-c", script], env)
@@ -301,7 +301,7 @@ print(alloc(201 * MIB)[0], alloc(200 * MIB)[0])
 
 @pytest.mark.parametrize("kind", ["environment", "made before"])
 def test_a_worker_that_finds_its_region_gone_gets_nothing_and_says_so(tmp_path: Path, kind: str) -> None:
-    """What the end of a session does to a user's run folder. Who has the region goes on within the limit."""
+    """As when the end of a session removes a user's run folder. A process with the region goes on within the limit."""
     region = tmp_path / "region"
     region.mkdir()
     variables = {"VGPU_DIR": str(region)}

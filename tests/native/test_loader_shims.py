@@ -1,4 +1,4 @@
-"""A driver that itself looks functions up: with our hooks it would call itself."""
+"""A driver that itself looks up functions: with our hooks, it would call itself."""
 
 from pathlib import Path
 from shutil import copy
@@ -48,7 +48,7 @@ def shim(folder: Path, soname: str, below: str, how: str, *more: str) -> None:
 
 
 def below(folder: Path, real: str, how: str) -> str:
-    """What a shim may ask in this way: the simulated driver has no versions."""
+    """The symbols that a shim may look up in this way: the simulated driver has no versions."""
     if how != "versioned":
         return real
     shim(folder, "libversioned.so", real, "handle")
@@ -122,7 +122,7 @@ def test_a_shim_that_finds_what_it_opens_by_its_own_runpath(tmp_path: Path) -> N
 
 
 def test_a_tool_that_the_driver_opens_is_limited_as_programs_are(tmp_path: Path) -> None:
-    """A profiler's library (CUDA_INJECTION64_PATH) is the user's, whoever opens it."""
+    """A profiler's library (CUDA_INJECTION64_PATH) belongs to the user, even if the driver opens it."""
     folder = tmp_path / "driver"
     implementation(folder, "libcuda.so.1.1")
     shim(folder, "libtool.so", "libcuda.so.1.1", "handle")

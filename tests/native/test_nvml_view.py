@@ -1,4 +1,4 @@
-"""What nvidia-ml-py, hence nvidia-smi and its kin, see from inside a slice."""
+"""What nvidia-ml-py (and so nvidia-smi and similar tools) see from inside a slice."""
 
 import os
 import subprocess
@@ -118,7 +118,7 @@ print(n.nvmlDeviceGetUtilizationRates(card).gpu >= 20, mine)
 
 @contextmanager
 def neighbour(env: dict[str, str]) -> Iterator[int]:
-    """A busy process of another container on the same card; gives its pid."""
+    """A busy process of another container on the same card; yields its pid."""
     busy = (
         "from driver_client import *\nstart()\nalloc(200 * MIB)\nk = function('spin_5ms')\nlaunch(k)\nprint('ready')\n"
         "while True:\n    launch(k)\n    cu.cuCtxSynchronize()"

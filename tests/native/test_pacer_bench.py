@@ -38,7 +38,7 @@ def test_a_pattern_that_fits_no_row_is_refused() -> None:
     [([70, 94] * 30, 80, 80), ([30] * 9, 50, 30), ([100] * 9, 50, 50), ([60] * 5 + [95] * 5, 80, 74)],
 )
 def test_what_a_limit_gives_a_program_that_rests(tenths: list[int], limit: int, given: float) -> None:
-    """It may make up for what it left, but for no more than its credit of 50 ms."""
+    """The program may make up for unused time, but only up to its credit of 50 ms."""
     code = f"import numpy; from rig.single import served; print(round(served(numpy.array({tenths}), {limit}), 3))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(BENCH).parent, capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""Where a process uses several cards, each launch is charged to the cards that it runs on."""
+"""A process with several cards: each launch is charged to the cards on which it runs."""
 
 import subprocess
 import time

@@ -1,4 +1,4 @@
-"""Programs whose work is hard to measure stay within their share, and are metered as the simulator's own books say."""
+"""Programs whose work is hard to measure stay within their share, and are metered as the simulator itself counts."""
 
 import subprocess
 import time
@@ -45,7 +45,7 @@ MANNERS = {
     "foreign-stream": ("spin_10ms", 1),
     "no-context": ("spin_10ms", 1),
 }
-#: of them, those that are tried beside an arbiter, too
+#: of MANNERS: those that also run with an arbiter
 WITH_ARBITER = ("capture-relaxed", "contexts", "seldom-long-awaited", "unlike", "context-each")
 #: kernels under a driver whose launches return late
 LATE = {"spin_50ms": ("plain", 1), "spin_24ms": ("plain", 1), "spin_10us_50ms": ("plain", 1), "grows": ("grows", 20)}
@@ -61,7 +61,7 @@ ENDS = {
 
 @dataclass
 class Books:
-    """What passed between two looks: ns."""
+    """Differences between two looks, ns."""
 
     passed: int = 0
     busy: int = 0
@@ -87,7 +87,7 @@ def watched(folder: Path, region: Region) -> Iterator[Books]:
 
 @contextmanager
 def arbiter_of(region: Region) -> Iterator[None]:
-    """A real arbiter, as the agent has it."""
+    """A real arbiter, as in the agent."""
     arbiter = Arbiter()
     arbiter.follow([region.directory])
     arbiter.start()
@@ -112,7 +112,7 @@ def repeating(env: dict[str, str], manner: str, kernel: str, count: int) -> Iter
 
 
 def measured(folder: Path, region: Region) -> Books:
-    """The program has spent its credit by then."""
+    """Measures after the program has spent its credit."""
     deadline = time.monotonic() + WINDOW_S
     with watched(folder, region) as books:
         while time.monotonic() < deadline:
@@ -208,8 +208,11 @@ def test_what_events_take_of_the_card_is_nobodys_time(tmp_path: Path, kernel: st
 
 
 def test_a_flood_on_many_streams_teaches_what_a_launch_takes(tmp_path: Path) -> None:
-    """More launches are under way than there are events for: those without must not make the others look as if they
-    took nothing, and so cost nothing, until the driver's own samples show what was missed."""
+    """There are more launches at once than events.
+
+    Launches without an event must not make the others look free of cost, until the driver's own samples show the
+    missing time.
+    """
     with make_region(tmp_path, cores=80) as region:
         for _ in range(3):
             with repeating(within(tmp_path, region), "flood", "spin_100us", 8):

@@ -1,4 +1,4 @@
-"""What the arbiter publishes, and limits that change, as the library obeys them."""
+"""How the library obeys the arbiter's values and changed limits."""
 
 import time
 from pathlib import Path
@@ -14,7 +14,7 @@ TWO_MS = "kernel = function('spin_2ms')"
 
 
 def eventually(folder: Path, low: float, high: float) -> bool:
-    """True as soon as the share of a window lies between."""
+    """Waits until the share of a window is between the two; whether it is."""
     deadline = time.monotonic() + 30
     while not low < share(folder, WINDOW_S / 2):
         if time.monotonic() > deadline:
@@ -126,7 +126,7 @@ ok(launch(kernel))
 
 
 def test_a_refund_that_is_worth_more_than_a_burst_comes_back_whole(tmp_path: Path) -> None:
-    """As beside a neighbour of long launches, whose time is known when they have ended."""
+    """As next to a neighbour with long launches, whose time is known only after their end."""
     step, prepare = "ok(launch(kernel)); wait()", "kernel = function('spin_10ms')"
     with (
         make_region(tmp_path, cores=20) as region,
@@ -144,7 +144,7 @@ def test_a_refund_that_is_worth_more_than_a_burst_comes_back_whole(tmp_path: Pat
 
 
 def throttled_ms(folder: Path, burst_ms: int) -> float:
-    """How long 40 ms of work at 50 % waited after a rest."""
+    """How long 40 ms of work at 50 % waited after a pause."""
     script = """
 from driver_client import *
 import time
@@ -336,7 +336,7 @@ PARTITIONED = {"VGPU_SIM_MPS": "1", "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESS
     [
         ("30", PARTITIONED, False),
         ("60", PARTITIONED, True),  # more than the share
-        ("30", {}, True),  # nobody obeys it
+        ("30", {}, True),  # there is no MPS that obeys it
         ("30", {"VGPU_SIM_MPS": "1"}, True),  # the device hides what the whole is
     ],
     ids=["within", "above", "no daemon", "hidden"],

@@ -1,4 +1,4 @@
-"""Getting out of a managed container: no route gives one byte more than the slice, by the card's own books."""
+"""Ways out of a managed container: by the card's own count, no route gives one byte more than the slice."""
 
 import time
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_no_byte_more(route: Route, tmp_path: Path, clients: Path) -> None:
 
 
 def test_an_agent_outside_tells_the_living_from_the_dead(tmp_path: Path, clients: Path) -> None:
-    """From another pid namespace, a daemon that holds neither descriptors nor locks, and then has ended."""
+    """From another pid namespace: a daemon that holds neither descriptors nor locks, and then ends."""
     container = Container(tmp_path, clients)
     script = """
 daemon = Other("-n")
@@ -55,7 +55,7 @@ input()
 
 
 def tell(process: Popen[str], line: str = "") -> str:
-    """Lets a container's script go on; its next line."""
+    """Lets a container's script continue; returns its next line."""
     assert process.stdin
     assert process.stdout
     process.stdin.write(line + "\n")

@@ -1,4 +1,6 @@
-"""Which card may use what: access to mappings is each card's own, and who has none meets what a driver answers."""
+"""Which card may use which memory: each card has its own access to mappings; without access, the driver's error
+follows.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The bus of simulated cards: what launches, copies and remapping take with VGPU_SIM_TIME=bus."""
+"""The bus of simulated cards: times of launches, copies and remapping with VGPU_SIM_TIME=bus."""
 
 import time
 from pathlib import Path
@@ -135,7 +135,7 @@ def pitched(to, source):
 
 
 def test_a_copy_takes_its_bytes(machine: Machine) -> None:
-    """Two of each, in one stream, by a pair of events."""
+    """Two copies of each kind, in one stream, by a pair of events."""
     steps = "".join(f"took.append(elapsed(lambda: [ok({call}) for _ in range(2)], s))\n" for call, _ in COPIES.values())
     milliseconds = machine.run(
         f"{CLIENT}{ROOMS}s, took = ok(cu.cuStreamCreate(0)), []\n{steps}report(took)",
@@ -160,7 +160,7 @@ ORDERS = {
 
 
 def test_what_crosses_no_bus_does_not_wait_for_it(machine: Machine) -> None:
-    """On a bus that would take eight seconds for each."""
+    """On a bus that would take eight seconds for each copy."""
     calls = (
         "cu.cuMemcpyDtoDAsync(a, b, 8 * MIB, s)",
         "cu.cuMemsetD8Async(a, 0, 8 * MIB, s)",
@@ -210,7 +210,7 @@ def measured(calls):
 
 
 def test_a_copy_waits_for_a_kernel_that_a_neighbour_holds_up(machine: Machine) -> None:
-    """The kernel has its turn when the neighbour's slice is over, and the copy of 10 ms comes after it."""
+    """The kernel runs when the neighbour's slice is over, and the copy of 10 ms comes after it."""
     times = {"VGPU_SIM_TIME": "bus=1048MB/s,slice=300ms"}
     neighbour = machine.start(f"{CLIENT}context()\nlaunch(kernel('spin_2000ms'))\nreport(1)\nwait()", **times)
     heard(neighbour)
@@ -251,7 +251,7 @@ report(called[0] - begin)
 
 
 def test_a_copy_runs_beside_kernels_of_another_stream(machine: Machine) -> None:
-    """The kernel, launched after the copy of 670 ms, ends before it; so does a copy the other way."""
+    """The kernel, launched after the copy of 670 ms, ends before it; a copy in the other direction does, too."""
     found = machine.run(
         f"{CLIENT}{ROOMS}"
         + """

@@ -1,4 +1,4 @@
-"""Drivers of several CUDA versions: what each says of itself and which entry points it answers."""
+"""Drivers of several CUDA versions: their reported versions, and their entry points."""
 
 from pathlib import Path
 
@@ -126,7 +126,7 @@ lib.cuCtxCreate(ref(context), 0, 0)
 
 
 def test_the_32_bit_entry_points(tmp_path: Path) -> None:
-    """What needs a device address cannot work: the addresses of this driver are wider. Arrays are as good as ever."""
+    """Calls with a device address cannot work: the addresses of this driver are wider. Arrays work as usual."""
     found = Machine(tmp_path / "cards").run(
         NARROW
         + """

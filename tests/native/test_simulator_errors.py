@@ -1,4 +1,4 @@
-"""Errors on demand: the n-th call of an entry point answers what a test says."""
+"""Errors on demand: the n-th call of an entry point returns what a test sets."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,9 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def entries() -> list[str]:
-    """Every exported entry point; those that name errors have none, and cuInit fails only before it worked."""
+    """Every exported entry point, without the functions that name errors, and without cuInit, which fails only before
+    success.
+    """
     text = "".join((SOURCES / name).read_text() for name in ("entries.def", "unsupported.def"))
     found = re.findall(r"^[A-Z_]+\(\w+, (\w+), \d+(?:, (\w+), \d+)?\)$", text, re.M)
     names = [name for pair in found for name in pair if name]

@@ -49,7 +49,9 @@ def test_several_kernels_between_them_pay_once(machine: Machine) -> None:
 
 
 def test_the_card_is_taken_while_an_event_is_recorded(machine: Machine) -> None:
-    """From the first event to the last: all kernels and all events but the first, although kernels are half of that."""
+    """From the first event to the last: all kernels and all events except the first, although kernels
+    are half of that.
+    """
     script = f"{PAIRS}marks = pairs('spin_5us')[1]\nreport(ok(cu.cuEventElapsedTime(marks[0][0], marks[-1][1])) * 1000)"
     assert machine.run(script, VGPU_SIM_TIME="event=5us") == pytest.approx(50 * 5 + 99 * 5, abs=1)
     assert machine.card().busy_ns == 20_000_000 + 250_000

@@ -1,4 +1,4 @@
-"""Host memory of simulated cards: where cuMemCreate makes it, what is counted, and what is left of it."""
+"""Host memory of simulated cards: where cuMemCreate makes it, what is counted, and how much is left."""
 
 from pathlib import Path
 
@@ -112,7 +112,7 @@ wait()
 
 @pytest.mark.parametrize("death", [False, True])
 def test_shared_host_memory_is_paid_for_by_who_still_has_it(machine: Machine, *, death: bool) -> None:
-    """The creator lets go or is killed, then the importer lets go."""
+    """The creator frees the memory or is killed, then the importer frees it."""
     maker = machine.start(MAKER)
     fd = heard(maker)
     taker = machine.start(TAKER.format(pid=maker.pid, fd=fd))
@@ -200,7 +200,7 @@ def test_where_host_memory_can_be_made(
 
 
 def test_a_full_card_refuses_every_kind_until_its_holder_is_gone(machine: Machine) -> None:
-    """What another process holds counts for plain and for physical memory alike; host memory is still there."""
+    """What another process holds counts for plain and for physical memory alike; host memory is still available."""
     holder = machine.start(f"{CLIENT}context()\nok(cu.cuMemAlloc(free() - 600 * MIB))\nreport(1)\nwait()")
     heard(holder)
     client = machine.start(

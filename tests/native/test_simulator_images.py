@@ -29,7 +29,7 @@ def function(name):
 
 
 def fatbin(*parts: tuple[int, int, bytes]) -> bytes:
-    """Of parts with a kind (1 PTX, 2 cubin), flags and contents."""
+    """A fatbin of parts with a kind (1 PTX, 2 cubin), flags and contents."""
     made = b""
     for kind, flags, contents in parts:
         padded = contents.ljust(-(-len(contents) // 8) * 8, b"\0")
@@ -106,7 +106,7 @@ report([int(table) == int(again), int(table) in (int(word), int(other)), read ==
 
 @pytest.mark.parametrize("flag", [0x2000, 0x8000])
 def test_a_compressed_part_may_hold_any_name(machine: Machine, flag: int) -> None:
-    """LZ4 and Zstandard; what can be read is as it says."""
+    """LZ4 and Zstandard; names that can be read are found."""
     image = fatbin((2, 0x11, cubin({"table": 64})), (2, 0x11 | flag, b"compressed"))
     found = machine.run(
         CLIENT.format(image=image.hex())

@@ -1,4 +1,4 @@
-"""In which context a launch runs: that of its stream, whatever is current (cuda.h on cuLaunchKernel)."""
+"""The context of a launch: that of its stream, for any current context (cuda.h on cuLaunchKernel)."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Lazy loading: the code of a function is loaded on the host when it is first needed, for a time that is set here."""
+"""Lazy loading: the host loads a function's code on its first use, in a time that the test sets."""
 
 from pathlib import Path
 from typing import Any

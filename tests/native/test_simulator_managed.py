@@ -1,4 +1,4 @@
-"""Managed memory that comes to a simulated card when it is used, and goes when others need the room."""
+"""Managed memory that comes to a simulated card on use, and leaves when other memory needs the room."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ wait()
 
 
 def test_it_may_exceed_the_card_and_the_oldest_goes_first(machine: Machine) -> None:
-    """Room for eight groups, three times four: those that were touched longest ago go."""
+    """Room for eight groups, three times four: the groups that were touched longest ago leave."""
     report = machine.run(
         CLIENT
         + """
@@ -78,7 +78,7 @@ report([big, free()])
 
 
 def test_other_memory_of_the_process_makes_it_go(machine: Machine) -> None:
-    """The next launch that touches managed memory pays for that."""
+    """The next launch that touches managed memory pays for it."""
     report = machine.run(
         CLIENT
         + """
@@ -100,7 +100,7 @@ report([*codes, code(cu.cuMemAlloc(20 * MIB))])
 
 
 def test_what_another_process_touched_longest_ago_goes_first(machine: Machine) -> None:
-    """Room for eight groups: the first has six of them, the second brings four; then both do so again."""
+    """Room for eight groups: the first process has six of them, the second brings four; then both do so again."""
     script = (
         CLIENT
         + """
@@ -146,7 +146,7 @@ while True:
 
 
 def test_no_byte_is_counted_twice_while_processes_take_from_each_other(machine: Machine) -> None:
-    """Three of them want 40 MiB of 60, and one is killed."""
+    """Three processes want 40 MiB of 60, and one is killed."""
     script = (
         CLIENT
         + """

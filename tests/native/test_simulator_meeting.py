@@ -15,7 +15,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path / "cards", "T4x2")
 
 
-#: a process on one card that launches when it is told, as often as it is told
+#: a process on one card that launches on request, as often as requested
 RANK = """
 context({card})
 f = kernel("reduce_meet2_5ms")
@@ -116,7 +116,7 @@ def test_others_get_their_slices_while_one_spins(machine: Machine) -> None:
 
 
 def test_a_process_that_launches_many_on_both_cards_is_not_held_up(machine: Machine) -> None:
-    """All 200 are launched while the first of them still spins."""
+    """All 200 are launched while the first one still spins."""
     codes = machine.run(
         f"""{CLIENT}
 made = []

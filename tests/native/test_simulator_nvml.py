@@ -272,7 +272,7 @@ report(out)
 
 
 def test_what_a_monitoring_tool_asks_has_an_answer(machine: Machine) -> None:
-    """Every function that nvidia-ml-py knows is there; what the boards lack is said to be not supported."""
+    """Every function that nvidia-ml-py knows exists; what the boards lack returns "not supported"."""
     missing = machine.run(
         START
         + """

@@ -1,4 +1,4 @@
-"""The pids that the simulated NVML tells: those of the caller's pid namespace, without processes that are not in it."""
+"""The pids in the simulated NVML: those of the caller's pid namespace, without processes outside it."""
 
 import subprocess
 import sys
@@ -40,7 +40,7 @@ nvmlInit()
 h = nvmlDeviceGetHandleByIndex(0)
 """
 TELL = QUERY + "print(json.dumps(told(h)))\n"
-#: The same once so many processes have been seen to run something
+#: The same, once this many processes have been seen to run something
 TELL_RUNNING = (
     QUERY
     + """
@@ -50,8 +50,8 @@ while len(sampled(h)) != {count} and time.monotonic() < deadline:
 print(json.dumps(told(h)))
 """
 )
-PLACES = 128  #: that the simulator's history has (SIM_HISTORY): then the oldest is taken again
-#: All places but one are taken by processes that end
+PLACES = 128  #: number of places in the simulator's history (SIM_HISTORY): then the oldest place is used again
+#: Processes that end have used all places except one
 CROWD = f"""
 from simulator_client import *
 for number in range({PLACES - 1}):

@@ -63,7 +63,7 @@ def test_a_release_has_no_answer(tmp_path: Path) -> None:
     ("value", "when", "asked"), [("1", "", [True, False]), ("", "", [False, False]), ("1", "later", [False])]
 )
 def test_only_a_build_in_place_may_have_one(value: str, when: str, asked: list[bool]) -> None:
-    """A wheel is always built, so that it never takes over what lies in a developer's tree."""
+    """A wheel is always compiled, so that it never contains files from a developer's tree."""
     environment = os.environ | {SWITCH: value, "VGPU_BUILD": when}
     done = subprocess.run(
         [sys.executable, "-c", SETUP], cwd=ROOT, env=environment, capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""Time on simulated cards: what kernels take, in which order, by events and by the simulator's truth."""
+"""Time on simulated cards: duration and order of kernels, by events and by the simulator's own count."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""How processes share the time of a simulated card: slices, changes, deaths, kernels side by side, what NVML tells."""
+"""How processes share the time of a simulated card: slices, switches, deaths, concurrent kernels, NVML's figures."""
 
 import random
 import signal
@@ -22,7 +22,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def compiled(folder: Path, text: str) -> Path:
-    """A C program that uses what the two simulated libraries have in common."""
+    """A C program that uses the common code of the two simulated libraries."""
     source, program = folder / "program.c", folder / "program"
     source.write_text(text)
     include = ["-I", str(LIBVGPU / "include"), "-I", str(LIBVGPU / "simulator")]

@@ -1,4 +1,4 @@
-"""Kernels that touch memory: what they store and read, wherever it is, and what happens where it is not."""
+"""Kernels that touch memory: what they store and read in each kind of memory, and what happens where there is none."""
 
 import subprocess
 from pathlib import Path

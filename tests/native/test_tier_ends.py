@@ -1,4 +1,4 @@
-"""Blocks end when nothing uses them any more, whatever the driver answers meanwhile."""
+"""Blocks end when nothing uses them any more, for any answer of the driver meanwhile."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ ok(cu.cuEventCreate(byref(event), 2))
 
 
 def program(folder: Path, script: str, *, movable: bool = False, **variables: str) -> list[str]:
-    """Runs a script in a container that is guaranteed next to nothing: its block lies in host memory."""
+    """Runs a script in a container with almost no guarantee: its block is in host memory."""
     simulator.create(folder / "cards", "T4")
     (folder / "region").mkdir()
     card = CardLimit(simulator.cards(folder / "cards")[0].uuid, 256 * MIB, 32 * MIB)
@@ -34,7 +34,7 @@ def program(folder: Path, script: str, *, movable: bool = False, **variables: st
 
 @pytest.mark.parametrize("code", [900, 999], ids=["a capture has begun", "unknown"])
 def test_a_block_that_was_freed_in_order_stays_until_its_event_has_passed(tmp_path: Path, code: int) -> None:
-    """Whatever else the driver answers, it does not say that the stream has got there."""
+    """No other answer of the driver means that the stream has reached the event."""
     script = f"""
 ok(launch(kernel, stream.value))
 ok(cu.cuEventRecord(event, stream))
@@ -73,7 +73,7 @@ print(free(pointer), held(), cu.cuEventQuery(event), free(pointer))
 
 @pytest.mark.parametrize("movable", [False, True], ids=["static", "movable"])
 def test_a_child_knows_nothing_of_what_its_parent_launched(tmp_path: Path, movable: bool) -> None:
-    """It cannot use the driver, and is told so: it does not die of it."""
+    """The child cannot use the driver, and gets an error: it does not die."""
     script = """
 from ctypes import addressof
 image = b".version 8.0\\n.target sm_70\\n.address_size 64\\n.visible .entry touch_fill_3us(" \\

@@ -1,4 +1,4 @@
-"""A container whose loan is taken back gives way, whatever stands in the way of a single block."""
+"""A container whose loan is taken back gives way, even if single blocks cannot move."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def program(folder: Path, script: str) -> list[str]:
 
 
 def test_blocks_that_were_freed_in_order_make_room(tmp_path: Path) -> None:
-    """Nothing is allocated after them, and nobody asks how much is free."""
+    """Nothing is allocated after them, and no call asks how much is free."""
     script = """
 for block in blocks[:6]:
     ok(free_async(block))
@@ -65,7 +65,7 @@ print(*press())
 
 @pytest.mark.parametrize(("entry", "host"), [("cuMemMap", 96), ("cuMemcpyDtoD_v2", 96), ("cuMemUnmap", 112)])
 def test_a_block_that_does_not_move_stops_no_other(tmp_path: Path, entry: str, host: int) -> None:
-    """It is a part of the guarantee from then on. What the driver does not unmap any more stays charged."""
+    """The block counts for the guarantee from then on. Memory that the driver does not unmap stays charged."""
     script = f"""
 simulator.inject_error(cards, "{entry}", 999)
 print(*press(), usage().host_used == simulator.cards(cards)[0].host)
@@ -96,7 +96,7 @@ print(alloc(16 << 20)[1] in blocks)
     ],
 )
 def test_a_block_that_is_tied_to_its_place_stays(tmp_path: Path, show: str) -> None:
-    """Others see it, or the driver has been told something of it. It is a part of the guarantee from then on."""
+    """Other processes see it, or the driver was given its attributes. It counts for the guarantee from then on."""
     script = f"""{TEAM}
 at = blocks[0]
 cu.cuMulticastCreate(byref(team), byref(Team(1, 16 << 20, 0, 0)))
@@ -120,7 +120,7 @@ print(cu.cuMulticastBindAddr(team, zero, c_uint64(at), size, flags))
 
 
 def test_room_that_is_guaranteed_is_used_and_what_is_lent_is_not(tmp_path: Path) -> None:
-    """By blocks in host memory, though no kernel has touched them."""
+    """Blocks in host memory use it, though no kernel has touched them."""
     script = """
 press()
 low = usage().resident

@@ -1,4 +1,4 @@
-"""The bench of the tier with real programs: what the library makes of traces for which the bus time is known."""
+"""The bench of the tier with real programs: the library's result for traces with known bus times."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ print(json.dumps([bus, Player(Path(folder)).play(trace, 200, int(launches), SEED
 
 
 def played(folder: Path, trace: str, launches: int, *ways: str) -> tuple[dict[str, float], dict[str, int]]:
-    """Bus time of real programs by way, and what the bench of the policy reckons, in units."""
+    """Bus time of real programs by way, and the time that the bench of the policy computes, in units."""
     done = subprocess.run(
         [sys.executable, "-c", PLAY, folder, trace, str(launches), *ways],
         cwd=BENCH,

@@ -1,4 +1,4 @@
-"""What memory looks like that may lie in host memory, and how it ends: as that of a card, wherever it lies."""
+"""How memory looks that may be in host memory, and how it ends: always like memory of a card."""
 
 import sys
 from pathlib import Path

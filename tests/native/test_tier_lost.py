@@ -1,4 +1,4 @@
-"""Where the driver maps memory, gives no access to it and does not unmap it either: it stays, and stays charged."""
+"""The driver maps memory, gives no access to it and does not unmap it either: the memory stays, and stays charged."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ for entry in ("cuMemSetAccess", "cuMemUnmap"):
 
 @pytest.mark.parametrize("movable", [False, True], ids=["static", "movable"])
 def test_a_new_block(tmp_path: Path, movable: bool) -> None:
-    """It lies elsewhere, and the next one has other addresses."""
+    """The block goes to other memory, and the next block has other addresses."""
     script = f"""{FAULTS}
 print(alloc(50 * MIB)[0], held(), simulator.cards(cards)[0].host // MIB)
 status, other = alloc(50 * MIB)
@@ -26,7 +26,7 @@ print(free(other), free(pointer), held(), simulator.cards(cards)[0].host // MIB)
 
 
 def test_a_block_that_moves(tmp_path: Path) -> None:
-    """It stays where it was, and the others move."""
+    """The block stays where it was, and the other blocks move."""
     script = f"""{FAULTS}
 print(*press(), usage().host_used == simulator.cards(cards)[0].host)
 print(usage().used >> 20, [cu.cuMemsetD8_v2(c_uint64(block), 1, c_size_t(16 << 20)) for block in blocks] == [0] * 12)

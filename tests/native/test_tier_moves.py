@@ -1,4 +1,4 @@
-"""Blocks move between card and host memory under programs that use them: contents, charges, what the card saw."""
+"""Blocks move between card and host memory under programs that use them: contents, charges, and what the card saw."""
 
 import re
 import subprocess
@@ -45,13 +45,13 @@ def start(folder: Path, *arguments: int, log: str = "4") -> subprocess.Popen[str
 
 
 def overhead(folder: Path, processes: int) -> int:
-    """What contexts and modules take, which the limits of these tests do not know."""
+    """Bytes of contexts and modules, which the limits of these tests do not know."""
     card = simulator.cards(folder / "cards")[0]
     return processes * (card.context_bytes + card.module_bytes)
 
 
 def assert_charges_are_the_truth(folder: Path, region: Region, processes: int) -> None:
-    """Once blocks have come to rest: who holds a loan that was taken back gives way by himself."""
+    """Checks charges after blocks have come to rest; a holder of a loan that was taken back gives way itself."""
     deadline = time.monotonic() + 10
     while True:
         card, truth = region.usage().cards[0], simulator.cards(folder / "cards")[0]
@@ -71,16 +71,16 @@ def moves(folder: Path) -> tuple[int, int]:
 
 
 def end(program: subprocess.Popen[str]) -> None:
-    """Ends a client's input; it looks at all that it holds, and ends."""
+    """Ends a client's input; the client checks everything that it holds, and ends."""
     said, _ = program.communicate(timeout=30)
     assert program.returncode == 0, said
 
 
 @pytest.mark.parametrize(("seed", "threads"), [(0, 1), (3, 1), (0, 4)])
 def test_contents_survive_moves_up_and_down(tmp_path: Path, seed: int, threads: int) -> None:
-    """What is lent changes all the time, so that blocks have to go down and may come up again.
+    """Loans change all the time, so that blocks must go down and may come up again.
 
-    The seed chooses the first thread's kind of stream; 3: one that nothing else waits for.
+    The seed chooses the kind of the first thread's stream; 3: a stream for which nothing else waits.
     """
     with container(tmp_path) as region:
         program = start(tmp_path, seed, threads, 0, 48 // threads)
@@ -96,7 +96,7 @@ def test_contents_survive_moves_up_and_down(tmp_path: Path, seed: int, threads: 
 
 
 def said_done(program: subprocess.Popen[str]) -> list[str]:
-    """Waits for a client's line, with all its work done and its blocks left; how many operations, and refusals."""
+    """Waits for a client's line, after all its work, with its blocks left; returns operations and refusals."""
     assert program.stdout
     words = program.stdout.readline().split()
     assert words[:1] == ["done"], words
@@ -157,7 +157,7 @@ def test_static_blocks_come_up_when_there_is_room_and_stay(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("entry", ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemcpyDtoD_v2"])
 def test_a_move_that_fails_leaves_everything_as_it_was(tmp_path: Path, entry: str) -> None:
-    """Whichever of the driver's calls fails amid moves: contents and charges are right, and moves go on."""
+    """For each driver call that fails during moves: contents and charges are right, and moves go on."""
     with container(tmp_path) as region:
         program = start(tmp_path, 11, 2, 0, 20)
         begin, turn = time.monotonic(), 0
@@ -259,7 +259,7 @@ ok(cu.cuCtxSetCurrent(first))
     ids=["created", "non-blocking", "legacy", "own", "destroyed", "own of one of two contexts"],
 )
 def test_nothing_moves_while_a_kernel_runs(tmp_path: Path, before: str) -> None:
-    """Under pressure, and whatever stream it runs in; when it has ended, blocks go down."""
+    """Under pressure, and in any stream; when the kernel has ended, blocks go down."""
     script = WAITING.format(guarantee=GUARANTEE, before=before, after="pass")
     with container(tmp_path):
         assert python(script, environment(tmp_path, VGPU_DIR=str(tmp_path / "region"))) == ["True True"]
@@ -288,7 +288,7 @@ started.wait()
 
 
 def test_a_program_that_never_waits_gives_way_all_the_same(tmp_path: Path) -> None:
-    """Its queue is full all the time: launches are held back until the card has nothing to do."""
+    """Its queue is full all the time: launches wait until the card has nothing to do."""
     before = """
 short = function("spin_100us")
 def fill():
@@ -391,7 +391,7 @@ for block in blocks[-4:]:
 
 
 def test_blocks_that_kernels_use_come_up(tmp_path: Path) -> None:
-    """Those made last have found no room on the card; what is used is learned from the parameters of launches."""
+    """The newest blocks have found no room on the card; the parameters of launches show which blocks are used."""
     with container(tmp_path):
         done = run(
             [sys.executable, "-c", HOT], environment(tmp_path, VGPU_DIR=str(tmp_path / "region"), LIBCUDA_LOG_LEVEL="4")

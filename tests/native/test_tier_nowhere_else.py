@@ -1,4 +1,4 @@
-"""What can be nowhere but on the card, or had better not be elsewhere: blocks that can move give way to it."""
+"""Memory that must be, or should be, on the card: movable blocks give way to it."""
 
 import sys
 from pathlib import Path
@@ -34,7 +34,7 @@ start()
 
 @pytest.fixture
 def box(tmp_path: Path) -> Container:
-    """Of 512 MiB, 16 are left to small blocks."""
+    """Of 512 MiB, 16 are reserved for small blocks."""
     return container(tmp_path, movable=True)
 
 
@@ -62,7 +62,7 @@ SMALL = {"cuMemAlloc": "alloc(MIB)", "cuMemAllocAsync": "alloc_async(MIB)"}
 
 @pytest.mark.parametrize("kind", SMALL)
 def test_small_blocks_are_on_the_card(box: Container, kind: str) -> None:
-    """In host memory they would stay for good: at addresses of the process, as pinned memory is."""
+    """In host memory they would stay for ever: at addresses of the process, like pinned memory."""
     lines = box.python(
         NOWHERE_ELSE
         + f"""
@@ -122,7 +122,7 @@ print([of_pool() for _ in range(9)] == [(0, True)] * 8 + [(2, False)], truth()[1
 
 
 def test_a_pool_is_as_large_as_the_program_wants_it(box: Container) -> None:
-    """Programs bound their pools by it: what is beyond is refused, though there is host memory."""
+    """Programs limit their pools by it: what is beyond is refused, though there is host memory."""
     lines = box.python(
         """
 start()

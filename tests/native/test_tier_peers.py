@@ -45,7 +45,7 @@ ok(cu.cuCtxSetCurrent(one))
 
 
 def test_access_to_all_blocks_or_to_none(tmp_path: Path) -> None:
-    """A block that the driver does not open: the program is told, and may try again."""
+    """When the driver refuses access to a block, the program gets the error, and may try again."""
     box = container(tmp_path, cards="H100x2", movable=True)
     lines = box.python(
         TWO
@@ -65,7 +65,9 @@ print(cu.cuMemcpyDtoD_v2(c_uint64(there), c_uint64(here), c_size_t(MIB)))
 
 @pytest.mark.parametrize("opened", ["before", "after"])
 def test_a_pool_s_access_stays_when_its_block_comes_up(tmp_path: Path, opened: str) -> None:
-    """In host memory, where the pool had no room, every card may reach it; on the card it is as open as the pool."""
+    """In host memory, where the pool had no room, every card may access it; on the card it has the pool's access
+    rights.
+    """
     box = container(tmp_path, cards="H100x2", movable=True)
     before, after = ("ok(open_pool())", "") if opened == "before" else ("", "print(access(pointer))\nok(open_pool())")
     lines = box.python(
@@ -141,7 +143,7 @@ COPIES = {
 
 @pytest.mark.parametrize("copy", COPIES)
 def test_cards_without_access_to_each_other_copy(tmp_path: Path, copy: str) -> None:
-    """As they do without the tier: between blocks, to and from the driver's own small ones, in either context."""
+    """As without the tier: between blocks, to and from the driver's own small blocks, in either context."""
     box = container(tmp_path, cards="T4x2", movable=True)
     lines = box.python(
         TWO

@@ -1,4 +1,4 @@
-"""Where memory goes that does not fit into the guarantee, and that charges say what is held."""
+"""Where memory goes that does not fit into the guarantee; and charges equal what is held."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ print(after[2], after[0] == after[1])
 
 @pytest.mark.parametrize("entry", ["cuMemCreate", "cuMemMap"])
 def test_a_node_whose_host_memory_does_not_keep_its_promise_pins_it(tmp_path: Path, entry: str) -> None:
-    """The first failure counts: nobody of the region tries again."""
+    """The first failure counts: no process of the region tries again."""
     box = container(tmp_path, cards="T4")
     script = f"""
 import os
@@ -54,7 +54,9 @@ print(pinned(large), pinned(alloc(150 * MIB)[1]))
 
 @pytest.mark.parametrize(("driver", "pinned"), [("T4@11.8", True), ("T4@12.4", True), ("T4", False)])
 def test_drivers_that_cannot_map_host_memory_pin_it(tmp_path: Path, driver: str, pinned: bool) -> None:
-    """Addresses tell: the simulated driver's ranges are above those of the process. Small blocks are always pinned."""
+    """Addresses show it: the simulated driver's ranges are above those of the process. Small blocks are
+    always pinned.
+    """
     box = container(tmp_path, cards=driver)
     lines = box.python(
         TRUTH
@@ -148,7 +150,7 @@ print({free(pointer) for _, pointer in small}, truth()[2] == host)
 
 
 def test_a_second_process_finds_room_for_its_context(tmp_path: Path) -> None:
-    """Large blocks that have filled the card would else leave none: a context cannot be in host memory."""
+    """Large blocks that fill the card would otherwise leave no room: a context cannot be in host memory."""
     box = container(tmp_path, memory=8192, guarantee=4096, host=4096)
     lines = box.python(
         TRUTH
@@ -165,7 +167,7 @@ print(subprocess.run(other, capture_output=True, text=True, check=True).stdout.s
 
 
 def test_a_card_that_others_fill_gives_way_to_host_memory(box: Container) -> None:
-    """The driver has no room although the guarantee has: nobody is refused what host memory can hold."""
+    """The driver has no room although the guarantee has: no allocation is refused that host memory can hold."""
     lines = box.python(
         TRUTH
         + """

@@ -27,7 +27,7 @@ def play(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def played(trace: str, percent: int, launches: int) -> tuple[int, Mapping[str, int]]:
-    """Launches, and the bus time of every way."""
+    """Number of launches, and the bus time of every way."""
     done = play(trace, percent, launches, SEED, 1, 8)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
@@ -68,7 +68,7 @@ def test_blocks_of_mixed_sizes_are_placed_as_well(largest: int) -> None:
 
 
 def test_what_the_player_is_compared_with_is_known() -> None:
-    """A sweep over 256 blocks takes 32 launches, and 128 are on the card: least recently used misses them all."""
+    """A sweep over 256 blocks takes 32 launches, and 128 are on the card: "least recently used" misses all of them."""
     launches, bus = played("cyclic", 200, 3200)
     assert launches == 3200
     assert bus["never"] == bus["hindsight"] == 100 * 128

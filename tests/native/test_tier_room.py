@@ -1,4 +1,4 @@
-"""Room on a card that blocks make for each other, and for what can be nowhere else."""
+"""Room on a card that blocks make for each other, and for memory that must be on the card."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ start()
 
 
 def program(folder: Path, guarantee: int, script: str) -> list[str]:
-    """Under a limit of 12000 MiB in movable mode."""
+    """Runs a script under a limit of 12000 MiB in movable mode."""
     simulator.create(folder / "cards", "T4")
     (folder / "region").mkdir()
     limit = CardLimit(simulator.cards(folder / "cards")[0].uuid, 12000 * MIB, guarantee * MIB)
@@ -27,7 +27,7 @@ def program(folder: Path, guarantee: int, script: str) -> list[str]:
 
 
 def test_a_block_larger_than_any_budget_comes_up(tmp_path: Path) -> None:
-    """Once the bus could have carried it: budgets alone end at 4 GiB."""
+    """Once the bus could have carried the block: budgets alone end at 4 GiB."""
     lines = program(
         tmp_path,
         512,
@@ -53,7 +53,7 @@ print(status, before, region.usage().cards[0].host_used >> 20)
 
 
 def test_a_full_card_without_a_limit_is_not_asked_again_and_again(tmp_path: Path) -> None:
-    """The driver's 300th answer would be an error that the log tells: it is asked ten times a second."""
+    """The driver's 300th answer would be an error in the log: the library asks ten times a second."""
     simulator.create(tmp_path / "cards", "T4")
     env = environment(tmp_path, CUDA_DEVICE_SM_LIMIT="50", CUDA_OVERSUBSCRIBE="true", LIBCUDA_LOG_LEVEL="2")
     lines = python(
@@ -76,7 +76,7 @@ print(full > 0, all(blocks))
 
 
 def test_room_is_kept_for_whom_it_was_made(tmp_path: Path) -> None:
-    """Other threads allocate all the time, and would take it."""
+    """Other threads allocate all the time, and would take the room."""
     lines = program(
         tmp_path,
         96,

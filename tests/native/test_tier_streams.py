@@ -1,4 +1,4 @@
-"""Memory of the tier that is allocated and freed in the order of streams, again and again."""
+"""Memory of the tier that is allocated and freed in the order of streams, repeatedly."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def stream():
 
 
 def program(folder: Path, script: str, *, movable: bool = False, **variables: str) -> list[str]:
-    """Runs a script in a container that is guaranteed 96 of 512 MiB, and has filled them."""
+    """Runs a script in a container with a guarantee of 96 of 512 MiB, after it has filled the guarantee."""
     simulator.create(folder / "cards", "T4")
     (folder / "region").mkdir()
     card = CardLimit(simulator.cards(folder / "cards")[0].uuid, 512 * MIB, 96 * MIB)
@@ -34,7 +34,7 @@ def program(folder: Path, script: str, *, movable: bool = False, **variables: st
 
 
 def test_a_loop_on_one_stream_needs_the_memory_of_one_round(tmp_path: Path) -> None:
-    """Also where nobody waits for the card, and what the stream has still to do with the memory is done with it."""
+    """Also where the program does not wait for the card; the stream's remaining work with the memory is still done."""
     script = """
 one, rounds, size = stream(), 40, 32 * MIB
 seen = c_void_p()
@@ -58,7 +58,7 @@ print((usage().used - before) // MIB)
 
 
 def test_what_other_streams_have_freed_is_waited_for(tmp_path: Path) -> None:
-    """Sizes that change all the time, on streams that take turns."""
+    """Sizes that change all the time, on streams in turns."""
     script = """
 streams = [stream(), stream()]
 for i in range(40):
@@ -73,7 +73,7 @@ print(status, usage().used <= 512 * MIB)
 
 
 def test_what_is_never_freed_is_refused(tmp_path: Path) -> None:
-    """One block that is on its way does not hold up what does not fit anyway for longer than it is."""
+    """One block that is about to be freed does not delay a hopeless request for longer than necessary."""
     script = """
 one = stream()
 status, pointer = alloc_async(32 * MIB, one)

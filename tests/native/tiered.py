@@ -1,4 +1,4 @@
-"""A container whose memory may lie in host memory, on simulated cards, and the truth about what it holds."""
+"""A container whose memory may be in host memory, on simulated cards, and the simulator's count of what it holds."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,7 @@ def container(
     movable: bool = False,
     contexts: int = 1,
 ) -> Container:
-    """Sizes in MiB, per card, beside so many contexts of each card."""
+    """Sizes in MiB, per card, in addition to this many contexts of each card."""
     simulator.create(folder / "cards", cards)
     (folder / "region").mkdir()
     limits = Limits(

@@ -1,4 +1,4 @@
-"""The kubelet's side of the device plugin protocol, as small as it can be: Registration, dialling back, the stream."""
+"""A minimal kubelet side of the device plugin protocol: Registration, dialling back, the stream."""
 
 import asyncio
 from pathlib import Path
@@ -23,7 +23,7 @@ class SmallKubelet(RegistrationServicer):
         self.folder = folder
         self.registered: list[api.RegisterRequest] = []
         self.devices: list[dict[str, str]] = []  # every list that came: id → health
-        self.listening = asyncio.Event()  #: cleared: it is slow to open the stream of who has registered
+        self.listening = asyncio.Event()  #: cleared: the kubelet is slow to open the stream of a registered plugin
         self.listening.set()
         self._server: grpc.aio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -49,7 +49,9 @@ class SmallKubelet(RegistrationServicer):
         self._tasks, self._channels, self._server = [], [], None
 
     async def supersede(self) -> None:
-        """As when another plugin registers the same resource: the streams of the one before end, its ids are listed."""
+        """Acts as when another plugin registers the same resource: the earlier plugin's streams end, the new ids are
+        listed.
+        """
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -57,7 +59,7 @@ class SmallKubelet(RegistrationServicer):
         self.lists(["other-0", "other-1"])
 
     def lists(self, ids: list[str]) -> None:
-        """What its checkpoint says of the resource."""
+        """Sets the resource's ids in the checkpoint."""
         checkpoint.write(self.folder / checkpoint.FILE_NAME, Checkpoint([], {"nvidia.com/gpu": ids}))
 
     async def Register(self, request: api.RegisterRequest, context: Any) -> api.Empty:  # noqa: ARG002 signature of gRPC
@@ -69,7 +71,7 @@ class SmallKubelet(RegistrationServicer):
 
     def plugin(self, endpoint: str = "vgpu.sock") -> Any:
         channel = grpc.aio.insecure_channel(
-            # As Go's clients, which share no connections: one to a plugin before would be in back-off.
+            # Like Go's clients, which share no connections: a shared one to an earlier plugin would be in back-off.
             f"unix://{self.folder}/{endpoint}",
             [("grpc.use_local_subchannel_pool", 1)],
         )

@@ -1,4 +1,4 @@
-"""The agent as a real process beside a kubelet and an API server."""
+"""The agent as a real process with a kubelet and an API server."""
 
 import contextlib
 import shutil
@@ -31,8 +31,9 @@ REPORT = (
 
 
 class Machine:
-    """`cards`: number of simulated cards; `split`: slices of each; `plugin`: more settings of devicePlugin; `reserved`:
-    MiB of the node's memory that are kept from pods.
+    """`cards`: number of simulated cards; `split`: slices of each; `plugin`: more settings of devicePlugin.
+
+    `reserved`: MiB of the node's memory that pods cannot have.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Machine:
         self.api.stop()
 
     def get(self, path: str) -> dict[str, Any]:
-        """An object; one without anything in it while there is none."""
+        """An object; an empty object while it does not exist."""
         try:
             found: dict[str, Any] = msgspec.json.decode(self.client.get(path))
         except ApiError as error:
@@ -107,7 +108,9 @@ class Machine:
         return [gpu.uuid for gpu in self.inventory().devices]
 
     def registered(self, times: int) -> None:
-        """Waits until agents have registered so often; before, the kubelet refuses pods with GPUs for good."""
+        """Waits until agents have registered `times` times; before that, the kubelet refuses pods with
+        GPUs for good.
+        """
         until(lambda: (self.root / "agent.log").read_text().count("registered nvidia.com/gpu") >= times)
 
     def run(
@@ -177,7 +180,7 @@ class Machine:
         return next((one for one in self.node()["status"].get("conditions", ()) if one["type"] == type_), {})
 
     def mark(self, annotation: str, value: str | None) -> None:
-        """What an administrator writes on the node."""
+        """Writes an administrator's mark on the node."""
         writes.patch_node(self.client, NODE, annotations={annotation: value})
 
     def events(self) -> list[dict[str, Any]]:

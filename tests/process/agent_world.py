@@ -1,4 +1,4 @@
-"""One node without its processes: the agent's parts over a real API server, a checkpoint file and folders."""
+"""One node without its processes: the agent's parts with a real API server, a checkpoint file and folders."""
 
 import base64
 import shutil
@@ -47,7 +47,7 @@ MIB = 1 << 20
 
 
 class World:
-    """`agent()` makes the agent's parts anew, as a restart does; everything else stays."""
+    """`agent()` recreates the agent's parts, as a restart does; everything else stays."""
 
     def __init__(self, root: Path, strategy: str = "cdi", plugin: str = "", config: str = "") -> None:
         """`plugin`: more settings of devicePlugin; `config`: more lines of the configuration."""
@@ -78,7 +78,7 @@ class World:
             simulator_state=root / "run" / "simulator",
             driver_at=driver.Place(root / "host"),
         )
-        self.observed: list[Observed] = []  # what NVML tells of processes on cards
+        self.observed: list[Observed] = []  # processes on cards, as NVML reports them
         self.who: Callable[[int], Process | None] = process_of
         self._entries: list[checkpoint.Entry] = []
         self._pods: list[Pods] = []
@@ -104,7 +104,7 @@ class World:
             who=lambda pid: self.who(pid),
             strangers=self.holdings.strangers,
         )
-        for _ in range(TURNS):  # it has seen enough to tell
+        for _ in range(TURNS):  # the watch has seen enough to report
             self.watch.once({}, lambda _: None)
         self.lending = Lending(self.cards, self.sandboxes, self.holdings, self.watch)
         self.granting = Granting(
@@ -233,7 +233,7 @@ class World:
         )
 
     def process(self, uid: str, pid: int) -> None:
-        """A process of this pod, as its cgroup tells."""
+        """Adds a process whose cgroup names this pod."""
         file = self.root / "proc" / str(pid) / "cgroup"
         file.parent.mkdir(parents=True)
         file.write_text(f"0::/kubepods/burstable/pod{uid}/0123abc\n")
@@ -242,7 +242,10 @@ class World:
         shutil.rmtree(self.root / "proc" / str(pid))
 
     def allocate(self, uid: str, container: str, device_ids: Sequence[str]) -> str:
-        """What the kubelet does at admission: Allocate, then its checkpoint; the CDI name, if one was given."""
+        """Does what the kubelet does at admission: Allocate, then its checkpoint.
+
+        Returns the CDI name, if there was one.
+        """
         answer = self.starts.answer(device_ids)
         response = plugin.response(answer)
         encoded = base64.b64encode(response.SerializeToString()).decode()
@@ -253,7 +256,7 @@ class World:
         return answer.cdi_names[0] if answer.cdi_names else ""
 
     def forget(self, uid: str) -> None:
-        """What the kubelet does with the ids of a pod that is gone."""
+        """Does what the kubelet does with the ids of a deleted pod."""
         self._entries = [entry for entry in self._entries if entry.PodUID != uid]
         self.write_checkpoint()
 

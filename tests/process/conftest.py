@@ -1,4 +1,4 @@
-"""What tests of the agent share."""
+"""Shared by the tests of the agent."""
 
 from collections.abc import Iterator
 
@@ -10,13 +10,13 @@ from device_plugin import starts
 
 @pytest.fixture
 def make() -> Iterator[MakeWorld]:
-    """Makes agents of one node with what is around them; everything ends with the test."""
+    """Makes agents of one node with their surroundings; everything ends with the test."""
     with worlds() as one:
         yield one
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starts are refused soon."""
+    """Makes the agent refuse starts soon."""
     monkeypatch.setattr(starts, "ANSWER_SECONDS", 0.3)
     monkeypatch.setattr(starts, "RECORD_SECONDS", 0.2)

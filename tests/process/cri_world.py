@@ -1,4 +1,4 @@
-"""A container runtime's CRI service on a unix socket, which tells what a test has put into it."""
+"""A container runtime's CRI service on a unix socket, with containers that a test defines."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,14 +14,16 @@ POD_UID = "io.kubernetes.pod.uid"
 
 
 class SmallRuntime(RuntimeServiceServicer):
-    """Containers are told by pod UID and name; `run` makes the next instance of one, `exit` ends the last one."""
+    """Containers are named by pod UID and name; `run` makes the next instance of a container, `exit`
+    ends the last one.
+    """
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.name, self.version = "containerd", "v2.3.7"
         self.config: dict[str, Any] | None = None
         self.handlers: list[str] = []
-        self.failure: grpc.StatusCode | None = None  # of every call
+        self.failure: grpc.StatusCode | None = None  # error of every call
         self._sandboxes: list[api.PodSandbox] = []
         self._containers: list[api.Container] = []
         self._codes: dict[str, int] = {}
@@ -45,7 +47,7 @@ class SmallRuntime(RuntimeServiceServicer):
     # What a kubelet would do
 
     def sandbox(self, uid: str) -> str:
-        """A new sandbox of a pod; containers of the earlier one stay until somebody removes them."""
+        """Makes a new sandbox of a pod; containers of the earlier sandbox stay until a test removes them."""
         self._clock += 1
         made = f"sandbox-{self._clock}"
         self._sandboxes.append(api.PodSandbox(id=made, created_at=self._clock, labels={POD_UID: uid}))
@@ -73,7 +75,7 @@ class SmallRuntime(RuntimeServiceServicer):
         self._codes[found[-1].id] = code
 
     def remove(self, uid: str, name: str) -> None:
-        """As image and container garbage collection do with containers that have ended."""
+        """Removes a container, as image and container garbage collection does with ended containers."""
         self._containers = [one for one in self._containers if (one.metadata.name, one.labels[POD_UID]) != (name, uid)]
 
     # The service

@@ -1,4 +1,4 @@
-"""Clients that never finish what they begin: a listener has to answer the others all the same."""
+"""Clients that never finish their requests: a listener must still answer the others."""
 
 import asyncio
 import multiprocessing
@@ -23,7 +23,7 @@ class Crowd(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """By crowd: clients that have sent something and are served, and how often one was dropped."""
+    """By crowd: clients that have sent something and are still connected, and how often a client was dropped."""
 
     begun: Any
     dropped: Any
@@ -64,7 +64,7 @@ class _Drippers:
 
 @contextmanager
 def dripping(*crowds: Crowd) -> Iterator[Counts]:
-    """All of them at once, in a process of their own, until the block ends."""
+    """Runs all crowds at once, in a separate process, until the block ends."""
     context = multiprocessing.get_context("spawn")
     counts = Counts(context.Array("i", len(crowds)), context.Array("i", len(crowds)))
     process = context.Process(target=_run, args=(crowds, counts.begun, counts.dropped), daemon=True)

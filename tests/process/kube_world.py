@@ -1,4 +1,4 @@
-"""What the tests of the stand-ins share: a client on a fresh API server, and shorthands for its requests."""
+"""Shared by the tests of the stand-ins: a client on a fresh API server, and shorthands for its requests."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +33,7 @@ class World:
         self.server.stop()
 
     def restart(self) -> None:
-        """The API server goes and comes back, with all its objects and at its port."""
+        """Stops the API server and starts it again, with all its objects and at the same port."""
         self.server.stop()
         self.server = ApiServer(self.server.port, store=self.server.store)
         self.server.start()
@@ -50,7 +50,7 @@ class World:
         return self.send("POST", f"/api/v1/namespaces/{namespace}/pods", one)
 
     def pod(self, name: str, namespace: str = "default") -> Any:
-        """The pod, {} when there is none."""
+        """The pod, {} when there is no such pod."""
         try:
             return self.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
         except ApiError as error:

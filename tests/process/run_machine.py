@@ -1,4 +1,4 @@
-"""A machine of its own for tests of `vgpu run`: a state directory, simulated cards, and the installed command line."""
+"""A separate machine for tests of `vgpu run`: a state directory, simulated cards, and the installed command line."""
 
 import json
 import os
@@ -40,7 +40,7 @@ class Machine:
         return self.vgpu("run", "--simulate", self.spec, *options, "--", *command, **environ)
 
     def start(self, *options: str, command: tuple[str, ...], **environ: str) -> subprocess.Popen[str]:
-        """A runner that nobody waits for; its stdin is a pipe, whose end tells a reading command to end."""
+        """A runner in the background; its stdin is a pipe, and the end of the pipe ends a command that reads it."""
         process = subprocess.Popen(
             [sys.executable, "-m", "vgpu", "run", "--simulate", self.spec, *options, "--", *command],
             stdin=subprocess.PIPE,
@@ -53,7 +53,7 @@ class Machine:
         return process
 
     def hold(self, *options: str, **environ: str) -> subprocess.Popen[str]:
-        """A slice that is held until `end`."""
+        """Holds a slice until `end`."""
         process = self.start(*options, command=("sh", "-c", "echo running; read line"), **environ)
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -74,7 +74,7 @@ class Machine:
         return found
 
     def waiting(self) -> int:
-        """Ticket files, dead ones included."""
+        """Number of ticket files, including those of dead waiters."""
         return len(list((self.state / "queue").glob("*")))
 
     def stop(self) -> None:
@@ -87,7 +87,7 @@ class Machine:
 
 
 def end(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Lets a reading command go on and waits for it: (stdout, stderr)."""
+    """Ends a reading command and waits for it: (stdout, stderr)."""
     return process.communicate("\n", timeout=DEADLINE)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the scheduler share: an API server, the scheduler's parts on it, and requests of kube-scheduler."""
+"""Shared by the tests of the scheduler: an API server, the scheduler's parts on it, and requests of kube-scheduler."""
 
 import http.client
 import json
@@ -35,7 +35,7 @@ def add_node(world: World, name: str, **more: int) -> None:
 
 
 def gpu_pod(name: str, memory: int = 3000, *, scheduler: str = "vgpu-scheduler", **more: Any) -> dict[str, Any]:
-    """A pod as admission leaves it."""
+    """A pod after admission."""
     more["metadata"] = {"labels": {names.LABEL_MANAGED: "true"}, **more.get("metadata", {})}
     limits = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": str(memory)}
     return pod(name, limits=limits, schedulerName=scheduler, **more)
@@ -56,7 +56,7 @@ class Scheduler:
         reconcile_seconds: float = 3600,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        """`holder`: whom the Lease names while this replica leads; `name`: schedulerName; `agents…`: as of Feed."""
+        """`holder`: the Lease's holder while this replica leads; `name`: schedulerName; `agents…`: as of Feed."""
         self.client = connect(world.server, folder)
         self.state, self.recent = ClusterState(), Recent()
         self.feed = Feed(self.client, self.state, name, reconcile_seconds, agents=agents, agent_port=agent_port)

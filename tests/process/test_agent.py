@@ -1,4 +1,4 @@
-"""The agent as a real process beside a kubelet and an API server: until containers run, and through kills."""
+"""The agent as a real process with a kubelet and an API server: up to running containers, and through kills."""
 
 import os
 import signal
@@ -126,7 +126,8 @@ def test_kills_of_the_agent_lose_nothing_and_touch_no_pod(machine: Machine) -> N
     machine.start_agent()
     machine.registered(5)
     machine.ready()
-    greedy = machine.run("greedy", {"main": [GpuSlice(cards[0], 9000)]})  # what was granted before the kills holds
+    # what was granted before the kills still counts
+    greedy = machine.run("greedy", {"main": [GpuSlice(cards[0], 9000)]})
     until(lambda: [e for e in machine.events() if "do not fit" in e.get("message", "")], 40)
     assert machine.phase("greedy") == "Pending"
     writes.delete_pod(machine.client, "default", "greedy", greedy, grace_seconds=0)
@@ -150,7 +151,7 @@ def test_a_kubelet_restart_leaves_pods_running_and_the_node_whole(machine: Machi
 def test_a_sick_card_takes_no_pods(machine: Machine) -> None:
     machine.start_agent()
     cards = machine.ready()
-    until(lambda: "watching 2 cards" in (machine.root / "agent.log").read_text())  # what was before is not told
+    until(lambda: "watching 2 cards" in (machine.root / "agent.log").read_text())  # earlier errors are not reported
     simulator.inject_xid(machine.root / "run" / "simulator", 1, 13)  # a program's own error
     simulator.inject_xid(machine.root / "run" / "simulator", 0, 79)
     until(lambda: machine.allocatable("nvidia.com/gpu") == "10")

@@ -14,7 +14,7 @@ from agent_world import until
 from vgpu.devices import GpuSlice
 from vgpu.native import simulator
 
-#: Launches kernels of 2 ms, as long as the file beside its log exists where there is one to ask for
+#: Launches kernels of 2 ms; if it gets the name of a file next to its log, only as long as that file exists
 FLOOD = """
 import ctypes, pathlib, time
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -52,13 +52,13 @@ def machine() -> Iterator[Machine]:
 
 
 def flood(machine: Machine, name: str, piece: GpuSlice, file: Path, launches: int = -1) -> int:
-    """Starts a pod; its program's pid."""
+    """Starts a pod; returns its program's pid."""
     machine.run(name, {"main": [piece]}, FLOOD.format(file=str(file), launches=launches))
     return int(until(lambda: machine.environment(name).get("program"), 40))
 
 
 def shares(machine: Machine, card: str, *pids: int) -> list[float]:
-    """% of a moment in which these programs had the card."""
+    """Percent of a short time in which these programs had the card."""
     state = machine.root / "run" / "simulator"
     index = [each.uuid for each in simulator.cards(state)].index(card)
 

@@ -1,4 +1,4 @@
-"""Programs that no loader gives the library to: real ones are built, run and named with the reason."""
+"""Programs whose loader does not load the library: real ones are built, run and reported with the reason."""
 
 import re
 import shutil
@@ -22,7 +22,7 @@ from vgpu.native.region import ProcessUsage
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no compiler")
 
-#: Opens the file that it is given, if any, and waits
+#: Opens the file in its argument, if any, and waits
 SOURCE = """
 #include <fcntl.h>
 #include <unistd.h>
@@ -36,7 +36,7 @@ Run = Callable[..., int]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    """Builds a program with these options of the compiler and runs it; its pid."""
+    """Builds a program with these compiler options and runs it; returns its pid."""
     running: list[subprocess.Popen[bytes]] = []
 
     def one(*options: str, source: str = SOURCE, words: tuple[str, ...] = (), **env: str) -> int:
@@ -75,7 +75,7 @@ def test_other_loaders(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_program_of_32_bits(tmp_path: Path) -> None:
-    """It is built and not run: there is no C library for it here."""
+    """The program is built but not run: there is no C library for it here."""
     folder = tmp_path / "1"
     folder.mkdir()
     (folder / "maps").touch()
@@ -137,14 +137,14 @@ def test_it_is_named_at_its_pod_and_evicted_where_that_is_wanted(run: Run, ends:
         watch = Watch(
             *(world.cards, world.pods, world.consequences),
             evict=False,
-            look=lambda: [Observed(A, pid, 10 * MIB)],  # little: nothing but its being there is wrong
-            who=lambda one: msgspec.structs.replace(process_of(one), pod_uid=uid),  # its cgroup tells the pod
+            look=lambda: [Observed(A, pid, 10 * MIB)],  # little memory: only its presence is wrong
+            who=lambda one: msgspec.structs.replace(process_of(one), pod_uid=uid),  # its cgroup names the pod
             strangers=dict,
             end_bypass=ends,
         )
         for _ in range(2 * TURNS):
             watch.once({entry: ((GpuSlice(A, 1000),), usage)}, lambda _: None)
-        world.consequences._worker.submit(lambda: None).result(timeout=60)  # all that was asked is done
+        world.consequences._worker.submit(lambda: None).result(timeout=60)  # all earlier calls are done
         told = [e for e in world.events() if e["reason"] == names.EVENT_BYPASS]
         assert [one["count"] for one in told] == [1]
         assert f"Container main: process {pid} (program-0, " in told[0]["message"]
@@ -154,7 +154,7 @@ def test_it_is_named_at_its_pod_and_evicted_where_that_is_wanted(run: Run, ends:
 
 
 def test_one_that_is_in_its_ledger_is_none(run: Run) -> None:
-    """Its library may be linked into it, or what is mapped has another name."""
+    """Its library may be linked into it, or the mapped file has another name."""
     pid = run("-static")
     identity = identity_of(pid)
     assert identity is not None

@@ -16,7 +16,7 @@ from vgpu.native import Region
 
 CARDS, SPLIT, CONTAINERS = 8, 16, 4
 SECONDS = 100
-MESSAGE_BYTES = 4 << 20  #: what gRPC takes at most, unless told otherwise
+MESSAGE_BYTES = 4 << 20  #: gRPC's largest message by default
 
 
 def granted(machine: Machine) -> dict[tuple[str, str], tuple[str, int | None]]:

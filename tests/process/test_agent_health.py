@@ -1,4 +1,6 @@
-"""A card that fails on a running node: what it is told, who runs on, who starts, and how it comes back."""
+"""A card that fails on a running node: what is reported, which pods go on, which pods start, and how the card comes
+back.
+"""
 
 import signal
 from collections.abc import Iterator
@@ -28,7 +30,7 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
 
 
 def xid(machine: Machine, card: int, number: int) -> None:
-    until(lambda: "watching 2 cards" in (machine.root / "agent.log").read_text())  # what was before is not told
+    until(lambda: "watching 2 cards" in (machine.root / "agent.log").read_text())  # earlier errors are not reported
     simulator.inject_xid(machine.root / "run" / "simulator", card, number)
 
 
@@ -43,7 +45,7 @@ def told(machine: Machine, reason: str, card: str) -> bool:
 
 
 def vgpu(*arguments: str) -> str:
-    """What the command says, on either stream."""
+    """The command's output, on either stream."""
     done = CliRunner().invoke(_group, arguments)
     assert done.exit_code in (0, 1), done.output
     return done.output.strip()
@@ -57,7 +59,7 @@ def test_a_full_node_whose_card_fails_keeps_its_pods_through_a_restart_of_the_ku
     running = [f"p{place}" for place in range(2 * SPLIT)]
     until(lambda: all(machine.environment(name).get("VGPU_DIR") for name in running))
     xid(machine, 1, 79)
-    held = size + SPLIT * 4000  # all of the card that works, and what is held on the other one
+    held = size + SPLIT * 4000  # all of the card that works, and the part of the other card that pods hold
     until(lambda: offered(machine) == (str(SPLIT), held))
     gpu = machine.inventory().devices[1]
     assert (gpu.healthy, gpu.trouble) == (False, "XID 79")
@@ -68,7 +70,7 @@ def test_a_full_node_whose_card_fails_keeps_its_pods_through_a_restart_of_the_ku
     machine.registered(2)
     until(lambda: offered(machine) == (str(SPLIT), held))
     assert [machine.phase(name) for name in running] == ["Running"] * len(running)
-    # A free id of the card that fails is given to nobody.
+    # A free id of the failed card must not be given to any pod.
     uid = machine.get("/api/v1/namespaces/default/pods/p1")["metadata"]["uid"]
     machine.delete("p1", uid)
     late = machine.run("late", {"main": [GpuSlice(cards[1], 4000)]})
@@ -111,7 +113,7 @@ def test_a_lost_card_is_out_also_for_the_next_agent(machine: Machine) -> None:
     until(lambda: machine.allocatable(names.RESOURCE_GPU) == str(SPLIT))
     log = (machine.root / "agent.log").read_text().rpartition("registered")[0]
     first = f"reporting {2 * SPLIT} ids to the kubelet, {2 * SPLIT} of them healthy"
-    assert log.count(first) == 1  # the first agent's first word
+    assert log.count(first) == 1  # the first log line of the first agent
     machine.mark(names.HEAL, lost.uuid)
     until(lambda: machine.allocatable(names.RESOURCE_GPU) == str(2 * SPLIT))
 
@@ -145,7 +147,7 @@ def break_at_start(machine: Machine, *errors: tuple[str, int, int]) -> None:
 
 
 AWAY = ("nvmlInitWithFlags", 1, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
-#: Of a call that nobody makes but who lists the cards: the agent asks for other things meanwhile
+#: An error of a call that is only made to list the cards: the agent asks for other things meanwhile
 LOST = ("nvmlDeviceGetName", 1, pynvml.NVML_ERROR_GPU_IS_LOST)
 
 
@@ -162,7 +164,7 @@ def test_cards_that_are_silent_when_the_next_agent_starts_are_shown_and_come_bac
     until(lambda: offered(machine) == (str(SPLIT), 4000 + size))
     until(lambda: cards[0] in machine.condition(names.CONDITION_UNHEALTHY).get("message", ""))
     until(lambda: machine.metrics().get("vgpu_card_healthy") == {("", "", cards[0]): 0.0, ("", "", cards[1]): 1.0})
-    machine.mark(names.HEAL, cards[0])  # it is looked for at once
+    machine.mark(names.HEAL, cards[0])  # the agent looks for the card at once
     until(lambda: offered(machine) == (str(2 * SPLIT), 2 * size))
     until(lambda: machine.condition(names.CONDITION_UNHEALTHY)["status"] == "False")
     assert [gpu.uuid for gpu in machine.inventory().devices] == cards

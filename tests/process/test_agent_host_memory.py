@@ -1,4 +1,4 @@
-"""Host memory behind several cards: what is held behind one of them is promised behind no other."""
+"""Host memory behind several cards: what is held behind one card is not promised behind another."""
 
 import pytest
 from agent_world import MIB, A, B, MakeWorld, World
@@ -31,5 +31,5 @@ def test_a_card_that_answers_late_finds_what_the_others_have_left(make: MakeWorl
     with pytest.raises(Refusal, match=r"card 1 .* has 15720 MiB of memory"):
         start(world, "second", GpuSlice(B, 20000, phys=CARD))
     third = start(world, "third", GpuSlice(B, 15720, phys=CARD), number=1)
-    world.starts.start([f"{A}::0"])  # what it has been given it keeps
+    world.starts.start([f"{A}::0"])  # the container keeps what it was given
     assert [world.limits(uid).host_memory for uid in (first, third)] == [(31000 - CARD) * MIB, 360 * MIB]

@@ -1,4 +1,4 @@
-"""Containers that share ids: the checkpoint tells who they are, the container runtime which of them starts."""
+"""Containers that share ids: the checkpoint lists them, the container runtime says which of them starts."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,17 +30,17 @@ def runtime(world: World) -> Iterator[SmallRuntime]:
 
 
 def granted(world: World, uid: str) -> dict[str, int]:
-    """MiB of each container that was given a region."""
+    """MiB of each container with a region."""
     return {name: slices[0].mem for name, slices in world.sandboxes.granted().get(uid, {}).items()}
 
 
 def linked(world: World) -> list[str]:
-    """Whose folders the mounts of all ids lead to."""
+    """The containers whose folders the mounts of all ids lead to."""
     return sorted(link.readlink().name.partition("_")[2] for link in world.sandboxes.by_ids.iterdir())
 
 
 def start(world: World, runtime: SmallRuntime, uid: str, name: str, device: str = ID_A) -> None:
-    """What a kubelet does: PreStartContainer, then the container is made; what it mounts is its own."""
+    """Does what a kubelet does: PreStartContainer, then the container is made with its own mounts."""
     world.starts.start([device])
     assert name in linked(world)
     runtime.run(uid, name)
@@ -55,7 +55,7 @@ def test_an_init_container_that_fails_starts_again_with_its_own_limits_and_then_
     start(world, runtime, uid, "first")
     assert granted(world, uid) == {"first": 8000}
     runtime.exit(uid, "first", 1)
-    world.agent()  # killed in between: nothing but the runtime remembers how far the pod is
+    world.agent()  # killed in between: only the runtime knows how far the pod is
     start(world, runtime, uid, "first")
     assert granted(world, uid) == {"first": 8000}
     runtime.exit(uid, "first", 0)
@@ -64,9 +64,9 @@ def test_an_init_container_that_fails_starts_again_with_its_own_limits_and_then_
     assert granted(world, uid) == {"first": 8000, "main": 9000}
     assert world.limits(uid).cards[0].memory == 9000 * MIB
     runtime.exit(uid, "main", 1)
-    runtime.remove(uid, "first")  # collected: the app container starts again, not the first one
+    runtime.remove(uid, "first")  # garbage-collected: the app container starts again, not the first one
     start(world, runtime, uid, "main")
-    runtime.sandbox(uid)  # the sandbox died: everything begins anew
+    runtime.sandbox(uid)  # the sandbox died: all containers start again
     start(world, runtime, uid, "first")
     runtime.exit(uid, "first", 0)
     start(world, runtime, uid, "main")
@@ -125,7 +125,7 @@ def test_without_a_runtime_the_larger_slice_holds(world: World, caplog: pytest.L
     assert granted(world, uid) == {"first": 9000}
     assert "no container runtime to ask which one starts" in caplog.text
     old = SmallRuntime(world.root / "host" / cri.SOCKETS[1])
-    old.failure = grpc.StatusCode.UNIMPLEMENTED  # CRI v1alpha2 alone
+    old.failure = grpc.StatusCode.UNIMPLEMENTED  # only CRI v1alpha2
     old.start()
     try:
         world.starts.start([ID_A])

@@ -1,4 +1,4 @@
-"""The inventory by real NVML calls, in processes of their own since a loaded NVML stays loaded."""
+"""The inventory by real NVML calls, in separate processes, because a loaded NVML stays loaded."""
 
 import os
 import subprocess
@@ -81,7 +81,7 @@ def test_cards_that_do_not_answer_are_left_out_until_none_is_left(tmp_path: Path
 
 
 def levels(found: Inventory) -> list[str]:
-    """How the first card reaches each other one, in their order."""
+    """How the first card is connected to each other card, in their order."""
     return [found.devices[0].links[gpu.uuid] for gpu in found.devices[1:]]
 
 

@@ -1,4 +1,4 @@
-"""An agent that ends says so first: nothing is bound to its node until the kubelet has the next one's ids."""
+"""An agent that ends reports that first: no pod is bound to its node until the kubelet has the next agent's ids."""
 
 import http.client
 import itertools
@@ -31,7 +31,7 @@ def machine() -> Iterator[Machine]:
 
 
 class Binder:
-    """Binds a bare pod every PAUSE seconds unless the node says that its agent can start none, as schedulers do."""
+    """Binds a bare pod every PAUSE seconds unless the node says that its agent can start no pods, as schedulers do."""
 
     def __init__(self, machine: Machine, card: str) -> None:
         self._machine, self._card = machine, card
@@ -115,7 +115,7 @@ def test_the_kubelet_has_our_ids_before_the_node_says_so(machine: Machine) -> No
 
 
 def asked(machine: Machine) -> tuple[int, str]:
-    """What the agent answers schedulers."""
+    """The agent's answer to schedulers."""
     connection = http.client.HTTPConnection("127.0.0.1", machine.health_port, timeout=20)
     try:
         connection.request("GET", agentmark.PATH)
@@ -163,7 +163,7 @@ def test_an_api_server_that_is_away_holds_up_no_end(machine: Machine) -> None:
     until(lambda: mark(machine))
     machine.api.stop()
     began = time.monotonic()
-    assert machine.stop_agent(signal.SIGTERM) == 0  # the machine itself waits for ten seconds
+    assert machine.stop_agent(signal.SIGTERM) == 0  # the agent process itself may take ten seconds
     print(f"{time.monotonic() - began:.1f} s")
 
 
@@ -176,7 +176,7 @@ def test_a_mark_that_somebody_removes_is_written_again(machine: Machine) -> None
 
 
 def test_the_last_word_stays(machine: Machine) -> None:
-    """Whoever keeps the record may be about to write what was true before."""
+    """The publisher may be about to write a mark that is out of date."""
     presence = Presence(machine.client, NODE)
     assert not presence.leave("nobody came")
     presence.serve()

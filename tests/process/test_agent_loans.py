@@ -1,4 +1,4 @@
-"""Who has been lent room of a card, and who waits for it."""
+"""Containers that have borrowed room of a card, and containers that wait for it."""
 
 from typing import cast
 
@@ -45,7 +45,7 @@ def test_what_a_container_needs_at_once_is_for_contexts_and_what_comes_with_them
 
 
 def quiet(world: World) -> None:
-    """All that was to be said has been."""
+    """Waits until all messages have been sent."""
     world.consequences._worker.submit(int).result(60)
 
 
@@ -93,11 +93,11 @@ def test_a_container_that_says_it_has_more_than_it_has_keeps_nobody_from_the_car
     world = make(plugin=SCALED)
     world.cards.back(True)
     liar = start(world, "liar", GpuSlice(A, 12000, phys=4000), annotations=MOVABLE)
-    says = use(world, liar, 10**6)  # in its own usage file
+    says = use(world, liar, 10**6)  # the container claims this in its own usage file
     room = CARD - 12000
     start(world, "small", GpuSlice(A, room), number=1)
     with pytest.raises(Refusal, match="other containers still have 500 MiB"):
-        start(world, "plain", GpuSlice(A, 500), number=2)  # it could have as much as its limit
+        start(world, "plain", GpuSlice(A, 500), number=2)  # the borrower could have as much as its limit
     world.observed = [Observed(A, 77, 4300 * MIB)]
     world.who = lambda _: Process("liar", Identity(1, 2, 3), liar)
     for _ in range(backstop.TURNS - 1):

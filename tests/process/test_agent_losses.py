@@ -1,4 +1,4 @@
-"""What the agent keeps on the node is taken away while it runs, or cannot be written."""
+"""Files of the agent on the node are removed while it runs, or cannot be written."""
 
 import errno
 import os
@@ -31,7 +31,7 @@ def test_folders_that_somebody_removed_are_made_again(make: MakeWorld, strategy:
     world.allocate(second, "main", [f"{A}::1"])
     world.starts.start([f"{A}::1"])
     assert world.limits(second).cards[0].uuid == A
-    # What the first one holds is not forgotten with its folder, and goes with its pod.
+    # What the first container holds is not forgotten with its folder; it is freed with its pod.
     assert set(world.sandboxes.granted()) == {first, second}
     assert [entry.pod_uid for entry in world.sandboxes.removed()] == [first]
     writes.delete_pod(world.client, "default", "first", first, grace_seconds=0)
@@ -93,5 +93,5 @@ def test_folders_go_and_cards_are_shown_while_the_driver_hangs(
     shown = generate_latest(world.exporter.registry).decode()
     assert f'vgpu_card_healthy{{index="0",model="Tesla T4",node="{NODE}",uuid="{A}"}} 0.0' in shown
     assert asked == []
-    assert world.exporter._shown == before  # so that the age tells
+    assert world.exporter._shown == before  # so that the age shows the failure
     assert world.exporter.readiness.left == CARDS

@@ -1,4 +1,6 @@
-"""Modes on one node: chosen from what kubelet, container runtime and NVIDIA's settings say, and what each answers."""
+"""Modes on one node: chosen from what kubelet, container runtime and NVIDIA's settings say, and the answer of each
+mode.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -95,7 +97,8 @@ def test_the_mode_follows_the_runtime_and_waits_for_nobody(world: World, runtime
     assert not answer.cdi_names
     assert answer.env["LD_LIBRARY_PATH"]  # simulated cards bring their driver
     world.api.stop()
-    assert not world.enforcement.once()  # what the API server told is not forgotten, nor asked again for each container
+    # the API server's answer is remembered, and not requested again for each container
+    assert not world.enforcement.once()
     assert world.enforcement.current.strategy == "envvar"
 
 
@@ -136,7 +139,7 @@ def test_device_specs_give_nodes_and_driver_files(make: MakeWorld, monkeypatch: 
     assert wire.envs["NVIDIA_VISIBLE_DEVICES"] == "void"
     world.starts.start([ID_A])
     assert world.limits(uid).cards[0].memory == 100 * MIB
-    (host / "usr/lib64/libcuda.so.1").unlink()  # another driver: the cached answer names what is no longer there
+    (host / "usr/lib64/libcuda.so.1").unlink()  # another driver: the cached answer names a file that is gone
     with pytest.raises(Refusal, match=r"libcuda\.so\.1, which the driver of the node no longer has") as caught:
         world.starts.start([ID_A])
     assert not caught.value.transient
@@ -149,7 +152,7 @@ def test_device_specs_give_nodes_and_driver_files(make: MakeWorld, monkeypatch: 
 def test_a_driver_that_is_not_found_is_refused_and_shown_until_it_is_there(
     make: MakeWorld, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without its libraries a program would find no card, or use a libcuda of its image that fits another driver."""
+    """Without its libraries, a program would find no card, or use a libcuda of its image that fits another driver."""
     world = make(strategy)
     place = msgspec.structs.replace(world.places.driver_at, specs=())
     world.places = msgspec.structs.replace(world.places, simulator_state=None, built_simulator=None, driver_at=place)
@@ -165,14 +168,14 @@ def test_a_driver_that_is_not_found_is_refused_and_shown_until_it_is_there(
     assert "set devicePlugin.driverRoot to the driver's folder" in shown["message"]
     until(lambda: names.CONDITION_DRIVERLESS in [event["reason"] for event in world.events()])
 
-    # Not at Allocate: the pod would end as Failed, and its controller would make the next one at once.
+    # Not at Allocate: the pod would end as Failed, and its controller would recreate it at once.
     world.allocate(uid, "main", [ID_A])
     with pytest.raises((OSError, Refusal), match=r"cannot find .* libcuda\.so\.1 on the node"):
         world.starts.start([ID_A])
     elf.write(host / "usr/local/lib/libcuda.so.1")
     world.enforcement.once()
     assert condition(world, names.CONDITION_DRIVERLESS)["status"] == "False"
-    if strategy == "device-specs":  # the kubelet replays its answer, in which there are no libraries
+    if strategy == "device-specs":  # the kubelet uses its stored answer again, which has no libraries
         with pytest.raises(Refusal, match="recreate the pod") as caught:
             world.starts.start([ID_A])
         assert not caught.value.transient

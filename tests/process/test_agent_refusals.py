@@ -1,4 +1,4 @@
-"""Starts that are refused end: by waiting, or by an event and, where a controller owns the pod, an eviction."""
+"""Refused starts end: by waiting, or by an event and, where a controller owns the pod, an eviction."""
 
 import os
 import subprocess
@@ -125,7 +125,7 @@ def test_waiting_that_leads_to_nothing_ends(world: World, monkeypatch: pytest.Mo
     assert not gone(world, "static")
     world.finish_pod("holder")
     until(lambda: (pod := world.pods.find("default", "holder")) and pod.finished)
-    world.starts.start([f"{A}::2"])  # a pod that nobody could make anew starts after all
+    world.starts.start([f"{A}::2"])  # a pod without a controller starts after all
 
 
 @pytest.mark.usefixtures("impatient")

@@ -1,4 +1,6 @@
-"""The plugin on a real socket: served, registered, and again after everything that a kubelet does to its folder."""
+"""The plugin on a real socket: served, registered, and registered again after every change of its folder
+by a kubelet.
+"""
 
 import asyncio
 import os
@@ -178,7 +180,7 @@ def test_a_change_that_is_none_of_ids_is_not_told(world: World) -> None:
         lists = aiter(world.plugin.ListAndWatch(api.Empty(), None))
         await anext(lists)
         following = asyncio.ensure_future(anext(lists))
-        for _ in range(20):  # turns of the event loop, in which the plugin would answer
+        for _ in range(20):  # turns of the event loop, in which the plugin could answer
             world.cards.used_by_others({})
             world.cards.used_by_others({A: 1})
             await asyncio.sleep(0)
@@ -241,7 +243,7 @@ def test_another_plugin_that_takes_our_resource_is_told_and_not_fought(
 def test_a_kubelet_that_asks_another_plugin_and_keeps_our_stream_is_told_anew(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once our stream has ended: the kubelet would let go of whoever registered last."""
+    """Only after our stream has ended: otherwise the kubelet would drop the plugin that registered last."""
     monkeypatch.setattr(conflict, "PATIENCE_SECONDS", (0.2, 1.0))
     monkeypatch.setattr(registration, "_OTHERS_SECONDS", 0.1)
 
@@ -284,7 +286,7 @@ def test_a_kubelet_that_was_stopped_is_no_conflict(world: World, monkeypatch: py
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks every 50 ms, and gives up after ten of them."""
+    """Looks every 50 ms, and gives up after ten looks."""
     monkeypatch.setattr(conflict, "PATIENCE_SECONDS", (0.5, 60.0))
     monkeypatch.setattr(conflict, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(registration, "_POLL_SECONDS", 0.05)
@@ -294,11 +296,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_an_event_loop_that_stands_still_proves_no_other_plugin(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    """Its own kubelet restarts quickly, several times, while nothing else gets a turn for longer than the patience."""
+    """The test's kubelet restarts several times, while no other task runs for longer than the patience."""
 
     async def starve() -> None:
         for _ in range(10):
-            time.sleep(0.7)  # as a node does that has no time for it
+            time.sleep(0.7)  # like an overloaded node
             await asyncio.sleep(0.05)
 
     async def story(world: World) -> None:
@@ -320,7 +322,9 @@ def test_an_event_loop_that_stands_still_proves_no_other_plugin(world: World, ca
 
 @pytest.mark.usefixtures("impatient")
 def test_a_kubelet_that_is_slow_proves_no_other_plugin(world: World) -> None:
-    """It has answered Register and opens the stream late: the agent asks again, each time as soon as before."""
+    """The kubelet has answered Register and opens the stream late: the agent asks again, each time after
+    the same wait.
+    """
 
     async def story(world: World) -> None:
         world.kubelet.listening.clear()
@@ -337,7 +341,7 @@ def test_a_kubelet_that_is_slow_proves_no_other_plugin(world: World) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_checkpoint_from_before_our_list_proves_nothing(world: World) -> None:
-    """An agent with fewer slices comes after one with more; the kubelet has not come to its list yet."""
+    """An agent with fewer slices follows one with more; the kubelet has not processed its list yet."""
 
     async def story(world: World) -> None:
         await world.kubelet.start()

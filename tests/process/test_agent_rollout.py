@@ -1,4 +1,4 @@
-"""Versions of the library on a node: which are kept for whom, and that nothing starts without one."""
+"""Versions of the library on a node: which versions are kept for which containers; nothing starts without a library."""
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ def versions(world: World) -> set[str]:
 
 
 def upgrade(world: World, content: bytes) -> str:
-    """The next agent brings another library; the name of that of the one before."""
+    """The next agent brings another library; returns the name of the previous agent's library."""
     old: str = world.granting.rollout.library.name
     world.places.built_library.write_bytes(content)
     world.agent()
@@ -49,7 +49,7 @@ def test_a_version_goes_when_no_answer_and_no_spec_names_it(make: MakeWorld, str
     new = world.granting.rollout.library.name
     assert clean(world, 3) == {old, new}
     world.starts.start([f"{A}::0"])  # its container starts again
-    assert clean(world, 3) == ({old, new} if strategy == "envvar" else {new})  # the answer is replayed; a spec is not
+    assert clean(world, 3) == ({old, new} if strategy == "envvar" else {new})  # an answer is used again; a spec is not
     world.delete_pod("p")
     until(lambda: world.pods.get(uid) is None)
     world.forget(uid)
@@ -82,7 +82,7 @@ def test_nothing_goes_at_the_first_look_or_while_the_checkpoint_tells_nothing(ma
         path.write_bytes(harmed) if harmed else path.unlink()
         assert old in clean(world, 3)
     path.write_bytes(whole)
-    assert old in clean(world, 1)  # an answer of the agent before may come into the checkpoint now
+    assert old in clean(world, 1)  # an answer of the previous agent may come into the checkpoint now
     assert old not in clean(world, 1)
 
 
@@ -96,7 +96,7 @@ def test_an_answer_that_names_a_version_which_is_gone_starts_nothing(make: MakeW
     file.unlink()
     with pytest.raises(Refusal, match="without limits"):
         world.starts.start([f"{A}::0"])
-    file.mkdir()  # what a container runtime makes of a missing source
+    file.mkdir()  # a container runtime creates a folder for a missing source
     with pytest.raises(Refusal, match="without limits"):
         world.starts.start([f"{A}::0"])
     file.rmdir()

@@ -1,4 +1,4 @@
-"""From ids to a container that may start: identity, allocation, guard, what is put in place, and what is refused."""
+"""From ids to a container that may start: identity, allocation, guard, preparation, and refusals."""
 
 import json
 import os
@@ -252,7 +252,7 @@ def test_a_record_that_does_not_fit_is_never_a_limit(
 
 @pytest.mark.usefixtures("impatient")
 def test_a_card_that_is_not_known_yet_ends_no_pod(make: MakeWorld) -> None:
-    """An agent whose driver does not answer, before it was told what the one before it has published."""
+    """An agent whose driver does not answer, before it knows what the previous agent published."""
     world = make()
     world.cards.found(Inventory(silent=(2,)))
     uid = world.pod("p", {"main": [GpuSlice("GPU-cccc", 100)]})
@@ -284,7 +284,7 @@ def test_ids_that_nobody_holds_are_refused(make: MakeWorld) -> None:
 
 
 class SmallPodResources(PodResourcesListerServicer):
-    """The kubelet's pod-resources, telling one container."""
+    """The kubelet's pod-resources with one container."""
 
     def __init__(self, pod: str, container: str, device_ids: list[str]) -> None:
         devices = podresources.ContainerDevices(resource_name=names.RESOURCE_GPU, device_ids=device_ids)
@@ -417,7 +417,7 @@ def test_metrics_know_a_container_before_it_starts(make: MakeWorld) -> None:
 
 
 def test_a_static_pod_is_refused_by_its_own_name(make: MakeWorld) -> None:
-    """The kubelet knows it by the hash of its manifest; its mirror in the API server has another UID."""
+    """The kubelet knows the pod by the hash of its manifest; its mirror in the API server has another UID."""
     world = make()
     of_the_kubelet = "0123456789abcdef0123456789abcdef"
     mirror = {"kubernetes.io/config.hash": of_the_kubelet, "kubernetes.io/config.mirror": of_the_kubelet}
@@ -438,7 +438,7 @@ def test_a_static_pod_is_refused_by_its_own_name(make: MakeWorld) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_pod_without_a_mirror_may_be_a_static_one(make: MakeWorld) -> None:
-    """Admission denies the mirror of a GPU pod, since it names its node."""
+    """Admission denies the mirror of a GPU pod, because it names its node."""
     world = make()
     world.allocate("unknown-uid", "main", [ID_A])
     with pytest.raises(Refusal, match=r"no running pod on this node for unknown-uid \(if this is a static pod"):

@@ -1,4 +1,4 @@
-"""Pods that the API server knows no longer and whose processes still run: what they hold is given to nobody."""
+"""Pods that the API server does not know any more and whose processes still run: no other pod gets what they hold."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeWorld]:
 
 
 def start(world: World, name: str, device_id: str, *slices: GpuSlice) -> str:
-    """A pod whose container may start; it has called the driver not once."""
+    """A pod whose container may start; it has made no driver call yet."""
     uid = world.pod(name, {"main": slices})
     until(lambda: world.pods.get(uid))
     world.allocate(uid, "main", [device_id])
@@ -29,7 +29,7 @@ def start(world: World, name: str, device_id: str, *slices: GpuSlice) -> str:
 
 
 def delete(world: World, name: str, uid: str) -> None:
-    """By force: the kubelet has not ended it yet."""
+    """Deletes a pod by force: the kubelet has not ended it yet."""
     world.delete_pod(name)
     until(lambda: world.pods.get(uid) is None)
 
@@ -64,7 +64,7 @@ def test_a_pod_deleted_by_force_keeps_its_slice_until_its_processes_have_ended(
 def test_a_pod_that_has_finished_holds_nothing_while_its_sandbox_goes(make: MakeWorld) -> None:
     world = make()
     old = start(world, "old", OLD, GpuSlice(A, 10000))
-    world.process(old, 42)  # its pause process, say
+    world.process(old, 42)  # for example its pause process
     world.finish_pod("old")
     until(lambda: (pod := world.holdings.pod(old)) and pod.finished)
     start(world, "new", NEW, GpuSlice(A, 6000))

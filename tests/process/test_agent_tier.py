@@ -1,4 +1,4 @@
-"""More memory than cards have: what containers get of it, and from whom it is taken back."""
+"""More memory than cards have: what containers get of it, and from which containers it is taken back."""
 
 import os
 
@@ -40,7 +40,7 @@ def usage(world: World, uid: str) -> tuple[CardUsage, ...]:
 
 
 def use(world: World, uid: str, amount: int, card: int = 0) -> Region:
-    """A container that has so much (MiB) of a card charged, as long as the region stays open."""
+    """A container with this much (MiB) of a card charged, as long as the region stays open."""
     region = Region.open(world.sandboxes.directory(uid, "main"), writable=True)
     region.charge_overhead(card, amount * MIB)
     return region
@@ -218,7 +218,7 @@ def test_a_slice_that_needs_host_memory_does_not_start_without(make: MakeWorld) 
     world.starts.start([f"{A}::0"])
     world.cards.back(False)
     assert [gpu.memory for gpu in world.cards.inventory.devices] == [CARD, CARD]
-    with pytest.raises(Refusal, match="does not reserve the host memory"):  # also where all of it had room on the card
+    with pytest.raises(Refusal, match="does not reserve the host memory"):  # even where all of it had room on the card
         start(world, "small", GpuSlice(A, 5000, phys=2500), number=1)
     assert world.holdings.granted()[A] == Held(1, 10000, 5000), "what runs keeps its own, as the scheduler has it"
     world.starts.start([f"{A}::0"])

@@ -1,4 +1,4 @@
-"""An agent beside containers that an agent of another version has started."""
+"""An agent next to containers that an agent of another version has started."""
 
 import struct
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from vgpu.native.region import REGION_ABI
 SECOND = Path(__file__).parents[1] / "data" / "regions" / "2"
 SECOND_HAS = (GpuSlice(A, 10000, cores=30), GpuSlice(B, 4000, cores=10, phys=2000))
 UID = "0a1b2c3d-0000-4000-8000-00000000000a"
-ABI_AT = 8  # bytes into both files, behind the magic number
+ABI_AT = 8  # bytes into both files, after the magic number
 
 
 @pytest.fixture
@@ -35,7 +35,9 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeWorld]:
 
 
 def age(directory: Path, version: int = REGION_ABI + 1) -> None:
-    """Its region is one that an agent of another version has made; of a later one, limits cannot be read, either."""
+    """Makes the region look like that of another version; of a later version, this agent cannot even
+    read the limits.
+    """
     for name in ("limits", "usage"):
         with (directory / name).open("r+b") as file:
             file.seek(ABI_AT)
@@ -63,7 +65,7 @@ def test_the_version_is_where_the_library_puts_it(tmp_path: Path) -> None:
     assert not other_version.is_one(tmp_path)
     age(tmp_path)
     assert other_version.is_one(tmp_path)
-    with (tmp_path / "limits").open("r+b") as file:  # of the boot before: nobody uses it
+    with (tmp_path / "limits").open("r+b") as file:  # from the previous boot: no process uses it
         file.seek(16)
         file.write(b"x")
     assert other_version.abi_of(tmp_path) is None
@@ -85,7 +87,7 @@ def test_what_another_version_has_granted_is_not_granted_again(make: MakeWorld, 
         started(world, "new", f"{A}::1", [GpuSlice(A, 6000)])
     assert figures(world, "old") == {"limit_bytes", "guarantee_bytes", "host_memory_limit_bytes", "core_limit_ratio"}
     assert len(figures(world, "new")) > 10, "it has used nothing yet"
-    world.starts.start([f"{A}::0"])  # it starts again, with a region of this version
+    world.starts.start([f"{A}::0"])  # the container starts again, with a region of this version
     assert world.sandboxes.strangers() == set()
     assert world.holdings.granted()[A].mem == 10000
     assert figures(world, "old") == figures(world, "new")
@@ -102,7 +104,7 @@ def figures(world: World, pod: str) -> set[str]:
 
 
 def second(directory: Path) -> None:
-    """In place of what is there: a region that an agent made whose regions were of version 2, under this boot."""
+    """Replaces the region with one of version 2 that was made since this boot."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     for name in ("limits", "usage"):
         content = (SECOND / name).read_bytes()
@@ -166,7 +168,7 @@ def test_a_container_of_version_2_keeps_what_it_has_also_without_its_pod(make: M
     upgrade(world)
     assert world.sandboxes.granted() == {uid: {"main": SECOND_HAS}}
     assert world.sandboxes.strangers() == {uid}
-    if again:  # it starts once more, with a region of this version
+    if again:  # the container starts once more, with a region of this version
         world.starts.start(keys)
         assert world.sandboxes.strangers() == set()
         assert world.limits(uid).cards[0].memory == 10000 * MIB
@@ -191,7 +193,7 @@ def test_a_folder_stays_while_its_pod_has_processes(tmp_path: Path) -> None:
     (process / "cgroup").write_text(f"0::/kubepods/burstable/pod{UID}/0123abc\n")
     here = {(UID, "main")}
     assert sandboxes.survivors(here) == here
-    assert not sandboxes.lives(UID, "main")  # where the API server still knows the pod: the region itself tells
+    assert not sandboxes.lives(UID, "main")  # where the API server still knows the pod, the region itself decides
     age(directory)
     assert sandboxes.survivors(here) == here
     assert sandboxes.lives(UID, "main")
@@ -218,7 +220,7 @@ def test_a_replayed_answer_with_a_library_of_another_version_starts_nothing(make
 def test_what_another_version_s_containers_have_above_their_guarantee_is_lent_to_nobody(
     make: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their memory was scaled without host memory behind it: all that they allocated is on the card."""
+    """Their memory was scaled without host memory behind it: all of it is on the card."""
     world = make(plugin="deviceMemoryScaling: 2, hostMemory: 40960")
     world.cards.back(True)
     old = started(world, "old", f"{A}::0", [GpuSlice(A, 10000, phys=5000)])

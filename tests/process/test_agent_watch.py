@@ -1,4 +1,4 @@
-"""Processes that are no containers of ours, and containers that have more than they were charged."""
+"""Processes outside our containers, and containers that have more than they were charged."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ assert cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(500 << 20)) == 0
 print("taken=1", flush=True)
 """
 HOST = USER + "sys.stdin.read()"
-T4 = 14912  #: MiB that programs can have of it
+T4 = 14912  #: MiB of the card that programs can have
 
 
 def test_a_process_of_the_host_is_seen_and_a_container_is_none() -> None:
@@ -60,8 +60,8 @@ def test_a_process_of_the_host_is_seen_and_a_container_is_none() -> None:
                 assert [f"process {foreign.pid} (" in e["message"] for e in events] == [True]
                 until(lambda: machine.inventory().devices[0].foreign)
                 assert machine.inventory().devices[0].others % 256 == 0
-                until(lambda: machine.inventory().devices[0].others >= 500)  # what the scheduler gives to nobody
-                until(lambda: lent() <= free - 500)  # what nobody can take back is lent to nobody
+                until(lambda: machine.inventory().devices[0].others >= 500)  # the scheduler gives this memory to no pod
+                until(lambda: lent() <= free - 500)  # memory that cannot be taken back is not lent
                 assert machine.sample("vgpu_container_untracked_bytes", "p", "main", card) == 0
                 assert machine.sample("vgpu_container_observed_gpu_seconds_total", "p", "main", card) == 0
             finally:
@@ -76,7 +76,7 @@ def test_a_process_of_the_host_is_seen_and_a_container_is_none() -> None:
     [
         (False, "ReplicaSet", False),
         (True, "ReplicaSet", True),
-        (True, "", False),  # nobody would make it anew
+        (True, "", False),  # no controller would recreate the pod
         (True, "Node", False),  # a static pod
     ],
 )
@@ -108,14 +108,14 @@ def test_a_container_that_keeps_out_of_its_ledger_is_told_and_evicted_where_that
             world.consequences,
             evict=evict,
             look=lambda: [Observed(A, 1234, 900 * MIB)],
-            who=lambda _: Process("thief", Identity(7, 1, 1), uid),  # its cgroup tells the pod
+            who=lambda _: Process("thief", Identity(7, 1, 1), uid),  # its cgroup names the pod
             strangers=dict,
         )
 
         def look_for_a_while() -> None:
             for _ in range(TURNS):
                 watch.once({entry: ((GpuSlice(A, 1000),), usage)}, lambda _: None)
-            world.consequences._worker.submit(lambda: None).result(timeout=60)  # all that was asked is done
+            world.consequences._worker.submit(lambda: None).result(timeout=60)  # all earlier calls are done
 
         for _ in range(2):
             look_for_a_while()

@@ -29,7 +29,7 @@ Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Hook:
-    """A webhook whose answers a test decides; it keeps the requests."""
+    """A webhook whose answers a test defines; it stores the requests."""
 
     def __init__(self, folder: Path) -> None:
         self.ca = trustme.CA()
@@ -142,7 +142,7 @@ def test_invalid_after_the_webhook_is_refused(world: World, hook: Hook) -> None:
 
 
 def test_requests_without_limits_reach_the_webhook(world: World, hook: Hook) -> None:
-    """The real server validates after mutation, so that a webhook can repair what it would refuse."""
+    """The real server validates after mutation, so that a webhook can repair an object that validation would refuse."""
     hook.answer = patching({"op": "add", "path": "/spec/containers/0/resources/limits",
                             "value": {"nvidia.com/gpu": "1"}})  # fmt: skip
     world.send("POST", MUTATING, hook.configuration())

@@ -65,7 +65,7 @@ def bundle(client: KubeClient) -> str:
 
 
 def create(client: KubeClient, name: str, labels: dict[str, str] | None = None) -> dict[str, Any] | None:
-    """The pod as the API server keeps it; None while the webhook cannot be called."""
+    """The pod as the API server stores it; None while the webhook cannot be called."""
     container = {"name": "main", "image": "x", "resources": {"limits": {names.RESOURCE_GPU: "1"}}}
     body = {"metadata": {"name": name, "labels": labels or {}}, "spec": {"containers": [container]}}
     try:

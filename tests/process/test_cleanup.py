@@ -1,4 +1,4 @@
-"""`helm uninstall`: what the agents published is taken off their nodes, and only that."""
+"""`helm uninstall`: removes from the nodes what the agents published, and nothing else."""
 
 import subprocess
 import sys

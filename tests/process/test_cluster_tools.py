@@ -1,4 +1,4 @@
-"""What a cluster run leaves behind when it is killed: nothing in the cache that counts, nothing on the machine."""
+"""What a killed cluster run leaves behind: no incomplete entry in the cache, nothing on the machine."""
 
 import fcntl
 import os
@@ -264,7 +264,7 @@ def test_a_check_ends_with_the_time_of_the_run(tmp_path: Path, capsys: pytest.Ca
 
 
 def running(marker: str) -> bool:
-    """A sleep of so many seconds runs anywhere on the machine."""
+    """Whether a sleep of this many seconds runs anywhere on the machine."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if (folder / "cmdline").read_bytes() == f"sleep\0{marker}\0".encode():

@@ -34,7 +34,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 def part(cluster: LocalCluster, component: str, *, ready: bool = True) -> None:
-    """The pod that a part has in a cluster; here the part is a process."""
+    """The pod of a part in a cluster; here the part is a process."""
     labels = {
         "app.kubernetes.io/part-of": "vgpu",
         "app.kubernetes.io/component": component,

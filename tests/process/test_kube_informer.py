@@ -20,7 +20,7 @@ from vgpu.standin.services import wait_for
 
 
 class Follower:
-    """An informer and what it told."""
+    """An informer and its reports."""
 
     def __init__(self, world: World, *, replace: bool = False, **params: str) -> None:
         self.told: list[tuple[str, str]] = []
@@ -109,7 +109,7 @@ def test_what_happened_while_the_server_was_away_is_told(world: World, follow: F
 
 
 def lose_history(world: World) -> None:
-    """A restart after which the changes made in between are forgotten."""
+    """A restart after which changes made in between are forgotten."""
     world.server.stop()
     store = world.server.store
     with store.lock:
@@ -184,7 +184,7 @@ def test_a_list_that_breaks_off_is_none(world: World, monkeypatch: pytest.Monkey
 
 
 class Half:
-    """Passes on what comes until it is `shut`; then it swallows everything and keeps the connections open."""
+    """Passes bytes on until it is `shut`; then it swallows everything and keeps the connections open."""
 
     def __init__(self, port: int) -> None:
         self.shut = threading.Event()
@@ -237,7 +237,7 @@ def test_a_connection_that_is_open_on_this_side_only_is_left(
 
 
 def test_no_list_and_no_watch_is_answered_by_etcd(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`resourceVersion` is there in each, and there is no `limit`, which a cache does not serve without one."""
+    """Each has a `resourceVersion` and no `limit`, because a cache does not answer a `limit` without a version."""
     asked: list[dict[str, str]] = []
     stream = world.client.stream
 
@@ -261,7 +261,7 @@ def test_no_list_and_no_watch_is_answered_by_etcd(world: World, monkeypatch: pyt
 
 
 def test_a_server_that_has_gone_back_in_time_is_listed_as_it_is(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A database restored from a copy: versions that are known here are not there yet."""
+    """A database restored from a copy: versions that the informer knows do not exist yet."""
     monkeypatch.setattr("vgpu.kube.informer.SPREAD_SECONDS", 0.01)
     world.create(pod("a"))
     world.create(pod("b"))
@@ -285,7 +285,7 @@ def test_waits_for_a_server_that_is_not_there_yet(world: World, follow: Follower
 
 @pytest.mark.parametrize("replace", [True, False])
 def test_a_version_is_reached_once_its_objects_were_told(world: World, replace: bool) -> None:
-    """Who waits for a version relies on what its listener then knows."""
+    """A caller that waits for a version relies on what its listener then knows."""
     early: list[tuple[str, str]] = []
 
     def told(_change: str, item: Pod) -> None:

@@ -1,4 +1,4 @@
-"""Whom the kubelet starts anew: a kube-scheduler that is ill, or that leads while nobody answers its calls."""
+"""Which kube-scheduler the kubelet restarts: one that is ill, or one that leads while its calls get no answers."""
 
 import socket
 import ssl
@@ -22,7 +22,7 @@ ELSEWHERE = "another-pod_uuid 5"
 
 
 class KubeScheduler:
-    """Its /healthz, over TLS with a certificate that nobody trusts."""
+    """Its /healthz, over TLS with a certificate that no client trusts."""
 
     def __init__(self, folder: Path) -> None:
         self.status = "200 OK"
@@ -55,7 +55,7 @@ def kube_scheduler(tmp_path: Path) -> Iterator[KubeScheduler]:
         (False, HERE, "kube-scheduler leads, but the vgpu scheduler in its pod has not read the cluster yet"),
         (False, ELSEWHERE, ""),
         (False, "", ""),
-        (False, None, ""),  # the API server is away: nobody could do better
+        (False, None, ""),  # the API server is away: no other replica could do better
     ],
 )
 def test_who_leads_without_an_extender_makes_room(

@@ -96,7 +96,7 @@ def add_node(world: World, name: str, *, memory: int = 100_000) -> None:
 
 
 def wait_seen(world: World, extender: Extender) -> None:
-    """Until the stand-in knows all nodes as they are: it would judge a pod by the first one alone."""
+    """Waits until the stand-in knows all nodes: otherwise it would judge a pod by the first node alone."""
     newest = max(int(one["metadata"]["resourceVersion"]) for one in world.get("/api/v1/nodes")["items"])
     wait_for("the nodes", lambda: int(extender.scheduler.nodes_version or 0) >= newest, SECONDS)
 
@@ -192,7 +192,7 @@ def test_pods_without_cards_do_not_need_the_extender(world: World, extender: Ext
     add_node(world, "node-a")
     world.create(pod("a", schedulerName=SCHEDULER))
     wait_node(world, "a")
-    world.create(pod("b"))  # of another scheduler
+    world.create(pod("b"))  # a pod of another scheduler
     world.create(card_pod("c"))
     wait_node(world, "c")
     assert world.pod("b")["spec"].get("nodeName") is None
@@ -223,7 +223,7 @@ def test_unready_and_cordoned_nodes_are_left_out(world: World, extender: Extende
 
 
 def test_many_pods_bind_beside_each_other(world: World, extender: Extender) -> None:
-    """A bind that waits, as that of a group does, holds nobody else up."""
+    """A bind that waits, such as that of a group, does not delay other binds."""
     add_node(world, "node-a")
     together = threading.Barrier(4)
 

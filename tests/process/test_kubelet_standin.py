@@ -1,4 +1,4 @@
-"""The kubelet stand-in: protocol order with a plugin in a process of its own, life of pods, restarts, kill -9."""
+"""The kubelet stand-in: protocol order with a plugin in a separate process, life of pods, restarts, kill -9."""
 
 import json
 import os
@@ -62,7 +62,7 @@ class Machine(World):
         super().close()
 
     def calls(self, *but: str) -> list[tuple[str, list[str]]]:
-        """(method, ids) of the plugin's calls, without those named."""
+        """(method, ids) of the plugin's calls, without the methods in `but`."""
         path = self.control / "calls"
         lines = path.read_text().splitlines() if path.exists() else []
         found = [json.loads(line) for line in lines]
@@ -164,7 +164,7 @@ def test_init_containers_share_their_ids_with_the_app(plugged: Machine) -> None:
     plugged.run(pod("a", limits={CARD: 1}, main=shell("echo $IDS"), initContainers=first, restartPolicy="Never"))
     plugged.wait_phase("a", "Succeeded")
     ids = {name: plugged.log("a", name).strip() for name in ("first", "side", "second", "main")}
-    # The sidecar takes what the first one leaves, and keeps it.
+    # The sidecar takes the ids that the first container leaves, and keeps them.
     assert ids["first"] == ids["side"]
     assert ids["second"] == ids["main"]
     assert ids["first"] != ids["main"]
@@ -309,7 +309,7 @@ def test_kubelet_restart_wipes_sockets_and_keeps_containers(plugged: Machine) ->
 
 
 def test_restart_admits_running_pods_again(plugged: Machine) -> None:
-    """A published capacity that is lowered below what a running pod holds kills it when the kubelet restarts."""
+    """If the published capacity falls below what a running pod holds, a restart of the kubelet kills the pod."""
     writes.patch_node_capacity(plugged.client, NODE, {"vgpu.io/memory": "5000", "vgpu.io/cores": "100"})
 
     def allocatable() -> Any:

@@ -1,4 +1,4 @@
-"""What keeps clients that dawdle from holding up the others: deadlines, limits, no thread before a request is whole."""
+"""Slow clients do not delay the others: deadlines, limits, and no thread before a request is complete."""
 
 import http.client
 import socket
@@ -48,7 +48,7 @@ def ask(port: int, method: str = "GET", path: str = "/a%20b?c", body: Any = None
 
 
 def said_to(port: int, *parts: bytes) -> bytes:
-    """All that is answered until the connection is closed."""
+    """All bytes of the answer until the connection is closed."""
     with socket.create_connection(("127.0.0.1", port), SECONDS) as client:
         for part in parts:
             client.sendall(part)
@@ -122,7 +122,7 @@ def test_what_is_no_request_is_answered_and_ends_the_connection(sent: bytes, sta
     ],
 )  # fmt: skip
 def test_what_could_be_read_in_two_ways_is_refused(sent: bytes, status: int, part: str) -> None:
-    """And nothing of what follows on the connection is taken for a request."""
+    """Nothing that follows on the connection is read as a request."""
     asked: list[str] = []
 
     def app(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
@@ -155,7 +155,10 @@ def test_an_app_that_fails_is_no_end_of_the_listener(caplog: pytest.LogCaptureFi
 
 @pytest.mark.parametrize("begin", [b"", b"G", HEADER, BODY], ids=["silent", "one byte", "header", "body"])
 def test_a_request_has_to_come_as_a_whole_in_time(monkeypatch: pytest.MonkeyPatch, begin: bytes) -> None:
-    """However often a byte comes; a deadline between two bytes would be met. Who has asked for something learns why."""
+    """Even if a byte comes often: a deadline between two bytes would be met.
+
+    A client that sent a request gets the reason.
+    """
     monkeypatch.setattr(listener, "REQUEST_SECONDS", 1.0)
     found = b""
     with listening() as made, socket.create_connection(("127.0.0.1", made.port), SECONDS) as client:
@@ -181,7 +184,9 @@ def test_a_request_has_to_come_as_a_whole_in_time(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_body_of_tiny_chunks_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each chunk costs as much as many bytes. What could be read at once is read in turn with the others."""
+    """Each chunk costs as much as many bytes. Chunks that could be read at once are read in turns with
+    other clients.
+    """
     begin = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
     with listening() as made:
         assert said_to(made.port, begin, 900 * b"1\r\nx\r\n", b"0\r\n\r\n").endswith(b" 900")
@@ -206,7 +211,9 @@ def test_a_body_of_tiny_chunks_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_time_in_which_the_listener_was_behind_is_not_the_client_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with hundreds of handshakes on a busy machine. What the client has sent meanwhile was sent in time."""
+    """For example with hundreds of handshakes on a busy machine. What the client sent in that time
+    counts as in time.
+    """
     monkeypatch.setattr(listener, "REQUEST_SECONDS", 1.0)
     behind = threading.Event()
 
@@ -296,7 +303,7 @@ def test_bodies_hold_no_more_than_their_bytes_together(monkeypatch: pytest.Monke
 
 
 ANSWER: Final = 3 * 2**20  #: bytes
-#: Of one listener whose answers are all made for their client; its port, then the memory that it takes (kB) per line
+#: A listener whose answers all exist before a client reads them; prints its port, then its memory (kB) per line
 UNREAD = """
 import sys
 from vgpu.listener import Listener
@@ -359,7 +366,7 @@ def test_an_answer_that_is_larger_than_all_may_hold_is_taken_whole(monkeypatch: 
         for name in ("/a", "/bc"):
             status, text = ask(made.port, path=name)
             assert (status, text) == (200, name * 1_000_000)
-        idle = socket.create_connection(("127.0.0.1", made.port), SECONDS)  # asks nothing, so it is not to blame
+        idle = socket.create_connection(("127.0.0.1", made.port), SECONDS)  # it sends no request, so it is not to blame
         with socket.create_connection(("127.0.0.1", made.port), SECONDS) as silent:
             silent.sendall(b"GET /not-taken HTTP/1.1\r\nHost: x\r\n\r\n")
             assert silent.recv(1)

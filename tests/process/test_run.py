@@ -13,7 +13,7 @@ import pytest
 from run_machine import PROBE, ROOT, Machine, end
 
 MIB = 1 << 20
-T4 = 14912  #: MiB that programs can have of its 15360
+T4 = 14912  #: MiB that programs can have of the card's 15360
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_the_environment_of_the_command(machine: Machine) -> None:
     assert found["VGPU_SIM_DIR"] == str(machine.simulator)
 
 
-#: Which card a program gets that counts as many do: CUDA's first device, and NVML's of the number in the variable.
+#: Prints which card a typical program gets: CUDA's first device, and NVML's device of the number in the variable.
 COUNT = """
 import ctypes, os, pynvml
 from vgpu.probe import Cuda, uuid_of
@@ -170,7 +170,7 @@ for at, device in enumerate(cuda.devices()):
 @pytest.mark.parametrize("cards", [1, 2])
 def test_cuda_nvml_and_the_labels_count_cards_alike(machine: Machine, busy: int, cards: int) -> None:
     uuids = [card["uuid"] for card in machine.probe("--gpus", "2")["cards"]]
-    machine.hold("--gpumem", "3000", "--use-gpuuuid", uuids[busy])  # so that spread takes the other one first
+    machine.hold("--gpumem", "3000", "--use-gpuuuid", uuids[busy])  # so that spread takes the other card first
     done = machine.run("--gpus", str(cards), "--gpumem", "2000", command=(sys.executable, "-c", COUNT))
     expected = uuids if cards == 2 else [uuids[1 - busy]]
     assert done.stdout.splitlines() == [f"{uuid} {uuid} {2000 * MIB} 2000m" for uuid in expected], done.stderr
@@ -337,7 +337,7 @@ def test_defaults_come_from_the_configuration(machine: Machine, tmp_path: Path) 
     assert first["uuid"] == second["uuid"]
 
 
-#: What a loop of fills and one of copies within the card did for a second: launches, whether it was held up
+#: Prints what a loop of fills and a loop of copies within the card did in a second: launches, and whether they waited
 FILLS_AND_COPIES = """
 import os, time
 from ctypes import byref, c_size_t, c_uint64

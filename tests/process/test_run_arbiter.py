@@ -1,4 +1,4 @@
-"""`vgpu run` and the time of idle neighbours: the arbiter in the background, its end, and what holds without it."""
+"""`vgpu run` and the time of idle neighbours: the arbiter in the background, its end, and the limits without it."""
 
 import os
 import signal
@@ -66,7 +66,7 @@ def test_idle_time_is_used_while_the_arbiter_lives(machine: Machine) -> None:
     assert len(arbiters(machine)) == 1
     os.kill(arbiters(machine)[0], signal.SIGKILL)
     eventually("back to the fixed share", lambda: share(machine) < 35)
-    machine.run("--gpumem", "1000", command=("true",))  # a neighbour of one with a share
+    machine.run("--gpumem", "1000", command=("true",))  # next to a neighbour with a share
     eventually("another arbiter", lambda: share(machine) > 50)
     machine.stop()
     eventually("its end with the last slice", lambda: not arbiters(machine))

@@ -1,4 +1,4 @@
-"""Commands of `vgpu run` whose state is lost, or is another one than that at hand: what they were given is theirs."""
+"""Commands of `vgpu run` whose state is lost, or is another state than the current one: they keep their slices."""
 
 import errno
 import json
@@ -17,7 +17,7 @@ WHOLE = "14912"  #: MiB of a T4
 
 
 def remove(folder: Path) -> None:
-    """What runs may make files in it meanwhile."""
+    """Removes a folder in which running commands may still make files."""
     while True:
         try:
             shutil.rmtree(folder)
@@ -43,7 +43,7 @@ def refused(machine: Machine, *options: str, **environ: str) -> None:
 
 @pytest.mark.parametrize("gone", [".", "slices", "simulator"])
 def test_a_full_card_is_not_given_again_when_the_state_was_removed(machine: Machine, gone: str) -> None:
-    """By the end of a session, or by hand."""
+    """Removed at the end of a session, or by hand."""
     holder = machine.hold("--gpumem", "10000")
     remove(machine.state / gone)
     refused(machine)
@@ -56,7 +56,7 @@ def test_a_full_card_is_not_given_again_when_the_state_was_removed(machine: Mach
 
 
 def test_a_state_that_was_moved_behind_a_link_counts_once(machine: Machine) -> None:
-    """To a larger disk: what runs knows it by its old path."""
+    """Moved to a larger disk: running commands know the state by its old path."""
     holder = machine.hold("--gpumem", "10000")
     moved = machine.state.with_name("moved")
     machine.state.rename(moved)
@@ -69,7 +69,7 @@ def test_a_state_that_was_moved_behind_a_link_counts_once(machine: Machine) -> N
 
 
 def test_a_state_that_was_copied_back_holds_what_it_held(machine: Machine) -> None:
-    """Nobody has the locks of its files: who runs in it is known by the environment."""
+    """No process has the locks of the copied files: the environment of its processes identifies the command."""
     holder = machine.hold("--gpumem", "10000")
     copy = machine.state.with_name("copy")
     shutil.copytree(machine.state, copy)
@@ -141,12 +141,13 @@ def test_what_has_neither_environment_nor_lock_is_charged_what_it_uses(machine: 
 
 
 def test_two_states_do_not_give_the_same_card_twice(machine: Machine, tmp_path: Path) -> None:
-    """Of two users where root may look, of a batch job with its own /tmp, of a version that kept it elsewhere."""
+    """States of two users where root may look, of a batch job with its own /tmp, of a version with another path."""
     holder = machine.hold("--gpumem", "10000")
     elsewhere = {"VGPU_STATE_DIR": str(tmp_path / "other"), "VGPU_SIM_DIR": str(machine.simulator)}
     refused(machine, **elsewhere)
     done = machine.vgpu("ps", "--json", **elsewhere)
-    assert json.loads(done.stdout) == []  # nothing of it is on these cards, as long as nothing of it runs there
+    # this state has nothing on these cards, as long as none of its commands runs there
+    assert json.loads(done.stdout) == []
     own = machine.run("--gpumem", "4000", command=(sys.executable, "-m", "vgpu", "ps", "--json"), **elsewhere)
     first, _ = json.loads(own.stdout)
     assert first["pid"] == holder.pid
@@ -181,7 +182,7 @@ def test_the_folder_of_a_running_command_is_locked_against_those_who_remove_what
 
 
 def test_what_a_variable_names_is_no_reason_to_wait(machine: Machine, tmp_path: Path) -> None:
-    """A variable may name anything: a pipe, at which who reads waits for ever."""
+    """A variable may name anything: even a pipe, on which a reader waits for ever."""
     folder = tmp_path / "slices" / "abcdef"
     folder.mkdir(parents=True)
     os.mkfifo(folder / "slice.json")

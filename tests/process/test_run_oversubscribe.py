@@ -15,7 +15,7 @@ from vgpu.workstation import host_memory, run
 from vgpu.workstation.slices import Claim, SliceStore
 
 MIB = 1 << 20
-T4 = 14912  #: MiB that programs can have of its 15360
+T4 = 14912  #: MiB that programs can have of the card's 15360
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def limits_of(machine: Machine) -> list[tuple[Limits, tuple[int, ...]]]:
     """Limits and loans of all slices, those with most memory first."""
     found = []
     for path in (machine.state / "slices").iterdir():
-        with suppress(FileNotFoundError), Region.open(path) as region:  # one that has ended is swept meanwhile
+        with suppress(FileNotFoundError), Region.open(path) as region:  # a slice that has ended is removed meanwhile
             found.append((region.limits(), tuple(card.lent for card in region.usage().cards)))
     return sorted(found, key=lambda one: -(one[0].cards[0].memory or 0))
 

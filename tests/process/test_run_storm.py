@@ -1,4 +1,4 @@
-"""kill -9 of runners, waiters, commands and what they leave behind: no slice is given twice, none stays behind."""
+"""kill -9 of runners, waiters, commands and their children: no slice is given twice, no slice stays behind."""
 
 import os
 import random
@@ -30,7 +30,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 def carriers(machine: Machine) -> dict[int, str]:
-    """Living processes in slices, by /proc alone: pid → directory of the slice."""
+    """Living processes in slices, from /proc alone: pid → directory of the slice."""
     found = {}
     for entry in Path("/proc").iterdir():
         try:
@@ -47,7 +47,7 @@ def carriers(machine: Machine) -> dict[int, str]:
 @pytest.mark.timeout(300)
 def test_nothing_is_given_twice_and_nothing_stays(machine: Machine) -> None:
     chance = random.Random(20)
-    # A shell with a child that holds the memory: killing the one leaves the other.
+    # A shell with a child that holds the memory: a kill of one leaves the other.
     probe = " ".join([*PROBE, "--fill", "--hold", "1.5"])
     command = ("sh", "-c", f"{probe} & {probe.replace('--fill', '')} & wait")
     started = 0
@@ -106,7 +106,7 @@ def test_a_runner_that_is_killed_before_its_command_starts_leaves_nothing(machin
 
 
 def test_a_child_that_overwrote_its_environment_is_known_by_its_place_in_the_region(machine: Machine) -> None:
-    """Workers of common servers do that (setproctitle)."""
+    """Workers of common servers do this (setproctitle)."""
     child = (
         "import ctypes, sys\n"
         "cuda, context, pointer = ctypes.CDLL('libcuda.so.1'), ctypes.c_void_p(), ctypes.c_uint64()\n"
@@ -119,7 +119,7 @@ def test_a_child_that_overwrote_its_environment_is_known_by_its_place_in_the_reg
         "print('ready', flush=True)\n"
         "sys.stdin.read()"
     )
-    # The child inherits the runner's stdin, whose end tells it to end.
+    # The child inherits the runner's stdin; when the pipe ends, the child ends.
     script = (
         "import os, subprocess, sys\n"
         f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)\n"

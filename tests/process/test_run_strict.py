@@ -15,7 +15,8 @@ from run_machine import DEADLINE, PROBE, ROOT, Machine
 from vgpu.native import paths
 
 MIB = 1 << 20
-AS_ANOTHER = ("unshare", "--user", "--map-user=1234", "--map-group=1234")  #: than root, for whom more is allowed
+#: a user other than root, because root may do more
+AS_ANOTHER = ("unshare", "--user", "--map-user=1234", "--map-group=1234")
 
 
 def allowed(*command: str) -> bool:
@@ -49,7 +50,7 @@ def strict(
 
 
 def bare(machine: Machine) -> tuple[str, ...]:
-    """The probe without any environment but what leads it to the simulated driver."""
+    """The probe with only the environment that it needs to find the simulated driver."""
     needed = (f"LD_LIBRARY_PATH={paths.simulator()}", f"VGPU_SIM_DIR={machine.simulator}", f"PYTHONPATH={ROOT}")
     return ("env", "-i", *needed, *PROBE, "--fill", "--over")
 
@@ -59,7 +60,7 @@ def limited(done: subprocess.CompletedProcess[str]) -> None:
     mine, *others = [card for card in cards if card["device_total"]]
     assert (mine["cuda_total"], mine["fill"]) == (3000 * MIB, "CUDA_SUCCESS"), done.stderr
     assert mine["over"] == "CUDA_ERROR_OUT_OF_MEMORY"
-    assert not others  # without the variable it sees the other card, and gets nothing of it
+    assert not others  # without the variable, the program sees the other card, and gets no memory of it
 
 
 @pytest.mark.parametrize("by", [(), AS_ANOTHER], ids=["root", "another"])
@@ -78,7 +79,7 @@ def test_a_program_that_drops_the_library_s_variables_keeps_to_its_limits(
 
 
 def test_without_strict_it_has_the_whole_card(machine: Machine) -> None:
-    """What the option is for."""
+    """Shows what the option is for."""
     done = machine.run("--gpumem", "3000", command=bare(machine))
     assert json.loads(done.stdout)["cards"][0]["cuda_total"] > 14000 * MIB
     assert "; --strict limits it" in done.stderr
@@ -126,7 +127,7 @@ def test_where_the_kernel_forbids_it_the_command_does_not_start(machine: Machine
 
 @pytest.mark.parametrize("by", [(), AS_ANOTHER], ids=["root", "another"])
 def test_the_region_leads_nowhere_else(machine: Machine, by: tuple[str, ...]) -> None:
-    """A command that removes its region with all below must not reach the machine's own /etc through it."""
+    """A command that removes its region recursively must not reach the machine's own /etc through it."""
     mounts = strict(machine, "cat", "/proc/self/mountinfo", by=by).stdout.splitlines()
     places = [line.split()[4] for line in mounts]
     assert "/etc/vgpu-slice" in places

@@ -1,4 +1,4 @@
-"""`vgpu run --wait`: order, time-outs, and what waiters are told."""
+"""`vgpu run --wait`: order, time-outs, and what waiting commands print."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ def test_a_waiter_starts_when_there_is_room(machine: Machine) -> None:
     second = machine.start("--gpumem", "10000", "--wait", command=("echo", "served"))
     eventually("a ticket", machine.waiting)
     assert second.stderr is not None
-    said = second.stderr.readline()  # the first one's end must not come before it has looked
+    said = second.stderr.readline()  # the first command must not end before this one has looked
     assert said == "vgpu run: waiting for a slice, next in the queue: 0 of 1 cards have 10000 MiB free, 1 needed\n"
     assert second.poll() is None
     end(first)
@@ -38,7 +38,7 @@ def test_a_waiter_is_not_passed_by_those_who_come_later(machine: Machine, tmp_pa
         script = f"echo {number} >> {order}"
         waiters.append(machine.start("--gpumem", memory, "--wait", command=("sh", "-c", script)))
         eventually("a ticket", lambda number=number: machine.waiting() == number + 1)
-    # There is room for 100 MiB, but a request for 14850 was here before, and takes the whole card.
+    # There is room for 100 MiB, but an earlier request for 14850 takes the whole card.
     refused = machine.run("--gpumem", "100", command=("true",))
     assert refused.returncode == os.EX_TEMPFAIL
     assert "3 earlier requests wait for these cards" in refused.stderr

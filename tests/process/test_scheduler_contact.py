@@ -1,4 +1,4 @@
-"""The scheduler's connections to agents: a kill shows at once, and nothing but what is certain holds pods back."""
+"""The scheduler's connections to agents: a kill shows at once, and only certain facts hold pods back."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ from vgpu.kube.client import MERGE_PATCH
 from vgpu.standin.services import free_port, wait_for
 
 AGENTS = ("kube-system", "app=agent")
-#: address, port, path that it knows, file with what it says, seconds after which it closes an idle connection
+#: address, port, path that it serves, file with its answer, seconds after which it closes an idle connection
 PROGRAM = """
 import sys, time
 from pathlib import Path
@@ -53,7 +53,7 @@ class Agent:
         return self
 
     def say(self, said: str) -> None:
-        """Why it cannot serve; empty: it serves."""
+        """Sets why the agent cannot serve; empty: it serves."""
         aside = self._said.with_suffix(".new")
         aside.write_text(said)
         aside.replace(self._said)
@@ -72,7 +72,7 @@ class Agent:
 
 
 class Cluster:
-    """Nodes a, b, … with an agent each that the kubelet calls ready and that says that it serves, whatever happens."""
+    """Nodes a, b, … with an agent each that the kubelet calls ready and that always says that it serves."""
 
     def __init__(self, world: World, folder: Path) -> None:
         self.world, self.folder, self.port = world, folder, free_port()
@@ -80,7 +80,7 @@ class Cluster:
         self.scheduler = Scheduler(world, folder, agents=AGENTS, agent_port=self.port)
 
     def agent(self, node: str, *, pod: str | None = None) -> Agent:
-        """Its node and its pod; to be started."""
+        """Makes an agent with its node and its pod; the test starts the agent."""
         add_node(self.world, node)
         self.agents.append(Agent(self.folder, f"127.0.1.{len(self.agents) + 1}", self.port))
         self.run_pod(node, pod or f"agent-{node}", self.agents[-1].address)
@@ -99,7 +99,7 @@ class Cluster:
         return self.scheduler.state.away(node)
 
     def reached(self, *agents: Agent) -> None:
-        """The scheduler is connected to these, and has heard them."""
+        """Waits until the scheduler is connected to these agents and has their answers."""
         lines = self.scheduler.feed._agents._contact._lines
         wanted = {agent.address for agent in agents}
         wait_for(
@@ -109,7 +109,7 @@ class Cluster:
         )
 
     def wait_away(self, node: str, part: str) -> None:
-        """Until this is part of why the node takes no pods; empty: until it takes some."""
+        """Waits until the reason why the node accepts no pods contains `part`; empty: until it accepts pods."""
         wait_for(f"{node} away: {part!r}", lambda: part in (self.away(node) if part else [self.away(node)]), SECONDS)
 
     def binds(self, name: str, node: str) -> str:
@@ -129,7 +129,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def test_a_kill_shows_at_once_and_the_next_agent_says_when_it_serves(cluster: Cluster) -> None:
-    """The kubelet calls the container ready all the time: it has not seen anything yet."""
+    """The kubelet calls the container ready all the time: it has not noticed the kill yet."""
     one, two = cluster.agent("node-a").start(), cluster.agent("node-b").start()
     cluster.scheduler.start()
     cluster.reached(one, two)
@@ -150,7 +150,7 @@ def test_a_kill_shows_at_once_and_the_next_agent_says_when_it_serves(cluster: Cl
 
 
 def test_one_that_was_never_reached_is_taken_for_served(cluster: Cluster) -> None:
-    """Rules of a network refuse, too: of a port that never answered nothing is known."""
+    """Rules of a network refuse connections, too: nothing is known about a port that never answered."""
     cluster.agent("node-a")
     cluster.scheduler.start()
     wait_for("tried", lambda: cluster.scheduler.feed._agents._contact._lines, SECONDS)
@@ -159,7 +159,7 @@ def test_one_that_was_never_reached_is_taken_for_served(cluster: Cluster) -> Non
 
 
 def test_who_refuses_for_long_is_believed_no_more(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kubelet still calls the container ready: something between refuses."""
+    """The kubelet still calls the container ready: something on the way refuses the connection."""
     monkeypatch.setattr(contact, "CERTAIN_SECONDS", 0.5)
     agent = cluster.agent("node-a").start()
     cluster.scheduler.start()
@@ -175,7 +175,7 @@ def test_who_refuses_for_long_is_believed_no_more(cluster: Cluster, monkeypatch:
 
 
 def test_a_slow_agent_is_no_dead_one(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stands still while it is asked; what it said last counts for a while, and then nothing of it."""
+    """The agent stands still when it is asked; its last answer counts for a while, then it does not count any more."""
     monkeypatch.setattr(contact, "ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(contact, "ASK_SECONDS", 0.1)
     monkeypatch.setattr(contact, "CERTAIN_SECONDS", 1.0)
@@ -264,7 +264,7 @@ def test_agents_come_and_go_and_only_those_of_cards_are_connected(cluster: Clust
     "answer", [b"", b"SSH-2.0-OpenSSH_9\r\n", b"HTTP/1.1 503 no\r\nContent-Length: 99999\r\n\r\nnot yet"]
 )
 def test_something_else_at_that_port_says_nothing(cluster: Cluster, answer: bytes) -> None:
-    """A proxy that takes every connection and closes it, another service, an answer that ends too early."""
+    """A proxy that accepts every connection and closes it, another service, an answer that ends too early."""
     agent = cluster.agent("node-a")
     taken: list[int] = []
     with socket.create_server((agent.address, agent.port)) as server:
@@ -293,7 +293,7 @@ def test_something_else_at_that_port_says_nothing(cluster: Cluster, answer: byte
 
 
 def test_an_agent_that_says_that_it_serves_is_asked_at_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """kube-scheduler reads it at that moment, and tries again what had no place: once."""
+    """kube-scheduler reads the answer at that moment, and tries waiting pods again: once."""
     monkeypatch.setattr(contact, "SOON_SECONDS", 3600.0)
     monkeypatch.setattr(contact, "CERTAIN_SECONDS", 3600.0)
     agent = cluster.agent("node-a").start("not yet")

@@ -1,4 +1,4 @@
-"""What the scheduler watches: pods of former names, agents that leave or die; and how it asks the API server."""
+"""What the scheduler watches: pods of earlier names, agents that leave or die; and how it queries the API server."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -47,7 +47,7 @@ def start(world: World, tmp_path: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def renamed(world: World, start: Any) -> Scheduler:
-    """A scheduler that was called otherwise when it filled the only card."""
+    """A scheduler that had another name when it filled the only card."""
     add_node(world, "node-a", cards=1)
     before = start(name="vgpu-old")
     item = world.create(gpu_pod("old", 6000, scheduler="vgpu-old"))
@@ -71,7 +71,7 @@ def test_what_was_placed_under_another_name_is_counted(world: World, renamed: Sc
 
 
 def test_what_is_placed_under_another_name_meanwhile_is_counted(world: World, start: Any) -> None:
-    """A replica of before the upgrade still binds."""
+    """A replica from before the upgrade still binds."""
     add_node(world, "node-a", cards=1)
     old, new = start(name="vgpu-old"), start(name="vgpu-new")
     item = world.create(gpu_pod("old", 6000, scheduler="vgpu-old"))
@@ -112,7 +112,7 @@ def test_a_pod_that_only_loses_its_label_stays_counted(
 
 
 def agent_pod(world: World, node: str = "node-a", *, name: str = "agent") -> str:
-    """Path of a new agent's pod, of which the kubelet has told nothing yet."""
+    """Path of a new agent's pod, about which the kubelet has reported nothing yet."""
     manifest = {
         "metadata": {"name": name, "namespace": AGENTS[0], "labels": {"app": "agent"}},
         "spec": {"nodeName": node, "containers": [{"name": "device-plugin", "image": "none"}]},
@@ -122,7 +122,7 @@ def agent_pod(world: World, node: str = "node-a", *, name: str = "agent") -> str
 
 
 def report(world: World, path: str, *, started: datetime | None, ready: bool = False) -> None:
-    """What the kubelet writes; `started` None: the container has ended."""
+    """Writes what the kubelet writes; `started` None: the container has ended."""
     state = {"running": {"startedAt": started.strftime("%Y-%m-%dT%H:%M:%SZ")}} if started else {"terminated": {}}
     status = {"containerStatuses": [{"name": "device-plugin", "ready": ready, "state": state}]}
     world.send("PATCH", f"{path}/status", {"status": status}, content_type=MERGE_PATCH)
@@ -133,7 +133,7 @@ def say(world: World, mark: str | None) -> None:
 
 
 def told(scheduler: Scheduler, item: Any) -> str:
-    """Why the node takes no pods; "" when it does."""
+    """Why the node accepts no pods; "" when it accepts them."""
     why: str = scheduler.filter(item, "node-a")["FailedAndUnresolvableNodes"].get("node-a", "")
     return why
 
@@ -212,7 +212,7 @@ def test_an_agent_that_was_killed_is_missed_until_the_next_one_serves(world: Wor
 def test_where_its_times_say_nothing_the_kubelet_says_whether_it_serves(
     world: World, start: Any, mark: str | None
 ) -> None:
-    """An agent of before the annotation; a clock that was set back; a hand that wrote it."""
+    """An agent from before the annotation; a clock that was set back; an annotation written by hand."""
     add_node(world, "node-a")
     scheduler = start(agents=AGENTS)
     item = world.create(gpu_pod("p"))
@@ -243,7 +243,9 @@ def watched(client: KubeClient, monkeypatch: pytest.MonkeyPatch) -> list[tuple[s
 def test_lists_are_answered_from_the_cache_of_the_api_server(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But when the leader changes: one object of each kind tells the newest version, and who is late reads all."""
+    """Except when the leader changes: a list of one object of each kind gives the newest version, and late informers
+    list all.
+    """
     monkeypatch.setattr("scheduler.feed.CATCH_UP_SECONDS", 0.05)
     monkeypatch.setattr("scheduler.feed.SECOND_LOOK", 0.01)
     add_node(world, "node-a")

@@ -1,4 +1,4 @@
-"""Two replicas: the one that begins to lead knows what the other one has bound, however late its watches are."""
+"""Two replicas: a replica that begins to lead knows what the other one has bound, even if its watches are late."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
 
 
 class LateClient(KubeClient):
-    """Its watches tell nothing until `told` is set."""
+    """A client whose watches deliver nothing until `told` is set."""
 
     told = threading.Event()
 
@@ -74,7 +74,7 @@ def test_the_new_leader_gives_no_slice_twice(world: World, replicas: tuple[Sched
 
 
 def test_who_does_not_lead_places_nothing(world: World, replicas: tuple[Scheduler, Scheduler]) -> None:
-    """A replica that was frozen, and goes on with a call from when it led."""
+    """A replica that was frozen goes on with a call from the time when it led."""
     first, second = replicas
     item = world.create(gpu_pod("one"))
     args = {"Pod": item, "NodeNames": ["n1"]}
@@ -94,7 +94,7 @@ def test_who_does_not_lead_places_nothing(world: World, replicas: tuple[Schedule
 def test_a_bind_that_was_held_up_looks_again_who_leads(
     world: World, replicas: tuple[Scheduler, Scheduler], monkeypatch: pytest.MonkeyPatch, back: bool
 ) -> None:
-    """Between the choice of the cards and the Binding another replica has led and bound, and may lead still."""
+    """Between the choice of the cards and the Binding, another replica has led and bound, and may still lead."""
     first, second = replicas
     one, two = (world.create(gpu_pod(name, memory=6000)) for name in ("one", "two"))
     choose = first.binder._choose

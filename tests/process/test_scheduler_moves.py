@@ -1,4 +1,4 @@
-"""Records that follow the ids of the kubelet: moved by the scheduler beside its binds, whatever becomes of answers."""
+"""Records that follow the ids of the kubelet: the scheduler moves them next to its binds, even if answers are lost."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ def scheduler(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def run(scheduler: Scheduler) -> Iterator[Callable[..., Moves]]:
-    """Starts what moves records."""
+    """Starts the thread that moves records."""
     running = []
 
     def start(leads: Callable[[], bool] = lambda: True) -> Moves:
@@ -66,7 +66,7 @@ def bound(world: World, scheduler: Scheduler, name: str, memory: int, card: int)
 
 
 def ask(world: World, scheduler: Scheduler, name: str, card: int) -> None:
-    """What the agent does: the pod was given this card."""
+    """Does what the agent does: asks for a move, because the pod was given this card."""
     pod = world.pod(name)
     (piece,) = allocation.decode(pod["metadata"]["annotations"][names.ALLOCATION]).containers["main"]
     there = GpuSlice(CARDS[card], piece.mem, piece.cores)
@@ -230,7 +230,7 @@ def test_a_list_that_was_asked_for_before_a_pod_was_confirmed_does_not_drop_it(s
     holding = holding_of(one_pod("1000", CARDS[0]))
     assert holding is not None
     scheduler.feed._pods_asked()
-    scheduler.state.hold("u", holding)  # as a bind does that reads how it ended
+    scheduler.state.hold("u", holding)  # as a bind does that later learns how it ended
     scheduler.feed._pods_listed([])
     assert scheduler.state.holding("u") == holding
     scheduler.feed._pods_asked()

@@ -1,4 +1,4 @@
-"""`python -m scheduler` as a process: starts without an API server, serves, ends on SIGTERM, tells what is wrong."""
+"""`python -m scheduler` as a process: starts without an API server, serves, ends on SIGTERM, reports errors."""
 
 import os
 import signal

@@ -119,7 +119,8 @@ def test_cards_of_finished_pods_are_free_at_once_those_of_terminating_pods_when_
     uid = world.pod("leaving")["metadata"]["uid"]
     writes.delete_pod(world.client, "default", "leaving", uid, grace_seconds=30)
     assert world.pod("leaving")["metadata"]["deletionTimestamp"]
-    marker = world.create(gpu_pod("marker", 1))  # the watch tells in order: once this is known, so is the deletion
+    # the watch reports in order: once this pod is known, the deletion is known, too
+    marker = world.create(gpu_pod("marker", 1))
     assert scheduler.bind(marker, "node-a") == ""
     wait_for("the marker is confirmed", lambda: settled(scheduler, marker["metadata"]["uid"]), SECONDS)
     assert scheduler.state.slices() == 2
@@ -223,7 +224,7 @@ def test_a_bind_without_an_answer_is_settled_by_reading_the_pod(
         patched.setattr(writes, "bind", lost)
         error = scheduler.bind(item, "node-a")
     assert error == ("" if arrives else "POST: the answer was lost")
-    # Where it did not arrive it might still: another pod does not get the card, this one may try again.
+    # A bind without an answer may still arrive: another pod does not get the card, this one may try again.
     other = world.create(gpu_pod("q", 8000))
     assert "no room" in scheduler.bind(other, "node-a")
     if not arrives:
@@ -291,7 +292,7 @@ def test_an_event_from_before_the_bind_does_not_undo_it(
         conditions = {"status": {"conditions": [{"type": "PodScheduled", "status": "False"}]}}
         world.send("PATCH", "/api/v1/namespaces/default/pods/p/status", conditions, content_type=MERGE_PATCH)
         assert scheduler.bind(marker, "node-a") == ""
-        # The watch tells in order: with the marker the change of the pod has arrived, too.
+        # The watch reports in order: with the marker, the change of the pod has arrived, too.
         wait_for("the marker is confirmed", lambda: settled(scheduler, marker["metadata"]["uid"]), SECONDS)
         assert scheduler.state.slices() == 2
         real(*args)

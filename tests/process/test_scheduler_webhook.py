@@ -61,7 +61,7 @@ class Webhook:
             self.listener.stop()
 
     def call(self, world: World, method: str, path: str, body: bytes = b"") -> tuple[int, str]:
-        """As the API server does it: trusting caBundle and nothing else."""
+        """Calls the webhook as the API server does: trusts only caBundle."""
         bundle = base64.b64decode(world.get(f"{HOOKS}/vgpu")["webhooks"][0]["clientConfig"]["caBundle"]).decode()
         context = ssl.create_default_context(cadata=bundle)
         with urllib3.HTTPSConnectionPool(
@@ -71,9 +71,9 @@ class Webhook:
         return answer.status, answer.data.decode()
 
     def serial(self) -> int:
-        """Of the certificate that is served now."""
+        """Serial number of the certificate that is served now."""
         context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # to look at it, whatever it is
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only reads the certificate
         with (
             socket.create_connection(("127.0.0.1", self.port), SECONDS) as plain,
             context.wrap_socket(plain, server_hostname=HOST) as secure,
@@ -141,7 +141,7 @@ def test_a_gpu_pod_is_translated_on_its_way_into_the_cluster(world: World) -> No
 
 @pytest.mark.usefixtures("webhook")
 def test_a_sidecar_declines_what_a_limit_range_gives_it(world: World) -> None:
-    """As the API server sends it: the default is in the container, and the annotation says where it comes from."""
+    """As the API server sends it: the default is in the container, and the annotation names its source."""
     item = pod("p", limits={"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000})
     default = {"nvidia.com/gpu": "0", "nvidia.com/gpumem": "3k", "cpu": "1"}
     item["spec"]["containers"].append({"name": "log", "image": "log", "resources": {"limits": default}})
@@ -229,7 +229,7 @@ def test_silent_and_plain_clients_hold_up_nobody(world: World, webhook: Webhook)
         assert b"ok" not in plain.recv(65536)
     pool = urllib3.HTTPSConnectionPool("127.0.0.1", webhook.port, cert_reqs="CERT_NONE")
     with pytest.warns(urllib3.exceptions.InsecureRequestWarning):
-        # Shorter than the listener's own patience with the silent ones.
+        # Shorter than the listener's own time-out for silent clients.
         assert pool.request("GET", "/healthz", retries=False, timeout=5).status == 200
     for each in silent:
         each.close()
@@ -253,7 +253,7 @@ def test_replicas_that_start_at_once_agree(world: World, port: int, monkeypatch:
 
     def slow(self: Certificates, *args: Any) -> None:
         monkeypatch.setattr(Certificates, "_store", real)
-        second.start()  # overtakes the first one between its look and its write
+        second.start()  # overtakes the first replica between its look and its write
         real(self, *args)
 
     monkeypatch.setattr(Certificates, "_store", slow)

@@ -1,4 +1,4 @@
-"""500 clients that drip on every listener of both programs: probes, metrics and reviews are answered meanwhile."""
+"""500 clients that send slowly on every listener of both programs: probes, metrics and reviews are still answered."""
 
 import json
 import signal
@@ -36,8 +36,9 @@ def program(tmp_path: Path) -> Iterator[Program]:
 
 
 def asked(url: str, body: object = None) -> bool:
-    """Answered with 200. The bar is one second on an idle machine; here the crowd's deadline is what counts."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without the machine's authorities, whose reading takes long
+    """Whether the answer is 200. The bar is one second on an idle machine; here the crowd's deadline counts."""
+    # without the machine's authorities, because reading them takes long
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data)
@@ -53,7 +54,7 @@ def _ready(port: int) -> bool:
 
 
 def beside(crowds: list[Crowd], questions: dict[str, Callable[[], bool]]) -> dict[str, float]:
-    """The longest time that each question took while all clients of all crowds were there."""
+    """The longest time of each question while all clients of all crowds were connected."""
     longest = dict.fromkeys(questions, 0.0)
     with dripping(*crowds) as counts:
         until(lambda: sum(counts.begun) > 0.9 * CROWD * len(crowds))

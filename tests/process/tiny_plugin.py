@@ -89,7 +89,7 @@ class Plugin(api_pb2_grpc.DevicePluginServicer):
 
 
 def serve(directory: Path, plugin: Plugin) -> None:
-    """Serves and registers; returns when its socket or the kubelet's was removed or replaced."""
+    """Serves and registers; returns when its socket or the kubelet's socket was removed or replaced."""
     own, kubelet = directory / SOCKET, directory / "kubelet.sock"
     own.unlink(missing_ok=True)
     server = grpc.server(ThreadPoolExecutor(8))

@@ -1,4 +1,4 @@
-"""The CUDA runtime through ctypes, whichever libcudart, with a kernel and a variable registered as nvcc's code does."""
+"""The CUDA runtime through ctypes, for any libcudart, with a kernel and a variable registered as nvcc's code does."""
 
 import ctypes
 import struct
@@ -27,12 +27,12 @@ class Dim3(ctypes.Structure):
 
 
 class Runtime:
-    """Calls by name; `ok` wants success, `code` gives the number of the error."""
+    """Calls by name; `ok` requires success, `code` returns the number of the error."""
 
     def __init__(self, path: str) -> None:
         self.library = ctypes.CDLL(path)
         self.library.cudaGetErrorName.restype = ctypes.c_char_p
-        getattr(self.library, REGISTER).restype = c_void_p  # such a name would be the class's own
+        getattr(self.library, REGISTER).restype = c_void_p  # such a name would be mangled inside the class
         self.kept: list[object] = []
 
     def code(self, name: str, *arguments: object) -> int:
@@ -58,7 +58,7 @@ class Runtime:
         return self.made("cudaMalloc", c_size_t(size))
 
     def refused(self, size: int) -> bool:
-        """Out of memory, and no error is left."""
+        """Whether the size is out of memory, with no error left behind."""
         codes = self.code("cudaMalloc", byref(c_void_p()), c_size_t(size)), self.code("cudaGetLastError")
         return codes == (MEMORY_ALLOCATION, MEMORY_ALLOCATION) and self.code("cudaGetLastError") == 0
 
@@ -72,14 +72,14 @@ class Runtime:
         self.ok("cudaMemcpy", to, source, c_size_t(size), kind)
 
     def properties(self) -> tuple[str, int]:
-        """Name and bytes of device 0: the fields of cudaDeviceProp that lie at the same place in every version."""
+        """Name and bytes of device 0: the fields of cudaDeviceProp that are at the same place in every version."""
         room = ctypes.create_string_buffer(4096)
         name = "cudaGetDeviceProperties_v2" if hasattr(self.library, "cudaGetDeviceProperties_v2") else ""
         self.ok(name or "cudaGetDeviceProperties", room, 0)
         return room.value.decode(), struct.unpack_from("<Q", room.raw, 288)[0]
 
     def register(self) -> tuple[c_void_p, c_void_p]:
-        """The host's addresses that stand for the kernel and the variable of PTX."""
+        """The host addresses of the kernel and the variable of PTX."""
         image, kernel, variable = ctypes.create_string_buffer(fatbin()), ctypes.create_string_buffer(8), (c_int * 16)()
         wrapper = ctypes.create_string_buffer(struct.pack("<IIQQ", 0x466243B1, 1, ctypes.addressof(image), 0))
         self.kept += [image, wrapper, kernel, variable]

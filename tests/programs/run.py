@@ -1,7 +1,7 @@
-"""Real programs, made by others, under the library on a simulated card (`make programs`).
+"""Real third-party programs under the library on a simulated card (`make programs`).
 
-Each tells what it was told about memory; that must be the slice's limit and use, and the card's own books must agree.
-Their packages go into a virtual environment of their own: VGPU_PROGRAMS, by default in the user's cache folder.
+Each program reports the memory that it sees; this must be the slice's limit and use, and the card's own count must
+agree. The packages go into a separate virtual environment: VGPU_PROGRAMS, by default in the user's cache folder.
 """
 
 import json
@@ -24,7 +24,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 HOME = Path(os.environ.get("VGPU_PROGRAMS") or CACHE / "vgpu-programs")
 PYTHON = HOME / "bin/python"
 RUNTIMES = [line for line in (HERE / "runtimes.txt").read_text().splitlines() if not line.startswith("#")]
-#: what would limit, simulate or preload in the caller's environment
+#: prefixes of variables that would limit, simulate or preload in the caller's environment
 OURS = ("CUDA_", "VGPU_", "LD_", "GPU_CORE", "ACTIVE_OOM", "LIBCUDA", "NVIDIA_", "PYTHON")
 
 
@@ -45,7 +45,7 @@ class Slice:
         (self.folder / "region").mkdir()
         limits = Limits((CardLimit(card.uuid, LIMIT, context_bytes=card.context_bytes),))
         Region.create(self.folder / "region", limits).close()
-        # some programs open the driver by the name that only development packages have
+        # some programs open the driver by a name that only development packages have
         (self.folder / "lib").mkdir()
         (self.folder / "lib/libcuda.so").symlink_to(paths.simulator() / "libcuda.so.1")
 
@@ -66,7 +66,7 @@ class Slice:
         )  # fmt: skip
 
     def used(self) -> tuple[int, int]:
-        """By the ledger and by the card's own books."""
+        """Bytes by the ledger and by the card's own count."""
         with Region.open(self.folder / "region") as region:
             return region.usage().cards[0].used, simulator.cards(self.cards)[0].used
 
@@ -77,7 +77,10 @@ def check(held: bool, sentence: str) -> None:
 
 
 def followed(script: str, slice_: Slice, *arguments: str, modules: int = 0) -> str:
-    """Follows a script step by step; `modules`: the most it loads, as their memory is the driver's and not charged."""
+    """Follows a script step by step.
+
+    `modules`: the most modules that it loads (their memory is the driver's, and not charged).
+    """
     process = slice_.start(str(PYTHON), str(HERE / script), *arguments)
     assert process.stdin
     assert process.stdout
@@ -103,7 +106,7 @@ def followed(script: str, slice_: Slice, *arguments: str, modules: int = 0) -> s
 
 
 def look_on(slice_: Slice, look: Callable[[Slice, int, int], str]) -> str:
-    """Lets a tool look at a slice of which a process uses some; it gets that process's pid and the bytes used."""
+    """Runs a tool on a slice with a process that uses some of it; `look` gets the process's pid and the bytes used."""
     holder = slice_.start(str(PYTHON), str(HERE / "holder.py"))
     assert holder.stdout
     step = json.loads(holder.stdout.readline())
@@ -150,12 +153,12 @@ PROGRAMS: dict[str, Callable[[Slice], str]] = {
     "gpustat": lambda slice_: look_on(slice_, gpustat),
     "nvitop": lambda slice_: look_on(slice_, nvitop),
 }
-#: drivers with which a runtime starts: those that are not older than its major version
+#: drivers with which a runtime starts: drivers that are not older than its major version
 DRIVERS = {"11": ("11.8", "12.4", "13.0"), "12": ("12.4", "13.0"), "13": ("13.0",)}
 
 
 def runs() -> Iterator[tuple[str, str, Callable[[Slice], str]]]:
-    """What to call each run, the driver, and the run."""
+    """Name of each run, its driver, and the run."""
     for name, program in PROGRAMS.items():
         yield name, "13.0", program
     for wheel in RUNTIMES:
@@ -165,7 +168,7 @@ def runs() -> Iterator[tuple[str, str, Callable[[Slice], str]]]:
 
 
 def install() -> None:
-    """Brings the packages to what requirements.txt names."""
+    """Installs the packages of requirements.txt."""
     stamp, wanted = HOME / "requirements.txt", (HERE / "requirements.txt").read_text() + "\n".join(RUNTIMES)
     if stamp.exists() and stamp.read_text() == wanted:
         return

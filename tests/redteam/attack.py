@@ -1,6 +1,7 @@
-"""Tries every route and prints what the card held (`make red-team`); words: only routes whose name holds them.
+"""Tries every route and prints what the card held (`make red-team`); arguments: only routes with these words in the
+name.
 
-Exit status 1: something that must hold did not.
+Exit status 1: a limit did not hold.
 """
 
 import sys
@@ -15,7 +16,7 @@ from redteam.routes import ROUTES
 
 
 def attempt(route: Route, container: Container) -> str:
-    """Runs one route; what went wrong, "" when it held."""
+    """Runs one route; returns what went wrong, "" when the limit has held."""
     failure = ""
     try:
         container.run(route.script, before=route.before, **route.variables)

@@ -10,7 +10,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def compile_into(folder: Path) -> Path:
-    """grab, libraries and, where it can be linked, static; in a folder that every user may read."""
+    """Compiles grab, libraries and, where it can be linked, static, into a folder that every user may read."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
     compiler = [*os.environ.get("CC", "cc").split(), "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]

@@ -1,6 +1,6 @@
-"""A managed container made for real: its own namespaces, the agent's mounts, the rights that containers usually have.
+"""A real managed container: its own namespaces, the agent's mounts, and the usual rights of containers.
 
-The card is simulated, and so keeps a truth of its own about the bytes that the container really holds.
+The card is simulated, so it counts itself how many bytes the container really holds.
 """
 
 import os
@@ -15,7 +15,7 @@ from vgpu.native import CardLimit, Limits, Region, paths, simulator
 
 HERE = Path(__file__).resolve().parent
 MIB = 1 << 20
-#: what container runtimes leave to a container's root (Docker, containerd)
+#: capabilities that container runtimes leave to a container's root (Docker, containerd)
 CAPABILITIES = (
     *("chown", "dac_override", "fowner", "fsetid", "kill", "setgid", "setuid", "setpcap"),
     *("net_bind_service", "net_raw", "sys_chroot", "mknod", "audit_write", "setfcap"),
@@ -29,7 +29,7 @@ LIBRARIES, CARDS, BIN, SCRATCH = (f"/run/{name}" for name in ("lib", "cards", "b
 
 @cache
 def available() -> str:
-    """Why no container can be made here; "" when one can."""
+    """Why no container can be made here; "" when it can be made."""
     probe = [*NAMESPACES, "sh", "-c", f"mount -t tmpfs none /run && {RIGHTS} true"]
     try:
         done = subprocess.run(probe, capture_output=True, text=True, check=False)
@@ -42,7 +42,7 @@ class Container:
     """One slice of `limit` bytes, contexts included, on the first of the cards in `cards`."""
 
     def __init__(self, folder: Path, clients: Path, *, limit: int = 500 * MIB, cards: Path | None = None) -> None:
-        """`clients`: a folder of compiled programs, /run/bin inside; `cards`: share those of another container."""
+        """`clients`: a folder of compiled programs, /run/bin inside; `cards`: use the cards of another container."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.clients, self.limit = folder, clients, limit
         self.cards = cards or folder / "cards"
@@ -66,7 +66,7 @@ class Container:
 
     @property
     def peak(self) -> int:
-        """The most bytes that the card ever held, by its own books."""
+        """The largest number of bytes that the card has ever held, by its own count."""
         return simulator.cards(self.cards)[0].peak
 
     @property
@@ -74,12 +74,15 @@ class Container:
         return simulator.cards(self.cards)[0].used
 
     def mounts(self, before: str = "") -> str:
-        """Shell commands that make the container's file system; `before`: run when all but the region is there."""
+        """Shell commands that make the container's file system.
+
+        `before`: commands that run when only the region is missing.
+        """
         q = shlex.quote
         return "\n".join(
             [
                 "set -e",
-                # folders first: what is mounted over /run may hide where they come from
+                # folders first: a mount over /run may hide their sources
                 "mount --make-rprivate /",
                 f"stage=$(mktemp -d {q(str(self.folder / 'stage-XXXXXX'))})",
                 "mount -t tmpfs none $stage",
@@ -109,18 +112,20 @@ class Container:
         )
 
     def command(self, inside: Sequence[str], *, before: str = "", **variables: str) -> list[str]:
-        """Starts the container with `inside` as its first program; nothing but `variables` in its environment."""
+        """The command line of the container with `inside` as its first program; its environment has only
+        `variables`.
+        """
         seen = {"LD_LIBRARY_PATH": LIBRARIES, "VGPU_SIM_DIR": CARDS, "PYTHONPATH": "/run/redteam"} | variables
         settings = [f"{key}={value}" for key, value in seen.items()]
         start = f"exec {RIGHTS} env -i {shlex.join(settings)} {shlex.join(inside)}"
         return [*NAMESPACES, "sh", "-c", f"{self.mounts(before)}\n{start}"]
 
     def python(self, script: str, *, before: str = "", **variables: str) -> list[str]:
-        """The command line for a Python script that needs not say `from inside import *`, as the container's root."""
+        """The command line for a Python script as the container's root; `from inside import *` is done already."""
         return self.command([sys.executable, "-uc", f"from inside import *\n{script}"], before=before, **variables)
 
     def run(self, script: str, *, before: str = "", **variables: str) -> None:
-        """Runs such a script to its end; AssertionError with what it wrote when it fails."""
+        """Runs such a script to its end; AssertionError with its output when it fails."""
         command = self.python(script, before=before, **variables)
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False
@@ -128,5 +133,5 @@ class Container:
         assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}{done.stderr}"
 
     def start(self, script: str) -> subprocess.Popen[str]:
-        """Such a script under way; it is told by lines on its input and tells by lines on its output."""
+        """Starts such a script; the test sends lines to its input and reads lines from its output."""
         return subprocess.Popen(self.python(script), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

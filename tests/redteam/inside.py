@@ -1,4 +1,4 @@
-"""What an intruder has at hand inside the container: the driver by ctypes, and the container's own files."""
+"""An intruder's tools inside the container: the driver by ctypes, and the container's own files."""
 
 import ctypes
 import os
@@ -12,13 +12,13 @@ NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
 
 class Driver:
-    """The driver's functions, found in one way or another."""
+    """The driver's functions, found in one of several ways."""
 
     def __init__(self, library: "ctypes.CDLL | ByAddress") -> None:
         self.library = library
 
     def start(self) -> tuple[int, int]:
-        """What cuInit and cuCtxCreate answer."""
+        """The results of cuInit and cuCtxCreate."""
         return self.library.cuInit(0), self.library.cuCtxCreate_v2(ctypes.byref(ctypes.c_void_p()), 0, 0)
 
     def alloc(self, size: int) -> tuple[int, int]:
@@ -29,7 +29,7 @@ class Driver:
         return self.library.cuMemFree_v2(ctypes.c_uint64(pointer))
 
     def export(self, size: int) -> tuple[int, int]:
-        """A block of that size: its handle, and a descriptor by which others can have it."""
+        """A block of that size: its handle, and a descriptor with which other processes can import it."""
         handle, file = ctypes.c_uint64(), ctypes.c_int()
         properties = struct.pack("iiiiQQ", 1, 1, 1, 0, 0, 0)  # CUmemAllocationProp: pinned, by descriptor, on device 0
         made = self.library.cuMemCreate(ctypes.byref(handle), ctypes.c_size_t(size), properties, ctypes.c_uint64(0))
@@ -38,7 +38,7 @@ class Driver:
         return handle.value, file.value
 
     def take(self, path: str) -> int:
-        """What the import of a block answers, whose descriptor is at a path."""
+        """The result of importing a block, whose descriptor is at a path."""
         file = ctypes.c_void_p(os.open(path, os.O_RDWR))
         return self.library.cuMemImportFromShareableHandle(ctypes.byref(ctypes.c_uint64()), file, 1)
 
@@ -46,7 +46,7 @@ class Driver:
         return self.library.cuMemRelease(ctypes.c_uint64(handle))
 
     def fill(self) -> int:
-        """Takes all that can be had, to the last byte; returns how much that was."""
+        """Allocates everything that is available, to the last byte; returns the number of bytes."""
         total, size = 0, 1 << 34
         while size:
             status, _ = self.alloc(size)
@@ -96,7 +96,7 @@ def started() -> Driver:
 
 
 class Other:
-    """Another process of the container that takes all it can get, and holds it until it is told to end."""
+    """Another process of the container that allocates all it can get, and holds it until it is asked to end."""
 
     def __init__(self, *words: str, through: Sequence[str] = (), program: Sequence[str] = (GRAB,)) -> None:
         self.process = subprocess.Popen(
@@ -107,7 +107,7 @@ class Other:
 
     @property
     def answers(self) -> tuple[int, int]:
-        """What cuInit and cuCtxCreate answered."""
+        """The results of cuInit and cuCtxCreate."""
         first, second, _ = map(int, self.said.split())
         return first, second
 
@@ -122,7 +122,7 @@ class Other:
 
 
 def other(*words: str, through: Sequence[str] = ()) -> int:
-    """What another process gets, which then ends."""
+    """The bytes that another process gets; then the process ends."""
     one = Other(*words, through=through)
     got = one.got
     one.end()
@@ -130,7 +130,7 @@ def other(*words: str, through: Sequence[str] = ()) -> int:
 
 
 def attempt(action: object, *arguments: object) -> str:
-    """Does something that is expected to fail: "" or the error's name."""
+    """Does something that should fail: "" or the error's name."""
     try:
         action(*arguments)  # type: ignore[operator]  # any callable
     except OSError as e:

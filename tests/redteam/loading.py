@@ -1,4 +1,4 @@
-"""Ways past the dynamic linker, and those that nothing inside a process can close."""
+"""Ways past the dynamic linker, including those that no code inside a process can close."""
 
 from redteam.route import Route
 
@@ -101,7 +101,7 @@ one.fill()
     ),
 ]
 
-#: what a library inside a process cannot hold; docs/limits.md names each
+#: routes that a library inside a process cannot stop; docs/limits.md names each of them
 ESCAPES = [
     Route(
         "namespace of the dynamic linker (dlmopen)",

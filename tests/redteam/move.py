@@ -1,4 +1,4 @@
-"""Makes a region in another folder that is like the one in the first: `python -m redteam.move FROM TO`."""
+"""Makes a region in another folder that equals the region in the first: `python -m redteam.move FROM TO`."""
 
 import sys
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""What a way out of a container is, and when it held."""
+"""What a way out of a container is, and when the limit has held."""
 
 from dataclasses import dataclass, field
 
-#: what the card must have held at its fullest
+#: what the card must have held at its peak
 EXACT, AT_MOST, NOTHING = "the limit, to the byte", "no more than the limit", "nothing"
 
 
@@ -15,12 +15,12 @@ class Route:
     holds: str = EXACT
     before: str = ""
     variables: dict[str, str] = field(default_factory=dict)
-    #: needs more than one user id in the container
+    #: whether the container needs more than one user id
     root: bool = False
 
 
 def shortfall(route: Route, peak: int, limit: int) -> str:
-    """What the card's books say against this route; "" when it held."""
+    """What the card's count says against this route; "" when the limit has held."""
     if peak > limit:
         return f"{peak - limit} bytes more than the limit"
     if route.holds == EXACT and peak != limit:

@@ -1,7 +1,7 @@
 """Ways out of a managed container that must not give one byte more.
 
-Each is what an intruder runs as the container's root. After it the card's own books are read: they never showed more
-than the limit.
+Each route is a script that an intruder runs as the container's root. Then the card's own count is read: it must never
+have been above the limit.
 """
 
 from redteam.loading import LOADING
@@ -34,7 +34,7 @@ assert os.listdir("/run/scratch/own") == []
     ),
 ]
 
-#: while one process holds all there is: the file is damaged, then that process and new ones try for more
+#: one process holds all the memory: the file is damaged, then that process and new processes try to get more
 DAMAGED = [
     Route(
         f"usage {how} under a process that runs",

@@ -1,4 +1,4 @@
-"""Files that begin as ELF files do, for what only looks at their kind."""
+"""Files that begin like ELF files, for code that looks only at their kind."""
 
 import platform
 import struct
@@ -16,7 +16,7 @@ def write(path: Path, machine: int | None = None, bits: int = 64) -> Path:
 
 
 def cache(entries: list[tuple[str, str, int]], old: bool = False) -> bytes:
-    """A loader's cache of (library, path, flags), as ldconfig writes it; `old`: behind one of the format before it."""
+    """A loader's cache of (library, path, flags), as ldconfig writes it; `old`: after a cache of the older format."""
     header = 48 + 24 * len(entries)
     strings, body = b"", b""
     for library, path, flags in entries:

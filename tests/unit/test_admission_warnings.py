@@ -1,4 +1,4 @@
-"""What admission warns the user of."""
+"""The warnings of admission."""
 
 import pytest
 from admission_world import LIMITS, Catalog, Json, admitted, ask, container, denial, gpu_pod, limits_of, pod
@@ -298,7 +298,7 @@ RANGED = "kubernetes.io/limit-ranger"
 
 
 def ranged(*written: str) -> Json:
-    """The annotation in which the API server says what a LimitRange has set."""
+    """The annotation in which the API server lists what a LimitRange has set."""
     return {RANGED: f"LimitRanger plugin set: {'; '.join(written)}"}
 
 

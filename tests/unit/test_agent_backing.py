@@ -1,4 +1,4 @@
-"""Whether memory of cards is scaled is decided by what the node says of its own memory, again and again."""
+"""The node's report about its own memory decides, again and again, whether memory of cards is scaled."""
 
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ UNUSED = cast(Any, None)
 
 
 def node(kept: int | None) -> Node:
-    """A node of 64 GiB whose kubelet keeps so many MiB from pods."""
+    """A node of 64 GiB whose kubelet keeps this many MiB from pods."""
     if kept is None:
         return Node()
     return Node(status=NodeStatus(capacity={"memory": "64Gi"}, allocatable={"memory": f"{65536 - kept}Mi"}))
@@ -43,7 +43,7 @@ def test_what_the_node_says(scaling: Scaling, kept: int | None, verdict: str | N
 
 
 def test_huge_pages_are_not_kept_for_the_cards() -> None:
-    """The kubelet's allocatable memory is less by them, since pods may have them (node allocatable, kubelet)."""
+    """The kubelet subtracts huge pages from allocatable memory, but pods may have them (node allocatable, kubelet)."""
     huge = {"hugepages-2Mi": "10Gi", "hugepages-1Gi": "4Gi"}
     status = NodeStatus(capacity={"memory": "64Gi", **huge}, allocatable={"memory": f"{65536 - 16384}Mi", **huge})
     found = backing.verdict([T4], WANTED, Node(status=status))
@@ -52,7 +52,7 @@ def test_huge_pages_are_not_kept_for_the_cards() -> None:
 
 
 class Mirror:
-    """An API server with one node that takes what is written to it."""
+    """An API server with one node that stores what is written to it."""
 
     def __init__(self) -> None:
         self.annotations: dict[str, str] = {}
@@ -80,7 +80,7 @@ def test_memory_is_scaled_while_the_node_keeps_host_memory_and_said_why_not() ->
     )
 
     def look(kept: int | None) -> tuple[int, str]:
-        """Memory of the card as published, and what kube-scheduler sums."""
+        """Memory of the card as published, and the sum that kube-scheduler sees."""
         publisher._change("set", node(kept))
         publisher._assert()
         (gpu,) = decode_inventory(api.annotations[names.DEVICES]).devices

@@ -1,4 +1,4 @@
-"""What is told about cards, and how often."""
+"""What is reported about cards, and how often."""
 
 import logging
 

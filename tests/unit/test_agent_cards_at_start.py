@@ -46,7 +46,7 @@ class Census:
 def begin(
     monkeypatch: pytest.MonkeyPatch, census: Census | Hanging, *published: Inventory | Unreachable
 ) -> tuple[Inventory, list[str]]:
-    """The cards with which the agent begins, and what it had still to do before each pause."""
+    """The cards with which the agent begins, and what was missing before each pause."""
     made = Agent(Config(), Options("n", HERE, HERE, HERE, 0, 0), cast(Any, None))
     answers, left, turn = list(published), list[str](), asyncio.sleep
 

@@ -1,4 +1,4 @@
-"""Another device plugin beside ours: how often we register again, and what is said."""
+"""Another device plugin next to ours: how often we register again, and what is reported."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def test_without_a_proof_no_try_waits_longer() -> None:
 
 
 def test_a_time_without_looks_does_not_count() -> None:
-    """The event loop stood still: nobody knows what was meanwhile."""
+    """The event loop stood still: nothing is known about that time."""
     contest, now = Contest(), 0.0
     for _ in range(int(FIRST / LOOK_SECONDS)):
         assert not contest.look(False, now, rival=False)
@@ -75,12 +75,12 @@ TOLD = Told(healthy=frozenset(OURS[:1]), all=frozenset(OURS), at=1000.0)
     [
         (OURS[:1], 1000.1, View()),
         (OURS, 1000.1, View()),
-        ([*OURS, f"{CARD}::2"], 1000.1, View(rival=True)),  # of a plugin that names slices as we do
+        ([*OURS, f"{CARD}::2"], 1000.1, View(rival=True)),  # ids of a plugin that names slices as we do
         ([CARD], 1000.1, View(rival=True, lacking=True)),  # whole cards
         (["x-0"], 1000.1, View(rival=True, lacking=True)),
-        ([], 1000.1, View(lacking=True)),  # it has let go of us
+        ([], 1000.1, View(lacking=True)),  # the kubelet has dropped our ids
         (None, 1000.1, View()),
-        (["x-0"], 999.0, View()),  # what came before us
+        (["x-0"], 999.0, View()),  # ids from before our list
     ],
 )
 def test_what_the_kubelet_s_list_proves(listed: list[str] | None, written: float, seen: View) -> None:

@@ -1,4 +1,4 @@
-"""What a container is given: environment, mounts, and the driver's part."""
+"""What a container gets: environment, mounts, and the driver's part."""
 
 import json
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_cards_are_told_by_mounts_where_the_environment_could_be_faked() -> None
 
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
-    """What the host has, as seen from the agent."""
+    """A host's files, as seen from the agent."""
     folder = tmp_path / "host" / "dev"
     folder.mkdir(parents=True)
     for name in ("nvidia0", "nvidia3", "nvidiactl", "nvidia-uvm"):

@@ -1,4 +1,4 @@
-"""How the agent asks a driver that does not answer, or not as it did."""
+"""How the agent asks a driver that does not answer, or answers in another way than before."""
 
 import logging
 import subprocess
@@ -28,7 +28,7 @@ STALE, AWAY = StaleLibrary("version mismatch"), InventoryError("unknown error")
 
 
 def looks(monkeypatch: pytest.MonkeyPatch, *answers: Inventory | InventoryError) -> list[int]:
-    """After which looks the agent ends itself."""
+    """The numbers of the looks after which the agent ends itself."""
     ends, number = list[int](), 0
     waiting = list(answers)
 

@@ -1,4 +1,4 @@
-"""Whose the processes on a card are, and what a container has beyond its charges."""
+"""To which container the processes on a card belong, and what a container has beyond its charges."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,7 +37,7 @@ def process(pid: int, namespace: int, pod: str = "") -> Process:
     ("who", "owner"),
     [
         (process(7, INSIDE), MAIN),  # in the ledger
-        (process(8, INSIDE), MAIN),  # beside one that is
+        (process(8, INSIDE), MAIN),  # shares a pid namespace with a process of the ledger
         (process(8, 300, UID), MAIN),  # keeps out of the ledger, but its cgroup tells
         (process(8, HOST), None),
         (process(8, 300, UID.replace("a", "b")), None),  # a pod that holds no slice here
@@ -119,7 +119,7 @@ def test_what_is_charged_while_nvml_is_asked_counts_and_what_is_given_back_too()
     new = larger({MAIN: (regions()[MAIN][0], usage(pid=7))}, {MAIN: (regions()[MAIN][0], usage(pid=8))})
     assert {one.pid for one in new[MAIN][1].processes} == {7, 8}
     assert larger(grown, {}) == grown  # not whole at the second look
-    assert larger(grown, {MAIN: ((GpuSlice(OTHER, 1),), usage(used=5000))}) == grown  # made anew for others
+    assert larger(grown, {MAIN: ((GpuSlice(OTHER, 1),), usage(used=5000))}) == grown  # recreated for others
 
 
 def turns(
@@ -168,7 +168,10 @@ def test_memory_far_beyond_the_slice_is_told_though_it_is_charged() -> None:
 
 
 def test_what_lies_in_host_memory_is_no_charge_of_the_card() -> None:
-    """The driver counts what is on the card: so does who compares with it, where a slice is not all there."""
+    """The driver counts only what is on the card.
+
+    So the comparison must do the same where a slice is partly in host memory.
+    """
     slices = (GpuSlice(CARD, 1000, phys=400),)
     pays = Usage((CardUsage(used=900 * MIB, host_used=600 * MIB, resident=300 * MIB),), usage().processes)
     assert turns(Backstop(), 2 * TURNS, {CARD: Real(300 * MIB)}, {MAIN: (slices, pays)}) == []
@@ -197,7 +200,7 @@ def test_gpu_time_that_is_not_charged() -> None:
 
 
 def missed(observed: list[float], charged: list[float]) -> float:
-    """What is charged afterwards, in all, seconds; by turn what NVML counts, and what the library charges by itself."""
+    """Seconds that are charged afterwards, in all; per turn: NVML's figure, and the library's own charge."""
     backstop, paid, debits = Backstop(), 0.0, 0.0
     for turn, (seen, charge) in enumerate(zip(observed, charged, strict=True)):
         paid += charge
@@ -218,7 +221,7 @@ def test_gpu_time_that_only_nvml_counts_is_charged() -> None:
 
 
 def test_the_first_sample_after_an_idle_time_is_no_proof() -> None:
-    """NVML lists no samples while nothing runs: the first one afterwards is taken for up to two seconds."""
+    """NVML lists no samples while nothing runs: the first one afterwards may count for up to two seconds."""
     assert missed([0.0, 0.0, 2.0] * 10, [0.0, 0.0, 0.4] * 10) == 0
     assert missed([0.0, 0.0, 2.0, 1.0, 1.0] * 10, [0.0, 0.0, 0.4, 1.0, 1.0] * 10) == 0
 

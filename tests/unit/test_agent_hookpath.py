@@ -1,4 +1,4 @@
-"""The folder of the library on immutable hosts: said before the agent starts, in one sentence."""
+"""The folder of the library on immutable hosts: reported in one sentence before the agent starts."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Where a host has its driver: searched as its own loader does, below a root that is not ours."""
+"""Where a host has its driver: found as its own loader finds it, below another root."""
 
 import platform
 import re
@@ -19,7 +19,9 @@ VERSION = "570.86.15"
 
 
 def install(host: Path, folder: str) -> None:
-    """Libraries of a driver, as its installer puts them: the file, and a link with the name that programs load."""
+    """Installs the libraries of a driver as its installer does: the file, and a link with the name that
+    programs load.
+    """
     for name in ("libcuda", "libnvidia-ml"):
         elf.write(host / folder / f"{name}.so.{VERSION}")
         (host / folder / f"{name}.so.1").symlink_to(f"{name}.so.{VERSION}")
@@ -165,7 +167,7 @@ def test_a_link_never_leads_out_of_the_host(tmp_path: Path, link: str) -> None:
 
 @pytest.mark.parametrize(("machine", "bits"), [(3, 32), (62, 32), (8, 64), (183 if ARCH == "x86_64" else 62, 64)])
 def test_libraries_of_another_kind_are_passed_over(tmp_path: Path, machine: int, bits: int) -> None:
-    """As the loader does: Red Hat's /usr/lib holds 32-bit ones; a checkpoint of another machine, anything."""
+    """As the loader does: Red Hat's /usr/lib has 32-bit libraries; a checkpoint may come from another machine."""
     elf.write(tmp_path / "lib64/libcuda.so.1", machine, bits)
     install(tmp_path, "usr/local/lib")
     assert given(Place(tmp_path))["libcuda.so.1"] == f"/usr/local/lib/libcuda.so.{VERSION}"

@@ -1,4 +1,4 @@
-"""Device ids: names, keys, and which ones are preferred."""
+"""Device ids: names, keys, and which ids are preferred."""
 
 import hashlib
 

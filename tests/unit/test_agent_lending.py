@@ -1,4 +1,4 @@
-"""Loans are changed one container after the other: guarantees and loans never sum up to more than the card."""
+"""Loans change one container after the other: guarantees and loans never sum up to more than the card."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ SIZES = st.integers(0, 400)
 
 
 class Loans:
-    """What is lent to containers, and the most that ever was."""
+    """The loans of containers, and their largest sum so far."""
 
     def __init__(self) -> None:
         self.now: dict[str, int] = {}
@@ -33,7 +33,7 @@ class Loans:
 
 
 class Container:
-    """A region that tells what is lent to it."""
+    """A region that records its loan."""
 
     def __init__(self, loans: Loans, name: str) -> None:
         self.loans, self.name = loans, name
@@ -44,7 +44,7 @@ class Container:
 
 
 class Knowing:
-    """A watch that has seen nobody else on the cards."""
+    """A watch that has seen no other process on the cards."""
 
     knows = True
 
@@ -94,7 +94,7 @@ def test_who_says_that_it_has_host_memory_that_it_was_never_given_takes_none_fro
     books = {entry: Books() for entry in (first, lacks)}
 
     def turn(budget: int, uses: int) -> dict[Entry, int]:
-        """Budgets (MiB) after a look: the first is above its guarantee and says that it uses so much."""
+        """Budgets (MiB) after a look: the first container is above its guarantee and claims to use `uses`."""
         limit = CardLimit("GPU-a", 700 * MIB, guarantee=300 * MIB)
         tenants = {
             entry: _Tenant(

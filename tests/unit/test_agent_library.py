@@ -1,4 +1,4 @@
-"""Rollout of the library: named by content, replaced never, checked always."""
+"""Rollout of the library: named by content, never replaced, always checked."""
 
 import os
 from pathlib import Path

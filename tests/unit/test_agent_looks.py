@@ -1,4 +1,4 @@
-"""Decisions by time-out on a node that stood still: what nobody has looked at proves nothing."""
+"""Decisions by time-out on a node that stood still: time without a look proves nothing."""
 
 import queue
 import threading
@@ -41,7 +41,7 @@ def test_nobody_is_overdue_for_a_time_in_which_the_node_stood_still(tmp_path: An
 
 
 def test_no_card_hangs_for_a_time_in_which_the_agent_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock jumps by an hour while a question is under way."""
+    """The clock jumps by an hour during a question."""
     cards = Cards(Inventory(devices=(Gpu(uuid="a", index=0, model="T4", memory=1),)))
     asked, answer, jump, looked = threading.Event(), threading.Event(), [0.0], queue.SimpleQueue[float]()
     real = time.monotonic
@@ -88,7 +88,7 @@ class Runtime:
 
 
 def test_a_runtime_that_does_not_answer_now_is_as_it_was(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its settings decide how cards reach containers: a busy one does not change that."""
+    """The runtime's settings decide how cards reach containers: a busy runtime does not change that."""
     runtime = Runtime()
     part = Enforcement("auto", runtime, tmp_path, tmp_path, None, "n", tell=UNUSED, show=UNUSED)  # type: ignore[arg-type]
     monkeypatch.setattr(Enforcement, "_read_node", lambda _: None)

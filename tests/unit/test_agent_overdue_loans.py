@@ -1,4 +1,4 @@
-"""Who gives nothing back of what was lent to it."""
+"""Containers that do not give back what was lent to them."""
 
 from pathlib import Path
 

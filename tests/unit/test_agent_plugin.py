@@ -1,4 +1,4 @@
-"""The kubelet's calls do not wait for each other where they need not."""
+"""The kubelet's calls do not wait for each other where this is not necessary."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""What the agent tells about pods and its node, when the API server does not keep up."""
+"""What the agent reports about pods and its node while the API server is too slow."""
 
 import threading
 from typing import Any, cast

@@ -43,7 +43,7 @@ def test_a_card_out_of_service_counts_what_is_still_held_on_it() -> None:
 
 
 def test_what_is_held_on_cards_that_are_not_there_any_more_counts() -> None:
-    """A card may be dead after a reboot, or partitioned (MIG), while its pods live."""
+    """A card may be dead after a reboot, or partitioned (MIG), while its pods still run."""
     held = {"a": Held(1, 300, 300, 30), "gone": Held(2, 400, 400, 50)}
     found = capacity([gpu("a")], frozenset(), held, Config())
     assert found[names.RESOURCE_TOTAL_MEMORY] == 1000 + 400
@@ -58,7 +58,9 @@ def test_never_less_than_what_is_held_when_scaling_was_lowered() -> None:
 
 @pytest.mark.parametrize("healthy", [True, False])
 def test_what_autoscalers_count_bounds_nothing_that_cards_can_hold(healthy: bool) -> None:
-    """The kubelet counts it, too, when it restarts: pods that run must be admitted again, also on cards that failed."""
+    """The kubelet counts these resources, too, when it restarts: it must admit running pods again, even on failed
+    cards.
+    """
     cards = [gpu("a", healthy=healthy, memory=1500, physical=1000, slots=4)]
     held = {"a": Held(4, 1500, 1000, 100), "gone": Held(2, 2000, 2000, 20)}
     found = capacity(cards, frozenset({"a"}), held, Config())
@@ -76,7 +78,7 @@ def test_marks_of_a_node_and_of_one_without_cards() -> None:
 
 
 class Api:
-    """Takes what is written to the node and answers with the errors that it is given, in turn."""
+    """Stores what is written to the node, and returns the given errors in turn."""
 
     def __init__(self, done: list[object]) -> None:
         self.done = done
@@ -89,7 +91,7 @@ class Api:
 
 
 def healing() -> tuple[Publisher, Api, list[object]]:
-    """A publisher of a node without cards, its API server, and what is done, in turn."""
+    """A publisher of a node without cards, its API server, and the list of actions in their order."""
     done: list[object] = []
     api = Api(done)
 
@@ -121,7 +123,7 @@ def removal(version: str) -> object:
 def test_a_card_is_healed_before_its_mark_goes_and_once() -> None:
     """An agent that ends in between leaves the mark to the next one."""
     publisher, _, done = healing()
-    for _ in range(2):  # the watch has not told yet that the mark is gone
+    for _ in range(2):  # the watch has not reported yet that the mark is gone
         publisher._change("set", marked("7"))
         publisher._assert()
     assert done == [["a", "b"], removal("7")]
@@ -150,7 +152,7 @@ def test_a_removal_without_an_answer_is_tried_again_and_heals_no_second_time() -
 
 
 class Mirror:
-    """An API server with one node that tells of each write at once."""
+    """An API server with one node that reports each write at once."""
 
     def __init__(self) -> None:
         self.writes, self.node = list[str](), Node(metadata=Meta(name="n"), status=NodeStatus())
@@ -179,7 +181,7 @@ def test_errors_of_many_kinds_are_few_writes_and_the_last_one_is_told(monkeypatc
     publisher = publisher_of(api, cards)
 
     def look() -> int:
-        """How many writes one look is."""
+        """Number of writes in one look."""
         before = len(api.writes)
         publisher._change("set", api.node)
         publisher._assert()
@@ -194,7 +196,7 @@ def test_errors_of_many_kinds_are_few_writes_and_the_last_one_is_told(monkeypatc
         clock[0] += 0.3
         written += look()
     assert written == 2 * 2  # cards and condition, every 10 s of 30
-    cards.sicken("b", "XID 79")  # news are told at once
+    cards.sicken("b", "XID 79")  # news is published at once
     assert look() == 3
     cards.sicken("b", "XID 48")
     assert look() == 0
@@ -206,7 +208,7 @@ def test_errors_of_many_kinds_are_few_writes_and_the_last_one_is_told(monkeypatc
 
 
 def test_nothing_is_made_less_before_it_is_known_what_pods_hold() -> None:
-    """The kubelet admits running pods again by these numbers, also when it restarts together with the agent."""
+    """The kubelet admits running pods again by these numbers, even when it restarts together with the agent."""
     api, held = Mirror(), list[dict[str, Held] | None]([None])
 
     def publisher(cards: Cards) -> Publisher:

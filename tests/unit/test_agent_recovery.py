@@ -14,7 +14,7 @@ def test_a_card_comes_back_when_it_was_quiet_for_long_enough() -> None:
     assert not recovery.recovered("a", 0)
     recovery.trouble("a", 0)
     assert recovery.ill("a")
-    recovery.trouble("a", 100)  # another sign: the time begins anew
+    recovery.trouble("a", 100)  # another sign: the time begins again
     assert not recovery.recovered("a", 100 + QUIET - 1)
     assert recovery.recovered("a", 100 + QUIET)
     recovery.take_back("a", 100 + QUIET)

@@ -1,4 +1,4 @@
-"""The agent's threads outlive what nobody expected, and say it."""
+"""The agent's threads survive unexpected errors, and log them."""
 
 import queue
 import threading

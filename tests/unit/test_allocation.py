@@ -1,4 +1,4 @@
-"""The record of who holds which slice, and what a pod occupies at its peak."""
+"""The record of slices on a pod, and what a pod occupies at its peak."""
 
 import pytest
 from hypothesis import given

@@ -10,7 +10,7 @@ from vgpu.native.binding import load
 
 FIXED, ELASTIC, NONE = range(3)
 HIGH, LOW = range(2)
-FLOOR = 2  #: of low priority beside high priority
+FLOOR = 2  #: share of low priority next to high priority
 
 
 class View(msgspec.Struct):
@@ -106,7 +106,7 @@ views = st.builds(
 
 
 def most(view: View) -> int:
-    """What it may ever have."""
+    """The largest share that the container may ever have."""
     if view.policy == ELASTIC:
         return max(view.ceiling or 100, view.cores)
     return view.cores if view.policy == FIXED and view.cores else 100

@@ -1,4 +1,4 @@
-"""The frame of the command line: how commands are found, what they import, how mistakes are told."""
+"""The frame of the command line: how commands are found, what they import, how errors are reported."""
 
 import os
 import subprocess
@@ -81,7 +81,7 @@ def test_kubectl_finds_the_same_commands_under_its_own_name(
 
 @pytest.mark.parametrize("closed", ["0", "1", "2", "0 1 2"])
 def test_a_closed_standard_stream_is_no_reason_to_fail(closed: str, tmp_path: Path) -> None:
-    """The command gets /dev/null there, never a file that happened to be opened first."""
+    """The command gets /dev/null there, never a file that was opened first by chance."""
     redirections = " ".join(f"{number}>&-" for number in closed.split())
     script = (
         "import os, sys; open(sys.argv[1], 'w').write(' '.join(os.readlink(f'/proc/self/fd/{n}') for n in (0, 1, 2)))"

@@ -1,4 +1,4 @@
-"""Tables whose figures stay whole, however long a command or narrow a terminal is."""
+"""Tables whose figures stay complete, for any length of command and any width of the terminal."""
 
 import io
 import json

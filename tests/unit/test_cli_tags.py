@@ -1,4 +1,4 @@
-"""`vgpu tags`: what autoscalers are told of a node that is not there yet is what its agent will publish."""
+"""`vgpu tags`: autoscalers get the resources that the agent of a future node will publish."""
 
 import json
 import re
@@ -144,7 +144,7 @@ def test_a_node_of_that_kind_tells_it(kubeconfig: Path) -> None:
 
 
 def fits(pod: dict[str, Any], node: dict[str, int]) -> bool:
-    """NodeResourcesFit, as autoscalers play it: every resource that containers ask for, of an empty node."""
+    """NodeResourcesFit, as autoscalers simulate it: every resource that containers ask for, on an empty node."""
     asked: dict[str, int] = {}
     for container in pod["spec"]["containers"]:
         for name, amount in container["resources"]["limits"].items():
@@ -173,7 +173,7 @@ def test_pods_as_admission_leaves_them_fit_a_template_or_not(limits: dict[str, i
     "limits", [{"nvidia.com/gpu": 1}, {"nvidia.com/gpumem-percentage": 25, "nvidia.com/priority": 1}]
 )
 def test_pods_fit_a_node_that_is_there_as_often_as_its_cards_allow(limits: dict[str, int]) -> None:
-    """Where a node is there, autoscalers look at that one in place of the tags."""
+    """Where a node exists, autoscalers look at this node instead of the tags."""
     gpus = [Gpu(uuid=f"GPU-{n}", index=n, model="T4", memory=14912) for n in range(4)]
     node = {names.RESOURCE_GPU: 40, **capacity(gpus, frozenset(), {}, config.Config())}
     one = admitted(gpu_pod({name: str(amount) for name, amount in limits.items()}), cards=Catalog())

@@ -1,4 +1,4 @@
-"""What the doctor says of facts: every fault is found, told with what to do, and nothing else is called wrong."""
+"""The doctor's findings: it finds every fault with a remedy, and calls nothing else wrong."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

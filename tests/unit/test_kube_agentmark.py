@@ -1,4 +1,4 @@
-"""What an agent says of itself on its node."""
+"""An agent's mark on its node."""
 
 from datetime import UTC, datetime, timedelta, timezone
 

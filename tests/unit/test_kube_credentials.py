@@ -1,4 +1,4 @@
-"""The token of a pod's account: read anew when the API server refuses it; and copies that outlive every error."""
+"""The token of a pod's account: read again when the API server refuses it; and copies that survive every error."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +21,7 @@ class Answer:
 
 
 class Pool:
-    """Takes one token and remembers those that came."""
+    """Accepts one token and stores all tokens that came."""
 
     valid = "bearer new"
 

@@ -1,4 +1,4 @@
-"""The stand-in kubelet's picture of its node: an answer and the watch tell the same changes, in no order."""
+"""The stand-in kubelet's picture of its node: an answer and the watch report the same changes, in any order."""
 
 from pathlib import Path
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-FREE = -1  #: claim of a lane that a new process may take
+FREE = -1  #: claim of a lane that a new process may use
 
 
 class Lane(NamedTuple):
@@ -32,9 +32,9 @@ class Store(NamedTuple):
 
 
 class Actor(NamedTuple):
-    at: str  #: the step to come
+    at: str  #: the next step
     lane: int
-    program: tuple[int, ...] = ()  #: what an owner has still to charge (or release, negative)
+    program: tuple[int, ...] = ()  #: amounts that an owner still has to charge (negative: to release)
     tag: tuple[int, int] = (-1, 0)  #: half of the word as last read
     used: int = 0
     seen: int = 0  #: another lane's `done` as last read
@@ -56,7 +56,7 @@ class Model:
     successors: tuple[tuple[int, tuple[int, ...]], ...] = ()  #: (lane, program): takes the lane once it is free
     reapers: int = 1
     deaths: int = 1
-    #: a wrong rule to show that it is found: "no help", "done first", "add bytes", "book late"
+    #: a wrong rule, to show that the model finds it: "no help", "done first", "add bytes", "book late"
     mistake: str = ""
     is_reaper: frozenset[int] = field(init=False)
 
@@ -72,7 +72,7 @@ class Model:
         return State(0, (-1, 0), lanes, owners + successors + reapers)
 
     def steps(self, state: State) -> Iterator[tuple[str, State]]:
-        """What can happen next."""
+        """All possible next states."""
         dead = sum(not actor.alive for actor in state.actors)
         for me, actor in enumerate(state.actors):
             if not actor.alive:
@@ -229,7 +229,7 @@ class Model:
 
     def wrong_end(self, state: State) -> str:
         if not any(state.actors[me].alive for me in self.is_reaper):
-            return ""  # nobody was left to clean up
+            return ""  # no actor was left to clean up
         held = sum(lane.bytes for lane in state.lanes if lane.claim != FREE)
         left = [lane for lane in state.lanes if lane.claim == FREE and (lane.bytes or lane.intent[1])]
         return f"used {state.used}, lanes {held}: {state}" if held != state.used or left else ""
@@ -254,7 +254,7 @@ def put(state: State, me: int, name: str, value: int | tuple[int, bool]) -> Stat
 
 
 def view(state: State, actor: Actor) -> Lane:
-    """The actor's lane as it sees it: its own buffered stores first."""
+    """The actor's lane as the actor sees it: its own buffered stores first."""
     lane = state.lanes[actor.lane]
     for store in actor.buffer:
         if store.lane == actor.lane:

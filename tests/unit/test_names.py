@@ -1,4 +1,4 @@
-"""Names are well formed, told apart, and written in one place."""
+"""Names are well formed, different, and written in one place."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from vgpu import comments, names
 
 ROOT = Path(__file__).parents[2]
 QUALIFIED = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
-#: a foreign name that happens to be spelled like one of ours
+#: another product's name that is spelled like one of ours by chance
 FOREIGN = {"device_plugin/driver.py": "nvidia.com/gpu"}  # the CDI kind of NVIDIA's own toolkit
 ALL = {name: value for name, value in vars(names).items() if name.isupper()}
 

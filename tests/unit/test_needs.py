@@ -1,4 +1,4 @@
-"""What is missing to build vgpu is said before anything is downloaded."""
+"""A missing build requirement is reported before anything is downloaded."""
 
 import os
 import subprocess

@@ -50,7 +50,7 @@ def fit(cards: list[CardState], request: GpuRequest, **selector: object) -> list
         ([card(0, 1280, healthy=False)], ask(1, percent=10, cores=20), {}, Reason.HEALTH),
         ([card(0, 1280, cordoned=True)], ask(1, 512), {}, Reason.CORDON),
         ([card(0, 1280, Held(1, 512, 512, 100, 1), cores=200)], ask(1, 512, cores=50), {}, Reason.ALONE),
-        # Used by somebody else: another plugin's pod, a display server, whoever
+        # Used by others: another plugin's pod, a display server, any process
         ([card(0, 1280, others=1000)], ask(1, 280, cores=50), {}, ["dev-0"]),
         ([card(0, 1280, others=1000)], ask(1, 281, cores=50), {}, Reason.MEMORY),
         ([card(0, 1280, others=1000)], ask(1, 280, cores=100), {}, Reason.UNUSED),

@@ -1,4 +1,4 @@
-"""Records that follow the ids: in whatever order writes take effect, no card is ever recorded beyond its size."""
+"""Records that follow the ids: in any order of writes, no card is ever recorded beyond its size."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ def mover(uid: str, mem: int, here: str, there: str) -> Mover:
 
 
 class Records:
-    """What stands in the API server: pods that stay, and movers with what was last written of them."""
+    """The content of the API server: pods that stay, and movers with their last written record."""
 
     def __init__(self, movers: list[Mover], stay: dict[str, Held] | None = None) -> None:
         self.stay = stay or {}
@@ -57,7 +57,7 @@ class Records:
         self.check()
 
     def run(self) -> None:
-        """Makes all moves that can be made."""
+        """Makes all possible moves."""
         for _ in range(4 * len(self.waiting) + 1):
             todo = self.todo()
             for uid in (*todo.there, *filter(None, [todo.aside])):

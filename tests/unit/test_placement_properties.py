@@ -1,4 +1,4 @@
-"""What holds for any cards and any pods: nothing is given twice, and one node and the whole fleet judge alike."""
+"""Properties for any cards and any pods: nothing is given twice, and one node and the whole fleet judge alike."""
 
 import random
 
@@ -147,7 +147,7 @@ def test_containers_that_compete_for_cards_are_judged_as_on_each_node(kinds: tup
 
 
 class Cluster(RuleBasedStateMachine):
-    """Pods come and go on one node; whatever comes, no card holds more than it has."""
+    """Pods come and go on one node; no card ever holds more than its size."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Pods of many containers: what is decided without a search, how far a search goes, and what is said when it ends."""
+"""Pods of many containers: decisions without a search, the limits of a search, and the message when it ends."""
 
 import random
 import threading
@@ -37,14 +37,14 @@ def node(*used: int, name: str = "n") -> list[CardState]:
 
 
 def hard() -> tuple[PodRequest, tuple[int, ...]]:
-    """A pod and what others hold of eight cards: nothing but a long search would tell that it does not fit."""
+    """A pod and other pods' holdings on eight cards: only a long search would show that the pod does not fit."""
     draw = random.Random(49)
     sizes = tuple(draw.randrange(3300, 4600) for _ in range(16))
     return pod(*sizes), tuple(draw.randrange(1000, 3000) for _ in range(8))
 
 
 def tries(monkeypatch: pytest.MonkeyPatch, cards: list[CardState], asked: PodRequest) -> tuple[int, object]:
-    """How many choices are tried, and the answer."""
+    """Number of tried choices, and the answer."""
     made: list[fit._Search] = []
     run = fit._Search.run
 
@@ -79,7 +79,7 @@ def test_too_many_containers_for_the_cards_are_counted_not_searched(
 
 
 def test_equal_cards_are_one_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No count tells that these do not fit."""
+    """Counting alone does not show that these do not fit."""
     sizes = (4700, 5600, 3600, 2600, 4200, 4700, 4200, 2600, 6600)
     count, found = tries(monkeypatch, node(*(0,) * 4), pod(*sizes))
     assert isinstance(found, Rejection)

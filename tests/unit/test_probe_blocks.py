@@ -1,4 +1,4 @@
-"""What `vgpu probe --blocks` finds out about the memory that it was given."""
+"""What `vgpu probe --blocks` reports about its memory."""
 
 import ctypes
 from typing import Any, cast
@@ -9,7 +9,7 @@ from vgpu import probe
 
 
 class Driver:
-    """A card of so many bytes; what is written to the `lost` address is not kept."""
+    """A card of `size` bytes; writes to the `lost` address are lost."""
 
     def __init__(self, size: int, lost: int = -1) -> None:
         self.left, self.next, self.lost = size, 1 << 20, lost

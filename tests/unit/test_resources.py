@@ -1,4 +1,4 @@
-"""What a pod asks: quantities as Kubernetes writes them, defaults, and a sentence for all that cannot be given."""
+"""What a pod asks for: quantities as Kubernetes writes them, defaults, and a sentence for every invalid request."""
 
 from fractions import Fraction
 from typing import Any

@@ -20,7 +20,7 @@ def run(name: str, *slices: GpuSlice) -> Run:
         (Limits(()), GpuSlice(A, 1, cores=30), [], False),
         (Limits((), core_policy="elastic"), GpuSlice(A, 1, cores=30), [], True),
         (Limits((), priority=1), GpuSlice(A, 1), [], True),
-        (Limits(()), GpuSlice(A, 1), [GpuSlice(A, 1)], False),  # nobody is limited
+        (Limits(()), GpuSlice(A, 1), [GpuSlice(A, 1)], False),  # no command is limited
         (Limits(()), GpuSlice(A, 1, cores=30), [GpuSlice(A, 1)], True),
         (Limits(()), GpuSlice(A, 1), [GpuSlice(A, 1, cores=30)], True),
         (Limits(()), GpuSlice(A, 1, cores=30), [GpuSlice(B, 1, cores=30)], False),

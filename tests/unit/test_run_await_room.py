@@ -1,4 +1,4 @@
-"""A command of `vgpu run` waits as long as what was lent of its own cards is being given back."""
+"""A command of `vgpu run` waits as long as lent room of its own cards is being given back."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -17,7 +17,7 @@ CLAIM = Claim(Run("1", 1, 1, 0.0, ("x",), (GpuSlice(CARD.uuid, 5000),), (CARD,))
 
 
 class Store:
-    """Nobody else's."""
+    """A store without other commands."""
 
     def locked(self) -> Any:
         return nullcontext()
@@ -28,7 +28,7 @@ class Store:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds, in one element; waiting moves it on."""
+    """Seconds, in one element; waiting advances it."""
     now = [0.0]
 
     def sleep(seconds: float) -> None:
@@ -47,7 +47,9 @@ def wait(monkeypatch: pytest.MonkeyPatch, owed: Callable[[], dict[str, int]]) ->
 
 
 def test_what_another_card_is_owed_does_not_count(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither by growing, while the own card gets back what was lent, nor by going, while that does not."""
+    """A debt of another card does not count: neither when it grows while the own card's debt falls, nor when it falls
+    alone.
+    """
     until = 3 * run.BACK_SECONDS
     wait(monkeypatch, lambda: {CARD.uuid: max(0, int(until - clock[0])), "GPU-1": int(9 * clock[0])})
     assert clock[0] > until - 1

@@ -50,7 +50,7 @@ def test_a_path_that_ld_preload_cannot_carry_is_replaced_by_one_of_the_state(
 def test_a_library_that_cannot_be_loaded_from_its_file_system_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
-    """The dynamic linker would leave it out, with a message, and the command would have the whole card."""
+    """The dynamic linker would skip it with a message, and the command would have the whole card."""
     install(tmp_path / folder, monkeypatch)
     flags = os.statvfs(tmp_path).f_flag
 

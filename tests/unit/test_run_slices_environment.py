@@ -1,4 +1,4 @@
-"""What the command of `vgpu run` finds in its environment."""
+"""The environment of the command of `vgpu run`."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `vgpu run` may promise of a machine's memory: no more than there is, to all commands together."""
+"""What `vgpu run` may promise of a machine's memory: to all commands together, no more than exists."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which cards a request of `vgpu run` gets, and the words when it gets none."""
+"""Which cards a request of `vgpu run` gets, and the message when it gets none."""
 
 import msgspec
 import pytest

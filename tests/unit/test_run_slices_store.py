@@ -1,4 +1,4 @@
-"""The directory of running slices: claims, what is swept, the queue."""
+"""The directory of running slices: claims, removal of dead slices, the queue."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ PIECE = GpuSlice("GPU-a", 3000, 30)
 
 @pytest.fixture
 def store(tmp_path: Path) -> SliceStore:
-    """One whose slices live as long as their lock is held."""
+    """A store whose slices live as long as their lock is held."""
     return SliceStore(tmp_path, in_use=lambda directory: locks.is_held(directory / "lock"))
 
 
@@ -40,7 +40,7 @@ def test_a_claimed_slice_is_listed(store: SliceStore, claim: Claim) -> None:
 
 
 def test_a_region_that_cannot_be_read_ends_no_table(store: SliceStore, claim: Claim) -> None:
-    """A command that another version has started runs on."""
+    """A command of another version goes on."""
     for name in ("limits", "usage"):
         (claim.directory / name).write_bytes(b"of another version")
     (shown,) = table.figures(store)
@@ -83,7 +83,9 @@ def test_a_living_command_of_another_version_keeps_its_folder(store: SliceStore,
 
 
 def test_who_waited_for_a_lock_whose_file_was_removed_takes_the_next_one(tmp_path: Path) -> None:
-    """Those who clean up remove old files: two who hold different ones would both be sure."""
+    """Cleaners remove old files: two processes with locks on different files would both believe that they hold the
+    lock.
+    """
     path = tmp_path / "lock"
     held = locks.hold(path)
     found: list[bool] = []
@@ -94,7 +96,7 @@ def test_who_waited_for_a_lock_whose_file_was_removed_takes_the_next_one(tmp_pat
 
     waiter = threading.Thread(target=wait)
     waiter.start()
-    while "->" not in Path("/proc/locks").read_text():  # somebody waits; a waiter that comes later finds the same
+    while "->" not in Path("/proc/locks").read_text():  # a process waits; a later waiter sees the same
         pass
     path.unlink()
     os.close(held)
@@ -183,7 +185,7 @@ def test_a_state_directory_that_somebody_replaced_by_a_link_is_refused(
 
 @pytest.mark.parametrize("name", ["XDG_RUNTIME_DIR", "XDG_STATE_HOME", "TMPDIR", "HOME"])
 def test_all_sessions_of_a_user_have_one_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """What a login sets, cron, su and batch systems do not, or set otherwise."""
+    """A login sets variables that cron, su and batch systems do not set, or set to other values."""
     monkeypatch.delenv(names.ENV_STATE_DIR, raising=False)
     user = os.getuid() + 12345
     monkeypatch.setattr(os, "getuid", lambda: user)

@@ -1,4 +1,4 @@
-"""Living commands that are in no folder of the state at hand, as /proc shows them. A /proc made of files stands in."""
+"""Living commands without a folder in the current state, found in /proc; files stand in for /proc."""
 
 import os
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_what_the_state_has_is_no_stray(proc: Path, store: SliceStore) -> None:
 
 
 def test_the_record_in_another_state_s_folder_has_the_whole_command(proc: Path, store: SliceStore) -> None:
-    """As of an earlier version, which put none into the environment; by the root that the process sees."""
+    """A record of an earlier version, which put none into the environment; found by the root that the process sees."""
     folder = process(proc, 11, {"VGPU_DIR": FOLDER})
     place = folder / "root" / FOLDER[1:]
     place.mkdir(parents=True)
@@ -77,7 +77,7 @@ def test_the_lock_that_was_inherited_has_the_record_after_its_file_was_removed(
 
 
 def test_nothing_of_another_user_is_opened(proc: Path, store: SliceStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root may look at everybody's; what a file of theirs is, a pipe perhaps, is theirs to choose."""
+    """Root may look at every user's processes; another user chooses the type of such a file, perhaps a pipe."""
     folder = process(proc, 11, carrying())
     place = folder / "root" / FOLDER[1:]
     place.mkdir(parents=True)

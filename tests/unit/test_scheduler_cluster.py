@@ -1,4 +1,4 @@
-"""The scheduler's arrays: whatever events come in whatever order, they show what a fresh count would show."""
+"""The scheduler's arrays: after any events in any order, they equal a fresh count."""
 
 import gc
 import threading
@@ -29,7 +29,7 @@ def holds(node: str, *uuids: str, mem: int = 1000) -> Holding:
 
 
 class Events(RuleBasedStateMachine):
-    """A plain model beside the arrays: nodes with their cards, pods with what they hold."""
+    """A plain model next to the arrays: nodes with their cards, pods with their holdings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,7 +212,7 @@ def test_rows_of_unknown_nodes_are_minus_one() -> None:
 
 
 def test_rows_that_were_found_without_the_lock_are_known_to_be_old() -> None:
-    """`row_of` is replaced when a node comes or goes, and never changed: who still has the old one sees that."""
+    """`row_of` is replaced when a node comes or goes, and never changed: so a caller notices that its own is old."""
     state = ClusterState()
     state.set_node("a", inventory("x"))
     state.set_node("b", inventory("y"))
@@ -227,7 +227,7 @@ def test_rows_that_were_found_without_the_lock_are_known_to_be_old() -> None:
 
 
 def test_the_garbage_collector_follows_nothing_of_pods_and_cards() -> None:
-    """It stops all threads, and there may be 40,000 of each."""
+    """The garbage collector stops all threads, and there may be 40,000 of each."""
     state = ClusterState()
     state.set_node("a", inventory("x"))
     state.hold("uid", holds("a", "x"))

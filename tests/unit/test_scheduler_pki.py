@@ -15,7 +15,7 @@ HOSTS = {"vgpu.kube-system.svc", "127.0.0.1"}
 
 
 def verify(material: Material, trusted: str, at: datetime, host: str = "vgpu.kube-system.svc") -> None:
-    """As a TLS client does; raises VerificationError."""
+    """Verifies as a TLS client does; raises VerificationError."""
     store = Store(x509.load_pem_x509_certificates(trusted.encode()))
     verifier = PolicyBuilder().store(store).time(at).build_server_verifier(x509.DNSName(host))
     verifier.verify(x509.load_pem_x509_certificate(material.certificate.encode()), [])

@@ -1,4 +1,4 @@
-"""How much host memory stands behind cards, and who is given how much of both."""
+"""How much host memory stands behind cards, and how cards and host memory are shared."""
 
 import re
 

@@ -1,8 +1,8 @@
 """The command line: `vgpu …`, and `kubectl vgpu …` by kubectl's plugin rule.
 
-Each command is one module here, named as its command, with a click command called `command`. A module is imported
-only when its command runs (or help is asked), and imports what it needs inside: `vgpu where libvgpu` must stay fast
-enough for a shell's `$( )`.
+Each command is one module here, with the command's name and a click command called `command`. A module is imported only
+when its command runs (or for help), and imports its needs inside: `vgpu where libvgpu` must stay fast enough for a
+shell's `$( )`.
 """
 
 import io
@@ -18,7 +18,7 @@ import click
 
 from vgpu.errors import UserError
 
-INTERRUPTED = 128 + signal.SIGINT  #: exit code, as the shell gives it
+INTERRUPTED = 128 + signal.SIGINT  #: exit code, as the shell reports it
 
 
 class Commands(click.Group):
@@ -48,7 +48,7 @@ class Commands(click.Group):
         except UserError as error:
             sentence, code = str(error), error.exit_code
         except BrokenPipeError:
-            raise  # click ends quietly: the reader of a pipe has gone
+            raise  # click ends quietly: the reader of a pipe is gone
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             sentence, code = f"{where}{error.strerror or error}", 1
@@ -65,9 +65,9 @@ def _group() -> None:
 
 
 def open_standard_streams() -> None:
-    """Puts /dev/null where descriptor 0, 1 or 2 is closed, and makes every text printable.
+    """Opens /dev/null for each closed descriptor 0, 1 or 2, and makes every text printable.
 
-    Without the first, the next file that is opened gets that number and is handed to the command as its output.
+    Otherwise the next opened file gets that number, and the command gets that file as its output.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
@@ -77,7 +77,7 @@ def open_standard_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a name outside the terminal's encoding is no reason to fail
+            stream.reconfigure(errors="replace")  # a name outside the terminal's encoding must not cause an error
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ def command(arguments: tuple[str, ...]) -> None:
 
 
 def simulate(spec: str) -> None:
-    """Has this process see the simulated cards `spec`, those that `vgpu run` would take; raises UserError."""
+    """Makes this process see the simulated cards `spec`, as `vgpu run` would; raises UserError."""
     from vgpu import inventory, names
     from vgpu.errors import UserError
     from vgpu.native import paths
@@ -39,5 +39,5 @@ def simulate(spec: str) -> None:
         inventory.use_simulator(spec, directory(state_dir(), spec, names.ENV_SIMULATE))
     except ValueError as error:
         raise UserError(f"{names.ENV_SIMULATE} is {spec!r}: {error}", 2) from None
-    # The loader takes it for every later libcuda.so.1, since that is its soname.
+    # The loader uses this library for every later libcuda.so.1, because the soname is the same.
     ctypes.CDLL(str(paths.simulator() / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import click
 
-#: Model → MiB that the agent offers of one card: NVML's total less what the driver reserves, as the profiles of the
-#: simulator have it (libvgpu/simulator/common/profiles.c)
+#: Model → MiB that the agent offers of one card: NVML's total less what the driver reserves, as in the profiles of the
+#: simulator (libvgpu/simulator/common/profiles.c)
 MODELS: Final = {"T4": 14912, "A100-40": 40377, "A100-80": 81050, "H100": 81079, "GB10": 122572}
 FORMATS: Final = ("aws", "azure", "karpenter", "json")
 _AWS: Final = "k8s.io/cluster-autoscaler/node-template/resources/"
@@ -69,7 +69,7 @@ def command(
 
 
 def offered(memory: int, cards: int, settings: Any) -> dict[str, int]:
-    """Resource → amount of a node with so many cards of so many MiB, under a vgpu.config.Config."""
+    """Resource → amount of a node with `cards` cards of `memory` MiB each, under a vgpu.config.Config."""
     from vgpu import names
 
     plugin = settings.device_plugin
@@ -91,7 +91,7 @@ def written(resources: Mapping[str, int], form: str, machines: tuple[str, ...] =
         return json.dumps(resources, indent=2)
     if form == "karpenter":
         return _overlay(resources, machines)
-    if form == "azure":  # a tag's name has no slash there, and ~2 for an underscore
+    if form == "azure":  # a tag's name may not contain a slash there, and has ~2 for an underscore
         return "\n".join(
             f"{_AZURE}{name.replace('_', '~2').replace('/', '_')}={value}" for name, value in resources.items()
         )
@@ -131,7 +131,7 @@ def _memory_of(model: str) -> int:
 
 
 def _of_node(kubeconfig: Path | None, node: str, settings: Any) -> dict[str, int]:
-    """What a node publishes now. Raises UserError when it cannot be read, or offers nothing."""
+    """What a node publishes now. Raises UserError when this cannot be read, or is empty."""
     import msgspec
 
     from vgpu.errors import UserError

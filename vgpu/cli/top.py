@@ -24,7 +24,7 @@ def command(once: bool) -> None:
     spec = os.environ.get(names.ENV_SIMULATE)
 
     def look() -> table.Moment:
-        root = state_dir()  # each time: the folder may be removed while this runs
+        root = state_dir()  # each time, because the folder may be removed while this runs
         return table.moment(SliceStore(root), str(simulated.directory(root, spec, names.ENV_SIMULATE)) if spec else "")
 
     console = columns.console()
@@ -35,7 +35,7 @@ def command(once: bool) -> None:
     if once or not sys.stdout.isatty() or console.is_dumb_terminal:
         columns.show(console, table.frame(before, after))
         return
-    for number in (signal.SIGTERM, signal.SIGHUP):  # so that the terminal is as it was before
+    for number in (signal.SIGTERM, signal.SIGHUP):  # so that the terminal is restored
         signal.signal(number, lambda received, _frame: sys.exit(128 + received))
     live = Live(table.frame(before, after), console=console, screen=True, auto_refresh=False)
     try:
@@ -47,4 +47,4 @@ def command(once: bool) -> None:
     except KeyboardInterrupt:
         return
     finally:
-        live.stop()  # not by `with`: a signal may come in the middle of the start
+        live.stop()  # not by `with`: a signal may come during the start

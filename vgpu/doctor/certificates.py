@@ -1,4 +1,4 @@
-"""The webhook's certificate against what the API server trusts. Pure."""
+"""Checks the webhook's certificate against what the API server trusts. Pure."""
 
 from datetime import datetime
 from typing import Final
@@ -8,14 +8,19 @@ from cryptography.exceptions import InvalidSignature
 
 from vgpu.doctor.findings import Finding, ok, wrong
 
-#: The scheduler and cert-manager renew with a third of its life left: with less than this part, they did not
+#: The scheduler and cert-manager renew a certificate with a third of its life left. With less than this part left, the
+#: renewal has failed
 LATE: Final = 1 / 5
 _AREA: Final = "certificate"
 _REMEDY: Final = "check the scheduler's log; with cert-manager, check its Certificate"
 
 
 def judge(bundle: bytes, served: bytes | None, service: str, now: datetime, *, refused: str) -> Finding:
-    """`bundle`: caBundle, `served`: the Secret's certificate, both PEM; `refused`: why the latter is not known."""
+    """Judges the certificate.
+
+    `bundle`: caBundle, `served`: the Secret's certificate, both PEM; `refused`: why the Secret's certificate is
+    unknown.
+    """
     if not bundle:
         return wrong(_AREA, "caBundle of the webhook is empty: the API server trusts no certificate", _REMEDY)
     try:

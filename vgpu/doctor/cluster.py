@@ -16,19 +16,19 @@ from vgpu.doctor.findings import Finding, minor, ok, some, unseen, wrong
 from vgpu.kube.objects import Node
 from vgpu.resources import parse_quantity
 
-OLDEST: Final = (1, 30)  #: Kubernetes: ValidatingAdmissionPolicy
+OLDEST: Final = (1, 30)  #: oldest version of Kubernetes: ValidatingAdmissionPolicy
 SCHEDULER, AGENT = "scheduler", "device-plugin"  #: app.kubernetes.io/component
 #: Parts of the image names of device plugins that serve the same cards
 OTHER_PLUGINS: Final = (
     "k8s-device-plugin", "nvidia-device-plugin", "nvidia-gpu-device-plugin", "k8s-vdevice", "hami", "volcano-vgpu",
     "gpushare-plugin", "gpu-manager",
 )  # fmt: skip
-#: The API server of a Service that it should call
+#: The API server's message about a Service that it should call
 _NO_SERVICE: Final = re.compile(r'service "[^"]*" not found')
 UNENFORCED: Final = names.CONDITION_UNENFORCED
-#: Area of a condition of a node
+#: Condition of a node → area of the finding
 _CONDITIONS: Final = {UNENFORCED: "settings", names.CONDITION_CONFLICT: "conflict"}
-#: The oldest versions that take CDI names from a kubelet, where they are told to
+#: The oldest runtime versions that accept CDI names from a kubelet, where their settings allow it
 _TAKES_CDI: Final = {"containerd": (1, 7), "cri-o": (1, 28), "docker": (math.inf, 0)}
 _NO_MODE: Final = f"check that the agent there is ready and has this version; it writes annotation {names.MODE}"
 #: Containers of the same images that serve no device plugin
@@ -46,15 +46,15 @@ class Webhook(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A pod of the release, or one of another device plugin."""
+    """A pod of the release, or a pod of another device plugin."""
 
-    component: str  #: "" for another's
+    component: str  #: "" for another device plugin
     pod: str  #: NAMESPACE/NAME
     node: str = ""
     ready: bool = False
     version: str = ""
     images: tuple[str, ...] = ()
-    tls_secret: str = ""  #: NAMESPACE/NAME of the webhook's certificate, where this part serves it
+    tls_secret: str = ""  #: NAMESPACE/NAME of the webhook's certificate, if this pod serves the webhook
 
     @property
     def named(self) -> str:
@@ -63,7 +63,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """What became of a GPU pod that was created as a dry run."""
+    """The result of a dry run that creates a GPU pod."""
 
     translated: bool = False
     error: str = ""
@@ -71,14 +71,14 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    """What could be read; None: it could not, and `refused` says why."""
+    """What the doctor could read; None: it could not, and `refused` says why."""
 
-    version: str | None = None  #: of the API server
+    version: str | None = None  #: version of the API server
     webhooks: tuple[Webhook, ...] | None = None
     parts: tuple[Part, ...] | None = None
     nodes: tuple[Node, ...] | None = None
     trial: Trial | None = None
-    service: bool | None = None  #: whether the Service of the webhook is there
+    service: bool | None = None  #: whether the Service of the webhook exists
     served: bytes | None = None  #: PEM of the webhook's certificate
     refused: Mapping[str, str] = {}
 
@@ -87,7 +87,7 @@ class Cluster(msgspec.Struct, frozen=True):
 
 
 def examine(cluster: Cluster, now: datetime, own_version: str) -> list[Finding]:
-    """Everything about a cluster, the cause before what follows from it."""
+    """All findings about a cluster, causes before their effects."""
     found = [
         *_api_server(cluster),
         *_scheduler(cluster),
@@ -204,7 +204,7 @@ def _agents(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _no_conflict(cluster: Cluster) -> Finding:
-    """For a cluster in which nothing tells of another device plugin."""
+    """The finding for a cluster without signs of another device plugin."""
     if cluster.parts is None or cluster.nodes is None:
         return unseen("conflict", cluster.why("pods" if cluster.parts is None else "nodes"))
     return ok("conflict", "no pod or node status shows another device plugin on the nodes of the agents")
@@ -240,7 +240,7 @@ def _nodes(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _settings(nodes: list[Node]) -> Iterator[Finding]:
-    """Of nodes with cards; those that are wrong are told as conditions."""
+    """Findings about nodes with cards; wrong settings are conditions of their nodes."""
     silent = [node.metadata.name for node in nodes if names.MODE not in node.metadata.annotations]
     safe = [node.metadata.name for node in nodes if node.metadata.name not in silent and not _says(node, UNENFORCED)]
     if safe:
@@ -294,7 +294,7 @@ def _node(node: Node, resource: str) -> Iterator[Finding]:
 
 
 def _inventory(node: Node) -> Inventory | None:
-    """Empty where the node tells of no cards, None where what it tells cannot be read."""
+    """The node's inventory; empty where the node publishes no cards, None where the annotation cannot be read."""
     text = node.metadata.annotations.get(names.DEVICES)
     try:
         return decode_inventory(text) if text else Inventory()

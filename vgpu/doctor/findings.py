@@ -1,4 +1,4 @@
-"""What a check says. Pure."""
+"""The results of checks. Pure."""
 
 import re
 from typing import Literal
@@ -10,12 +10,12 @@ _VERSION = re.compile(r"v?(\d+)\.(\d+)")
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One line. `unseen`: it could not be looked at, which is no fault of what is looked at."""
+    """One line of the report. `unseen`: the check could not look, which is no fault of what it checks."""
 
     verdict: Verdict
     area: str  #: one word: webhook, certificate, …
     sentence: str
-    todo: str = ""  #: what to do, where something is wrong or was not seen
+    todo: str = ""  #: what to do, where something is wrong or unseen
 
     def __str__(self) -> str:
         mark = {"ok": "ok", "wrong": "WRONG", "unseen": "?"}[self.verdict]
@@ -35,11 +35,11 @@ def unseen(area: str, sentence: str, todo: str = "") -> Finding:
 
 
 def minor(version: str) -> tuple[int, int] | None:
-    """(1, 36) of "v1.36.3+k3s1", None where that is no version."""
+    """(1, 36) of "v1.36.3+k3s1", None where the text is no version."""
     found = _VERSION.match(version)
     return (int(found[1]), int(found[2])) if found else None
 
 
 def some(names: list[str], most: int = 3) -> str:
-    """The first few names, and how many more there are."""
+    """The first few names, and the number of the remaining names."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

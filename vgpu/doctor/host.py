@@ -1,4 +1,4 @@
-"""Checks of the machine that this runs on: for `vgpu run`, and where a kubelet is, for its node. Pure."""
+"""Checks of this machine: for `vgpu run`, and for its node where there is a kubelet. Pure."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from vgpu import names
 from vgpu.devices import Inventory
 from vgpu.doctor.findings import Finding, ok, some, unseen, wrong
 
-#: Settings of NVIDIA's container toolkit, and the value of each that keeps a container from cards it was not given
+#: Settings of NVIDIA's container toolkit → the value with which a container sees only cards that it was given
 SAFE = {
     "accept-nvidia-visible-devices-envvar-when-unprivileged": False,
     "accept-nvidia-visible-devices-as-volume-mounts": True,
@@ -21,27 +21,27 @@ class Kubelet(msgspec.Struct, frozen=True):
     folder: str
     sockets: tuple[str, ...] = ()
     registered: tuple[str, ...] | None = None  #: resources in its checkpoint; None: it cannot be read
-    refused: str = ""  #: why not
+    refused: str = ""  #: why the checkpoint cannot be read
 
 
 class Host(msgspec.Struct, frozen=True):
-    """What was found; texts that say why something was not are sentences."""
+    """The facts about a machine; a text that says why a fact is missing is a sentence."""
 
     inventory: Inventory | None = None
     no_inventory: str = ""
-    simulate: str = ""  #: simulated cards that `vgpu run` would take
+    simulate: str = ""  #: simulated cards that `vgpu run` would use
     library: str = ""
     no_library: str = ""
-    state: str = ""  #: directory of `vgpu run`
+    state: str = ""  #: state directory of `vgpu run`
     no_state: str = ""
     kubelet: Kubelet | None = None
-    toolkit: str = ""  #: its file of settings
+    toolkit: str = ""  #: the toolkit's settings file
     settings: dict[str, object] | None = None  #: None: they cannot be read
     rolled_out: tuple[str, ...] | None = None  #: libraries for containers on this node
 
 
 def examine(host: Host, *, resource: str, alone: bool) -> list[Finding]:
-    """`alone`: there is no cluster to look at, so that this machine is what matters."""
+    """Checks a machine; `alone`: there is no cluster to check, so only this machine matters."""
     return [*_cards(host, alone=alone), *_library(host), *_kubelet(host, resource), *_toolkit(host)]
 
 

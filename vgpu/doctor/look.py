@@ -1,6 +1,6 @@
-"""Gathers what the checks judge: from the API server, and from this machine.
+"""Gathers the facts for the checks: from the API server, and from this machine.
 
-Nothing is changed, but that the directory of `vgpu run` is made where it is missing.
+Changes nothing, except that it creates the directory of `vgpu run` where it is missing.
 """
 
 import base64
@@ -29,12 +29,12 @@ T = TypeVar("T")
 
 HOOK: Final = "pods.vgpu.io"
 _CONFIGURATIONS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
-#: Of NVIDIA's container toolkit: its package's place, the GPU operator's
+#: Settings of NVIDIA's container toolkit: the package's file, then the GPU operator's
 TOOLKIT_FILES: Final = (
     "/etc/nvidia-container-runtime/config.toml",
     "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
 )
-_TLS_FLAG: Final = "--tls-secret="  #: of the scheduler
+_TLS_FLAG: Final = "--tls-secret="  #: flag of the scheduler
 PAGE: Final = "500"
 
 
@@ -88,7 +88,7 @@ class _Version(msgspec.Struct, frozen=True):
 
 
 def cluster(client: KubeClient, namespace: str) -> Cluster:
-    """Everything that this account may read; `namespace`: where a GPU pod is tried as a dry run."""
+    """All facts that this account may read; `namespace`: where the dry run creates a GPU pod."""
     refused: dict[str, str] = {}
 
     def ask(what: str, question: Callable[[], T]) -> T | None:
@@ -141,7 +141,7 @@ def _decoded(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error:
-        return text.encode()  # which is no certificate either, and will be told so
+        return text.encode()  # no valid certificate either, and the check reports that
 
 
 def _parts(client: KubeClient) -> Iterator[Part]:
@@ -159,7 +159,7 @@ def _parts(client: KubeClient) -> Iterator[Part]:
 
 
 def _tls_secret(pod: _Pod) -> str:
-    """NAMESPACE/NAME of the webhook's certificate, as the scheduler was told it."""
+    """NAMESPACE/NAME of the webhook's certificate, from the scheduler's flags."""
     flags = [flag for each in pod.spec.containers for flag in each.args if flag.startswith(_TLS_FLAG)]
     return flags[0].removeprefix(_TLS_FLAG) if flags else ""
 
@@ -171,7 +171,7 @@ def _other_plugin(container: _Container) -> bool:
 
 
 def _trial(client: KubeClient, namespace: str, hook: Webhook) -> Trial:
-    """A dry run: admission answers, nothing is kept."""
+    """A dry run: admission answers, and the API server stores nothing."""
     container = {"name": "main", "image": "none", "resources": {"limits": {hook.resource: "1"}}}
     body = {"metadata": {"generateName": "vgpu-doctor-"}, "spec": {"containers": [container]}}
     path = f"/api/v1/namespaces/{namespace}/pods"
@@ -201,7 +201,7 @@ def _served(client: KubeClient, place: str) -> bytes:
 
 
 def host(config: Config, environ: Mapping[str, str]) -> Host:
-    """This machine."""
+    """The facts about this machine."""
     found: dict[str, Any] = {"simulate": environ.get(names.ENV_SIMULATE) or config.simulate}
     try:
         found["inventory"] = inventory.read()
@@ -228,7 +228,7 @@ def host(config: Config, environ: Mapping[str, str]) -> Host:
 
 
 def _loads(library: Path) -> str:
-    """What the dynamic linker has against preloading this library; empty: nothing."""
+    """Why the dynamic linker cannot preload this library; empty: it can."""
     done = subprocess.run(
         ["/bin/sh", "-c", ":"],
         env={**os.environ, "LD_PRELOAD": str(library)},

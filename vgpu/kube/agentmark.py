@@ -1,6 +1,6 @@
-"""What a node's agent says about itself in the annotation `vgpu.io/agent`: may pods be bound to its node?
+"""A node's agent says in the annotation `vgpu.io/agent` whether pods may be bound to its node.
 
-To a scheduler that is connected to it, it says the same by HTTP.
+To a scheduler with a connection, the agent says the same by HTTP.
 """
 
 from datetime import UTC, datetime
@@ -8,16 +8,16 @@ from typing import Final
 
 import msgspec
 
-PATH: Final = "/serving"  #: on the agent's port for health: 200, or 503 and why pods cannot start
+PATH: Final = "/serving"  #: on the agent's health port: 200, or 503 with the reason why pods cannot start
 
 _SERVING = "serving since "
 _LEAVING = "leaving"
 
 
 class AgentMark(msgspec.Struct, frozen=True):
-    """`away`: why the node takes no pods, a part of a sentence; empty: it takes them.
+    """`away`: why the node accepts no pods, as a part of a sentence; empty: it accepts pods.
 
-    `since`: when the agent began to serve; None: it does not say.
+    `since`: when the agent began to serve; None: unknown.
     """
 
     away: str = ""
@@ -27,7 +27,7 @@ class AgentMark(msgspec.Struct, frozen=True):
 def serving(since: datetime) -> str:
     """The annotation of an agent that the kubelet has registered; `since` with a time zone, in whole seconds.
 
-    Each start of an agent writes another time: kube-scheduler tries pods again only when something of a node changes.
+    Each start of an agent writes another time: kube-scheduler tries pods again only when the node changes.
     """
     return f"{_SERVING}{since.astimezone(UTC).strftime('%Y-%m-%dT%H:%M:%SZ')}"
 
@@ -38,7 +38,7 @@ def leaving(reason: str) -> str:
 
 
 def read(text: str | None) -> AgentMark:
-    """What the annotation says; None, as agents before this annotation leave it: nothing."""
+    """Reads the annotation; None (from agents before this annotation) means nothing."""
     if text is None:
         return AgentMark()
     state, _, why = text.partition(":")

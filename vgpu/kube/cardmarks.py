@@ -1,4 +1,4 @@
-"""Marks of cards in the annotations of their node: which take no new pods, which are repaired."""
+"""Marks of cards in the annotations of their node: cards that accept no new pods, and repaired cards."""
 
 from collections.abc import Callable, Collection, Sequence
 
@@ -9,11 +9,11 @@ from vgpu.devices import Gpu, decode_inventory
 from vgpu.kube.client import MERGE_PATCH, ApiError, KubeClient
 from vgpu.kube.objects import Node
 
-ATTEMPTS = 5  #: when others change the node at the same time
+ATTEMPTS = 5  #: tries when others change the node at the same time
 
 
 class MarkError(ValueError):
-    """A node or card that is not there; `str()` says what is."""
+    """A node or card that does not exist; `str()` names the existing ones."""
 
 
 def listed(text: str) -> frozenset[str]:
@@ -55,7 +55,7 @@ def change(
 
 
 def choose(node: Node, cards: Sequence[str]) -> list[Gpu]:
-    """The node's cards with these UUIDs or indices; raises MarkError naming the ones that there are."""
+    """The node's cards with these UUIDs or indices; raises MarkError naming the existing cards."""
     name, text = node.metadata.name, node.metadata.annotations.get(names.DEVICES)
     if text is None:
         raise MarkError(f"node {name} has no cards")

@@ -1,7 +1,7 @@
 """Requests to the API server: raw bytes in and out, one thread-safe connection pool.
 
-The `kubernetes` package only finds the connection (in-cluster, KUBECONFIG, a given file) and its credentials; its typed
-decoding is too slow for large lists, so payloads stay bytes here and are decoded where they are used.
+The `kubernetes` package only finds the connection (in-cluster, KUBECONFIG, a given file) and its credentials. Its typed
+decoding is too slow for large lists, so payloads stay bytes here, and the callers decode them.
 """
 
 import socket
@@ -15,7 +15,7 @@ import msgspec
 import urllib3
 import yaml
 
-#: A watch is silent for long; keep-alive probes find a dead connection within half a minute.
+# A watch is silent for long; keep-alive probes find a dead connection within half a minute.
 _KEEP_ALIVE = [
     *urllib3.connection.HTTPConnection.default_socket_options,
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -46,18 +46,18 @@ class Unreachable(ApiError):
 
 
 class Silent(Unreachable):
-    """Nothing has come for as long as was to be waited."""
+    """No byte has arrived for the longest allowed time."""
 
 
 class _Status(msgspec.Struct):
-    """The fields of a Kubernetes Status object that errors carry."""
+    """The fields of a Kubernetes Status object in errors."""
 
     message: str = ""
     reason: str = ""
 
 
 def error_of(status: int, body: bytes) -> ApiError:
-    """The error that an answer with this HTTP status and body means."""
+    """The error for an answer with this HTTP status and body."""
     try:
         said = msgspec.json.decode(body, type=_Status)
     except msgspec.MsgspecError:
@@ -83,14 +83,17 @@ class Watch:
             yield from (line for line in lines if line)
 
     def chunks(self) -> Iterator[bytes]:
-        """Yields what has come; raises Unreachable when the connection breaks, Silent when nothing comes for long."""
+        """Yields the bytes as they arrive.
+
+        Raises Unreachable when the connection breaks, Silent when no byte arrives for a long time.
+        """
         try:
             yield from self._response.stream(65536, decode_content=True)
         except urllib3.exceptions.ReadTimeoutError:
             if not self._closed:
                 raise Silent("the API server has stopped sending data") from None
         except (urllib3.exceptions.HTTPError, OSError, ValueError, AttributeError) as error:
-            # ValueError and AttributeError: urllib3's way to say that another thread has closed the file.
+            # ValueError and AttributeError are urllib3's errors when another thread has closed the file.
             if not self._closed:
                 raise Unreachable(f"the connection of the watch broke: {error}") from None
         finally:
@@ -101,7 +104,7 @@ class Watch:
         try:
             self._response.shutdown()
         except (OSError, ValueError, RuntimeError):
-            self._response.close()  # over already: there is no socket left to shut down
+            self._response.close()  # ended already: there is no socket left to shut down
 
 
 class KubeClient:
@@ -114,7 +117,7 @@ class KubeClient:
         configuration: Any = None,
         renew: Callable[[], None] = lambda: None,
     ) -> None:
-        """`renew` reads the credentials of `configuration` anew; raises OSError or the kubernetes package's errors."""
+        """`renew` reads the credentials of `configuration` again; raises OSError or the kubernetes package's errors."""
         self.host = host.rstrip("/")
         self._pool = pool
         self._configuration = configuration
@@ -162,10 +165,10 @@ class KubeClient:
         return headers
 
     def _token(self) -> str | None:
-        """The token, read anew from time to time; raises Unreachable when it cannot be read."""
+        """The token, read again from time to time; raises Unreachable when it cannot be read."""
         if self._configuration is None:
             return None
-        from kubernetes.config import ConfigException  # imported already, since there is a configuration
+        from kubernetes.config import ConfigException  # imported already, because there is a configuration
 
         try:
             token: str | None = self._configuration.auth_settings().get("BearerToken", {}).get("value")
@@ -174,9 +177,10 @@ class KubeClient:
         return token
 
     def _renewed(self, refused: str | None) -> bool:
-        """There is another token than the one that was refused.
+        """Whether there is another token than the refused one.
 
-        The kubernetes package reads it anew a minute later by the clock: after that was set back, much later.
+        The kubernetes package reads the token again after a minute of wall-clock time. After the clock was set back,
+        this takes much longer.
         """
         if refused is None:
             return False
@@ -243,7 +247,10 @@ class KubeClient:
         silence: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Watch:
-        """Opens a streamed GET; iterate the result for its lines. `silence`: seconds that may pass without a byte."""
+        """Opens a streamed GET; iterate over the result for its lines.
+
+        `silence`: longest time without a byte, in seconds.
+        """
         timeout = urllib3.Timeout(connect=10, read=silence)
         answer = self._send("GET", path, params, dict(headers or {}), preload_content=False, timeout=timeout)
         if answer.status >= 300:
@@ -251,5 +258,5 @@ class KubeClient:
         return Watch(answer)
 
     def close(self) -> None:
-        """Drops idle connections; open watches end by their own `close`."""
+        """Closes idle connections; open watches end by their own `close`."""
         self._pool.clear()

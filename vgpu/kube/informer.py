@@ -1,4 +1,4 @@
-"""A live copy of one kind of object: list once, then follow the changes, through every restart of the API server."""
+"""A live copy of one kind of object: lists once, then follows the changes, through every restart of the API server."""
 
 import logging
 import random
@@ -18,12 +18,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T", bound=HasMeta)
 Key = tuple[str, str]  #: (namespace, name)
 
-WATCH_SECONDS = (240, 360)  #: after this the server ends the watch and it is opened again from the same place
-#: Seconds without a byte of a watch: then it is opened again from the same place. The API server sends bookmarks once a
-#: minute; a connection that is open on this side only, or through something that swallows what comes, brings nothing
+#: after this time, the server ends the watch, and the informer continues from the same version
+WATCH_SECONDS = (240, 360)
+#: Seconds without a byte of a watch, after which the informer opens the watch again from the same version. The API
+#: server sends bookmarks once a minute. A connection that is open only on this side, or whose bytes are lost on the
+#: way, delivers nothing
 SILENCE_SECONDS = 90.0
-SPREAD_SECONDS = 2.0  #: at most, before a new list: many clients lose their history at the same moment
-TOO_LARGE = 3  #: answers that a version is not there yet, after which an older one does: a database was restored
+SPREAD_SECONDS = 2.0  #: longest pause before a new list: many clients lose their history at the same moment
+#: answers that a version does not exist yet, after which an older version is enough: a database was restored
+TOO_LARGE = 3
 BACK_OFF = (0.05, 5.0)  #: seconds: first pause and longest pause between attempts
 
 
@@ -43,7 +46,7 @@ class _Failure(msgspec.Struct):
 
 
 class _Gone(Exception):
-    """The server no longer knows the changes since our resourceVersion (HTTP 410): list again."""
+    """The server does not know the changes since our resourceVersion any more (HTTP 410): list again."""
 
 
 def _key(item: HasMeta) -> Key:
@@ -51,16 +54,16 @@ def _key(item: HasMeta) -> Key:
 
 
 class Informer(Generic[T]):
-    """Tells about each change of what the API server has at `path`.
+    """Reports each change of the objects that the API server has at `path`.
 
     `on_change("set" | "gone", object)` is called for each difference. After a list (the first one, and whenever the
-    history was lost) `on_replace(objects)` is called instead where given; otherwise all objects are kept in `store` and
-    the differences are told singly. `on_list()` is called before each list is asked for. All are called in the
-    informer's thread, the others after the store was changed; an exception of theirs is logged and does not end it.
-    `type_` is a msgspec struct with `metadata: Meta`; what is told and kept is `shape` of it where given.
+    history was lost), `on_replace(objects)` is called instead, where given. Otherwise `store` keeps all objects, and
+    each difference is reported. `on_list()` is called before each list. The informer's thread makes all calls, and
+    changes the store before `on_change` and `on_replace`. An exception in a call is logged and does not end the thread.
+    `type_` is a msgspec struct with `metadata: Meta`; where `shape` is given, its result is reported and kept.
 
-    Lists and watches are answered from the API server's cache, never by etcd: `resourceVersion` is "0" at first, and
-    then at least what is known already (Kubernetes API concepts, "Semantics for get and list").
+    The API server answers lists and watches from its cache, never from etcd: `resourceVersion` is "0" at first, and
+    later at least the known version (Kubernetes API concepts, "Semantics for get and list").
     """
 
     def __init__(
@@ -77,7 +80,7 @@ class Informer(Generic[T]):
     ) -> None:
         self.synced = threading.Event()  #: set once the first list has been delivered
         self.store: dict[Key, Any] = {}
-        self.listed = ""  #: resourceVersion of the newest list, set before it is told
+        self.listed = ""  #: resourceVersion of the newest list, set before its objects are reported
         self._client = client
         self._path = path
         self._params = dict(params or {})
@@ -88,8 +91,8 @@ class Informer(Generic[T]):
         self._type = type_
         self._decode_object = msgspec.json.Decoder(type_)
         self._version = ""
-        self._versions: dict[Key, str] = {}  # of what is in the store
-        self._newest = "0"  # version that a list has to reach
+        self._versions: dict[Key, str] = {}  # versions of the objects in the store
+        self._newest = "0"  # version that a list must reach
         self._too_large = 0
         self._watch: Watch | None = None
         self._lock = threading.Lock()
@@ -98,14 +101,14 @@ class Informer(Generic[T]):
 
     @property
     def version(self) -> str:
-        """The resourceVersion up to which everything is in the store and was told; empty before the first list."""
+        """The resourceVersion up to which everything is in the store and was reported; empty before the first list."""
         return self._version
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the informer; no call-back is made after this returns, unless a call-back itself calls it."""
+        """Ends the informer; after the return, no call-back is made, unless a call-back itself calls `stop`."""
         self._stopping.set()
         with self._lock:
             if self._watch is not None:
@@ -127,20 +130,20 @@ class Informer(Generic[T]):
             except Silent as error:
                 log.debug("%s: %s; asking again", self._path, error)
             except (ApiError, msgspec.MsgspecError) as error:
-                level = logging.DEBUG if str(error) == said else logging.WARNING  # an outage is told once
+                level = logging.DEBUG if str(error) == said else logging.WARNING  # an outage is logged once
                 said = str(error)
                 if not self._stopping.is_set():
                     log.log(level, "%s: %s; trying again", self._path, error)
                 self._stopping.wait(pause * random.uniform(0.5, 1.5))
                 pause = min(pause * 2, longest)
             except Exception as error:
-                # Without this thread its owner would go on with what was true once.
+                # If this thread ended, its owner would work with old objects for ever.
                 if str(error) != said:
                     log.exception("%s: trying again", self._path)
                     said = str(error)
                 self._stopping.wait(pause * random.uniform(0.5, 1.5))
                 pause = min(pause * 2, longest)
-            else:  # the server ended the watch, as it does now and then
+            else:  # the server ended the watch, which is normal
                 pause, said = BACK_OFF[0], ""
                 self._stopping.wait(pause)
 
@@ -148,11 +151,11 @@ class Informer(Generic[T]):
         if self._on_list is not None:
             self._on_list()
         items: list[Any] = []
-        names: list[tuple[Key, str]] = []  # key and version of each, where they are kept
+        names: list[tuple[Key, str]] = []  # key and version of each object, where they are kept
         listing = Listing(self._client, self._path, self._type, {**self._params, "resourceVersion": self._newest})
         try:
             for part in listing:
-                # At first nobody can be answered anyway.
+                # Before the first list is complete, there is nothing to answer anyway.
                 pace = gently(part) if self.synced.is_set() else part
                 for item in pace:
                     items.append(self._shape(item))

@@ -1,4 +1,4 @@
-"""A list of many objects, decoded while it arrives: neither its text nor the objects are ever in memory as a whole."""
+"""A list of many objects, decoded while it arrives: memory never contains the whole text or all objects at once."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Generic, TypeVar
@@ -13,19 +13,19 @@ T = TypeVar("T")
 BATCH: Final = (
     128 * 1024
 )  #: bytes that are decoded at once: longer, and other threads of this process would wait for it
-SILENCE_SECONDS: Final = 60.0  #: without a byte of the answer: then the connection counts as broken
+SILENCE_SECONDS: Final = 60.0  #: longest time without a byte of the answer; then the connection counts as broken
 #: Only the metadata of the objects. Source: Kubernetes API concepts, "Receiving resources as Tables" and following
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _ITEMS: Final = b'"items":['
-_NEXT: Final = b',{"metadata":{'  #: how an object begins that is not the first; the API server writes no blanks
-_CUTS: Final = 4  #: places at which a part may end that are tried: some are inside of an object
+_NEXT: Final = b',{"metadata":{'  #: beginning of an object after the first one; the API server writes no blanks
+_CUTS: Final = 4  #: places at which a part may end: some of them are inside an object
 
 
 class Listing(Generic[T]):
-    """Iterates over parts of the list; `version` is its resourceVersion once all parts were taken.
+    """Iterates over parts of the list; `version` is its resourceVersion once all parts were read.
 
-    `type_` is a msgspec struct. Iterating raises ApiError as the API server gives it, Unreachable where the answer
-    breaks off, and msgspec.MsgspecError where it is not such a list.
+    `type_` is a msgspec struct. Iterating raises the API server's ApiError, Unreachable where the answer breaks off,
+    and msgspec.MsgspecError where the answer is not such a list.
     """
 
     def __init__(
@@ -60,7 +60,10 @@ class Listing(Generic[T]):
             yield last.items
 
     def _part(self, text: bytes) -> tuple[list[T], bytes]:
-        """The objects that are complete, and the rest. Where none can be told apart, all is the rest."""
+        """The complete objects, and the rest of the text.
+
+        Where no object can be separated, all of the text is the rest.
+        """
         end = len(text)
         for _ in range(_CUTS):
             end = text.rfind(_NEXT, 0, end)
@@ -71,10 +74,10 @@ class Listing(Generic[T]):
             except msgspec.ValidationError:
                 raise
             except msgspec.DecodeError:
-                continue  # inside of an object
+                continue  # this place is inside an object
         return [], text
 
 
 def everything(listing: Listing[Any]) -> list[Any]:
-    """All of it at once, for lists that are short."""
+    """All objects at once, for short lists."""
     return [item for part in listing for item in part]

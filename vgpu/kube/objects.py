@@ -20,19 +20,19 @@ class OwnerReference(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Meta(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str = ""
-    namespace: str = ""  #: empty for objects of the cluster, such as nodes
+    namespace: str = ""  #: empty for objects without namespace, such as nodes
     uid: str = ""
     resourceVersion: str = ""
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     creationTimestamp: str | None = None  #: RFC 3339
-    deletionTimestamp: str | None = None  #: RFC 3339; set: being deleted
+    deletionTimestamp: str | None = None  #: RFC 3339; set: the object is being deleted
     deletionGracePeriodSeconds: int | None = None
     ownerReferences: list[OwnerReference] = []
 
 
 class Named(Protocol):
-    """The metadata that every object is known by."""
+    """The metadata that identifies every object."""
 
     @property
     def name(self) -> str: ...
@@ -58,7 +58,7 @@ class Resources(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Variable(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A variable of a container; one whose value comes from elsewhere has none here."""
+    """A variable of a container; a variable with `valueFrom` has no value here."""
 
     name: str = ""
     value: str = ""
@@ -118,7 +118,7 @@ class Pod(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def finished(self) -> bool:
-        """Succeeded or Failed: no container of it will run again."""
+        """Succeeded or Failed: none of the pod's containers will run again."""
         return self.status.phase in ("Succeeded", "Failed")
 
 
@@ -145,7 +145,7 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RawObject(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Any object: typed metadata, the rest as it came."""
+    """Any object: typed metadata, and the rest as raw JSON."""
 
     metadata: Meta = Meta()
     spec: dict[str, Any] = {}
@@ -163,7 +163,7 @@ class ListMeta(msgspec.Struct, frozen=True):
 class ObjectList(msgspec.Struct, Generic[T], frozen=True):
     """Answer to a list request."""
 
-    items: list[T] | None = None  #: null stands for an empty list
+    items: list[T] | None = None  #: null means an empty list
     metadata: ListMeta = ListMeta()
 
 

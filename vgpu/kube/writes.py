@@ -1,4 +1,4 @@
-"""What vgpu writes to the API server, each as one request."""
+"""All writes of vgpu to the API server, each as one request."""
 
 import hashlib
 import logging
@@ -50,8 +50,8 @@ def patch_pod(
 ) -> None:
     """Merges `metadata` ("annotations", "labels"; a value of None removes a key).
 
-    ApiError 409 when `uid` differs, or a `resourceVersion` in `metadata`. `by_status`: with the right to write the
-    pod's status alone, which takes annotations, too (source: kubernetes/pkg/registry/core/pod "podStatusStrategy").
+    ApiError 409 when `uid` differs, or a `resourceVersion` in `metadata`. `by_status`: uses only the right to write the
+    pod's status, which includes annotations (source: kubernetes/pkg/registry/core/pod "podStatusStrategy").
     """
     body = {"metadata": {**metadata, **({"uid": uid} if uid is not None else {})}}
     path = f"{pod_path(namespace, name)}/status" if by_status else pod_path(namespace, name)
@@ -76,7 +76,7 @@ def patch_node(
 
 
 def patch_node_capacity(client: KubeClient, name: str, capacity: Mapping[str, str | None]) -> None:
-    """Sets resources in the node's capacity, from where the kubelet copies them to allocatable."""
+    """Sets resources in the node's capacity; the kubelet copies them to allocatable."""
     body = {"status": {"capacity": dict(capacity)}}
     client.request("PATCH", f"/api/v1/nodes/{name}/status", body=body, content_type=MERGE_PATCH)
 
@@ -84,7 +84,7 @@ def patch_node_capacity(client: KubeClient, name: str, capacity: Mapping[str, st
 def patch_node_condition(
     client: KubeClient, name: str, type_: str, status: str, reason: str, message: str, *, changed: bool = True
 ) -> None:
-    """Sets one condition of a node, the others stay; `changed`: the status is another one than before."""
+    """Sets one condition of a node and leaves the others; `changed`: the status differs from before."""
     condition = {
         "type": type_,
         "status": status,
@@ -98,10 +98,11 @@ def patch_node_condition(
 
 
 def evict(client: KubeClient, namespace: str, name: str, uid: str) -> None:
-    """Ends a pod, with respect for disruption budgets (ApiError 429 when one forbids it now).
+    """Ends a pod, with respect for disruption budgets (ApiError 429 when a budget forbids it now).
 
-    In two steps: the API server is asked whether it would evict the pod, and then the pod is deleted. What asks for an
-    eviction names no node, so that no policy can narrow who may evict to the pods of one; a deletion can be narrowed.
+    This takes two steps: a dry run of the eviction asks the API server whether it is allowed, then the pod is deleted.
+    An eviction request names no node, so no policy can restrict evictions to the pods of one node; a deletion can be
+    restricted.
     """
     body = {
         "apiVersion": "policy/v1",
@@ -114,7 +115,7 @@ def evict(client: KubeClient, namespace: str, name: str, uid: str) -> None:
 
 
 def delete_pod(client: KubeClient, namespace: str, name: str, uid: str, *, grace_seconds: int | None = None) -> None:
-    """Deletes this very pod (ApiError 409 when another one has its name now); None: the pod's own grace period."""
+    """Deletes exactly this pod (ApiError 409 when another pod has its name now); None: the pod's own grace period."""
     body: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
     if grace_seconds is not None:
         body["gracePeriodSeconds"] = grace_seconds
@@ -122,12 +123,12 @@ def delete_pod(client: KubeClient, namespace: str, name: str, uid: str, *, grace
 
 
 def pod_reference(namespace: str, name: str, uid: str) -> dict[str, str]:
-    """What an event about a pod refers to."""
+    """The reference to a pod in an event."""
     return {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name, "uid": uid}
 
 
 def node_reference(name: str) -> dict[str, str]:
-    """What an event about a node refers to; kubectl describe finds node events by the name in place of the uid."""
+    """The reference to a node in an event; kubectl describe finds node events by the name in place of the uid."""
     return {"apiVersion": "v1", "kind": "Node", "name": name, "uid": name}
 
 
@@ -141,9 +142,9 @@ def emit_event(
     reporting: str = "vgpu",
     host: str = "",
 ) -> None:
-    """Tells something about an object, where `kubectl describe` shows it. Repeats are counted, not listed.
+    """Emits an event about an object, which `kubectl describe` shows. Repeats are counted, not listed.
 
-    Events are best effort as everywhere in Kubernetes: a failure is logged and not raised.
+    Events are best effort, as everywhere in Kubernetes: a failure is logged and not raised.
     """
     namespace = regarding.get("namespace") or "default"
     said = "\0".join((regarding.get("uid", ""), reason, message, reporting, host))

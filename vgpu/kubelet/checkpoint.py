@@ -1,7 +1,7 @@
 """The kubelet's own record of which container holds which device ids: `kubelet_internal_checkpoint`.
 
-Format and checksum: k8s.io/kubernetes v1.36.3, pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go. The file is
-written anew as a whole (temporary file and rename), so that a reader never sees half of it.
+Format and checksum: k8s.io/kubernetes v1.36.3, pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go. Each write
+replaces the whole file (temporary file and rename), so that a reader never sees half of it.
 """
 
 import base64
@@ -38,13 +38,13 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def response(self) -> deviceplugin.ContainerAllocateResponse:
-        """The cached answer to Allocate, which the kubelet replays at every start of the container."""
+        """The cached answer to Allocate, which the kubelet uses again at every start of the container."""
         return deviceplugin.ContainerAllocateResponse.FromString(base64.b64decode(self.AllocResp or ""))
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
     entries: list[Entry] = []
-    registered: dict[str, list[str] | None] = {}  #: resource → ids that were healthy when it was written
+    registered: dict[str, list[str] | None] = {}  #: resource → ids that were healthy when the file was written
 
     def holders(self, resource: str, ids: Iterable[str]) -> list[tuple[str, str]]:
         """(pod uid, container) of all containers that hold exactly these ids, in the order of their allocation."""
@@ -110,7 +110,10 @@ def checksum(data: _Data) -> int:
 
 
 def decode(content: bytes, source: str = FILE_NAME) -> Checkpoint:
-    """Raises CheckpointError naming `source`. The checksum is not verified: the rename makes the file whole."""
+    """Reads a checkpoint; raises CheckpointError naming `source`.
+
+    The checksum is not verified: the rename ensures that the file is whole.
+    """
     try:
         data = msgspec.json.decode(content, type=_File).Data
     except msgspec.MsgspecError as error:

@@ -1,4 +1,4 @@
-"""Regions as the agent, `vgpu run` and tests see them: limits and usage of one container, over the C code of libvgpu.
+"""Regions for the agent, `vgpu run` and tests: limits and usage of one container, through the C code of libvgpu.
 
 Importing this package needs nothing compiled; the first region does (see binding.py).
 """

@@ -1,6 +1,6 @@
 """The arbiter of a machine: tells each container how much of its cards it may use now (vgpu/agent.h has the details).
 
-The work is done by C code in a thread of its own, which holds no lock of the interpreter.
+C code does the work in its own thread, which holds no lock of the interpreter.
 """
 
 import logging
@@ -18,16 +18,16 @@ log = logging.getLogger(__name__)
 
 
 class ArbiterState(msgspec.Struct, frozen=True):
-    """How much the arbiter has to do."""
+    """The amount of work of the arbiter."""
 
     passes: int  #: looks at all containers since the start
-    cpu_ns: int  #: CPU time that they took
-    containers: int  #: followed at the last look
-    active: int  #: of them, with work on some card
+    cpu_ns: int  #: CPU time of these looks
+    containers: int  #: containers at the last look
+    active: int  #: containers with work on some card
 
 
 class Arbiter:
-    """Follows regions and publishes into their limits; libraries notice its end within a second. Thread-safe."""
+    """Follows regions and writes into their limits; libraries notice its end within a second. Thread-safe."""
 
     def __init__(self) -> None:
         ffi, lib = load()
@@ -45,7 +45,10 @@ class Arbiter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the looking and lets all containers go; harmless when done twice, and nothing else works afterwards."""
+        """Ends the looks and releases all containers; a second call has no effect.
+
+        After that, no other method works.
+        """
         _, lib = load()
         if self._handle is None:
             return
@@ -62,14 +65,14 @@ class Arbiter:
         return self._handle
 
     def look(self) -> None:
-        """One look at all containers, for whoever does not `start` it."""
+        """One look at all containers, for a caller that does not use `start`."""
         _, lib = load()
         lib.vgpu_arbiter_look(self._open_handle())
 
     def follow(self, directories: Iterable[Path]) -> None:
-        """From now on these regions and no others; one that is made anew in its place counts as new.
+        """Follows only these regions from now on; a recreated region in the same place counts as new.
 
-        A directory without a usable region is left out, with a log line, and tried again by the next call.
+        A directory without a usable region is skipped with a log line; the next call tries it again.
         """
         _, lib = load()
         wanted = frozenset(directories)
@@ -88,7 +91,7 @@ class Arbiter:
             self._followed = wanted
 
     def state(self) -> ArbiterState:
-        """What it has done so far."""
+        """The work so far."""
         ffi, lib = load()
         raw = ffi.new("struct vgpu_arbiter_state *")
         lib.vgpu_arbiter_state(self._open_handle(), raw)

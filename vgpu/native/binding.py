@@ -1,4 +1,4 @@
-"""The compiled module, loaded when first needed: most commands and every pure test do without it."""
+"""The compiled module, loaded on first use: most commands and all pure tests work without it."""
 
 from functools import cache
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @cache
 def load() -> tuple[Any, Any]:
-    """cffi's `ffi` and `lib` of the binding; raises ImportError with what to run when it was not built."""
+    """cffi's `ffi` and `lib` of the binding; when it was not built, raises ImportError with the command to run."""
     try:
         from vgpu.native._region import ffi, lib
     except ImportError as error:
@@ -15,7 +15,7 @@ def load() -> tuple[Any, Any]:
 
 
 def c_string(value: Any) -> str:
-    """The text in a char array; bytes that are no UTF-8 (a container may write them) become U+FFFD."""
+    """The text in a char array; bytes that are not UTF-8 (a container may write such bytes) become U+FFFD."""
     ffi, _ = load()
     text: bytes = ffi.string(value)
     return text.decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Where the shared libraries and headers are: beside this module, in a checkout as in an installed wheel."""
+"""Paths of the shared libraries and headers: they are next to this module, in a checkout and in an installed wheel."""
 
 from pathlib import Path
 from typing import Final

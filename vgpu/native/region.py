@@ -29,25 +29,25 @@ class CardLimit(msgspec.Struct, frozen=True):
     uuid: str  #: as NVML prints it; empty: the card at this place in NVML's order
     memory: int | None  #: None: no limit
     guarantee: int | None = None  #: the physical part of `memory`; None: all of it
-    context_bytes: int = 0  #: learned cost of one context; 0: unknown
+    context_bytes: int = 0  #: measured bytes of one context; 0: unknown
     cores: int = 0  #: guaranteed share, 0: no core limit
-    cores_ceiling: int = 0  #: elastic: never above this share
+    cores_ceiling: int = 0  #: elastic: largest share
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """All that the agent decides about a container."""
+    """Everything that the agent decides about a container."""
 
     cards: tuple[CardLimit, ...]
     core_policy: CorePolicy = "fixed"
     priority: int = 0  #: 0 high, 1 low
     host_memory: int | None = 0  #: budget of host memory behind each card; None: no limit
-    burst_ms: int = 0  #: GPU time that idling earns at most, in ms of wall time: 20 to 100; 0: 50
+    burst_ms: int = 0  #: largest GPU time that an idle container earns, in ms of wall time: 20 to 100; 0: 50
     allow_disable_control: bool = False
-    oversubscribe: bool = False  #: what does not fit into the guarantee lies in host memory; for the region's life
-    movable: bool = False  #: with oversubscribe: blocks may move between both; for the region's life
+    oversubscribe: bool = False  #: what does not fit into the guarantee is in host memory; fixed for the region's life
+    movable: bool = False  #: with oversubscribe: blocks may move between card and host; fixed for the region's life
     kill_on_oom: bool = False
-    fills_on_engine: bool = False  #: fills take no multiprocessors on this node: they are not paced
-    copies_on_sms: bool = False  #: copies within a card take them: they are paced
+    fills_on_engine: bool = False  #: fills use no multiprocessors on this node: they are not paced
+    copies_on_sms: bool = False  #: copies within a card use multiprocessors: they are paced
 
 
 def _no_kinds() -> dict[str, int]:
@@ -57,45 +57,45 @@ def _no_kinds() -> dict[str, int]:
 class CardUsage(msgspec.Struct, frozen=True):
     """What all processes of the container use of one card."""
 
-    used: int = 0  #: what the memory limit is tested against
-    host_used: int = 0  #: of that, in host memory
-    resident: int = 0  #: of that, really on the card; 0 without oversubscribe
-    lent: int = 0  #: what it may hold on the card above its guarantee
+    used: int = 0  #: bytes that the memory limit counts
+    host_used: int = 0  #: part of `used` in host memory
+    resident: int = 0  #: part of `used` really on the card; 0 without oversubscribe
+    lent: int = 0  #: bytes that the container may hold on the card above its guarantee
     by_kind: dict[str, int] = msgspec.field(default_factory=_no_kinds)  #: KINDS → bytes; a statistic
     gpu_ns: int = 0  #: GPU time since the region was made
     throttled_ns: int = 0  #: time that launches waited for the core limit
     launches: int = 0
     refused: int = 0  #: allocations that the limit refused
-    processes: int = 0  #: that hold memory on this card
+    processes: int = 0  #: number of processes that hold memory on this card
 
 
 class ProcessUsage(msgspec.Struct, frozen=True):
     """What one process uses; tuples have one entry per card of the limits."""
 
-    pid: int  #: as the process itself sees it
+    pid: int  #: pid as the process itself sees it
     slot: int
-    pid_namespace: int  #: inode of its /proc/self/ns/pid
+    pid_namespace: int  #: inode of the process's /proc/self/ns/pid
     start_time: int  #: clock ticks since boot
     used: tuple[int, ...]
     by_kind: tuple[dict[str, int], ...]
     gpu_ns: tuple[int, ...]
     throttled_ns: tuple[int, ...]
     launches: tuple[int, ...]
-    host: tuple[int, ...] = ()  #: of `used`, in host memory
-    resident: tuple[int, ...] = ()  #: of `used`, really on the card; 0 without oversubscribe
+    host: tuple[int, ...] = ()  #: part of `used` in host memory
+    resident: tuple[int, ...] = ()  #: part of `used` really on the card; 0 without oversubscribe
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """A consistent enough picture for metrics."""
+    """A picture that is consistent enough for metrics."""
 
     cards: tuple[CardUsage, ...]  #: in the order of Limits.cards
     processes: tuple[ProcessUsage, ...]
-    unhooked: int = 0  #: entry points that the driver answered and no hook covers
-    saturated: int = 0  #: releases of more than was charged; 0 in a sound region
+    unhooked: int = 0  #: entry points that the driver answered without a hook
+    saturated: int = 0  #: releases of more than was charged; 0 in a correct region
 
     @property
     def process_count(self) -> int:
-        """Processes that hold a slot, dead ones that nobody has reaped included."""
+        """Processes that hold a slot, including dead processes that are not reaped yet."""
         return len(self.processes)
 
 
@@ -110,7 +110,7 @@ _SENTENCES: Final = {
 
 
 def _checked(result: int, path: Path) -> int:
-    """A C function's answer; raises the OSError that its negative errno names, with the path and a sentence."""
+    """The result of a C function; for a negative errno, raises its OSError with the path and a sentence."""
     if result < 0:
         raise OSError(-result, _SENTENCES.get(-result, os.strerror(-result)), str(path))
     return result
@@ -189,7 +189,7 @@ def _limits(raw: Any) -> Limits:
 
 
 def limits_in(data: bytes) -> Limits:
-    """What a struct vgpu_limits, as it lies in a file, says; raises ValueError when it is none or makes no sense."""
+    """The limits in a struct vgpu_limits from a file; raises ValueError when the data is none or makes no sense."""
     ffi, _ = load()
     size = ffi.sizeof("struct vgpu_limits")
     if len(data) != size:
@@ -236,7 +236,7 @@ def _process_usage(raw: Any, cards: int) -> ProcessUsage:
 
 
 class Region:
-    """An open region. May be used by several threads; `close` when no other call is under way."""
+    """An open region. Several threads may use it; call `close` when no other call runs."""
 
     def __init__(self, handle: Any, directory: Path) -> None:
         self._handle = handle
@@ -246,8 +246,8 @@ class Region:
     def create(cls, directory: Path, limits: Limits) -> Self:
         """Makes `limits` (mode 0644) and `usage` (0666) in an existing directory and opens them writable.
 
-        Raises FileExistsError when the directory has a region, FileNotFoundError or NotADirectoryError when there is
-        no directory, OSError for what else the file system says, ValueError for limits that make no sense.
+        Raises FileExistsError when the directory has a region, FileNotFoundError or NotADirectoryError when there is no
+        directory, OSError for other errors of the file system, ValueError for limits that make no sense.
         """
         ffi, lib = load()
         if not directory.is_dir():
@@ -282,7 +282,7 @@ class Region:
         return _limits(raw)
 
     def set_limits(self, limits: Limits) -> None:
-        """Puts new limits in force; running processes see the old ones or the new ones, never a mixture.
+        """Puts new limits in force; running processes see the old or the new limits, never a mixture.
 
         Raises ValueError for limits that make no sense, OSError (EBADF) when opened read-only.
         """
@@ -292,17 +292,17 @@ class Region:
         _checked(lib.vgpu_limits_write(self._open_handle(), raw), self.directory)
 
     def lend(self, card: int, amount: int) -> None:
-        """Lets the container hold `amount` bytes on a card of the limits above its guarantee, from now on.
+        """From now on, lets the container hold `amount` bytes above its guarantee on a card of the limits.
 
-        Less than it holds means that it has to give way, at its next safe point: for movable containers alone. Raises
-        OSError (EBADF) when opened read-only, (EINVAL) for no such card.
+        If the container holds more, it must move blocks off the card at its next safe point; only movable containers
+        can. Raises OSError (EBADF) when opened read-only, (EINVAL) for no such card.
         """
         _, lib = load()
         raw = _natural(amount, "lent")
         _checked(lib.vgpu_lent_write(self._open_handle(), card, raw), self.directory)
 
     def usage(self) -> Usage:
-        """What the container uses now; raises OSError (EPROTO) when it has cut its usage file short."""
+        """What the container uses now; raises OSError (EPROTO) when the container has truncated its usage file."""
         ffi, lib = load()
         raw = ffi.new("struct vgpu_usage *")
         _checked(lib.vgpu_usage_read(self._open_handle(), raw), self.directory)
@@ -315,23 +315,26 @@ class Region:
         )
 
     def reap(self) -> int:
-        """Frees what dead processes hold; returns how many they were. Raises OSError (EBADF) when read-only."""
+        """Frees what dead processes hold; returns the number of these processes.
+
+        Raises OSError (EBADF) when opened read-only.
+        """
         _, lib = load()
         return _checked(lib.vgpu_region_reap(self._open_handle()), self.directory)
 
     def debit(self, card: int, gpu_ns: int) -> None:
-        """Charges GPU time on a card of the limits that was used and not charged: the next launches pay it back.
+        """Charges GPU time on a card that was used and not charged: the next launches pay it back.
 
-        They wait for ten seconds at most because of it. Raises OSError (EBADF) when opened read-only, (EINVAL) for no
+        These launches wait ten seconds at most for it. Raises OSError (EBADF) when opened read-only, (EINVAL) for no
         such card.
         """
         _, lib = load()
         _checked(lib.vgpu_region_debit(self._open_handle(), card, _natural(gpu_ns, "gpu_ns")), self.directory)
 
     def charge_overhead(self, card: int, amount: int) -> None:
-        """Makes what this handle charges on a card of the limits `amount` bytes, limit or not; ends with `close`.
+        """Sets this handle's charge on a card of the limits to `amount` bytes, even above the limit; ends with `close`.
 
-        For memory that the driver took for processes and that they have not charged. Raises OSError (EBADF) when
+        It is for memory that the driver took for processes and that they have not charged. Raises OSError (EBADF) when
         opened read-only, (EINVAL) for no such card, (ENOSPC) when no slot is left.
         """
         _, lib = load()
@@ -339,7 +342,7 @@ class Region:
         _checked(lib.vgpu_region_charge_overhead(self._open_handle(), card, raw), self.directory)
 
     def close(self) -> None:
-        """Unmaps the files; harmless when done twice."""
+        """Unmaps the files; a second call has no effect."""
         _, lib = load()
         if self._handle is not None:
             lib.vgpu_region_close(self._handle)

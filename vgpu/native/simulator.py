@@ -1,4 +1,4 @@
-"""The truth of the simulator: what its cards really hold and really ran, for tests, `vgpu demo` and `vgpu top`.
+"""What the simulator's cards really hold and really ran, for tests, `vgpu demo` and `vgpu top`.
 
 Mirrors libvgpu/include/vgpu/simulator.h. Memory in bytes, time in nanoseconds, cards by their index in the state
 directory.
@@ -20,43 +20,43 @@ class SimCard(msgspec.Struct, frozen=True):
 
     uuid: str
     model: str
-    memory: int  #: what CUDA can use; NVML's total is this + reserved
+    memory: int  #: bytes that CUDA can use; NVML's total is this + reserved
     reserved: int
-    context_bytes: int  #: what one context costs
-    module_bytes: int  #: what one loaded module costs
-    used: int  #: of all live processes
+    context_bytes: int  #: bytes of one context
+    module_bytes: int  #: bytes of one loaded module
+    used: int  #: bytes of all living processes
     peak: int  #: largest `used` since the state was made
     busy_ns: int  #: time in which a kernel ran
     switches: int  #: changes from one process to another
-    processes: int  #: that hold a context or memory
-    host: int  #: host memory of the driver that living processes have for this card: pinned, registered, physical
+    processes: int  #: number of processes that hold a context or memory
+    host: int  #: driver's host memory that living processes have for this card: pinned, registered, physical
 
 
 class SimProcess(msgspec.Struct, frozen=True):
     """One process that used simulated cards; tuples have one entry per card."""
 
-    pid: int  #: as the process itself sees it
-    alive: bool  #: its memory is still held: by itself or by a child that inherited it
+    pid: int  #: pid as the process itself sees it
+    alive: bool  #: its memory is still held: by the process, or by a child that inherited it
     start_time: int  #: clock ticks since boot
     used: tuple[int, ...]  #: 0 for a dead process
     peak: tuple[int, ...]
-    busy_ns: tuple[int, ...]  #: time in which at least one kernel of it really ran
-    waited_ns: tuple[int, ...]  #: time in which it had work that did not run, as others had their turn
+    busy_ns: tuple[int, ...]  #: time in which at least one of its kernels really ran
+    waited_ns: tuple[int, ...]  #: time in which it had work that did not run, because other processes had their turn
     launches: tuple[int, ...]
-    host: tuple[int, ...]  #: host memory of the driver, by the card it is there for; 0 for a dead process
+    host: tuple[int, ...]  #: driver's host memory, by the card for which it exists; 0 for a dead process
     host_peak: tuple[int, ...]
-    faults: tuple[int, ...]  #: launches whose memory was not there, or was unmapped before they had ended
+    faults: tuple[int, ...]  #: launches whose memory did not exist, or was unmapped before the launches ended
 
 
 def profiles() -> list[str]:
-    """Names of the boards that can be simulated, as VGPU_SIMULATE takes them."""
+    """Names of the boards that can be simulated, as VGPU_SIMULATE accepts them."""
     ffi, lib = load()
     text: bytes = ffi.string(lib.vgpu_sim_profiles())
     return text.decode().split(",")
 
 
 def drivers() -> list[str]:
-    """CUDA versions of the drivers that can be played, newest first: the DRIVER of PROFILExN@DRIVER."""
+    """CUDA versions of the drivers that can be simulated, newest first: the DRIVER of PROFILExN@DRIVER."""
     ffi, lib = load()
     text: bytes = ffi.string(lib.vgpu_sim_drivers())
     return text.decode().split(",")
@@ -73,7 +73,7 @@ def _check(result: int, directory: Path) -> int:
 
 
 def create(directory: Path, spec: str) -> None:
-    """Makes the state directory of `spec` (PROFILE[xN][@DRIVER]); nothing happens when it is there for the same spec.
+    """Makes the state directory of `spec` (PROFILE[xN][@DRIVER]); does nothing when it exists for the same spec.
 
     Raises ValueError for a spec that names no board, no driver or too many cards, FileExistsError when the directory
     simulates something else, OSError when it cannot be made.
@@ -92,7 +92,7 @@ def create(directory: Path, spec: str) -> None:
 
 
 def cards(directory: Path) -> list[SimCard]:
-    """The cards of a state directory; raises FileNotFoundError when there is none."""
+    """The cards of a state directory; raises FileNotFoundError when the directory is not there."""
     ffi, lib = load()
     views = ffi.new("struct vgpu_sim_card[]", lib.VGPU_SIM_MAX_CARDS)
     count = _check(lib.vgpu_sim_cards(os.fsencode(directory), views, len(views)), directory)
@@ -116,7 +116,10 @@ def cards(directory: Path) -> list[SimCard]:
 
 
 def processes(directory: Path) -> list[SimProcess]:
-    """The processes that a state directory remembers, dead ones included; FileNotFoundError when there is none."""
+    """The processes that a state directory remembers, also dead ones.
+
+    Raises FileNotFoundError when the directory is not there.
+    """
     ffi, lib = load()
     wide = ffi.new("struct vgpu_sim_card[]", lib.VGPU_SIM_MAX_CARDS)
     present = _check(lib.vgpu_sim_cards(os.fsencode(directory), wide, len(wide)), directory)
@@ -141,7 +144,7 @@ def processes(directory: Path) -> list[SimProcess]:
 
 
 def inject_xid(directory: Path, card: int, xid: int) -> None:
-    """Makes a card report an XID to everybody who waits for NVML events; 0 takes it back.
+    """Makes a card report an XID to every process that waits for NVML events; 0 takes the XID back.
 
     Raises IndexError for an unknown card.
     """
@@ -153,12 +156,12 @@ def inject_xid(directory: Path, card: int, xid: int) -> None:
 
 
 def inject_error(directory: Path, entry: str, code: int, nth: int = 1) -> None:
-    """Makes the `nth` call of an entry point from now on answer `code`, once, whichever process makes it.
+    """Makes the `nth` call of an entry point from now on return `code`, once, in any process.
 
     `entry` is an exported name of either library, such as cuMemAlloc_v2 or nvmlDeviceGetCount_v2; nvmlInitWithFlags
     stands for every form of nvmlInit. A call counts for every entry point that it passes through. An entry has one
-    error at a time: the last one given. Raises ValueError for a code or a number below 1 or a name that is too long,
-    OSError when 32 entries have one.
+    error at a time: the last one. Raises ValueError for a code or a number below 1 or a name that is too long, OSError
+    when 32 entries have an error.
     """
     if code < 1 or nth < 1:
         raise ValueError(f"{entry}: code {code} of call {nth}: both must be 1 or more")
@@ -166,7 +169,7 @@ def inject_error(directory: Path, entry: str, code: int, nth: int = 1) -> None:
 
 
 def clear_errors(directory: Path, entry: str = "") -> None:
-    """Takes the error of an entry point back, or those of all."""
+    """Takes back the error of an entry point, or all errors."""
     _inject_error(directory, entry, 0, 0)
 
 

@@ -1,8 +1,8 @@
-"""Nodes whose cards cannot hold all containers of a pod, whatever the choice: counted, not searched. Pure.
+"""Finds nodes whose cards cannot hold all containers of a pod by any choice, by counting instead of searching. Pure.
 
-All containers take no more than all cards have. And the j containers that ask most take no less than j times what the
-least of them asks; so the cards must have room for so many slices of that size. A node that passes may still be one on
-which no choice works.
+All containers together take no more than all cards have. The j containers that ask for most take at least j times what
+the smallest of them asks; so the cards must have room for j slices of that size. A node that passes may still be a node
+on which no choice works.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,13 +37,13 @@ def possible(left: Small, wants: Sequence[Want], kinds: Sequence[Kind]) -> Bools
             cores = min(cores, want.cores)
             needed += want.count
             if at < len(order) and _same(order[at], want):
-                continue  # more of the same: asked once, for all of them
+                continue  # more containers of the same kind: one question for all of them
             result &= _slices(left, memory, guarantee, cores, order[0].accepted, at) >= needed
     return result
 
 
 def _slices(left: Small, memory: Figure, guarantee: Figure, cores: int, accepted: Bools | None, most: int) -> Ints:
-    """How many slices of this size there is room for, at most `most` on one card: a container has each card once."""
+    """Number of slices of this size that have room, at most `most` on one card: a container has each card once."""
     room = np.minimum(left[SLOTS], most)
     room = np.minimum(room, left[MEM] // np.maximum(memory, 1))
     room = np.minimum(room, left[PHYS] // np.maximum(guarantee, 1))
@@ -59,7 +59,10 @@ def _slices(left: Small, memory: Figure, guarantee: Figure, cores: int, accepted
 
 
 def _smallest(want: Want, row: int) -> int | Ints:
-    """What it takes of a card at least, whichever of a node's cards it gets. One with 100 % of cores takes the card."""
+    """The smallest amount that a container takes of any of a node's cards.
+
+    One with 100 % of cores takes the whole card.
+    """
     if row == CORES:
         return 0 if want.alone else want.cores
     figure = want.memory if row == MEM else want.guarantee

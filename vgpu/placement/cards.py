@@ -40,13 +40,13 @@ def nothing_held(*shape: int) -> Ints:
 
 
 def count(mask: Bools) -> Ints:
-    """How many cards of each node are in the mask."""
-    narrow = np.uint8 if mask.shape[-1] < 256 else np.uint16  # no wider than needed: several times as fast
+    """Number of cards of each node that are in the mask."""
+    narrow = np.uint8 if mask.shape[-1] < 256 else np.uint16  # no wider than needed: this is several times as fast
     return np.asarray(np.add.reduce(mask.view(np.uint8), axis=-1, dtype=narrow), dtype=np.int64)
 
 
 def of_nodes(array: NDArray[T], nodes: Ints) -> NDArray[T]:
-    """The same array (… × nodes × cards) of these nodes, column-major as well: plain indexing would not keep that."""
+    """The array (… × nodes × cards) for these nodes, column-major as well: plain indexing would not keep that."""
     return np.swapaxes(np.take(np.swapaxes(array, -1, -2), nodes, axis=-1), -1, -2)
 
 
@@ -57,7 +57,10 @@ def figures(held: Held) -> Ints:
 
 @dataclass(slots=True)
 class Cards:
-    """What does not depend on pods. All arrays have the same shape; `models` and `places` are shared by all of them."""
+    """Facts about cards that do not depend on pods.
+
+    All arrays have the same shape; all copies share `models` and `places`.
+    """
 
     present: Bools
     healthy: Bools
@@ -70,8 +73,8 @@ class Cards:
     foreign: Ints  #: MiB that others than vgpu have
     model: Ints  #: index in `models`
     models: list[str]
-    places: Mapping[str, Sequence[tuple[int, ...]]]  #: UUID → indices of the cards with it
-    scaled: bool = False  #: slices may share more memory than a card has: of one card at least, now or once
+    places: Mapping[str, Sequence[tuple[int, ...]]]  #: UUID → indices of the cards with this UUID
+    scaled: bool = False  #: on at least one card, now or earlier, slices may share more memory than the card has
 
     @classmethod
     def empty(cls, *shape: int) -> "Cards":
@@ -86,7 +89,7 @@ class Cards:
 
     @classmethod
     def of(cls, states: Sequence[CardState]) -> tuple["Cards", Ints]:
-        """Arrays of one node's cards in the order given, and their usage."""
+        """Arrays of one node's cards in the given order, and their usage."""
         cards = cls.empty(len(states))
         usage = nothing_held(len(states))
         places: dict[str, list[tuple[int, ...]]] = {}
@@ -98,7 +101,7 @@ class Cards:
         return cards, usage
 
     def put(self, place: tuple[int, ...], gpu: Gpu, *, cordoned: bool) -> None:
-        """Writes one card; `places` is the caller's to keep."""
+        """Writes one card; the caller keeps `places` up to date."""
         if gpu.model not in self.models:
             self.models.append(gpu.model)
         self.scaled = self.scaled or gpu.memory > gpu.physical_memory
@@ -118,11 +121,14 @@ class Cards:
         return self._each(lambda array: array[:rows])
 
     def copy(self) -> "Cards":
-        """The same, that others do not change; `places` stays what it is."""
+        """A copy that later changes do not affect; `places` is not copied."""
         return self._each(lambda array: array.copy(order="K"))
 
     def at(self, nodes: Ints) -> "Cards":
-        """The cards of these nodes. `places` stays that of all: choose by UUID before."""
+        """The cards of these nodes.
+
+        `places` stays that of all nodes: select by UUID before this call.
+        """
         return self._each(lambda array: of_nodes(array, nodes))
 
     def _each(self, part: Callable[[NDArray[Any]], NDArray[Any]]) -> "Cards":

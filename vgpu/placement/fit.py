@@ -20,11 +20,11 @@ from vgpu.resources import CardSelector, ContainerRequest, GpuRequest, PodReques
 
 __all__ = ["CardState", "Reason", "Rejection", "fit_container", "fit_pod"]
 
-#: Choices that are tried for one pod on one node before it counts as not fitting. Needed only where several
-#: containers compete for cards and the first choice of the policy leaves no room for the last container. A choice that
-#: leaves the same room as one that has failed is none.
+#: Number of choices that are tried for one pod on one node before the pod counts as not fitting. More than one choice
+#: is needed only where several containers compete for cards and the policy's first choice leaves no room for the last
+#: container. A choice that leaves the same room as a failed one does not count
 TRIES = 512
-ALIKE = 8 * TRIES  #: and of these there are no more than so many looked at
+ALIKE = 8 * TRIES  #: limit for the choices that do not count
 UNDECIDED = (
     "not decided: the containers of the pod allow more combinations of cards than the search tries;"
     " ask for fewer cards, or for equal amounts in all containers"
@@ -52,20 +52,20 @@ def fit_pod(
 ) -> Allocation | Rejection:
     """Slices for every container of a pod on one node, or why not; `cards` in index order.
 
-    The slices of a container are in index order as well: CUDA and NVML count the cards of a container so, and the
+    The slices of a container are in index order as well: CUDA and NVML count a container's cards in this order, and the
     numbers in the names of its limits must mean the same cards.
 
-    `until`: monotonic seconds at which the search is given up. A search that was given up, or in which TRIES choices
-    did not do, is a rejection with Reason.UNDECIDED.
+    `until`: monotonic seconds at which the search ends. A search that ends early, or that tries TRIES choices without
+    success, returns a rejection with Reason.UNDECIDED.
 
-    Containers may share cards. Init containers count by peak, as in vgpu.allocation.held: they never run together
-    with the apps, so what they hold is free for these.
+    Containers may share cards. Init containers count by peak, as in vgpu.allocation.held: they never run together with
+    the apps, so the apps may use what they hold.
     """
     arrays, usage = Cards.of(cards)
     ways: list[tuple[PodRequest, Policy | None]]
     if len(pod.containers) == 1:
         ways = [(pod, policy)]
-    else:  # the last two begin with what `fleet` takes for a fit
+    else:  # the last two ways begin with the choices that `fleet` checks
         ways = [(each, how) for how in (policy, None) for each in (pod, largest_first(pod))]
     first: Rejection | None = None
     for asked, how in ways:
@@ -80,12 +80,15 @@ def fit_pod(
         first = first or search.rejection()
         if not search.gave_up:
             return search.rejection()
-    assert first is not None  # there is a way at least
+    assert first is not None  # there is at least one way
     return first
 
 
 def largest_first(pod: PodRequest) -> PodRequest:
-    """The same with the apps, which all run at once, in another order: what is hardest to place first."""
+    """The same pod with its apps in another order: the app that is hardest to place comes first.
+
+    The order may change, because all apps run at once.
+    """
     apps = [each for each in pod.containers if each.kind is Kind.APP]
     others = [each for each in pod.containers if each.kind is not Kind.APP]
     apps.sort(key=lambda each: (each.gpu.count, each.gpu.cores == 100, _size(each.gpu)), reverse=True)
@@ -110,11 +113,11 @@ class _Beside:
     peak: Ints
 
     def now(self, kind: Kind) -> Ints:
-        """What runs beside a container of this kind."""
+        """What runs at the same time as a container of this kind."""
         return self.sidecars + self.apps if kind is Kind.APP else self.sidecars
 
     def plus(self, kind: Kind, asked: Ask, chosen: Bools) -> "_Beside":
-        """With one container more, on the chosen cards."""
+        """The usage with one more container, on the chosen cards."""
         peak = np.maximum(self.peak, asked.added(self.now(kind), chosen))
         if kind is Kind.SIDECAR:
             return _Beside(asked.added(self.sidecars, chosen), self.apps, peak)
@@ -124,7 +127,7 @@ class _Beside:
 
 
 class _Search:
-    """Depth first in the order of the spec: the first way down is the policy's own choice."""
+    """Depth-first search in the order of the spec: the first path is the policy's own choice."""
 
     def __init__(self, cards: Cards, usage: Ints, pod: PodRequest, policy: Policy | None, until: float) -> None:
         # Without a policy: cards in the order of their index.
@@ -133,8 +136,9 @@ class _Search:
         self.wants = {id(asked): Want.of(asked) for asked in self.asks}
         self.kinds = [container.kind for container in pod.containers]
         self.tries, self.alike, self.gave_up = TRIES, ALIKE, False
-        self.failed: set[tuple[object, ...]] = set()  #: what is left to place, and in which room: no choice works
-        self.failed_at: tuple[int, Ints] | None = None  #: the container that first found no card, and the usage then
+        self.failed: set[tuple[object, ...]] = set()  #: (containers left, room) for which no choice works
+        #: the container that first found no card, and the usage at that time
+        self.failed_at: tuple[int, Ints] | None = None
 
     def run(self) -> list[tuple[int, ...]] | None:
         """Places of each container's cards."""
@@ -177,13 +181,16 @@ class _Search:
         return self.gave_up
 
     def _room(self, at: int, beside: _Beside) -> tuple[object, ...]:
-        """Two choices that leave this alike are one: equal cards are in no order."""
+        """A key of the room that a choice leaves.
+
+        Choices with equal keys count as one, because equal cards have no order.
+        """
         own = (beside.sidecars + beside.apps).T.tolist()
         return at, *sorted(zip(self._classes, map(tuple, own), strict=True))
 
     @cached_property
     def _classes(self) -> list[tuple[object, ...]]:
-        """Of cards of one class each takes what the others take."""
+        """The class of each card: cards of one class give every container the same slice."""
         cards = self.cards
         columns = [cards.healthy, cards.cordoned, cards.memory, cards.physical, cards.cores, cards.slots, cards.foreign]
         columns += [*self.usage, *([cards.numa] if self.pod.selector.numa_bind else [])]
@@ -193,16 +200,22 @@ class _Search:
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def _hopeless(self, at: int, beside: _Beside) -> bool:
-        """No choice works for the containers from `at` on: there are too many for the cards, or it has been tried."""
+        """Whether no choice works for the containers from `at` on.
+
+        Either they need more than the cards have, or the same room has failed before.
+        """
         if at + 1 >= len(self.asks):
-            return False  # the last one is asked faster itself
+            return False  # a direct try of the last container is faster
         if self._room(at, beside) in self.failed:
             return True
         left = room.of(self.cards, self.usage + beside.sidecars + beside.apps)
         return not bound.possible(left, [self.wants[id(asked)] for asked in self.asks[at:]], self.kinds[at:])
 
     def _choices(self, good: Bools, usage: Ints, own: Ints, peak: Ints, asked: Ask) -> Iterator[tuple[int, ...]]:
-        """Sets of good cards, the best first; above all others, what the pod holds for an init container anyway."""
+        """Sets of good cards, best first.
+
+        Cards where the pod already holds enough for an init container come before all others.
+        """
         if self.policy is None:
             yield from self._sets([int(place) for place in np.flatnonzero(good)], asked.request.count)
             return
@@ -212,7 +225,7 @@ class _Search:
         yield from self._sets(ordered, asked.request.count)
 
     def _sets(self, ordered: list[int], size: int) -> Iterator[tuple[int, ...]]:
-        """Sets of so many of these cards, of one NUMA node where the pod asks for that."""
+        """Sets of `size` of these cards, from one NUMA node where the pod asks for that."""
         if not self.pod.selector.numa_bind:
             yield from combinations(ordered, size)
             return
@@ -233,13 +246,13 @@ class _Search:
 
 
 def explain(cards: Cards, usage: Ints, asked: Ask, *, numa_bind: bool) -> Rejection:
-    """Why one node's cards (one dimension) do not take one container."""
+    """Why one node's cards (one dimension) cannot take one container."""
     counted = {reason: int(count(bad)) for reason, bad in rules.judge(cards, usage, asked) if bad.any()}
     return rejection(counted, int(cards.present.sum()), asked.request, numa_bind=numa_bind)
 
 
 def rejection(counted: Mapping[Reason, int], total: int, request: GpuRequest, *, numa_bind: bool) -> Rejection:
-    """The sentence and the reasons of a node with `total` cards, of which those in `counted` break a rule."""
+    """The sentence and the reasons of a node with `total` cards; `counted`: number of cards that break each rule."""
     text = rules.sentence(counted, total, request, numa_bind=numa_bind)
     if total < request.count:
         return Rejection({Reason.COUNT: total}, text)

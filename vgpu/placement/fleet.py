@@ -1,4 +1,4 @@
-"""All nodes at once: which of them can take a pod, and why the others cannot."""
+"""Judges all nodes at once: which of them can take a pod, and why the others cannot."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,16 +20,19 @@ from vgpu.resources import PodRequest
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is known of every node without looking at them one by one (masks over nodes)."""
+    """What is known of every node without a look at single nodes (masks over nodes)."""
 
     fits: Bools
-    clash: Bools  #: each container alone finds cards, all together do not
-    open: Bools  #: as `clash`, but a first try for all together is all that was made: look closer
+    clash: Bools  #: each container alone finds cards, but all together do not
+    open: Bools  #: as `clash`, but only a first try for all containers was made: look closer
     failed: Ints  #: index of the first container that finds no cards even alone; meaningless where a mask is set
 
 
 def survey(cards: Cards, left: Small, wanted: Sequence[Ask], pod: PodRequest) -> Verdict:
-    """Judges every node; `left`: their room. Only pods for which `fit` itself may give up leave nodes open."""
+    """Judges every node; `left`: the nodes' room.
+
+    Nodes stay open only for pods for which `fit` itself may give up.
+    """
     wants = _wants(wanted)
     numa = cards.numa.T if pod.selector.numa_bind else None
     nodes = left.shape[-1]
@@ -37,7 +40,7 @@ def survey(cards: Cards, left: Small, wanted: Sequence[Ask], pod: PodRequest) ->
     failed = np.zeros(nodes, dtype=np.int64)
     for at, want in enumerate(wants):
         if any(want is before for before in wants[:at]):
-            continue  # asked already
+            continue  # an equal container was checked already
         enough = _enough(room.eligible(left, want), want.count, numa)
         failed[alone & ~enough] = at
         alone &= enough
@@ -53,7 +56,7 @@ def survey(cards: Cards, left: Small, wanted: Sequence[Ask], pod: PodRequest) ->
         clash = none.copy()
         clash[at_rest] = ~bound.possible(part, theirs, kinds)
         rest &= ~clash
-    if rest.any():  # in another order; who looks closer comes to the same
+    if rest.any():  # in another order; a closer look at a single node has the same result
         at_rest = np.flatnonzero(rest)
         places = {each.name: at for at, each in enumerate(pod.containers)}
         order = [places[each.name] for each in largest_first(pod).containers]
@@ -70,14 +73,14 @@ def survey(cards: Cards, left: Small, wanted: Sequence[Ask], pod: PodRequest) ->
 
 
 def _wants(wanted: Sequence[Ask]) -> list[Want]:
-    """One object for all containers that ask the same."""
+    """The wants of the containers; containers with the same ask share one object."""
     known = {id(asked): asked for asked in wanted}
     wants = {key: Want.of(asked) for key, asked in known.items()}
     return [wants[id(asked)] for asked in wanted]
 
 
 def _enough(good: Bools, size: int, numa: Ints | None) -> Bools:
-    """Nodes with so many good cards (of one NUMA node where those are given)."""
+    """Nodes with at least `size` good cards (on one NUMA node where `numa` is given)."""
     if numa is None:
         return room.count(good) >= size
     found = np.zeros(good.shape[1], dtype=np.bool_)
@@ -91,7 +94,8 @@ def _groups(good: Bools, numa: Ints) -> Iterator[Bools]:
     if not numa.size:
         return
     low, high = int(numa.min()), int(numa.max())
-    numbers = range(low, high + 1) if high - low < 64 else np.unique(numa).tolist()  # which takes as long as all else
+    # np.unique takes as long as all the rest
+    numbers = range(low, high + 1) if high - low < 64 else np.unique(numa).tolist()
     for number in numbers:
         yield good & (numa == number)
 
@@ -113,7 +117,7 @@ def _first_fit(left: Small, wants: Sequence[Want], kinds: Sequence[Kind], numa: 
 
 
 def _first_group(good: Bools, numa: Ints, size: int) -> Bools:
-    """Of the good cards only those of the first NUMA node that has enough of them."""
+    """The good cards of the first NUMA node that has enough of them."""
     kept = np.zeros_like(good)
     for group in _groups(good, numa):
         kept |= group & ((room.count(group) >= size) & ~kept.any(axis=0))
@@ -121,7 +125,7 @@ def _first_group(good: Bools, numa: Ints, size: int) -> Bools:
 
 
 def _searchable(cards: int, wants: Sequence[Want], kinds: Sequence[Kind]) -> bool:
-    """Is every choice among so many cards also tried by `fit`, which decides in the end?"""
+    """Whether `fit`, which decides in the end, would also try every choice among so many cards."""
     tries, choices = 1, 1
     for want, kind in zip(wants[:-1], kinds, strict=False):
         choices *= 1 if kind is Kind.INIT else comb(cards, want.count)
@@ -130,14 +134,14 @@ def _searchable(cards: int, wants: Sequence[Want], kinds: Sequence[Kind]) -> boo
 
 
 def _of(nodes: Ints, left: Small, wants: Sequence[Want], numa: Ints | None) -> tuple[Small, list[Want], Ints | None]:
-    """The same of these nodes."""
+    """The same for these nodes."""
     part = None if numa is None else np.take(numa, nodes, axis=-1)
     there = {id(want): want.at(nodes) for want in wants}
     return np.take(left, nodes, axis=-1), [there[id(want)] for want in wants], part
 
 
 def alike(left: Small, wanted: Sequence[Ask], rows: Ints, numa: Ints | None) -> Ints:
-    """The kind of each node in `rows`: those of one kind answer alike, since all that decides is equal there.
+    """The kind of each node in `rows`. Nodes of one kind have equal answers, because everything that decides is equal.
 
     Nodes whose cards are the same in another order are of different kinds.
     """
@@ -152,7 +156,7 @@ def alike(left: Small, wanted: Sequence[Ask], rows: Ints, numa: Ints | None) -> 
 
 
 def _search(left: Small, wants: Sequence[Want], numa: Ints | None, kinds: Sequence[Kind]) -> Bools:
-    """Nodes on which any choice of cards has room for all containers. Every choice is tried, for all nodes at once."""
+    """Nodes on which some choice of cards has room for all containers. Tries every choice, for all nodes at once."""
     want, *others = wants
     good = room.eligible(left, want)
     found = _enough(good, want.count, numa)
@@ -177,8 +181,8 @@ def _search(left: Small, wants: Sequence[Want], numa: Ints | None, kinds: Sequen
 
 
 def rejections(cards: Cards, usage: Ints, asked: Ask, rows: Ints, *, numa_bind: bool) -> tuple[list[Rejection], Ints]:
-    """The different rejections of the nodes in `rows`, and for each of these nodes the index of its one."""
-    if len(rows) < len(cards.present) // 4:  # else it is faster to judge the others, too
+    """The different rejections of the nodes in `rows`, and for each node the index of its rejection."""
+    if len(rows) < len(cards.present) // 4:  # else it is faster to judge all nodes
         cards, usage, asked = cards.at(rows), of_nodes(usage, rows), asked.at(rows)
         rows = np.arange(len(rows))
     totals = count(cards.present)[rows]
@@ -199,9 +203,10 @@ def rejections(cards: Cards, usage: Ints, asked: Ask, rows: Ints, *, numa_bind: 
 def clashes(
     cards: Cards, usage: Ints, wanted: Sequence[Ask], pod: PodRequest, rows: Ints
 ) -> Iterator[tuple[int, Ints, list[Rejection], Ints]]:
-    """Of nodes in the verdict's `clash`: (container, places in `rows`, rejections, index of each one's).
+    """For nodes in the verdict's `clash`: (container, places in `rows`, rejections, index of each node's rejection).
 
-    Told is the first container that finds no cards beside those before it, on the first cards that have room.
+    The reported container is the first that finds no cards next to the containers before it, which have the first cards
+    with room.
     """
     cards, now = cards.at(rows), of_nodes(usage, rows)
     numa_bind = pod.selector.numa_bind
@@ -223,7 +228,10 @@ def clashes(
 
 
 def _distinct(columns: Sequence[Ints], largest: int) -> tuple[Ints, Ints]:
-    """Kinds of equal rows of a table, given by its columns (0 to `largest`): a row of each kind, the kind of each."""
+    """Groups equal rows of a table, given by its columns (0 to `largest`).
+
+    Returns one row of each kind, and the kind of each row.
+    """
     key, bound = columns[0], largest + 1
     for column in columns[1:]:
         if bound * (largest + 1) >= 2**62:
@@ -235,7 +243,7 @@ def _distinct(columns: Sequence[Ints], largest: int) -> tuple[Ints, Ints]:
 
 
 def hopeless(cards: Cards, wanted: Sequence[Ask], pod: PodRequest, rows: Ints) -> Bools:
-    """Which of these nodes could not take the pod even if no pod were there: evicting one cannot help."""
+    """Which of these nodes could not take the pod even without any other pod: evictions cannot help there."""
     cards = cards.at(rows)
     empty = room.of(cards, nothing_held(*cards.present.shape))
     there = {id(asked): asked.at(rows) for asked in wanted}

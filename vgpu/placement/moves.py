@@ -1,4 +1,4 @@
-"""Pods that were given other cards than those of their records: in which order their records may follow. Pure."""
+"""Orders the moves of pods whose cards differ from their records: which records may change next. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,25 +14,26 @@ class Mover:
     """One pod that asks for a move."""
 
     uid: str
-    now: Holds  #: what its record gives it
-    then: Holds  #: after the move
-    both: Holds  #: as long as nobody knows which of the two is true
-    leaving: bool = False  #: it holds nothing any more where it was
-    asked: bool = False  #: its move is on its way to the API server
+    now: Holds  #: what the pod's record gives it
+    then: Holds  #: what the record gives it after the move
+    both: Holds  #: what counts while it is unknown which of the two is true
+    leaving: bool = False  #: the pod holds nothing any more on its old cards
+    asked: bool = False  #: the move is on its way to the API server
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Writes that may be made now, whatever the order in which they take effect, and whether each of them does."""
+    """Writes that may be made now: they are safe in any order, and even if some of them do not take effect."""
 
     there: tuple[str, ...] = ()  #: pods whose records move
-    aside: str = ""  #: a pod that makes room for others, because none of them can move before
+    aside: str = ""  #: a pod that makes room for other pods, because none of them can move before
 
 
 def steps(cards: Mapping[str, Gpu], held: Holds, movers: Iterable[Mover]) -> Steps:
-    """What to do next on one node; `held`: what all its pods hold, of movers `both`.
+    """The next writes on one node.
 
-    No state between two writes, nor one after a crash, has more on a card than there is.
+    `held`: what all its pods hold; movers count with `both`. No state between two writes, nor a state after a crash,
+    has more on a card than it can hold.
     """
     order = sorted(movers, key=lambda one: (not one.leaving, one.uid))
     used = dict(held)
@@ -52,7 +53,10 @@ def steps(cards: Mapping[str, Gpu], held: Holds, movers: Iterable[Mover]) -> Ste
 
 
 def _possible(cards: Mapping[str, Gpu], used: Holds, movers: list[Mover]) -> list[Mover]:
-    """Those of `movers` that can all be where they want to be, if the others stay; the last ones in order give way."""
+    """Those of `movers` that can all be on their new cards while the others stay.
+
+    If not all fit, the last ones in order stay.
+    """
     able = list(movers)
     while able:
         after = dict(used)

@@ -1,6 +1,6 @@
-"""What is left of the cards of many nodes, in the form in which it is asked fastest; `rules` is the definition.
+"""What is left of the cards of many nodes, in the form that is fastest to query; `rules` is the definition.
 
-Arrays have the shape cards × nodes, the reverse of `Cards`: what one card of every node has lies side by side.
+Arrays have the shape cards × nodes, the reverse of `Cards`: figures of one card of every node are next to each other.
 """
 
 from dataclasses import dataclass
@@ -22,12 +22,15 @@ _LARGEST: Final = 2**31 - 1
 
 
 def nothing(cards: int, nodes: int) -> Small:
-    """The room of places where no card is."""
+    """The room of places without a card."""
     return np.zeros((FIGURES, cards, nodes), dtype=np.int32)
 
 
 def of(cards: Cards, usage: Ints) -> Small:
-    """`SLOTS` is 0 where no slice may come at all; `UNUSED` is 1 where nobody holds anything."""
+    """The room of cards.
+
+    `SLOTS` is 0 where no slice may come at all; `UNUSED` is 1 where no pod holds anything.
+    """
     taken = usage[figures_of.SLOTS]
     usable = cards.present & cards.healthy & ~cards.cordoned & (usage[figures_of.ALONE] == 0)
     left = np.empty((FIGURES, *cards.present.shape[::-1]), dtype=np.int32)
@@ -44,13 +47,13 @@ def of(cards: Cards, usage: Ints) -> Small:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What one container asks of each card: one figure for all cards where that does."""
+    """What one container asks of each card: one figure for all cards where that is enough."""
 
     count: int
     memory: int | Small
     guarantee: int | Small
     cores: int
-    accepted: Bools | None  #: None: all
+    accepted: Bools | None  #: None: all cards
 
     @classmethod
     def of(cls, asked: Ask) -> "Want":
@@ -65,7 +68,7 @@ class Want:
         return self.cores == 100
 
     def at(self, nodes: Ints) -> "Want":
-        """The same of these nodes."""
+        """The same for these nodes."""
 
         def part(figure: int | Small) -> int | Small:
             return figure if isinstance(figure, int) else np.take(figure, nodes, axis=-1)
@@ -80,7 +83,8 @@ def eligible(left: Small, want: Want) -> Bools:
     good &= left[MEM] >= want.memory
     good &= left[PHYS] >= want.guarantee
     if want.guarantee is not want.memory:
-        behind = want.memory - want.guarantee  # of which there is as much left as limits have more left than guarantees
+        # host memory behind the cards: limits have this much more left than guarantees
+        behind = want.memory - want.guarantee
         good &= (behind <= 0) | (left[MEM] - left[PHYS] >= behind)
     good &= left[UNUSED] > 0 if want.alone else left[CORES] >= max(want.cores, 1)
     if want.accepted is not None:
@@ -89,7 +93,10 @@ def eligible(left: Small, want: Want) -> Bools:
 
 
 def place(left: Small, want: Want, chosen: Bools) -> None:
-    """Takes one slice from each chosen card. `left` is changed; ValueError where it is not contiguous."""
+    """Takes one slice from each chosen card.
+
+    Changes `left`; ValueError where `left` is not contiguous.
+    """
     if not left.flags.c_contiguous:
         raise ValueError("the room of cards that are chosen must be contiguous: its flat view would be a copy")
     flat = left.reshape(FIGURES, -1)
@@ -113,7 +120,7 @@ def count(mask: Bools) -> Ints:
 
 
 def first(good: Bools, size: int) -> tuple[Bools, Bools]:
-    """(the first `size` good cards of each node, nodes that have so many)."""
+    """(the first `size` good cards of each node, nodes that have that many)."""
     chosen = np.zeros_like(good)
     missing = np.full(good.shape[1], size, dtype=np.int32)
     for card in range(len(good)):

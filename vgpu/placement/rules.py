@@ -1,4 +1,4 @@
-"""The hard rules: may this container get a slice of this card? One definition, for one node and for a whole cluster."""
+"""The hard rules: may this container get a slice of this card? One definition serves one node and a whole cluster."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,25 +12,26 @@ from vgpu.placement.cards import ALONE, CORES, MEM, PHYS, SLOTS, Bools, Cards, I
 from vgpu.placement.selection import by_model, by_uuid
 from vgpu.resources import CardSelector, GpuRequest, PodRequest
 
-LEAST_GUARANTEE: Final = 512  #: MiB of a slice that are physical, also where memory is scaled; of a smaller one all
+#: MiB of a slice that are physical even where memory is scaled; a smaller slice is all physical
+LEAST_GUARANTEE: Final = 512
 
 
 class Reason(StrEnum):
-    """Why a card does not fit, in the order in which the first one that applies is told."""
+    """Why a card does not fit; the first reason in this order is reported."""
 
     TYPE = "type"
     UUID = "uuid"
     HEALTH = "health"
     CORDON = "cordon"
     SLOTS = "slots"
-    UNUSED = "unused"  #: cores 100 need a card without slices
+    UNUSED = "unused"  #: a request with cores 100 needs a card without slices
     ALONE = "alone"  #: a slice with cores 100 has the card for itself
     MEMORY = "memory"
-    GUARANTEE = "guarantee"  #: physical memory that is promised to slices
+    GUARANTEE = "guarantee"  #: physical memory is promised to slices
     CORES = "cores"
     NUMA = "numa"
     COUNT = "count"  #: the node has fewer cards
-    UNDECIDED = "undecided"  #: more choices of cards than are tried
+    UNDECIDED = "undecided"  #: there are more choices of cards than the search tries
 
 
 class Rejection(msgspec.Struct, frozen=True):
@@ -42,23 +43,23 @@ class Rejection(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What one container takes of every card, should it be given that card (arrays in the shape of the cards)."""
+    """What one container would take of each card (arrays in the shape of the cards)."""
 
     request: GpuRequest
     memory: Ints
     guarantee: Ints
-    models: Bools | None  #: cards of an accepted model; None: all
+    models: Bools | None  #: cards of an accepted model; None: all cards
     uuids: Bools | None
 
     def at(self, nodes: Ints) -> "Ask":
-        """The same of these nodes."""
+        """The same for these nodes."""
         memory = of_nodes(self.memory, nodes)
         guarantee = memory if self.guarantee is self.memory else of_nodes(self.guarantee, nodes)
         models, uuids = (mask if mask is None else of_nodes(mask, nodes) for mask in (self.models, self.uuids))
         return Ask(self.request, memory, guarantee, models, uuids)
 
     def added(self, usage: Ints, chosen: Bools) -> Ints:
-        """The usage with one slice more on each chosen card."""
+        """The usage with one more slice on each chosen card."""
         result = usage.copy(order="K")
         result[SLOTS] += chosen
         result[MEM] += self.memory * chosen
@@ -71,17 +72,21 @@ class Ask:
 
 
 def memory_asked(cards: Cards, request: GpuRequest) -> Ints:
-    """MiB on each card. A share is one of the physical memory, but never more than slices may have of the card."""
+    """MiB on each card.
+
+    A percentage means the card's physical memory, but never more than slices may have of the card.
+    """
     if request.memory:
         return np.broadcast_to(np.int64(request.memory), cards.memory.shape)
     return np.minimum(cards.physical * request.percent // 100, cards.memory)
 
 
 def ask(cards: Cards, request: GpuRequest, selector: CardSelector, *, oversubscribe: bool) -> Ask:
-    """`oversubscribe`: on cards whose memory is scaled up, only limit / scaling is guaranteed to be physical.
+    """The ask of one container on every card.
 
-    Never less than what contexts and modules take, which cannot lie elsewhere. Who has a card alone, or asks for all
-    memory of it, has all of it.
+    `oversubscribe`: on cards with scaled-up memory, only limit / scaling is guaranteed to be physical. The guarantee is
+    never less than what contexts and modules take, because they must be on the card. A container that has a card alone,
+    or asks for all of its memory, is guaranteed all of it.
     """
     memory = memory_asked(cards, request)
     guarantee = memory
@@ -90,14 +95,14 @@ def ask(cards: Cards, request: GpuRequest, selector: CardSelector, *, oversubscr
         if scaled.any():
             if request.cores == 100 or request.whole_card:
                 share = cards.physical
-            else:  # rounded up: what is left of all limits together is no more than the host memory behind the card
+            else:  # rounded up: the rest of all limits together is then no more than the host memory behind the card
                 share = np.maximum(-(memory * -cards.physical // np.maximum(cards.memory, 1)), LEAST_GUARANTEE)
             guarantee = np.where(scaled, np.minimum(memory, share), memory)
     return Ask(request, memory, guarantee, by_model(cards, selector), by_uuid(cards, selector))
 
 
 def asks(cards: Cards, pod: PodRequest) -> list[Ask]:
-    """What each container of a pod takes of each card: one object for all that ask the same."""
+    """The asks of a pod's containers; containers with equal requests share one object."""
     known: dict[GpuRequest, Ask] = {}
     for each in pod.containers:
         if each.gpu not in known:
@@ -126,7 +131,7 @@ def faults(cards: Cards, usage: Ints, asked: Ask) -> Iterator[tuple[Reason, Bool
     yield Reason.MEMORY, full
     yield Reason.GUARANTEE, usage[PHYS] + cards.foreign + asked.guarantee > cards.physical
     if not alone:
-        # One without a guarantee still needs time that is not promised to others, else it would never run.
+        # A container without a guarantee still needs time that is not promised to others, else it would never run.
         yield Reason.CORES, usage[CORES] + max(asked.request.cores, 1) > cards.cores
 
 
@@ -139,7 +144,10 @@ def eligible(cards: Cards, usage: Ints, asked: Ask) -> Bools:
 
 
 def judge(cards: Cards, usage: Ints, asked: Ask) -> Iterator[tuple[Reason, Bools]]:
-    """The cards that break a rule, each under its first reason only; rules that are left with no card are not asked."""
+    """The cards that break a rule, each under its first reason only.
+
+    Once no card is left, further rules are not checked.
+    """
     left = cards.present.copy()
     for reason, bad in faults(cards, usage, asked):
         yield reason, bad & left
@@ -149,7 +157,7 @@ def judge(cards: Cards, usage: Ints, asked: Ask) -> Iterator[tuple[Reason, Bools
 
 
 _NEEDS: Mapping[Reason, tuple[str, str]] = {
-    # reason: (what the fitting cards do, what the others are or lack)
+    # reason: (what fitting cards have, what the other cards have or lack)
     Reason.TYPE: ("are of an accepted model", "of another model"),
     Reason.UUID: ("have an accepted UUID", "with another UUID"),
     Reason.HEALTH: ("are healthy", "unhealthy"),

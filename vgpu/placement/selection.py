@@ -1,4 +1,4 @@
-"""Which cards a pod accepts: lists of models and UUIDs."""
+"""Decides which cards a pod accepts: lists of models and UUIDs."""
 
 import re
 from collections.abc import Iterable
@@ -10,19 +10,19 @@ import numpy as np
 from vgpu.placement.cards import Bools, Cards
 from vgpu.resources import CardSelector
 
-#: Words with which one card is sold, in NVML's name or not, by driver and time: "Tesla T4", "NVIDIA T4"
+#: Words in front of a model, which NVML's name has or lacks, depending on driver and time: "Tesla T4", "NVIDIA T4"
 _MAKER: Final = "nvidia"
 _BRANDS: Final = ("tesla", "geforce", "quadro")
-#: What NVIDIA's feature discovery appends where its own plugin shares cards in time (k8s-device-plugin, README)
+#: Suffix of NVIDIA's feature discovery where NVIDIA's own plugin shares cards by time (k8s-device-plugin, README)
 _SHARED: Final = "-shared"
 
 
 def matches(model: str, pattern: str) -> bool:
-    """The whole name, a glob over the whole name, or a word of it.
+    """Whether the pattern is the whole name, a glob over the whole name, or a word of it.
 
-    Case does not matter; a blank, "-" and "_" are alike, and the maker and the brand in front may be missing: labels of
-    nodes spell "NVIDIA-A100-SXM4-40GB" and "Tesla-T4". "A10" is a word of "NVIDIA A10" and of "NVIDIA A10-24Q", not of
-    "NVIDIA A100-SXM4-40GB". A Quadro without its brand has to have the same name otherwise: "NVIDIA RTX 4000 Ada
+    Case does not matter; a blank, "-" and "_" are alike. The maker and the brand in front may be missing, because node
+    labels spell "NVIDIA-A100-SXM4-40GB" and "Tesla-T4". "A10" is a word of "NVIDIA A10" and of "NVIDIA A10-24Q", not of
+    "NVIDIA A100-SXM4-40GB". A Quadro without its brand must otherwise have the same name: "NVIDIA RTX 4000 Ada
     Generation" is no "Quadro RTX 4000".
     """
     if fnmatchcase(model.casefold(), pattern.casefold()):
@@ -30,7 +30,7 @@ def matches(model: str, pattern: str) -> bool:
     name, wanted = _words(model), _words(pattern).removesuffix(_SHARED)
     brand, wanted_brand = _brand(name), _brand(wanted)
     bare, wanted_bare = _bare(name), _bare(wanted)
-    if not wanted_bare:  # a maker or a brand alone
+    if not wanted_bare:  # only a maker or a brand
         return _holds(name, wanted)
     if brand and wanted_brand and brand != wanted_brand:
         return False
@@ -50,7 +50,7 @@ def _brand(name: str) -> str:
 
 
 def _bare(name: str) -> str:
-    """Without the maker and the brand in front."""
+    """The name without the maker and the brand in front."""
     return re.sub(rf"^(?:(?:{'|'.join((_MAKER, *_BRANDS))})(?:-|$))+", "", name)
 
 
@@ -63,7 +63,7 @@ def _any(model: str, patterns: Iterable[str]) -> bool:
 
 
 def accepts_model(selector: CardSelector, model: str) -> bool:
-    """Both lists apply: among the wanted, where there are any, and not among the unwanted."""
+    """Whether both lists accept the model: it must be among the wanted models, if any, and not among the unwanted."""
     wanted = not selector.use_types or _any(model, selector.use_types)
     return wanted and not _any(model, selector.nouse_types)
 

@@ -6,7 +6,7 @@ from vgpu.placement.cards import SLOTS, Cards, Floats, Ints, load, node_load
 
 
 def card_order(cards: Cards, usage: Ints) -> Ints:
-    """Positions of a node's cards, the best first; ties by fewer slices, then by index."""
+    """Positions of a node's cards, best first; ties by fewer slices, then by index."""
     return np.asarray(np.lexsort((usage[SLOTS], load(cards, usage)), axis=-1), dtype=np.int64)
 
 

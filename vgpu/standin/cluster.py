@@ -26,13 +26,13 @@ from vgpu.standin.services import Service, free_port, wait_for
 
 NODE = "demo-node"
 NAMESPACE = "default"
-DEFAULT_SCHEDULER = "default-scheduler"  #: of pods without a GPU
+DEFAULT_SCHEDULER = "default-scheduler"  #: scheduler of pods without a GPU
 WEBHOOK = "vgpu-webhook"
 READY_SECONDS = 40.0
 
 
 class LocalCluster:
-    """Starts everything in `directory` (a context manager); nothing outside that directory is written."""
+    """Starts everything in `directory` (a context manager); writes nothing outside this directory."""
 
     def __init__(self, directory: Path, *, simulate: str = "T4x2", config: configuration.Config | None = None) -> None:
         self.directory = directory
@@ -69,7 +69,7 @@ class LocalCluster:
 
     def _service(self, name: str, module: str, *flags: str) -> Service:
         config = self.directory / "config.yaml"
-        # -P: the folder from which the demo was started is not searched for modules
+        # -P: Python does not search the current folder for modules
         command = [
             sys.executable,
             "-P",
@@ -93,7 +93,7 @@ class LocalCluster:
         return self
 
     def _start(self) -> None:
-        """Whatever is started is known to `stop` before: an interrupt may come at any moment."""
+        """Starts all parts. `stop` knows each part before it starts: an interrupt may come at any moment."""
         self._running.callback(self.api.stop)
         self.api.start()
         self.api.write_kubeconfig(self.kubeconfig)
@@ -115,11 +115,14 @@ class LocalCluster:
         self.stop()
 
     def stop(self) -> None:
-        """Ends everything, in the opposite order of its start."""
+        """Ends all parts, in the reverse order of their start."""
         self._running.close()
 
     def _register_webhook(self) -> None:
-        """As the chart's, for new pods; the scheduler itself fills in caBundle. The chart's policies are not played."""
+        """Registers the webhook as the chart does, for new pods.
+
+        The scheduler itself fills in caBundle. The chart's policies are not simulated.
+        """
         self.client.request(
             "POST",
             "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
@@ -152,9 +155,10 @@ class LocalCluster:
             raise RuntimeError(f"{error}\n{logs}") from None
 
     def _scheduler_ready(self) -> bool:
-        """Ready, and the API server has the certificate that it needs to call the webhook."""
+        """Whether the scheduler is ready, and the API server has the certificate for calls of the webhook."""
         context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # readiness only; admission verifies
+        # only for readiness; admission verifies the certificate
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         try:
             url = f"https://127.0.0.1:{self.webhook_port}/readyz"
             with urllib.request.urlopen(url, timeout=2, context=context) as answer:
@@ -179,14 +183,17 @@ class LocalCluster:
         return items
 
     def create(self, pod: dict[str, Any]) -> dict[str, Any]:
-        """Creates a pod as kubectl would; raises ApiError with the webhook's sentence when it is denied."""
+        """Creates a pod as kubectl would.
+
+        Raises ApiError with the webhook's sentence when the webhook denies the pod.
+        """
         namespace = pod.setdefault("metadata", {}).setdefault("namespace", NAMESPACE)
         body = self.client.request("POST", f"/api/v1/namespaces/{namespace}/pods", body=pod)
         created: dict[str, Any] = msgspec.json.decode(body)
         return created
 
     def log(self, pod: dict[str, Any], container: str) -> str:
-        """What a container has printed so far."""
+        """The output of a container so far."""
         meta = pod["metadata"]
         path = self.directory / "kubelet" / "logs" / f"{meta['namespace']}_{meta['name']}_{container}.log"
         return path.read_text(errors="replace") if path.exists() else ""
@@ -199,6 +206,6 @@ class LocalCluster:
 
 
 def scratch() -> Path:
-    """A folder for a short-lived cluster: short enough for unix sockets (108 bytes)."""
+    """A folder for a short-lived cluster, with a path that is short enough for unix sockets (108 bytes)."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     return Path(base) if base and os.access(base, os.W_OK) and len(base) < 40 else Path("/tmp")

@@ -24,7 +24,7 @@ FINISHED = ("Succeeded", "Failed")  #: phases of a pod that has ended
 
 
 class Finding(msgspec.Struct):
-    """What one container saw of its card, beside what it was promised."""
+    """What one container saw of its card, next to what it was promised."""
 
     pod: str
     container: str
@@ -32,10 +32,10 @@ class Finding(msgspec.Struct):
     slice_: GpuSlice
     cuda_total: int | None = None  #: bytes, cuMemGetInfo
     nvml_total: int | None = None  #: bytes, nvidia-ml-py
-    exact: str = ""  #: result of allocating exactly the rest of the slice
+    exact: str = ""  #: result of an allocation of exactly the rest of the slice
     over: str = ""  #: result of one more allocation
     core_share: float | None = None  #: % of the card's time by the simulator's truth
-    data: str = ""  #: whether its blocks hold what was written into them
+    data: str = ""  #: whether its blocks contain what was written into them
     problems: list[str] = []
 
 
@@ -51,7 +51,7 @@ class DemoResult(msgspec.Struct):
 
 
 def read_pods(folder: Path) -> list[dict[str, Any]]:
-    """The pods of a folder's YAML files in name order; raises ValueError naming a file that is none."""
+    """The pods of a folder's YAML files in name order; raises ValueError naming a file without a pod."""
     found = []
     for path in sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml")):
         try:
@@ -80,13 +80,13 @@ def read_pods(folder: Path) -> list[dict[str, Any]]:
 
 
 def unschedulable(pod: Mapping[str, Any]) -> str:
-    """Why no node takes the pod; empty when that is not so."""
+    """Why no node takes the pod; empty when a node does."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     return next((str(one.get("message", "")) for one in conditions if one.get("reason") == "Unschedulable"), "")
 
 
 def unfinished(pod: Mapping[str, Any]) -> str:
-    """Why a pod that no message explains has not succeeded, by what its containers do."""
+    """Why a pod without a message has not succeeded, from the state of its containers."""
     status = pod.get("status") or {}
     found = []
     for one in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
@@ -106,7 +106,7 @@ def unfinished(pod: Mapping[str, Any]) -> str:
 
 
 def reports(log: str) -> list[dict[str, Any]]:
-    """The JSON objects that `vgpu probe` printed, one a line."""
+    """The JSON objects that `vgpu probe` printed, one per line."""
     found = []
     for line in log.splitlines():
         if line.startswith("{"):
@@ -154,7 +154,7 @@ class Demo:
         return self.result
 
     def _keep_metrics(self) -> None:
-        """Keeps the scrape that shows most containers, and of those the one with most memory in use."""
+        """Keeps the scrape with most containers, and of several such scrapes the one with most memory in use."""
         lines = [line for line in self.cluster.metrics().splitlines() if line.startswith("vgpu_container_")]
         if lines and _shows(lines) >= _shows(self.result.metrics):
             self.result.metrics = lines
@@ -226,13 +226,13 @@ class Demo:
 
 
 def _shows(lines: list[str]) -> tuple[int, float]:
-    """How many series there are, and the bytes in use."""
+    """Number of series, and the bytes in use."""
     used = (line.rsplit(" ", 1)[1] for line in lines if line.startswith("vgpu_container_memory_used_bytes{"))
     return len(lines), sum(map(float, used))
 
 
 def truth_lines(directory: Path) -> list[str]:
-    """What the simulator itself says about its cards, independent of every ledger."""
+    """What the simulator itself reports about its cards, independent of every ledger."""
     return [
         f"{card.uuid}  {card.model}  in use {card.used // MIB} MiB, peak {card.peak // MIB} of "
         f"{card.memory // MIB} MiB, busy {card.busy_ns / 1e9:.2f} s"

@@ -1,7 +1,7 @@
-"""A kube-scheduler with an extender: the wire protocol of the stock one, with a simpler queue.
+"""A kube-scheduler with an extender: the wire protocol of the stock kube-scheduler, with a simpler queue.
 
-It sums counted resources against the nodes' allocatable, asks the extender to filter and prioritise, and has it bind.
-Extended resources that the stock scheduler is told to ignore are in `IGNORED`. Preemption is not done.
+It sums counted resources against the nodes' allocatable, and asks the extender to filter, prioritise and bind.
+`IGNORED` has the extended resources that the stock scheduler is configured to ignore. There is no preemption.
 """
 
 import logging
@@ -27,22 +27,22 @@ log = logging.getLogger(__name__)
 
 Pod = dict[str, Any]
 
-#: Managed by the extender and not summed over a node (`ignoredByScheduler: true`)
+#: Resources that the extender manages and that are not summed over a node (`ignoredByScheduler: true`)
 IGNORED: Final = (
     names.RESOURCE_MEMORY,
     names.RESOURCE_MEMORY_PERCENTAGE,
     names.RESOURCE_CORES,
     names.RESOURCE_PRIORITY,
 )
-#: Managed by the extender and summed
+#: Resources that the extender manages and that are summed
 COUNTED: Final = (names.RESOURCE_GPU, names.RESOURCE_TOTAL_MEMORY, names.RESOURCE_TOTAL_CORES)
 BACK_OFF: Final = (0.2, 3.0)  #: seconds between attempts for one pod (1 s to 10 s in the stock scheduler)
 HTTP_SECONDS: Final = 30.0
-BINDERS: Final = 16  #: pods that may wait for their bind at the same time
+BINDERS: Final = 16  #: number of pods that may wait for their bind at the same time
 
 
 class _Failure(Exception):
-    """The pod cannot be placed now: reason of the PodScheduled condition, and why."""
+    """The pod cannot be placed now: reason of the PodScheduled condition, and a sentence."""
 
     def __init__(self, reason: str, message: str) -> None:
         self.reason = reason
@@ -50,7 +50,7 @@ class _Failure(Exception):
 
 
 class _Waiting:
-    """A pod that has not found a node yet."""
+    """A pod without a node so far."""
 
     def __init__(self, pod: Pod) -> None:
         self.pod = pod
@@ -80,7 +80,7 @@ class KubeScheduler:
 
     @property
     def nodes_version(self) -> str:
-        """The resourceVersion up to which it knows the nodes; empty before it has listed them."""
+        """The resourceVersion up to which the scheduler knows the nodes; empty before it has listed them."""
         return self._nodes.version
 
     def start(self) -> None:
@@ -135,7 +135,7 @@ class KubeScheduler:
                 self._wake.wait(one)
 
     def _next(self) -> _Waiting | float:
-        """The pod whose turn it is, by priority and age; or seconds until one is due."""
+        """The next pod by priority and age; or seconds until a pod is due."""
         now = time.monotonic()
         with self._lock:
             idle = [one for one in self._waiting.values() if not one.binding]
@@ -153,7 +153,7 @@ class KubeScheduler:
             return
         with self._lock:
             if self._waiting.get(pod["metadata"]["uid"]) is not one:
-                return  # gone, or bound by somebody else
+                return  # the pod is gone, or another scheduler has bound it
             one.binding = True
             self._placed[pod["metadata"]["uid"]] = (node, pod)
         self._binders.submit(self._bind, one, node)
@@ -193,7 +193,7 @@ class KubeScheduler:
         return any(asked.get(name) for name in (*IGNORED, *COUNTED))
 
     def _lack(self, node: Node, asked: Mapping[str, Fraction]) -> str:
-        """Why a node is out before the extender is asked; empty when it is not."""
+        """Why a node is out before the extender is asked; empty: it is not out."""
         if node.spec.unschedulable:
             return "node(s) were unschedulable"
         if not any(one.type == "Ready" and one.status == "True" for one in node.status.conditions):
@@ -226,7 +226,7 @@ class KubeScheduler:
         except _Failure as failure:
             with self._lock:
                 one.binding = False
-                if meta["uid"] in self._waiting:  # else the watch has already told that it is bound, or gone
+                if meta["uid"] in self._waiting:  # else the watch has already reported that the pod is bound, or gone
                     self._placed.pop(meta["uid"], None)
             self._failed(one, failure)
             return
@@ -234,7 +234,7 @@ class KubeScheduler:
         writes.emit_event(self._client, about, "Scheduled", where, "Normal", reporting=self._name)
 
     def _ask(self, verb: str, body: Mapping[str, Any]) -> Any:
-        """The extender's answer; its keys in lower case, since Go's JSON decoder ignores case."""
+        """The extender's answer, with keys in lower case, because Go's JSON decoder ignores case."""
         try:
             answer = self._http.request(
                 "POST", f"{self._url}/{verb}", body=msgspec.json.encode(body), timeout=HTTP_SECONDS,
@@ -254,7 +254,7 @@ class KubeScheduler:
         return _lower(decoded)
 
     def _failed(self, one: _Waiting, failure: _Failure) -> None:
-        """Tells why, and tries again later."""
+        """Reports the failure, and tries again later."""
         first, longest = BACK_OFF
         one.not_before = time.monotonic() + min(first * 2**one.attempts, longest)
         one.attempts += 1
@@ -291,7 +291,7 @@ def _lower(value: Any) -> Any:
 
 
 def _summary(nodes: int, reasons: Iterable[str]) -> str:
-    """As kube-scheduler words it: equal reasons are counted."""
+    """The text of kube-scheduler: equal reasons are counted."""
     counts: dict[str, int] = {}
     for reason in reasons:
         counts[reason] = counts.get(reason, 0) + 1

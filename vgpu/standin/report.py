@@ -1,4 +1,4 @@
-"""Runs the demo or the storm on a scratch cluster and tells a person what came of it."""
+"""Runs the demo or the storm on a scratch cluster and prints the results for a person."""
 
 import logging
 import re
@@ -46,7 +46,7 @@ def table_of(result: DemoResult) -> Columns:
 
 
 def metric_lines(metrics: list[str]) -> list[str]:
-    """The lines that matter here, pod by pod, without the label that is the same everywhere."""
+    """The relevant lines, pod by pod, without the label that is the same everywhere."""
     shown = [line for line in metrics if any(f"vgpu_container_{name}{{" in line for name in METRICS_SHOWN)]
     shown = [line for line in shown if "_host_memory_" not in line or not line.endswith(" 0.0")]
     plain = [re.sub(r'node="[^"]*",|namespace="[^"]*",', "", line) for line in shown]
@@ -87,9 +87,12 @@ def print_storm(console: Console, result: StormResult) -> None:
 def run(
     simulate: str, folder: Path, pods: int | None, kills: int, seed: int, keep: bool, config: Config | None = None
 ) -> bool:
-    """The pods of `folder`, or `pods` generated ones with `kills` × kill -9; tells whether every expectation held."""
+    """Runs the pods of `folder`, or `pods` generated pods with `kills` × kill -9.
+
+    Returns whether every expectation held.
+    """
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda received, _frame: sys.exit(128 + received))  # so that everything is ended
+        signal.signal(number, lambda received, _frame: sys.exit(128 + received))  # so that all processes are ended
     console = columns.console(soft_wrap=True)
     manifests = read_pods(folder) if pods is None else []
     directory = Path(tempfile.mkdtemp(prefix="vgpu-demo-", dir=scratch()))

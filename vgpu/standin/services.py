@@ -1,4 +1,4 @@
-"""Processes that are started again whenever they end, as a DaemonSet or Deployment does for its pods."""
+"""Processes that are restarted whenever they end, as a DaemonSet or Deployment restarts its pods."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nothing listens on at this moment."""
+    """A TCP port of 127.0.0.1 on which no process listens at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -20,7 +20,10 @@ def free_port() -> int:
 
 
 def _die_with_us() -> list[str]:
-    """Has the kernel end a process when we die by kill -9; empty where util-linux lacks it."""
+    """The prefix of a command with which the kernel ends the process when this one is killed by kill -9.
+
+    Empty where util-linux lacks the option.
+    """
     return ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 
 
@@ -57,12 +60,12 @@ class Service:
 
     @property
     def pid(self) -> int | None:
-        """Of the running process; None between two of them."""
+        """Pid of the running process; None between two processes."""
         process = self._process
         return process.pid if process is not None and process.poll() is None else None
 
     def kill(self) -> bool:
-        """kill -9; False when nothing was running."""
+        """Sends kill -9; False when no process was running."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 return False

@@ -1,7 +1,7 @@
 """The storm: many pods while agent and scheduler are killed at random.
 
-Nothing may be given twice, and every pod must finish. A pod that the kubelet refuses because the agent is away at that
-moment is made anew, as a Job does.
+No slice may be given twice, and every pod must finish. When the kubelet refuses a pod because the agent is away at that
+moment, the storm recreates the pod, as a Job does.
 """
 
 import copy
@@ -23,20 +23,20 @@ from vgpu.resources import containers_of
 from vgpu.standin.cluster import LocalCluster
 from vgpu.standin.demo import FINISHED, reports
 
-BLOCK: Final = 64  #: MiB, of pods that have more memory than cards
+BLOCK: Final = 64  #: MiB, of pods that have more memory than their cards
 JOB_LABEL = "batch.kubernetes.io/job-name"
 
 
 class StormResult(msgspec.Struct):
     pods: int = 0
     succeeded: int = 0
-    replaced: int = 0  #: pods that the kubelet refused while the agent was away, made anew
+    replaced: int = 0  #: pods that the kubelet refused while the agent was away, and that were recreated
     failed: list[str] = []
     unfinished: list[str] = []
     kills: dict[str, int] = {}
     samples: int = 0
     peak_mib: dict[str, int] = {}  #: card → largest sum of live allocations seen in the API server
-    peak_bytes: dict[str, int] = {}  #: card → largest use that the simulator ever saw
+    peak_bytes: dict[str, int] = {}  #: card → largest use that the simulator has seen
     violations: list[str] = []
     seconds: float = 0.0
 
@@ -46,7 +46,7 @@ class StormResult(msgspec.Struct):
 
 
 def occupied(pod: dict[str, Any]) -> dict[str, Held]:
-    """What a pod holds on the cards by its record; nothing before the bind and after its end."""
+    """What a pod holds on the cards by its record; nothing before its bind and after its end."""
     record = (pod["metadata"].get("annotations") or {}).get(names.ALLOCATION)
     if record is None or (pod.get("status") or {}).get("phase") in FINISHED:
         return {}
@@ -56,14 +56,14 @@ def occupied(pod: dict[str, Any]) -> dict[str, Held]:
 
 
 def refused(pod: dict[str, Any]) -> bool:
-    """The kubelet did not admit the pod: it never ran, and only its controller makes another one."""
+    """The kubelet did not admit the pod: it never ran, and only its controller makes another pod."""
     status = pod.get("status") or {}
     reason = status.get("reason") or ""
     return status.get("phase") == "Failed" and (reason == "UnexpectedAdmissionError" or reason.startswith("OutOf"))
 
 
 def storm_pod(chance: random.Random, *, fill: Sequence[str] = ("--fill",)) -> dict[str, Any]:
-    """A pod that fills its slice, holds it for a moment and ends; `fill`: how the probe does that."""
+    """A pod that fills its slice, holds it for a moment and ends; `fill`: the probe's options for that."""
     memory = chance.choice((2000, 3000, 5000, 7000))
     hold = chance.uniform(0.2, 1.0)
     return {
@@ -90,7 +90,7 @@ def storm_pod(chance: random.Random, *, fill: Sequence[str] = ("--fill",)) -> di
 
 
 class Storm:
-    """`pods` pods on a running cluster, `kills` × kill -9 of a part chosen at random."""
+    """Runs `pods` pods on a running cluster, with `kills` × kill -9 of a part chosen at random."""
 
     def __init__(self, cluster: LocalCluster, *, pods: int, kills: int, seed: int, deadline: float = 240.0) -> None:
         self.cluster = cluster
@@ -103,7 +103,7 @@ class Storm:
         self._manifests: dict[str, dict[str, Any]] = {}
         inventory = cluster.node()["metadata"]["annotations"][names.DEVICES]
         self._cards = {gpu.uuid: gpu for gpu in decode_inventory(inventory).devices}
-        # A block lies on one side or the other, and only all of them together are larger than what is on the card.
+        # A block is on one side only, and only all blocks together are larger than what is on the card.
         scaled = any(gpu.memory > gpu.physical_memory for gpu in self._cards.values())
         self._fill = ("--blocks", str(BLOCK)) if scaled else ("--fill",)
 
@@ -138,7 +138,10 @@ class Storm:
         return self.result
 
     def _submit(self) -> None:
-        """Creates the pods; while the webhook is down they are refused (failurePolicy Fail) and tried again."""
+        """Creates the pods.
+
+        While the webhook is down, the API server refuses them (failurePolicy Fail), and the storm tries again.
+        """
         for number in range(self.pods):
             manifest = storm_pod(self.chance, fill=self._fill)
             job = f"storm-{number:03d}"
@@ -158,7 +161,7 @@ class Storm:
                 self._stop.wait(0.2)
 
     def _replace_refused(self) -> None:
-        """What a Job does with a pod that failed before it ran."""
+        """Does what a Job does with a pod that failed before it ran."""
         while not self._stop.wait(0.3):
             for pod in self.cluster.pods():
                 meta = pod["metadata"]
@@ -189,7 +192,7 @@ class Storm:
                     self.result.violations.append(f"pods hold more than card {uuid} has: {sum_}")
 
     def _read_reports(self) -> None:
-        """Every pod got its slice to the last byte, and not one more."""
+        """Checks that every pod got its slice to the last byte, and no byte more."""
         for pod in self.cluster.pods():
             name = pod["metadata"]["name"]
             if refused(pod) or (pod.get("status") or {}).get("phase") != "Succeeded":

@@ -1,7 +1,7 @@
-"""The arbiter of `vgpu run`: one process in the background for all slices of a state directory, while there are any.
+"""The arbiter of `vgpu run`: one background process for all slices of a state directory.
 
-It is started by the first command that needs one and ends with the last slice. When it is killed, commands keep to
-their fixed limits, until the next `vgpu run` starts another.
+The first command that needs an arbiter starts it, and it ends with the last slice. When it is killed, commands keep
+their fixed limits until the next `vgpu run` starts another arbiter.
 """
 
 import fcntl
@@ -19,15 +19,16 @@ from vgpu.native.arbiter import Arbiter
 from vgpu.workstation import lending, locks
 from vgpu.workstation.slices import Run, SliceStore
 
-LOCK: Final = "arbiter.lock"  #: held by the one that is at work
+LOCK: Final = "arbiter.lock"  #: the arbiter that works holds this lock
 FOLLOW_SECONDS: Final = 0.25
 SWEEP_SECONDS: Final = 2.0
 
 
 def needed(limits: Limits, record: Run, runs: Iterable[Run]) -> bool:
-    """Whether a command cannot do without.
+    """Whether a command needs an arbiter.
 
-    Its share may move, room of the card may be lent to it, or neighbours on its cards disturb what is measured.
+    It does when its share may change, or when room of the card may be lent to it. It also does when neighbours on its
+    cards disturb the measurement.
     """
     if limits.core_policy == "elastic" or limits.priority or limits.movable:
         return True
@@ -38,10 +39,10 @@ def needed(limits: Limits, record: Run, runs: Iterable[Run]) -> bool:
 
 
 def ensure(root: Path) -> None:
-    """Starts an arbiter for the slices below `root` unless one is at work. Needs the store's lock."""
+    """Starts an arbiter for the slices below `root` unless one works already. Needs the store's lock."""
     if locks.is_held(root / LOCK):
         return
-    child = os.fork()  # twice: the command must not find a child that it has not started
+    child = os.fork()  # twice: the command must not get a child that it did not start
     if child:
         os.waitpid(child, 0)
         return
@@ -64,12 +65,15 @@ def ensure(root: Path) -> None:
 
 
 def follow(arbiter: Arbiter, store: SliceStore, lock: int) -> None:
-    """Until there are no slices; gives up `lock` in one step with finding none. FileNotFoundError: `root` is gone."""
+    """Works until there are no slices; then gives up `lock` in the same step.
+
+    FileNotFoundError: `root` is gone.
+    """
     swept = 0.0
     while True:
         if time.monotonic() - swept > SWEEP_SECONDS:
             if not locks.is_at(lock, store.root / LOCK):
-                return  # the state directory was removed and made again: its next arbiter is another process
+                return  # the state directory was removed and made again: another process is its arbiter
             with store.locked():
                 runs = store.sweep()
                 if not runs:
@@ -86,13 +90,13 @@ def main(root: Path) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return 0  # another one was faster
+        return 0  # another arbiter was faster
     arbiter = Arbiter()
     arbiter.start()
     try:
         follow(arbiter, SliceStore(root), lock)
     except FileNotFoundError:
-        pass  # the state directory was removed, and every slice with it
+        pass  # the state directory was removed with all slices
     finally:
         arbiter.stop()
     return 0

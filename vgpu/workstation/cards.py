@@ -1,4 +1,4 @@
-"""What the cards of this machine do now: the driver's, and the simulated ones that commands run on."""
+"""Readings of this machine's cards: the driver's cards, and the simulated cards that commands use."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -13,21 +13,21 @@ MIB: Final = 1 << 20
 
 
 class CardReading(msgspec.Struct, frozen=True):
-    """One card at one moment."""
+    """The state of one card at one moment."""
 
     uuid: str
     index: int
     model: str
     memory: int  #: bytes
-    used: int  #: bytes, of everybody
+    used: int  #: bytes, of all processes
     simulated: bool
     utilization: float | None = None  #: 0 to 1, of the last sampling period
-    busy_ns: int | None = None  #: a counter, where there is one: its growth gives the utilisation
+    busy_ns: int | None = None  #: a counter, where the card has one: its growth gives the utilisation
     users: dict[int, int] = {}  #: pid → bytes
 
 
 def read_cards(simulators: Iterable[str]) -> list[CardReading]:
-    """The driver's cards, none where there is no driver, and those of the simulator's state directories given."""
+    """The driver's cards (none where there is no driver), and the simulated cards in the given state directories."""
     readings = _driver()
     for directory in sorted(set(simulators)):
         with suppress(OSError, ValueError):  # removed, or of another version's simulator
@@ -69,7 +69,7 @@ def _simulated(directory: Path) -> list[CardReading]:
             uuid=card.uuid,
             index=index,
             model=card.model,
-            memory=card.memory + card.reserved,  # both as NVML counts them
+            memory=card.memory + card.reserved,  # both values as NVML counts them
             used=card.used + card.reserved,
             simulated=True,
             users={process.pid: process.used[index] for process in processes if process.used[index]},

@@ -1,13 +1,12 @@
-"""`vgpu run --strict`: a mount namespace in which the dynamic linker preloads the library whatever the environment is.
+"""`vgpu run --strict`: a mount namespace in which the dynamic linker preloads the library for any environment.
 
-The command finds an /etc of its own, which cannot be written: its `ld.so.preload` names the library (ld.so(8)), and
-the region is beside that. Programs that are started without their environment, such as by `env -i`, keep to their
-limits then. A user who may not mount gets a user namespace for it, with nobody but themselves in it: setuid programs
-have no rights there.
+The command sees an /etc of its own, which it cannot write. The `ld.so.preload` there names the library (ld.so(8)), and
+the region is next to it. Even programs that start without their environment, such as by `env -i`, then keep their
+limits. A user who may not mount gets a user namespace with only this user in it: setuid programs have no rights there.
 
-`vgpu run` becomes this file, as a program of its own, and this becomes the command: a user namespace can be made by a
-process of one thread alone, and libraries that `vgpu run` has loaded may have started others. It needs nothing but the
-standard library.
+`vgpu run` executes this file as a program of its own, and this program executes the command. Only a process with one
+thread can make a user namespace, and libraries that `vgpu run` has loaded may have started threads. This file needs
+only the standard library.
 """
 
 import ctypes
@@ -32,7 +31,10 @@ _SLAVE: Final = 0x8_0000
 
 
 def through(region: Path, library: Path, program: str, command: Sequence[str]) -> list[str]:
-    """What to execute so that `program` runs there, with the arguments of `command`; `region`: of limits and usage."""
+    """The command line that runs `program` in the namespace, with the arguments of `command`.
+
+    `region`: folder of limits and usage.
+    """
     return [sys.executable, "-I", "-S", str(Path(__file__).resolve()), str(region), str(library), program, *command]
 
 
@@ -58,7 +60,7 @@ def _own_etc(region: Path, library: Path) -> None:
     work = region / "strict"
     work.mkdir(mode=0o755, exist_ok=True)
     _mount("tmpfs", str(work), "tmpfs", 0, "mode=755")
-    os.chdir(work)  # so that no path stands in the options of a mount, where some characters have a meaning
+    os.chdir(work)  # so that no path is in the options of a mount, where some characters have a meaning
     for folder in ("old", "top", f"top/{Path(FOLDER).name}"):
         Path(folder).mkdir(mode=0o755)
     _mount("/etc", "old", "", _BIND | _WITH_ALL_BELOW)
@@ -69,14 +71,17 @@ def _own_etc(region: Path, library: Path) -> None:
     _mount("overlay", "/etc", "overlay", _READ_ONLY, "lowerdir=top:old")
     for place in below:
         _mount(f"old/{place.removeprefix('/etc/')}", place, "", _BIND | _WITH_ALL_BELOW)
-    # Whoever removes the region must not find the machine's own /etc in it.
+    # A process that later removes the region must not find the machine's own /etc in it.
     _detach(str(work))
-    # The folder, not its files: those that are mounted by themselves are the sign of an agent's container.
+    # The folder, not its files: separately mounted files are the sign of an agent's container.
     _mount(str(region), FOLDER, "", _BIND)
 
 
 def _mounts_below(prefix: str) -> list[str]:
-    """Mount points in a folder (proc(5), mountinfo: the fifth field, in which octal escapes stand for blanks)."""
+    """Mount points in a folder.
+
+    Source: proc(5), mountinfo: the fifth field, where octal escapes stand for blanks.
+    """
     found = []
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
         place = re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), line.split()[4])
@@ -107,7 +112,7 @@ def _detach(target: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Becomes the command; an exit code and a line on stderr where that cannot be."""
+    """Executes the command; on failure, writes a line to stderr and returns an exit code."""
     region, library, program, *command = arguments
     try:
         enclose(Path(region), Path(library))

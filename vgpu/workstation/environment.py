@@ -1,4 +1,4 @@
-"""What the command of `vgpu run` finds in its environment. Pure."""
+"""The environment of a command of `vgpu run`. Pure."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,15 +11,18 @@ _SEPARATORS = frozenset(" :$")
 
 
 def carried(path: Path) -> bool:
-    """Whether the linker takes `path` as one file: LD_PRELOAD splits at spaces and colons, expands `$` (ld.so(8))."""
+    """Whether the linker reads `path` as one file.
+
+    LD_PRELOAD splits at spaces and colons, and expands `$` (ld.so(8)).
+    """
     return not set(str(path)) & _SEPARATORS
 
 
 def countable(found: Inventory) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES may name the cards by NVML's index: CUDA counts them alike by their bus addresses.
+    """Whether CUDA_VISIBLE_DEVICES may name the cards by NVML's index.
 
-    Many programs read a number there. CUDA counts instances of MIG in its own way, and nobody knows whether it counts a
-    card that does not answer.
+    It may where CUDA has the same order, which is by bus addresses. Many programs read a number there. CUDA counts MIG
+    instances in its own way, and it is unknown whether CUDA counts a card that does not answer.
     """
     ordered = sorted(found.devices, key=lambda card: card.pci)
     addresses = {card.pci for card in ordered} - {""}
@@ -42,15 +45,16 @@ def environment(
     indices: Sequence[int] | None = None,
     record: str = "",
 ) -> dict[str, str]:
-    """`base` with the library, its region and the cards; `simulator`: (folder of its libraries, its state directory).
+    """`base` with the library, its region and the cards.
 
-    `oversubscribe`: not all of the memory has to be on the cards. `indices`: the cards of `slices` by NVML's index,
-    where CUDA counts them alike by bus address (`countable`); None: they are named by UUID.
-    `library`: None where /etc/ld.so.preload names it. `record`: what vgpu.workstation.strays reads if the state
-    is lost.
+    `simulator`: (folder of its libraries, its state directory). `oversubscribe`: not all of the memory must be on the
+    cards. `indices`: NVML indices of the cards of `slices`, where CUDA has the same order (`countable`); None: UUIDs
+    name the cards. `library`: None where /etc/ld.so.preload names it. `record`: what vgpu.workstation.strays reads if
+    the state is lost.
 
-    Limits that `base` states itself are dropped: those are an outer scope's. Raises UserError for a library path that
-    the dynamic linker would not take as one: it would only warn, and the command would run without limits.
+    Limits that `base` contains are dropped, because they belong to an outer scope. Raises UserError for a library path
+    that the dynamic linker would not read as one path: the linker would only warn, and the command would run without
+    limits.
     """
     if library is not None and not carried(library):
         raise UserError(

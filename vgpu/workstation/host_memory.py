@@ -1,4 +1,4 @@
-"""How much memory of this machine a command may have behind its cards: what is promised to all of them is there."""
+"""How much memory of this machine a command may have behind its cards: the machine can keep all of its promises."""
 
 import re
 from collections.abc import Sequence
@@ -13,27 +13,27 @@ from vgpu.workstation.place import Demand, NoRoom
 from vgpu.workstation.slices import Run, SliceStore
 
 MIB: Final = 1 << 20
-_RESERVE: Final = (256, 4096)  #: MiB at least and at most, as in libvgpu/src/tier/memory.c; between them …
-_RESERVE_PART: Final = 20  #: … one part of so many
+_RESERVE: Final = (256, 4096)  #: MiB, minimum and maximum, as in libvgpu/src/tier/memory.c; between them …
+_RESERVE_PART: Final = 20  #: … one part in this many
 
 
 class HostMemory(msgspec.Struct, frozen=True):
     """The memory of this machine, MiB."""
 
     total: int
-    available: int  #: what programs can have now without swapping
-    promised: int = 0  #: to commands that run
-    unused: int = 0  #: of that, what they have not taken yet
+    available: int  #: memory that programs can have now without swapping
+    promised: int = 0  #: promised to commands that run
+    unused: int = 0  #: part of `promised` that the commands have not taken yet
 
     @property
     def reserve(self) -> int:
-        """What the library leaves to the machine, whatever was promised."""
+        """Memory that the library leaves to the machine in any case."""
         least, most = _RESERVE
         return min(max(self.total // _RESERVE_PART, least), most)
 
     @property
     def most(self) -> int:
-        """What all commands together can be promised."""
+        """The largest amount that all commands together can be promised."""
         return max(0, self.total - self.reserve)
 
     @property
@@ -43,7 +43,7 @@ class HostMemory(msgspec.Struct, frozen=True):
 
 
 def read(file: Path = Path("/proc/meminfo")) -> HostMemory:
-    """proc(5): MemTotal and MemAvailable; 0: not told."""
+    """MemTotal and MemAvailable of proc(5); 0: not known."""
     text = file.read_text()
 
     def line(name: str) -> int:
@@ -54,7 +54,7 @@ def read(file: Path = Path("/proc/meminfo")) -> HostMemory:
 
 
 def now(store: SliceStore, runs: Sequence[Run]) -> HostMemory:
-    """With what is promised to `runs`, all that live. Needs the store's lock."""
+    """The machine's memory now, with the promises to `runs` (all living commands). Needs the store's lock."""
     return msgspec.structs.replace(
         read(),
         promised=sum(run.host_memory for run in runs),
@@ -68,11 +68,11 @@ def _used(store: SliceStore, run: Run) -> int:
         with Region.open(store.directory(run)) as region:
             return sum(card.host_used for card in region.usage().cards) // MIB
     except OSError:
-        return 0  # claimed a moment ago, or damaged by its own command
+        return 0  # claimed a moment ago, or damaged by the command itself
 
 
 def bounded(demand: Demand, machine: HostMemory) -> Demand | NoRoom:
-    """`demand` with the host memory that it may have: what it asks for, if that is there, or half of what is left."""
+    """`demand` with the host memory that it may have: the amount it asks for, if available, or half of what is left."""
     if not demand.memory_mode:
         return demand
     left = max(0, machine.most - machine.promised)
@@ -91,6 +91,9 @@ def bounded(demand: Demand, machine: HostMemory) -> Demand | NoRoom:
 
 
 def promised(asked: int | None, found: Demand, slices: Sequence[GpuSlice]) -> int:
-    """MiB of host memory that a command gets; one that did not ask for any amount, no more than all of its memory."""
+    """MiB of host memory that a command gets.
+
+    A command that did not ask for an amount gets no more than all of its memory.
+    """
     budget = found.host_memory or 0
     return budget if asked is not None else min(budget, sum(piece.mem for piece in slices))

@@ -1,4 +1,4 @@
-"""Room of cards that no command of `vgpu run` is sure to need is lent to those whose blocks can move."""
+"""Lends room of cards that no command of `vgpu run` is sure to need to commands whose blocks can move."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -19,20 +19,20 @@ class _Share(msgspec.Struct, frozen=True):
     """What one command has of one card; its region is open."""
 
     region: Region
-    at: int  #: place of the card in its limits
+    at: int  #: place of the card in the command's limits
     uuid: str
     guarantee: int  #: bytes
     limit: int
     movable: bool
     usage: CardUsage
-    on_card: int  #: of that, on the card
+    on_card: int  #: bytes that are on the card
 
 
 def settle(store: SliceStore, runs: Sequence[Run], later: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Writes loans by what is allocated now; `runs`: all of them. Needs the store's lock.
+    """Writes loans by what is allocated now; `runs`: all commands. Needs the store's lock.
 
-    Returns, by card, the bytes that were lent and are still to be given back before everybody has its guarantee, less
-    what of these need not be there yet (`later`, by card).
+    Returns, by card, the bytes that must be given back before every command has its guarantee. Bytes that are not
+    needed yet (`later`, by card) do not count.
     """
     with ExitStack() as stack:
         shares = _shares(stack, store, runs)
@@ -56,13 +56,13 @@ def settle(store: SliceStore, runs: Sequence[Run], later: Mapping[str, int] | No
                 change = loan - shares[number].usage.lent
                 if change < 0 or (change and uuid in in_use):
                     changes.append((change, number, loan))
-        for _, number, loan in sorted(changes):  # what is taken back comes first
+        for _, number, loan in sorted(changes):  # loans that shrink come first
             shares[number].region.lend(shares[number].at, loan)
         return owed
 
 
 def later(run: Run) -> dict[str, int]:
-    """By card, the bytes of its guarantees that a command that may have host memory does not need at once."""
+    """By card: bytes of its guarantees that a command with host memory does not need at once."""
     return {
         piece.uuid: piece.guarantee * MIB - tier.at_first(piece.guarantee * MIB, card.context)
         for piece, card in zip(run.slices, run.cards, strict=True)
@@ -79,7 +79,7 @@ def _shares(stack: ExitStack, store: SliceStore, runs: Sequence[Run]) -> list[_S
             region.reap()
             limits, usage = region.limits(), region.usage()
         except OSError:
-            continue  # claimed a moment ago, or damaged by its own command
+            continue  # claimed a moment ago, or damaged by the command itself
         found += [
             _Share(
                 region,
@@ -104,9 +104,12 @@ def _wants(shares: Mapping[int, _Share]) -> dict[int, Want]:
 
 
 def _in_use(runs: Sequence[Run]) -> dict[str, int]:
-    """Bytes of cards that all processes together have, those of nobody's commands, too; by UUID, of those that tell."""
+    """Bytes of cards that all processes together have, also processes outside `vgpu run`.
+
+    By UUID, for cards that report their use.
+    """
     found: dict[str, int] = {}
-    # Nothing more is lent of cards about which nobody answers.
+    # Nothing more is lent of cards that do not report their use.
     for directory in {run.simulator for run in runs if run.simulator}:
         with suppress(OSError, ValueError):
             found |= {card.uuid: card.used for card in simulator.cards(Path(directory))}
@@ -117,7 +120,7 @@ def _in_use(runs: Sequence[Run]) -> dict[str, int]:
 
 
 def sentence(cards: Sequence[Gpu], owed: Mapping[str, int]) -> str:
-    """Which of these cards others still have to give back; empty: none."""
+    """Which of these cards other commands still have to give back; empty: none."""
     return ", ".join(
         f"{-(-owed[card.uuid] // MIB)} MiB of card {card.index} ({card.model}, {card.uuid})"
         for card in cards

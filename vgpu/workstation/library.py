@@ -1,4 +1,4 @@
-"""The path under which the dynamic linker can preload the library, wherever vgpu is installed."""
+"""A path from which the dynamic linker can preload the library, for any place where vgpu is installed."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ from vgpu.workstation.state import state_dir
 
 
 def preloadable() -> Path:
-    """The installed library; where LD_PRELOAD cannot carry its path, the same file below the state directory.
+    """The installed library, or a copy of it below the state directory where LD_PRELOAD cannot carry its path.
 
     Raises FileNotFoundError when the library is not built, UserError and OSError for the state directory.
     """
@@ -30,13 +30,13 @@ def preloadable() -> Path:
 def rolled_out(installed: Path, root: Path) -> Path:
     """`installed` as <root>/lib/<hash>/libvgpu.so, made if absent.
 
-    One folder per content: running commands keep the file that they have mapped when vgpu is built again.
+    There is one folder per content: when vgpu is built again, running commands keep the file that they have mapped.
     """
     target = root / "lib" / hashlib.sha256(installed.read_bytes()).hexdigest()[:16] / installed.name
     if not target.exists():
         target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        shutil.copyfile(installed, temporary)  # no hard link: a change of the original in place would reach it
+        shutil.copyfile(installed, temporary)  # no hard link: a later change of the original would change the copy
         temporary.chmod(0o755)
         temporary.replace(target)
     return target

@@ -1,4 +1,7 @@
-"""Locks that die with their holder: flock(2), held by an open file description and everybody who inherited it."""
+"""Locks that end with their holder: flock(2).
+
+The lock belongs to an open file description, so every process that inherited the descriptor holds it.
+"""
 
 import fcntl
 import os
@@ -9,16 +12,16 @@ from pathlib import Path
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Holds the lock on `path` (made if absent), waiting for it. The file stays.
+    """Holds the lock on `path` (made if absent), and waits for it if needed. The file stays.
 
-    FileNotFoundError: its folder is not there, or was removed while this waited.
+    FileNotFoundError: its folder does not exist, or was removed during the wait.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if is_at(descriptor, path):  # else it was removed meanwhile, and others lock the next one
-                os.utime(descriptor)  # what is used is not old for those who clean up
+            if is_at(descriptor, path):  # else the file was removed meanwhile, and others lock a new file
+                os.utime(descriptor)  # cleaners of old files then see that the file is in use
                 yield
                 return
         finally:
@@ -26,7 +29,7 @@ def exclusive(path: Path) -> Iterator[None]:
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Whether what is open is still what has this name."""
+    """Whether this name still means the open file."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -34,7 +37,10 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 
 def hold(path: Path) -> int:
-    """Makes `path` and locks it; returns the close-on-exec descriptor with the lock. FileExistsError if there."""
+    """Makes `path` and locks it; returns the close-on-exec descriptor with the lock.
+
+    FileExistsError if `path` exists.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return descriptor
@@ -48,7 +54,7 @@ def hold_folder(path: Path) -> int:
 
 
 def is_held(path: Path) -> bool:
-    """Whether anybody holds the lock on `path`; an absent file is held by nobody."""
+    """Whether any process holds the lock on `path`; for an absent file, no."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

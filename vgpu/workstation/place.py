@@ -1,4 +1,4 @@
-"""Which cards a request gets on this machine, by the rules and policies of the cluster's scheduler. Pure."""
+"""Chooses the cards for a request on this machine, by the rules and policies of the cluster's scheduler. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
@@ -28,7 +28,7 @@ _AGAINST: Final = {
 }
 
 
-LEAST: Final = 4  #: memory that need not fit on a card: one part of so many has to
+LEAST: Final = 4  #: at least one part in this many of the memory must be on a card
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -42,16 +42,16 @@ class Demand(msgspec.Struct, frozen=True):
     memory_mode: Literal["", "static", "movable"] = (
         ""  #: of memory that does not fit on the card; empty: all of it has to
     )
-    guarantee: int | None = None  #: MiB of it on each card, where it need not fit; None: what fits
-    host_memory: int | None = None  #: MiB that may lie in host memory: the same part behind each card; None: not said
-    host_rule: str = "--host-memory"  #: where `host_memory` comes from, for people
+    guarantee: int | None = None  #: MiB on each card, where not all memory must fit; None: as much as fits
+    host_memory: int | None = None  #: MiB that may be in host memory, equally behind each card; None: not given
+    host_rule: str = "--host-memory"  #: the option or variable that set `host_memory`, for people
 
 
 class NoRoom(msgspec.Struct, frozen=True):
     """Why a demand gets no cards now."""
 
     sentence: str
-    per_card: tuple[str, ...] = ()  #: one line each
+    per_card: tuple[str, ...] = ()  #: one line for each card
 
 
 def place(
@@ -59,8 +59,8 @@ def place(
 ) -> list[GpuSlice] | NoRoom:
     """Slices for `demand`, or why there are none.
 
-    A card that somebody who came earlier waits for is closed to everybody behind: large requests never starve, and
-    requests for different cards do not wait for each other.
+    A card that an earlier waiter could use is closed to all later ones. So large requests never starve, and requests
+    for different cards do not wait for each other.
     """
     held: dict[str, Held] = {}
     for run in runs:
@@ -77,7 +77,7 @@ def place(
 
 
 class _TooLittleHostMemory(Rejection, frozen=True):
-    """The cards would do, and what lies behind them would not."""
+    """The cards have enough room, but the host memory behind them does not."""
 
 
 def _fit(states: Sequence[CardState], demand: Demand) -> list[GpuSlice] | Rejection:
@@ -88,7 +88,7 @@ def _fit(states: Sequence[CardState], demand: Demand) -> list[GpuSlice] | Reject
         found = fit_container(states, request, selector, policy)
         if not isinstance(found, Rejection):
             return found
-    # As much as possible on cards, and at least LEAST of it: from there down all would be at the speed of the bus.
+    # As much as possible on cards, and at least LEAST of it: with less, all work would run at the speed of the bus.
     wanted = {state.gpu.uuid: request.memory_on(state.gpu.physical_memory) for state in states}
     free = {state.gpu.uuid: state.gpu.memory - state.held.mem for state in states}
     for room in _rooms(free, demand.guarantee):
@@ -102,7 +102,8 @@ def _fit(states: Sequence[CardState], demand: Demand) -> list[GpuSlice] | Reject
         ]
         if any(one.mem > LEAST * one.guarantee for one in slices):
             continue
-        missing = len(slices) * max(one.mem - one.guarantee for one in slices)  # each card has the same part of it
+        # each card has the same part of the host memory
+        missing = len(slices) * max(one.mem - one.guarantee for one in slices)
         budget = demand.host_memory or 0
         if missing > budget:
             sentence = f"the command needs {missing} MiB of host memory and may use {budget} MiB ({demand.host_rule})"
@@ -112,14 +113,14 @@ def _fit(states: Sequence[CardState], demand: Demand) -> list[GpuSlice] | Reject
 
 
 def _rooms(free: Mapping[str, int], guarantee: int | None) -> list[int]:
-    """MiB of a card to try, the most first."""
+    """MiB of a card to try, largest first."""
     if guarantee is not None:
         return [guarantee]
     return sorted({room for room in free.values() if room > 0}, reverse=True)
 
 
 def _no_part(states: Sequence[CardState], demand: Demand, wanted: int) -> Rejection:
-    """Why what has to be on a card is not there, of `wanted` MiB."""
+    """Why the cards lack the part of `wanted` MiB that must be on a card."""
     least = -(-wanted // LEAST)
     needed = least if demand.guarantee is None else max(demand.guarantee, least)
     request = msgspec.structs.replace(demand.request, memory=needed)
@@ -129,7 +130,7 @@ def _no_part(states: Sequence[CardState], demand: Demand, wanted: int) -> Reject
         if demand.guarantee == needed
         else f"a quarter of {wanted} MiB has to be on the card"
     )
-    if not isinstance(found, Rejection):  # by cards of different sizes, of which each has another part
+    if not isinstance(found, Rejection):  # cards of different sizes, so that each card holds another part
         return Rejection({Reason.MEMORY: len(states)}, rule)
     if found.reasons.keys() & {Reason.MEMORY, Reason.GUARANTEE}:
         return Rejection(found.reasons, f"{found.sentence}: {rule}")
@@ -137,12 +138,15 @@ def _no_part(states: Sequence[CardState], demand: Demand, wanted: int) -> Reject
 
 
 def _physical(piece: GpuSlice) -> GpuSlice:
-    """What a command takes of a card itself."""
+    """The physical memory and time that a slice takes of its card."""
     return msgspec.structs.replace(piece, mem=piece.guarantee, phys=None)
 
 
 def _sentence(rejection: Rejection, ahead: Sequence[Ticket], waits: bool, cards: int, needed: int) -> str:
-    """In the words of one machine; `cards` that may be used of it, `needed` ones."""
+    """The sentence for one machine.
+
+    `cards`: number of usable cards, `needed`: number of cards that the demand needs.
+    """
     if waits:
         return f"{len(ahead)} earlier {'requests wait' if len(ahead) > 1 else 'request waits'} for these cards"
     if cards < needed:
@@ -151,7 +155,7 @@ def _sentence(rejection: Rejection, ahead: Sequence[Ticket], waits: bool, cards:
 
 
 def _against(state: CardState, demand: Demand) -> str:
-    """What speaks against this one card, were it asked for one; empty: nothing."""
+    """Why this one card cannot take the demand; empty: it can."""
     found = _fit([state], msgspec.structs.replace(demand, request=msgspec.structs.replace(demand.request, count=1)))
     if isinstance(found, _TooLittleHostMemory):
         return "too little host memory for the rest"
@@ -168,7 +172,10 @@ def _line(state: CardState, demand: Demand, closed: bool) -> str:
 
 
 def acceptable(cards: Sequence[Gpu], demand: Demand) -> frozenset[str]:
-    """UUIDs of the cards that could serve `demand` were they idle; empty when all idle cards together could not."""
+    """UUIDs of the cards that could serve `demand` if they were idle.
+
+    Empty when even all idle cards together could not.
+    """
     idle = [CardState(card) for card in sorted(cards, key=lambda card: card.index)]
     if isinstance(_fit(idle, demand), Rejection):
         return frozenset()
@@ -176,9 +183,9 @@ def acceptable(cards: Sequence[Gpu], demand: Demand) -> frozenset[str]:
 
 
 def visible(cards: Sequence[Gpu], setting: str) -> list[Gpu]:
-    """The cards that a CUDA_VISIBLE_DEVICES setting leaves: indices, UUIDs or unique beginnings of UUIDs.
+    """The cards that a CUDA_VISIBLE_DEVICES setting selects: indices, UUIDs or unique beginnings of UUIDs.
 
-    As the driver does, the list ends at the first entry that names no card (CUDA programming guide, "CUDA environment
+    As in the driver, the list ends at the first entry that names no card (CUDA programming guide, "CUDA environment
     variables").
     """
     found: list[Gpu] = []

@@ -1,4 +1,7 @@
-"""What a waiter for a slice sees on stderr: one living line on a terminal, a plain line per change elsewhere."""
+"""What a command that waits for a slice shows on stderr.
+
+On a terminal, this is one line that changes; elsewhere, one plain line per change.
+"""
 
 import sys
 import time
@@ -9,14 +12,14 @@ REPEAT: Final = 60.0  #: seconds after which an unchanged plain line comes again
 
 
 class Progress(Protocol):
-    """A context manager around the waiting."""
+    """A context manager for the time of waiting."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
     def update(self, position: int, reason: str) -> None:
-        """`position` 1: served next."""
+        """Shows the place in the queue; `position` 1: served next."""
 
 
 def text(position: int, reason: str) -> str:
@@ -66,5 +69,5 @@ class TerminalProgress:
 
 
 def progress() -> Progress:
-    """The form that fits where stderr goes."""
+    """The kind of progress that fits stderr."""
     return TerminalProgress() if sys.stderr.isatty() else PlainProgress()

@@ -1,4 +1,4 @@
-"""Who waits for a slice, in order of arrival: one ticket file each, locked by its waiter."""
+"""The queue for slices, in order of arrival: each waiter has a ticket file, and holds a lock on it."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,7 @@ class Queue:
     def __init__(self, root: Path) -> None:
         self._folder = root / "queue"
         self._folder.mkdir(mode=0o755, exist_ok=True)
-        self._held: dict[int, int] = {}  # number → descriptor of the tickets of this process
+        self._held: dict[int, int] = {}  # number → descriptor, for the tickets of this process
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:012d}"
@@ -37,16 +37,16 @@ class Queue:
         return ticket
 
     def holds(self, ticket: Ticket) -> bool:
-        """Whether the place is still there: it goes with the state directory when somebody removes that."""
+        """Whether the place still exists: it is gone when the state directory was removed."""
         return self._path(ticket.number).exists()
 
     def leave(self, ticket: Ticket) -> None:
-        """Gives the place back, served or not."""
+        """Gives the place back, with or without a slice."""
         self._path(ticket.number).unlink(missing_ok=True)
         os.close(self._held.pop(ticket.number))
 
     def waiting(self) -> list[Ticket]:
-        """Tickets of living waiters, first come first; removes the others."""
+        """Tickets of living waiters, oldest first; removes the other tickets."""
         found = []
         for path in sorted(self._folder.iterdir()):
             if locks.is_held(path):
@@ -56,5 +56,5 @@ class Queue:
         return found
 
     def ahead(self, ticket: Ticket | None) -> list[Ticket]:
-        """The tickets before `ticket`; all of them for somebody who holds none."""
+        """The tickets before `ticket`; all tickets for a caller without one."""
         return [other for other in self.waiting() if ticket is None or other.number < ticket.number]

@@ -1,4 +1,4 @@
-"""Which commands start programs that the library does not reach, as far as can be seen before they start."""
+"""Finds commands that start programs without the library, as far as this is visible before they start."""
 
 import os
 import re
@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-#: Programs that start others and hand their environment on
+#: Programs that start other programs with the same environment
 _TRANSPARENT: Final = frozenset(
     ("nice", "nohup", "timeout", "setsid", "stdbuf", "taskset", "numactl", "ionice", "chrt", "time", "exec", "prlimit")
 )
-#: Options of these and of `env` whose value is a word of its own, and is no program
+#: Options of these programs and of `env` whose value is a separate word and not a program
 _VALUED: Final = {
     "env": ("-u", "--unset", "-C", "--chdir"),
     "timeout": ("-s", "--signal", "-k", "--kill-after"),
@@ -26,9 +26,9 @@ _VALUED: Final = {
 }
 _SHELLS: Final = frozenset(["sh", "bash", "dash", "zsh", "ksh"])
 _SHELL_VALUED: Final = re.compile(r"[-+][a-zA-Z]*[oO]|--(rcfile|init-file)")
-#: Words of a shell in front of a command
+#: Shell words that come before a command
 _BEFORE: Final = frozenset(("if", "then", "elif", "else", "while", "until", "do", "!", "{"))
-CLEARED: Final = "starts its program without LD_PRELOAD"  #: in answers that `--strict` makes wrong
+CLEARED: Final = "starts its program without LD_PRELOAD"  #: part of answers that `--strict` makes wrong
 _BY_OTHERS: Final = "lets another process start its program, outside this slice"
 _OTHER_ROOT: Final = "runs its program under another root directory, where the library may not be"
 _ALWAYS: Final = {
@@ -43,7 +43,7 @@ _DEEPEST: Final = 8  #: wrappers around wrappers
 _SETTING: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _AMOUNT: Final = re.compile(r"[0-9.,:x-]+[a-z]?")
 _MASK: Final = re.compile(r"(0x)?[0-9a-fA-F]+")
-#: What puts others, or none, in the library's place; what a shell expands may name it again
+#: A new LD_PRELOAD without the library; a value that the shell expands may contain it
 _REPLACED: Final = re.compile(r"LD_PRELOAD=(?!.*(\$|libvgpu)).*", re.DOTALL)
 _EXPANDED: Final = re.compile(r"\$\([^()]*\)|`[^`]*`")
 _ELF64: Final = b"\x7fELF\x02\x01"
@@ -52,7 +52,10 @@ _PT_INTERP: Final = 3  # elf(5)
 
 
 def doubt(command: Sequence[str]) -> str:
-    """Why the limits will not hold for a program that `command` starts, as half a sentence; empty: nothing is known."""
+    """Why the limits will not hold for a program that `command` starts, as half a sentence.
+
+    Empty: no reason is known.
+    """
     words = list(command)
     for _ in range(_DEEPEST):
         if not words:
@@ -76,7 +79,7 @@ def doubt(command: Sequence[str]) -> str:
 
 
 def _inner(name: str, words: Sequence[str]) -> list[str]:
-    """What the wrapper `name` starts: behind its options, their values, and settings of variables."""
+    """The command that the wrapper `name` starts: after its options, their values, and settings of variables."""
     left = list(words)
     while left:
         word = left.pop(0)
@@ -90,7 +93,10 @@ def _inner(name: str, words: Sequence[str]) -> list[str]:
 
 
 def _line(words: Sequence[str]) -> str:
-    """What a shell is given behind -c, which may stand among other letters; empty: it gets a file, or nothing."""
+    """The text after a shell's -c, which may be combined with other letters.
+
+    Empty: the shell gets a file, or nothing.
+    """
     left, asked = list(words), False
     while left:
         word = left.pop(0)
@@ -103,7 +109,7 @@ def _line(words: Sequence[str]) -> str:
 
 
 def _of_line(shell: str, text: str) -> str:
-    """The first doubt about a command of a shell's line; what a shell expands or decides is not followed."""
+    """The first doubt about a command of a shell's line; expansions and conditions of the shell are not followed."""
     flat = _EXPANDED.sub("$", text.replace("\\\n", " ").replace("\n", ";"))
     reader = shlex.shlex(flat, posix=True, punctuation_chars=True)
     reader.whitespace_split, reader.commenters = True, ""
@@ -131,7 +137,7 @@ def _of_line(shell: str, text: str) -> str:
 
 
 def _clears(words: Sequence[str]) -> str:
-    """What `env` does where that drops LD_PRELOAD, or what it names."""
+    """What `env` does, where it drops LD_PRELOAD or what LD_PRELOAD names."""
     left = list(words)
     while left:
         word = left.pop(0)
@@ -159,7 +165,7 @@ def _of_file(name: str) -> str:
         with Path(path).open("rb") as file:
             start = file.read(4096)
             if start.startswith(b"#!"):
-                return ""  # the kernel heeds neither its rights nor ours; its interpreter is a usual one
+                return ""  # the kernel ignores setuid bits of scripts; the interpreter is a usual program
             if not start.startswith((_ELF32, _ELF64)):
                 return ""
             interpreter = _interpreter(start) if start.startswith(_ELF64) else None
@@ -183,7 +189,7 @@ _IGNORED: Final = "the dynamic linker ignores LD_PRELOAD"
 
 
 def _interpreter(start: bytes) -> str | None:
-    """The dynamic linker that an ELF file names; empty: none; None: it cannot be told from these bytes (elf(5))."""
+    """The dynamic linker that an ELF file names; empty: none; None: these bytes do not show it (elf(5))."""
     try:
         table, entry, count = (*struct.unpack_from("<Q", start, 32), *struct.unpack_from("<HH", start, 54))
         for at in range(count):

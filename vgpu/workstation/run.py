@@ -1,7 +1,7 @@
 """`vgpu run`: a command under limits on this machine's cards, by the rules and the policies of the cluster.
 
-This process claims the slices, makes their region and then *becomes* the command (execve). Exit code, signals,
-terminal and process group are therefore the command's own, and there is no runner that could be killed beside it.
+This process claims the slices, makes their region and then *becomes* the command (execve). Exit code, signals, terminal
+and process group are therefore the command's own, and there is no separate runner process that could be killed.
 """
 
 import fcntl
@@ -34,10 +34,10 @@ from vgpu.workstation.slices import LOCK_DESCRIPTOR, Claim, Run, SliceStore
 from vgpu.workstation.state import state_dir
 
 MIB: Final = 1 << 20
-POLL: Final = 0.2  #: seconds between two looks of the first waiter; the n-th looks n times as rarely
+POLL: Final = 0.2  #: seconds between two looks of the first waiter; the n-th waiter looks n times as rarely
 SLOWEST_POLL: Final = 2.0
-BACK_SECONDS: Final = 10.0  #: without anything given back of what was lent: nothing will be
-WHOLE_SECONDS: Final = 5.0  #: a command that may have host memory waits so long for all of its guarantees
+BACK_SECONDS: Final = 10.0  #: without any lent memory given back in this time, the command gives up
+WHOLE_SECONDS: Final = 5.0  #: a command that may have host memory waits this long for all of its guarantees
 NOT_EXECUTABLE: Final = 126  #: exit codes as the POSIX shell has them
 NOT_FOUND: Final = 127
 
@@ -45,10 +45,10 @@ NOT_FOUND: Final = 127
 def run(
     command: Sequence[str], demand: Demand, config: Config, *, simulate: str, wait: float | None, strict: bool = False
 ) -> NoReturn:
-    """Replaces this process by `command` with slices for `demand`; raises UserError when that cannot be.
+    """Replaces this process by `command` with slices for `demand`; raises UserError when that is not possible.
 
-    `simulate`: PROFILE[xN][@CUDA] for simulated cards, else the driver's. `wait`: seconds to stay in the queue,
-    None: not at all. `strict`: programs that lose their environment are limited, too.
+    `simulate`: PROFILE[xN][@CUDA] for simulated cards, else the driver's cards. `wait`: seconds to stay in the queue,
+    None: no waiting. `strict`: programs that lose their environment are limited, too.
     """
     program = find(command[0])
     refuse_nesting()
@@ -90,7 +90,7 @@ def run(
 
 
 def find(name: str) -> str:
-    """The path of a program, as the shell would find it."""
+    """The path of a program, found as the shell would find it."""
     if not name:
         raise UserError("the command's name is empty: write it after --", NOT_FOUND)
     program = shutil.which(name)
@@ -111,14 +111,14 @@ def refuse_nesting() -> None:
 
 
 def carried(record: Run) -> str:
-    """A record for the environment, where one variable may have 128 KiB (execve(2)): without the command's words."""
+    """A record for the environment, without the command's words: one variable may have 128 KiB (execve(2))."""
     return msgspec.json.encode(msgspec.structs.replace(record, command=())).decode()
 
 
 def read_cards(root: Path, config: Config, simulate: str, simulator: Path | None) -> tuple[list[Gpu], bool]:
-    """The cards that may be used, of the driver or simulated ones, less what CUDA_VISIBLE_DEVICES hides.
+    """The usable cards: the driver's or simulated cards, without those that CUDA_VISIBLE_DEVICES hides.
 
-    And whether CUDA_VISIBLE_DEVICES may name them by index.
+    Also returns whether CUDA_VISIBLE_DEVICES may name them by index.
     """
     instead = "; to try it on simulated cards, write: vgpu run --simulate T4 -- COMMAND" if not simulate else ""
     try:
@@ -150,7 +150,7 @@ def acquire(
     def attempt(ticket: Ticket | None) -> Claim | NoRoom:
         runs, ahead = strays.renamed(store.sweep(), cards, simulator), queue.ahead(ticket)
         if not demand.memory_mode and isinstance(refused := place(cards, runs, ahead, demand), NoRoom):
-            return refused  # without the next look, which takes a while
+            return refused  # before the next look, which takes a while
         runs += strays.on_cards(strays.find(store, runs, users()), cards, simulator)
         asked = host_memory.bounded(demand, host_memory.now(store, runs)) if demand.memory_mode else demand
         if isinstance(asked, NoRoom):
@@ -159,7 +159,7 @@ def acquire(
         if isinstance(found, NoRoom):
             return found
         by_uuid = {card.uuid: card for card in cards}
-        found.sort(key=lambda piece: by_uuid[piece.uuid].index)  # CUDA and NVML then count them alike
+        found.sort(key=lambda piece: by_uuid[piece.uuid].index)  # CUDA and NVML then have the same order
         promised = host_memory.promised(demand.host_memory, asked, found)
         return store.claim(found, [by_uuid[piece.uuid] for piece in found], command, simulator, time.time(), promised)
 
@@ -186,7 +186,7 @@ def acquire(
             except FileNotFoundError:
                 if store.is_there() and queue.holds(ticket):
                     raise
-                store = SliceStore(state_dir())  # somebody has removed the state: whoever comes first makes it again
+                store = SliceStore(state_dir())  # the state was removed: the first waiter makes it again
                 if not queue.holds(ticket):
                     queue = Queue(store.root)
                     with store.locked():
@@ -201,29 +201,29 @@ def acquire(
 
 
 def users() -> dict[str, dict[int, int]]:
-    """UUID → pid → bytes, of every card that tells."""
+    """UUID → pid → bytes, for every card that reports its processes."""
     with suppress(inventory.InventoryError, pynvml.NVMLError):
         return inventory.users()
     return {}
 
 
 def acceptable_here(cards: Sequence[Gpu], demand: Demand) -> frozenset[str]:
-    """UUIDs of the cards that could serve `demand` were this machine idle."""
+    """UUIDs of the cards that could serve `demand` if this machine were idle."""
     asked = host_memory.bounded(demand, host_memory.read().idle)
     return frozenset() if isinstance(asked, NoRoom) else acceptable(cards, asked)
 
 
 def hint(cards: Sequence[Gpu], demand: Demand) -> str:
-    """What would let a demand fit that can never fit; empty: nothing is known."""
+    """What would make a demand possible that can never fit; empty: nothing is known."""
     if demand.memory_mode or not acceptable_here(cards, msgspec.structs.replace(demand, memory_mode="static")):
         return ""
     return "; with --oversubscribe, memory that does not fit on the card goes to host memory"
 
 
 def await_room(store: SliceStore, claim: Claim, *, tiered: bool = False) -> None:
-    """Returns when what was lent of the claim's cards has been given back; UserError when that does not go on.
+    """Waits until the lent room of the claim's cards has been given back; UserError when there is no more progress.
 
-    `tiered`: the command may have host memory, too, and waits for all of its guarantees for WHOLE_SECONDS alone.
+    `tiered`: the command may have host memory, too, and waits only WHOLE_SECONDS for all of its guarantees.
     """
     least, deadline, began = -1, 0.0, time.monotonic()
     while True:
@@ -246,7 +246,7 @@ def await_room(store: SliceStore, claim: Claim, *, tiered: bool = False) -> None
 
 
 def too_small(record: Run) -> list[str]:
-    """A warning for each slice in which no program can begin: less memory than one context costs on its card."""
+    """A warning for each slice in which no program can start: it has less memory than one context takes on its card."""
     return [
         f"warning: {piece.mem} MiB are less than one context takes on {card.model} "
         f"({-(-card.context // MIB)} MiB): every CUDA program will run out of memory"
@@ -256,7 +256,7 @@ def too_small(record: Run) -> list[str]:
 
 
 def beyond_reach(command: Sequence[str], *, strict: bool) -> list[str]:
-    """A warning where limits will not hold for what a command starts, as far as it shows."""
+    """A warning where a command visibly starts programs that the limits will not hold."""
     why = reach.doubt(command)
     if not why or (strict and reach.CLEARED in why):
         return []
@@ -269,7 +269,7 @@ def refusal(start: str, outcome: NoRoom, advice: str = "") -> str:
 
 
 def limits(claim: Claim, demand: Demand, config: Config) -> Limits:
-    """What the region of a claim says."""
+    """The limits in the region of a claim."""
     return Limits(
         cards=tuple(
             CardLimit(
@@ -294,10 +294,11 @@ def limits(claim: Claim, demand: Demand, config: Config) -> Limits:
 
 
 def become(program: str, command: Sequence[str], environ: dict[str, str], held: Sequence[int]) -> NoReturn:
-    """Execs the command with the locks inherited; raises UserError when the kernel refuses the program."""
+    """Executes the command, which inherits the locks; raises UserError when the kernel refuses the program."""
     for lock in held:
         inheritable(lock)
-    # The interpreter ignores these for itself (os.exec* keeps that); a pipeline's `| head` must end the command.
+    # The interpreter ignores these signals for itself (os.exec* keeps that); a pipeline's `| head` must end the
+    # command.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     sys.stdout.flush()
@@ -309,6 +310,6 @@ def become(program: str, command: Sequence[str], environ: dict[str, str], held: 
 
 
 def inheritable(lock: int) -> int:
-    """A copy of the lock's descriptor that survives execve, with a number that nobody chooses by hand."""
+    """A copy of the lock's descriptor that survives execve, with a number that no script uses."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return fcntl.fcntl(lock, fcntl.F_DUPFD, min(LOCK_DESCRIPTOR, max(soft - 8, 3)))

@@ -1,4 +1,4 @@
-"""The directory that holds what runs on this machine, and what the kernel says about its processes."""
+"""The state directory of this machine's commands, and what the kernel reports about their processes."""
 
 import os
 import stat
@@ -9,15 +9,17 @@ from vgpu import names
 from vgpu.errors import UserError
 
 ROOT_DIR = Path("/run/vgpu/local")
-USERS_DIR = Path("/tmp")  #: not $TMPDIR, nor the folder of a session: all sessions of a user share one state
+USERS_DIR = Path("/tmp")  #: neither $TMPDIR nor a session's folder: all sessions of a user share one state
 
 
 def state_dir() -> Path:
-    """The state directory of this user, made if absent; raises UserError when it is somebody else's or open to others.
+    """The state directory of this user, made if absent.
 
-    $VGPU_STATE_DIR, else /run/vgpu/local for root, else /tmp/vgpu-<uid>. It is the same for everything that a user
-    starts (shells, cron, batch systems), and outlives the session, whose end removes $XDG_RUNTIME_DIR. Root's is
-    readable for all: its commands may change their user, and must still reach their region.
+    Raises UserError when the directory belongs to another user or is open to others.
+
+    The path is $VGPU_STATE_DIR, else /run/vgpu/local for root, else /tmp/vgpu-<uid>. It is the same for everything that
+    a user starts (shells, cron, batch systems). It outlives the session, whose end removes $XDG_RUNTIME_DIR. Root's
+    directory is readable for all: root's commands may change their user, and must still reach their region.
     """
     chosen = os.environ.get(names.ENV_STATE_DIR)
     user = os.getuid()
@@ -42,7 +44,7 @@ def state_dir() -> Path:
             f"cannot create {path}: {error.strerror}; choose another place with ${names.ENV_STATE_DIR}, "
             "the same for all of your commands"
         ) from None
-    found = path.lstat()  # not stat: in /tmp anybody may have put a symbolic link here
+    found = path.lstat()  # not stat: in /tmp, any user may have put a symbolic link here
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != user or found.st_mode & 0o022:
         raise UserError(
             f"{path} must be a directory that belongs to user {user} and that only this user may write; "
@@ -54,7 +56,7 @@ def state_dir() -> Path:
 def start_time(pid: int) -> int | None:
     """Clock ticks from boot to the start of a process (proc(5), stat field 22); None when there is no such process.
 
-    Together with the pid it names a process for good: pids come again.
+    Start time and pid together identify a process for ever: pids are used again.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
@@ -64,7 +66,7 @@ def start_time(pid: int) -> int | None:
 
 
 def carriers(name: str, value: str) -> list[int]:
-    """Processes that were started with `name=value` in their environment, as far as this user may look."""
+    """Processes that were started with `name=value` in their environment, as far as this user can see them."""
     wanted = f"\0{name}={value}\0".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -72,7 +74,7 @@ def carriers(name: str, value: str) -> list[int]:
             continue
         try:
             environment = (entry / "environ").read_bytes()
-        except OSError:  # ended meanwhile, or another user's
+        except OSError:  # ended meanwhile, or another user's process
             continue
         if wanted in b"\0" + environment:
             found.append(int(entry.name))

@@ -1,7 +1,7 @@
-"""Commands of `vgpu run` that live and are in no folder of this state: it was removed, or they have another one.
+"""Commands of `vgpu run` that live but have no folder in this state: the folder was removed, or is in another state.
 
-What they were given is still theirs. The kernel tells of them: by the environment of their processes, by the record in
-the lock that they inherited (it can be read after its file was removed), or by the region that they have mapped.
+Such a command still owns its slices. There are three traces of it: the environment of its processes, the record in the
+inherited lock, and the mapped region. The inherited lock stays readable after its file was removed.
 """
 
 import os
@@ -21,28 +21,28 @@ from vgpu.workstation.state import start_time
 
 PROC: Final = Path("/proc")
 MIB: Final = 1 << 20
-_LARGEST: Final = 1 << 20  #: bytes of a record
+_LARGEST: Final = 1 << 20  #: largest record, bytes
 _FOLDER: Final = r"(/\S*/slices/[0-9a-f]{6})"
 _HELD: Final = re.compile(rf"{_FOLDER}/{LOCK}( \(deleted\))?")
 _MAPPED: Final = re.compile(rf"{_FOLDER}/usage\b")
 _NOWHERE: Final = "/nonexistent"
 _MARK: Final = f"{names.ENV_REGION_DIR}=".encode()
-_DESCRIPTORS: Final = 8  #: of each process that may be the inherited lock
+_DESCRIPTORS: Final = 8  #: of each process: descriptors that may be the inherited lock
 
 
 def find(store: SliceStore, known: Iterable[Run], users: Mapping[str, Mapping[int, int]] | None = None) -> list[Run]:
-    """Those of which this user may know, each once, oldest first; `known`: what the store has.
+    """The commands that this user can find, each once, oldest first; `known`: commands in the store.
 
-    `users` (UUID → pid → bytes): who uses which card; for those whose record is lost altogether, what they use counts.
+    `users` (UUID → pid → bytes): which process uses which card. For a command whose record is lost, this use counts.
     """
     here = {str(store.directory(run)) for run in known}
-    here |= {os.path.realpath(folder) for folder in here}  # as the kernel names what is mapped or open
+    here |= {os.path.realpath(folder) for folder in here}  # paths as the kernel shows them for mapped or open files
     found: dict[str, Run] = {}
     for pid in _pids():
         of_mine = _of_mine(pid)
         for folder, record in _told(pid, of_mine):
             if folder not in here and not (of_mine and os.path.realpath(folder) in here):
-                # The region of another user is not opened either: it could be anything.
+                # The region of another user is never opened: it could be any file.
                 place = folder if of_mine else _NOWHERE + folder
                 found.setdefault(folder, msgspec.structs.replace(record, folder=place))
     for folder, record in _mapped(users or {}):
@@ -52,7 +52,10 @@ def find(store: SliceStore, known: Iterable[Run], users: Mapping[str, Mapping[in
 
 
 def on_cards(runs: Iterable[Run], cards: Sequence[Gpu], simulator: str) -> list[Run]:
-    """`runs` as they count on `cards`; those on other simulated cards, or on real ones where these are not, do not."""
+    """`runs` as they count on `cards`.
+
+    Runs on other simulated cards do not count, nor runs on real cards where `cards` are simulated.
+    """
     uuids = {card.uuid for card in cards}
     here = [run for run in runs if run.simulator == simulator or {piece.uuid for piece in run.slices} & uuids]
     return renamed(here, cards, simulator)
@@ -61,8 +64,8 @@ def on_cards(runs: Iterable[Run], cards: Sequence[Gpu], simulator: str) -> list[
 def renamed(runs: Iterable[Run], cards: Sequence[Gpu], simulator: str) -> list[Run]:
     """`runs` with the UUIDs that simulated cards have now.
 
-    Simulated cards whose state was removed come again with other UUIDs: what was given of a card is held of the one
-    that has its number now.
+    Simulated cards whose state was removed come back with other UUIDs. A slice of such a card then counts on the card
+    that has the same index now.
     """
     by_index = {card.index: card.uuid for card in cards}
     return [_renamed(run, by_index) if simulator and run.simulator == simulator else run for run in runs]
@@ -87,13 +90,13 @@ def _of_mine(pid: int) -> bool:
 
 
 def _told(pid: int, of_mine: bool) -> Iterator[tuple[str, Run]]:
-    """Folder and record of the slice in which a process was started, as it carries them."""
+    """Folder and record of a process's slice, as its environment and inherited lock carry them."""
     with suppress(OSError, msgspec.MsgspecError):
         text = (PROC / str(pid) / "environ").read_bytes()
         environment = dict(part.split(b"=", 1) for part in text.split(b"\0") if b"=" in part) if _MARK in text else {}
         folder = os.fsdecode(environment.get(names.ENV_REGION_DIR.encode(), b""))
         if re.fullmatch(_FOLDER, folder):
-            # A file is read for processes of this user alone: another one's could be anything.
+            # Only files of this user's processes are read: another user's file could be anything.
             record = _read(PROC / str(pid) / "root" / folder[1:] / RECORD) if of_mine else None
             if record is None and (carried := environment.get(names.ENV_SLICES.encode())):
                 record = msgspec.json.decode(carried, type=Run)
@@ -118,7 +121,10 @@ def _held(pid: int) -> Iterator[tuple[str, Run]]:
 
 
 def _mapped(users: Mapping[str, Mapping[int, int]]) -> Iterator[tuple[str, Run]]:
-    """Processes that use cards and have a region mapped: what they use is theirs, for want of a record."""
+    """Processes that use cards and have a region mapped.
+
+    There is no record, so the slice is what the process uses.
+    """
     used: dict[int, list[GpuSlice]] = {}
     for uuid, of_card in users.items():
         for pid, size in of_card.items():
@@ -143,7 +149,7 @@ def _command(pid: int) -> tuple[str, ...]:
 
 
 def _read(path: Path) -> Run | None:
-    """A record; None: there is none. Never waits, whatever is there."""
+    """Reads a record; None: there is none. Never blocks, even on a file of an unexpected type."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:

@@ -17,7 +17,7 @@ from vgpu.workstation.cards import MIB, CardReading, read_cards
 from vgpu.workstation.slices import Run, SliceStore
 from vgpu.workstation.state import start_time
 
-SHRINKING: Final = ("COMMAND", "MODEL")  #: columns that lose their ends on a narrow terminal, the first one first
+SHRINKING: Final = ("COMMAND", "MODEL")  #: columns that lose their ends on a narrow terminal, first column first
 
 
 class SliceFigures(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class SliceFigures(msgspec.Struct, frozen=True):
     model: str
     memory_limit_bytes: int
     memory_used_bytes: int
-    host_memory_bytes: int  #: of that, in host memory
+    host_memory_bytes: int  #: the part of it in host memory
     cores: int  #: %, 0: no limit
     gpu_ns: int  #: GPU time charged since the start
 
@@ -37,11 +37,11 @@ class RunFigures(msgspec.Struct, frozen=True):
     """One running command."""
 
     id: str
-    pid: int  #: the command's first process; when that has gone, one of those that still use a card
+    pid: int  #: the command's first process; after its end, another process that still uses a card
     command: tuple[str, ...]
     since: float  #: seconds since the epoch
     simulated: bool
-    processes: int  #: that use a card now
+    processes: int  #: number of processes that use a card now
     slices: tuple[SliceFigures, ...]
 
 
@@ -60,7 +60,7 @@ def figures(store: SliceStore) -> list[RunFigures]:
 
 
 def _living(store: SliceStore) -> list[Run]:
-    """The commands of this state, lost ones, and those of other states on the same cards."""
+    """The commands of this state, commands that lost their state, and commands of other states on the same cards."""
     with store.locked():
         runs = store.sweep()
     simulators = {run.simulator for run in runs} | {str(path) for path in (store.root / "simulator").glob("*")}
@@ -83,7 +83,7 @@ def _figures(store: SliceStore, run: Run) -> RunFigures:
         spent = [card.gpu_ns for card in usage.cards]
         users = [process.pid for process in usage.processes]
     except OSError:
-        pass  # claimed a moment ago: its region comes next; or of another version
+        pass  # claimed a moment ago, so the region follows; or of another version
     return RunFigures(
         id=run.id,
         pid=run.pid if start_time(run.pid) == run.start_time or not users else users[0],
@@ -108,7 +108,7 @@ def _figures(store: SliceStore, run: Run) -> RunFigures:
 
 
 def moment(store: SliceStore, simulator: str = "") -> Moment:
-    """`simulator`: state of simulated cards that are shown without a command, too."""
+    """All cards and commands now; `simulator`: state of simulated cards that are shown even without a command."""
     runs = _living(store)
     found = tuple(_figures(store, run) for run in runs)
     pids = frozenset(pid for run in runs for pid in _pids(store, run))
@@ -152,7 +152,7 @@ def runs_table(runs: Sequence[RunFigures], now: float) -> Columns:
 
 
 def frame(before: Moment, after: Moment) -> Group:
-    """Cards and slices with what they did between two moments."""
+    """Cards and slices with their work between two moments."""
     seconds = max(after.at - before.at, 1e-9)
     busy = {card.uuid: card.busy_ns for card in before.cards}
     cards = Columns(
@@ -207,7 +207,7 @@ def _card(index: int, simulated: bool) -> str:
 
 
 def one_line(command: Sequence[str]) -> str:
-    """A command as a shell takes it, but for control characters, which would break the table: `\\n` for a newline."""
+    """A command as a shell reads it, but with control characters escaped (`\\n`), which would break the table."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shlex.join(command))
 
 

@@ -1,4 +1,4 @@
-"""Programs that the check starts: each has a time limit, and its whole process group goes with it."""
+"""Programs that the check starts: each has a time limit, and its whole process group ends with it."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-TAIL = 300  #: characters of a program's complaints that are told
+TAIL = 300  #: characters of a program's error output that are reported
 
 
 class Broken(Exception):
@@ -21,7 +21,7 @@ class Broken(Exception):
 
 
 class Budget:
-    """The time that the whole command may take, seconds."""
+    """The time for the whole command, seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
@@ -32,9 +32,9 @@ class Budget:
 
 
 class Child:
-    """A program in a process group of its own that prints JSON objects, one a line, and obeys lines of its input.
+    """A program in its own process group that prints JSON objects, one per line, and obeys lines on its input.
 
-    Killed with its group when left. Lines that are no objects (libraries like to print) are skipped.
+    It is killed with its group on exit. Lines that are not objects are skipped, because libraries print, too.
     """
 
     def __init__(self, command: Sequence[str | Path], environment: Mapping[str, str], seconds: float) -> None:
@@ -52,7 +52,7 @@ class Child:
         return self._process.pid
 
     def answer(self) -> dict[str, Any]:
-        """The next object; raises Broken when the program ends or the time does."""
+        """The next object; raises Broken when the program or the time ends."""
         while True:
             line = self._line()
             if line is None:
@@ -62,7 +62,7 @@ class Child:
                 return answer
 
     def text(self) -> str:
-        """All that it prints until it ends; raises Broken when that is not with status 0, or too late."""
+        """All output until the program ends; raises Broken when its status is not 0, or it ends too late."""
         lines = []
         while (line := self._line()) is not None:
             lines.append(line.decode(errors="replace"))
@@ -72,7 +72,7 @@ class Child:
         return "\n".join(lines)
 
     def tell(self, line: str = "") -> None:
-        """Sends a line; raises Broken when nobody reads it."""
+        """Sends a line; raises Broken when the program does not read any more."""
         assert self._process.stdin
         try:
             self._process.stdin.write(f"{line}\n".encode())
@@ -81,7 +81,7 @@ class Child:
             raise Broken(f"ended with {self._process.wait()}: {self.complaints()}") from None
 
     def complaints(self) -> str:
-        """The end of what it wrote to its standard error."""
+        """The end of its standard error."""
         size = self._complaints.seek(0, os.SEEK_END)
         self._complaints.seek(max(0, size - TAIL))
         return " ".join(self._complaints.read().decode(errors="replace").split())
@@ -107,10 +107,10 @@ class Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(ProcessLookupError):  # all of it has ended
+        with suppress(ProcessLookupError):  # the whole group has ended
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._complaints):
             assert stream
-            with suppress(BrokenPipeError):  # what was still to be sent has no reader
+            with suppress(BrokenPipeError):  # unsent input has no reader
                 stream.close()

@@ -1,4 +1,4 @@
-"""What contexts take and what is charged for them, also when a program resets the card or executes itself."""
+"""Size of contexts and their charge, also when a program resets the card or executes itself."""
 
 import os
 import shutil
@@ -19,11 +19,11 @@ AGAIN: Final = "execv with open device files"
 MODES: Final = ("EAGER", "LAZY")
 HELD_MIB: Final = 256
 ROUNDS: Final = 4  #: executions of itself, where two images fill the slice
-ROOM_MIB: Final = 1024  #: besides the contexts
+ROOM_MIB: Final = 1024  #: in addition to the contexts
 
 
 def size(what: str, charged: int, seen: int | None, how: str) -> Row:
-    """What one more context took of the card; bytes. `charged`: what a slice pays for it, 0: not known."""
+    """Bytes of one more context on the card. `charged`: what a slice pays for it, 0: not known."""
     if seen is None:
         return not_run(FAMILY, what, how)
     if not charged:
@@ -65,7 +65,7 @@ def library() -> Path | None:
 
 
 def books(context: int, answer: dict[str, Any]) -> list[Row]:
-    """`answer` of runtime.py, `context`: bytes that one is charged."""
+    """Rows for `answer` of runtime.py; `context`: charge of one context in bytes."""
     what = answer["what"]
     rows = [
         exact(FAMILY, f"{what}: its context", context, answer["context"])
@@ -102,7 +102,7 @@ def runtime(machine: Machine, python: str) -> list[Row]:
 
 
 def replaced(before: int | None, after: int | None, how: str, left: int) -> Row:
-    """What the card has of a program that has executed itself, before it has started CUDA again; bytes, files."""
+    """What the card still holds for a program that has executed itself and not started CUDA again; bytes, files."""
     what = f"{AGAIN}: the old memory"
     if before is None or after is None:
         return not_run(FAMILY, what, how)
@@ -111,9 +111,10 @@ def replaced(before: int | None, after: int | None, how: str, left: int) -> Row:
 
 
 def charged(answer: dict[str, Any], seen: int | None, how: str, context: int) -> Row:
-    """The ledger of a slice whose program has executed itself until its limit, against what it really has; bytes.
+    """The ledger of a slice whose program has executed itself until its limit, against the real use; bytes.
 
-    `answer`: the last one of again.py. What the driver still holds has to be charged; more may be.
+    `answer`: the last one of again.py. The charge must contain everything that the driver still holds; it may be
+    larger.
     """
     what = f"{AGAIN}: the books"
     if seen is None or not context:
@@ -158,7 +159,7 @@ def again(machine: Machine) -> list[Row]:
 
 
 def _now(machine: Machine, pid: int, free: int, how: str) -> int | None:
-    """As `how`; a process that NVML does not list holds nothing."""
+    """The figure that `how` names; a process that NVML does not list holds nothing."""
     seen, way = from_outside(machine, [pid], free)
     return 0 if how == "process" and way != "process" else seen
 

@@ -1,4 +1,4 @@
-"""The core limit with real kernels: shares by what the kernels themselves count, beside NVML's word for it."""
+"""The core limit with real kernels: shares that the kernels themselves count, next to NVML's figures."""
 
 import os
 import subprocess
@@ -20,30 +20,32 @@ from .rows import Row, broken, not_run
 
 FAMILY: Final = "core limit"
 LENGTHS: Final = ("100us", "2ms", "50ms")
-SHORT: Final = ("5us", "10us", "20us")  #: for which a pair of events is not short
+SHORT: Final = ("5us", "10us", "20us")  #: lengths for which a pair of events is not short
 LIMITS: Final = (20, 50, 80)
 PAIR: Final = (30, 70)
 BAR: Final = 1.0  #: percentage points
-FILLS: Final = 5.0  #: percentage points that a program without a limit must have above one, or its share is its own
-ROOM_MIB: Final = 256  #: beside the context
-LENGTH: Final = 0.2  #: how far a kernel's time may be from its length
+#: percentage points by which a program without a limit must exceed a limit; else its share is its own
+FILLS: Final = 5.0
+ROOM_MIB: Final = 256  #: in addition to the context
+LENGTH: Final = 0.2  #: largest deviation of a kernel's time from its length
 EVERY_S: Final = 0.1  #: NVML renews its sample every 1/6 to 1 s (nvml.h, nvmlUtilization_t)
 
 
 class Plan(msgspec.Struct, frozen=True):
     """Seconds."""
 
-    warm_s: float = 1.5  #: what an idle time has earned is used up by then, and NVML's sample is of our own time
+    #: until then, the credit of an idle time is used up, and NVML's sample covers only our own time
+    warm_s: float = 1.5
     measured_s: float = 4.0
-    settle_s: float = 5.0  #: in place of `warm_s` for two containers: the arbiter has to learn how they overlap
+    settle_s: float = 5.0  #: instead of `warm_s` for two containers: the arbiter must learn how they overlap
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What one program got."""
+    """The results of one program."""
 
     length_ms: float  #: of one kernel, by its own count
-    single_ms: float  #: the shortest pair of events around one
-    each_ms: float  #: from end to end of launches in a row, on the card; true only without limit and neighbours
+    single_ms: float  #: the shortest pair of events around one kernel
+    each_ms: float  #: from end to end of launches in a row, on the card; valid only without limit and neighbours
     launches: int
     seconds: float
     process: float | None = None  #: NVML's utilisation of the process, %
@@ -56,7 +58,7 @@ class Share(msgspec.Struct, frozen=True):
 def judged(what: str, limit: int, share: Share, whole: Share, card: float | None) -> Row:
     """The row of one limit (%). `whole`: the same program without a limit; `card`: NVML's utilisation of the card, %.
 
-    A launch counts as what it takes in a row without a limit: its kernel has to be begun and ended, too.
+    A launch counts as its time in a row of launches without a limit, because its kernel must also begin and end.
     """
     got = share.of(whole.each_ms)
     error, alone = got - limit, whole.of(whole.each_ms)
@@ -77,7 +79,7 @@ def judged(what: str, limit: int, share: Share, whole: Share, card: float | None
 
 
 def unlimited(what: str, whole: Share, card: float | None) -> Row:
-    """The program without a limit. Its kernels must be as long as they say, or no share means anything."""
+    """The row without a limit. Its kernels must have their nominal length, or no share means anything."""
     told = f"one takes {whole.each_ms:.4g} ms in a row, {whole.single_ms:.4g} ms alone"
     if card is not None:
         told += f"; NVML: card {card:.0f} %"
@@ -98,13 +100,13 @@ def unlimited(what: str, whole: Share, card: float | None) -> Row:
 
 
 def unlimited_short(what: str, whole: Share) -> Row:
-    """The same of a kernel that ends before the next one can begin: the row shows its length."""
+    """The same for a kernel that ends before the next one can begin: the row shows its length."""
     each = f"{1000 * whole.each_ms:.2f} us in a row"
     return Row(FAMILY, f"{what}, no limit", f"{1000 * whole.length_ms:g} us", each, remark="so a launch counts as that")
 
 
 class Observer:
-    """Samples NVML beside the programs."""
+    """Samples NVML while the programs run."""
 
     def __init__(self, machine: Machine, warm_s: float) -> None:
         self._machine, self._warm_s = machine, warm_s
@@ -121,16 +123,16 @@ class Observer:
             try:
                 self._rates.append(pynvml.nvmlDeviceGetUtilizationRates(self._machine.handle).gpu)
             except pynvml.NVMLError:
-                return  # an instance of MIG has none
+                return  # a MIG instance has none
 
     def end(self) -> float | None:
-        """Percent of the time in which a kernel of anybody ran; None: NVML does not tell."""
+        """Percent of the time in which any kernel ran; None: NVML does not report it."""
         self._over.set()
         self._thread.join()
         return sum(self._rates) / len(self._rates) if self._rates else None
 
     def process(self, pid: int) -> float | None:
-        """Percent of the same for one process."""
+        """The same for one process."""
         since = self._begun_us + int(self._warm_s * 1e6)
         try:
             samples = pynvml.nvmlDeviceGetProcessUtilization(self._machine.handle, since)
@@ -142,7 +144,7 @@ class Observer:
 
 @cache
 def launcher() -> tuple[Path, ...]:
-    """launch.c as a library; without a C compiler nothing, and Python launches."""
+    """launch.c as a library; empty without a C compiler: then Python launches."""
     made = ROOT / "build/gpu-check/launch.so"  # not among the regions: /dev/shm may be mounted noexec
     made.parent.mkdir(parents=True, exist_ok=True)
     compiler = os.environ.get("CC", "cc").split()
@@ -157,7 +159,10 @@ def launcher() -> tuple[Path, ...]:
 def run(
     machine: Machine, length: str, limits: Sequence[int], warm_s: float, measured_s: float
 ) -> tuple[list[Share], float | None]:
-    """Programs at once, each under its limit in percent (0: without the library), and NVML's word for the card."""
+    """Runs programs at once; returns their shares, with NVML's figures for the card.
+
+    Each program has its limit in percent (0: without the library).
+    """
     command: Command = [sys.executable, PROGRAMS / "share.py", length, str(warm_s), str(measured_s), *launcher()]
     with ExitStack() as stack:
         children = [

@@ -1,4 +1,4 @@
-"""Whether fills and copies within the card take time of its multiprocessors from a neighbour that launches kernels."""
+"""Whether fills and copies within the card take multiprocessor time from a neighbour that launches kernels."""
 
 import sys
 from typing import Any, Final
@@ -14,9 +14,9 @@ LENGTH: Final = "2ms"  #: of the neighbour's kernels
 BYTES: Final = 64 << 20
 CORES: Final = 10
 LOOPS: Final = "loops of fills and copies"
-MARGIN_S: Final = 0.5  #: for which the loops go on after the neighbour has ended
-NOTICED: Final = 90.0  #: % of the card's time that is left to a neighbour of whom fills take none
-SHARED: Final = 75.0  #: % below which they take turns with it
+MARGIN_S: Final = 0.5  #: the loops go on for this time after the neighbour has ended
+NOTICED: Final = 90.0  #: % of the card's time that a neighbour keeps if fills take none of it
+SHARED: Final = 75.0  #: % below which fills and the neighbour take turns
 BAR: Final = 100 - CORES - 3.0  #: % that a neighbour keeps next to a slice of CORES; switching costs, too
 
 
@@ -26,7 +26,7 @@ def kept(share: Share, alone: Share) -> float:
 
 
 def native(kind: str, left: float, rate: float) -> Row:
-    """The driver's own way: a row without a bar."""
+    """The driver's own behaviour: a row without a bar."""
     if left >= NOTICED:
         got = "not on the SMs"
     elif left <= SHARED:

@@ -1,4 +1,4 @@
-"""Time on the card: what events cost, whether their clock is the host's, and what a first launch costs."""
+"""Time on the card: cost of events, whether their clock is the host's, and cost of a first launch."""
 
 import sys
 from typing import Any, Final
@@ -11,9 +11,9 @@ from .rows import Row, broken, not_run
 FAMILY: Final = "events and first launches"
 CLOCK: Final = "events, short kernels, drift"
 LAZY: Final = "first launches"
-DRIFT: Final = 1000  #: ppm; what the core limit takes for the same
+DRIFT: Final = 1000  #: ppm; the core limit assumes the same value
 CORES: Final = 20  #: of the slice in which kernels are launched for the first time
-SLOWER: Final = 2.0  #: times; first launches in that slice
+SLOWER: Final = 2.0  #: factor for first launches in that slice
 
 
 def clock(answer: dict[str, Any]) -> list[Row]:
@@ -32,7 +32,7 @@ def clock(answer: dict[str, Any]) -> list[Row]:
 
 
 def drift(took: dict[str, float]) -> Row:
-    """The same time by the clock, by events, and what the host is unsure about; s."""
+    """The same time by the clock and by events, and the host's possible error; s."""
     apart, unsure = 1e6 * (took["events"] / took["clock"] - 1), 1e6 * took["unsure"] / took["clock"]
     remark = f"the clock is CLOCK_MONOTONIC; the host saw the events to {unsure:.0f} ppm"
     times = f"{took['clock']:.6f} s", f"{took['events']:.6f} s", f"{apart:+.0f} ppm", f"<= {DRIFT} ppm"
@@ -57,7 +57,7 @@ def lazy(mode: str, answer: dict[str, Any]) -> list[Row]:
 
 
 def charged(native: dict[str, Any], ours: dict[str, Any]) -> Row:
-    """What loading takes on the host must not be taken for work of the card."""
+    """The host's time for loading must not be charged as work of the card."""
     alone, here = native["first"]["sum"], ours["first"]["sum"]
     what = f"{native['count']} first launches at {CORES} %"
     return Row(
@@ -94,7 +94,7 @@ def lazy_check(machine: Machine) -> list[Row]:
 
 
 def host_numa(machine: Machine) -> list[Row]:
-    """What the driver says of memory of the host's node, and what comes of it: a row without a bar."""
+    """What the driver reports about memory of the host's NUMA node, and whether it works: a row without a bar."""
     what = "memory of the host's node (HOST_NUMA)"
     command: Command = [sys.executable, PROGRAMS / "host_numa.py"]
     step, said = "the start", ""

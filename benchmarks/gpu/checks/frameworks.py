@@ -1,4 +1,4 @@
-"""Frameworks that a Python of this machine has, at the limit of their slice: their errors, and right results."""
+"""Frameworks of a Python on this machine, at the limit of their slice: their errors, and right results."""
 
 import os
 import shutil
@@ -21,17 +21,18 @@ ROWS: Final[dict[str, tuple[str, dict[str, str]]]] = {
 }
 SHARE: Final = "PyTorch, products of matrices"
 CORES: Final = 50
-MEMORY_MIB: Final = 2048  #: beside the context
-FILLED: Final = 64 * MIB  #: less than this must be left where a framework was refused: its own chunks
+MEMORY_MIB: Final = 2048  #: in addition to the context
+FILLED: Final = 64 * MIB  #: less than this must be left when a framework is refused: its own chunks
 SECONDS: Final = 60.0
 WARM_S, MEASURED_S = 2.0, 5.0
 
 
 def judged(what: str, limit: int, answer: dict[str, Any]) -> Row:
-    """`answer` of framework.py for a slice of `limit` bytes.
+    """The row for `answer` of framework.py, in a slice of `limit` bytes.
 
-    The total must be the limit, what the framework got at most the limit, and at least what was free when it began less
-    FILLED; the refusal must be the framework's own out-of-memory, after which it goes on; the product must be right.
+    The total must be the limit. The framework must get at most the limit, and at least the bytes that were free at
+    first less FILLED. The refusal must be the framework's own out-of-memory error, after which it goes on. The product
+    must be right.
     """
     faults = []
     if answer["total"] != limit:
@@ -66,7 +67,7 @@ def shared(native: dict[str, Any], ours: dict[str, Any]) -> Row:
 
 
 def check(machine: Machine, what: str, python: str) -> list[Row]:
-    """One row; `python`: the interpreter whose frameworks are meant."""
+    """One row; `python`: the interpreter whose frameworks are tested."""
     if machine.simulate:
         return [not_run(FAMILY, what, "simulated: kernels compute nothing there")]
     path = shutil.which(os.path.expanduser(python))

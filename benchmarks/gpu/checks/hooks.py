@@ -1,4 +1,4 @@
-"""What the library adds to driver calls, by the program of `make bench-hooks` on this driver."""
+"""Time that the library adds to driver calls, measured by the program of `make bench-hooks` on this driver."""
 
 import sys
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ sys.path.insert(0, str(ROOT / "benchmarks/hooks"))
 from calls import Call, compiled, read
 
 FAMILY: Final = "driver calls"
-#: of what a call takes by itself: so much may be added where the call's own bar is less. A real driver's calls take µs
+#: share of a call's own time that may be added where the call's own bar is less. A real driver's calls take µs
 RELATIVE: Final = 0.05
 SECONDS: Final = 60.0  #: for one run of all calls
 CORES: Final = 90
@@ -21,7 +21,7 @@ MOVES: Final = "memory that moves"
 
 
 def judged(variant: str, native: Mapping[str, Call], ours: Mapping[str, Call]) -> list[Row]:
-    """A row per call; `native`, `ours`: without the library and with it. The bar is the program's own."""
+    """A row per call; `native`, `ours`: without and with the library. The bar is the program's own."""
     rows = []
     for name, call in native.items():
         own = call.moving if variant == MOVES else call.bar
@@ -32,9 +32,12 @@ def judged(variant: str, native: Mapping[str, Call], ours: Mapping[str, Call]) -
 
 
 def check(machine: Machine, quick: bool = False) -> list[Row]:
-    """All calls without the library, in a slice, in one with a core limit, and in one whose blocks may move."""
+    """All calls without the library, and in three slices.
+
+    The slices are one without more limits, one with a core limit, and one whose blocks may move.
+    """
     try:
-        folder = ROOT / "build/gpu-check"  # not among the regions: /dev/shm may be mounted noexec
+        folder = ROOT / "build/gpu-check"  # not next to the regions: /dev/shm may be mounted noexec
         folder.mkdir(parents=True, exist_ok=True)
         command = [compiled(folder), *(["quick"] if quick else [])]
         # large blocks cost the driver the same in all variants: they are mapped, as where they can move

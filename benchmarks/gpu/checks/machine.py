@@ -1,4 +1,4 @@
-"""The machine as the check finds it: a card, what is free on it, and how programs get a slice of it."""
+"""The machine of the check: a card, its free memory, and how programs get a slice of it."""
 
 import os
 import sys
@@ -22,8 +22,8 @@ from .rows import MIB
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parents[2]
 PROGRAMS: Final = HERE.parent / "programs"
-SPARE: Final = 1024 * MIB  #: what the check leaves free beside its largest slice: contexts of programs without limits
-#: what would limit or preload in the caller's environment; with the simulator also what chooses cards and libraries
+SPARE: Final = 1024 * MIB  #: what stays free next to the largest slice: contexts of programs without limits
+#: variables of the caller that would limit or preload; with the simulator also those that choose cards and libraries
 OURS: Final = (
     "CUDA_DEVICE_",
     "CUDA_OVERSUB",
@@ -45,16 +45,16 @@ class NoDriver(Exception):
 
 
 class Tier(msgspec.Struct, frozen=True):
-    """A slice that may hold more than its guarantee in host memory; MiB, contexts included."""
+    """A slice that may hold memory beyond its guarantee in host memory; MiB, contexts included."""
 
     memory: int
     guarantee: int
-    host: int  #: at most so much in host memory
+    host: int  #: largest amount in host memory
     movable: bool
 
 
 class Machine:
-    """One card, chosen once: of those that CUDA_VISIBLE_DEVICES leaves, the one with the most free memory."""
+    """One card, chosen once: the visible card (CUDA_VISIBLE_DEVICES) with the most free memory."""
 
     def __init__(self, folder: Path, simulate: str, budget: Budget) -> None:
         self.folder, self.simulate, self.budget = folder, simulate, budget
@@ -76,7 +76,7 @@ class Machine:
             raise NoDriver(f"the NVIDIA driver does not tell what the check needs: {error}") from None
         except inventory.InventoryError as error:
             raise NoDriver(str(error)) from None
-        self.others = self._neighbours()  #: processes that use the card beside ours
+        self.others = self._neighbours()  #: number of other processes that use the card
         self.interrupted = False
         self._slices = 0
 
@@ -91,7 +91,7 @@ class Machine:
         if cards:
             gpu = max(cards, key=lambda card: pynvml.nvmlDeviceGetMemoryInfo(_handle(card.uuid)).free)
             self.uuid, self.model, self.physical = gpu.uuid, gpu.model, gpu.physical * MIB
-            self.context = gpu.context  #: bytes that one context costs; 0: NVML does not tell
+            self.context = gpu.context  #: bytes of one context; 0: NVML does not report it
         else:
             self.uuid = _first_instance(found.mig)
             self.model = str(pynvml.nvmlDeviceGetName(self.handle))
@@ -104,20 +104,20 @@ class Machine:
         return _handle(self.uuid)
 
     def free(self) -> int:
-        """Bytes that nobody uses now."""
+        """Free bytes of the card now."""
         return int(pynvml.nvmlDeviceGetMemoryInfo(self.handle).free)
 
     def _neighbours(self) -> int:
         try:
             return len(pynvml.nvmlDeviceGetComputeRunningProcesses(self.handle))
-        except pynvml.NVMLError:  # an instance of MIG may have no list
+        except pynvml.NVMLError:  # a MIG instance may have no list
             return 0
 
     def alone(self) -> str:
         """Why two processes cannot use the card at once; empty: they can."""
         try:
             mode = pynvml.nvmlDeviceGetComputeMode(self.handle)
-        except pynvml.NVMLError:  # an instance of MIG has none
+        except pynvml.NVMLError:  # a MIG instance has none
             return ""
         return "compute mode EXCLUSIVE_PROCESS" if mode == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS else ""
 
@@ -153,7 +153,10 @@ class Machine:
         seconds: float = 60,
         variables: Mapping[str, str] = MappingProxyType({}),
     ) -> Child:
-        """A program in a slice of its own: by `vgpu run`; on a MIG instance, which that leaves alone, by a region."""
+        """Starts a program in a slice of its own: by `vgpu run`.
+
+        A region is used on a MIG instance, because `vgpu run` does not use these.
+        """
         if self.mig:
             limits = Limits((CardLimit("", memory * MIB, cores=cores),))
             return self._by_region(command, limits, seconds, variables)
@@ -168,7 +171,10 @@ class Machine:
         seconds: float = 60,
         variables: Mapping[str, str] = MappingProxyType({}),
     ) -> Child:
-        """A program in a slice with the tier: by a region, since `vgpu run` guarantees all that fits on the card."""
+        """Starts a program in a slice with the tier.
+
+        The slice is a region, because `vgpu run` guarantees everything that fits on the card.
+        """
         uuid = "" if self.mig else self.uuid
         card = CardLimit(uuid, tier.memory * MIB, tier.guarantee * MIB, context_bytes=self.context)
         limits = Limits((card,), host_memory=tier.host * MIB, oversubscribe=True, movable=tier.movable)
@@ -189,7 +195,7 @@ class Machine:
     def native(
         self, command: Command, *, seconds: float = 60, variables: Mapping[str, str] = MappingProxyType({})
     ) -> Child:
-        """A program on the same card without the library."""
+        """Starts a program on the same card without the library."""
         environment = self._environment | {"CUDA_VISIBLE_DEVICES": self.uuid} | dict(variables)
         return Child(command, environment, self._within(seconds))
 
@@ -197,7 +203,7 @@ class Machine:
         return max(0.0, min(seconds, self.budget.left))
 
     def facts(self) -> list[tuple[str, str]]:
-        """What the head of the table says: names and values."""
+        """The head of the table: names and values."""
         one, five, fifteen = os.getloadavg()
         context = f"{self.context / MIB:.0f} MiB" if self.context else "not known, and not charged"
         return [
@@ -216,7 +222,7 @@ def _handle(uuid: str) -> Any:
 
 
 def _first_instance(boards: Sequence[str]) -> str:
-    """The UUID of the first instance on boards that are in MIG mode; raises NoDriver when there is none."""
+    """The UUID of the first instance on boards in MIG mode; raises NoDriver when there is none."""
     for board in boards:
         parent = _handle(board)
         for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(parent)):

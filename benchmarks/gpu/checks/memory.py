@@ -1,4 +1,4 @@
-"""The memory limit by every route: filled until refused, seen by everybody, and given back."""
+"""The memory limit by every route: filled until refused, compared with all figures, and given back."""
 
 import sys
 from typing import Any, Final
@@ -15,30 +15,31 @@ ROUTES: Final = (
     "cuMemAlloc", "cuMemAllocPitch", "cuMemAllocManaged", "cuArray3DCreate", "cuMemAllocAsync",
     "cuMemAllocFromPoolAsync", "cuMemCreate", "graph memory", "IPC import",
 )  # fmt: skip
-PIECES: Final = 8  #: a slice is filled in about so many large steps, then in ever smaller ones
-MANAGED_MIB: Final = 256  #: beyond the context; managed memory is kept small: too much of it can hang a card
-ALLOWANCE: Final = 64 * MIB  #: modules, stacks and rounding beyond what is charged; the agent's backstop has the same
-UNKNOWN_CONTEXT: Final = 1024 * MIB  #: what a context may take where its size cannot be learned
+PIECES: Final = 8  #: a slice is filled in about this many large steps, then in smaller and smaller ones
+#: in addition to the context; managed memory is kept small, because too much of it can hang a card
+MANAGED_MIB: Final = 256
+ALLOWANCE: Final = 64 * MIB  #: modules, stacks and rounding beyond the charges; the agent's backstop has the same value
+UNKNOWN_CONTEXT: Final = 1024 * MIB  #: largest size of a context where its size cannot be measured
 
 
 class Full(msgspec.Struct, frozen=True):
-    """What a full slice looks like from inside; bytes."""
+    """A full slice, seen from inside; bytes."""
 
     used: int  #: by the ledger
-    context: int  #: of that, contexts
+    context: int  #: of `used`: contexts
     refused: int  #: allocations that the library has refused so far
     told: dict[str, tuple[int, int, int]]  #: by CUDA and NVML: total, used, free
     asked: int  #: granted by the route
     unit: int  #: smallest step of the route
-    status: int  #: what the last step was answered
+    status: int  #: status of the last step
     pid: int
     pieces: int
 
 
 def judged(route: str, limit: int, full: Full) -> Row:
-    """Whether the slice was filled to the last step that fits, and the library (not the driver) refused the next.
+    """Whether the slice was filled to the last step that fits, and the library (not the driver) refused the next step.
 
-    `limit` in bytes. To the byte where the route takes single bytes, else less than one of its steps is left.
+    `limit` in bytes. Exact to the byte where the route allocates single bytes, else less than one of its steps is left.
     """
     left = limit - full.used
     faults = []
@@ -57,10 +58,10 @@ def judged(route: str, limit: int, full: Full) -> Row:
 
 
 def observed(route: str, limit: int, full: Full, seen: int | None, how: str, context: int) -> Row:
-    """What NVML tells somebody without the library about the real process, against the limit; bytes.
+    """What NVML reports about the real process without the library, against the limit; bytes.
 
-    `context`: what one context costs, if that is known and so part of the ledger. The process may hold its limit and
-    ALLOWANCE; where the context is not charged, that as well.
+    `context`: size of one context, if that is known and therefore in the ledger. The process may hold its limit and
+    ALLOWANCE; where the context is not charged, the context as well.
     """
     what = f"{route}: seen from outside"
     if seen is None:
@@ -73,14 +74,17 @@ def observed(route: str, limit: int, full: Full, seen: int | None, how: str, con
 
 
 def emptied(route: str, picture: dict[str, Any]) -> Row:
-    """Whether the ledger has the contexts alone after everything was freed."""
+    """Whether the ledger has only the contexts after everything was freed."""
     rest = picture["used"] - picture["context"]
     what = f"{route}: freed"
     return Row(FAMILY, what, mib(picture["context"]), mib(picture["used"]), f"{rest} B", "0 B", rest == 0)
 
 
 def from_outside(machine: Machine, pids: list[int], before: int) -> tuple[int | None, str]:
-    """Bytes that NVML books to these processes, or that the card lost since `before` (bytes free), and which it is."""
+    """Bytes that NVML counts for these processes, or that the card lost; and which of the two.
+
+    `before`: free bytes of the card before the processes.
+    """
     try:
         listed = pynvml.nvmlDeviceGetComputeRunningProcesses(machine.handle)
     except pynvml.NVMLError as error:
@@ -118,7 +122,7 @@ def route(machine: Machine, name: str) -> list[Row]:
 
 
 def check(machine: Machine, name: str) -> list[Row]:
-    """The same; a program that broke is a row."""
+    """The rows of one route; a program that broke is a row."""
     try:
         return route(machine, name)
     except Broken as error:

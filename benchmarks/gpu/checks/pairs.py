@@ -1,4 +1,4 @@
-"""Two processes in one slice, the death of one, and what nvidia-smi shows there."""
+"""Two processes in one slice, the death of one, and the output of nvidia-smi there."""
 
 import shutil
 import sys
@@ -11,14 +11,14 @@ from .rows import MIB, Row, broken, mib, not_run
 FAMILY: Final = "processes"
 TRIALS: Final = 100
 EACH_MIB: Final = 600
-ROOM_MIB: Final = 1024  #: beside the contexts of both
-BAR_MS: Final = 100  #: from the end of a process until its memory can be had
+ROOM_MIB: Final = 1024  #: in addition to the contexts of both
+BAR_MS: Final = 100  #: from the end of a process until its memory is available
 BOTH: Final = f"two at once, {EACH_MIB} MiB each"
 KILLED: Final = "kill -9 of a holder"
 
 
 def one_winner(limit: int, winners: list[tuple[int, int]]) -> Row:
-    """`winners`: for each trial, how many of two got what they asked, and how many were out of memory."""
+    """`winners`: for each trial, how many of two processes got their memory, and how many were out of memory."""
     right = sum(1 for got, refused in winners if (got, refused) == (1, 1))
     wrong = len(winners) - right
     asked, got = f"one of two in {mib(limit)}", f"exactly one in {right} of {len(winners)} trials"
@@ -44,7 +44,7 @@ def smi_total(memory: int, lines: list[str]) -> Row:
 
 
 def smi_pids(own: list[int], lines: list[str]) -> Row:
-    """Only processes of the slice may be shown; none is shown where NVML knows the pids of another namespace."""
+    """nvidia-smi may show only processes of the slice; it shows none where NVML knows the pids of another namespace."""
     strangers = set(lines) - {str(pid) for pid in own} - {""}
     got = f"{len(lines)} shown"
     error = f"{len(strangers)} of others"

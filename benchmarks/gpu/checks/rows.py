@@ -1,4 +1,4 @@
-"""Rows of the table: what was asked, what was found, and whether that meets its bar. Pure."""
+"""Rows of the table: the requirement, the result, and whether the result meets its bar. Pure."""
 
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -21,17 +21,17 @@ class Row(msgspec.Struct, frozen=True):
     asked: str = ""  #: the limit, or the figure without the library
     got: str = ""
     error: str = ""
-    bar: str = ""  #: empty: only told
+    bar: str = ""  #: empty: the figure is only shown
     met: bool | None = None  #: None: there is no bar, or it was not run
     remark: str = ""
     ran: bool = True
-    broke: bool = False  #: the program ended in a way that it should not
-    timed: bool = False  #: what it compares is a time or a rate
-    simulated: bool = False  #: the times are those of a simulated card on a machine that does other things, too
+    broke: bool = False  #: the program ended in a wrong way
+    timed: bool = False  #: it compares a time or a rate
+    simulated: bool = False  #: the times are from a simulated card, on a machine that also does other work
 
     @property
     def verdict(self) -> Literal["met", "missed", "off", "not run", ""]:
-        """ "off": a time of a simulated card is not within the bar, which says nothing about a real one."""
+        """The verdict; "off": a time of a simulated card is outside the bar, which says nothing about a real card."""
         if not self.ran:
             return "not run"
         if self.met is None:
@@ -39,17 +39,17 @@ class Row(msgspec.Struct, frozen=True):
         return "met" if self.met else "off" if self.timed and self.simulated else "missed"
 
     def cells(self) -> tuple[str, ...]:
-        """As COLUMNS."""
+        """Texts in the order of COLUMNS."""
         return self.verdict, self.what, self.asked, self.got, self.error, self.bar, self.remark
 
 
 def not_run(family: str, what: str, why: str) -> Row:
-    """A row that could not be tried here; it misses nothing."""
+    """A row that could not be tried here; it does not count as missed."""
     return Row(family, what, remark=why, ran=False)
 
 
 def broken(family: str, what: str, why: str) -> Row:
-    """A row whose program ended in a way that it should not; that counts as missed."""
+    """A row whose program ended in a wrong way; it counts as missed."""
     return Row(family, what, bar="runs", met=False, remark=why, broke=True)
 
 
@@ -78,7 +78,7 @@ def printed(rows: Sequence[Row], mark: str) -> list[str]:
 
 
 def _row(cells: Sequence[str]) -> list[str]:
-    """One row; a cell that is wider than its column goes on below."""
+    """One row; a cell that is wider than its column continues on the next line."""
     parts = [textwrap.wrap(cell, width) for cell, width in zip(cells, WIDTHS, strict=True)]
     return [
         " ".join(part.ljust(width) for part, width in zip(line, WIDTHS, strict=True)).rstrip()
@@ -87,14 +87,14 @@ def _row(cells: Sequence[str]) -> list[str]:
 
 
 def mib(size: int) -> str:
-    """A number of bytes in MiB, exactly: the rest that is no whole MiB is told in bytes."""
+    """A number of bytes in MiB, exactly: a rest below one MiB is given in bytes."""
     whole, rest = divmod(abs(size), MIB)
     parts = [f"{whole} MiB"] * bool(whole) + [f"{rest} B"] * bool(rest)
     return "-" * (size < 0) + (" ".join(parts) or "0 B")
 
 
 def families(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Rows by family, in the order in which they came."""
+    """Rows by family, in their original order."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(row.family, []).append(row)
@@ -102,7 +102,10 @@ def families(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def markdown(title: str, facts: Sequence[tuple[str, str]], rows: Sequence[Row], simulated: bool) -> str:
-    """A page of the documentation; one of a simulated card says so in its title, in each table and at the top."""
+    """A page of the documentation.
+
+    A page for a simulated card says so in its title, in each table and at the top.
+    """
     mark = " (simulated)" if simulated else ""
     text = [f"# {title}{mark}", ""]
     if simulated:

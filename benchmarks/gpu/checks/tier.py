@@ -1,4 +1,7 @@
-"""More memory than a slice is guaranteed: limits, contents after moves, what programs see, and what the bus costs."""
+"""Slices with more memory than their guarantee.
+
+The rows are limits, contents after moves, what programs see, and the cost of the bus.
+"""
 
 import sys
 from collections.abc import Mapping
@@ -21,27 +24,27 @@ MODES: Final = ("static", "movable")
 ROUNDS: Final = 4  #: half of them lend room, half take it back
 GIVE_WAY_S: Final = 1.0
 GIB: Final = 1024 * MIB
-BUS_TIME: Final = "bus=profile"  #: of VGPU_SIM_TIME, where the bus is to take time
-#: attributes in which a block in host memory may differ from one on the card, see docs/oversubscription.md
+BUS_TIME: Final = "bus=profile"  #: value of VGPU_SIM_TIME with which the simulated bus takes time
+#: attributes in which a block in host memory may differ from a block on the card, see docs/oversubscription.md
 MAY_DIFFER: Final = ("legacy IPC", "handle types", "GPUDirect RDMA")
 CANNOT_MAP: Final = "the driver cannot map host memory: such blocks are pinned, and none moves"
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """MiB; of a slice, beside one context."""
+    """MiB; of a slice, in addition to one context."""
 
     memory: int
     guarantee: int
     loan: int
-    block: int  #: of those that move
+    block: int  #: size of blocks that move
     bus: int  #: for each kind of memory whose speed is measured
-    turns: int  #: of each measurement; the best one counts
+    turns: int  #: turns of each measurement; the best turn counts
 
 
 REAL: Final = Sizes(memory=1024, guarantee=512, loan=256, block=16, bus=256, turns=5)
 SIMULATED: Final = Sizes(
     memory=256, guarantee=128, loan=64, block=4, bus=16, turns=2
-)  # processors play the kernels there
+)  # there, processors run the kernels
 
 
 def sizes(machine: Machine) -> Sizes:
@@ -49,7 +52,7 @@ def sizes(machine: Machine) -> Sizes:
 
 
 def slice_of(machine: Machine, movable: bool) -> Tier:
-    """The slice of these checks. Of host memory it may use a quarter more than has to be there: blocks are whole."""
+    """The slice of these checks. It may use a quarter more host memory than necessary, because blocks are whole."""
     chosen = sizes(machine)
     context = machine.context_mib
     host = (chosen.memory - chosen.guarantee) * 5 // 4
@@ -94,7 +97,7 @@ def moves(answer: dict[str, Any]) -> list[Row]:
 
 
 def constants(answer: dict[str, Any]) -> Row:
-    """What the simulator would have to be told to be like this card."""
+    """The simulator settings that would make it like this card."""
     kind = "HOST_NUMA" if answer["maps_host"] else "pinned"
     got = f"bus={1000 * answer['speeds'][kind]['read']:.0f}MB/s"
     if answer["moves"]:
@@ -111,7 +114,7 @@ def differences(told: dict[str, str], card: dict[str, str], may: tuple[str, ...]
 
 
 def by_the_driver(answer: dict[str, Any]) -> list[Row]:
-    """How the driver itself tells memory of the host from memory of the card: rows without a bar."""
+    """How the driver itself distinguishes memory of the host from memory of the card: rows without a bar."""
     rows = []
     for kind, told in answer["pointers"].items():
         bad = answer["kinds"][kind]
@@ -125,7 +128,7 @@ def by_the_driver(answer: dict[str, Any]) -> list[Row]:
 
 
 def looks(answer: dict[str, Any]) -> list[Row]:
-    """Whether a program in a slice can tell a block in host memory from one on the card."""
+    """Whether a program in a slice can distinguish a block in host memory from a block on the card."""
     other = differences(answer["host"], answer["card"], MAY_DIFFER)
     allowed = differences(answer["host"], answer["card"])
     attributes = Row(
@@ -163,7 +166,7 @@ def kept(answer: dict[str, Any]) -> Row:
 
 
 def filled(mode: str, limit: int, answer: dict[str, Any]) -> Row:
-    """Whether the limit was reached to the byte, and everybody tells the same; bytes."""
+    """Whether the limit was reached to the byte, and all figures agree; bytes."""
     left = limit - answer["used"]
     faults = []
     if answer["status"] != 2:
@@ -184,7 +187,7 @@ def filled(mode: str, limit: int, answer: dict[str, Any]) -> Row:
 
 
 def on_card(what: str, allowed: int, resident: int, seen: int | None, how: str, context: int) -> Row:
-    """What the ledger and NVML, from outside, say about the card, against what the slice may hold there; bytes."""
+    """The card's bytes by the ledger and by NVML (from outside), against what the slice may hold there."""
     if seen is None:
         return not_run(FAMILY, what, how)
     most = allowed + ALLOWANCE + (0 if context else UNKNOWN_CONTEXT)
@@ -196,7 +199,7 @@ def on_card(what: str, allowed: int, resident: int, seen: int | None, how: str, 
 
 
 def way_given(seconds: float, before: int, after: int, guarantee: int) -> Row:
-    """How long a program that launches all the time took to have no more on the card than its guarantee; bytes."""
+    """How long a program that launches all the time took to shrink to its guarantee on the card; bytes."""
     down = after <= guarantee
     got = f"after {1000 * seconds:.0f} ms" if down else "never"
     met = down and seconds <= GIVE_WAY_S
@@ -207,7 +210,7 @@ def way_given(seconds: float, before: int, after: int, guarantee: int) -> Row:
 
 
 def full(machine: Machine, mode: str) -> list[Row]:
-    """A slice that is full: its limit, its guarantee by NVML's word, giving way, and what is left when all is freed."""
+    """A full slice: its limit, its guarantee by NVML, the way it gives room back, and the rest after all is freed."""
     movable = mode == "movable"
     piece, loan = slice_of(machine, movable), sizes(machine).loan * MIB
     guarantee, lent = piece.guarantee * MIB, loan if movable else 0
@@ -238,7 +241,7 @@ def full(machine: Machine, mode: str) -> list[Row]:
 
 
 def bus(machine: Machine) -> list[Row]:
-    """What the driver does without the library."""
+    """The driver's behaviour without the library."""
     chosen = sizes(machine)
     command: Command = [sys.executable, PROGRAMS / "bus.py", str(chosen.bus * MIB), str(chosen.turns)]
     with machine.native(command, variables=timed(machine)) as child:
@@ -254,7 +257,7 @@ def bus(machine: Machine) -> list[Row]:
 
 
 def noted(rows: list[Row], note: str) -> list[Row]:
-    """The same with `note` before each remark."""
+    """The rows with `note` before each remark."""
     return [
         msgspec.structs.replace(row, remark="; ".join(filter(None, (note, row.remark)))) if row.ran else row
         for row in rows

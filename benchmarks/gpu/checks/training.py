@@ -1,4 +1,4 @@
-"""PyTorch training in a slice that is guaranteed a part of what it needs, against the same without a limit."""
+"""PyTorch training in a slice that guarantees only a part of its memory, against the same training without a limit."""
 
 import os
 import shutil
@@ -11,12 +11,12 @@ from .rows import MIB, Row, broken, mib, not_run
 from .tier import FAMILY, MODES
 
 TRAINING: Final = "PyTorch training"
-BASE_MIB: Final = 1024  #: what the slice is guaranteed beside the context
+BASE_MIB: Final = 1024  #: guarantee of the slice in addition to the context
 RATIOS: Final = (0.9, 1.5, 2.0)
-LIMIT: Final = 2.6  #: times BASE_MIB: the largest training, a framework's rounding, its modules and work spaces
+LIMIT: Final = 2.6  #: times BASE_MIB: the largest training, with a framework's rounding, modules and work spaces
 STEPS: Final = 8
 SECONDS: Final = 60.0
-SAME: Final = 1e-3  #: relative difference of two figures that are the same: sums in another order
+SAME: Final = 1e-3  #: largest relative difference of two equal figures: sums in another order
 BAR: Final = "losses and sums the same"
 
 
@@ -35,15 +35,17 @@ def title(ratio: float, mode: str) -> str:
 
 
 def same(figures: Sequence[float], native: Sequence[float]) -> bool:
-    """All are those of the same training without a limit; what is no number is none of them."""
+    """Whether all figures equal those of the same training without a limit; NaN never does."""
     return len(figures) == len(native) > 0 and all(
         abs(one - other) <= SAME * abs(other) for one, other in zip(figures, native, strict=True)
     )
 
 
 def judged(ratio: float, mode: str, native: dict[str, Any], ours: dict[str, Any]) -> Row:
-    """`native`, `ours`: answers of tier_train.py for one size. What a step takes is told; losses
-    and sums have to be the same."""
+    """The row for one size; `native`, `ours`: answers of tier_train.py.
+
+    The time of a step is only shown. Losses and sums must be equal.
+    """
     what = title(ratio, mode)
     if "refused" in native:
         return not_run(FAMILY, what, f"without a limit: {native['refused']}")
@@ -65,7 +67,7 @@ def rows_of(native: Sequence[dict[str, Any]], ours: Sequence[dict[str, Any]], mo
 
 
 def check(machine: Machine, python: str) -> list[Row]:
-    """A row for each mode and size; `python`: the interpreter whose PyTorch is meant."""
+    """A row for each mode and size; `python`: the interpreter whose PyTorch is tested."""
     if machine.simulate:
         return [not_run(FAMILY, TRAINING, "simulated: kernels compute nothing there")]
     path = shutil.which(os.path.expanduser(python))
@@ -91,5 +93,5 @@ def check(machine: Machine, python: str) -> list[Row]:
 
 
 def rest(child: Child) -> list[dict[str, Any]]:
-    """The answers for the sizes behind the first."""
+    """The answers for the sizes after the first."""
     return [child.answer() for _ in RATIOS[1:]]

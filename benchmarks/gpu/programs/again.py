@@ -1,8 +1,8 @@
 """A program that executes itself while it holds memory: `again.py MIB ROUNDS`.
 
-Prints an object when it holds its memory for the first time, one when it has executed itself (no driver is loaded
-then), and one when it holds memory again after ROUNDS executions, or was refused. Goes on at a line of input. Runs
-with tests/native on its path.
+Prints three objects: when it holds its memory for the first time; when it has executed itself (no driver is loaded
+then); and when it holds memory again after ROUNDS executions, or was refused. Goes on after a line of input. Runs with
+tests/native on its path.
 """
 
 import json
@@ -14,12 +14,12 @@ MIB = 1 << 20
 
 
 def files() -> list[str]:
-    """Device files of the driver, or of the simulator, that are open."""
+    """Open device files of the driver, or of the simulator."""
     found = []
     for link in Path("/proc/self/fd").iterdir():
         try:
             target = os.readlink(link)
-        except OSError:  # the folder's own
+        except OSError:  # descriptor of the folder itself
             continue
         if target.startswith("/dev/nvidia") or "/nvidia-simulated." in target:
             found.append(target)
@@ -27,18 +27,18 @@ def files() -> list[str]:
 
 
 def hold(size: int) -> bool:
-    """Whether a context and memory were to be had."""
+    """Whether the program could get a context and memory."""
     from driver_client import alloc, start
 
     try:
         start()
-    except AssertionError:  # the driver's answer
+    except AssertionError:  # driver_client's error with the driver's status
         return False
     return alloc(size * MIB)[0] == 0
 
 
 def charged() -> int | None:
-    """Bytes by the ledger of a slice; None without one."""
+    """Bytes in the ledger of a slice; None without a slice."""
     if "LD_PRELOAD" not in os.environ or "VGPU_DIR" not in os.environ:
         return None
     from vgpu.native import Region

@@ -1,7 +1,7 @@
-"""What memory of the host costs on this card without the library: `bus.py BYTES TURNS`.
+"""Cost of host memory on this card without the library: `bus.py BYTES TURNS`.
 
-Prints one object: GB/s of kernels and copies on each kind of memory, milliseconds of the steps of a move, what the
-driver tells about the pointers, and which copies and fills it takes. Runs with tests/native on its path.
+Prints one object: GB/s of kernels and copies on each kind of memory, milliseconds of the steps of a move, the driver's
+answers about the pointers, and the copies and fills that it accepts. Runs with tests/native on its path.
 """
 
 import json
@@ -20,7 +20,7 @@ VALUE = 0x0123456789ABCDEF
 
 
 class Memory:
-    """Memory of one kind under a pointer for kernels."""
+    """Memory of one kind with a pointer for kernels."""
 
     def __init__(self, kind: str, size: int) -> None:
         self.kind, self.size, self.handle, pointer = kind, size, 0, c_uint64()
@@ -78,7 +78,10 @@ class Timed:
 
 
 def moves(kernels: Kernels, size: int, turns: int) -> dict[str, dict[str, float]]:
-    """Steps of a move in either direction, as the library makes them: the pointer stays, what is behind it changes."""
+    """Steps of a move in either direction, as the library makes them.
+
+    The pointer stays, and the memory behind it changes.
+    """
     base, window = reserve(size), reserve(size)
     status, held = create(CARD, size)
     ok(status)

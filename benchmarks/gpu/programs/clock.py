@@ -1,7 +1,7 @@
-"""What events cost the card, and whether their time is the clock's: `clock.py TURNS DRIFT_S`.
+"""Cost of events on the card, and whether they measure the same time as the clock: `clock.py TURNS DRIFT_S`.
 
-Prints one object, us and s. Runs with tests/native on its path. All pairs are behind queued work, so that they wait for
-nothing but the card.
+Prints one object, us and s. Runs with tests/native on its path. All pairs are behind queued work, so that they wait
+only for the card.
 """
 
 import json
@@ -14,10 +14,10 @@ from statistics import median
 from driver_client import cu, ok
 from share import Work, event
 
-HOLD = "30ms"  # in which the host queues all that is measured
+HOLD = "30ms"  # time in which the host queues all measured work
 KERNELS = ("5us", "10us", "20us")
 ROW = 100  # launches, or records, in a row
-ENDS = 5  # of which the one counts that the host saw best
+ENDS = 5  # number of ends; the most exactly observed one counts
 
 
 def between(first: c_void_p, last: c_void_p) -> float:
@@ -29,7 +29,7 @@ def between(first: c_void_p, last: c_void_p) -> float:
 
 
 def behind(hold: Work, turns: int, work: Callable[[], object]) -> dict[str, float]:
-    """us between two events around `work`: the median of some turns, and the least."""
+    """us between two events around `work`: the median of several turns, and the smallest."""
     first, last = event(), event()
     took = []
     for _ in range(turns):
@@ -42,7 +42,7 @@ def behind(hold: Work, turns: int, work: Callable[[], object]) -> dict[str, floa
 
 
 def seen(mark: c_void_p) -> tuple[float, float]:
-    """When an event on an idle card was, by the host's clock, and by how much that may be wrong; s."""
+    """Time (s, host's clock) of an event on an idle card, and the possible error."""
     begun = time.monotonic()
     ok(cu.cuEventRecord(mark, None))
     ok(cu.cuEventSynchronize(mark))
@@ -56,7 +56,7 @@ def end() -> tuple[c_void_p, float, float]:
 
 
 def drift(seconds: float) -> dict[str, float]:
-    """The same stretch of time by the host's clock and by events, and how exactly the host saw it; s."""
+    """The same stretch of time by the host's clock and by events, and the host's possible error; s."""
     ok(cu.cuCtxSynchronize())
     first, began, wrong = end()
     time.sleep(seconds)
@@ -67,7 +67,7 @@ def drift(seconds: float) -> dict[str, float]:
 def main() -> None:
     turns, seconds = int(sys.argv[1]), float(sys.argv[2])
     hold, marks = Work(HOLD), [event() for _ in range(ROW)]
-    hold.launch()  # whose code is loaded then
+    hold.launch()  # the first launch loads its code
     ok(cu.cuCtxSynchronize())
     kernels = {}
     for name in KERNELS:

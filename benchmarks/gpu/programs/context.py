@@ -1,4 +1,4 @@
-"""Contexts, one after the other: `context.py`. Prints what it has made, and goes on at a line of input.
+"""Makes contexts, one after the other: `context.py`. Prints each context, and goes on after a line of input.
 
 Runs with tests/native on its path.
 """

@@ -1,4 +1,6 @@
-"""Fills, or copies within the card, without a pause: `engines.py fill|copy SECONDS BYTES`. Begins at a line of input.
+"""Fills, or copies within the card, without a pause: `engines.py fill|copy SECONDS BYTES`.
+
+Begins after a line of input. Prints {} when it is ready, then GB/s. Runs with tests/native on its path.
 
 Prints {} when it is ready, then GB/s. Runs with tests/native on its path.
 """

@@ -1,7 +1,7 @@
-"""Fills a slice by one route until it is refused, says what everybody tells about it, and frees everything.
+"""Fills a slice by one route until it is refused, prints all figures about it, and frees everything.
 
-`fill.py ROUTE FIRST_BYTES`: prints the picture when full, again when freed; a line of input after each. It runs with
-tests/native on its path, for the words of `driver_client`.
+`fill.py ROUTE FIRST_BYTES`: prints the figures when full and when freed; waits for a line of input after each. It runs
+with tests/native on its path, because it uses `driver_client`.
 """
 
 import json
@@ -47,7 +47,7 @@ class IpcHandle(Structure):
 
 
 class Plain:
-    """cuMemAlloc: whatever is asked, to the byte."""
+    """cuMemAlloc: any size, to the byte."""
 
     unit, most = 1, 1 << 62
 
@@ -58,7 +58,7 @@ class Plain:
         ok(free(held))
 
     def settle(self) -> None:
-        """Gives back to the driver what a route keeps for later."""
+        """Returns memory to the driver that a route keeps for later use."""
 
 
 class Pitched(Plain):
@@ -169,7 +169,7 @@ class Graphs(Plain):
 
 
 class Imported(Plain):
-    """What another process of the slice holds and this one opened by a legacy IPC handle; its maker alone pays."""
+    """Memory of another process of the slice, opened by a legacy IPC handle; only the other process pays for it."""
 
     def __init__(self, size: int) -> None:
         self.maker = subprocess.Popen(
@@ -217,7 +217,7 @@ ROUTES = {
 
 
 def filled(route: Plain, first: int) -> tuple[list[object], int, int]:
-    """What was taken, the bytes asked for it, and the status that ended it."""
+    """The allocations, the requested bytes, and the status that ended the fill."""
     held, asked, size = [], 0, min(first, route.most) // route.unit * route.unit
     while True:
         status, one = route.take(size)
@@ -231,7 +231,7 @@ def filled(route: Plain, first: int) -> tuple[list[object], int, int]:
 
 
 def picture(region: Region) -> dict[str, object]:
-    """What the ledger, CUDA and NVML tell now, bytes."""
+    """The figures of the ledger, CUDA and NVML now, bytes."""
     card = region.usage().cards[0]
     left, total = info()
     handle = pynvml.nvmlDeviceGetHandleByUUID(region.limits().cards[0].uuid)

@@ -1,7 +1,8 @@
-"""One framework at its limit: `framework.py NAME`, run by any Python; it needs nothing but that framework.
+"""One framework at its limit: `framework.py NAME`, for any Python; it needs only that framework.
 
-Prints {"missing": NAME} where it is not installed, else what it was told, how much it got, what ended it, and whether a
-product of matrices is right. `framework.py torch-rate WARM_S MEASURED_S`: products of matrices per second.
+Prints {"missing": NAME} where the framework is not installed. Otherwise prints the reported memory, the memory that it
+got, the error that ended it, and whether a product of matrices is right. `framework.py torch-rate WARM_S MEASURED_S`:
+products of matrices per second.
 """
 
 import importlib.util
@@ -99,7 +100,7 @@ def with_triton():
 
 
 def driver_memory():
-    """Free and total bytes by cuMemGetInfo, in the context that the framework made current or its own."""
+    """Free and total bytes by cuMemGetInfo, in the context that the framework made current, or in an own context."""
     import ctypes
 
     driver = ctypes.CDLL("libcuda.so.1")

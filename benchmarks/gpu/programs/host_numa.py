@@ -1,6 +1,6 @@
 """Whether memory of a NUMA node of the host (HOST_NUMA) works here.
 
-Prints a line before each step, since a driver may end the process. Runs with tests/native on its path.
+Prints a line before each step, because a driver may end the process. Runs with tests/native on its path.
 """
 
 import json

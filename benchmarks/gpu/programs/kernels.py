@@ -1,6 +1,6 @@
-"""Kernels that touch memory, and what they take, for the programs of the tier. Runs with tests/native on its path.
+"""Kernels that use memory, and their helpers, for the programs of the tier. Runs with tests/native on its path.
 
-The simulator knows their names and does the same by itself. Words are of 8 bytes, always an even number of them.
+The simulator knows their names and does the same itself. Words have 8 bytes; their number is always even.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ PROCESSORS, HOST_NODE, HOST_NODE_MAPS_MEMORY = 16, 134, 141  # CUdevice_attribut
 CARD, HOST_NUMA = 1, 3  # CUmemLocationType
 ACCESS_READ_WRITE = 3  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
-# Each thread takes two words, then those as many further on as all threads take: neighbours read side by side.
+# Each thread takes two words, then two words at a distance of all threads' words: neighbours read neighbouring words.
 ENTRY = """
 .visible .entry {name}(.param .u64 a, .param .u64 b, .param .u64 c)
 {{
@@ -66,7 +66,8 @@ PARTS = {
         "red.global.add.u64 [%a], %sum;",
     ),
 }
-# Does nothing. On the simulator it is 50 ms, in which the host has done there what the measured kernel stands for.
+# Does nothing. On the simulator it takes 50 ms, in which the host has done the work that the measured kernel stands
+# for.
 LEAD = "lead_50ms"
 PTX = (
     ".version 6.0\n.target sm_70\n.address_size 64\n"
@@ -76,7 +77,7 @@ PTX = (
 
 
 class Kernels:
-    """The kernels in the current context; each call launches one in the legacy stream."""
+    """The kernels in the current context; each call launches one kernel in the legacy stream."""
 
     def __init__(self) -> None:
         module = c_void_p()
@@ -96,7 +97,7 @@ class Kernels:
         self._launch("touch_add", pointer, size // WORD, value)
 
     def read(self, pointer: int, size: int) -> None:
-        """Adds up what is there, onto what was added up before."""
+        """Adds up the words of the memory, onto earlier sums."""
         self._launch("touch_sum", self._result.value, pointer, size // WORD)
 
     def sum(self, pointer: int, size: int) -> int:
@@ -108,11 +109,11 @@ class Kernels:
         return found.value
 
     def end(self) -> None:
-        """Gives back what sums were kept in."""
+        """Frees the memory for the sums."""
         ok(cu.cuMemFree_v2(self._result))
 
     def shortest_ms(self, work: Callable[[], object], turns: int) -> float:
-        """By events of the card, around each of some turns after one that is not counted."""
+        """Shortest time of `work` by events of the card: several turns, after one turn that does not count."""
         first, last, took, shortest = event(), event(), c_float(), float("inf")
         for turn in range(turns + 1):
             ok(cu.cuLaunchKernel(self._functions[LEAD], 1, 1, 1, 1, 1, 1, 0, None, None, None))
@@ -133,7 +134,7 @@ class Kernels:
 
 
 def attribute(which: int) -> int | None:
-    """Of the first device; None: the driver does not know it."""
+    """An attribute of the first device; None: the driver does not know the attribute."""
     value = c_int()
     return None if cu.cuDeviceGetAttribute(byref(value), which, device()) else value.value
 
@@ -145,15 +146,15 @@ def event() -> c_void_p:
 
 
 def create(kind: int, size: int) -> tuple[int, int]:
-    """Status and handle of memory of the card, or of the host's node next to it."""
-    node = max(attribute(HOST_NODE) or 0, 0)  # -1: the machine has no nodes
+    """Status and handle of memory of the card, or of the host's NUMA node next to the card."""
+    node = max(attribute(HOST_NODE) or 0, 0)  # -1: the machine has no NUMA nodes
     handle = c_ulonglong()
     properties = AllocationProperties(type=1, location=Location(kind, device() if kind == CARD else node))
     return cu.cuMemCreate(byref(handle), c_size_t(size), byref(properties), c_ulonglong(0)), handle.value
 
 
 def maps_host() -> bool:
-    """The driver says that it maps memory of the host's nodes."""
+    """Whether the driver reports that it maps memory of the host's NUMA nodes."""
     return bool(attribute(HOST_NODE_MAPS_MEMORY))
 
 

@@ -1,4 +1,4 @@
-"""What the driver tells about a pointer, and which kinds of copies and fills it takes there.
+"""The driver's answers about a pointer, and the kinds of copies and fills that it accepts there.
 
 Runs with tests/native on its path.
 """
@@ -13,11 +13,11 @@ ATTRIBUTES = {
     "device": 9, "legacy IPC": 10, "range start": 11, "range size": 12, "mapped": 13, "handle types": 14,
     "GPUDirect RDMA": 15,
 }  # fmt: skip
-#: numbers of the driver's own, which differ from block to block
+#: the driver's own numbers, which differ from block to block
 OF_EACH_BLOCK = ("context", "buffer id")
 HOST, DEVICE, UNIFIED = 1, 2, 4  # CUmemorytype
 PIECE = 64 << 10
-WIDTH, HEIGHT = 256, 64  # of what is copied in two dimensions
+WIDTH, HEIGHT = 256, 64  # size of two-dimensional copies
 
 
 class Copy2D(Structure):
@@ -32,9 +32,9 @@ class Copy2D(Structure):
 
 
 def attributes(pointer: int, size: int) -> dict[str, str]:
-    """Asked in the middle of a block of `size` bytes: value, or what the driver answered instead.
+    """Attributes for the middle of a block of `size` bytes: value, or the driver's error.
 
-    Addresses are told as their distance from the block's begin.
+    Addresses are reported as their distance from the beginning of the block.
     """
     told, inside = {}, pointer + size // 2
     for name, which in ATTRIBUTES.items():
@@ -57,9 +57,9 @@ def attributes(pointer: int, size: int) -> dict[str, str]:
 
 
 def refused(pointer: int, other: int) -> dict[str, str]:
-    """Kinds of copies and fills of PIECE bytes at `pointer` that fail or bring wrong bytes: what they answered.
+    """Kinds of copies and fills of PIECE bytes at `pointer` that fail or write wrong bytes, with their result.
 
-    `other`: as many bytes of a card. Both are written to.
+    `other`: as many bytes of a card. The function writes to both.
     """
     bad = {}
     for number, (name, work) in enumerate(KINDS.items(), 1):
@@ -89,7 +89,7 @@ def _to_device_async(pointer, _other, pattern):
 
 
 def _from_device_async(pointer, _other, pattern):
-    """There and back: what came back is what is written for the comparison."""
+    """Copies there and back: the bytes that came back are compared."""
     ok(cu.cuMemcpyHtoD_v2(c_uint64(pointer), pattern, c_size_t(PIECE)))
     back = (c_ubyte * PIECE)()
     status = cu.cuMemcpyDtoHAsync_v2(back, c_uint64(pointer), c_size_t(PIECE), None)
@@ -114,7 +114,7 @@ def _back(pointer, other, pattern):
 
 
 def _by_pointer(pointer, _other, pattern):
-    """cuMemcpy finds out by itself on which side each pointer is."""
+    """cuMemcpy itself finds out where each pointer is."""
     return cu.cuMemcpy(c_uint64(pointer), c_uint64(addressof(pattern)), c_size_t(PIECE)), bytes(pattern)
 
 

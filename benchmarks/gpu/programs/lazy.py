@@ -1,7 +1,7 @@
-"""What the first launch of a kernel costs: `lazy.py`. Prints one object, ms by the host's clock and by events.
+"""Cost of the first launch of a kernel: `lazy.py`. Prints one object, ms by the host's clock and by events.
 
-With lazy loading (the default from CUDA 12.2 on) a function's code is loaded when it is first used. Runs with
-tests/native on its path.
+With lazy loading (the default from CUDA 12.2 on), a function's code is loaded at its first use. Runs with tests/native
+on its path.
 """
 
 import json
@@ -13,15 +13,15 @@ from statistics import median
 from driver_client import cu, ok, start
 from share import event
 
-COUNT = 128  # kernels of one module: more than an idle time has earned
-LINES = 200  # instructions of each, so that there is something to load
+COUNT = 128  # kernels of one module: more than the credit of an idle time
+LINES = 200  # instructions of each kernel, so that loading takes time
 MODES = {1: "EAGER", 2: "LAZY"}  # CUmoduleLoadingMode of cuda.h
 SHAPE = 1, 1, 1, 32, 1, 1, 0
 LINE = "    fma.rn.f32 %f1, %f1, %f2, %f1;\n"
 
 
 def text(prefix: str) -> bytes:
-    """Kernels that end at once: the work is behind a condition that is never met."""
+    """Kernels that end at once: their work is behind a condition that is never true."""
     kernels = "".join(
         f".visible .entry {prefix}{number}_10us(.param .u64 out)\n{{\n"
         "    .reg .pred %p;\n    .reg .b64 %a;\n    .reg .f32 %f<3>;\n    ld.param.u64 %a, [out];\n"
@@ -40,7 +40,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 class Module:
-    """Its times, ms."""
+    """A module and its times, ms."""
 
     def __init__(self, prefix: str) -> None:
         module, self.functions = c_void_p(), [c_void_p() for _ in range(COUNT)]
@@ -52,7 +52,7 @@ class Module:
         ]
 
     def launches(self) -> dict[str, float]:
-        """Of one launch of each kernel: the medians of the call and of a pair of events around it, and the sum."""
+        """One launch of each kernel: the medians of the call and of a pair of events around it, and the sum."""
         first, last, took, nothing = event(), event(), c_float(), c_uint64(0)
         parameters = (c_void_p * 1)(addressof(nothing))
         calls, pairs, begun = [], [], time.perf_counter()

@@ -1,8 +1,8 @@
 """Processes of one slice against each other; runs with tests/native on its path.
 
-`pair.py both TRIALS MIB`: two processes ask for MIB each at the same moment; prints how many of them got it, per trial.
-`pair.py killed MIB`: one that holds MIB is killed with -9; prints when another one could have as much.
-`pair.py seen`: one holds a context, and runs nvidia-smi; prints its answers.
+`pair.py both TRIALS MIB`: two processes ask for MIB each at the same moment; prints for each trial how many got it.
+`pair.py killed MIB`: a process that holds MIB is killed with -9; prints when another process could have as much.
+`pair.py seen`: a process holds a context and runs nvidia-smi; prints the answers.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""What a slice is charged for the CUDA runtime: `runtime.py UUID LIBCUDART|torch`, run by any Python.
+"""Charge of a slice for the CUDA runtime: `runtime.py UUID LIBCUDART|torch`, for any Python.
 
-Prints {"missing": why} where it cannot be tried, else bytes that NVML reports as used: with the runtime's context, with
-an allocation as well, after cudaDeviceReset, and with a context again.
+Prints {"missing": why} where this cannot be tried, else bytes that NVML reports as used: with the runtime's context,
+with an allocation as well, after cudaDeviceReset, and with a context again.
 """
 
 import ctypes
@@ -36,14 +36,14 @@ def missing(why):
 
 
 def of_torch():
-    """The runtime that PyTorch has loaded, its version, and bytes that its allocator holds now."""
+    """PyTorch's loaded runtime, its version, and bytes that PyTorch's allocator holds now."""
     if importlib.util.find_spec("torch") is None:
         missing("torch")
     import torch
 
     if not torch.version.cuda:
         missing("PyTorch is built without CUDA")
-    kept = torch.zeros(1, device="cuda")  # to be freed with its context
+    kept = torch.zeros(1, device="cuda")  # freed together with its context
     reserved = torch.cuda.memory_reserved()
     maps = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libcudart" in line}
     if not maps:

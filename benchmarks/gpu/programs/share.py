@@ -1,11 +1,11 @@
-"""Keeps the card busy with kernels of one length and tells its share of the card's time.
+"""Keeps the card busy with kernels of one length and reports its share of the card's time.
 
-`share.py LENGTH WARM_S MEASURED_S [LAUNCHER]`, LENGTH such as 100us, LAUNCHER launch.c as a library. Prints what one
-kernel takes, begins at a line of input, prints what ran. Runs with tests/native on its path.
+`share.py LENGTH WARM_S MEASURED_S [LAUNCHER]`, LENGTH such as 100us, LAUNCHER launch.c as a library. Prints the time of
+one kernel, begins after a line of input, prints the launches that ran. Runs with tests/native on its path.
 
-The kernel counts its own time on the card: the steps of %globaltimer (ns; PTX ISA, special registers), without those
-that are so long that somebody else must have had the card. So a launch is LENGTH of the card's time, also beside
-neighbours. The simulator goes by the number in the name instead.
+The kernel counts its own time on the card: the steps of %globaltimer (ns; PTX ISA, special registers), without steps so
+long that another process must have had the card. So a launch takes LENGTH of the card's time, even with neighbours. The
+simulator uses the number in the name instead.
 """
 
 import json
@@ -19,8 +19,8 @@ from ctypes import CDLL, addressof, byref, c_char_p, c_float, c_int, c_uint64, c
 from driver_client import cu, ok, start
 
 NS = {"us": 1_000, "ms": 1_000_000}
-BATCH_NS = 1_000_000  # launches between two events: enough that an event costs nothing beside them
-IN_FLIGHT = 3  # batches: the card never waits for us, and is soon ours to stop
+BATCH_NS = 1_000_000  # launches between two events: enough to make the cost of an event negligible
+IN_FLIGHT = 3  # batches: the card never waits for the host, and stops soon after the host does
 SINGLES = 5
 PTX = """\
 .version 6.0
@@ -64,14 +64,14 @@ class Work:
         module, self.function = c_void_p(), c_void_p()
         ok(cu.cuModuleLoadData(byref(module), c_char_p(PTX.format(name=name).encode())))
         ok(cu.cuModuleGetFunction(byref(self.function), module, f"spin_{name}".encode()))
-        # a card whose clock ticks in steps that look like somebody else's turn must still come to an end
+        # On a card whose clock ticks in such long steps, the kernel must still come to an end.
         self.numbers = c_uint64(self.length), c_uint64(20 * self.length)
         self.parameters = (c_void_p * 2)(*(addressof(number) for number in self.numbers))
 
         self.many: Callable[[int], int] | None = None
 
     def use(self, launcher: str) -> None:
-        """Launches go through launch.c."""
+        """Makes launches go through launch.c."""
         many, launch = CDLL(launcher).launch_many, cast(cu.cuLaunchKernel, c_void_p)
         self.many = lambda count: many(launch, self.function, self.parameters, c_int(count))
 
@@ -86,7 +86,7 @@ class Work:
         ok(cu.cuLaunchKernel(self.function, 1, 1, 1, 32, 1, 1, 0, None, self.parameters, None))
 
     def single_ms(self) -> float:
-        """The shortest of some launches, by events."""
+        """The shortest of several launches, by events."""
         first, last, took, shortest = event(), event(), c_float(), float("inf")
         for _ in range(SINGLES):
             ok(cu.cuEventRecord(first, None))
@@ -98,11 +98,10 @@ class Work:
         return shortest
 
     def rate(self, warm: float, measured: float) -> dict[str, float]:
-        """What ended after the warm-up: launches, and the seconds that they took by the card's clock, both from the end
-        of a batch to that of a later one.
+        """Launches that ended after the warm-up, and their seconds by the card's clock.
 
-        `each_ms`: the same for each launch of one batch, the shortest; that is of launches that waited for nothing but
-        the card.
+        Both are from the end of one batch to the end of a later one. `each_ms`: the shortest time per launch in one
+        batch; these launches waited only for the card.
         """
         batch = max(1, BATCH_NS // self.length)
         spare, flying = [event() for _ in range(IN_FLIGHT + 1)], deque()

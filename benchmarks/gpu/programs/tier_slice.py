@@ -1,7 +1,7 @@
-"""Fills a slice with more memory than its guarantee, and tells what became of it.
+"""Fills a slice with more memory than its guarantee, and reports the result.
 
 `tier_slice.py full LOAN`, `tier_slice.py contents PIECE ROUNDS LOAN`, `tier_slice.py pointers PIECE`; bytes. Prints
-objects, `full` one at each stage; a line of input after each. Runs with tests/native on its path.
+objects (`full` prints one at each stage), and waits for a line of input after each. Runs with tests/native on its path.
 """
 
 import json
@@ -20,9 +20,9 @@ from vgpu.native import Region
 
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY of cuda.h
 FIRST = 32 * MIB
-PATIENCE_S = 10.0  #: for blocks to go where they should
+PATIENCE_S = 10.0  #: longest time for blocks to reach their place
 EACH_TURN = 8  #: launches between two waits
-SEEN = 4096  #: bytes at either end of a block that are copied back
+SEEN = 4096  #: bytes at both ends of a block that are copied back
 SEED = 0x9E3779B97F4A7C15
 
 
@@ -32,7 +32,7 @@ def say(**what: object) -> None:
 
 
 def picture(region: Region) -> dict[str, object]:
-    """What the ledger, CUDA and NVML tell, bytes."""
+    """The figures of the ledger, CUDA and NVML, bytes."""
     card = region.usage().cards[0]
     left, total = info()
     memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(region.limits().cards[0].uuid))
@@ -44,7 +44,10 @@ def picture(region: Region) -> dict[str, object]:
 
 
 def filled() -> tuple[list[tuple[int, int]], int]:
-    """Blocks (pointer, bytes) of ever smaller sizes until not a byte can be had, and what the last one was answered."""
+    """Allocates blocks (pointer, bytes) of smaller and smaller sizes until no byte is left.
+
+    Also returns the status of the last allocation.
+    """
     held, size = [], FIRST
     while True:
         status, pointer = alloc(size)
@@ -57,7 +60,7 @@ def filled() -> tuple[list[tuple[int, int]], int]:
 
 
 def full(region: Region, loan: int) -> None:
-    """Full with a loan; then without it, while kernels run; then empty."""
+    """Fills the slice with a loan; then without the loan, while kernels run; then frees all."""
     movable = region.limits().movable
     region.lend(0, loan if movable else 0)
     kernels = Kernels()
@@ -79,7 +82,7 @@ def full(region: Region, loan: int) -> None:
 
 
 class Block:
-    """Halves with a word each of their own, to which kernels add."""
+    """Two halves, each with a word of its own, to which kernels add."""
 
     def __init__(self, kernels: Kernels, number: int, size: int) -> None:
         self.kernels, self.half = kernels, size // 2
@@ -94,7 +97,7 @@ class Block:
         self.values = [(value + 1) % 2**64 for value in self.values]
 
     def wrong(self) -> int:
-        """Halves and ends that are not what they should be."""
+        """Number of halves and ends with a wrong value."""
         bad = 0
         for half, value in enumerate(self.values):
             at = self.pointer + half * self.half
@@ -106,7 +109,7 @@ class Block:
 
 
 def contents(region: Region, size: int, rounds: int, loan: int) -> None:
-    """Adds to all blocks while room is lent and taken back in turn, and looks at all of them after each."""
+    """Adds to all blocks while room is lent and taken back in turns, and checks all blocks after each turn."""
     kernels = Kernels()
     guarantee = region.limits().cards[0].guarantee
     blocks = [Block(kernels, number, size) for number in range(max(0, info()[0] - size) // size)]
@@ -131,7 +134,7 @@ def contents(region: Region, size: int, rounds: int, loan: int) -> None:
 
 
 def pointers(region: Region, size: int) -> None:
-    """A block on the card beside one in host memory."""
+    """Compares a block on the card with a block in host memory."""
     blocks = []
     while region.usage().cards[0].host_used < size:
         status, pointer = alloc(size)

@@ -1,8 +1,8 @@
-"""Trains a small network of a given size in PyTorch: `tier_train.py DEVICE STEPS BYTES...`, run by any Python.
+"""Trains a small network of a given size in PyTorch: `tier_train.py DEVICE STEPS BYTES...`, for any Python.
 
-Prints {"missing": ...} where PyTorch is not installed, else one object per size: what a step took, the losses, sums of
-what is kept from step to step, and what PyTorch took from the driver. It needs nothing but PyTorch. DEVICE: cuda, or
-cpu to try the program itself.
+Prints {"missing": ...} where PyTorch is not installed. Otherwise prints one object per size: time of a step, losses,
+sums of the data that stays from step to step, and PyTorch's memory from the driver. It needs only PyTorch. DEVICE:
+cuda, or cpu to try the program itself.
 """
 
 import importlib.util
@@ -13,14 +13,14 @@ import time
 WIDTH, ROWS = 1024, 1024
 FLOAT = 4
 STATES = 4  # a weight, its gradient, and the two moments of Adam
-KEPT = 2  # per layer and row, for the way back: what goes into the product, and what goes into the activation
-WARM = 2  # steps that are not timed: the optimizer makes its state in the first
+KEPT = 2  # per layer and row, for the backward pass: inputs of the product and of the activation
+WARM = 2  # steps without a time: the optimizer makes its state in the first step
 RATE = 1e-3
 SEED = 7
 
 
 def layers_of(size):
-    """How many layers make a training of about so many bytes; at least one."""
+    """Number of layers for a training of about this many bytes; at least one."""
     weights = WIDTH * WIDTH + WIDTH
     return max(1, round(size / (FLOAT * (STATES * weights + KEPT * ROWS * WIDTH))))
 
@@ -39,7 +39,7 @@ def network(torch, layers):
 
 
 def train(torch, device, steps, size):
-    """Some steps of Adam that teach the network to double what it is shown."""
+    """Several steps of Adam that teach the network to double its input."""
     torch.manual_seed(SEED)
     model = network(torch, layers_of(size)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), RATE)
@@ -62,7 +62,7 @@ def train(torch, device, steps, size):
 
 
 def sums(torch, model, optimizer):
-    """Of the magnitudes in all that the training keeps: memory that is lost or overwritten changes one of them."""
+    """Sums of the magnitudes of all data that the training keeps: lost or overwritten memory changes a sum."""
     kept = []
     for weight in model.parameters():
         state = optimizer.state[weight]

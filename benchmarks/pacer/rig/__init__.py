@@ -1,1 +1,1 @@
-"""Parts of the pacer benchmark: programs on simulated cards, what is run on them, and what comes out."""
+"""Parts of the pacer benchmark: programs on simulated cards, the measurements, and their results."""

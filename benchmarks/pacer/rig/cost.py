@@ -1,4 +1,4 @@
-"""What a launch costs, and what a limited program costs while it does nothing."""
+"""Cost of a launch, and cost of a limited program while it does nothing."""
 
 import time
 from operator import itemgetter
@@ -10,7 +10,7 @@ from vgpu.native import paths
 COST = "Cost"
 TURNS, QUICK_TURNS = 5, 2
 IDLE_S = 5
-#: variant: cores of its container (None: no container) and ns that a launch may cost more than without the library
+#: variant → (cores of its container, None: no container; ns that a launch may cost more than without the library)
 VARIANTS: dict[str, tuple[int | None, float]] = {
     "library, no region": (None, 5),
     "accounting only": (0, 8),
@@ -19,7 +19,7 @@ VARIANTS: dict[str, tuple[int | None, float]] = {
 
 
 def launches(machine: Machine, plan: Plan) -> tuple[list[Reading], Trace | None]:
-    """Mean and 99.9th percentile of launches that nothing holds back; the smallest of some turns, turn by turn."""
+    """Mean and 99.9th percentile of launches without a wait: the smallest of several turns; the variants take turns."""
     environments: dict[str, dict[str, str]] = {"driver alone": {}}
     for name, (cores, _) in VARIANTS.items():
         preload = {"LD_PRELOAD": str(paths.libvgpu())}
@@ -49,7 +49,7 @@ def idle(machine: Machine, _: Plan) -> tuple[list[Reading], Trace | None]:
     program = machine.container(30).start("wide")
     machine.record(1)
     program.toggle()
-    machine.record(1)  # what is queued runs out
+    machine.record(1)  # queued work ends
     before = program.cpu_seconds()
     time.sleep(IDLE_S)
     used = program.cpu_seconds() - before

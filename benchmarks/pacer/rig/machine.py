@@ -1,4 +1,7 @@
-"""A simulated machine with one card, containers on it and programs in them; the truth about who used the card."""
+"""A simulated machine with one card, containers on it and programs in them.
+
+The simulator records which program really used the card.
+"""
 
 import os
 import subprocess
@@ -22,14 +25,14 @@ from vgpu.native.region import CorePolicy
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 CARD = "T4"
-#: what would limit, simulate or preload in the environment of the benchmark itself
+#: prefixes of variables that would limit, simulate or preload in the benchmark's own environment
 OURS = ("CUDA_", "VGPU_", "LD_", "GPU_CORE", "ACTIVE_OOM", "LIBCUDA", "NVIDIA_")
-STEP_S = 0.02  # between two looks at the truth
-EDGE_S = 0.5  # at either end of a window, which may be cut off it
+STEP_S = 0.02  # between two looks at the simulator's records
+EDGE_S = 0.5  # at both ends of a window, which may cut off this much
 
 
 def compiled(folder: Path) -> Path:
-    """The program of all shapes, compiled into `folder`; raises CalledProcessError when it does not compile."""
+    """The program with all shapes, compiled into `folder`; raises CalledProcessError when it does not compile."""
     sys.path.insert(0, str(ROOT / "libvgpu"))
     try:
         import build
@@ -46,7 +49,10 @@ def clean_environment() -> dict[str, str]:
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """Truth over time: when it was looked at, and the GPU time of each program until then (shape: looks x programs)."""
+    """The simulator's records over time: times of the looks, and the GPU time of each program until then.
+
+    Shape of `busy`: looks x programs.
+    """
 
     begun: float  #: CLOCK_MONOTONIC seconds
     at: NDArray[np.float64]  #: seconds since the trace began
@@ -61,7 +67,7 @@ class Trace(msgspec.Struct, frozen=True):
         return Trace(self.begun, self.at[inside], self.busy[inside])
 
     def then(self, other: "Trace") -> "Trace":
-        """This and a later one in one."""
+        """This trace and a later one as one trace."""
         at = np.concatenate([self.at, other.at + other.begun - self.begun])
         return Trace(self.begun, at, np.concatenate([self.busy, other.busy]))
 
@@ -69,8 +75,8 @@ class Trace(msgspec.Struct, frozen=True):
 def share(at: NDArray[np.float64], busy: NDArray[np.float64]) -> float:
     """Percent of the time in which the card was busy.
 
-    Where work comes in pieces longer than the time between two looks, the window goes from one beginning to another:
-    half a 50 ms kernel at its edge would already be 0.4 points of six seconds.
+    Where pieces of work are longer than the time between two looks, the window goes from one beginning of work to
+    another: half a 50 ms kernel at its edge would already be 0.4 points of six seconds.
     """
     rising = np.diff(busy) > 0
     starts = np.flatnonzero(rising[1:] & ~rising[:-1]) + 1
@@ -97,18 +103,18 @@ class Program:
         return self._process.pid
 
     def toggle(self) -> None:
-        """Makes it pause, or go on."""
+        """Makes the program pause, or go on."""
         assert self._process.stdin
         self._process.stdin.write("\n")
         self._process.stdin.flush()
 
     def cpu_seconds(self) -> float:
-        """Processor time that it has used."""
+        """Processor time that the program has used."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def check(self) -> None:
-        """Raises RuntimeError when it has ended by itself."""
+        """Raises RuntimeError when the program has ended by itself."""
         if self._process.poll() is not None:
             raise RuntimeError(f"a program ended with {self._process.returncode}: {self._process.communicate()[1]}")
 
@@ -118,7 +124,7 @@ class Program:
 
 
 class Container:
-    """A region and what runs with it."""
+    """A region and the programs that use it."""
 
     def __init__(self, machine: "Machine", directory: Path, limits: Limits) -> None:
         self._machine = machine
@@ -126,13 +132,13 @@ class Container:
         self.region = Region.create(directory, limits)
 
     def start(self, shape: str, *, held: bool = False) -> Program:
-        """A limited program; it counts as one column of the machine's traces. `held`: it waits for its `toggle`."""
+        """Starts a limited program, which is one column of the machine's traces. `held`: it waits for its `toggle`."""
         variables = {"LD_PRELOAD": str(paths.libvgpu()), "VGPU_DIR": str(self.region.directory)}
         return self._machine.start(shape, held=held, **variables)
 
 
 class Machine:
-    """One simulated card in a folder of its own; ends its programs when left."""
+    """One simulated card in a folder of its own; ends its programs on exit."""
 
     def __init__(self, folder: Path, program: Path) -> None:
         self._folder, self._program = folder, program
@@ -165,7 +171,7 @@ class Machine:
         return made
 
     def start(self, shape: str, *, held: bool = False, **variables: str) -> Program:
-        """A program without limits."""
+        """Starts a program without limits."""
         command = [self._program, shape, *(["held"] if held else [])]
         program = Program(command, self.environment(**variables))
         self._closing.callback(program.kill)
@@ -173,38 +179,38 @@ class Machine:
         return program
 
     def stop(self, program: Program) -> None:
-        """Ends a program and takes its column out of the traces to come."""
+        """Ends a program and removes its column from later traces."""
         program.kill()
         self.programs.remove(program)
 
     def output(self, shape: str, **variables: str) -> str:
-        """What a program prints that ends by itself; raises CalledProcessError."""
+        """Output of a program that ends by itself; raises CalledProcessError."""
         command = [self._program, shape]
         environment = self.environment(**variables)
         return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
 
     def simulate(self, time: str) -> None:
-        """How the card behaves towards programs that start from now on: VGPU_SIM_TIME of the simulator."""
+        """Sets VGPU_SIM_TIME of the simulator: how the card behaves for programs that start from now on."""
         self._time = time
 
     def arbitrate(self) -> None:
-        """Lets an arbiter follow the containers, as the node agent does."""
+        """Makes an arbiter follow the containers, as the node agent does."""
         self._arbiter = Arbiter()
         self._arbiter.start()
         self._closing.callback(self._arbiter.stop)
 
     def look(self) -> tuple[float, list[int]]:
-        """CLOCK_MONOTONIC seconds, and the GPU time of every program until then in ns."""
+        """CLOCK_MONOTONIC seconds, and the GPU time (ns) of every program until then."""
         before = time.monotonic()
         busy = {process.pid: process.busy_ns[0] for process in simulator.processes(self._folder / "cards")}
         return (before + time.monotonic()) / 2, [busy.get(program.pid, 0) for program in self.programs]
 
     def waited(self, program: Program) -> float:
-        """Seconds in which a program had work for the card that did not run, as others had their turn."""
+        """Seconds in which a program had work for the card that did not run, because other programs had their turn."""
         return {p.pid: p.waited_ns[0] for p in simulator.processes(self._folder / "cards")}[program.pid] / 1e9
 
     def record(self, seconds: float, step: float = STEP_S) -> Trace:
-        """The truth of the next `seconds`; raises RuntimeError when a program ends meanwhile."""
+        """The trace of the next `seconds`; raises RuntimeError when a program ends meanwhile."""
         looks = [self.look()]
         begun = looks[0][0]
         while looks[-1][0] < begun + seconds:

@@ -26,7 +26,7 @@ PROGRAMS = {
 
 
 def _levels(title: str, row: str, labels: list[str]) -> list[float]:
-    """The limits that a panel shows."""
+    """The limits in a panel."""
     if title == SINGLE:
         return [float(label.split()[0]) for label in labels]
     if title == PAIRS:

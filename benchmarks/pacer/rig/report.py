@@ -1,4 +1,4 @@
-"""Readings of all runs, and the tables that people see."""
+"""Readings of all runs, and the printed tables."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ LONG_S = 4  # traces up to here show milliseconds
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How long and how often things are measured."""
+    """Duration and number of the measurements."""
 
     warm_s: float
     measured_s: float
@@ -24,7 +24,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def whole_s(self) -> float:
-        """Of a trace in which at least `measured_s` can be measured."""
+        """Length of a trace in which at least `measured_s` can be measured."""
         return self.warm_s + self.measured_s + 2 * EDGE_S
 
 
@@ -33,19 +33,19 @@ QUICK = Plan(warm_s=2, measured_s=3, runs=1)
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """One figure of one run, and what it should be."""
+    """One figure of one run, and its expected value."""
 
     column: str
     value: float
-    expected: float | None = None  #: None: only told
+    expected: float | None = None  #: None: the figure is only shown
     bar: float = 0  #: how far it may be from `expected`
     sense: Literal["within", "at most", "at least"] = "within"
-    row: str = ""  #: of the table, where one trial fills several; else the trial's own
-    most: float | None = None  #: more than `expected`, up to here, is no error
+    row: str = ""  #: row of the table, where one trial fills several rows; else the trial's own row
+    most: float | None = None  #: values from `expected` up to this one are no error
 
     @property
     def error(self) -> float:
-        """Distance from `expected` in the directions that count; 0 where nothing is expected."""
+        """Distance from `expected` in the directions that count; 0 where no value is expected."""
         if self.expected is None:
             return 0
         error = self.value - self.expected
@@ -59,13 +59,13 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """Something to run on a machine of its own, again and again."""
+    """A measurement that runs on its own machine, several times."""
 
     table: str
     row: str
     run: Callable[[Machine, Plan], tuple[list[Reading], Trace | None]]
-    alone: bool = False  #: its figures are milliseconds or less: nothing may run beside it
-    once: bool = False  #: what others are compared with; measured in the first run only
+    alone: bool = False  #: its figures are milliseconds or less: no other trial may run at the same time
+    once: bool = False  #: a reference for other trials; measured in the first run only
 
     @property
     def name(self) -> str:
@@ -73,7 +73,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 def _cell(readings: list[Reading]) -> str:
-    """The reading that is furthest from what it should be, of all runs."""
+    """The reading of all runs that is furthest from its expected value."""
     worst = max(readings, key=lambda reading: abs(reading.error))
     text = f"{worst.value:.1f}" if abs(worst.value) < 1000 else f"{worst.value:.0f}"
     if worst.expected is None:
@@ -94,20 +94,20 @@ def _bar(readings: Iterable[Reading]) -> str:
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A row as people see it."""
+    """A row as it is printed."""
 
     row: str
     cells: list[str]
     worst: str
     bar: str
-    met: bool | None  #: None: nothing was expected
+    met: bool | None  #: None: no value was expected
 
     def verdict(self, met: str, missed: str) -> str:
         return "" if self.met is None else met if self.met else missed
 
 
 class Lines(msgspec.Struct, frozen=True):
-    """A table as people see it."""
+    """A table as it is printed."""
 
     title: str
     columns: list[str]
@@ -126,7 +126,7 @@ def _line(row: str, columns: list[str], readings: list[Reading]) -> Line:
 
 
 def lines(results: Results) -> list[Lines]:
-    """All tables, each cell with the reading of all runs that is furthest from what it should be."""
+    """All tables; each cell has the reading of all runs that is furthest from its expected value."""
     found = []
     for title in dict.fromkeys(table for table, _ in results):
         rows = {row: readings for (table, row), readings in results.items() if table == title}
@@ -146,7 +146,7 @@ def show(tables: Iterable[Lines], console: Console) -> None:
 
 
 def markdown(tables: Iterable[Lines], remark: str) -> str:
-    """The same for a page of the documentation."""
+    """The same as Markdown for a page of the documentation."""
     text = []
     for one in tables:
         heads = ["", *one.columns, "max error", "bar", ""]
@@ -158,7 +158,7 @@ def markdown(tables: Iterable[Lines], remark: str) -> str:
 
 
 def replace_part(page: Path, text: str) -> None:
-    """Puts `text` between the two marks of a page; raises ValueError when it has none."""
+    """Puts `text` between the two marks of a page; raises ValueError when the page has no marks."""
     whole = page.read_text()
     if BEGIN not in whole or END not in whole:
         raise ValueError(f"{page} has no lines {BEGIN} and {END}")
@@ -167,11 +167,11 @@ def replace_part(page: Path, text: str) -> None:
 
 
 class Series(msgspec.Struct, frozen=True):
-    """A trace as it is kept for plots: shares in percent, one value per `step_s`."""
+    """A trace in the form for plots: shares in percent, one value per `step_s`."""
 
     table: str
     row: str
-    column: str  #: the first one that the trial filled
+    column: str  #: the first column that the trial filled
     step_s: float
     shares: list[list[float]]  #: per program
 

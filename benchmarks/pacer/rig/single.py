@@ -1,4 +1,4 @@
-"""One container with a fixed share, for every way to launch: what share of the card does it get?"""
+"""One container with a fixed share, for every way to launch: which share of the card does the container get?"""
 
 from functools import partial
 from statistics import mean
@@ -26,16 +26,16 @@ SHAPES = {
     "streams": "4 streams of 1 ms, overlapping",
     "persistent": "persistent, 0.2 to 20 ms of work",
 }
-#: programs for whose sake the card runs several kernels at a time
+#: programs that need a card with several kernels at a time
 OVERLAPPING = ("streams",)
-#: programs that rest by themselves: what they take without a limit is measured beside every limit
+#: programs that rest by themselves: their use without a limit is measured next to every limit
 RESTING = ("sync", "bursts")
 SINGLE = "One process: share of the card in percent"
 CROWD = "More launchers in one container: share in percent"
 PROCESSES = 4
 STREAMS = 4  # of shapes.c
 TENTH_S = 0.1
-CREDIT_S = 0.05  # of idle time, earned at most; DEFAULT_BURST_MS of libvgpu/src/pacer/core_share.c
+CREDIT_S = 0.05  # largest credit for idle time; DEFAULT_BURST_MS of libvgpu/src/pacer/core_share.c
 
 
 def shares(trace: Trace, plan: Plan) -> tuple[float, list[float]]:
@@ -51,8 +51,10 @@ def tenths(trace: Trace, column: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def served(parts: NDArray[np.float64], limit: float) -> float:
-    """What a limit gives a program that could take `parts` of the card in successive tenths of a second, and may make
-    up for as much of what it left as there is credit for. Percent.
+    """The share that a limit gives a program, percent.
+
+    `parts`: what the program could take of the card in successive tenths of a second. It may make up for unused time as
+    far as there is credit.
     """
     credit = given = 0.0  # seconds of GPU time
     for part in parts / 100 * TENTH_S:
@@ -64,11 +66,10 @@ def served(parts: NDArray[np.float64], limit: float) -> float:
 
 
 def demand(machine: Machine, container: Container, shape: str, plan: Plan, limit: int) -> tuple[float, float]:
-    """What a program takes of the card when nothing holds it back, region and library as ever; and what the limit would
-    have given it then. Percent.
+    """What a program takes of the card without a limit, and what the limit would give it then; percent.
 
-    On a busy machine a program that takes 82 % on average may take 60 for half a second and 95 for the next: then no
-    limit of 80 can give it 80.
+    The program has its region and the library as usual. On a busy machine, a program that takes 82 % on average may
+    take 60 for half a second and then 95. Then no limit of 80 can give it 80.
     """
     program = container.start(shape)
     machine.record(1)
@@ -79,7 +80,10 @@ def demand(machine: Machine, container: Container, shape: str, plan: Plan, limit
 
 
 def single(shape: str, limit: int, machine: Machine, plan: Plan) -> tuple[list[Reading], Trace | None]:
-    """One program with one limit; one that rests also without, before and after: what it takes then varies."""
+    """One program with one limit.
+
+    A program that rests is also measured without a limit, before and after, because its use varies.
+    """
     if shape in OVERLAPPING:
         machine.simulate(f"kernels={STREAMS}")
     unlimited = machine.container(0)
@@ -98,7 +102,10 @@ def single(shape: str, limit: int, machine: Machine, plan: Plan) -> tuple[list[R
 
 
 def processes(limit: int, machine: Machine, plan: Plan) -> tuple[list[Reading], Trace | None]:
-    """Several processes of one container: its limit is for all together, and each gets as much as the others."""
+    """Several processes of one container.
+
+    The limit is for all together, and each process gets as much as the others.
+    """
     container = machine.container(limit)
     for _ in range(PROCESSES):
         container.start("wide")

@@ -1,4 +1,7 @@
-"""Several containers on one card: does each get its share, idle time shared out and given back, priority respected?"""
+"""Several containers on one card.
+
+Checks that each gets its share, that idle time is shared and given back, and that priority is respected.
+"""
 
 import time
 from functools import partial
@@ -17,14 +20,17 @@ PRIORITY = "A high-priority container comes to a low one"
 KERNELS = {"short": "wide", "long": "long", "2 ms": "2ms"}  # async 0.1 ms, sync 50 ms, async 2 ms
 FINE_S = 0.005  # between two looks where milliseconds count
 RETURNS = 5
-COMINGS = 3  # of a container of high priority
-WINDOW_S = 0.1  # over which a returning owner is looked at
+COMINGS = 3  # number of starts of a container with high priority
+WINDOW_S = 0.1  # length of the window in which a returning owner is measured
 SETTLE_S = 0.5
 
 
 def pair(limits: tuple[int, int], shapes: tuple[str, str], machine: Machine, plan: Plan) -> tuple[list[Reading], Trace]:
-    """Two containers whose limits fill the card. What the second could take beside the first if it had no limit is
-    measured before and after: what changes from one to the other cost is nobody's."""
+    """Two containers whose limits fill the card.
+
+    What the second one could take next to the first without a limit is measured before and after: neither container is
+    charged for the cost of switching between them.
+    """
     machine.arbitrate()
     machine.container(limits[0]).start(shapes[0])
     unlimited = machine.container(0)
@@ -43,9 +49,9 @@ def pair(limits: tuple[int, int], shapes: tuple[str, str], machine: Machine, pla
 
 
 def back_after_ms(trace: Trace, owner: int, percent: float) -> float:
-    """From when on the owner has its share again: in each window of 0.1 s of the next 0.5 s at least 90 % of it.
+    """Time from which on the owner has its share again: at least 90 % of it in each 0.1 s window of the next 0.5 s.
 
-    Milliseconds since the trace began; infinity when it never comes.
+    Milliseconds since the trace began; infinity when the owner never gets its share.
     """
     busy = trace.busy[:, owner]
     gained = np.interp(trace.at + WINDOW_S, trace.at, busy) - busy
@@ -58,7 +64,7 @@ def back_after_ms(trace: Trace, owner: int, percent: float) -> float:
 
 
 def three(policy: str, machine: Machine, plan: Plan) -> tuple[list[Reading], Trace]:
-    """The third one rests; under `elastic` the others share its time by weight until it comes back."""
+    """The third container rests; under `elastic` the other two share its time by weight until it comes back."""
     elastic = policy == "elastic"
     limits = (20, 30, 50)
     columns = ("20 %", "30 %", "50 %")
@@ -94,7 +100,10 @@ def three(policy: str, machine: Machine, plan: Plan) -> tuple[list[Reading], Tra
 
 
 def beside_low(high: Program, low_shape: str, machine: Machine, plan: Plan) -> tuple[list[Reading], Trace]:
-    """The high one alone, then beside a low one that has been there before, and alone again: the machine varies."""
+    """The high program alone, then next to a low program that started before, and alone again.
+
+    The last measurement is necessary because the machine varies.
+    """
     high.toggle()
     machine.record(1)
     solo = machine.record(plan.measured_s / 4)
@@ -123,8 +132,11 @@ def beside_low(high: Program, low_shape: str, machine: Machine, plan: Plan) -> t
 
 
 def priority(low_shape: str, machine: Machine, plan: Plan) -> tuple[list[Reading], Trace]:
-    """The median of some comings: what a program that waits for each kernel gets alone differs from second to second
-    by as much as the low one may take."""
+    """The median of several starts.
+
+    What a program that waits for each kernel gets alone differs from second to second, by as much as the low program
+    may take.
+    """
     machine.arbitrate()
     high = machine.container(0, priority=0).start("sync2ms", held=True)
     machine.container(0, priority=1)

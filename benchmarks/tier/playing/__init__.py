@@ -1,1 +1,1 @@
-"""Parts of the tier's live bench: programs on simulated cards, and what they took."""
+"""Parts of the tier's live bench: programs on simulated cards, and their times."""

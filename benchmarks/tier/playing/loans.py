@@ -1,4 +1,4 @@
-"""Two tenants of one card: how soon one has what it is guaranteed, when the other one has it on loan."""
+"""Two tenants of one card: how soon one tenant gets its guarantee when the other one has it on loan."""
 
 import time
 from contextlib import ExitStack
@@ -9,21 +9,21 @@ from playing.machine import BLOCK, BLOCK_MIB, BLOCKS, BUS, SEED, UNIT, WAIT, Mac
 from vgpu.native import Region
 
 HALF = BLOCKS // 2
-ENDLESS = 1_000_000  #: launches: until it is killed
+ENDLESS = 1_000_000  #: launches: the program runs until it is killed
 PATIENCE_S = 20.0
 LOOK_EVERY_S = 0.002
-#: of the tenant that has to give way: launches between its waits; none: it makes no calls
+#: of the tenant that has to give way: launches between its waits; None: it makes no calls
 MANNERS = {"waits after 8 launches": WAIT, "never waits": 0, "makes no calls": None}
 MODES = {"movable": True, "static": False}
-#: what has to go over the bus one way and the other, seconds
+#: time of the bytes that must go over the bus in both directions, seconds
 LEAST_S = 2 * HALF * BLOCK / BUS / 1e6
 
 
 class Return(msgspec.Struct, frozen=True):
     """Seconds since the loan was taken back and the neighbour began to allocate; None: not within PATIENCE_S."""
 
-    given_s: float | None  #: the one holds no more than its guarantee
-    taken_s: float | None  #: all that the other one is guaranteed is on the card
+    given_s: float | None  #: the first tenant holds no more than its guarantee
+    taken_s: float | None  #: all of the second tenant's guarantee is on the card
 
 
 def _resident(region: Region) -> int:
@@ -31,9 +31,10 @@ def _resident(region: Region) -> int:
 
 
 def taken_back(machine: Machine, wait: int | None, movable: bool) -> Return:
-    """One tenant has twice its guarantee on the card, another one comes that is guaranteed the other half.
+    """One tenant has twice its guarantee on the card when a second tenant starts.
 
-    `wait`: launches between two waits of the first, 0: it never waits, None: it makes no calls. `movable`: the second.
+    The second tenant has the other half as its guarantee. `wait`: launches between two waits of the first tenant, 0: it
+    never waits, None: it makes no calls. `movable`: whether the second tenant's blocks move.
     """
 
     def arguments(wait: int) -> tuple[object, ...]:
@@ -54,7 +55,7 @@ def taken_back(machine: Machine, wait: int | None, movable: bool) -> Return:
             raise RuntimeError(f"of {BLOCKS} blocks, {_resident(first) / BLOCK:g} are on the card at the beginning")
         if wait is not None:
             one.tell()
-            time.sleep(0.1)  # it is at work
+            time.sleep(0.1)  # the tenant works
         other.tell()
         begun = time.monotonic()
         first.lend(0, 0)

@@ -1,4 +1,4 @@
-"""Programs that play the bench's traces on a simulated card with a bus, under the library or without it."""
+"""Programs that play the bench's traces on a simulated card with a bus, with or without the library."""
 
 import os
 import re
@@ -18,22 +18,22 @@ HERE = Path(__file__).resolve().parent
 TRACES = HERE.parent
 ROOT = HERE.parents[2]
 CARD = "A100-40"
-BUS = 25_000  #: bytes per us, of this card (libvgpu/simulator/README.md)
-BLOCKS, BLOCK_MIB = 256, 8  #: the former as in trace.h
+BUS = 25_000  #: bytes per us of this card (libvgpu/simulator/README.md)
+BLOCKS, BLOCK_MIB = 256, 8  #: BLOCKS is as in trace.h
 BLOCK = BLOCK_MIB << 20
-UNIT = BLOCK * 1000 // BUS  #: ns that a block takes over the bus, and a launch computes
+UNIT = BLOCK * 1000 // BUS  #: ns that a block takes over the bus, and that a launch computes
 WAIT = 8  #: launches between two waits for the card
 SEED = 1
-LIMIT = 2 * BLOCKS * BLOCK  #: enough for all blocks, and what is beside them
+LIMIT = 2 * BLOCKS * BLOCK  #: enough for all blocks, and for the program's other memory
 GRANULE = 2 << 20
-#: Of a guarantee, that large blocks leave free
+#: Part of a guarantee that large blocks leave free
 TIER = (ROOT / "libvgpu/src/tier/tier.c").read_text()
 HEADROOM_PART = int(re.findall(r"^#define HEADROOM_PART (\d+)u\b", TIER, re.M)[0])
 OURS = ("CUDA_", "VGPU_", "LD_", "GPU_CORE", "ACTIVE_OOM", "LIBCUDA", "NVIDIA_")
 
 
 def guarantee(blocks: int) -> int:
-    """Bytes of which so many blocks can use all but the headroom."""
+    """Bytes of a guarantee in which this many blocks fit in addition to the headroom."""
     least = blocks * BLOCK * HEADROOM_PART // (HEADROOM_PART - 1)
     return -(-least // GRANULE) * GRANULE
 
@@ -51,26 +51,26 @@ def compiled(folder: Path) -> Path:
 
 
 class Played(msgspec.Struct, frozen=True):
-    """What a trace took."""
+    """The times of a trace."""
 
     launches: int
-    busy_ns: int  #: time in which its kernels ran on the card, what they waited for the bus included
+    busy_ns: int  #: time in which its kernels ran on the card, including their waits for the bus
     clock_ns: int
     moves: int
 
     @property
     def bus(self) -> float:
-        """Units: what launches waited for the bus, and moves."""
+        """Units: waits of launches for the bus, and moves."""
         return self.busy_ns / UNIT - self.launches + self.moves
 
     @property
     def total(self) -> float:
-        """Units, computing included."""
+        """Units, including computation."""
         return self.launches + self.bus
 
 
 class Program:
-    """A started program. It says a word and goes on when it is told to."""
+    """A started program. It prints a word and waits for an answer."""
 
     def __init__(self, process: subprocess.Popen[str], log: Path, cards: Path) -> None:
         self._process = process
@@ -92,7 +92,7 @@ class Program:
         self._process.stdin.flush()
 
     def played(self) -> Played:
-        """Waits for its end; raises RuntimeError when it named memory that was not there."""
+        """Waits for its end; raises RuntimeError when it used memory that did not exist."""
         launches, clock_ns = map(int, self.heard())
         self._process.wait()
         truth = next(one for one in reversed(simulator.processes(self._cards)) if one.pid == self._process.pid)
@@ -120,7 +120,7 @@ class Room:
 
     @contextmanager
     def region(self, name: str, capacity: int, movable: bool) -> Iterator[Region]:
-        """Limits for all blocks, of which `capacity` are on the card for sure; all of them: no tier."""
+        """Limits for all blocks, of which `capacity` are guaranteed on the card; all of them: no tier."""
         tier = capacity < BLOCKS
         card = CardLimit(self.card().uuid, LIMIT, guarantee(capacity) if tier else None)
         (self._folder / name).mkdir()
@@ -130,7 +130,7 @@ class Room:
 
     @contextmanager
     def program(self, *arguments: object, region: str = "", migrate: bool = False) -> Iterator[Program]:
-        """It has said "ready"; without a region: without the library."""
+        """A program that has printed "ready"; without a region: without the library."""
         env = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
         env |= {
             "LD_LIBRARY_PATH": str(paths.simulator()),
@@ -162,7 +162,7 @@ class Room:
             program.kill()
 
     def play(self, trace: str, percent: int, launches: int, way: str) -> Played:
-        """A trace from its beginning to its end; `way`: card (all is there), never (static), movable or managed."""
+        """Plays a whole trace; `way`: card (all is there), never (static), movable or managed."""
         capacity = BLOCKS * 100 // percent
         memory = "managed" if way == "managed" else "alloc"
         arguments = (trace, capacity, launches, SEED, memory, BLOCK_MIB, WAIT, UNIT)
@@ -182,7 +182,7 @@ def _through(program: Program) -> Played:
 
 
 class Machine:
-    """Makes rooms, each with a fresh card; several may be there at a time."""
+    """Makes rooms, each with a fresh card; several may exist at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

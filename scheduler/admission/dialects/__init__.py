@@ -1,4 +1,7 @@
-"""Families of resource names, one module each, found by its name: each translates a pod into one `PodRequest`."""
+"""Families of resource names: one module each, found by its name.
+
+Each module translates a pod into one `PodRequest`.
+"""
 
 from functools import cache
 from importlib import import_module
@@ -10,13 +13,13 @@ from vgpu.resources import PodRequest, Rules
 
 
 class Dialect(Protocol):
-    """What the module of a family offers."""
+    """The functions that the module of a family offers."""
 
     def uses(self, pod: Pod, rules: Rules) -> bool:
-        """Does a container of the pod ask for a GPU in this family's names?"""
+        """Whether a container of the pod asks for a GPU in this family's names."""
 
     def translate(self, pod: Pod, rules: Rules) -> PodRequest | None:
-        """What the pod asks; None when it asks for no GPU after all. Raises RequestError."""
+        """What the pod asks for; None when it asks for no GPU after all. Raises RequestError."""
 
 
 @cache

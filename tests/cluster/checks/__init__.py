@@ -36,7 +36,7 @@ from tests.cluster.node import Node
 
 class Check(msgspec.Struct, frozen=True):
     body: Callable[[Node], str]  #: figures of a success; raises AssertionError or Refused
-    gate: bool = False  #: nothing after it can pass when it fails
+    gate: bool = False  #: when this check fails, no later check can pass
 
     @property
     def name(self) -> str:

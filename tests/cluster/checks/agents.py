@@ -1,4 +1,4 @@
-"""What the token of one node's agent can write: that node and its pods alone, and of them its own fields."""
+"""What the token of one node's agent can write: only that node and its pods, and only the agent's fields of them."""
 
 from functools import partial
 from typing import Final
@@ -19,7 +19,7 @@ MARK: Final = "vgpu.io/check"
 RECORD: Final = f'{names.ALLOCATION}={{"v":1,"containers":{{}}}}'
 CAPACITY: Final = {"status": {"capacity": {names.RESOURCE_TOTAL_MEMORY: "1"}}}
 OWN_NODE: Final = "its own node only"
-#: of its own node and its pods
+#: fields of its own node and its pods
 FIELDS: Final = (
     (("label", "node", NODE, "node-restriction.kubernetes.io/check=1"), "metadata.labels of a node"),
     (("annotate", "node", NODE, "check=1"), "metadata.annotations of a node"),
@@ -31,7 +31,7 @@ FIELDS: Final = (
 
 
 def stolen_token(node: Node) -> str:
-    """A token of the agent's account writes the node and the pods of the node that it was made for, and no others."""
+    """A token of an agent writes the node for which it was made, and that node's pods, and no others."""
     kubectl = node.kubectl
     kubectl.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": OTHER}})
     try:
@@ -72,7 +72,7 @@ def _pod(name: str, on: str) -> Object:
 
 
 def _evict(who: Kubectl, name: str) -> None:
-    """At once, without the dry run."""
+    """Evicts at once, without the dry run."""
     path = writes.pod_path("default", name)
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": "default"}}
     try:
@@ -82,7 +82,7 @@ def _evict(who: Kubectl, name: str) -> None:
 
 
 def _set_capacity(who: Kubectl) -> None:
-    """As agents do; kubectl would read the status before, which they may not."""
+    """Writes as agents do; kubectl would first read the status, which agents may not read."""
     client = KubeClient.connect(who.kubeconfig)
     try:
         client.request("PATCH", f"/api/v1/nodes/{OTHER}/status", body=CAPACITY, content_type=MERGE_PATCH)

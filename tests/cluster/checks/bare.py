@@ -1,4 +1,4 @@
-"""Pods without a controller while the node's agent is replaced and killed: one that is refused is lost for good."""
+"""Pods without a controller while the node's agent is replaced and killed: a refused pod is lost for good."""
 
 import os
 import threading
@@ -22,11 +22,11 @@ from vgpu.kube.client import ApiError, KubeClient
 
 KILLS: Final = int(os.environ.get("VGPU_BARE_KILLS", "2"))  #: with every change; ten before a release
 UPGRADES: Final = 1
-#: Pods that one kill may cost: one that was bound before it and that the kubelet admits after it. The scheduler learns
-#: of a kill at once, by its connection to the agent.
+#: Pods that one kill may cost: a pod that was bound before the kill and that the kubelet admits after it. The scheduler
+#: learns of a kill at once, by its connection to the agent.
 LOST: Final = 1
 PERIOD_SECONDS: Final = 0.5  #: between two new pods
-WAITING: Final = 20  #: pods that have not started: a machine that is busy is given no more
+WAITING: Final = 20  #: pods that have not started: a busy machine gets no more
 CALM_SECONDS: Final = 3  #: with pods, before and after each fault
 MIB: Final = 200
 LABEL: Final = "bare"
@@ -35,7 +35,9 @@ Span = tuple[float, float]
 
 
 def pods_survive(node: Node) -> str:
-    """Two bare pods a second: upgrades and replacements refuse none, a kill -9 only those that come before it shows."""
+    """Two bare pods a second: upgrades and replacements refuse none, a kill -9 only those that come before it is
+    noticed.
+    """
     kubectl = node.kubectl
     kills: list[Span] = []
     with _stream(KubeClient.connect(kubectl.kubeconfig)) as made:
@@ -52,7 +54,7 @@ def pods_survive(node: Node) -> str:
             _serving_again(node, said)
             kills.append((began, time.time()))
             time.sleep(CALM_SECONDS)
-            # One that is killed again soon is started ever later: another pod is started at once.
+            # A container that is killed again soon restarts later and later: another pod starts at once.
             said = _mark(node)
             kubectl.run("delete", "pod", *(one["metadata"]["name"] for one in kubectl.items(*AGENTS)), "-n", NAMESPACE)
             _serving_again(node, said)
@@ -70,7 +72,7 @@ def pods_survive(node: Node) -> str:
 
 @contextmanager
 def _stream(client: KubeClient) -> Iterator[list[str]]:
-    """Makes pods until the block ends; their names."""
+    """Makes pods until the block ends; yields their names."""
     made: list[str] = []
     ending = threading.Event()
     limits = {names.RESOURCE_GPU: 1, names.RESOURCE_MEMORY: MIB}
@@ -84,7 +86,7 @@ def _stream(client: KubeClient) -> Iterator[list[str]]:
                     continue
             body = pod(f"bare-{len(made)}", CLIENT, ["true"], container={"resources": {"limits": limits}})
             body["metadata"].setdefault("labels", {})[LABEL] = ""
-            with suppress(ApiError):  # a webhook that is just replaced: nothing was made
+            with suppress(ApiError):  # the webhook is being replaced: no pod was made
                 client.request("POST", path, body=body)
                 made.append(body["metadata"]["name"])
 
@@ -122,7 +124,7 @@ def _done(node: Node, count: int) -> list[Object]:
 
 
 def _in(one: Object, span: Span) -> bool:
-    """The kubelet refused it then; it writes whole seconds."""
+    """Whether the kubelet refused it in this time; the kubelet writes whole seconds."""
     when = datetime.fromisoformat(one["status"].get("startTime", one["metadata"]["creationTimestamp"])).timestamp()
     return span[0] - 1 <= when <= span[1] + 1
 

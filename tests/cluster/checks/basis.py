@@ -1,4 +1,4 @@
-"""The cluster itself, before the product is in it."""
+"""The cluster itself, before the product is installed."""
 
 from tests.cluster.images import CLIENT
 from tests.cluster.kubectl import phase, pod

@@ -15,12 +15,12 @@ from vgpu.native import Region
 
 MIB: Final = 1 << 20
 COUNT: Final = 40
-BAR: Final = 1.2  #: times what pods without a GPU take; a check fails at three times that
+BAR: Final = 1.2  #: factor for pods without a GPU; a check fails at three times that
 SECONDS: Final = 300
 BASE_MIB: Final = 200
 STEP_MIB: Final = 20
 ROUNDS: Final = 50
-BATCH: Final = 5  #: rounds that follow each other without waiting
+BATCH: Final = 5  #: rounds that follow each other without a wait
 WAIT: Final = ("sleep", "3600")
 
 
@@ -71,7 +71,7 @@ def _sliced(name: str, mib: int, command: Sequence[str]) -> Object:
 
 
 def _start(node: Node, pods: Sequence[Object], wanted: str, also: Sequence[Object] = ()) -> tuple[float, list[Object]]:
-    """Creates `pods` at once; seconds until they and `also` are in the phase `wanted`, and what they are then."""
+    """Creates `pods` at once; returns seconds until they and `also` are in the phase `wanted`, and their state then."""
     mine = {one["metadata"]["name"] for one in (*pods, *also)}
     begin = time.monotonic()
     node.kubectl.create(*pods)
@@ -87,7 +87,7 @@ def _start(node: Node, pods: Sequence[Object], wanted: str, also: Sequence[Objec
 
 
 def _summary(node: Node, others: Mapping[str, str]) -> str:
-    """How many pods are not as they should be, and all about one of them, a failed one first."""
+    """Number of pods with a wrong state, and all about one of them, a failed one first."""
     name = min(others, key=lambda name: others[name] != "Failed")
     try:
         output = node.kubectl.logs(name)

@@ -1,4 +1,4 @@
-"""The webhook's certificate, by an authority of the scheduler's own."""
+"""The webhook's certificate from the scheduler's own authority."""
 
 import base64
 import json
@@ -25,7 +25,7 @@ SECONDS: Final = 120
 
 
 def renewed(node: Node) -> str:
-    """An authority near its end is replaced, and its certificate: no GPU pod is refused meanwhile."""
+    """An authority near its end is replaced with its certificate: no GPU pod is refused meanwhile."""
     client = KubeClient.connect(node.kubectl.kubeconfig)
     before, begin, tried, left = _served(node), time.monotonic(), 0, MORE
     _age(node)
@@ -44,13 +44,13 @@ def renewed(node: Node) -> str:
 
 
 def _served(node: Node) -> str:
-    """What a caller of the Service is shown, in PEM."""
+    """The certificate that a caller of the Service gets, in PEM."""
     address = node.kubectl.get("service", "vgpu-scheduler", NAMESPACE)["spec"]["clusterIP"]
     return ssl.get_server_certificate((address, 443), timeout=10)
 
 
 def _age(node: Node) -> None:
-    """Puts an authority near its end before the one that is."""
+    """Replaces the authority by one near its end."""
     then = datetime.now(UTC) - pki.AUTHORITY_LIFE + pki.AUTHORITY_MARGIN - timedelta(days=1)
     authority, key = pki._authority(then)
     have = base64.b64decode(node.kubectl.get("secret", SECRET, NAMESPACE)["data"]["ca.crt"]).decode()

@@ -15,15 +15,15 @@ from vgpu import names
 
 CARDS = 2
 PROFILE = f"T4x{CARDS}"
-QUIET_SECONDS = 40  #: after which a card that failed is used again
-SPLIT = 40  #: slices per card: as many pods on one node as a check wants
+QUIET_SECONDS = 40  #: after this time, a card that failed is used again
+SPLIT = 40  #: slices per card: enough for the pods of every check on one node
 NAMESPACE = "kube-system"
-LIBRARIES: Final = Path("/usr/local/vgpu")  #: of the host
-SECONDS = 180  #: three times what an installation may take
+LIBRARIES: Final = Path("/usr/local/vgpu")  #: on the host
+SECONDS = 180  #: three times the allowed time of an installation
 
 
 def values(node: Node) -> dict[str, Any]:
-    """What the chart is installed with."""
+    """Values of the installation."""
     name, _, tag = PRODUCT.rpartition(":")
     registry, _, repository = name.partition("/")
     return {
@@ -104,7 +104,7 @@ def helm_test(node: Node) -> str:
 
 
 def uninstall(node: Node) -> str:
-    """`helm uninstall` takes what the agents published off the node and leaves a running container alone."""
+    """`helm uninstall` removes from the node what the agents published, and does not touch a running container."""
     limits = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1000}
     probe = ["sh", "-c", "while vgpu probe --over --expect-memory=1000; do sleep 1; done; sleep 3600"]
     node.kubectl.create(pod("stays", CLIENT, probe, container={"resources": {"limits": limits}}))
@@ -134,5 +134,5 @@ def uninstall(node: Node) -> str:
 
 
 def _conditions(found: Object) -> set[str]:
-    """Those of a node that agents write."""
+    """The conditions of a node that agents write."""
     return {one["type"] for one in found["status"]["conditions"]} & {*names.CONDITIONS}

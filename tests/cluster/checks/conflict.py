@@ -1,4 +1,4 @@
-"""Another device plugin that takes the same resource at the kubelet."""
+"""Another device plugin that takes over the same resource at the kubelet."""
 
 import threading
 import time
@@ -28,13 +28,13 @@ from vgpu.kubelet.deviceplugin_v1beta1 import api_pb2_grpc as rpc
 
 FOLDER: Final = Path(KUBELET_ROOT) / "device-plugins"
 SOCKET: Final = "another.sock"
-IDS: Final = 3  #: that it offers
+IDS: Final = 3  #: number of ids that it offers
 MIB: Final = 900
 SECONDS: Final = 120
 
 
 class Another(rpc.DevicePluginServicer):
-    """Offers ids of its own for as long as the kubelet listens, or until `over` is set."""
+    """Offers its own ids as long as the kubelet listens, or until `over` is set."""
 
     def __init__(self) -> None:
         self.over = threading.Event()
@@ -49,7 +49,7 @@ class Another(rpc.DevicePluginServicer):
 
 
 def same_resource(node: Node) -> str:
-    """It is told by the node and the doctor, running pods run on, and the agent takes the resource back by itself."""
+    """The node and the doctor report it, running pods go on, and the agent takes the resource back by itself."""
     kubectl = node.kubectl
     begin = time.monotonic()
     with Records(kubectl.kubeconfig, cards(node)) as records:
@@ -62,13 +62,13 @@ def same_resource(node: Node) -> str:
             kubectl.create(_pod("after", ["sh", "-c", f"{SEEN} > /dev/termination-log"]))
             found = kubectl.until("done", lambda one: phase(one) == "Succeeded", "pod", "after", seconds=SECONDS)
             assert last_words(found) == f"{MIB}\n", last_words(found)
-        # Kubelets before 1.37 let go of whoever registered last when any plugin of a resource ends
+        # When any plugin of a resource ends, kubelets before 1.37 drop the plugin that registered last
         kubectl.until("offering our slices", _offers_ours, "node", NODE, seconds=SECONDS)
         runs_on(node, before)
         assert not records.over, f"{len(records.over)} states with too much: {records.over[0]}"
         kubectl.delete("pod", "before", "after")
     took = time.monotonic() - begin
-    # This agent would say so for ten minutes; a new one has lost nothing yet
+    # This agent would report the conflict for ten minutes; a new agent has lost nothing yet
     kill("vgpu-device-plugin", "--node-name=")
     _condition(node, "False")
     return f"{sentence}; the resource was taken back, {took:.0f} s in all"
@@ -76,7 +76,7 @@ def same_resource(node: Node) -> str:
 
 @contextmanager
 def _another() -> Iterator[Another]:
-    """Serves and registers it."""
+    """Serves and registers the other plugin."""
     plugin, server = Another(), grpc.server(ThreadPoolExecutor(4))
     rpc.add_DevicePluginServicer_to_server(plugin, server)
     server.add_insecure_port(f"unix://{FOLDER / SOCKET}")
@@ -98,7 +98,7 @@ def _pod(name: str, command: list[str]) -> Object:
 
 
 def _offers_ours(found: Object) -> bool:
-    """The node does, and the kubelet, from whose list the node's is made some seconds later."""
+    """Whether the node offers our ids, and the kubelet, from whose list the node's is made some seconds later."""
     status = found["status"]
     offered = {int(status[each].get(names.RESOURCE_GPU, 0)) for each in ("capacity", "allocatable")}
     listed = checkpoint.read(FOLDER / checkpoint.FILE_NAME).registered[names.RESOURCE_GPU]

@@ -1,4 +1,4 @@
-"""Cards, and a whole node, that take no new pods."""
+"""Cards, and a whole node, that accept no new pods."""
 
 import os
 import subprocess
@@ -23,7 +23,9 @@ SECONDS: Final = 120
 
 
 def of_a_card(node: Node) -> str:
-    """`vgpu cordon`: a pod on the card runs on, none comes, and the node counts only what is held there."""
+    """`vgpu cordon`: a pod on the card goes on, no new pod comes, and the node counts only what the
+    card's pods hold.
+    """
     kubectl = node.kubectl
     closed, other = sorted(cards(node).values(), key=lambda gpu: gpu.index)
     kubectl.create(_pod("stays", {names.USE_GPU_UUID: closed.uuid}))
@@ -46,7 +48,7 @@ def of_a_card(node: Node) -> str:
 
 
 def of_the_node(node: Node) -> str:
-    """`kubectl cordon`: a GPU pod runs on, with its slice; a new one waits until the node takes pods again."""
+    """`kubectl cordon`: a GPU pod goes on with its slice; a new pod waits until the node accepts pods again."""
     kubectl = node.kubectl
     kubectl.create(_pod("stays"))
     stays = _running(node, "stays")
@@ -78,7 +80,7 @@ def _running(node: Node, name: str) -> Object:
 
 
 def _memory(node: Node, wanted: int) -> None:
-    """Until so many MiB can be had of the node, for all pods together."""
+    """Waits until the node has this many MiB for all pods together."""
 
     def told(found: Object) -> bool:
         return int(found["status"]["allocatable"].get(names.RESOURCE_TOTAL_MEMORY, 0)) == wanted
@@ -87,7 +89,7 @@ def _memory(node: Node, wanted: int) -> None:
 
 
 def _vgpu(node: Node, command: str, card: str) -> None:
-    """As an administrator does it."""
+    """Runs the command as an administrator does."""
     line = [sys.executable, "-m", "vgpu", command, f"--kubeconfig={node.kubectl.kubeconfig}", NODE, card]
     environ = {**os.environ, **node.env}
     done = subprocess.run(line, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=SECONDS, check=False)

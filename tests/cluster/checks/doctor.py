@@ -43,13 +43,13 @@ AREAS: Final = {
     "versions",
     "library",
 }
-UNREACHABLE: Final = ("Service gone", "authority unknown")  #: faults by which the webhook cannot be called
-BREAK_SECONDS: Final = 0.5  #: the scheduler mends caBundle every ten seconds
+UNREACHABLE: Final = ("Service gone", "authority unknown")  #: faults with which the webhook cannot be called
+BREAK_SECONDS: Final = 0.5  #: the scheduler repairs caBundle every ten seconds
 SECONDS: Final = 120
 
 
 def all_well(node: Node) -> str:
-    """Nothing is wrong and nothing was left out, and the program says so by its status; the agent's pod agrees."""
+    """Nothing is wrong and no check was left out, and the exit status says so; the agent's pod agrees."""
     status, found = _doctor(node)
     bad = [str(one) for one in found if one.verdict != "ok"]
     assert (status, bad) == (0, []), "\n".join(bad)
@@ -62,7 +62,7 @@ def all_well(node: Node) -> str:
 
 
 def finds_faults(node: Node) -> str:
-    """Each fault, made for real, is the only thing that is wrong, with the right remedy; mended, all is well again."""
+    """Each fault, made for real, is the only finding, with the right remedy; after the repair, all is well again."""
     faults: Mapping[str, tuple[AbstractContextManager[None], Mapping[str, str]]] = {
         "Service gone": (_without_service(node), {"webhook": f"Service {NAMESPACE}/{SERVICE} is missing"}),
         "agent gone": (_without_agent(node), {"agents": "nodeSelector", "plugin": "agent there is ready"}),
@@ -80,7 +80,7 @@ def finds_faults(node: Node) -> str:
 
 
 def wrong(node: Node, *arguments: str) -> list[Finding]:
-    """What the doctor calls wrong."""
+    """The doctor's findings that are wrong."""
     status, found = _doctor(node, *arguments)
     bad = [one for one in found if one.verdict == "wrong"]
     assert status == bool(bad), f"status {status}: {bad}"
@@ -97,7 +97,7 @@ def _doctor(node: Node, *arguments: str) -> tuple[int, list[Finding]]:
 
 
 def _until(node: Node, what: str, todo: Mapping[str, str], *arguments: str) -> None:
-    """Until exactly these areas are wrong, each with a remedy of these words."""
+    """Waits until exactly these areas are wrong, each with a remedy of these words."""
     until = time.monotonic() + SECONDS
     while True:
         found = wrong(node, *arguments)
@@ -122,7 +122,9 @@ def _without_service(node: Node) -> Iterator[None]:
 
 @contextmanager
 def _without_trust(node: Node) -> Iterator[None]:
-    """The API server trusts an authority that has signed nothing, however often the scheduler writes the right one."""
+    """The API server trusts an authority that has signed nothing, even though the scheduler writes the right one again
+    and again.
+    """
     client = KubeClient.connect(node.kubectl.kubeconfig)
     before = msgspec.json.decode(client.get(HOOKS))["webhooks"][0]["clientConfig"]["caBundle"]
     other = base64.b64encode(pki._authority(datetime.now(UTC))[0].encode()).decode()
@@ -156,7 +158,7 @@ def _plain_pod(node: Node) -> None:
 
 @contextmanager
 def _without_agent(node: Node) -> Iterator[None]:
-    """As when a selector chooses no node."""
+    """As when a selector selects no node."""
     _select(node, "nowhere")
     try:
         yield

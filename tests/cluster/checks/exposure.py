@@ -1,4 +1,4 @@
-"""Cards are seen by nobody who was not given them."""
+"""Only containers with a grant see cards."""
 
 import time
 from pathlib import Path
@@ -17,12 +17,12 @@ SECONDS: Final = 120
 TELL: Final = "echo devices=$NVIDIA_VISIBLE_DEVICES; sleep 3600"
 TOLD: Final = "devices=void\n"
 TOOLKIT: Final = Path("/etc/nvidia-container-runtime/config.toml")
-#: Where a file names a runtime, containerd adds none; that of containerd 1 has this one already (settings.py).
+#: Where a file names a runtime, containerd adds none; the file of containerd 1 has this one already (settings.py).
 RUNC: Final = """
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
 """
-#: By the version of containerd's configuration file. Its program need not be there: no container runs by it.
+#: By the version of containerd's configuration file. Its program need not exist: no container uses it.
 RUNTIME: Final = """
 [plugins."{plugin}".containerd.runtimes.nvidia]
 runtime_type = "io.containerd.runc.v2"
@@ -32,7 +32,7 @@ BinaryName = "/usr/bin/nvidia-container-runtime"
 
 
 def others_in_the_pod(node: Node) -> str:
-    """Containers without GPU beside one that has, and those of `kubectl debug`, start with no card to be seen."""
+    """Containers without GPU next to one with a GPU, and those of `kubectl debug`, start without visible cards."""
     body = slice_pod("beside", "sleep", "3600")
     side = {"name": "side", "image": CLIENT, "imagePullPolicy": "Never", "command": ["sh", "-c", TELL]}
     body["spec"]["containers"].append(side)
@@ -54,7 +54,7 @@ def unsafe_runtime(node: Node) -> str:
     before = file.read_text()
     second = node.versions.containerd is not None
     plugin, runc = ("io.containerd.cri.v1.runtime", RUNC) if second else ("io.containerd.grpc.v1.cri", "")
-    TOOLKIT.unlink(missing_ok=True)  # the machine's own one, out of sight: the cluster's /etc lies over the machine's
+    TOOLKIT.unlink(missing_ok=True)  # the machine's own file, hidden: the cluster's /etc is mounted over the machine's
     try:
         file.write_text(before + runc + RUNTIME.format(plugin=plugin))
         node.services["containerd"].restart()

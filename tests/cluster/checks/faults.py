@@ -24,24 +24,24 @@ from vgpu import names
 from vgpu.kube.client import ApiError, KubeClient
 from vgpu.kube.objects import Pod
 
-TIMES: Final = 2  #: each part is killed
+TIMES: Final = 2  #: number of kills of each part
 PERIOD_SECONDS: Final = 0.5  #: between two new pods
 LIFE_SECONDS: Final = 10  #: of a pod
 ALIVE: Final = 60  #: pods at the most
 PODS_PER_FAULT: Final = 10
-SLICES: Final = (300, 700, 1100, 1500, 2300)  #: MiB; ALIVE of them are more than there is
+SLICES: Final = (300, 700, 1100, 1500, 2300)  #: MiB; ALIVE such pods need more than there is
 CORES: Final = (0, 2, 5)
 FREE_SECONDS, RAN_SECONDS = 60, 120  # bars; a check fails at three times them
 REGISTERED_SECONDS: Final = 3  #: three times the bar: the median of the registrations of a storm
 REGISTERED_LONGEST: Final = 30  #: any of them: two cores start ALIVE pods meanwhile
-WAIT_SECONDS: Final = 120  #: for a part that was killed to be there again
+WAIT_SECONDS: Final = 120  #: time for a killed part to come back
 JOBS: Final = "/apis/batch/v1/namespaces/default/jobs"
 LABEL: Final = "storm"
 REGISTERED: Final = f"registered {names.RESOURCE_GPU} with the kubelet"
 
 
 class Storm:
-    """Jobs of one pod each, made at a steady pace; each says how much it wants of a card."""
+    """Jobs of one pod each, made at a steady pace; each Job asks for a part of a card."""
 
     def __init__(self, client: KubeClient, records: Records) -> None:
         self.made = 0
@@ -50,7 +50,7 @@ class Storm:
         self._chance = random.Random(20261128)
 
     def blow(self, count: int) -> None:
-        """Makes `count` Jobs, of which never more than ALIVE have pods that live; AssertionError when nothing moves."""
+        """Makes `count` Jobs, at most ALIVE with living pods at a time; AssertionError when there is no progress."""
         until = time.monotonic() + WAIT_SECONDS + count * (PERIOD_SECONDS + LIFE_SECONDS)
         wanted = self.made + count
         while self.made < wanted:
@@ -79,7 +79,7 @@ class Storm:
 
 
 def killed_in_turn(node: Node) -> str:
-    """No slice is given twice and none is lost, whatever is killed; afterwards every pod runs."""
+    """No slice is given twice and none is lost, after a kill of any part; afterwards every pod runs."""
     client = KubeClient.connect(node.kubectl.kubeconfig)
     faults = _faults(node)
     with Records(node.kubectl.kubeconfig, cards(node)) as records:
@@ -119,7 +119,7 @@ def _faults(node: Node) -> Mapping[str, Callable[[], None]]:
 
 
 def kill(*words: str) -> None:
-    """kill -9 of the one program whose command line has all of these words, as soon as it is there."""
+    """kill -9 of the one program whose command line has all of these words, as soon as it exists."""
     until = time.monotonic() + WAIT_SECONDS
     while not (found := list(processes(*words))):
         assert time.monotonic() < until, f"no program {words[0]} to be killed"
@@ -140,9 +140,9 @@ def processes(*words: str) -> Iterator[int]:
 
 
 def registered_after(begun: float) -> float:
-    """Seconds from the kubelet's socket being there to the agent's word that it is registered, by the agent's log.
+    """Seconds from the start of the kubelet's socket to the agent's log line that it is registered.
 
-    `begun`: when the kubelet was started anew; the socket of the one before it stays until then, and a while longer.
+    `begun`: time of the kubelet's restart; the earlier kubelet's socket stays until then, and a while longer.
     """
     socket = Path(KUBELET_ROOT) / "device-plugins/kubelet.sock"
     until = time.monotonic() + WAIT_SECONDS
@@ -204,8 +204,10 @@ def _stuck(node: Node, missing: list[Object], made: int) -> str:
 
 
 def cleared(node: Node) -> None:
-    """Deletes the Jobs of a storm; then every card can be had whole: nobody has kept a slice, neither scheduler, agent
-    nor kubelet."""
+    """Deletes the Jobs of a storm.
+
+    Then every card must be available as a whole: neither scheduler, agent nor kubelet has kept a slice.
+    """
     node.kubectl.run("delete", "jobs", "--all", "--cascade=foreground", timeout=WAIT_SECONDS)
     count = len(cards(node))
     limits = {names.RESOURCE_GPU: count, names.RESOURCE_CORES: 100}

@@ -1,4 +1,4 @@
-"""One pod with a slice: what it sees, and what the node's metrics tell of it."""
+"""One pod with a slice: what it sees, and what the node's metrics show about it."""
 
 import json
 import urllib.request
@@ -26,7 +26,9 @@ def slice_pod(name: str, *command: str) -> Object:
 
 
 def sees_its_slice(node: Node) -> str:
-    """CUDA and NVML tell the slice; what is free can be allocated, one byte more is refused; the core share holds."""
+    """CUDA and NVML report the slice; the free part can be allocated, one byte more is refused; the core
+    share holds.
+    """
     node.kubectl.create(slice_pod("first", "vgpu", "probe", "--fill", "--over", "--cores", "--seconds", "5"))
     node.kubectl.until("done", lambda found: phase(found) == "Succeeded", "pod", "first", seconds=SECONDS)
     output = node.kubectl.logs("first")
@@ -58,9 +60,9 @@ def has_metrics(node: Node) -> str:
 
 
 def is_no_stranger(node: Node) -> str:
-    """What the driver tells of a process is its container's: it is not foreign; what it was not charged is settled."""
+    """The driver's process belongs to its container: it is not foreign; memory that was not charged is settled."""
     node.kubectl.create(slice_pod("known", "vgpu", "probe", "--cores", "--seconds", "8"))
-    seen: dict[str, float] = {}  # name of a metric → its largest value; of what is untracked the last one
+    seen: dict[str, float] = {}  # name of a metric → its largest value; for untracked memory the last value
 
     def done(found: Object) -> bool:
         for line in metrics():

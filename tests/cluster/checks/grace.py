@@ -1,4 +1,4 @@
-"""Pods that were deleted by force: the API server has forgotten them, and the kubelet gives them some seconds still."""
+"""Pods that were deleted by force: the API server has forgotten them, and the kubelet still gives them some seconds."""
 
 import time
 from pathlib import Path
@@ -10,14 +10,14 @@ from tests.cluster.images import CLIENT
 from tests.cluster.kubectl import Object, phase, pod
 from tests.cluster.node import Node
 
-PERCENT: Final = 60  #: of a card's memory: no two pods on one
+PERCENT: Final = 60  #: of a card's memory: two pods do not fit on one card
 GRACE_SECONDS: Final = 20
 SECONDS = 120
 STUBBORN: Final = ("sh", "-c", "trap '' TERM; while :; do sleep 0.2; done")
 
 
 def slices_stay_held(node: Node) -> str:
-    """Their slices are given to nobody until their processes have ended, which have not called the driver yet."""
+    """No other pod gets their slices until their processes have ended; these have not called the driver yet."""
     kubectl = node.kubectl
     old = [f"forced-{number}" for number in range(CARDS)]
     kubectl.create(*(_pod(name, *STUBBORN) for name in old))
@@ -50,7 +50,7 @@ def slices_stay_held(node: Node) -> str:
 
 
 def _waiting(found: Object) -> list[str]:
-    """Why its containers wait."""
+    """The reasons why its containers wait."""
     states = [one.get("state", {}) for one in found.get("status", {}).get("containerStatuses", ())]
     return [str(state["waiting"].get("message")) for state in states if "waiting" in state]
 

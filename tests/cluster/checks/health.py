@@ -1,4 +1,4 @@
-"""A card that fails under a full node."""
+"""A card that fails on a full node."""
 
 import threading
 import time
@@ -27,11 +27,11 @@ PER_CARD: Final = 2
 SECONDS: Final = 120
 REGISTERED_SECONDS: Final = 3  #: three times the bar
 AGAIN_SECONDS: Final = 5  #: between two XIDs, far less than QUIET_SECONDS
-BACK_SECONDS: Final = SECONDS + LONGEST * QUIET_SECONDS  #: also where the card came back too early and fell ill again
+BACK_SECONDS: Final = SECONDS + LONGEST * QUIET_SECONDS  #: also if the card came back too early and failed again
 
 
 def failed_card(node: Node) -> str:
-    """Full node, XID on a card, kubelet restarted: the other card's pods run on; the failed one comes back."""
+    """Full node, XID on a card, kubelet restarted: the other card's pods go on; the failed card comes back."""
     kubectl = node.kubectl
     well, ill = sorted(cards(node).values(), key=lambda gpu: gpu.index)
     size = well.memory // PER_CARD
@@ -71,7 +71,7 @@ def failed_card(node: Node) -> str:
 
 @contextmanager
 def _trouble(index: int) -> Iterator[None]:
-    """XIDs of a card again and again, so that it does not come back meanwhile."""
+    """Repeats XIDs of a card, so that it does not come back meanwhile."""
     ending = threading.Event()
 
     def repeat() -> None:
@@ -99,7 +99,7 @@ def _until(node: Node, name: str, wanted: str) -> Object:
 
 
 def _card(found: Object) -> str:
-    """The card on which a pod's only slice is, by its record."""
+    """The card of a pod's only slice, by its record."""
     (uuid,) = holds(msgspec.convert(found, Pod))
     return uuid
 
@@ -124,7 +124,7 @@ def unschedulable(found: Object) -> bool:
 
 
 def runs_on(node: Node, before: Object) -> None:
-    """The same container, never restarted."""
+    """The same container goes on, never restarted."""
     now = node.kubectl.get("pod", before["metadata"]["name"])
     assert phase(now) == "Running", now["status"]
     (was,), (one,) = before["status"]["containerStatuses"], now["status"]["containerStatuses"]

@@ -13,16 +13,16 @@ from tests.cluster.settings import KUBELET_ROOT
 from vgpu import names
 
 SECONDS: Final = 120
-#: Of init container and app, in MiB: the larger one first, and last.
+#: MiB of init container and app: first the init container is larger, then the app.
 PAIRS: Final = ((1700, 900), (1100, 2300))
-#: Every start writes what it sees into a file of its own; the first one waits to be let go and fails.
+#: Every start writes what it sees into a file of its own; the first one waits for a signal and fails.
 SCRIPT: Final = """\
 n=$(ls /seen | grep -c ^{name})
 {seen} > /seen/{name}-$n
 if [ $n = 0 ]; then until [ -e /seen/go-{name} ]; do sleep 0.1; done; exit 1; fi
 cd /seen && grep . *-[0-9] > /dev/termination-log
 """
-#: The sidecar is started anew while the apps run; the first app waits for all and tells.
+#: The sidecar restarts while the apps run; the first app waits for all and reports.
 SCRIPTS: Final = {
     "sidecar": """\
 n=$(ls /seen | grep -c ^{name})
@@ -41,7 +41,9 @@ cd /seen && grep . *-[0-9] > /dev/termination-log
 
 
 def own_slice_at_every_start(node: Node) -> str:
-    """Init container and app fail once, the agent is killed in between: every start has the slice of its container."""
+    """Init container and app fail once, the agent is killed in between: every start has the slice of its
+    own container.
+    """
     for number, (first, then) in enumerate(PAIRS):
         name = f"inits-{number}"
         body = pod(
@@ -68,7 +70,9 @@ def own_slice_at_every_start(node: Node) -> str:
 
 
 def several_containers(node: Node) -> str:
-    """A sidecar that is started twice, an init container and two apps, one of them with two cards: each its own."""
+    """A sidecar that starts twice, an init container and two apps, one of them with two cards: each has
+    its own slice.
+    """
     name = "several"
     slices = {"sidecar": (1, 700), "first": (1, 1900), "one": (1, 1300), "two": (2, 500)}
     containers = {one: _container(one, mib, cards, SCRIPTS[one]) for one, (cards, mib) in slices.items()}

@@ -15,12 +15,14 @@ from tests.cluster.node import Node
 from vgpu.kube.client import KubeClient
 
 LEASE: Final = "vgpu-scheduler"
-PODS: Final = 8  #: before, while and after the leader is stopped
+PODS: Final = 8  #: number of pods before, during and after the stop of the leader
 SECONDS: Final = 150  #: ten times a lease
 
 
 def stopped_leader(node: Node) -> str:
-    """The leader stops for longer than its lease, another one leads, the first wakes up: no slice is given twice."""
+    """The leader stops for longer than its lease, another replica leads, the first one wakes up: no slice is given
+    twice.
+    """
     changed = values(node)
     changed["scheduler"]["replicas"] = 2
     try:
@@ -61,7 +63,7 @@ def _cgroup(pid: int) -> str:
 
 @contextmanager
 def _stopped(node: Node, name: str) -> Iterator[None]:
-    """No program of this pod moves, as on a machine that hangs."""
+    """Stops all programs of this pod, as on a machine that hangs."""
     uid = node.kubectl.get("pod", name, NAMESPACE)["metadata"]["uid"]
     pids = [pid for pid in processes("scheduler") if uid in _cgroup(pid)]
     assert len(pids) > 1, f"{len(pids)} programs of {name}"

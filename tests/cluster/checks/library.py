@@ -15,7 +15,9 @@ SECONDS: Final = 120
 
 
 def removed(node: Node) -> str:
-    """Removed, it is put back before the next start; where that is impossible the start is refused until it is not."""
+    """A removed library is put back before the next start; where that is impossible, the start is refused until it
+    works.
+    """
     (library,) = LIBRARIES.glob("libvgpu-*.so")
     library.unlink()
     _sees_its_slice(node, "put-back")

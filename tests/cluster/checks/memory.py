@@ -32,11 +32,11 @@ MEMINFO: Final = Path("/proc/meminfo")
 
 
 class Seen(msgspec.Struct):
-    """What metrics told of a program when it had most, and the simulator of all cards at any time."""
+    """Metrics of a program at its peak, and the largest figures of the simulator for all cards."""
 
     of: dict[str, dict[str, float]] = {}  #: pod → name without PREFIX → value
-    host: dict[str, int] = {}  #: card → bytes of host memory behind it, the most
-    used: dict[str, int] = {}  #: card → bytes in use on it, the most
+    host: dict[str, int] = {}  #: card → largest number of bytes of host memory behind it
+    used: dict[str, int] = {}  #: card → largest number of bytes in use on it
 
     def look(self) -> None:
         now: dict[str, dict[str, float]] = {mode: {} for mode in MODES}
@@ -53,9 +53,9 @@ class Seen(msgspec.Struct):
 
 
 def more_than_the_card(node: Node) -> str:
-    """Limits of twice the cards where the kubelet keeps host memory for them, else not, and the node says why.
+    """Limits of twice the cards where the kubelet keeps host memory for them; else not, and the node says why.
 
-    A program for each card that cannot move its memory, or can, fills 1.6 times the card and reads back what it wrote.
+    For each card, a program that can or cannot move its memory fills 1.6 times the card and reads back what it wrote.
     """
     behind = (FACTOR - 1) * sum(gpu.physical_memory for gpu in cards(node).values())
     changed = values(node)
@@ -75,7 +75,9 @@ def more_than_the_card(node: Node) -> str:
 
 
 def _not_scaled(node: Node, behind: int) -> None:
-    """The kubelet keeps nothing: the condition and an event of the node say what lacks, and it offers its cards."""
+    """The kubelet keeps nothing: a condition and an event of the node name what is missing, and the node offers its
+    cards.
+    """
 
     def told(found: Object) -> bool:
         one = _condition(found)
@@ -89,7 +91,7 @@ def _not_scaled(node: Node, behind: int) -> None:
 
 
 def _offers(node: Node, factor: int) -> None:
-    """Until every card has `factor` times its memory for limits, and the node the sum of them for pods."""
+    """Waits until every card has `factor` times its memory for limits, and the node their sum for pods."""
 
     def offered(found: Object) -> bool:
         known = cards(node).values()
@@ -104,7 +106,7 @@ def _offers(node: Node, factor: int) -> None:
 
 
 def _programs(node: Node) -> str:
-    """One of each mode, at the same time, each on a card of its own."""
+    """One program of each mode, at the same time, each on its own card."""
     kubectl, seen = node.kubectl, Seen()
     size = min(gpu.physical_memory for gpu in cards(node).values())
     limit = int(size * OF_A_CARD)
@@ -133,7 +135,7 @@ def _programs(node: Node) -> str:
 
 
 def _judged(mode: str, output: str, limit: int, seen: dict[str, float]) -> str:
-    """The program had its limit and no byte more, its data were right, and metrics told where they lay."""
+    """The program had exactly its limit, its data were right, and metrics showed where they were."""
     (card,) = json.loads(output.splitlines()[0])["cards"]
     assert card["cuda_total"] == limit * MIB, output
     assert (card["fill"], card["data"]) == ("CUDA_SUCCESS", "right"), output
@@ -149,16 +151,17 @@ def _judged(mode: str, output: str, limit: int, seen: dict[str, float]) -> str:
 
 
 def _condition(found: Object) -> dict[str, Any]:
-    """Of a node, that its memory is not scaled; empty: it was never said."""
+    """A node's condition that its memory is not scaled; empty: it was never reported."""
     conditions = found["status"].get("conditions", ())
     return next((one for one in conditions if one["type"] == names.CONDITION_UNBACKED), {})
 
 
 @contextmanager
 def _kept(node: Node, mib: int) -> Iterator[None]:
-    """The kubelet keeps so much memory from pods.
+    """The kubelet keeps this much memory from pods.
 
-    It finds so much more than there is, as a card that is simulated is no memory either: the machine may be too small.
+    It sees this much more memory than there is, because a simulated card has no memory either: the machine may be too
+    small.
     """
     settings, memory = FOLDER / "kubelet.yaml", FOLDER / "meminfo"
     before, text = settings.read_text(), MEMINFO.read_text()

@@ -1,4 +1,4 @@
-"""The ways by which cards reach containers, changed on a node that runs."""
+"""The ways by which cards reach containers, changed on a running node."""
 
 from functools import partial
 from typing import Final
@@ -15,7 +15,7 @@ MIB: Final = 1300
 
 
 def other_ways(node: Node) -> str:
-    """Device nodes and mounts, what the agent chooses by itself, and back: each start has its slice."""
+    """Device nodes and mounts, the agent's own choice, and back: each start has its slice."""
     best = "cdi" if node.versions.containerd else "device-specs"  # containerd 1.6 knows no CDI, NVIDIA's is not there
     wanted = {"device-specs": "device-specs", "auto": best, node.versions.strategy: node.versions.strategy}
     told = []
@@ -39,5 +39,5 @@ def other_ways(node: Node) -> str:
 
 
 def _tells(mode: str, found: Object) -> bool:
-    """The node says so, as its agent has told it."""
+    """Whether the node's annotation, which its agent writes, names this mode."""
     return str(found["metadata"]["annotations"].get(names.MODE)).startswith(f"{mode}: ")

@@ -1,4 +1,4 @@
-"""Who holds which slice, told by the records of the pods: followed change by change, so that nothing is missed."""
+"""Slices by the records of the pods, followed change by change, so that no state is missed."""
 
 import logging
 import threading
@@ -41,11 +41,11 @@ def together(pods: Iterable[Pod]) -> dict[str, Held]:
 
 
 class Records:
-    """Follows all pods; `over` tells of every state in which records of living pods passed a card."""
+    """Follows all pods; `over` lists every state in which records of living pods exceeded a card."""
 
     def __init__(self, kubeconfig: Path, on: Mapping[str, Gpu]) -> None:
         self.over: list[str] = []
-        self.peak: dict[str, int] = dict.fromkeys(on, 0)  #: card → most MiB that were ever held
+        self.peak: dict[str, int] = dict.fromkeys(on, 0)  #: card → largest number of MiB ever held
         self.states = 0
         self.ran: set[str] = set()  #: UIDs of pods that were seen running
         self._cards = on
@@ -55,7 +55,7 @@ class Records:
         self._informer = Informer(client, "/api/v1/pods", Pod, on_change=self._change, on_replace=self._replace)
 
     def __enter__(self) -> Self:
-        logging.getLogger("vgpu.kube.informer").setLevel(logging.ERROR)  # an API server that is killed is no news
+        logging.getLogger("vgpu.kube.informer").setLevel(logging.ERROR)  # a killed API server is expected
         self._informer.start()
         return self
 

@@ -1,4 +1,4 @@
-"""What a user cannot do: placing GPU pods past the scheduler, or writing the records of who holds what."""
+"""What a user cannot do: place GPU pods without the scheduler, or write the records of slices."""
 
 import hashlib
 import json
@@ -43,7 +43,7 @@ def refused(body: Callable[[], object], *words: str) -> str:
 
 
 def somebody(node: Node, token: str) -> Kubectl:
-    """The cluster as whoever holds this token sees it."""
+    """The cluster for a user with this token."""
     config = json.loads(node.kubectl.kubeconfig.read_text())
     config["users"][0]["user"] = {"token": token}
     file = node.kubectl.kubeconfig.with_name(f"{hashlib.sha256(token.encode()).hexdigest()[:16]}.conf")
@@ -52,16 +52,16 @@ def somebody(node: Node, token: str) -> Kubectl:
 
 
 def node_name(node: Node) -> str:
-    """A GPU pod that names its node has gone past the scheduler."""
+    """A GPU pod that names its node bypasses the scheduler."""
     body = slice_pod("elsewhere", "true")
     body["spec"]["nodeName"] = NODE
     return refused(lambda: node.kubectl.create(body), "spec.nodeName").splitlines()[0]
 
 
 def forged_record(node: Node) -> str:
-    """A user with `edit` writes no allocation, by whatever way, and cannot take a pod's mark off to free its slice.
+    """A user with `edit` cannot write an allocation in any way, and cannot remove a pod's mark to free its slice.
 
-    Nor can one whose rights cover pods with their status and bindings.
+    The same holds for a user with rights on pods, their status and bindings.
     """
     kubectl = node.kubectl
     kubectl.run("create", "serviceaccount", USER)
@@ -107,7 +107,7 @@ def forged_record(node: Node) -> str:
 
 
 def _held(node: Node) -> dict[str, int]:
-    """Card → MiB, once the agent counts what the pods' records say; it looks once a second."""
+    """Card → MiB, once the agent counts the pods' records; it looks once a second."""
     until = time.monotonic() + SECONDS
     while True:
         pods = [msgspec.convert(one, Pod) for one in node.kubectl.items("pods", "-A")]
@@ -119,7 +119,7 @@ def _held(node: Node) -> dict[str, int]:
 
 
 def extender_is_not_served(node: Node) -> str:
-    """The Service of the webhook knows nothing of /bind."""
+    """The Service of the webhook does not serve /bind."""
     address = node.kubectl.get("service", "vgpu-scheduler", NAMESPACE)["spec"]["clusterIP"]
     anyone = ssl.create_default_context()
     anyone.check_hostname = False
@@ -139,7 +139,7 @@ def extender_is_not_served(node: Node) -> str:
 def past_the_webhook(node: Node) -> str:
     """A pod that opts out of admission does not start; its events say why, also where it names its node.
 
-    One that names our scheduler is not even created, nor is one in a namespace that opts out.
+    A pod that names our scheduler is not even created, nor is a pod in a namespace that opts out.
     """
     out = {"vgpu.io/webhook": "ignore"}
     ignored, placed, ours, inside = (slice_pod(name, "true") for name in ("ignored", "placed", "ours", "inside"))
@@ -151,7 +151,8 @@ def past_the_webhook(node: Node) -> str:
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OUTSIDE, "labels": out}}
     inside["metadata"]["namespace"] = OUTSIDE
     node.kubectl.create(space, ignored, placed)
-    node.kubectl.until("made", bool, "serviceaccount", "default", namespace=OUTSIDE)  # no pod is created before
+    # before that, no pod can be created
+    node.kubectl.until("made", bool, "serviceaccount", "default", namespace=OUTSIDE)
     for body in (ours, inside):
         refused(partial(node.kubectl.create, body), "ValidatingAdmissionPolicy", "opts out of admission")
     node.kubectl.delete("namespace", OUTSIDE, now=False)
@@ -161,7 +162,7 @@ def past_the_webhook(node: Node) -> str:
 
 
 def _mismatch(node: Node, name: str) -> str:
-    """The event that tells why a pod does not start."""
+    """The event that says why a pod does not start."""
 
     def told(_: object) -> bool:
         return any(event.startswith("VgpuMismatch") for event in node.kubectl.events(name))
@@ -173,7 +174,7 @@ def _mismatch(node: Node, name: str) -> str:
 
 
 def of_a_controller(node: Node) -> str:
-    """Where a controller owns such a pod, it is ended, and the next one is placed anew: nothing hangs."""
+    """Where a controller owns such a pod, the pod is ended, and the next one is placed again: nothing hangs."""
     body = slice_pod("", "true")
     labels = {"app": "ignored", "vgpu.io/webhook": "ignore"}
     spec = body["spec"] | {"restartPolicy": "Always"}

@@ -1,4 +1,4 @@
-"""`schedulerName` is changed by `helm upgrade`: what pods of the former name hold stays theirs."""
+"""`helm upgrade` changes `schedulerName`: pods of the earlier name keep what they hold."""
 
 from typing import Final
 
@@ -16,10 +16,10 @@ SECONDS: Final = 120
 
 
 def holds_what_it_held(node: Node) -> str:
-    """Two pods fill one card; the other one is empty, so that the node's totals refuse no pod.
+    """Two pods fill one card; the other card is empty, so that the node's totals refuse no pod.
 
-    A pod under the new name that wants the full card waits, and gets the place of one that ends. Back under the former
-    name it is the same.
+    A pod under the new name that wants the full card waits, and gets the place of a pod that ends. After the change
+    back to the earlier name, the same holds.
     """
     kubectl = node.kubectl
     card = min(cards(node).values(), key=lambda gpu: gpu.index)
@@ -51,13 +51,16 @@ def _pod(name: str, card: Gpu) -> Object:
 
 
 def _why(found: Object) -> str:
-    """What kube-scheduler says of the pod."""
+    """kube-scheduler's message about the pod."""
     conditions = found["status"].get("conditions", ())
     return next((str(one.get("message")) for one in conditions if one["type"] == "PodScheduled"), "")
 
 
 def _full(found: Object) -> bool:
-    """By its cards; where the agent was just replaced the node has no slices at all, for a moment."""
+    """Whether the card is full, by its records.
+
+    Right after a replacement of the agent, the node has no slices at all for a moment.
+    """
     return unschedulable(found) and "cards fit" in _why(found)
 
 

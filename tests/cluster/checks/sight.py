@@ -1,4 +1,4 @@
-"""The smallest CUDA program: what one container sees of its cards, without the weight of `vgpu probe`."""
+"""The smallest CUDA program: what one container sees of its cards, at less cost than `vgpu probe`."""
 
 from typing import Final
 

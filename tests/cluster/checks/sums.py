@@ -1,4 +1,4 @@
-"""The totals that kube-scheduler, quotas and people sum."""
+"""The totals that kube-scheduler, quotas and people compute."""
 
 from typing import Final
 
@@ -15,7 +15,7 @@ from vgpu.resources import parse_quantity
 SPACE: Final = "sums"
 QUOTA: Final = "memory"
 PERCENT: Final = 10
-SPARE: Final = 1000  #: MiB that the quota leaves
+SPARE: Final = 1000  #: MiB that the quota leaves free
 SECONDS: Final = 120
 
 

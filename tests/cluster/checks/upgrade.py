@@ -1,4 +1,4 @@
-"""`helm upgrade` and `helm rollback` beside running GPU pods."""
+"""`helm upgrade` and `helm rollback` while GPU pods run."""
 
 import http.client
 import threading
@@ -18,19 +18,19 @@ from vgpu import names
 
 MIB: Final = 1000
 POD: Final = "upgraded"
-#: Prints a line as often as the limit is seen and holds.
+#: Prints a line each time the limit is seen and holds.
 PROBE: Final = f"while vgpu probe --over --cores --seconds 0.2 --expect-memory={MIB}; do sleep 1; done; sleep 3600"
-#: A shell command that tells the name of the library in this container.
+#: A shell command that prints the name of the library in this container.
 LIBRARY: Final = "grep -o 'libvgpu-[0-9a-f]*[.]so' /proc/self/mountinfo | sort -u > /dev/termination-log"
 LAUNCHES: Final = "vgpu_container_launches_total{"
-AWAY_SECONDS: Final = 60  #: while an agent takes the place of another, which answers before it has looked at its pods
+AWAY_SECONDS: Final = 60  #: while one agent replaces another, which answers before it has looked at its pods
 
 
 class Scrapes:
-    """Reads the node's metrics again and again; how long those of the pod were away, and its counters."""
+    """Reads the node's metrics again and again; records how long the pod's metrics were missing, and its counters."""
 
     def __init__(self) -> None:
-        self.away = 0.0  #: seconds, the longest
+        self.away = 0.0  #: seconds, longest gap
         self.launches: list[float] = []
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -59,9 +59,9 @@ class Scrapes:
 
 
 def running_pods_stay(node: Node) -> str:
-    """An upgrade with another image, library and settings, and the way back: pods run on, limited and metered.
+    """An upgrade with another image, library and settings, and the way back: pods go on, limited and metered.
 
-    New ones get the library that came, while the one of those that run stays.
+    New pods get the new library; running pods keep theirs.
     """
     limits = {names.RESOURCE_GPU: 1, names.RESOURCE_MEMORY: MIB}
     node.kubectl.create(pod(POD, CLIENT, ["sh", "-c", PROBE], container={"resources": {"limits": limits}}))
@@ -102,7 +102,7 @@ def _agents(node: Node) -> set[str]:
 
 
 def _goes_on(node: Node, before: Object) -> None:
-    """The same container, which still sees its limit and is refused beyond it."""
+    """The same container goes on: it still sees its limit and is refused beyond it."""
     lines = len(node.kubectl.logs(POD).splitlines())
 
     def more(found: Object) -> bool:
@@ -114,7 +114,7 @@ def _goes_on(node: Node, before: Object) -> None:
 
 
 def _another(node: Node, name: str) -> str:
-    """A new pod runs within its limit; the file of the node that is its library."""
+    """A new pod runs within its limit; returns the node's file of its library."""
     limits = {names.RESOURCE_GPU: 1, names.RESOURCE_MEMORY: MIB}
     command = ["sh", "-ec", f"vgpu probe --over --expect-memory={MIB}; {LIBRARY}"]
     node.kubectl.create(pod(name, CLIENT, command, container={"resources": {"limits": limits}}))

@@ -1,4 +1,4 @@
-"""What a user is warned of: by the webhook, and by the API server itself where no GPU is asked for."""
+"""Warnings for a user: from the webhook, and from the API server itself for pods that ask for no GPU."""
 
 import json
 from typing import Any, Final
@@ -13,13 +13,13 @@ SPACE: Final = "ranged"  #: a namespace whose LimitRange gives every container m
 
 
 def _warned(node: Node, body: dict[str, Any], *words: str) -> None:
-    """A dry run of its creation is answered with a warning that has these words."""
+    """A dry run of the creation returns a warning with these words."""
     create = ("create", "--dry-run=server", "--warnings-as-errors", "-f", "-")
     refused(lambda: node.kubectl.run(*create, stdin=json.dumps(body)), "Warning:", *words)
 
 
 def ignored_keys(node: Node) -> str:
-    """Amounts as annotations, of a pod that asks for a GPU and of one that does not; a model that is not there."""
+    """Amounts as annotations, for a pod that asks for a GPU and for one that does not; an unknown model."""
     notes = {"annotations": {"nvidia.com/gpucores": "30"}}
     asks, plain = slice_pod("warned", "true"), pod("warned", CLIENT, ["true"], metadata=notes)
     asks["metadata"].update(notes)
@@ -31,13 +31,13 @@ def ignored_keys(node: Node) -> str:
 
 
 def limit_range(node: Node) -> str:
-    """The user hears of a default of a LimitRange, and a container that wants no card declines it."""
+    """The user gets a warning about a LimitRange's default, and a container that wants no card declines it."""
     amount = {"nvidia.com/gpumem": "100"}
     default = {"type": "Container", "default": amount, "defaultRequest": amount}
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}}
     limits = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "gpus", "namespace": SPACE}}
     node.kubectl.create(space, limits | {"spec": {"limits": [default]}})
-    node.kubectl.until("made", bool, "serviceaccount", "default", namespace=SPACE)  # no pod is created before
+    node.kubectl.until("made", bool, "serviceaccount", "default", namespace=SPACE)  # before that, no pod can be created
     body = slice_pod("ranged", "true")
     body["metadata"]["namespace"] = SPACE
     log: dict[str, Any] = {"name": "log", "image": CLIENT, "command": ["true"], "resources": {}}

@@ -6,7 +6,8 @@ from typing import Any
 
 Json = Any
 
-#: Lists that a strategic merge patch merges by a key, the others it replaces. Source: patchMergeKey in k8s.io/api/core.
+#: Lists that a strategic merge patch merges by a key; it replaces other lists. Source: patchMergeKey in
+#: k8s.io/api/core.
 _MERGE_KEYS = {
     "conditions": "type",
     "containers": "name",

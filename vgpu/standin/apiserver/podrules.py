@@ -17,7 +17,9 @@ _NATIVE = ("cpu", "memory", "ephemeral-storage")
 
 
 def canonical(value: object) -> str:
-    """A quantity as the API server writes it: 60000 becomes "60k", "1.5" becomes "1500m". ValueError if it is none.
+    """A quantity as the API server writes it: 60000 becomes "60k", "1.5" becomes "1500m".
+
+    ValueError if it is no quantity. Source: k8s.io/apimachinery/pkg/api/resource, Quantity.CanonicalizeBytes.
 
     Source: k8s.io/apimachinery/pkg/api/resource, Quantity.CanonicalizeBytes.
     """
@@ -44,7 +46,7 @@ def canonical(value: object) -> str:
 
 
 def is_extended(resource: str) -> bool:
-    """Counted in whole units and never overcommitted, such as nvidia.com/gpu."""
+    """Whether the resource is counted in whole units and never overcommitted, such as nvidia.com/gpu."""
     domain = resource.partition("/")[0] if "/" in resource else ""
     return bool(domain) and domain != "kubernetes.io" and not domain.endswith(".kubernetes.io")
 
@@ -57,7 +59,7 @@ def containers(pod: Pod) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def set_defaults(pod: Pod) -> None:
-    """Fills in what the API server fills in, in place. Raises ApiError 400 for what cannot be decoded."""
+    """Fills in the API server's defaults, in place. Raises ApiError 400 for values that cannot be decoded."""
     spec = pod.get("spec")
     if not isinstance(spec, dict) or not isinstance(spec.get("containers"), list) or not spec["containers"]:
         raise ApiError(422, "Invalid", f'Pod "{pod["metadata"]["name"]}" is invalid: spec.containers: Required value')
@@ -98,7 +100,7 @@ def set_defaults(pod: Pod) -> None:
 
 
 def canonical_node(node: dict[str, Any]) -> dict[str, Any]:
-    """The node with its quantities as the API server writes them. Raises ApiError 400 for what is none."""
+    """The node with its quantities as the API server writes them. Raises ApiError 400 for an invalid quantity."""
     status = dict(node.get("status") or {})
     for part in ("capacity", "allocatable"):
         try:
@@ -181,9 +183,10 @@ def check_update(old: Pod, new: Pod) -> None:
 
 
 def requested(pod: Pod) -> dict[str, Fraction]:
-    """What a pod asks of its node, by resource: apps and sidecars together, or the largest init container beside them.
+    """What a pod asks of its node, by resource.
 
-    Source: KEP-753, "resource calculation".
+    It is the larger of two amounts: apps and sidecars together, or the largest init container with the sidecars that
+    run at that time. Source: KEP-753, "resource calculation".
     """
     sidecars: dict[str, Fraction] = {}
     peak: dict[str, Fraction] = {}

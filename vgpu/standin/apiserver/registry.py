@@ -23,16 +23,16 @@ _KINDS = {
 }  # fmt: skip
 _NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 _CARRIED = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
-ATTEMPTS = 20  #: of a patch that keeps meeting a concurrent change
+ATTEMPTS = 20  #: tries of a patch that meets concurrent changes
 
 
 class Where(NamedTuple):
-    """What a request path names."""
+    """The resource that a request path names."""
 
     group: str  #: "" for the core group
     version: str
     resource: str
-    namespace: str | None  #: None: of the cluster, or all namespaces
+    namespace: str | None  #: None: an object without namespace, or all namespaces
     name: str | None
     subresource: str
 
@@ -50,12 +50,12 @@ class Where(NamedTuple):
 
     @property
     def title(self) -> str:
-        """As in messages: pods, daemonsets.apps."""
+        """The name in messages: pods, daemonsets.apps."""
         return f"{self.resource}.{self.group}" if self.group else self.resource
 
 
 class Caller(NamedTuple):
-    """Who asks, and how."""
+    """The user of a request, and the request's options."""
 
     user: dict[str, Any]
     dry_run: bool = False
@@ -81,7 +81,7 @@ class Registry:
         return found
 
     def create(self, where: Where, body: Object, caller: Caller) -> tuple[Object, list[str]]:
-        """The stored object and warnings of admission."""
+        """Creates an object; returns the stored object and warnings of admission."""
         item = copy.deepcopy(body)
         self._check_type(where, item)
         meta = item.setdefault("metadata", {})
@@ -131,7 +131,7 @@ class Registry:
         }
 
     def update(self, where: Where, body: Object, caller: Caller) -> tuple[Object, list[str]]:
-        """Replaces the object, or its status. ApiError 409 when it has changed since `body` was read."""
+        """Replaces the object, or its status. ApiError 409 when the object has changed since `body` was read."""
         self._check_type(where, body)
         if (body.get("metadata") or {}).get("name", where.name) != where.name:
             raise ApiError(400, "BadRequest", "the name of the object does not match the name on the URL")
@@ -187,7 +187,7 @@ class Registry:
         raise self._conflict(where, "the object has been modified; please apply your changes to the latest version")
 
     def _carry(self, where: Where, old: Object, new: Object) -> Object:
-        """The new object with all that this kind of request cannot change taken from the old one."""
+        """The new object, with all fields that this kind of request cannot change taken from the old object."""
         before, meta = old["metadata"], dict(new.get("metadata") or {})
         if meta.get("resourceVersion", before["resourceVersion"]) != before["resourceVersion"]:
             text = "the object has been modified; please apply your changes to the latest version and try again"
@@ -205,7 +205,7 @@ class Registry:
         return {**new, "metadata": meta, **({kept: old[kept]} if kept in old else {})}
 
     def delete(self, where: Where, options: Object, caller: Caller) -> Object:
-        """Deletes, or marks a running pod or an object with finalizers as being deleted."""
+        """Deletes an object, or marks a running pod or an object with finalizers as being deleted."""
         old = self.get(where)
         wanted = options.get("preconditions") or {}
         for key, name in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
@@ -228,7 +228,7 @@ class Registry:
 
     @staticmethod
     def _grace(where: Where, item: Object, asked: int | None) -> int:
-        """Seconds; a pod that no kubelet runs goes at once."""
+        """Grace period in seconds; a pod that no kubelet runs is deleted at once."""
         if where.collection != "/pods":
             return 0
         if not item["spec"].get("nodeName") or (item.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
@@ -236,7 +236,7 @@ class Registry:
         return int(item["spec"].get("terminationGracePeriodSeconds", 30) if asked is None else asked)
 
     def bind(self, where: Where, binding: Object) -> None:
-        """Assigns a pod to a node, its annotations merged in the same step.
+        """Assigns a pod to a node, and merges its annotations in the same step.
 
         Source: kubernetes/pkg/registry/core/pod/storage/storage.go, setPodNodeAndMetadata.
         """

@@ -16,11 +16,11 @@ _SET = re.compile(r"(\S+)\s+(in|notin)\s+\(([^)]*)\)")
 
 
 class SelectorError(ValueError):
-    """The selector is malformed or names a field that cannot be selected by."""
+    """The selector is malformed, or names a field that selectors do not support."""
 
 
 def _split(text: str) -> list[str]:
-    """At the commas outside of parentheses."""
+    """Splits the text at the commas outside parentheses."""
     return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
 
 
@@ -80,7 +80,10 @@ def label_selector(text: str) -> Match:
 
 
 def selector_object(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
-    """Whether a LabelSelector object (matchLabels, matchExpressions) selects these labels; an empty one selects all."""
+    """Whether a LabelSelector object (matchLabels, matchExpressions) selects these labels.
+
+    An empty selector selects everything.
+    """
     selector = selector or {}
     if any(labels.get(key) != value for key, value in (selector.get("matchLabels") or {}).items()):
         return False

@@ -1,7 +1,7 @@
 """An API server in memory: the Kubernetes wire protocol for any resource, without discovery, authorisation or schemas.
 
-Every bearer token is accepted and is the name of its user. Objects live as long as their `Store`, so that a server can
-be stopped and another one started on the same port with the same objects, as if it had been restarted.
+It accepts every bearer token as the name of its user. Objects live as long as their `Store`. So a test can stop a
+server and start another one on the same port with the same objects, as if the server had been restarted.
 """
 
 import base64
@@ -25,15 +25,15 @@ from vgpu.standin.apiserver.store import Change, Expired, Object, Store, key_of
 from vgpu.standin.apiserver.webhooks import AddressBook, Webhooks, user_info
 from vgpu.standin.services import free_port
 
-THREADS = 96  #: each watch holds one
+THREADS = 96  #: each watch uses one
 BOOKMARK_SECONDS = 5.0
-POLL_SECONDS = 0.5  #: a watch looks this often whether the server stops
+POLL_SECONDS = 0.5  #: a watch checks this often whether the server stops
 MAX_BODY = 4 << 20  #: bytes; etcd takes 1.5 MiB
 ADMIN = "kubernetes-admin"
 
 
 def parse_path(path: str) -> Where | None:
-    """What a path names; None when it is not the path of a resource."""
+    """The resource that a path names; None when it is not the path of a resource."""
     parts = [part for part in path.split("/") if part]
     if parts[:1] == ["api"] and len(parts) > 2:
         group, version, rest = "", parts[1], parts[2:]
@@ -84,7 +84,7 @@ def _object(request: Request) -> Object:
 
 
 def _matcher(where: Where) -> Match:
-    """Of the name, namespace and selectors of a list or watch request."""
+    """The filter by name, namespace and selectors of a list or watch request."""
     try:
         labels = label_selector(request.args.get("labelSelector", ""))
         fields = field_selector(request.args.get("fieldSelector", ""), where.resource)
@@ -99,7 +99,7 @@ def _matcher(where: Where) -> Match:
 
 
 class ApiServer:
-    """Listens on 127.0.0.1. `services` tells where a Service that a webhook configuration names really listens."""
+    """Listens on 127.0.0.1. `services`: Service in a webhook configuration → its real address."""
 
     def __init__(self, port: int = 0, *, store: Store | None = None, services: AddressBook | None = None) -> None:
         self.store = store if store is not None else Store()
@@ -114,11 +114,11 @@ class ApiServer:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Returns when connections are accepted. Raises OSError when the port is taken."""
-        self.port = self.port or free_port()  # cheroot binds port 0 so that the same port cannot be bound again
+        """Starts the server; returns when it accepts connections. Raises OSError when the port is taken."""
+        self.port = self.port or free_port()  # cheroot binds port 0 in a way that the same port cannot be bound again
         self._server = wsgi.Server(("127.0.0.1", self.port), self._application(), numthreads=THREADS, timeout=30)
         self._server.shutdown_timeout = 2
-        self._server.expiration_interval = 0.1  # how long `stop` waits for the accepting thread
+        self._server.expiration_interval = 0.1  # time for which `stop` waits for the accepting thread
         self._server.prepare()
         self._thread = threading.Thread(target=self._server.serve, name="apiserver", daemon=True)
         self._thread.start()
@@ -134,7 +134,7 @@ class ApiServer:
             self._thread.join()
 
     def write_kubeconfig(self, path: Path, user: str = ADMIN) -> None:
-        """A kubeconfig with which requests come from `user`, e.g. "system:serviceaccount:kube-system:vgpu-agent"."""
+        """Writes a kubeconfig for requests of `user`, e.g. "system:serviceaccount:kube-system:vgpu-agent"."""
         config = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -221,8 +221,9 @@ class ApiServer:
 
     def _list(self, where: Where, match: Match) -> dict[str, Any]:
         found, version = self.store.items(where.collection, where.namespace)
-        # A list of a version comes from the cache of its kind, which moves with the changes of this kind alone. Seen of
-        # Kubernetes 1.36: a version that only other kinds have reached is waited for in vain, and answered so.
+        # A list of a version comes from the cache of its kind, which moves only with changes of this kind. Seen with
+        # Kubernetes 1.36: a request for a version that only other kinds have reached waits without effect, and gets an
+        # error.
         wanted = request.args.get("resourceVersion") or ""
         if wanted.isdecimal():
             version = self.store.reached(where.collection)
@@ -236,7 +237,7 @@ class ApiServer:
                 after = tuple(msgspec.json.decode(base64.urlsafe_b64decode(token), type=list[str]))
             except (msgspec.MsgspecError, binascii.Error) as error:
                 raise ApiError(400, "BadRequest", f"continue key is not valid: {error}") from None
-            # The remaining pages show newer states than this version; a watch from it tells those changes once more.
+            # The remaining pages show newer states than this version; a watch from it reports those changes again.
             meta["resourceVersion"] = after[0]
             items = [item for item in items if key_of(item) > after[1:]]
         limit = request.args.get("limit", 0, type=int)
@@ -248,7 +249,7 @@ class ApiServer:
         return {"kind": f"{where.kind}List", "apiVersion": where.api_version, "metadata": meta, "items": bare}
 
     def _watch(self, where: Where, match: Match) -> Iterator[bytes]:
-        """Lines of a watch; the arguments of the request are read at once, the lines are made when they are sent."""
+        """Lines of a watch. The request's arguments are read at once; each line is made when it is sent."""
         bookmarks = request.args.get("allowWatchBookmarks") in ("true", "1")
         seconds = request.args.get("timeoutSeconds", 1800, type=int)
         start = request.args.get("resourceVersion") or "0"
@@ -261,7 +262,7 @@ class ApiServer:
             items, since = self.store.items(where.collection)
             yield from (_line("ADDED", item) for item in items if match(item))
         mark = time.monotonic() + BOOKMARK_SECONDS
-        yield b"\n"  # the head of the answer goes out at once
+        yield b"\n"  # sends the head of the answer at once
         while not self._stopping.is_set() and time.monotonic() < end:
             try:
                 changes, since = self.store.changes(where.collection, since, POLL_SECONDS)
@@ -280,7 +281,7 @@ def _line(type_: str, item: Object) -> bytes:
 
 
 def _told(change: Change, match: Match) -> bytes:
-    """What a watch with this selector is told: an object that leaves the selection is DELETED for it."""
+    """The line for a watch with this selector: an object that leaves the selection counts as DELETED."""
     before = change.old is not None and match(change.old)
     after = change.type != "DELETED" and match(change.new)
     if not before and not after:

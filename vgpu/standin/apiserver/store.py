@@ -1,6 +1,6 @@
-"""Objects in memory with one resourceVersion for all of them and a bounded history: what etcd is to an API server.
+"""Objects in memory with one resourceVersion for all of them and a bounded history: the role of etcd for an API server.
 
-Stored objects are never changed in place: whoever wants to change one stores a new dict. So they may be handed out.
+A stored object never changes in place: a change stores a new dict. So callers may keep the objects that they get.
 """
 
 import threading
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 Object = dict[str, Any]
-Key = tuple[str, str]  #: (namespace, name); the namespace of an object of the cluster is ""
+Key = tuple[str, str]  #: (namespace, name); the namespace is "" for an object without one
 
 
 class Change(NamedTuple):
@@ -21,7 +21,7 @@ class Change(NamedTuple):
 
 
 class Expired(Exception):
-    """The history no longer reaches back to the version asked for."""
+    """The history no longer reaches back to the requested version."""
 
 
 def key_of(item: Object) -> Key:
@@ -37,7 +37,7 @@ class Store:
         self.version = 1
         self._oldest = 1  #: a watch may start after this version
         self._objects: dict[str, dict[Key, Object]] = {}
-        self._reached: dict[str, int] = {}  # version of the last change of each collection
+        self._reached: dict[str, int] = {}  # collection → version of its last change
         self._changes: deque[Change] = deque()
         self._history = history
 
@@ -46,19 +46,22 @@ class Store:
             return self._objects.get(collection, {}).get((namespace, name))
 
     def items(self, collection: str, namespace: str | None = None) -> tuple[list[Object], int]:
-        """Objects in the order of their keys and the version at which this is the state; None: all namespaces."""
+        """Objects in the order of their keys, and the version of this state; None: all namespaces."""
         with self.lock:
             found = self._objects.get(collection, {})
             keys = sorted(key for key in found if namespace is None or key[0] == namespace)
             return [found[key] for key in keys], self.version
 
     def reached(self, collection: str) -> int:
-        """The version that a cache of this collection has: of its own last change, whatever else has changed since."""
+        """The version of a cache of this collection.
+
+        This is the version of the collection's own last change, even when other objects changed later.
+        """
         with self.lock:
             return self._reached.get(collection, 1)
 
     def put(self, collection: str, item: Object) -> Object:
-        """Adds or replaces; the result carries its new resourceVersion."""
+        """Adds or replaces an object; the result has its new resourceVersion."""
         with self.lock:
             stored = self._objects.setdefault(collection, {})
             old = stored.get(key_of(item))
@@ -67,7 +70,7 @@ class Store:
             return new
 
     def remove(self, collection: str, item: Object) -> Object:
-        """Takes the object away; the result is its last state."""
+        """Removes the object; the result is its last state."""
         with self.lock:
             old = self._objects[collection].pop(key_of(item))
             return self._record("DELETED", collection, old, item)
@@ -83,7 +86,7 @@ class Store:
         return new
 
     def compact(self) -> None:
-        """Forgets the whole history: every watch that starts from an older version is told 410 Gone."""
+        """Forgets the whole history: every watch from an older version gets 410 Gone."""
         with self.lock:
             self._changes.clear()
             self._oldest = self.version
@@ -91,7 +94,7 @@ class Store:
     def changes(self, collection: str, since: int, wait: float) -> tuple[list[Change], int]:
         """Changes after `since` (waits up to `wait` seconds for the first) and the version that they reach.
 
-        Raises Expired when some of them are forgotten, or when `since` lies in the future of this store.
+        Raises Expired when some of them are forgotten, or when `since` is in the future of this store.
         """
         with self.lock:
             if since == self.version:

@@ -1,4 +1,4 @@
-"""Admission webhooks: calls over TLS what Mutating- and ValidatingWebhookConfiguration objects name.
+"""Admission webhooks: calls the webhooks of Mutating- and ValidatingWebhookConfiguration objects over TLS.
 
 Not covered: matchConditions (every matching request is sent), matchPolicy, reinvocation and side effects.
 """
@@ -29,7 +29,7 @@ AddressBook = Mapping[tuple[str, str], tuple[str, int]]
 
 
 class Subject(NamedTuple):
-    """What is to be admitted."""
+    """The request that admission decides."""
 
     operation: str  #: CREATE, UPDATE or DELETE
     group: str
@@ -87,7 +87,10 @@ class Webhooks:
         self._services = services if services is not None else {}
 
     def mutate(self, subject: Subject, item: Object, old: Object | None) -> tuple[Object, list[str]]:
-        """The object as the mutating webhooks leave it, and their warnings. Raises ApiError when it is denied."""
+        """The object after the mutating webhooks, and their warnings.
+
+        Raises ApiError when a webhook denies the request.
+        """
         warnings: list[str] = []
         for hook in self._hooks(MUTATING, subject, item):
             with self._policy(hook):
@@ -110,7 +113,7 @@ class Webhooks:
 
     def _hooks(self, collection: str, subject: Subject, item: Object) -> Iterator[Mapping[str, Any]]:
         if subject.group == "admissionregistration.k8s.io":
-            return  # or a broken webhook could never be removed
+            return  # otherwise a broken webhook could never be removed
         namespace = self._store.get("/namespaces", "", subject.namespace) if subject.namespace else None
         space = ((namespace or {}).get("metadata") or {}).get("labels") or {}
         labels = item["metadata"].get("labels") or {}
@@ -227,7 +230,7 @@ def _review(uid: str, subject: Subject, item: Object, old: Object | None) -> dic
 
 
 def user_info(name: str) -> dict[str, Any]:
-    """userInfo of a user; the groups follow from the form of the name, as the real authenticators add them."""
+    """userInfo of a user; the groups follow from the form of the name, as in the real authenticators."""
     groups: Sequence[str] = ("system:authenticated",)
     if name.startswith("system:serviceaccount:"):
         namespace = name.split(":")[2]

@@ -44,13 +44,13 @@ class Edits(NamedTuple):
 
 
 def _specs(directory: Path) -> list[_Spec]:
-    """All readable specs. A broken file only makes its own devices unresolvable."""
+    """All readable specs. A broken file makes only its own devices unresolvable."""
     found = []
     for path in sorted(directory.glob("*.json")):
         try:
             found.append(msgspec.json.decode(path.read_bytes(), type=_Spec))
         except FileNotFoundError:
-            continue  # removed since it was listed
+            continue  # removed after it was listed
         except msgspec.MsgspecError as error:
             log.warning("CDI spec %s: %s", path, error)
     return found

@@ -1,7 +1,7 @@
-"""Containers as local processes: what a runtime would do with mounts, here done by translating paths.
+"""Containers as local processes: what a runtime does by mounts happens here by translating paths.
 
-There is no mount namespace. A container path that a mount maps stands for its host path in the environment; a mounted
-/etc/ld.so.preload becomes LD_PRELOAD of the library it names, mounted region files become VGPU_DIR of their folder.
+There is no mount namespace. In the environment, a container path that a mount maps becomes its host path. A mounted
+/etc/ld.so.preload becomes an LD_PRELOAD with its library; mounted region files become VGPU_DIR of their folder.
 """
 
 import os
@@ -23,7 +23,7 @@ _REFERENCE: Final = re.compile(r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
 
 
 class CreateError(Exception):
-    """The container cannot be created or started now; `reason` is that of its waiting state."""
+    """The container cannot be created or started now; `reason` is that of the container's waiting state."""
 
     def __init__(self, reason: str, message: str) -> None:
         self.reason = reason
@@ -31,7 +31,7 @@ class CreateError(Exception):
 
 
 class Command(NamedTuple):
-    """What to execute."""
+    """The command to execute."""
 
     argv: list[str]
     env: dict[str, str]
@@ -39,28 +39,28 @@ class Command(NamedTuple):
 
 
 class Mounts:
-    """Container paths and where they are on the host."""
+    """Container paths and their host paths."""
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Raises CreateError when a host path does not exist."""
+        """Stores the mounts; raises CreateError when a host path does not exist."""
         self._hosts = dict(pairs)
         for host in self._hosts.values():
             if not os.path.exists(host):
                 raise CreateError("CreateContainerError", f"mount source {host} does not exist")
 
     def host(self, path: str) -> str | None:
-        """Where a container path is on the host, None when no mount covers it."""
+        """The host path of a container path, None when no mount covers it."""
         for mounted in sorted(self._hosts, key=len, reverse=True):
             if path == mounted or path.startswith(f"{mounted.rstrip('/')}/"):
                 return self._hosts[mounted] + path[len(mounted) :]
         return None
 
     def translate(self, value: str) -> str:
-        """An environment value: a path, or a list of paths joined by colons."""
+        """Translates the value of a variable: a path, or a list of paths joined by colons."""
         return ":".join(self.host(part) or part for part in value.split(":"))
 
     def environment(self) -> dict[str, str]:
-        """The variables that stand for mounts which the dynamic loader and the library would find by themselves."""
+        """The variables that replace mounts which the dynamic loader and the library would find by themselves."""
         found = {}
         preload = self.host(names.PRELOAD_PATH)
         if preload is not None:
@@ -80,12 +80,12 @@ def _field(pod: Mapping[str, Any], path: str) -> str:
 
 
 def _expand(text: str, known: Mapping[str, str]) -> str:
-    """$(NAME) of Kubernetes: replaced where known, else left; $$ is a literal $."""
+    """Kubernetes' $(NAME): replaced where known, else left; $$ is a literal $."""
     return _REFERENCE.sub(lambda found: "$" if found[0] == "$$" else known.get(found[1], found[0]), text)
 
 
 def _own_environment(pod: Mapping[str, Any], container: Mapping[str, Any], known: dict[str, str]) -> dict[str, str]:
-    """Environment of the manifest, in its order; `known` are the variables that it may refer to."""
+    """Environment of the manifest, in its order; `known`: variables that it may refer to."""
     result: dict[str, str] = {}
     for item in container.get("env") or ():
         source = item.get("valueFrom") or {}
@@ -106,7 +106,7 @@ def command(
     cdi_dir: Path,
     directory: Path,
 ) -> Command:
-    """The process that stands for a container. Raises CreateError.
+    """The process that represents a container. Raises CreateError.
 
     Later sources win, as in kubelet and containerd: the plugin's environment, the manifest's, the CDI edits'.
     """
@@ -142,7 +142,7 @@ def _base_environment(pod: Mapping[str, Any]) -> dict[str, str]:
         "HOSTNAME": pod["metadata"]["name"],
         "LANG": "C.UTF-8",
     }
-    if "PYTHONPATH" in os.environ:  # vgpu itself may be found through it
+    if "PYTHONPATH" in os.environ:  # this process may have found vgpu itself through it
         base["PYTHONPATH"] = os.environ["PYTHONPATH"]
     return base
 
@@ -157,13 +157,13 @@ def _executable(name: str, env: Mapping[str, str]) -> str:
 
 
 class Process:
-    """A running container. It leads a process group of its own, which ends with it."""
+    """A running container. It leads its own process group, which ends with it."""
 
     def __init__(self, what: Command, log: Path, on_exit: Callable[[], None]) -> None:
-        """Starts it; output is appended to `log`. Raises CreateError."""
-        self.exit_code: int | None = None  #: as a runtime tells it: 128 + signal for a killed process
+        """Starts the process; its output is appended to `log`. Raises CreateError."""
+        self.exit_code: int | None = None  #: as a runtime reports it: 128 + signal for a killed process
         self._on_exit = on_exit
-        self._lock = threading.Lock()  # a pid names nothing of ours once it is reaped
+        self._lock = threading.Lock()  # a reaped pid may belong to another process
         with log.open("ab") as output:
             try:
                 self._process = subprocess.Popen(
@@ -176,7 +176,7 @@ class Process:
         threading.Thread(target=self._wait, name=f"container {self.pid}", daemon=True).start()
 
     def _wait(self) -> None:
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)  # not reaped yet, so that its pid names this group
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)  # not reaped yet, so that its pid still names this group
         self.kill()
         with self._lock:
             code = self._process.wait()
@@ -184,13 +184,13 @@ class Process:
         self._on_exit()
 
     def terminate(self) -> None:
-        """SIGTERM to the first process alone, as runtimes do; nothing when it has ended."""
+        """Sends SIGTERM to the first process alone, as runtimes do; does nothing when the process has ended."""
         with self._lock:
             if self.exit_code is None:
                 os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL to the whole group."""
+        """Sends SIGKILL to the whole group."""
         with self._lock:
             if self.exit_code is None:
                 os.killpg(self.pid, signal.SIGKILL)

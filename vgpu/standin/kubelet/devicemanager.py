@@ -31,13 +31,13 @@ Reusable = dict[
 
 
 class AllocationError(Exception):
-    """Devices for a container are not to be had; the pod is rejected with this text."""
+    """There are no devices for a container; the pod is rejected with this text."""
 
 
 class DeviceManager:
     """Serves `<directory>/kubelet.sock` and keeps the checkpoint in the same directory.
 
-    `active` gives the uids of the pods that still hold their devices; `on_change` is called when capacity changes.
+    `active` returns the uids of the pods that still hold their devices; `on_change` is called when capacity changes.
     """
 
     def __init__(self, directory: Path, active: Callable[[], Collection[str]], on_change: Callable[[], None]) -> None:
@@ -45,7 +45,7 @@ class DeviceManager:
         self._active = active
         self._on_change = on_change
         self._lock = threading.RLock()
-        self._endpoints: dict[str, Endpoint | None] = {}  # None: known from the checkpoint, not registered since
+        self._endpoints: dict[str, Endpoint | None] = {}  # None: known from the checkpoint, but not registered since
         self._healthy: dict[str, set[str]] = {}
         self._unhealthy: dict[str, set[str]] = {}
         self._nodes: dict[str, dict[str, list[str]]] = {}  # resource → id → NUMA nodes
@@ -83,7 +83,7 @@ class DeviceManager:
             endpoint.stop()
 
     def register(self, request: api_pb2.RegisterRequest) -> None:
-        """Dials the plugin back before it answers. Raises PluginError."""
+        """Dials the plugin back before the answer. Raises PluginError."""
         if request.version != VERSION:
             raise PluginError(f"requested API version {request.version!r} is not supported by kubelet, {VERSION!r} is")
         if not is_extended(request.resource_name):
@@ -125,7 +125,7 @@ class DeviceManager:
         return self._healthy.get(resource, set()) | self._unhealthy.get(resource, set())
 
     def capacity(self) -> tuple[dict[str, int], dict[str, int]]:
-        """(capacity, allocatable) of the node by resource: all ids, and the healthy ones."""
+        """(capacity, allocatable) of the node by resource: number of all ids, and of the healthy ids."""
         with self._lock:
             return (
                 {resource: len(self._ids(resource)) for resource in self._healthy},
@@ -133,7 +133,7 @@ class DeviceManager:
             )
 
     def entries(self) -> list[Entry]:
-        """What is held, in the order of allocation."""
+        """All held ids, in the order of allocation."""
         with self._lock:
             return list(self._entries)
 
@@ -149,9 +149,9 @@ class DeviceManager:
         return Checkpoint(self._entries).held_by(uid, container, resource)
 
     def offered(self, uid: str) -> dict[str, int]:
-        """Allocatable as the admission of a pod sees it: for one that holds devices, never less than is held.
+        """Allocatable for the admission of a pod: for a pod that holds devices, never less than it holds.
 
-        That keeps running pods while their plugin is away. Source: sanitizeNodeAllocatable.
+        So running pods stay while their plugin is away. Source: sanitizeNodeAllocatable.
         """
         with self._lock:
             offered = {resource: len(ids) for resource, ids in self._healthy.items()}
@@ -164,10 +164,10 @@ class DeviceManager:
         return {one for entry in self._entries if entry.ResourceName == resource for one in entry.ids}
 
     def allocate(self, uid: str, container: Mapping[str, Any], reusable: Reusable, *, is_init: bool) -> None:
-        """Devices for one container, at admission. Raises AllocationError.
+        """Allocates devices for one container, at admission. Raises AllocationError.
 
-        Call it for the containers of a pod in order, init containers first, with one `reusable`: an ordinary init
-        container (`is_init`) leaves its ids there for those that start after it.
+        Call it for the containers of a pod in order, init containers first, with the same `reusable`: an ordinary init
+        container (`is_init`) leaves its ids there for later containers.
         """
         limits = (container.get("resources") or {}).get("limits") or {}
         for resource, value in limits.items():
@@ -220,7 +220,7 @@ class DeviceManager:
 
     @staticmethod
     def _choose(endpoint: Endpoint, available: set[str], chosen: set[str], needed: int) -> set[str]:
-        """The ids that are needed beyond `chosen`: those that the plugin prefers, else any."""
+        """The ids that are needed beyond `chosen`: the plugin's preferred ids, else any ids."""
         missing = needed - len(chosen)
         if len(available) < missing:
             raise AllocationError(
@@ -232,7 +232,7 @@ class DeviceManager:
         return {*first, *_some(available - chosen - set(first), missing - len(first))}
 
     def pre_start(self, uid: str, container: Mapping[str, Any]) -> None:
-        """Before each creation of a container. Raises PluginError."""
+        """Must be called before each creation of a container. Raises PluginError."""
         for resource in (container.get("resources") or {}).get("limits") or {}:
             if not self.manages(resource):
                 continue
@@ -260,7 +260,7 @@ class DeviceManager:
 
 
 def _some(ids: Collection[str], count: int) -> list[str]:
-    """Up to `count` of them. The kubelet walks a Go map, so nobody may rely on an order."""
+    """Up to `count` of the ids. The kubelet walks a Go map, so no plugin may rely on an order."""
     return random.sample(sorted(ids), min(count, len(ids)))
 
 

@@ -1,7 +1,7 @@
 """A kubelet for this machine: real device-plugin and pod-resources protocols, containers as local processes.
 
-Below `root` it keeps what a kubelet keeps: device-plugins/ (sockets and the checkpoint), pod-resources/, pods/ and
-logs/<namespace>_<pod>_<container>.log.
+Below `root`, it has the same folders as a kubelet: device-plugins/ (sockets and the checkpoint), pod-resources/, pods/
+and logs/<namespace>_<pod>_<container>.log.
 """
 
 import logging
@@ -25,15 +25,16 @@ from vgpu.standin.kubelet.podworker import Pod, PodWorker
 
 log = logging.getLogger(__name__)
 
-MAX_SOCKET_PATH = 100  #: bytes; a unix socket address holds 107 and gRPC adds a little
+MAX_SOCKET_PATH = 100  #: bytes; a unix socket address may have 107, and gRPC adds some
 
 
 class Kubelet:
-    """One node. `start` returns once plugins can register; the API server may be away then or later."""
+    """One node. `start` returns once plugins can register; the API server may be away at that time."""
 
     def __init__(self, client: KubeClient, node_name: str, root: Path, cdi_dir: Path, reserved: int = 0) -> None:
-        """`reserved`: MiB of memory that are kept from pods. Raises ValueError when `root` is too long for the sockets
-        below it.
+        """`reserved`: MiB of memory that pods cannot have.
+
+        Raises ValueError when `root` is too long for the sockets below it.
         """
         if len(str(root / "device-plugins" / "kubelet.sock")) > MAX_SOCKET_PATH:
             raise ValueError(f"{root}: too long for a unix socket below it, use a path of at most 70 bytes")
@@ -72,9 +73,9 @@ class Kubelet:
         self._resources.start()
 
     def stop(self) -> None:
-        """Switches the machine off: every container is killed, the pods stay as they are in the API server."""
+        """Switches the machine off: kills every container; the pods stay as they are in the API server."""
         self._stopping = True
-        self._devices.stop()  # ends a call to a plugin that an admission may be waiting for
+        self._devices.stop()  # ends a call to a plugin for which an admission may be waiting
         self._informer.stop()
         with self._lock:
             workers = list(self._workers.values())
@@ -84,10 +85,10 @@ class Kubelet:
         self._node.stop()
 
     def restart(self) -> None:
-        """As if the kubelet's process was started anew.
+        """Restarts the kubelet without its containers.
 
-        Connections and sockets go, plugins have to register again, allocations are read from the checkpoint. Running
-        containers stay; their pods are admitted again, and those that no longer fit become Failed.
+        Connections and sockets end, plugins must register again, and allocations are read from the checkpoint. Running
+        containers stay. Their pods are admitted again, and pods that no longer fit become Failed.
         """
         with self._admission, self._lock:
             self._devices.stop()
@@ -137,7 +138,7 @@ class Kubelet:
             self._workers.pop(worker.uid, None)
 
     def _admit(self, worker: PodWorker) -> None:
-        """As the kubelet does: first what the node offers, then devices for each container in order."""
+        """Admits a pod as the kubelet does: first the node's resources, then devices for each container in order."""
         refused = self._lack(worker.pod, besides=worker.uid) or self._allocate(worker.pod)
         if refused and not self._stopping:
             meta = worker.pod["metadata"]
@@ -146,7 +147,7 @@ class Kubelet:
             writes.emit_event(self.client, about, *refused, reporting="kubelet", host=self.node_name)
 
     def _lack(self, pod: Pod, *, besides: str) -> tuple[str, str] | None:
-        """(reason, message) when an extended resource of the node does not suffice beside the other active pods."""
+        """(reason, message) when the node lacks an extended resource for the pod, next to the other active pods."""
         offered = {name: parse_quantity(value) for name, value in self._node.allocatable().items()}
         offered |= {name: Fraction(count) for name, count in self._devices.offered(besides).items()}
         others = [requested(one) for one in self._active_pods() if one["metadata"]["uid"] != besides]

@@ -1,4 +1,4 @@
-"""Keeps the kubelet's Node object: registration, and capacity and allocatable of everything the node offers."""
+"""Keeps the kubelet's Node object: registration, capacity and allocatable."""
 
 import logging
 import os
@@ -24,23 +24,23 @@ DeviceCapacity = Callable[[], tuple[dict[str, int], dict[str, int]]]
 
 
 def _machine(reserved: int = 0) -> dict[str, str]:
-    """What a node offers without any plugin, less `reserved` MiB of memory."""
+    """The node's resources without any plugin, less `reserved` MiB of memory."""
     kib = max(0, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1024 - reserved * 1024)
     return {"cpu": str(os.cpu_count()), "memory": f"{kib}Ki", "pods": "110", "ephemeral-storage": "100Gi"}
 
 
 class NodeStatus:
-    """Extended resources that others write into the node's capacity are copied to allocatable, as the kubelet does."""
+    """Copies extended resources in the node's capacity to allocatable, as the kubelet does."""
 
     def __init__(self, client: KubeClient, name: str, devices: DeviceCapacity, reserved: int = 0) -> None:
-        """`reserved`: MiB of memory that are kept from pods (systemReserved)."""
+        """`reserved`: MiB of memory that pods cannot have (systemReserved)."""
         self._reserved = reserved
         self._client = client
         self._name = name
         self._devices = devices
         self._path = f"/api/v1/nodes/{name}"
         self._status: dict[str, Any] = {}
-        self._version = 0  # of `_status`: an answer and the watch tell the same changes, in no order
+        self._version = 0  # version of `_status`: an answer and the watch report the same changes, in any order
         self._lock = threading.Lock()
         self._reset = False
         self._wake = threading.Event()
@@ -62,16 +62,16 @@ class NodeStatus:
         self._informer.stop()
 
     def changed(self) -> None:
-        """Device plugin resources have changed."""
+        """Must be called when device plugin resources have changed."""
         self._wake.set()
 
     def zero_extended(self) -> None:
-        """The kubelet starts without a checkpoint: what was published for the node counts no longer."""
+        """The kubelet starts without a checkpoint: what was published for the node does not count any more."""
         self._reset = True
         self._wake.set()
 
     def allocatable(self) -> dict[str, str]:
-        """As last written or seen."""
+        """Allocatable as last written or seen."""
         found: dict[str, str] = dict(self._status.get("allocatable") or {})
         return found
 

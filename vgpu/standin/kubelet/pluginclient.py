@@ -16,7 +16,7 @@ Devices = Sequence[api_pb2.Device]
 
 
 class PluginError(Exception):
-    """A plugin could not be reached or refused; worded as the kubelet's Go client words it."""
+    """A plugin could not be reached or refused a call; the text is that of the kubelet's Go client."""
 
 
 def _error(error: grpc.RpcError) -> PluginError:
@@ -34,11 +34,12 @@ class Endpoint:
         on_devices: "Callable[[Endpoint, Devices], None]",
         on_end: "Callable[[Endpoint], None]",
     ) -> None:
-        """Raises PluginError when the plugin does not answer."""
+        """Connects to the plugin; raises PluginError when it does not answer."""
         self.resource = resource
         self._on_devices = on_devices
         self._on_end = on_end
-        # A pool of its own: a shared one would keep a dead connection to an earlier plugin at this path in back-off.
+        # A subchannel pool of its own: a shared pool would keep a dead connection to an earlier plugin at this path in
+        # back-off.
         self._channel = grpc.insecure_channel(f"unix:{socket}", options=[("grpc.use_local_subchannel_pool", 1)])
         self._stub: Any = api_pb2_grpc.DevicePluginStub(self._channel)
         try:
@@ -64,7 +65,7 @@ class Endpoint:
             for message in self._stream:
                 self._on_devices(self, message.devices)
         except grpc.RpcError:
-            pass  # the stream ended: on_end tells
+            pass  # the stream has ended: on_end reports it
         self._on_end(self)
 
     def _call(self, method: str, request: object, timeout: float | None = None) -> Any:
@@ -72,11 +73,11 @@ class Endpoint:
             return getattr(self._stub, method)(request, timeout=timeout)
         except grpc.RpcError as error:
             raise _error(error) from None
-        except ValueError as error:  # grpc's word for a channel that `stop` has closed
+        except ValueError as error:  # grpc's error for a channel that `stop` has closed
             raise PluginError(f"rpc error: code = Canceled desc = {error}") from None
 
     def preferred(self, available: Collection[str], must_include: Collection[str], size: int) -> set[str]:
-        """Ids that the plugin would like to give; empty when it has no preference to tell."""
+        """Ids that the plugin prefers; empty when it has no preference."""
         if not self.options.get_preferred_allocation_available:
             return set()
         one = api_pb2.ContainerPreferredAllocationRequest(
@@ -98,7 +99,7 @@ class Endpoint:
         return response
 
     def pre_start(self, ids: Collection[str]) -> None:
-        """Nothing to do when the plugin does not ask for the call."""
+        """Calls PreStartContainer; does nothing when the plugin does not ask for the call."""
         if not self.options.pre_start_required:
             return
         try:
@@ -107,7 +108,7 @@ class Endpoint:
             raise PluginError(f"device plugin PreStartContainer rpc failed with err: {error}") from None
 
     def stop(self) -> None:
-        """Ends the stream and all calls; `on_end` is called if the stream was being followed."""
+        """Ends the stream and all calls; calls `on_end` if the stream was followed."""
         self._stream.cancel()
         self._channel.close()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:

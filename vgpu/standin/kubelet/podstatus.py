@@ -1,4 +1,4 @@
-"""The status that a kubelet reports for a pod. Pure: from the state of its containers to the JSON of the API."""
+"""The status that a kubelet reports for a pod, computed from the state of its containers. Pure."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,15 @@ class Run:
     spec: Json
     kind: Kind
     process: Process | None = None
-    exit_code: int | None = None  #: of the last run; None: never ended
+    exit_code: int | None = None  #: of the last run; None: no run has ended
     restarts: int = 0
     started: float = 0.0  #: seconds since the epoch
     ended: float = 0.0
-    waiting: tuple[str, str] = ("ContainerCreating", "")  #: (reason, message) while it is not running
-    not_before: float = 0.0  #: monotonic time of the next attempt to start it
-    failures: int = 0  #: attempts in a row that could not start it
-    restarting: bool = False  #: has ended and will be started again
-    terminating: bool = False  #: was told to end
+    waiting: tuple[str, str] = ("ContainerCreating", "")  #: (reason, message) while the container is not running
+    not_before: float = 0.0  #: monotonic time of the next start
+    failures: int = 0  #: failed starts in a row
+    restarting: bool = False  #: the container has ended and will be started again
+    terminating: bool = False  #: the container was asked to end
     last: Json = field(default_factory=dict)  #: lastState
 
     @property
@@ -82,7 +82,10 @@ def _condition(type_: str, holds: bool, before: Sequence[Json]) -> Json:
 
 
 def pod_status(runs: Sequence[Run], phase: str, before: Mapping[str, Any], *, final: bool) -> Json:
-    """Status as a merge patch; `before` is the pod's status so far, `final`: nothing will be started any more."""
+    """The status as a merge patch.
+
+    `before`: the pod's status so far; `final`: no container will be started any more.
+    """
     conditions: list[Json] = list(before.get("conditions") or ())
     first = [run for run in runs if run.kind is not Kind.APP]
     apps = [run for run in runs if run.kind is Kind.APP]

@@ -27,7 +27,7 @@ IDLE: Final = 60.0
 
 
 class Host(Protocol):
-    """What a worker needs of its kubelet."""
+    """What a worker needs from its kubelet."""
 
     client: KubeClient
     node_name: str
@@ -43,11 +43,11 @@ def _phase_after(runs: list[Run]) -> str:
 
 
 class PodWorker:
-    """`on_end` is called once, when the pod has ended for good and is gone from the API server."""
+    """Runs one pod; `on_end` is called once, when the pod has ended and is gone from the API server."""
 
     def __init__(self, host: Host, pod: Pod, on_end: "Callable[[PodWorker], None]") -> None:
         self.pod = pod
-        self.finished = False  #: phase Succeeded or Failed: its devices are free
+        self.finished = False  #: phase Succeeded or Failed: the pod's devices are free
         self._host = host
         self._on_end = on_end
         self._wake = threading.Event()
@@ -73,23 +73,23 @@ class PodWorker:
         self._thread.start()
 
     def update(self, pod: Pod) -> None:
-        """The pod as the API server has it now."""
+        """Takes over the pod as the API server has it now."""
         self.pod = pod
         self._wake.set()
 
     def vanished(self) -> None:
-        """The pod was removed from the API server: what still runs is killed."""
+        """The pod was removed from the API server: running containers are killed."""
         self._forced = True
         self._wake.set()
 
     def reject(self, reason: str, message: str) -> None:
-        """The pod cannot stay here: it becomes Failed, what runs is ended."""
+        """The pod cannot stay here: it becomes Failed, and its containers are ended."""
         self._final = {"phase": "Failed", "reason": reason, "message": message}
         self.finished = True
         self._wake.set()
 
     def abandon(self) -> None:
-        """The machine is switched off: everything is killed, nothing is written."""
+        """The machine is switched off: all containers are killed, no status is written."""
         self._abandoned = True
         self._wake.set()
         self._thread.join()
@@ -104,7 +104,7 @@ class PodWorker:
         self._on_end(self)
 
     def _step(self) -> float | None:
-        """One look at everything; seconds until the next one is due, None at the end."""
+        """One look at everything; returns seconds until the next look, None at the end."""
         self._collect()
         deleted = self.pod["metadata"].get("deletionTimestamp") is not None
         if self._abandoned or self._forced:
@@ -131,7 +131,7 @@ class PodWorker:
         return int(self.pod["spec"].get("terminationGracePeriodSeconds", 30))
 
     def _collect(self) -> None:
-        """Takes note of containers that have ended."""
+        """Records containers that have ended."""
         for run in self._runs:
             if run.process is not None and run.process.exit_code is not None:
                 run.exit_code, run.ended, run.process = run.process.exit_code, time.time(), None
@@ -159,12 +159,12 @@ class PodWorker:
             self._end(_phase_after(self._runs))
 
     def _end(self, phase: str) -> None:
-        """Apps are done: sidecars are stopped, then the pod has this phase."""
+        """The apps have ended: stops the sidecars, then gives the pod this phase."""
         if self._stop(self._grace()):
             self._final = {"phase": phase}
 
     def _ensure(self, run: Run) -> None:
-        """Starts the container when it is not running and its time has come."""
+        """Starts the container when it is not running and the time of its next start has come."""
         now = time.monotonic()
         if run.running or self._kill_at is not None:
             return
@@ -202,7 +202,10 @@ class PodWorker:
         run.failures, run.not_before = 0, 0.0
 
     def _stop(self, grace: int) -> bool:
-        """Ends what runs, sidecars after the others: SIGTERM, after `grace` seconds SIGKILL. True when nothing runs."""
+        """Ends all containers, sidecars after the others: SIGTERM, after `grace` seconds SIGKILL.
+
+        True when no container runs.
+        """
         alive = [run for run in self._runs if run.process is not None]
         if not alive:
             return True
@@ -224,7 +227,7 @@ class PodWorker:
         return max(0.05, (self._kill_at or 0.0) - time.monotonic())
 
     def _publish(self) -> bool:
-        """Writes the status if it differs from the last one written; False when that has to be tried again."""
+        """Writes the status if it differs from the last written one; False: try again."""
         final = bool(self._final) and not any(run.running for run in self._runs)
         begun = all(run.started or run.exit_code is not None for run in self._runs)
         phase = self._final["phase"] if final else "Running" if begun else "Pending"
@@ -249,7 +252,7 @@ class PodWorker:
         return self._write("DELETE", "", body)
 
     def _write(self, method: str, subresource: str, body: object) -> bool:
-        """False when it has to be tried again; a pod that is gone or another one by now needs no writing."""
+        """Writes to the API server; False: try again. A pod that is gone or was replaced needs no write."""
         meta = self.pod["metadata"]
         path = writes.pod_path(meta["namespace"], meta["name"]) + subresource
         try:
