@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from vgpu import health
 from vgpu.kube import agentmark
-from vgpu.listener import Listener, WsgiApp, any_address
+from vgpu.listener import Listener, any_address
+from vgpu.wsgi import WsgiApp
 
 READY: Final = "/readyz"
 _THREADS: Final = 2

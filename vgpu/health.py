@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from vgpu.listener import WsgiApp
+from vgpu.wsgi import WsgiApp
 
 log = logging.getLogger(__name__)
 

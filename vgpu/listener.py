@@ -22,8 +22,7 @@ import socket
 import ssl
 import threading
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from io import BytesIO
@@ -33,10 +32,10 @@ from urllib.parse import unquote_to_bytes
 import h11
 
 from vgpu import sockets
+from vgpu.crowd import Crowd
+from vgpu.wsgi import Errors, WsgiApp, call
 
 log = logging.getLogger(__name__)
-
-WsgiApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 REQUEST_SECONDS: Final = 10.0  #: for the TLS handshake and all of a request
 ANSWER_SECONDS: Final = 10.0  #: time in which a client has to read an answer
@@ -93,7 +92,7 @@ class Listener:
             raise OSError(f"{name}: port {port} on {address}: {error}") from None
         self.port: int = self._socket.getsockname()[1]
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._crowd = _Crowd(BODIES * max_body)
+        self._crowd = Crowd(MAX_CONNECTIONS, MAX_OF_PEER, BODIES * max_body, ANSWERS)
         turns = asyncio.Semaphore(2 * threads)
         self._site = _Site(app, self._threads, turns, self._crowd, self._socket.getsockname()[:2], max_body, tls)
         self._loop = asyncio.SelectorEventLoop(_Selector(self._crowd.postpone))
@@ -174,7 +173,7 @@ class _Site:
         app: WsgiApp,
         threads: ThreadPoolExecutor,
         turns: asyncio.Semaphore,
-        crowd: "_Crowd",
+        crowd: Crowd,
         address: tuple[str, int],
         max_body: int,
         tls: Callable[[], ssl.SSLContext] | None,
@@ -270,7 +269,7 @@ class _Connection:
             try:
                 environ = self._environ(request, body)
                 async with self._site.turns:
-                    answer = await loop.run_in_executor(self._site.threads, _call, self._site.app, environ)
+                    answer = await loop.run_in_executor(self._site.threads, call, self._site.app, environ)
                     self._site.crowd.owe(self, len(answer[2]))
             finally:
                 self.answering = False
@@ -383,7 +382,7 @@ class _Connection:
             "wsgi.version": (1, 0),
             "wsgi.url_scheme": "https" if secure else "http",
             "wsgi.input": BytesIO(body),
-            "wsgi.errors": _Errors(),
+            "wsgi.errors": Errors(),
             "wsgi.multithread": True,
             "wsgi.multiprocess": False,
             "wsgi.run_once": False,
@@ -413,125 +412,6 @@ def _length(request: h11.Request) -> int:
         if version == "1.0":
             raise _Refused(400, "Transfer-Encoding does not exist in HTTP/1.0: send Content-Length, or HTTP/1.1")
     return int(headers.get(b"content-length", b"0"))
-
-
-class _Crowd:
-    """All connections of a listener; decides which connection has to go. Used only by the event loop."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._all: set[_Connection] = set()
-        self._of_peer: Counter[str] = Counter()
-        self._bytes = 0
-        self._owed = 0
-
-    @property
-    def size(self) -> int:
-        return len(self._all)
-
-    def add(self, one: _Connection) -> None:
-        if self._of_peer[one.peer] >= MAX_OF_PEER:
-            self._drop(other for other in self._all if other.peer == one.peer)
-        if len(self._all) >= MAX_CONNECTIONS:
-            self.shrink()
-        self._all.add(one)
-        self._of_peer[one.peer] += 1
-
-    def remove(self, one: _Connection) -> None:
-        if one not in self._all:
-            return
-        self._all.discard(one)
-        self._bytes -= one.held
-        self._owed -= one.owed
-        self._of_peer[one.peer] -= 1
-        if not self._of_peer[one.peer]:
-            del self._of_peer[one.peer]
-
-    def shrink(self) -> None:
-        """Closes one connection of the peer that has most of the waiting connections."""
-        waiting = Counter(one.peer for one in self._all if not one.answering)
-        most = max(waiting.values(), default=0)
-        self._drop(one for one in self._all if waiting[one.peer] == most)
-
-    def hold(self, size: int) -> None:
-        self._bytes += size
-        if self._bytes > self._max_bytes:
-            self._drop(one for one in self._all if one.held)
-
-    def owe(self, one: _Connection, size: int) -> None:
-        """Records that a client must read an answer of `size` bytes; 0: it has read the answer.
-
-        A single answer may have any size.
-        """
-        if one not in self._all:
-            return
-        self._owed += size - one.owed
-        one.owed = size
-        while self._owed > ANSWERS and self._drop(other for other in self._all if other.owed and other is not one):
-            pass
-
-    def postpone(self, seconds: float) -> None:
-        """Extends all deadlines."""
-        for one in self._all:
-            one.postpone(seconds)
-
-    def end(self) -> None:
-        for one in self._all:
-            if not one.answering:
-                one.drop()
-
-    def _drop(self, some: Iterable[_Connection]) -> bool:
-        """Closes the connection that has waited longest; returns whether there was one."""
-        waiting = [one for one in some if not one.answering]
-        if not waiting:
-            return False
-        oldest = min(waiting, key=lambda one: one.since)
-        oldest.drop()
-        self.remove(oldest)
-        return True
-
-
-class _Errors:
-    """wsgi.errors: what an app writes there is logged."""
-
-    def write(self, text: str) -> int:
-        if text.strip():
-            log.error("%s", text.rstrip())
-        return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.write(line)
-
-    def flush(self) -> None:
-        """Does nothing: there is no buffer."""
-
-
-_Answer = tuple[int, list[tuple[str, str]], bytes]
-
-
-def _call(app: WsgiApp, environ: dict[str, Any]) -> _Answer:
-    """Runs the app: status, headers and body; in a thread of the pool."""
-    answered: list[tuple[int, list[tuple[str, str]]]] = []
-    written: list[bytes] = []
-
-    def start_response(status: str, headers: list[tuple[str, str]], _: object = None) -> Callable[[bytes], None]:
-        answered.append((int(status.split(" ", 1)[0]), headers))
-        return written.append
-
-    try:
-        parts = app(environ, start_response)
-        try:
-            written.extend(parts)
-        finally:
-            close = getattr(parts, "close", None)
-            if close is not None:
-                close()
-        status, headers = answered[-1]
-    except Exception:
-        log.exception("%s %s", environ["REQUEST_METHOD"], environ["PATH_INFO"])
-        return 500, [("Content-Type", "text/plain")], b"internal error\n"
-    return status, headers, b"".join(written)
 
 
 async def _send(
