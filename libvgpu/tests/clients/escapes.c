@@ -2,6 +2,7 @@
  * long it runs; what repeats goes on until the program is killed, and says "ready" when it begins. */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -334,9 +335,12 @@ static void thread_each(void) {
 
 static struct once called_back;
 
+static sem_t launched;
+
 static void *launch_when_called(void *stream) {
     OK(cuCtxSetCurrent(called_back.context));
     launch(called_back.kernel, stream);
+    sem_post(&launched);
     return NULL;
 }
 
@@ -350,10 +354,13 @@ static void host_functions(void) {
     called_back.context = context_on(0);
     called_back.kernel = function(kernel_name);
     CUstream one = stream_new(), other = stream_new();
+    sem_init(&launched, 0, 0);
     ready();
     for (;;) {
         OK(cuLaunchHostFunc(one, hosted, other));
         OK(cuStreamSynchronize(one));
+        sem_wait(
+            &launched); /* a thread that waits for its turn: the next one would wait, too, until no more can start */
         OK(cuStreamSynchronize(other));
     }
 }
