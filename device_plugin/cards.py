@@ -18,7 +18,8 @@ from vgpu.tier import Scaling
 
 log = logging.getLogger(__name__)
 
-#: The trouble of an absent card that had none before; a later agent recognizes the card by this sentence
+#: The reason shown for a card that did not answer and had no other trouble. A later agent recognizes such a card by
+#: this text.
 ABSENT: Final = "it did not answer the driver when the agent started"
 #: the agent publishes memory of others in these steps, because that memory changes all the time
 OTHERS_MIB: Final = 256
@@ -29,9 +30,9 @@ class Cards:
     """The cards of this node; listeners are called (from any thread) after every change."""
 
     def __init__(self, inventory: Inventory, scaling: Scaling = tier.UNSCALED) -> None:
-        """`scaling`: of memory.
+        """`scaling`: how many times the cards' memory the limits may sum up to.
 
-        A factor above 1 counts only when the node is known to keep host memory for it (`back`).
+        A factor above 1 counts only when the node is known to keep host memory for the scaled memory (`back`).
         """
         self._lock = threading.Lock()
         self.scaling = scaling

@@ -255,7 +255,7 @@ class Feed:
         elif change == "gone" or pod.finished:
             self.state.release(pod.uid)
             self._strange.pop(pod.uid, None)
-        # Else the pod is not bound yet as far as this event shows: a bind on its way stays counted.
+        # If this event shows no bind, the scheduler keeps counting a bind that is under way for the pod.
         if change == "gone":
             self._idle.pop(pod.uid, None)
         elif pod.holding is None:

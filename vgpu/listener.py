@@ -1,7 +1,7 @@
 """HTTP and HTTPS listeners for WSGI apps. A client gets a thread only once its whole request has arrived.
 
 One event loop per listener does handshakes, reads and writes. A complete request goes to a pool of threads, where the
-app answers it. So a client that sends byte by byte occupies only a socket, and only for a limited time:
+app answers it. A slow client never occupies a thread. It occupies only a socket, for a limited time:
 
 * A request must be complete within REQUEST_SECONDS of its first byte (the first request of a connection: of the
   connect). This includes the TLS handshake, the header and the body. Reading the answer has a deadline, too. A late

@@ -25,7 +25,8 @@ STARTS = 500
 TURNS = 3
 CROWD_TURNS = 12
 CROWD = "...in each of 16 processes"
-MEMORY = Path("/dev/shm")  # regions are in memory where a node agent makes them; a disk would write them back meanwhile
+# The agent keeps regions in memory, so this benchmark does, too. On a disk, write-backs would disturb the measurement.
+MEMORY = Path("/dev/shm")
 OURS = ("CUDA_", "VGPU_", "LD_", "GPU_CORE", "ACTIVE_OOM", "LIBCUDA", "NVIDIA_")
 VARIANTS: dict[str, dict[str, str]] = {
     "no limits": {},

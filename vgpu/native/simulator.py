@@ -169,7 +169,7 @@ def inject_error(directory: Path, entry: str, code: int, nth: int = 1) -> None:
 
 
 def clear_errors(directory: Path, entry: str = "") -> None:
-    """Takes back the error of an entry point, or all errors."""
+    """Removes the error that was injected into `entry`, or all injected errors if `entry` is empty."""
     _inject_error(directory, entry, 0, 0)
 
 

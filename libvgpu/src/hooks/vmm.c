@@ -12,15 +12,16 @@
 #include "tier/tier.h"
 
 #define BUCKETS 1024u
-#define GRANULARITY (2u << 20) /* on every card, mappings begin at multiples of this */
+/* bytes; on every card, each mapping begins at a multiple of GRANULARITY */
+#define GRANULARITY (2u << 20)
 
-/* An exported descriptor of a block. It keeps the memory on the card after every handle is released. Until another
- * process imports the block, only this process can pay. */
+/* An exported descriptor of a block. The descriptor keeps the memory on the card after every handle is released. Until
+ * another process imports the block, only this process can pay. */
 struct exported {
     struct exported *next;
     struct vgpu_block *block;
     int descriptor;
-    dev_t device; /* of the file behind the descriptor: its number may come back for another file */
+    dev_t device; /* of the file behind the descriptor: the descriptor's number may come back for another file */
     ino_t file;
 };
 

@@ -162,7 +162,8 @@ static bool take(struct vgpu_member *member, int fd, uint32_t slot, uint32_t fla
     if (!takeable || (fd >= 0 && (back(fd, slot) != 0 || fcntl(fd, F_OFD_SETLK, &lock) != 0)))
         return false;
     DEATH_POINT();
-    /* before the slot is taken: otherwise, if this process dies here, no process finds the slot */
+    /* Raise the highest slot number before taking the slot. In the other order, if this process died in between, no
+     * other process would find the slot. */
     raise_high(member->usage, slot + 1);
     const uint64_t generation = GENERATION(owner) + 1;
     if (!atomic_compare_exchange_strong(&head->owner, &owner, OWNER(generation, VGPU_SLOT_CLAIMED))) {

@@ -230,7 +230,7 @@ static bool in_turmoil(const struct vgpu_tier *tier) {
     if (touches < 1)
         return false;
     const double share = tier->misses / tier->weight / (all + 1), above = misses - touches * share - 2;
-    /* the recent touches are a decayed sum: half the variance of a plain sum */
+    /* Recent touches are a decayed sum. A decayed sum has half the variance of a plain sum with the same mean. */
     return above > 0 && above * above > UNUSUAL * UNUSUAL * touches * share * (1 - share) / 2;
 }
 

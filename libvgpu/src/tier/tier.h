@@ -61,7 +61,7 @@ bool vgpu_tier_free_in_order(CUdeviceptr pointer, CUstream stream, CUresult *res
  * waits. */
 bool vgpu_tier_collect(void);
 
-/* The same also for blocks that were freed while a capture was open: waits for their contexts. */
+/* Like vgpu_tier_collect, and also ends blocks that were freed while a capture was open: waits for their contexts. */
 void vgpu_tier_finish(void);
 
 /* State of an allocation that may wait for earlier frees in stream order. */
@@ -73,8 +73,8 @@ struct vgpu_tier_patience {
 };
 struct vgpu_tier_patience vgpu_tier_patience(void);
 /* An allocation has failed because there is no memory. True: a block has ended since the try (this call may have waited
- * for that), so try again. False: all blocks freed by then have ended, or do not end: a stream may wait for what this
- * thread does next. */
+ * for that), so try again. False: no block has ended since the try, and no more waiting helps. Either no earlier free
+ * is pending, a capture is open, or the deadline has passed: a stream may wait for what this thread does next. */
 bool vgpu_tier_await(struct vgpu_tier_patience *patience);
 /* Reuses a block of that many bytes that was freed in this stream's order, if the stream has not reached the free: the
  * stream's next allocation can have it at once. False: there is none. */
