@@ -166,7 +166,7 @@ class _Line:
         else:
             self._try_later()
 
-    # What it does
+    # Steps of the line
 
     def _connect(self) -> None:
         self._cancel()

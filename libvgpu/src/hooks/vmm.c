@@ -33,7 +33,7 @@ atomic_uint vgpu_blocks_spilled;
  * made and mapped rarely, and in large pieces. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* How often this thread holds the lock: a driver may call the program back in the middle of a call. */
+/* How often this thread holds `lock`: a driver may call the program back in the middle of a call. */
 static __thread __attribute__((tls_model("initial-exec"))) unsigned locked;
 
 void vgpu_blocks_forget(void) {

@@ -25,12 +25,12 @@
  */
 #define ENCLOSED_DIR "/etc/vgpu-slice"
 
-/* These survive a fork, unlike struct vgpu_local, because the mappings survive, too. Written once, under the set-up
- * lock, before `decided`. */
+/* These variables survive a fork, unlike struct vgpu_local, because the mappings survive, too. The thread that sets up
+ * writes them once, under the set-up lock, before `decided`. */
 struct vgpu_mapping vgpu_mapped = {.lock_fd = -1};
 static enum vgpu_mode decided_mode;
 static _Atomic bool decided;
-/* as the attaching process joined; a child makes its own file description from it */
+/* how the attaching process joined; a child makes the child's file description from this member */
 static struct vgpu_member first_member;
 static char usage_path[4096];
 static char note[512];

@@ -308,7 +308,8 @@ static void collect_in(struct sampler *sampler, vgpu_sample_taker *each) {
     }
 }
 
-/* The context cannot be entered: it was destroyed without notice. Its work no longer runs and cannot be asked. */
+/* No thread can enter the context, which was destroyed without notice. The context's work no longer runs, and the
+ * library cannot query the work's state. */
 static void give_up(struct sampler *sampler) {
     const uint64_t now = vgpu_now_ns();
     for (struct vgpu_sample *sample = sampler->first; sample; sample = sample->next) {

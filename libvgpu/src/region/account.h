@@ -9,7 +9,7 @@
  * The word names a lane and a seq. "Help" raises `done` of that lane to that seq before the word is replaced, so that
  * the trace of an applied operation is never lost. A pending intent took effect if and only if the word still names its
  * lane and seq, or `done` has reached its seq. A reader must look at the word before `done`, because a helper writes
- * them in the opposite order.
+ * `done` before the word.
  *
  * `after` is absolute, so booking twice does no harm and no store wider than 64 bits is needed. Ordering: intents and
  * bookings have one writer at a time and are release stores, so they appear in program order. Words and `done` change

@@ -6,8 +6,8 @@
  * where the driver cannot map host memory by itself.) The address of a block never changes; the memory behind it may.
  *
  * A thread that makes, frees or moves blocks holds vgpu_tier_lock. Records are never returned to the system, so a
- * thread with a number may always read the record. It learns under the lock, or by the gate, whether the block still
- * exists. */
+ * thread with a number may always read the record. The thread learns under the lock, or by the gate, whether the block
+ * still exists. */
 #ifndef VGPU_TIER_BLOCKS_H
 #define VGPU_TIER_BLOCKS_H
 #include <stdatomic.h>

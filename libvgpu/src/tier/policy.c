@@ -131,7 +131,7 @@ static void begin_history(const struct vgpu_tier *tier, struct vgpu_tier_block *
     block->touches = block->run = 1;
 }
 
-/* The block's current run becomes its history. Its gaps are treated as those of a Poisson process. */
+/* The block's current run becomes its history. The run's gaps are treated as those of a Poisson process. */
 static void begin_with_run(const struct vgpu_tier *tier, struct vgpu_tier_block *block) {
     const float gaps = (float)(block->run - 1), length = (float)block->run_length;
     block->heat = (float)tier->weight * gaps;
