@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     log.info("stopped; containers keep running")
     sys.stderr.flush()
-    # Threads that wait for the API server or for NVML hold nothing that needs an orderly end.
+    # Threads may still wait for the API server or for NVML. These threads hold nothing that needs an orderly end.
     os._exit(0)
 
 

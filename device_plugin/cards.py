@@ -41,7 +41,7 @@ class Cards:
         self._inventory = inventory
         self._absent: dict[str, Gpu] = {}  # the cards as an earlier agent published them
         self._sick: dict[str, str] = {}
-        self._reasons: dict[str, set[str]] = {}  # of each unhealthy card: the reasons that were logged
+        self._reasons: dict[str, set[str]] = {}  # UUID of an unhealthy card → the reasons that the agent has logged
         self._cordoned: frozenset[str] = frozenset()
         self._foreign: dict[str, int] = {}  # MiB, in steps
         self._rival = ""
@@ -156,7 +156,7 @@ class Cards:
         return stop
 
     def sicken(self, uuid: str, reason: str) -> bool:
-        """Marks a card unhealthy; returns whether that is news.
+        """Marks a card unhealthy; returns whether the card was healthy before.
 
         A further reason is stored, but listeners are not called: a card may have a hundred errors a second, and the
         publisher looks again by itself.
@@ -172,7 +172,7 @@ class Cards:
         return news
 
     def heal(self, uuid: str) -> bool:
-        """Marks a card healthy; returns whether that is news."""
+        """Marks a card healthy; returns whether the card was unhealthy before."""
         with self._lock:
             news = self._sick.pop(uuid, None) is not None
             if uuid in self._absent:

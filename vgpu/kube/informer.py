@@ -138,7 +138,7 @@ class Informer(Generic[T]):
                 self._stopping.wait(pause * random.uniform(0.5, 1.5))
                 pause = min(pause * 2, longest)
             except Exception as error:
-                # If this thread ended, its owner would work with old objects for ever.
+                # If this thread ended, the informer's owner would work with old objects for ever.
                 if str(error) != said:
                     log.exception("%s: trying again", self._path)
                     said = str(error)
@@ -152,7 +152,7 @@ class Informer(Generic[T]):
         if self._on_list is not None:
             self._on_list()
         items: list[Any] = []
-        names: list[tuple[Key, str]] = []  # key and version of each object, where they are kept
+        names: list[tuple[Key, str]] = []  # key and version of each object; empty if `on_replace` is given
         listing = Listing(self._client, self._path, self._type, {**self._params, "resourceVersion": self._newest})
         try:
             for part in listing:

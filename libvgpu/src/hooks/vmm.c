@@ -312,7 +312,8 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
 }
 
 /* Lock held. Charges imported memory that this process did not hold. The process that made the memory may release it at
- * any time, and then it stays on the card for this process. No driver call tells which other processes hold it. */
+ * any time, and then the memory stays on the card for this process. No driver call tells which other processes hold the
+ * memory. */
 static CUresult charge_imported(CUmemGenericAllocationHandle handle, struct vgpu_block *block, struct vgpu_link *link) {
     struct vgpu_imported memory;
     enum vgpu_import kind = block && link ? vgpu_imported(handle, &memory) : VGPU_IMPORT_UNREADABLE;
