@@ -44,8 +44,8 @@ async def serve(agent: Agent) -> None:
     leaving: list[asyncio.Task[None]] = []
 
     def end() -> None:
-        # A thread that still waits then (for the API server, NVML or the kubelet) holds nothing that needs an orderly
-        # end.
+        # Threads may still wait for the API server, NVML or the kubelet when `os._exit` runs. They hold nothing that
+        # needs an orderly end.
         loop.call_later(LEAVE_SECONDS + SEEN_SECONDS + END_SECONDS, os._exit, 0)
         if leaving:  # a second signal: the sender does not want to wait
             running.cancel()
@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     log.info("stopped; containers keep running")
     sys.stderr.flush()
-    # Threads that wait for the API server or for NVML hold nothing that needs an orderly end.
+    # Threads may still wait for the API server or for NVML. These threads hold nothing that needs an orderly end.
     os._exit(0)
 
 

@@ -18,7 +18,8 @@ from vgpu.tier import Scaling
 
 log = logging.getLogger(__name__)
 
-#: The trouble of an absent card that had none before; a later agent recognizes the card by this sentence
+#: The reason shown for a card that did not answer and had no other trouble. A later agent recognizes such a card by
+#: this text.
 ABSENT: Final = "it did not answer the driver when the agent started"
 #: the agent publishes memory of others in these steps, because that memory changes all the time
 OTHERS_MIB: Final = 256
@@ -29,9 +30,9 @@ class Cards:
     """The cards of this node; listeners are called (from any thread) after every change."""
 
     def __init__(self, inventory: Inventory, scaling: Scaling = tier.UNSCALED) -> None:
-        """`scaling`: of memory.
+        """`scaling`: how many times the cards' memory the limits may sum up to.
 
-        A factor above 1 counts only when the node is known to keep host memory for it (`back`).
+        A factor above 1 counts only when the node is known to keep host memory for the scaled memory (`back`).
         """
         self._lock = threading.Lock()
         self.scaling = scaling
@@ -40,7 +41,7 @@ class Cards:
         self._inventory = inventory
         self._absent: dict[str, Gpu] = {}  # the cards as an earlier agent published them
         self._sick: dict[str, str] = {}
-        self._reasons: dict[str, set[str]] = {}  # of each unhealthy card: the reasons that were logged
+        self._reasons: dict[str, set[str]] = {}  # UUID of an unhealthy card → the reasons that the agent has logged
         self._cordoned: frozenset[str] = frozenset()
         self._foreign: dict[str, int] = {}  # MiB, in steps
         self._rival = ""
@@ -155,7 +156,7 @@ class Cards:
         return stop
 
     def sicken(self, uuid: str, reason: str) -> bool:
-        """Marks a card unhealthy; returns whether that is news.
+        """Marks a card unhealthy; returns whether the card was healthy before.
 
         A further reason is stored, but listeners are not called: a card may have a hundred errors a second, and the
         publisher looks again by itself.
@@ -171,7 +172,7 @@ class Cards:
         return news
 
     def heal(self, uuid: str) -> bool:
-        """Marks a card healthy; returns whether that is news."""
+        """Marks a card healthy; returns whether the card was unhealthy before."""
         with self._lock:
             news = self._sick.pop(uuid, None) is not None
             if uuid in self._absent:

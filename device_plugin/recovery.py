@@ -1,7 +1,8 @@
 """Decides when to ask an unhealthy card again, and when to take it back.
 
-Pure; times are seconds of one monotonic clock. A card comes back after a quiet time. After a relapse, the quiet time
-doubles. A card that does not answer is asked less and less often, because a question may hang for seconds.
+Pure; times are seconds of one monotonic clock. A card comes back after a quiet time. If a card fails again within an
+hour of its return, its quiet time doubles, up to eight times the usual one. A card that does not answer is asked less
+and less often, because a question may hang for seconds.
 """
 
 import math
@@ -10,7 +11,7 @@ from typing import Final
 import msgspec
 
 RELAPSE_SECONDS: Final = 3600.0  #: a card that fails again within this time after its return has a relapse
-LONGEST: Final = 8  #: largest multiple of the quiet time, after relapses
+LONGEST: Final = 8  #: the quiet time grows by relapses to at most this multiple of the usual one
 PROBE_SECONDS: Final = (1.0, 30.0)  #: between two questions to a card that does not answer: first and longest pause
 
 
@@ -19,7 +20,7 @@ class _Card(msgspec.Struct):
     back: float = -math.inf  #: when the card was taken back
     factor: int = 1
     silent: int = 0  #: questions in a row without an answer
-    next: float = -math.inf  #: when the card is asked again
+    next: float = -math.inf  #: when to ask the card again
 
 
 class Recovery:

@@ -1,9 +1,8 @@
 """A connection to every agent: the kernel closes it in the moment in which an agent is killed.
 
-The kubelet reports the end of a container after up to two seconds; pods that are bound in this time fail for good. Only
-two signs are certain enough here: a port that refuses where the agent has answered before, and the agent's own answer
-that it does not serve. Slow answers, time-outs and closed connections are no proof. Then only the reports of the
-kubelet and the node decide.
+The kubelet reports the end of a container after up to two seconds; pods that are bound in this time fail for good. Two
+signs prove that an agent starts no pods: its port refuses after it had answered, or it answers that it does not serve.
+Slow answers, time-outs and closed connections are no proof. Then only the reports of the kubelet and the node decide.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ SOON_LOOKS: Final = 200  #: looks in a second, at all agents that are about to c
 #: after a connection was opened again; a loss within this time may come from a network that closes all connections
 AGAIN_SECONDS: Final = 1.0
 LATER_SECONDS: Final = (0.2, 30.0)  #: between two tries to reach an unreachable agent: first pause, longest pause
-CERTAIN_SECONDS = 10.0  #: by then the kubelet has reported it; rules of a network may refuse connections, too
+CERTAIN_SECONDS = 10.0  #: by then the kubelet has reported the agent's end; network rules may refuse connections, too
 TOGETHER: Final = 64  #: connections that are opened at the same time, so that the verbs get the processor meanwhile
 _TOLD: Final = 100  #: characters of an agent's answer that are kept
 
@@ -159,7 +158,7 @@ class _Line:
             self._later(ASK_SECONDS * random.uniform(0.7, 1.0), self._ask)
 
     def lost(self, *, answered: bool) -> None:
-        """The connection was closed: by either side, or by something between them."""
+        """The connection was closed: by the scheduler, by the agent, or by something between them."""
         self._connection = None
         if answered and self._loop.time() > self._again:
             self._again = self._loop.time() + AGAIN_SECONDS
@@ -167,7 +166,7 @@ class _Line:
         else:
             self._try_later()
 
-    # What it does
+    # Steps of the line
 
     def _connect(self) -> None:
         self._cancel()

@@ -37,7 +37,7 @@ NOW: Final = ""  #: used in place of a resourceVersion
 #: Seconds between the two looks of a comparison: a change that only reached the informers late has arrived by the
 #: second look
 SECOND_LOOK = 2.0
-#: Number of objects that the second look reads one by one; if there are more, it lists them
+#: Number of objects that the second look reads one by one; if there are more, the second look lists them
 SINGLE_READS: Final = 100
 #: Seconds for the informers to deliver what is missing, before the feed lists it
 CATCH_UP_SECONDS = 1.0
@@ -174,7 +174,7 @@ class Feed:
             self._drop_node(name)
 
     def _take_over_pods(self, params: Mapping[str, str], version: str) -> int:
-        """The same for the pods of one informer; returns the number of slices that were wrong."""
+        """Takes over the pods of one informer like _take_over_nodes; returns the number of slices that were wrong."""
         mark = self.state.mark()
         found: Listing[Pod] = Listing(self._client, PODS, Pod, {**params, **_at_least(version)})
         pods = [self._see_pod(pod) for part in found for pod in gently(part)]
@@ -204,7 +204,7 @@ class Feed:
         return {uid: wanted for uid, wanted in found.items() if (uid in self._strange) is strange}
 
     def _paced(self, items: Iterable[T]) -> Iterable[T]:
-        """The items with pauses, so that verbs are answered meanwhile.
+        """The items with pauses between them, so that the scheduler answers verbs in the pauses.
 
         Before the first lists are complete, no verb can be answered, and there are no pauses.
         """
@@ -255,7 +255,7 @@ class Feed:
         elif change == "gone" or pod.finished:
             self.state.release(pod.uid)
             self._strange.pop(pod.uid, None)
-        # Else the pod is not bound yet as far as this event shows: a bind on its way stays counted.
+        # If this event shows no bind, the scheduler keeps counting a bind that is under way for the pod.
         if change == "gone":
             self._idle.pop(pod.uid, None)
         elif pod.holding is None:

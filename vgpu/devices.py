@@ -15,17 +15,17 @@ class Gpu(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     uuid: str  #: as NVML prints it, "GPU-…"
     index: Natural  #: NVML index on the node
     model: str  #: NVML name, e.g. "NVIDIA H100 80GB HBM3"
-    memory: Natural  #: MiB that limits may sum up to: more than the card has where memory is scaled (vgpu.tier)
+    memory: Natural  #: MiB that all limits on this card may sum up to; above `physical` if memory is scaled (vgpu.tier)
     physical: Natural = 0  #: MiB of the card itself; 0: the same as `memory`
-    cores: Natural = 100  #: % that slices may share: 100 × deviceCoreScaling
-    context: Natural = 0  #: bytes that one CUDA context takes, charged to its container; 0: not known
-    slots: Natural = 10  #: number of slices that fit (deviceSplitCount)
+    cores: Natural = 100  #: percent that all slices of this card may share: 100 × deviceCoreScaling
+    context: Natural = 0  #: bytes that one CUDA context takes, charged to the container; 0: not known
+    slots: Natural = 10  #: number of slices that fit on this card (deviceSplitCount)
     numa: int = -1  #: NUMA node, -1: unknown
     pci: str = ""  #: bus id, "00000000:3B:00.0"
     healthy: bool = True
     trouble: str = ""  #: why the card is not healthy
     foreign: bool = False  #: processes outside vgpu's containers use the card
-    others: Natural = 0  #: MiB that vgpu cannot give: of such processes, or of pods of another device plugin
+    others: Natural = 0  #: MiB that vgpu cannot give: other processes or another plugin's pods have this memory
     mig: bool = False  #: the card can be partitioned (MIG); a partitioned card is not shared
     links: dict[str, str] = {}  #: uuid of another card → NVLINK, PIX, PXB, PHB, NODE or SYS
 
@@ -45,8 +45,8 @@ class GpuSlice(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     uuid: str
     mem: Natural  #: MiB that the container may allocate
-    cores: Natural = 0  #: guaranteed % of the card's time; 0: none
-    phys: Natural | None = None  #: MiB that are guaranteed to be physical, where that is less than `mem`
+    cores: Natural = 0  #: percent of the card's time that the container is guaranteed; 0: none
+    phys: Natural | None = None  #: MiB that the container is guaranteed on the card itself; None: the same as `mem`
 
     @property
     def guarantee(self) -> int:

@@ -10,7 +10,11 @@ log = logging.getLogger(__name__)
 
 
 def app(checks: Mapping[str, Callable[[], str]]) -> WsgiApp:
-    """`checks`: path → a sentence that says what is missing; empty: nothing. Answers 200 or 503, and 404 elsewhere."""
+    """`checks` maps a path to a function.
+
+    The function returns a sentence that says what is missing, or an empty string. The app answers 200 if
+    nothing is missing, and 503 otherwise. On other paths the app answers 404.
+    """
     told = dict.fromkeys(checks, "")
 
     def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

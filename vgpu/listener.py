@@ -1,7 +1,7 @@
 """HTTP and HTTPS listeners for WSGI apps. A client gets a thread only once its whole request has arrived.
 
 One event loop per listener does handshakes, reads and writes. A complete request goes to a pool of threads, where the
-app answers it. So a client that sends byte by byte occupies only a socket, and only for a limited time:
+app answers it. A slow client never occupies a thread. It occupies only a socket, for a limited time:
 
 * A request must be complete within REQUEST_SECONDS of its first byte (the first request of a connection: of the
   connect). This includes the TLS handshake, the header and the body. Reading the answer has a deadline, too. A late
@@ -43,7 +43,7 @@ ANSWER_SECONDS: Final = 10.0  #: time in which a client has to read an answer
 IDLE_SECONDS: Final = 120.0
 STOP_SECONDS: Final = 1.0  #: for requests that are still being answered when the listener ends
 MAX_CONNECTIONS: Final = 1024  #: of one listener
-MAX_OF_PEER: Final = 512  #: of these, from one address
+MAX_OF_PEER: Final = 512  #: of a listener's connections, from one address
 MAX_HEADER: Final = 16 * 2**10  #: bytes
 MAX_BODY: Final = 64 * 2**10  #: bytes, where a listener sets no other value
 BODIES: Final = 8  #: times the largest body: limit for all bodies together
@@ -244,7 +244,7 @@ class _Connection:
             writer = asyncio.StreamWriter(transport, protocol, reader, loop)
             await self._requests(reader, writer)
         except (TimeoutError, OSError, asyncio.CancelledError, h11.ProtocolError, asyncio.IncompleteReadError) as error:
-            # Port scanners, clients that do not trust us, silent clients, broken connections: all of this is normal.
+            # Port scanners, distrustful clients, silent clients, broken connections: all these errors are normal.
             log.debug("connection of %s: %r", self.peer, error)
         finally:
             if transport is not None:

@@ -25,7 +25,8 @@ STARTS = 500
 TURNS = 3
 CROWD_TURNS = 12
 CROWD = "...in each of 16 processes"
-MEMORY = Path("/dev/shm")  # regions are in memory where a node agent makes them; a disk would write them back meanwhile
+# The agent keeps regions in memory, so this benchmark does, too. On a disk, write-backs would disturb the measurement.
+MEMORY = Path("/dev/shm")
 OURS = ("CUDA_", "VGPU_", "LD_", "GPU_CORE", "ACTIVE_OOM", "LIBCUDA", "NVIDIA_")
 VARIANTS: dict[str, dict[str, str]] = {
     "no limits": {},
@@ -53,7 +54,7 @@ def starts(console: Console) -> None:
     table = Table("program", "bare µs", "preloaded µs", "added µs", title="Start without a driver (bar: < 1000 added)")
     for command in (["/bin/true"], ["bash", "-c", ":"], [sys.executable, "-S", "-c", "pass"]):
         bare, loaded = clean(), clean() | {"LD_PRELOAD": str(paths.libvgpu())}
-        # in turns, so that other work on the machine affects both alike
+        # in turns, so that other work on the machine affects both variants alike
         pairs = [(start_us(command, bare), start_us(command, loaded)) for _ in range(STARTS)]
         without, with_it = median(p[0] for p in pairs), median(p[1] for p in pairs)
         table.add_row(Path(command[0]).name, f"{without:.0f}", f"{with_it:.0f}", f"{with_it - without:+.0f}")
@@ -61,7 +62,7 @@ def starts(console: Console) -> None:
 
 
 def run(program: Path, *arguments: str, **variables: str) -> str:
-    """Output of the program, on cards of its own: a card's records grow with the processes that it has seen."""
+    """Output of the program, on new cards: the records of a card grow with the processes that used the card."""
     with tempfile.TemporaryDirectory(dir=program.parent) as cards:
         env = clean() | {"LD_LIBRARY_PATH": str(paths.simulator()), "VGPU_SIMULATE": "T4", "VGPU_SIM_DIR": cards}
         command = [program, *arguments]
@@ -86,7 +87,7 @@ def driver_calls(console: Console) -> None:
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as name:
         folder = Path(name)
         program = compiled(folder)
-        for turn in range(CROWD_TURNS):  # in turns, so that other work on the machine affects all alike
+        for turn in range(CROWD_TURNS):  # in turns, so that other work on the machine affects all variants alike
             for variant in runs:
                 region = folder / f"region{turn}{variant}"
                 region.mkdir()

@@ -57,9 +57,10 @@ class Informer(Generic[T]):
     """Reports each change of the objects that the API server has at `path`.
 
     `on_change("set" | "gone", object)` is called for each difference. After a list (the first one, and whenever the
-    history was lost), `on_replace(objects)` is called instead, where given. Otherwise `store` keeps all objects, and
-    each difference is reported. `on_list()` is called before each list. The informer's thread makes all calls, and
-    changes the store before `on_change` and `on_replace`. An exception in a call is logged and does not end the thread.
+    history was lost), `on_replace(objects)` is called instead, where given. Without `on_replace`, `store` keeps all
+    objects, and the informer reports each difference that a list shows. `on_list()` is called before each list. The
+    informer's thread makes all calls, and changes the store before `on_change` and `on_replace`. An exception in a call
+    is logged and does not end the thread.
     `type_` is a msgspec struct with `metadata: Meta`; where `shape` is given, its result is reported and kept.
 
     The API server answers lists and watches from its cache, never from etcd: `resourceVersion` is "0" at first, and
@@ -137,7 +138,7 @@ class Informer(Generic[T]):
                 self._stopping.wait(pause * random.uniform(0.5, 1.5))
                 pause = min(pause * 2, longest)
             except Exception as error:
-                # If this thread ended, its owner would work with old objects for ever.
+                # If this thread ended, the informer's owner would work with old objects for ever.
                 if str(error) != said:
                     log.exception("%s: trying again", self._path)
                     said = str(error)
@@ -151,7 +152,7 @@ class Informer(Generic[T]):
         if self._on_list is not None:
             self._on_list()
         items: list[Any] = []
-        names: list[tuple[Key, str]] = []  # key and version of each object, where they are kept
+        names: list[tuple[Key, str]] = []  # key and version of each object; empty if `on_replace` is given
         listing = Listing(self._client, self._path, self._type, {**self._params, "resourceVersion": self._newest})
         try:
             for part in listing:

@@ -36,12 +36,12 @@ class SimProcess(msgspec.Struct, frozen=True):
     """One process that used simulated cards; tuples have one entry per card."""
 
     pid: int  #: pid as the process itself sees it
-    alive: bool  #: its memory is still held: by the process, or by a child that inherited it
+    alive: bool  #: the process, or a child that inherited the memory, still holds the process's memory
     start_time: int  #: clock ticks since boot
     used: tuple[int, ...]  #: 0 for a dead process
     peak: tuple[int, ...]
-    busy_ns: tuple[int, ...]  #: time in which at least one of its kernels really ran
-    waited_ns: tuple[int, ...]  #: time in which it had work that did not run, because other processes had their turn
+    busy_ns: tuple[int, ...]  #: time in which at least one kernel of the process really ran
+    waited_ns: tuple[int, ...]  #: time in which work of the process did not run, because other processes had their turn
     launches: tuple[int, ...]
     host: tuple[int, ...]  #: driver's host memory, by the card for which it exists; 0 for a dead process
     host_peak: tuple[int, ...]
@@ -169,7 +169,7 @@ def inject_error(directory: Path, entry: str, code: int, nth: int = 1) -> None:
 
 
 def clear_errors(directory: Path, entry: str = "") -> None:
-    """Takes back the error of an entry point, or all errors."""
+    """Removes the error that was injected into `entry`, or all injected errors if `entry` is empty."""
     _inject_error(directory, entry, 0, 0)
 
 

@@ -12,15 +12,16 @@
 #include "tier/tier.h"
 
 #define BUCKETS 1024u
-#define GRANULARITY (2u << 20) /* on every card, mappings begin at multiples of this */
+/* bytes; on every card, each mapping begins at a multiple of GRANULARITY */
+#define GRANULARITY (2u << 20)
 
-/* An exported descriptor of a block. It keeps the memory on the card after every handle is released. Until another
- * process imports the block, only this process can pay. */
+/* An exported descriptor of a block. The descriptor keeps the memory on the card after every handle is released. Until
+ * another process imports the block, only this process can pay. */
 struct exported {
     struct exported *next;
     struct vgpu_block *block;
     int descriptor;
-    dev_t device; /* of the file behind the descriptor: its number may come back for another file */
+    dev_t device; /* of the file behind the descriptor: the descriptor's number may come back for another file */
     ino_t file;
 };
 
@@ -32,7 +33,7 @@ atomic_uint vgpu_blocks_spilled;
  * made and mapped rarely, and in large pieces. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* How often this thread holds the lock: a driver may call the program back in the middle of a call. */
+/* How often this thread holds `lock`: a driver may call the program back in the middle of a call. */
 static __thread __attribute__((tls_model("initial-exec"))) unsigned locked;
 
 void vgpu_blocks_forget(void) {
@@ -311,7 +312,8 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
 }
 
 /* Lock held. Charges imported memory that this process did not hold. The process that made the memory may release it at
- * any time, and then it stays on the card for this process. No driver call tells which other processes hold it. */
+ * any time, and then the memory stays on the card for this process. No driver call tells which other processes hold the
+ * memory. */
 static CUresult charge_imported(CUmemGenericAllocationHandle handle, struct vgpu_block *block, struct vgpu_link *link) {
     struct vgpu_imported memory;
     enum vgpu_import kind = block && link ? vgpu_imported(handle, &memory) : VGPU_IMPORT_UNREADABLE;

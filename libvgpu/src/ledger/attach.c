@@ -25,12 +25,12 @@
  */
 #define ENCLOSED_DIR "/etc/vgpu-slice"
 
-/* These survive a fork, unlike struct vgpu_local, because the mappings survive, too. Written once, under the set-up
- * lock, before `decided`. */
+/* These variables survive a fork, unlike struct vgpu_local, because the mappings survive, too. The thread that sets up
+ * writes them once, under the set-up lock, before `decided`. */
 struct vgpu_mapping vgpu_mapped = {.lock_fd = -1};
 static enum vgpu_mode decided_mode;
 static _Atomic bool decided;
-/* as the attaching process joined; a child makes its own file description from it */
+/* how the attaching process joined; a child makes the child's file description from this member */
 static struct vgpu_member first_member;
 static char usage_path[4096];
 static char note[512];
@@ -62,7 +62,8 @@ __attribute__((constructor)) static void look_at_load(void) {
 
 /* Maps both files of `dir`. *missing: there is no region. *passing: an error that may pass, so ask again. */
 static bool map_region(const char *dir, bool *missing, bool *passing) {
-    static char limits_path[4096]; /* only the thread that sets up uses it; too large for the stack of some threads */
+    /* static: too large for the stack of some threads, and only the thread that sets up uses this path */
+    static char limits_path[4096];
     struct vgpu_limits_file *limits;
     struct vgpu_usage_file *usage;
     int limits_fd, usage_fd;
@@ -124,7 +125,8 @@ static bool map_private(const struct vgpu_limits *from) {
 /* A region made from an environment outlives that environment. If this process has other limits in its environment, the
  * log says that the region's limits hold. */
 static void tell_other_limits(const char *dir) {
-    static struct vgpu_limits here, asked; /* static for the same reason as above */
+    /* static: too large for the stack of some threads, and only the thread that sets up uses these structures */
+    static struct vgpu_limits here, asked;
     char ignored[256];
     vgpu_limits_snapshot(vgpu_mapped.limits, &here);
     if (here.cards[0].uuid[0] || vgpu_environment_limits(&asked, ignored, sizeof ignored) <= 0)
@@ -153,7 +155,8 @@ static void tell_other_limits(const char *dir) {
 
 /* *passing: the error may be gone at the next call. */
 static enum vgpu_mode decide(bool *passing) {
-    static struct vgpu_limits limits; /* static for the same reason as above */
+    /* static: too large for the stack of some threads, and only the thread that sets up uses this structure */
+    static struct vgpu_limits limits;
     char from_environment[256];
     bool missing;
 

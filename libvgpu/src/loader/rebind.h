@@ -3,8 +3,8 @@
 #ifndef VGPU_REBIND_H
 #define VGPU_REBIND_H
 
-/* Fixes references to dlsym, dlvsym, dlopen and hooked functions, in every loaded object. References to libc, to the
- * driver, or still unbound ones now lead to the definition of the global scope. Call after an open with RTLD_DEEPBIND;
- * does nothing if there is nothing to fix. */
+/* In every loaded object, points references to dlsym, dlvsym, dlopen and hooked functions to the global definitions. A
+ * reference changes only if it is unbound or leads to libc or the driver. Skips libc, the driver and this library. Call
+ * after an open with RTLD_DEEPBIND; does nothing if no reference has to change. */
 void vgpu_rebind(void);
 #endif

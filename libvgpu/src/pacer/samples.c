@@ -14,12 +14,13 @@
 #define MAX_SAMPLES 256u /* event pairs per context; further launches are bounded */
 /* after this many busy streams a collection gives up; the next one begins with other streams */
 #define MAX_UNFINISHED 16u
-#define PART_NS 1000000u     /* a running bounded launch pays in parts of this length */
-#define LOST_NS 10000000000u /* a launch whose stream cannot be asked counts as ended after this time */
+#define PART_NS 1000000u /* a running bounded launch pays in parts of this length */
+/* if the library cannot query a launch's stream, the launch counts as ended after this time */
+#define LOST_NS 10000000000u
 
 atomic_int vgpu_samples_outstanding;
 static struct sampler *samplers;
-/* of all samplers; the holder calls the driver, so other threads only try, and else go on without it */
+/* for all samplers; the holder calls the driver, so other threads only try to take the lock, or go on without it */
 static vgpu_spin lock;
 static __thread __attribute__((tls_model("initial-exec"))) char this_thread;
 
@@ -58,7 +59,7 @@ static void leave(bool pushed) {
         DRIVER(cuCtxPopCurrent_v2)(&popped);
 }
 
-/* While a capture is open, a thread may record and ask only if it can relax its capture mode. */
+/* While a capture is open, a thread may record and query events only if the driver lets it relax its capture mode. */
 static bool may_ask(void) {
     return !vgpu_any_capture() || DRIVER(cuThreadExchangeStreamCaptureMode);
 }
@@ -221,7 +222,7 @@ static bool finished(struct vgpu_sample *sample, uint64_t now) {
         state = DRIVER(cuEventQuery) ? DRIVER(cuEventQuery)(sample->after) : CUDA_ERROR_NOT_SUPPORTED;
         if (state == CUDA_SUCCESS || state == CUDA_ERROR_NOT_READY)
             return state == CUDA_SUCCESS;
-        sample->bounded = true; /* the event has failed: ask its stream instead */
+        sample->bounded = true; /* the event has failed: query the stream instead */
     }
     if (sample->lost)
         state = now - sample->recorded_ns > LOST_NS ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
@@ -307,7 +308,8 @@ static void collect_in(struct sampler *sampler, vgpu_sample_taker *each) {
     }
 }
 
-/* The context cannot be entered: it was destroyed without notice. Its work no longer runs and cannot be asked. */
+/* No thread can enter the context, which was destroyed without notice. The context's work no longer runs, and the
+ * library cannot query the work's state. */
 static void give_up(struct sampler *sampler) {
     const uint64_t now = vgpu_now_ns();
     for (struct vgpu_sample *sample = sampler->first; sample; sample = sample->next) {

@@ -9,7 +9,7 @@
  * The word names a lane and a seq. "Help" raises `done` of that lane to that seq before the word is replaced, so that
  * the trace of an applied operation is never lost. A pending intent took effect if and only if the word still names its
  * lane and seq, or `done` has reached its seq. A reader must look at the word before `done`, because a helper writes
- * them in the opposite order.
+ * `done` before the word.
  *
  * `after` is absolute, so booking twice does no harm and no store wider than 64 bits is needed. Ordering: intents and
  * bookings have one writer at a time and are release stores, so they appear in program order. Words and `done` change
@@ -50,9 +50,9 @@ static inline void vgpu_account_store(_Atomic uint64_t *field, uint64_t value) {
 static inline void vgpu_account_help(struct vgpu_usage_file *usage, unsigned card, enum vgpu_account_index account,
                                      uint64_t tag, uint32_t helper) {
     if (VGPU_TAG_LANE(tag) == helper)
-        return; /* the helper's last operation is booked already; `done` matters only for pending operations */
+        return; /* the helper's last operation is booked already, and `done` matters only for pending operations */
     if (VGPU_TAG_LANE(tag) >= VGPU_SLOTS * VGPU_LANES)
-        return; /* only a container that overwrites its own file writes such a tag */
+        return; /* a lane number this large is never valid; only a container that overwrites its own file produces it */
     _Atomic uint64_t *done = &vgpu_account_lane_of(usage, card, account, VGPU_TAG_LANE(tag))->done;
     uint64_t seen = vgpu_account_load(done);
     while (seen < VGPU_TAG_SEQ(tag) && !atomic_compare_exchange_weak(done, &seen, VGPU_TAG_SEQ(tag)))

@@ -24,7 +24,7 @@
 #define OWNER(generation, state) ((uint64_t)(generation) << 2 | (state))
 #define ORDINARY_SLOTS (VGPU_SLOTS - VGPU_RESERVED_SLOTS)
 #define MOST_OWED_NS 10000000000u        /* most GPU time that a dead process owes */
-#define MOST_OWED_SETTLED_NS 1000000000u /* the same for launches that have paid the mean of their kind */
+#define MOST_OWED_SETTLED_NS 1000000000u /* most GPU time owed for launches that have paid the mean of their kind */
 #define GENERATION(owner) ((owner) >> 2)
 
 static struct flock slot_lock(uint32_t slot, short type) {
@@ -162,7 +162,8 @@ static bool take(struct vgpu_member *member, int fd, uint32_t slot, uint32_t fla
     if (!takeable || (fd >= 0 && (back(fd, slot) != 0 || fcntl(fd, F_OFD_SETLK, &lock) != 0)))
         return false;
     DEATH_POINT();
-    /* before the slot is taken: otherwise, if this process dies here, no process finds the slot */
+    /* Raise the highest slot number before taking the slot. In the other order, if this process died in between, no
+     * other process would find the slot. */
     raise_high(member->usage, slot + 1);
     const uint64_t generation = GENERATION(owner) + 1;
     if (!atomic_compare_exchange_strong(&head->owner, &owner, OWNER(generation, VGPU_SLOT_CLAIMED))) {
@@ -258,8 +259,8 @@ bool vgpu_slot_dead(struct vgpu_member *member, uint32_t slot) {
     return !vgpu_process_holds(&holder, &member->file, &member->list);
 }
 
-/* No process will go on with this claim. Stricter than a dead slot: children that hold a killed reaper's lock keep its
- * memory, but do not continue its work. */
+/* No process will go on with this claim. Stricter than a dead slot: children that hold a killed reaper's lock keep the
+ * reaper's memory, but do not continue the reaper's work. */
 static bool claim_abandoned(struct vgpu_member *member, uint64_t claim) {
     const uint32_t slot = (uint32_t)claim;
     if (slot >= VGPU_SLOTS || slot == member->slot)

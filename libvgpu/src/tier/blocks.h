@@ -6,8 +6,8 @@
  * where the driver cannot map host memory by itself.) The address of a block never changes; the memory behind it may.
  *
  * A thread that makes, frees or moves blocks holds vgpu_tier_lock. Records are never returned to the system, so a
- * thread with a number may always read the record. It learns under the lock, or by the gate, whether the block still
- * exists. */
+ * thread with a number may always read the record. The thread learns under the lock, or by the gate, whether the block
+ * still exists. */
 #ifndef VGPU_TIER_BLOCKS_H
 #define VGPU_TIER_BLOCKS_H
 #include <stdatomic.h>
@@ -32,8 +32,9 @@ struct vgpu_tier_record {
     uint64_t bytes;    /* bytes that the block takes where it lies (whole granules); 0: this record is free */
     CUcontext context; /* the context that made the block; the block is freed with it */
     CUdevice device;
-    uint32_t card;                       /* index into the limits */
-    uint32_t entry;                      /* in the card's policy; VGPU_TIER_NONE: not in it, the block never moves */
+    uint32_t card; /* index into the limits */
+    /* number of the block in the card's policy; VGPU_TIER_NONE: the policy lacks the block, which never moves */
+    uint32_t entry;
     CUmemGenericAllocationHandle handle; /* the memory mapped at `base`; 0: pinned */
     void *memory;                        /* pinned: result of cuMemHostAlloc */
     struct vgpu_ticket allocated;        /* charge of VGPU_DEVICE_BYTES, for `asked` */
@@ -48,7 +49,7 @@ struct vgpu_tier_record {
     bool leaving;            /* freed in stream order: `event` has not passed yet */
     CUevent event;           /* NULL: freed while a capture was open */
     CUcontext event_context; /* of the event */
-    uint64_t freed;          /* number of blocks freed this way before */
+    uint64_t freed;          /* number of blocks freed in stream order before this block */
     uint64_t stream_id;      /* of the stream that orders the free; 0: unknown */
     /* calls under way that may destroy the block's context or its event's context: vgpu enters neither, and the block
      * does not move */
@@ -57,7 +58,7 @@ struct vgpu_tier_record {
     uint32_t next;    /* next free record, or next block in the list of leaving blocks; VGPU_TIER_NONE: none */
 };
 
-/* Chooses a card's blocks. `lock` is held for a call of the policy, never across a driver call. */
+/* Chooses a card's blocks. A thread holds `lock` during a call of the policy, never across a driver call. */
 struct vgpu_tier_card {
     vgpu_spin lock;
     struct vgpu_tier policy;

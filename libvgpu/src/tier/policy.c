@@ -20,7 +20,7 @@
 #define GAPS_ENOUGH 16u        /* gaps counted before the oldest are forgotten */
 #define UNKNOWN 0x1p64         /* launches */
 #define LONGEST_GAP (1u << 26) /* longer gaps count as this long; a run of such gaps still fits into 32 bits */
-#define POOL VGPU_TIER_MOVES   /* the coldest and the hottest blocks that a plan chooses from */
+#define POOL VGPU_TIER_MOVES   /* a plan chooses from this many coldest and this many hottest blocks */
 #define TRIES 8u               /* this many of the hottest blocks are tried as the first to come up */
 #define QUICK 0x1p100          /* a quick block sorts before any gain, because a gain is below the window */
 #define CALM 16u               /* launches until another look can find something new */
@@ -35,7 +35,7 @@ struct cold {
 /* A block in host memory that could come up. */
 struct hot {
     uint32_t index;
-    bool quick; /* it may come up at once, for blocks that have rested */
+    bool quick; /* the block may come up at once, for blocks that have rested */
     double rate, span, gap, variance;
 };
 
@@ -131,7 +131,7 @@ static void begin_history(const struct vgpu_tier *tier, struct vgpu_tier_block *
     block->touches = block->run = 1;
 }
 
-/* The block's current run becomes its history. Its gaps are treated as those of a Poisson process. */
+/* The block's current run becomes its history. The run's gaps are treated as those of a Poisson process. */
 static void begin_with_run(const struct vgpu_tier *tier, struct vgpu_tier_block *block) {
     const float gaps = (float)(block->run - 1), length = (float)block->run_length;
     block->heat = (float)tier->weight * gaps;
@@ -230,7 +230,7 @@ static bool in_turmoil(const struct vgpu_tier *tier) {
     if (touches < 1)
         return false;
     const double share = tier->misses / tier->weight / (all + 1), above = misses - touches * share - 2;
-    /* the recent touches are a decayed sum: half the variance of a plain sum */
+    /* Recent touches are a decayed sum. A decayed sum has half the variance of a plain sum with the same mean. */
     return above > 0 && above * above > UNUSUAL * UNUSUAL * touches * share * (1 - share) / 2;
 }
 

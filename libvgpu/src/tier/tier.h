@@ -30,8 +30,9 @@ static inline bool vgpu_tier_is_large(uint64_t bytes) {
 
 /* Room that large blocks leave free on a card for memory that can lie only there: modules, stacks, arrays, small
  * blocks, and one more context of the container. A second process needs that context when the first process has filled
- * the card. The headroom is 1/32 of the guarantee, at most 256 MiB. It is a context's cost (100 to 500 MiB with CUDA
- * 12) if that is no more than 1/8 of the guarantee. It is never more than the limit minus the guarantee. */
+ * the card. The headroom is 1/32 of the guarantee, at most 256 MiB. If a context costs more (100 to 500 MiB with CUDA
+ * 12), but no more than 1/8 of the guarantee, the headroom is that cost. The headroom is never more than the limit
+ * minus the guarantee. */
 uint64_t vgpu_tier_headroom(unsigned card);
 
 /* Makes a new block for the current context, of any size. Writes the pointer after booking the block. Logs refusals.
@@ -61,7 +62,7 @@ bool vgpu_tier_free_in_order(CUdeviceptr pointer, CUstream stream, CUresult *res
  * waits. */
 bool vgpu_tier_collect(void);
 
-/* The same also for blocks that were freed while a capture was open: waits for their contexts. */
+/* Like vgpu_tier_collect, and also ends blocks that were freed while a capture was open: waits for their contexts. */
 void vgpu_tier_finish(void);
 
 /* State of an allocation that may wait for earlier frees in stream order. */
@@ -73,8 +74,8 @@ struct vgpu_tier_patience {
 };
 struct vgpu_tier_patience vgpu_tier_patience(void);
 /* An allocation has failed because there is no memory. True: a block has ended since the try (this call may have waited
- * for that), so try again. False: all blocks freed by then have ended, or do not end: a stream may wait for what this
- * thread does next. */
+ * for that), so try again. False: no block has ended since the try, and no more waiting helps. Either no earlier free
+ * is pending, a capture is open, or the deadline has passed: a stream may wait for what this thread does next. */
 bool vgpu_tier_await(struct vgpu_tier_patience *patience);
 /* Reuses a block of that many bytes that was freed in this stream's order, if the stream has not reached the free: the
  * stream's next allocation can have it at once. False: there is none. */
@@ -84,9 +85,9 @@ bool vgpu_tier_take_back(CUdeviceptr *pointer, uint64_t bytes, CUstream stream, 
  * block. If the context was destroyed, its blocks made before the moment are freed, too. */
 void vgpu_tier_context_going(CUcontext context);
 void vgpu_tier_context_went(CUcontext context, bool gone, uint64_t moment);
-/* The same for a green context. Its memory stays and belongs to the device's primary context, `heir`. The first call
- * waits for blocks freed in the order of its streams. False: they have not ended. Then (`finished`) they are freed when
- * the heir has finished all work. */
+/* The same for a green context, whose memory stays and belongs to the device's primary context, `heir`. The first call
+ * waits for blocks freed in the order of the green context's streams. False: these blocks have not ended. Then
+ * (`finished`) they are freed when the heir has finished all work. */
 bool vgpu_tier_green_going(CUcontext context);
 void vgpu_tier_green_went(CUcontext context, bool gone, CUcontext heir, bool finished, uint64_t moment);
 /* In a forked child: process.h. */
